@@ -1,0 +1,208 @@
+//! Packet drivers and memory of ferroce.
+//!
+//! Every line of `unsafe` and FFI of the stack lives in this crate. A driver moves whole frames
+//! between the wire and the engine and knows nothing of RoCE beyond UDP port 4791; the engine
+//! (crate `ferroce`) knows nothing of sockets, rings and file descriptors.
+//!
+//! | driver | what it is |
+//! |---|---|
+//! | [`loopback`] | pairs and small switches of ports inside one process, usable across threads |
+//! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN |
+//! | [`af_xdp`] | kernel-bypass sockets on a real interface |
+//! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
+
+#[cfg(feature = "af_xdp")]
+pub mod af_xdp;
+pub mod loopback;
+pub mod memory;
+pub mod netlink;
+pub mod pcap;
+pub mod sim;
+mod time;
+
+use std::io;
+use std::net::IpAddr;
+use std::time::Duration;
+
+pub use memory::Memory;
+pub use time::{Clock, Nanos};
+
+/// A poll-mode port: frames out, frames in, nothing else.
+///
+/// The methods are called once a burst, so a `Box<dyn PacketDriver>` costs nothing that matters.
+/// A driver owns its frame memory; the engine reads and writes frames in place.
+pub trait PacketDriver: Send {
+    /// What the port is and can do. Constant for the life of the driver.
+    fn capabilities(&self) -> &Capabilities;
+
+    /// Hands the frames that have arrived (a burst of them at most) to `sink`, in order of
+    /// arrival, and returns how many there were. A frame is borrowed for the call only and is
+    /// recycled after it; it starts at [`Capabilities::layer`] and has no FCS.
+    ///
+    /// # Errors
+    /// Only when the port is gone for good (interface removed, socket dead).
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error>;
+
+    /// Asks `source` for frames until it returns `None` or the port takes no more, sends them and
+    /// returns how many there were. `source` gets a buffer of at least
+    /// [`Capabilities::max_frame`] bytes, writes a frame at its start and returns its length.
+    /// `source` is not called when there is no room, so nothing that it writes is lost.
+    ///
+    /// # Errors
+    /// Only when the port is gone for good.
+    fn tx_burst(
+        &mut self,
+        now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, Error>;
+
+    /// Blocks until a frame may have arrived or `timeout` has passed, whichever is first.
+    ///
+    /// # Errors
+    /// Only when the port is gone for good.
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
+
+    /// The hardware address to which frames for `peer` go: its own on the same link, the
+    /// gateway's otherwise. May block while the kernel resolves it (a few seconds at most).
+    ///
+    /// # Errors
+    /// [`Error::NoRoute`] or [`Error::NoNeighbour`].
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error>;
+
+    /// Frames and bytes so far, and losses that the driver knows of.
+    fn stats(&self) -> Stats;
+}
+
+/// The layer at which the frames of a driver start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layer {
+    /// Whole Ethernet frames, without FCS.
+    Ethernet,
+    /// UDP payloads (BTH first). Addresses, TOS and TTL travel as metadata, so the engine takes
+    /// such a driver through an adapter that rebuilds the pseudo-header of the ICRC.
+    Udp,
+}
+
+/// What a port is and can do.
+#[derive(Clone, Debug)]
+pub struct Capabilities {
+    /// The driver's name as `--device` spells it: `af_xdp`, `loopback`, `sim`.
+    pub driver: &'static str,
+    /// One line for people: mode chosen, and why not the better one.
+    pub description: String,
+    /// Interface (or port) name.
+    pub interface: String,
+    /// Where its frames start.
+    pub layer: Layer,
+    /// The port's own hardware address.
+    pub mac: [u8; 6],
+    /// The port's own IP addresses, IPv6 link-local ones included, in GID-table order.
+    pub addresses: Vec<IpAddr>,
+    /// Largest IP packet, in bytes (the interface's MTU).
+    pub mtu: u32,
+    /// Largest frame that `tx_burst` takes, in bytes, Ethernet header included.
+    pub max_frame: usize,
+}
+
+/// Frames and bytes since the driver was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Frames handed to `sink`.
+    pub rx_frames: u64,
+    /// Bytes of those.
+    pub rx_bytes: u64,
+    /// Frames that arrived and were lost before `rx_burst` (ring full, no buffer).
+    pub rx_dropped: u64,
+    /// Frames sent.
+    pub tx_frames: u64,
+    /// Bytes of those.
+    pub tx_bytes: u64,
+    /// Frames taken by `tx_burst` that the port failed to send.
+    pub tx_dropped: u64,
+}
+
+/// Why a driver could not be opened, or why it stopped.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The interface does not exist in this network namespace.
+    #[error("no interface named '{name}' in this network namespace; there are: {present}")]
+    NoInterface {
+        /// The name asked for.
+        name: String,
+        /// The names that exist, comma-separated.
+        present: String,
+    },
+    /// The interface is down.
+    #[error("interface '{name}' is down; `ip link set {name} up`")]
+    InterfaceDown {
+        /// The interface.
+        name: String,
+    },
+    /// The process lacks a privilege.
+    #[error("{what} on '{interface}' needs {capability}: {cure}")]
+    Permission {
+        /// What was tried.
+        what: &'static str,
+        /// On which interface.
+        interface: String,
+        /// The missing capability or limit.
+        capability: &'static str,
+        /// What to do about it.
+        cure: String,
+    },
+    /// Somebody else holds the queue.
+    #[error("queue {queue} of '{interface}' is in use by another AF_XDP socket; stop that process or take another queue")]
+    QueueBusy {
+        /// The interface.
+        interface: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// A system call failed for a reason that has no variant of its own.
+    #[error("{what} on '{interface}': {source}")]
+    Os {
+        /// What was tried.
+        what: &'static str,
+        /// On which interface.
+        interface: String,
+        /// The kernel's word.
+        source: io::Error,
+    },
+    /// The kernel has no route to the peer.
+    #[error("no route to {peer} from '{interface}'")]
+    NoRoute {
+        /// The peer.
+        peer: IpAddr,
+        /// The interface.
+        interface: String,
+    },
+    /// The peer (or its gateway) does not answer ARP or neighbour discovery.
+    #[error("{peer} does not answer {protocol} on '{interface}'")]
+    NoNeighbour {
+        /// The next hop.
+        peer: IpAddr,
+        /// ARP or ND.
+        protocol: &'static str,
+        /// The interface.
+        interface: String,
+    },
+    /// A parameter is outside what the driver can do.
+    #[error("{parameter} = {value}: {expected}")]
+    Invalid {
+        /// The parameter.
+        parameter: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// A capture file can't be read or written.
+    #[error("capture '{path}': {reason}")]
+    Capture {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+}
