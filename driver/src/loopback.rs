@@ -1,1 +1,412 @@
-//! placeholder
+//! Ports inside one process, joined by a switch. The embedded default where there is no root.
+//!
+//! Each port is driven by a thread of its own (or several by one). A frame is written once, into a
+//! buffer of the sending port; delivery swaps that buffer for a spare one of the receiving port, so
+//! it moves no bytes, and takes the receiver's lock once for a run of frames to one destination.
+
+use std::collections::VecDeque;
+use std::mem;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+
+/// Bytes that a frame may have beyond the IP packet: Ethernet header and one 802.1Q tag.
+pub(crate) const FRAME_OVERHEAD: usize = 18;
+const ETHERNET_HEADER: usize = 14;
+/// Frames that are moved under one lock.
+const BURST: usize = 64;
+
+/// Sizes of a [`Switch`], the same for all of its ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SwitchConfig {
+    /// Largest IP packet in bytes, 68 to 65535.
+    pub mtu: u32,
+    /// Frames that wait at a port before further ones are dropped. Their memory,
+    /// `depth` × (`mtu` + 18) bytes a port, is only touched as far as the queue was ever filled.
+    pub depth: usize,
+}
+
+impl Default for SwitchConfig {
+    /// An MTU of 4200, which path MTU 4096 fits into, and 4096 frames.
+    fn default() -> SwitchConfig {
+        SwitchConfig { mtu: 4200, depth: 4096 }
+    }
+}
+
+/// A switch with nothing to learn: frames go to the port that their destination address names, and
+/// to every other port if that is a group address or names none.
+///
+/// Clones are handles to the same switch, which lives as long as they or its ports do.
+#[derive(Clone, Debug)]
+pub struct Switch {
+    fabric: Arc<Fabric>,
+}
+
+impl Switch {
+    /// A switch without ports.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the MTU is not in 68 to 65535 or the depth is zero.
+    pub fn new(config: SwitchConfig) -> Result<Switch, Error> {
+        check_mtu(config.mtu)?;
+        if config.depth == 0 {
+            return Err(Error::Invalid {
+                parameter: "depth",
+                value: "0".into(),
+                expected: "at least one frame".into(),
+            });
+        }
+        let fabric = Fabric { config, ports: Mutex::default(), generation: AtomicUsize::new(0) };
+        Ok(Switch { fabric: Arc::new(fabric) })
+    }
+
+    /// Plugs in a new port that owns `addresses` (its GID table, in that order). Its hardware
+    /// address is locally administered and derived from the port's number. Where two ports own the
+    /// same IP address, [`PacketDriver::resolve`] finds the older one.
+    pub fn port(&self, addresses: &[IpAddr]) -> Loopback {
+        let SwitchConfig { mtu, depth } = self.fabric.config;
+        let max_frame = mtu as usize + FRAME_OVERHEAD;
+        let buffer = || vec![0; max_frame].into_boxed_slice();
+        let mut ports = lock(&self.fabric.ports);
+        let number = ports.len();
+        let inbox = Arc::new(Inbox::new(depth, buffer));
+        ports.push(Entry { inbox: inbox.clone(), addresses: addresses.to_vec() });
+        self.fabric.generation.fetch_add(1, Ordering::Release);
+        Loopback {
+            capabilities: Capabilities {
+                driver: "loopback",
+                description: "switch inside this process".into(),
+                interface: format!("loopback{number}"),
+                layer: Layer::Ethernet,
+                mac: port_mac(number),
+                addresses: addresses.to_vec(),
+                mtu,
+                max_frame,
+            },
+            number,
+            inbox,
+            fabric: self.fabric.clone(),
+            peers: Vec::new(),
+            generation: 0,
+            staged: (0..BURST).map(|_| Frame { bytes: buffer(), len: 0 }).collect(),
+            received: Vec::with_capacity(BURST),
+            stats: Stats::default(),
+        }
+    }
+}
+
+/// Two ports on a switch of their own, with the default sizes.
+pub fn pair(a: &[IpAddr], b: &[IpAddr]) -> (Loopback, Loopback) {
+    let config = SwitchConfig::default();
+    let fabric = Fabric { config, ports: Mutex::default(), generation: AtomicUsize::new(0) };
+    let switch = Switch { fabric: Arc::new(fabric) };
+    (switch.port(a), switch.port(b))
+}
+
+/// A port of a [`Switch`].
+///
+/// A frame for the port's own hardware address comes back to it. A frame that finds the queue of
+/// its destination full is lost, as on a wire, and counted there as [`Stats::rx_dropped`]. One
+/// that `source` says is shorter than an Ethernet header or longer than
+/// [`Capabilities::max_frame`] is not sent and counts as [`Stats::tx_dropped`].
+#[derive(Debug)]
+pub struct Loopback {
+    capabilities: Capabilities,
+    number: usize,
+    inbox: Arc<Inbox>,
+    fabric: Arc<Fabric>,
+    /// The switch's ports as of `generation`, so that sending needs no lock that all ports share.
+    peers: Vec<Arc<Inbox>>,
+    generation: usize,
+    staged: Vec<Frame>,
+    received: Vec<Frame>,
+    stats: Stats,
+}
+
+impl PacketDriver for Loopback {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+        if self.inbox.waiting.load(Ordering::Acquire) == 0 {
+            return Ok(0);
+        }
+        self.inbox.take(&mut self.received);
+        for frame in &self.received {
+            sink(&frame.bytes[..frame.len]);
+            self.stats.rx_bytes += frame.len as u64;
+        }
+        self.stats.rx_frames += self.received.len() as u64;
+        Ok(self.received.len())
+    }
+
+    /// Takes at most as many frames a call as the queue of a port holds.
+    fn tx_burst(
+        &mut self,
+        _now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, Error> {
+        self.refresh_peers();
+        let mut sent = 0;
+        while sent < self.fabric.config.depth {
+            let room = BURST.min(self.fabric.config.depth - sent);
+            let mut staged = 0;
+            while staged < room {
+                let frame = &mut self.staged[staged];
+                let Some(len) = source(&mut frame.bytes) else { break };
+                if !(ETHERNET_HEADER..=self.capabilities.max_frame).contains(&len) {
+                    self.stats.tx_dropped += 1;
+                    continue;
+                }
+                frame.len = len;
+                self.stats.tx_bytes += len as u64;
+                staged += 1;
+            }
+            self.deliver(staged);
+            sent += staged;
+            if staged < room {
+                break;
+            }
+        }
+        self.stats.tx_frames += sent as u64;
+        Ok(sent)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.inbox.wait(timeout);
+        Ok(())
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        let ports = lock(&self.fabric.ports);
+        find_address(ports.iter().map(|port| &port.addresses[..]), peer)
+            .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
+    }
+
+    fn stats(&self) -> Stats {
+        Stats { rx_dropped: self.inbox.dropped.load(Ordering::Relaxed), ..self.stats }
+    }
+}
+
+impl Loopback {
+    fn refresh_peers(&mut self) {
+        let generation = self.fabric.generation.load(Ordering::Acquire);
+        if generation != self.generation {
+            self.generation = generation;
+            self.peers.clear();
+            self.peers.extend(lock(&self.fabric.ports).iter().map(|port| port.inbox.clone()));
+        }
+    }
+
+    /// Delivers the first `count` staged frames, a run of equal destinations at a time.
+    fn deliver(&mut self, count: usize) {
+        let mut rest = &mut self.staged[..count];
+        while let Some(first) = rest.first() {
+            let target = |frame: &Frame| Destination::of(&frame.bytes, self.peers.len());
+            let destination = target(first);
+            let run = rest.iter().take_while(|frame| target(frame) == destination).count();
+            let (run, after) = mem::take(&mut rest).split_at_mut(run);
+            match destination {
+                Destination::Port(number) => self.peers[number].put(run),
+                Destination::Flood => {
+                    for (_, inbox) in self.peers.iter().enumerate().filter(|(n, _)| *n != self.number) {
+                        inbox.put_copy(run);
+                    }
+                }
+            }
+            rest = after;
+        }
+    }
+}
+
+impl Drop for Loopback {
+    fn drop(&mut self) {
+        if let Some(entry) = lock(&self.fabric.ports).get_mut(self.number) {
+            entry.addresses.clear();
+        }
+        self.inbox.close();
+    }
+}
+
+/// Where a switch sends a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// To one port.
+    Port(usize),
+    /// To all ports but the one it came from.
+    Flood,
+}
+
+impl Destination {
+    /// Reads the destination address of `frame`, which has at least an Ethernet header, at a switch
+    /// of `ports` ports whose addresses are those of [`port_mac`].
+    pub(crate) fn of(frame: &[u8], ports: usize) -> Destination {
+        let [a, b, c, d, e, f] = [frame[0], frame[1], frame[2], frame[3], frame[4], frame[5]];
+        let number = u32::from_be_bytes([c, d, e, f]) as usize;
+        if [a, b] == PORT_MAC_PREFIX && number < ports {
+            Destination::Port(number)
+        } else {
+            Destination::Flood
+        }
+    }
+}
+
+/// The hardware address of port `number`, so that a switch has nothing to learn.
+pub(crate) fn port_mac(number: usize) -> [u8; 6] {
+    let [a, b] = PORT_MAC_PREFIX;
+    let [c, d, e, f] = (number as u32).to_be_bytes();
+    [a, b, c, d, e, f]
+}
+
+/// Locally administered, unicast.
+const PORT_MAC_PREFIX: [u8; 2] = [0x02, 0xfe];
+
+/// The hardware address of the first port that owns `address`.
+pub(crate) fn find_address<'a>(
+    mut ports: impl Iterator<Item = &'a [IpAddr]>,
+    address: IpAddr,
+) -> Option<[u8; 6]> {
+    ports.position(|addresses| addresses.contains(&address)).map(port_mac)
+}
+
+/// Checks an MTU that a caller asks for.
+pub(crate) fn check_mtu(mtu: u32) -> Result<(), Error> {
+    if (68..=65535).contains(&mtu) {
+        return Ok(());
+    }
+    Err(Error::Invalid {
+        parameter: "mtu",
+        value: mtu.to_string(),
+        expected: "68 to 65535 bytes (path MTU 4096 needs 4180)".into(),
+    })
+}
+
+/// Takes a lock. A panic while it was held can't have left a queue half changed, so a poisoned lock
+/// is as good as any.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Debug)]
+struct Fabric {
+    config: SwitchConfig,
+    ports: Mutex<Vec<Entry>>,
+    /// Counts the ports ever plugged in.
+    generation: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    inbox: Arc<Inbox>,
+    addresses: Vec<IpAddr>,
+}
+
+#[derive(Debug)]
+struct Frame {
+    bytes: Box<[u8]>,
+    len: usize,
+}
+
+/// What has arrived at a port.
+#[derive(Debug)]
+struct Inbox {
+    depth: usize,
+    state: Mutex<InboxState>,
+    arrived: Condvar,
+    /// Length of the queue, so that polling an empty one takes no lock.
+    waiting: AtomicUsize,
+    dropped: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct InboxState {
+    queue: VecDeque<Frame>,
+    /// Last in, first out: a queue that stays short stays in the cache.
+    spare: Vec<Box<[u8]>>,
+    /// The port's thread is in [`Inbox::wait`]; waking nobody would still cost a system call.
+    sleeping: bool,
+}
+
+impl Inbox {
+    fn new(depth: usize, buffer: impl Fn() -> Box<[u8]>) -> Inbox {
+        // A burst more than the queue holds, for the frames that the port's thread is reading.
+        let spare = (0..depth + BURST).map(|_| buffer()).collect();
+        let state = InboxState { queue: VecDeque::with_capacity(depth), spare, sleeping: false };
+        Inbox {
+            depth,
+            state: Mutex::new(state),
+            arrived: Condvar::new(),
+            waiting: AtomicUsize::new(0),
+            dropped: AtomicU64::new(0),
+        }
+    }
+
+    /// Queues `frames` and leaves spare buffers in their place.
+    fn put(&self, frames: &mut [Frame]) {
+        self.push(frames.len(), |state, i, spare| {
+            let frame = &mut frames[i];
+            state.push_back(Frame { bytes: mem::replace(&mut frame.bytes, spare), len: frame.len });
+        });
+    }
+
+    fn put_copy(&self, frames: &[Frame]) {
+        self.push(frames.len(), |state, i, mut spare| {
+            let Frame { bytes, len } = &frames[i];
+            spare[..*len].copy_from_slice(&bytes[..*len]);
+            state.push_back(Frame { bytes: spare, len: *len });
+        });
+    }
+
+    fn push(&self, count: usize, mut push: impl FnMut(&mut VecDeque<Frame>, usize, Box<[u8]>)) {
+        let mut state = lock(&self.state);
+        let taken = count.min(self.depth - state.queue.len());
+        let mut pushed = 0;
+        while pushed < taken {
+            let Some(spare) = state.spare.pop() else { break };
+            push(&mut state.queue, pushed, spare);
+            pushed += 1;
+        }
+        self.waiting.store(state.queue.len(), Ordering::Release);
+        let wake = mem::take(&mut state.sleeping);
+        drop(state);
+        if wake {
+            self.arrived.notify_one();
+        }
+        if pushed < count {
+            self.dropped.fetch_add((count - pushed) as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// Gives the buffers of `frames` back and fills it with the next burst.
+    fn take(&self, frames: &mut Vec<Frame>) {
+        let mut state = lock(&self.state);
+        state.spare.extend(frames.drain(..).map(|frame| frame.bytes));
+        let count = state.queue.len().min(BURST);
+        frames.extend(state.queue.drain(..count));
+        self.waiting.store(state.queue.len(), Ordering::Release);
+    }
+
+    fn wait(&self, timeout: Duration) {
+        let mut state = lock(&self.state);
+        if !state.queue.is_empty() {
+            return;
+        }
+        state.sleeping = true;
+        let result = self.arrived.wait_timeout_while(state, timeout, |state| state.sleeping);
+        let (mut state, _) = result.unwrap_or_else(PoisonError::into_inner);
+        state.sleeping = false;
+    }
+
+    /// Frees everything. What still comes finds no buffer and is dropped.
+    fn close(&self) {
+        *lock(&self.state) = InboxState::default();
+        self.waiting.store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests;
