@@ -1,0 +1,190 @@
+use std::fmt;
+
+use zerocopy::byteorder::big_endian::U16;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::{Opcode, Psn, Qpn};
+
+/// The one partition key that RoCEv2 has: the default partition, full member.
+pub const PKEY_DEFAULT: PKey = PKey(0xffff);
+
+/// A partition key: 15 bits of partition and the full-member bit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PKey(pub u16);
+
+impl PKey {
+    /// Whether packets with the key `other` may be received under this one: the same partition,
+    /// and at least one of the two a full member (protocol.md §1).
+    pub const fn admits(self, other: PKey) -> bool {
+        (self.0 ^ other.0) & 0x7fff == 0 && (self.0 | other.0) & 0x8000 != 0
+    }
+}
+
+/// The base transport header, 12 bytes, in front of everything.
+#[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Bth {
+    opcode: u8,
+    flags: u8,
+    pkey: U16,
+    variant: u8,
+    dest_qpn: [u8; 3],
+    ack_req: u8,
+    psn: [u8; 3],
+}
+
+const SOLICITED: u8 = 0x80;
+const MIG_REQ: u8 = 0x40;
+const ACK_REQ: u8 = 0x80;
+const FECN: u8 = 0x80;
+const BECN: u8 = 0x40;
+
+impl Bth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 12;
+
+    /// A header with MigReq set (as ConnectX sends; protocol.md §1), the default P_Key and
+    /// everything else clear.
+    pub fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Bth {
+        Bth {
+            opcode: opcode.byte(),
+            flags: MIG_REQ,
+            pkey: U16::new(PKEY_DEFAULT.0),
+            variant: 0,
+            dest_qpn: dest_qpn.to_bytes(),
+            ack_req: 0,
+            psn: psn.to_bytes(),
+        }
+    }
+
+    /// The opcode byte, which may be no opcode.
+    pub fn opcode_byte(&self) -> u8 {
+        self.opcode
+    }
+
+    /// The responder is asked for a solicited event.
+    pub fn solicited(&self) -> bool {
+        self.flags & SOLICITED != 0
+    }
+
+    /// Sets [`solicited`](Bth::solicited).
+    pub fn set_solicited(&mut self, on: bool) {
+        set(&mut self.flags, SOLICITED, on);
+    }
+
+    /// The migration state bit, ignored on receive.
+    pub fn mig_req(&self) -> bool {
+        self.flags & MIG_REQ != 0
+    }
+
+    /// Sets [`mig_req`](Bth::mig_req).
+    pub fn set_mig_req(&mut self, on: bool) {
+        set(&mut self.flags, MIG_REQ, on);
+    }
+
+    /// Zero bytes between the payload and the ICRC, 0 to 3.
+    pub fn pad(&self) -> usize {
+        usize::from(self.flags >> 4 & 3)
+    }
+
+    /// Sets the low two bits of `pad` as [`pad`](Bth::pad).
+    pub fn set_pad(&mut self, pad: usize) {
+        self.flags = self.flags & !0x30 | (pad as u8 & 3) << 4;
+    }
+
+    /// The transport header version; 0 is the only one.
+    pub fn transport_version(&self) -> u8 {
+        self.flags & 0x0f
+    }
+
+    /// The partition key.
+    pub fn pkey(&self) -> PKey {
+        PKey(self.pkey.get())
+    }
+
+    /// Sets [`pkey`](Bth::pkey).
+    pub fn set_pkey(&mut self, pkey: PKey) {
+        self.pkey = U16::new(pkey.0);
+    }
+
+    /// Forward congestion notification; outside the ICRC.
+    pub fn fecn(&self) -> bool {
+        self.variant & FECN != 0
+    }
+
+    /// Backward congestion notification, set in CNPs; outside the ICRC.
+    pub fn becn(&self) -> bool {
+        self.variant & BECN != 0
+    }
+
+    /// Sets [`becn`](Bth::becn).
+    pub fn set_becn(&mut self, on: bool) {
+        set(&mut self.variant, BECN, on);
+    }
+
+    /// The queue pair that the packet is for.
+    pub fn dest_qpn(&self) -> Qpn {
+        Qpn::from_bytes(self.dest_qpn)
+    }
+
+    /// The responder is asked for an acknowledgement.
+    pub fn ack_req(&self) -> bool {
+        self.ack_req & ACK_REQ != 0
+    }
+
+    /// Sets [`ack_req`](Bth::ack_req).
+    pub fn set_ack_req(&mut self, on: bool) {
+        set(&mut self.ack_req, ACK_REQ, on);
+    }
+
+    /// The packet sequence number.
+    pub fn psn(&self) -> Psn {
+        Psn::from_bytes(self.psn)
+    }
+}
+
+fn set(byte: &mut u8, mask: u8, on: bool) {
+    *byte = if on { *byte | mask } else { *byte & !mask };
+}
+
+impl fmt::Debug for Bth {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bth")
+            .field("opcode", &format_args!("{:#04x}", self.opcode))
+            .field("solicited", &self.solicited())
+            .field("mig_req", &self.mig_req())
+            .field("pad", &self.pad())
+            .field("pkey", &format_args!("{:#06x}", self.pkey.get()))
+            .field("dest_qpn", &self.dest_qpn())
+            .field("ack_req", &self.ack_req())
+            .field("psn", &self.psn())
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_land_on_their_bits() {
+        let mut bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(0x11), Psn::new(0xfe));
+        bth.set_ack_req(true);
+        bth.set_pad(3);
+        assert_eq!(bth.as_bytes(), [4, 0x70, 0xff, 0xff, 0, 0, 0, 0x11, 0x80, 0, 0, 0xfe]);
+        bth.set_solicited(true);
+        bth.set_mig_req(false);
+        bth.set_becn(true);
+        assert_eq!(bth.as_bytes()[1], 0xb0);
+        assert!(bth.becn() && !bth.fecn());
+        assert_eq!((bth.pad(), bth.transport_version()), (3, 0));
+    }
+
+    #[test]
+    fn pkeys_match_by_partition_and_membership() {
+        assert!(PKEY_DEFAULT.admits(PKey(0x7fff)));
+        assert!(PKey(0x7fff).admits(PKEY_DEFAULT));
+        assert!(!PKey(0x7fff).admits(PKey(0x7fff)));
+        assert!(!PKEY_DEFAULT.admits(PKey(0x1234)));
+    }
+}

@@ -1,0 +1,226 @@
+use zerocopy::{Immutable, IntoBytes};
+
+use crate::icrc;
+use crate::{Bth, Gid, Grh, ICRC_LEN, MacAddr, NetworkHeader, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag};
+
+/// How a packet travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encapsulation {
+    /// UDP over IPv4 or IPv6, whichever the GIDs are.
+    RoceV2 {
+        /// The UDP source port; constant for a QP, so that all its packets take one way.
+        source_port: u16,
+    },
+    /// Straight over Ethernet with a GRH.
+    RoceV1,
+}
+
+/// From where to where, and with what marks: all that stands in front of the BTH.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathAddress {
+    /// The sender's hardware address.
+    pub source_mac: MacAddr,
+    /// The next hop's hardware address.
+    pub destination_mac: MacAddr,
+    /// The 802.1Q tag, if the path has one.
+    pub vlan: Option<VlanTag>,
+    /// The sender.
+    pub source: Gid,
+    /// The receiver; of the same IP version as the sender.
+    pub destination: Gid,
+    /// RoCEv2 or v1.
+    pub encapsulation: Encapsulation,
+    /// TOS or traffic class.
+    pub traffic_class: u8,
+    /// Flow label, 20 bits; unused over IPv4.
+    pub flow_label: u32,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// IPv4 identification. With DF set it means nothing (RFC 6864), but the ICRC covers it.
+    pub identification: u16,
+}
+
+/// The UDP source port that a flow label, or a pair of QPNs when the label is 0, stands for
+/// (protocol.md §1; the hash of rdma-core's `ibv_flow_label_to_udp_sport`).
+pub fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
+    let label = match flow_label & 0x000f_ffff {
+        0 => {
+            let mut v = u64::from(local.value()) * u64::from(remote.value());
+            v ^= v >> 20;
+            v ^= v >> 40;
+            (v & 0x000f_ffff) as u32
+        }
+        label => label,
+    };
+    ((label & 0x3fff) ^ (label & 0xf_c000) >> 14) as u16 | 0xc000
+}
+
+/// The bytes in front of the BTH for one path, made once; a frame only adds its lengths.
+#[derive(Clone, Copy, Debug)]
+pub struct PathHeader {
+    bytes: [u8; PathHeader::MAX],
+    network: NetworkHeader,
+    network_start: u8,
+    len: u8,
+    /// One's complement sum of the IPv4 header with total length and checksum zero.
+    ipv4_sum: u32,
+}
+
+impl PathHeader {
+    /// Ethernet, 802.1Q tag, IPv6, UDP.
+    const MAX: usize = 14 + 4 + 40 + 8;
+
+    /// The headers of `path`.
+    pub fn new(path: &PathAddress) -> PathHeader {
+        let network = match path.encapsulation {
+            Encapsulation::RoceV1 => NetworkHeader::Grh,
+            Encapsulation::RoceV2 { .. } if path.destination.is_ipv6() => NetworkHeader::Ipv6,
+            Encapsulation::RoceV2 { .. } => NetworkHeader::Ipv4,
+        };
+        let mut bytes = [0; PathHeader::MAX];
+        let mut len = 0;
+        let mut put = |part: &[u8]| {
+            bytes[len..len + part.len()].copy_from_slice(part);
+            len += part.len();
+        };
+        put(&path.destination_mac.0);
+        put(&path.source_mac.0);
+        if let Some(tag) = path.vlan {
+            put(&[0x81, 0x00]);
+            put(&(u16::from(tag.priority & 7) << 13 | tag.id & 0x0fff).to_be_bytes());
+        }
+        let ethertype = match network {
+            NetworkHeader::Ipv4 => 0x0800,
+            NetworkHeader::Ipv6 => 0x86dd,
+            NetworkHeader::Grh => ROCE_V1_ETHERTYPE,
+        };
+        put(&u16::to_be_bytes(ethertype));
+        match network {
+            NetworkHeader::Ipv4 => {
+                put(&[0x45, path.traffic_class, 0, 0]);
+                put(&path.identification.to_be_bytes());
+                put(&[0x40, 0, path.hop_limit, 17, 0, 0]);
+                // A GID that maps an IPv4 address ends with it.
+                put(&path.source.0[12..]);
+                put(&path.destination.0[12..]);
+            }
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => {
+                let next = match network {
+                    NetworkHeader::Grh => Grh::NEXT_HEADER_BTH,
+                    _ => Grh::NEXT_HEADER_UDP,
+                };
+                let PathAddress { traffic_class, flow_label, hop_limit, source, destination, .. } = *path;
+                let grh = Grh::new(traffic_class, flow_label, 0, next, hop_limit, source, destination);
+                put(grh.as_bytes());
+            }
+        }
+        if let Encapsulation::RoceV2 { source_port } = path.encapsulation {
+            put(&source_port.to_be_bytes());
+            put(&ROCE_V2_PORT.to_be_bytes());
+            put(&[0, 0, 0, 0]); // length, and checksum 0: the ICRC covers the packet
+        }
+        let udp_len = if network.has_udp() { 8 } else { 0 };
+        let network_start = len - udp_len - network.len();
+        let ipv4_sum = match network {
+            NetworkHeader::Ipv4 => bytes[network_start..network_start + 20]
+                .chunks_exact(2)
+                .map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]])))
+                .sum(),
+            _ => 0,
+        };
+        PathHeader { bytes, network, network_start: network_start as u8, len: len as u8, ipv4_sum }
+    }
+
+    /// Bytes in front of the BTH.
+    pub const fn len(&self) -> usize {
+        self.len as usize
+    }
+
+    /// Which network header it has.
+    pub const fn network(&self) -> NetworkHeader {
+        self.network
+    }
+}
+
+/// Writes one frame into a buffer, front to back: headers, payload, pad, lengths, ICRC.
+///
+/// The payload is filled in place, so that it is copied once, from registered memory to the frame.
+#[derive(Debug)]
+pub struct FrameBuilder<'a> {
+    frame: &'a mut [u8],
+    path: &'a PathHeader,
+    /// Where the next extension header goes.
+    cursor: usize,
+    payload_start: usize,
+    pad: usize,
+}
+
+impl<'a> FrameBuilder<'a> {
+    /// A frame with `bth` (its pad is set here) and `payload_len` bytes of payload, or `None` if
+    /// `buffer` is too small for it.
+    ///
+    /// Extension headers are then [`put`](FrameBuilder::put) in the order of
+    /// [`Opcode::extensions`](crate::Opcode::extensions); any that is left out is zero.
+    pub fn start(
+        buffer: &'a mut [u8],
+        path: &'a PathHeader,
+        mut bth: Bth,
+        payload_len: usize,
+    ) -> Option<FrameBuilder<'a>> {
+        let pad = payload_len.wrapping_neg() & 3;
+        bth.set_pad(pad);
+        let extensions_len = crate::Opcode::from_byte(bth.opcode_byte())?.extensions_len();
+        let cursor = path.len() + Bth::LEN;
+        let payload_start = cursor + extensions_len;
+        let total = payload_start + payload_len + pad + ICRC_LEN;
+        let frame = buffer.get_mut(..total)?;
+        frame[..path.len()].copy_from_slice(&path.bytes[..path.len()]);
+        frame[path.len()..cursor].copy_from_slice(bth.as_bytes());
+        frame[cursor..payload_start].fill(0);
+        frame[total - ICRC_LEN - pad..].fill(0);
+        Some(FrameBuilder { frame, path, cursor, payload_start, pad })
+    }
+
+    /// Appends an extension header. More than the opcode has are dropped (and are a bug).
+    pub fn put(&mut self, header: &(impl IntoBytes + Immutable)) {
+        let bytes = header.as_bytes();
+        debug_assert!(self.cursor + bytes.len() <= self.payload_start, "more headers than the opcode has");
+        let end = (self.cursor + bytes.len()).min(self.payload_start);
+        self.frame[self.cursor..end].copy_from_slice(&bytes[..end - self.cursor]);
+        self.cursor = end;
+    }
+
+    /// The payload, to be filled.
+    pub fn payload(&mut self) -> &mut [u8] {
+        let end = self.frame.len() - ICRC_LEN - self.pad;
+        &mut self.frame[self.payload_start..end]
+    }
+
+    /// Writes the lengths, the IPv4 checksum and the ICRC. Returns the bytes of the frame.
+    pub fn finish(self) -> usize {
+        let FrameBuilder { frame, path, .. } = self;
+        let total = frame.len();
+        let network_start = usize::from(path.network_start);
+        let packet = &mut frame[network_start..];
+        let packet_len = packet.len() as u16;
+        match path.network {
+            NetworkHeader::Ipv4 => {
+                packet[2..4].copy_from_slice(&packet_len.to_be_bytes());
+                let mut sum = path.ipv4_sum + u32::from(packet_len);
+                sum = (sum & 0xffff) + (sum >> 16);
+                sum = (sum & 0xffff) + (sum >> 16);
+                packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+                packet[24..26].copy_from_slice(&(packet_len - 20).to_be_bytes());
+            }
+            NetworkHeader::Ipv6 => {
+                packet[4..6].copy_from_slice(&(packet_len - 40).to_be_bytes());
+                packet[44..46].copy_from_slice(&(packet_len - 40).to_be_bytes());
+            }
+            NetworkHeader::Grh => packet[4..6].copy_from_slice(&(packet_len - 40).to_be_bytes()),
+        }
+        let (covered, icrc) = packet.split_at_mut(usize::from(packet_len) - ICRC_LEN);
+        let value = icrc::compute(path.network, covered).unwrap_or_default();
+        icrc.copy_from_slice(&value.to_le_bytes());
+        total
+    }
+}

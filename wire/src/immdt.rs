@@ -1,0 +1,48 @@
+use zerocopy::byteorder::big_endian::U32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::RKey;
+
+/// Immediate data, 4 bytes that the receiver finds in its completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct ImmDt {
+    value: U32,
+}
+
+impl ImmDt {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+
+    /// The immediate `value`; on the wire most significant byte first.
+    pub fn new(value: u32) -> ImmDt {
+        ImmDt { value: U32::new(value) }
+    }
+
+    /// The immediate.
+    pub fn value(&self) -> u32 {
+        self.value.get()
+    }
+}
+
+/// The invalidate extended transport header, 4 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Ieth {
+    rkey: U32,
+}
+
+impl Ieth {
+    /// Bytes on the wire.
+    pub const LEN: usize = 4;
+
+    /// Invalidates `rkey`.
+    pub fn new(rkey: RKey) -> Ieth {
+        Ieth { rkey: U32::new(rkey.0) }
+    }
+
+    /// The key to invalidate.
+    pub fn rkey(&self) -> RKey {
+        RKey(self.rkey.get())
+    }
+}

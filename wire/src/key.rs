@@ -1,0 +1,17 @@
+use std::fmt;
+
+/// A remote key: what a peer must name, with an address, to reach a memory region or window.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct RKey(pub u32);
+
+impl fmt::Debug for RKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RKey({:#010x})", self.0)
+    }
+}
+
+impl fmt::Display for RKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#010x}", self.0)
+    }
+}

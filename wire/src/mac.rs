@@ -1,0 +1,21 @@
+use std::fmt;
+
+/// An Ethernet hardware address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// An 802.1Q tag. Outside the ICRC, so a switch may rewrite it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct VlanTag {
+    /// VLAN id, 12 bits.
+    pub id: u16,
+    /// Priority code point, 3 bits.
+    pub priority: u8,
+}

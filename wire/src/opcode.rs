@@ -1,0 +1,403 @@
+use std::fmt;
+
+/// The transport service of an opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Reliable Connection.
+    Rc,
+    /// Unreliable Connection.
+    Uc,
+    /// Unreliable Datagram.
+    Ud,
+    /// Congestion notification, which belongs to no service.
+    Cnp,
+}
+
+/// What a packet does, without its place in the message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Operation {
+    /// Into the next receive work request.
+    Send,
+    /// Into memory that the requester names.
+    Write,
+    /// Asks for memory that the requester names.
+    ReadRequest,
+    /// Answers a READ; FLUSH and ATOMIC WRITE too, with an empty one.
+    ReadResponse,
+    /// An AETH on its own.
+    Acknowledge,
+    /// Answers an atomic.
+    AtomicAcknowledge,
+    /// Stores 8 bytes if the old ones are as expected.
+    CompareSwap,
+    /// Adds to 8 bytes.
+    FetchAdd,
+    /// Pushes written bytes to where they are visible or persistent.
+    Flush,
+    /// Stores 8 bytes at once.
+    AtomicWrite,
+    /// Tells a sender that its packets met congestion.
+    Cnp,
+}
+
+/// A packet's place in its message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Position {
+    /// The first of several.
+    First,
+    /// Neither first nor last.
+    Middle,
+    /// The last of several.
+    Last,
+    /// The whole message.
+    Only,
+}
+
+/// A header between the BTH and the payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "each names the type of its header")]
+pub enum Extension {
+    Deth,
+    Reth,
+    AtomicEth,
+    Aeth,
+    AtomicAckEth,
+    ImmDt,
+    Ieth,
+    Feth,
+}
+
+impl Extension {
+    /// Bytes on the wire.
+    pub const fn len(self) -> usize {
+        match self {
+            Extension::Deth | Extension::AtomicAckEth => 8,
+            Extension::Reth => 16,
+            Extension::AtomicEth => 28,
+            Extension::Aeth | Extension::ImmDt | Extension::Ieth | Extension::Feth => 4,
+        }
+    }
+}
+
+/// What may follow the headers, in terms of the path MTU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PayloadRule {
+    /// Exactly the path MTU.
+    Full,
+    /// 1 to the path MTU.
+    Some,
+    /// 0 to the path MTU.
+    Any,
+    /// Exactly this many bytes, whatever the path MTU.
+    Exactly(u8),
+}
+
+impl PayloadRule {
+    /// Whether `len` bytes of payload are right under a path MTU of `mtu` bytes.
+    pub const fn admits(self, len: usize, mtu: usize) -> bool {
+        match self {
+            PayloadRule::Full => len == mtu,
+            PayloadRule::Some => len > 0 && len <= mtu,
+            PayloadRule::Any => len <= mtu,
+            PayloadRule::Exactly(n) => len == n as usize,
+        }
+    }
+}
+
+/// Which requests may come next on a queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Successor {
+    /// The start of a message.
+    #[default]
+    NewMessage,
+    /// A SEND Middle or Last, with or without immediate or invalidate.
+    SendContinued,
+    /// A WRITE Middle or Last, with or without immediate.
+    WriteContinued,
+}
+
+/// An opcode that exists: the byte can be looked up without a check.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Opcode(u8);
+
+#[derive(Clone, Copy)]
+struct Info {
+    name: &'static str,
+    service: Service,
+    operation: Operation,
+    position: Position,
+    extensions: &'static [Extension],
+    extensions_len: u8,
+    payload: PayloadRule,
+}
+
+impl Opcode {
+    /// The opcode of a byte, if there is one.
+    pub const fn from_byte(byte: u8) -> Option<Opcode> {
+        if TABLE[byte as usize].is_some() { Some(Opcode(byte)) } else { None }
+    }
+
+    /// The byte on the wire.
+    pub const fn byte(self) -> u8 {
+        self.0
+    }
+
+    const fn info(self) -> &'static Info {
+        match &TABLE[self.0 as usize] {
+            Some(info) => info,
+            None => panic!("an Opcode is made from a byte that is in the table"),
+        }
+    }
+
+    /// The kernel's and rdma-core's name: `RC_SEND_ONLY`, `UD_SEND_ONLY_WITH_IMMEDIATE`, `CNP`.
+    pub const fn name(self) -> &'static str {
+        self.info().name
+    }
+
+    /// The transport service.
+    pub const fn service(self) -> Service {
+        self.info().service
+    }
+
+    /// What the packet does.
+    pub const fn operation(self) -> Operation {
+        self.info().operation
+    }
+
+    /// Its place in the message.
+    pub const fn position(self) -> Position {
+        self.info().position
+    }
+
+    /// The headers between BTH and payload, in order.
+    pub const fn extensions(self) -> &'static [Extension] {
+        self.info().extensions
+    }
+
+    /// Bytes of those headers.
+    pub const fn extensions_len(self) -> usize {
+        self.info().extensions_len as usize
+    }
+
+    /// How much payload there may be.
+    pub const fn payload(self) -> PayloadRule {
+        self.info().payload
+    }
+
+    /// Whether the packet has this header.
+    pub fn has(self, extension: Extension) -> bool {
+        self.extensions().contains(&extension)
+    }
+
+    /// Where a header starts, counted from the end of the BTH.
+    pub(crate) fn offset_of(self, extension: Extension) -> Option<usize> {
+        let mut offset = 0;
+        for e in self.extensions() {
+            if *e == extension {
+                return Some(offset);
+            }
+            offset += e.len();
+        }
+        None
+    }
+
+    /// Whether a requester sends it (rather than a responder, or a congestion point).
+    pub const fn is_request(self) -> bool {
+        !matches!(
+            self.operation(),
+            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::Cnp
+        )
+    }
+
+    /// Which requests may follow this one (protocol.md §2).
+    pub const fn successor(self) -> Successor {
+        match (self.operation(), self.position()) {
+            (Operation::Send, Position::First | Position::Middle) => Successor::SendContinued,
+            (Operation::Write, Position::First | Position::Middle) => Successor::WriteContinued,
+            _ => Successor::NewMessage,
+        }
+    }
+
+    /// Whether this request may come now.
+    pub fn may_come(self, expected: Successor) -> bool {
+        let continues = match (self.operation(), self.position()) {
+            (Operation::Send, Position::Middle | Position::Last) => Successor::SendContinued,
+            (Operation::Write, Position::Middle | Position::Last) => Successor::WriteContinued,
+            _ => Successor::NewMessage,
+        };
+        continues == expected
+    }
+}
+
+impl fmt::Debug for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for Opcode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// A byte that is no opcode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("opcode {0:#04x} does not exist")]
+pub struct InvalidOpcode(pub u8);
+
+impl TryFrom<u8> for Opcode {
+    type Error = InvalidOpcode;
+    fn try_from(byte: u8) -> Result<Opcode, InvalidOpcode> {
+        Opcode::from_byte(byte).ok_or(InvalidOpcode(byte))
+    }
+}
+
+#[expect(missing_docs, reason = "the standard's names")]
+impl Opcode {
+    pub const RC_SEND_FIRST: Opcode = Opcode(0x00);
+    pub const RC_SEND_MIDDLE: Opcode = Opcode(0x01);
+    pub const RC_SEND_LAST: Opcode = Opcode(0x02);
+    pub const RC_SEND_LAST_WITH_IMMEDIATE: Opcode = Opcode(0x03);
+    pub const RC_SEND_ONLY: Opcode = Opcode(0x04);
+    pub const RC_SEND_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x05);
+    pub const RC_WRITE_FIRST: Opcode = Opcode(0x06);
+    pub const RC_WRITE_MIDDLE: Opcode = Opcode(0x07);
+    pub const RC_WRITE_LAST: Opcode = Opcode(0x08);
+    pub const RC_WRITE_LAST_WITH_IMMEDIATE: Opcode = Opcode(0x09);
+    pub const RC_WRITE_ONLY: Opcode = Opcode(0x0a);
+    pub const RC_WRITE_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x0b);
+    pub const RC_READ_REQUEST: Opcode = Opcode(0x0c);
+    pub const RC_READ_RESPONSE_FIRST: Opcode = Opcode(0x0d);
+    pub const RC_READ_RESPONSE_MIDDLE: Opcode = Opcode(0x0e);
+    pub const RC_READ_RESPONSE_LAST: Opcode = Opcode(0x0f);
+    pub const RC_READ_RESPONSE_ONLY: Opcode = Opcode(0x10);
+    pub const RC_ACKNOWLEDGE: Opcode = Opcode(0x11);
+    pub const RC_ATOMIC_ACKNOWLEDGE: Opcode = Opcode(0x12);
+    pub const RC_COMPARE_SWAP: Opcode = Opcode(0x13);
+    pub const RC_FETCH_ADD: Opcode = Opcode(0x14);
+    pub const RC_SEND_LAST_WITH_INVALIDATE: Opcode = Opcode(0x16);
+    pub const RC_SEND_ONLY_WITH_INVALIDATE: Opcode = Opcode(0x17);
+    pub const RC_FLUSH: Opcode = Opcode(0x1c);
+    pub const RC_ATOMIC_WRITE: Opcode = Opcode(0x1d);
+    pub const UC_SEND_ONLY: Opcode = Opcode(0x24);
+    pub const UD_SEND_ONLY: Opcode = Opcode(0x64);
+    pub const UD_SEND_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x65);
+    pub const CNP: Opcode = Opcode(0x81);
+}
+
+const TABLE: [Option<Info>; 256] = {
+    use Extension::{Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, Reth};
+    use Operation::{
+        Acknowledge, AtomicAcknowledge, AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest, ReadResponse,
+        Send, Write,
+    };
+    use PayloadRule::{Any, Exactly, Full, Some as OneUp};
+    use Position::{First, Last, Middle, Only};
+    use Service::{Rc, Uc, Ud};
+
+    let mut table = [None; 256];
+    let rows: &[(u8, &'static str, Service, Operation, Position, &'static [Extension], PayloadRule)] = &[
+        (0x00, "RC_SEND_FIRST", Rc, Send, First, &[], Full),
+        (0x01, "RC_SEND_MIDDLE", Rc, Send, Middle, &[], Full),
+        (0x02, "RC_SEND_LAST", Rc, Send, Last, &[], OneUp),
+        (0x03, "RC_SEND_LAST_WITH_IMMEDIATE", Rc, Send, Last, &[ImmDt], OneUp),
+        (0x04, "RC_SEND_ONLY", Rc, Send, Only, &[], Any),
+        (0x05, "RC_SEND_ONLY_WITH_IMMEDIATE", Rc, Send, Only, &[ImmDt], Any),
+        (0x06, "RC_RDMA_WRITE_FIRST", Rc, Write, First, &[Reth], Full),
+        (0x07, "RC_RDMA_WRITE_MIDDLE", Rc, Write, Middle, &[], Full),
+        (0x08, "RC_RDMA_WRITE_LAST", Rc, Write, Last, &[], OneUp),
+        (0x09, "RC_RDMA_WRITE_LAST_WITH_IMMEDIATE", Rc, Write, Last, &[ImmDt], OneUp),
+        (0x0a, "RC_RDMA_WRITE_ONLY", Rc, Write, Only, &[Reth], Any),
+        (0x0b, "RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE", Rc, Write, Only, &[Reth, ImmDt], Any),
+        (0x0c, "RC_RDMA_READ_REQUEST", Rc, ReadRequest, Only, &[Reth], Exactly(0)),
+        (0x0d, "RC_RDMA_READ_RESPONSE_FIRST", Rc, ReadResponse, First, &[Aeth], Full),
+        (0x0e, "RC_RDMA_READ_RESPONSE_MIDDLE", Rc, ReadResponse, Middle, &[], Full),
+        (0x0f, "RC_RDMA_READ_RESPONSE_LAST", Rc, ReadResponse, Last, &[Aeth], OneUp),
+        (0x10, "RC_RDMA_READ_RESPONSE_ONLY", Rc, ReadResponse, Only, &[Aeth], Any),
+        (0x11, "RC_ACKNOWLEDGE", Rc, Acknowledge, Only, &[Aeth], Exactly(0)),
+        (0x12, "RC_ATOMIC_ACKNOWLEDGE", Rc, AtomicAcknowledge, Only, &[Aeth, AtomicAckEth], Exactly(0)),
+        (0x13, "RC_COMPARE_SWAP", Rc, CompareSwap, Only, &[AtomicEth], Exactly(0)),
+        (0x14, "RC_FETCH_ADD", Rc, FetchAdd, Only, &[AtomicEth], Exactly(0)),
+        (0x16, "RC_SEND_LAST_WITH_INVALIDATE", Rc, Send, Last, &[Ieth], OneUp),
+        (0x17, "RC_SEND_ONLY_WITH_INVALIDATE", Rc, Send, Only, &[Ieth], Any),
+        (0x1c, "RC_FLUSH", Rc, Flush, Only, &[Feth, Reth], Exactly(0)),
+        (0x1d, "RC_ATOMIC_WRITE", Rc, AtomicWrite, Only, &[Reth], Exactly(8)),
+        (0x20, "UC_SEND_FIRST", Uc, Send, First, &[], Full),
+        (0x21, "UC_SEND_MIDDLE", Uc, Send, Middle, &[], Full),
+        (0x22, "UC_SEND_LAST", Uc, Send, Last, &[], OneUp),
+        (0x23, "UC_SEND_LAST_WITH_IMMEDIATE", Uc, Send, Last, &[ImmDt], OneUp),
+        (0x24, "UC_SEND_ONLY", Uc, Send, Only, &[], Any),
+        (0x25, "UC_SEND_ONLY_WITH_IMMEDIATE", Uc, Send, Only, &[ImmDt], Any),
+        (0x26, "UC_RDMA_WRITE_FIRST", Uc, Write, First, &[Reth], Full),
+        (0x27, "UC_RDMA_WRITE_MIDDLE", Uc, Write, Middle, &[], Full),
+        (0x28, "UC_RDMA_WRITE_LAST", Uc, Write, Last, &[], OneUp),
+        (0x29, "UC_RDMA_WRITE_LAST_WITH_IMMEDIATE", Uc, Write, Last, &[ImmDt], OneUp),
+        (0x2a, "UC_RDMA_WRITE_ONLY", Uc, Write, Only, &[Reth], Any),
+        (0x2b, "UC_RDMA_WRITE_ONLY_WITH_IMMEDIATE", Uc, Write, Only, &[Reth, ImmDt], Any),
+        (0x64, "UD_SEND_ONLY", Ud, Send, Only, &[Deth], Any),
+        (0x65, "UD_SEND_ONLY_WITH_IMMEDIATE", Ud, Send, Only, &[Deth, ImmDt], Any),
+        (0x81, "CNP", Service::Cnp, Operation::Cnp, Only, &[], Exactly(16)),
+    ];
+    let mut i = 0;
+    while i < rows.len() {
+        let (byte, name, service, operation, position, extensions, payload) = rows[i];
+        let (mut len, mut e) = (0, 0);
+        while e < extensions.len() {
+            len += extensions[e].len();
+            e += 1;
+        }
+        let extensions_len = len as u8;
+        table[byte as usize] =
+            Some(Info { name, service, operation, position, extensions, extensions_len, payload });
+        i += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> impl Iterator<Item = Opcode> {
+        (0..=255).filter_map(Opcode::from_byte)
+    }
+
+    #[test]
+    fn the_table_has_every_opcode_and_no_other() {
+        assert_eq!(all().count(), 25 + 12 + 2 + 1);
+        for byte in [0x15, 0x18, 0x19, 0x1a, 0x1b, 0x1e, 0x2c, 0x36, 0x40, 0x60, 0x80, 0xe0, 0xff] {
+            assert_eq!(Opcode::try_from(byte), Err(InvalidOpcode(byte)));
+        }
+        assert_eq!(Opcode::RC_FLUSH.extensions_len(), 20);
+        assert_eq!(Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE.extensions_len(), 20);
+        assert_eq!(Opcode::RC_FLUSH.offset_of(Extension::Reth), Some(4));
+    }
+
+    /// UC repeats RC's SEND and WRITE, so the two halves of the table must agree.
+    #[test]
+    fn uc_rows_are_rc_rows() {
+        for byte in 0x20..=0x2b {
+            let (uc, rc) = (Opcode::from_byte(byte).unwrap(), Opcode::from_byte(byte - 0x20).unwrap());
+            assert_eq!(uc.name()[2..], rc.name()[2..]);
+            assert_eq!((uc.operation(), uc.position()), (rc.operation(), rc.position()));
+            assert_eq!((uc.extensions(), uc.payload()), (rc.extensions(), rc.payload()));
+        }
+    }
+
+    #[test]
+    fn successors() {
+        let after_send = Opcode::RC_SEND_FIRST.successor();
+        assert!(Opcode::RC_SEND_MIDDLE.may_come(after_send));
+        assert!(Opcode::RC_SEND_LAST_WITH_INVALIDATE.may_come(after_send));
+        assert!(!Opcode::RC_SEND_ONLY.may_come(after_send));
+        assert!(!Opcode::RC_WRITE_MIDDLE.may_come(after_send));
+        let after_write = Opcode::RC_WRITE_MIDDLE.successor();
+        assert!(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE.may_come(after_write));
+        assert!(!Opcode::RC_SEND_LAST_WITH_INVALIDATE.may_come(after_write));
+        assert!(!Opcode::RC_READ_REQUEST.may_come(after_write));
+        let idle = Successor::default();
+        assert!(Opcode::RC_FETCH_ADD.may_come(idle) && Opcode::RC_WRITE_FIRST.may_come(idle));
+        assert!(!Opcode::RC_SEND_LAST.may_come(idle));
+    }
+}
