@@ -1,1 +1,374 @@
-//! placeholder
+//! A simulated network in virtual time: loss, duplication, reorder, corruption, delay, rate, ECN.
+//!
+//! Ports hang on an ideal switch, and each direction between two of them is a link of its own with
+//! the impairments of [`LinkConfig`]. Nothing happens by itself: a frame enters the network at the
+//! `now` of `tx_burst` and comes out of the first `rx_burst` whose `now` is at or past its arrival.
+//! A test jumps from event to event with [`SimNetwork::next_arrival`].
+//!
+//! The same seed and the same calls in the same order give the same run, bit for bit; compare two
+//! by [`SimNetwork::trace_hash`].
+
+mod ecn;
+mod network;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::loopback::{FRAME_OVERHEAD, check_mtu, find_address, lock, port_mac};
+use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+use network::{Frame, Network};
+
+/// What a link does to the frames of one direction. The default is an ideal link.
+///
+/// A frame passes, in this order: the queue limit, ECN marking, serialisation at `rate`, loss,
+/// duplication, corruption, delay and jitter, reorder. Each probability is drawn for each frame (the
+/// last three for each copy) independently.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LinkConfig {
+    /// Probability that a frame is lost. 1.0 is a cut cable.
+    pub loss: f64,
+    /// Probability that a frame arrives twice.
+    pub duplicate: f64,
+    /// Probability that one random bit of a frame is flipped.
+    pub corrupt: f64,
+    /// Probability that a frame is held back.
+    pub reorder: f64,
+    /// How many later frames overtake one that is held back, at most: 1 to 64. The number is drawn
+    /// evenly from 1 to this. No other frame changes places, whatever the jitter.
+    pub reorder_by: usize,
+    /// How long a frame is held back at most, when no later ones come to overtake it.
+    pub reorder_hold: Duration,
+    /// Propagation delay.
+    pub delay: Duration,
+    /// Further delay, drawn evenly from zero to this. It never changes the order of frames.
+    pub jitter: Duration,
+    /// Bits per second. A frame takes its own bytes and [`WIRE_OVERHEAD`]; `None` takes no time.
+    pub rate: Option<u64>,
+    /// Bytes, [`WIRE_OVERHEAD`] included, that may wait for the link (the frame in transmission
+    /// counts with what is left of it); a frame that would exceed them is dropped. Needs `rate`.
+    pub queue_limit: Option<u64>,
+    /// Marking by the bytes that wait for the link. Needs `rate`.
+    pub ecn: Option<EcnConfig>,
+}
+
+impl Default for LinkConfig {
+    fn default() -> LinkConfig {
+        LinkConfig {
+            loss: 0.0,
+            duplicate: 0.0,
+            corrupt: 0.0,
+            reorder: 0.0,
+            reorder_by: 3,
+            reorder_hold: Duration::from_micros(100),
+            delay: Duration::ZERO,
+            jitter: Duration::ZERO,
+            rate: None,
+            queue_limit: None,
+            ecn: None,
+        }
+    }
+}
+
+/// What a frame occupies on an Ethernet link beside its own bytes: preamble and start delimiter 8,
+/// FCS 4, inter-packet gap 12.
+pub const WIRE_OVERHEAD: u64 = 24;
+
+/// RED-like marking as DCQCN's switches do it (Zhu et al., SIGCOMM 2015, section 3.1): never while
+/// at most `kmin_bytes` wait, always from above `kmax_bytes`, between them with a probability that
+/// rises linearly from 0 to `pmax`.
+///
+/// An ECN-capable IPv4 or IPv6 packet, untagged or with one 802.1Q tag, becomes Congestion
+/// Experienced; others pass as they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EcnConfig {
+    /// Bytes up to which nothing is marked.
+    pub kmin_bytes: u64,
+    /// Bytes above which everything is marked.
+    pub kmax_bytes: u64,
+    /// Probability just below `kmax_bytes`.
+    pub pmax: f64,
+}
+
+/// Sizes of a [`SimNetwork`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetworkConfig {
+    /// Largest IP packet in bytes, 68 to 65535.
+    pub mtu: u32,
+    /// Frames that a port may have in the network. When so many are underway, `tx_burst` takes no
+    /// more until some have been received or dropped.
+    pub frames: usize,
+}
+
+impl Default for NetworkConfig {
+    /// An MTU of 4200, which path MTU 4096 fits into, and 4096 frames a port.
+    fn default() -> NetworkConfig {
+        NetworkConfig { mtu: 4200, frames: 4096 }
+    }
+}
+
+/// What a [filter](SimNetwork::set_filter) wants done with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing.
+    Pass,
+    /// Lose it.
+    Drop,
+    /// Deliver it twice.
+    Duplicate,
+    /// Deliver it later by this; frames behind it overtake.
+    Delay(Duration),
+    /// Flip one random bit.
+    Corrupt,
+}
+
+/// What was done to frames so far, by filter or by chance. A flooded frame counts once a link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Frames that entered a link.
+    pub offered: u64,
+    /// Frames lost.
+    pub lost: u64,
+    /// Frames delivered twice.
+    pub duplicated: u64,
+    /// Frames held back or delayed by a filter.
+    pub reordered: u64,
+    /// Frames with a bit flipped.
+    pub corrupted: u64,
+    /// Frames dropped because of [`LinkConfig::queue_limit`].
+    pub queue_dropped: u64,
+    /// Frames marked as Congestion Experienced.
+    pub marked: u64,
+}
+
+/// The network: makes ports, changes conditions, and looks on. Clones are handles to the same one.
+#[derive(Clone)]
+pub struct SimNetwork {
+    network: Arc<Mutex<Network>>,
+    config: NetworkConfig,
+}
+
+impl fmt::Debug for SimNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimNetwork").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl SimNetwork {
+    /// A network without ports, with the default sizes.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field of `link` that makes no sense.
+    pub fn new(seed: u64, link: LinkConfig) -> Result<SimNetwork, Error> {
+        SimNetwork::with_config(seed, link, NetworkConfig::default())
+    }
+
+    /// A network without ports.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field of `link` or `config` that makes no sense.
+    pub fn with_config(seed: u64, link: LinkConfig, config: NetworkConfig) -> Result<SimNetwork, Error> {
+        link.check()?;
+        check_mtu(config.mtu)?;
+        if config.frames == 0 {
+            return Err(invalid("frames", 0, "at least one"));
+        }
+        Ok(SimNetwork { network: Arc::new(Mutex::new(Network::new(seed, link))), config })
+    }
+
+    /// Plugs in a new port that owns `addresses` (its GID table, in that order). Its hardware
+    /// address is locally administered and derived from the port's number. Where two ports own the
+    /// same IP address, [`PacketDriver::resolve`] finds the older one.
+    pub fn port(&self, addresses: &[IpAddr]) -> SimPort {
+        let NetworkConfig { mtu, frames } = self.config;
+        let max_frame = mtu as usize + FRAME_OVERHEAD;
+        let number = lock(&self.network).add_port(addresses, frames, max_frame);
+        SimPort {
+            capabilities: Capabilities {
+                driver: "sim",
+                description: "simulated link in virtual time".into(),
+                interface: format!("sim{number}"),
+                layer: Layer::Ethernet,
+                mac: port_mac(number),
+                addresses: addresses.to_vec(),
+                mtu,
+                max_frame,
+            },
+            number,
+            network: self.network.clone(),
+            received: Vec::with_capacity(BURST),
+            stats: Stats::default(),
+        }
+    }
+
+    /// When the next frame becomes receivable at any port, if one is underway.
+    pub fn next_arrival(&self) -> Option<Nanos> {
+        lock(&self.network).next_arrival()
+    }
+
+    /// Changes all links. Frames that are underway keep their time of arrival.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field that makes no sense; nothing is changed then.
+    pub fn set_config(&self, link: LinkConfig) -> Result<(), Error> {
+        link.check()?;
+        lock(&self.network).link = link;
+        Ok(())
+    }
+
+    /// Shows `filter` each frame that is sent, before anything random happens to it: a script can
+    /// drop the n-th frame. It replaces the filter before it, and must not use the network itself.
+    pub fn set_filter(&self, filter: Box<dyn FnMut(&[u8]) -> Verdict + Send>) {
+        lock(&self.network).filter = filter;
+    }
+
+    /// A hash over each frame offered (time, port, bytes) and each of its fates, in order.
+    pub fn trace_hash(&self) -> u64 {
+        lock(&self.network).trace.value()
+    }
+
+    /// What was done to frames so far.
+    pub fn counters(&self) -> Counters {
+        lock(&self.network).counters
+    }
+}
+
+/// A port of a [`SimNetwork`].
+///
+/// A frame for the port's own hardware address comes back to it, over a link like any other. One
+/// that `source` says is shorter than an Ethernet header or longer than
+/// [`Capabilities::max_frame`] is not sent and counts as [`Stats::tx_dropped`]. What the network
+/// does to frames is in [`Counters`], not in [`Stats`].
+pub struct SimPort {
+    capabilities: Capabilities,
+    number: usize,
+    network: Arc<Mutex<Network>>,
+    received: Vec<Frame>,
+    stats: Stats,
+}
+
+impl fmt::Debug for SimPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimPort").field("capabilities", &self.capabilities).finish_non_exhaustive()
+    }
+}
+
+impl PacketDriver for SimPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+        lock(&self.network).receive(self.number, now, &mut self.received, BURST);
+        let count = self.received.len();
+        for frame in &self.received {
+            sink(frame.contents());
+            self.stats.rx_bytes += frame.len as u64;
+        }
+        self.stats.rx_frames += count as u64;
+        lock(&self.network).recycle(&mut self.received);
+        Ok(count)
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, Error> {
+        let mut sent = 0;
+        // The lock is not held while `source` runs, which may look at the network.
+        loop {
+            let Some(mut frame) = lock(&self.network).spare_frame(self.number) else { break };
+            let len = source(&mut frame.bytes);
+            let mut network = lock(&self.network);
+            match len {
+                None => {
+                    network.give_back(frame);
+                    break;
+                }
+                Some(len) if !(ETHERNET_HEADER..=self.capabilities.max_frame).contains(&len) => {
+                    self.stats.tx_dropped += 1;
+                    network.give_back(frame);
+                }
+                Some(len) => {
+                    frame.len = len;
+                    sent += 1;
+                    self.stats.tx_bytes += len as u64;
+                    network.send(now, frame);
+                }
+            }
+        }
+        self.stats.tx_frames += sent as u64;
+        Ok(sent)
+    }
+
+    /// Returns at once: time is virtual, so there is nothing to sleep for.
+    fn wait(&mut self, _timeout: Duration) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        find_address(lock(&self.network).addresses(), peer)
+            .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+}
+
+impl Drop for SimPort {
+    fn drop(&mut self) {
+        let mut network = lock(&self.network);
+        network.recycle(&mut self.received);
+        network.remove_port(self.number);
+    }
+}
+
+const ETHERNET_HEADER: usize = 14;
+/// Frames that one `rx_burst` hands out at most.
+const BURST: usize = 64;
+/// The most frames that may overtake one, and the most that a link holds back at a time.
+const REORDER_LIMIT: usize = 64;
+
+impl LinkConfig {
+    fn check(&self) -> Result<(), Error> {
+        for (name, value) in [
+            ("loss", self.loss),
+            ("duplicate", self.duplicate),
+            ("corrupt", self.corrupt),
+            ("reorder", self.reorder),
+            ("ecn.pmax", self.ecn.map_or(0.0, |ecn| ecn.pmax)),
+        ] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(invalid(name, value, "a probability, 0 to 1"));
+            }
+        }
+        if !(1..=REORDER_LIMIT).contains(&self.reorder_by) {
+            return Err(invalid("reorder_by", self.reorder_by, "1 to 64 frames"));
+        }
+        if self.rate == Some(0) {
+            return Err(invalid("rate", 0, "at least 1 bit per second (a cut link is loss = 1)"));
+        }
+        let needs_rate = "a rate too: without one no queue builds up";
+        if let (None, Some(limit)) = (self.rate, self.queue_limit) {
+            return Err(invalid("queue_limit", limit, needs_rate));
+        }
+        let Some(ecn) = self.ecn else { return Ok(()) };
+        if self.rate.is_none() {
+            return Err(invalid("ecn", format!("{ecn:?}"), needs_rate));
+        }
+        if ecn.kmin_bytes > ecn.kmax_bytes {
+            return Err(invalid("ecn.kmin_bytes", ecn.kmin_bytes, "at most ecn.kmax_bytes"));
+        }
+        Ok(())
+    }
+}
+
+fn invalid(parameter: &'static str, value: impl fmt::Display, expected: &str) -> Error {
+    Error::Invalid { parameter, value: value.to_string(), expected: expected.into() }
+}
+
+#[cfg(test)]
+mod tests;
