@@ -1,1 +1,688 @@
-//! placeholder
+//! Kernel-bypass sockets on a real interface: AF_XDP, on xsk-rs.
+//!
+//! An XDP program on the interface directs RoCE (and nothing else) from one receive queue to the
+//! socket, so ARP, neighbour discovery and every other protocol of the interface go on working.
+//! Frames come and go through rings in shared memory. Native XDP is tried before generic, and
+//! zero-copy before copy; [`Capabilities::description`] says what it came to, and why.
+//!
+//! Nothing stays behind: the program hangs on a bpf link that ends with the last process that
+//! has it open, whether that one returns, panics or is killed.
+
+mod attachment;
+mod bpf;
+mod filter;
+mod frames;
+
+use std::io;
+use std::net::IpAddr;
+use std::num::NonZeroU32;
+use std::os::fd::{AsRawFd, RawFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+use xsk_rs::config::{BindFlags, FrameSize, LibxdpFlags, QueueSize, SocketConfig, UmemConfig};
+use xsk_rs::umem::frame::FrameDesc;
+use xsk_rs::{CompQueue, FillQueue, RxQueue, Socket, TxQueue};
+
+use crate::netlink::{Interface, Netlink, XdpMode};
+use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+use attachment::Attachment;
+use frames::{Frames, TxSlots};
+
+/// What to open.
+#[derive(Clone, Debug)]
+pub struct AfXdpConfig {
+    /// The interface's name.
+    pub interface: String,
+    /// The receive and transmit queue of the interface; one socket a queue.
+    pub queue: u32,
+    /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to
+    /// 65536. Few of them lose frames when the receiver is kept from its core.
+    pub rx_frames: u32,
+    /// Frames that may be under way to the wire at once, 1 to 1024.
+    pub tx_frames: u32,
+    /// Whether RoCE v1 (EtherType 0x8915) is received as well.
+    pub roce_v1: bool,
+    /// Polls the device from `rx_burst` for up to this time instead of waiting for its interrupts.
+    /// Helps where the device's interrupts come to the poll loop's own core; does nothing on veth.
+    pub busy_poll: Option<Duration>,
+}
+
+impl AfXdpConfig {
+    /// Queue 0 of the interface, with sizes that lose nothing between two busy cores.
+    pub fn new(interface: impl Into<String>) -> AfXdpConfig {
+        AfXdpConfig {
+            interface: interface.into(),
+            queue: 0,
+            rx_frames: 8192,
+            tx_frames: 1024,
+            roce_v1: false,
+            busy_poll: None,
+        }
+    }
+}
+
+/// An AF_XDP socket on one queue of an interface.
+#[derive(Debug)]
+pub struct AfXdp {
+    capabilities: Capabilities,
+    netlink: Netlink,
+    // Goes first on drop, so that frames which come later go to the kernel.
+    _attachment: Attachment,
+    rx: RxQueue,
+    fill: FillQueue,
+    tx: TxQueue,
+    completion: CompQueue,
+    frames: Frames,
+    slots: TxSlots,
+    tx_ring: u32,
+    /// A burst of descriptors, received or completed.
+    burst: Box<[FrameDesc]>,
+    /// A frame in several descriptors, as far as it has come.
+    assembly: Assembly,
+    busy_poll: bool,
+    stats: Stats,
+}
+
+impl AfXdp {
+    /// Opens the socket and directs the queue's RoCE frames to it. Needs CAP_NET_RAW,
+    /// CAP_NET_ADMIN and CAP_BPF, and enough locked memory for the frames (about 36 MiB by default)
+    /// unless it has CAP_IPC_LOCK.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit
+    /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::Invalid`] for a
+    /// parameter out of its range, [`Error::Os`].
+    pub fn open(config: &AfXdpConfig) -> Result<AfXdp, Error> {
+        let netlink = Netlink::open()?;
+        let interface = netlink.interface(&config.interface)?;
+        check(config, &interface)?;
+        let layout = Layout::new(config, &interface)?;
+        raise_memlock_limit();
+        let attachment = Attachment::new(&netlink, &interface, config.roce_v1)?;
+        let (frames, chunks) = register(&layout, &interface)?;
+        let (tx_chunks, rx_chunks) = chunks.split_at(layout.tx_chunks as usize);
+        let bound = bind(config, &layout, &interface, &frames, attachment.mode)?;
+        let Bound { tx, rx, mut fill, completion, why_copy } = bound;
+
+        // SAFETY: the receive chunks are of this UMEM, disjoint from the transmit ones, and used by
+        // nobody. The fill ring has room for all of them.
+        let filled = unsafe { fill.produce(rx_chunks) };
+        debug_assert_eq!(filled, rx_chunks.len());
+        let fd = rx.fd().as_raw_fd();
+        enlarge_send_buffer(fd, &interface);
+        if let Some(time) = config.busy_poll {
+            prefer_busy_poll(fd, time)
+                .map_err(|source| os_error("asking for busy polling", &interface.name, source))?;
+        }
+        attachment.direct(config.queue, fd).map_err(|source| {
+            os_error("putting the socket into the XDP program's map", &interface.name, source)
+        })?;
+
+        let description = describe(config, &layout, &interface, &attachment, why_copy.as_deref());
+        info!(interface = interface.name, "af_xdp: {description}");
+        if interface.rx_queues > 1 {
+            warn!(
+                interface = interface.name,
+                "only RoCE frames that the device steers to queue {} of {} arrive here; steer UDP port 4791 to it, \
+                 or have one queue: `ethtool -L {} combined 1`",
+                config.queue,
+                interface.rx_queues,
+                interface.name
+            );
+        }
+        if !interface.carrier {
+            warn!(interface = interface.name, "the link has no carrier");
+        }
+        Ok(AfXdp {
+            capabilities: Capabilities {
+                driver: "af_xdp",
+                description,
+                interface: interface.name.clone(),
+                layer: Layer::Ethernet,
+                mac: interface.mac,
+                addresses: interface.gid_order(),
+                mtu: interface.mtu.min((layout.max_frame - FRAME_OVERHEAD) as u32),
+                max_frame: layout.max_frame,
+            },
+            netlink,
+            _attachment: attachment,
+            rx,
+            fill,
+            tx,
+            completion,
+            slots: TxSlots::new(tx_chunks, layout.chunks_per_slot as usize, layout.umem),
+            frames,
+            tx_ring: layout.tx_ring,
+            burst: vec![FrameDesc::default(); BURST].into(),
+            assembly: Assembly::new(layout.max_frame),
+            busy_poll: config.busy_poll.is_some(),
+            stats: Stats::default(),
+        })
+    }
+
+    /// Takes back the slots of frames that have left.
+    fn reclaim(&mut self) {
+        while self.slots.any_in_flight() {
+            // SAFETY: the completion ring belongs to the UMEM of `frames`.
+            let n = unsafe { self.completion.consume(&mut self.burst) };
+            self.burst[..n].iter().for_each(|descriptor| self.slots.complete(descriptor));
+            if n < self.burst.len() {
+                break;
+            }
+        }
+    }
+
+    /// Wakes the kernel while it takes frames from the transmit ring. It takes 32 a call; what it
+    /// does not take now (no buffer space) waits for the next call of `tx_burst` or `wait`.
+    fn kick(&mut self) -> Result<(), Error> {
+        let mut waiting = self.tx_ring - self.tx.nb_free_exact();
+        while waiting > 0 && self.tx.needs_wakeup() {
+            self.tx.wakeup().map_err(|source| self.gone(source))?;
+            let left = self.tx_ring - self.tx.nb_free_exact();
+            if left == waiting {
+                break;
+            }
+            waiting = left;
+        }
+        Ok(())
+    }
+
+    /// Lets the kernel look for frames where it does not do so by itself: a driver that sleeps
+    /// until woken, or one that is polled instead of interrupting.
+    fn drive_receive(&self) -> Result<(), Error> {
+        if !self.busy_poll && !self.fill.needs_wakeup() {
+            return Ok(());
+        }
+        let fd = self.rx.fd().as_raw_fd();
+        // SAFETY: no memory is passed; a receive of zero bytes only drives the device.
+        if unsafe { libc::recv(fd, std::ptr::null_mut(), 0, libc::MSG_DONTWAIT) } < 0 {
+            let error = io::Error::last_os_error();
+            let passing = [libc::EAGAIN, libc::EBUSY, libc::ENOBUFS, libc::ENETDOWN, libc::EINTR];
+            if !error.raw_os_error().is_some_and(|code| passing.contains(&code)) {
+                return Err(self.gone(error));
+            }
+        }
+        Ok(())
+    }
+
+    fn gone(&self, source: io::Error) -> Error {
+        os_error("using the AF_XDP socket (was the interface removed?)", &self.capabilities.interface, source)
+    }
+}
+
+impl PacketDriver for AfXdp {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+        // SAFETY: the receive ring belongs to the UMEM of `frames`.
+        let n = unsafe { self.rx.consume(&mut self.burst) };
+        let received = &self.burst[..n];
+        let before = self.stats.rx_frames;
+        for descriptor in received {
+            // SAFETY: the kernel has just handed this chunk over; it gets it back below.
+            let piece = unsafe { self.frames.bytes(descriptor.addr(), descriptor.lengths().data()) };
+            let Some(frame) = self.assembly.add(piece, descriptor.has_more_frames()) else { continue };
+            // A veth (or an interface in promiscuous mode) also delivers frames for others.
+            if frame.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == self.capabilities.mac) {
+                self.stats.rx_frames += 1;
+                self.stats.rx_bytes += frame.len() as u64;
+                sink(frame);
+            }
+        }
+        // SAFETY: these chunks came from this UMEM's receive ring and are not used any more. The
+        // fill ring has an entry for each receive chunk, so there is room.
+        let refilled = unsafe { self.fill.produce(received) };
+        debug_assert_eq!(refilled, n);
+        if n == 0 || self.fill.needs_wakeup() {
+            self.drive_receive()?;
+        }
+        Ok((self.stats.rx_frames - before) as usize)
+    }
+
+    fn tx_burst(
+        &mut self,
+        _now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, Error> {
+        self.reclaim();
+        let max_frame = self.capabilities.max_frame;
+        let before = self.stats.tx_frames;
+        let mut exhausted = false;
+        while !exhausted {
+            let mut batch = [FrameDesc::default(); TX_BATCH + MAX_CHUNKS_PER_SLOT];
+            let mut descriptors = 0;
+            while descriptors < TX_BATCH {
+                let frame = self.slots.peek().and_then(|slot| {
+                    source(self.slots.buffer(slot, &mut self.frames, max_frame)).map(|len| (slot, len))
+                });
+                let Some((slot, len)) = frame else {
+                    exhausted = true;
+                    break;
+                };
+                assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
+                descriptors += self.slots.fill(slot, len, &mut self.frames, &mut batch[descriptors..]);
+                self.stats.tx_frames += 1;
+                self.stats.tx_bytes += len as u64;
+            }
+            // SAFETY: the descriptors are of slots that were free, in this UMEM, and are marked as
+            // in flight now. The ring has an entry for each transmit chunk, so there is room.
+            let produced = unsafe { self.tx.produce(&batch[..descriptors]) };
+            debug_assert_eq!(produced, descriptors);
+            self.kick()?;
+        }
+        Ok((self.stats.tx_frames - before) as usize)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.kick()?;
+        if self.rx.nb_avail(1) > 0 {
+            return Ok(());
+        }
+        let fd = self.rx.fd().as_raw_fd();
+        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        // SAFETY: one `pollfd` and a `timespec` that outlive the call; no signal mask.
+        let ready = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
+        if ready < 0 {
+            let error = io::Error::last_os_error();
+            return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(self.gone(error)) };
+        }
+        if ready == 0 || poll.revents & libc::POLLIN == 0 {
+            // A socket whose interface was removed becomes silent, with the reason set aside.
+            let code = socket_error(fd).map_err(|source| self.gone(source))?;
+            if code != 0 {
+                return Err(self.gone(io::Error::from_raw_os_error(code)));
+            }
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        // Read anew: addresses come and go.
+        let interface = self.netlink.interface(&self.capabilities.interface)?;
+        self.netlink.resolve(&interface, peer)
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = self.stats;
+        // Frames without a buffer are in `rx_dropped`; the count of empty fill rings has them too.
+        if let Ok(kernel) = self.rx.fd().xdp_statistics() {
+            stats.rx_dropped = self.assembly.dropped + kernel.rx_dropped() + kernel.rx_ring_full();
+            stats.tx_dropped = kernel.tx_invalid_descs();
+        }
+        stats
+    }
+}
+
+/// Descriptors taken from a ring at once.
+const BURST: usize = 64;
+/// Descriptors that the kernel takes from the transmit ring in one call (TX_BATCH_SIZE).
+const TX_BATCH: usize = 32;
+/// Enough for an MTU of 9000.
+const MAX_CHUNKS_PER_SLOT: usize = 3;
+const MAX_TX_FRAMES: u32 = 1024;
+/// The kernel keeps this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
+const XDP_HEADROOM: u32 = 256;
+/// Ethernet header and one 802.1Q tag, which the MTU does not count.
+const FRAME_OVERHEAD: usize = 18;
+/// A socket that was just closed holds its queue for some milliseconds.
+const BIND_PATIENCE: Duration = Duration::from_secs(1);
+const BIND_RETRY: Duration = Duration::from_millis(5);
+/// The kernel counts frames under way with all their overhead; its default throttles the sender.
+const SEND_BUFFER: i32 = 8 << 20;
+
+/// How the frame memory is cut.
+#[derive(Debug)]
+struct Layout {
+    umem: UmemConfig,
+    chunks_per_slot: u32,
+    tx_chunks: u32,
+    rx_chunks: u32,
+    tx_ring: u32,
+    max_frame: usize,
+}
+
+impl Layout {
+    fn new(config: &AfXdpConfig, interface: &Interface) -> Result<Layout, Error> {
+        let wanted = interface.mtu as usize + FRAME_OVERHEAD;
+        // Chunks can't be larger than a page. Halves of one hold the frames of an MTU of 1500.
+        let chunk: u32 = if wanted <= 2048 - XDP_HEADROOM as usize { 2048 } else { 4096 };
+        let chunk_data = (chunk - XDP_HEADROOM) as usize;
+        let max_frame = wanted.min(MAX_CHUNKS_PER_SLOT * chunk_data);
+        let chunks_per_slot = max_frame.div_ceil(chunk_data) as u32;
+        let tx_chunks = config.tx_frames * chunks_per_slot;
+        let tx_ring = tx_chunks.next_power_of_two();
+        let invalid = |e: &dyn std::fmt::Display| Error::Invalid {
+            parameter: "ring size",
+            value: format!("{} and {}", config.rx_frames, config.tx_frames),
+            expected: e.to_string(),
+        };
+        let umem = UmemConfig::builder()
+            .frame_size(FrameSize::new(chunk).map_err(|e| invalid(&e))?)
+            .fill_queue_size(QueueSize::new(config.rx_frames).map_err(|e| invalid(&e))?)
+            .comp_queue_size(QueueSize::new(tx_ring).map_err(|e| invalid(&e))?)
+            .build()
+            .map_err(|e| invalid(&e))?;
+        Ok(Layout { umem, chunks_per_slot, tx_chunks, rx_chunks: config.rx_frames, tx_ring, max_frame })
+    }
+
+    /// Whether frames may be larger than a chunk.
+    fn multi_buffer(&self) -> bool {
+        self.chunks_per_slot > 1
+    }
+
+    fn chunks(&self) -> u32 {
+        self.tx_chunks + self.rx_chunks
+    }
+}
+
+/// Puts frames of several descriptors together.
+#[derive(Debug)]
+struct Assembly {
+    buffer: Box<[u8]>,
+    len: usize,
+    /// The frame is larger than the buffer, and its rest is being skipped.
+    oversize: bool,
+    dropped: u64,
+}
+
+impl Assembly {
+    fn new(max_frame: usize) -> Assembly {
+        Assembly { buffer: vec![0; max_frame].into(), len: 0, oversize: false, dropped: 0 }
+    }
+
+    /// Takes the next piece; gives the frame when it is whole.
+    fn add<'a>(&'a mut self, piece: &'a [u8], more: bool) -> Option<&'a [u8]> {
+        if self.len == 0 && !self.oversize && !more {
+            return Some(piece);
+        }
+        match self.buffer.get_mut(self.len..self.len + piece.len()) {
+            Some(room) if !self.oversize => {
+                room.copy_from_slice(piece);
+                self.len += piece.len();
+            }
+            _ => self.oversize = true,
+        }
+        if more {
+            return None;
+        }
+        let len = std::mem::take(&mut self.len);
+        if std::mem::take(&mut self.oversize) {
+            self.dropped += 1;
+            return None;
+        }
+        Some(&self.buffer[..len])
+    }
+}
+
+fn check(config: &AfXdpConfig, interface: &Interface) -> Result<(), Error> {
+    let invalid = |parameter, value: u32, expected: String| {
+        Err(Error::Invalid { parameter, value: value.to_string(), expected })
+    };
+    if !interface.up {
+        return Err(Error::InterfaceDown { name: interface.name.clone() });
+    }
+    if config.queue >= interface.rx_queues.min(interface.tx_queues) {
+        let queues = interface.rx_queues.min(interface.tx_queues);
+        let expected = format!("'{}' has {queues} queue(s), counted from 0", interface.name);
+        return invalid("queue", config.queue, expected);
+    }
+    if !config.rx_frames.is_power_of_two() || !(64..=65536).contains(&config.rx_frames) {
+        return invalid("rx_frames", config.rx_frames, "a power of two from 64 to 65536".to_owned());
+    }
+    if !(1..=MAX_TX_FRAMES).contains(&config.tx_frames) {
+        return invalid("tx_frames", config.tx_frames, format!("1 to {MAX_TX_FRAMES}"));
+    }
+    Ok(())
+}
+
+fn register(layout: &Layout, interface: &Interface) -> Result<(Frames, Vec<FrameDesc>), Error> {
+    const WHAT: &str = "registering frame memory";
+    let count = NonZeroU32::new(layout.chunks()).unwrap_or(NonZeroU32::MIN);
+    Frames::new(layout.umem, count).map_err(|error| {
+        let source = os_cause(&error);
+        match source.raw_os_error() {
+            Some(libc::EPERM) => permission("opening an AF_XDP socket", &interface.name, "CAP_NET_RAW"),
+            // xdp_umem_account_pages: over the limit of locked memory.
+            Some(libc::ENOBUFS) => {
+                let kib = layout.chunks() as usize * layout.umem.frame_size().get() as usize / 1024;
+                Error::Permission {
+                    what: WHAT,
+                    interface: interface.name.clone(),
+                    capability: "more locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK",
+                    cure: format!(
+                        "{kib} KiB are needed: `ulimit -l {kib}`, or lower rx_frames and tx_frames"
+                    ),
+                }
+            }
+            _ => os_error(WHAT, &interface.name, source),
+        }
+    })
+}
+
+/// A bound socket's rings.
+struct Bound {
+    tx: TxQueue,
+    rx: RxQueue,
+    fill: FillQueue,
+    completion: CompQueue,
+    /// Why it is not zero-copy, if it is not.
+    why_copy: Option<String>,
+}
+
+fn bind(
+    config: &AfXdpConfig,
+    layout: &Layout,
+    interface: &Interface,
+    frames: &Frames,
+    mode: XdpMode,
+) -> Result<Bound, Error> {
+    const WHAT: &str = "binding the AF_XDP socket";
+    let os = |source| os_error(WHAT, &interface.name, source);
+    let mut why_copy = None;
+    let made = if mode == XdpMode::Native {
+        match bind_patiently(config, layout, interface, frames, BindFlags::XDP_ZEROCOPY) {
+            Err(Error::Os { source, .. }) => {
+                why_copy = Some(format!("zero-copy refused: {source}"));
+                bind_patiently(config, layout, interface, frames, BindFlags::XDP_COPY)
+            }
+            other => other,
+        }
+    } else {
+        why_copy = Some("generic XDP has no zero-copy".to_owned());
+        bind_patiently(config, layout, interface, frames, BindFlags::XDP_COPY)
+    };
+    let (tx, rx, rings) = made?;
+    let Some((fill, completion)) = rings else {
+        return Err(os(io::Error::other("libxdp gave no fill and completion rings")));
+    };
+    Ok(Bound { tx, rx, fill, completion, why_copy })
+}
+
+type Rings = (TxQueue, RxQueue, Option<(FillQueue, CompQueue)>);
+
+fn bind_patiently(
+    config: &AfXdpConfig,
+    layout: &Layout,
+    interface: &Interface,
+    frames: &Frames,
+    copy: BindFlags,
+) -> Result<Rings, Error> {
+    let os = |source| os_error("binding the AF_XDP socket", &interface.name, source);
+    let bad_size = |e: xsk_rs::config::QueueSizeError| os(io::Error::other(e.to_string()));
+    let mut flags = BindFlags::XDP_USE_NEED_WAKEUP | copy;
+    if layout.multi_buffer() {
+        flags |= BindFlags::XDP_USE_SG;
+    }
+    let socket = SocketConfig::builder()
+        .rx_queue_size(QueueSize::new(layout.rx_chunks).map_err(bad_size)?)
+        .tx_queue_size(QueueSize::new(layout.tx_ring).map_err(bad_size)?)
+        .libxdp_flags(LibxdpFlags::XSK_LIBXDP_FLAGS_INHIBIT_PROG_LOAD)
+        .bind_flags(flags)
+        .build();
+    let name = interface.name.parse().map_err(|_| os(io::Error::other("the name has a NUL in it")))?;
+    let deadline = Instant::now() + BIND_PATIENCE;
+    loop {
+        // SAFETY: the UMEM is not shared, and libxdp loads no program.
+        match unsafe { Socket::new(socket, &frames.umem, &name, config.queue) } {
+            Ok(rings) => return Ok(rings),
+            Err(error) => {
+                let source = os_cause(&error);
+                if source.raw_os_error() != Some(libc::EBUSY) {
+                    return Err(os(source));
+                }
+            }
+        }
+        if Instant::now() > deadline {
+            return Err(Error::QueueBusy { interface: interface.name.clone(), queue: config.queue });
+        }
+        thread::sleep(BIND_RETRY);
+    }
+}
+
+fn describe(
+    config: &AfXdpConfig,
+    layout: &Layout,
+    interface: &Interface,
+    attachment: &Attachment,
+    why_copy: Option<&str>,
+) -> String {
+    let mode = match attachment.mode {
+        XdpMode::Native => "native XDP",
+        XdpMode::Generic => "generic XDP",
+        XdpMode::Other => "offloaded XDP",
+    };
+    let copy = if why_copy.is_some() { "copy" } else { "zero-copy" };
+    let reasons: Vec<_> = attachment.why_generic.as_deref().into_iter().chain(why_copy).collect();
+    let reasons = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) };
+    let jumbo = if layout.multi_buffer() { ", multi-buffer" } else { "" };
+    format!(
+        "{mode}, {copy}{reasons}, queue {} of {}, {} receive and {} transmit frames{jumbo}",
+        config.queue, interface.rx_queues, config.rx_frames, config.tx_frames
+    )
+}
+
+/// Locked memory is limited per user; a process that may raise its limit does.
+fn raise_memlock_limit() {
+    let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: pointers to an `rlimit` each, which outlive the calls.
+    unsafe {
+        if libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited) == 0 {
+            return;
+        }
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        if libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const limit);
+        }
+    }
+}
+
+fn enlarge_send_buffer(fd: RawFd, interface: &Interface) {
+    if set_option(fd, libc::SO_SNDBUFFORCE, SEND_BUFFER).is_err()
+        && let Err(e) = set_option(fd, libc::SO_SNDBUF, SEND_BUFFER)
+    {
+        warn!(interface = interface.name, "the send buffer keeps its size, which throttles: {e}");
+    }
+}
+
+fn prefer_busy_poll(fd: RawFd, time: Duration) -> io::Result<()> {
+    set_option(fd, libc::SO_PREFER_BUSY_POLL, 1)?;
+    set_option(fd, libc::SO_BUSY_POLL, i32::try_from(time.as_micros()).unwrap_or(i32::MAX))?;
+    set_option(fd, libc::SO_BUSY_POLL_BUDGET, BURST as i32)
+}
+
+fn set_option(fd: RawFd, option: i32, value: i32) -> io::Result<()> {
+    let len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: pointer and length describe `value`, which outlives the call.
+    match unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, option, (&raw const value).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The error that the kernel has set aside for a socket; 0 is none.
+fn socket_error(fd: RawFd) -> io::Result<i32> {
+    let mut code = 0i32;
+    let mut len = size_of_val(&code) as libc::socklen_t;
+    // SAFETY: pointer and length describe `code`, which outlives the call.
+    match unsafe {
+        libc::getsockopt(fd, libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut code).cast(), &raw mut len)
+    } {
+        0 => Ok(code),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// The system's error behind one of xsk-rs.
+fn os_cause(error: &(dyn std::error::Error + 'static)) -> io::Error {
+    let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    match cause.and_then(io::Error::raw_os_error) {
+        Some(code) => io::Error::from_raw_os_error(code),
+        None => io::Error::other(error.to_string()),
+    }
+}
+
+fn os_error(what: &'static str, interface: &str, source: io::Error) -> Error {
+    Error::Os { what, interface: interface.to_owned(), source }
+}
+
+/// A refusal for want of a capability, with those that the process lacks.
+fn permission(what: &'static str, interface: &str, capability: &'static str) -> Error {
+    let needed = [("CAP_NET_ADMIN", 12), ("CAP_NET_RAW", 13), ("CAP_BPF", 39)];
+    let effective = effective_capabilities().unwrap_or(0);
+    let missing: Vec<_> =
+        needed.iter().filter(|(_, bit)| effective >> bit & 1 == 0).map(|(name, _)| *name).collect();
+    let missing = if missing.is_empty() {
+        "the process has them in its own user namespace only".to_owned()
+    } else {
+        format!("the process lacks {}", missing.join(", "))
+    };
+    let cure = format!(
+        "{missing}; run as root, or `setcap cap_net_admin,cap_net_raw,cap_bpf,cap_ipc_lock+ep` the program"
+    );
+    Error::Permission { what, interface: interface.to_owned(), capability, cure }
+}
+
+fn effective_capabilities() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
+    let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(hex.trim(), 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_of_several_pieces_are_put_together() {
+        let mut a = Assembly::new(10);
+        assert_eq!(a.add(&[1, 2], false), Some(&[1, 2][..]));
+        assert_eq!(a.add(&[1, 2, 3], true), None);
+        assert_eq!(a.add(&[4, 5], true), None);
+        assert_eq!(a.add(&[6], false), Some(&[1, 2, 3, 4, 5, 6][..]));
+        assert_eq!(a.add(&[7], false), Some(&[7][..]));
+        assert_eq!(a.dropped, 0);
+    }
+
+    #[test]
+    fn an_oversize_frame_is_dropped_whole() {
+        let mut a = Assembly::new(4);
+        assert_eq!(a.add(&[1, 2, 3], true), None);
+        assert_eq!(a.add(&[4, 5], true), None);
+        assert_eq!(a.add(&[6], false), None);
+        assert_eq!(a.dropped, 1);
+        assert_eq!(a.add(&[1, 2, 3, 4], false), Some(&[1, 2, 3, 4][..]));
+        // The first piece alone may be too large.
+        assert_eq!(a.add(&[0; 5], true), None);
+        assert_eq!(a.add(&[6], false), None);
+        assert_eq!(a.dropped, 2);
+    }
+}

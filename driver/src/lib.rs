@@ -159,6 +159,19 @@ pub enum Error {
         /// The queue.
         queue: u32,
     },
+    /// The interface has an XDP program of somebody else, which is not replaced.
+    #[error(
+        "'{interface}' already has the XDP program '{program}' (id {id}), which is not ferroce's; stop its owner, \
+         or take it off with `ip link set {interface} xdp off`"
+    )]
+    ForeignProgram {
+        /// The interface.
+        interface: String,
+        /// The program's name.
+        program: String,
+        /// The program's id, as `bpftool prog` lists it.
+        id: u32,
+    },
     /// A system call failed for a reason that has no variant of its own.
     #[error("{what} on '{interface}': {source}")]
     Os {

@@ -1,1 +1,558 @@
-//! placeholder
+//! Interfaces, routes and neighbours, as the kernel's own tables have them (rtnetlink).
+//!
+//! ARP and neighbour discovery stay with the kernel: it answers for us, it asks for us
+//! ([`Netlink::resolve`]), and what it learned is read from its table.
+
+mod codec;
+
+use std::cell::{Cell, RefCell};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use codec::{Request, address, attributes, family, octets, string, u16_at, u32_at};
+
+use crate::Error;
+
+/// A connection to the routing tables of one network namespace: that of the thread which opened
+/// it, whatever thread uses it later.
+#[derive(Debug)]
+pub struct Netlink {
+    socket: OwnedFd,
+    sequence: Cell<u32>,
+    buffer: RefCell<Vec<u8>>,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Interface {
+    /// Its name.
+    pub name: String,
+    /// Its index in the namespace.
+    pub index: u32,
+    /// Its hardware address; zeros where there is none.
+    pub mac: [u8; 6],
+    /// Largest IP packet, in bytes.
+    pub mtu: u32,
+    /// Set up by the administrator (`ip link set … up`).
+    pub up: bool,
+    /// The link has a carrier.
+    pub carrier: bool,
+    /// Whether it is the loopback interface.
+    pub loopback: bool,
+    /// What made it (`veth`, `bridge`, `bond`); `None` for a plain device.
+    pub kind: Option<String>,
+    /// Its addresses with their prefix lengths, in the kernel's order.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Receive queues in use.
+    pub rx_queues: u32,
+    /// Transmit queues in use.
+    pub tx_queues: u32,
+    /// The XDP program on it.
+    pub xdp: Option<AttachedXdp>,
+}
+
+/// An XDP program on an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttachedXdp {
+    /// The program's id, as `bpftool prog` lists it.
+    pub program: u32,
+    /// Where it runs.
+    pub mode: XdpMode,
+}
+
+/// Where an XDP program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the device's driver, before an skb is made.
+    Native,
+    /// In the network stack, on an skb; any interface can do it.
+    Generic,
+    /// On the NIC itself, or several programs at once.
+    Other,
+}
+
+/// The way to a peer through one interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The router to which packets go; `None` when the peer is on the link.
+    pub gateway: Option<IpAddr>,
+    /// The source address that the kernel would choose.
+    pub source: Option<IpAddr>,
+    /// Largest IP packet on this way, where the route (or path MTU discovery) sets one.
+    pub mtu: Option<u32>,
+}
+
+/// An entry of the neighbour (ARP, ND) table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Neighbour {
+    /// The hardware address, confirmed lately or permanent.
+    Fresh([u8; 6]),
+    /// The hardware address as last heard, not confirmed lately. Good for use; the kernel should be
+    /// told of the use, so that it checks.
+    Stale([u8; 6]),
+    /// Resolution is under way.
+    Incomplete,
+    /// Resolution was tried, and nobody answered.
+    Failed,
+    /// The table has no entry.
+    Absent,
+}
+
+/// How long [`Netlink::resolve`] waits: the kernel asks three times, a second apart.
+const RESOLVE_TIMEOUT: Duration = Duration::from_millis(3500);
+const RESOLVE_POLL: Duration = Duration::from_millis(2);
+/// No answer of the kernel takes this long; it only keeps a lost one from blocking for ever.
+const REPLY_TIMEOUT_S: i64 = 5;
+
+impl Netlink {
+    /// Opens a connection to the tables of the calling thread's network namespace. Needs no
+    /// privilege.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub fn open() -> Result<Netlink, Error> {
+        let os = |source| os_error("opening a netlink socket", "(any)", source);
+        // SAFETY: no pointers; the result is checked below.
+        let fd = unsafe {
+            libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
+        };
+        if fd < 0 {
+            return Err(os(io::Error::last_os_error()));
+        }
+        // SAFETY: `fd` is a descriptor that nobody else owns.
+        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let timeout = libc::timeval { tv_sec: REPLY_TIMEOUT_S, tv_usec: 0 };
+        // SAFETY: the pointer and length describe `timeout`, which outlives the call.
+        let result = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_RCVTIMEO,
+                (&raw const timeout).cast(),
+                size_of_val(&timeout) as libc::socklen_t,
+            )
+        };
+        if result < 0 {
+            return Err(os(io::Error::last_os_error()));
+        }
+        Ok(Netlink { socket, sequence: Cell::new(0), buffer: RefCell::new(vec![0; 1 << 16]) })
+    }
+
+    /// All interfaces of the namespace, in the order of their indices.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub fn interfaces(&self) -> Result<Vec<Interface>, Error> {
+        let os = |source| os_error("listing interfaces", "(any)", source);
+        let mut list = Vec::new();
+        let links = Request::new(libc::RTM_GETLINK, DUMP, &[0; IFINFOMSG]);
+        self.exchange(links, |payload| list.extend(parse_link(payload))).map_err(os)?;
+        let addresses = Request::new(libc::RTM_GETADDR, DUMP, &[0; IFADDRMSG]);
+        self.exchange(addresses, |payload| {
+            if let Some((index, address, prefix)) = parse_address(payload)
+                && let Some(interface) = list.iter_mut().find(|i| i.index == index)
+            {
+                interface.addresses.push((address, prefix));
+            }
+        })
+        .map_err(os)?;
+        for interface in &mut list {
+            self.count_queues(interface);
+        }
+        list.sort_by_key(|i| i.index);
+        Ok(list)
+    }
+
+    /// The interface of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`], [`Error::Os`].
+    pub fn interface(&self, name: &str) -> Result<Interface, Error> {
+        let mut all = self.interfaces()?;
+        match all.iter().position(|i| i.name == name) {
+            Some(at) => Ok(all.swap_remove(at)),
+            None => {
+                let present: Vec<_> = all.into_iter().map(|i| i.name).collect();
+                Err(Error::NoInterface { name: name.to_owned(), present: present.join(", ") })
+            }
+        }
+    }
+
+    /// The way to `peer` through `interface`.
+    ///
+    /// # Errors
+    /// [`Error::NoRoute`] when no route to it leaves through this interface, [`Error::Os`].
+    pub fn route(&self, interface: &Interface, peer: IpAddr) -> Result<Route, Error> {
+        // Asked for a way through an interface where none is configured, the kernel takes an IPv4
+        // peer to be on the link. Only a lookup of the table entry itself tells.
+        self.lookup_route(interface, peer, RTM_F_FIB_MATCH)?;
+        self.lookup_route(interface, peer, 0)
+    }
+
+    /// What the neighbour table knows of `address`.
+    ///
+    /// # Errors
+    /// [`Error::Os`].
+    pub fn neighbour(&self, interface: &Interface, address: IpAddr) -> Result<Neighbour, Error> {
+        let request = Request::new(libc::RTM_GETNEIGH, ONE, &ndmsg(interface, address, 0))
+            .attribute(NDA_DST, &octets(address));
+        let mut found = Neighbour::Absent;
+        match self.exchange(request, |payload| found = parse_neighbour(payload)) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(Neighbour::Absent),
+            Err(e) => Err(os_error("reading the neighbour table", &interface.name, e)),
+            Ok(()) => Ok(found),
+        }
+    }
+
+    /// The hardware address to which frames for `peer` go: the peer's on the same link, the
+    /// gateway's otherwise, the interface's own for its own addresses. Asks the kernel to resolve
+    /// it where it is not known, for 3.5 seconds at most.
+    ///
+    /// # Errors
+    /// [`Error::NoRoute`], [`Error::NoNeighbour`]; [`Error::Permission`] when the entry is missing
+    /// and the process may not ask for it (CAP_NET_ADMIN).
+    pub fn resolve(&self, interface: &Interface, peer: IpAddr) -> Result<[u8; 6], Error> {
+        if interface.addresses.iter().any(|(address, _)| *address == peer) {
+            return Ok(interface.mac);
+        }
+        let next_hop = self.route(interface, peer)?.gateway.unwrap_or(peer);
+        match self.neighbour(interface, next_hop)? {
+            Neighbour::Fresh(mac) => return Ok(mac),
+            Neighbour::Stale(mac) => {
+                self.touch(interface, next_hop)?;
+                return Ok(mac);
+            }
+            Neighbour::Incomplete => {}
+            Neighbour::Failed | Neighbour::Absent => self.touch(interface, next_hop)?,
+        }
+        let deadline = Instant::now() + RESOLVE_TIMEOUT;
+        while Instant::now() < deadline {
+            match self.neighbour(interface, next_hop)? {
+                Neighbour::Fresh(mac) | Neighbour::Stale(mac) => return Ok(mac),
+                Neighbour::Failed => break,
+                Neighbour::Incomplete | Neighbour::Absent => thread::sleep(RESOLVE_POLL),
+            }
+        }
+        Err(Error::NoNeighbour {
+            peer: next_hop,
+            protocol: if next_hop.is_ipv4() { "ARP" } else { "neighbour discovery" },
+            interface: interface.name.clone(),
+        })
+    }
+
+    /// Replaces the XDP program `old` of an interface by `new`, where it is attached without a link
+    /// (`None` stands for no program).
+    ///
+    /// # Errors
+    /// The kernel's word: `EEXIST` when another program than `old` is there, `EBUSY` when it hangs
+    /// on a link.
+    pub fn replace_xdp(
+        &self,
+        interface: &Interface,
+        mode: XdpMode,
+        old: Option<BorrowedFd<'_>>,
+        new: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let fd = |program: Option<BorrowedFd<'_>>| program.map_or(-1, |fd| fd.as_raw_fd()).to_ne_bytes();
+        let mode = if mode == XdpMode::Native { XDP_FLAGS_DRV_MODE } else { XDP_FLAGS_SKB_MODE };
+        let mut fixed = [0; IFINFOMSG];
+        fixed[4..8].copy_from_slice(&interface.index.to_ne_bytes());
+        let request = Request::new(libc::RTM_SETLINK, ONE, &fixed).nested(
+            IFLA_XDP,
+            &[
+                (IFLA_XDP_FD, &fd(new)),
+                (IFLA_XDP_EXPECTED_FD, &fd(old)),
+                (IFLA_XDP_FLAGS, &(mode | XDP_FLAGS_REPLACE).to_ne_bytes()),
+            ],
+        );
+        self.exchange(request, |_| {})
+    }
+
+    /// Tells the kernel that the neighbour is in use: a missing entry is resolved, a stale one
+    /// checked.
+    fn touch(&self, interface: &Interface, address: IpAddr) -> Result<(), Error> {
+        let flags = ONE | libc::NLM_F_CREATE as u16;
+        let request = Request::new(libc::RTM_NEWNEIGH, flags, &ndmsg(interface, address, NTF_USE))
+            .attribute(NDA_DST, &octets(address));
+        self.exchange(request, |_| {}).map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM) => Error::Permission {
+                what: "asking the kernel to resolve a neighbour",
+                interface: interface.name.clone(),
+                capability: "CAP_NET_ADMIN",
+                cure: format!("run as root, or let the kernel resolve {address} first (ping it)"),
+            },
+            _ => os_error("asking the kernel to resolve a neighbour", &interface.name, source),
+        })
+    }
+
+    fn lookup_route(&self, interface: &Interface, peer: IpAddr, flags: u32) -> Result<Route, Error> {
+        let mut fixed = [0; RTMSG];
+        fixed[0] = family(peer);
+        fixed[1] = if peer.is_ipv4() { 32 } else { 128 };
+        fixed[8..12].copy_from_slice(&flags.to_ne_bytes());
+        let request = Request::new(libc::RTM_GETROUTE, ONE, &fixed)
+            .attribute(libc::RTA_DST, &octets(peer))
+            .attribute(libc::RTA_OIF, &interface.index.to_ne_bytes());
+        let mut route = Route { gateway: None, source: None, mtu: None };
+        self.exchange(request, |payload| route = parse_route(payload)).map_err(|source| {
+            match source.raw_os_error() {
+                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL) => {
+                    Error::NoRoute { peer, interface: interface.name.clone() }
+                }
+                _ => os_error("looking up a route", &interface.name, source),
+            }
+        })?;
+        Ok(route)
+    }
+
+    /// Replaces the numbers of queues that exist by those in use, where the driver can tell.
+    fn count_queues(&self, interface: &mut Interface) {
+        let mut channels = EthtoolChannels { cmd: ETHTOOL_GCHANNELS, ..EthtoolChannels::default() };
+        // SAFETY: an `ifreq` is plain old data, for which zeros are valid.
+        let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+        for (to, from) in request.ifr_name.iter_mut().zip(interface.name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_data = (&raw mut channels).cast();
+        // SAFETY: `request` names the interface (16 bytes with NUL, as the kernel gave it) and
+        // points to `channels`, which has the layout that ETHTOOL_GCHANNELS fills; both outlive it.
+        if unsafe { libc::ioctl(self.socket.as_raw_fd(), libc::SIOCETHTOOL, &raw mut request) } == 0 {
+            interface.rx_queues = (channels.rx + channels.combined).max(1);
+            interface.tx_queues = (channels.tx + channels.combined).max(1);
+        }
+    }
+
+    /// Sends a request and hands the payload of each message of the answer to `each`.
+    fn exchange(&self, request: Request, mut each: impl FnMut(&[u8])) -> io::Result<()> {
+        let sequence = self.sequence.get().wrapping_add(1);
+        self.sequence.set(sequence);
+        let bytes = request.finish(sequence);
+        let fd = self.socket.as_raw_fd();
+        // SAFETY: pointer and length are those of `bytes`.
+        if unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), 0) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut buffer = self.buffer.borrow_mut();
+        loop {
+            // SAFETY: pointer and length are those of `buffer`, borrowed exclusively.
+            let n = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC) };
+            let n = match usize::try_from(n) {
+                Ok(n) => n,
+                Err(_) if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => continue,
+                Err(_) => return Err(io::Error::last_os_error()),
+            };
+            if n > buffer.len() {
+                return Err(io::Error::other(format!("a netlink message of {n} bytes is too long")));
+            }
+            for message in codec::messages(&buffer[..n]).filter(|m| m.sequence == sequence) {
+                match i32::from(message.kind) {
+                    libc::NLMSG_DONE => return Ok(()),
+                    // Errno negated; 0 is the acknowledgement that ends every other answer.
+                    libc::NLMSG_ERROR => {
+                        return match u32_at(message.payload, 0).unwrap_or(0) as i32 {
+                            0 => Ok(()),
+                            errno => Err(io::Error::from_raw_os_error(-errno)),
+                        };
+                    }
+                    _ => each(message.payload),
+                }
+            }
+        }
+    }
+}
+
+impl Interface {
+    /// The addresses in the order of a RoCE GID table: IPv6 link-local first, then IPv4, then
+    /// other IPv6.
+    pub fn gid_order(&self) -> Vec<IpAddr> {
+        let mut list: Vec<_> = self.addresses.iter().map(|(address, _)| *address).collect();
+        list.sort_by_key(|address| match address {
+            IpAddr::V6(v6) if v6.is_unicast_link_local() => 0,
+            IpAddr::V4(_) => 1,
+            IpAddr::V6(_) => 2,
+        });
+        list
+    }
+}
+
+const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;
+const ONE: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_ACK) as u16;
+
+// Sizes of the fixed headers (linux/rtnetlink.h, linux/if_addr.h, linux/neighbour.h).
+const IFINFOMSG: usize = 16;
+const IFADDRMSG: usize = 8;
+const RTMSG: usize = 12;
+const NDMSG: usize = 12;
+
+// Attribute types and flags that libc does not have (linux/if_link.h, linux/neighbour.h,
+// linux/rtnetlink.h, linux/ethtool.h).
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_FD: u16 = 1;
+const IFLA_XDP_ATTACHED: u16 = 2;
+const IFLA_XDP_FLAGS: u16 = 3;
+const IFLA_XDP_PROG_ID: u16 = 4;
+const IFLA_XDP_EXPECTED_FD: u16 = 8;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+const XDP_FLAGS_REPLACE: u32 = 1 << 4;
+const NDA_DST: u16 = 1;
+const NDA_LLADDR: u16 = 2;
+const NTF_USE: u8 = 1;
+const NUD_INCOMPLETE: u16 = 0x01;
+const NUD_STALE: u16 = 0x04;
+const NUD_FAILED: u16 = 0x20;
+const RTAX_MTU: u16 = 2;
+const RTM_F_FIB_MATCH: u32 = 0x2000;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+
+/// `struct ethtool_channels`.
+#[repr(C)]
+#[derive(Default)]
+struct EthtoolChannels {
+    cmd: u32,
+    max: [u32; 4],
+    rx: u32,
+    tx: u32,
+    other: u32,
+    combined: u32,
+}
+
+/// `struct ndmsg`.
+fn ndmsg(interface: &Interface, address: IpAddr, flags: u8) -> [u8; NDMSG] {
+    let mut fixed = [0; NDMSG];
+    fixed[0] = family(address);
+    fixed[4..8].copy_from_slice(&interface.index.to_ne_bytes());
+    fixed[10] = flags;
+    fixed
+}
+
+fn parse_link(payload: &[u8]) -> Option<Interface> {
+    let flags = u32_at(payload, 8)? as i32;
+    let mut interface = Interface {
+        name: String::new(),
+        index: u32_at(payload, 4)?,
+        mac: [0; 6],
+        mtu: 0,
+        up: flags & libc::IFF_UP != 0,
+        carrier: flags & libc::IFF_RUNNING != 0,
+        loopback: flags & libc::IFF_LOOPBACK != 0,
+        kind: None,
+        addresses: Vec::new(),
+        rx_queues: 1,
+        tx_queues: 1,
+        xdp: None,
+    };
+    for (kind, value) in attributes(payload.get(IFINFOMSG..)?) {
+        match kind {
+            libc::IFLA_IFNAME => interface.name = string(value),
+            libc::IFLA_ADDRESS => interface.mac = value.try_into().unwrap_or_default(),
+            libc::IFLA_MTU => interface.mtu = u32_at(value, 0)?,
+            libc::IFLA_NUM_RX_QUEUES => interface.rx_queues = u32_at(value, 0)?,
+            libc::IFLA_NUM_TX_QUEUES => interface.tx_queues = u32_at(value, 0)?,
+            libc::IFLA_LINKINFO => {
+                let kind = attributes(value).find(|(kind, _)| *kind == libc::IFLA_INFO_KIND);
+                interface.kind = kind.map(|(_, value)| string(value));
+            }
+            IFLA_XDP => interface.xdp = parse_xdp(value),
+            _ => {}
+        }
+    }
+    Some(interface)
+}
+
+fn parse_xdp(value: &[u8]) -> Option<AttachedXdp> {
+    let of = |wanted| attributes(value).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let mode = match of(IFLA_XDP_ATTACHED)?.first()? {
+        0 => return None,
+        1 => XdpMode::Native,
+        2 => XdpMode::Generic,
+        _ => XdpMode::Other,
+    };
+    Some(AttachedXdp { program: of(IFLA_XDP_PROG_ID).and_then(|v| u32_at(v, 0)).unwrap_or(0), mode })
+}
+
+fn parse_address(payload: &[u8]) -> Option<(u32, IpAddr, u8)> {
+    let prefix = *payload.get(1)?;
+    let mut flags = u32::from(*payload.get(2)?);
+    let (mut own, mut other) = (None, None);
+    for (kind, value) in attributes(payload.get(IFADDRMSG..)?) {
+        match kind {
+            // On a point-to-point link IFA_ADDRESS is the peer's.
+            libc::IFA_LOCAL => own = address(value),
+            libc::IFA_ADDRESS => other = address(value),
+            libc::IFA_FLAGS => flags = u32_at(value, 0)?,
+            _ => {}
+        }
+    }
+    // A duplicate of somebody else's address.
+    if flags & libc::IFA_F_DADFAILED != 0 {
+        return None;
+    }
+    Some((u32_at(payload, 4)?, own.or(other)?, prefix))
+}
+
+fn parse_route(payload: &[u8]) -> Route {
+    let mut route = Route { gateway: None, source: None, mtu: None };
+    for (kind, value) in attributes(payload.get(RTMSG..).unwrap_or_default()) {
+        match kind {
+            libc::RTA_GATEWAY => route.gateway = address(value),
+            // A gateway of the other family: `struct rtvia`, the family before the address.
+            libc::RTA_VIA => route.gateway = value.get(2..).and_then(address),
+            libc::RTA_PREFSRC => route.source = address(value),
+            libc::RTA_METRICS => {
+                let mtu = attributes(value).find(|(kind, _)| *kind == RTAX_MTU);
+                route.mtu = mtu.and_then(|(_, value)| u32_at(value, 0)).filter(|mtu| *mtu != 0);
+            }
+            _ => {}
+        }
+    }
+    route
+}
+
+fn parse_neighbour(payload: &[u8]) -> Neighbour {
+    let state = u16_at(payload, 8).unwrap_or(0);
+    let mac = attributes(payload.get(NDMSG..).unwrap_or_default())
+        .find(|(kind, _)| *kind == NDA_LLADDR)
+        .and_then(|(_, value)| <[u8; 6]>::try_from(value).ok());
+    match (state, mac) {
+        (NUD_FAILED, _) => Neighbour::Failed,
+        (0 | NUD_INCOMPLETE, _) | (_, None) => Neighbour::Incomplete,
+        (NUD_STALE, Some(mac)) => Neighbour::Stale(mac),
+        (_, Some(mac)) => Neighbour::Fresh(mac),
+    }
+}
+
+fn os_error(what: &'static str, interface: &str, source: io::Error) -> Error {
+    Error::Os { what, interface: interface.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loopback_interface_is_listed() {
+        let netlink = Netlink::open().unwrap();
+        let lo = netlink.interface("lo").unwrap();
+        assert!(lo.loopback);
+        assert_eq!(lo.index, 1);
+        assert!(lo.rx_queues >= 1);
+    }
+
+    #[test]
+    fn a_missing_interface_is_named_with_those_that_exist() {
+        let error = Netlink::open().unwrap().interface("nosuch0").unwrap_err().to_string();
+        assert!(error.contains("'nosuch0'") && error.contains("lo"), "{error}");
+    }
+
+    #[test]
+    fn addresses_come_in_gid_order() {
+        let mut lo = Netlink::open().unwrap().interface("lo").unwrap();
+        let of = |s: &str| s.parse::<IpAddr>().unwrap();
+        lo.addresses = ["10.0.0.1", "2001:db8::1", "fe80::1", "10.0.0.2"].map(|s| (of(s), 0)).to_vec();
+        assert_eq!(lo.gid_order(), ["fe80::1", "10.0.0.1", "10.0.0.2", "2001:db8::1"].map(of));
+    }
+}

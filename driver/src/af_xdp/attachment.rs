@@ -1,0 +1,164 @@
+//! Getting the filter onto an interface, and off again.
+//!
+//! It hangs on a bpf link, which lives as long as some process has it open. So it goes with the
+//! last of its users, however that one ends, and several sockets (the queues of one interface, also
+//! of several processes) share one program and one XSKMAP.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+
+use tracing::info;
+
+use super::bpf;
+use super::filter::roce_filter;
+use super::{os_error, permission};
+use crate::Error;
+use crate::netlink::{AttachedXdp, Interface, Netlink, XdpMode};
+
+/// The filter on an interface, held there by this value.
+#[derive(Debug)]
+pub(super) struct Attachment {
+    _link: OwnedFd,
+    xskmap: OwnedFd,
+    pub(super) mode: XdpMode,
+    /// Why the mode is not native, if it is not.
+    pub(super) why_generic: Option<String>,
+}
+
+impl Attachment {
+    /// Attaches the filter, native if the driver can, generic otherwise; or joins the one that
+    /// other ferroce sockets have attached to the interface.
+    pub(super) fn new(netlink: &Netlink, interface: &Interface, roce_v1: bool) -> Result<Attachment, Error> {
+        for _ in 0..ATTEMPTS {
+            let name = &interface.name;
+            let attached = match netlink.interface(name)?.xdp {
+                None => Self::attach(interface, roce_v1),
+                Some(xdp) => Self::take_over(netlink, interface, xdp, roce_v1),
+            }?;
+            if let Some(attached) = attached {
+                return Ok(attached);
+            }
+        }
+        let busy = io::Error::from_raw_os_error(libc::EBUSY);
+        Err(os_error("attaching the XDP program (others keep changing it)", &interface.name, busy))
+    }
+
+    /// Directs the frames of `queue` to an AF_XDP socket, until the socket closes.
+    pub(super) fn direct(&self, queue: u32, socket: RawFd) -> io::Result<()> {
+        bpf::update_map(&self.xskmap, queue, socket as u32)
+    }
+
+    /// `None` when another program got there first.
+    fn attach(interface: &Interface, roce_v1: bool) -> Result<Option<Attachment>, Error> {
+        let os = |what| move |source| refused(what, interface, source);
+        let xskmap = bpf::create_xskmap("ferroce_xsks", interface.rx_queues.max(MAP_ENTRIES))
+            .map_err(os("creating an XSKMAP"))?;
+        let filter = roce_filter(xskmap.as_raw_fd(), roce_v1);
+        let program = bpf::load_xdp(program_name(roce_v1), &filter).map_err(os("loading the XDP program"))?;
+        let native = match bpf::attach_xdp(&program, interface.index, XDP_FLAGS_DRV_MODE) {
+            Ok(link) => {
+                let mode = XdpMode::Native;
+                return Ok(Some(Attachment { _link: link, xskmap, mode, why_generic: None }));
+            }
+            Err(e) if is(&e, &[libc::EBUSY, libc::EEXIST]) => return Ok(None),
+            Err(e) if is(&e, &[libc::EPERM]) => {
+                return Err(refused("attaching the XDP program", interface, e));
+            }
+            Err(e) => e,
+        };
+        match bpf::attach_xdp(&program, interface.index, XDP_FLAGS_SKB_MODE) {
+            Ok(link) => Ok(Some(Attachment {
+                _link: link,
+                xskmap,
+                mode: XdpMode::Generic,
+                why_generic: Some(format!("native XDP refused: {native}")),
+            })),
+            Err(e) if is(&e, &[libc::EBUSY, libc::EEXIST]) => Ok(None),
+            Err(e) => Err(refused("attaching the XDP program", interface, e)),
+        }
+    }
+
+    /// Deals with a program that is already there: joins ours if it is alive, removes it if it was
+    /// left behind (then `None`), and refuses if it is somebody else's.
+    fn take_over(
+        netlink: &Netlink,
+        interface: &Interface,
+        xdp: AttachedXdp,
+        roce_v1: bool,
+    ) -> Result<Option<Attachment>, Error> {
+        let os = |source: io::Error| match source.raw_os_error() {
+            Some(libc::EPERM) => Error::Permission {
+                what: "finding out which XDP program is attached",
+                interface: interface.name.clone(),
+                capability: "CAP_SYS_ADMIN",
+                cure: format!("run as root, or take it off: `ip link set {} xdp off`", interface.name),
+            },
+            _ => os_error("reading the attached XDP program", &interface.name, source),
+        };
+        let program = match bpf::program_by_id(xdp.program) {
+            Err(e) if is(&e, &[libc::ENOENT]) => return Ok(None),
+            other => other.map_err(os)?,
+        };
+        let info = bpf::program_info(&program).map_err(os)?;
+        if ![program_name(false), program_name(true)].contains(&info.name.as_str()) {
+            return Err(Error::ForeignProgram {
+                interface: interface.name.clone(),
+                program: if info.name.is_empty() { "(unnamed)".to_owned() } else { info.name },
+                id: xdp.program,
+            });
+        }
+        let Some(link) = bpf::link_of(xdp.program, interface.index).map_err(os)? else {
+            info!(
+                interface = interface.name,
+                program = xdp.program,
+                "replacing the XDP program {} that an earlier process left behind",
+                info.name
+            );
+            return match netlink.replace_xdp(interface, xdp.mode, Some(program.as_fd()), None) {
+                // Already replaced, or it does hang on a link: look again.
+                Err(e) if is(&e, &[libc::EEXIST, libc::EBUSY]) => Ok(None),
+                Err(e) => Err(refused("detaching the XDP program left behind", interface, e)),
+                Ok(()) => Ok(None),
+            };
+        };
+        if info.name != program_name(roce_v1) {
+            return Err(Error::Invalid {
+                parameter: "roce_v1",
+                value: roce_v1.to_string(),
+                expected: format!(
+                    "{}, as the other ferroce sockets on '{}' have it; they share one XDP program",
+                    !roce_v1, interface.name
+                ),
+            });
+        }
+        let Some(map) = info.maps.first() else { return Ok(None) };
+        let xskmap = bpf::map_by_id(*map).map_err(os)?;
+        let why_generic = (xdp.mode != XdpMode::Native)
+            .then(|| "shares the generic XDP program of another ferroce socket".to_owned());
+        Ok(Some(Attachment { _link: link, xskmap, mode: xdp.mode, why_generic }))
+    }
+}
+
+/// How often another process may attach or detach between our look and our step.
+const ATTEMPTS: u32 = 10;
+/// At least this many queues, so that a queue count raised later still fits.
+const MAP_ENTRIES: u32 = 64;
+const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
+const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
+
+/// The name by which a filter is recognised as ours (15 characters at most).
+fn program_name(roce_v1: bool) -> &'static str {
+    if roce_v1 { "ferroce_rx_v1" } else { "ferroce_rx" }
+}
+
+fn refused(what: &'static str, interface: &Interface, source: io::Error) -> Error {
+    if is(&source, &[libc::EPERM, libc::EACCES]) {
+        permission(what, &interface.name, "CAP_BPF and CAP_NET_ADMIN")
+    } else {
+        os_error(what, &interface.name, source)
+    }
+}
+
+fn is(error: &io::Error, codes: &[i32]) -> bool {
+    error.raw_os_error().is_some_and(|code| codes.contains(&code))
+}

@@ -1,0 +1,212 @@
+//! The XDP program: RoCE goes to the socket of its receive queue, everything else to the kernel.
+//!
+//! Assembled here, instruction by instruction, so that no compiler for eBPF is needed, neither at
+//! build nor at run time. Redirected are
+//!
+//! - UDP to port 4791 over IPv4, whatever the header length, unless it is a fragment (RoCEv2
+//!   packets never are, and only the kernel can put fragments together),
+//! - UDP to port 4791 over IPv6, where the UDP header comes first,
+//! - EtherType 0x8915 (RoCE v1), when asked for,
+//!
+//! each with or without one 802.1Q tag.
+
+use super::bpf::Instruction;
+
+/// Builds the program around an XSKMAP.
+pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
+    let mut a = Assembler::default();
+    let [tagged, ethertype, ipv4, ipv6, redirect, pass] = a.labels();
+
+    // R6 context, R2 start of the frame (moved on by a tag, then to the UDP header), R3 its end.
+    a.move_register(R6, R1);
+    a.load(WORD, R2, R1, XDP_MD_DATA);
+    a.load(WORD, R3, R1, XDP_MD_DATA_END);
+    a.require_bytes(ETHERNET, pass);
+    a.load(HALF, R5, R2, 12);
+    a.jump_if(EQUAL, R5, be16(0x8100), tagged);
+
+    a.place(ethertype);
+    a.jump_if(EQUAL, R5, be16(0x0800), ipv4);
+    a.jump_if(EQUAL, R5, be16(0x86dd), ipv6);
+    if roce_v1 {
+        a.jump_if(EQUAL, R5, be16(0x8915), redirect);
+    }
+    a.jump(pass);
+
+    a.place(tagged);
+    a.add(R2, 4);
+    a.require_bytes(ETHERNET, pass);
+    a.load(HALF, R5, R2, 12);
+    a.jump(ethertype);
+
+    a.place(ipv4);
+    a.require_bytes(ETHERNET + 20, pass);
+    a.load(BYTE, R5, R2, ETHERNET); // version and IHL
+    a.move_register(R0, R5);
+    a.and(R0, 0xf0);
+    a.jump_if(NOT_EQUAL, R0, 0x40, pass);
+    a.and(R5, 0x0f);
+    a.jump_if(LESS, R5, 5, pass);
+    a.shift_left(R5, 2);
+    a.load(BYTE, R0, R2, ETHERNET + 9); // protocol
+    a.jump_if(NOT_EQUAL, R0, UDP, pass);
+    a.load(HALF, R0, R2, ETHERNET + 6); // flags and fragment offset
+    a.and(R0, be16(0x3fff));
+    a.jump_if(NOT_EQUAL, R0, 0, pass);
+    a.add_register(R2, R5);
+    a.require_bytes(ETHERNET + 8, pass);
+    a.load(HALF, R0, R2, ETHERNET + 2); // destination port
+    a.jump_if(NOT_EQUAL, R0, be16(ROCE_PORT), pass);
+    a.jump(redirect);
+
+    a.place(ipv6);
+    a.require_bytes(ETHERNET + 40 + 8, pass);
+    a.load(BYTE, R0, R2, ETHERNET + 6); // next header
+    a.jump_if(NOT_EQUAL, R0, UDP, pass);
+    a.load(HALF, R0, R2, ETHERNET + 40 + 2); // destination port
+    a.jump_if(NOT_EQUAL, R0, be16(ROCE_PORT), pass);
+
+    a.place(redirect);
+    a.load_map(R1, xskmap);
+    a.load(WORD, R2, R6, XDP_MD_RX_QUEUE_INDEX);
+    a.move_immediate(R3, XDP_PASS); // where the queue has no socket
+    a.call(BPF_FUNC_REDIRECT_MAP);
+    a.exit();
+
+    a.place(pass);
+    a.move_immediate(R0, XDP_PASS);
+    a.exit();
+    a.finish()
+}
+
+/// Bytes of an Ethernet header; the load offsets above start before it, so that a tag only moves R2.
+const ETHERNET: i16 = 14;
+const UDP: i32 = 17;
+const ROCE_PORT: u16 = 4791;
+
+const XDP_PASS: i32 = 2;
+const BPF_FUNC_REDIRECT_MAP: i32 = 51;
+// Offsets in `struct xdp_md`.
+const XDP_MD_DATA: i16 = 0;
+const XDP_MD_DATA_END: i16 = 4;
+const XDP_MD_RX_QUEUE_INDEX: i16 = 16;
+
+const R0: u8 = 0;
+const R1: u8 = 1;
+const R2: u8 = 2;
+const R3: u8 = 3;
+const R4: u8 = 4;
+const R5: u8 = 5;
+const R6: u8 = 6;
+
+// Sizes of loads and conditions of jumps, as opcode bits (RFC 9669, sections 4.3 and 5).
+const WORD: u8 = 0x00;
+const HALF: u8 = 0x08;
+const BYTE: u8 = 0x10;
+const EQUAL: u8 = 0x10;
+const NOT_EQUAL: u8 = 0x50;
+const LESS: u8 = 0xa0;
+
+/// A big-endian field of a packet, as a 16-bit load sees it.
+fn be16(value: u16) -> i32 {
+    i32::from(value.to_be())
+}
+
+#[derive(Clone, Copy)]
+struct Label(usize);
+
+/// A one-pass assembler with labels.
+#[derive(Default)]
+struct Assembler {
+    code: Vec<Instruction>,
+    /// Where each label is, once placed.
+    places: Vec<Option<usize>>,
+    /// Jumps and the labels that they go to.
+    jumps: Vec<(usize, Label)>,
+}
+
+impl Assembler {
+    fn labels<const N: usize>(&mut self) -> [Label; N] {
+        let first = self.places.len();
+        self.places.resize(first + N, None);
+        std::array::from_fn(|i| Label(first + i))
+    }
+
+    fn place(&mut self, label: Label) {
+        self.places[label.0] = Some(self.code.len());
+    }
+
+    fn finish(mut self) -> Vec<Instruction> {
+        for (at, label) in self.jumps {
+            let target = self.places[label.0].expect("every label of the filter is placed");
+            self.code[at].offset = (target as i64 - at as i64 - 1) as i16;
+        }
+        self.code
+    }
+
+    fn push(&mut self, code: u8, destination: u8, source: u8, offset: i16, immediate: i32) {
+        let registers = source << 4 | destination;
+        self.code.push(Instruction { code, registers, offset, immediate });
+    }
+
+    fn load(&mut self, size: u8, destination: u8, source: u8, offset: i16) {
+        self.push(0x61 | size, destination, source, offset, 0);
+    }
+
+    fn load_map(&mut self, destination: u8, fd: i32) {
+        const BPF_PSEUDO_MAP_FD: u8 = 1;
+        self.push(0x18, destination, BPF_PSEUDO_MAP_FD, 0, fd);
+        self.push(0, 0, 0, 0, 0);
+    }
+
+    fn move_register(&mut self, destination: u8, source: u8) {
+        self.push(0xbf, destination, source, 0, 0);
+    }
+
+    fn move_immediate(&mut self, destination: u8, value: i32) {
+        self.push(0xb7, destination, 0, 0, value);
+    }
+
+    fn add(&mut self, destination: u8, value: i32) {
+        self.push(0x07, destination, 0, 0, value);
+    }
+
+    fn add_register(&mut self, destination: u8, source: u8) {
+        self.push(0x0f, destination, source, 0, 0);
+    }
+
+    fn and(&mut self, destination: u8, value: i32) {
+        self.push(0x57, destination, 0, 0, value);
+    }
+
+    fn shift_left(&mut self, destination: u8, value: i32) {
+        self.push(0x67, destination, 0, 0, value);
+    }
+
+    fn jump(&mut self, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.push(0x05, 0, 0, 0, 0);
+    }
+
+    fn jump_if(&mut self, condition: u8, register: u8, value: i32, to: Label) {
+        self.jumps.push((self.code.len(), to));
+        self.push(0x05 | condition, register, 0, 0, value);
+    }
+
+    /// Jumps unless at least `n` bytes follow R2. The verifier asks for it before each access.
+    fn require_bytes(&mut self, n: i16, otherwise: Label) {
+        const GREATER_REGISTER: u8 = 0x2d;
+        self.move_register(R4, R2);
+        self.add(R4, i32::from(n));
+        self.jumps.push((self.code.len(), otherwise));
+        self.push(GREATER_REGISTER, R4, R3, 0, 0);
+    }
+
+    fn call(&mut self, helper: i32) {
+        self.push(0x85, 0, 0, 0, helper);
+    }
+
+    fn exit(&mut self) {
+        self.push(0x95, 0, 0, 0, 0);
+    }
+}

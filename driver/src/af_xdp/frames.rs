@@ -1,0 +1,201 @@
+//! Frame memory (the UMEM) and the transmit slots cut from it.
+
+use std::num::NonZeroU32;
+use std::ptr::NonNull;
+
+use xsk_rs::config::UmemConfig;
+use xsk_rs::umem::Umem;
+use xsk_rs::umem::frame::FrameDesc;
+
+/// The UMEM, seen as one block of bytes.
+///
+/// xsk-rs hands out one chunk at a time. A transmit slot of several chunks needs them as one
+/// buffer, because the length of a frame is known only when it has been written.
+#[derive(Debug)]
+pub(super) struct Frames {
+    base: NonNull<u8>,
+    len: usize,
+    /// Owns the mapping.
+    pub(super) umem: Umem,
+}
+
+// SAFETY: `base` points into the mapping that `umem` owns and moves with it.
+unsafe impl Send for Frames {}
+
+impl Frames {
+    /// Registers `count` chunks, and lists them in the order of their addresses.
+    pub(super) fn new(
+        config: UmemConfig,
+        count: NonZeroU32,
+    ) -> Result<(Frames, Vec<FrameDesc>), xsk_rs::umem::UmemCreateError> {
+        let (umem, chunks) = Umem::new(config, count, false)?;
+        // SAFETY: the first chunk was just made, and the kernel does not have it yet.
+        let first = unsafe { umem.data(&chunks[0]) }.contents().as_ptr().addr() - chunks[0].addr();
+        // libxdp got the mapping's address by FFI, which exposes its provenance.
+        let base = std::ptr::with_exposed_provenance_mut(first);
+        let base = NonNull::new(base).expect("a mapping is not at address 0");
+        let len = count.get() as usize * config.frame_size().get() as usize;
+        Ok((Frames { base, len, umem }, chunks))
+    }
+
+    /// The bytes of a received descriptor.
+    ///
+    /// # Safety
+    /// The kernel must have handed over the chunks that hold these bytes, and not have got them
+    /// back.
+    pub(super) unsafe fn bytes(&self, address: usize, len: usize) -> &[u8] {
+        assert!(address.checked_add(len).is_some_and(|end| end <= self.len), "descriptor outside the UMEM");
+        // SAFETY: in bounds, mapped while `umem` lives; not written meanwhile, says the caller.
+        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(address), len) }
+    }
+
+    /// As [`Frames::bytes`], to write.
+    ///
+    /// # Safety
+    /// As [`Frames::bytes`].
+    pub(super) unsafe fn bytes_mut(&mut self, address: usize, len: usize) -> &mut [u8] {
+        assert!(address.checked_add(len).is_some_and(|end| end <= self.len), "descriptor outside the UMEM");
+        // SAFETY: as in `bytes`; `&mut self` makes it the only slice.
+        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(address), len) }
+    }
+}
+
+/// The transmit side's chunks: slots of one or more neighbouring chunks, a frame each.
+#[derive(Debug)]
+pub(super) struct TxSlots {
+    chunks: Box<[FrameDesc]>,
+    chunks_per_slot: usize,
+    chunk_size: usize,
+    /// Data bytes of a chunk, after the headroom that the kernel keeps for XDP.
+    chunk_data: usize,
+    /// Slots that hold no frame, the last used on top: its memory is still in the cache.
+    free: Vec<usize>,
+    /// Descriptors of each slot that the kernel has.
+    in_flight: Box<[u8]>,
+}
+
+/// XDP_PKT_CONTD: the frame goes on in the next descriptor.
+const CONTINUED: u32 = 1;
+
+impl TxSlots {
+    /// Slots made of `chunks`, which are the first ones of the UMEM.
+    pub(super) fn new(chunks: &[FrameDesc], chunks_per_slot: usize, config: UmemConfig) -> TxSlots {
+        let slots = chunks.len() / chunks_per_slot;
+        TxSlots {
+            chunks: chunks.into(),
+            chunks_per_slot,
+            chunk_size: config.frame_size().get() as usize,
+            chunk_data: config.mtu() as usize,
+            free: (0..slots).rev().collect(),
+            in_flight: vec![0; slots].into(),
+        }
+    }
+
+    /// A free slot, which stays free until [`TxSlots::fill`].
+    pub(super) fn peek(&self) -> Option<usize> {
+        self.free.last().copied()
+    }
+
+    /// The buffer of a free slot: `len` bytes in a row.
+    pub(super) fn buffer<'a>(&self, slot: usize, frames: &'a mut Frames, len: usize) -> &'a mut [u8] {
+        debug_assert_eq!(self.in_flight[slot], 0);
+        let start = self.chunks[slot * self.chunks_per_slot].addr();
+        // SAFETY: the slot is free, so the kernel has none of its chunks.
+        unsafe { frames.bytes_mut(start, len) }
+    }
+
+    /// Makes the descriptors of the slot that `peek` gave, for a frame of `len` bytes at the start
+    /// of its buffer, and returns how many there are. The slot is in flight from here on.
+    pub(super) fn fill(
+        &mut self,
+        slot: usize,
+        len: usize,
+        frames: &mut Frames,
+        descriptors: &mut [FrameDesc],
+    ) -> usize {
+        let first = slot * self.chunks_per_slot;
+        let count = len.div_ceil(self.chunk_data);
+        // Data of the second chunk on starts behind that chunk's headroom: move it there, the
+        // last piece first, since each piece moves towards the end.
+        let start = self.chunks[first].addr();
+        for piece in (1..count).rev() {
+            let from = piece * self.chunk_data;
+            let to = piece * self.chunk_size;
+            let piece_len = self.chunk_data.min(len - from);
+            // SAFETY: the slot's chunks are not with the kernel yet.
+            unsafe { frames.bytes_mut(start, to + piece_len) }.copy_within(from..from + piece_len, to);
+        }
+        for (piece, out) in descriptors[..count].iter_mut().enumerate() {
+            *out = self.chunks[first + piece];
+            let piece_len = self.chunk_data.min(len - piece * self.chunk_data);
+            // SAFETY: as above; only the descriptor's length is set here.
+            unsafe { frames.umem.data_mut(out) }.cursor().set_pos(piece_len);
+            out.set_options(if piece + 1 < count { CONTINUED } else { 0 });
+        }
+        self.free.pop();
+        self.in_flight[slot] = count as u8;
+        count
+    }
+
+    /// Takes back a descriptor that the kernel is done with.
+    pub(super) fn complete(&mut self, descriptor: &FrameDesc) {
+        let slot = descriptor.addr() / self.chunk_size / self.chunks_per_slot;
+        self.in_flight[slot] -= 1;
+        if self.in_flight[slot] == 0 {
+            self.free.push(slot);
+        }
+    }
+
+    /// Whether the kernel has any descriptor.
+    pub(super) fn any_in_flight(&self) -> bool {
+        self.free.len() < self.in_flight.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A region of ordinary memory laid out as a UMEM of 4096-byte chunks.
+    fn slot_of_three() -> Option<(Frames, TxSlots, Vec<FrameDesc>)> {
+        let config = UmemConfig::builder().build().unwrap();
+        let (frames, chunks) = match Frames::new(config, NonZeroU32::new(6).unwrap()) {
+            Ok(made) => made,
+            Err(e) => {
+                println!("skipped: no AF_XDP here ({e})");
+                return None;
+            }
+        };
+        let slots = TxSlots::new(&chunks, 3, config);
+        Some((frames, slots, chunks))
+    }
+
+    #[test]
+    fn a_frame_is_split_over_the_chunks_of_its_slot() {
+        let Some((mut frames, mut slots, _)) = slot_of_three() else { return };
+        let data = slots.chunk_data;
+        for len in [1, 64, data - 1, data, data + 1, 2 * data, 2 * data + 1, 3 * data] {
+            let slot = slots.peek().unwrap();
+            let pattern: Vec<u8> = (0..len).map(|i| (i * 7 + i / 251) as u8).collect();
+            slots.buffer(slot, &mut frames, len).copy_from_slice(&pattern);
+            let mut out = [FrameDesc::default(); 3];
+            let n = slots.fill(slot, len, &mut frames, &mut out);
+            assert_eq!(n, len.div_ceil(data));
+            assert_ne!(slots.peek(), Some(slot));
+            let mut seen = Vec::new();
+            for (i, d) in out[..n].iter().enumerate() {
+                assert_eq!(d.has_more_frames(), i + 1 < n);
+                assert_eq!(d.addr() % 4096, 256);
+                // SAFETY: nothing was given to the kernel.
+                seen.extend_from_slice(unsafe { frames.bytes(d.addr(), d.lengths().data()) });
+            }
+            assert!(seen == pattern, "frame of {len} bytes");
+            for d in &out[..n] {
+                assert!(slots.any_in_flight());
+                slots.complete(d);
+            }
+            assert_eq!(slots.peek(), Some(slot));
+            assert!(!slots.any_in_flight());
+        }
+    }
+}
