@@ -73,6 +73,36 @@ pub trait PacketDriver: Send {
     fn stats(&self) -> Stats;
 }
 
+impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
+    fn capabilities(&self) -> &Capabilities {
+        (**self).capabilities()
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+        (**self).rx_burst(now, sink)
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, Error> {
+        (**self).tx_burst(now, source)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        (**self).wait(timeout)
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        (**self).resolve(peer)
+    }
+
+    fn stats(&self) -> Stats {
+        (**self).stats()
+    }
+}
+
 /// The layer at which the frames of a driver start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {

@@ -1,1 +1,258 @@
-//! placeholder
+//! Captures: a recorder that wraps any driver, and a reader.
+
+mod reader;
+
+use std::fs::File;
+use std::io::{self, BufWriter, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+pub use reader::{LinkType, Reader, Record};
+
+/// A driver that writes what passes through another one to a pcapng file.
+///
+/// Each frame is stamped with the wall clock at the first burst plus the engine's time since, to
+/// the nanosecond, and marked as inbound or outbound. The file is written by the thread that drives
+/// the port, through a buffer that is flushed each second of the engine's time and on drop. If it
+/// can't be written any more, that is said once as an error, the frames from then on are
+/// [counted](Recorder::unrecorded), and traffic goes on.
+pub struct Recorder<D> {
+    driver: D,
+    capture: Capture,
+}
+
+impl<D: PacketDriver> Recorder<D> {
+    /// Creates the file `path`, replacing what is there, and records `driver` into it.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] if the file can't be written, [`Error::Invalid`] if the driver's frames
+    /// have no Ethernet header.
+    pub fn create(driver: D, path: impl AsRef<Path>) -> Result<Recorder<D>, Error> {
+        let path = path.as_ref();
+        let capabilities = driver.capabilities();
+        if capabilities.layer != Layer::Ethernet {
+            return Err(Error::Invalid {
+                parameter: "pcap",
+                value: path.display().to_string(),
+                expected: format!(
+                    "a driver of Ethernet frames; those of '{}' on '{}' start at {:?}",
+                    capabilities.driver, capabilities.interface, capabilities.layer
+                ),
+            });
+        }
+        let failed =
+            |error: io::Error| Error::Capture { path: path.display().to_string(), reason: error.to_string() };
+        let file = File::create(path).map_err(failed)?;
+        let capture =
+            Capture::start(Box::new(file), path.display().to_string(), capabilities).map_err(failed)?;
+        Ok(Recorder { driver, capture })
+    }
+
+    /// Frames that passed since the file could no longer be written. What the buffer held at that
+    /// time may be missing too.
+    pub fn unrecorded(&self) -> u64 {
+        self.capture.unrecorded
+    }
+}
+
+impl<D: PacketDriver> PacketDriver for Recorder<D> {
+    fn capabilities(&self) -> &Capabilities {
+        self.driver.capabilities()
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+        let capture = &mut self.capture;
+        capture.tick(now);
+        self.driver.rx_burst(now, &mut |frame| {
+            capture.record(now, Direction::Inbound, frame);
+            sink(frame);
+        })
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, Error> {
+        let capture = &mut self.capture;
+        capture.tick(now);
+        self.driver.tx_burst(now, &mut |buffer| {
+            let len = source(buffer)?;
+            // A length beyond the buffer is the driver's to refuse.
+            if let Some(frame) = buffer.get(..len) {
+                capture.record(now, Direction::Outbound, frame);
+            }
+            Some(len)
+        })
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.driver.wait(timeout)
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        self.driver.resolve(peer)
+    }
+
+    fn stats(&self) -> Stats {
+        self.driver.stats()
+    }
+}
+
+const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
+const BUFFER: usize = 1 << 18;
+
+/// The low two bits of the option epb_flags.
+#[derive(Clone, Copy)]
+enum Direction {
+    Inbound = 1,
+    Outbound = 2,
+}
+
+/// A pcapng file being written (draft-ietf-opsawg-pcapng), little-endian.
+struct Capture {
+    file: BufWriter<Box<dyn Write + Send>>,
+    path: String,
+    /// The engine's time and the wall clock's at the first burst.
+    start: Option<(Nanos, Duration)>,
+    flushed: Nanos,
+    broken: bool,
+    unrecorded: u64,
+}
+
+impl Capture {
+    fn start(
+        file: Box<dyn Write + Send>,
+        path: String,
+        capabilities: &Capabilities,
+    ) -> Result<Capture, io::Error> {
+        let mut file = BufWriter::with_capacity(BUFFER, file);
+        let mut section = Vec::new();
+        section.extend(BYTE_ORDER_MAGIC.to_le_bytes());
+        section.extend(1u16.to_le_bytes());
+        section.extend(0u16.to_le_bytes());
+        section.extend(u64::MAX.to_le_bytes()); // length of the section: unknown
+        option(&mut section, SHB_USERAPPL, concat!("ferroce ", env!("CARGO_PKG_VERSION")).as_bytes());
+        option(&mut section, OPT_ENDOFOPT, &[]);
+        write_block(&mut file, SECTION_HEADER, &[&section])?;
+
+        let mut interface = Vec::new();
+        interface.extend(LINKTYPE_ETHERNET.to_le_bytes());
+        interface.extend([0; 2]);
+        interface.extend(0u32.to_le_bytes()); // snapshot length: no limit
+        option(&mut interface, IF_NAME, capabilities.interface.as_bytes());
+        let description = format!("{}: {}", capabilities.driver, capabilities.description);
+        option(&mut interface, IF_DESCRIPTION, description.as_bytes());
+        option(&mut interface, IF_MACADDR, &capabilities.mac);
+        option(&mut interface, IF_TSRESOL, &[9]);
+        option(&mut interface, OPT_ENDOFOPT, &[]);
+        write_block(&mut file, INTERFACE_DESCRIPTION, &[&interface])?;
+        file.flush()?;
+        Ok(Capture { file, path, start: None, flushed: Nanos::ZERO, broken: false, unrecorded: 0 })
+    }
+
+    fn record(&mut self, now: Nanos, direction: Direction, frame: &[u8]) {
+        if self.broken {
+            self.unrecorded += 1;
+            return;
+        }
+        let stamp = self.wall(now).as_nanos() as u64;
+        let len = (frame.len() as u32).to_le_bytes();
+        let mut header = [0; 20]; // interface 0 first
+        header[4..8].copy_from_slice(&((stamp >> 32) as u32).to_le_bytes());
+        header[8..12].copy_from_slice(&(stamp as u32).to_le_bytes());
+        header[12..16].copy_from_slice(&len);
+        header[16..20].copy_from_slice(&len);
+        let mut options = [0; 12]; // opt_endofopt last
+        options[..2].copy_from_slice(&EPB_FLAGS.to_le_bytes());
+        options[2] = 4;
+        options[4] = direction as u8;
+        let padding = &[0; 3][..padding(frame.len())];
+        let result = write_block(&mut self.file, ENHANCED_PACKET, &[&header, frame, padding, &options]);
+        if let Err(error) = result {
+            self.unrecorded += 1;
+            self.give_up(&error);
+        }
+    }
+
+    /// Flushes when it is time to.
+    fn tick(&mut self, now: Nanos) {
+        if now.since(self.flushed) >= FLUSH_INTERVAL {
+            self.flushed = now;
+            self.flush();
+        }
+    }
+
+    fn flush(&mut self) {
+        if !self.broken
+            && let Err(error) = self.file.flush()
+        {
+            self.give_up(&error);
+        }
+    }
+
+    fn give_up(&mut self, error: &io::Error) {
+        self.broken = true;
+        tracing::error!("capture '{}': {error}; it ends here, traffic goes on", self.path);
+    }
+
+    fn wall(&mut self, now: Nanos) -> Duration {
+        let (start, wall) = *self.start.get_or_insert_with(|| {
+            // A clock before 1970 gives stamps from 1970 on.
+            (now, SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default())
+        });
+        wall + now.since(start)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        self.flush();
+    }
+}
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const PACKET: u32 = 2;
+const SIMPLE_PACKET: u32 = 3;
+const ENHANCED_PACKET: u32 = 6;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+const LINKTYPE_ETHERNET: u16 = 1;
+const OPT_ENDOFOPT: u16 = 0;
+const SHB_USERAPPL: u16 = 4;
+const IF_NAME: u16 = 2;
+const IF_DESCRIPTION: u16 = 3;
+const IF_MACADDR: u16 = 6;
+const IF_TSRESOL: u16 = 9;
+const IF_TSOFFSET: u16 = 14;
+const EPB_FLAGS: u16 = 2;
+
+/// Writes a block whose body is `parts`, which together end on a multiple of 4.
+fn write_block(file: &mut impl Write, kind: u32, parts: &[&[u8]]) -> Result<(), io::Error> {
+    let total = (12 + parts.iter().map(|part| part.len()).sum::<usize>()) as u32;
+    file.write_all(&kind.to_le_bytes())?;
+    file.write_all(&total.to_le_bytes())?;
+    for part in parts {
+        file.write_all(part)?;
+    }
+    file.write_all(&total.to_le_bytes())
+}
+
+fn option(block: &mut Vec<u8>, code: u16, value: &[u8]) {
+    // An option holds 65535 bytes; names and descriptions are cut there.
+    let value = &value[..value.len().min(usize::from(u16::MAX))];
+    block.extend(code.to_le_bytes());
+    block.extend((value.len() as u16).to_le_bytes());
+    block.extend(value);
+    block.extend(&[0; 3][..padding(value.len())]);
+}
+
+/// Bytes from `len` to the next multiple of 4.
+fn padding(len: usize) -> usize {
+    len.wrapping_neg() % 4
+}
+
+#[cfg(test)]
+mod tests;

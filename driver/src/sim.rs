@@ -108,7 +108,7 @@ impl Default for NetworkConfig {
     }
 }
 
-/// What a [filter](SimNetwork::set_filter) wants done with a frame.
+/// What a [`Filter`] wants done with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Nothing.
@@ -122,6 +122,9 @@ pub enum Verdict {
     /// Flip one random bit.
     Corrupt,
 }
+
+/// Sees each frame that is sent and says what becomes of it.
+pub type Filter = Box<dyn FnMut(&[u8]) -> Verdict + Send>;
 
 /// What was done to frames so far, by filter or by chance. A flooded frame counts once a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -219,7 +222,7 @@ impl SimNetwork {
 
     /// Shows `filter` each frame that is sent, before anything random happens to it: a script can
     /// drop the n-th frame. It replaces the filter before it, and must not use the network itself.
-    pub fn set_filter(&self, filter: Box<dyn FnMut(&[u8]) -> Verdict + Send>) {
+    pub fn set_filter(&self, filter: Filter) {
         lock(&self.network).filter = filter;
     }
 

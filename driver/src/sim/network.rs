@@ -6,14 +6,14 @@ use std::time::Duration;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 
-use super::{Counters, EcnConfig, LinkConfig, REORDER_LIMIT, Verdict, WIRE_OVERHEAD, ecn};
+use super::{Counters, EcnConfig, Filter, LinkConfig, REORDER_LIMIT, Verdict, WIRE_OVERHEAD, ecn};
 use crate::Nanos;
 use crate::loopback::Destination;
 
 /// Everything behind the ports: links, frames underway, chance and the record.
 pub(super) struct Network {
     pub(super) link: LinkConfig,
-    pub(super) filter: Box<dyn FnMut(&[u8]) -> Verdict + Send>,
+    pub(super) filter: Filter,
     pub(super) counters: Counters,
     pub(super) trace: Trace,
     rng: ChaCha8Rng,

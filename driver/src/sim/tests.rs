@@ -118,7 +118,7 @@ fn corruption_flips_one_bit() {
     let to = a.resolve(ip(2)).unwrap();
     let mut bits = std::collections::BTreeSet::new();
     for _ in 0..500 {
-        let mut original = vec![0; 60];
+        let mut original = [0; 60];
         a.tx_burst(Nanos(1), &mut |buffer| {
             let fresh = original[0] == 0;
             fresh.then(|| {

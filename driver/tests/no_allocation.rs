@@ -1,0 +1,118 @@
+//! After set-up, the in-process drivers allocate nothing, whatever happens to the frames.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ferroce_driver::loopback::{Switch, SwitchConfig};
+use ferroce_driver::sim::{EcnConfig, LinkConfig, SimNetwork};
+use ferroce_driver::{Nanos, PacketDriver};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// The system's allocator, counting calls by thread.
+struct Counting;
+
+// SAFETY: every call goes on to `System` as it came; counting touches a thread-local `Cell` that
+// needs no allocation and no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps `GlobalAlloc::alloc`'s contract, which is `System`'s.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract, and `pointer` came from `System`.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract, and `pointer` came from `System`.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Runs `rounds` rounds, a microsecond apart, in which each port sends a burst that mixes unicast,
+/// flood and refused lengths. Returns how many frames were received.
+fn exchange(ports: &mut [impl PacketDriver], rounds: u64) -> usize {
+    let targets = [ports[1].capabilities().mac, [0xff; 6], ports[0].capabilities().mac, [2, 9, 9, 9, 9, 9]];
+    let mut received = 0;
+    for round in 0..rounds {
+        let now = Nanos(round * 1000);
+        for port in ports.iter_mut() {
+            let mut left = 20;
+            port.tx_burst(now, &mut |buffer| {
+                left = usize::checked_sub(left, 1)?;
+                buffer[..6].copy_from_slice(&targets[left % 4]);
+                buffer[12..16].copy_from_slice(&[8, 0, 0x45, 2]);
+                Some(if left == 7 { 5 } else { 64 + left })
+            })
+            .expect("a port of a process is never gone");
+        }
+        // Every fourth round only, so that queues fill.
+        for port in ports.iter_mut().filter(|_| round % 4 == 0) {
+            let mut sink = |frame: &[u8]| received += usize::from(frame.len() > 1);
+            while port.rx_burst(now, &mut sink).expect("a port of a process is never gone") > 0 {}
+        }
+    }
+    received
+}
+
+fn check(ports: &mut [impl PacketDriver]) {
+    exchange(ports, 100);
+    let before = ALLOCATIONS.get();
+    let received = exchange(ports, 5000);
+    assert!(received > 10_000, "{received}");
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+}
+
+fn addresses(last: u8) -> [IpAddr; 1] {
+    [IpAddr::from([10, 0, 0, last])]
+}
+
+#[test]
+fn loopback_overflow_included() {
+    let switch = Switch::new(SwitchConfig { mtu: 1500, depth: 100 }).expect("sizes are right");
+    let mut ports: Vec<_> = (1..=3).map(|n| switch.port(&addresses(n))).collect();
+    check(&mut ports);
+    assert!(ports[1].stats().rx_dropped > 0);
+}
+
+#[test]
+fn sim_impairments_included() {
+    let link = LinkConfig {
+        loss: 0.02,
+        duplicate: 0.05,
+        corrupt: 0.02,
+        reorder: 0.05,
+        reorder_by: 20,
+        delay: Duration::from_micros(20),
+        jitter: Duration::from_micros(10),
+        rate: Some(10_000_000_000),
+        queue_limit: Some(60_000),
+        ecn: Some(EcnConfig { kmin_bytes: 1000, kmax_bytes: 50_000, pmax: 0.5 }),
+        ..LinkConfig::default()
+    };
+    let network = SimNetwork::new(1, link).expect("the link makes sense");
+    let mut ports: Vec<_> = (1..=3).map(|n| network.port(&addresses(n))).collect();
+    check(&mut ports);
+    let c = network.counters();
+    for (what, count) in [
+        ("lost", c.lost),
+        ("duplicated", c.duplicated),
+        ("reordered", c.reordered),
+        ("corrupted", c.corrupted),
+        ("queue_dropped", c.queue_dropped),
+        ("marked", c.marked),
+    ] {
+        assert!(count > 0, "{what}: {c:?}");
+    }
+}
