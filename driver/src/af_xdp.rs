@@ -10,6 +10,9 @@
 
 mod attachment;
 mod bpf;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
 mod filter;
 mod frames;
 

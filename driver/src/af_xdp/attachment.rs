@@ -162,3 +162,66 @@ fn refused(what: &'static str, interface: &Interface, source: io::Error) -> Erro
 fn is(error: &io::Error, codes: &[i32]) -> bool {
     error.raw_os_error().is_some_and(|code| codes.contains(&code))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::bpf::Instruction;
+    use super::super::common::{Pair, VETH};
+    use super::*;
+
+    /// A program that passes everything, under any name.
+    fn program(name: &str) -> OwnedFd {
+        let op = |code, immediate| Instruction { code, registers: 0, offset: 0, immediate };
+        bpf::load_xdp(name, &[op(0xb7, 2), op(0x95, 0)]).unwrap()
+    }
+
+    fn veth() -> (Netlink, Interface) {
+        let netlink = Netlink::open().unwrap();
+        let interface = netlink.interface(VETH).unwrap();
+        (netlink, interface)
+    }
+
+    #[test]
+    fn a_program_left_behind_is_replaced() {
+        let Some(pair) = Pair::new(1500) else { return };
+        for (mode, name) in [(XdpMode::Native, "ferroce_rx"), (XdpMode::Generic, "ferroce_rx_v1")] {
+            pair.in_a(|| {
+                let (netlink, interface) = veth();
+                netlink.replace_xdp(&interface, mode, None, Some(program(name).as_fd())).unwrap();
+                let left = netlink.interface(VETH).unwrap().xdp.unwrap();
+                assert_eq!(left.mode, mode);
+                let attachment = Attachment::new(&netlink, &interface, false).unwrap();
+                let now = netlink.interface(VETH).unwrap().xdp.unwrap();
+                assert_ne!(now.program, left.program);
+                assert_eq!((now.mode, attachment.mode), (XdpMode::Native, XdpMode::Native));
+                drop(attachment);
+                assert_eq!(netlink.interface(VETH).unwrap().xdp, None);
+            });
+        }
+    }
+
+    #[test]
+    fn somebody_elses_program_is_named_and_stays() {
+        let Some(pair) = Pair::new(1500) else { return };
+        pair.in_a(|| {
+            let (netlink, interface) = veth();
+            let refused = |id: u32| {
+                let error = Attachment::new(&netlink, &interface, false).unwrap_err().to_string();
+                assert_eq!(
+                    error,
+                    format!(
+                        "'veth0' already has the XDP program 'firewall' (id {id}), which is not ferroce's; \
+                         stop its owner, or take it off with `ip link set veth0 xdp off`"
+                    )
+                );
+                assert_eq!(netlink.interface(VETH).unwrap().xdp.unwrap().program, id);
+            };
+            let other = program("firewall");
+            let link = bpf::attach_xdp(&other, interface.index, XDP_FLAGS_DRV_MODE).unwrap();
+            refused(netlink.interface(VETH).unwrap().xdp.unwrap().program);
+            drop(link);
+            netlink.replace_xdp(&interface, XdpMode::Generic, None, Some(other.as_fd())).unwrap();
+            refused(netlink.interface(VETH).unwrap().xdp.unwrap().program);
+        });
+    }
+}
