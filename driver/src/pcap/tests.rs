@@ -178,13 +178,15 @@ fn a_write_error_stops_the_capture_and_not_the_traffic() {
     assert_eq!(a.stats().tx_frames, 500);
     // 2 MB were sent; half a MB fits the disk and up to a quarter more the buffer.
     assert!((300..400).contains(&a.unrecorded()), "{}", a.unrecorded());
-    assert_eq!(*room.lock().unwrap(), 0);
+    let left = *room.lock().unwrap();
+    assert_eq!(left, 0);
     // A gap would make the rest unreadable, so room that comes back is left alone.
     *room.lock().unwrap() = 1 << 20;
     for n in 0..100 {
         send(&mut a, Nanos(1_000_000_000 * n), &[4000]);
     }
-    assert_eq!(*room.lock().unwrap(), 1 << 20);
+    let left = *room.lock().unwrap();
+    assert_eq!(left, 1 << 20);
 }
 
 #[test]
