@@ -1,1 +1,48 @@
-//! placeholder
+//! RDMA over Converged Ethernet v2 in user space.
+//!
+//! A [`Context`] is one port of one driver with everything that the verbs know: protection
+//! domains, memory regions, completion queues, queue pairs. One thread owns it and drives it with
+//! [`Context::poll`]; objects are named by small `Copy` handles, so there are no locks and no
+//! lifetimes.
+#![forbid(unsafe_code)]
+
+mod access;
+mod address;
+mod completer;
+mod config;
+mod context;
+mod counters;
+mod cq;
+mod engine;
+mod error;
+mod event;
+mod key_table;
+mod mr;
+mod poller;
+mod qp;
+mod requester;
+mod responder;
+mod rq;
+mod shared;
+mod slab;
+mod sq;
+mod timer;
+mod wr;
+
+pub use access::Access;
+pub use address::{AddressVector, GidEntry, Port};
+pub use config::{Config, DEFAULT_WINDOW};
+pub use context::Context;
+pub use counters::{Counter, Counters};
+pub use cq::{Notify, WcOpcode, WcStatus, WorkCompletion};
+pub use error::{Error, RegisterError};
+pub use event::Event;
+pub use ferroce_driver as driver;
+pub use ferroce_driver::{Clock, Memory, Nanos, PacketDriver};
+pub use ferroce_wire as wire;
+pub use ferroce_wire::{Gid, MacAddr, PathMtu, Psn, Qpn, RKey, RnrTimer};
+pub use mr::RemoteMemory;
+pub use poller::Poller;
+pub use qp::{QpAttributes, QpConfig, QpState, QpType, ReadyToReceive, ReadyToSend, Transition};
+pub use slab::{Cq, Mr, Pd, Qp};
+pub use wr::{Data, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge};

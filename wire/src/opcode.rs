@@ -209,6 +209,19 @@ impl Opcode {
         )
     }
 
+    /// Whether a request is answered by a packet of its own (READ response, Atomic Acknowledge)
+    /// rather than by any ACK at or after it.
+    pub const fn is_answered_explicitly(self) -> bool {
+        matches!(
+            self.operation(),
+            Operation::ReadRequest
+                | Operation::CompareSwap
+                | Operation::FetchAdd
+                | Operation::Flush
+                | Operation::AtomicWrite
+        )
+    }
+
     /// Which requests may follow this one (protocol.md §2).
     pub const fn successor(self) -> Successor {
         match (self.operation(), self.position()) {

@@ -1,0 +1,63 @@
+use std::fmt;
+use std::ops::BitOr;
+
+/// What may be done with a memory region, or through a queue pair.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct Access(u8);
+
+const NAMES: [(Access, &str); 7] = [
+    (Access::LOCAL_WRITE, "LOCAL_WRITE"),
+    (Access::REMOTE_WRITE, "REMOTE_WRITE"),
+    (Access::REMOTE_READ, "REMOTE_READ"),
+    (Access::REMOTE_ATOMIC, "REMOTE_ATOMIC"),
+    (Access::FLUSH_GLOBAL, "FLUSH_GLOBAL"),
+    (Access::FLUSH_PERSISTENT, "FLUSH_PERSISTENT"),
+    (Access::REMOTE_INVALIDATE, "REMOTE_INVALIDATE"),
+];
+
+impl Access {
+    /// Local reads only; every region has that.
+    pub const NONE: Access = Access(0);
+    /// The stack may write the region for its owner: receives, READ results.
+    pub const LOCAL_WRITE: Access = Access(1);
+    /// Peers may write. Needs [`LOCAL_WRITE`](Access::LOCAL_WRITE).
+    pub const REMOTE_WRITE: Access = Access(2);
+    /// Peers may read.
+    pub const REMOTE_READ: Access = Access(4);
+    /// Peers may do atomics. Needs [`LOCAL_WRITE`](Access::LOCAL_WRITE).
+    pub const REMOTE_ATOMIC: Access = Access(8);
+    /// Peers may flush to global visibility.
+    pub const FLUSH_GLOBAL: Access = Access(16);
+    /// Peers may flush to persistence. Host memory has none, so registration refuses it.
+    pub const FLUSH_PERSISTENT: Access = Access(32);
+    /// A peer's SEND with invalidate may revoke the region's remote key. (The verbs grant this by
+    /// the kind of registration; a flag says it more plainly.)
+    pub const REMOTE_INVALIDATE: Access = Access(64);
+
+    /// Whether all of `other` is in `self`.
+    pub const fn contains(self, other: Access) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Whether any of `other` is in `self`.
+    pub const fn intersects(self, other: Access) -> bool {
+        self.0 & other.0 != 0
+    }
+}
+
+impl BitOr for Access {
+    type Output = Access;
+    fn bitor(self, rhs: Access) -> Access {
+        Access(self.0 | rhs.0)
+    }
+}
+
+impl fmt::Debug for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0 == 0 {
+            return f.write_str("NONE");
+        }
+        let names: Vec<&str> = NAMES.iter().filter(|(a, _)| self.contains(*a)).map(|(_, n)| *n).collect();
+        f.write_str(&names.join(" | "))
+    }
+}

@@ -1,0 +1,120 @@
+use ferroce_driver::Capabilities;
+use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathMtu, Qpn, source_port};
+
+use crate::Error;
+
+/// A row of the GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The address.
+    pub gid: Gid,
+    /// RoCE v1 rather than v2.
+    pub roce_v1: bool,
+}
+
+/// The port of a context: one interface of one driver.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its hardware address.
+    pub mac: MacAddr,
+    /// The interface's name.
+    pub interface: String,
+    /// Largest IP packet, in bytes.
+    pub mtu: u32,
+    /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the
+    /// same once more as v1.
+    pub gids: Vec<GidEntry>,
+}
+
+impl Port {
+    pub(crate) fn new(capabilities: &Capabilities, roce_v1: bool) -> Port {
+        let entries =
+            |v1| capabilities.addresses.iter().map(move |a| GidEntry { gid: Gid::from(*a), roce_v1: v1 });
+        let mut gids: Vec<GidEntry> = entries(false).collect();
+        if roce_v1 {
+            gids.extend(entries(true));
+        }
+        let Capabilities { mac, interface, mtu, .. } = capabilities;
+        Port { mac: MacAddr(*mac), interface: interface.clone(), mtu: *mtu, gids }
+    }
+
+    /// The index of a RoCE v2 GID.
+    pub fn gid_index(&self, gid: Gid) -> Option<usize> {
+        self.gids.iter().position(|e| e.gid == gid && !e.roce_v1)
+    }
+
+    /// The index of the first RoCE v2 GID of the same kind as `peer`: IPv4, link-local or other
+    /// IPv6.
+    pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
+        let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
+        self.gids.iter().position(|e| kind(e.gid) == kind(peer) && !e.roce_v1)
+    }
+
+    /// The largest path MTU over IPv6 (`true`) or IPv4.
+    pub fn path_mtu(&self, ipv6: bool) -> Option<PathMtu> {
+        PathMtu::largest_for(self.mtu, ipv6)
+    }
+}
+
+/// The way to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressVector {
+    /// The peer.
+    pub gid: Gid,
+    /// Which of one's own GIDs to send from.
+    pub sgid_index: usize,
+    /// The next hop, if it is known; otherwise the driver asks the kernel.
+    pub mac: Option<MacAddr>,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// IPv6 flow label, 20 bits; decides the UDP source port if it is not 0.
+    pub flow_label: u32,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+}
+
+impl AddressVector {
+    /// To `gid` from the GID at `sgid_index`, with a hop limit of 64 and everything else 0.
+    pub fn new(gid: Gid, sgid_index: usize) -> AddressVector {
+        AddressVector { gid, sgid_index, mac: None, traffic_class: 0, flow_label: 0, hop_limit: 64 }
+    }
+
+    /// The addresses of a connection's packets.
+    pub(crate) fn path(
+        &self,
+        port: &Port,
+        mac: MacAddr,
+        local: Qpn,
+        remote: Qpn,
+    ) -> Result<PathAddress, Error> {
+        let Some(source) = port.gids.get(self.sgid_index) else {
+            let expected =
+                format!("below {}, the size of the GID table of '{}'", port.gids.len(), port.interface);
+            return Err(Error::invalid("sgid_index", self.sgid_index, expected));
+        };
+        if !source.roce_v1 && source.gid.is_ipv6() != self.gid.is_ipv6() {
+            let (destination, index, source_gid) = (self.gid, self.sgid_index, source.gid);
+            return Err(Error::AddressFamily { destination, index, source_gid });
+        }
+        if self.flow_label > 0x000f_ffff {
+            return Err(Error::invalid("flow_label", self.flow_label, "20 bits, at most 0xfffff"));
+        }
+        let encapsulation = if source.roce_v1 {
+            Encapsulation::RoceV1
+        } else {
+            Encapsulation::RoceV2 { source_port: source_port(self.flow_label, local, remote) }
+        };
+        Ok(PathAddress {
+            source_mac: port.mac,
+            destination_mac: mac,
+            vlan: None,
+            source: source.gid,
+            destination: self.gid,
+            encapsulation,
+            traffic_class: self.traffic_class,
+            flow_label: self.flow_label,
+            hop_limit: self.hop_limit,
+            identification: 0,
+        })
+    }
+}

@@ -1,0 +1,40 @@
+/// How many packets a queue pair keeps in flight unless told otherwise: above the bandwidth-delay
+/// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
+pub const DEFAULT_WINDOW: u32 = 512;
+
+/// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Seeds every random choice (QPNs, keys). `None` takes it from the operating system; a fixed
+    /// one makes a run repeatable and its keys guessable.
+    pub seed: Option<[u8; 32]>,
+    /// Protection domains.
+    pub max_pds: u32,
+    /// Memory regions.
+    pub max_mrs: u32,
+    /// Completion queues.
+    pub max_cqs: u32,
+    /// Queue pairs.
+    pub max_qps: u32,
+    /// Asynchronous events that wait to be read; more are dropped and counted.
+    pub max_events: u32,
+    /// Unacknowledged packets a queue pair, 1 to 2²³ − 1.
+    pub window: u32,
+    /// Whether RoCE v1 frames are accepted, and GIDs of that type offered.
+    pub roce_v1: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            seed: None,
+            max_pds: 16,
+            max_mrs: 1024,
+            max_cqs: 256,
+            max_qps: 256,
+            max_events: 1024,
+            window: DEFAULT_WINDOW,
+            roce_v1: false,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+use std::collections::VecDeque;
+
+use ferroce_wire::{Qpn, RKey};
+
+use crate::slab::Qp;
+
+/// How a work request ended; numbers and names as in verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the verbs' names")]
+#[repr(u8)]
+pub enum WcStatus {
+    Success = 0,
+    LocLenErr = 1,
+    LocQpOpErr = 2,
+    LocProtErr = 4,
+    WrFlushErr = 5,
+    MwBindErr = 6,
+    BadRespErr = 7,
+    LocAccessErr = 8,
+    RemInvReqErr = 9,
+    RemAccessErr = 10,
+    RemOpErr = 11,
+    RetryExcErr = 12,
+    RnrRetryExcErr = 13,
+    RemAbortErr = 16,
+    FatalErr = 19,
+    RespTimeoutErr = 20,
+    GeneralErr = 21,
+}
+
+/// What a completed work request was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[expect(missing_docs, reason = "the verbs' names")]
+#[repr(u8)]
+pub enum WcOpcode {
+    Send = 0,
+    RdmaWrite = 1,
+    RdmaRead = 2,
+    CompSwap = 3,
+    FetchAdd = 4,
+    LocalInv = 6,
+    Recv = 128,
+    RecvRdmaWithImm = 129,
+}
+
+/// The end of a work request. On an error only `wr_id`, `status`, `qp` and `qpn` mean anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WorkCompletion {
+    /// What the work request was posted with.
+    pub wr_id: u64,
+    /// How it ended.
+    pub status: WcStatus,
+    /// What it was.
+    pub opcode: WcOpcode,
+    /// Bytes received, written or read.
+    pub byte_len: u32,
+    /// The immediate that came with the message.
+    pub immediate: Option<u32>,
+    /// The local key that the message revoked.
+    pub invalidated: Option<RKey>,
+    /// The queue pair that it was posted to.
+    pub qp: Qp,
+    /// Its number.
+    pub qpn: Qpn,
+    /// The sender's queue pair.
+    pub src_qpn: Qpn,
+}
+
+/// Which completions raise an [`Event::Completion`](crate::Event::Completion).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// The next one.
+    Next,
+    /// The next one of a message that was sent as solicited, or in error.
+    Solicited,
+}
+
+pub(crate) struct CompletionQueue {
+    ring: VecDeque<WorkCompletion>,
+    capacity: usize,
+    armed: Option<Notify>,
+    /// It has overflowed; it takes nothing more.
+    failed: bool,
+    /// Queue pairs that complete here; it cannot be destroyed before them.
+    pub(crate) users: u32,
+}
+
+/// What happened to a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// It is in the queue.
+    Quietly,
+    /// It is in the queue, and the owner wants to know.
+    Notify,
+    /// There was no room, for the first time.
+    Overflow,
+    /// The queue has overflowed before.
+    Lost,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(capacity: u32) -> CompletionQueue {
+        let capacity = capacity as usize;
+        CompletionQueue {
+            ring: VecDeque::with_capacity(capacity),
+            capacity,
+            armed: None,
+            failed: false,
+            users: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, wc: WorkCompletion, solicited: bool) -> Pushed {
+        if self.failed {
+            return Pushed::Lost;
+        }
+        if self.ring.len() == self.capacity {
+            self.failed = true;
+            return Pushed::Overflow;
+        }
+        self.ring.push_back(wc);
+        let wanted = match self.armed {
+            Some(Notify::Next) => true,
+            Some(Notify::Solicited) => solicited || wc.status != WcStatus::Success,
+            None => false,
+        };
+        if wanted {
+            self.armed = None;
+            return Pushed::Notify;
+        }
+        Pushed::Quietly
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<WorkCompletion> {
+        self.ring.pop_front()
+    }
+
+    pub(crate) fn arm(&mut self, notify: Notify) {
+        // Arming for any completion is the stronger wish and stays.
+        if self.armed != Some(Notify::Next) {
+            self.armed = Some(notify);
+        }
+    }
+
+    /// Forgets the completions of a destroyed or reset queue pair.
+    pub(crate) fn purge(&mut self, qp: Qp) {
+        self.ring.retain(|wc| wc.qp != qp);
+    }
+}

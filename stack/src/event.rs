@@ -1,0 +1,53 @@
+use std::collections::VecDeque;
+
+use crate::slab::{Cq, Qp};
+
+/// Something that happened outside any work completion.
+///
+/// The verbs make an application acknowledge each event before it may destroy the object; here
+/// events name objects by handle, and a handle that outlives its object is refused, so there is
+/// nothing to acknowledge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A completion arrived in a CQ that was armed; it is disarmed now.
+    Completion(Cq),
+    /// A completion did not fit into the CQ; the QP that it was for is in the error state.
+    CqErr(Cq),
+    /// A QP failed without a work request that could say so.
+    QpFatal(Qp),
+    /// A peer sent a request that the QP does not allow, with no receive in hand.
+    QpReqErr(Qp),
+    /// A peer named memory that it may not reach, with no receive in hand.
+    QpAccessErr(Qp),
+    /// The first packet came to a QP that is ready to receive but not yet to send.
+    CommEst(Qp),
+    /// A draining QP has finished the messages that it had started.
+    SqDrained(Qp),
+}
+
+/// Bounded: an application that does not read its events must not grow memory.
+pub(crate) struct EventQueue {
+    queue: VecDeque<Event>,
+    limit: usize,
+}
+
+impl EventQueue {
+    pub(crate) fn new(limit: u32) -> EventQueue {
+        EventQueue { queue: VecDeque::with_capacity(limit as usize), limit: limit as usize }
+    }
+
+    /// Whether the event found room.
+    #[must_use]
+    pub(crate) fn push(&mut self, event: Event) -> bool {
+        let room = self.queue.len() < self.limit;
+        if room {
+            self.queue.push_back(event);
+        }
+        room
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<Event> {
+        self.queue.pop_front()
+    }
+}

@@ -1,0 +1,261 @@
+use ferroce_driver::Memory;
+use ferroce_wire::RKey;
+use rand_chacha::ChaCha20Rng;
+
+use crate::key_table::KeyTable;
+use crate::slab::{Mr, Pd, Slab};
+use crate::wr::Sge;
+use crate::{Access, Error, RegisterError};
+
+/// What a peer must know to reach a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteMemory {
+    /// Virtual address of the first byte.
+    pub addr: u64,
+    /// The key.
+    pub rkey: RKey,
+    /// Bytes.
+    pub length: u64,
+}
+
+struct MemoryRegion {
+    memory: Memory,
+    pd: Pd,
+    access: Access,
+    iova: u64,
+    rkey: RKey,
+    /// The key was invalidated: local use goes on, remote use does not.
+    revoked: bool,
+    /// Outstanding work requests that name the region.
+    pins: u32,
+}
+
+/// A work request names memory that it may not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalProtection;
+
+/// A packet names memory that it may not use; which rule it breaks is nobody's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RemoteAccess;
+
+/// A range of a region that a packet may use, checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Granted {
+    index: u32,
+    start: usize,
+    len: usize,
+}
+
+pub(crate) struct MemoryRegions {
+    slab: Slab<MemoryRegion>,
+    keys: KeyTable,
+}
+
+impl MemoryRegions {
+    pub(crate) fn new(capacity: u32) -> MemoryRegions {
+        MemoryRegions { slab: Slab::new(capacity), keys: KeyTable::new(capacity, 32) }
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        rng: &mut ChaCha20Rng,
+        pd: Pd,
+        memory: Memory,
+        access: Access,
+        iova: u64,
+    ) -> Result<Mr, RegisterError> {
+        if let Err(source) = self.check_registration(&memory, access, iova) {
+            return Err(RegisterError { memory, source });
+        }
+        let MemoryRegions { slab, keys } = self;
+        let handle = slab.insert_with(|handle| {
+            let rkey = RKey(keys.insert(rng, handle.index, |_| true));
+            MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0 }
+        });
+        // There is room: `check_registration` has looked.
+        handle.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
+    }
+
+    fn check_registration(&self, memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
+        let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(Error::Access { access, reason: "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE" });
+        }
+        if access.contains(Access::FLUSH_PERSISTENT) {
+            return Err(Error::Access { access, reason: "host memory is not persistent" });
+        }
+        if iova.checked_add(memory.len() as u64).is_none() {
+            let expected = format!("iova + {} bytes must not pass 2^64", memory.len());
+            return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
+        }
+        if self.slab.is_full() {
+            return Err(Error::Exhausted { kind: "MR", limit: self.slab.capacity(), setting: "max_mrs" });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
+        let region = self.get(mr)?;
+        if region.pins > 0 {
+            let users = format!("{} outstanding work requests", region.pins);
+            return Err(Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users });
+        }
+        match self.slab.remove(mr.0) {
+            Some(region) => {
+                self.keys.retire(region.rkey.0);
+                Ok(region.memory)
+            }
+            None => Err(invalid(mr)),
+        }
+    }
+
+    pub(crate) fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
+        let region = self.get(mr)?;
+        Ok(RemoteMemory { addr: region.iova, rkey: region.rkey, length: region.memory.len() as u64 })
+    }
+
+    pub(crate) fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
+        Ok(&self.get(mr)?.memory)
+    }
+
+    pub(crate) fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
+        Ok(&mut self.slab.get_mut(mr.0).ok_or(invalid(mr))?.memory)
+    }
+
+    pub(crate) fn uses_pd(&self, pd: Pd) -> bool {
+        self.slab.iter().any(|region| region.pd == pd)
+    }
+
+    /// Notes that a work request names these pieces.
+    pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {
+        for sge in sges {
+            self.get(sge.mr)?;
+        }
+        for sge in sges {
+            if let Some(region) = self.slab.get_mut(sge.mr.0) {
+                region.pins += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that a work request that named these pieces is done.
+    pub(crate) fn unpin(&mut self, sges: &[Sge]) {
+        for sge in sges {
+            if let Some(region) = self.slab.get_mut(sge.mr.0) {
+                region.pins -= 1;
+            }
+        }
+    }
+
+    /// Whether a queue pair of `pd` may use these pieces with `access`.
+    pub(crate) fn check_local(&self, pd: Pd, sges: &[Sge], access: Access) -> Result<(), LocalProtection> {
+        let fine = |sge: &Sge| {
+            let Some(region) = self.slab.get(sge.mr.0) else { return false };
+            let end = sge.offset.checked_add(u64::from(sge.length));
+            region.pd == pd
+                && region.access.contains(access)
+                && end.is_some_and(|end| end <= region.memory.len() as u64)
+        };
+        if sges.iter().all(fine) { Ok(()) } else { Err(LocalProtection) }
+    }
+
+    /// Fills `out` from the pieces, from byte `skip` of them on. The pieces passed
+    /// [`check_local`](Self::check_local) and are pinned since.
+    pub(crate) fn gather(&self, sges: &[Sge], skip: u32, out: &mut [u8]) {
+        walk(sges, skip, out.len(), |sge, offset, range| {
+            let region = self.slab.get(sge.mr.0);
+            if let Some(bytes) = region.and_then(|r| r.memory.get(offset..offset + range.len())) {
+                out[range].copy_from_slice(bytes);
+            }
+        });
+    }
+
+    /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).
+    pub(crate) fn scatter(&mut self, sges: &[Sge], skip: u32, data: &[u8]) {
+        walk(sges, skip, data.len(), |sge, offset, range| {
+            let region = self.slab.get_mut(sge.mr.0);
+            if let Some(bytes) = region.and_then(|r| r.memory.get_mut(offset..offset + range.len())) {
+                bytes.copy_from_slice(&data[range]);
+            }
+        });
+    }
+
+    /// Whether a packet for a queue pair of `pd` may use `len` bytes at `va` with `access`.
+    pub(crate) fn grant(
+        &self,
+        pd: Pd,
+        rkey: RKey,
+        access: Access,
+        va: u64,
+        len: u32,
+    ) -> Result<Granted, RemoteAccess> {
+        let index = self.keys.get(rkey.0).ok_or(RemoteAccess)?;
+        let region = self.slab.at(index).ok_or(RemoteAccess)?;
+        if region.revoked || region.pd != pd || !region.access.contains(access) {
+            return Err(RemoteAccess);
+        }
+        let start = va.checked_sub(region.iova).ok_or(RemoteAccess)?;
+        let end = start.checked_add(u64::from(len)).ok_or(RemoteAccess)?;
+        if end > region.memory.len() as u64 {
+            return Err(RemoteAccess);
+        }
+        Ok(Granted { index, start: start as usize, len: len as usize })
+    }
+
+    /// The bytes of a grant that was made for this packet.
+    pub(crate) fn granted(&self, grant: Granted) -> &[u8] {
+        match self.slab.at(grant.index) {
+            Some(region) => &region.memory[grant.start..grant.start + grant.len],
+            None => &[],
+        }
+    }
+
+    /// As [`granted`](Self::granted), to write.
+    pub(crate) fn granted_mut(&mut self, grant: Granted) -> &mut [u8] {
+        match self.slab.at_mut(grant.index) {
+            Some(region) => &mut region.memory[grant.start..grant.start + grant.len],
+            None => &mut [],
+        }
+    }
+
+    /// Revokes a key of `pd` whose region grants `needed`.
+    pub(crate) fn invalidate(&mut self, pd: Pd, rkey: RKey, needed: Access) -> Result<(), RemoteAccess> {
+        let index = self.keys.get(rkey.0).ok_or(RemoteAccess)?;
+        let region = self.slab.at_mut(index).ok_or(RemoteAccess)?;
+        if region.pd != pd || region.revoked || !region.access.contains(needed) {
+            return Err(RemoteAccess);
+        }
+        region.revoked = true;
+        Ok(())
+    }
+
+    fn get(&self, mr: Mr) -> Result<&MemoryRegion, Error> {
+        self.slab.get(mr.0).ok_or(invalid(mr))
+    }
+}
+
+fn invalid(mr: Mr) -> Error {
+    Error::InvalidHandle { kind: "MR", handle: format!("{:?}", mr.0) }
+}
+
+/// Calls `each` with the parts of `sges` that hold the bytes `skip..skip + len` of the list: the
+/// piece, the offset in its region, and the range of the caller's buffer.
+fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, usize, std::ops::Range<usize>)) {
+    let mut skip = skip as usize;
+    let mut done = 0;
+    for sge in sges {
+        let length = sge.length as usize;
+        if skip >= length {
+            skip -= length;
+            continue;
+        }
+        let take = (length - skip).min(len - done);
+        each(sge, sge.offset as usize + skip, done..done + take);
+        done += take;
+        skip = 0;
+        if done == len {
+            break;
+        }
+    }
+}

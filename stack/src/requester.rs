@@ -1,0 +1,435 @@
+//! The sending half of a reliable connection: PSNs, segmentation, retransmission, timers
+//! (protocol.md §4). What comes back is in `completer.rs`.
+
+use std::time::Duration;
+
+use ferroce_driver::Nanos;
+use ferroce_wire::{AtomicEth, Bth, FrameBuilder, Ieth, ImmDt, Opcode, Psn, Reth, RnrTimer};
+
+use crate::Access;
+use crate::counters::Counter;
+use crate::cq::WcStatus;
+use crate::qp::{Connection, QpState, QueuePair, ReadyToSend};
+use crate::shared::Shared;
+use crate::sq::Wqe;
+use crate::wr::SendOp;
+
+/// In a long message every so many packets one asks for an acknowledgement, so that the window
+/// moves and a loss is noticed early.
+const ACK_REQ_INTERVAL: u32 = 16;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Requester {
+    attributes: ReadyToSend,
+    /// The oldest PSN that is not acknowledged.
+    una: Psn,
+    /// The PSN after the last that was sent.
+    sent: Psn,
+    /// The PSN of the next message to be started.
+    next: Psn,
+    /// The work request that is sent next, and which packet of it. Behind `sent` during a replay.
+    cursor: u32,
+    cursor_packet: u32,
+    /// READs and atomics that are started and not complete.
+    reads_outstanding: u32,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// When the oldest packet counts as lost.
+    ack_deadline: Nanos,
+    /// Nothing is sent before this, after an RNR NAK.
+    rnr_deadline: Nanos,
+    /// Since the last progress a sequence NAK has started a replay; another says nothing new.
+    sequence_nak_seen: bool,
+    /// Since the last progress a response has given a loss away; another says nothing new.
+    implied_nak_seen: bool,
+}
+
+impl Default for Requester {
+    fn default() -> Requester {
+        let attributes =
+            ReadyToSend { sq_psn: Psn::new(0), timeout: 0, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 };
+        Requester::new(attributes, 0)
+    }
+}
+
+impl Requester {
+    /// Ready to send, with `head` the oldest work request in the queue.
+    pub(crate) fn new(attributes: ReadyToSend, head: u32) -> Requester {
+        Requester {
+            attributes,
+            una: attributes.sq_psn,
+            sent: attributes.sq_psn,
+            next: attributes.sq_psn,
+            cursor: head,
+            cursor_packet: 0,
+            reads_outstanding: 0,
+            retries_left: attributes.retry_count,
+            rnr_retries_left: attributes.rnr_retry,
+            ack_deadline: Nanos::NEVER,
+            rnr_deadline: Nanos::NEVER,
+            sequence_nak_seen: false,
+            implied_nak_seen: false,
+        }
+    }
+
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.next
+    }
+
+    pub(crate) fn una(&self) -> Psn {
+        self.una
+    }
+
+    pub(crate) fn sent(&self) -> Psn {
+        self.sent
+    }
+
+    pub(crate) fn max_rd_atomic(&self) -> u8 {
+        self.attributes.max_rd_atomic
+    }
+
+    pub(crate) fn waits_for_receiver(&self) -> bool {
+        self.rnr_deadline != Nanos::NEVER
+    }
+
+    /// No timer runs any more.
+    pub(crate) fn stop(&mut self) {
+        self.ack_deadline = Nanos::NEVER;
+        self.rnr_deadline = Nanos::NEVER;
+    }
+
+    fn ack_timeout(&self) -> Option<Duration> {
+        match self.attributes.timeout {
+            0 => None,
+            n => Some(Duration::from_nanos(4096 << n)),
+        }
+    }
+}
+
+impl QueuePair {
+    /// Writes the next request frame, if the rules let one go.
+    pub(crate) fn transmit_request(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
+        let connection = self.connection?;
+        loop {
+            let number = self.requester.cursor;
+            let sendable = matches!(self.state, QpState::Rts | QpState::Sqd);
+            if !sendable || number == self.sq.tail() || self.requester.waits_for_receiver() {
+                return None;
+            }
+            if !self.sq.wqe(number).started && !self.start(shared, number, &connection) {
+                // A local operation is done at once, and the next request may be ready.
+                if self.requester.cursor != number && self.state == QpState::Rts {
+                    continue;
+                }
+                return None;
+            }
+            let wqe = *self.sq.wqe(number);
+            let psn = wqe.first_psn + self.requester.cursor_packet;
+            if !self.window_admits(shared, &wqe, psn) {
+                return None;
+            }
+            let length = self.write_request(shared, buffer, number, &connection)?;
+            self.advance(shared, &wqe, psn);
+            return Some(length);
+        }
+    }
+
+    /// Gives the work request its PSNs, if its turn has come. Local operations are carried out.
+    fn start(&mut self, shared: &mut Shared, number: u32, connection: &Connection) -> bool {
+        if self.state == QpState::Sqd {
+            return false;
+        }
+        let wqe = *self.sq.wqe(number);
+        let is_oldest = number == self.sq.head();
+        let reads = self.requester.reads_outstanding;
+        if let SendOp::LocalInvalidate(rkey) = wqe.op {
+            if is_oldest {
+                self.invalidate_own(shared, rkey);
+            }
+            return false;
+        }
+        if wqe.flags.fence && reads > 0 {
+            return false;
+        }
+        if wqe.is_read_or_atomic() && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
+            return false;
+        }
+        let access = if wqe.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::NONE };
+        if shared.mrs.check_local(self.pd, self.sq.sges(number), access).is_err() {
+            // The error completes in order, after everything posted before.
+            if is_oldest {
+                self.fail_oldest(shared, WcStatus::LocProtErr);
+            }
+            return false;
+        }
+        let requester = &mut self.requester;
+        let packets = if wqe.is_atomic() { 1 } else { connection.path_mtu.packets(wqe.length) };
+        requester.reads_outstanding += u32::from(wqe.is_read_or_atomic());
+        let wqe = self.sq.wqe_mut(number);
+        wqe.first_psn = requester.next;
+        wqe.packets = packets;
+        wqe.started = true;
+        requester.next += packets;
+        true
+    }
+
+    fn invalidate_own(&mut self, shared: &mut Shared, rkey: ferroce_wire::RKey) {
+        if shared.mrs.invalidate(self.pd, rkey, Access::NONE).is_err() {
+            self.fail_oldest(shared, WcStatus::LocProtErr);
+            return;
+        }
+        if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
+            self.requester.cursor = self.sq.head();
+            self.complete_send(shared, &wqe, WcStatus::Success);
+        }
+    }
+
+    /// Whether a packet at `psn` may be in flight beside the others. A READ needs room for its
+    /// whole response, unless nothing else is in flight.
+    fn window_admits(&self, shared: &Shared, wqe: &Wqe, psn: Psn) -> bool {
+        let in_flight = psn.distance(self.requester.una).max(0) as u32;
+        let wanted =
+            if matches!(wqe.op, SendOp::Read(_)) { wqe.packets - self.requester.cursor_packet } else { 1 };
+        in_flight == 0 || in_flight.saturating_add(wanted) <= shared.window
+    }
+
+    /// Moves on behind a packet that was written.
+    fn advance(&mut self, shared: &mut Shared, wqe: &Wqe, psn: Psn) {
+        let requester = &mut self.requester;
+        let end = if matches!(wqe.op, SendOp::Read(_)) { wqe.end_psn() } else { psn + 1 };
+        requester.cursor_packet = end.distance(wqe.first_psn) as u32;
+        if requester.cursor_packet == wqe.packets {
+            requester.cursor = requester.cursor.wrapping_add(1);
+            requester.cursor_packet = 0;
+        }
+        if end.distance(requester.sent) > 0 {
+            requester.sent = end;
+        } else {
+            shared.count(Counter::RetransmittedPkts);
+        }
+        if requester.ack_deadline == Nanos::NEVER {
+            self.arm_ack_timer(shared);
+        }
+    }
+
+    /// Starts the ACK timer anew.
+    pub(crate) fn arm_ack_timer(&mut self, shared: &mut Shared) {
+        let requester = &mut self.requester;
+        requester.ack_deadline = match requester.ack_timeout() {
+            Some(timeout) if requester.una != requester.sent => shared.now + timeout,
+            _ => Nanos::NEVER,
+        };
+        shared.timers.ensure(self.handle.0.index, requester.ack_deadline);
+    }
+
+    pub(crate) fn on_timer(&mut self, shared: &mut Shared) {
+        let requester = &mut self.requester;
+        if requester.rnr_deadline <= shared.now {
+            requester.rnr_deadline = Nanos::NEVER;
+            self.schedule(shared);
+        } else if requester.ack_deadline <= shared.now {
+            requester.ack_deadline = Nanos::NEVER;
+            requester.sequence_nak_seen = false;
+            requester.implied_nak_seen = false;
+            shared.count(Counter::LocalAckTimeoutErr);
+            self.retry(shared);
+        }
+        let next = self.requester.rnr_deadline.min(self.requester.ack_deadline);
+        shared.timers.ensure(self.handle.0.index, next);
+        self.settle(shared);
+    }
+
+    /// Progress: everything before `una` is acknowledged.
+    pub(crate) fn acknowledged(&mut self, shared: &mut Shared, una: Psn) {
+        let requester = &mut self.requester;
+        requester.una = una;
+        requester.retries_left = requester.attributes.retry_count;
+        requester.rnr_retries_left = requester.attributes.rnr_retry;
+        requester.rnr_deadline = Nanos::NEVER;
+        requester.sequence_nak_seen = false;
+        requester.implied_nak_seen = false;
+        self.arm_ack_timer(shared);
+        self.skip_acknowledged();
+        self.schedule(shared);
+    }
+
+    /// Completes the oldest send as successful.
+    pub(crate) fn complete_oldest(&mut self, shared: &mut Shared) {
+        if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
+            self.requester.reads_outstanding -= u32::from(wqe.is_read_or_atomic());
+            self.complete_send(shared, &wqe, WcStatus::Success);
+            self.note_drained(shared);
+        }
+    }
+
+    /// Completes the oldest send in error; the queue pair fails.
+    pub(crate) fn fail_oldest(&mut self, shared: &mut Shared, status: WcStatus) {
+        if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
+            self.complete_send(shared, &wqe, status);
+        }
+        self.fail(shared);
+    }
+
+    /// A sequence NAK: goes back, once for each gap.
+    pub(crate) fn on_sequence_nak(&mut self, shared: &mut Shared) {
+        if self.requester.waits_for_receiver() || self.requester.sequence_nak_seen {
+            return;
+        }
+        shared.count(Counter::PacketSeqErr);
+        self.requester.sequence_nak_seen = true;
+        self.retry(shared);
+    }
+
+    /// A response that cannot be right unless an earlier one was lost: goes back, once.
+    pub(crate) fn on_implied_nak(&mut self, shared: &mut Shared) {
+        if self.requester.waits_for_receiver() || self.requester.implied_nak_seen {
+            return;
+        }
+        shared.count(Counter::ImpliedNakSeqErr);
+        self.requester.implied_nak_seen = true;
+        self.retry(shared);
+    }
+
+    pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer) {
+        /// The value of `rnr_retry` that means "without end".
+        const FOREVER: u8 = 7;
+        if self.requester.waits_for_receiver() {
+            return;
+        }
+        shared.count(Counter::RcvdRnrErr);
+        let requester = &mut self.requester;
+        if requester.attributes.rnr_retry != FOREVER {
+            if requester.rnr_retries_left == 0 {
+                shared.count(Counter::RnrNakRetryErr);
+                self.fail_oldest(shared, WcStatus::RnrRetryExcErr);
+                return;
+            }
+            requester.rnr_retries_left -= 1;
+        }
+        requester.rnr_deadline = shared.now + timer.duration();
+        requester.ack_deadline = Nanos::NEVER;
+        shared.timers.ensure(self.handle.0.index, requester.rnr_deadline);
+        self.go_back();
+    }
+
+    /// Sends again from the oldest packet that is not acknowledged, or gives up.
+    fn retry(&mut self, shared: &mut Shared) {
+        if self.requester.retries_left == 0 {
+            shared.count(Counter::RetryExceededErr);
+            self.fail_oldest(shared, WcStatus::RetryExcErr);
+            return;
+        }
+        self.requester.retries_left -= 1;
+        self.go_back();
+        self.arm_ack_timer(shared);
+        self.schedule(shared);
+    }
+
+    fn go_back(&mut self) {
+        self.requester.cursor = self.sq.head();
+        self.requester.cursor_packet = 0;
+        self.skip_acknowledged();
+    }
+
+    /// Moves the cursor ahead to the oldest packet that is not acknowledged, if it is behind.
+    fn skip_acknowledged(&mut self) {
+        let head = self.sq.head();
+        let requester = &mut self.requester;
+        if (requester.cursor.wrapping_sub(head) as i32) < 0 {
+            requester.cursor = head;
+            requester.cursor_packet = 0;
+        }
+        if requester.cursor == head
+            && let Some(wqe) = self.sq.front()
+            && wqe.started
+        {
+            let done = requester.una.distance(wqe.first_psn).max(0) as u32;
+            requester.cursor_packet = requester.cursor_packet.max(done);
+        }
+    }
+
+    fn write_request(
+        &mut self,
+        shared: &mut Shared,
+        buffer: &mut [u8],
+        number: u32,
+        connection: &Connection,
+    ) -> Option<usize> {
+        let wqe = self.sq.wqe(number);
+        let packet = self.requester.cursor_packet;
+        let psn = wqe.first_psn + packet;
+        let offset = packet << connection.path_mtu.shift();
+        let rest = wqe.length - offset;
+        let (is_first, is_last) = (packet == 0, packet + 1 == wqe.packets);
+        let opcode = opcode(wqe.op, is_first, is_last);
+        let payload = match wqe.op {
+            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 0,
+            _ => rest.min(connection.path_mtu.bytes()),
+        };
+
+        let mut bth = Bth::new(opcode, connection.dest_qpn, psn);
+        let in_flight = psn.distance(self.requester.una) as u32 + 1;
+        let answers = is_last || payload == 0 && wqe.is_read_or_atomic();
+        bth.set_ack_req(answers || (packet + 1) % ACK_REQ_INTERVAL == 0 || in_flight == shared.window);
+        let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.is_read_or_atomic();
+        bth.set_solicited(wqe.flags.solicited && is_last && notifies);
+
+        let mut frame = FrameBuilder::start(buffer, &connection.header, bth, payload as usize)?;
+        match wqe.op {
+            SendOp::Send => {}
+            SendOp::SendWithImm(imm) if is_last => frame.put(&ImmDt::new(imm)),
+            SendOp::SendWithInvalidate(rkey) if is_last => frame.put(&Ieth::new(rkey)),
+            SendOp::SendWithImm(_) | SendOp::SendWithInvalidate(_) => {}
+            SendOp::Write(remote) | SendOp::WriteWithImm(remote, _) => {
+                if is_first {
+                    frame.put(&Reth::new(remote.addr, remote.rkey, wqe.length));
+                }
+                if let SendOp::WriteWithImm(_, imm) = wqe.op
+                    && is_last
+                {
+                    frame.put(&ImmDt::new(imm));
+                }
+            }
+            SendOp::Read(remote) => {
+                frame.put(&Reth::new(remote.addr.wrapping_add(u64::from(offset)), remote.rkey, rest));
+            }
+            SendOp::CompareSwap { remote, compare, swap } => {
+                frame.put(&AtomicEth::new(remote.addr, remote.rkey, swap, compare));
+            }
+            SendOp::FetchAdd { remote, add } => frame.put(&AtomicEth::new(remote.addr, remote.rkey, add, 0)),
+            SendOp::LocalInvalidate(_) => return None,
+        }
+        self.sq.gather(number, offset, frame.payload(), &shared.mrs);
+        shared.count(Counter::SentPkts);
+        Some(frame.finish())
+    }
+}
+
+/// The opcode of a request packet by its place in the message.
+fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Opcode {
+    let by_place = |first, middle, last, only| match (is_first, is_last) {
+        (true, true) => only,
+        (true, false) => first,
+        (false, true) => last,
+        (false, false) => middle,
+    };
+    let send = |last, only| by_place(Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, last, only);
+    let write = |last, only| by_place(Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, last, only);
+    match op {
+        SendOp::Send => send(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY),
+        SendOp::SendWithImm(_) => {
+            send(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE)
+        }
+        SendOp::SendWithInvalidate(_) => {
+            send(Opcode::RC_SEND_LAST_WITH_INVALIDATE, Opcode::RC_SEND_ONLY_WITH_INVALIDATE)
+        }
+        SendOp::Write(_) => write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY),
+        SendOp::WriteWithImm(..) => {
+            write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE)
+        }
+        SendOp::Read(_) => Opcode::RC_READ_REQUEST,
+        SendOp::CompareSwap { .. } => Opcode::RC_COMPARE_SWAP,
+        // A local operation never comes here; it has no packet.
+        SendOp::FetchAdd { .. } | SendOp::LocalInvalidate(_) => Opcode::RC_FETCH_ADD,
+    }
+}

@@ -1,0 +1,68 @@
+use std::collections::VecDeque;
+
+use ferroce_driver::Nanos;
+
+use crate::config::Config;
+use crate::counters::{Counter, Counters};
+use crate::cq::{CompletionQueue, Pushed, WorkCompletion};
+use crate::event::{Event, EventQueue};
+use crate::mr::MemoryRegions;
+use crate::slab::{Cq, Slab};
+use crate::timer::TimerWheel;
+
+/// What queue pairs share, and what they reach while they handle a packet.
+pub(crate) struct Shared {
+    /// The time of the poll under way.
+    pub(crate) now: Nanos,
+    pub(crate) mrs: MemoryRegions,
+    pub(crate) cqs: Slab<CompletionQueue>,
+    pub(crate) events: EventQueue,
+    pub(crate) counters: Counters,
+    pub(crate) timers: TimerWheel,
+    /// Slots of the queue pairs that may have something to send, each once.
+    pub(crate) active: VecDeque<u32>,
+    pub(crate) window: u32,
+}
+
+impl Shared {
+    pub(crate) fn new(config: &Config) -> Shared {
+        Shared {
+            now: Nanos::ZERO,
+            mrs: MemoryRegions::new(config.max_mrs),
+            cqs: Slab::new(config.max_cqs),
+            events: EventQueue::new(config.max_events),
+            counters: Counters::default(),
+            timers: TimerWheel::new(config.max_qps),
+            active: VecDeque::with_capacity(config.max_qps as usize),
+            window: config.window,
+        }
+    }
+
+    pub(crate) fn count(&mut self, counter: Counter) {
+        self.counters.count(counter);
+    }
+
+    pub(crate) fn raise(&mut self, event: Event) {
+        if !self.events.push(event) {
+            self.count(Counter::EventOverflow);
+        }
+    }
+
+    /// Puts a completion into `cq`. Returns whether there was room; a queue without room says so
+    /// once and takes nothing more.
+    #[must_use]
+    pub(crate) fn complete(&mut self, cq: Cq, wc: WorkCompletion, solicited: bool) -> bool {
+        let Some(queue) = self.cqs.get_mut(cq.0) else { return false };
+        match queue.push(wc, solicited) {
+            Pushed::Quietly => return true,
+            Pushed::Notify => {
+                self.raise(Event::Completion(cq));
+                return true;
+            }
+            Pushed::Overflow => self.raise(Event::CqErr(cq)),
+            Pushed::Lost => {}
+        }
+        self.count(Counter::CqOverflow);
+        false
+    }
+}

@@ -1,0 +1,120 @@
+//! Objects by handle: an index and a generation, so that a handle to a destroyed object is known
+//! as such and never names its successor.
+
+use std::fmt;
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Handle {
+    pub(crate) index: u32,
+    generation: u32,
+}
+
+impl fmt::Debug for Handle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
+
+/// A protection domain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Pd(pub(crate) Handle);
+
+/// A memory region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mr(pub(crate) Handle);
+
+/// A completion queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Cq(pub(crate) Handle);
+
+/// A queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Qp(pub(crate) Handle);
+
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// A fixed number of slots; nothing moves and nothing is allocated after `new`.
+pub(crate) struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn new(capacity: u32) -> Slab<T> {
+        Slab {
+            slots: (0..capacity).map(|_| Slot { generation: 0, value: None }).collect(),
+            free: (0..capacity).rev().collect(),
+        }
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Stores what `make` makes of its own handle; `None` when all slots are taken.
+    pub(crate) fn insert_with(&mut self, make: impl FnOnce(Handle) -> T) -> Option<Handle> {
+        let index = self.free.pop()?;
+        let slot = &mut self.slots[index as usize];
+        let handle = Handle { index, generation: slot.generation };
+        slot.value = Some(make(handle));
+        Some(handle)
+    }
+
+    pub(crate) fn get(&self, handle: Handle) -> Option<&T> {
+        let slot = self.slots.get(handle.index as usize)?;
+        if slot.generation == handle.generation { slot.value.as_ref() } else { None }
+    }
+
+    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        let slot = self.slots.get_mut(handle.index as usize)?;
+        if slot.generation == handle.generation { slot.value.as_mut() } else { None }
+    }
+
+    /// The object in a slot, whatever its generation.
+    pub(crate) fn at(&self, index: u32) -> Option<&T> {
+        self.slots.get(index as usize)?.value.as_ref()
+    }
+
+    /// As [`at`](Slab::at), to change it.
+    pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.slots.get_mut(index as usize)?.value.as_mut()
+    }
+
+    pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
+        let slot = self.slots.get_mut(handle.index as usize)?;
+        if slot.generation != handle.generation {
+            return None;
+        }
+        let value = slot.value.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(handle.index);
+        Some(value)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_handle_names_nothing() {
+        let mut slab = Slab::new(1);
+        let a = slab.insert_with(|_| "a").unwrap();
+        assert_eq!(slab.insert_with(|_| "b"), None);
+        assert_eq!(slab.remove(a), Some("a"));
+        let c = slab.insert_with(|_| "c").unwrap();
+        assert_eq!((slab.get(a), slab.get(c), slab.remove(a)), (None, Some(&"c"), None));
+        assert_eq!(a.index, c.index);
+    }
+}

@@ -1,0 +1,211 @@
+use ferroce_wire::Psn;
+
+use crate::Error;
+use crate::cq::WcOpcode;
+use crate::mr::MemoryRegions;
+use crate::rq::{MAX_MESSAGE, total_length};
+use crate::slab::Mr;
+use crate::wr::{Data, SendFlags, SendOp, SendWorkRequest, Sge};
+
+/// A send work request in the queue. Nothing of its payload is kept: a resend reads memory again.
+#[derive(Clone, Copy)]
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    /// Bytes of the message.
+    pub(crate) length: u32,
+    sges: u8,
+    inline: bool,
+    /// Its first packet has a PSN; the two fields below hold.
+    pub(crate) started: bool,
+    pub(crate) first_psn: Psn,
+    /// PSNs that it takes: its packets, or for a READ those of the response.
+    pub(crate) packets: u32,
+}
+
+impl Wqe {
+    /// READ and atomics: the responder answers with data, and keeps a resource for each.
+    pub(crate) fn is_read_or_atomic(&self) -> bool {
+        matches!(self.op, SendOp::Read(_)) || self.is_atomic()
+    }
+
+    pub(crate) fn is_atomic(&self) -> bool {
+        matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+
+    /// The PSN after its last; only once it is started.
+    pub(crate) fn end_psn(&self) -> Psn {
+        self.first_psn + self.packets
+    }
+
+    pub(crate) fn wc_opcode(&self) -> WcOpcode {
+        match self.op {
+            SendOp::Send | SendOp::SendWithImm(_) | SendOp::SendWithInvalidate(_) => WcOpcode::Send,
+            SendOp::Write(_) | SendOp::WriteWithImm(..) => WcOpcode::RdmaWrite,
+            SendOp::Read(_) => WcOpcode::RdmaRead,
+            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
+            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
+            SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+        }
+    }
+}
+
+/// Posted send work requests, by running number: `head` is the oldest that is not complete, `tail`
+/// the next to be posted. The depth is a power of two.
+pub(crate) struct SendQueue {
+    wqes: Box<[Wqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    max_sge: usize,
+    max_inline: usize,
+    head: u32,
+    tail: u32,
+}
+
+impl SendQueue {
+    pub(crate) fn new(depth: u32, max_sge: u8, max_inline: u32, filler: Mr) -> SendQueue {
+        let depth = depth.next_power_of_two() as usize;
+        let (max_sge, max_inline) = (usize::from(max_sge), max_inline as usize);
+        let idle = Wqe {
+            wr_id: 0,
+            op: SendOp::Send,
+            flags: SendFlags::default(),
+            length: 0,
+            sges: 0,
+            inline: false,
+            started: false,
+            first_psn: Psn::default(),
+            packets: 0,
+        };
+        SendQueue {
+            wqes: vec![idle; depth].into_boxed_slice(),
+            sges: vec![Sge { mr: filler, offset: 0, length: 0 }; depth * max_sge].into_boxed_slice(),
+            inline: vec![0; depth * max_inline].into_boxed_slice(),
+            max_sge,
+            max_inline,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.wqes.len() as u32
+    }
+
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    pub(crate) fn wqe(&self, number: u32) -> &Wqe {
+        &self.wqes[self.index(number)]
+    }
+
+    pub(crate) fn wqe_mut(&mut self, number: u32) -> &mut Wqe {
+        let index = self.index(number);
+        &mut self.wqes[index]
+    }
+
+    /// The oldest that is not complete.
+    pub(crate) fn front(&self) -> Option<&Wqe> {
+        if self.is_empty() { None } else { Some(self.wqe(self.head)) }
+    }
+
+    pub(crate) fn sges(&self, number: u32) -> &[Sge] {
+        let index = self.index(number);
+        let count = usize::from(self.wqes[index].sges);
+        &self.sges[index * self.max_sge..][..count]
+    }
+
+    /// Copies bytes `skip..` of the message `number` to `out`.
+    pub(crate) fn gather(&self, number: u32, skip: u32, out: &mut [u8], mrs: &MemoryRegions) {
+        let index = self.index(number);
+        if self.wqes[index].inline {
+            let start = index * self.max_inline + skip as usize;
+            out.copy_from_slice(&self.inline[start..start + out.len()]);
+        } else {
+            mrs.gather(self.sges(number), skip, out);
+        }
+    }
+
+    pub(crate) fn post(&mut self, wr: &SendWorkRequest<'_>, mrs: &mut MemoryRegions) -> Result<(), Error> {
+        if self.tail.wrapping_sub(self.head) == self.depth() {
+            return Err(Error::QueueFull { queue: "send", depth: self.depth() });
+        }
+        let index = self.index(self.tail);
+        let (length, sges, inline) = match wr.data {
+            Data::Inline(bytes) => {
+                self.check_inline(wr.op, bytes)?;
+                self.inline[index * self.max_inline..][..bytes.len()].copy_from_slice(bytes);
+                (bytes.len() as u32, 0, true)
+            }
+            Data::Sges(sges) => {
+                let length = total_length(sges, self.max_sge)?;
+                check_length(wr.op, length)?;
+                mrs.pin(sges)?;
+                self.sges[index * self.max_sge..][..sges.len()].copy_from_slice(sges);
+                (length, sges.len() as u8, false)
+            }
+        };
+        self.wqes[index] = Wqe {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            flags: wr.flags,
+            length,
+            sges,
+            inline,
+            started: false,
+            first_psn: Psn::default(),
+            packets: 0,
+        };
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Takes the oldest out and lets go of its memory.
+    pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<Wqe> {
+        let wqe = *self.front()?;
+        mrs.unpin(self.sges(self.head));
+        self.head = self.head.wrapping_add(1);
+        Some(wqe)
+    }
+
+    fn check_inline(&self, op: SendOp, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.len() > self.max_inline {
+            let expected = format!("at most {} bytes, as the QP was created", self.max_inline);
+            return Err(Error::invalid("inline data", bytes.len(), expected));
+        }
+        match op {
+            SendOp::Send
+            | SendOp::SendWithImm(_)
+            | SendOp::SendWithInvalidate(_)
+            | SendOp::Write(_)
+            | SendOp::WriteWithImm(..) => Ok(()),
+            _ => Err(Error::invalid("inline data", format_args!("with {op:?}"), "SEND or WRITE only")),
+        }
+    }
+
+    fn index(&self, number: u32) -> usize {
+        number as usize & (self.wqes.len() - 1)
+    }
+}
+
+fn check_length(op: SendOp, length: u32) -> Result<(), Error> {
+    let right = match op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => length == 8,
+        SendOp::LocalInvalidate(_) => length == 0,
+        _ => length <= MAX_MESSAGE,
+    };
+    if right {
+        return Ok(());
+    }
+    Err(Error::invalid("length", length, "8 bytes for an atomic, none for LOCAL_INV"))
+}

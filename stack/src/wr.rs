@@ -1,0 +1,107 @@
+use ferroce_wire::RKey;
+
+use crate::slab::Mr;
+
+/// A piece of local memory: part of a registered region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sge {
+    /// The region.
+    pub mr: Mr,
+    /// Bytes from its start.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u32,
+}
+
+/// An address in a peer's memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteAddress {
+    /// The peer's virtual address.
+    pub addr: u64,
+    /// The key that the peer gave out with it.
+    pub rkey: RKey,
+}
+
+/// What a send work request does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SendOp {
+    /// Into the peer's next receive work request.
+    Send,
+    /// The same, with 4 bytes that the peer finds in its completion.
+    SendWithImm(u32),
+    /// The same as `Send`, and the peer's key is invalid before its completion.
+    SendWithInvalidate(RKey),
+    /// Into the peer's memory; the peer's application does not notice.
+    Write(RemoteAddress),
+    /// The same, and it takes a receive work request of the peer, which finds the immediate in its
+    /// completion.
+    WriteWithImm(RemoteAddress, u32),
+    /// From the peer's memory.
+    Read(RemoteAddress),
+    /// Stores `swap` in 8 bytes of the peer if they hold `compare`; the old value comes back, in
+    /// host byte order.
+    CompareSwap {
+        /// A multiple of 8.
+        remote: RemoteAddress,
+        /// What must be there.
+        compare: u64,
+        /// What to store.
+        swap: u64,
+    },
+    /// Adds to 8 bytes of the peer; the old value comes back, in host byte order.
+    FetchAdd {
+        /// A multiple of 8.
+        remote: RemoteAddress,
+        /// What to add, modulo 2⁶⁴.
+        add: u64,
+    },
+    /// Revokes a key of one's own, once all earlier work requests are done.
+    LocalInvalidate(RKey),
+}
+
+/// The local side of a send work request.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'a> {
+    /// Gathered from (or, for READ and atomics, scattered to) registered memory.
+    Sges(&'a [Sge]),
+    /// Copied when posted: the caller may reuse the bytes at once. SEND and WRITE only.
+    Inline(&'a [u8]),
+}
+
+/// How a send work request is treated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SendFlags {
+    /// Completes with a work completion even when it succeeds.
+    pub signaled: bool,
+    /// Waits for all earlier READs and atomics.
+    pub fence: bool,
+    /// Asks for a solicited event at the peer.
+    pub solicited: bool,
+}
+
+impl SendFlags {
+    /// Only [`signaled`](SendFlags::signaled).
+    pub const SIGNALED: SendFlags = SendFlags { signaled: true, fence: false, solicited: false };
+}
+
+/// Work for a send queue.
+#[derive(Clone, Copy, Debug)]
+pub struct SendWorkRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// What to do.
+    pub op: SendOp,
+    /// The local memory.
+    pub data: Data<'a>,
+    /// How.
+    pub flags: SendFlags,
+}
+
+/// A buffer for an incoming message.
+#[derive(Clone, Copy, Debug)]
+pub struct ReceiveWorkRequest<'a> {
+    /// Comes back in the completion.
+    pub wr_id: u64,
+    /// Filled in order.
+    pub sges: &'a [Sge],
+}
