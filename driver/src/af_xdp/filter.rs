@@ -3,12 +3,13 @@
 //! Assembled here, instruction by instruction, so that no compiler for eBPF is needed, neither at
 //! build nor at run time. Redirected are
 //!
-//! - UDP to port 4791 over IPv4, whatever the header length, unless it is a fragment (RoCEv2
-//!   packets never are, and only the kernel can put fragments together),
+//! - UDP to port 4791 over IPv4, unless it has options or is a fragment (RoCEv2 packets have none and
+//!   are none; only the kernel can put fragments together),
 //! - UDP to port 4791 over IPv6, where the UDP header comes first,
 //! - EtherType 0x8915 (RoCE v1), when asked for,
 //!
-//! each with or without one 802.1Q tag.
+//! each with or without one 802.1Q tag. Following IPv4 options would take arithmetic with packet
+//! pointers that the verifier allows to CAP_PERFMON only.
 
 use super::bpf::Instruction;
 
@@ -17,7 +18,7 @@ pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
     let mut a = Assembler::default();
     let [tagged, ethertype, ipv4, ipv6, redirect, pass] = a.labels();
 
-    // R6 context, R2 start of the frame (moved on by a tag, then to the UDP header), R3 its end.
+    // R6 context, R2 start of the frame (moved on by a tag), R3 its end.
     a.move_register(R6, R1);
     a.load(WORD, R2, R1, XDP_MD_DATA);
     a.load(WORD, R3, R1, XDP_MD_DATA_END);
@@ -40,22 +41,15 @@ pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
     a.jump(ethertype);
 
     a.place(ipv4);
-    a.require_bytes(ETHERNET + 20, pass);
-    a.load(BYTE, R5, R2, ETHERNET); // version and IHL
-    a.move_register(R0, R5);
-    a.and(R0, 0xf0);
-    a.jump_if(NOT_EQUAL, R0, 0x40, pass);
-    a.and(R5, 0x0f);
-    a.jump_if(LESS, R5, 5, pass);
-    a.shift_left(R5, 2);
+    a.require_bytes(ETHERNET + 20 + 8, pass);
+    a.load(BYTE, R0, R2, ETHERNET); // version and header length
+    a.jump_if(NOT_EQUAL, R0, 0x45, pass);
     a.load(BYTE, R0, R2, ETHERNET + 9); // protocol
     a.jump_if(NOT_EQUAL, R0, UDP, pass);
     a.load(HALF, R0, R2, ETHERNET + 6); // flags and fragment offset
     a.and(R0, be16(0x3fff));
     a.jump_if(NOT_EQUAL, R0, 0, pass);
-    a.add_register(R2, R5);
-    a.require_bytes(ETHERNET + 8, pass);
-    a.load(HALF, R0, R2, ETHERNET + 2); // destination port
+    a.load(HALF, R0, R2, ETHERNET + 20 + 2); // destination port
     a.jump_if(NOT_EQUAL, R0, be16(ROCE_PORT), pass);
     a.jump(redirect);
 
@@ -105,7 +99,6 @@ const HALF: u8 = 0x08;
 const BYTE: u8 = 0x10;
 const EQUAL: u8 = 0x10;
 const NOT_EQUAL: u8 = 0x50;
-const LESS: u8 = 0xa0;
 
 /// A big-endian field of a packet, as a 16-bit load sees it.
 fn be16(value: u16) -> i32 {
@@ -171,16 +164,8 @@ impl Assembler {
         self.push(0x07, destination, 0, 0, value);
     }
 
-    fn add_register(&mut self, destination: u8, source: u8) {
-        self.push(0x0f, destination, source, 0, 0);
-    }
-
     fn and(&mut self, destination: u8, value: i32) {
         self.push(0x57, destination, 0, 0, value);
-    }
-
-    fn shift_left(&mut self, destination: u8, value: i32) {
-        self.push(0x67, destination, 0, 0, value);
     }
 
     fn jump(&mut self, to: Label) {
