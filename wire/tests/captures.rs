@@ -1,4 +1,5 @@
 //! Every packet that rdma_rxe was recorded sending parses, and is emitted again bit for bit.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod common;
 

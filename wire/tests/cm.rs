@@ -1,5 +1,6 @@
 //! The connection manager's messages: those that the kernel was recorded sending, round trips,
 //! and what is refused.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod common;
 

@@ -1,6 +1,7 @@
 //! Packets of every opcode, encapsulation and length: emitted ones parse to what they were made
 //! from, and one wrong bit in what the ICRC covers is always seen. A failure prints the smallest
 //! input and is kept in a `.proptest-regressions` file beside this one, which the next run replays.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use ferroce_wire::*;
 use proptest::prelude::*;
