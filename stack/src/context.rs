@@ -310,7 +310,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn query_qp(&self, qp: Qp) -> Result<QpAttributes, Error> {
-        let queue_pair = self.engine.qps.get(qp.0).ok_or(invalid_handle("QP", qp.0))?;
+        let queue_pair = self.engine.qps.get(qp.0).ok_or_else(|| invalid_handle("QP", qp.0))?;
         Ok(queue_pair.attributes())
     }
 
@@ -379,16 +379,16 @@ impl Context {
     }
 
     fn check_pd(&self, pd: Pd) -> Result<(), Error> {
-        self.pds.get(pd.0).copied().ok_or(invalid_handle("PD", pd.0))
+        self.pds.get(pd.0).copied().ok_or_else(|| invalid_handle("PD", pd.0))
     }
 
     fn cq(&mut self, cq: Cq) -> Result<&mut CompletionQueue, Error> {
-        self.engine.shared.cqs.get_mut(cq.0).ok_or(invalid_handle("CQ", cq.0))
+        self.engine.shared.cqs.get_mut(cq.0).ok_or_else(|| invalid_handle("CQ", cq.0))
     }
 
     fn qp(&mut self, qp: Qp) -> Result<(&mut QueuePair, &mut crate::shared::Shared), Error> {
         let Engine { qps, shared, .. } = &mut self.engine;
-        let queue_pair = qps.get_mut(qp.0).ok_or(invalid_handle("QP", qp.0))?;
+        let queue_pair = qps.get_mut(qp.0).ok_or_else(|| invalid_handle("QP", qp.0))?;
         Ok((queue_pair, shared))
     }
 }

@@ -119,7 +119,7 @@ impl MemoryRegions {
     }
 
     pub(crate) fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
-        Ok(&mut self.slab.get_mut(mr.0).ok_or(invalid(mr))?.memory)
+        Ok(&mut self.slab.get_mut(mr.0).ok_or_else(|| invalid(mr))?.memory)
     }
 
     pub(crate) fn uses_pd(&self, pd: Pd) -> bool {
@@ -231,7 +231,7 @@ impl MemoryRegions {
     }
 
     fn get(&self, mr: Mr) -> Result<&MemoryRegion, Error> {
-        self.slab.get(mr.0).ok_or(invalid(mr))
+        self.slab.get(mr.0).ok_or_else(|| invalid(mr))
     }
 }
 

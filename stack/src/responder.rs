@@ -46,6 +46,8 @@ struct Outcome {
     /// The packet that the answer under way began with, and the next one to be sent.
     start: u32,
     next: u32,
+    /// All of it was sent once: what is owed now, if anything, answers a duplicate.
+    answered: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -380,15 +382,16 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Forgets the oldest outcome that was sent, if all places are taken. A peer with more requests
-    /// outstanding than it was told breaks the contract.
+    /// Forgets the oldest outcome, if all places are taken. One that was never sent is live, and a
+    /// peer with more requests outstanding than it was told breaks the contract. One that is owed
+    /// again is not: a peer that sends something new has its answer already.
     fn make_room_for_outcome(&mut self) -> Result<(), Refusal> {
         let Responder { outcomes, depth, .. } = &mut self.responder;
         if outcomes.len() < *depth {
             return Ok(());
         }
         match outcomes.front() {
-            Some(oldest) if !oldest.is_owed() => {
+            Some(oldest) if oldest.answered => {
                 outcomes.pop_front();
                 Ok(())
             }
@@ -398,7 +401,15 @@ impl QueuePair {
 
     fn remember(&mut self, packets: u32, answer: Answer) {
         let Responder { outcomes, expected, msn, .. } = &mut self.responder;
-        outcomes.push_back(Outcome { first_psn: *expected, packets, msn: *msn, answer, start: 0, next: 0 });
+        outcomes.push_back(Outcome {
+            first_psn: *expected,
+            packets,
+            msn: *msn,
+            answer,
+            start: 0,
+            next: 0,
+            answered: false,
+        });
     }
 
     fn complete_receive(
@@ -588,6 +599,7 @@ impl QueuePair {
             }
         };
         outcome.next += 1;
+        outcome.answered |= !outcome.is_owed();
         shared.count(Counter::SentPkts);
         Some(frame.finish())
     }

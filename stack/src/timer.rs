@@ -73,14 +73,18 @@ impl TimerWheel {
             if start > now {
                 break;
             }
-            let id = self.heads[level][slot];
             self.elapsed = self.elapsed.max(start);
-            self.unlink(id);
-            let deadline = self.entries[id as usize].deadline;
-            if deadline <= self.elapsed {
+            if level == 0 {
+                let id = self.heads[0][slot];
+                self.unlink(id);
                 return Some(id);
             }
-            self.link(id, deadline);
+            // Its timers all move down: from here on they differ from `elapsed` in lower bits only.
+            while self.heads[level][slot] != NONE {
+                let id = self.heads[level][slot];
+                self.unlink(id);
+                self.link(id, self.entries[id as usize].deadline);
+            }
         }
         self.elapsed = self.elapsed.max(now);
         None

@@ -1,0 +1,266 @@
+//! Exactly once and bit-exact, over a link that loses, duplicates, reorders and corrupts 1 % each.
+//!
+//! `FERROCE_SEED` replays a run, `FERROCE_SOAK_BYTES` sets how much goes through each operation.
+
+#[expect(unreachable_pub, reason = "a module shared by test programs")]
+mod pair;
+
+use ferroce::driver::sim::LinkConfig;
+use ferroce::*;
+use pair::{Pair, Setup};
+
+fn bad_link() -> LinkConfig {
+    LinkConfig {
+        loss: 0.01,
+        duplicate: 0.01,
+        reorder: 0.01,
+        reorder_by: 32,
+        corrupt: 0.01,
+        delay: std::time::Duration::from_micros(5),
+        jitter: std::time::Duration::from_micros(2),
+        rate: Some(100_000_000_000),
+        ..LinkConfig::default()
+    }
+}
+
+fn from_env(name: &str, default: u64) -> u64 {
+    std::env::var(name).ok().map_or(default, |v| v.parse().unwrap_or_else(|_| panic!("{name}={v}: a number")))
+}
+
+fn seed() -> u64 {
+    let seed = from_env("FERROCE_SEED", 7);
+    println!("replay: FERROCE_SEED={seed} cargo test -p ferroce --test impairment -- --nocapture");
+    seed
+}
+
+/// Bytes through each operation; the whole of issue 2's 10^8 with `./do soak`.
+fn soak_bytes() -> u64 {
+    from_env("FERROCE_SOAK_BYTES", 20_000_000)
+}
+
+/// Message lengths around every edge of a path MTU of 1024, and long ones.
+const LENGTHS: [u32; 12] = [0, 1, 3, 1023, 1024, 1025, 2048, 5000, 16_384, 40_001, 65_536, 262_144];
+/// Messages in flight: each has a slot of memory to itself.
+const SLOTS: u64 = 4;
+const SLOT: u64 = 262_144;
+
+/// What message `n` holds at `offset`: every message differs from its neighbours everywhere.
+fn pattern(n: u64, bytes: &mut [u8]) {
+    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    for chunk in bytes.chunks_mut(8) {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+    }
+}
+
+struct Traffic {
+    pair: Pair,
+    expected: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Send,
+    Write,
+    Read,
+}
+
+impl Traffic {
+    fn new(seed: u64, link: LinkConfig) -> Traffic {
+        Traffic { pair: Pair::new(seed, link, Setup::default()), expected: vec![0; SLOT as usize] }
+    }
+
+    fn fill(&mut self, end: usize, n: u64, length: u32) {
+        let end = &mut self.pair.ends[end];
+        let start = (n % SLOTS * SLOT) as usize;
+        pattern(n, &mut end.context.bytes_mut(end.mr).unwrap()[start..start + length as usize]);
+    }
+
+    fn check(&mut self, end: usize, n: u64, length: u32) {
+        let expected = &mut self.expected[..length as usize];
+        pattern(n, expected);
+        let end = &self.pair.ends[end];
+        let start = (n % SLOTS * SLOT) as usize;
+        let found = &end.context.bytes(end.mr).unwrap()[start..start + length as usize];
+        assert!(found == expected, "message {n} of {length} bytes differs");
+    }
+
+    fn post(&mut self, kind: Kind, n: u64, length: u32) {
+        let remote = self.pair.ends[1].context.remote(self.pair.ends[1].mr).unwrap();
+        let address = RemoteAddress { addr: remote.addr + n % SLOTS * SLOT, rkey: remote.rkey };
+        let [requester, responder] = &mut self.pair.ends;
+        let sges = |mr| [Sge { mr, offset: n % SLOTS * SLOT, length }];
+        let op = match kind {
+            Kind::Send => {
+                let wr = ReceiveWorkRequest { wr_id: n, sges: &sges(responder.mr) };
+                responder.context.post_recv(responder.qp, &wr).unwrap();
+                SendOp::SendWithImm(n as u32)
+            }
+            Kind::Write => SendOp::Write(address),
+            Kind::Read => SendOp::Read(address),
+        };
+        let sges = sges(requester.mr);
+        let data = Data::Sges(&sges);
+        let wr = SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED };
+        requester.context.post_send(requester.qp, &wr).unwrap();
+    }
+
+    /// Moves `bytes` in messages of all lengths, `SLOTS` at a time. Returns how many messages.
+    fn run(&mut self, kind: Kind, first: u64, bytes: u64) -> u64 {
+        let (mut posted, mut completed, mut received, mut moved) = (first, first, first, 0);
+        let length = |n: u64| LENGTHS[(n % LENGTHS.len() as u64) as usize];
+        loop {
+            while moved < bytes && posted < completed.min(received) + SLOTS {
+                let source = if kind == Kind::Read { 1 } else { 0 };
+                self.fill(source, posted, length(posted));
+                self.post(kind, posted, length(posted));
+                moved += u64::from(length(posted));
+                posted += 1;
+            }
+            let [requester, responder] = &mut self.pair.ends;
+            if let Some(wc) = requester.context.poll_cq(requester.cq).unwrap() {
+                assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, completed));
+                match kind {
+                    Kind::Send => {}
+                    Kind::Write => self.check(1, completed, length(completed)),
+                    Kind::Read => self.check(0, completed, length(completed)),
+                }
+                completed += 1;
+                if kind != Kind::Send {
+                    received = completed;
+                }
+                continue;
+            }
+            if let Some(wc) = responder.context.poll_cq(responder.cq).unwrap() {
+                assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, received));
+                assert_eq!((wc.byte_len, wc.immediate), (length(received), Some(received as u32)));
+                self.check(1, received, length(received));
+                received += 1;
+                continue;
+            }
+            if moved >= bytes && completed == posted && received == posted {
+                return posted - first;
+            }
+            assert!(self.pair.step(), "stuck: {posted} posted, {completed} completed, {received} received");
+        }
+    }
+
+    fn atomics(&mut self, count: u64) {
+        let remote = self.pair.ends[1].context.remote(self.pair.ends[1].mr).unwrap();
+        let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
+        let end = &mut self.pair.ends[1];
+        end.context.bytes_mut(end.mr).unwrap()[..8].fill(0);
+        let (mut posted, mut completed) = (0, 0);
+        while completed < count {
+            let [requester, _] = &mut self.pair.ends;
+            while posted < count && posted < completed + 16 {
+                let sges = [Sge { mr: requester.mr, offset: posted % 16 * 8, length: 8 }];
+                // Every other one is a COMPARE_SWAP that must find what the last one left.
+                let op = match posted % 2 {
+                    0 => SendOp::FetchAdd { remote, add: 1 },
+                    _ => SendOp::CompareSwap { remote, compare: posted, swap: posted + 1 },
+                };
+                let wr = SendWorkRequest {
+                    wr_id: posted,
+                    op,
+                    data: Data::Sges(&sges),
+                    flags: SendFlags::SIGNALED,
+                };
+                requester.context.post_send(requester.qp, &wr).unwrap();
+                posted += 1;
+            }
+            match requester.context.poll_cq(requester.cq).unwrap() {
+                Some(wc) => {
+                    assert_eq!((wc.status, wc.wr_id, wc.byte_len), (WcStatus::Success, completed, 8));
+                    let at = (completed % 16 * 8) as usize;
+                    let old = &requester.context.bytes(requester.mr).unwrap()[at..at + 8];
+                    assert_eq!(u64::from_ne_bytes(old.try_into().unwrap()), completed);
+                    completed += 1;
+                }
+                None => assert!(self.pair.step(), "stuck after {completed}"),
+            }
+        }
+        let end = &self.pair.ends[1];
+        assert_eq!(end.context.bytes(end.mr).unwrap()[..8], count.to_ne_bytes());
+    }
+
+    /// The link did what was asked, and the engine noticed.
+    fn assert_impaired(&self) {
+        let link = self.pair.network.counters();
+        assert!(link.lost > 0 && link.duplicated > 0 && link.corrupted > 0 && link.reordered > 0, "{link:?}");
+        let counters = self.pair.ends[0].context.counters();
+        assert!(counters.value(Counter::RetransmittedPkts) > 0);
+    }
+}
+
+fn soak(kind: Kind) {
+    let mut traffic = Traffic::new(seed(), bad_link());
+    let messages = traffic.run(kind, 0, soak_bytes());
+    println!(
+        "{messages} messages; {:?}\n{}",
+        traffic.pair.network.counters(),
+        traffic.pair.ends[0].context.counters()
+    );
+    traffic.assert_impaired();
+}
+
+#[test]
+fn sends_arrive_exactly_once() {
+    soak(Kind::Send);
+}
+
+#[test]
+fn writes_arrive_exactly_once() {
+    soak(Kind::Write);
+}
+
+#[test]
+fn reads_arrive_exactly_once() {
+    soak(Kind::Read);
+}
+
+#[test]
+fn atomics_happen_exactly_once() {
+    let mut traffic = Traffic::new(seed(), bad_link());
+    traffic.atomics(100_000);
+    traffic.assert_impaired();
+}
+
+/// The same seed gives the same frames at the same times with the same fates; another does not.
+#[test]
+fn a_seed_replays_bit_for_bit() {
+    let seed = seed();
+    let trace = |seed| {
+        let mut traffic = Traffic::new(seed, bad_link());
+        for (i, kind) in [Kind::Send, Kind::Write, Kind::Read].into_iter().enumerate() {
+            traffic.run(kind, i as u64 * 1_000_000, 1_000_000);
+        }
+        traffic.atomics(1000);
+        (traffic.pair.network.trace_hash(), traffic.pair.now)
+    };
+    let first = trace(seed);
+    assert_eq!(first, trace(seed));
+    assert_ne!(first, trace(seed + 1));
+}
+
+/// After set-up nothing is allocated, neither in the calm nor in the storm.
+#[test]
+fn the_steady_state_does_not_allocate() {
+    for link in [LinkConfig::default(), bad_link()] {
+        let mut traffic = Traffic::new(seed(), link);
+        let warm_up = 1_000_000;
+        let mut first = 0;
+        for kind in [Kind::Send, Kind::Write, Kind::Read] {
+            first += traffic.run(kind, first, warm_up);
+        }
+        let allocations = allocation_counter::measure(|| {
+            for kind in [Kind::Send, Kind::Write, Kind::Read] {
+                first += traffic.run(kind, first, 5_000_000);
+            }
+            traffic.atomics(2000);
+        });
+        assert_eq!(allocations.count_total, 0, "{allocations:?}");
+    }
+}
