@@ -1,0 +1,255 @@
+//! Packets of the scripted peer: how a case writes them, and how it reads the engine's.
+
+use std::fmt;
+
+use ferroce::Nanos;
+use ferroce::wire::{
+    Aeth, AtomicAckEth, AtomicEth, Bth, Feth, FrameBuilder, Ieth, ImmDt, NetworkHeader, Opcode, PKEY_DEFAULT,
+    PKey, Packet, PathHeader, Psn, Qpn, RKey, Reth, Syndrome, icrc,
+};
+
+/// Where the IP header of an untagged frame starts.
+pub(crate) const IP: usize = 14;
+/// Where the UDP header of an untagged IPv4 frame starts.
+pub(crate) const UDP: usize = IP + 20;
+/// Where the BTH of an untagged IPv4 frame starts.
+pub(crate) const BTH: usize = UDP + 8;
+
+/// A packet to be injected.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    opcode: Opcode,
+    psn: u32,
+    ack_req: bool,
+    solicited: bool,
+    mig_req: bool,
+    pkey: PKey,
+    dest_qpn: Option<Qpn>,
+    headers: Vec<Header>,
+    payload: Vec<u8>,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Header {
+    Reth(Reth),
+    AtomicEth(AtomicEth),
+    Aeth(Aeth),
+    AtomicAckEth(AtomicAckEth),
+    ImmDt(ImmDt),
+    Ieth(Ieth),
+    Feth(Feth),
+}
+
+/// A packet for the queue pair under test. Headers are added in wire order; those left out are
+/// zero.
+pub(crate) fn packet(opcode: Opcode, psn: u32) -> Script {
+    Script {
+        opcode,
+        psn,
+        ack_req: false,
+        solicited: false,
+        mig_req: true,
+        pkey: PKEY_DEFAULT,
+        dest_qpn: None,
+        headers: Vec::new(),
+        payload: Vec::new(),
+    }
+}
+
+/// An ACK of everything up to `psn`, without credit accounting.
+pub(crate) fn ack(psn: u32, msn: u32) -> Script {
+    packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(Syndrome::ACK.byte(), msn)
+}
+
+/// An Acknowledge with this syndrome byte: 0x60 to 0x63 for the NAKs, 0x20 | code for RNR NAKs.
+pub(crate) fn nak(syndrome: u8, psn: u32, msn: u32) -> Script {
+    packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(syndrome, msn)
+}
+
+/// A READ response; First, Last and Only get their AETH.
+pub(crate) fn read_response(opcode: Opcode, psn: u32, payload: &[u8]) -> Script {
+    let response = packet(opcode, psn).payload(payload);
+    match opcode {
+        Opcode::RC_READ_RESPONSE_MIDDLE => response,
+        _ => response.aeth(Syndrome::ACK.byte(), 0),
+    }
+}
+
+/// An Atomic Acknowledge with the value that was there before.
+pub(crate) fn atomic_ack(psn: u32, original: u64) -> Script {
+    packet(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn).aeth(Syndrome::ACK.byte(), 0).original(original)
+}
+
+impl Script {
+    pub(crate) fn ack_req(self) -> Script {
+        Script { ack_req: true, ..self }
+    }
+
+    pub(crate) fn solicited(self) -> Script {
+        Script { solicited: true, ..self }
+    }
+
+    pub(crate) fn mig_req(self, on: bool) -> Script {
+        Script { mig_req: on, ..self }
+    }
+
+    pub(crate) fn pkey(self, pkey: u16) -> Script {
+        Script { pkey: PKey(pkey), ..self }
+    }
+
+    pub(crate) fn dest_qpn(self, qpn: Qpn) -> Script {
+        Script { dest_qpn: Some(qpn), ..self }
+    }
+
+    pub(crate) fn payload(self, payload: &[u8]) -> Script {
+        Script { payload: payload.to_vec(), ..self }
+    }
+
+    pub(crate) fn reth(self, va: u64, rkey: RKey, length: u32) -> Script {
+        self.header(Header::Reth(Reth::new(va, rkey, length)))
+    }
+
+    pub(crate) fn atomic_eth(self, va: u64, rkey: RKey, swap_or_add: u64, compare: u64) -> Script {
+        self.header(Header::AtomicEth(AtomicEth::new(va, rkey, swap_or_add, compare)))
+    }
+
+    /// `syndrome` may be a reserved one.
+    pub(crate) fn aeth(self, syndrome: u8, msn: u32) -> Script {
+        let [_, a, b, c] = msn.to_be_bytes();
+        // An immediate has the same shape, and takes any bytes.
+        let word = u32::from_be_bytes([syndrome, a, b, c]);
+        match Syndrome::from_byte(syndrome) {
+            Some(known) => self.header(Header::Aeth(Aeth::new(known, msn))),
+            None => self.header(Header::ImmDt(ImmDt::new(word))),
+        }
+    }
+
+    pub(crate) fn original(self, value: u64) -> Script {
+        self.header(Header::AtomicAckEth(AtomicAckEth::new(value)))
+    }
+
+    pub(crate) fn imm(self, value: u32) -> Script {
+        self.header(Header::ImmDt(ImmDt::new(value)))
+    }
+
+    pub(crate) fn ieth(self, rkey: RKey) -> Script {
+        self.header(Header::Ieth(Ieth::new(rkey)))
+    }
+
+    pub(crate) fn feth(self, feth: Feth) -> Script {
+        self.header(Header::Feth(feth))
+    }
+
+    fn header(mut self, header: Header) -> Script {
+        self.headers.push(header);
+        self
+    }
+
+    /// The frame, to `qpn` unless the script names another.
+    pub(crate) fn frame(&self, path: &PathHeader, qpn: Qpn) -> Vec<u8> {
+        let mut bth = Bth::new(self.opcode, self.dest_qpn.unwrap_or(qpn), Psn::new(self.psn));
+        bth.set_ack_req(self.ack_req);
+        bth.set_solicited(self.solicited);
+        bth.set_mig_req(self.mig_req);
+        bth.set_pkey(self.pkey);
+        let mut buffer = vec![0; 16384];
+        let mut frame = FrameBuilder::start(&mut buffer, path, bth, self.payload.len()).unwrap();
+        for header in &self.headers {
+            match header {
+                Header::Reth(header) => frame.put(header),
+                Header::AtomicEth(header) => frame.put(header),
+                Header::Aeth(header) => frame.put(header),
+                Header::AtomicAckEth(header) => frame.put(header),
+                Header::ImmDt(header) => frame.put(header),
+                Header::Ieth(header) => frame.put(header),
+                Header::Feth(header) => frame.put(header),
+            }
+        }
+        frame.payload().copy_from_slice(&self.payload);
+        let length = frame.finish();
+        buffer.truncate(length);
+        buffer
+    }
+}
+
+/// Puts the right ICRC behind an untagged RoCEv2 frame that was changed by hand.
+pub(crate) fn reseal(frame: &mut [u8]) {
+    let network = if frame[IP] >> 4 == 6 { NetworkHeader::Ipv6 } else { NetworkHeader::Ipv4 };
+    let (covered, tail) = frame[IP..].split_last_chunk_mut::<4>().unwrap();
+    *tail = icrc::compute(network, covered).unwrap().to_le_bytes();
+}
+
+/// A packet of the engine, taken apart.
+#[derive(Clone)]
+pub(crate) struct Got {
+    /// When it was sent.
+    pub(crate) at: Nanos,
+    pub(crate) frame: Vec<u8>,
+    pub(crate) opcode: Opcode,
+    pub(crate) psn: u32,
+    pub(crate) dest_qpn: Qpn,
+    pub(crate) ack_req: bool,
+    pub(crate) solicited: bool,
+    pub(crate) mig_req: bool,
+    pub(crate) pad: usize,
+    pub(crate) reth: Option<Reth>,
+    pub(crate) atomic_eth: Option<AtomicEth>,
+    pub(crate) aeth: Option<Aeth>,
+    pub(crate) original: Option<u64>,
+    pub(crate) immediate: Option<u32>,
+    pub(crate) invalidated: Option<RKey>,
+    pub(crate) payload: Vec<u8>,
+}
+
+impl Got {
+    /// Takes a frame of the engine apart; it must be right in every length, and in its ICRC.
+    #[track_caller]
+    pub(crate) fn parse(at: Nanos, frame: Vec<u8>) -> Got {
+        let packet = match Packet::parse(&frame) {
+            Ok(packet) => packet,
+            Err(error) => panic!("the engine sent a broken frame: {error}\n{frame:02x?}"),
+        };
+        Got {
+            at,
+            opcode: packet.opcode,
+            psn: packet.bth.psn().value(),
+            dest_qpn: packet.bth.dest_qpn(),
+            ack_req: packet.bth.ack_req(),
+            solicited: packet.bth.solicited(),
+            mig_req: packet.bth.mig_req(),
+            pad: packet.bth.pad(),
+            reth: packet.reth().copied(),
+            atomic_eth: packet.atomic_eth().copied(),
+            aeth: packet.aeth().copied(),
+            original: packet.atomic_ack_eth().map(|header| header.original()),
+            immediate: packet.immdt().map(|header| header.value()),
+            invalidated: packet.ieth().map(|header| header.rkey()),
+            payload: packet.payload.to_vec(),
+            frame,
+        }
+    }
+}
+
+impl fmt::Display for Got {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} psn {:#x}, {} bytes", self.opcode.name(), self.psn, self.payload.len())?;
+        if self.ack_req {
+            write!(f, ", AckReq")?;
+        }
+        if let Some(aeth) = self.aeth {
+            write!(f, ", syndrome {:#04x} msn {}", aeth.syndrome_byte(), aeth.msn())?;
+        }
+        if let Some(reth) = self.reth {
+            write!(f, ", RETH {:#x} {} length {}", reth.va(), reth.rkey(), reth.length())?;
+        }
+        if let Some(original) = self.original {
+            write!(f, ", original {original:#x}")?;
+        }
+        write!(f, " at {:?}", std::time::Duration::from_nanos(self.at.0))
+    }
+}
+
+/// The payloads of packets, one after the other.
+pub(crate) fn payload(packets: &[Got]) -> Vec<u8> {
+    packets.iter().flat_map(|packet| &packet.payload).copied().collect()
+}
