@@ -1,0 +1,51 @@
+//! Writing and taking apart one frame: headers, copy, ICRC.
+
+use std::hint::black_box;
+
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use ferroce::wire::*;
+
+fn path() -> PathHeader {
+    PathHeader::new(&PathAddress {
+        source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+        vlan: None,
+        source: Gid::from_ipv4([192, 0, 2, 1].into()),
+        destination: Gid::from_ipv4([192, 0, 2, 2].into()),
+        encapsulation: Encapsulation::RoceV2 { source_port: 0xc000 },
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        identification: 0,
+    })
+}
+
+fn emit(buffer: &mut [u8], path: &PathHeader, payload: &[u8]) -> usize {
+    let bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(17), Psn::new(1));
+    let Some(mut frame) = FrameBuilder::start(buffer, path, bth, payload.len()) else { return 0 };
+    frame.put(&Reth::new(0, RKey(1), payload.len() as u32));
+    frame.payload().copy_from_slice(payload);
+    frame.finish()
+}
+
+fn wire(c: &mut Criterion) {
+    let mut group = c.benchmark_group("wire");
+    for payload in [8usize, 64, 1024, 4096] {
+        let (path, data, mut buffer) = (path(), vec![7u8; payload], vec![0u8; 4300]);
+        group.throughput(Throughput::Elements(1));
+        group.bench_function(BenchmarkId::new("emit", payload), |b| {
+            b.iter(|| emit(&mut buffer, &path, black_box(&data)));
+        });
+        let length = emit(&mut buffer, &path, &data);
+        group.bench_function(BenchmarkId::new("parse", payload), |b| {
+            b.iter(|| Packet::parse(black_box(&buffer[..length])).is_ok());
+        });
+        group.bench_function(BenchmarkId::new("parse-without-icrc", payload), |b| {
+            b.iter(|| Packet::decode(black_box(&buffer[..length])).is_ok());
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, wire);
+criterion_main!(benches);
