@@ -1,0 +1,170 @@
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+use std::str::FromStr;
+
+use ferroce_driver::PacketDriver;
+use ferroce_driver::loopback::{Switch, SwitchConfig};
+use tracing::info;
+
+use crate::Error;
+
+/// What `--device` names: an interface, or a driver with its argument.
+///
+/// | text | meaning |
+/// |---|---|
+/// | `eth0` | the interface, by the best driver for it |
+/// | `af_xdp:eth0` | AF_XDP on queue 0 of the interface |
+/// | `af_xdp:eth0:2` | the same, on queue 2 |
+/// | `loopback` | a port inside this process |
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum DeviceSpec {
+    /// An interface; [`open`](DeviceSpec::open) chooses the driver.
+    Interface(String),
+    /// AF_XDP on one queue of an interface.
+    AfXdp {
+        /// The interface's name.
+        interface: String,
+        /// The queue.
+        queue: u32,
+    },
+    /// The in-process driver.
+    Loopback,
+}
+
+impl DeviceSpec {
+    /// Opens the device.
+    ///
+    /// Of an interface it takes the fastest driver that this build has for it, and says which at
+    /// `info`. `Loopback` opens a port with the address 127.0.0.1 on a switch of its own, on which
+    /// only queue pairs of the same context meet; contexts that are to reach each other take ports
+    /// of one [`Switch`] instead.
+    ///
+    /// # Errors
+    /// [`Error::Driver`]; [`Error::Unsupported`] for a driver that this build lacks.
+    pub fn open(&self) -> Result<Box<dyn PacketDriver>, Error> {
+        match self {
+            DeviceSpec::Interface(interface) => {
+                info!(interface, "taking the driver af_xdp, the fastest for an interface in this build");
+                open_af_xdp(interface, 0)
+            }
+            DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue),
+            DeviceSpec::Loopback => {
+                let switch = Switch::new(SwitchConfig::default())?;
+                Ok(Box::new(switch.port(&[IpAddr::V4(Ipv4Addr::LOCALHOST)])))
+            }
+        }
+    }
+}
+
+impl FromStr for DeviceSpec {
+    type Err = Error;
+
+    /// # Errors
+    /// [`Error::Invalid`] names the part that is wrong.
+    fn from_str(text: &str) -> Result<DeviceSpec, Error> {
+        let refused = |expected: &str| Err(Error::invalid("device", format!("'{text}'"), expected));
+        let (driver, argument) = match text.split_once(':') {
+            Some((driver, argument)) => (driver, Some(argument)),
+            None => (text, None),
+        };
+        match (driver, argument) {
+            ("loopback", None) => Ok(DeviceSpec::Loopback),
+            ("loopback", Some(_)) => refused("'loopback' takes no argument"),
+            ("af_xdp", None) => {
+                refused("af_xdp needs an interface: af_xdp:eth0, or af_xdp:eth0:2 for queue 2")
+            }
+            ("af_xdp", Some(argument)) => {
+                let (interface, queue) = match argument.split_once(':') {
+                    Some((interface, queue)) => (interface, queue.parse().ok()),
+                    None => (argument, Some(0)),
+                };
+                let Some(queue) = queue else {
+                    return refused("a queue number after the interface, as in af_xdp:eth0:2");
+                };
+                if !is_interface_name(interface) {
+                    return refused("af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it");
+                }
+                Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue })
+            }
+            (name, Some(_)) if PLANNED.contains(&name) => {
+                refused("this driver is planned, not built yet; there are af_xdp:INTERFACE and loopback")
+            }
+            (_, None) if is_interface_name(text) => Ok(DeviceSpec::Interface(text.to_owned())),
+            (_, None) => refused("an interface's name of 1 to 15 characters, af_xdp:INTERFACE, or loopback"),
+            (_, Some(_)) => refused("no such driver; there are af_xdp:INTERFACE and loopback"),
+        }
+    }
+}
+
+impl fmt::Display for DeviceSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceSpec::Interface(interface) => f.write_str(interface),
+            DeviceSpec::AfXdp { interface, queue: 0 } => write!(f, "af_xdp:{interface}"),
+            DeviceSpec::AfXdp { interface, queue } => write!(f, "af_xdp:{interface}:{queue}"),
+            DeviceSpec::Loopback => f.write_str("loopback"),
+        }
+    }
+}
+
+/// Drivers that later releases bring.
+const PLANNED: [&str; 3] = ["dpdk", "udp", "ibverbs"];
+
+/// What the kernel takes for an interface's name (`dev_valid_name`).
+fn is_interface_name(name: &str) -> bool {
+    let forbidden = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(forbidden)
+}
+
+#[cfg(feature = "af_xdp")]
+fn open_af_xdp(interface: &str, queue: u32) -> Result<Box<dyn PacketDriver>, Error> {
+    use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
+    Ok(Box::new(AfXdp::open(&AfXdpConfig { queue, ..AfXdpConfig::new(interface) })?))
+}
+
+#[cfg(not(feature = "af_xdp"))]
+fn open_af_xdp(_: &str, _: u32) -> Result<Box<dyn PacketDriver>, Error> {
+    Err(Error::Unsupported("interfaces, in a build without the feature 'af_xdp'"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_it_writes() {
+        for text in ["eth0", "eth0.5", "af_xdp:veth0", "af_xdp:veth0:2", "loopback"] {
+            assert_eq!(text.parse::<DeviceSpec>().expect(text).to_string(), text);
+        }
+        let queue_0 = DeviceSpec::AfXdp { interface: "veth0".into(), queue: 0 };
+        assert_eq!("af_xdp:veth0:0".parse::<DeviceSpec>().expect("queue 0"), queue_0);
+    }
+
+    #[test]
+    fn refusals_name_the_value_and_the_cure() {
+        for (text, cure) in [
+            ("", "an interface's name"),
+            ("a-name-of-16-char", "an interface's name"),
+            ("a/b", "an interface's name"),
+            ("af_xdp", "needs an interface"),
+            ("af_xdp:", "af_xdp:INTERFACE"),
+            ("af_xdp:eth0:x", "a queue number"),
+            ("af_xdp:eth0:1:2", "a queue number"),
+            ("loopback:0", "no argument"),
+            ("dpdk:net_memif0", "planned"),
+            ("xdp:eth0", "no such driver"),
+        ] {
+            let refusal = text.parse::<DeviceSpec>().expect_err(text).to_string();
+            assert!(refusal.contains(&format!("'{text}'")) && refusal.contains(cure), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn an_interface_that_does_not_exist_is_named() {
+        let opened = DeviceSpec::Interface("no-such-if".into()).open();
+        let refusal = opened.map(|driver| driver.capabilities().clone()).expect_err("it does not exist");
+        let expected = if cfg!(feature = "af_xdp") { "'no-such-if'" } else { "feature 'af_xdp'" };
+        assert!(refusal.to_string().contains(expected), "{refusal}");
+    }
+}
