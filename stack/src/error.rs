@@ -96,6 +96,9 @@ pub enum Error {
     /// The backend cannot do this; nothing is emulated in silence.
     #[error("not supported by this backend: {0}")]
     Unsupported(&'static str),
+    /// The operating system gave no memory.
+    #[error("memory: {0}")]
+    Memory(#[from] std::io::Error),
     /// The driver failed or refused.
     #[error(transparent)]
     Driver(#[from] ferroce_driver::Error),

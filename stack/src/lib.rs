@@ -4,6 +4,9 @@
 //! domains, memory regions, completion queues, queue pairs. One thread owns it and drives it with
 //! [`Context::poll`]; objects are named by small `Copy` handles, so there are no locks and no
 //! lifetimes.
+//!
+//! Where to look: verbs in [`Context`], work requests in [`SendWorkRequest`] and
+//! [`ReceiveWorkRequest`], connection set-up in [`Transition`], and a whole example in the README.
 #![forbid(unsafe_code)]
 
 mod access;
@@ -48,3 +51,8 @@ pub use poller::Poller;
 pub use qp::{QpAttributes, QpConfig, QpState, QpType, ReadyToReceive, ReadyToSend, Transition};
 pub use slab::{Cq, Mr, Pd, Qp};
 pub use wr::{Data, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge};
+
+/// The README's example is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../README.md")]
+struct Readme;

@@ -160,12 +160,31 @@ pub struct ReadyToSend {
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 
 impl ReadyToReceive {
+    /// From `dest_qpn` at `address`, whose first request has `rq_psn`: a path MTU of 1024, 16
+    /// READs and atomics, an RNR timer of 0.64 ms.
+    pub fn new(address: AddressVector, dest_qpn: Qpn, rq_psn: Psn) -> ReadyToReceive {
+        ReadyToReceive {
+            address,
+            path_mtu: PathMtu::Mtu1024,
+            dest_qpn,
+            rq_psn,
+            max_dest_rd_atomic: 16,
+            min_rnr_timer: RnrTimer::DEFAULT,
+        }
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         at_most("max_dest_rd_atomic", self.max_dest_rd_atomic, MAX_RD_ATOMIC)
     }
 }
 
 impl ReadyToSend {
+    /// The first request has `sq_psn`: an ACK timeout of 67 ms, 7 retries, RNR retries without
+    /// end, 16 READs and atomics.
+    pub fn new(sq_psn: Psn) -> ReadyToSend {
+        ReadyToSend { sq_psn, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
+    }
+
     fn check(&self) -> Result<(), Error> {
         at_most("timeout", self.timeout, 31)?;
         at_most("retry_count", self.retry_count, 7)?;

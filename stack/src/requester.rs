@@ -46,9 +46,7 @@ pub(crate) struct Requester {
 
 impl Default for Requester {
     fn default() -> Requester {
-        let attributes =
-            ReadyToSend { sq_psn: Psn::new(0), timeout: 0, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 };
-        Requester::new(attributes, 0)
+        Requester::new(ReadyToSend::new(Psn::new(0)), 0)
     }
 }
 

@@ -118,6 +118,9 @@ pub fn credits(code: u8) -> Option<u32> {
 pub struct RnrTimer(u8);
 
 impl RnrTimer {
+    /// 0.64 ms, code 12.
+    pub const DEFAULT: RnrTimer = RnrTimer(12);
+
     /// The timer with this code; `None` above 31.
     pub const fn new(code: u8) -> Option<RnrTimer> {
         if code < 32 { Some(RnrTimer(code)) } else { None }
