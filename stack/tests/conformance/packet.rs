@@ -172,10 +172,11 @@ impl Script {
     }
 }
 
-/// Puts the right ICRC behind an untagged RoCEv2 frame that was changed by hand.
+/// Puts the right ICRC behind a RoCEv2 frame that was changed by hand.
 pub(crate) fn reseal(frame: &mut [u8]) {
-    let network = if frame[IP] >> 4 == 6 { NetworkHeader::Ipv6 } else { NetworkHeader::Ipv4 };
-    let (covered, tail) = frame[IP..].split_last_chunk_mut::<4>().unwrap();
+    let ip = if frame[12..14] == [0x81, 0x00] { IP + 4 } else { IP };
+    let network = if frame[ip] >> 4 == 6 { NetworkHeader::Ipv6 } else { NetworkHeader::Ipv4 };
+    let (covered, tail) = frame[ip..].split_last_chunk_mut::<4>().unwrap();
     *tail = icrc::compute(network, covered).unwrap().to_le_bytes();
 }
 
