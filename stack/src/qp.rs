@@ -115,7 +115,7 @@ pub enum Transition {
     ReadyToSend(ReadyToSend),
     /// RTS → SQD: finish what is started, start nothing, then [`Event::SqDrained`].
     Drain,
-    /// SQD → RTS.
+    /// SQD → RTS, once it is drained.
     Resume,
     /// Any but RESET → ERR: all work is flushed.
     Error,
@@ -335,7 +335,11 @@ impl QueuePair {
     }
 
     pub(crate) fn resume(&mut self, shared: &mut Shared) -> Result<(), Error> {
-        self.require("Resume", "SQD", &[QpState::Sqd])?;
+        let expected = "SQD, drained";
+        self.require("Resume", expected, &[QpState::Sqd])?;
+        if !self.is_drained() {
+            return Err(Error::State { verb: "Resume", state: self.state, expected });
+        }
         self.state = QpState::Rts;
         self.schedule(shared);
         Ok(())
@@ -470,9 +474,13 @@ impl QueuePair {
 
     /// Says once that a draining send queue has nothing under way any more.
     pub(crate) fn note_drained(&mut self, shared: &mut Shared) {
-        let started = self.sq.front().is_some_and(|wqe| wqe.started);
-        if self.state == QpState::Sqd && !started {
+        if self.state == QpState::Sqd && self.is_drained() {
             shared.raise(Event::SqDrained(self.handle));
         }
+    }
+
+    /// No send is started and not complete.
+    fn is_drained(&self) -> bool {
+        self.sq.front().is_none_or(|wqe| !wqe.started)
     }
 }
