@@ -2,6 +2,9 @@
 /// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
 pub const DEFAULT_WINDOW: u32 = 512;
 
+/// The most packets that may be unacknowledged: half the PSNs, less one.
+pub(crate) const MAX_WINDOW: u32 = (1 << 23) - 1;
+
 /// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
 #[derive(Clone, Debug)]
 pub struct Config {

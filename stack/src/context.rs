@@ -5,10 +5,11 @@ use ferroce_wire::{MacAddr, PathHeader};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::SeedableRng;
 
-use crate::config::Config;
+use crate::config::{Config, MAX_WINDOW};
 use crate::cq::CompletionQueue;
 use crate::engine::Engine;
 use crate::qp::{Connection, QpState, QueuePair};
+use crate::rq::MAX_MESSAGE;
 use crate::slab::{Handle, Slab};
 use crate::wr::SendOp;
 use crate::{
@@ -327,7 +328,8 @@ impl Context {
         if reads && queue_pair.state != QpState::Error && queue_pair.requester.max_rd_atomic() == 0 {
             return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ and atomics"));
         }
-        queue_pair.sq.post(wr, &mut shared.mrs)?;
+        let max_length = queue_pair.connection.map_or(MAX_MESSAGE, |c| c.max_message());
+        queue_pair.sq.post(wr, max_length, &mut shared.mrs)?;
         match queue_pair.state {
             QpState::Error => queue_pair.flush(shared),
             _ => queue_pair.schedule(shared),
@@ -395,8 +397,6 @@ impl Context {
 
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
-/// Half the PSNs, less one.
-const MAX_WINDOW: u32 = (1 << 23) - 1;
 const MAX_CQE: u32 = 1 << 22;
 
 fn invalid_handle(kind: &'static str, handle: Handle) -> Error {

@@ -1,10 +1,11 @@
 use ferroce_wire::{Gid, NetworkHeader, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service};
 
+use crate::config::MAX_WINDOW;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::event::Event;
 use crate::requester::Requester;
 use crate::responder::Responder;
-use crate::rq::ReceiveQueue;
+use crate::rq::{MAX_MESSAGE, ReceiveQueue};
 use crate::shared::Shared;
 use crate::slab::{Cq, Handle, Pd, Qp};
 use crate::sq::{SendQueue, Wqe};
@@ -235,6 +236,12 @@ impl Connection {
         network.source == self.remote
             && network.destination == self.local
             && v1(network.header) == v1(self.header.network())
+    }
+
+    /// The longest message, in bytes: its packets must be fewer than half the PSNs.
+    pub(crate) fn max_message(&self) -> u32 {
+        let most = u64::from(MAX_WINDOW) << self.path_mtu.shift();
+        u32::try_from(most).map_or(MAX_MESSAGE, |most| most.min(MAX_MESSAGE))
     }
 }
 

@@ -169,6 +169,8 @@ impl QueuePair {
             self.receive_early(shared);
         } else {
             self.responder.nak_sent = false;
+            // What a NAK that is still owed asks for is here.
+            self.responder.nak_owed = None;
             match self.execute(shared, packet) {
                 Ok(()) => self.executed(shared, packet),
                 Err(refusal) => self.refuse(shared, refusal),

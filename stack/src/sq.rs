@@ -3,7 +3,7 @@ use ferroce_wire::Psn;
 use crate::Error;
 use crate::cq::WcOpcode;
 use crate::mr::MemoryRegions;
-use crate::rq::{MAX_MESSAGE, total_length};
+use crate::rq::total_length;
 use crate::slab::Mr;
 use crate::wr::{Data, SendFlags, SendOp, SendWorkRequest, Sge};
 
@@ -136,7 +136,13 @@ impl SendQueue {
         }
     }
 
-    pub(crate) fn post(&mut self, wr: &SendWorkRequest<'_>, mrs: &mut MemoryRegions) -> Result<(), Error> {
+    /// Takes a work request of at most `max_length` bytes.
+    pub(crate) fn post(
+        &mut self,
+        wr: &SendWorkRequest<'_>,
+        max_length: u32,
+        mrs: &mut MemoryRegions,
+    ) -> Result<(), Error> {
         if self.tail.wrapping_sub(self.head) == self.depth() {
             return Err(Error::QueueFull { queue: "send", depth: self.depth() });
         }
@@ -149,7 +155,7 @@ impl SendQueue {
             }
             Data::Sges(sges) => {
                 let length = total_length(sges, self.max_sge)?;
-                check_length(wr.op, length)?;
+                check_length(wr.op, length, max_length)?;
                 mrs.pin(sges)?;
                 self.sges[index * self.max_sge..][..sges.len()].copy_from_slice(sges);
                 (length, sges.len() as u8, false)
@@ -198,14 +204,14 @@ impl SendQueue {
     }
 }
 
-fn check_length(op: SendOp, length: u32) -> Result<(), Error> {
-    let right = match op {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => length == 8,
-        SendOp::LocalInvalidate(_) => length == 0,
-        _ => length <= MAX_MESSAGE,
+fn check_length(op: SendOp, length: u32, max_length: u32) -> Result<(), Error> {
+    let (least, most) = match op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (8, 8),
+        SendOp::LocalInvalidate(_) => (0, 0),
+        _ => (0, max_length),
     };
-    if right {
+    if (least..=most).contains(&length) {
         return Ok(());
     }
-    Err(Error::invalid("length", length, "8 bytes for an atomic, none for LOCAL_INV"))
+    Err(Error::invalid("length", length, format!("{least} to {most} bytes for this operation and path MTU")))
 }
