@@ -8,3 +8,33 @@ mod a_parsing;
 mod b_requester;
 mod packet;
 mod peer;
+
+/// The sections with their first and last case.
+const SECTIONS: [(&str, &str, u32, u32); 2] = [
+    ("a_parsing", include_str!("a_parsing.rs"), 1, 18),
+    ("b_requester", include_str!("b_requester.rs"), 19, 40),
+];
+
+/// A missing number is a missing test.
+#[test]
+fn every_case_has_one_test_and_one_row() {
+    let rows: Vec<&str> =
+        include_str!("README.md").lines().filter(|line| line.contains("| `case_")).collect();
+    let mut listed = 0;
+    for (section, source, first, last) in SECTIONS {
+        let tests: Vec<&str> =
+            source.lines().filter_map(|line| line.strip_prefix("fn ")?.strip_suffix("() {")).collect();
+        for number in first..=last {
+            let prefix = format!("case_{number:03}_");
+            let found: Vec<&str> = tests.iter().copied().filter(|name| name.starts_with(&prefix)).collect();
+            let [test] = found[..] else {
+                panic!("case {number} must be one test of {section}.rs: {found:?}")
+            };
+            let row = (format!("| {number} | "), format!(" | `{test}` |"));
+            let there = rows.iter().filter(|line| line.starts_with(&row.0) && line.ends_with(&row.1)).count();
+            assert_eq!(there, 1, "rows '{} ...{}' in README.md", row.0, row.1);
+            listed += 1;
+        }
+    }
+    assert_eq!(rows.len(), listed, "rows of README.md");
+}

@@ -127,7 +127,7 @@ impl Peer {
     }
 
     pub(crate) fn with(setup: Setup) -> Peer {
-        let cable = Arc::new(Mutex::new(Cable::default()));
+        let cable = Arc::new(Mutex::new(Cable { room: usize::MAX, ..Cable::default() }));
         let port = CablePort {
             capabilities: Capabilities {
                 driver: "cable",
@@ -301,10 +301,15 @@ impl Peer {
     /// The packets arrive together, before the engine has its turn.
     #[track_caller]
     pub(crate) fn inject_all(&mut self, packets: impl IntoIterator<Item = Script>) {
+        self.arrive(packets);
+        self.poll();
+    }
+
+    /// The packets arrive, and the engine has no turn yet.
+    pub(crate) fn arrive(&mut self, packets: impl IntoIterator<Item = Script>) {
         let path = PathHeader::new(&self.address);
         let frames: Vec<Vec<u8>> = packets.into_iter().map(|p| p.frame(&path, self.qpn)).collect();
         self.cable.lock().unwrap().to_engine.extend(frames);
-        self.poll();
     }
 
     /// Any frame arrives, and the engine has its turn.
@@ -398,6 +403,11 @@ impl Peer {
                 self.situation("and then")
             );
         }
+    }
+
+    /// From now on the port takes so many packets of the engine; it is blocked after them.
+    pub(crate) fn take_at_most(&mut self, packets: usize) {
+        self.cable.lock().unwrap().room = packets;
     }
 
     #[track_caller]
@@ -507,6 +517,8 @@ impl Drop for Peer {
 struct Cable {
     to_engine: VecDeque<Vec<u8>>,
     from_engine: VecDeque<(Nanos, Vec<u8>)>,
+    /// How many frames the port still takes.
+    room: usize,
 }
 
 struct CablePort {
@@ -533,8 +545,12 @@ impl PacketDriver for CablePort {
         let mut sent = 0;
         // What the engine leaves unwritten shows up as this byte.
         let mut buffer = vec![0xa5; self.capabilities.max_frame];
-        while let Some(length) = source(&mut buffer) {
-            self.cable.lock().unwrap().from_engine.push_back((now, buffer[..length].to_vec()));
+        let mut cable = self.cable.lock().unwrap();
+        while cable.room > 0
+            && let Some(length) = source(&mut buffer)
+        {
+            cable.room -= 1;
+            cable.from_engine.push_back((now, buffer[..length].to_vec()));
             buffer.fill(0xa5);
             sent += 1;
         }
