@@ -252,7 +252,11 @@ impl<'a> Packet<'a> {
         Packet::decode_transport(network, &packet[..bth_start + length - 8], bth_start)
     }
 
-    fn decode_grh(packet: &'a [u8]) -> Result<Packet<'a>, ParseError> {
+    /// As [`decode`](Packet::decode), of a bare RoCE v1 packet, which starts with its GRH.
+    ///
+    /// # Errors
+    /// The first check that fails.
+    pub fn decode_grh(packet: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let truncated = |needed| ParseError::Truncated { needed, present: packet.len() };
         let (grh, _) = Grh::ref_from_prefix(packet).map_err(|_| truncated(Grh::LEN))?;
         if grh.version() != 6 {

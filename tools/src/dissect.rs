@@ -1,0 +1,263 @@
+//! `ferroce dissect`: what is in a capture, packet by packet and in sum.
+
+mod crc;
+mod diagnosis;
+mod layers;
+mod psn;
+mod record;
+mod summary;
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use ferroce_driver::pcap::{LinkType, Reader};
+use ferroce_wire::cm::CmMessage;
+use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, Qpn, icrc};
+
+use serde::Serialize;
+
+use diagnosis::Diagnosis;
+use layers::Layers;
+use record::{CmFields, Record, Verdict};
+use summary::Summary;
+
+/// Decodes the RoCE packets of a capture and checks their ICRCs.
+///
+/// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the file
+/// can't be read.
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
+    file: PathBuf,
+    /// One JSON object a line for each RoCE packet, then one with the summary. Timestamps are
+    /// nanoseconds since 1970.
+    #[arg(long)]
+    json: bool,
+}
+
+/// See [`Args`] for the exit status.
+pub(crate) fn run(args: Args) -> ExitCode {
+    let mut summary = Summary::default();
+    let mut output = BufWriter::new(io::stdout().lock());
+    let result = dissect(&args, &mut summary, &mut output).and_then(|()| Ok(output.flush()?));
+    match result {
+        Ok(()) => {}
+        // Whoever reads has enough.
+        Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
+        Err(error) => {
+            eprintln!("ferroce dissect: {error}");
+            return ExitCode::from(2);
+        }
+    }
+    ExitCode::from(u8::from(summary.icrc_bad > 0))
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Capture(#[from] ferroce_driver::Error),
+    #[error("{file}: link type {number} is not supported; Ethernet, raw IP and Linux cooked are")]
+    LinkType { file: String, number: u16 },
+    #[error("output: {0}")]
+    Output(#[from] io::Error),
+}
+
+fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Result<(), Error> {
+    let mut reader = Reader::open(&args.file)?;
+    let mut dissector = Dissector::default();
+    let mut unsupported = None;
+    // A file that is damaged somewhere is still summed up to there.
+    let end = loop {
+        let captured = match reader.next_record() {
+            Ok(Some(captured)) => captured,
+            Ok(None) => break Ok(()),
+            Err(error) => break Err(error),
+        };
+        summary.frames += 1;
+        if let LinkType::Other(number) = captured.link_type {
+            unsupported = Some(number);
+            continue;
+        }
+        let Some(record) = dissector.packet(summary, &captured) else { continue };
+        if args.json {
+            serde_json::to_writer(&mut *output, &record).map_err(io::Error::from)?;
+            writeln!(output)?;
+        } else {
+            writeln!(output, "{record}")?;
+        }
+    };
+    if args.json {
+        serde_json::to_writer(&mut *output, &Last { summary }).map_err(io::Error::from)?;
+        writeln!(output)?;
+    } else {
+        write!(output, "{summary}")?;
+    }
+    output.flush()?;
+    end?;
+    match unsupported {
+        Some(number) => Err(Error::LinkType { file: args.file.display().to_string(), number }),
+        None => Ok(()),
+    }
+}
+
+/// The last line of JSON.
+#[derive(Serialize)]
+struct Last<'a> {
+    summary: &'a Summary,
+}
+
+/// What goes from packet to packet apart from the [`Summary`].
+#[derive(Default)]
+struct Dissector {
+    diagnosis: Diagnosis,
+    /// The packet from its network header on, with zeros for what the capture cut off.
+    whole: Vec<u8>,
+    start: Option<u64>,
+}
+
+impl Dissector {
+    /// Decodes a frame and counts it; `None` if it is not RoCE.
+    fn packet(
+        &mut self,
+        summary: &mut Summary,
+        captured: &ferroce_driver::pcap::Record<'_>,
+    ) -> Option<Record> {
+        let start = *self.start.get_or_insert(captured.timestamp);
+        let layers = Layers::split(captured.link_type, captured.captured)?;
+        let transport = layers.transport()?;
+        let mut record = Record::new(summary.frames, start, captured, &layers, &transport);
+
+        let link_len = captured.captured.len() - layers.network.len();
+        let whole_len = (captured.original_len as usize).saturating_sub(link_len).min(LONGEST);
+        let present = layers.network.len();
+        let mut whole = std::mem::take(&mut self.whole);
+        whole.clear();
+        whole.extend_from_slice(layers.network);
+        if present < whole_len {
+            whole.resize(whole_len, 0);
+        }
+
+        let bth_start = transport.bth_start;
+        if let Some(bth) = layers.network.get(bth_start..bth_start + Bth::LEN) {
+            record.set_bth(bth);
+        }
+        let decoded = match layers.is_roce_v1() {
+            true => Packet::decode_grh(&whole),
+            false => Packet::decode_ip(&whole),
+        };
+        match decoded {
+            // Until the BTH is there, an opcode would be one that nobody sent.
+            Ok(packet) if record.bth.is_some() => {
+                self.decoded(summary, &mut record, &packet, bth_start, present);
+            }
+            Ok(_) => record.icrc = Verdict::Truncated,
+            Err(error) => {
+                record.icrc = verdict_without_opcode(error, &transport, &whole, present, &mut record);
+                if record.icrc != Verdict::Truncated || record.bth.is_some() {
+                    record.error = Some(error.to_string());
+                }
+                summary.malformed += u64::from(record.error.is_some());
+            }
+        }
+        self.whole = whole;
+        summary.count(&record);
+        Some(record)
+    }
+
+    /// `present` bytes of the packet are real.
+    fn decoded(
+        &mut self,
+        summary: &mut Summary,
+        record: &mut Record,
+        packet: &Packet<'_>,
+        bth_start: usize,
+        present: usize,
+    ) {
+        let mut end = bth_start + Bth::LEN;
+        for extension in packet.opcode.extensions() {
+            end += extension.len();
+            if end <= present {
+                record.set_extension(*extension, packet);
+            }
+        }
+        record.payload_len = Some(packet.payload.len());
+        if end + packet.payload.len() <= present
+            && packet.opcode == Opcode::UD_SEND_ONLY
+            && packet.bth.dest_qpn() == Qpn::GSI
+        {
+            match CmMessage::parse(packet.payload) {
+                Ok(message) => {
+                    self.diagnosis.learn_from_cm(&message);
+                    record.cm = Some(CmFields::new(&message));
+                }
+                Err(error) => record.error = Some(error.to_string()),
+            }
+        }
+        if packet.covered().len() + ICRC_LEN > present {
+            record.icrc = Verdict::Truncated;
+        } else {
+            record.icrc_found = Some(packet.icrc);
+            match packet.check_icrc() {
+                Ok(()) => {
+                    record.icrc = Verdict::Ok;
+                    self.diagnosis.learn(packet);
+                    if packet.bth.transport_version() != 0 {
+                        record.error =
+                            Some(ParseError::TransportVersion(packet.bth.transport_version()).to_string());
+                    }
+                }
+                Err(ParseError::Icrc { expected, .. }) => {
+                    record.icrc = Verdict::Bad;
+                    record.icrc_expected = Some(expected);
+                    let found = self.diagnosis.explain(packet);
+                    if let Some(cause) = found.also_explains_previous {
+                        summary.reassign(cause);
+                    }
+                    record.set_cause(&found.cause);
+                }
+                Err(error) => {
+                    record.icrc = Verdict::Unchecked;
+                    record.error = Some(error.to_string());
+                }
+            }
+        }
+        summary.count_flow(record, packet, has(packet, end, present));
+    }
+}
+
+/// An IPv6 packet of the greatest length.
+const LONGEST: usize = 40 + 65_535;
+
+/// Whether all extension headers, which end at `end`, are real.
+fn has(packet: &Packet<'_>, end: usize, present: usize) -> bool {
+    packet.opcode.extensions().is_empty() || end <= present
+}
+
+/// The ICRC can be checked without knowing the opcode, as long as the lengths are right.
+fn verdict_without_opcode(
+    error: ParseError,
+    transport: &layers::Transport,
+    bytes: &[u8],
+    present: usize,
+    record: &mut Record,
+) -> Verdict {
+    if !matches!(error, ParseError::Opcode(_) | ParseError::Short { .. }) {
+        return Verdict::Unchecked;
+    }
+    let Some(packet) = bytes.get(..transport.end) else { return Verdict::Unchecked };
+    if packet.len() > present {
+        return Verdict::Truncated;
+    }
+    let Some((covered, found)) = packet.split_last_chunk::<ICRC_LEN>() else { return Verdict::Unchecked };
+    let Some(expected) = icrc::compute(transport.header, covered) else {
+        return Verdict::Unchecked;
+    };
+    let found = u32::from_le_bytes(*found);
+    record.icrc_found = Some(found);
+    if found == expected {
+        return Verdict::Ok;
+    }
+    record.icrc_expected = Some(expected);
+    Verdict::Bad
+}

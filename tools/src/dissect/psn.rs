@@ -1,0 +1,183 @@
+//! Whether the PSNs of a stream of packets follow each other.
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{PathMtu, Psn};
+use serde::Serialize;
+
+/// One direction's requests, or responses, of a queue pair.
+#[derive(Default, Serialize)]
+pub(super) struct PsnTracker {
+    first_psn: Option<u32>,
+    last_psn: Option<u32>,
+    /// How often the next PSN was not the one that was due.
+    pub(super) gaps: u64,
+    /// PSNs in gaps that did not come later.
+    pub(super) missing: u64,
+    /// Packets that came after later ones, for the first time.
+    pub(super) late: u64,
+    /// PSNs that had come before.
+    pub(super) duplicates: u64,
+    #[serde(skip)]
+    last: Option<Last>,
+    /// PSNs that have not come, as first and count; oldest first.
+    #[serde(skip)]
+    holes: VecDeque<(Psn, u32)>,
+}
+
+#[derive(Clone, Copy)]
+struct Last {
+    psn: Psn,
+    span: Span,
+}
+
+/// How many PSNs a packet takes up: several candidates for a READ request of which the path MTU is
+/// not known.
+#[derive(Clone, Copy)]
+pub(super) struct Span([u32; 5]);
+
+/// The path MTUs that were seen between two hosts, a bit for each code.
+#[derive(Clone, Copy, Default)]
+pub(super) struct SeenMtus(u8);
+
+impl SeenMtus {
+    /// Takes note of the payload of a First or Middle.
+    pub(super) fn learn(&mut self, payload_len: usize) {
+        let mtu = u32::try_from(payload_len).ok().and_then(|bytes| PathMtu::try_from(bytes).ok());
+        self.0 |= mtu.map_or(0, |mtu| 1 << mtu.code());
+    }
+}
+
+impl Span {
+    /// Every packet but a READ request.
+    pub(super) const ONE: Span = Span([1; 5]);
+
+    /// A READ request for `bytes`.
+    pub(super) fn of_read(bytes: u32, seen: SeenMtus) -> Span {
+        let known = PathMtu::ALL.into_iter().find(|mtu| seen.0 == 1 << mtu.code());
+        Span(PathMtu::ALL.map(|mtu| known.unwrap_or(mtu).packets(bytes)))
+    }
+
+    fn max(self) -> u32 {
+        self.0.into_iter().max().unwrap_or(1)
+    }
+}
+
+/// More holes than this are not kept; the oldest then count as missing for good.
+const MAX_HOLES: usize = 64;
+
+impl PsnTracker {
+    /// Takes note of a packet. `resync` if any later PSN is as good as the next one, as for the
+    /// first response to a READ.
+    pub(super) fn observe(&mut self, psn: Psn, span: Span, resync: bool) {
+        self.first_psn.get_or_insert(psn.value());
+        let Some(last) = self.last else {
+            self.advance(psn, span);
+            return;
+        };
+        let distance = psn.distance(last.psn);
+        let due = last.span.max();
+        if distance <= 0 {
+            if self.fill(psn) {
+                self.late += 1;
+            } else {
+                self.duplicates += 1;
+            }
+        } else if distance as u32 <= due && !last.span.0.contains(&(distance as u32)) {
+            // Inside the range of the READ before it: that READ, taken up again.
+            self.duplicates += 1;
+        } else {
+            let skipped = (distance as u32).saturating_sub(due);
+            if skipped > 0 && !resync {
+                self.gaps += 1;
+                self.missing += u64::from(skipped);
+                if self.holes.len() == MAX_HOLES {
+                    self.holes.pop_front();
+                }
+                self.holes.push_back((last.psn + due, skipped));
+            }
+            self.advance(psn, span);
+        }
+    }
+
+    /// The first PSN that came and the newest.
+    pub(super) fn range(&self) -> Option<(u32, u32)> {
+        self.first_psn.zip(self.last_psn)
+    }
+
+    fn advance(&mut self, psn: Psn, span: Span) {
+        self.last = Some(Last { psn, span });
+        self.last_psn = Some(psn.value());
+    }
+
+    /// Takes `psn` out of the hole that it is in.
+    fn fill(&mut self, psn: Psn) -> bool {
+        let inside = |&(first, count): &(Psn, u32)| {
+            let distance = psn.distance(first);
+            distance >= 0 && (distance as u32) < count
+        };
+        let Some(index) = self.holes.iter().position(inside) else { return false };
+        let (first, count) = self.holes[index];
+        let before = psn.distance(first) as u32;
+        let after = count - before - 1;
+        self.holes.remove(index);
+        if after > 0 {
+            self.holes.insert(index, (psn + 1, after));
+        }
+        if before > 0 {
+            self.holes.insert(index, (first, before));
+        }
+        while self.holes.len() > MAX_HOLES {
+            self.holes.pop_front();
+        }
+        self.missing -= 1;
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn track(psns: &[u32]) -> PsnTracker {
+        let mut tracker = PsnTracker::default();
+        for &psn in psns {
+            tracker.observe(Psn::new(psn), Span::ONE, false);
+        }
+        tracker
+    }
+
+    #[test]
+    fn gaps_late_ones_and_duplicates() {
+        let t = track(&[0xff_fffe, 0xff_ffff, 0, 1]);
+        assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (0, 0, 0, 0));
+        let t = track(&[0xff_fffe, 2, 0, 0xff_ffff, 0xff_ffff]);
+        assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (1, 1, 2, 1));
+        let t = track(&[5, 8, 5, 6, 7, 8, 9]);
+        assert_eq!((t.gaps, t.missing, t.late, t.duplicates), (1, 0, 2, 2));
+        assert_eq!((t.first_psn, t.last_psn), (Some(5), Some(9)));
+    }
+
+    #[test]
+    fn reads_take_up_as_many_psns_as_responses() {
+        let mut seen = SeenMtus::default();
+        let next = |seen, psn| {
+            let mut tracker = PsnTracker::default();
+            tracker.observe(Psn::new(10), Span::of_read(5000, seen), false);
+            tracker.observe(Psn::new(psn), Span::ONE, false);
+            (tracker.gaps, tracker.duplicates)
+        };
+        assert_eq!([12, 13, 15, 20, 30].map(|psn| next(seen, psn)), [(0, 0); 5]);
+        assert_eq!((next(seen, 31), next(seen, 11)), ((1, 0), (0, 1)));
+        seen.learn(1000);
+        seen.learn(1024);
+        assert_eq!((next(seen, 15), next(seen, 16), next(seen, 12)), ((0, 0), (1, 0), (0, 1)));
+    }
+
+    #[test]
+    fn holes_are_bounded() {
+        let psns: Vec<u32> = (0..1000).map(|i| 2 * i).collect();
+        let t = track(&psns);
+        assert_eq!((t.gaps, t.missing, t.holes.len()), (999, 999, MAX_HOLES));
+    }
+}

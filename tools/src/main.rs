@@ -1,0 +1,31 @@
+//! The `ferroce` command.
+
+mod dissect;
+
+use std::io;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tracing_subscriber::EnvFilter;
+
+/// RoCEv2 in user space.
+#[derive(Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Dissect(dissect::Args),
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt().with_env_filter(level).with_writer(io::stderr).init();
+    match cli.command {
+        Command::Dissect(args) => dissect::run(args),
+    }
+}
