@@ -5,7 +5,8 @@ use std::time::Duration;
 use ferroce::WcStatus::{LocLenErr, LocQpOpErr, Success, WrFlushErr};
 use ferroce::wire::Opcode;
 use ferroce::{
-    Counter, Data, Error, Event, PathMtu, QpState, SendFlags, SendOp, SendWorkRequest, Transition, WcOpcode,
+    Counter, Data, Error, Event, PathMtu, QpState, RKey, SendFlags, SendOp, SendWorkRequest, Transition,
+    WcOpcode,
 };
 
 use crate::packet::{Script, ack, atomic_ack, packet, payload, read_response};
@@ -33,6 +34,25 @@ fn case_019_send_is_segmented() {
     assert!(packets[3].ack_req, "AckReq on the last packet");
     peer.inject(ack(SQ + 3, 1));
     assert_eq!(peer.expect_wc(1, Success).opcode, WcOpcode::Send);
+
+    // What concerns the whole message stands in its last packet: immediate, key, solicited event.
+    let mr = peer.memory(&data);
+    let solicited = SendFlags { solicited: true, ..SendFlags::SIGNALED };
+    let ops = [SendOp::SendWithImm(0xabcd), SendOp::SendWithInvalidate(RKey(0x1234))];
+    for (wr_id, op) in (2..).zip(ops) {
+        peer.post_flagged(wr_id, op, Data::Sges(&[sge(mr, 300)]), solicited);
+    }
+    let first = peer.expect(Opcode::RC_SEND_FIRST, SQ + 4);
+    assert!(!first.solicited);
+    let last = peer.expect(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, SQ + 5);
+    assert_eq!((last.solicited, last.ack_req, last.immediate), (true, true, Some(0xabcd)));
+    peer.expect(Opcode::RC_SEND_FIRST, SQ + 6);
+    let last = peer.expect(Opcode::RC_SEND_LAST_WITH_INVALIDATE, SQ + 7);
+    assert_eq!((last.solicited, last.ack_req, last.invalidated), (true, true, Some(RKey(0x1234))));
+    assert_eq!(last.payload, data[256..300]);
+    peer.inject(ack(SQ + 7, 3));
+    peer.expect_wc(2, Success);
+    peer.expect_wc(3, Success);
 }
 
 #[test]
@@ -153,6 +173,17 @@ fn case_024_ack_in_the_middle_of_a_message() {
     peer.take_packets();
     peer.inject(ack(SQ + 3, 1));
     peer.expect_wc(1, Success);
+
+    // Each packet of a READ response is progress likewise.
+    let data = pattern(3 * 256);
+    peer.post_read(2, data.len());
+    peer.expect(Opcode::RC_READ_REQUEST, SQ + 4);
+    for response in responses(SQ + 4, 3, &data) {
+        peer.advance(TIMEOUT - MS);
+        peer.expect_nothing();
+        peer.inject(response);
+    }
+    peer.expect_wc(2, Success);
 }
 
 #[test]
@@ -383,25 +414,29 @@ fn case_032_duplicate_read_response() {
 #[test]
 fn case_033_read_response_of_wrong_length() {
     use Opcode as O;
-    // READ of 300 bytes: the packets before the wrong one, and the wrong one.
-    let first = (O::RC_READ_RESPONSE_FIRST, 256);
-    let cases: [(&[(Opcode, usize)], (Opcode, usize)); 6] = [
-        (&[first], (O::RC_READ_RESPONSE_LAST, 43)),
-        (&[first], (O::RC_READ_RESPONSE_LAST, 45)),
-        (&[first], (O::RC_READ_RESPONSE_LAST, 256)),
-        (&[first], (O::RC_READ_RESPONSE_LAST, 0)),
-        (&[], (O::RC_READ_RESPONSE_FIRST, 255)),
-        (&[], (O::RC_READ_RESPONSE_FIRST, 300)),
+    // The length of the READ, the good packets before the wrong one, the wrong one.
+    let cases = [
+        (300, 1, (O::RC_READ_RESPONSE_LAST, 43)),
+        (300, 1, (O::RC_READ_RESPONSE_LAST, 45)),
+        (300, 1, (O::RC_READ_RESPONSE_LAST, 256)),
+        (300, 1, (O::RC_READ_RESPONSE_LAST, 0)),
+        (300, 0, (O::RC_READ_RESPONSE_FIRST, 255)),
+        (300, 0, (O::RC_READ_RESPONSE_FIRST, 300)),
+        (600, 1, (O::RC_READ_RESPONSE_MIDDLE, 88)),
+        (4, 0, (O::RC_READ_RESPONSE_ONLY, 3)),
+        (4, 0, (O::RC_READ_RESPONSE_ONLY, 5)),
+        (4, 0, (O::RC_READ_RESPONSE_ONLY, 0)),
+        (0, 0, (O::RC_READ_RESPONSE_ONLY, 1)),
     ];
-    for (before, (opcode, length)) in cases {
+    for (requested, before, (opcode, length)) in cases {
         let mut peer = Peer::new();
-        peer.post_read(1, 300);
+        peer.post_read(1, requested);
         peer.post_send(2, b"behind");
         assert_eq!(peer.take_packets().len(), 2);
-        for (n, (opcode, length)) in before.iter().enumerate() {
-            peer.inject(read_response(*opcode, SQ + n as u32, &pattern(*length)));
+        if before == 1 {
+            peer.inject(read_response(O::RC_READ_RESPONSE_FIRST, SQ, &pattern(256)));
         }
-        peer.inject(read_response(opcode, SQ + before.len() as u32, &pattern(length)));
+        peer.inject(read_response(opcode, SQ + before, &pattern(length)));
         peer.expect_wc(1, LocLenErr);
         peer.expect_wc(2, WrFlushErr);
         peer.expect_state(QpState::Error);
