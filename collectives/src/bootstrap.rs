@@ -1,0 +1,125 @@
+//! The rendezvous: how ranks find each other and learn their neighbours' addresses.
+
+use std::env;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::time::Duration;
+
+use crate::Error;
+
+/// The most ranks of a communicator.
+pub const MAX_SIZE: u32 = 4096;
+
+/// Who this rank is, and where rank 0 is to be met.
+///
+/// The ranks meet over TCP, which has nothing to do with the RoCE traffic and may use another
+/// network: rank 0 listens, the others connect.
+#[derive(Debug)]
+pub struct Bootstrap {
+    rank: u32,
+    size: u32,
+    master: SocketAddr,
+    listen: SocketAddr,
+    listener: Option<TcpListener>,
+    timeout: Duration,
+}
+
+impl Bootstrap {
+    /// Rank `rank` of `size`, with rank 0 at `master`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless `rank` < `size` ≤ [`MAX_SIZE`].
+    pub fn new(rank: u32, size: u32, master: SocketAddr) -> Result<Bootstrap, Error> {
+        if size == 0 || size > MAX_SIZE {
+            return Err(Error::invalid("size", size, format!("1 to {MAX_SIZE} ranks")));
+        }
+        if rank >= size {
+            return Err(Error::invalid("rank", rank, format!("0 to {}, below the size {size}", size - 1)));
+        }
+        let timeout = Duration::from_secs(60);
+        Ok(Bootstrap { rank, size, master, listen: master, listener: None, timeout })
+    }
+
+    /// From `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as torchrun sets them.
+    ///
+    /// `FERROCE_MASTER_PORT` goes before `MASTER_PORT`: under torchrun the agent's own store may
+    /// listen there. If `MASTER_ADDR` is a name, rank 0 listens on all addresses of its family,
+    /// since a machine's own name often resolves to a loopback address.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] names the variable; [`Error::Invalid`].
+    pub fn from_env() -> Result<Bootstrap, Error> {
+        Bootstrap::from_variables(|name| env::var(name).ok())
+    }
+
+    /// As [`from_env`](Bootstrap::from_env), from any source of variables.
+    ///
+    /// # Errors
+    /// Likewise.
+    pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Bootstrap, Error> {
+        let number = |name: &'static str, expected: &str| -> Result<u32, Error> {
+            required(&variable, name)?.trim().parse().map_err(|_| Error::Environment {
+                variable: name,
+                problem: format!("is '{}'", variable(name).unwrap_or_default()),
+                expected: expected.to_owned(),
+            })
+        };
+        let rank = number("RANK", "a number from 0")?;
+        let size = number("WORLD_SIZE", "the number of ranks")?;
+        let host = required(&variable, "MASTER_ADDR")?;
+        let port_variable = match variable("FERROCE_MASTER_PORT") {
+            Some(_) => "FERROCE_MASTER_PORT",
+            None => "MASTER_PORT",
+        };
+        let port = number(port_variable, "a TCP port, 1 to 65535")?;
+        let bad_port = || Error::Environment {
+            variable: port_variable,
+            problem: format!("is '{port}'"),
+            expected: "a TCP port, 1 to 65535".to_owned(),
+        };
+        let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(bad_port)?;
+        let unresolved = |problem: String| Error::Environment {
+            variable: "MASTER_ADDR",
+            problem: format!("is '{host}'"),
+            expected: format!("an IP address or a name that resolves ({problem})"),
+        };
+        let mut addresses = (host.as_str(), port).to_socket_addrs().map_err(|e| unresolved(e.to_string()))?;
+        let master = addresses.next().ok_or_else(|| unresolved("no address".to_owned()))?;
+        let mut bootstrap = Bootstrap::new(rank, size, master)?;
+        if host.parse::<IpAddr>().is_err() {
+            let any: IpAddr = match master {
+                SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+                SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+            };
+            bootstrap.listen = SocketAddr::new(any, port);
+        }
+        Ok(bootstrap)
+    }
+
+    /// Waits for other ranks for at most `timeout`, 60 s unless told otherwise.
+    pub fn timeout(self, timeout: Duration) -> Bootstrap {
+        Bootstrap { timeout, ..self }
+    }
+
+    /// Rank 0 listens here, instead of at the bootstrap address. The others do not use it.
+    pub fn listener(self, listener: TcpListener) -> Bootstrap {
+        Bootstrap { listener: Some(listener), ..self }
+    }
+
+    /// The rank.
+    pub fn rank(&self) -> u32 {
+        self.rank
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+}
+
+fn required(variable: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<String, Error> {
+    variable(name).ok_or_else(|| Error::Environment {
+        variable: name,
+        problem: "is not set".to_owned(),
+        expected: "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them".to_owned(),
+    })
+}

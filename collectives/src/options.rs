@@ -1,0 +1,75 @@
+use std::time::Duration;
+
+use ferroce::PathMtu;
+
+use crate::Error;
+
+/// How a communicator works. All ranks must have the same `chunk_bytes` and `chunks_in_flight`;
+/// the rendezvous checks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The path MTU; `None` takes the largest that every rank's port has room for.
+    pub path_mtu: Option<PathMtu>,
+    /// Index into the port's GID table; `None` takes the first IPv4 address, or else the first
+    /// entry.
+    pub gid_index: Option<usize>,
+    /// Bytes of a chunk, the unit of the pipeline: a multiple of 4, at least 4, at most 2²⁴.
+    pub chunk_bytes: u32,
+    /// Chunks that a rank may send before its neighbour says that it has taken them: a power of
+    /// two, 2 to 4096. The staging memory of a rank is the product of both.
+    pub chunks_in_flight: u32,
+    /// ACK timeout, 4.096 µs · 2^`ack_timeout`, 1 to 31.
+    ///
+    /// A peer answers while it polls, and where ranks outnumber cores its thread may be off the
+    /// core for tens of milliseconds. The default, 17 (0.54 s), is far above that: a shorter one
+    /// sends again what was not lost. A loss in the middle of a message is noticed by the gap, not
+    /// by this timer.
+    pub ack_timeout: u8,
+    /// Retries after timeouts, 0 to 7. With the defaults, 7 and 17, a peer is given up after
+    /// 8 · 0.54 s = 4.3 s without an answer.
+    pub retry_count: u8,
+    /// When nothing has moved for so long, idle neighbours are asked for a sign of life (an empty
+    /// WRITE), so that one that is gone is noticed by those who only wait for it, too.
+    pub probe_interval: Duration,
+    /// When nothing has moved for so long though the neighbours live, the call fails.
+    pub stall_timeout: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            path_mtu: None,
+            gid_index: None,
+            chunk_bytes: 64 << 10,
+            chunks_in_flight: 32,
+            ack_timeout: 17,
+            retry_count: 7,
+            probe_interval: Duration::from_secs(1),
+            stall_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Options {
+    /// For how long a neighbour may be silent before it counts as gone.
+    pub fn retry_budget(&self) -> Duration {
+        Duration::from_nanos(4096 << self.ack_timeout) * (u32::from(self.retry_count) + 1)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if !self.chunk_bytes.is_multiple_of(4) || !(4..=1 << 24).contains(&self.chunk_bytes) {
+            return Err(Error::invalid("chunk_bytes", self.chunk_bytes, "a multiple of 4, 4 to 2^24"));
+        }
+        if !self.chunks_in_flight.is_power_of_two() || !(2..=4096).contains(&self.chunks_in_flight) {
+            let expected = "a power of two, 2 to 4096";
+            return Err(Error::invalid("chunks_in_flight", self.chunks_in_flight, expected));
+        }
+        if !(1..=31).contains(&self.ack_timeout) {
+            return Err(Error::invalid("ack_timeout", self.ack_timeout, "1 to 31"));
+        }
+        if self.retry_count > 7 {
+            return Err(Error::invalid("retry_count", self.retry_count, "0 to 7"));
+        }
+        Ok(())
+    }
+}
