@@ -1,6 +1,8 @@
 //! The `ferroce` command.
 
+mod demo;
 mod dissect;
+mod netns;
 
 use std::io;
 use std::process::ExitCode;
@@ -18,6 +20,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    Demo(demo::Args),
     Dissect(dissect::Args),
 }
 
@@ -26,6 +29,7 @@ fn main() -> ExitCode {
     let level = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     tracing_subscriber::fmt().with_env_filter(level).with_writer(io::stderr).init();
     match cli.command {
+        Command::Demo(args) => demo::run(args),
         Command::Dissect(args) => dissect::run(args),
     }
 }

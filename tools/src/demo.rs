@@ -1,0 +1,334 @@
+//! `ferroce demo`: the main job. Ranks all-reduce the parameter tensors of ResNet-50, packet by
+//! packet in RoCEv2, and check every element.
+
+mod rank;
+mod report;
+mod shapes;
+mod stoppable;
+mod supervisor;
+mod values;
+
+use std::fs;
+use std::io;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ferroce::PathMtu;
+use ferroce_collectives::Bootstrap;
+use ferroce_driver::loopback::{Switch, SwitchConfig};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::netns::{self, Lab};
+use rank::{Event, Fault, Plan};
+use report::{RankLog, Report};
+use supervisor::{Message, Supervisor};
+
+/// All-reduces the parameter tensors of ResNet-50 between ranks and checks every element.
+///
+/// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and
+/// speak RoCEv2 through AF_XDP; nothing of that is left when it ends. Without the rights for it,
+/// they are threads that speak the same packets over an in-process switch.
+///
+/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// What joins the ranks [default: af_xdp where possible, else loopback].
+    #[arg(short, long, value_enum)]
+    device: Option<Device>,
+    /// Ranks.
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=i64::from(values::MAX_RANKS)))]
+    ranks: u32,
+    /// Times that each tensor is all-reduced [default: 3, or 1 with --pcap].
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
+    rounds: Option<u32>,
+    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096. The interfaces get the MTU
+    /// that this takes.
+    #[arg(long, default_value_t = PathMtu::Mtu4096, value_parser = parse_path_mtu)]
+    path_mtu: PathMtu,
+    /// Records what rank 0 sends and receives (about 310 MB a round), as pcapng.
+    #[arg(long, value_name = "FILE")]
+    pcap: Option<PathBuf>,
+    /// Prints the outcome as one JSON object.
+    #[arg(long)]
+    json: bool,
+    /// Only the first tensors of the network, for tests.
+    #[arg(long, hide = true, value_parser = clap::value_parser!(u32).range(1..))]
+    tensors: Option<u32>,
+    /// RANK:TENSOR:INDEX of an element that a rank gets wrong on purpose, for tests.
+    #[arg(long, hide = true)]
+    fault: Option<Fault>,
+    /// This process is a rank that a demo started.
+    #[arg(long, hide = true)]
+    as_rank: bool,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Device {
+    /// Kernel-bypass sockets on veth interfaces, a namespace and a process for each rank.
+    #[value(name = "af_xdp")]
+    AfXdp,
+    /// A switch inside this process, a thread for each rank.
+    Loopback,
+}
+
+/// See [`Args`] for the exit status.
+pub(crate) fn run(args: Args) -> ExitCode {
+    if args.as_rank {
+        return rank::main(&args.plan(), args.pcap.as_deref());
+    }
+    let result = interruption().and_then(|interrupted| {
+        let result = demo(&args, &interrupted);
+        // What fails because of the signal is not what the user wants to read.
+        if interrupted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { result }
+    });
+    match result {
+        Ok(report) => {
+            match args.json {
+                true => println!("{}", serde_json::json!(report)),
+                false => println!("{report}"),
+            }
+            ExitCode::from(u8::from(!report.wrong.is_empty()))
+        }
+        Err(error) => {
+            eprintln!("ferroce demo: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    /// AF_XDP can't be had here; loopback can.
+    #[error("AF_XDP can't be used: {0}")]
+    Unavailable(String),
+    #[error("the in-process switch: {0}")]
+    Switch(#[from] ferroce_driver::Error),
+    #[error(transparent)]
+    Collective(#[from] ferroce_collectives::Error),
+    #[error("{name} {what}; it had {progress}")]
+    Rank { name: String, what: String, progress: String },
+    #[error("no rank has told anything for {} s; they are: {progress}", PATIENCE.as_secs())]
+    Stuck { progress: String },
+    #[error("{what}: {source}")]
+    Os { what: &'static str, source: io::Error },
+    #[error("interrupted; the ranks are ended and their namespaces removed")]
+    Interrupted,
+}
+
+/// How long the ranks may say nothing. A round over loopback on one slow core takes a tenth of it.
+const PATIENCE: Duration = Duration::from_secs(40);
+/// How fast an interruption is noticed.
+const TICK: Duration = Duration::from_millis(50);
+/// The rendezvous of the ranks, as torchrun's default; rank 0 has its namespace for itself.
+const MASTER_PORT: u16 = 29500;
+
+impl Args {
+    fn plan(&self) -> Plan {
+        let mut tensors = shapes::resnet50();
+        tensors.truncate(self.tensors.map_or(usize::MAX, |count| count as usize));
+        let rounds = self.rounds.unwrap_or(if self.pcap.is_some() { 1 } else { 3 });
+        Plan { tensors, rounds, fault: self.fault }
+    }
+}
+
+/// Set by SIGINT and SIGTERM from now on.
+fn interruption() -> Result<Arc<AtomicBool>, Error> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM] {
+        signal_hook::flag::register(signal, interrupted.clone())
+            .map_err(|source| Error::Os { what: "registering a signal handler", source })?;
+    }
+    Ok(interrupted)
+}
+
+fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+    match args.device {
+        Some(Device::AfXdp) => over_af_xdp(args, interrupted),
+        Some(Device::Loopback) => over_loopback(args, interrupted),
+        None => match over_af_xdp(args, interrupted) {
+            Err(Error::Unavailable(reason)) if !interrupted.load(Ordering::Relaxed) => {
+                eprintln!("AF_XDP can't be used: {reason}");
+                eprintln!("so the ranks are threads, over loopback");
+                over_loopback(args, interrupted)
+            }
+            result => result,
+        },
+    }
+}
+
+/// Ranks as processes in namespaces.
+fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+    check_rights()?;
+    let mtu = args.path_mtu.required_l3_mtu(false);
+    let lab = Lab::new("demo", args.ranks, mtu).map_err(|error| Error::Unavailable(error.to_string()))?;
+    let program = std::env::current_exe()
+        .map_err(|source| Error::Os { what: "finding this program's own file", source })?;
+    let plan = args.plan();
+    // Declared after the namespaces, so they go before them.
+    let mut ranks = Supervisor::new();
+    for rank in 0..args.ranks {
+        let mut command = lab.command(rank, &program);
+        command.args(["demo", "--as-rank"]);
+        command.args(["--rounds", &plan.rounds.to_string(), "--tensors", &plan.tensors.len().to_string()]);
+        if let Some(fault) = &args.fault {
+            command.args(["--fault", &fault.to_string()]);
+        }
+        if let (0, Some(file)) = (rank, &args.pcap) {
+            command.arg("--pcap").arg(file);
+        }
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", args.ranks.to_string());
+        command.env("MASTER_ADDR", netns::address(0).to_string()).env("MASTER_PORT", MASTER_PORT.to_string());
+        if std::env::var_os("RUST_LOG").is_none() {
+            // The report says which modes the drivers took.
+            command.env("RUST_LOG", "warn");
+        }
+        ranks
+            .start_process(&mut command)
+            .map_err(|source| Error::Os { what: "starting a rank in its namespace", source })?;
+    }
+    supervise(&plan, &mut ranks, interrupted)
+}
+
+/// Ranks as threads of this process.
+fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+    let mtu = args.path_mtu.required_l3_mtu(false);
+    let switch = Switch::new(SwitchConfig { mtu, ..SwitchConfig::default() })?;
+    let plan = args.plan();
+    let rendezvous = |source| Error::Os { what: "listening on 127.0.0.1 for the rendezvous", source };
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(rendezvous)?;
+    let master = listener.local_addr().map_err(rendezvous)?;
+    let mut listener = Some(listener);
+    // All ports are there before a rank looks for its peers.
+    let ports: Vec<_> = (0..args.ranks).map(|rank| switch.port(&[netns::address(rank)])).collect();
+    let mut ranks = Supervisor::new();
+    for (rank, port) in (0..).zip(ports) {
+        let plan = plan.clone();
+        let pcap = args.pcap.clone().filter(|_| rank == 0);
+        let mut bootstrap = Bootstrap::new(rank, args.ranks, master)?;
+        // Rank 0 is the first, and takes it.
+        if let Some(listener) = listener.take() {
+            bootstrap = bootstrap.listener(listener);
+        }
+        ranks.start_thread(move |stop, tell| {
+            rank::run(&plan, bootstrap, Box::new(port), stop, pcap.as_deref(), tell);
+        });
+    }
+    supervise(&plan, &mut ranks, interrupted)
+}
+
+/// Whether this process may make namespaces and open AF_XDP sockets.
+fn check_rights() -> Result<(), Error> {
+    if cfg!(not(feature = "af_xdp")) {
+        return Err(Error::Unavailable("this `ferroce` was built without the feature `af_xdp`".to_owned()));
+    }
+    let status = fs::read_to_string("/proc/self/status")
+        .map_err(|source| Error::Os { what: "reading /proc/self/status", source })?;
+    let missing = missing_capabilities(&status);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Unavailable(format!("{} is missing (root has it)", missing.join(", "))))
+}
+
+/// The capabilities that the demo needs and the process of this /proc/PID/status lacks.
+fn missing_capabilities(status: &str) -> Vec<&'static str> {
+    // Numbers as in linux/capability.h. CAP_SYS_ADMIN is for the namespaces and includes CAP_BPF.
+    const NEEDED: [(u32, &str); 3] = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (21, "CAP_SYS_ADMIN")];
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let effective = line.and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok()).unwrap_or(0);
+    NEEDED.iter().filter(|(bit, _)| effective >> bit & 1 == 0).map(|(_, name)| *name).collect()
+}
+
+/// Listens to the ranks until all have finished.
+fn supervise(plan: &Plan, ranks: &mut Supervisor, interrupted: &AtomicBool) -> Result<Report, Error> {
+    let mut logs: Vec<RankLog> = (0..ranks.len()).map(|_| RankLog::default()).collect();
+    let mut heard = Instant::now();
+    while logs.iter().any(|log| log.totals.is_none()) {
+        if interrupted.load(Ordering::Relaxed) {
+            return Err(Error::Interrupted);
+        }
+        let Some((rank, message)) = ranks.next(TICK) else {
+            if heard.elapsed() > PATIENCE {
+                return Err(Error::Stuck { progress: progress_of_all(&logs) });
+            }
+            continue;
+        };
+        heard = Instant::now();
+        let log = &mut logs[rank as usize];
+        match message {
+            Message::Event(Event::Opened(opened)) => log.opened = Some(opened),
+            Message::Event(Event::Reduced(times)) => log.rounds.push(times),
+            Message::Event(Event::Checked { elements, wrong }) => {
+                log.elements += elements;
+                log.wrong.extend(wrong);
+                log.checked += 1;
+                tell_progress(plan, &logs, rank);
+            }
+            Message::Event(Event::Finished(totals)) => log.totals = Some(totals),
+            Message::Event(Event::Unopened { reason }) => return Err(Error::Unavailable(reason)),
+            Message::Event(Event::Failed { reason }) => {
+                return Err(failed(ranks, rank, format!("failed: {reason}"), log));
+            }
+            // It ends when it has finished.
+            Message::Gone(_) if log.totals.is_some() => {}
+            Message::Gone(how) => return Err(failed(ranks, rank, how, log)),
+        }
+    }
+    Ok(Report::new(&plan.tensors, logs))
+}
+
+fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
+    Error::Rank { name: ranks.name(rank), what, progress: progress(log) }
+}
+
+/// Says so when a rank is the last to check a round.
+fn tell_progress(plan: &Plan, logs: &[RankLog], rank: u32) {
+    let round = logs[rank as usize].checked;
+    if logs.iter().all(|log| log.checked >= round) {
+        let slowest = logs.iter().map(|log| log.rounds[round - 1].iter().sum::<u64>()).max().unwrap_or(0);
+        eprintln!(
+            "round {round} of {}: all-reduced in {:.2} s and checked",
+            plan.rounds,
+            slowest as f64 / 1e9
+        );
+    }
+}
+
+fn progress(log: &RankLog) -> String {
+    match (&log.opened, log.rounds.len()) {
+        (None, _) => "not opened its port yet".to_owned(),
+        (Some(_), 0) => "opened its port and completed no round".to_owned(),
+        (Some(_), rounds) => format!("completed {rounds} rounds"),
+    }
+}
+
+fn progress_of_all(logs: &[RankLog]) -> String {
+    let one = |(rank, log): (usize, &RankLog)| format!("rank {rank} has {}", progress(log));
+    logs.iter().enumerate().map(one).collect::<Vec<_>>().join(", ")
+}
+
+fn parse_path_mtu(text: &str) -> Result<PathMtu, String> {
+    let bytes: u32 = text.parse().map_err(|_| "must be 256, 512, 1024, 2048 or 4096 bytes".to_owned())?;
+    PathMtu::try_from(bytes).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        let status = |hex: &str| format!("Name:\tferroce\nCapInh:\t0000000000000000\nCapEff:\t{hex}\n");
+        assert_eq!(missing_capabilities(&status("000001ffffffffff")), [""; 0]);
+        assert_eq!(
+            missing_capabilities(&status("0000000000000000")),
+            ["CAP_NET_ADMIN", "CAP_NET_RAW", "CAP_SYS_ADMIN"]
+        );
+        // What a container's root usually has: NET_RAW, neither of the others.
+        assert_eq!(missing_capabilities(&status("00000000a80425fb")), ["CAP_NET_ADMIN", "CAP_SYS_ADMIN"]);
+    }
+}

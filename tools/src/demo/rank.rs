@@ -1,0 +1,293 @@
+//! What each rank does, as a process or as a thread.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce::{Config, Context, Counter, DeviceSpec, PacketDriver, PathMtu};
+use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
+use ferroce_driver::Stats;
+use ferroce_driver::pcap::Recorder;
+use serde::{Deserialize, Serialize};
+
+use super::shapes::{ELEMENT, Tensor};
+use super::stoppable::Stoppable;
+use super::values::{self, Wrong};
+use crate::netns;
+
+/// What all ranks of a demo agree on.
+#[derive(Clone, Debug)]
+pub(super) struct Plan {
+    /// The tensors.
+    pub(super) tensors: Vec<Tensor>,
+    /// How often each of them is all-reduced.
+    pub(super) rounds: u32,
+    /// For tests: an element that one rank gets wrong.
+    pub(super) fault: Option<Fault>,
+}
+
+/// What a rank tells as it goes.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Event {
+    /// The port is open.
+    Opened(Opened),
+    /// The port can't be opened.
+    Unopened {
+        /// Why.
+        reason: String,
+    },
+    /// All tensors are all-reduced once more, each in so many nanoseconds.
+    Reduced(Vec<u64>),
+    /// All of them are compared with the reference.
+    Checked {
+        /// Elements compared.
+        elements: u64,
+        /// The tensors with wrong elements.
+        wrong: Vec<Wrong>,
+    },
+    /// It is through.
+    Finished(Totals),
+    /// It can't go on.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// A rank's port.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Opened {
+    /// Driver, as `--device` spells it.
+    pub(super) driver: String,
+    /// Interface or port name.
+    interface: String,
+    /// The mode that the driver chose.
+    mode: String,
+    /// Addresses.
+    addresses: Vec<IpAddr>,
+    /// Largest IP packet.
+    mtu: u32,
+    /// Path MTU in use.
+    path_mtu: u32,
+}
+
+impl Opened {
+    fn of(context: &Context) -> Opened {
+        let capabilities = context.capabilities();
+        Opened {
+            driver: capabilities.driver.to_owned(),
+            interface: capabilities.interface.clone(),
+            mode: capabilities.description.clone(),
+            addresses: capabilities.addresses.clone(),
+            mtu: capabilities.mtu,
+            path_mtu: PathMtu::largest_for(capabilities.mtu, false).map_or(0, PathMtu::bytes),
+        }
+    }
+}
+
+impl fmt::Display for Opened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Opened { driver, interface, mode, addresses, mtu, path_mtu } = self;
+        write!(f, "{driver}:{interface}")?;
+        addresses.iter().try_for_each(|address| write!(f, " {address}"))?;
+        write!(f, ", MTU {mtu}, path MTU {path_mtu}; {mode}")
+    }
+}
+
+/// What a rank counted.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Totals {
+    /// Packets sent.
+    pub(super) sent: u64,
+    /// Packets received with a right ICRC.
+    pub(super) received: u64,
+    /// Request packets sent again.
+    pub(super) retransmitted: u64,
+    /// ACK timers that ran out.
+    pub(super) timeouts: u64,
+    /// Sequence error NAKs received.
+    pub(super) sequence_naks: u64,
+    /// Packets dropped, by reason.
+    pub(super) dropped: BTreeMap<String, u64>,
+}
+
+impl Totals {
+    fn of(context: &Context) -> Totals {
+        let counters = context.counters();
+        let Stats { rx_dropped, tx_dropped, .. } = context.driver_stats();
+        let mut dropped: BTreeMap<String, u64> = counters
+            .iter()
+            .filter(|(name, _)| name.starts_with("rx_"))
+            .map(|(name, count)| (name.to_owned(), count))
+            .collect();
+        dropped.insert("no buffer at the receiving port".to_owned(), rx_dropped);
+        dropped.insert("not taken by the sending port".to_owned(), tx_dropped);
+        dropped.retain(|_, count| *count > 0);
+        Totals {
+            sent: counters.value(Counter::SentPkts),
+            received: counters.value(Counter::RcvdPkts),
+            retransmitted: counters.value(Counter::RetransmittedPkts),
+            timeouts: counters.value(Counter::LocalAckTimeoutErr),
+            sequence_naks: counters.value(Counter::PacketSeqErr),
+            dropped,
+        }
+    }
+}
+
+/// An element that a rank gets wrong on purpose: `RANK:TENSOR:INDEX`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    rank: u32,
+    tensor: usize,
+    index: usize,
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}:{}", self.rank, self.tensor, self.index)
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fault, String> {
+        let numbers: Option<Vec<usize>> = text.split(':').map(|part| part.parse().ok()).collect();
+        match numbers.as_deref() {
+            Some(&[rank, tensor, index]) => Ok(Fault { rank: rank as u32, tensor, index }),
+            _ => Err("must be RANK:TENSOR:INDEX, three numbers".to_owned()),
+        }
+    }
+}
+
+/// A rank as a process of its own, which finds the others by its environment. It tells its events
+/// on standard output, and stops when its standard input ends, which it does when the demo wants so
+/// or is gone.
+pub(super) fn main(plan: &Plan, pcap: Option<&Path>) -> ExitCode {
+    let stop = Arc::new(AtomicBool::new(false));
+    let stopped = stop.clone();
+    thread::spawn(move || {
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+        stopped.store(true, Ordering::Relaxed);
+    });
+    let mut failed = false;
+    let mut tell = |event: Event| {
+        failed |= matches!(event, Event::Unopened { .. } | Event::Failed { .. });
+        // A demo that does not listen any more also closes the standard input.
+        if let Ok(line) = serde_json::to_string(&event) {
+            let _ = writeln!(io::stdout(), "{line}");
+        }
+    };
+    let device = DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: 0 };
+    match (device.open(), Bootstrap::from_env()) {
+        (Ok(driver), Ok(bootstrap)) => run(plan, bootstrap, driver, stop, pcap, &mut tell),
+        (Err(error), _) => tell(Event::Unopened { reason: error.to_string() }),
+        (_, Err(error)) => tell(Event::Failed { reason: error.to_string() }),
+    }
+    ExitCode::from(u8::from(failed))
+}
+
+/// A rank on its port.
+pub(super) fn run(
+    plan: &Plan,
+    bootstrap: Bootstrap,
+    driver: Box<dyn PacketDriver>,
+    stop: Arc<AtomicBool>,
+    pcap: Option<&Path>,
+    tell: &mut dyn FnMut(Event),
+) {
+    let recorded = match pcap {
+        Some(file) => Recorder::create(driver, file).map(|recorder| Box::new(recorder) as _),
+        None => Ok(driver),
+    };
+    let result = recorded
+        .map_err(Error::from)
+        .and_then(|driver| all_reduce_all(plan, bootstrap, Box::new(Stoppable { driver, stop }), tell));
+    if let Err(error) = result {
+        tell(Event::Failed { reason: error.to_string() });
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Driver(#[from] ferroce_driver::Error),
+    #[error(transparent)]
+    Verbs(#[from] ferroce::Error),
+    #[error(transparent)]
+    Collective(#[from] ferroce_collectives::Error),
+}
+
+/// How long a rank waits for the others to start.
+const RENDEZVOUS: Duration = Duration::from_secs(20);
+
+fn all_reduce_all(
+    plan: &Plan,
+    bootstrap: Bootstrap,
+    driver: Box<dyn PacketDriver>,
+    tell: &mut dyn FnMut(Event),
+) -> Result<(), Error> {
+    let context = Context::open(driver, &Config::default())?;
+    tell(Event::Opened(Opened::of(&context)));
+    let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &Options::default())?;
+    let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
+    let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;
+    for round in 0..plan.rounds {
+        fill(plan, &mut communicator, &buffers, round)?;
+        communicator.barrier()?;
+        let mut times = Vec::with_capacity(buffers.len());
+        for (tensor, buffer) in plan.tensors.iter().zip(&buffers) {
+            let start = Instant::now();
+            communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?;
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        tell(Event::Reduced(times));
+        tell(check(plan, &mut communicator, &buffers, round)?);
+    }
+    let context = communicator.finish()?;
+    tell(Event::Finished(Totals::of(&context)));
+    Ok(())
+}
+
+fn fill(
+    plan: &Plan,
+    communicator: &mut Communicator,
+    buffers: &[Buffer],
+    round: u32,
+) -> Result<(), ferroce_collectives::Error> {
+    let rank = communicator.rank();
+    for (number, buffer) in buffers.iter().enumerate() {
+        let bytes = communicator.bytes_mut(*buffer)?;
+        values::fill(bytes, round, rank, number);
+        if let Some(fault) = plan.fault.filter(|fault| (fault.rank, fault.tensor) == (rank, number)) {
+            bytes[fault.index * ELEMENT] ^= 1;
+        }
+        communicator.progress()?;
+    }
+    Ok(())
+}
+
+fn check(
+    plan: &Plan,
+    communicator: &mut Communicator,
+    buffers: &[Buffer],
+    round: u32,
+) -> Result<Event, ferroce_collectives::Error> {
+    let (mut elements, mut wrong) = (0, Vec::new());
+    for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
+        let bytes = communicator.bytes(*buffer)?;
+        wrong.extend(values::check(bytes, round, communicator.size(), number, tensor).err());
+        elements += tensor.len() as u64;
+        communicator.progress()?;
+    }
+    Ok(Event::Checked { elements, wrong })
+}

@@ -1,0 +1,187 @@
+//! Starts the ranks as processes or as threads, listens to them, and ends them.
+
+use std::any::Any;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use super::rank::Event;
+
+/// What is heard of a rank.
+#[derive(Debug)]
+pub(super) enum Message {
+    /// It said so.
+    Event(Event),
+    /// It is gone, for this reason.
+    Gone(String),
+}
+
+/// The ranks of a demo. They are told to stop on drop; processes that don't are killed, by their
+/// ids.
+pub(super) struct Supervisor {
+    ranks: Vec<Rank>,
+    /// Tells threads to stop; processes see the end of their standard input.
+    stop: Arc<AtomicBool>,
+    sender: Sender<(u32, Heard)>,
+    receiver: Receiver<(u32, Heard)>,
+}
+
+enum Rank {
+    Process(Child),
+    Thread(Option<JoinHandle<()>>),
+}
+
+enum Heard {
+    Event(Event),
+    /// A line that is no event.
+    Garbled(String),
+    /// Nothing comes any more.
+    Closed,
+}
+
+/// How long a rank that is told to stop may take to do so.
+const GRACE: Duration = Duration::from_secs(1);
+
+impl Supervisor {
+    /// No ranks yet.
+    pub(super) fn new() -> Supervisor {
+        let (sender, receiver) = mpsc::channel();
+        Supervisor { ranks: Vec::new(), stop: Arc::default(), sender, receiver }
+    }
+
+    /// Starts the next rank as a process that tells its events on standard output, one a line, and
+    /// ends when its standard input does.
+    ///
+    /// # Errors
+    /// If it can't be started.
+    pub(super) fn start_process(&mut self, command: &mut Command) -> std::io::Result<()> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        // A group of its own: Ctrl-C goes to the demo alone, which ends its ranks in good order.
+        let mut child = command.process_group(0).spawn()?;
+        let stdout = child.stdout.take();
+        let rank = self.ranks.len() as u32;
+        self.ranks.push(Rank::Process(child));
+        let sender = self.sender.clone();
+        thread::spawn(move || {
+            for line in stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
+                let heard = match line {
+                    Ok(line) => serde_json::from_str(&line).map_or(Heard::Garbled(line), Heard::Event),
+                    Err(error) => Heard::Garbled(error.to_string()),
+                };
+                let _ = sender.send((rank, heard));
+            }
+            let _ = sender.send((rank, Heard::Closed));
+        });
+        Ok(())
+    }
+
+    /// Starts the next rank as a thread. `run` gets the flag on which it has to stop, and a function
+    /// that tells an event.
+    pub(super) fn start_thread(
+        &mut self,
+        run: impl FnOnce(Arc<AtomicBool>, &mut dyn FnMut(Event)) + Send + 'static,
+    ) {
+        let rank = self.ranks.len() as u32;
+        let closing = Closing { rank, sender: self.sender.clone() };
+        let stop = self.stop.clone();
+        let thread = thread::spawn(move || {
+            run(stop, &mut |event| {
+                let _ = closing.sender.send((closing.rank, Heard::Event(event)));
+            });
+        });
+        self.ranks.push(Rank::Thread(Some(thread)));
+    }
+
+    /// How many ranks were started.
+    pub(super) fn len(&self) -> usize {
+        self.ranks.len()
+    }
+
+    /// The next message, and of which rank; `None` after `timeout`.
+    pub(super) fn next(&mut self, timeout: Duration) -> Option<(u32, Message)> {
+        let (rank, heard) = match self.receiver.recv_timeout(timeout) {
+            Ok(heard) => heard,
+            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
+        };
+        let message = match heard {
+            Heard::Event(event) => Message::Event(event),
+            Heard::Garbled(line) => Message::Gone(format!("said something unexpected: {line}")),
+            Heard::Closed => Message::Gone(self.ranks[rank as usize].end()),
+        };
+        Some((rank, message))
+    }
+
+    /// What to call a rank: a process is named with its id.
+    pub(super) fn name(&self, rank: u32) -> String {
+        match &self.ranks[rank as usize] {
+            Rank::Process(child) => format!("rank {rank} (process {})", child.id()),
+            Rank::Thread(_) => format!("rank {rank}"),
+        }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for rank in &mut self.ranks {
+            if let Rank::Process(child) = rank {
+                drop(child.stdin.take());
+            }
+        }
+        let deadline = Instant::now() + GRACE;
+        for rank in &mut self.ranks {
+            while !rank.has_ended() && Instant::now() < deadline {
+                thread::sleep(Duration::from_millis(2));
+            }
+            if let Rank::Process(child) = rank {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+impl Rank {
+    fn has_ended(&mut self) -> bool {
+        match self {
+            Rank::Process(child) => !matches!(child.try_wait(), Ok(None)),
+            Rank::Thread(thread) => thread.as_ref().is_none_or(JoinHandle::is_finished),
+        }
+    }
+
+    /// Waits for its end and says how it ended.
+    fn end(&mut self) -> String {
+        match self {
+            Rank::Process(child) => match child.wait() {
+                Ok(status) => format!("ended with {status}"),
+                Err(error) => format!("can't be waited for: {error}"),
+            },
+            Rank::Thread(thread) => match thread.take().map(JoinHandle::join) {
+                Some(Err(panic)) => format!("panicked: {}", panic_message(&*panic)),
+                _ => "ended".to_owned(),
+            },
+        }
+    }
+}
+
+/// Tells the end of a thread, also when it panics.
+struct Closing {
+    rank: u32,
+    sender: Sender<(u32, Heard)>,
+}
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        let _ = self.sender.send((self.rank, Heard::Closed));
+    }
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("(no message)")
+}

@@ -1,0 +1,131 @@
+//! Network namespaces of ranks that run on one machine, joined by a bridge.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use tracing::{info, warn};
+
+/// The interface in each namespace.
+pub(crate) const INTERFACE: &str = "veth0";
+
+/// A namespace for each rank with one interface, and one more namespace with the bridge that joins
+/// them, so that nothing shows in the caller's own. They are removed on drop.
+#[derive(Debug)]
+pub(crate) struct Lab {
+    namespaces: Vec<String>,
+}
+
+/// Why namespaces could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LabError {
+    /// The `ip` command could not be started.
+    #[error("the command `ip` can't be run ({0}); it is in the package iproute2")]
+    NoIp(io::Error),
+    /// The `ip` command failed.
+    #[error("`ip {arguments}`: {reason}")]
+    Ip {
+        /// Its arguments.
+        arguments: String,
+        /// What it said.
+        reason: String,
+    },
+}
+
+impl Lab {
+    /// Makes the namespaces `ferroce-<purpose>-<pid>-<rank>` with interfaces of the given MTU.
+    ///
+    /// Those that a process of the same purpose left behind when it was killed are removed first.
+    ///
+    /// # Errors
+    /// [`LabError`]; what was made is removed again.
+    pub(crate) fn new(purpose: &str, ranks: u32, mtu: u32) -> Result<Lab, LabError> {
+        remove_abandoned(purpose);
+        let prefix = format!("ferroce-{purpose}-{}", std::process::id());
+        let mut lab = Lab { namespaces: Vec::new() };
+        let switch = lab.namespace(format!("{prefix}-switch"))?;
+        // No spanning tree: a port forwards as soon as it is up.
+        ip(&format!("-n {switch} link add br0 mtu {mtu} type bridge stp_state 0 mcast_snooping 0"))?;
+        up(&switch, "br0")?;
+        for rank in 0..ranks {
+            let namespace = lab.namespace(format!("{prefix}-{rank}"))?;
+            let port = format!("rank{rank}");
+            ip(&format!(
+                "-n {namespace} link add {INTERFACE} mtu {mtu} type veth peer name {port} mtu {mtu} netns {switch}"
+            ))?;
+            ip(&format!("-n {switch} link set {port} master br0"))?;
+            up(&switch, &port)?;
+            ip(&format!("-n {namespace} addr add {}/24 dev {INTERFACE}", address(rank)))?;
+            ip(&format!("-n {namespace} link set lo up"))?;
+            up(&namespace, INTERFACE)?;
+        }
+        Ok(lab)
+    }
+
+    /// A command that runs `program` in the namespace of a rank, as the very process that is
+    /// started (the pid is `program`'s own).
+    pub(crate) fn command(&self, rank: u32, program: &Path) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.namespaces[rank as usize + 1]]).arg(program);
+        command
+    }
+
+    fn namespace(&mut self, name: String) -> Result<String, LabError> {
+        ip(&format!("netns add {name}"))?;
+        self.namespaces.push(name.clone());
+        Ok(name)
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for namespace in &self.namespaces {
+            if let Err(error) = ip(&format!("netns del {namespace}")) {
+                warn!("a network namespace stays behind: {error}");
+            }
+        }
+    }
+}
+
+/// The address of a rank's interface, of at most 254.
+pub(crate) fn address(rank: u32) -> IpAddr {
+    Ipv4Addr::new(10, 77, 0, rank as u8 + 1).into()
+}
+
+/// Sets a link up. It has no IPv6 address of its own (the ranks speak IPv4), so no duplicate
+/// address detection nor router solicitation runs on it.
+fn up(namespace: &str, interface: &str) -> Result<(), LabError> {
+    ip(&format!("-n {namespace} link set {interface} addrgenmode none"))?;
+    ip(&format!("-n {namespace} link set {interface} up"))
+}
+
+/// Removes namespaces whose maker is gone without having done so: it was killed.
+fn remove_abandoned(purpose: &str) {
+    let prefix = format!("ferroce-{purpose}-");
+    for entry in fs::read_dir("/run/netns").into_iter().flatten().flatten() {
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let pid = name.strip_prefix(&prefix).and_then(|rest| rest.split('-').next());
+        if pid.is_some_and(|pid| pid.parse::<u32>().is_ok() && !Path::new("/proc").join(pid).exists()) {
+            match ip(&format!("netns del {name}")) {
+                Ok(()) => info!("removed the network namespace {name}, which a killed process left behind"),
+                Err(error) => warn!("a killed process left a network namespace behind: {error}"),
+            }
+        }
+    }
+}
+
+fn ip(arguments: &str) -> Result<(), LabError> {
+    let mut command = Command::new("ip");
+    // A group of its own: Ctrl-C must not keep it from its work, least of all from cleaning up.
+    command.args(arguments.split_whitespace()).stdin(Stdio::null()).process_group(0);
+    let output = command.output();
+    let Output { status, stderr, .. } = output.map_err(LabError::NoIp)?;
+    if status.success() {
+        return Ok(());
+    }
+    let reason = String::from_utf8_lossy(&stderr).trim().to_owned();
+    Err(LabError::Ip { arguments: arguments.to_owned(), reason })
+}

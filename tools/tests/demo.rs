@@ -1,0 +1,379 @@
+//! `ferroce demo`, as a user runs it: what it prints, how it ends, and what it leaves behind.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
+/// Nothing here takes longer.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Elements of the first 20 tensors: conv1 with its normalisation, the first block with its
+/// downsampling, and the second one's first convolution with its normalisation but for the bias.
+const ELEMENTS_OF_20: u64 = 9_408 + 2 * 64                    // conv1, bn1
+    + 4_096 + 2 * 64 + 36_864 + 2 * 64 + 16_384 + 2 * 256     // layer1.0
+    + 16_384 + 2 * 256                                        // layer1.0.downsample
+    + 16_384 + 64; // layer1.1.conv1, bn1.weight
+
+#[test]
+fn over_loopback_every_element_is_right() {
+    let _alone = alone();
+    let json = json(&demo(&["-d", "loopback", "--tensors", "20", "--rounds", "2", "--json"]));
+    check_report(&json, "loopback", 4, 2);
+
+    let table = demo(&["-d", "loopback", "--tensors", "20", "--ranks", "3", "--rounds", "1"]);
+    let text = text(&table.stdout);
+    assert!(table.status.success(), "{table:?}");
+    assert!(text.contains("all 303,912 elements right"), "{text}"); // 3 × 101,304
+    for expected in ["rank 2: loopback:loopback2 10.77.0.3", "busbw GB/s", "retransmitted", "       65,536 "]
+    {
+        assert!(text.contains(expected), "no '{expected}' in\n{text}");
+    }
+}
+
+#[test]
+fn a_wrong_element_is_named_at_every_rank() {
+    let _alone = alone();
+    let output = demo(&["-d", "loopback", "--tensors", "3", "--rounds", "1", "--fault", "1:0:5"]);
+    let text = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    for rank in 0..4 {
+        assert!(text.contains(&format!("WRONG at rank {rank}: conv1.weight[5] is ")), "{text}");
+    }
+    assert!(text.contains("4 of 38,144 elements WRONG"), "{text}");
+}
+
+#[test]
+fn wrong_usage_is_told_apart_from_failure() {
+    for (args, value) in [
+        (["--path-mtu", "1500"], "1500"),
+        (["--ranks", "1"], "'1'"),
+        (["--ranks", "65"], "'65'"),
+        (["--device", "eth0"], "'eth0'"),
+        (["--rounds", "0"], "'0'"),
+    ] {
+        let output = demo(&args);
+        let text = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        assert!(text.contains(value), "{text}");
+    }
+}
+
+#[test]
+fn without_rights_it_says_why_and_runs_over_loopback() {
+    let _alone = alone();
+    let directory = Scratch::new();
+    let program = directory.0.join("ferroce");
+    fs::copy(FERROCE, &program).unwrap();
+    let unprivileged = |args: &[&str]| {
+        let mut command = Command::new(&program);
+        command.arg("demo").args(args).current_dir("/");
+        if is_root() {
+            command.uid(65534).gid(65534);
+        }
+        run(&mut command)
+    };
+    let output = unprivileged(&["--tensors", "20", "--rounds", "1", "--json"]);
+    let why = text(&output.stderr);
+    assert!(why.contains("CAP_NET_ADMIN") && why.contains("over loopback"), "{why}");
+    check_report(&json(&output), "loopback", 4, 1);
+
+    // Asked for by name, it is not replaced.
+    let output = unprivileged(&["-d", "af_xdp", "--tensors", "20"]);
+    let why = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{why}");
+    assert!(why.contains("CAP_NET_ADMIN") && !why.contains("loopback"), "{why}");
+}
+
+#[test]
+fn over_af_xdp_every_element_is_right_and_nothing_stays() {
+    let _alone = alone();
+    let Some(()) = af_xdp() else { return };
+    let directory = Scratch::new();
+    let capture = directory.0.join("rank0.pcapng");
+    let args = ["--tensors", "20", "--rounds", "2", "--json", "--pcap", capture.to_str().unwrap()];
+    let mut child = start(&args);
+    let id = child.id();
+    let stdout = read_all(child.stdout.take());
+    let status = wait(&mut child);
+    assert_eq!(namespaces_of(id), [""; 0]);
+    let report: Value = serde_json::from_str(stdout.join().unwrap().trim()).unwrap();
+    assert!(status.success(), "{report}");
+    check_report(&report, "af_xdp", 4, 2);
+    check_capture(&capture);
+}
+
+#[test]
+fn over_af_xdp_at_the_smallest_path_mtu() {
+    let _alone = alone();
+    let Some(()) = af_xdp() else { return };
+    let output = demo(&["-d", "af_xdp", "--tensors", "20", "--rounds", "1", "--json", "--path-mtu", "256"]);
+    let report = json(&output);
+    check_report(&report, "af_xdp", 4, 1);
+    assert_eq!(report["ports"][0]["path_mtu"], 256);
+}
+
+#[test]
+fn an_interruption_ends_ranks_removes_namespaces_and_completes_the_capture() {
+    let _alone = alone();
+    let Some(()) = af_xdp() else { return };
+    let directory = Scratch::new();
+    let capture = directory.0.join("rank0.pcapng");
+    let args = ["--tensors", "20", "--rounds", "100", "--pcap", capture.to_str().unwrap()];
+    let (mut child, ranks, stderr) = start_and_see_a_round(&args);
+    signal("-INT", child.id());
+    let start = Instant::now();
+    let status = wait(&mut child);
+    let said = stderr.join().unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains("interrupted"), "{said}");
+    assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
+    check_nothing_is_left(child.id(), &ranks);
+    check_capture(&capture);
+}
+
+#[test]
+fn the_death_of_a_rank_is_told_and_ends_the_others() {
+    let _alone = alone();
+    let Some(()) = af_xdp() else { return };
+    let (mut child, ranks, stderr) = start_and_see_a_round(&["--rounds", "100"]);
+    signal("-KILL", ranks[2]);
+    let status = wait(&mut child);
+    let said = stderr.join().unwrap();
+    assert_eq!(status.code(), Some(1), "{said}");
+    let why = format!("(process {}) ended with signal: 9 (SIGKILL)", ranks[2]);
+    assert!(said.contains(&why) && said.contains("rounds"), "no '{why}' in: {said}");
+    check_nothing_is_left(child.id(), &ranks);
+}
+
+#[test]
+fn ranks_outlive_no_demo_and_the_next_one_removes_its_namespaces() {
+    let _alone = alone();
+    let Some(()) = af_xdp() else { return };
+    let (mut child, ranks, _) = start_and_see_a_round(&["--rounds", "100"]);
+    let id = child.id();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let start = Instant::now();
+    while ranks.iter().any(|rank| is_alive(*rank)) {
+        assert!(start.elapsed() < Duration::from_secs(5), "ranks go on without their demo");
+        thread::sleep(Duration::from_millis(10));
+    }
+    assert_eq!(namespaces_of(id).len(), 5);
+    let next = demo(&["-d", "af_xdp", "--tensors", "2", "--rounds", "1"]);
+    assert!(next.status.success(), "{next:?}");
+    assert_eq!(namespaces_of(id), [""; 0]);
+}
+
+// --- what a report has to have
+
+fn check_report(report: &Value, driver: &str, ranks: u64, rounds: u64) {
+    assert_eq!(report["elements_checked"], ELEMENTS_OF_20 * ranks * rounds, "{report}");
+    assert_eq!(report["wrong"], Value::Array(Vec::new()), "{report}");
+    assert_eq!((&report["ranks"], &report["rounds"]), (&ranks.into(), &rounds.into()), "{report}");
+    let ports = report["ports"].as_array().unwrap();
+    assert_eq!(ports.len() as u64, ranks);
+    // Each rank sends 2 (n − 1) / n of the tensors' bytes to its neighbour.
+    let bytes = ELEMENTS_OF_20 * 4 * rounds * 2 * (ranks - 1) / ranks;
+    for port in ports {
+        assert_eq!(port["driver"], driver, "{report}");
+        let needed = bytes / port["path_mtu"].as_u64().unwrap();
+        for direction in ["sent", "received"] {
+            assert!(
+                port[direction].as_u64().unwrap() >= needed,
+                "{direction} of {port}: not {needed} packets"
+            );
+        }
+    }
+    let sizes = report["sizes"].as_array().unwrap();
+    let row = |bytes: u64| sizes.iter().find(|row| row["bytes"] == bytes).unwrap();
+    assert_eq!(row(256)["tensors"], 7, "{report}");
+    assert_eq!(report["total"]["bytes"], ELEMENTS_OF_20 * 4);
+    for row in sizes.iter().chain([&report["total"]]) {
+        let value = |name: &str| row[name].as_f64().unwrap();
+        assert!(value("median_us") > 1.0, "{row}");
+        let algbw = value("bytes") / value("median_us") / 1e3;
+        let busbw = algbw * 2.0 * (ranks as f64 - 1.0) / ranks as f64;
+        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+        assert!(near(value("algbw_gb_s"), algbw) && near(value("busbw_gb_s"), busbw), "{row}");
+    }
+}
+
+/// Every frame of the capture is RoCE, whole, with a right ICRC.
+fn check_capture(file: &Path) {
+    let output = run(Command::new(FERROCE).args(["dissect", "--json"]).arg(file));
+    let (said, lines) = (text(&output.stderr), text(&output.stdout));
+    assert!(output.status.success(), "{said}");
+    let last: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    let summary = &last["summary"];
+    let packets = summary["roce_packets"].as_u64().unwrap();
+    assert!(packets > 100, "{summary}");
+    assert_eq!(summary["icrc_ok"], packets, "{summary}");
+    assert_eq!((&summary["icrc_bad"], &summary["icrc_truncated"]), (&0.into(), &0.into()), "{summary}");
+}
+
+// --- running it
+
+fn demo(args: &[&str]) -> Output {
+    run(Command::new(FERROCE).arg("demo").args(args))
+}
+
+fn run(command: &mut Command) -> Output {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let (stdout, stderr) = (read_all(child.stdout.take()), read_all(child.stderr.take()));
+    let status = wait(&mut child);
+    Output { status, stdout: stdout.join().unwrap().into(), stderr: stderr.join().unwrap().into() }
+}
+
+fn start(args: &[&str]) -> Child {
+    let mut command = Command::new(FERROCE);
+    command.args(["demo", "-d", "af_xdp"]).args(args).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.spawn().unwrap()
+}
+
+/// Starts a demo over AF_XDP and waits until its first round is told; returns it with the ids of
+/// its rank processes, by rank.
+fn start_and_see_a_round(args: &[&str]) -> (Child, Vec<u32>, thread::JoinHandle<String>) {
+    let mut child = start(args);
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.starts_with("round 1 of 100") {
+        line.clear();
+        assert_ne!(stderr.read_line(&mut line).unwrap(), 0, "it ended before the first round");
+    }
+    let ranks = children_of(child.id());
+    assert_eq!(ranks.len(), 4, "rank processes");
+    assert_eq!(namespaces_of(child.id()).len(), 5, "namespaces");
+    (child, ranks, read_all(Some(stderr)))
+}
+
+fn wait(child: &mut Child) -> std::process::ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        if start.elapsed() > LIMIT {
+            child.kill().unwrap();
+            panic!("it runs for more than {LIMIT:?}");
+        }
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn read_all(from: Option<impl Read + Send + 'static>) -> thread::JoinHandle<String> {
+    thread::spawn(move || {
+        let mut text = String::new();
+        if let Some(mut from) = from {
+            from.read_to_string(&mut text).unwrap();
+        }
+        text
+    })
+}
+
+fn json(output: &Output) -> Value {
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_str(text(&output.stdout).trim()).unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn signal(which: &str, process: u32) {
+    assert!(Command::new("kill").args([which, &process.to_string()]).status().unwrap().success());
+}
+
+// --- the machine
+
+/// One demo at a time: four ranks are enough for any machine.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether AF_XDP can be had here, judged by other means than the program under test; prints why
+/// not.
+fn af_xdp() -> Option<()> {
+    let protocols = fs::read_to_string("/proc/net/protocols").unwrap_or_default();
+    let why = if !is_root() {
+        "needs root, for network namespaces and AF_XDP"
+    } else if !protocols.lines().any(|line| line.starts_with("XDP ")) {
+        "this kernel has no AF_XDP (/proc/net/protocols)"
+    } else if Command::new("ip").arg("-V").stdout(Stdio::null()).status().is_err() {
+        "no `ip` command (package iproute2)"
+    } else {
+        return Some(());
+    };
+    println!("skipped: {why}");
+    None
+}
+
+fn is_root() -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
+    uids.split_whitespace().nth(1) == Some("0")
+}
+
+/// The processes started by `parent`, oldest first. (A demo starts its ranks in their order.)
+fn children_of(parent: u32) -> Vec<u32> {
+    let mut children: Vec<(u64, u32)> = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
+        // After the name in parentheses: state, parent, …, and the start time as the 20th.
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        if fields[1] == parent.to_string() {
+            children.push((fields[19].parse().unwrap(), process));
+        }
+    }
+    children.sort_unstable();
+    children.into_iter().map(|(_, process)| process).collect()
+}
+
+fn is_alive(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().is_some_and(|rest| !rest.is_empty() && !rest.trim().starts_with('Z'))
+}
+
+/// The network namespaces that carry the id of a process in their name.
+fn namespaces_of(process: u32) -> Vec<String> {
+    let entries = fs::read_dir("/run/netns").into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter(|name| name.starts_with(&format!("ferroce-demo-{process}-"))).collect()
+}
+
+fn check_nothing_is_left(demo: u32, ranks: &[u32]) {
+    assert_eq!(namespaces_of(demo), [""; 0]);
+    let left: Vec<_> = ranks.iter().filter(|rank| is_alive(**rank)).collect();
+    assert!(left.is_empty(), "processes left: {left:?}");
+}
+
+/// A directory that everybody may read and write, removed on drop.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Scratch {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let name =
+            format!("ferroce-demo-test-{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o777)).unwrap();
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
