@@ -8,15 +8,14 @@ use ferroce::WcStatus::{
 use ferroce::wire::Opcode;
 use ferroce::{Counter, QpState, SendOp};
 
-use crate::packet::{Got, ack, atomic_ack, nak, packet, payload, read_response};
+use crate::packet::{
+    Got, NAK_ACCESS, NAK_INVALID, NAK_OPERATIONAL, NAK_RNR, NAK_SEQUENCE, ack, atomic_ack, nak, packet,
+    payload, read_response,
+};
 use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern, sge};
 
-const SEQUENCE: u8 = 0x60;
-const INVALID: u8 = 0x61;
-const ACCESS: u8 = 0x62;
-const OPERATIONAL: u8 = 0x63;
 /// RNR NAK with timer code 14.
-const RNR_1280_US: u8 = 0x20 | 14;
+const RNR_1280_US: u8 = NAK_RNR | 14;
 const WAIT_1280_US: Duration = Duration::from_micros(1280);
 
 /// The ACK timeout 4.096 µs · 2^14.
@@ -61,7 +60,7 @@ fn case_042_sequence_nak() {
     peer.post_send(3, b"three");
     assert_eq!(peer.take_packets().len(), 5);
 
-    peer.inject(nak(SEQUENCE, SQ + 2, 1));
+    peer.inject(nak(NAK_SEQUENCE, SQ + 2, 1));
     peer.expect_wc(1, Success);
     peer.expect_no_wc();
     let middle = peer.expect(Opcode::RC_SEND_MIDDLE, SQ + 2);
@@ -81,18 +80,18 @@ fn case_043_same_nak_during_the_replay() {
     assert_eq!(peer.take_packets().len(), 6);
 
     peer.take_at_most(2);
-    peer.inject(nak(SEQUENCE, SQ + 1, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     assert_eq!(psns(&peer.take_packets()), [SQ + 1, SQ + 2]);
-    peer.inject(nak(SEQUENCE, SQ + 1, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     peer.take_at_most(usize::MAX);
     assert_eq!(psns(&peer.take_packets()), [SQ + 3, SQ + 4, SQ + 5], "the replay goes on");
     // All of the replay is under way now, and the NAK may still be of the time before it.
-    peer.inject(nak(SEQUENCE, SQ + 1, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     peer.expect_nothing();
     peer.expect_counted(Counter::PacketSeqErr, 1);
 
     // Another PSN is another loss.
-    peer.inject(nak(SEQUENCE, SQ + 3, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ + 3, 0));
     assert_eq!(psns(&peer.take_packets()), [SQ + 3, SQ + 4, SQ + 5]);
     peer.inject(ack(SQ + 5, 1));
     peer.expect_wc(1, Success);
@@ -107,7 +106,7 @@ fn case_044_nak_outside_the_window() {
     peer.inject(ack(SQ, 1));
     peer.expect_wc(1, Success);
     let before = peer.query();
-    for syndrome in [SEQUENCE, INVALID, ACCESS, OPERATIONAL, RNR_1280_US] {
+    for syndrome in [NAK_SEQUENCE, NAK_INVALID, NAK_ACCESS, NAK_OPERATIONAL, RNR_1280_US] {
         for psn in [SQ, SQ - 1, SQ + 2, SQ + 3, SQ + 1 + (1 << 22), SQ + 1 + (1 << 23)] {
             peer.inject(nak(syndrome, psn, 2));
             peer.expect_nothing();
@@ -223,13 +222,13 @@ fn case_047_seven_retries_and_no_more() {
     peer.post_read(1, 8);
     peer.post_write(2, b"two");
     assert_eq!(peer.take_packets().len(), 2);
-    peer.inject(nak(SEQUENCE, SQ, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ, 0));
     assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 1]);
     let (_, resent) = wait_for_resend(&mut peer);
     assert_eq!(psns(&resent), [SQ, SQ + 1]);
     peer.inject(ack(SQ + 1, 2));
     assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 1], "the READ's data is missing");
-    peer.inject(nak(SEQUENCE, SQ, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ, 0));
     peer.expect_nothing();
     peer.expect_wc(1, RetryExcErr);
     peer.expect_wc(2, WrFlushErr);
@@ -267,10 +266,10 @@ fn case_049_nothing_cuts_the_rnr_wait_short() {
     peer.inject(nak(RNR_1280_US, SQ, 0));
     let start = peer.now;
     // What rxe says of the packet behind.
-    peer.inject(nak(SEQUENCE, SQ, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ, 0));
     peer.expect_nothing();
     peer.advance(WAIT_1280_US / 2);
-    peer.inject(nak(SEQUENCE, SQ, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ, 0));
     // An ACK of before, and a new message.
     peer.inject(ack(SQ - 1, 0));
     peer.post_send(3, b"three");
@@ -339,7 +338,7 @@ fn case_051_reserved_syndromes() {
 
 #[test]
 fn case_052_fatal_naks() {
-    let kinds = [(INVALID, RemInvReqErr), (ACCESS, RemAccessErr), (OPERATIONAL, RemOpErr)];
+    let kinds = [(NAK_INVALID, RemInvReqErr), (NAK_ACCESS, RemAccessErr), (NAK_OPERATIONAL, RemOpErr)];
     for (syndrome, status) in kinds {
         let mut peer = Peer::new();
         for id in [11, 12] {
@@ -370,7 +369,7 @@ fn case_053_nak_as_atomic_acknowledge() {
     peer.post_send(1, b"one");
     peer.post(2, SendOp::FetchAdd { remote: REMOTE, add: 5 }, &[sge(mr, 8)]);
     assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 1]);
-    peer.inject(negative(SEQUENCE, SQ + 1));
+    peer.inject(negative(NAK_SEQUENCE, SQ + 1));
     peer.expect_wc(1, Success);
     peer.expect(Opcode::RC_FETCH_ADD, SQ + 1);
     peer.inject(negative(RNR_1280_US, SQ + 1));
@@ -384,7 +383,7 @@ fn case_053_nak_as_atomic_acknowledge() {
     peer.expect_wc(2, Success);
     assert_eq!(peer.bytes(mr), 41u64.to_ne_bytes());
 
-    let kinds = [(INVALID, RemInvReqErr), (ACCESS, RemAccessErr), (OPERATIONAL, RemOpErr)];
+    let kinds = [(NAK_INVALID, RemInvReqErr), (NAK_ACCESS, RemAccessErr), (NAK_OPERATIONAL, RemOpErr)];
     for (syndrome, status) in kinds {
         let mut peer = Peer::new();
         let mr = peer.memory(&[7; 8]);
@@ -405,17 +404,17 @@ fn case_054_replay_skips_what_is_acknowledged() {
     assert_eq!(peer.take_packets().len(), 7);
     // In the middle of the replay: over the end of one message into the next.
     peer.take_at_most(1);
-    peer.inject(nak(SEQUENCE, SQ + 1, 0));
+    peer.inject(nak(NAK_SEQUENCE, SQ + 1, 0));
     assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
     peer.inject(ack(SQ + 4, 1));
     peer.take_at_most(usize::MAX);
     assert_eq!(psns(&peer.take_packets()), [SQ + 5, SQ + 6]);
     peer.expect_wc(1, Success);
     // Before the replay has begun.
-    peer.inject_all([nak(SEQUENCE, SQ + 5, 1), ack(SQ + 5, 1)]);
+    peer.inject_all([nak(NAK_SEQUENCE, SQ + 5, 1), ack(SQ + 5, 1)]);
     assert_eq!(psns(&peer.take_packets()), [SQ + 6]);
     // Over all of it.
-    peer.inject_all([nak(SEQUENCE, SQ + 6, 1), ack(SQ + 6, 2)]);
+    peer.inject_all([nak(NAK_SEQUENCE, SQ + 6, 1), ack(SQ + 6, 2)]);
     peer.expect_nothing();
     peer.expect_wc(2, Success);
     peer.advance(10 * TTR);
@@ -459,7 +458,7 @@ fn case_055_bad_icrc_is_a_loss() {
     let frame = peer.frame(&packet(Opcode::RC_SEND_ONLY, RQ).payload(b"good").ack_req());
     peer.expect_dropped(corrupt(frame), Counter::RxIcrcEncapsulated);
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ + 1).payload(b"next").ack_req());
-    peer.expect_nak(SEQUENCE, RQ, 0);
+    peer.expect_nak(NAK_SEQUENCE, RQ, 0);
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ).payload(b"good").ack_req());
     peer.expect_ack(RQ, 1);
     peer.expect_wc(3, Success);

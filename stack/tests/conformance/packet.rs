@@ -15,6 +15,15 @@ pub(crate) const UDP: usize = IP + 20;
 /// Where the BTH of an untagged IPv4 frame starts.
 pub(crate) const BTH: usize = UDP + 8;
 
+/// Syndromes of NAKs: PSN sequence error, invalid request, remote access error, remote operational
+/// error.
+pub(crate) const NAK_SEQUENCE: u8 = 0x60;
+pub(crate) const NAK_INVALID: u8 = 0x61;
+pub(crate) const NAK_ACCESS: u8 = 0x62;
+pub(crate) const NAK_OPERATIONAL: u8 = 0x63;
+/// The bits of an RNR NAK's syndrome above its timer code.
+pub(crate) const NAK_RNR: u8 = 0x20;
+
 /// A packet to be injected.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
@@ -61,7 +70,7 @@ pub(crate) fn ack(psn: u32, msn: u32) -> Script {
     packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(Syndrome::ACK.byte(), msn)
 }
 
-/// An Acknowledge with this syndrome byte: 0x60 to 0x63 for the NAKs, 0x20 | code for RNR NAKs.
+/// An Acknowledge with this syndrome byte.
 pub(crate) fn nak(syndrome: u8, psn: u32, msn: u32) -> Script {
     packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(syndrome, msn)
 }
