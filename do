@@ -102,10 +102,12 @@ unstable() { RUSTC_BOOTSTRAP=1 "$@"; }
 
 asan() {
     choose_features
-    need libclang-rt-14-dev binutils || true
+    # The suppressions are by function, so somebody must know the functions.
+    need llvm-14 || true
     local host; host=$(rustc -vV | awk '/^host/ {print $2}')
+    export ASAN_OPTIONS=suppressions=$PWD/driver/asan.supp ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14
     RUSTFLAGS="-Zsanitizer=address" unstable cargo test --target "$host" --target-dir target/asan \
-        -p ferroce-wire -p ferroce-driver -p ferroce -p ferroce-collectives --lib --tests "${features[@]}"
+        -p ferroce-wire -p ferroce-driver -p ferroce -p ferroce-collectives -p ferroce-tools "${features[@]}" "$@"
 }
 
 fuzz() {
@@ -128,7 +130,7 @@ test) tests "$@" ;;
 bench) choose_features; cargo bench -p ferroce-benches "$@" ;;
 soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --no-default-features --test impairment -- --nocapture ;;
 lint) lint ;;
-asan) asan ;;
+asan) asan --lib --bins --tests "$@" ;;
 fuzz) fuzz "$@" ;;
 '' | -h | --help | help) usage ;;
 *) usage >&2; die "no job '$job'" ;;
