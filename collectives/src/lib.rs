@@ -9,6 +9,7 @@ mod communicator;
 mod error;
 mod options;
 mod reduce;
+mod schedule;
 
 pub use bootstrap::{Bootstrap, MAX_SIZE};
 pub use communicator::{Buffer, Communicator};
@@ -16,3 +17,4 @@ pub use error::Error;
 pub use ferroce;
 pub use options::Options;
 pub use reduce::{DataType, ReduceOp};
+pub use schedule::{Chunk, Phase, Schedule};

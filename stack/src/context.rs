@@ -163,6 +163,14 @@ impl Context {
         self.engine.shared.mrs.bytes_mut(mr)
     }
 
+    /// The bytes of two regions at once, to compute from one into the other.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] if both are the same region.
+    pub fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
+        self.engine.shared.mrs.bytes_pair_mut(a, b)
+    }
+
     /// Creates a completion queue for `capacity` completions, 1 to 2²².
     ///
     /// # Errors
