@@ -17,6 +17,7 @@ pub struct Poller {
     clock: Clock,
     idle: u32,
     spins: u32,
+    yields: u32,
 }
 
 impl Default for Poller {
@@ -28,12 +29,17 @@ impl Default for Poller {
 impl Poller {
     /// A loop that gives way to others as described.
     pub fn new() -> Poller {
-        Poller { clock: Clock::start(), idle: 0, spins: SPINS }
+        Poller { clock: Clock::start(), idle: 0, spins: SPINS, yields: YIELDS }
     }
 
     /// A loop that never gives way: for a core of its own.
     pub fn spinning() -> Poller {
         Poller { spins: u32::MAX, ..Poller::new() }
+    }
+
+    /// A loop that blocks as soon as a poll finds nothing.
+    pub fn blocking() -> Poller {
+        Poller { spins: 0, yields: 0, ..Poller::new() }
     }
 
     /// The time now, as the context is told it.
@@ -54,7 +60,7 @@ impl Poller {
         self.idle = self.idle.saturating_add(1);
         if self.idle <= self.spins {
             std::hint::spin_loop();
-        } else if self.idle <= self.spins.saturating_add(YIELDS) {
+        } else if self.idle <= self.spins.saturating_add(self.yields) {
             std::thread::yield_now();
         } else {
             let due = context.next_timeout().map_or(LONGEST_BLOCK, |at| at.since(self.clock.now()));

@@ -2,7 +2,12 @@
 
 mod demo;
 mod dissect;
+mod endpoint;
+mod failure;
 mod netns;
+mod pingpong;
+mod selftest;
+mod tcp;
 
 use std::io;
 use std::process::ExitCode;
@@ -22,6 +27,7 @@ struct Cli {
 enum Command {
     Demo(demo::Args),
     Dissect(dissect::Args),
+    Pingpong(pingpong::Args),
 }
 
 fn main() -> ExitCode {
@@ -31,5 +37,6 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Dissect(args) => dissect::run(args),
+        Command::Pingpong(args) => pingpong::run(args),
     }
 }

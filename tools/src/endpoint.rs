@@ -1,0 +1,250 @@
+//! One end of a measurement: an opened device with its context, driven by the calling thread.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ferroce::driver::pcap::Recorder;
+use ferroce::{
+    AddressVector, Config, Context, Cq, DeviceSpec, Event, Gid, Nanos, Notify, PacketDriver, PathMtu, Pd,
+    Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer, Transition, WorkCompletion,
+};
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag;
+use tracing::info;
+
+use crate::failure::{Failure, OrFail};
+
+/// Options of every command that drives a port.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct PortArgs {
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, loopback).
+    #[arg(short, long)]
+    pub(crate) device: DeviceSpec,
+    /// Pin the poll loop to this core.
+    #[arg(long, value_name = "N")]
+    pub(crate) core: Option<usize>,
+    /// Never give the core away while polling; otherwise the loop spins, then yields, then blocks.
+    #[arg(long)]
+    pub(crate) spin: bool,
+    /// Record all frames of this end into a pcapng file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) pcap: Option<PathBuf>,
+}
+
+impl PortArgs {
+    /// Opens the device that `--device` names.
+    pub(crate) fn open(&self) -> Result<Box<dyn PacketDriver>, Failure> {
+        Ok(self.device.open()?)
+    }
+
+    /// For the server of a self-test: core and capture are the client's.
+    pub(crate) fn for_server(&self) -> PortArgs {
+        PortArgs { core: None, pcap: None, ..self.clone() }
+    }
+}
+
+/// Set by SIGINT and SIGTERM; a second signal ends the process at once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    pub(crate) fn install() -> Result<Interrupt, Failure> {
+        let interrupt = Interrupt::default();
+        let register = |signal| -> io::Result<()> {
+            flag::register_conditional_shutdown(signal, 130, interrupt.0.clone())?;
+            flag::register(signal, interrupt.0.clone())?;
+            Ok(())
+        };
+        [SIGINT, SIGTERM].into_iter().try_for_each(register).or_fail(|| "handling signals".into())?;
+        Ok(interrupt)
+    }
+
+    /// As a signal would. Returns whether it was not set before.
+    pub(crate) fn set(&self) -> bool {
+        !self.0.swap(true, Ordering::Relaxed)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        if self.0.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
+    }
+}
+
+/// A context with one protection domain and one completion queue.
+pub(crate) struct Endpoint {
+    pub(crate) context: Context,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) interrupt: Interrupt,
+    poller: Poller,
+    /// A completion event has come since the CQ was armed.
+    notified: bool,
+}
+
+/// How the queue pairs of a connection are set up, at both ends alike.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    /// The peer's address, and the index of the own one.
+    pub(crate) address: AddressVector,
+    /// Payload of a full packet.
+    pub(crate) mtu: PathMtu,
+    /// ACK timeout, 4.096 µs · 2^timeout.
+    pub(crate) timeout: u8,
+    /// READs and atomics outstanding, each way.
+    pub(crate) rd_atomic: u8,
+}
+
+impl Endpoint {
+    /// Sets up a context on `driver`, recording if the options say so, and pins the calling thread.
+    pub(crate) fn new(
+        driver: Box<dyn PacketDriver>,
+        args: &PortArgs,
+        cq_capacity: u32,
+        interrupt: Interrupt,
+    ) -> Result<Endpoint, Failure> {
+        if let Some(core) = args.core {
+            pin(core)?;
+        }
+        let driver = match &args.pcap {
+            Some(path) => Box::new(Recorder::create(driver, path)?),
+            None => driver,
+        };
+        let mut context = Context::open(driver, &Config::default())?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(cq_capacity)?;
+        let poller = if args.spin { Poller::spinning() } else { Poller::new() };
+        Ok(Endpoint { context, pd, cq, interrupt, poller, notified: false })
+    }
+
+    /// One turn of the poll loop.
+    pub(crate) fn poll(&mut self) -> Result<usize, Failure> {
+        self.interrupt.check()?;
+        let frames = self.poller.poll(&mut self.context)?;
+        self.check_events()?;
+        Ok(frames)
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.poller.now()
+    }
+
+    /// Takes the oldest completion, in success or in error.
+    pub(crate) fn completion(&mut self) -> Result<Option<WorkCompletion>, Failure> {
+        Ok(self.context.poll_cq(self.cq)?)
+    }
+
+    /// Arms the CQ. Returns whether completions may wait there: those of a notification that came
+    /// meanwhile.
+    pub(crate) fn arm(&mut self) -> Result<bool, Failure> {
+        let notified = std::mem::take(&mut self.notified);
+        self.context.req_notify_cq(self.cq, Notify::Next)?;
+        Ok(notified)
+    }
+
+    /// Polls without spinning from now on.
+    pub(crate) fn block_when_idle(&mut self) {
+        self.poller = Poller::blocking();
+    }
+
+    /// The GID to send from: `wanted` if it is given, else the first of the same kind as `peer`,
+    /// else the first over IPv4, else the first.
+    pub(crate) fn gid_index(&self, wanted: Option<usize>, peer: Option<Gid>) -> Result<usize, Failure> {
+        let port = self.context.port();
+        let table = &port.gids;
+        let listed = || {
+            let rows: Vec<_> = table.iter().enumerate().map(|(i, row)| format!("{i} {}", row.gid)).collect();
+            format!("the GID table of '{}' has {}", port.interface, rows.join(", "))
+        };
+        if table.is_empty() {
+            return Err(Failure::usage(format!(
+                "'{}' has no IP address, so it has no GID; give it one: `ip addr add 10.0.0.1/24 dev {0}`",
+                port.interface
+            )));
+        }
+        match wanted {
+            Some(index) if index < table.len() => Ok(index),
+            Some(index) => Err(Failure::usage(format!("GID index {index}: {}", listed()))),
+            None => {
+                let index = peer
+                    .and_then(|peer| port.gid_index_for(peer))
+                    .or_else(|| table.iter().position(|row| !row.gid.is_ipv6()))
+                    .unwrap_or(0);
+                info!(index, gid = %table[index].gid, "GID chosen; {}", listed());
+                Ok(index)
+            }
+        }
+    }
+
+    /// The largest path MTU from the GID at `index`.
+    pub(crate) fn largest_path_mtu(&self, index: usize) -> Result<PathMtu, Failure> {
+        let port = self.context.port();
+        port.path_mtu(port.gids[index].gid.is_ipv6()).ok_or_else(|| {
+            Failure::usage(format!(
+                "'{}' has an MTU of {}, too small for any path MTU",
+                port.interface, port.mtu
+            ))
+        })
+    }
+
+    /// INIT → RTR → RTS.
+    pub(crate) fn connect(
+        &mut self,
+        qp: Qp,
+        path: &Path,
+        local_psn: Psn,
+        (remote_qpn, remote_psn): (Qpn, Psn),
+    ) -> Result<(), Failure> {
+        let receive = ReadyToReceive {
+            address: path.address,
+            path_mtu: path.mtu,
+            dest_qpn: remote_qpn,
+            rq_psn: remote_psn,
+            max_dest_rd_atomic: path.rd_atomic,
+            min_rnr_timer: RnrTimer::DEFAULT,
+        };
+        let send = ReadyToSend {
+            sq_psn: local_psn,
+            timeout: path.timeout,
+            retry_count: RETRY_COUNT,
+            rnr_retry: RETRY_COUNT,
+            max_rd_atomic: path.rd_atomic,
+        };
+        self.context.modify_qp(qp, Transition::ReadyToReceive(receive))?;
+        self.context.modify_qp(qp, Transition::ReadyToSend(send))?;
+        Ok(())
+    }
+
+    fn check_events(&mut self) -> Result<(), Failure> {
+        while let Some(event) = self.context.next_event() {
+            match event {
+                // Work requests tell why in their completions.
+                Event::Completion(_) => self.notified = true,
+                Event::CommEst(_) | Event::SqDrained(_) => {}
+                other => return Err(Failure::run(format!("asynchronous event {other:?}"))),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A PSN to start from.
+pub(crate) fn random_psn() -> Psn {
+    Psn::new(ChaCha20Rng::from_os_rng().next_u32() & 0x00ff_ffff)
+}
+
+/// Retries of both kinds; 7 means without end for RNR.
+pub(crate) const RETRY_COUNT: u8 = 7;
+
+fn pin(core: usize) -> Result<(), Failure> {
+    let cores = core_affinity::get_core_ids().unwrap_or_default();
+    let wanted = cores.iter().find(|id| id.id == core);
+    if wanted.is_some_and(|id| core_affinity::set_for_current(*id)) {
+        info!(core, "poll loop pinned");
+        return Ok(());
+    }
+    let ids: Vec<_> = cores.iter().map(|id| id.id.to_string()).collect();
+    Err(Failure::usage(format!("--core {core}: this process may run on {}", ids.join(", "))))
+}

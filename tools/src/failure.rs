@@ -1,0 +1,98 @@
+//! How a command ends when it does not end well.
+
+use std::io;
+use std::process::ExitCode;
+
+use ferroce::{WcStatus, WorkCompletion, driver};
+
+/// Why a command failed; decides its exit status.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// The command can't be carried out as it was given. Exit status 2.
+    #[error("{0}")]
+    Usage(String),
+    /// It was begun and did not end well. Exit status 1.
+    #[error("{0}")]
+    Run(String),
+    /// SIGINT or SIGTERM. Exit status 130, as shells have it.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+impl Failure {
+    pub(crate) fn run(reason: impl Into<String>) -> Failure {
+        Failure::Run(reason.into())
+    }
+
+    pub(crate) fn usage(reason: impl Into<String>) -> Failure {
+        Failure::Usage(reason.into())
+    }
+
+    /// A work completion in error, and what it means.
+    pub(crate) fn completion(wc: &WorkCompletion, work: &str) -> Failure {
+        let meaning = match wc.status {
+            WcStatus::RetryExcErr => "the peer does not answer any more, and the retries are used up",
+            WcStatus::RnrRetryExcErr => "the peer has no receive posted, and the retries are used up",
+            WcStatus::RemAccessErr => "the peer does not allow this access to its memory",
+            WcStatus::RemInvReqErr => "the peer refuses the request as invalid",
+            WcStatus::RemOpErr => "the peer could not carry out the request",
+            WcStatus::WrFlushErr => "flushed, because the queue pair is in the error state",
+            WcStatus::LocLenErr => "the message is longer than the receive",
+            _ => "see the verbs' ibv_poll_cq for this status",
+        };
+        Failure::Run(format!("QP {}: {work} completed with {:?}: {meaning}", wc.qpn, wc.status))
+    }
+
+    /// Says it on stderr.
+    pub(crate) fn report(&self, command: &str) -> ExitCode {
+        eprintln!("ferroce {command}: {self}");
+        match self {
+            Failure::Usage(_) => ExitCode::from(2),
+            Failure::Run(_) => ExitCode::from(1),
+            Failure::Interrupted => ExitCode::from(130),
+        }
+    }
+}
+
+impl From<ferroce::Error> for Failure {
+    fn from(error: ferroce::Error) -> Failure {
+        use ferroce::Error as E;
+        match error {
+            E::Driver(error) => error.into(),
+            E::Invalid { .. } | E::PathMtu { .. } | E::AddressFamily { .. } => {
+                Failure::Usage(error.to_string())
+            }
+            _ => Failure::Run(error.to_string()),
+        }
+    }
+}
+
+impl From<driver::Error> for Failure {
+    fn from(error: driver::Error) -> Failure {
+        use driver::Error as E;
+        match error {
+            E::NoInterface { .. } | E::InterfaceDown { .. } | E::Invalid { .. } | E::Capture { .. } => {
+                Failure::Usage(error.to_string())
+            }
+            _ => Failure::Run(error.to_string()),
+        }
+    }
+}
+
+impl From<ferroce::RegisterError> for Failure {
+    fn from(error: ferroce::RegisterError) -> Failure {
+        Failure::from(error.source)
+    }
+}
+
+/// The context of a failed system call.
+pub(crate) trait OrFail<T> {
+    /// Fails with `what` and the reason.
+    fn or_fail(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
+}
+
+impl<T> OrFail<T> for io::Result<T> {
+    fn or_fail(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
+        self.map_err(|error| Failure::Run(format!("{}: {error}", what())))
+    }
+}

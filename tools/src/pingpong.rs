@@ -1,0 +1,330 @@
+//! `ferroce pingpong`: `ibv_rc_pingpong` on ferroce's stack. Either end can be the real one.
+
+mod exchange;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use ferroce::{
+    Access, AddressVector, Data, Gid, Memory, Mr, PacketDriver, PathMtu, Psn, Qp, QpConfig,
+    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus, WorkCompletion,
+};
+use tracing::{info, warn};
+
+use crate::endpoint::{Endpoint, Interrupt, Path, PortArgs, random_psn};
+use crate::failure::{Failure, OrFail};
+use crate::tcp::Listener;
+use crate::{selftest, tcp};
+use exchange::Destination;
+
+/// SENDs back and forth over a Reliable Connection, as ibv_rc_pingpong does.
+///
+/// Without HOST it is the server and waits for one client; with HOST the client. The other end can
+/// be an unmodified ibv_rc_pingpong. With `-d loopback` and no HOST, both ends run in this process.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    port: PortArgs,
+    /// The server.
+    host: Option<String>,
+    /// TCP port of the exchange of addresses.
+    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
+    tcp_port: u16,
+    /// Bytes of a message.
+    #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    size: u32,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096; the same at both ends.
+    #[arg(short, long, default_value = "1024", value_parser = path_mtu)]
+    mtu: PathMtu,
+    /// Receives posted at a time.
+    #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    rx_depth: u32,
+    /// Exchanges.
+    #[arg(short = 'n', long, default_value_t = 1000)]
+    iters: u64,
+    /// Service level; goes nowhere on a link without VLAN tags.
+    #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
+    sl: u8,
+    /// Sleep on completion events instead of polling.
+    #[arg(short, long, conflicts_with = "spin")]
+    events: bool,
+    /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
+    #[arg(short, long, value_name = "INDEX")]
+    gid_idx: Option<usize>,
+    /// Check every message that arrives; give it at both ends.
+    #[arg(short, long)]
+    chk: bool,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    match start(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("pingpong"),
+    }
+}
+
+/// Reads a path MTU.
+pub(crate) fn path_mtu(text: &str) -> Result<PathMtu, String> {
+    let bytes: u32 = text.parse().map_err(|_| format!("'{text}': 256, 512, 1024, 2048 or 4096"))?;
+    PathMtu::try_from(bytes).map_err(|error| error.to_string())
+}
+
+fn start(args: &Args) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    if args.sl != 0 {
+        warn!("-l {}: frames carry no VLAN tag here, so the service level goes nowhere", args.sl);
+    }
+    let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
+        let mut end = PingPong::new(args, &args.port, args.port.open()?, interrupt)?;
+        return match &args.host {
+            None => end.serve(&Listener::any(args.tcp_port)?)?.print(args),
+            Some(host) => end.call(host, args.tcp_port)?.print(args),
+        };
+    };
+    let listener = Listener::local()?;
+    let tcp_port = listener.port()?;
+    let serve = || {
+        PingPong::new(args, &args.port.for_server(), server, interrupt.clone())?.serve(&listener)?;
+        Ok(())
+    };
+    let call = || PingPong::new(args, &args.port, client, interrupt.clone())?.call("127.0.0.1", tcp_port);
+    selftest::run(&interrupt, serve, call)?.print(args)
+}
+
+const RECEIVE: u64 = 1;
+const SEND: u64 = 2;
+/// With nothing of its own under way, an end only notices a dead peer by its silence.
+const LONGEST_SILENCE: Duration = Duration::from_secs(10);
+/// 67 ms, as ibv_rc_pingpong has it.
+const TIMEOUT: u8 = 14;
+/// Longer than that, so that a peer whose last ACK was lost asks once more in time.
+const LINGER: Duration = Duration::from_millis(100);
+const PAGE: usize = 4096;
+/// What no message holds.
+const UNTOUCHED: u8 = 0xff;
+
+struct PingPong<'a> {
+    args: &'a Args,
+    end: Endpoint,
+    qp: Qp,
+    psn: Psn,
+    /// What is sent, and where messages arrive.
+    outgoing: Mr,
+    incoming: Mr,
+    /// What a right message holds.
+    expected: Vec<u8>,
+    /// Receives that are posted.
+    receives: u32,
+}
+
+/// What a run took.
+struct Outcome {
+    seconds: f64,
+}
+
+impl<'a> PingPong<'a> {
+    fn new(
+        args: &'a Args,
+        port: &PortArgs,
+        driver: Box<dyn PacketDriver>,
+        interrupt: Interrupt,
+    ) -> Result<PingPong<'a>, Failure> {
+        let mut end = Endpoint::new(driver, port, args.rx_depth + 1, interrupt)?;
+        if args.events {
+            end.block_when_idle();
+        }
+        let memory =
+            |bytes: &[u8]| Memory::copy_of(bytes).or_fail(|| format!("memory for {} bytes", bytes.len()));
+        let expected = payload(args.size as usize, args.chk);
+        let outgoing = end.context.register(end.pd, memory(&expected)?, Access::NONE)?;
+        let incoming = end.context.register(
+            end.pd,
+            memory(&vec![UNTOUCHED; args.size as usize])?,
+            Access::LOCAL_WRITE,
+        )?;
+        let config = QpConfig { max_send_wr: 1, max_recv_wr: args.rx_depth, ..QpConfig::rc(end.pd, end.cq) };
+        let qp = end.context.create_qp(&config)?;
+        end.context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
+        let mut ping_pong =
+            PingPong { args, end, qp, psn: random_psn(), outgoing, incoming, expected, receives: 0 };
+        ping_pong.post_receives()?;
+        Ok(ping_pong)
+    }
+
+    fn serve(&mut self, listener: &Listener) -> Result<Outcome, Failure> {
+        info!("waiting for a client on TCP port {}", listener.port()?);
+        let interrupt = self.end.interrupt.clone();
+        let mut stream = listener.accept(&interrupt)?;
+        let remote = exchange::receive(&mut stream, &interrupt)?;
+        let index = self.end.gid_index(self.args.gid_idx, Some(remote.gid))?;
+        let local = self.destination(index)?;
+        self.connect(index, remote)?;
+        exchange::send(&mut stream, local)?;
+        exchange::receive_done(&mut stream, &interrupt)?;
+        self.exchange_messages(false)
+    }
+
+    fn call(&mut self, host: &str, tcp_port: u16) -> Result<Outcome, Failure> {
+        let mut stream = tcp::connect(host, tcp_port)?;
+        let server = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
+        let index = self.end.gid_index(self.args.gid_idx, Some(Gid::from(server.ip().to_canonical())))?;
+        let local = self.destination(index)?;
+        exchange::send(&mut stream, local)?;
+        let remote = exchange::receive(&mut stream, &self.end.interrupt)?;
+        self.connect(index, remote)?;
+        exchange::send_done(&mut stream)?;
+        self.exchange_messages(true)
+    }
+
+    fn destination(&self, gid_index: usize) -> Result<Destination, Failure> {
+        let qpn = self.end.context.query_qp(self.qp)?.qpn;
+        let gid = self.end.context.port().gids[gid_index].gid;
+        Ok(Destination { lid: 0, qpn, psn: self.psn, gid })
+    }
+
+    fn connect(&mut self, gid_index: usize, remote: Destination) -> Result<(), Failure> {
+        println!("  local address:  {}", self.destination(gid_index)?);
+        println!("  remote address: {remote}");
+        let path = Path {
+            address: AddressVector::new(remote.gid, gid_index),
+            mtu: self.args.mtu,
+            timeout: TIMEOUT,
+            rd_atomic: 1,
+        };
+        self.end.connect(self.qp, &path, self.psn, (remote.qpn, remote.psn))
+    }
+
+    fn exchange_messages(&mut self, first: bool) -> Result<Outcome, Failure> {
+        let started = Instant::now();
+        let iters = self.args.iters;
+        let (mut sent, mut received) = (0, 0);
+        // The client sends before it has received.
+        let (mut sending, mut awaiting) = (false, true);
+        if first && iters > 0 {
+            self.post_send()?;
+            sending = true;
+        }
+        let mut heard = self.end.now();
+        while sent < iters || received < iters {
+            let Some(wc) = self.next_completion()? else {
+                if !sending && self.end.now().since(heard) > LONGEST_SILENCE {
+                    return Err(Failure::run(format!(
+                        "the peer has sent nothing for {} s, after {received} of {iters} messages",
+                        LONGEST_SILENCE.as_secs()
+                    )));
+                }
+                continue;
+            };
+            heard = self.end.now();
+            let number = if wc.wr_id == SEND { sent } else { received };
+            if wc.status != WcStatus::Success {
+                let what = if wc.wr_id == SEND { "SEND" } else { "receive" };
+                return Err(Failure::completion(&wc, &format!("{what} {number} of {iters}")));
+            }
+            if wc.wr_id == SEND {
+                sent += 1;
+                sending = false;
+            } else {
+                self.check(number, wc.byte_len)?;
+                received += 1;
+                awaiting = false;
+                self.receives -= 1;
+                if self.receives <= 1 {
+                    self.post_receives()?;
+                }
+            }
+            if !sending && !awaiting && sent < iters {
+                self.post_send()?;
+                (sending, awaiting) = (true, true);
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        self.linger()?;
+        Ok(Outcome { seconds })
+    }
+
+    /// The next completion, or `None` after a turn of the poll loop.
+    fn next_completion(&mut self) -> Result<Option<WorkCompletion>, Failure> {
+        if let Some(wc) = self.end.completion()? {
+            return Ok(Some(wc));
+        }
+        if self.args.events && self.end.arm()? {
+            return self.end.completion();
+        }
+        self.end.poll()?;
+        Ok(None)
+    }
+
+    fn post_send(&mut self) -> Result<(), Failure> {
+        let sge = Sge { mr: self.outgoing, offset: 0, length: self.args.size };
+        let data = Data::Sges(&[sge]);
+        let wr = SendWorkRequest { wr_id: SEND, op: SendOp::Send, data, flags: SendFlags::SIGNALED };
+        Ok(self.end.context.post_send(self.qp, &wr)?)
+    }
+
+    fn post_receives(&mut self) -> Result<(), Failure> {
+        let sge = Sge { mr: self.incoming, offset: 0, length: self.args.size };
+        while self.receives < self.args.rx_depth {
+            self.end.context.post_recv(self.qp, &ReceiveWorkRequest { wr_id: RECEIVE, sges: &[sge] })?;
+            self.receives += 1;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self, number: u64, length: u32) -> Result<(), Failure> {
+        if length != self.args.size {
+            let size = self.args.size;
+            return Err(Failure::run(format!(
+                "message {number} has {length} bytes; -s {size} at the other end too?"
+            )));
+        }
+        if !self.args.chk {
+            return Ok(());
+        }
+        let incoming = self.end.context.bytes_mut(self.incoming)?;
+        if let Some(at) = (0..incoming.len()).find(|&i| incoming[i] != self.expected[i]) {
+            let (found, expected) = (incoming[at], self.expected[at]);
+            return Err(Failure::run(format!(
+                "invalid data: byte {at} of message {number} is {found:#04x} instead of {expected:#04x}; is -c given \
+                 at the other end too?"
+            )));
+        }
+        incoming.fill(UNTOUCHED);
+        Ok(())
+    }
+
+    /// Goes on acknowledging for a while: the peer's last message is not done before it knows.
+    fn linger(&mut self) -> Result<(), Failure> {
+        let end = self.end.now() + LINGER;
+        while self.end.now() < end {
+            self.end.poll()?;
+        }
+        Ok(())
+    }
+}
+
+impl Outcome {
+    fn print(&self, args: &Args) -> Result<(), Failure> {
+        let Outcome { seconds } = self;
+        let (bytes, iters) = (2 * args.iters * u64::from(args.size), args.iters);
+        println!(
+            "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec",
+            bytes as f64 * 8.0 / seconds / 1e6
+        );
+        println!(
+            "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter",
+            seconds * 1e6 / iters.max(1) as f64
+        );
+        Ok(())
+    }
+}
+
+/// What ibv_rc_pingpong sends: the same byte everywhere; under `-c` a zero at the start of each
+/// page, by which its server knows the message from its own buffer.
+fn payload(size: usize, check: bool) -> Vec<u8> {
+    let mut bytes = vec![0x7b; size];
+    if check {
+        bytes.iter_mut().step_by(PAGE).for_each(|byte| *byte = 0);
+    }
+    bytes
+}

@@ -1,0 +1,111 @@
+//! The TCP connections beside a measurement, over which its ends find each other.
+
+use std::io::{ErrorKind, Read};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::endpoint::Interrupt;
+use crate::failure::{Failure, OrFail};
+
+/// Where a server waits for its client.
+pub(crate) struct Listener(TcpListener);
+
+impl Listener {
+    /// On all addresses of the machine.
+    pub(crate) fn any(port: u16) -> Result<Listener, Failure> {
+        // Where IPv6 is off, there is no [::].
+        let addresses =
+            [SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)), (Ipv4Addr::UNSPECIFIED, port).into()];
+        let listener =
+            TcpListener::bind(&addresses[..]).or_fail(|| format!("listening on TCP port {port}"))?;
+        Listener::new(listener)
+    }
+
+    /// On a port of the kernel's choice that only this machine reaches.
+    pub(crate) fn local() -> Result<Listener, Failure> {
+        let listener =
+            TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).or_fail(|| "listening on 127.0.0.1".into())?;
+        Listener::new(listener)
+    }
+
+    fn new(listener: TcpListener) -> Result<Listener, Failure> {
+        listener.set_nonblocking(true).or_fail(|| "listening".into())?;
+        Ok(Listener(listener))
+    }
+
+    pub(crate) fn port(&self) -> Result<u16, Failure> {
+        Ok(self.0.local_addr().or_fail(|| "listening".into())?.port())
+    }
+
+    /// Waits for a client, without end.
+    pub(crate) fn accept(&self, interrupt: &Interrupt) -> Result<TcpStream, Failure> {
+        loop {
+            interrupt.check()?;
+            match self.0.accept() {
+                Ok((stream, _)) => {
+                    stream.set_nonblocking(false).or_fail(|| "accepting a client".into())?;
+                    return Ok(stream);
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    thread::sleep(Duration::from_millis(5))
+                }
+                Err(error) => return Err(Failure::run(format!("accepting a client: {error}"))),
+            }
+        }
+    }
+}
+
+/// Connects to a server.
+pub(crate) fn connect(host: &str, port: u16) -> Result<TcpStream, Failure> {
+    let addresses = (host, port)
+        .to_socket_addrs()
+        .map_err(|error| Failure::usage(format!("host '{host}': {error}; a name or an IP address")))?;
+    let mut refused = format!("host '{host}' has no address");
+    for address in addresses {
+        match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => refused = format!("connecting to {address}: {error}; is the server running?"),
+        }
+    }
+    Err(Failure::Run(refused))
+}
+
+/// Fills `buffer`, within `patience`.
+pub(crate) fn read_exact(
+    stream: &mut TcpStream,
+    buffer: &mut [u8],
+    patience: Duration,
+    interrupt: &Interrupt,
+) -> Result<(), Failure> {
+    let deadline = Instant::now() + patience;
+    // Short, so that signals are noticed.
+    stream.set_read_timeout(Some(Duration::from_millis(50))).or_fail(|| "reading from the peer".into())?;
+    let mut have = 0;
+    while have < buffer.len() {
+        interrupt.check()?;
+        match stream.read(&mut buffer[have..]) {
+            Ok(0) => {
+                return Err(Failure::run(format!(
+                    "the peer closed the TCP connection after {have} of {} bytes",
+                    buffer.len()
+                )));
+            }
+            Ok(n) => have += n,
+            Err(error)
+                if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted]
+                    .contains(&error.kind()) =>
+            {
+                if Instant::now() > deadline {
+                    return Err(Failure::run(format!(
+                        "the peer sent {have} of {} bytes over TCP within {} s",
+                        buffer.len(),
+                        patience.as_secs()
+                    )));
+                }
+            }
+            Err(error) => return Err(Failure::run(format!("reading from the peer over TCP: {error}"))),
+        }
+    }
+    Ok(())
+}
