@@ -1,5 +1,6 @@
 //! `ferroce dissect`: what is in a capture, packet by packet and in sum.
 
+mod cm;
 mod crc;
 mod diagnosis;
 mod layers;
@@ -17,9 +18,10 @@ use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, Qpn, icrc};
 
 use serde::Serialize;
 
-use diagnosis::Diagnosis;
+use cm::CmFields;
+use diagnosis::{Cause, Diagnosis};
 use layers::Layers;
-use record::{CmFields, Record, Verdict};
+use record::{Record, Verdict};
 use summary::Summary;
 
 /// Decodes the RoCE packets of a capture and checks their ICRCs.
@@ -174,15 +176,15 @@ impl Dissector {
         bth_start: usize,
         present: usize,
     ) {
-        let mut end = bth_start + Bth::LEN;
+        let mut extensions_end = bth_start + Bth::LEN;
         for extension in packet.opcode.extensions() {
-            end += extension.len();
-            if end <= present {
+            extensions_end += extension.len();
+            if extensions_end <= present {
                 record.set_extension(*extension, packet);
             }
         }
         record.payload_len = Some(packet.payload.len());
-        if end + packet.payload.len() <= present
+        if extensions_end + packet.payload.len() <= present
             && packet.opcode == Opcode::UD_SEND_ONLY
             && packet.bth.dest_qpn() == Qpn::GSI
         {
@@ -222,17 +224,12 @@ impl Dissector {
                 }
             }
         }
-        summary.count_flow(record, packet, has(packet, end, present));
+        summary.count_flow(record, packet, extensions_end <= present);
     }
 }
 
 /// An IPv6 packet of the greatest length.
 const LONGEST: usize = 40 + 65_535;
-
-/// Whether all extension headers, which end at `end`, are real.
-fn has(packet: &Packet<'_>, end: usize, present: usize) -> bool {
-    packet.opcode.extensions().is_empty() || end <= present
-}
 
 /// The ICRC can be checked without knowing the opcode, as long as the lengths are right.
 fn verdict_without_opcode(
@@ -259,5 +256,6 @@ fn verdict_without_opcode(
         return Verdict::Ok;
     }
     record.icrc_expected = Some(expected);
+    record.set_cause(&Cause::Corrupted);
     Verdict::Bad
 }

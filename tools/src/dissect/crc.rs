@@ -56,7 +56,7 @@ mod tests {
         for &byte in message {
             register ^= u32::from(byte);
             for _ in 0..8 {
-                register = register >> 1 ^ (register & 1) * POLYNOMIAL;
+                register = (register >> 1) ^ ((register & 1) * POLYNOMIAL);
             }
         }
         !register

@@ -61,8 +61,8 @@ impl Summary {
             Verdict::Truncated => &mut self.icrc_truncated,
             Verdict::Unchecked => &mut self.icrc_unchecked,
         } += 1;
-        if record.icrc == Verdict::Bad {
-            *self.causes.entry(record.cause.unwrap_or("corrupted")).or_default() += 1;
+        if let Some(cause) = record.cause {
+            *self.causes.entry(cause).or_default() += 1;
         }
     }
 
@@ -77,7 +77,7 @@ impl Summary {
         *self.causes.entry(cause).or_default() += 1;
     }
 
-    /// Counts a packet in its flow.
+    /// Counts a packet in its flow. `extensions`: the capture has all its extension headers.
     pub(super) fn count_flow(&mut self, record: &Record, packet: &Packet<'_>, extensions: bool) {
         let network = &packet.network;
         let deth = packet.deth().filter(|_| extensions);
@@ -126,7 +126,7 @@ impl Flow {
         } else if opcode.is_request() {
             let reth = packet.reth().filter(|_| extensions && opcode == Opcode::RC_READ_REQUEST);
             let span = reth.map_or(Span::ONE, |reth| Span::of_read(reth.length(), mtus));
-            // UC and UD lose packets by right; each queue pair of UD numbers for all its peers.
+            // A datagram queue pair numbers its packets for all its peers together.
             self.requests.observe(psn, span, opcode.service() == Service::Ud);
         }
     }
