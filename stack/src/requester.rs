@@ -368,7 +368,9 @@ impl QueuePair {
         let mut bth = Bth::new(opcode, connection.dest_qpn, psn);
         let in_flight = psn.distance(self.requester.una) as u32 + 1;
         let answers = is_last || payload == 0 && wqe.is_read_or_atomic();
-        bth.set_ack_req(answers || (packet + 1) % ACK_REQ_INTERVAL == 0 || in_flight == shared.window);
+        bth.set_ack_req(
+            answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || in_flight == shared.window,
+        );
         let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.is_read_or_atomic();
         bth.set_solicited(wqe.flags.solicited && is_last && notifies);
 
