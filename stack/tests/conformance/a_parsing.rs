@@ -292,6 +292,7 @@ fn case_011_state_of_the_queue_pair() {
     // RESET again, after a life: what it knew of its peer is gone too.
     let mut peer = Peer::new();
     peer.modify(Transition::Reset);
+    assert_eq!(peer.query().dest_qpn, None);
     peer.expect_dropped(peer.frame(&request(RQ)), Counter::RxWrongState);
 
     let mut peer = Peer::with(Setup { state: QpState::Rtr, ..Setup::default() });

@@ -30,7 +30,6 @@ pub(crate) struct Script {
     opcode: Opcode,
     psn: u32,
     ack_req: bool,
-    solicited: bool,
     mig_req: bool,
     pkey: PKey,
     dest_qpn: Option<Qpn>,
@@ -56,7 +55,6 @@ pub(crate) fn packet(opcode: Opcode, psn: u32) -> Script {
         opcode,
         psn,
         ack_req: false,
-        solicited: false,
         mig_req: true,
         pkey: PKEY_DEFAULT,
         dest_qpn: None,
@@ -92,10 +90,6 @@ pub(crate) fn atomic_ack(psn: u32, original: u64) -> Script {
 impl Script {
     pub(crate) fn ack_req(self) -> Script {
         Script { ack_req: true, ..self }
-    }
-
-    pub(crate) fn solicited(self) -> Script {
-        Script { solicited: true, ..self }
     }
 
     pub(crate) fn mig_req(self, on: bool) -> Script {
@@ -158,7 +152,6 @@ impl Script {
     pub(crate) fn frame(&self, path: &PathHeader, qpn: Qpn) -> Vec<u8> {
         let mut bth = Bth::new(self.opcode, self.dest_qpn.unwrap_or(qpn), Psn::new(self.psn));
         bth.set_ack_req(self.ack_req);
-        bth.set_solicited(self.solicited);
         bth.set_mig_req(self.mig_req);
         bth.set_pkey(self.pkey);
         let mut buffer = vec![0; 16384];

@@ -14,7 +14,7 @@ use std::time::Duration;
 use ferroce::driver::{self, Capabilities, Layer, Stats};
 use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Syndrome};
 use ferroce::{
-    Access, AddressVector, Config, Context, Counter, Cq, Data, Event, Gid, MacAddr, Memory, Mr, Nanos,
+    Access, AddressVector, Config, Context, Counter, Cq, Data, Event, MacAddr, Memory, Mr, Nanos,
     PacketDriver, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, Qpn, RKey, ReadyToReceive,
     ReadyToSend, ReceiveWorkRequest, RemoteAddress, RemoteMemory, RnrTimer, SendFlags, SendOp,
     SendWorkRequest, Sge, Transition, WcStatus, WorkCompletion,
