@@ -9,7 +9,7 @@ mod supervisor;
 mod values;
 
 use std::fs;
-use std::io;
+use std::io::{self, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use ferroce::PathMtu;
 use ferroce_collectives::Bootstrap;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::netns::{self, Lab};
 use rank::{Event, Fault, Plan};
@@ -87,10 +87,9 @@ pub(crate) fn run(args: Args) -> ExitCode {
     });
     match result {
         Ok(report) => {
-            match args.json {
-                true => println!("{}", serde_json::json!(report)),
-                false => println!("{report}"),
-            }
+            let text = if args.json { serde_json::json!(report).to_string() } else { report.to_string() };
+            // Whoever reads may have enough.
+            let _ = writeln!(io::stdout(), "{text}");
             ExitCode::from(u8::from(!report.wrong.is_empty()))
         }
         Err(error) => {
@@ -115,7 +114,7 @@ enum Error {
     Stuck { progress: String },
     #[error("{what}: {source}")]
     Os { what: &'static str, source: io::Error },
-    #[error("interrupted; the ranks are ended and their namespaces removed")]
+    #[error("interrupted; its ranks are ended and nothing is left of their network")]
     Interrupted,
 }
 
@@ -135,10 +134,10 @@ impl Args {
     }
 }
 
-/// Set by SIGINT and SIGTERM from now on.
+/// Set by the signals that ask a program to end, from now on.
 fn interruption() -> Result<Arc<AtomicBool>, Error> {
     let interrupted = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, interrupted.clone())
             .map_err(|source| Error::Os { what: "registering a signal handler", source })?;
     }
@@ -231,7 +230,7 @@ fn check_rights() -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
-    Err(Error::Unavailable(format!("{} is missing (root has it)", missing.join(", "))))
+    Err(Error::Unavailable(format!("this process lacks {}, which root has", missing.join(", "))))
 }
 
 /// The capabilities that the demo needs and the process of this /proc/PID/status lacks.
@@ -261,11 +260,10 @@ fn supervise(plan: &Plan, ranks: &mut Supervisor, interrupted: &AtomicBool) -> R
         let log = &mut logs[rank as usize];
         match message {
             Message::Event(Event::Opened(opened)) => log.opened = Some(opened),
-            Message::Event(Event::Reduced(times)) => log.rounds.push(times),
-            Message::Event(Event::Checked { elements, wrong }) => {
+            Message::Event(Event::Round { times, elements, wrong }) => {
+                log.rounds.push(times);
                 log.elements += elements;
                 log.wrong.extend(wrong);
-                log.checked += 1;
                 tell_progress(plan, &logs, rank);
             }
             Message::Event(Event::Finished(totals)) => log.totals = Some(totals),
@@ -285,10 +283,10 @@ fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
     Error::Rank { name: ranks.name(rank), what, progress: progress(log) }
 }
 
-/// Says so when a rank is the last to check a round.
+/// Says so when a rank is the last to be through with a round.
 fn tell_progress(plan: &Plan, logs: &[RankLog], rank: u32) {
-    let round = logs[rank as usize].checked;
-    if logs.iter().all(|log| log.checked >= round) {
+    let round = logs[rank as usize].rounds.len();
+    if logs.iter().all(|log| log.rounds.len() >= round) {
         let slowest = logs.iter().map(|log| log.rounds[round - 1].iter().sum::<u64>()).max().unwrap_or(0);
         eprintln!(
             "round {round} of {}: all-reduced in {:.2} s and checked",

@@ -45,10 +45,10 @@ pub(super) enum Event {
         /// Why.
         reason: String,
     },
-    /// All tensors are all-reduced once more, each in so many nanoseconds.
-    Reduced(Vec<u64>),
-    /// All of them are compared with the reference.
-    Checked {
+    /// All tensors are all-reduced once more, and compared with the reference.
+    Round {
+        /// Nanoseconds for each tensor.
+        times: Vec<u64>,
         /// Elements compared.
         elements: u64,
         /// The tensors with wrong elements.
@@ -250,14 +250,15 @@ fn all_reduce_all(
             communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?;
             times.push(start.elapsed().as_nanos() as u64);
         }
-        tell(Event::Reduced(times));
-        tell(check(plan, &mut communicator, &buffers, round)?);
+        let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
+        tell(Event::Round { times, elements, wrong });
     }
     let context = communicator.finish()?;
     tell(Event::Finished(Totals::of(&context)));
     Ok(())
 }
 
+/// Fills the buffers with the rank's values of a round.
 fn fill(
     plan: &Plan,
     communicator: &mut Communicator,
@@ -276,12 +277,13 @@ fn fill(
     Ok(())
 }
 
+/// Elements compared, and the tensors with wrong ones.
 fn check(
     plan: &Plan,
     communicator: &mut Communicator,
     buffers: &[Buffer],
     round: u32,
-) -> Result<Event, ferroce_collectives::Error> {
+) -> Result<(u64, Vec<Wrong>), ferroce_collectives::Error> {
     let (mut elements, mut wrong) = (0, Vec::new());
     for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
         let bytes = communicator.bytes(*buffer)?;
@@ -289,5 +291,5 @@ fn check(
         elements += tensor.len() as u64;
         communicator.progress()?;
     }
-    Ok(Event::Checked { elements, wrong })
+    Ok((elements, wrong))
 }

@@ -16,8 +16,6 @@ pub(super) struct RankLog {
     pub(super) opened: Option<Opened>,
     /// For each round, the time of each tensor's all-reduce in nanoseconds.
     pub(super) rounds: Vec<Vec<u64>>,
-    /// Rounds that are checked.
-    pub(super) checked: usize,
     /// Elements that were compared with the reference.
     pub(super) elements: u64,
     /// The tensors with wrong elements.
