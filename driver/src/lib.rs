@@ -182,7 +182,9 @@ pub enum Error {
         cure: String,
     },
     /// Somebody else holds the queue.
-    #[error("queue {queue} of '{interface}' is in use by another AF_XDP socket; stop that process or take another queue")]
+    #[error(
+        "queue {queue} of '{interface}' is in use by another AF_XDP socket; stop that process or take another queue"
+    )]
     QueueBusy {
         /// The interface.
         interface: String,
