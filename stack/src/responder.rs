@@ -454,13 +454,13 @@ impl QueuePair {
                 let offset = skipped << path_mtu.shift();
                 packet.opcode.operation() == Operation::ReadRequest
                     && packet.reth().is_some_and(|reth| {
+                        let rest = length.saturating_sub(offset);
+                        let may_read =
+                            || shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, reth.va(), rest).is_ok();
                         reth.rkey() == rkey
                             && Some(reth.va()) == va.checked_add(offset.into())
-                            && reth.length() == length.saturating_sub(offset)
-                            && shared
-                                .mrs
-                                .grant(self.pd, rkey, Access::REMOTE_READ, reth.va(), reth.length())
-                                .is_ok()
+                            && reth.length() == rest
+                            && (rest == 0 || may_read())
                     })
             }
             Answer::Atomic { .. } => {
