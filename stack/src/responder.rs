@@ -6,8 +6,8 @@
 use std::collections::VecDeque;
 
 use ferroce_wire::{
-    Aeth, AtomicAckEth, Bth, Extension, FrameBuilder, Nak, Opcode, Operation, Packet, Position, Psn, RKey,
-    RnrTimer, Successor, Syndrome,
+    Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, Position, Psn,
+    RKey, RnrTimer, Successor, Syndrome,
 };
 
 use crate::Access;
@@ -207,7 +207,7 @@ impl QueuePair {
         let payload_fits =
             opcode.payload().admits(packet.payload.len(), connection.path_mtu.bytes() as usize);
         let pad_fits = packet.bth.pad() == packet.payload.len().wrapping_neg() & 3;
-        if !opcode.may_come(self.responder.successor) || !self.allows(opcode.operation()) {
+        if !opcode.may_come(self.responder.successor) || !self.allows(packet) {
             return Err(Refusal::Invalid);
         }
         let needs_receive = match opcode.operation() {
@@ -235,11 +235,12 @@ impl QueuePair {
     }
 
     /// Whether the queue pair was given the right to this operation.
-    fn allows(&self, operation: Operation) -> bool {
-        let needed = match operation {
+    fn allows(&self, packet: &Packet<'_>) -> bool {
+        let needed = match packet.opcode.operation() {
             Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,
             Operation::ReadRequest => Access::REMOTE_READ,
             Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
+            Operation::Flush => packet.feth().map_or(Access::NONE, flush_access),
             _ => Access::NONE,
         };
         self.access.contains(needed)
@@ -357,14 +358,12 @@ impl QueuePair {
     /// ask is checked. Unlike READ and WRITE, also for a length of 0 (protocol.md §5).
     fn execute_flush(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(Refusal::Invalid) };
-        let kind = feth.flush_type();
-        if feth.selectivity().is_none() || !(kind.global_visibility || kind.persistence) {
+        let access = flush_access(feth);
+        if feth.selectivity().is_none() || access == Access::NONE {
             return Err(Refusal::Invalid);
         }
-        let global = if kind.global_visibility { Access::FLUSH_GLOBAL } else { Access::NONE };
-        let persistent = if kind.persistence { Access::FLUSH_PERSISTENT } else { Access::NONE };
         self.make_room_for_outcome()?;
-        let grant = shared.mrs.grant(self.pd, reth.rkey(), global | persistent, reth.va(), reth.length());
+        let grant = shared.mrs.grant(self.pd, reth.rkey(), access, reth.va(), reth.length());
         grant.map_err(|_| Refusal::Access)?;
         self.responder.count_message();
         self.remember(1, Answer::Done);
@@ -613,4 +612,12 @@ impl QueuePair {
         self.responder.nak_owed = Some((psn, Syndrome::Nak(Nak::RemoteAccessError)));
         self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
     }
+}
+
+/// The right that a FLUSH needs, of the queue pair and of the memory.
+fn flush_access(feth: &Feth) -> Access {
+    let kind = feth.flush_type();
+    let global = if kind.global_visibility { Access::FLUSH_GLOBAL } else { Access::NONE };
+    let persistent = if kind.persistence { Access::FLUSH_PERSISTENT } else { Access::NONE };
+    global | persistent
 }
