@@ -207,6 +207,7 @@ impl QueuePair {
         let payload_fits =
             opcode.payload().admits(packet.payload.len(), connection.path_mtu.bytes() as usize);
         let pad_fits = packet.bth.pad() == packet.payload.len().wrapping_neg() & 3;
+        let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
         if !opcode.may_come(self.responder.successor) || !self.allows(packet) {
             return Err(Refusal::Invalid);
         }
@@ -218,7 +219,7 @@ impl QueuePair {
         if needs_receive && self.rq_is_empty() {
             return Err(Refusal::NotReady);
         }
-        if !payload_fits || !pad_fits {
+        if !payload_fits || !pad_fits || !length_fits {
             return Err(Refusal::Invalid);
         }
         match opcode.operation() {
@@ -280,7 +281,6 @@ impl QueuePair {
 
     fn execute_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let (va, rkey, remaining, total) = match (packet.reth(), self.responder.message) {
-            (Some(reth), _) if reth.length() > MAX_MESSAGE => return Err(Refusal::Invalid),
             (Some(reth), _) => (reth.va(), reth.rkey(), reth.length(), reth.length()),
             (None, Message::Write { va, rkey, remaining, total }) => (va, rkey, remaining, total),
             (None, _) => return Err(Refusal::Invalid),
@@ -318,9 +318,6 @@ impl QueuePair {
     ) -> Result<(), Refusal> {
         let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
         let (va, rkey, length) = (reth.va(), reth.rkey(), reth.length());
-        if length > MAX_MESSAGE {
-            return Err(Refusal::Invalid);
-        }
         self.make_room_for_outcome()?;
         if length > 0 {
             let grant = shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, va, length);
