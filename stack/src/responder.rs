@@ -219,6 +219,10 @@ impl QueuePair {
         if needs_receive && self.rq_is_empty() {
             return Err(Refusal::NotReady);
         }
+        if needs_receive && opcode.operation() == Operation::Send {
+            // From here on a failure is that of the receive in hand.
+            self.responder.message = Message::Send { received: 0 };
+        }
         if !payload_fits || !pad_fits || !length_fits {
             return Err(Refusal::Invalid);
         }
@@ -248,12 +252,7 @@ impl QueuePair {
     }
 
     fn execute_send(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let received = match self.responder.message {
-            Message::Send { received } => received,
-            _ => 0,
-        };
-        // From here on a failure is that of the receive in hand.
-        self.responder.message = Message::Send { received };
+        let Message::Send { received } = self.responder.message else { return Err(Refusal::Invalid) };
         let Some(receive) = self.rq.front() else { return Err(Refusal::NotReady) };
         let total = received + packet.payload.len() as u32;
         if total > receive.length {
