@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::cm::CmMessage;
-use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, Qpn, icrc};
+use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn, icrc};
 
 use serde::Serialize;
 
@@ -159,7 +159,6 @@ impl Dissector {
                 if record.icrc != Verdict::Truncated || record.bth.is_some() {
                     record.error = Some(error.to_string());
                 }
-                summary.malformed += u64::from(record.error.is_some());
             }
         }
         self.whole = whole;
@@ -184,6 +183,7 @@ impl Dissector {
             }
         }
         record.payload_len = Some(packet.payload.len());
+        record.error = wrong_payload(packet);
         if extensions_end + packet.payload.len() <= present
             && packet.opcode == Opcode::UD_SEND_ONLY
             && packet.bth.dest_qpn() == Qpn::GSI
@@ -230,6 +230,17 @@ impl Dissector {
 
 /// An IPv6 packet of the greatest length.
 const LONGEST: usize = 40 + 65_535;
+
+/// What no path MTU makes right.
+fn wrong_payload(packet: &Packet<'_>) -> Option<String> {
+    let (len, pad) = (packet.payload.len(), packet.bth.pad());
+    let fits = |mtu: PathMtu| packet.opcode.payload().admits(len, mtu.bytes() as usize);
+    if !PathMtu::ALL.into_iter().any(fits) {
+        return Some(format!("{} with {len} bytes of payload", packet.opcode));
+    }
+    let right = len.wrapping_neg() & 3;
+    (pad != right).then(|| format!("pad {pad} behind {len} bytes of payload: must be {right}"))
+}
 
 /// The ICRC can be checked without knowing the opcode, as long as the lengths are right.
 fn verdict_without_opcode(

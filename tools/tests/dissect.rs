@@ -108,7 +108,7 @@ fn crc(bytes: impl IntoIterator<Item = u8>) -> u32 {
 /// The frame of that length of payload and pad in rc_send.
 fn frame_with_pad() -> Vec<u8> {
     let frame = frames("rc_send.pcap").into_iter().find(|frame| frame[43] >> 4 & 3 == 3).unwrap();
-    assert_eq!(frame[42], 4, "a SEND Only with a pad of 3");
+    assert_eq!(frame[42], 4, "a SEND Only of 1 byte");
     frame
 }
 
@@ -463,6 +463,8 @@ fn malformed_packets_are_listed_with_their_reason() {
     let cases = [
         (unknown, "ok", "opcode 0x15 does not exist"),
         (edit(&[(42, 0x1c)]), "bad", "opcode and pad need"),
+        (edit(&[(42, 0)]), "bad", "RC_SEND_FIRST with 1 bytes of payload"),
+        (edit(&[(39, good[39] - 1)]), "bad", "pad 3 behind 0 bytes of payload: must be 0"),
         (edit(&[(38, 0), (39, 20)]), "unchecked", "UDP length 20"),
         (edit(&[(38, 0xff)]), "unchecked", "UDP length"),
         (edit(&[(20, 0x20)]), "unchecked", "IPv4 fragment"),

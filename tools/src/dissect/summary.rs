@@ -19,7 +19,8 @@ pub(super) struct Summary {
     pub(super) icrc_bad: u64,
     pub(super) icrc_truncated: u64,
     pub(super) icrc_unchecked: u64,
-    pub(super) malformed: u64,
+    /// Packets with an `error`, whatever their ICRC.
+    malformed: u64,
     /// Of bad ICRCs, by name.
     causes: BTreeMap<&'static str, u64>,
     flows: Vec<Flow>,
@@ -55,6 +56,7 @@ impl Summary {
     /// Counts a RoCE packet by its verdict.
     pub(super) fn count(&mut self, record: &Record) {
         self.roce_packets += 1;
+        self.malformed += u64::from(record.error.is_some());
         *match record.icrc {
             Verdict::Ok => &mut self.icrc_ok,
             Verdict::Bad => &mut self.icrc_bad,
