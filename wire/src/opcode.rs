@@ -309,8 +309,10 @@ const TABLE: [Option<Info>; 256] = {
     use Position::{First, Last, Middle, Only};
     use Service::{Rc, Uc, Ud};
 
+    type Row = (u8, &'static str, Service, Operation, Position, &'static [Extension], PayloadRule);
+
     let mut table = [None; 256];
-    let rows: &[(u8, &'static str, Service, Operation, Position, &'static [Extension], PayloadRule)] = &[
+    let rows: &[Row] = &[
         (0x00, "RC_SEND_FIRST", Rc, Send, First, &[], Full),
         (0x01, "RC_SEND_MIDDLE", Rc, Send, Middle, &[], Full),
         (0x02, "RC_SEND_LAST", Rc, Send, Last, &[], OneUp),
