@@ -484,7 +484,10 @@ fn wait_for_resend(peer: &mut Peer) -> (Duration, Vec<Got>) {
 }
 
 /// All completions: those of sends (below 10 by the numbers of these cases) and of receives.
-fn completions(peer: &mut Peer) -> (Vec<(u64, WcStatus)>, Vec<(u64, WcStatus)>) {
+fn completions(peer: &mut Peer) -> (Vec<Completed>, Vec<Completed>) {
     let all = std::iter::from_fn(|| peer.context.poll_cq(peer.cq).unwrap());
     all.map(|wc| (wc.wr_id, wc.status)).partition(|(wr_id, _)| *wr_id < 10)
 }
+
+/// `wr_id`, and how it ended.
+type Completed = (u64, WcStatus);

@@ -8,18 +8,21 @@
 mod a_parsing;
 mod b_requester;
 mod c_loss;
-mod d_order;
 mod d_checks;
+mod d_order;
+mod d_resources;
 mod packet;
+mod pairs;
 mod peer;
 
 /// The sections with their first and last case.
-const SECTIONS: [(&str, &str, u32, u32); 5] = [
+const SECTIONS: [(&str, &str, u32, u32); 6] = [
     ("a_parsing", include_str!("a_parsing.rs"), 1, 18),
     ("b_requester", include_str!("b_requester.rs"), 19, 40),
     ("c_loss", include_str!("c_loss.rs"), 41, 55),
     ("d_order", include_str!("d_order.rs"), 56, 66),
     ("d_checks", include_str!("d_checks.rs"), 67, 75),
+    ("d_resources", include_str!("d_resources.rs"), 76, 88),
 ];
 
 /// A missing number is a missing test.
