@@ -1,5 +1,3 @@
-//! The rendezvous: how ranks find each other and learn their neighbours' addresses.
-
 use std::env;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
@@ -15,12 +13,12 @@ pub const MAX_SIZE: u32 = 4096;
 /// network: rank 0 listens, the others connect.
 #[derive(Debug)]
 pub struct Bootstrap {
-    rank: u32,
-    size: u32,
-    master: SocketAddr,
-    listen: SocketAddr,
-    listener: Option<TcpListener>,
-    timeout: Duration,
+    pub(crate) rank: u32,
+    pub(crate) size: u32,
+    pub(crate) master: SocketAddr,
+    pub(crate) listen: SocketAddr,
+    pub(crate) listener: Option<TcpListener>,
+    pub(crate) timeout: Duration,
 }
 
 impl Bootstrap {
@@ -122,4 +120,61 @@ fn required(variable: &impl Fn(&str) -> Option<String>, name: &'static str) -> R
         problem: "is not set".to_owned(),
         expected: "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them".to_owned(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Bootstrap, Error> {
+        let lookup = |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        Bootstrap::from_variables(lookup)
+    }
+
+    const TORCHRUN: [(&str, &str); 4] =
+        [("RANK", "2"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "192.0.2.1"), ("MASTER_PORT", "29500")];
+
+    #[test]
+    fn reads_what_torchrun_sets() {
+        let bootstrap = from(&TORCHRUN).unwrap();
+        assert_eq!((bootstrap.rank(), bootstrap.size()), (2, 4));
+        assert_eq!(bootstrap.master, "192.0.2.1:29500".parse().unwrap());
+        assert_eq!(bootstrap.listen, bootstrap.master);
+        let own_port = from(&[&TORCHRUN[..], &[("FERROCE_MASTER_PORT", "7")]].concat()).unwrap();
+        assert_eq!(own_port.master.port(), 7);
+    }
+
+    #[test]
+    fn a_name_is_listened_for_everywhere() {
+        let mut pairs = TORCHRUN;
+        pairs[2].1 = "localhost";
+        let bootstrap = from(&pairs).unwrap();
+        assert!(bootstrap.master.ip().is_loopback());
+        assert!(bootstrap.listen.ip().is_unspecified());
+        assert_eq!(bootstrap.listen.is_ipv4(), bootstrap.master.is_ipv4());
+    }
+
+    #[test]
+    fn refusals_name_the_variable_and_the_value() {
+        for missing in 0..4 {
+            let mut pairs = TORCHRUN.to_vec();
+            let (name, _) = pairs.remove(missing);
+            let message = from(&pairs).unwrap_err().to_string();
+            assert!(message.contains(&format!("{name} is not set")), "{message}");
+        }
+        for (index, value, expected) in [
+            (0, "x", "RANK is 'x'"),
+            (0, "4", "rank = 4: 0 to 3"),
+            (1, "0", "size = 0: 1 to 4096"),
+            (1, "-1", "WORLD_SIZE is '-1'"),
+            (3, "0", "MASTER_PORT is '0'"),
+            (3, "65536", "MASTER_PORT is '65536'"),
+            (2, "", "MASTER_ADDR is ''"),
+        ] {
+            let mut pairs = TORCHRUN;
+            pairs[index].1 = value;
+            let message = from(&pairs).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+    }
 }

@@ -1,6 +1,12 @@
-use ferroce::{Access, Context, Memory, Mr, Pd};
+use std::time::Duration;
 
-use crate::{Bootstrap, DataType, Error, Options, ReduceOp};
+use ferroce::{Access, Context, Memory, Mr, Pd, Poller};
+use tracing::{debug, warn};
+
+use crate::all_reduce::{AllReduce, spread_failure};
+use crate::rendezvous::{Point, Session, rendezvous};
+use crate::ring::{ABORT_TIME, Ring};
+use crate::{Bootstrap, DataType, Error, Options, ReduceOp, Schedule};
 
 /// Memory that is registered with a communicator. It is named by this handle until
 /// [`Communicator::deregister`] gives the memory back.
@@ -18,9 +24,24 @@ pub struct Buffer {
 /// [`Options::retry_budget`].
 pub struct Communicator {
     context: Context,
+    poller: Poller,
     rank: u32,
     size: u32,
     pd: Pd,
+    buffers: Vec<Buffer>,
+    /// One element, for barriers.
+    token: Buffer,
+    /// `None` for a rank alone.
+    links: Option<Links>,
+    /// Calls so far.
+    calls: u32,
+    /// Why the communicator is of no use any more.
+    failed: Option<String>,
+}
+
+struct Links {
+    ring: Ring,
+    session: Session,
 }
 
 impl Communicator {
@@ -32,12 +53,24 @@ impl Communicator {
     /// [`Error::Invalid`] for an option, [`Error::Disagreement`], [`Error::Verbs`].
     pub fn new(mut context: Context, bootstrap: Bootstrap, options: &Options) -> Result<Communicator, Error> {
         options.check()?;
-        let (rank, size) = (bootstrap.rank(), bootstrap.size());
-        if size > 1 {
-            return Err(Error::invalid("size", size, "1: the ring is not built yet"));
-        }
+        let (rank, size, timeout) = (bootstrap.rank(), bootstrap.size(), bootstrap.timeout);
         let pd = context.alloc_pd()?;
-        Ok(Communicator { context, rank, size, pd })
+        let token = register(&mut context, pd, zeroed(DataType::I32.size())?)?;
+        let mut links = None;
+        if size > 1 {
+            let mut ring = Ring::new(&mut context, pd, rank, size, options)?;
+            let (endpoints, mut session) = rendezvous(bootstrap, ring.endpoint(&context)?)?;
+            ring.connect(&mut context, &endpoints)?;
+            // A packet that comes before its queue pair is connected costs its sender a timeout.
+            session.sync(Point::Ready, timeout, || {
+                std::thread::sleep(PAUSE);
+                Ok(())
+            })?;
+            links = Some(Links { ring, session });
+        }
+        let poller = Poller::new();
+        let (buffers, calls, failed) = (Vec::new(), 0, None);
+        Ok(Communicator { context, poller, rank, size, pd, buffers, token, links, calls, failed })
     }
 
     /// This rank, 0 to `size` − 1.
@@ -61,9 +94,9 @@ impl Communicator {
     /// # Errors
     /// [`Error::Verbs`].
     pub fn register(&mut self, memory: Memory) -> Result<Buffer, Error> {
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let mr = self.context.register(self.pd, memory, access).map_err(ferroce::Error::from)?;
-        Ok(Buffer { mr })
+        let buffer = register(&mut self.context, self.pd, memory)?;
+        self.buffers.push(buffer);
+        Ok(buffer)
     }
 
     /// Allocates `bytes` zeros and registers them.
@@ -71,8 +104,7 @@ impl Communicator {
     /// # Errors
     /// [`Error::Memory`], [`Error::Verbs`].
     pub fn allocate(&mut self, bytes: usize) -> Result<Buffer, Error> {
-        let memory = Memory::zeroed(bytes).map_err(|source| Error::Memory { bytes, source })?;
-        self.register(memory)
+        self.register(zeroed(bytes)?)
     }
 
     /// Ends a registration and gives the memory back.
@@ -80,7 +112,9 @@ impl Communicator {
     /// # Errors
     /// [`Error::Verbs`] for a buffer of another communicator, or one deregistered before.
     pub fn deregister(&mut self, buffer: Buffer) -> Result<Memory, Error> {
-        Ok(self.context.deregister(buffer.mr)?)
+        let memory = self.context.deregister(buffer.mr)?;
+        self.buffers.retain(|other| *other != buffer);
+        Ok(memory)
     }
 
     /// The bytes of a buffer.
@@ -120,8 +154,17 @@ impl Communicator {
             let expected = format!("at most {} {data_type} in {length} bytes", length / data_type.size());
             return Err(Error::invalid("count", count, expected));
         }
-        let _ = op;
-        Ok(())
+        self.check_alive()?;
+        let Some(Links { ring, .. }) = &mut self.links else { return Ok(()) };
+        if count == 0 {
+            return Ok(());
+        }
+        let chunk = ring.options.chunk_bytes as usize / data_type.size();
+        let schedule = Schedule::new(self.rank as usize, self.size as usize, count, chunk);
+        let call = AllReduce::new(&self.context, self.calls, buffer.mr, count, data_type, op, schedule)?;
+        self.calls = self.calls.wrapping_add(1);
+        let result = call.run(&mut self.context, &mut self.poller, ring);
+        self.note(result)
     }
 
     /// Returns when every rank has called it.
@@ -129,7 +172,7 @@ impl Communicator {
     /// # Errors
     /// As [`all_reduce`](Communicator::all_reduce).
     pub fn barrier(&mut self) -> Result<(), Error> {
-        Ok(())
+        self.all_reduce(self.token, 1, DataType::I32, ReduceOp::Sum)
     }
 
     /// Polls the context once, without blocking, so that peers get their answers.
@@ -138,15 +181,90 @@ impl Communicator {
     /// [`Error::Verbs`] when the port is gone; failed connections, as
     /// [`all_reduce`](Communicator::all_reduce).
     pub fn progress(&mut self) -> Result<(), Error> {
-        Ok(())
+        self.check_alive()?;
+        let Some(Links { ring, .. }) = &mut self.links else { return Ok(()) };
+        let result = progress(&mut self.context, &self.poller, ring);
+        self.note(result)
     }
 
     /// Takes leave of the other ranks and gives the context back. It polls until all ranks have
-    /// called it, so that nobody's last packet goes unanswered.
+    /// called it, so that nobody's last packet goes unanswered. Buffers that are registered still
+    /// are freed.
     ///
     /// # Errors
-    /// [`Error::Bootstrap`] if a rank went away without it; [`Error::Verbs`].
-    pub fn finish(self) -> Result<Context, Error> {
+    /// [`Error::Bootstrap`] if a rank went away without it, or did not call it in
+    /// [`Options::stall_timeout`]; [`Error::Verbs`].
+    pub fn finish(mut self) -> Result<Context, Error> {
+        if let Some(Links { mut ring, mut session }) = self.links.take() {
+            let Communicator { context, poller, failed, .. } = &mut self;
+            let timeout = ring.options.stall_timeout;
+            let left = session.sync(Point::Leave, timeout, || {
+                let frames = context.poll(poller.now())?;
+                if failed.is_none() {
+                    ring.take_completions(context)?;
+                }
+                if frames == 0 {
+                    context.wait(PAUSE)?;
+                }
+                Ok(())
+            });
+            match (left, failed) {
+                (Ok(()), _) => {}
+                (Err(error), None) => return Err(error),
+                // The others may be gone; that the communicator failed was said before.
+                (Err(error), Some(_)) => warn!(rank = self.rank, %error, "leaving a failed communicator"),
+            }
+            ring.destroy(&mut self.context)?;
+        }
+        for buffer in self.buffers.iter().chain([&self.token]) {
+            self.context.deregister(buffer.mr)?;
+        }
+        self.context.dealloc_pd(self.pd)?;
         Ok(self.context)
     }
+
+    fn check_alive(&self) -> Result<(), Error> {
+        match &self.failed {
+            None => Ok(()),
+            Some(reason) => Err(Error::Failed { rank: self.rank, reason: reason.clone() }),
+        }
+    }
+
+    /// After an error: nothing goes any more, and the neighbours are told.
+    fn note(&mut self, result: Result<(), Error>) -> Result<(), Error> {
+        if let (Err(error), Some(Links { ring, .. })) = (&result, &mut self.links) {
+            self.failed = Some(error.to_string());
+            if let Err(second) = spread_failure(&mut self.context, &mut self.poller, ring, error, ABORT_TIME)
+            {
+                debug!(rank = self.rank, %second, "the neighbours were not told");
+            }
+        }
+        result
+    }
+}
+
+/// Turns of the engine in one call of `progress`, at most.
+const PROGRESS_TURNS: usize = 64;
+/// Between two looks at something other than frames.
+const PAUSE: Duration = Duration::from_millis(1);
+
+fn progress(context: &mut Context, poller: &Poller, ring: &mut Ring) -> Result<(), Error> {
+    for _ in 0..PROGRESS_TURNS {
+        let frames = context.poll(poller.now())?;
+        ring.take_completions(context)?;
+        if frames == 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn register(context: &mut Context, pd: Pd, memory: Memory) -> Result<Buffer, Error> {
+    let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let mr = context.register(pd, memory, access).map_err(ferroce::Error::from)?;
+    Ok(Buffer { mr })
+}
+
+fn zeroed(bytes: usize) -> Result<Memory, Error> {
+    Memory::zeroed(bytes).map_err(|source| Error::Memory { bytes, source })
 }

@@ -85,20 +85,6 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
-    /// Two ranks were started with different settings.
-    #[error("{what} differs: rank {rank} has {ours}, rank {peer} has {theirs}")]
-    Disagreement {
-        /// The setting.
-        what: &'static str,
-        /// This rank.
-        rank: u32,
-        /// What it has.
-        ours: String,
-        /// The other rank.
-        peer: u32,
-        /// What that has.
-        theirs: String,
-    },
     /// Ranks called different collectives, or the same with different arguments.
     #[error(
         "rank {rank} and rank {peer} call different collectives: {what} is {ours} here and {theirs} there"
@@ -128,8 +114,18 @@ pub enum Error {
         /// For how long a lost packet is sent again.
         budget: Duration,
     },
+    /// A neighbour sent what the ring does not provide for.
+    #[error("rank {rank}: rank {peer} broke the protocol: {problem}")]
+    Protocol {
+        /// This rank.
+        rank: u32,
+        /// Its neighbour.
+        peer: u32,
+        /// What it did.
+        problem: String,
+    },
     /// Another rank gave up and said so.
-    #[error("rank {rank}: rank {origin} gave up, as rank {peer} says")]
+    #[error("rank {rank}: rank {origin} failed, as rank {peer} says")]
     Aborted {
         /// This rank.
         rank: u32,

@@ -1,14 +1,80 @@
 //! Ring collectives over ferroce.
 //!
-//! A [`Communicator`] is one rank's part in a group: made from a [`ferroce::Context`], a
-//! [`Bootstrap`] (rank, size, and where to meet) and [`Options`].
+//! A [`Communicator`] is one rank's part in a group of ranks: made from a [`ferroce::Context`], a
+//! [`Bootstrap`] (rank, size, and where to meet) and [`Options`]. It is written against the public
+//! verbs API alone.
+//!
+//! ```
+//! use std::net::TcpListener;
+//!
+//! use ferroce_collectives::ferroce::driver::loopback::{Switch, SwitchConfig};
+//! use ferroce_collectives::ferroce::{Config, Context};
+//! use ferroce_collectives::{Bootstrap, Communicator, DataType, Options, ReduceOp};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let switch = Switch::new(SwitchConfig::default())?;
+//! let listener = TcpListener::bind("127.0.0.1:0")?;
+//! let master = listener.local_addr()?;
+//! let mut listener = Some(listener);
+//! let ranks = (0..3).map(|rank| {
+//!     // Elsewhere: a device opened by `DeviceSpec`, and `Bootstrap::from_env`.
+//!     let port = switch.port(&[[10, 0, 0, rank + 1].into()]);
+//!     let mut bootstrap = Bootstrap::new(rank.into(), 3, master)?;
+//!     if let Some(listener) = listener.take() {
+//!         bootstrap = bootstrap.listener(listener);
+//!     }
+//!     Ok(std::thread::spawn(move || {
+//!         let context = Context::open(Box::new(port), &Config::default())?;
+//!         let mut communicator = Communicator::new(context, bootstrap, &Options::default())?;
+//!         let buffer = communicator.allocate(8)?;
+//!         communicator.bytes_mut(buffer)?[..4].copy_from_slice(&1.5_f32.to_ne_bytes());
+//!         communicator.all_reduce(buffer, 2, DataType::F32, ReduceOp::Sum)?;
+//!         let sum = communicator.bytes(buffer)?[..4].to_vec();
+//!         communicator.finish()?;
+//!         Ok::<_, ferroce_collectives::Error>(sum)
+//!     }))
+//! });
+//! for rank in ranks.collect::<Result<Vec<_>, ferroce_collectives::Error>>()? {
+//!     let sum = rank.join().expect("no panic")?;
+//!     assert_eq!(sum, 4.5_f32.to_ne_bytes());
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The all-reduce
+//!
+//! Reduce-scatter, then all-gather, on a ring ([`Schedule`]): each rank sends to the next one
+//! 2 (n − 1) / n of the buffer, which is the least that any all-reduce can do. Chunks are WRITEs
+//! with immediate. In the reduce-scatter they go to staging slots of the next rank, which reduces
+//! them from there into the buffer; in the all-gather they go into its buffer. Nothing else is
+//! copied. A chunk is sent on as soon as it was reduced, while the next one is under way.
+//!
+//! # Bit-exactness
+//!
+//! All ranks get the same bits, and the same bits in every run. Each element is added up from left
+//! to right along the ring, starting at the rank that its [segment](Schedule::segment) is named
+//! after: an element of segment `s` is `((x[s] + x[s+1]) + x[s+2]) + … + x[s-1]`, indices modulo
+//! n. As f32 rounds each addition, another order gives other bits, unless all partial sums are
+//! exact (integers below 2²⁴, say). i32 wraps, in any order.
+//!
+//! # When a rank fails
+//!
+//! Nothing hangs. A neighbour that does not answer is given up after
+//! [`Options::retry_budget`]; who waits for one without having anything under way to it probes it
+//! ([`Options::probe_interval`]); who fails tells both neighbours, and they theirs; and if all
+//! live and one just does not call, the others end after [`Options::stall_timeout`]. The
+//! communicator is of no use after that.
 #![forbid(unsafe_code)]
 
+mod all_reduce;
 mod bootstrap;
 mod communicator;
 mod error;
 mod options;
 mod reduce;
+mod rendezvous;
+mod ring;
 mod schedule;
 
 pub use bootstrap::{Bootstrap, MAX_SIZE};

@@ -1,0 +1,226 @@
+use std::net::{Ipv4Addr, Shutdown};
+use std::thread;
+
+use super::*;
+
+/// All tests are over in seconds; a hang is a failure of one of these timeouts.
+const TIMEOUT: Duration = Duration::from_millis(700);
+
+fn endpoint(rank: u32) -> Endpoint {
+    Endpoint {
+        gid: [rank as u8; 16],
+        left_qpn: U32::new(rank ^ 0x100),
+        right_qpn: U32::new(rank ^ 0x200),
+        staging_addr: U64::new(0),
+        staging_rkey: U32::new(rank),
+        chunk_bytes: U32::new(4096),
+        chunks_in_flight: U32::new(8),
+        path_mtu: U32::new(1024),
+        byte_order: Endpoint::BYTE_ORDER,
+    }
+}
+
+fn hello(rank: u32, size: u32) -> Hello {
+    let (version, rank_field, size) = (U32::new(VERSION), U32::new(rank), U32::new(size));
+    Hello { magic: MAGIC, version, rank: rank_field, size, endpoint: endpoint(rank) }
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn bootstrap(rank: u32, size: u32, master: SocketAddr) -> Bootstrap {
+    Bootstrap::new(rank, size, master).unwrap().timeout(TIMEOUT)
+}
+
+/// What rank 0 says to these bytes; `None` if it only closes.
+fn answer(address: SocketAddr, bytes: &[u8]) -> Option<String> {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(bytes).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut start = [0; size_of::<Reply>()];
+    stream.read_exact(&mut start).ok()?;
+    let reply = Reply::read_from_bytes(&start).unwrap();
+    assert_eq!(reply.kind.get(), REFUSAL);
+    let mut reason = vec![0; reply.length.get() as usize];
+    stream.read_exact(&mut reason).unwrap();
+    Some(String::from_utf8(reason).unwrap())
+}
+
+#[test]
+fn ranks_in_any_order_learn_of_all() {
+    let (listener, address) = listener();
+    let size = 5;
+    thread::scope(|scope| {
+        let mut listener = Some(listener);
+        let handles: Vec<_> = [3, 1, 0, 4, 2]
+            .into_iter()
+            .map(|rank| {
+                let mut bootstrap = bootstrap(rank, size, address).timeout(Duration::from_secs(20));
+                if rank == 0 {
+                    bootstrap = bootstrap.listener(listener.take().unwrap());
+                }
+                sleep(Duration::from_millis(20));
+                scope.spawn(move || {
+                    let (endpoints, mut session) = rendezvous(bootstrap, endpoint(rank)).unwrap();
+                    let mut turns = 0;
+                    for point in [Point::Ready, Point::Leave] {
+                        let idle = || {
+                            turns += 1;
+                            thread::yield_now();
+                            Ok(())
+                        };
+                        session.sync(point, Duration::from_secs(20), idle).unwrap();
+                    }
+                    endpoints
+                })
+            })
+            .collect();
+        for handle in handles {
+            assert_eq!(handle.join().unwrap(), (0..size).map(endpoint).collect::<Vec<_>>());
+        }
+    });
+}
+
+#[test]
+fn a_missing_rank_is_named_to_all() {
+    let (listener, address) = listener();
+    thread::scope(|scope| {
+        let worker = scope.spawn(move || rendezvous(bootstrap(1, 4, address), endpoint(1)).err().unwrap());
+        let start = Instant::now();
+        let root = rendezvous(bootstrap(0, 4, address).listener(listener), endpoint(0)).err().unwrap();
+        assert!(start.elapsed() < TIMEOUT + Duration::from_secs(2), "{:?}", start.elapsed());
+        let message = root.to_string();
+        assert!(
+            message.contains("ranks 2, 3 missing of 4") && message.contains(&address.to_string()),
+            "{message}"
+        );
+        let message = worker.join().unwrap().to_string();
+        assert!(
+            message.contains("rank 1 was refused") && message.contains("ranks 2, 3 missing"),
+            "{message}"
+        );
+    });
+}
+
+#[test]
+fn rank_0_missing_is_told_with_its_address() {
+    let (listener, address) = listener();
+    drop(listener);
+    let message = rendezvous(bootstrap(1, 2, address), endpoint(1)).err().unwrap().to_string();
+    assert!(
+        message.contains("rank 1: nobody listens") && message.contains(&address.to_string()),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_port_in_use_is_told() {
+    let (_listener, address) = listener();
+    let message = rendezvous(bootstrap(0, 2, address), endpoint(0)).err().unwrap().to_string();
+    assert!(message.contains(&address.to_string()) && message.contains("FERROCE_MASTER_PORT"), "{message}");
+}
+
+/// Whatever comes to the port, the right rank is met in the end.
+#[test]
+fn strangers_are_refused_and_do_no_harm() {
+    let (listener, address) = listener();
+    let slow = Duration::from_secs(20);
+    thread::scope(|scope| {
+        let root = bootstrap(0, 3, address).listener(listener).timeout(slow);
+        let root = scope.spawn(move || rendezvous(root, endpoint(0)));
+
+        // One that says nothing, and one that says half; both stay.
+        let silent = TcpStream::connect(address).unwrap();
+        let mut half = TcpStream::connect(address).unwrap();
+        half.write_all(&hello(1, 3).as_bytes()[..20]).unwrap();
+        let _ = TcpStream::connect(address).unwrap().shutdown(Shutdown::Both);
+
+        let told = answer(address, b"GET / HTTP/1.1\r\n\r\n").unwrap();
+        assert!(told.contains("'GET ' is no start"), "{told}");
+        let told = answer(address, Hello { version: U32::new(9), ..hello(1, 3) }.as_bytes()).unwrap();
+        assert!(told.contains("version 9; this is version 1"), "{told}");
+        let told = answer(address, hello(1, 7).as_bytes()).unwrap();
+        assert!(told.contains("rank 1 has 7, rank 0 has 3"), "{told}");
+        for rank in [0, 3, u32::MAX] {
+            let told = answer(address, hello(rank, 3).as_bytes()).unwrap();
+            assert!(told.contains(&format!("rank {rank}: must be 1 to 2")), "{told}");
+        }
+        let mut other = hello(1, 3);
+        other.endpoint.chunk_bytes = U32::new(8192);
+        let told = answer(address, other.as_bytes()).unwrap();
+        assert!(told.contains("chunk_bytes differs: rank 0 has 4096, rank 1 has 8192"), "{told}");
+        let mut other = hello(1, 3);
+        other.endpoint.byte_order.reverse();
+        let told = answer(address, other.as_bytes()).unwrap();
+        assert!(told.contains("byte order"), "{told}");
+
+        let first = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), endpoint(1)));
+        // Until rank 1 is known its double would be taken for it.
+        sleep(Duration::from_millis(300));
+        let told = answer(address, hello(1, 3).as_bytes()).unwrap();
+        assert!(told.contains("rank 1 is here already"), "{told}");
+        let second = rendezvous(bootstrap(2, 3, address).timeout(slow), endpoint(2));
+        for met in [root.join().unwrap(), first.join().unwrap(), second] {
+            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1, 2].map(endpoint));
+        }
+        drop((silent, half));
+    });
+}
+
+#[test]
+fn refusals_are_part_of_the_error_about_missing_ranks() {
+    let (listener, address) = listener();
+    thread::scope(|scope| {
+        let root = scope.spawn(move || rendezvous(bootstrap(0, 2, address).listener(listener), endpoint(0)));
+        let told = answer(address, Hello { version: U32::new(2), ..hello(1, 2) }.as_bytes());
+        assert!(told.is_some());
+        let message = root.join().unwrap().err().unwrap().to_string();
+        assert!(
+            message.contains("rank 1 missing of 2") && message.contains("refused: 127.0.0.1"),
+            "{message}"
+        );
+        assert!(message.contains("version 2"), "{message}");
+    });
+}
+
+/// A rank believes no length that rank 0 names.
+#[test]
+fn a_rank_refuses_what_is_no_table() {
+    let garbage: [(&[u8], &str); 5] = [
+        (b"HTTP/1.1 400 Bad Request\r\n", "'HTTP' is no start"),
+        (&Reply { version: U32::new(3), ..Reply::new(TABLE, 0) }.as_bytes(), "version 3"),
+        (&Reply::new(TABLE, u32::MAX as usize).as_bytes(), "kind 1 and 4294967295 bytes"),
+        (&Reply::new(REFUSAL, 513).as_bytes(), "kind 2 and 513 bytes"),
+        (b"frcc", "closed the connection"),
+    ];
+    for (bytes, expected) in garbage {
+        let (listener, address) = listener();
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                stream.read_exact(&mut [0; size_of::<Hello>()]).unwrap();
+                stream.write_all(bytes).unwrap();
+            });
+            let message = rendezvous(bootstrap(1, 2, address), endpoint(1)).err().unwrap().to_string();
+            assert!(message.contains(expected), "{message}");
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_leaves_before_the_sync_is_named() {
+    let (listener, address) = listener();
+    thread::scope(|scope| {
+        let root = scope.spawn(move || {
+            let (_, mut session) =
+                rendezvous(bootstrap(0, 2, address).listener(listener), endpoint(0)).unwrap();
+            session.sync(Point::Ready, Duration::from_secs(20), || Ok(())).unwrap_err().to_string()
+        });
+        drop(rendezvous(bootstrap(1, 2, address), endpoint(1)).unwrap());
+        let message = root.join().unwrap();
+        assert!(message.contains("rank 1: it closed the connection"), "{message}");
+    });
+}

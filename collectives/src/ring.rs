@@ -1,0 +1,567 @@
+//! A rank's place on the ring: two queue pairs, staging memory, and what travels on them.
+//!
+//! | from | to | verb | what |
+//! |---|---|---|---|
+//! | rank r | r + 1 | WRITE with immediate | a chunk, into staging (reduce-scatter) or into place (all-gather); the immediate numbers it |
+//! | rank r | r − 1 | SEND | the [`Call`]: what is called, and where its all-gather chunks go |
+//! | rank r | r − 1 | empty WRITE with immediate | credit: how many chunks have been taken, ever |
+//! | rank r | both | SEND | abort: a rank has failed |
+//! | rank r | both | empty WRITE | probe: does the neighbour live? |
+//!
+//! A chunk takes one credit, of which there are as many as staging slots; a rank posts more receives
+//! than its neighbours can have messages under way, so there is never an RNR NAK.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ferroce::{
+    Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, PathMtu, Pd, Psn, Qp, QpConfig, Qpn,
+    RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
+};
+use tracing::info;
+use zerocopy::byteorder::big_endian::{U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use crate::rendezvous::Endpoint;
+use crate::{DataType, Error, Options, ReduceOp};
+
+pub(crate) struct Ring {
+    pub(crate) rank: u32,
+    pub(crate) options: Options,
+    gid_index: usize,
+    cq: Cq,
+    left: Neighbour,
+    right: Neighbour,
+    /// Where the left neighbour writes chunks to be reduced, and where the right one takes ours.
+    pub(crate) staging: Mr,
+    remote_staging: RemoteAddress,
+    /// Where SENDs arrive.
+    mailbox: Mr,
+    /// Chunks sent to the right, and those of them that it has taken, ever, modulo 2³².
+    sent: u32,
+    credited: u32,
+    /// Chunks taken from the left, and those of them that it was told of.
+    taken: u32,
+    reported: u32,
+    /// Chunks sent to the right that are not acknowledged.
+    pub(crate) unacknowledged: u32,
+    /// Chunks from the left that are not taken; those of the next call, too.
+    arrivals: VecDeque<Arrival>,
+    /// Calls of the right neighbour that are not taken up.
+    calls: VecDeque<Call>,
+}
+
+struct Neighbour {
+    rank: u32,
+    qp: Qp,
+    /// Sends that have not completed.
+    outstanding: u32,
+}
+
+/// The two directions of the ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Left,
+    Right,
+}
+
+/// A chunk that has come.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Arrival {
+    pub(crate) number: u32,
+    pub(crate) bytes: u32,
+    receive: u64,
+}
+
+/// What a rank calls, as its left neighbour is told. Integers are big-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) number: u32,
+    pub(crate) count: u64,
+    pub(crate) data_type: u8,
+    pub(crate) op: u8,
+    /// Where the first element lies.
+    pub(crate) target: RemoteAddress,
+}
+
+impl Call {
+    pub(crate) fn new(
+        number: u32,
+        count: usize,
+        data_type: DataType,
+        op: ReduceOp,
+        target: RemoteAddress,
+    ) -> Call {
+        Call { number, count: count as u64, data_type: data_type as u8, op: op as u8, target }
+    }
+}
+
+impl Ring {
+    /// Creates the queue pairs and memory of rank `rank` of `size`, ready for messages to come.
+    pub(crate) fn new(
+        context: &mut Context,
+        pd: Pd,
+        rank: u32,
+        size: u32,
+        options: &Options,
+    ) -> Result<Ring, Error> {
+        let gids = &context.port().gids;
+        let gid_index = match options.gid_index {
+            Some(index) if index >= gids.len() => {
+                let expected = format!("below {}, the size of the GID table", gids.len());
+                return Err(Error::invalid("gid_index", index, expected));
+            }
+            Some(index) => index,
+            None => gids.iter().position(|e| !e.gid.is_ipv6() && !e.roce_v1).unwrap_or(0),
+        };
+        if gids.is_empty() {
+            return Err(Error::invalid("GID table", "empty", "give the interface an IP address"));
+        }
+        let depth = queue_depth(options);
+        let cq = context.create_cq(4 * depth)?;
+        let config = QpConfig {
+            max_send_wr: depth,
+            max_recv_wr: depth,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: size_of::<Message>() as u32,
+            signal_all: true,
+            ..QpConfig::rc(pd, cq)
+        };
+        let left = context.create_qp(&config)?;
+        let right = context.create_qp(&config)?;
+        let staging_bytes = options.chunk_bytes as usize * options.chunks_in_flight as usize;
+        let staging = register(context, pd, staging_bytes, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let mailbox = register(context, pd, 2 * depth as usize * size_of::<Message>(), Access::LOCAL_WRITE)?;
+        let ring = Ring {
+            rank,
+            options: *options,
+            gid_index,
+            cq,
+            left: Neighbour { rank: (rank + size - 1) % size, qp: left, outstanding: 0 },
+            right: Neighbour { rank: (rank + 1) % size, qp: right, outstanding: 0 },
+            staging,
+            remote_staging: RemoteAddress { addr: 0, rkey: RKey(0) },
+            mailbox,
+            sent: 0,
+            credited: 0,
+            taken: 0,
+            reported: 0,
+            unacknowledged: 0,
+            arrivals: VecDeque::with_capacity(options.chunks_in_flight as usize),
+            calls: VecDeque::with_capacity(MAX_CALLS),
+        };
+        for (side, qp) in [(Side::Left, left), (Side::Right, right)] {
+            context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
+            for slot in 0..depth {
+                ring.post_receive(context, receive_id(side, slot))?;
+            }
+        }
+        Ok(ring)
+    }
+
+    /// What the other ranks must know.
+    pub(crate) fn endpoint(&self, context: &Context) -> Result<Endpoint, Error> {
+        let port = context.port();
+        let gid = port.gids[self.gid_index].gid;
+        let largest = port.path_mtu(gid.is_ipv6()).ok_or_else(|| {
+            let expected = "room for a path MTU of 256 and the headers";
+            Error::invalid("interface MTU", port.mtu, expected)
+        })?;
+        let path_mtu = self.options.path_mtu.map_or(largest, |wanted| wanted.min(largest));
+        let staging = context.remote(self.staging)?;
+        Ok(Endpoint {
+            gid: gid.0,
+            left_qpn: U32::new(context.query_qp(self.left.qp)?.qpn.value()),
+            right_qpn: U32::new(context.query_qp(self.right.qp)?.qpn.value()),
+            staging_addr: U64::new(staging.addr),
+            staging_rkey: U32::new(staging.rkey.0),
+            chunk_bytes: U32::new(self.options.chunk_bytes),
+            chunks_in_flight: U32::new(self.options.chunks_in_flight),
+            path_mtu: U32::new(path_mtu.bytes()),
+            byte_order: Endpoint::BYTE_ORDER,
+        })
+    }
+
+    /// Connects the queue pairs to the neighbours', at the largest path MTU that all ranks have.
+    pub(crate) fn connect(&mut self, context: &mut Context, endpoints: &[Endpoint]) -> Result<(), Error> {
+        let least = endpoints.iter().map(|e| e.path_mtu.get()).min().unwrap_or(0);
+        let path_mtu = PathMtu::try_from(least)
+            .map_err(|e| Error::invalid("path MTU of a rank", least, e.to_string()))?;
+        info!(rank = self.rank, ranks = endpoints.len(), %path_mtu, "ring");
+        let own = endpoints[self.rank as usize];
+        let (left, right) = (endpoints[self.left.rank as usize], endpoints[self.right.rank as usize]);
+        self.remote_staging =
+            RemoteAddress { addr: right.staging_addr.get(), rkey: RKey(right.staging_rkey.get()) };
+        let ends = [
+            (self.left.qp, own.left_qpn, left.gid, left.right_qpn),
+            (self.right.qp, own.right_qpn, right.gid, right.left_qpn),
+        ];
+        for (qp, own_qpn, gid, peer_qpn) in ends {
+            context.modify_qp(
+                qp,
+                Transition::ReadyToReceive(ReadyToReceive {
+                    address: AddressVector::new(Gid(gid), self.gid_index),
+                    path_mtu,
+                    dest_qpn: Qpn::new(peer_qpn.get()),
+                    rq_psn: first_psn(peer_qpn),
+                    max_dest_rd_atomic: 0,
+                    min_rnr_timer: RNR_TIMER,
+                }),
+            )?;
+            context.modify_qp(
+                qp,
+                Transition::ReadyToSend(ReadyToSend {
+                    sq_psn: first_psn(own_qpn),
+                    timeout: self.options.ack_timeout,
+                    retry_count: self.options.retry_count,
+                    // No RNR NAK is due; should one come, it is no reason to give up at once.
+                    rnr_retry: 6,
+                    max_rd_atomic: 0,
+                }),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Frees everything that `new` has made.
+    pub(crate) fn destroy(self, context: &mut Context) -> Result<(), Error> {
+        context.destroy_qp(self.left.qp)?;
+        context.destroy_qp(self.right.qp)?;
+        context.destroy_cq(self.cq)?;
+        context.deregister(self.staging)?;
+        context.deregister(self.mailbox)?;
+        Ok(())
+    }
+
+    /// Takes what has completed. Whether any of it was more than a sign of life.
+    pub(crate) fn take_completions(&mut self, context: &mut Context) -> Result<bool, Error> {
+        let mut moved = false;
+        while let Some(wc) = context.poll_cq(self.cq)? {
+            moved |= self.complete(context, &wc)?;
+        }
+        while let Some(event) = context.next_event() {
+            match event {
+                Event::QpFatal(qp) | Event::QpReqErr(qp) | Event::QpAccessErr(qp) => {
+                    let peer = self.neighbour(self.side(qp)).rank;
+                    return Err(self.protocol(peer, format!("asynchronous event {event:?}")));
+                }
+                _ => {}
+            }
+        }
+        Ok(moved)
+    }
+
+    /// The oldest chunk from the left.
+    pub(crate) fn next_arrival(&mut self) -> Option<Arrival> {
+        self.arrivals.pop_front()
+    }
+
+    /// The bytes of the staging slot of the oldest chunk that is not taken.
+    pub(crate) fn arrival_offset(&self) -> usize {
+        self.slot(self.taken)
+    }
+
+    /// The oldest chunk was taken: its slot is free.
+    pub(crate) fn taken(&mut self, context: &mut Context, arrival: Arrival) -> Result<(), Error> {
+        self.taken = self.taken.wrapping_add(1);
+        self.post_receive(context, arrival.receive)
+    }
+
+    /// Tells the left neighbour of slots that are free again, a quarter of them at a time.
+    pub(crate) fn return_credits(&mut self, context: &mut Context) -> Result<(), Error> {
+        let due = self.taken.wrapping_sub(self.reported);
+        if due < (self.options.chunks_in_flight / 4).max(1) || !self.has_room(Side::Left) {
+            return Ok(());
+        }
+        self.reported = self.taken;
+        self.post(context, Side::Left, CREDIT, SendOp::WriteWithImm(NOWHERE, self.taken), Data::Inline(&[]))
+    }
+
+    /// The oldest call of the right neighbour.
+    pub(crate) fn next_call(&mut self) -> Option<Call> {
+        self.calls.pop_front()
+    }
+
+    /// Whether a chunk may be sent to the right.
+    pub(crate) fn may_send(&self) -> bool {
+        self.sent.wrapping_sub(self.credited) < self.options.chunks_in_flight && self.has_room(Side::Right)
+    }
+
+    /// Sends a chunk to the right: to `target` if it has a place there, to a staging slot otherwise.
+    pub(crate) fn send_chunk(
+        &mut self,
+        context: &mut Context,
+        sge: Sge,
+        number: u32,
+        target: Option<RemoteAddress>,
+    ) -> Result<(), Error> {
+        let staging = self.remote_staging;
+        let slot = staging.addr.wrapping_add(self.slot(self.sent) as u64);
+        let target = target.unwrap_or(RemoteAddress { addr: slot, ..staging });
+        self.sent = self.sent.wrapping_add(1);
+        self.unacknowledged += 1;
+        self.post(context, Side::Right, CHUNK, SendOp::WriteWithImm(target, number), Data::Sges(&[sge]))
+    }
+
+    /// Tells the left neighbour what is called. `false` if there is no room for it yet.
+    pub(crate) fn send_call(&mut self, context: &mut Context, call: &Call) -> Result<bool, Error> {
+        if !self.has_room(Side::Left) {
+            return Ok(false);
+        }
+        let message = Message {
+            kind: U32::new(CALL_MESSAGE),
+            number: U32::new(call.number),
+            count: U64::new(call.count),
+            addr: U64::new(call.target.addr),
+            rkey: U32::new(call.target.rkey.0),
+            data_type: call.data_type,
+            op: call.op,
+            reserved: [0; 2],
+        };
+        self.post(context, Side::Left, CALL, SendOp::Send, Data::Inline(message.as_bytes()))?;
+        Ok(true)
+    }
+
+    /// Asks the neighbours that nothing is under way to for a sign of life.
+    pub(crate) fn probe(&mut self, context: &mut Context) -> Result<(), Error> {
+        for side in [Side::Left, Side::Right] {
+            if self.neighbour(side).outstanding == 0 {
+                self.post(context, side, PROBE, SendOp::Write(NOWHERE), Data::Inline(&[]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells both neighbours that rank `origin` has failed. What the posts say is of no interest:
+    /// one of the connections is most likely the reason.
+    pub(crate) fn post_aborts(&mut self, context: &mut Context, origin: u32) {
+        let message = Message {
+            kind: U32::new(ABORT_MESSAGE),
+            number: U32::new(origin),
+            count: U64::new(0),
+            addr: U64::new(0),
+            rkey: U32::new(0),
+            data_type: 0,
+            op: 0,
+            reserved: [0; 2],
+        };
+        for side in [Side::Left, Side::Right] {
+            if let Err(error) =
+                self.post(context, side, ABORT, SendOp::Send, Data::Inline(message.as_bytes()))
+            {
+                tracing::debug!(rank = self.rank, %error, "abort not posted");
+            }
+        }
+    }
+
+    /// Counts the aborts that have completed, one way or the other.
+    pub(crate) fn completed_aborts(&mut self, context: &mut Context) -> Result<u32, Error> {
+        let mut completed = 0;
+        while let Some(wc) = context.poll_cq(self.cq)? {
+            completed += u32::from(wc.wr_id == ABORT);
+        }
+        Ok(completed)
+    }
+
+    fn complete(&mut self, context: &mut Context, wc: &WorkCompletion) -> Result<bool, Error> {
+        let side = self.side(wc.qp);
+        let peer = self.neighbour(side).rank;
+        if wc.status != WcStatus::Success {
+            let (rank, budget) = (self.rank, self.options.retry_budget());
+            return Err(Error::Neighbour { rank, peer, status: wc.status, budget });
+        }
+        if wc.wr_id & RECEIVE == 0 {
+            self.neighbour_mut(side).outstanding -= 1;
+            self.unacknowledged -= u32::from(wc.wr_id == CHUNK);
+            return Ok(wc.wr_id != PROBE);
+        }
+        match (wc.opcode, wc.immediate, side) {
+            (WcOpcode::RecvRdmaWithImm, Some(taken), Side::Right) => {
+                self.take_credits(taken)?;
+                self.post_receive(context, wc.wr_id)?;
+            }
+            (WcOpcode::RecvRdmaWithImm, Some(number), Side::Left) => {
+                // Its receive is posted again when it is taken: that bounds the queue.
+                self.arrivals.push_back(Arrival { number, bytes: wc.byte_len, receive: wc.wr_id });
+            }
+            (WcOpcode::Recv, None, _) => {
+                let message = self.read_message(context, wc)?;
+                self.post_receive(context, wc.wr_id)?;
+                self.take_message(side, &message)?;
+            }
+            _ => {
+                return Err(self.protocol(peer, format!("{:?} with immediate {:?}", wc.opcode, wc.immediate)));
+            }
+        }
+        Ok(true)
+    }
+
+    fn take_credits(&mut self, taken: u32) -> Result<(), Error> {
+        let outstanding = self.sent.wrapping_sub(taken);
+        if outstanding > self.sent.wrapping_sub(self.credited) {
+            let problem =
+                format!("it has taken {taken} chunks; {} were sent, {} were taken", self.sent, self.credited);
+            return Err(self.protocol(self.right.rank, problem));
+        }
+        self.credited = taken;
+        Ok(())
+    }
+
+    fn read_message(&self, context: &Context, wc: &WorkCompletion) -> Result<Message, Error> {
+        let start = mailbox_offset(wc.wr_id, queue_depth(&self.options));
+        let bytes = context.bytes(self.mailbox)?.get(start..start + wc.byte_len as usize);
+        let message = bytes.and_then(|bytes| Message::read_from_bytes(bytes).ok());
+        let peer = self.neighbour(self.side(wc.qp)).rank;
+        message.ok_or_else(|| self.protocol(peer, format!("a message of {} bytes", wc.byte_len)))
+    }
+
+    fn take_message(&mut self, side: Side, message: &Message) -> Result<(), Error> {
+        let (rank, peer) = (self.rank, self.neighbour(side).rank);
+        match (message.kind.get(), side) {
+            (ABORT_MESSAGE, _) => Err(Error::Aborted { rank, origin: message.number.get(), peer }),
+            // A neighbour ends a call only after this rank's part in it, so it is one ahead at most.
+            (CALL_MESSAGE, Side::Right) if self.calls.len() < MAX_CALLS => {
+                self.calls.push_back(Call {
+                    number: message.number.get(),
+                    count: message.count.get(),
+                    data_type: message.data_type,
+                    op: message.op,
+                    target: RemoteAddress { addr: message.addr.get(), rkey: RKey(message.rkey.get()) },
+                });
+                Ok(())
+            }
+            (kind, side) => Err(self.protocol(peer, format!("message of kind {kind} on the {side:?} side"))),
+        }
+    }
+
+    fn post(
+        &mut self,
+        context: &mut Context,
+        side: Side,
+        wr_id: u64,
+        op: SendOp,
+        data: Data<'_>,
+    ) -> Result<(), Error> {
+        let neighbour = self.neighbour_mut(side);
+        context.post_send(neighbour.qp, &SendWorkRequest { wr_id, op, data, flags: SendFlags::SIGNALED })?;
+        neighbour.outstanding += 1;
+        Ok(())
+    }
+
+    fn post_receive(&self, context: &mut Context, wr_id: u64) -> Result<(), Error> {
+        let side = if wr_id & RIGHT == 0 { Side::Left } else { Side::Right };
+        let offset = mailbox_offset(wr_id, queue_depth(&self.options)) as u64;
+        let sge = Sge { mr: self.mailbox, offset, length: size_of::<Message>() as u32 };
+        Ok(context.post_recv(self.neighbour(side).qp, &ReceiveWorkRequest { wr_id, sges: &[sge] })?)
+    }
+
+    /// Room for a send, with some left over for probes and aborts.
+    fn has_room(&self, side: Side) -> bool {
+        self.neighbour(side).outstanding < queue_depth(&self.options) - SPARE / 2
+    }
+
+    /// Offset in staging memory of chunk `number`, counted over all calls.
+    fn slot(&self, number: u32) -> usize {
+        // The number of slots divides 2³², so the wrap does no harm.
+        (number % self.options.chunks_in_flight) as usize * self.options.chunk_bytes as usize
+    }
+
+    fn side(&self, qp: Qp) -> Side {
+        if qp == self.left.qp { Side::Left } else { Side::Right }
+    }
+
+    pub(crate) fn neighbour_rank(&self, side: Side) -> u32 {
+        self.neighbour(side).rank
+    }
+
+    fn neighbour(&self, side: Side) -> &Neighbour {
+        match side {
+            Side::Left => &self.left,
+            Side::Right => &self.right,
+        }
+    }
+
+    fn neighbour_mut(&mut self, side: Side) -> &mut Neighbour {
+        match side {
+            Side::Left => &mut self.left,
+            Side::Right => &mut self.right,
+        }
+    }
+
+    fn protocol(&self, peer: u32, problem: String) -> Error {
+        Error::Protocol { rank: self.rank, peer, problem }
+    }
+}
+
+/// What a SEND carries; it fits into inline data and into the smallest path MTU.
+#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Message {
+    kind: U32,
+    /// Of the call; in an abort, the rank that failed.
+    number: U32,
+    count: U64,
+    addr: U64,
+    rkey: U32,
+    data_type: u8,
+    op: u8,
+    reserved: [u8; 2],
+}
+
+const CALL_MESSAGE: u32 = 1;
+const ABORT_MESSAGE: u32 = 2;
+/// The call under way and the next.
+const MAX_CALLS: usize = 2;
+
+/// Work request ids of sends.
+const CHUNK: u64 = 1;
+const CREDIT: u64 = 2;
+const CALL: u64 = 3;
+const PROBE: u64 = 4;
+const ABORT: u64 = 5;
+/// Bits of those of receives; the others are the slot in the mailbox.
+const RECEIVE: u64 = 1 << 63;
+const RIGHT: u64 = 1 << 62;
+
+/// Work requests that a queue has room for beyond one for each chunk in flight: credits (at most
+/// four under way), calls, probes, aborts.
+const SPARE: u32 = 16;
+
+/// 0.64 ms: about a poll of a rank that was off its core.
+const RNR_TIMER: RnrTimer = RnrTimer::new(12).unwrap();
+
+/// An empty WRITE goes nowhere; neither address nor key is looked at (IBA C9-88).
+const NOWHERE: RemoteAddress = RemoteAddress { addr: 0, rkey: RKey(0) };
+
+fn queue_depth(options: &Options) -> u32 {
+    options.chunks_in_flight + SPARE
+}
+
+fn receive_id(side: Side, slot: u32) -> u64 {
+    let side = match side {
+        Side::Left => 0,
+        Side::Right => RIGHT,
+    };
+    RECEIVE | side | u64::from(slot)
+}
+
+fn mailbox_offset(wr_id: u64, depth: u32) -> usize {
+    let first = if wr_id & RIGHT == 0 { 0 } else { depth as usize };
+    (first + (wr_id & u64::from(u32::MAX)) as usize) * size_of::<Message>()
+}
+
+/// Queue pair numbers are random, which makes them good for first PSNs: packets of an earlier
+/// connection are out of place.
+fn first_psn(qpn: U32) -> Psn {
+    Psn::new(qpn.get())
+}
+
+fn register(context: &mut Context, pd: Pd, bytes: usize, access: Access) -> Result<Mr, Error> {
+    let memory = Memory::zeroed(bytes).map_err(|source| Error::Memory { bytes, source })?;
+    Ok(context.register(pd, memory, access).map_err(ferroce::Error::from)?)
+}
+
+/// The time that an abort has to reach the neighbours.
+pub(crate) const ABORT_TIME: Duration = Duration::from_millis(500);

@@ -1,0 +1,240 @@
+//! Ring all-reduce between threads over the loopback switch, checked against sums computed
+//! another way.
+
+mod group;
+
+use std::time::{Duration, Instant};
+
+use ferroce::{Counter, WcStatus};
+use ferroce_collectives::{Communicator, DataType, Error, Options, ReduceOp};
+use group::{element, fill, options, run};
+
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// All-reduces `counts` one after the other, in both types, and checks every element, and those
+/// behind the last.
+fn check_sums(mut communicator: Communicator, counts: &[usize]) -> Communicator {
+    let (rank, size) = (communicator.rank(), communicator.size());
+    let longest = counts.iter().max().unwrap() + 1;
+    let buffer = communicator.allocate(longest * 4).unwrap();
+    for (call, &count) in counts.iter().enumerate() {
+        for data_type in [DataType::F32, DataType::I32] {
+            let encode = |value: i32| match data_type {
+                DataType::F32 => (value as f32).to_ne_bytes(),
+                DataType::I32 => value.to_ne_bytes(),
+            };
+            fill(&mut communicator, buffer, (0..=count).map(|i| encode(element(rank, call, i)))).unwrap();
+            communicator.all_reduce(buffer, count, data_type, ReduceOp::Sum).unwrap();
+            let bytes = communicator.bytes(buffer).unwrap();
+            for (index, got) in bytes.as_chunks::<4>().0[..=count].iter().enumerate() {
+                let expected = match index {
+                    _ if index == count => element(rank, call, index),
+                    _ => (0..size).map(|other| element(other, call, index)).sum(),
+                };
+                assert_eq!(
+                    *got,
+                    encode(expected),
+                    "rank {rank} of {size}, {data_type}, element {index} of {count}"
+                );
+            }
+        }
+    }
+    communicator.deregister(buffer).unwrap();
+    communicator
+}
+
+#[test]
+fn sums_of_every_size_for_every_number_of_ranks() {
+    let counts = [0, 1, 2, 3, 7, 1000, 100_000, 1_000_000, 5, 0, 8192];
+    for size in [1, 2, 3, 4, 5, 8] {
+        let start = Instant::now();
+        run(size, options(), None, LIMIT, move |communicator| {
+            check_sums(communicator, &counts).finish().unwrap();
+        });
+        println!("{size} ranks: {:?}", start.elapsed());
+    }
+}
+
+#[test]
+fn sums_with_the_default_options() {
+    run(4, Options::default(), None, LIMIT, |communicator| {
+        let mut communicator = check_sums(communicator, &[1 << 20, 3, 25_557_032 / 16]);
+        communicator.barrier().unwrap();
+        communicator.finish().unwrap();
+    });
+}
+
+#[test]
+fn the_smallest_chunks_and_the_fewest_slots() {
+    let options = Options { chunk_bytes: 4, chunks_in_flight: 2, ..options() };
+    run(3, options, None, LIMIT, |communicator| {
+        check_sums(communicator, &[1, 2, 100, 5000]).finish().unwrap();
+    });
+}
+
+#[test]
+fn sums_survive_loss() {
+    for (size, every) in [(2, 17), (4, 53)] {
+        let options = Options { ack_timeout: 12, ..options() };
+        let resent = run(size, options, Some(every), LIMIT, |communicator| {
+            let communicator = check_sums(communicator, &[1, 7, 1000, 100_000, 300_000]);
+            communicator.finish().unwrap().counters().value(Counter::RetransmittedPkts)
+        });
+        assert!(resent.iter().sum::<u64>() > 0, "nothing was lost: {resent:?}");
+    }
+}
+
+/// The order of the additions is that of the documentation, so a reference can be bit-exact for
+/// values that f32 rounds.
+#[test]
+fn f32_is_added_up_in_the_order_of_the_ring() {
+    let (size, count) = (5_u32, 1003_usize);
+    run(size, options(), None, LIMIT, move |mut communicator| {
+        let value = |rank: u32, index: usize| (element(rank, 0, index) as f32).powi(3) * 1.1e-7;
+        let buffer = communicator.allocate(count * 4).unwrap();
+        let own = communicator.rank();
+        fill(&mut communicator, buffer, (0..count).map(|i| value(own, i).to_ne_bytes())).unwrap();
+        communicator.all_reduce(buffer, count, DataType::F32, ReduceOp::Sum).unwrap();
+        let schedule = ferroce_collectives::Schedule::new(0, size as usize, count, 1);
+        let mut differs_from_plain_order = 0;
+        for segment in 0..size {
+            for index in schedule.segment(segment as usize) {
+                let terms = (0..size).map(|k| value((segment + k) % size, index));
+                let sum = terms.reduce(|sum, term| sum + term).unwrap();
+                let bytes = communicator.bytes(buffer).unwrap();
+                let got = f32::from_ne_bytes(bytes.as_chunks::<4>().0[index]);
+                assert_eq!(got.to_bits(), sum.to_bits(), "element {index}");
+                let plain: f32 = (0..size).map(|rank| value(rank, index)).sum();
+                differs_from_plain_order += u32::from(plain != sum);
+            }
+        }
+        assert!(differs_from_plain_order > 0, "these values tell no order from another");
+        communicator.finish().unwrap();
+    });
+}
+
+#[test]
+fn a_barrier_holds_back_the_early() {
+    let size = 4;
+    let times = run(size, options(), None, LIMIT, |mut communicator| {
+        let delay = Duration::from_millis(40) * communicator.rank();
+        std::thread::sleep(delay);
+        let entered = Instant::now();
+        communicator.barrier().unwrap();
+        let left = Instant::now();
+        communicator.finish().unwrap();
+        (entered, left)
+    });
+    let last_entered = times.iter().map(|(entered, _)| *entered).max().unwrap();
+    assert!(times.iter().all(|(_, left)| *left >= last_entered));
+}
+
+#[test]
+fn too_large_a_count_is_refused_and_harmless() {
+    run(2, options(), None, LIMIT, |mut communicator| {
+        let buffer = communicator.allocate(10).unwrap();
+        let refused = communicator.all_reduce(buffer, 3, DataType::I32, ReduceOp::Sum).unwrap_err();
+        assert!(refused.to_string().contains("count = 3: at most 2 i32 in 10 bytes"), "{refused}");
+        communicator.all_reduce(buffer, 2, DataType::I32, ReduceOp::Sum).unwrap();
+        let memory = communicator.deregister(buffer).unwrap();
+        assert_eq!(memory.len(), 10);
+        assert!(communicator.bytes(buffer).is_err());
+        communicator.finish().unwrap();
+    });
+}
+
+/// What a rank got for a call, and how long it took.
+type Outcome = (Option<Error>, Duration);
+
+fn call(communicator: &mut Communicator, count: usize, data_type: DataType) -> Outcome {
+    let buffer = communicator.allocate(1 << 20).unwrap();
+    let start = Instant::now();
+    let result = communicator.all_reduce(buffer, count, data_type, ReduceOp::Sum);
+    (result.err(), start.elapsed())
+}
+
+#[test]
+fn the_death_of_a_rank_reaches_all_in_time() {
+    let options = Options { ack_timeout: 16, retry_count: 2, ..options() };
+    let outcomes = run(5, options, None, LIMIT, |mut communicator| {
+        let first = call(&mut communicator, 1000, DataType::F32);
+        assert!(first.0.is_none(), "{first:?}");
+        if communicator.rank() == 2 {
+            return None;
+        }
+        let outcome = call(&mut communicator, 200_000, DataType::F32);
+        let buffer = communicator.allocate(4).unwrap();
+        let later = communicator.all_reduce(buffer, 1, DataType::F32, ReduceOp::Sum);
+        assert!(matches!(later, Err(Error::Failed { .. })), "{later:?}");
+        Some(outcome)
+    });
+    for (rank, outcome) in outcomes.iter().enumerate().filter(|(rank, _)| *rank != 2) {
+        let (error, took) = outcome.as_ref().unwrap();
+        let names_the_dead = match error {
+            Some(Error::Neighbour { peer: 2, status: WcStatus::RetryExcErr, .. }) => rank == 1 || rank == 3,
+            Some(Error::Aborted { origin: 2, .. }) => true,
+            _ => false,
+        };
+        assert!(names_the_dead, "rank {rank}: {error:?}");
+        assert!(*took < options.retry_budget() + Duration::from_secs(10), "rank {rank}: {took:?}");
+    }
+}
+
+/// The dead rank has acknowledged everything; only a probe finds out.
+#[test]
+fn a_rank_that_only_waits_notices_a_death_too() {
+    let options = Options { ack_timeout: 16, retry_count: 2, ..options() };
+    let outcomes = run(2, options, None, LIMIT, |mut communicator| {
+        if communicator.rank() == 1 {
+            let end = Instant::now() + Duration::from_millis(500);
+            while Instant::now() < end {
+                communicator.progress().unwrap();
+            }
+            return None;
+        }
+        Some(call(&mut communicator, 10, DataType::F32))
+    });
+    let (error, took) = outcomes[0].as_ref().unwrap();
+    assert!(matches!(error, Some(Error::Neighbour { rank: 0, peer: 1, .. })), "{error:?}");
+    assert!(*took < options.retry_budget() + Duration::from_secs(10), "{took:?}");
+}
+
+#[test]
+fn a_rank_that_lives_and_does_not_call_stalls_the_others() {
+    let options = Options { stall_timeout: Duration::from_millis(600), ..options() };
+    let outcomes = run(2, options, None, LIMIT, |mut communicator| {
+        if communicator.rank() == 0 {
+            return call(&mut communicator, 10, DataType::F32).0;
+        }
+        loop {
+            if let Err(error) = communicator.progress() {
+                return Some(error);
+            }
+            std::thread::yield_now();
+        }
+    });
+    assert!(matches!(outcomes[0], Some(Error::Stalled { rank: 0, received: 0, .. })), "{outcomes:?}");
+    assert!(matches!(outcomes[1], Some(Error::Aborted { rank: 1, origin: 0, .. })), "{outcomes:?}");
+}
+
+#[test]
+fn different_calls_are_told_apart() {
+    let wrong: [(usize, DataType); 3] =
+        [(1001, DataType::F32), (1000, DataType::I32), (200_000, DataType::F32)];
+    for (count, data_type) in wrong {
+        let outcomes = run(4, options(), None, LIMIT, move |mut communicator| match communicator.rank() {
+            1 => call(&mut communicator, count, data_type),
+            _ => call(&mut communicator, 1000, DataType::F32),
+        });
+        let (mut mismatches, mut aborts) = (0, 0);
+        for (rank, (error, took)) in outcomes.iter().enumerate() {
+            match error {
+                Some(Error::Mismatch { .. }) => mismatches += 1,
+                Some(Error::Aborted { .. }) => aborts += 1,
+                other => panic!("rank {rank}: {other:?}"),
+            }
+            assert!(*took < Duration::from_secs(10), "rank {rank}: {took:?}");
+        }
+        assert!(mismatches >= 1 && mismatches + aborts == 4, "{outcomes:?}");
+    }
+}

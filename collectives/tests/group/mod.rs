@@ -1,0 +1,133 @@
+//! Ranks as threads, on a switch inside the process.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use ferroce::driver::Error as DriverError;
+use ferroce::driver::loopback::{Switch, SwitchConfig};
+use ferroce::driver::{Capabilities, Stats};
+use ferroce::{Config, Context, Nanos, PacketDriver};
+use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
+
+/// Options for tests: a peer that is gone is noticed in 1 s, and small chunks make many.
+pub(crate) fn options() -> Options {
+    Options {
+        chunk_bytes: 16 << 10,
+        chunks_in_flight: 8,
+        ack_timeout: 15,
+        probe_interval: Duration::from_millis(100),
+        stall_timeout: Duration::from_secs(30),
+        ..Options::default()
+    }
+}
+
+/// Runs `body` as every rank of `size`; what they return, by rank. Nothing takes longer than
+/// `limit`: a hang fails the test.
+pub(crate) fn run<T, F>(size: u32, options: Options, loss: Option<u64>, limit: Duration, body: F) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
+    let (sender, receiver) = mpsc::channel();
+    let switch = Switch::new(SwitchConfig::default()).unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let master = listener.local_addr().unwrap();
+    let mut listener = Some(listener);
+    for rank in 0..size {
+        let port = switch.port(&[[10, 0, 0, rank as u8 + 1].into()]);
+        let driver: Box<dyn PacketDriver> = match loss {
+            Some(every) => Box::new(Lossy { inner: Box::new(port), every, left: every }),
+            None => Box::new(port),
+        };
+        let mut bootstrap = Bootstrap::new(rank, size, master).unwrap();
+        if let Some(listener) = listener.take() {
+            bootstrap = bootstrap.listener(listener);
+        }
+        let (sender, body) = (sender.clone(), body.clone());
+        thread::spawn(move || {
+            let context = Context::open(driver, &Config::default()).unwrap();
+            let communicator = Communicator::new(context, bootstrap, &options).unwrap();
+            // The receiver is gone if another rank has failed the test.
+            let _ = sender.send((rank, body(communicator)));
+        });
+    }
+    drop(sender);
+    let mut results: Vec<(u32, T)> = Vec::new();
+    for _ in 0..size {
+        match receiver.recv_timeout(limit) {
+            Ok(result) => results.push(result),
+            Err(error) => {
+                let there: Vec<u32> = results.iter().map(|(rank, _)| *rank).collect();
+                panic!("{error} ({limit:?}); of {size} ranks there have ended: {there:?}");
+            }
+        }
+    }
+    results.sort_by_key(|(rank, _)| *rank);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Drops every n-th frame that is sent.
+struct Lossy {
+    inner: Box<dyn PacketDriver>,
+    every: u64,
+    left: u64,
+}
+
+impl PacketDriver for Lossy {
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, DriverError> {
+        self.inner.rx_burst(now, sink)
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, DriverError> {
+        let Lossy { inner, every, left } = self;
+        inner.tx_burst(now, &mut |buffer| {
+            *left -= 1;
+            if *left == 0 {
+                *left = *every;
+                source(buffer)?;
+            }
+            source(buffer)
+        })
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), DriverError> {
+        self.inner.wait(timeout)
+    }
+
+    fn resolve(&mut self, peer: std::net::IpAddr) -> Result<[u8; 6], DriverError> {
+        self.inner.resolve(peer)
+    }
+
+    fn stats(&self) -> Stats {
+        self.inner.stats()
+    }
+}
+
+/// The elements of a rank in a call, small integers, which f32 sums up exactly in any order.
+pub(crate) fn element(rank: u32, call: usize, index: usize) -> i32 {
+    let mixed = (index as u32 ^ rank << 20 ^ (call as u32) << 26).wrapping_mul(0x9e37_79b1);
+    (mixed >> 16) as i32 - 0x8000
+}
+
+/// Fills the first bytes of a buffer.
+pub(crate) fn fill(
+    communicator: &mut Communicator,
+    buffer: ferroce_collectives::Buffer,
+    elements: impl Iterator<Item = [u8; 4]>,
+) -> Result<(), Error> {
+    let bytes = communicator.bytes_mut(buffer)?;
+    for (to, from) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(elements) {
+        *to = from;
+    }
+    Ok(())
+}
