@@ -50,7 +50,7 @@ impl Communicator {
     ///
     /// # Errors
     /// Those of the rendezvous ([`Error::Missing`], [`Error::Connect`], [`Error::Refused`], ...),
-    /// [`Error::Invalid`] for an option, [`Error::Disagreement`], [`Error::Verbs`].
+    /// [`Error::Invalid`] for an option, [`Error::Verbs`].
     pub fn new(mut context: Context, bootstrap: Bootstrap, options: &Options) -> Result<Communicator, Error> {
         options.check()?;
         let (rank, size, timeout) = (bootstrap.rank(), bootstrap.size(), bootstrap.timeout);

@@ -189,11 +189,14 @@ fn refusals_are_part_of_the_error_about_missing_ranks() {
 /// A rank believes no length that rank 0 names.
 #[test]
 fn a_rank_refuses_what_is_no_table() {
+    let newer = Reply { version: U32::new(3), ..Reply::new(TABLE, 0) };
+    let endless = Reply::new(TABLE, u32::MAX as usize);
+    let long_winded = Reply::new(REFUSAL, MAX_REFUSAL + 1);
     let garbage: [(&[u8], &str); 5] = [
         (b"HTTP/1.1 400 Bad Request\r\n", "'HTTP' is no start"),
-        (&Reply { version: U32::new(3), ..Reply::new(TABLE, 0) }.as_bytes(), "version 3"),
-        (&Reply::new(TABLE, u32::MAX as usize).as_bytes(), "kind 1 and 4294967295 bytes"),
-        (&Reply::new(REFUSAL, 513).as_bytes(), "kind 2 and 513 bytes"),
+        (newer.as_bytes(), "version 3"),
+        (endless.as_bytes(), "kind 1 and 4294967295 bytes"),
+        (long_winded.as_bytes(), "kind 2 and 513 bytes"),
         (b"frcc", "closed the connection"),
     ];
     for (bytes, expected) in garbage {
