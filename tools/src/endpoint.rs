@@ -136,6 +136,13 @@ impl Endpoint {
         Ok(self.context.poll_cq(self.cq)?)
     }
 
+    /// Takes a CQ of another size, while no queue pair uses it.
+    pub(crate) fn replace_cq(&mut self, capacity: u32) -> Result<(), Failure> {
+        let cq = self.context.create_cq(capacity)?;
+        self.context.destroy_cq(std::mem::replace(&mut self.cq, cq))?;
+        Ok(())
+    }
+
     /// Arms the CQ. Returns whether completions may wait there: those of a notification that came
     /// meanwhile.
     pub(crate) fn arm(&mut self) -> Result<bool, Failure> {

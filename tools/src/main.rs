@@ -5,6 +5,7 @@ mod dissect;
 mod endpoint;
 mod failure;
 mod netns;
+mod perf;
 mod pingpong;
 mod selftest;
 mod tcp;
@@ -27,6 +28,7 @@ struct Cli {
 enum Command {
     Demo(demo::Args),
     Dissect(dissect::Args),
+    Perf(perf::Args),
     Pingpong(pingpong::Args),
 }
 
@@ -37,6 +39,7 @@ fn main() -> ExitCode {
     match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Dissect(args) => dissect::run(args),
+        Command::Perf(args) => perf::run(args),
         Command::Pingpong(args) => pingpong::run(args),
     }
 }

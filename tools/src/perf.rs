@@ -1,0 +1,248 @@
+//! `ferroce perf`: bandwidth and latency of each operation, in the manner of perftest.
+
+mod client;
+mod control;
+mod pattern;
+mod plan;
+mod report;
+mod server;
+mod session;
+
+use std::net::TcpStream;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ferroce::{Gid, PacketDriver, PathMtu};
+use tracing::info;
+
+use crate::endpoint::{Endpoint, Interrupt, PortArgs};
+use crate::failure::{Failure, OrFail};
+use crate::pingpong::path_mtu;
+use crate::tcp::Listener;
+use crate::{selftest, tcp};
+use client::Stop;
+use control::Control;
+use pattern::Origin;
+use plan::{AtomicType, MAX_DEPTH, MAX_SIZE, Mode, Operation, Plan};
+use report::Report;
+use server::Wishes;
+use session::Session;
+
+/// Measures bandwidth or latency of one operation between two ends.
+///
+/// Without HOST it is the server and waits for one client; with HOST the client, which decides
+/// sizes, counts and depths for both. With `-d loopback` and no HOST, both ends run in this process.
+/// If either end is killed, the other one ends with a work completion in error and exit status 1.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// What is measured.
+    operation: Operation,
+    /// Bandwidth or latency.
+    mode: Mode,
+    /// The server.
+    host: Option<String>,
+    #[command(flatten)]
+    port: PortArgs,
+    /// TCP port of the control connection.
+    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
+    tcp_port: u16,
+    /// Bytes of a message, as 65536, 64KiB or 1MiB; 65536 for bandwidth by default, 2 for latency,
+    /// always 8 for atomics.
+    #[arg(short, long, value_parser = message_size)]
+    size: Option<u32>,
+    /// All sizes from 2 B to 8 MiB, each for 5000 messages or 256 MiB, whichever is less.
+    #[arg(short, long, conflicts_with = "size")]
+    all: bool,
+    /// Messages of each size; 5000 for bandwidth by default, 1000 for latency.
+    #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 48))]
+    iters: Option<u64>,
+    /// Seconds for each size, instead of -n.
+    #[arg(short = 'D', long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["iters", "bytes"])]
+    duration: Option<Duration>,
+    /// Bytes of each size in all, as 1GiB, instead of -n.
+    #[arg(long, value_name = "BYTES", value_parser = byte_count, conflicts_with = "iters")]
+    bytes: Option<u64>,
+    /// Queue pairs.
+    #[arg(short, long = "qp", value_name = "QPS", default_value_t = 1)]
+    qps: u32,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096; by default the largest that both interfaces allow.
+    #[arg(short, long, value_parser = path_mtu)]
+    mtu: Option<PathMtu>,
+    /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
+    #[arg(short = 'x', long, value_name = "INDEX")]
+    gid_index: Option<usize>,
+    /// Operations outstanding on a queue pair.
+    #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
+    tx_depth: u32,
+    /// Receives posted on a queue pair.
+    #[arg(short, long, default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
+    rx_depth: u32,
+    /// READs and atomics under way on a queue pair.
+    #[arg(short, long = "outs", default_value_t = 16, value_parser = clap::value_parser!(u8).range(1..=128))]
+    outstanding: u8,
+    /// ACK timeout, 4.096 µs · 2^N.
+    #[arg(short = 'u', long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
+    qp_timeout: u8,
+    /// Which atomic.
+    #[arg(short = 'A', long = "atomic_type", default_value = "FETCH_AND_ADD")]
+    atomic: AtomicType,
+    /// Compare every byte that arrives with what it must be, at the end where it arrives.
+    #[arg(long)]
+    check: bool,
+    /// Print the report as JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    let result = start(&args).map(|report| report.print(args.json));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("perf"),
+    }
+}
+
+fn start(args: &Args) -> Result<Report, Failure> {
+    let plan = args.plan();
+    plan.check_limits()?;
+    args.sizes().iter().try_for_each(|(size, _)| plan.check_size(*size))?;
+    let interrupt = Interrupt::install()?;
+    let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
+        let driver = args.port.open()?;
+        let end = args.endpoint(driver, &args.port, &interrupt)?;
+        return match &args.host {
+            None => args.serve(end, &Listener::any(args.tcp_port)?),
+            Some(host) => args.measure(end, host, args.tcp_port),
+        };
+    };
+    let listener = Listener::local()?;
+    let tcp_port = listener.port()?;
+    let serve = || {
+        let end = args.endpoint(server, &args.port.for_server(), &interrupt)?;
+        args.serve(end, &listener).map(drop)
+    };
+    let measure = || args.measure(args.endpoint(client, &args.port, &interrupt)?, "127.0.0.1", tcp_port);
+    selftest::run(&interrupt, serve, measure)
+}
+
+impl Args {
+    fn plan(&self) -> Plan {
+        Plan {
+            operation: self.operation,
+            mode: self.mode,
+            atomic: self.atomic,
+            qps: self.qps,
+            tx_depth: self.tx_depth,
+            rx_depth: self.rx_depth,
+            outstanding: self.outstanding,
+            timeout: self.qp_timeout,
+            check: self.check,
+        }
+    }
+
+    /// What is to be measured, and for how long.
+    fn sizes(&self) -> Vec<(u32, Stop)> {
+        let count = self.iters.unwrap_or(if self.mode == Mode::Bw { 5000 } else { 1000 });
+        let stop = match (self.duration, self.bytes) {
+            (Some(time), _) => Stop::After(time),
+            (_, Some(bytes)) => Stop::Bytes(bytes),
+            _ => Stop::Messages(count),
+        };
+        let chosen = self.iters.is_some() || self.duration.is_some() || self.bytes.is_some();
+        if self.all && self.operation != Operation::Atomic {
+            let limited = |size: u32| Stop::Messages(count.min(u64::from(ALL_SIZES_BYTES / size)));
+            return (1..=23)
+                .map(|power| 1 << power)
+                .map(|s| (s, if chosen { stop } else { limited(s) }))
+                .collect();
+        }
+        let size = match (self.operation, self.mode) {
+            (Operation::Atomic, _) => 8,
+            (_, Mode::Bw) => 65536,
+            (_, Mode::Lat) => 2,
+        };
+        vec![(self.size.unwrap_or(size), stop)]
+    }
+
+    fn endpoint(
+        &self,
+        driver: Box<dyn PacketDriver>,
+        port: &PortArgs,
+        interrupt: &Interrupt,
+    ) -> Result<Endpoint, Failure> {
+        // The session makes a CQ that fits once the plan is known.
+        Endpoint::new(driver, port, 1, interrupt.clone())
+    }
+
+    fn serve(&self, end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
+        info!("waiting for a client on TCP port {}", listener.port()?);
+        let stream = listener.accept(&end.interrupt)?;
+        let mut session = self.session(end, stream, Origin::Server)?;
+        let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu };
+        let path_mtu = server::run(&mut session, wishes)?;
+        Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
+    }
+
+    fn measure(&self, end: Endpoint, host: &str, tcp_port: u16) -> Result<Report, Failure> {
+        let stream = tcp::connect(host, tcp_port)?;
+        let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
+        let gid_index = end.gid_index(self.gid_index, Some(Gid::from(peer.ip().to_canonical())))?;
+        let mut session = self.session(end, stream, Origin::Client)?;
+        let (path_mtu, results) = client::run(&mut session, &self.sizes(), gid_index, self.mtu)?;
+        Ok(Report::new("client", &session.end, &session.plan, path_mtu, results))
+    }
+
+    fn session(&self, end: Endpoint, stream: TcpStream, role: Origin) -> Result<Session, Failure> {
+        let control = Control::new(stream, &end.interrupt)?;
+        Ok(Session::new(end, control, self.plan(), role))
+    }
+}
+
+/// How much `--all` moves of each size.
+const ALL_SIZES_BYTES: u32 = 256 << 20;
+
+fn message_size(text: &str) -> Result<u32, String> {
+    let bytes = byte_count(text)?;
+    u32::try_from(bytes)
+        .ok()
+        .filter(|size| (1..=MAX_SIZE).contains(size))
+        .ok_or_else(|| format!("{bytes} bytes: 1 to {MAX_SIZE}, the longest message here"))
+}
+
+/// Reads 65536, 64KiB, 1MiB, 1GiB.
+fn byte_count(text: &str) -> Result<u64, String> {
+    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
+    let (number, unit) = text.split_at(digits);
+    let shift = match unit {
+        "" | "B" => Some(0),
+        "KiB" => Some(10),
+        "MiB" => Some(20),
+        "GiB" => Some(30),
+        _ => None,
+    };
+    let bytes = number.parse::<u64>().ok().zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift));
+    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| format!("'{text}': bytes as 65536, 64KiB, 1MiB or 1GiB"))
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds <= 1e6);
+    seconds
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| format!("'{text}': seconds, more than 0 and at most a million"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_counts() {
+        assert_eq!(byte_count("65536"), Ok(65536));
+        assert_eq!(byte_count("64KiB"), Ok(65536));
+        assert_eq!(byte_count("1GiB"), Ok(1 << 30));
+        for bad in ["", "0", "KiB", "1GB", "-1", "1.5MiB", "99999999999GiB", "1 GiB"] {
+            assert!(byte_count(bad).is_err_and(|e| e.contains(&format!("'{bad}'"))), "{bad}");
+        }
+        assert!(message_size("2GiB").is_err());
+    }
+}

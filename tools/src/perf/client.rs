@@ -1,0 +1,155 @@
+//! The end that measures.
+
+use std::time::Duration;
+
+use ferroce::{Nanos, PathMtu};
+use hdrhistogram::Histogram;
+
+use super::control::{Message, Offer};
+use super::plan::{Layout, Mode, Operation, shares};
+use super::report::{Latency, Measurement};
+use super::session::{Session, unexpected};
+use crate::failure::Failure;
+
+/// When a measurement ends.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Stop {
+    Messages(u64),
+    Bytes(u64),
+    After(Duration),
+}
+
+/// Measures messages of each of `sizes`. Returns the path MTU too, which the server decides.
+pub(super) fn run(
+    session: &mut Session,
+    sizes: &[(u32, Stop)],
+    gid_index: usize,
+    path_mtu: Option<PathMtu>,
+) -> Result<(PathMtu, Vec<Measurement>), Failure> {
+    session.control.send(&Message::Plan(session.plan.clone()))?;
+    session.expect(&Message::Ready)?;
+    let mut results = Vec::new();
+    let mut taken = PathMtu::Mtu256;
+    for (size, stop) in sizes {
+        let offer = session.open(*size, gid_index, path_mtu)?;
+        session.control.send(&Message::Connect(offer))?;
+        let answer = match session.wait_message()? {
+            Message::Connect(answer) => answer,
+            other => return Err(unexpected(&other)),
+        };
+        taken = chosen(&answer)?;
+        session.connect(&answer, gid_index, taken)?;
+        results.push(measure(session, *size, *stop)?);
+        session.control.send(&Message::Close)?;
+        session.expect(&Message::Closed)?;
+        session.close()?;
+    }
+    session.control.send(&Message::Finish)?;
+    Ok((taken, results))
+}
+
+fn chosen(answer: &Offer) -> Result<PathMtu, Failure> {
+    let bytes = answer.path_mtu.unwrap_or_default();
+    PathMtu::try_from(bytes).map_err(|error| Failure::run(format!("the server chose {error}")))
+}
+
+/// Laps, until `stop`. What is filled and compared in between is not measured.
+fn measure(session: &mut Session, size: u32, stop: Stop) -> Result<Measurement, Failure> {
+    let plan = session.plan.clone();
+    let (total, until) = match stop {
+        Stop::Messages(count) => (count, None),
+        Stop::Bytes(bytes) => (bytes.div_ceil(size.into()), None),
+        Stop::After(time) => (u64::MAX, Some(session.end.now() + time)),
+    };
+    let per_lap =
+        if plan.check { Layout::new(&plan, size).slots.saturating_mul(plan.qps.into()) } else { u64::MAX };
+    let mut latencies = (plan.mode == Mode::Lat).then(histogram).transpose()?;
+    let (mut messages, mut time, mut verified) = (0, Duration::ZERO, 0);
+    let mut lap = 0;
+    while messages < total && until.is_none_or(|until| session.end.now() < until) {
+        let targets = shares((total - messages).min(per_lap), plan.qps);
+        session.prepare(lap, &targets)?;
+        session.control.send(&Message::Lap { number: lap, messages: targets.clone() })?;
+        session.expect(&Message::Ready)?;
+        let started = session.end.now();
+        match &mut latencies {
+            None => move_many(session, &targets, until)?,
+            Some(latencies) => move_singly(session, targets[0], until, latencies)?,
+        }
+        time += session.end.now().since(started);
+        let done: Vec<u64> = session.lanes.iter().map(|lane| lane.posted).collect();
+        session.control.send(&Message::LapDone { messages: done.clone() })?;
+        match session.wait_message()? {
+            Message::Verified { bytes } => verified += bytes,
+            other => return Err(unexpected(&other)),
+        }
+        verified += session.verify(lap, &done)?;
+        messages += done.iter().sum::<u64>();
+        lap += 1;
+    }
+    let latency = latencies.map(|histogram| Latency::new(&histogram, plan.echoes()));
+    Ok(Measurement::new(size, messages, time, plan.check.then_some(verified), latency))
+}
+
+/// Nanoseconds, up to a minute, to three digits.
+fn histogram() -> Result<Histogram<u64>, Failure> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .map_err(|error| Failure::run(format!("histogram: {error}")))
+}
+
+/// Keeps all lanes busy.
+fn move_many(session: &mut Session, targets: &[u64], until: Option<Nanos>) -> Result<(), Failure> {
+    let depth = u64::from(session.plan.tx_depth);
+    loop {
+        let open = until.is_none_or(|until| session.end.now() < until);
+        let mut left = false;
+        for (index, target) in targets.iter().enumerate() {
+            while open
+                && session.lanes[index].posted < *target
+                && session.lanes[index].posted - session.lanes[index].completed < depth
+            {
+                session.post(index)?;
+            }
+            let lane = session.lanes[index];
+            left |= lane.completed < lane.posted || (open && lane.posted < *target);
+        }
+        if !left {
+            return Ok(());
+        }
+        session.turn()?;
+    }
+}
+
+/// One message after the other, each timed.
+fn move_singly(
+    session: &mut Session,
+    target: u64,
+    until: Option<Nanos>,
+    latencies: &mut Histogram<u64>,
+) -> Result<(), Failure> {
+    let operation = session.plan.operation;
+    let mut started = session.end.now();
+    for message in 0..target {
+        if until.is_some_and(|until| started >= until) {
+            break;
+        }
+        session.post(0)?;
+        loop {
+            session.turn()?;
+            let lane = session.lanes[0];
+            let arrived = match operation {
+                Operation::Read | Operation::Atomic => lane.completed > message,
+                // The answer may overtake the acknowledgement.
+                Operation::Send => lane.received > message && lane.completed > message,
+                Operation::Write => session.rung(message)? && lane.completed > message,
+            };
+            if arrived {
+                break;
+            }
+        }
+        let now = session.end.now();
+        latencies.saturating_record(u64::try_from(now.since(started).as_nanos()).unwrap_or(u64::MAX));
+        started = now;
+    }
+    Ok(())
+}

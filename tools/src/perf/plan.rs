@@ -1,0 +1,221 @@
+//! What is measured: agreed between both ends before the first packet.
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::Failure;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Operation {
+    /// RDMA WRITE into the server's memory.
+    Write,
+    /// RDMA READ from the server's memory.
+    Read,
+    /// SEND into receives that the server posts.
+    Send,
+    /// FETCH_ADD or COMPARE_SWAP on 8 bytes of the server.
+    Atomic,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// Bandwidth: as many operations outstanding as --tx-depth allows.
+    Bw,
+    /// Latency: one at a time.
+    Lat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum AtomicType {
+    #[value(name = "FETCH_AND_ADD")]
+    FetchAndAdd,
+    #[value(name = "CMP_AND_SWAP")]
+    CmpAndSwap,
+}
+
+/// The client's wishes; the server follows them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Plan {
+    pub(super) operation: Operation,
+    pub(super) mode: Mode,
+    pub(super) atomic: AtomicType,
+    pub(super) qps: u32,
+    pub(super) tx_depth: u32,
+    pub(super) rx_depth: u32,
+    /// READs and atomics outstanding on a queue pair.
+    pub(super) outstanding: u8,
+    /// ACK timeout, 4.096 µs · 2^timeout.
+    pub(super) timeout: u8,
+    /// Whether each byte that arrives is compared with what it must be.
+    pub(super) check: bool,
+}
+
+/// Limits, so that a client can't make a server allocate without bound.
+pub(super) const MAX_QPS: u32 = 64;
+pub(super) const MAX_DEPTH: u32 = 16384;
+pub(super) const MAX_SIZE: u32 = 1 << 30;
+const MAX_REGION: u64 = 4 << 30;
+
+impl Plan {
+    /// Checks what may have come from another machine.
+    pub(super) fn check_limits(&self) -> Result<(), Failure> {
+        let limits = [
+            ("queue pairs (-q)", self.qps, 1, if self.mode == Mode::Lat { 1 } else { MAX_QPS }),
+            ("tx depth (-t)", self.tx_depth, 1, MAX_DEPTH),
+            ("rx depth (-r)", self.rx_depth, 1, MAX_DEPTH),
+            ("outstanding READs and atomics (-o)", self.outstanding.into(), 1, 128),
+            ("ACK timeout (-u)", self.timeout.into(), 1, 31),
+        ];
+        for (what, value, least, most) in limits {
+            if value < least || value > most {
+                return Err(Failure::usage(format!("{what} {value}: {least} to {most} for {}", self.name())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the length of a message.
+    pub(super) fn check_size(&self, size: u32) -> Result<(), Failure> {
+        let most = (MAX_REGION / u64::from(self.qps)).min(u64::from(MAX_SIZE));
+        if size == 0 || u64::from(size) > most {
+            let qps = self.qps;
+            return Err(Failure::usage(format!(
+                "size (-s) {size}: 1 to {most} bytes with {qps} queue pairs"
+            )));
+        }
+        if self.operation == Operation::Atomic && size != 8 {
+            return Err(Failure::usage(format!("size (-s) {size}: atomics have 8 bytes")));
+        }
+        Ok(())
+    }
+
+    /// `write bw`, as on the command line.
+    pub(super) fn name(&self) -> String {
+        format!("{:?} {:?}", self.operation, self.mode).to_lowercase()
+    }
+
+    /// Whether the server sends each message back: SEND and WRITE latency is half a round trip.
+    pub(super) fn echoes(&self) -> bool {
+        self.mode == Mode::Lat && matches!(self.operation, Operation::Write | Operation::Send)
+    }
+
+    /// Whether the last byte of a message tells that it has arrived: nothing else does for a WRITE.
+    pub(super) fn doorbell(&self) -> bool {
+        self.echoes() && self.operation == Operation::Write
+    }
+}
+
+/// Where messages lie in a region: each queue pair has its own slots, used in turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Layout {
+    /// Bytes of a message.
+    pub(super) size: u32,
+    /// Messages of a queue pair before slots are used again.
+    pub(super) slots: u64,
+    stride: u64,
+    qps: u64,
+}
+
+/// What is moved before it is checked, so that memory does not grow with the run.
+const LAP_BYTES: u64 = 64 << 20;
+/// Without checks, messages stay in the cache.
+const UNCHECKED_BYTES: u64 = 256 << 10;
+
+impl Layout {
+    pub(super) fn new(plan: &Plan, size: u32) -> Layout {
+        let stride = u64::from(size).next_multiple_of(8);
+        let qps = u64::from(plan.qps);
+        let budget = if plan.check { LAP_BYTES } else { UNCHECKED_BYTES };
+        let most = if plan.check { u64::MAX } else { u64::from(plan.tx_depth) };
+        Layout { size, slots: (budget / (stride * qps)).min(most).max(1), stride, qps }
+    }
+
+    /// One message for each queue pair: the server's counters of atomics.
+    pub(super) fn single(plan: &Plan, size: u32) -> Layout {
+        Layout { slots: 1, ..Layout::new(plan, size) }
+    }
+
+    /// Bytes of the region.
+    pub(super) fn len(&self) -> u64 {
+        self.slots * self.stride * self.qps
+    }
+
+    /// Where a message lies.
+    pub(super) fn offset(&self, qp: usize, message: u64) -> u64 {
+        (qp as u64 * self.slots + message % self.slots) * self.stride
+    }
+
+    /// The bytes of a message.
+    pub(super) fn range(&self, qp: usize, message: u64) -> std::ops::Range<usize> {
+        let start = self.offset(qp, message) as usize;
+        start..start + self.size as usize
+    }
+}
+
+/// How many messages each of `qps` queue pairs gets of `messages`.
+pub(super) fn shares(messages: u64, qps: u32) -> Vec<u64> {
+    let qps = u64::from(qps);
+    (0..qps).map(|qp| messages / qps + u64::from(qp < messages % qps)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(qps: u32, check: bool) -> Plan {
+        Plan {
+            operation: Operation::Write,
+            mode: Mode::Bw,
+            atomic: AtomicType::FetchAndAdd,
+            qps,
+            tx_depth: 128,
+            rx_depth: 512,
+            outstanding: 16,
+            timeout: 14,
+            check,
+        }
+    }
+
+    #[test]
+    fn slots_do_not_overlap_and_fill_the_region() {
+        for (qps, check, size) in [(1, false, 1), (3, true, 1000), (2, true, 65536), (4, false, 1 << 20)] {
+            let layout = Layout::new(&plan(qps, check), size);
+            let mut end = 0;
+            for qp in 0..qps as usize {
+                for slot in 0..layout.slots {
+                    let range = layout.range(qp, slot);
+                    assert!(range.start >= end && range.start.is_multiple_of(8));
+                    assert_eq!(range, layout.range(qp, slot + layout.slots));
+                    end = range.end;
+                }
+            }
+            assert!((end as u64) <= layout.len() && layout.len() - (end as u64) < 8);
+        }
+    }
+
+    #[test]
+    fn shares_add_up() {
+        assert_eq!(shares(10, 4), [3, 3, 2, 2]);
+        assert_eq!(shares(2, 4), [1, 1, 0, 0]);
+    }
+
+    #[test]
+    fn sizes_are_bounded() {
+        assert!(plan(1, true).check_size(MAX_SIZE).is_ok());
+        assert!(plan(1, true).check_size(0).is_err());
+        assert!(plan(64, true).check_size(MAX_SIZE).is_err());
+        let atomic = Plan { operation: Operation::Atomic, ..plan(1, true) };
+        assert!(atomic.check_size(8).is_ok() && atomic.check_size(16).is_err());
+    }
+
+    #[test]
+    fn limits_name_the_option() {
+        assert!(plan(64, false).check_limits().is_ok());
+        let refusal = plan(65, false).check_limits().expect_err("too many").to_string();
+        assert!(refusal.contains("-q") && refusal.contains("65") && refusal.contains("64"), "{refusal}");
+        let latency = Plan { mode: Mode::Lat, ..plan(2, false) };
+        assert!(latency.check_limits().is_err());
+    }
+}

@@ -1,0 +1,185 @@
+//! What was measured, for people and for programs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use ferroce::{Counter, PathMtu};
+use hdrhistogram::Histogram;
+use serde::Serialize;
+
+use super::plan::Plan;
+use crate::endpoint::Endpoint;
+
+/// One end's account of a run.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    test: String,
+    role: &'static str,
+    driver: &'static str,
+    driver_description: String,
+    interface: String,
+    path_mtu: u32,
+    qps: u32,
+    tx_depth: u32,
+    /// Empty at the server.
+    results: Vec<Measurement>,
+    retransmitted_packets: u64,
+    dropped_packets: u64,
+    /// All counters of the stack that are not 0.
+    counters: BTreeMap<&'static str, u64>,
+}
+
+/// Messages of one size.
+#[derive(Debug, Serialize)]
+pub(super) struct Measurement {
+    size: u32,
+    messages: u64,
+    bytes: u64,
+    seconds: f64,
+    gigabits_per_second: f64,
+    messages_per_second: f64,
+    /// Bytes that were compared with what they must be; null without --check.
+    verified_bytes: Option<u64>,
+    latency: Option<Latency>,
+}
+
+/// In microseconds.
+#[derive(Debug, Serialize)]
+pub(super) struct Latency {
+    /// `half a round trip`, or `operation` for READ and atomics.
+    of: &'static str,
+    min: f64,
+    mean: f64,
+    p50: f64,
+    p99: f64,
+    #[serde(rename = "p99.9")]
+    p999: f64,
+    #[serde(rename = "p99.99")]
+    p9999: f64,
+    max: f64,
+}
+
+impl Latency {
+    /// From nanoseconds of round trips, which count by half if the peer answers by the same.
+    pub(super) fn new(histogram: &Histogram<u64>, halved: bool) -> Latency {
+        let unit = if halved { 2000.0 } else { 1000.0 };
+        let at = |quantile| histogram.value_at_quantile(quantile) as f64 / unit;
+        Latency {
+            of: if halved { "half a round trip" } else { "operation" },
+            min: histogram.min() as f64 / unit,
+            mean: histogram.mean() / unit,
+            p50: at(0.5),
+            p99: at(0.99),
+            p999: at(0.999),
+            p9999: at(0.9999),
+            max: histogram.max() as f64 / unit,
+        }
+    }
+}
+
+impl Measurement {
+    pub(super) fn new(
+        size: u32,
+        messages: u64,
+        time: Duration,
+        verified_bytes: Option<u64>,
+        latency: Option<Latency>,
+    ) -> Measurement {
+        let bytes = messages * u64::from(size);
+        // A run of nothing takes no time.
+        let seconds = time.as_secs_f64().max(1e-9);
+        Measurement {
+            size,
+            messages,
+            bytes,
+            seconds,
+            gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
+            messages_per_second: messages as f64 / seconds,
+            verified_bytes,
+            latency,
+        }
+    }
+}
+
+impl Report {
+    pub(super) fn new(
+        role: &'static str,
+        end: &Endpoint,
+        plan: &Plan,
+        path_mtu: PathMtu,
+        results: Vec<Measurement>,
+    ) -> Report {
+        let capabilities = end.context.capabilities();
+        let counters = end.context.counters();
+        let driver = end.context.driver_stats();
+        // The counters of dropped packets, and no others, begin so.
+        let dropped =
+            counters.iter().filter(|(name, _)| name.starts_with("rx_")).map(|(_, count)| count).sum::<u64>();
+        Report {
+            test: plan.name(),
+            role,
+            driver: capabilities.driver,
+            driver_description: capabilities.description.clone(),
+            interface: capabilities.interface.clone(),
+            path_mtu: path_mtu.bytes(),
+            qps: plan.qps,
+            tx_depth: plan.tx_depth,
+            results,
+            retransmitted_packets: counters.value(Counter::RetransmittedPkts),
+            dropped_packets: dropped + driver.rx_dropped + driver.tx_dropped,
+            counters: counters.iter().filter(|(_, count)| *count > 0).collect(),
+        }
+    }
+
+    pub(super) fn print(&self, json: bool) {
+        if json {
+            match serde_json::to_string_pretty(self) {
+                Ok(text) => println!("{text}"),
+                Err(error) => eprintln!("ferroce perf: report: {error}"),
+            }
+            return;
+        }
+        println!(
+            "{} ({}): {} on {}, path MTU {}, {} QP(s), tx depth {}",
+            self.test, self.role, self.driver, self.interface, self.path_mtu, self.qps, self.tx_depth
+        );
+        println!("driver: {}", self.driver_description);
+        if self.results.iter().any(|result| result.latency.is_some()) {
+            self.print_latencies();
+        } else if !self.results.is_empty() {
+            self.print_bandwidths();
+        }
+        let verified = self.results.iter().filter_map(|result| result.verified_bytes).reduce(|a, b| a + b);
+        if let Some(verified) = verified {
+            println!("{verified} bytes compared, all right");
+        }
+        println!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets);
+    }
+
+    fn print_bandwidths(&self) {
+        println!("{:>10} {:>12} {:>10} {:>12} {:>12}", "bytes", "messages", "seconds", "Gb/s", "Mmsg/s");
+        for m in &self.results {
+            println!(
+                "{:>10} {:>12} {:>10.3} {:>12.3} {:>12.4}",
+                m.size,
+                m.messages,
+                m.seconds,
+                m.gigabits_per_second,
+                m.messages_per_second / 1e6
+            );
+        }
+    }
+
+    fn print_latencies(&self) {
+        let of = self.results.iter().find_map(|m| m.latency.as_ref()).map_or("", |latency| latency.of);
+        println!("latency of {of} in µs");
+        let columns =
+            ["min", "mean", "p50", "p99", "p99.9", "p99.99", "max"].map(|c| format!("{c:>9}")).join(" ");
+        println!("{:>10} {:>10} {columns} {:>10}", "bytes", "messages", "kmsg/s");
+        for m in &self.results {
+            let Some(Latency { min, mean, p50, p99, p999, p9999, max, .. }) = &m.latency else { continue };
+            let values = [min, mean, p50, p99, p999, p9999, max].map(|v| format!("{v:>9.2}")).join(" ");
+            println!("{:>10} {:>10} {values} {:>10.2}", m.size, m.messages, m.messages_per_second / 1e3);
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! The end that follows.
+
+use ferroce::{Gid, PathMtu};
+use tracing::info;
+
+use super::control::{Message, Offer};
+use super::plan::{Operation, Plan};
+use super::session::{Session, unexpected};
+use crate::failure::Failure;
+
+/// What the server's command line says of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wishes {
+    pub(super) gid_index: Option<usize>,
+    pub(super) path_mtu: Option<PathMtu>,
+}
+
+/// Serves one client to its end. `session.plan` is what the command line asks for. Returns the
+/// path MTU of the last measurement.
+pub(super) fn run(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Failure> {
+    let result = serve(session, wishes);
+    if let Err(failure) = &result {
+        // If this does not arrive either, the closed connection tells enough.
+        session.control.send(&Message::Failed { reason: failure.to_string() })?;
+    }
+    result
+}
+
+fn serve(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Failure> {
+    match session.wait_message()? {
+        Message::Plan(plan) => {
+            agree(&session.plan, &plan)?;
+            session.plan = plan;
+        }
+        other => return Err(unexpected(&other)),
+    }
+    session.control.send(&Message::Ready)?;
+    let mut path_mtu = PathMtu::Mtu256;
+    loop {
+        match session.wait_message()? {
+            Message::Connect(offer) => path_mtu = serve_size(session, &offer, wishes)?,
+            Message::Finish => return Ok(path_mtu),
+            other => return Err(unexpected(&other)),
+        }
+    }
+}
+
+/// Both ends must be asked for the same; the rest is the client's.
+fn agree(ours: &Plan, theirs: &Plan) -> Result<(), Failure> {
+    if (ours.operation, ours.mode) != (theirs.operation, theirs.mode) {
+        return Err(Failure::usage(format!(
+            "the server was started for `perf {}`, the client for `perf {}`; give both the same",
+            ours.name(),
+            theirs.name()
+        )));
+    }
+    theirs.check_limits()
+}
+
+fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<PathMtu, Failure> {
+    let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
+    let mut answer = session.open(offer.size, gid_index, wishes.path_mtu)?;
+    let path_mtu = negotiate(&answer, offer)?;
+    answer.path_mtu = Some(path_mtu.bytes());
+    session.connect(offer, gid_index, path_mtu)?;
+    info!(size = offer.size, %path_mtu, "connected");
+    session.control.send(&Message::Connect(answer))?;
+    loop {
+        match session.wait_message()? {
+            Message::Lap { number, messages } => serve_lap(session, number, &messages)?,
+            Message::Close => break,
+            other => return Err(unexpected(&other)),
+        }
+    }
+    session.settle()?;
+    session.control.send(&Message::Closed)?;
+    session.close()?;
+    Ok(path_mtu)
+}
+
+/// The path MTU that either end insists on, or the largest that both interfaces allow.
+fn negotiate(ours: &Offer, theirs: &Offer) -> Result<PathMtu, Failure> {
+    let largest = ours.largest_path_mtu.min(theirs.largest_path_mtu);
+    let bytes = match (ours.path_mtu, theirs.path_mtu) {
+        (Some(ours), Some(theirs)) if ours != theirs => {
+            return Err(Failure::usage(format!(
+                "path MTU (-m) {ours} at the server, {theirs} at the client; give the same"
+            )));
+        }
+        (Some(bytes), _) | (_, Some(bytes)) => bytes,
+        (None, None) => largest,
+    };
+    if bytes > largest {
+        let (server, client) = (ours.largest_path_mtu, theirs.largest_path_mtu);
+        return Err(Failure::usage(format!(
+            "path MTU (-m) {bytes}: the server's interface allows {server}, the client's {client}"
+        )));
+    }
+    PathMtu::try_from(bytes).map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(), Failure> {
+    if messages.len() != session.lanes.len() {
+        let (theirs, ours) = (messages.len(), session.lanes.len());
+        return Err(Failure::run(format!("the client counts messages of {theirs} queue pairs for {ours}")));
+    }
+    session.settle()?;
+    session.prepare(number, messages)?;
+    session.control.send(&Message::Ready)?;
+    let echoes = session.plan.echoes().then_some(session.plan.operation);
+    let done = loop {
+        match session.control.take() {
+            Some(Message::LapDone { messages: done }) => break done,
+            Some(other) => return Err(unexpected(&other)),
+            None => session.turn()?,
+        }
+        let next = session.lanes[0].posted;
+        let arrived = match echoes {
+            None => false,
+            Some(Operation::Write) => next < messages[0] && session.rung(next)?,
+            Some(_) => session.lanes[0].received > next,
+        };
+        if arrived {
+            session.post(0)?;
+        }
+    };
+    if done.len() != messages.len() || done.iter().zip(messages).any(|(done, wanted)| done > wanted) {
+        return Err(Failure::run(format!("the client has sent {done:?} of {messages:?} messages")));
+    }
+    if session.plan.operation == Operation::Send {
+        while session.lanes.iter().zip(&done).any(|(lane, done)| lane.received < *done) {
+            session.turn()?;
+        }
+    }
+    let bytes = session.verify(number, &done)?;
+    session.control.send(&Message::Verified { bytes })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn offer(path_mtu: Option<u32>, largest_path_mtu: u32) -> Offer {
+        let gid = std::net::Ipv6Addr::LOCALHOST;
+        Offer { size: 8, gid, qps: vec![], memory: (0, 0, 0), path_mtu, largest_path_mtu }
+    }
+
+    #[test]
+    fn path_mtu_is_what_one_insists_on_or_the_largest_of_both() {
+        let mtu = |ours, theirs| negotiate(&ours, &theirs).map(PathMtu::bytes).map_err(|e| e.to_string());
+        assert_eq!(mtu(offer(None, 4096), offer(None, 1024)), Ok(1024));
+        assert_eq!(mtu(offer(Some(512), 4096), offer(None, 1024)), Ok(512));
+        assert_eq!(mtu(offer(None, 4096), offer(Some(256), 1024)), Ok(256));
+        assert!(mtu(offer(Some(512), 4096), offer(Some(1024), 1024)).is_err());
+        let refusal = mtu(offer(Some(4096), 4096), offer(None, 1024)).expect_err("too large");
+        assert!(refusal.contains("4096") && refusal.contains("1024"), "{refusal}");
+    }
+}
