@@ -1,6 +1,7 @@
 //! The `ferroce` command.
 
 mod demo;
+mod devinfo;
 mod dissect;
 mod endpoint;
 mod failure;
@@ -27,6 +28,7 @@ struct Cli {
 #[derive(Subcommand)]
 enum Command {
     Demo(demo::Args),
+    Devinfo(devinfo::Args),
     Dissect(dissect::Args),
     Perf(perf::Args),
     Pingpong(pingpong::Args),
@@ -38,6 +40,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(level).with_writer(io::stderr).init();
     match cli.command {
         Command::Demo(args) => demo::run(args),
+        Command::Devinfo(args) => devinfo::run(args),
         Command::Dissect(args) => dissect::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Pingpong(args) => pingpong::run(args),

@@ -1,0 +1,338 @@
+//! `ferroce devinfo`: what there is to work with, and what is missing for the faster modes.
+
+use std::fs;
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use ferroce::driver::netlink::{Interface, Netlink, XdpMode};
+use ferroce::driver::{Capabilities, Layer};
+use ferroce::{DeviceSpec, Gid, MacAddr, PathMtu};
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Shows interfaces with their GID tables and path MTUs, and what keeps them from the faster modes.
+///
+/// With -d the device is opened, and what it says of itself is shown too.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// Only this device: an interface (eth0), or a driver with its argument (af_xdp:eth0, loopback).
+    #[arg(short, long)]
+    device: Option<DeviceSpec>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    let (info, opened) = match gather(args.device.as_ref()) {
+        Ok(gathered) => gathered,
+        Err(failure) => return failure.report("devinfo"),
+    };
+    if args.json {
+        match serde_json::to_string_pretty(&info) {
+            Ok(text) => println!("{text}"),
+            Err(error) => return Failure::run(error.to_string()).report("devinfo"),
+        }
+    } else {
+        info.print();
+    }
+    match opened {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("devinfo"),
+    }
+}
+
+#[derive(Debug, Serialize)]
+struct DevInfo {
+    interfaces: Vec<InterfaceInfo>,
+    /// What the opened device says; null without -d, or if it can't be opened.
+    device: Option<DeviceInfo>,
+    /// Drivers in this build, as -d names them.
+    drivers: Vec<&'static str>,
+    /// What this process lacks, wherever it opens a device.
+    missing: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct InterfaceInfo {
+    name: String,
+    mac: String,
+    mtu: u32,
+    up: bool,
+    carrier: bool,
+    kind: Option<String>,
+    rx_queues: u32,
+    /// Bytes; null where the MTU is too small for any.
+    path_mtu_ipv4: Option<u32>,
+    path_mtu_ipv6: Option<u32>,
+    gids: Vec<GidInfo>,
+    xdp_program: Option<String>,
+    /// What keeps this interface from more.
+    missing: Vec<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct GidInfo {
+    index: usize,
+    gid: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+struct DeviceInfo {
+    driver: &'static str,
+    description: String,
+    interface: String,
+    /// Where its frames start.
+    layer: &'static str,
+    mtu: u32,
+    max_frame: usize,
+    gids: Vec<GidInfo>,
+}
+
+/// Everything that can be told, and whether the device could be opened.
+fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>), Failure> {
+    let netlink = Netlink::open()?;
+    let interfaces = match device {
+        None => netlink.interfaces()?.into_iter().filter(|interface| !interface.loopback).collect(),
+        Some(DeviceSpec::Interface(name) | DeviceSpec::AfXdp { interface: name, .. }) => {
+            vec![netlink.interface(name)?]
+        }
+        Some(_) => Vec::new(),
+    };
+    let (device, opened) = match device.map(|device| device.open()).transpose() {
+        Ok(driver) => (driver.map(|driver| DeviceInfo::new(driver.capabilities())), Ok(())),
+        Err(error) => (None, Err(Failure::from(error))),
+    };
+    let info = DevInfo {
+        interfaces: interfaces.iter().map(InterfaceInfo::new).collect(),
+        device,
+        drivers: drivers(),
+        missing: missing(&Process::read()),
+    };
+    Ok((info, opened))
+}
+
+fn drivers() -> Vec<&'static str> {
+    if cfg!(feature = "af_xdp") { vec!["af_xdp", "loopback"] } else { vec!["loopback"] }
+}
+
+impl InterfaceInfo {
+    fn new(interface: &Interface) -> InterfaceInfo {
+        let path_mtu = |ipv6| PathMtu::largest_for(interface.mtu, ipv6).map(PathMtu::bytes);
+        let mode = |mode| match mode {
+            XdpMode::Native => "native",
+            XdpMode::Generic => "generic",
+            XdpMode::Other => "offloaded or several",
+        };
+        InterfaceInfo {
+            name: interface.name.clone(),
+            mac: MacAddr(interface.mac).to_string(),
+            mtu: interface.mtu,
+            up: interface.up,
+            carrier: interface.carrier,
+            kind: interface.kind.clone(),
+            rx_queues: interface.rx_queues,
+            path_mtu_ipv4: path_mtu(false),
+            path_mtu_ipv6: path_mtu(true),
+            gids: gid_table(&interface.gid_order()),
+            xdp_program: interface.xdp.map(|xdp| format!("id {} ({})", xdp.program, mode(xdp.mode))),
+            missing: interface_missing(interface),
+        }
+    }
+
+    fn print(&self) {
+        let state = match (self.up, self.carrier) {
+            (false, _) => "down",
+            (true, false) => "up, no carrier",
+            (true, true) => "up",
+        };
+        let kind = self.kind.as_deref().map(|kind| format!(" ({kind})")).unwrap_or_default();
+        println!("{}{kind}: {state}, MAC {}, {} receive queue(s)", self.name, self.mac, self.rx_queues);
+        let bytes = |mtu: Option<u32>| mtu.map_or("none".to_owned(), |bytes| bytes.to_string());
+        let (v4, v6) = (bytes(self.path_mtu_ipv4), bytes(self.path_mtu_ipv6));
+        println!("  MTU {}: path MTU {v4} over IPv4, {v6} over IPv6", self.mtu);
+        print_gids(&self.gids);
+        if let Some(program) = &self.xdp_program {
+            println!("  XDP program {program}");
+        }
+        self.missing.iter().for_each(|missing| println!("  missing: {missing}"));
+    }
+}
+
+impl DeviceInfo {
+    fn new(capabilities: &Capabilities) -> DeviceInfo {
+        DeviceInfo {
+            driver: capabilities.driver,
+            description: capabilities.description.clone(),
+            interface: capabilities.interface.clone(),
+            layer: match capabilities.layer {
+                Layer::Ethernet => "Ethernet",
+                Layer::Udp => "UDP",
+            },
+            mtu: capabilities.mtu,
+            max_frame: capabilities.max_frame,
+            gids: gid_table(&capabilities.addresses),
+        }
+    }
+}
+
+impl DevInfo {
+    fn print(&self) {
+        self.interfaces.iter().for_each(InterfaceInfo::print);
+        if let Some(device) = &self.device {
+            println!("device {}: {} on {}", device.driver, device.description, device.interface);
+            println!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu);
+            print_gids(&device.gids);
+        }
+        println!("drivers in this build: {}", self.drivers.join(", "));
+        self.missing.iter().for_each(|missing| println!("missing: {missing}"));
+        if self.missing.is_empty() {
+            println!("nothing is missing for AF_XDP in this process");
+        }
+    }
+}
+
+fn gid_table(addresses: &[IpAddr]) -> Vec<GidInfo> {
+    let row = |(index, address): (usize, &IpAddr)| GidInfo {
+        index,
+        gid: Gid::from(*address).to_string(),
+        kind: "RoCE v2",
+    };
+    addresses.iter().enumerate().map(row).collect()
+}
+
+fn print_gids(gids: &[GidInfo]) {
+    gids.iter().for_each(|row| println!("  GID {:>2}  {:<40} {}", row.index, row.gid, row.kind));
+}
+
+fn interface_missing(interface: &Interface) -> Vec<String> {
+    let name = &interface.name;
+    let mut missing = Vec::new();
+    if !interface.up {
+        missing.push(format!("it is down: `ip link set {name} up`"));
+    } else if !interface.carrier {
+        missing.push("the link has no carrier".to_owned());
+    }
+    if interface.addresses.is_empty() {
+        missing.push(format!("no IP address, so no GID: `ip addr add 10.0.0.1/24 dev {name}`"));
+    }
+    if PathMtu::largest_for(interface.mtu, false) < Some(PathMtu::Mtu4096) {
+        let [v4, v6] = [false, true].map(|ipv6| PathMtu::Mtu4096.required_l3_mtu(ipv6));
+        missing.push(format!(
+            "path MTU 4096 needs an MTU of {v4} over IPv4 and {v6} over IPv6: `ip link set {name} mtu {v6}`"
+        ));
+    }
+    if interface.rx_queues > 1 {
+        missing.push(format!(
+            "RoCE may arrive on any of {} receive queues, a socket hears one: `ethtool -L {name} combined 1`",
+            interface.rx_queues
+        ));
+    }
+    missing
+}
+
+/// What the kernel grants this process.
+#[derive(Clone, Copy, Debug)]
+struct Process {
+    /// The effective capabilities, a bit each.
+    capabilities: u64,
+    /// Bytes that may be locked; `None` without limit.
+    locked_memory: Option<u64>,
+    af_xdp: bool,
+    hugepages: u64,
+}
+
+/// What an AF_XDP socket of the default size locks, with some room.
+const LOCKED_BYTES: u64 = 40 << 20;
+// Bits of linux/capability.h.
+const CAP_NET_ADMIN: u32 = 12;
+const CAP_NET_RAW: u32 = 13;
+const CAP_IPC_LOCK: u32 = 14;
+const CAP_SYS_ADMIN: u32 = 21;
+const CAP_SYS_RESOURCE: u32 = 24;
+const CAP_BPF: u32 = 39;
+
+impl Process {
+    fn read() -> Process {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let status = read("/proc/self/status");
+        let limits = read("/proc/self/limits");
+        let line = |text: &str, prefix| text.lines().find_map(|l| l.strip_prefix(prefix).map(str::to_owned));
+        let limit = line(&limits, "Max locked memory").unwrap_or_default();
+        Process {
+            capabilities: line(&status, "CapEff:")
+                .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+                .unwrap_or_default(),
+            locked_memory: limit.split_whitespace().next().and_then(|soft| soft.parse().ok()),
+            af_xdp: read("/proc/net/protocols").lines().any(|l| l.starts_with("XDP")),
+            hugepages: read("/proc/sys/vm/nr_hugepages").trim().parse().unwrap_or_default(),
+        }
+    }
+
+    fn may(&self, capability: u32) -> bool {
+        self.capabilities & (1 << capability) != 0
+    }
+}
+
+fn missing(process: &Process) -> Vec<String> {
+    let mut missing = Vec::new();
+    if !process.af_xdp {
+        missing.push("this kernel has no AF_XDP (CONFIG_XDP_SOCKETS)".to_owned());
+    }
+    for (capability, name) in
+        [(CAP_NET_RAW, "CAP_NET_RAW"), (CAP_NET_ADMIN, "CAP_NET_ADMIN"), (CAP_BPF, "CAP_BPF")]
+    {
+        let implied = capability == CAP_BPF && process.may(CAP_SYS_ADMIN);
+        if !process.may(capability) && !implied {
+            missing.push(format!(
+                "{name}, which AF_XDP needs: run as root, or `setcap {}+ep` on the program",
+                name.to_lowercase()
+            ));
+        }
+    }
+    let unlimited = process.may(CAP_IPC_LOCK) || process.may(CAP_SYS_RESOURCE);
+    if let Some(bytes) = process.locked_memory.filter(|bytes| *bytes < LOCKED_BYTES && !unlimited) {
+        missing.push(format!(
+            "locked memory: {} KiB allowed, an AF_XDP socket takes {} KiB: `ulimit -l`, or CAP_IPC_LOCK",
+            bytes >> 10,
+            LOCKED_BYTES >> 10
+        ));
+    }
+    if process.hugepages == 0 {
+        missing.push(
+            "hugepages (vm.nr_hugepages is 0), for the DPDK driver to come; AF_XDP needs none".to_owned(),
+        );
+    }
+    missing
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROOT: Process =
+        Process { capabilities: u64::MAX, locked_memory: Some(8 << 20), af_xdp: true, hugepages: 8 };
+
+    #[test]
+    fn root_lacks_nothing() {
+        assert_eq!(missing(&ROOT), Vec::<String>::new());
+    }
+
+    #[test]
+    fn each_thing_missing_is_named() {
+        let nobody = Process { capabilities: 0, locked_memory: Some(8 << 20), af_xdp: false, hugepages: 0 };
+        let all = missing(&nobody).join("\n");
+        for word in
+            ["CONFIG_XDP_SOCKETS", "CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_BPF", "8192 KiB", "nr_hugepages"]
+        {
+            assert!(all.contains(word), "{word} in {all}");
+        }
+        // CAP_SYS_ADMIN includes CAP_BPF; without a limit there is none to raise.
+        let admin = Process { capabilities: 1 << CAP_SYS_ADMIN, locked_memory: None, ..nobody };
+        let all = missing(&admin).join("\n");
+        assert!(!all.contains("CAP_BPF") && !all.contains("locked"), "{all}");
+    }
+}
