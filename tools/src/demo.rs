@@ -45,8 +45,8 @@ pub(crate) struct Args {
     /// Times that each tensor is all-reduced [default: 3, or 1 with --pcap].
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: Option<u32>,
-    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096. The interfaces get the MTU
-    /// that this takes.
+    /// Payload bytes of a full packet: 256, 512, 1024, 2048 or 4096. The interfaces get an MTU of
+    /// 1500 bytes, or what this takes if it is more.
     #[arg(long, default_value_t = PathMtu::Mtu4096, value_parser = parse_path_mtu)]
     path_mtu: PathMtu,
     /// Records what rank 0 sends and receives (about 310 MB a round), as pcapng.
@@ -130,7 +130,12 @@ impl Args {
         let mut tensors = shapes::resnet50();
         tensors.truncate(self.tensors.map_or(usize::MAX, |count| count as usize));
         let rounds = self.rounds.unwrap_or(if self.pcap.is_some() { 1 } else { 3 });
-        Plan { tensors, rounds, fault: self.fault }
+        Plan { tensors, rounds, path_mtu: self.path_mtu, fault: self.fault }
+    }
+
+    /// The interfaces' MTU.
+    fn mtu(&self) -> u32 {
+        self.path_mtu.required_l3_mtu(false).max(1500)
     }
 }
 
@@ -162,8 +167,8 @@ fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
 /// Ranks as processes in namespaces.
 fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
     check_rights()?;
-    let mtu = args.path_mtu.required_l3_mtu(false);
-    let lab = Lab::new("demo", args.ranks, mtu).map_err(|error| Error::Unavailable(error.to_string()))?;
+    let lab =
+        Lab::new("demo", args.ranks, args.mtu()).map_err(|error| Error::Unavailable(error.to_string()))?;
     let program = std::env::current_exe()
         .map_err(|source| Error::Os { what: "finding this program's own file", source })?;
     let plan = args.plan();
@@ -173,6 +178,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
         let mut command = lab.command(rank, &program);
         command.args(["demo", "--as-rank"]);
         command.args(["--rounds", &plan.rounds.to_string(), "--tensors", &plan.tensors.len().to_string()]);
+        command.args(["--path-mtu", &plan.path_mtu.to_string()]);
         if let Some(fault) = &args.fault {
             command.args(["--fault", &fault.to_string()]);
         }
@@ -194,8 +200,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
 
 /// Ranks as threads of this process.
 fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
-    let mtu = args.path_mtu.required_l3_mtu(false);
-    let switch = Switch::new(SwitchConfig { mtu, ..SwitchConfig::default() })?;
+    let switch = Switch::new(SwitchConfig { mtu: args.mtu(), ..SwitchConfig::default() })?;
     let plan = args.plan();
     let rendezvous = |source| Error::Os { what: "listening on 127.0.0.1 for the rendezvous", source };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(rendezvous)?;

@@ -36,7 +36,8 @@ pub(crate) enum LabError {
 }
 
 impl Lab {
-    /// Makes the namespaces `ferroce-<purpose>-<pid>-<rank>` with interfaces of the given MTU.
+    /// Makes the namespaces `ferroce-<purpose>-<pid>-<rank>` with interfaces of the given MTU, at least
+    /// 1280 bytes (IPv6's least).
     ///
     /// Those that a process of the same purpose left behind when it was killed are removed first.
     ///
@@ -98,7 +99,9 @@ pub(crate) fn address(rank: u32) -> IpAddr {
 /// Sets a link up. It has no IPv6 address of its own (the ranks speak IPv4), so no duplicate
 /// address detection nor router solicitation runs on it.
 fn up(namespace: &str, interface: &str) -> Result<(), LabError> {
-    ip(&format!("-n {namespace} link set {interface} addrgenmode none"))?;
+    if Path::new("/proc/sys/net/ipv6").exists() {
+        ip(&format!("-n {namespace} link set {interface} addrgenmode none"))?;
+    }
     ip(&format!("-n {namespace} link set {interface} up"))
 }
 

@@ -1,6 +1,6 @@
 //! `ferroce demo`, as a user runs it: what it prints, how it ends, and what it leaves behind.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};

@@ -18,7 +18,7 @@ use ferroce_driver::Stats;
 use ferroce_driver::pcap::Recorder;
 use serde::{Deserialize, Serialize};
 
-use super::shapes::{ELEMENT, Tensor};
+use super::shapes::Tensor;
 use super::stoppable::Stoppable;
 use super::values::{self, Wrong};
 use crate::netns;
@@ -30,6 +30,8 @@ pub(super) struct Plan {
     pub(super) tensors: Vec<Tensor>,
     /// How often each of them is all-reduced.
     pub(super) rounds: u32,
+    /// Payload bytes of a full packet.
+    pub(super) path_mtu: PathMtu,
     /// For tests: an element that one rank gets wrong.
     pub(super) fault: Option<Fault>,
 }
@@ -81,7 +83,7 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    fn of(context: &Context) -> Opened {
+    fn new(context: &Context, path_mtu: PathMtu) -> Opened {
         let capabilities = context.capabilities();
         Opened {
             driver: capabilities.driver.to_owned(),
@@ -89,7 +91,7 @@ impl Opened {
             mode: capabilities.description.clone(),
             addresses: capabilities.addresses.clone(),
             mtu: capabilities.mtu,
-            path_mtu: PathMtu::largest_for(capabilities.mtu, false).map_or(0, PathMtu::bytes),
+            path_mtu: path_mtu.bytes(),
         }
     }
 }
@@ -237,8 +239,9 @@ fn all_reduce_all(
     tell: &mut dyn FnMut(Event),
 ) -> Result<(), Error> {
     let context = Context::open(driver, &Config::default())?;
-    tell(Event::Opened(Opened::of(&context)));
-    let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &Options::default())?;
+    tell(Event::Opened(Opened::new(&context, plan.path_mtu)));
+    let options = Options { path_mtu: Some(plan.path_mtu), ..Options::default() };
+    let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &options)?;
     let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;
     for round in 0..plan.rounds {
@@ -270,7 +273,7 @@ fn fill(
         let bytes = communicator.bytes_mut(*buffer)?;
         values::fill(bytes, round, rank, number);
         if let Some(fault) = plan.fault.filter(|fault| (fault.rank, fault.tensor) == (rank, number)) {
-            bytes[fault.index * ELEMENT] ^= 1;
+            values::negate(bytes, fault.index);
         }
         communicator.progress()?;
     }

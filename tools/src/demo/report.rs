@@ -179,7 +179,7 @@ impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Row { bytes, tensors, median_us, algbw_gb_s, busbw_gb_s } = self;
         let bytes = grouped(*bytes as u64);
-        write!(f, "{bytes:>13} {tensors:>8} {median_us:>12.1} {algbw_gb_s:>11.3} {busbw_gb_s:>11.3}")
+        write!(f, "{bytes:>13} {tensors:>8} {median_us:>12.1} {algbw_gb_s:>11.4} {busbw_gb_s:>11.4}")
     }
 }
 

@@ -37,6 +37,14 @@ pub(super) fn fill(bytes: &mut [u8], round: u32, rank: u32, tensor: usize) {
     }
 }
 
+/// Changes the sign of an element, as a rank that is to be caught does.
+pub(super) fn negate(bytes: &mut [u8], index: usize) {
+    if let Some(element) = bytes.chunks_exact_mut(ELEMENT).nth(index) {
+        let value = -value_of(element);
+        element.copy_from_slice(&value.to_ne_bytes());
+    }
+}
+
 /// The first element of a tensor that is not the sum over the ranks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Wrong {
@@ -76,13 +84,17 @@ pub(super) fn check(
     for (index, element) in bytes.chunks_exact(ELEMENT).enumerate() {
         let sum: i64 = all.iter().map(|values| i64::from(values.at(index))).sum();
         let expected = sum as f32;
-        let got_bits = u32::from_ne_bytes([element[0], element[1], element[2], element[3]]);
+        let got_bits = value_of(element).to_bits();
         if got_bits != expected.to_bits() {
             let first = Wrong { tensor: tensor.name.clone(), index, expected, got_bits, count: 0 };
             wrong.get_or_insert(first).count += 1;
         }
     }
     wrong.map_or(Ok(()), Err)
+}
+
+fn value_of(element: &[u8]) -> f32 {
+    f32::from_ne_bytes([element[0], element[1], element[2], element[3]])
 }
 
 /// The finaliser of SplitMix64: every output bit depends on every input bit.
