@@ -171,7 +171,11 @@ impl Args {
         interrupt: &Interrupt,
     ) -> Result<Endpoint, Failure> {
         // The session makes a CQ that fits once the plan is known.
-        Endpoint::new(driver, port, 1, interrupt.clone())
+        let end = Endpoint::new(driver, port, 1, interrupt.clone())?;
+        if self.gid_index.is_some() {
+            end.gid_index(self.gid_index, None)?;
+        }
+        Ok(end)
     }
 
     fn serve(&self, end: Endpoint, listener: &Listener) -> Result<Report, Failure> {

@@ -130,6 +130,9 @@ impl<'a> PingPong<'a> {
         interrupt: Interrupt,
     ) -> Result<PingPong<'a>, Failure> {
         let mut end = Endpoint::new(driver, port, args.rx_depth + 1, interrupt)?;
+        if args.gid_idx.is_some() {
+            end.gid_index(args.gid_idx, None)?;
+        }
         if args.events {
             end.block_when_idle();
         }

@@ -1,0 +1,50 @@
+//! `ferroce devinfo`, as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use ends::{Ferroce, Pair, VETH, alone, refused};
+
+#[test]
+fn loopback_says_what_it_is() {
+    let info = Ferroce::start(None, "devinfo -d loopback --json").end().json();
+    assert_eq!(info["device"]["driver"], "loopback");
+    assert_eq!(info["device"]["gids"][0]["gid"], "::ffff:127.0.0.1");
+    let text = Ferroce::start(None, "devinfo -d loopback").end();
+    assert!(text.stdout.contains("GID  0  ::ffff:127.0.0.1"), "{text:#?}");
+}
+
+#[test]
+fn an_interface_with_its_gids_and_what_it_lacks() {
+    let _alone = alone();
+    let Some(pair) = ends::pair(4170) else { return };
+    let info = Ferroce::start(Some(&pair.a), "devinfo --json").end().json();
+    let interface = &info["interfaces"][0];
+    assert_eq!((&interface["name"], &interface["mtu"]), (&VETH.into(), &4170.into()));
+    assert_eq!(interface["path_mtu_ipv4"], 4096);
+    assert_eq!(interface["path_mtu_ipv6"], 2048);
+    let gids: Vec<_> =
+        interface["gids"].as_array().unwrap().iter().map(|row| row["gid"].as_str().unwrap()).collect();
+    assert!(gids[0].starts_with("fe80::"), "{gids:?}");
+    assert_eq!(gids[1..], ["::ffff:10.9.0.1", "fd09::1"]);
+    assert!(info["device"].is_null());
+
+    let opened = Ferroce::start(Some(&pair.a), &format!("devinfo -d {VETH} --json")).end().json();
+    assert_eq!(opened["device"]["driver"], "af_xdp");
+    assert_eq!(opened["device"]["mtu"], 4170);
+
+    let small = Pair::new(1400).unwrap();
+    let text = Ferroce::start(Some(&small.a), "devinfo").end();
+    assert!(
+        text.stdout.contains("path MTU 4096 needs an MTU of 4160 over IPv4 and 4180 over IPv6"),
+        "{text:#?}"
+    );
+}
+
+#[test]
+fn bad_input_is_named() {
+    refused(&[
+        ("devinfo -d no-such-if0", &["'no-such-if0'", "lo"]),
+        ("devinfo -d loopback:1", &["'loopback:1'"]),
+    ]);
+}

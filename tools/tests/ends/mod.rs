@@ -1,0 +1,181 @@
+//! `ferroce` processes as the ends of a measurement, in one process or in two network namespaces.
+#![allow(dead_code, reason = "no test program uses all of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
+
+#[path = "../../../driver/tests/common/mod.rs"]
+mod veth;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+pub(crate) use veth::{Pair, VETH};
+
+/// Nothing here takes longer.
+pub(crate) const LIMIT: Duration = Duration::from_secs(90);
+/// The server of a pair of namespaces.
+pub(crate) const SERVER: &str = "10.9.0.1";
+
+/// Two poll loops at a time are enough for two cores.
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A running `ferroce`. It is killed on drop.
+pub(crate) struct Ferroce {
+    child: Child,
+    stdout: Option<JoinHandle<String>>,
+    stderr: Option<JoinHandle<String>>,
+    ready: Receiver<()>,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+    pub(crate) took: Duration,
+}
+
+impl Ferroce {
+    /// Starts it, in a network namespace if one is given.
+    pub(crate) fn start(namespace: Option<&str>, arguments: &str) -> Ferroce {
+        let mut command = match namespace {
+            None => Command::new(env!("CARGO_BIN_EXE_ferroce")),
+            Some(namespace) => {
+                // It becomes ferroce, so the pid is ferroce's.
+                let mut command = Command::new("ip");
+                command.args(["netns", "exec", namespace, env!("CARGO_BIN_EXE_ferroce")]);
+                command
+            }
+        };
+        command.args(arguments.split_whitespace()).env("RUST_LOG", "info").env("NO_COLOR", "1");
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().expect("ferroce starts");
+        let (notify, ready) = mpsc::channel();
+        let mut out = child.stdout.take().unwrap();
+        let stdout = thread::spawn(move || {
+            let mut text = String::new();
+            out.read_to_string(&mut text).unwrap();
+            text
+        });
+        let err = BufReader::new(child.stderr.take().unwrap());
+        let stderr = thread::spawn(move || {
+            let mut text = String::new();
+            for line in err.lines() {
+                let line = line.unwrap();
+                // A test that does not wait for it has let go of the other side.
+                if line.contains("waiting for a client") {
+                    let _ = notify.send(());
+                }
+                text += &line;
+                text.push('\n');
+            }
+            text
+        });
+        Ferroce { child, stdout: Some(stdout), stderr: Some(stderr), ready }
+    }
+
+    /// Starts a server and waits until clients may come.
+    pub(crate) fn server(namespace: &str, arguments: &str) -> Ferroce {
+        let mut server = Ferroce::start(Some(namespace), arguments);
+        if server.ready.recv_timeout(Duration::from_secs(30)).is_err() {
+            server.kill();
+            panic!("the server does not get ready: {:?}", server.collect(Duration::ZERO));
+        }
+        server
+    }
+
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// SIGINT.
+    pub(crate) fn interrupt(&self) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self) -> Outcome {
+        let started = Instant::now();
+        while self.child.try_wait().unwrap().is_none() {
+            if started.elapsed() > LIMIT {
+                self.kill();
+                panic!("still running after {LIMIT:?}: {:?}", self.collect(LIMIT));
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+        self.collect(started.elapsed())
+    }
+
+    fn collect(&mut self, took: Duration) -> Outcome {
+        let code = self.child.wait().unwrap().code();
+        let [stdout, stderr] =
+            [&mut self.stdout, &mut self.stderr].map(|reader| reader.take().unwrap().join().unwrap());
+        Outcome { code, stdout, stderr, took }
+    }
+}
+
+impl Drop for Ferroce {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Outcome {
+    /// The report that a successful run has printed as JSON.
+    pub(crate) fn json(&self) -> serde_json::Value {
+        assert_eq!(self.code, Some(0), "{self:#?}");
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:#?}"))
+    }
+}
+
+/// Runs `command` at both ends over AF_XDP, `-d` and the host added. Returns server and client.
+pub(crate) fn both(pair: &Pair, command: &str) -> [Outcome; 2] {
+    let command = format!("{command} -d {VETH}");
+    let server = Ferroce::server(&pair.a, &command);
+    let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}")).end();
+    if client.code != Some(0) {
+        server.interrupt();
+    }
+    [server.end(), client]
+}
+
+/// Runs commands that must be refused with status 2, and what stderr must name.
+pub(crate) fn refused(cases: &[(&str, &[&str])]) {
+    for (arguments, words) in cases {
+        let outcome = Ferroce::start(None, arguments).end();
+        assert_eq!(outcome.code, Some(2), "{arguments}: {outcome:#?}");
+        for word in *words {
+            assert!(outcome.stderr.contains(word), "{arguments}: no '{word}' in {}", outcome.stderr);
+        }
+    }
+}
+
+/// Two namespaces whose interfaces have got their link-local addresses, which takes the kernel a
+/// while; without them the indices of the GID table are others.
+pub(crate) fn pair(mtu: u32) -> Option<Pair> {
+    let pair = Pair::new(mtu)?;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    for namespace in [&pair.a, &pair.b] {
+        let arguments = ["-n", namespace, "-6", "address", "show", "dev", VETH, "scope", "link"];
+        loop {
+            let shown = Command::new("ip").args(arguments).output().unwrap().stdout;
+            let shown = String::from_utf8_lossy(&shown);
+            if shown.contains("fe80::") && !shown.contains("tentative") {
+                break;
+            }
+            assert!(Instant::now() < deadline, "no link-local address in {namespace}: {shown}");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+    Some(pair)
+}

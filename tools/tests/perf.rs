@@ -1,0 +1,188 @@
+//! `ferroce perf`, as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use std::thread;
+use std::time::Duration;
+
+use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone, both, refused};
+use serde_json::Value;
+
+const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];
+
+#[test]
+fn every_operation_over_loopback() {
+    let _alone = alone();
+    for operation in OPERATIONS {
+        let report = loopback(&format!("{operation} bw -n 300 -q 2 --check"));
+        let result = &report["results"][0];
+        assert_eq!(result["messages"], 300, "{report}");
+        // Of atomics, 300 originals and the two counters.
+        let verified = if operation == "atomic" { 302 * 8 } else { 300 * 65536 };
+        assert_eq!(result["verified_bytes"], verified, "{operation}: {report}");
+
+        let report = loopback(&format!("{operation} lat -n 200 --check"));
+        let latency = &report["results"][0]["latency"];
+        let at = |name: &str| latency[name].as_f64().unwrap();
+        assert!(0.0 < at("min") && at("min") <= at("p50") && at("p50") <= at("p99"), "{report}");
+        assert!(at("p99") <= at("p99.9") && at("p99.9") <= at("p99.99"), "{report}");
+    }
+}
+
+#[test]
+fn options_reach_the_other_end() {
+    let _alone = alone();
+    let report = loopback("write bw -m 512 -s 1000 -t 3 --bytes 100000 --check");
+    assert_eq!(report["path_mtu"], 512);
+    assert_eq!(
+        (&report["results"][0]["messages"], &report["results"][0]["bytes"]),
+        (&100.into(), &100_000.into())
+    );
+    let report = loopback("send bw --all -n 4 --check");
+    let sizes: Vec<_> =
+        report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, (1..=23).map(|power| 1 << power).collect::<Vec<u64>>());
+    let report = loopback("read bw -s 4KiB -D 0.3 --check");
+    assert!(report["results"][0]["messages"].as_u64().unwrap() > 0, "{report}");
+    let report = loopback("atomic bw -A CMP_AND_SWAP -n 1000 -o 1 --check");
+    assert_eq!(report["results"][0]["verified_bytes"], 1001 * 8, "{report}");
+    let text = Ferroce::start(None, "perf send lat -d loopback -n 50").end();
+    for column in ["p50", "p99", "p99.9", "p99.99", "path MTU 4096", "0 packets retransmitted"] {
+        assert!(text.stdout.contains(column), "no '{column}' in {}", text.stdout);
+    }
+}
+
+#[test]
+fn every_operation_over_af_xdp() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(4200) else { return };
+    for mtu in [1024, 4096] {
+        for operation in OPERATIONS {
+            for mode in ["bw -n 500", "lat -n 300"] {
+                let command = format!("perf {operation} {mode} -m {mtu} -u 17 --check --json");
+                let [server, client] = both(&pair, &command);
+                for (report, role) in [(server.json(), "server"), (client.json(), "client")] {
+                    assert_eq!(report["driver"], "af_xdp", "{command}");
+                    assert_eq!(report["path_mtu"], mtu, "{command}");
+                    assert_eq!(report["role"], role, "{command}");
+                }
+                assert!(client.json()["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{command}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gibibyte_by_write_and_by_read() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(4200) else { return };
+    for mtu in [1024, 4096] {
+        for operation in ["write", "read"] {
+            let command = format!("perf {operation} bw --bytes 1GiB -m {mtu} -u 17 --check --json");
+            let [_, client] = both(&pair, &command);
+            let result = &client.json()["results"][0];
+            assert_eq!(result["verified_bytes"], 1_u64 << 30, "{command}");
+            println!("{operation}, path MTU {mtu}: {} Gb/s", result["gigabits_per_second"]);
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_is_killed_ends_the_work_in_error() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(1500) else { return };
+    for test in ["write bw", "read bw", "send bw", "atomic bw", "write lat", "send lat"] {
+        for server_dies in [true, false] {
+            let survivor = kill_one(&pair, test, server_dies);
+            assert_eq!(survivor.code, Some(1), "{test}: {survivor:#?}");
+            // The budget of the default timeout is 2.6 s.
+            assert!(survivor.took < Duration::from_secs(6), "{test}: {survivor:#?}");
+            // What the client has under way runs out of retries; what only waits is flushed.
+            let statuses: &[&str] =
+                if server_dies { &["RetryExcErr", "WrFlushErr"] } else { &["WrFlushErr", "RetryExcErr"] };
+            assert!(statuses.iter().any(|status| survivor.stderr.contains(status)), "{test}: {survivor:#?}");
+            if server_dies && test.ends_with("bw") {
+                assert!(survivor.stderr.contains("RetryExcErr"), "{test}: {survivor:#?}");
+            }
+        }
+        // Both ends can start again at once.
+        let [server, client] = both(&pair, &format!("perf {test} -n 20 --check --json"));
+        assert_eq!(server.code, Some(0), "{server:#?}");
+        client.json();
+    }
+}
+
+#[test]
+fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(1500) else { return };
+    let command = format!("perf write bw -D 60 -d {VETH}");
+    let server = Ferroce::server(&pair.a, &command);
+    let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}"));
+    thread::sleep(Duration::from_millis(500));
+    client.interrupt();
+    let (client, server) = (client.end(), server.end());
+    assert_eq!((client.code, server.code), (Some(130), Some(1)), "{client:#?} {server:#?}");
+    assert!(client.stderr.contains("interrupted"), "{client:#?}");
+
+    let waiting = Ferroce::server(&pair.a, &command);
+    waiting.interrupt();
+    assert_eq!(waiting.end().code, Some(130));
+}
+
+#[test]
+fn ends_that_do_not_fit_say_so() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(1500) else { return };
+    let server = Ferroce::server(&pair.a, &format!("perf read bw -d {VETH}"));
+    let client = Ferroce::start(Some(&pair.b), &format!("perf write bw -d {VETH} {SERVER}")).end();
+    for end in [client, server.end()] {
+        assert!(end.code != Some(0) && end.stderr.contains("perf read bw"), "{end:#?}");
+        assert!(end.stderr.contains("perf write bw"), "{end:#?}");
+    }
+    let [server, client] = both(&pair, "perf write bw -m 4096");
+    for end in [server, client] {
+        assert!(
+            end.code != Some(0) && end.stderr.contains("4096") && end.stderr.contains("1024"),
+            "{end:#?}"
+        );
+    }
+}
+
+#[test]
+fn bad_input_is_named() {
+    refused(&[
+        ("perf", &["<OPERATION>"]),
+        ("perf erase bw -d loopback", &["'erase'", "write, read, send, atomic"]),
+        ("perf write bw -d loopback -s 1GB", &["'1GB'", "1GiB"]),
+        ("perf write bw -d loopback -s 2GiB", &["2147483648", "1073741824"]),
+        ("perf write bw -d loopback -t 0", &["0", "16384"]),
+        ("perf write bw -d loopback -q 65", &["-q", "65", "64"]),
+        ("perf write lat -d loopback -q 2", &["-q", "2", "write lat"]),
+        ("perf atomic bw -d loopback -s 16", &["-s", "16", "8 bytes"]),
+        ("perf write bw -d loopback -D 0", &["'0'", "seconds"]),
+        ("perf write bw -d loopback -x 7", &["GID index 7", "::ffff:127.0.0."]),
+        ("perf write bw -d loopback --core 4096 -n 1", &["--core 4096", "0"]),
+        ("perf write bw -d loopback --pcap /no/such/folder/file -n 1", &["/no/such/folder/file"]),
+    ]);
+}
+
+fn loopback(arguments: &str) -> Value {
+    Ferroce::start(None, &format!("perf {arguments} -d loopback -u 17 --json")).end().json()
+}
+
+/// Kills one end of a long run; how the other one ends.
+fn kill_one(pair: &Pair, test: &str, server_dies: bool) -> Outcome {
+    let command = format!("perf {test} -D 60 -d {VETH}");
+    let mut server = Ferroce::server(&pair.a, &command);
+    let mut client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}"));
+    thread::sleep(Duration::from_millis(500));
+    if server_dies {
+        server.kill();
+        client.end()
+    } else {
+        client.kill();
+        server.end()
+    }
+}
