@@ -4,7 +4,7 @@ use ferroce::WcStatus::{RemInvReqErr, Success, WrFlushErr};
 use ferroce::wire::{Extension, Feth, FlushType, Opcode, Operation, Position, Selectivity};
 use ferroce::{Access, Event, Memory, Mr, PathMtu, QpState, RKey};
 
-use crate::packet::{NAK_ACCESS, NAK_INVALID, Script, packet};
+use crate::packet::{BTH, IP, NAK_ACCESS, NAK_INVALID, Script, UDP, packet, reseal};
 use crate::peer::{Peer, RQ, Setup, all_access, pattern};
 
 /// The longest message.
@@ -111,6 +111,18 @@ fn case_068_payload_lengths() {
     peer.inject(packet(Opcode::RC_WRITE_ONLY, RQ).reth(addr, rkey, 257).payload(&[1; 257]));
     expect_refused(&mut peer, NAK_INVALID, RQ, 0);
     assert_eq!(peer.bytes(mr), pattern(1024));
+
+    // The pad must fill the last word: here it is one byte, after six of payload.
+    let mut peer = Peer::new();
+    peer.post_recv(1, 1024);
+    let mut frame = peer.frame(&packet(Opcode::RC_SEND_ONLY, RQ).payload(b"sixsix"));
+    frame.remove(frame.len() - 5);
+    frame[IP + 3] -= 1;
+    frame[UDP + 5] -= 1;
+    frame[BTH + 1] ^= 0x30;
+    reseal(&mut frame);
+    peer.inject_frame(frame);
+    expect_send_refused(&mut peer, RQ);
 }
 
 #[test]
