@@ -10,7 +10,9 @@ pub const MAX_SIZE: u32 = 4096;
 /// Who this rank is, and where rank 0 is to be met.
 ///
 /// The ranks meet over TCP, which has nothing to do with the RoCE traffic and may use another
-/// network: rank 0 listens, the others connect.
+/// network: rank 0 listens, the others connect. Nothing of it is encrypted or authenticated, and it
+/// tells the keys of the memory that ranks write to each other: it belongs on a trusted network, as
+/// RoCE does.
 #[derive(Debug)]
 pub struct Bootstrap {
     pub(crate) rank: u32,

@@ -116,6 +116,18 @@ fn f32_is_added_up_in_the_order_of_the_ring() {
 }
 
 #[test]
+fn a_call_allocates_nothing() {
+    run(3, options(), None, LIMIT, |mut communicator| {
+        let buffer = communicator.allocate(400_000).unwrap();
+        let mut call = || communicator.all_reduce(buffer, 100_000, DataType::F32, ReduceOp::Sum).unwrap();
+        call();
+        let measured = allocation_counter::measure(call);
+        assert_eq!(measured.count_total, 0, "{measured:?}");
+        communicator.finish().unwrap();
+    });
+}
+
+#[test]
 fn a_barrier_holds_back_the_early() {
     let size = 4;
     let times = run(size, options(), None, LIMIT, |mut communicator| {
