@@ -2,6 +2,8 @@
 //!
 //! `FERROCE_SEED` replays a run, `FERROCE_SOAK_BYTES` sets how much goes through each operation.
 
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
 #[expect(unreachable_pub, reason = "a module shared by test programs")]
 mod pair;
 
