@@ -143,6 +143,30 @@ fn a_barrier_holds_back_the_early() {
     assert!(times.iter().all(|(_, left)| *left >= last_entered));
 }
 
+/// Whoever leaves early no longer answers, and its neighbour's last packets may need an answer.
+#[test]
+fn nobody_leaves_before_all_are_done() {
+    let times = run(3, options(), None, LIMIT, |mut communicator| {
+        communicator.barrier().unwrap();
+        std::thread::sleep(Duration::from_millis(40) * communicator.rank());
+        let done = Instant::now();
+        communicator.finish().unwrap();
+        (done, Instant::now())
+    });
+    let last_done = times.iter().map(|(done, _)| *done).max().unwrap();
+    assert!(times.iter().all(|(_, left)| *left >= last_done));
+}
+
+#[test]
+fn a_rank_that_goes_without_leave_is_named() {
+    let outcomes = run(2, options(), None, LIMIT, |mut communicator| {
+        communicator.barrier().unwrap();
+        (communicator.rank() == 0).then(|| communicator.finish().map(drop).unwrap_err())
+    });
+    let message = outcomes[0].as_ref().unwrap().to_string();
+    assert!(message.contains("rank 0, bootstrap connection with rank 1: it closed"), "{message}");
+}
+
 #[test]
 fn too_large_a_count_is_refused_and_harmless() {
     run(2, options(), None, LIMIT, |mut communicator| {
