@@ -33,7 +33,8 @@ use supervisor::{Message, Supervisor};
 /// speak RoCEv2 through AF_XDP; nothing of that is left when it ends. Without the rights for it,
 /// they are threads that speak the same packets over an in-process switch.
 ///
-/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage.
+/// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage,
+/// 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     /// What joins the ranks [default: af_xdp where possible, else loopback].
@@ -94,7 +95,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
         }
         Err(error) => {
             eprintln!("ferroce demo: {error}");
-            ExitCode::FAILURE
+            ExitCode::from(if matches!(error, Error::Interrupted) { 130 } else { 1 })
         }
     }
 }
@@ -292,12 +293,8 @@ fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
 fn tell_progress(plan: &Plan, logs: &[RankLog], rank: u32) {
     let round = logs[rank as usize].rounds.len();
     if logs.iter().all(|log| log.rounds.len() >= round) {
-        let slowest = logs.iter().map(|log| log.rounds[round - 1].iter().sum::<u64>()).max().unwrap_or(0);
-        eprintln!(
-            "round {round} of {}: all-reduced in {:.2} s and checked",
-            plan.rounds,
-            slowest as f64 / 1e9
-        );
+        let seconds = report::round_time(logs, round - 1) as f64 / 1e9;
+        eprintln!("round {round} of {}: all-reduced in {seconds:.2} s and checked", plan.rounds);
     }
 }
 

@@ -135,7 +135,7 @@ fn an_interruption_ends_ranks_removes_namespaces_and_completes_the_capture() {
     let start = Instant::now();
     let status = wait(&mut child);
     let said = stderr.join().unwrap();
-    assert_eq!(status.code(), Some(1), "{said}");
+    assert_eq!(status.code(), Some(130), "{said}");
     assert!(said.contains("interrupted"), "{said}");
     assert!(start.elapsed() < Duration::from_secs(5), "it took {:?}", start.elapsed());
     check_nothing_is_left(child.id(), &ranks);

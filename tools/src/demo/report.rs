@@ -99,8 +99,8 @@ impl Report {
         let sizes =
             by_size.into_iter().map(|(bytes, (count, times))| Row::new(bytes, count, ranks, times)).collect();
         let bytes = tensors.iter().map(|tensor| tensor.bytes()).sum();
-        let sums = rounds.iter().map(|round| round.iter().sum()).collect();
-        let total = Row::new(bytes, tensors.len(), ranks, sums);
+        let times = (0..rounds.len()).map(|round| round_time(&logs, round)).collect();
+        let total = Row::new(bytes, tensors.len(), ranks, times);
 
         let elements_checked = logs.iter().map(|log| log.elements).sum();
         let (mut ports, mut wrong) = (Vec::new(), Vec::new());
@@ -111,6 +111,11 @@ impl Report {
         }
         Report { ranks, rounds: rounds.len() as u32, ports, sizes, total, elements_checked, wrong }
     }
+}
+
+/// Nanoseconds that the slowest rank took for all tensors of a round.
+pub(super) fn round_time(logs: &[RankLog], round: usize) -> u64 {
+    logs.iter().map(|log| log.rounds[round].iter().sum()).max().unwrap_or(0)
 }
 
 /// The time of the slowest rank, for each round and tensor.
