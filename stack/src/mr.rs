@@ -84,7 +84,7 @@ impl MemoryRegions {
         if access.contains(Access::FLUSH_PERSISTENT) {
             return Err(Error::Access { access, reason: "host memory is not persistent" });
         }
-        if iova.checked_add(memory.len() as u64).is_none() {
+        if iova.checked_add((memory.len() as u64).saturating_sub(1)).is_none() {
             let expected = format!("iova + {} bytes must not pass 2^64", memory.len());
             return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
         }
@@ -198,17 +198,27 @@ impl MemoryRegions {
         va: u64,
         len: u32,
     ) -> Result<Granted, RemoteAccess> {
-        let index = self.keys.get(rkey.0).ok_or(RemoteAccess)?;
-        let region = self.slab.at(index).ok_or(RemoteAccess)?;
-        if region.revoked || region.pd != pd || !region.access.contains(access) {
-            return Err(RemoteAccess);
-        }
+        let (index, region) = self.reachable(pd, rkey, access)?;
         let start = va.checked_sub(region.iova).ok_or(RemoteAccess)?;
         let end = start.checked_add(u64::from(len)).ok_or(RemoteAccess)?;
         if end > region.memory.len() as u64 {
             return Err(RemoteAccess);
         }
         Ok(Granted { index, start: start as usize, len: len as usize })
+    }
+
+    /// Whether a packet for a queue pair of `pd` may use a whole region with `access`.
+    pub(crate) fn grant_whole(&self, pd: Pd, rkey: RKey, access: Access) -> Result<(), RemoteAccess> {
+        self.reachable(pd, rkey, access).map(drop)
+    }
+
+    fn reachable(&self, pd: Pd, rkey: RKey, access: Access) -> Result<(u32, &MemoryRegion), RemoteAccess> {
+        let index = self.keys.get(rkey.0).ok_or(RemoteAccess)?;
+        let region = self.slab.at(index).ok_or(RemoteAccess)?;
+        if region.revoked || region.pd != pd || !region.access.contains(access) {
+            return Err(RemoteAccess);
+        }
+        Ok((index, region))
     }
 
     /// The bytes of a grant that was made for this packet.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use ferroce_wire::{
     Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, Position, Psn,
-    RKey, RnrTimer, Successor, Syndrome,
+    RKey, RnrTimer, Selectivity, Successor, Syndrome,
 };
 
 use crate::Access;
@@ -43,9 +43,12 @@ struct Outcome {
     packets: u32,
     msn: u32,
     answer: Answer,
-    /// The packet that the answer under way began with, and the next one to be sent.
+    /// The answer under way: the packet that it began with, the next one to be sent, and the one
+    /// after its last, which carries the bytes of a READ up to `limit`.
     start: u32,
     next: u32,
+    end: u32,
+    limit: u32,
     /// All of it was sent once: what is owed now, if anything, answers a duplicate.
     answered: bool,
 }
@@ -67,7 +70,7 @@ enum Answer {
 
 impl Outcome {
     fn is_owed(&self) -> bool {
-        self.next < self.packets
+        self.next < self.end
     }
 
     fn covers(&self, psn: Psn) -> bool {
@@ -135,6 +138,12 @@ impl Responder {
         self.ack_owed = false;
         self.nak_owed = None;
         self.outcomes.clear();
+    }
+
+    /// The latest outcome at `psn`: the PSNs of one that is long forgotten by the peer may have come
+    /// round again.
+    fn outcome_at(&mut self, psn: Psn) -> Option<&mut Outcome> {
+        self.outcomes.iter_mut().rev().find(|outcome| outcome.covers(psn))
     }
 
     fn count_message(&mut self) {
@@ -355,12 +364,18 @@ impl QueuePair {
     fn execute_flush(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(Refusal::Invalid) };
         let access = flush_access(feth);
-        if feth.selectivity().is_none() || access == Access::NONE {
+        let Some(selectivity) = feth.selectivity().filter(|_| access != Access::NONE) else {
             return Err(Refusal::Invalid);
-        }
+        };
         self.make_room_for_outcome()?;
-        let grant = shared.mrs.grant(self.pd, reth.rkey(), access, reth.va(), reth.length());
-        grant.map_err(|_| Refusal::Access)?;
+        let allowed = match selectivity {
+            Selectivity::Range => {
+                shared.mrs.grant(self.pd, reth.rkey(), access, reth.va(), reth.length()).map(drop)
+            }
+            // Address and length mean nothing then; rxe looks at neither.
+            Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, reth.rkey(), access),
+        };
+        allowed.map_err(|_| Refusal::Access)?;
         self.responder.count_message();
         self.remember(1, Answer::Done);
         Ok(())
@@ -397,6 +412,7 @@ impl QueuePair {
     }
 
     fn remember(&mut self, packets: u32, answer: Answer) {
+        let limit = if let Answer::Read { length, .. } = answer { length } else { 0 };
         let Responder { outcomes, expected, msn, .. } = &mut self.responder;
         outcomes.push_back(Outcome {
             first_psn: *expected,
@@ -405,6 +421,8 @@ impl QueuePair {
             answer,
             start: 0,
             next: 0,
+            end: packets,
+            limit,
             answered: false,
         });
     }
@@ -438,24 +456,28 @@ impl QueuePair {
             return;
         }
         let path_mtu = self.connection.map(|c| c.path_mtu);
-        let remembered = self.responder.outcomes.iter_mut().find(|o| o.covers(psn));
-        let (Some(outcome), Some(path_mtu)) = (remembered, path_mtu) else {
+        let (Some(outcome), Some(path_mtu)) = (self.responder.outcome_at(psn), path_mtu) else {
             shared.count(Counter::RxForgottenDuplicate);
             return;
         };
         let skipped = psn.distance(outcome.first_psn) as u32;
+        let (mut end, mut limit) = (outcome.packets, 0);
         let same = match outcome.answer {
+            // All that is left of it, or a part of that.
             Answer::Read { va, rkey, length } => {
                 let offset = skipped << path_mtu.shift();
+                let rest = length.saturating_sub(offset);
                 packet.opcode.operation() == Operation::ReadRequest
                     && packet.reth().is_some_and(|reth| {
-                        let rest = length.saturating_sub(offset);
-                        let may_read =
-                            || shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, reth.va(), rest).is_ok();
+                        let wanted = reth.length();
+                        (end, limit) = (skipped + path_mtu.packets(wanted), offset.saturating_add(wanted));
+                        let may_read = || {
+                            shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, reth.va(), wanted).is_ok()
+                        };
                         reth.rkey() == rkey
                             && Some(reth.va()) == va.checked_add(offset.into())
-                            && reth.length() == rest
-                            && (rest == 0 || may_read())
+                            && wanted <= rest
+                            && (rest == 0 || wanted > 0 && may_read())
                     })
             }
             Answer::Atomic { .. } => {
@@ -467,8 +489,7 @@ impl QueuePair {
             shared.count(Counter::RxForgottenDuplicate);
             return;
         }
-        outcome.start = skipped;
-        outcome.next = skipped;
+        (outcome.start, outcome.next, outcome.end, outcome.limit) = (skipped, skipped, end, limit);
         self.schedule(shared);
     }
 
@@ -569,8 +590,8 @@ impl QueuePair {
             }
             Answer::Read { va, rkey, length } => {
                 let offset = index << connection.path_mtu.shift();
-                let payload = (length - offset).min(connection.path_mtu.bytes());
-                let opcode = match (index == outcome.start, index + 1 == outcome.packets) {
+                let payload = (outcome.limit - offset).min(connection.path_mtu.bytes());
+                let opcode = match (index == outcome.start, index + 1 == outcome.end) {
                     (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
                     (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
                     (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
@@ -586,6 +607,12 @@ impl QueuePair {
                     // Checked for each packet: the region may have gone since the request came.
                     match shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, va, payload) {
                         Ok(grant) => frame.payload().copy_from_slice(shared.mrs.granted(grant)),
+                        // The peer has had all of it before, and may have let go of it since.
+                        Err(_) if outcome.answered => {
+                            outcome.next = outcome.end;
+                            shared.count(Counter::RxForgottenDuplicate);
+                            return self.transmit_response(shared, buffer);
+                        }
                         Err(_) => {
                             self.refuse_read_under_way(shared, psn);
                             return self.transmit_response(shared, buffer);
@@ -616,4 +643,34 @@ fn flush_access(feth: &Feth) -> Access {
     let global = if kind.global_visibility { Access::FLUSH_GLOBAL } else { Access::NONE };
     let persistent = if kind.persistence { Access::FLUSH_PERSISTENT } else { Access::NONE };
     global | persistent
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An outcome may be remembered for so long that its PSNs come round again.
+    #[test]
+    fn a_duplicate_is_of_the_latest_outcome_at_its_psn() {
+        let outcome = |first_psn, packets, answer| Outcome {
+            first_psn: Psn::new(first_psn),
+            packets,
+            msn: 0,
+            answer,
+            start: 0,
+            next: packets,
+            end: packets,
+            limit: 0,
+            answered: true,
+        };
+        let mut responder = Responder::default();
+        let long = Answer::Read { va: 0, rkey: RKey(1), length: 1 << 30 };
+        responder.outcomes.push_back(outcome(0xff_0000, 1 << 20, long));
+        responder.outcomes.push_back(outcome(0x00_1000, 1, Answer::Atomic { original: 7 }));
+        let found = responder.outcome_at(Psn::new(0x00_1000)).unwrap();
+        assert!(matches!(found.answer, Answer::Atomic { original: 7 }));
+        let found = responder.outcome_at(Psn::new(0x00_1001)).unwrap();
+        assert!(matches!(found.answer, Answer::Read { .. }));
+        assert!(responder.outcome_at(Psn::new(0xfe_ffff)).is_none());
+    }
 }

@@ -1,0 +1,131 @@
+//! Bugs that were found after the conformance cases were written, one test each.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+#[path = "conformance/packet.rs"]
+#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
+mod packet;
+#[path = "conformance/peer.rs"]
+#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
+mod peer;
+
+use ferroce::wire::{Feth, FlushType, Opcode, Selectivity};
+use ferroce::*;
+use packet::{NAK_ACCESS, packet, payload};
+use peer::{Peer, RQ, all_access, pattern};
+
+/// A late duplicate of a READ, answered already, and behind it the message that takes the key away:
+/// the peer has what it asked for, so the answer under way ends, and the connection lives on.
+#[test]
+fn a_key_revoked_behind_a_duplicate_read_does_not_break_the_connection() {
+    let mut peer = Peer::new();
+    let mr = peer.memory(&pattern(600));
+    let rkey = peer.remote(mr).rkey;
+    let read = packet(Opcode::RC_READ_REQUEST, RQ).reth(0, rkey, 600);
+    peer.inject(read.clone());
+    assert_eq!(payload(&peer.take_packets()), pattern(600));
+    peer.post_recv(1, 8);
+    let bye = packet(Opcode::RC_SEND_ONLY_WITH_INVALIDATE, RQ + 3).ieth(rkey).payload(b"bye").ack_req();
+    peer.inject_all([read, bye]);
+    peer.expect_wc(1, WcStatus::Success);
+    peer.expect_ack(RQ + 3, 2);
+    peer.expect_nothing();
+    peer.expect_state(QpState::Rts);
+    peer.expect_counted(Counter::RxForgottenDuplicate, 1);
+    peer.expect_counted(Counter::RespRemoteAccessErrors, 0);
+}
+
+/// The same, when the application takes the memory back in the middle of the second answer.
+#[test]
+fn memory_taken_back_during_a_second_answer_does_not_break_the_connection() {
+    let mut peer = Peer::new();
+    let mr = peer.memory(&pattern(600));
+    let rkey = peer.remote(mr).rkey;
+    let read = packet(Opcode::RC_READ_REQUEST, RQ).reth(0, rkey, 600);
+    peer.inject(read.clone());
+    assert_eq!(peer.take_packets().len(), 3);
+    peer.take_at_most(1);
+    peer.inject(read);
+    peer.expect(Opcode::RC_READ_RESPONSE_FIRST, RQ);
+    drop(peer.context.deregister(mr).unwrap());
+    peer.take_at_most(usize::MAX);
+    peer.expect_nothing();
+    peer.expect_state(QpState::Rts);
+}
+
+/// A duplicate READ may ask for less than the rest of the first one (protocol.md §5: a suffix or
+/// subset), as a requester does that knows what it has.
+#[test]
+fn a_duplicate_read_of_a_part_is_answered() {
+    use Opcode as O;
+    let mut peer = Peer::new();
+    let data = pattern(1000);
+    let mr = peer.memory(&data);
+    let rkey = peer.remote(mr).rkey;
+    let read = |psn, at: u32, length| packet(O::RC_READ_REQUEST, psn).reth(at.into(), rkey, length);
+    peer.inject(read(RQ, 0, 1000));
+    assert_eq!(peer.take_packets().len(), 4);
+    let parts = [
+        (0, 512, vec![O::RC_READ_RESPONSE_FIRST, O::RC_READ_RESPONSE_LAST]),
+        (1, 256, vec![O::RC_READ_RESPONSE_ONLY]),
+        (1, 300, vec![O::RC_READ_RESPONSE_FIRST, O::RC_READ_RESPONSE_LAST]),
+        (2, 1, vec![O::RC_READ_RESPONSE_ONLY]),
+    ];
+    for (skip, length, opcodes) in parts {
+        let start = skip as usize * 256;
+        peer.inject(read(RQ + skip, skip * 256, length));
+        let got = peer.take_packets();
+        assert_eq!(got.iter().map(|got| got.opcode).collect::<Vec<_>>(), opcodes);
+        assert_eq!(got.iter().map(|got| got.psn - RQ - skip).collect::<Vec<_>>()[..], [0, 1][..got.len()]);
+        assert_eq!(payload(&got), data[start..start + length as usize]);
+    }
+    // All of it can be had afterwards.
+    peer.inject(read(RQ, 0, 1000));
+    assert_eq!(payload(&peer.take_packets()), data);
+}
+
+/// A FLUSH of the whole region has no range: neither address nor length mean anything (rxe checks
+/// neither), but the key does.
+#[test]
+fn a_flush_of_a_whole_region_has_no_range() {
+    let visible = FlushType { global_visibility: true, persistence: false };
+    let flush = |psn, selectivity, va, rkey, length| {
+        packet(Opcode::RC_FLUSH, psn).feth(Feth::new(selectivity, visible)).reth(va, rkey, length)
+    };
+    let mut peer = Peer::new();
+    let mr = peer.context.register_at(peer.pd, Memory::zeroed(64).unwrap(), all_access(), 4096).unwrap();
+    let rkey = peer.remote(mr).rkey;
+    for (i, (va, length)) in [(0, 0), (4096, 64), (u64::MAX, 1000)].into_iter().enumerate() {
+        let psn = RQ + i as u32;
+        peer.inject(flush(psn, Selectivity::MemoryRegion, va, rkey, length));
+        peer.expect(Opcode::RC_READ_RESPONSE_ONLY, psn);
+    }
+    let bogus = RKey(!rkey.0);
+    peer.inject(flush(RQ + 3, Selectivity::MemoryRegion, 4096, bogus, 64));
+    peer.expect_nak(NAK_ACCESS, RQ + 3, 3);
+    peer.expect_event(Event::QpAccessErr(peer.qp));
+}
+
+/// A region may end where the addresses end.
+#[test]
+fn a_region_ends_at_the_last_address() {
+    let mut peer = Peer::new();
+    let memory = || Memory::zeroed(4096).unwrap();
+    let last = u64::MAX - 4095;
+    let mr = peer.context.register_at(peer.pd, memory(), all_access(), last).unwrap();
+    let refused = peer.context.register_at(peer.pd, memory(), all_access(), last + 1).unwrap_err();
+    assert!(matches!(refused.source, Error::Invalid { attribute: "iova", .. }));
+    let rkey = peer.remote(mr).rkey;
+    let data = pattern(600);
+    let write = [
+        packet(Opcode::RC_WRITE_FIRST, RQ).reth(u64::MAX - 599, rkey, 600).payload(&data[..256]),
+        packet(Opcode::RC_WRITE_MIDDLE, RQ + 1).payload(&data[256..512]),
+        packet(Opcode::RC_WRITE_LAST, RQ + 2).payload(&data[512..]).ack_req(),
+    ];
+    peer.inject_all(write);
+    peer.expect_ack(RQ + 2, 1);
+    peer.inject(packet(Opcode::RC_READ_REQUEST, RQ + 3).reth(u64::MAX - 599, rkey, 600));
+    assert_eq!(payload(&peer.take_packets()), data);
+    peer.inject(packet(Opcode::RC_READ_REQUEST, RQ + 6).reth(u64::MAX - 599, rkey, 601));
+    peer.expect_nak(NAK_ACCESS, RQ + 6, 2);
+    peer.expect_event(Event::QpAccessErr(peer.qp));
+}
