@@ -262,6 +262,8 @@ pub(crate) struct QueuePair {
     pub(crate) responder: Responder,
     /// It is in the list of active queue pairs.
     pub(crate) scheduled: bool,
+    /// The last frame was a response.
+    responded: bool,
     /// A completion found no room: the queue pair is to fail.
     overflowed: bool,
 }
@@ -290,6 +292,7 @@ impl QueuePair {
             requester: Requester::default(),
             responder: Responder::default(),
             scheduled: false,
+            responded: false,
             overflowed: false,
         }
     }
@@ -373,9 +376,17 @@ impl QueuePair {
         }
     }
 
-    /// The next frame of this queue pair: responses first, because a peer waits for them.
+    /// The next frame of this queue pair: a response, because a peer waits for it, but then a
+    /// request has its turn, or a peer that reads all the time would keep them back for ever.
     pub(crate) fn transmit(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
-        let frame = self.transmit_response(shared, buffer).or_else(|| self.transmit_request(shared, buffer));
+        let request_first = std::mem::take(&mut self.responded);
+        let request = if request_first { self.transmit_request(shared, buffer) } else { None };
+        let frame = request.or_else(|| {
+            let response = self.transmit_response(shared, buffer);
+            self.responded = response.is_some();
+            response
+        });
+        let frame = frame.or_else(|| self.transmit_request(shared, buffer));
         self.settle(shared);
         frame
     }
@@ -409,6 +420,7 @@ impl QueuePair {
         self.responder = Responder::default();
         self.connection = None;
         self.access = Access::NONE;
+        self.responded = false;
         self.overflowed = false;
         self.state = QpState::Reset;
     }

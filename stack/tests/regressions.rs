@@ -10,8 +10,8 @@ mod peer;
 
 use ferroce::wire::{Feth, FlushType, Opcode, Selectivity};
 use ferroce::*;
-use packet::{NAK_ACCESS, packet, payload};
-use peer::{Peer, RQ, all_access, pattern};
+use packet::{NAK_ACCESS, ack, packet, payload};
+use peer::{Peer, RQ, SQ, all_access, pattern};
 
 /// A late duplicate of a READ, answered already, and behind it the message that takes the key away:
 /// the peer has what it asked for, so the answer under way ends, and the connection lives on.
@@ -128,4 +128,31 @@ fn a_region_ends_at_the_last_address() {
     peer.inject(packet(Opcode::RC_READ_REQUEST, RQ + 6).reth(u64::MAX - 599, rkey, 601));
     peer.expect_nak(NAK_ACCESS, RQ + 6, 2);
     peer.expect_event(Event::QpAccessErr(peer.qp));
+}
+
+/// Responses that are owed go first, but not for ever: a peer that always has READs outstanding
+/// does not keep a queue pair from sending requests of its own.
+#[test]
+fn a_peer_that_reads_all_the_time_does_not_starve_requests() {
+    let mut peer = Peer::new();
+    let mr = peer.memory(&pattern(4 * 256));
+    let rkey = peer.remote(mr).rkey;
+    // The port takes fewer packets than the peer asks for.
+    peer.take_at_most(0);
+    peer.post_send(1, &pattern(3 * 256));
+    let mut sent = Vec::new();
+    for i in 0..10 {
+        peer.inject(packet(Opcode::RC_READ_REQUEST, RQ + 4 * i).reth(0, rkey, 4 * 256));
+        peer.take_at_most(3);
+        sent.extend(peer.take_packets());
+    }
+    let position = |opcode| sent.iter().position(|got| got.opcode == opcode);
+    assert!(position(Opcode::RC_SEND_LAST).is_some_and(|at| at < 10), "{:?}", position(Opcode::RC_SEND_LAST));
+    // And the other way about.
+    let responses = sent.iter().take(10).filter(|got| !got.opcode.is_request()).count();
+    assert!(responses >= 5, "{responses}");
+    peer.take_at_most(usize::MAX);
+    peer.take_packets();
+    peer.inject(ack(SQ + 2, 1));
+    peer.expect_wc(1, WcStatus::Success);
 }
