@@ -237,7 +237,7 @@ impl PacketDriver for AfXdp {
             }
         }
         // SAFETY: these chunks came from this UMEM's receive ring and are not used any more. The
-        // fill ring has an entry for each receive chunk, so there is room.
+        // fill ring has two entries for each receive chunk, so there is room.
         let refilled = unsafe { self.fill.produce(received) };
         debug_assert_eq!(refilled, n);
         if n == 0 || self.fill.needs_wakeup() {
@@ -367,9 +367,15 @@ impl Layout {
             value: format!("{} and {}", config.rx_frames, config.tx_frames),
             expected: e.to_string(),
         };
+        // The kernel hands a chunk out before it frees the chunk's entry in the fill ring, so chunks
+        // that come back may find the entries of all of them still taken.
+        let fill_ring = 2 * config.rx_frames;
+        // The kernel hands frames out before it publishes that it has taken their chunks from the
+        // fill ring, so a ring that just holds all chunks can look full when one comes back.
+        let fill_ring = 2 * config.rx_frames;
         let umem = UmemConfig::builder()
             .frame_size(FrameSize::new(chunk).map_err(|e| invalid(&e))?)
-            .fill_queue_size(QueueSize::new(config.rx_frames).map_err(|e| invalid(&e))?)
+            .fill_queue_size(QueueSize::new(fill_ring).map_err(|e| invalid(&e))?)
             .comp_queue_size(QueueSize::new(tx_ring).map_err(|e| invalid(&e))?)
             .build()
             .map_err(|e| invalid(&e))?;
