@@ -54,6 +54,29 @@ fn options_reach_the_other_end() {
 }
 
 #[test]
+fn the_smallest_queues_do() {
+    let _alone = alone();
+    for test in ["write lat", "send lat", "send bw", "read bw", "atomic bw"] {
+        loopback(&format!("{test} -t 1 -r 1 -o 1 -n 200 --check"));
+    }
+}
+
+#[test]
+fn a_recorded_run_dissects_without_fault() {
+    let _alone = alone();
+    let file = std::env::temp_dir().join(format!("ferroce-perf-{}.pcapng", std::process::id()));
+    let path = file.to_str().unwrap();
+    loopback(&format!("write bw -s 10000 -n 20 --core 0 --spin --pcap {path}"));
+    let dissected = Ferroce::start(None, &format!("dissect --json {path}")).end();
+    std::fs::remove_file(&file).unwrap();
+    assert_eq!(dissected.code, Some(0), "{dissected:#?}");
+    let last: Value = serde_json::from_str(dissected.stdout.lines().last().unwrap()).unwrap();
+    // Three packets a message, and the acknowledgements.
+    assert!(last["summary"]["roce_packets"].as_u64().unwrap() > 60, "{last}");
+    assert_eq!(last["summary"]["roce_packets"], last["summary"]["icrc_ok"], "{last}");
+}
+
+#[test]
 fn every_operation_over_af_xdp() {
     let _alone = alone();
     let Some(pair) = Pair::new(4200) else { return };

@@ -6,7 +6,7 @@ use ferroce::{Nanos, PathMtu};
 use hdrhistogram::Histogram;
 
 use super::control::{Message, Offer};
-use super::plan::{Layout, Mode, Operation, shares};
+use super::plan::{Layout, Mode, Operation, Plan, shares};
 use super::report::{Latency, Measurement};
 use super::session::{Session, unexpected};
 use crate::failure::Failure;
@@ -127,7 +127,8 @@ fn move_singly(
     until: Option<Nanos>,
     latencies: &mut Histogram<u64>,
 ) -> Result<(), Failure> {
-    let operation = session.plan.operation;
+    let Plan { operation, tx_depth, .. } = session.plan;
+    let depth = u64::from(tx_depth);
     let mut started = session.end.now();
     for message in 0..target {
         if until.is_some_and(|until| started >= until) {
@@ -139,11 +140,11 @@ fn move_singly(
             let lane = session.lanes[0];
             let arrived = match operation {
                 Operation::Read | Operation::Atomic => lane.completed > message,
-                // The answer may overtake the acknowledgement.
-                Operation::Send => lane.received > message && lane.completed > message,
-                Operation::Write => session.rung(message)? && lane.completed > message,
+                // The answer tells; the acknowledgement of the request may come later.
+                Operation::Send => lane.received > message,
+                Operation::Write => session.rung(message)?,
             };
-            if arrived {
+            if arrived && lane.posted - lane.completed < depth {
                 break;
             }
         }
@@ -151,5 +152,5 @@ fn move_singly(
         latencies.saturating_record(u64::try_from(now.since(started).as_nanos()).unwrap_or(u64::MAX));
         started = now;
     }
-    Ok(())
+    session.settle()
 }

@@ -114,13 +114,14 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
             Some(other) => return Err(unexpected(&other)),
             None => session.turn()?,
         }
-        let next = session.lanes[0].posted;
+        let lane = session.lanes[0];
+        let next = lane.posted;
         let arrived = match echoes {
             None => false,
             Some(Operation::Write) => next < messages[0] && session.rung(next)?,
-            Some(_) => session.lanes[0].received > next,
+            Some(_) => lane.received > next,
         };
-        if arrived {
+        if arrived && next - lane.completed < u64::from(session.plan.tx_depth) {
             session.post(0)?;
         }
     };

@@ -144,9 +144,14 @@ pub(crate) fn both(pair: &Pair, command: &str) -> [Outcome; 2] {
     let server = Ferroce::server(&pair.a, &command);
     let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}")).end();
     if client.code != Some(0) {
+        // It may not have noticed.
         server.interrupt();
     }
-    [server.end(), client]
+    let server = server.end();
+    if [client.code, server.code] != [Some(0); 2] {
+        println!("{command}: server {server:#?}, client {client:#?}");
+    }
+    [server, client]
 }
 
 /// Runs commands that must be refused with status 2, and what stderr must name.
