@@ -367,9 +367,6 @@ impl Layout {
             value: format!("{} and {}", config.rx_frames, config.tx_frames),
             expected: e.to_string(),
         };
-        // The kernel hands a chunk out before it frees the chunk's entry in the fill ring, so chunks
-        // that come back may find the entries of all of them still taken.
-        let fill_ring = 2 * config.rx_frames;
         // The kernel hands frames out before it publishes that it has taken their chunks from the
         // fill ring, so a ring that just holds all chunks can look full when one comes back.
         let fill_ring = 2 * config.rx_frames;
