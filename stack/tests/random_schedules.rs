@@ -103,6 +103,7 @@ enum Check {
 struct Work {
     number: u64,
     signaled: bool,
+    fence: bool,
     opcode: WcOpcode,
     length: u32,
     check: Check,
@@ -456,12 +457,13 @@ impl World {
         }
     }
 
-    /// A range of the peer's targets that nobody reads.
-    fn target(&mut self, c: usize, e: usize, length: u32) -> Option<Range<usize>> {
+    /// A range of the peer's targets to write, and whether a fence is needed: a READ of it may be
+    /// outstanding.
+    fn target(&mut self, c: usize, e: usize, length: u32) -> (Range<usize>, bool) {
         let slot = self.rng.below(TARGET_SLOTS) as usize;
         let start = slot * SLOT as usize + self.rng.below(u64::from(SLOT - length) + 1) as usize;
-        let free = length == 0 || self.connections[c].halves[e].readers[slot] == 0;
-        free.then_some(start..start + length as usize)
+        let read = self.connections[c].halves[e].readers[slot] > 0;
+        (start..start + length as usize, read)
     }
 
     fn remote(&self, c: usize, e: usize, at: u64) -> RemoteAddress {
@@ -470,21 +472,21 @@ impl World {
     }
 
     fn post_write(&mut self, c: usize, e: usize, length: u32, last: bool) {
-        let Some(target) = self.target(c, e, length) else { return };
+        let (target, fence) = self.target(c, e, length);
         let remote = self.remote(c, e, TARGETS_AT + target.start as u64);
         let written = pattern(self.rng.0.next_u64(), length);
-        let work = Work { opcode: WcOpcode::RdmaWrite, length, signaled: last, ..Work::default() };
+        let work = Work { opcode: WcOpcode::RdmaWrite, length, fence, signaled: last, ..Work::default() };
         if self.submit(c, e, SendOp::Write(remote), work, Some(&written)) {
             self.connections[c].halves[e].targets[target].copy_from_slice(&written);
         }
     }
 
     fn post_write_with_imm(&mut self, c: usize, e: usize, length: u32) {
-        let Some(target) = self.target(c, e, length) else { return };
+        let (target, fence) = self.target(c, e, length);
         let remote = self.remote(c, e, TARGETS_AT + target.start as u64);
         let written = pattern(self.rng.0.next_u64(), length);
         let immediate = self.rng.0.next_u32();
-        let work = Work { opcode: WcOpcode::RdmaWrite, length, ..Work::default() };
+        let work = Work { opcode: WcOpcode::RdmaWrite, length, fence, ..Work::default() };
         if self.submit(c, e, SendOp::WriteWithImm(remote, immediate), work, Some(&written)) {
             let half = &mut self.connections[c].halves[e];
             half.targets[target].copy_from_slice(&written);
@@ -563,7 +565,7 @@ impl World {
         }
         let flags = SendFlags {
             signaled: work.signaled || rng.one_in(2),
-            fence: rng.one_in(8),
+            fence: work.fence || rng.one_in(8),
             solicited: rng.one_in(2),
         };
         let (number, length) = (half.posted, work.length);
@@ -900,6 +902,7 @@ impl Default for Work {
         Work {
             number: 0,
             signaled: false,
+            fence: false,
             opcode: WcOpcode::Send,
             length: 0,
             check: Check::Nothing,
