@@ -291,7 +291,9 @@ impl Context {
         if !dest_qpn.is_ordinary() {
             return Err(Error::invalid("dest_qpn", dest_qpn, "a QPN other than 0, 1 and 0xffffff"));
         }
-        let needed = path_mtu.required_l3_mtu(address.gid.is_ipv6());
+        // RoCE v1 has a header as long as IPv6, whatever the addresses.
+        let is_v1 = self.port.gids.get(address.sgid_index).is_some_and(|entry| entry.roce_v1);
+        let needed = path_mtu.required_l3_mtu(address.gid.is_ipv6() || is_v1);
         if needed > self.port.mtu {
             let (interface, mtu) = (self.port.interface.clone(), self.port.mtu);
             return Err(Error::PathMtu { path_mtu, needed, interface, mtu });

@@ -156,3 +156,30 @@ fn a_peer_that_reads_all_the_time_does_not_starve_requests() {
     peer.inject(ack(SQ + 2, 1));
     peer.expect_wc(1, WcStatus::Success);
 }
+
+/// A RoCE v1 packet has 40 bytes of GRH, whatever its addresses: a path MTU that fits an interface
+/// over IPv4 need not fit it as v1.
+#[test]
+fn a_path_mtu_leaves_room_for_the_grh() {
+    use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork};
+    let config = NetworkConfig { mtu: PathMtu::Mtu1024.required_l3_mtu(false), frames: 16 };
+    let network = SimNetwork::with_config(1, LinkConfig::default(), config).unwrap();
+    let port = Box::new(network.port(&[[10, 0, 0, 1].into()]));
+    let config = Config { roce_v1: true, ..Config::default() };
+    let mut context = Context::open(port, &config).unwrap();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.create_cq(16).unwrap();
+    let gids = context.port().gids.clone();
+    assert_eq!(gids.iter().map(|entry| entry.roce_v1).collect::<Vec<_>>(), [false, true]);
+    for (sgid_index, entry) in gids.iter().enumerate() {
+        let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+        context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+        let address = AddressVector::new(entry.gid, sgid_index);
+        let receive = ReadyToReceive::new(address, Qpn::new(9), Psn::new(0));
+        let result = context.modify_qp(qp, Transition::ReadyToReceive(receive));
+        match result {
+            Err(Error::PathMtu { .. }) => assert!(entry.roce_v1),
+            other => assert!(other.is_ok() && !entry.roce_v1, "{other:?}"),
+        }
+    }
+}
