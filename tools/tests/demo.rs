@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod judge;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
@@ -209,17 +211,19 @@ fn check_report(report: &Value, driver: &str, ranks: u64, rounds: u64) {
     }
 }
 
-/// Every frame of the capture is RoCE, whole, with a right ICRC.
+/// Every frame of the capture is RoCE, whole, with a right ICRC; others than ferroce say so too.
 fn check_capture(file: &Path) {
     let output = run(Command::new(FERROCE).args(["dissect", "--json"]).arg(file));
     let (said, lines) = (text(&output.stderr), text(&output.stdout));
     assert!(output.status.success(), "{said}");
-    let last: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
-    let summary = &last["summary"];
-    let packets = summary["roce_packets"].as_u64().unwrap();
-    assert!(packets > 100, "{summary}");
-    assert_eq!(summary["icrc_ok"], packets, "{summary}");
+    let mut packets: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let last = packets.pop().unwrap();
+    let (summary, count) = (&last["summary"], packets.len());
+    assert!(count > 100, "{summary}");
+    assert_eq!((&summary["roce_packets"], &summary["icrc_ok"]), (&count.into(), &count.into()), "{summary}");
     assert_eq!((&summary["icrc_bad"], &summary["icrc_truncated"]), (&0.into(), &0.into()), "{summary}");
+    assert_eq!(judge::icrcs_are_right(file), count);
+    judge::tshark_agrees(file, &packets);
 }
 
 // --- running it
