@@ -19,7 +19,8 @@ pub struct Config {
     pub max_cqs: u32,
     /// Queue pairs.
     pub max_qps: u32,
-    /// Asynchronous events that wait to be read; more are dropped and counted.
+    /// Asynchronous events that wait to be read; more are dropped and counted, but for completion
+    /// events, which always find room.
     pub max_events: u32,
     /// Unacknowledged packets a queue pair, 1 to 2²³ − 1.
     pub window: u32,

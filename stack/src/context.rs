@@ -195,6 +195,7 @@ impl Context {
             return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
         }
         self.engine.shared.cqs.remove(cq.0);
+        self.engine.shared.events.purge(cq);
         Ok(())
     }
 
@@ -218,7 +219,7 @@ impl Context {
 
     /// Takes the oldest asynchronous event.
     pub fn next_event(&mut self) -> Option<Event> {
-        self.engine.shared.events.pop()
+        self.engine.shared.next_event()
     }
 
     /// Creates a queue pair, in RESET.

@@ -79,6 +79,8 @@ pub(crate) struct CompletionQueue {
     ring: VecDeque<WorkCompletion>,
     capacity: usize,
     armed: Option<Notify>,
+    /// Its event has been raised and not been read.
+    pub(crate) event_waits: bool,
     /// It has overflowed; it takes nothing more.
     failed: bool,
     /// Queue pairs that complete here; it cannot be destroyed before them.
@@ -105,6 +107,7 @@ impl CompletionQueue {
             ring: VecDeque::with_capacity(capacity),
             capacity,
             armed: None,
+            event_waits: false,
             failed: false,
             users: 0,
         }

@@ -33,8 +33,10 @@ pub(crate) struct EventQueue {
 }
 
 impl EventQueue {
-    pub(crate) fn new(limit: u32) -> EventQueue {
-        EventQueue { queue: VecDeque::with_capacity(limit as usize), limit: limit as usize }
+    /// For `limit` events, and one completion event for each of `cqs` completion queues beside.
+    pub(crate) fn new(limit: u32, cqs: u32) -> EventQueue {
+        let limit = limit as usize;
+        EventQueue { queue: VecDeque::with_capacity(limit + cqs as usize), limit }
     }
 
     /// Whether the event found room.
@@ -47,7 +49,18 @@ impl EventQueue {
         room
     }
 
+    /// Adds the event of a completion queue that has none here: an application may sleep until it
+    /// comes, so there is always room for it.
+    pub(crate) fn push_completion(&mut self, cq: Cq) {
+        self.queue.push_back(Event::Completion(cq));
+    }
+
     pub(crate) fn pop(&mut self) -> Option<Event> {
         self.queue.pop_front()
+    }
+
+    /// Forgets the events of a completion queue that is destroyed.
+    pub(crate) fn purge(&mut self, cq: Cq) {
+        self.queue.retain(|event| *event != Event::Completion(cq) && *event != Event::CqErr(cq));
     }
 }

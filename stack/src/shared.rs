@@ -30,7 +30,7 @@ impl Shared {
             now: Nanos::ZERO,
             mrs: MemoryRegions::new(config.max_mrs),
             cqs: Slab::new(config.max_cqs),
-            events: EventQueue::new(config.max_events),
+            events: EventQueue::new(config.max_events, config.max_cqs),
             counters: Counters::default(),
             timers: TimerWheel::new(config.max_qps),
             active: VecDeque::with_capacity(config.max_qps as usize),
@@ -48,6 +48,17 @@ impl Shared {
         }
     }
 
+    /// The oldest event, for the application.
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        let event = self.events.pop()?;
+        if let Event::Completion(cq) = event
+            && let Some(queue) = self.cqs.get_mut(cq.0)
+        {
+            queue.event_waits = false;
+        }
+        Some(event)
+    }
+
     /// Puts a completion into `cq`. Returns whether there was room; a queue without room says so
     /// once and takes nothing more.
     #[must_use]
@@ -56,7 +67,9 @@ impl Shared {
         match queue.push(wc, solicited) {
             Pushed::Quietly => return true,
             Pushed::Notify => {
-                self.raise(Event::Completion(cq));
+                if !std::mem::replace(&mut queue.event_waits, true) {
+                    self.events.push_completion(cq);
+                }
                 return true;
             }
             Pushed::Overflow => self.raise(Event::CqErr(cq)),
