@@ -22,6 +22,7 @@ mod error;
 mod event;
 mod key_table;
 mod mr;
+mod outcome;
 mod poller;
 mod qp;
 mod requester;

@@ -3,8 +3,6 @@
 //! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
 //! phase pays, in the order of the PSNs, which is what coalesces ACKs.
 
-use std::collections::VecDeque;
-
 use ferroce_wire::{
     Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, Position, Psn,
     RKey, RnrTimer, Selectivity, Successor, Syndrome,
@@ -14,6 +12,7 @@ use crate::Access;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::event::Event;
+use crate::outcome::{Answer, Outcome, Outcomes, Part, TooMany};
 use crate::qp::{Connection, QpState, QueuePair, ReadyToReceive};
 use crate::rq::MAX_MESSAGE;
 use crate::shared::Shared;
@@ -35,50 +34,6 @@ enum Message {
     },
 }
 
-/// The answer to a READ, an atomic, a FLUSH or an ATOMIC WRITE. It is kept after it was sent, so
-/// that a duplicate of the request can be answered without executing it again.
-#[derive(Clone, Copy)]
-struct Outcome {
-    first_psn: Psn,
-    packets: u32,
-    msn: u32,
-    answer: Answer,
-    /// The answer under way: the packet that it began with, the next one to be sent, and the one
-    /// after its last, which carries the bytes of a READ up to `limit`.
-    start: u32,
-    next: u32,
-    end: u32,
-    limit: u32,
-    /// All of it was sent once: what is owed now, if anything, answers a duplicate.
-    answered: bool,
-}
-
-#[derive(Clone, Copy)]
-enum Answer {
-    /// From memory, as it is when it is sent.
-    Read {
-        va: u64,
-        rkey: RKey,
-        length: u32,
-    },
-    Atomic {
-        original: u64,
-    },
-    /// FLUSH and ATOMIC WRITE: an empty READ response.
-    Done,
-}
-
-impl Outcome {
-    fn is_owed(&self) -> bool {
-        self.next < self.end
-    }
-
-    fn covers(&self, psn: Psn) -> bool {
-        let distance = psn.distance(self.first_psn);
-        distance >= 0 && (distance as u32) < self.packets
-    }
-}
-
 pub(crate) struct Responder {
     /// The PSN of the next new request.
     expected: Psn,
@@ -90,10 +45,7 @@ pub(crate) struct Responder {
     nak_sent: bool,
     ack_owed: bool,
     nak_owed: Option<(Psn, Syndrome)>,
-    /// Oldest first.
-    outcomes: VecDeque<Outcome>,
-    /// How many outcomes are remembered.
-    depth: usize,
+    outcomes: Outcomes,
     min_rnr_timer: Option<RnrTimer>,
     /// The first request has come.
     established: bool,
@@ -109,8 +61,7 @@ impl Default for Responder {
             nak_sent: false,
             ack_owed: false,
             nak_owed: None,
-            outcomes: VecDeque::new(),
-            depth: 0,
+            outcomes: Outcomes::default(),
             min_rnr_timer: None,
             established: false,
         }
@@ -119,11 +70,9 @@ impl Default for Responder {
 
 impl Responder {
     pub(crate) fn new(attributes: &ReadyToReceive) -> Responder {
-        let depth = usize::from(attributes.max_dest_rd_atomic);
         Responder {
             expected: attributes.rq_psn,
-            outcomes: VecDeque::with_capacity(depth),
-            depth,
+            outcomes: Outcomes::new(attributes.max_dest_rd_atomic),
             min_rnr_timer: Some(attributes.min_rnr_timer),
             ..Responder::default()
         }
@@ -141,14 +90,19 @@ impl Responder {
     }
 
     /// The latest outcome at `psn`: the PSNs of one that is long forgotten by the peer may have come
-    /// round again.
-    fn outcome_at(&mut self, psn: Psn) -> Option<&mut Outcome> {
-        self.outcomes.iter_mut().rev().find(|outcome| outcome.covers(psn))
-    }
-
     fn count_message(&mut self) {
         self.msn = (self.msn + 1) & 0x00ff_ffff;
     }
+}
+
+/// What came of a turn to send an outcome.
+enum Wrote {
+    /// A frame of so many bytes.
+    Frame(usize),
+    /// The oldest turned out not to be owed any more; there may be others.
+    NothingYet,
+    /// None is owed.
+    Nothing,
 }
 
 /// Why a request is not executed.
@@ -394,37 +348,14 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Forgets the oldest outcome, if all places are taken. One that was never sent is live, and a
-    /// peer with more requests outstanding than it was told breaks the contract. One that is owed
-    /// again is not: a peer that sends something new has its answer already.
     fn make_room_for_outcome(&mut self) -> Result<(), Refusal> {
-        let Responder { outcomes, depth, .. } = &mut self.responder;
-        if outcomes.len() < *depth {
-            return Ok(());
-        }
-        match outcomes.front() {
-            Some(oldest) if oldest.answered => {
-                outcomes.pop_front();
-                Ok(())
-            }
-            _ => Err(Refusal::Invalid),
-        }
+        self.responder.outcomes.make_room().map_err(|TooMany| Refusal::Invalid)
     }
 
+    /// Owes the answer to the request that is executed now.
     fn remember(&mut self, packets: u32, answer: Answer) {
-        let limit = if let Answer::Read { length, .. } = answer { length } else { 0 };
         let Responder { outcomes, expected, msn, .. } = &mut self.responder;
-        outcomes.push_back(Outcome {
-            first_psn: *expected,
-            packets,
-            msn: *msn,
-            answer,
-            start: 0,
-            next: 0,
-            end: packets,
-            limit,
-            answered: false,
-        });
+        outcomes.push(Outcome::new(*expected, packets, *msn, answer));
     }
 
     fn complete_receive(
@@ -455,42 +386,27 @@ impl QueuePair {
             }
             return;
         }
-        let path_mtu = self.connection.map(|c| c.path_mtu);
-        let (Some(outcome), Some(path_mtu)) = (self.responder.outcome_at(psn), path_mtu) else {
+        let part = self.remembered_part(shared, packet);
+        let Some(part) = part else {
             shared.count(Counter::RxForgottenDuplicate);
             return;
         };
-        let skipped = psn.distance(outcome.first_psn) as u32;
-        let (mut end, mut limit) = (outcome.packets, 0);
-        let same = match outcome.answer {
-            // All that is left of it, or a part of that.
-            Answer::Read { va, rkey, length } => {
-                let offset = skipped << path_mtu.shift();
-                let rest = length.saturating_sub(offset);
-                packet.opcode.operation() == Operation::ReadRequest
-                    && packet.reth().is_some_and(|reth| {
-                        let wanted = reth.length();
-                        (end, limit) = (skipped + path_mtu.packets(wanted), offset.saturating_add(wanted));
-                        let may_read = || {
-                            shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, reth.va(), wanted).is_ok()
-                        };
-                        reth.rkey() == rkey
-                            && Some(reth.va()) == va.checked_add(offset.into())
-                            && wanted <= rest
-                            && (rest == 0 || wanted > 0 && may_read())
-                    })
-            }
-            Answer::Atomic { .. } => {
-                matches!(packet.opcode.operation(), Operation::CompareSwap | Operation::FetchAdd)
-            }
-            Answer::Done => matches!(packet.opcode.operation(), Operation::Flush | Operation::AtomicWrite),
-        };
-        if !same {
-            shared.count(Counter::RxForgottenDuplicate);
-            return;
-        }
-        (outcome.start, outcome.next, outcome.end, outcome.limit) = (skipped, skipped, end, limit);
+        self.responder.outcomes.replay(psn, part);
         self.schedule(shared);
+    }
+
+    /// What is remembered of a duplicate's answer. Memory that is to be read again must still be
+    /// there for the peer.
+    fn remembered_part(&self, shared: &Shared, packet: &Packet<'_>) -> Option<Part> {
+        let (psn, reth) = (packet.bth.psn(), packet.reth());
+        let outcome = self.responder.outcomes.at(psn)?;
+        let part = outcome.part_for(packet.opcode.operation(), reth, psn, self.connection?.path_mtu)?;
+        if let (Answer::Read { rkey, .. }, Some(reth)) = (outcome.answer, reth)
+            && reth.length() > 0
+        {
+            shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, reth.va(), reth.length()).ok()?;
+        }
+        Some(part)
     }
 
     fn refuse(&mut self, shared: &mut Shared, refusal: Refusal) {
@@ -544,8 +460,12 @@ impl QueuePair {
     /// Writes the next response frame, if one is owed.
     pub(crate) fn transmit_response(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
         let connection = self.connection?;
-        if let Some(position) = self.responder.outcomes.iter().position(Outcome::is_owed) {
-            return self.write_outcome(shared, buffer, &connection, position);
+        loop {
+            match self.write_outcome(shared, buffer, &connection) {
+                Wrote::Frame(length) => return Some(length),
+                Wrote::NothingYet => {}
+                Wrote::Nothing => break,
+            }
         }
         let responder = &mut self.responder;
         let (psn, syndrome) = match responder.nak_owed.take() {
@@ -563,69 +483,49 @@ impl QueuePair {
         Some(frame.finish())
     }
 
-    fn write_outcome(
-        &mut self,
-        shared: &mut Shared,
-        buffer: &mut [u8],
-        connection: &Connection,
-        position: usize,
-    ) -> Option<usize> {
-        let outcome = self.responder.outcomes.get_mut(position)?;
-        let index = outcome.next;
-        let psn = outcome.first_psn + index;
-        let aeth = Aeth::new(Syndrome::ACK, outcome.msn);
-        let frame = match outcome.answer {
-            Answer::Atomic { original } => {
-                let bth = Bth::new(Opcode::RC_ATOMIC_ACKNOWLEDGE, connection.dest_qpn, psn);
-                let mut frame = FrameBuilder::start(buffer, &connection.header, bth, 0)?;
-                frame.put(&aeth);
-                frame.put(&AtomicAckEth::new(original));
-                frame
-            }
-            Answer::Done => {
-                let bth = Bth::new(Opcode::RC_READ_RESPONSE_ONLY, connection.dest_qpn, psn);
-                let mut frame = FrameBuilder::start(buffer, &connection.header, bth, 0)?;
-                frame.put(&aeth);
-                frame
-            }
+    /// Writes the next packet of the oldest outcome that is owed.
+    fn write_outcome(&mut self, shared: &mut Shared, buffer: &mut [u8], connection: &Connection) -> Wrote {
+        let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
+        let psn = outcome.next_psn();
+        let (opcode, payload) = match outcome.answer {
+            Answer::Atomic { .. } => (Opcode::RC_ATOMIC_ACKNOWLEDGE, None),
+            Answer::Done => (Opcode::RC_READ_RESPONSE_ONLY, None),
             Answer::Read { va, rkey, length } => {
-                let offset = index << connection.path_mtu.shift();
-                let payload = (outcome.limit - offset).min(connection.path_mtu.bytes());
-                let opcode = match (index == outcome.start, index + 1 == outcome.end) {
-                    (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-                    (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-                    (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-                    (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-                };
-                let bth = Bth::new(opcode, connection.dest_qpn, psn);
-                let mut frame = FrameBuilder::start(buffer, &connection.header, bth, payload as usize)?;
-                if opcode.has(Extension::Aeth) {
-                    frame.put(&aeth);
-                }
-                if length > 0 {
-                    let va = va.wrapping_add(offset.into());
-                    // Checked for each packet: the region may have gone since the request came.
-                    match shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, va, payload) {
-                        Ok(grant) => frame.payload().copy_from_slice(shared.mrs.granted(grant)),
-                        // The peer has had all of it before, and may have let go of it since.
-                        Err(_) if outcome.answered => {
-                            outcome.next = outcome.end;
-                            shared.count(Counter::RxForgottenDuplicate);
-                            return self.transmit_response(shared, buffer);
-                        }
-                        Err(_) => {
-                            self.refuse_read_under_way(shared, psn);
-                            return self.transmit_response(shared, buffer);
-                        }
+                let (opcode, offset, bytes) = outcome.next_read_packet(connection.path_mtu);
+                // Checked for each packet: the region may have gone since the request came.
+                let va = va.wrapping_add(offset.into());
+                let grant = || shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, va, bytes);
+                match (length > 0).then(grant).transpose() {
+                    Ok(grant) => (opcode, grant),
+                    // The peer has had all of it before, and may have let go of it since.
+                    Err(_) if outcome.is_answered() => {
+                        outcome.abandon();
+                        shared.count(Counter::RxForgottenDuplicate);
+                        return Wrote::NothingYet;
+                    }
+                    Err(_) => {
+                        self.refuse_read_under_way(shared, psn);
+                        return Wrote::NothingYet;
                     }
                 }
-                frame
             }
         };
-        outcome.next += 1;
-        outcome.answered |= !outcome.is_owed();
+        let payload = payload.map_or(&[][..], |grant| shared.mrs.granted(grant));
+        let bth = Bth::new(opcode, connection.dest_qpn, psn);
+        let Some(mut frame) = FrameBuilder::start(buffer, &connection.header, bth, payload.len()) else {
+            return Wrote::Nothing;
+        };
+        if opcode.has(Extension::Aeth) {
+            frame.put(&Aeth::new(Syndrome::ACK, outcome.msn));
+        }
+        if let Answer::Atomic { original } = outcome.answer {
+            frame.put(&AtomicAckEth::new(original));
+        }
+        frame.payload().copy_from_slice(payload);
+        let length = frame.finish();
+        outcome.advance();
         shared.count(Counter::SentPkts);
-        Some(frame.finish())
+        Wrote::Frame(length)
     }
 
     /// The memory of a READ went away while its response was under way.
@@ -643,34 +543,4 @@ fn flush_access(feth: &Feth) -> Access {
     let global = if kind.global_visibility { Access::FLUSH_GLOBAL } else { Access::NONE };
     let persistent = if kind.persistence { Access::FLUSH_PERSISTENT } else { Access::NONE };
     global | persistent
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// An outcome may be remembered for so long that its PSNs come round again.
-    #[test]
-    fn a_duplicate_is_of_the_latest_outcome_at_its_psn() {
-        let outcome = |first_psn, packets, answer| Outcome {
-            first_psn: Psn::new(first_psn),
-            packets,
-            msn: 0,
-            answer,
-            start: 0,
-            next: packets,
-            end: packets,
-            limit: 0,
-            answered: true,
-        };
-        let mut responder = Responder::default();
-        let long = Answer::Read { va: 0, rkey: RKey(1), length: 1 << 30 };
-        responder.outcomes.push_back(outcome(0xff_0000, 1 << 20, long));
-        responder.outcomes.push_back(outcome(0x00_1000, 1, Answer::Atomic { original: 7 }));
-        let found = responder.outcome_at(Psn::new(0x00_1000)).unwrap();
-        assert!(matches!(found.answer, Answer::Atomic { original: 7 }));
-        let found = responder.outcome_at(Psn::new(0x00_1001)).unwrap();
-        assert!(matches!(found.answer, Answer::Read { .. }));
-        assert!(responder.outcome_at(Psn::new(0xfe_ffff)).is_none());
-    }
 }

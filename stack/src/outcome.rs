@@ -1,0 +1,215 @@
+//! The answers to READs, atomics, FLUSHes and ATOMIC WRITEs: those that are owed, and those that
+//! were sent and are kept, so that a duplicate of a request can be answered without executing it
+//! again (protocol.md §5).
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{Opcode, Operation, PathMtu, Psn, RKey, Reth};
+
+#[derive(Clone, Copy)]
+pub(crate) struct Outcome {
+    pub(crate) first_psn: Psn,
+    pub(crate) packets: u32,
+    pub(crate) msn: u32,
+    pub(crate) answer: Answer,
+    under_way: Part,
+    /// The packet to be sent next.
+    next: u32,
+    /// All of it was sent once: what is owed now, if anything, answers a duplicate.
+    answered: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum Answer {
+    /// From memory, as it is when it is sent.
+    Read {
+        va: u64,
+        rkey: RKey,
+        length: u32,
+    },
+    Atomic {
+        original: u64,
+    },
+    /// FLUSH and ATOMIC WRITE: an empty READ response.
+    Done,
+}
+
+/// The packets of an outcome that are sent in one go.
+#[derive(Clone, Copy)]
+pub(crate) struct Part {
+    start: u32,
+    end: u32,
+    /// Where the bytes of a READ end, counted from the start of the whole.
+    limit: u32,
+}
+
+impl Outcome {
+    /// Of a request that was just executed; all of it is owed.
+    pub(crate) fn new(first_psn: Psn, packets: u32, msn: u32, answer: Answer) -> Outcome {
+        let limit = if let Answer::Read { length, .. } = answer { length } else { 0 };
+        let under_way = Part { start: 0, end: packets, limit };
+        Outcome { first_psn, packets, msn, answer, under_way, next: 0, answered: false }
+    }
+
+    pub(crate) fn is_owed(&self) -> bool {
+        self.next < self.under_way.end
+    }
+
+    /// Whether the peer has had all of it.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.answered
+    }
+
+    /// The PSN of the packet to be sent next.
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.first_psn + self.next
+    }
+
+    /// The opcode, offset and bytes of the READ response packet to be sent next.
+    pub(crate) fn next_read_packet(&self, path_mtu: PathMtu) -> (Opcode, u32, u32) {
+        let Part { start, end, limit } = self.under_way;
+        let opcode = match (self.next == start, self.next + 1 == end) {
+            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+        };
+        let offset = self.next << path_mtu.shift();
+        (opcode, offset, (limit - offset).min(path_mtu.bytes()))
+    }
+
+    /// A packet was sent.
+    pub(crate) fn advance(&mut self) {
+        self.next += 1;
+        self.answered |= !self.is_owed();
+    }
+
+    /// Owes nothing any more.
+    pub(crate) fn abandon(&mut self) {
+        self.next = self.under_way.end;
+    }
+
+    /// What a duplicate of the request asks for at `psn`, if it asks for this at all: of a READ,
+    /// what is left from there on or a part of that, under the same key.
+    pub(crate) fn part_for(
+        &self,
+        operation: Operation,
+        reth: Option<&Reth>,
+        psn: Psn,
+        path_mtu: PathMtu,
+    ) -> Option<Part> {
+        let start = psn.distance(self.first_psn) as u32;
+        match (self.answer, operation) {
+            (Answer::Read { va, rkey, length }, Operation::ReadRequest) => {
+                let (reth, offset) = (reth?, start << path_mtu.shift());
+                let (wanted, rest) = (reth.length(), length.saturating_sub(offset));
+                let same = reth.rkey() == rkey && Some(reth.va()) == va.checked_add(offset.into());
+                let part = Part {
+                    start,
+                    end: start + path_mtu.packets(wanted),
+                    limit: offset.saturating_add(wanted),
+                };
+                (same && wanted <= rest && (wanted > 0 || rest == 0)).then_some(part)
+            }
+            (Answer::Atomic { .. }, Operation::CompareSwap | Operation::FetchAdd)
+            | (Answer::Done, Operation::Flush | Operation::AtomicWrite) => {
+                Some(Part { start, end: self.packets, limit: 0 })
+            }
+            _ => None,
+        }
+    }
+
+    fn covers(&self, psn: Psn) -> bool {
+        let distance = psn.distance(self.first_psn);
+        distance >= 0 && (distance as u32) < self.packets
+    }
+}
+
+/// As many as the peer may have outstanding, oldest first.
+#[derive(Default)]
+pub(crate) struct Outcomes {
+    ring: VecDeque<Outcome>,
+    depth: usize,
+    /// Some may be owed: otherwise nobody need look.
+    maybe_owed: bool,
+}
+
+/// More requests are outstanding than the peer was told it may have.
+pub(crate) struct TooMany;
+
+impl Outcomes {
+    pub(crate) fn new(depth: u8) -> Outcomes {
+        let depth = usize::from(depth);
+        Outcomes { ring: VecDeque::with_capacity(depth), depth, maybe_owed: false }
+    }
+
+    /// Forgets the oldest, if all places are taken. One that was never sent is live, and a peer
+    /// with more of those than it was told breaks the contract. One that is owed again is not: a
+    /// peer that sends something new has its answer already.
+    pub(crate) fn make_room(&mut self) -> Result<(), TooMany> {
+        if self.ring.len() < self.depth {
+            return Ok(());
+        }
+        match self.ring.front() {
+            Some(oldest) if oldest.answered => {
+                self.ring.pop_front();
+                Ok(())
+            }
+            _ => Err(TooMany),
+        }
+    }
+
+    /// Keeps an outcome that is owed now; there is room for it.
+    pub(crate) fn push(&mut self, outcome: Outcome) {
+        self.ring.push_back(outcome);
+        self.maybe_owed = true;
+    }
+
+    /// The latest outcome at `psn`: one may be remembered for so long that PSNs come round again.
+    pub(crate) fn at(&self, psn: Psn) -> Option<&Outcome> {
+        self.ring.iter().rev().find(|outcome| outcome.covers(psn))
+    }
+
+    /// Owes `part` of the outcome at `psn` once more.
+    pub(crate) fn replay(&mut self, psn: Psn, part: Part) {
+        if let Some(outcome) = self.ring.iter_mut().rev().find(|outcome| outcome.covers(psn)) {
+            outcome.under_way = part;
+            outcome.next = part.start;
+            self.maybe_owed = true;
+        }
+    }
+
+    /// The oldest that is owed.
+    pub(crate) fn next_owed(&mut self) -> Option<&mut Outcome> {
+        if !self.maybe_owed {
+            return None;
+        }
+        let owed = self.ring.iter_mut().find(|outcome| outcome.is_owed());
+        self.maybe_owed = owed.is_some();
+        owed
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.ring.clear();
+        self.maybe_owed = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Written after a reading of the code; from outside it would take 2²⁴ packets.
+    #[test]
+    fn a_duplicate_is_of_the_latest_outcome_at_its_psn() {
+        let mut outcomes = Outcomes::new(2);
+        let long = Answer::Read { va: 0, rkey: RKey(1), length: 1 << 30 };
+        outcomes.push(Outcome::new(Psn::new(0xff_0000), 1 << 20, 1, long));
+        outcomes.push(Outcome::new(Psn::new(0x00_1000), 1, 2, Answer::Atomic { original: 7 }));
+        let found = outcomes.at(Psn::new(0x00_1000)).unwrap();
+        assert!(matches!(found.answer, Answer::Atomic { original: 7 }));
+        let found = outcomes.at(Psn::new(0x00_1001)).unwrap();
+        assert!(matches!(found.answer, Answer::Read { .. }));
+        assert!(outcomes.at(Psn::new(0xfe_ffff)).is_none());
+    }
+}
