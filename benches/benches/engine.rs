@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ferroce::driver::{Capabilities, Error, Layer, Stats};
-use ferroce::wire::{
-    Bth, Encapsulation, FrameBuilder, NetworkHeader, Opcode, Packet, PathAddress, PathHeader, Reth, icrc,
-};
+use ferroce::wire::{Bth, FrameBuilder, NetworkHeader, Opcode, Packet, Reth, icrc};
 use ferroce::*;
 
 const FRAMES: usize = 1024;
@@ -199,18 +197,7 @@ impl Pair {
 
 /// The same frames through `wire` alone: emit with copy and ICRC, parse with ICRC, copy.
 fn wire_alone(length: usize, count: u64) -> f64 {
-    let path = PathHeader::new(&PathAddress {
-        source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
-        destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-        vlan: None,
-        source: Gid::from_ipv4([192, 0, 2, 1].into()),
-        destination: Gid::from_ipv4([192, 0, 2, 2].into()),
-        encapsulation: Encapsulation::RoceV2 { source_port: 0xc000 },
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 64,
-        identification: 0,
-    });
+    let path = ferroce_benches::path();
     let (mut buffer, data, mut sink) = (vec![0u8; FRAME], vec![1u8; length], vec![0u8; length]);
     let start = Instant::now();
     for n in 0..count {

@@ -4,21 +4,7 @@ use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ferroce::wire::*;
-
-fn path() -> PathHeader {
-    PathHeader::new(&PathAddress {
-        source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
-        destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
-        vlan: None,
-        source: Gid::from_ipv4([192, 0, 2, 1].into()),
-        destination: Gid::from_ipv4([192, 0, 2, 2].into()),
-        encapsulation: Encapsulation::RoceV2 { source_port: 0xc000 },
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 64,
-        identification: 0,
-    })
-}
+use ferroce_benches::path;
 
 fn emit(buffer: &mut [u8], path: &PathHeader, payload: &[u8]) -> usize {
     let bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(17), Psn::new(1));

@@ -1,2 +1,20 @@
 //! Benchmarks of ferroce; `cargo bench -p ferroce-benches` runs them all. Each prints ratios beside
 //! absolute times, because on a shared machine only a ratio within one run means much.
+
+use ferroce::wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader};
+
+/// The headers of some IPv4 path.
+pub fn path() -> PathHeader {
+    PathHeader::new(&PathAddress {
+        source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+        destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+        vlan: None,
+        source: Gid::from_ipv4([192, 0, 2, 1].into()),
+        destination: Gid::from_ipv4([192, 0, 2, 2].into()),
+        encapsulation: Encapsulation::RoceV2 { source_port: 0xc000 },
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        identification: 0,
+    })
+}

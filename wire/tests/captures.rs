@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::frames;
+use common::{address_of, frames};
 use ferroce_wire::*;
 
 fn captures() -> Vec<String> {
@@ -52,29 +52,4 @@ fn recorded_packets_parse_and_are_emitted_again() {
     }
     // As many as the captures hold by another dissector, so that none is left out unnoticed.
     assert_eq!(packets, 765);
-}
-
-/// The address that emits the headers in front of a parsed frame again.
-fn address_of(frame: &[u8], packet: &Packet<'_>) -> PathAddress {
-    let link = packet.link.unwrap();
-    let network_start = if link.vlan.is_some() { 18 } else { 14 };
-    let identification = match packet.network.header {
-        NetworkHeader::Ipv4 => [frame[network_start + 4], frame[network_start + 5]],
-        _ => [0, 0],
-    };
-    PathAddress {
-        source_mac: link.source,
-        destination_mac: link.destination,
-        vlan: link.vlan,
-        source: packet.network.source,
-        destination: packet.network.destination,
-        encapsulation: match packet.network.source_port {
-            Some(source_port) => Encapsulation::RoceV2 { source_port },
-            None => Encapsulation::RoceV1,
-        },
-        traffic_class: packet.network.traffic_class,
-        flow_label: packet.network.flow_label,
-        hop_limit: packet.network.hop_limit,
-        identification: u16::from_be_bytes(identification),
-    }
 }

@@ -1,6 +1,9 @@
 //! Known packets: the vectors of protocol.md §3, one of them captured from a ConnectX-4 Lx.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod common;
+
+use common::address_of;
 use ferroce_wire::*;
 use zerocopy::IntoBytes;
 
@@ -30,25 +33,6 @@ fn tv4() -> Vec<u8> {
          c00112b7001c0000 1140ffff00000012000000fe 1f000001 4fd72dc9")
 }
 
-fn address_of(packet: &Packet<'_>, identification: u16) -> PathAddress {
-    let link = packet.link.unwrap();
-    PathAddress {
-        source_mac: link.source,
-        destination_mac: link.destination,
-        vlan: link.vlan,
-        source: packet.network.source,
-        destination: packet.network.destination,
-        encapsulation: match packet.network.source_port {
-            Some(source_port) => Encapsulation::RoceV2 { source_port },
-            None => Encapsulation::RoceV1,
-        },
-        traffic_class: packet.network.traffic_class,
-        flow_label: packet.network.flow_label,
-        hop_limit: packet.network.hop_limit,
-        identification,
-    }
-}
-
 #[test]
 fn tv1_send_only_ipv4() {
     let bytes = tv1();
@@ -59,7 +43,7 @@ fn tv1_send_only_ipv4() {
     assert!(packet.bth.ack_req() && packet.bth.mig_req());
     assert_eq!(packet.network.source.to_string(), "::ffff:192.0.2.1");
 
-    let path = PathHeader::new(&address_of(&packet, 0x1234));
+    let path = PathHeader::new(&address_of(&bytes, &packet));
     let mut buffer = [0xaa; 200];
     let mut frame = FrameBuilder::start(&mut buffer, &path, *packet.bth, 5).unwrap();
     frame.payload().copy_from_slice(b"hello");
@@ -87,7 +71,7 @@ fn tv2_write_only_ipv6_vlan() {
     let reth = *packet.reth().unwrap();
     assert_eq!((reth.va(), reth.rkey(), reth.length()), (0x7f00_1234_5678, RKey(0x00a1_b2c3), 8));
 
-    let path = PathHeader::new(&address_of(&packet, 0));
+    let path = PathHeader::new(&address_of(&bytes, &packet));
     let mut buffer = [0xaa; 200];
     let mut frame = FrameBuilder::start(&mut buffer, &path, *packet.bth, 8).unwrap();
     frame.put(&reth);
@@ -104,7 +88,7 @@ fn tv3_cnp_of_a_connectx() {
     assert_eq!((packet.network.source_port, packet.payload), (Some(0), [0; 16].as_slice()));
     assert!(packet.bth.becn());
 
-    let path = PathHeader::new(&address_of(&packet, 0x718c));
+    let path = PathHeader::new(&address_of(&bytes, &packet));
     let mut buffer = [0xaa; 200];
     let mut frame = FrameBuilder::start(&mut buffer, &path, *packet.bth, 16).unwrap();
     frame.payload().fill(0);
@@ -120,7 +104,7 @@ fn tv4_acknowledge() {
     let aeth = *packet.aeth().unwrap();
     assert_eq!((aeth.syndrome(), aeth.msn()), (Some(Syndrome::ACK), 1));
     assert_eq!(aeth.as_bytes(), [0x1f, 0, 0, 1]);
-    let path = PathHeader::new(&address_of(&packet, 0x4321));
+    let path = PathHeader::new(&address_of(&bytes, &packet));
     let mut buffer = [0xaa; 200];
     let mut frame = FrameBuilder::start(&mut buffer, &path, *packet.bth, 0).unwrap();
     frame.put(&aeth);
@@ -201,7 +185,7 @@ fn roce_v1_round_trips() {
     let length = frame.finish();
     let packet = Packet::parse(&buffer[..length]).unwrap();
     assert_eq!((packet.payload, packet.network.header), (b"v1".as_slice(), NetworkHeader::Grh));
-    assert_eq!(address_of(&packet, 0), v1);
+    assert_eq!(address_of(&buffer, &packet), v1);
 }
 
 #[test]
