@@ -681,7 +681,7 @@ fn drop_capabilities(drop: &[u32]) {
     let mut data = [0u32; 6];
     // SAFETY: header and data have the layout of version 3 and outlive the call.
     let got = unsafe { libc::syscall(libc::SYS_capget, header.as_ptr(), data.as_mut_ptr()) };
-    assert_eq!(got, 0, "capget: {}", std::io::Error::last_os_error());
+    assert_eq!(got, 0, "capget: {}", io::Error::last_os_error());
     for capability in drop {
         let word = (capability / 32) as usize * 3;
         for set in &mut data[word..word + 3] {
@@ -690,5 +690,5 @@ fn drop_capabilities(drop: &[u32]) {
     }
     // SAFETY: as above.
     let set = unsafe { libc::syscall(libc::SYS_capset, header.as_ptr(), data.as_ptr()) };
-    assert_eq!(set, 0, "capset: {}", std::io::Error::last_os_error());
+    assert_eq!(set, 0, "capset: {}", io::Error::last_os_error());
 }
