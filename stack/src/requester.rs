@@ -359,7 +359,7 @@ impl QueuePair {
         let offset = packet << connection.path_mtu.shift();
         let rest = wqe.length - offset;
         let (is_first, is_last) = (packet == 0, packet + 1 == wqe.packets);
-        let opcode = opcode(wqe.op, is_first, is_last);
+        let opcode = opcode(wqe.op, is_first, is_last)?;
         let payload = match wqe.op {
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 0,
             _ => rest.min(connection.path_mtu.bytes()),
@@ -405,8 +405,8 @@ impl QueuePair {
     }
 }
 
-/// The opcode of a request packet by its place in the message.
-fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Opcode {
+/// The opcode of a request packet by its place in the message; a local operation has no packet.
+fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Option<Opcode> {
     let by_place = |first, middle, last, only| match (is_first, is_last) {
         (true, true) => only,
         (true, false) => first,
@@ -415,7 +415,7 @@ fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Opcode {
     };
     let send = |last, only| by_place(Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, last, only);
     let write = |last, only| by_place(Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, last, only);
-    match op {
+    Some(match op {
         SendOp::Send => send(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY),
         SendOp::SendWithImm(_) => {
             send(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE)
@@ -429,7 +429,7 @@ fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Opcode {
         }
         SendOp::Read(_) => Opcode::RC_READ_REQUEST,
         SendOp::CompareSwap { .. } => Opcode::RC_COMPARE_SWAP,
-        // A local operation never comes here; it has no packet.
-        SendOp::FetchAdd { .. } | SendOp::LocalInvalidate(_) => Opcode::RC_FETCH_ADD,
-    }
+        SendOp::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
+        SendOp::LocalInvalidate(_) => return None,
+    })
 }
