@@ -79,14 +79,8 @@ impl AddressVector {
         AddressVector { gid, sgid_index, mac: None, traffic_class: 0, flow_label: 0, hop_limit: 64 }
     }
 
-    /// The addresses of a connection's packets.
-    pub(crate) fn path(
-        &self,
-        port: &Port,
-        mac: MacAddr,
-        local: Qpn,
-        remote: Qpn,
-    ) -> Result<PathAddress, Error> {
+    /// The addresses of a connection's packets, but for a next hop that is not known yet.
+    pub(crate) fn path(&self, port: &Port, local: Qpn, remote: Qpn) -> Result<PathAddress, Error> {
         let Some(source) = port.gids.get(self.sgid_index) else {
             let expected =
                 format!("below {}, the size of the GID table of '{}'", port.gids.len(), port.interface);
@@ -106,7 +100,7 @@ impl AddressVector {
         };
         Ok(PathAddress {
             source_mac: port.mac,
-            destination_mac: mac,
+            destination_mac: self.mac.unwrap_or_default(),
             vlan: None,
             source: source.gid,
             destination: self.gid,

@@ -11,7 +11,6 @@ use crate::engine::Engine;
 use crate::qp::{Connection, QpState, QueuePair};
 use crate::rq::MAX_MESSAGE;
 use crate::slab::{Handle, Slab};
-use crate::wr::SendOp;
 use crate::{
     Access, Counters, Cq, Error, Event, Mr, Notify, Pd, Port, Qp, QpAttributes, QpConfig, ReadyToReceive,
     ReceiveWorkRequest, RegisterError, RemoteMemory, SendWorkRequest, Transition, WorkCompletion,
@@ -300,12 +299,10 @@ impl Context {
             return Err(Error::PathMtu { path_mtu, needed, interface, mtu });
         }
         // Everything that can be refused without asking the kernel, first.
-        address.path(&self.port, MacAddr::default(), local, dest_qpn)?;
-        let mac = match address.mac {
-            Some(mac) => mac,
-            None => MacAddr(self.driver.resolve(address.gid.to_ip())?),
-        };
-        let path = address.path(&self.port, mac, local, dest_qpn)?;
+        let mut path = address.path(&self.port, local, dest_qpn)?;
+        if address.mac.is_none() {
+            path.destination_mac = MacAddr(self.driver.resolve(address.gid.to_ip())?);
+        }
         let connection = Connection {
             header: PathHeader::new(&path),
             local: path.source,
@@ -335,8 +332,10 @@ impl Context {
     pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, shared) = self.qp(qp)?;
         queue_pair.require("post_send", "RTS, SQD or ERR", &[QpState::Rts, QpState::Sqd, QpState::Error])?;
-        let reads = matches!(wr.op, SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. });
-        if reads && queue_pair.state != QpState::Error && queue_pair.requester.max_rd_atomic() == 0 {
+        if wr.op.is_read_or_atomic()
+            && queue_pair.state != QpState::Error
+            && queue_pair.requester.max_rd_atomic() == 0
+        {
             return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ and atomics"));
         }
         let max_length = queue_pair.connection.map_or(MAX_MESSAGE, |c| c.max_message());

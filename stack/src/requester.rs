@@ -149,10 +149,10 @@ impl QueuePair {
         if wqe.flags.fence && reads > 0 {
             return false;
         }
-        if wqe.is_read_or_atomic() && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
+        if wqe.op.is_read_or_atomic() && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
             return false;
         }
-        let access = if wqe.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::NONE };
+        let access = if wqe.op.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::NONE };
         if shared.mrs.check_local(self.pd, self.sq.sges(number), access).is_err() {
             // The error completes in order, after everything posted before.
             if is_oldest {
@@ -161,8 +161,8 @@ impl QueuePair {
             return false;
         }
         let requester = &mut self.requester;
-        let packets = if wqe.is_atomic() { 1 } else { connection.path_mtu.packets(wqe.length) };
-        requester.reads_outstanding += u32::from(wqe.is_read_or_atomic());
+        let packets = if wqe.op.is_atomic() { 1 } else { connection.path_mtu.packets(wqe.length) };
+        requester.reads_outstanding += u32::from(wqe.op.is_read_or_atomic());
         let wqe = self.sq.wqe_mut(number);
         wqe.first_psn = requester.next;
         wqe.packets = packets;
@@ -254,7 +254,7 @@ impl QueuePair {
     /// Completes the oldest send as successful.
     pub(crate) fn complete_oldest(&mut self, shared: &mut Shared) {
         if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
-            self.requester.reads_outstanding -= u32::from(wqe.is_read_or_atomic());
+            self.requester.reads_outstanding -= u32::from(wqe.op.is_read_or_atomic());
             self.complete_send(shared, &wqe, WcStatus::Success);
             self.note_drained(shared);
         }
@@ -367,11 +367,11 @@ impl QueuePair {
 
         let mut bth = Bth::new(opcode, connection.dest_qpn, psn);
         let in_flight = psn.distance(self.requester.una) as u32 + 1;
-        let answers = is_last || payload == 0 && wqe.is_read_or_atomic();
+        let answers = is_last || payload == 0 && wqe.op.is_read_or_atomic();
         bth.set_ack_req(
             answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || in_flight == shared.window,
         );
-        let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.is_read_or_atomic();
+        let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.op.is_read_or_atomic();
         bth.set_solicited(wqe.flags.solicited && is_last && notifies);
 
         let mut frame = FrameBuilder::start(buffer, &connection.header, bth, payload as usize)?;

@@ -25,15 +25,6 @@ pub(crate) struct Wqe {
 }
 
 impl Wqe {
-    /// READ and atomics: the responder answers with data, and keeps a resource for each.
-    pub(crate) fn is_read_or_atomic(&self) -> bool {
-        matches!(self.op, SendOp::Read(_)) || self.is_atomic()
-    }
-
-    pub(crate) fn is_atomic(&self) -> bool {
-        matches!(self.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
-    }
-
     /// The PSN after its last; only once it is started.
     pub(crate) fn end_psn(&self) -> Psn {
         self.first_psn + self.packets

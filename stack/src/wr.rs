@@ -59,6 +59,17 @@ pub enum SendOp {
     LocalInvalidate(RKey),
 }
 
+impl SendOp {
+    /// READ and atomics: the responder answers with data, and keeps a resource for each.
+    pub(crate) fn is_read_or_atomic(&self) -> bool {
+        matches!(self, SendOp::Read(_)) || self.is_atomic()
+    }
+
+    pub(crate) fn is_atomic(&self) -> bool {
+        matches!(self, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+}
+
 /// The local side of a send work request.
 #[derive(Clone, Copy, Debug)]
 pub enum Data<'a> {
