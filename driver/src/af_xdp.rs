@@ -15,6 +15,7 @@ mod bpf;
 mod common;
 mod filter;
 mod frames;
+mod membership;
 mod socket;
 
 use std::io;
@@ -32,6 +33,7 @@ use crate::netlink::{Interface, Netlink, XdpMode};
 use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
 use attachment::Attachment;
 use frames::{Frames, TxSlots};
+use membership::Membership;
 use socket::{Bound, bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 
 /// What to open.
@@ -86,6 +88,7 @@ pub struct AfXdp {
     /// A frame in several descriptors, as far as it has come.
     assembly: Assembly,
     busy_poll: bool,
+    membership: Membership,
     stats: Stats,
 }
 
@@ -162,6 +165,7 @@ impl AfXdp {
             burst: vec![FrameDesc::default(); BURST].into(),
             assembly: Assembly::new(layout.max_frame),
             busy_poll: config.busy_poll.is_some(),
+            membership: Membership::new(interface.index, &interface.gid_order()),
             stats: Stats::default(),
         })
     }
@@ -312,6 +316,16 @@ impl PacketDriver for AfXdp {
         // Read anew: addresses come and go.
         let interface = self.netlink.interface(&self.capabilities.interface)?;
         self.netlink.resolve(&interface, peer)
+    }
+
+    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
+        let joined = self.membership.join(group);
+        joined.map_err(|source| os_error("joining a multicast group", &self.capabilities.interface, source))
+    }
+
+    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
+        let left = self.membership.leave(group);
+        left.map_err(|source| os_error("leaving a multicast group", &self.capabilities.interface, source))
     }
 
     fn stats(&self) -> Stats {

@@ -69,6 +69,24 @@ pub trait PacketDriver: Send {
     /// [`Error::NoRoute`] or [`Error::NoNeighbour`].
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error>;
 
+    /// Lets frames to a multicast group come in. A port that hears every group need do nothing.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses.
+    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
+        let _ = group;
+        Ok(())
+    }
+
+    /// Ends [`join`](PacketDriver::join).
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses.
+    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
+        let _ = group;
+        Ok(())
+    }
+
     /// Frames and bytes so far, and losses that the driver knows of.
     fn stats(&self) -> Stats;
 }
@@ -96,6 +114,14 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
         (**self).resolve(peer)
+    }
+
+    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
+        (**self).join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
+        (**self).leave(group)
     }
 
     fn stats(&self) -> Stats {

@@ -96,6 +96,14 @@ impl<D: PacketDriver> PacketDriver for Recorder<D> {
         self.driver.resolve(peer)
     }
 
+    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
+        self.driver.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
+        self.driver.leave(group)
+    }
+
     fn stats(&self) -> Stats {
         self.driver.stats()
     }

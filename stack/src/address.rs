@@ -1,5 +1,7 @@
 use ferroce_driver::Capabilities;
-use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathMtu, Qpn, source_port};
+use ferroce_wire::{
+    Encapsulation, Gid, MacAddr, Network, NetworkHeader, PathAddress, PathMtu, Qpn, VlanTag, source_port,
+};
 
 use crate::Error;
 
@@ -10,6 +12,8 @@ pub struct GidEntry {
     pub gid: Gid,
     /// RoCE v1 rather than v2.
     pub roce_v1: bool,
+    /// The VLAN that it belongs to: packets from it carry an 802.1Q tag.
+    pub vlan: Option<u16>,
 }
 
 /// The port of a context: one interface of one driver.
@@ -22,14 +26,16 @@ pub struct Port {
     /// Largest IP packet, in bytes.
     pub mtu: u32,
     /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the
-    /// same once more as v1.
+    /// same once more as v1, then those of [`Context::add_gid`](crate::Context::add_gid).
     pub gids: Vec<GidEntry>,
 }
 
 impl Port {
     pub(crate) fn new(capabilities: &Capabilities, roce_v1: bool) -> Port {
-        let entries =
-            |v1| capabilities.addresses.iter().map(move |a| GidEntry { gid: Gid::from(*a), roce_v1: v1 });
+        let entries = |roce_v1| {
+            let gids = capabilities.addresses.iter().map(|address| Gid::from(*address));
+            gids.map(move |gid| GidEntry { gid, roce_v1, vlan: None })
+        };
         let mut gids: Vec<GidEntry> = entries(false).collect();
         if roce_v1 {
             gids.extend(entries(true));
@@ -48,6 +54,12 @@ impl Port {
     pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
         let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
         self.gids.iter().position(|e| kind(e.gid) == kind(peer) && !e.roce_v1)
+    }
+
+    /// Whether a packet is for one of the port's own addresses.
+    pub(crate) fn is_destination(&self, network: &Network) -> bool {
+        let roce_v1 = network.header == NetworkHeader::Grh;
+        self.gids.iter().any(|entry| entry.gid == network.destination && entry.roce_v1 == roce_v1)
     }
 
     /// The largest path MTU over IPv6 (`true`) or IPv4.
@@ -71,15 +83,26 @@ pub struct AddressVector {
     pub flow_label: u32,
     /// TTL or hop limit.
     pub hop_limit: u8,
+    /// 0 to 7: the priority code point of the 802.1Q tag, where the source GID has a VLAN.
+    pub service_level: u8,
 }
 
 impl AddressVector {
     /// To `gid` from the GID at `sgid_index`, with a hop limit of 64 and everything else 0.
     pub fn new(gid: Gid, sgid_index: usize) -> AddressVector {
-        AddressVector { gid, sgid_index, mac: None, traffic_class: 0, flow_label: 0, hop_limit: 64 }
+        AddressVector {
+            gid,
+            sgid_index,
+            mac: None,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            service_level: 0,
+        }
     }
 
-    /// The addresses of a connection's packets, but for a next hop that is not known yet.
+    /// The addresses of packets on this way, between these queue pairs; the hardware address may
+    /// still be missing.
     pub(crate) fn path(&self, port: &Port, local: Qpn, remote: Qpn) -> Result<PathAddress, Error> {
         let Some(source) = port.gids.get(self.sgid_index) else {
             let expected =
@@ -93,6 +116,9 @@ impl AddressVector {
         if self.flow_label > 0x000f_ffff {
             return Err(Error::invalid("flow_label", self.flow_label, "20 bits, at most 0xfffff"));
         }
+        if self.service_level > 7 {
+            return Err(Error::invalid("service_level", self.service_level, "0 to 7, as an 802.1Q priority"));
+        }
         let encapsulation = if source.roce_v1 {
             Encapsulation::RoceV1
         } else {
@@ -100,8 +126,8 @@ impl AddressVector {
         };
         Ok(PathAddress {
             source_mac: port.mac,
-            destination_mac: self.mac.unwrap_or_default(),
-            vlan: None,
+            destination_mac: self.mac.or(self.gid.multicast_mac()).unwrap_or_default(),
+            vlan: source.vlan.map(|id| VlanTag { id, priority: self.service_level }),
             source: source.gid,
             destination: self.gid,
             encapsulation,

@@ -19,6 +19,12 @@ pub struct Config {
     pub max_cqs: u32,
     /// Queue pairs.
     pub max_qps: u32,
+    /// Shared receive queues.
+    pub max_srqs: u32,
+    /// Address handles.
+    pub max_ahs: u32,
+    /// Attachments of UD queue pairs to multicast groups.
+    pub max_mcast_attachments: u32,
     /// Asynchronous events that wait to be read; more are dropped and counted, but for completion
     /// events, which always find room.
     pub max_events: u32,
@@ -26,6 +32,10 @@ pub struct Config {
     pub window: u32,
     /// Whether RoCE v1 frames are accepted, and GIDs of that type offered.
     pub roce_v1: bool,
+    /// Requests that name memory which they may not reach are dropped and counted, where the
+    /// standard wants a NAK and the end of the connection: nobody who forges a peer's address can
+    /// end it by a wrong key. A peer that asks by mistake runs into its retry limit.
+    pub drop_access_errors: bool,
 }
 
 impl Default for Config {
@@ -36,9 +46,13 @@ impl Default for Config {
             max_mrs: 1024,
             max_cqs: 256,
             max_qps: 256,
+            max_srqs: 64,
+            max_ahs: 256,
+            max_mcast_attachments: 256,
             max_events: 1024,
             window: DEFAULT_WINDOW,
             roce_v1: false,
+            drop_access_errors: false,
         }
     }
 }

@@ -1,19 +1,23 @@
 use std::time::Duration;
 
 use ferroce_driver::{Layer, Memory, Nanos, PacketDriver, Stats};
-use ferroce_wire::{MacAddr, PathHeader};
+use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader, PathMtu, Qpn, Service};
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::SeedableRng;
 
+use crate::ah::AddressHandle;
 use crate::config::{Config, MAX_WINDOW};
 use crate::cq::CompletionQueue;
 use crate::engine::Engine;
 use crate::qp::{Connection, QpState, QueuePair};
-use crate::rq::MAX_MESSAGE;
+use crate::rq::{MAX_MESSAGE, ReceiveQueue};
+use crate::shared::Shared;
 use crate::slab::{Handle, Slab};
+use crate::srq::SharedReceiveQueue;
 use crate::{
-    Access, Counters, Cq, Error, Event, Mr, Notify, Pd, Port, Qp, QpAttributes, QpConfig, ReadyToReceive,
-    ReceiveWorkRequest, RegisterError, RemoteMemory, SendWorkRequest, Transition, WorkCompletion,
+    Access, AddressVector, Ah, Counters, Cq, Error, Event, GidEntry, Mr, Notify, Pd, Port, Qp, QpAttributes,
+    QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory, SendWorkRequest, Srq, SrqAttributes,
+    SrqConfig, Transition, UnreliablePath, WorkCompletion,
 };
 
 /// One port with its protection domains, memory regions, completion queues and queue pairs.
@@ -24,7 +28,6 @@ pub struct Context {
     driver: Box<dyn PacketDriver>,
     engine: Engine,
     pds: Slab<()>,
-    port: Port,
     rng: ChaCha20Rng,
 }
 
@@ -52,12 +55,28 @@ impl Context {
             None => ChaCha20Rng::from_os_rng(),
         };
         let port = Port::new(capabilities, config.roce_v1);
-        Ok(Context { engine: Engine::new(config), pds: Slab::new(config.max_pds), port, rng, driver })
+        Ok(Context { engine: Engine::new(config, port), pds: Slab::new(config.max_pds), rng, driver })
     }
 
     /// The port: addresses, GID table, MTU.
     pub fn port(&self) -> &Port {
-        &self.port
+        &self.engine.port
+    }
+
+    /// Adds a row to the GID table and returns its index: an address of a VLAN on this port, or one
+    /// that the driver does not know of.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a VLAN that does not exist, for RoCE v1 while that is off, and for a
+    /// row that is there.
+    pub fn add_gid(&mut self, entry: GidEntry) -> Result<usize, Error> {
+        if let Some(vlan) = entry.vlan.filter(|vlan| !(1..=4094).contains(vlan)) {
+            return Err(Error::invalid("vlan", vlan, "1 to 4094"));
+        }
+        if entry.gid.is_multicast() {
+            return Err(Error::invalid("gid", entry.gid, "an address of this port, not a multicast group"));
+        }
+        self.engine.add_gid(entry)
     }
 
     /// What the driver says of itself.
@@ -88,11 +107,16 @@ impl Context {
     /// Frees a protection domain.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a memory region or queue pair belongs to it.
+    /// [`Error::Busy`] while anything belongs to it.
     pub fn dealloc_pd(&mut self, pd: Pd) -> Result<(), Error> {
         self.check_pd(pd)?;
-        let users = if self.engine.shared.mrs.uses_pd(pd) {
+        let shared = &self.engine.shared;
+        let users = if shared.mrs.uses_pd(pd) {
             "memory regions"
+        } else if shared.srqs.iter().any(|srq| srq.pd == pd) {
+            "shared receive queues"
+        } else if shared.ahs.iter().any(|ah| ah.pd == pd) {
+            "address handles"
         } else if self.engine.qps.iter().any(|qp| qp.pd == pd) {
             "queue pairs"
         } else {
@@ -194,7 +218,8 @@ impl Context {
             return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
         }
         self.engine.shared.cqs.remove(cq.0);
-        self.engine.shared.events.purge(cq);
+        let of_queue = |event: &Event| *event == Event::Completion(cq) || *event == Event::CqErr(cq);
+        self.engine.shared.events.purge(of_queue);
         Ok(())
     }
 
@@ -221,56 +246,240 @@ impl Context {
         self.engine.shared.next_event()
     }
 
+    /// Creates a shared receive queue, for RC and UD queue pairs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`].
+    pub fn create_srq(&mut self, config: &SrqConfig) -> Result<Srq, Error> {
+        self.check_pd(config.pd)?;
+        config.check()?;
+        let srqs = &mut self.engine.shared.srqs;
+        let full = Error::Exhausted { kind: "SRQ", limit: srqs.capacity(), setting: "max_srqs" };
+        let make = |handle| {
+            // Fills unused slots; never looked at.
+            let queue = ReceiveQueue::new(config.max_wr, config.max_sge, Mr(handle));
+            SharedReceiveQueue::new(config, queue)
+        };
+        srqs.insert_with(make).map(Srq).ok_or(full)
+    }
+
+    /// Posts a receive for any of the queue pairs that share the queue.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::Invalid`], [`Error::InvalidHandle`].
+    pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
+        let Shared { srqs, mrs, .. } = &mut self.engine.shared;
+        let queue = srqs.get_mut(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
+        queue.queue.post(wr, mrs)
+    }
+
+    /// Raises [`Event::SrqLimitReached`] once when fewer than `limit` receives are left; 0 turns it
+    /// off. If fewer are left already, the event comes at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a limit above the queue's depth.
+    pub fn arm_srq(&mut self, srq: Srq, limit: u32) -> Result<(), Error> {
+        let queue = self.srq(srq)?;
+        let depth = queue.queue.depth();
+        if limit > depth {
+            return Err(Error::invalid("SRQ limit", limit, format!("0 to {depth}, the depth of the SRQ")));
+        }
+        queue.arm(limit);
+        if queue.trip() {
+            self.engine.shared.raise(Event::SrqLimitReached(srq));
+        }
+        Ok(())
+    }
+
+    /// What a shared receive queue is like now.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn query_srq(&self, srq: Srq) -> Result<SrqAttributes, Error> {
+        let queue = self.engine.shared.srqs.get(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
+        Ok(queue.attributes())
+    }
+
+    /// Destroys a shared receive queue; its receives are discarded.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Busy`] while queue pairs take from it.
+    pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), Error> {
+        let users = self.srq(srq)?.users;
+        if users > 0 {
+            let users = format!("{users} queue pairs");
+            return Err(Error::Busy { kind: "SRQ", handle: format!("{:?}", srq.0), users });
+        }
+        let Shared { srqs, mrs, events, .. } = &mut self.engine.shared;
+        if let Some(mut removed) = srqs.remove(srq.0) {
+            while removed.queue.pop(mrs).is_some() {}
+        }
+        events.purge(|event| *event == Event::SrqLimitReached(srq));
+        Ok(())
+    }
+
+    /// Creates an address handle: the way of datagrams to a port, or to a multicast group.
+    ///
+    /// Asks the driver for the hardware address if the address vector has none, which may block for
+    /// as long as ARP or ND takes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`], [`Error::Invalid`], [`Error::AddressFamily`],
+    /// [`Error::Exhausted`], or the driver's word.
+    pub fn create_ah(&mut self, pd: Pd, address: &AddressVector) -> Result<Ah, Error> {
+        self.check_pd(pd)?;
+        let path = self.path(address, Qpn::default(), Qpn::default())?;
+        let is_v1 = matches!(path.encapsulation, Encapsulation::RoceV1);
+        let max_payload = self.engine.port.path_mtu(is_v1 || address.gid.is_ipv6());
+        let max_payload = max_payload.map_or(0, PathMtu::bytes);
+        let ahs = &mut self.engine.shared.ahs;
+        let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
+        let header = PathHeader::new(&path);
+        let ah = ahs.insert_with(|_| AddressHandle::new(pd, header, address.flow_label, max_payload));
+        ah.map(Ah).ok_or(full)
+    }
+
+    /// The way back to the sender of a datagram, from the first 40 bytes of its receive.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.
+    pub fn address_from_grh(&self, grh: &[u8; 40]) -> Result<AddressVector, Error> {
+        crate::ah::reverse(&self.engine.port, grh)
+    }
+
+    /// Destroys an address handle. Datagrams that are posted with it and have not left end in
+    /// error.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {
+        let removed = self.engine.shared.ahs.remove(ah.0);
+        removed.map(drop).ok_or_else(|| invalid_handle("AH", ah.0))
+    }
+
+    /// Lets a UD queue pair hear a multicast group. Once is enough; more change nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a queue pair that is not UD, or a GID that
+    /// is no group; [`Error::Exhausted`], or the driver's word.
+    pub fn attach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
+        let (queue_pair, _) = self.qp(qp)?;
+        if queue_pair.service != Service::Ud {
+            return Err(Error::invalid("qp", format_args!("{:?}", queue_pair.service), "a UD QP"));
+        }
+        if !group.is_multicast() {
+            return Err(Error::invalid("group", group, "a multicast address"));
+        }
+        let groups = &mut self.engine.groups;
+        if groups.is_attached(group, qp.0.index) {
+            return Ok(());
+        }
+        if groups.is_full() {
+            let (limit, setting) = (groups.limit(), "max_mcast_attachments");
+            return Err(Error::Exhausted { kind: "multicast attachment", limit, setting });
+        }
+        if !groups.has_members(group) {
+            self.driver.join(group.to_ip())?;
+        }
+        groups.attach(group, qp.0.index);
+        Ok(())
+    }
+
+    /// Ends what [`attach_mcast`](Context::attach_mcast) began.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] if the queue pair is not attached; the driver's
+    /// word.
+    pub fn detach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
+        self.qp(qp)?;
+        let groups = &mut self.engine.groups;
+        if !groups.detach(group, qp.0.index) {
+            return Err(Error::invalid("group", group, "one that the QP is attached to"));
+        }
+        if !groups.has_members(group) {
+            self.driver.leave(group.to_ip())?;
+        }
+        Ok(())
+    }
+
     /// Creates a queue pair, in RESET.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`], [`Error::Unsupported`].
+    /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`].
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<Qp, Error> {
         config.check()?;
         self.check_pd(config.pd)?;
         self.cq(config.send_cq)?;
         self.cq(config.recv_cq)?;
+        let receives = match config.srq {
+            Some(srq) => Some(self.srq(srq).map(|srq| (srq.pd, srq.max_sge))?),
+            None => None,
+        };
         let full = Error::Exhausted { kind: "QP", limit: self.engine.qps.capacity(), setting: "max_qps" };
-        let qp = self.engine.create_qp(&mut self.rng, config).ok_or(full)?;
+        let qp = self.engine.create_qp(&mut self.rng, config, receives).ok_or(full)?;
         self.cq(config.send_cq)?.users += 1;
         self.cq(config.recv_cq)?.users += 1;
+        if let Some(srq) = config.srq {
+            self.srq(srq)?.users += 1;
+        }
         Ok(qp)
     }
 
     /// Destroys a queue pair; its outstanding work is discarded, and its completions with it.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`].
+    /// [`Error::InvalidHandle`]; [`Error::Busy`] while it is attached to multicast groups.
     pub fn destroy_qp(&mut self, qp: Qp) -> Result<(), Error> {
         let (queue_pair, _) = self.qp(qp)?;
-        let (send_cq, recv_cq) = (queue_pair.send_cq, queue_pair.recv_cq);
+        let (send_cq, recv_cq, srq) = (queue_pair.send_cq, queue_pair.recv_cq, queue_pair.srq);
+        let groups = self.engine.groups.groups_of(qp.0.index);
+        if groups > 0 {
+            let users = format!("{groups} multicast groups; detach it first");
+            return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
+        }
         self.engine.destroy_qp(qp);
         self.cq(send_cq)?.users -= 1;
         self.cq(recv_cq)?.users -= 1;
+        if let Some(srq) = srq {
+            self.srq(srq)?.users -= 1;
+        }
         Ok(())
     }
 
     /// Moves a queue pair from state to state.
     ///
-    /// `ReadyToReceive` asks the driver for the peer's hardware address if the address vector has
-    /// none, which may block for as long as ARP or ND takes.
+    /// A new way to a peer asks the driver for the hardware address if the address vector has none,
+    /// which may block for as long as ARP or ND takes.
     ///
     /// # Errors
-    /// [`Error::State`] if the move does not start from the QP's state, [`Error::Invalid`],
-    /// [`Error::PathMtu`], [`Error::AddressFamily`], or the driver's word.
+    /// [`Error::State`] if the move does not start from the QP's state, [`Error::Invalid`] for what
+    /// its service or state does not admit, [`Error::PathMtu`], [`Error::AddressFamily`], or the
+    /// driver's word. The queue pair is as it was then.
     pub fn modify_qp(&mut self, qp: Qp, transition: Transition) -> Result<(), Error> {
-        if let Transition::ReadyToReceive(attributes) = &transition {
-            return self.ready_to_receive(qp, attributes);
-        }
         let (queue_pair, shared) = self.qp(qp)?;
+        transition.check_service(queue_pair.service)?;
         match transition {
             Transition::Init { access } => queue_pair.init(access),
+            Transition::InitDatagram { qkey } => queue_pair.init_datagram(qkey),
+            Transition::ReadyToReceive(attributes) => {
+                queue_pair.require_init()?;
+                attributes.check()?;
+                let connection = self.connection(qp, &attributes.path())?;
+                self.qp(qp)?.0.ready_to_receive(&attributes, connection)
+            }
+            Transition::ReadyToReceiveUnreliable(path) => {
+                queue_pair.require_init()?;
+                let connection = self.connection(qp, &path)?;
+                self.qp(qp)?.0.ready_to_receive_unreliable(&path, connection)
+            }
+            Transition::ReadyToReceiveDatagrams => queue_pair.ready_to_receive_datagrams(),
             Transition::ReadyToSend(attributes) => queue_pair.ready_to_send(attributes),
+            Transition::ReadyToSendUnreliable { sq_psn } => queue_pair.ready_to_send_unreliable(sq_psn),
             Transition::Drain => queue_pair.drain(shared),
             Transition::Resume => queue_pair.resume(shared),
+            Transition::Update(update) => self.update(qp, &update),
             Transition::Error => {
-                let all = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Error];
-                queue_pair.require("Error", "any state but RESET", &all)?;
+                queue_pair.require("Error", "any state but RESET", &QpState::ALL_BUT_RESET)?;
                 queue_pair.fail(shared);
                 Ok(())
             }
@@ -278,40 +487,59 @@ impl Context {
                 queue_pair.reset(shared);
                 Ok(())
             }
-            Transition::ReadyToReceive(_) => Ok(()),
         }
     }
 
-    fn ready_to_receive(&mut self, qp: Qp, attributes: &ReadyToReceive) -> Result<(), Error> {
+    fn update(&mut self, qp: Qp, update: &QpUpdate) -> Result<(), Error> {
         let (queue_pair, _) = self.qp(qp)?;
-        queue_pair.require("ReadyToReceive", "INIT", &[QpState::Init])?;
-        let local = queue_pair.qpn;
-        attributes.check()?;
-        let ReadyToReceive { address, path_mtu, dest_qpn, .. } = *attributes;
+        queue_pair.check_update(update)?;
+        let moved = match (update.address, queue_pair.connection, queue_pair.responder.expected_psn()) {
+            (Some(address), Some(Connection { path_mtu, dest_qpn, .. }), rq_psn) => {
+                Some(self.connection(qp, &UnreliablePath { address, path_mtu, dest_qpn, rq_psn })?)
+            }
+            _ => None,
+        };
+        self.qp(qp)?.0.update(update, moved);
+        Ok(())
+    }
+
+    /// The connection of a queue pair along a path, with everything checked.
+    fn connection(&mut self, qp: Qp, attributes: &UnreliablePath) -> Result<Connection, Error> {
+        let local = self.qp(qp)?.0.qpn;
+        let UnreliablePath { address, path_mtu, dest_qpn, .. } = *attributes;
         if !dest_qpn.is_ordinary() {
             return Err(Error::invalid("dest_qpn", dest_qpn, "a QPN other than 0, 1 and 0xffffff"));
         }
+        if address.gid.is_multicast() {
+            return Err(Error::invalid("gid", address.gid, "the address of one peer, not a multicast group"));
+        }
+        let port = &self.engine.port;
         // RoCE v1 has a header as long as IPv6, whatever the addresses.
-        let is_v1 = self.port.gids.get(address.sgid_index).is_some_and(|entry| entry.roce_v1);
+        let is_v1 = port.gids.get(address.sgid_index).is_some_and(|entry| entry.roce_v1);
         let needed = path_mtu.required_l3_mtu(address.gid.is_ipv6() || is_v1);
-        if needed > self.port.mtu {
-            let (interface, mtu) = (self.port.interface.clone(), self.port.mtu);
+        if needed > port.mtu {
+            let (interface, mtu) = (port.interface.clone(), port.mtu);
             return Err(Error::PathMtu { path_mtu, needed, interface, mtu });
         }
-        // Everything that can be refused without asking the kernel, first.
-        let mut path = address.path(&self.port, local, dest_qpn)?;
-        if address.mac.is_none() {
-            path.destination_mac = MacAddr(self.driver.resolve(address.gid.to_ip())?);
-        }
-        let connection = Connection {
+        let path = self.path(&address, local, dest_qpn)?;
+        Ok(Connection {
             header: PathHeader::new(&path),
             local: path.source,
             remote: path.destination,
+            vlan: path.vlan.map(|tag| tag.id),
             path_mtu,
             dest_qpn,
-        };
-        let (queue_pair, _) = self.qp(qp)?;
-        queue_pair.ready_to_receive(attributes, connection)
+        })
+    }
+
+    /// The addresses of packets to `address`, next hop included. Everything that can be refused
+    /// without asking the kernel comes first.
+    fn path(&mut self, address: &AddressVector, local: Qpn, remote: Qpn) -> Result<PathAddress, Error> {
+        let mut path = address.path(&self.engine.port, local, remote)?;
+        if address.mac.is_none() && !address.gid.is_multicast() {
+            path.destination_mac = MacAddr(self.driver.resolve(address.gid.to_ip())?);
+        }
+        Ok(path)
     }
 
     /// What a queue pair is like now.
@@ -331,10 +559,15 @@ impl Context {
     /// may not be used this way is told by the completion, as verbs do.
     pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, shared) = self.qp(qp)?;
-        queue_pair.require("post_send", "RTS, SQD or ERR", &[QpState::Rts, QpState::Sqd, QpState::Error])?;
+        let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
+        queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
+        if !wr.op.is_on(queue_pair.service) {
+            let expected = format!("an operation of the {:?} service", queue_pair.service);
+            return Err(Error::invalid("op", format_args!("{:?}", wr.op), expected));
+        }
         if wr.op.is_read_or_atomic()
             && queue_pair.state != QpState::Error
-            && queue_pair.requester.max_rd_atomic() == 0
+            && queue_pair.requester.attributes().max_rd_atomic == 0
         {
             return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ and atomics"));
         }
@@ -342,6 +575,7 @@ impl Context {
         queue_pair.sq.post(wr, max_length, &mut shared.mrs)?;
         match queue_pair.state {
             QpState::Error => queue_pair.flush(shared),
+            QpState::Sqe => queue_pair.flush_sends(shared),
             _ => queue_pair.schedule(shared),
         }
         Ok(())
@@ -350,12 +584,14 @@ impl Context {
     /// Posts a receive.
     ///
     /// # Errors
-    /// [`Error::State`] in RESET, [`Error::QueueFull`], [`Error::Invalid`],
-    /// [`Error::InvalidHandle`].
+    /// [`Error::State`] in RESET, [`Error::QueueFull`], [`Error::Invalid`] (also for a queue pair
+    /// with an SRQ), [`Error::InvalidHandle`].
     pub fn post_recv(&mut self, qp: Qp, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, shared) = self.qp(qp)?;
-        let all = [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Error];
-        queue_pair.require("post_recv", "any state but RESET", &all)?;
+        queue_pair.require("post_recv", "any state but RESET", &QpState::ALL_BUT_RESET)?;
+        if queue_pair.srq.is_some() {
+            return Err(Error::invalid("qp", "with an SRQ", "one with a receive queue; use post_srq_recv"));
+        }
         queue_pair.rq.post(wr, &mut shared.mrs)?;
         if queue_pair.state == QpState::Error {
             queue_pair.flush(shared);
@@ -398,7 +634,11 @@ impl Context {
         self.engine.shared.cqs.get_mut(cq.0).ok_or_else(|| invalid_handle("CQ", cq.0))
     }
 
-    fn qp(&mut self, qp: Qp) -> Result<(&mut QueuePair, &mut crate::shared::Shared), Error> {
+    fn srq(&mut self, srq: Srq) -> Result<&mut SharedReceiveQueue, Error> {
+        self.engine.shared.srqs.get_mut(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))
+    }
+
+    fn qp(&mut self, qp: Qp) -> Result<(&mut QueuePair, &mut Shared), Error> {
         let Engine { qps, shared, .. } = &mut self.engine;
         let queue_pair = qps.get_mut(qp.0).ok_or_else(|| invalid_handle("QP", qp.0))?;
         Ok((queue_pair, shared))

@@ -74,11 +74,25 @@ pub enum Counter {
     RxPkeyMismatch,
     /// Dropped: duplicate READs and atomics that are not remembered.
     RxForgottenDuplicate,
+    /// Dropped: packets of UC messages that are not whole.
+    RxIncomplete,
+    /// Dropped: UC and UD messages without a receive for them. (For RC see `SendRnrErr`.)
+    OutOfBuffer,
+    /// Dropped: UC and UD packets that are malformed or not allowed.
+    RxInvalidRequest,
+    /// Dropped: requests that name memory which they may not reach (UC; RC as configured).
+    RxAccessErrors,
+    /// Dropped: UD packets with another Q_Key.
+    RxQkeyMismatch,
+    /// Dropped: UD messages longer than the receive.
+    RxTooLong,
+    /// Not sent: UD messages longer than a packet.
+    TxTooLong,
     /// Dropped: congestion notifications; they will be counted as `rp_cnp_handled` once obeyed.
     RxCnpIgnored,
 }
 
-const NAMES: [(Counter, &str); 34] = [
+const NAMES: [(Counter, &str); 41] = [
     (Counter::SentPkts, "sent_pkts"),
     (Counter::RcvdPkts, "rcvd_pkts"),
     (Counter::DuplicateRequest, "duplicate_request"),
@@ -112,6 +126,13 @@ const NAMES: [(Counter, &str); 34] = [
     (Counter::RxWrongAddress, "rx_wrong_address"),
     (Counter::RxPkeyMismatch, "rx_pkey_mismatch"),
     (Counter::RxForgottenDuplicate, "rx_forgotten_duplicate"),
+    (Counter::RxIncomplete, "rx_incomplete"),
+    (Counter::OutOfBuffer, "out_of_buffer"),
+    (Counter::RxInvalidRequest, "rx_invalid_request"),
+    (Counter::RxAccessErrors, "rx_access_errors"),
+    (Counter::RxQkeyMismatch, "rx_qkey_mismatch"),
+    (Counter::RxTooLong, "rx_too_long"),
+    (Counter::TxTooLong, "tx_too_long"),
     (Counter::RxCnpIgnored, "rx_cnp_ignored"),
 ];
 

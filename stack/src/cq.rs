@@ -54,6 +54,8 @@ pub struct WorkCompletion {
     pub opcode: WcOpcode,
     /// Bytes received, written or read.
     pub byte_len: u32,
+    /// The receive starts with 40 bytes of network header, which `byte_len` counts (UD).
+    pub grh: bool,
     /// The immediate that came with the message.
     pub immediate: Option<u32>,
     /// The local key that the message revoked.

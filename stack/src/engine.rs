@@ -4,9 +4,11 @@ use rand_chacha::ChaCha20Rng;
 use crate::config::Config;
 use crate::counters::Counter;
 use crate::key_table::KeyTable;
+use crate::multicast::MulticastGroups;
 use crate::qp::{QpConfig, QueuePair};
 use crate::shared::Shared;
 use crate::slab::{Qp, Slab};
+use crate::{Error, GidEntry, Pd, Port};
 
 /// Frames of one queue pair before the next has its turn.
 const QUANTUM: u32 = 32;
@@ -16,27 +18,48 @@ pub(crate) struct Engine {
     pub(crate) qps: Slab<QueuePair>,
     qpns: KeyTable,
     pub(crate) shared: Shared,
+    pub(crate) groups: MulticastGroups,
+    pub(crate) port: Port,
     roce_v1: bool,
     /// Frames that the queue pair at the front of the active list has sent in this turn.
     turn: u32,
 }
 
 impl Engine {
-    pub(crate) fn new(config: &Config) -> Engine {
+    pub(crate) fn new(config: &Config, port: Port) -> Engine {
         Engine {
             qps: Slab::new(config.max_qps),
             qpns: KeyTable::new(config.max_qps, 24),
             shared: Shared::new(config),
+            groups: MulticastGroups::new(config.max_mcast_attachments),
+            port,
             roce_v1: config.roce_v1,
             turn: 0,
         }
     }
 
-    pub(crate) fn create_qp(&mut self, rng: &mut ChaCha20Rng, config: &QpConfig) -> Option<Qp> {
+    pub(crate) fn add_gid(&mut self, entry: GidEntry) -> Result<usize, Error> {
+        if entry.roce_v1 && !self.roce_v1 {
+            return Err(Error::invalid("gid", entry.gid, "RoCE v2, or roce_v1 in the Config"));
+        }
+        if self.port.gids.contains(&entry) {
+            return Err(Error::invalid("gid", entry.gid, "a row that is not in the GID table"));
+        }
+        self.port.gids.push(entry);
+        Ok(self.port.gids.len() - 1)
+    }
+
+    /// `receives` are the PD and the pieces of its SRQ's receives.
+    pub(crate) fn create_qp(
+        &mut self,
+        rng: &mut ChaCha20Rng,
+        config: &QpConfig,
+        receives: Option<(Pd, u8)>,
+    ) -> Option<Qp> {
         let Engine { qps, qpns, .. } = self;
         let handle = qps.insert_with(|handle| {
             let qpn = Qpn::new(qpns.insert(rng, handle.index, |n| Qpn::new(n).is_ordinary()));
-            QueuePair::new(handle, qpn, config)
+            QueuePair::new(handle, qpn, config, receives)
         });
         handle.map(Qp)
     }
@@ -67,27 +90,64 @@ impl Engine {
         if packet.network.header == NetworkHeader::Grh && !self.roce_v1 {
             return Err(Counter::RxRoceV1Off);
         }
+        if packet.bth.dest_qpn() == Qpn::MULTICAST {
+            return self.dispatch_multicast(packet);
+        }
         let index = self.qpns.get(packet.bth.dest_qpn().value()).ok_or(Counter::RxUnknownQp)?;
         let qp = self.qps.at_mut(index).ok_or(Counter::RxUnknownQp)?;
-        let connection = qp.connection.as_ref().ok_or(Counter::RxWrongState)?;
-        if !connection.admits(&packet.network) {
-            return Err(Counter::RxWrongAddress);
+        if qp.service == Service::Ud {
+            if !self.port.is_destination(&packet.network) {
+                return Err(Counter::RxWrongAddress);
+            }
+        } else {
+            let connection = qp.connection.as_ref().ok_or(Counter::RxWrongState)?;
+            if !connection.admits(packet.link, &packet.network) {
+                return Err(Counter::RxWrongAddress);
+            }
         }
-        if !PKEY_DEFAULT.admits(packet.bth.pkey()) {
-            return Err(Counter::RxPkeyMismatch);
-        }
+        check_pkey(packet)?;
         if packet.opcode == Opcode::CNP {
             return Err(Counter::RxCnpIgnored);
         }
         if packet.opcode.service() != qp.service {
             return Err(Counter::RxWrongService);
         }
-        match qp.service {
-            Service::Rc if packet.opcode.is_request() => qp.receive_request(&mut self.shared, packet),
-            Service::Rc => qp.receive_response(&mut self.shared, packet),
-            Service::Uc | Service::Ud | Service::Cnp => return Err(Counter::RxWrongService),
-        }
+        let taken = match qp.service {
+            Service::Rc if packet.opcode.is_request() => {
+                qp.receive_request(&mut self.shared, packet);
+                Ok(())
+            }
+            Service::Rc => {
+                qp.receive_response(&mut self.shared, packet);
+                Ok(())
+            }
+            Service::Uc => {
+                qp.receive_unreliable(&mut self.shared, packet);
+                Ok(())
+            }
+            Service::Ud => qp.receive_datagram(&mut self.shared, packet),
+            Service::Cnp => Err(Counter::RxWrongService),
+        };
         qp.settle(&mut self.shared);
+        taken
+    }
+
+    /// A copy for each queue pair that has joined the group.
+    fn dispatch_multicast(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
+        if !self.groups.has_members(packet.network.destination) {
+            return Err(Counter::RxUnknownQp);
+        }
+        check_pkey(packet)?;
+        if packet.opcode.service() != Service::Ud {
+            return Err(Counter::RxWrongService);
+        }
+        for index in self.groups.members(packet.network.destination) {
+            let Some(qp) = self.qps.at_mut(index) else { continue };
+            if let Err(reason) = qp.receive_datagram(&mut self.shared, packet) {
+                self.shared.count(reason);
+            }
+            qp.settle(&mut self.shared);
+        }
         Ok(())
     }
 
@@ -122,4 +182,8 @@ impl Engine {
         }
         None
     }
+}
+
+fn check_pkey(packet: &Packet<'_>) -> Result<(), Counter> {
+    if PKEY_DEFAULT.admits(packet.bth.pkey()) { Ok(()) } else { Err(Counter::RxPkeyMismatch) }
 }

@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use crate::slab::{Cq, Qp};
+use crate::slab::{Cq, Qp, Srq};
 
 /// Something that happened outside any work completion.
 ///
@@ -24,6 +24,10 @@ pub enum Event {
     CommEst(Qp),
     /// A draining QP has finished the messages that it had started.
     SqDrained(Qp),
+    /// A QP with an SRQ has failed, and takes nothing more from it.
+    QpLastWqeReached(Qp),
+    /// An SRQ has fewer receives than its limit; the limit is off now.
+    SrqLimitReached(Srq),
 }
 
 /// Bounded: an application that does not read its events must not grow memory.
@@ -59,8 +63,8 @@ impl EventQueue {
         self.queue.pop_front()
     }
 
-    /// Forgets the events of a completion queue that is destroyed.
-    pub(crate) fn purge(&mut self, cq: Cq) {
-        self.queue.retain(|event| *event != Event::Completion(cq) && *event != Event::CqErr(cq));
+    /// Forgets the events of an object that is destroyed.
+    pub(crate) fn purge(&mut self, is_its_own: impl Fn(&Event) -> bool) {
+        self.queue.retain(|event| !is_its_own(event));
     }
 }

@@ -11,6 +11,7 @@
 
 mod access;
 mod address;
+mod ah;
 mod completer;
 mod config;
 mod context;
@@ -22,6 +23,7 @@ mod error;
 mod event;
 mod key_table;
 mod mr;
+mod multicast;
 mod outcome;
 mod poller;
 mod qp;
@@ -31,7 +33,11 @@ mod rq;
 mod shared;
 mod slab;
 mod sq;
+mod srq;
 mod timer;
+mod transition;
+mod uc;
+mod ud;
 mod wr;
 
 pub use access::Access;
@@ -49,9 +55,11 @@ pub use ferroce_wire as wire;
 pub use ferroce_wire::{Gid, MacAddr, PathMtu, Psn, Qpn, RKey, RnrTimer};
 pub use mr::RemoteMemory;
 pub use poller::Poller;
-pub use qp::{QpAttributes, QpConfig, QpState, QpType, ReadyToReceive, ReadyToSend, Transition};
-pub use slab::{Cq, Mr, Pd, Qp};
-pub use wr::{Data, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge};
+pub use qp::{QpAttributes, QpConfig, QpState, QpType};
+pub use slab::{Ah, Cq, Mr, Pd, Qp, Srq};
+pub use srq::{SrqAttributes, SrqConfig};
+pub use transition::{QpUpdate, ReadyToReceive, ReadyToSend, Transition, UnreliablePath};
+pub use wr::{Data, Destination, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge};
 
 /// The README's example is a test.
 #[cfg(doctest)]

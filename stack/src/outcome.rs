@@ -147,16 +147,25 @@ impl Outcomes {
     /// with more of those than it was told breaks the contract. One that is owed again is not: a
     /// peer that sends something new has its answer already.
     pub(crate) fn make_room(&mut self) -> Result<(), TooMany> {
-        if self.ring.len() < self.depth {
-            return Ok(());
+        while self.ring.len() >= self.depth {
+            match self.ring.front() {
+                Some(oldest) if oldest.answered => self.ring.pop_front(),
+                _ => return Err(TooMany),
+            };
         }
-        match self.ring.front() {
-            Some(oldest) if oldest.answered => {
-                self.ring.pop_front();
-                Ok(())
-            }
-            _ => Err(TooMany),
-        }
+        Ok(())
+    }
+
+    /// How many are kept.
+    pub(crate) fn depth(&self) -> u8 {
+        self.depth as u8
+    }
+
+    /// From now on keeps `depth`. What is remembered now stays until there is need for its place.
+    pub(crate) fn resize(&mut self, depth: u8) {
+        self.depth = usize::from(depth);
+        let more = self.depth.saturating_sub(self.ring.len());
+        self.ring.reserve(more);
     }
 
     /// Keeps an outcome that is owed now; there is room for it.

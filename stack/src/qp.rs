@@ -1,4 +1,4 @@
-use ferroce_wire::{Gid, NetworkHeader, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service};
+use ferroce_wire::{Gid, Link, Network, NetworkHeader, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service};
 
 use crate::config::MAX_WINDOW;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
@@ -7,9 +7,9 @@ use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::rq::{MAX_MESSAGE, ReceiveQueue};
 use crate::shared::Shared;
-use crate::slab::{Cq, Handle, Pd, Qp};
+use crate::slab::{Cq, Handle, Pd, Qp, Srq};
 use crate::sq::{SendQueue, Wqe};
-use crate::{Access, AddressVector, Error, Mr};
+use crate::{Access, AddressVector, Error, Mr, ReadyToSend};
 
 /// The transport service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +20,16 @@ pub enum QpType {
     Uc,
     /// Unreliable Datagram.
     Ud,
+}
+
+impl QpType {
+    pub(crate) fn service(self) -> Service {
+        match self {
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud => Service::Ud,
+        }
+    }
 }
 
 /// How a queue pair is created.
@@ -33,13 +43,15 @@ pub struct QpConfig {
     pub send_cq: Cq,
     /// Where receives complete.
     pub recv_cq: Cq,
+    /// RC and UD: where receives are taken from, in place of a receive queue of its own.
+    pub srq: Option<Srq>,
     /// Outstanding sends, 1 to 65536; rounded up to a power of two.
     pub max_send_wr: u32,
-    /// Outstanding receives, likewise.
+    /// Outstanding receives, likewise; unused with an SRQ.
     pub max_recv_wr: u32,
     /// Pieces of a send, at most 32.
     pub max_send_sge: u8,
-    /// Pieces of a receive, at most 32.
+    /// Pieces of a receive, at most 32; unused with an SRQ.
     pub max_recv_sge: u8,
     /// Bytes that a send may carry inline, at most 4096.
     pub max_inline_data: u32,
@@ -55,6 +67,7 @@ impl QpConfig {
             pd,
             send_cq: cq,
             recv_cq: cq,
+            srq: None,
             max_send_wr: 128,
             max_recv_wr: 128,
             max_send_sge: 4,
@@ -62,6 +75,16 @@ impl QpConfig {
             max_inline_data: 64,
             signal_all: false,
         }
+    }
+
+    /// As [`rc`](QpConfig::rc), of the UC service.
+    pub fn uc(pd: Pd, cq: Cq) -> QpConfig {
+        QpConfig { qp_type: QpType::Uc, ..QpConfig::rc(pd, cq) }
+    }
+
+    /// As [`rc`](QpConfig::rc), of the UD service.
+    pub fn ud(pd: Pd, cq: Cq) -> QpConfig {
+        QpConfig { qp_type: QpType::Ud, ..QpConfig::rc(pd, cq) }
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -77,11 +100,10 @@ impl QpConfig {
                 return Err(Error::invalid(attribute, value, format!("{least} to {most}")));
             }
         }
-        match self.qp_type {
-            QpType::Rc => Ok(()),
-            QpType::Uc => Err(Error::Unsupported("UC queue pairs")),
-            QpType::Ud => Err(Error::Unsupported("UD queue pairs")),
+        if self.qp_type == QpType::Uc && self.srq.is_some() {
+            return Err(Error::invalid("srq", "of a UC QP", "none: SRQs are for RC and UD"));
         }
+        Ok(())
     }
 }
 
@@ -98,125 +120,55 @@ pub enum QpState {
     Rts,
     /// Send queue drained or draining.
     Sqd,
+    /// A send of a UC or UD queue pair failed here, before it left; later ones are flushed,
+    /// receiving goes on.
+    Sqe,
     /// Failed; all work is flushed.
     Error,
 }
 
-/// A move from state to state, with all that the move requires and nothing else.
-#[derive(Clone, Copy, Debug)]
-pub enum Transition {
-    /// RESET → INIT, or INIT → INIT.
-    Init {
-        /// What the peer may do through this queue pair.
-        access: Access,
-    },
-    /// INIT → RTR.
-    ReadyToReceive(ReadyToReceive),
-    /// RTR → RTS.
-    ReadyToSend(ReadyToSend),
-    /// RTS → SQD: finish what is started, start nothing, then [`Event::SqDrained`].
-    Drain,
-    /// SQD → RTS, once it is drained.
-    Resume,
-    /// Any but RESET → ERR: all work is flushed.
-    Error,
-    /// Any → RESET: all work is discarded, without completions.
-    Reset,
-}
-
-/// What a queue pair must know to receive.
-#[derive(Clone, Copy, Debug)]
-pub struct ReadyToReceive {
-    /// The way to the peer.
-    pub address: AddressVector,
-    /// Payload of a full packet, the same at both ends.
-    pub path_mtu: PathMtu,
-    /// The peer's queue pair.
-    pub dest_qpn: Qpn,
-    /// The PSN of the peer's first request.
-    pub rq_psn: Psn,
-    /// READs and atomics that the peer may have outstanding here, at most 128.
-    pub max_dest_rd_atomic: u8,
-    /// How long a peer is asked to wait when there is no receive for its message.
-    pub min_rnr_timer: RnrTimer,
-}
-
-/// What a queue pair must know to send.
-#[derive(Clone, Copy, Debug)]
-pub struct ReadyToSend {
-    /// The PSN of the first request.
-    pub sq_psn: Psn,
-    /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off.
-    pub timeout: u8,
-    /// Retries after timeouts and sequence errors, 0 to 7. (7 means seven.)
-    pub retry_count: u8,
-    /// Retries after RNR NAKs, 0 to 7. 7 means without end.
-    pub rnr_retry: u8,
-    /// READs and atomics outstanding at once, at most 128, and no more than the peer's
-    /// `max_dest_rd_atomic`.
-    pub max_rd_atomic: u8,
-}
-
-/// The most READs and atomics that a queue pair has outstanding, each way.
-pub(crate) const MAX_RD_ATOMIC: u8 = 128;
-
-impl ReadyToReceive {
-    /// From `dest_qpn` at `address`, whose first request has `rq_psn`: a path MTU of 1024, 16
-    /// READs and atomics, an RNR timer of 0.64 ms.
-    pub fn new(address: AddressVector, dest_qpn: Qpn, rq_psn: Psn) -> ReadyToReceive {
-        ReadyToReceive {
-            address,
-            path_mtu: PathMtu::Mtu1024,
-            dest_qpn,
-            rq_psn,
-            max_dest_rd_atomic: 16,
-            min_rnr_timer: RnrTimer::DEFAULT,
-        }
-    }
-
-    pub(crate) fn check(&self) -> Result<(), Error> {
-        at_most("max_dest_rd_atomic", self.max_dest_rd_atomic, MAX_RD_ATOMIC)
-    }
-}
-
-impl ReadyToSend {
-    /// The first request has `sq_psn`: an ACK timeout of 67 ms, 7 retries, RNR retries without
-    /// end, 16 READs and atomics.
-    pub fn new(sq_psn: Psn) -> ReadyToSend {
-        ReadyToSend { sq_psn, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
-    }
-
-    fn check(&self) -> Result<(), Error> {
-        at_most("timeout", self.timeout, 31)?;
-        at_most("retry_count", self.retry_count, 7)?;
-        at_most("rnr_retry", self.rnr_retry, 7)?;
-        at_most("max_rd_atomic", self.max_rd_atomic, MAX_RD_ATOMIC)
-    }
-}
-
-fn at_most(attribute: &'static str, value: u8, most: u8) -> Result<(), Error> {
-    if value <= most { Ok(()) } else { Err(Error::invalid(attribute, value, format!("0 to {most}"))) }
+impl QpState {
+    pub(crate) const ALL_BUT_RESET: [QpState; 6] =
+        [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
 }
 
 /// What [`Context::query_qp`](crate::Context::query_qp) tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QpAttributes {
+    /// Its transport service.
+    pub qp_type: QpType,
     /// Its state.
     pub state: QpState,
+    /// In SQD: some sends that were started are not complete yet.
+    pub sq_draining: bool,
     /// Its number.
     pub qpn: Qpn,
-    /// The peer's; `None` before RTR.
+    /// The peer's; `None` before RTR, and for UD.
     pub dest_qpn: Option<Qpn>,
-    /// The path MTU; `None` before RTR.
+    /// The way to the peer; likewise.
+    pub address: Option<AddressVector>,
+    /// The path MTU; likewise.
     pub path_mtu: Option<PathMtu>,
     /// What the peer may do.
     pub access: Access,
+    /// The Q_Key; `None` but for UD.
+    pub qkey: Option<u32>,
     /// The PSN expected next from the peer.
     pub rq_psn: Psn,
     /// The PSN of the next new request.
     pub sq_psn: Psn,
+    /// What it was made ready to send with; `None` before RTS, and for UC and UD.
+    pub send: Option<ReadyToSend>,
+    /// READs and atomics that the peer may have outstanding; 0 before RTR, and for UC and UD.
+    pub max_dest_rd_atomic: u8,
+    /// How long the peer is asked to wait for a receive; `None` likewise.
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// The SRQ that it takes receives from.
+    pub srq: Option<Srq>,
     /// Sends not yet complete.
     pub outstanding_sends: u32,
+    /// Receives not yet complete; of an SRQ only the one under way.
+    pub outstanding_receives: u32,
 }
 
 /// The peer of a connected queue pair, and the way to it.
@@ -225,17 +177,22 @@ pub(crate) struct Connection {
     pub(crate) header: PathHeader,
     pub(crate) local: Gid,
     pub(crate) remote: Gid,
+    /// The VLAN of its packets.
+    pub(crate) vlan: Option<u16>,
     pub(crate) path_mtu: PathMtu,
     pub(crate) dest_qpn: Qpn,
 }
 
 impl Connection {
-    /// Whether a packet with these addresses is the peer's.
-    pub(crate) fn admits(&self, network: &ferroce_wire::Network) -> bool {
+    /// Whether a packet with these addresses is the peer's. Network cards may take tags off, and
+    /// switches may put them on, so only two VLANs can contradict each other.
+    pub(crate) fn admits(&self, link: Option<Link>, network: &Network) -> bool {
         let v1 = |header| header == NetworkHeader::Grh;
+        let tag = link.and_then(|link| link.vlan);
         network.source == self.remote
             && network.destination == self.local
             && v1(network.header) == v1(self.header.network())
+            && tag.zip(self.vlan).is_none_or(|(tag, vlan)| tag.id == vlan)
     }
 
     /// The longest message, in bytes: its packets must be fewer than half the PSNs.
@@ -252,11 +209,18 @@ pub(crate) struct QueuePair {
     pub(crate) pd: Pd,
     pub(crate) send_cq: Cq,
     pub(crate) recv_cq: Cq,
+    pub(crate) srq: Option<Srq>,
+    /// Where the memory of its receives is registered: the SRQ's, if there is one.
+    pub(crate) receive_pd: Pd,
     signal_all: bool,
     pub(crate) state: QpState,
     pub(crate) access: Access,
+    /// UD: what datagrams must carry.
+    pub(crate) qkey: u32,
+    pub(crate) address: Option<AddressVector>,
     pub(crate) connection: Option<Connection>,
     pub(crate) sq: SendQueue,
+    /// With an SRQ it holds only the receive of the message under way.
     pub(crate) rq: ReceiveQueue,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
@@ -269,26 +233,31 @@ pub(crate) struct QueuePair {
 }
 
 impl QueuePair {
-    pub(crate) fn new(handle: Handle, qpn: Qpn, config: &QpConfig) -> QueuePair {
+    /// A queue pair in RESET; `receives` are the PD and the pieces of its SRQ's receives.
+    pub(crate) fn new(handle: Handle, qpn: Qpn, config: &QpConfig, shared: Option<(Pd, u8)>) -> QueuePair {
         // Fills unused slots; never looked at.
         let filler = Mr(handle);
+        let (receive_pd, rq) = match shared {
+            Some((pd, max_sge)) => (pd, ReceiveQueue::new(1, max_sge, filler)),
+            None => (config.pd, ReceiveQueue::new(config.max_recv_wr, config.max_recv_sge, filler)),
+        };
         QueuePair {
             handle: Qp(handle),
             qpn,
-            service: match config.qp_type {
-                QpType::Rc => Service::Rc,
-                QpType::Uc => Service::Uc,
-                QpType::Ud => Service::Ud,
-            },
+            service: config.qp_type.service(),
             pd: config.pd,
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,
+            srq: config.srq,
+            receive_pd,
             signal_all: config.signal_all,
             state: QpState::Reset,
             access: Access::NONE,
+            qkey: 0,
+            address: None,
             connection: None,
             sq: SendQueue::new(config.max_send_wr, config.max_send_sge, config.max_inline_data, filler),
-            rq: ReceiveQueue::new(config.max_recv_wr, config.max_recv_sge, filler),
+            rq,
             requester: Requester::default(),
             responder: Responder::default(),
             scheduled: false,
@@ -298,61 +267,31 @@ impl QueuePair {
     }
 
     pub(crate) fn attributes(&self) -> QpAttributes {
+        let is_rc = self.service == Service::Rc;
+        let may_send = matches!(self.state, QpState::Rts | QpState::Sqd);
         QpAttributes {
+            qp_type: match self.service {
+                Service::Uc => QpType::Uc,
+                Service::Ud => QpType::Ud,
+                Service::Rc | Service::Cnp => QpType::Rc,
+            },
             state: self.state,
+            sq_draining: self.state == QpState::Sqd && !self.is_drained(),
             qpn: self.qpn,
             dest_qpn: self.connection.map(|c| c.dest_qpn),
+            address: self.address,
             path_mtu: self.connection.map(|c| c.path_mtu),
             access: self.access,
+            qkey: (self.service == Service::Ud).then_some(self.qkey),
             rq_psn: self.responder.expected_psn(),
             sq_psn: self.requester.next_psn(),
+            send: (is_rc && may_send).then(|| self.requester.attributes()),
+            max_dest_rd_atomic: self.responder.max_dest_rd_atomic(),
+            min_rnr_timer: self.responder.min_rnr_timer(),
+            srq: self.srq,
             outstanding_sends: self.sq.tail().wrapping_sub(self.sq.head()),
+            outstanding_receives: self.rq.len(),
         }
-    }
-
-    pub(crate) fn init(&mut self, access: Access) -> Result<(), Error> {
-        self.require("Init", "RESET or INIT", &[QpState::Reset, QpState::Init])?;
-        self.access = access;
-        self.state = QpState::Init;
-        Ok(())
-    }
-
-    pub(crate) fn ready_to_receive(
-        &mut self,
-        attributes: &ReadyToReceive,
-        connection: Connection,
-    ) -> Result<(), Error> {
-        self.require("ReadyToReceive", "INIT", &[QpState::Init])?;
-        self.connection = Some(connection);
-        self.responder = Responder::new(attributes);
-        self.state = QpState::Rtr;
-        Ok(())
-    }
-
-    pub(crate) fn ready_to_send(&mut self, attributes: ReadyToSend) -> Result<(), Error> {
-        self.require("ReadyToSend", "RTR", &[QpState::Rtr])?;
-        attributes.check()?;
-        self.requester = Requester::new(attributes, self.sq.head());
-        self.state = QpState::Rts;
-        Ok(())
-    }
-
-    pub(crate) fn drain(&mut self, shared: &mut Shared) -> Result<(), Error> {
-        self.require("Drain", "RTS", &[QpState::Rts])?;
-        self.state = QpState::Sqd;
-        self.note_drained(shared);
-        Ok(())
-    }
-
-    pub(crate) fn resume(&mut self, shared: &mut Shared) -> Result<(), Error> {
-        let expected = "SQD, drained";
-        self.require("Resume", expected, &[QpState::Sqd])?;
-        if !self.is_drained() {
-            return Err(Error::State { verb: "Resume", state: self.state, expected });
-        }
-        self.state = QpState::Rts;
-        self.schedule(shared);
-        Ok(())
     }
 
     /// Fails if the state is none of `allowed`.
@@ -376,9 +315,20 @@ impl QueuePair {
         }
     }
 
-    /// The next frame of this queue pair: a response, because a peer waits for it, but then a
-    /// request has its turn, or a peer that reads all the time would keep them back for ever.
+    /// The next frame of this queue pair.
     pub(crate) fn transmit(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
+        let frame = match self.service {
+            Service::Rc => self.transmit_in_turn(shared, buffer),
+            Service::Ud => self.transmit_datagram(shared, buffer),
+            Service::Uc | Service::Cnp => self.transmit_request(shared, buffer),
+        };
+        self.settle(shared);
+        frame
+    }
+
+    /// A response, because a peer waits for it, but then a request has its turn, or a peer that
+    /// reads all the time would keep them back for ever.
+    fn transmit_in_turn(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
         let request_first = std::mem::take(&mut self.responded);
         let request = if request_first { self.transmit_request(shared, buffer) } else { None };
         let frame = request.or_else(|| {
@@ -386,9 +336,7 @@ impl QueuePair {
             self.responded = response.is_some();
             response
         });
-        let frame = frame.or_else(|| self.transmit_request(shared, buffer));
-        self.settle(shared);
-        frame
+        frame.or_else(|| self.transmit_request(shared, buffer))
     }
 
     /// ERR by the application's wish, or because there is no way on: flushes everything, and
@@ -401,9 +349,19 @@ impl QueuePair {
     /// ERR after a request that was refused: as [`fail`](QueuePair::fail), but the responses that
     /// are owed, the NAK last, still go out.
     pub(crate) fn enter_error(&mut self, shared: &mut Shared) {
+        let failed_before = self.state == QpState::Error;
         self.state = QpState::Error;
         self.requester.stop();
         self.flush(shared);
+        if self.srq.is_some() && !failed_before {
+            shared.raise(Event::QpLastWqeReached(self.handle));
+        }
+    }
+
+    /// SQE: a send of an unreliable queue pair failed before it left.
+    pub(crate) fn enter_send_error(&mut self, shared: &mut Shared) {
+        self.state = QpState::Sqe;
+        self.flush_sends(shared);
     }
 
     /// RESET: as if nothing had ever been posted.
@@ -419,7 +377,9 @@ impl QueuePair {
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.connection = None;
+        self.address = None;
         self.access = Access::NONE;
+        self.qkey = 0;
         self.responded = false;
         self.overflowed = false;
         self.state = QpState::Reset;
@@ -427,13 +387,19 @@ impl QueuePair {
 
     /// Completes all posted work as flushed, in the order it was posted.
     pub(crate) fn flush(&mut self, shared: &mut Shared) {
-        while let Some(wqe) = self.sq.pop(&mut shared.mrs) {
-            self.complete_send(shared, &wqe, WcStatus::WrFlushErr);
-        }
-        while !self.rq_is_empty() {
+        self.flush_sends(shared);
+        while !self.rq.is_empty() {
             self.complete_receive_in_error(shared, WcStatus::WrFlushErr);
         }
         self.overflowed = false;
+    }
+
+    /// As [`flush`](QueuePair::flush), of the send queue alone.
+    pub(crate) fn flush_sends(&mut self, shared: &mut Shared) {
+        while let Some(wqe) = self.sq.pop(&mut shared.mrs) {
+            self.complete_send(shared, &wqe, WcStatus::WrFlushErr);
+        }
+        self.requester.restart_at(self.sq.head());
     }
 
     /// Fails the queue pair if one of its completions was lost.
@@ -473,6 +439,7 @@ impl QueuePair {
             status,
             opcode,
             byte_len: 0,
+            grh: false,
             immediate: None,
             invalidated: None,
             qp: self.handle,
@@ -487,8 +454,13 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn rq_is_empty(&self) -> bool {
-        self.rq.front().is_none()
+    /// Whether there is a receive for a new message; an SRQ's comes to the queue pair with that.
+    pub(crate) fn has_receive(&mut self, shared: &mut Shared) -> bool {
+        match self.srq {
+            _ if !self.rq.is_empty() => true,
+            Some(srq) => shared.take_shared_receive(srq, &mut self.rq),
+            None => false,
+        }
     }
 
     /// Says once that a draining send queue has nothing under way any more.
@@ -499,7 +471,7 @@ impl QueuePair {
     }
 
     /// No send is started and not complete.
-    fn is_drained(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.sq.front().is_none_or(|wqe| !wqe.started)
     }
 }

@@ -1,18 +1,19 @@
-//! The sending half of a reliable connection: PSNs, segmentation, retransmission, timers
-//! (protocol.md §4). What comes back is in `completer.rs`.
+//! The sending half of a connection: PSNs, segmentation, and, if it is reliable, retransmission and
+//! timers (protocol.md §4). What comes back is in `completer.rs`; datagrams are sent in `ud.rs`.
 
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{AtomicEth, Bth, FrameBuilder, Ieth, ImmDt, Opcode, Psn, Reth, RnrTimer};
+use ferroce_wire::{AtomicEth, Bth, FrameBuilder, Ieth, ImmDt, Opcode, Psn, Reth, RnrTimer, Service};
 
 use crate::Access;
 use crate::counters::Counter;
 use crate::cq::WcStatus;
-use crate::qp::{Connection, QpState, QueuePair, ReadyToSend};
+use crate::qp::{Connection, QpState, QueuePair};
 use crate::shared::Shared;
 use crate::sq::Wqe;
 use crate::wr::SendOp;
+use crate::{QpUpdate, ReadyToSend};
 
 /// In a long message every so many packets one asks for an acknowledgement, so that the window
 /// moves and a loss is noticed early.
@@ -82,8 +83,40 @@ impl Requester {
         self.sent
     }
 
-    pub(crate) fn max_rd_atomic(&self) -> u8 {
-        self.attributes.max_rd_atomic
+    pub(crate) fn attributes(&self) -> ReadyToSend {
+        self.attributes
+    }
+
+    /// Its attributes after an update.
+    pub(crate) fn updated(&self, update: &QpUpdate) -> ReadyToSend {
+        let ReadyToSend { sq_psn, timeout, retry_count, rnr_retry, max_rd_atomic } = self.attributes;
+        ReadyToSend {
+            sq_psn,
+            timeout: update.timeout.unwrap_or(timeout),
+            retry_count: update.retry_count.unwrap_or(retry_count),
+            rnr_retry: update.rnr_retry.unwrap_or(rnr_retry),
+            max_rd_atomic: update.max_rd_atomic.unwrap_or(max_rd_atomic),
+        }
+    }
+
+    /// Changes its attributes while nothing is outstanding.
+    pub(crate) fn set_attributes(&mut self, attributes: ReadyToSend) {
+        self.attributes = attributes;
+        self.retries_left = attributes.retry_count;
+        self.rnr_retries_left = attributes.rnr_retry;
+    }
+
+    /// The work request that is sent next is `head`, and it is not started.
+    pub(crate) fn restart_at(&mut self, head: u32) {
+        self.cursor = head;
+        self.cursor_packet = 0;
+    }
+
+    /// Takes the PSN of a datagram.
+    pub(crate) fn take_psn(&mut self) -> Psn {
+        let psn = self.next;
+        self.next += 1;
+        psn
     }
 
     pub(crate) fn waits_for_receiver(&self) -> bool {
@@ -127,7 +160,11 @@ impl QueuePair {
                 return None;
             }
             let length = self.write_request(shared, buffer, number, &connection)?;
-            self.advance(shared, &wqe, psn);
+            if self.service == Service::Rc {
+                self.advance(shared, &wqe, psn);
+            } else {
+                self.advance_unacknowledged(shared, &wqe, psn);
+            }
             return Some(length);
         }
     }
@@ -210,6 +247,17 @@ impl QueuePair {
         }
     }
 
+    /// As [`advance`](QueuePair::advance) on an unreliable connection: what was sent is done.
+    fn advance_unacknowledged(&mut self, shared: &mut Shared, wqe: &Wqe, psn: Psn) {
+        let requester = &mut self.requester;
+        (requester.una, requester.sent) = (psn + 1, psn + 1);
+        requester.cursor_packet += 1;
+        if requester.cursor_packet == wqe.packets {
+            self.complete_oldest(shared);
+            self.requester.restart_at(self.sq.head());
+        }
+    }
+
     /// Starts the ACK timer anew.
     pub(crate) fn arm_ack_timer(&mut self, shared: &mut Shared) {
         let requester = &mut self.requester;
@@ -260,12 +308,16 @@ impl QueuePair {
         }
     }
 
-    /// Completes the oldest send in error; the queue pair fails.
+    /// Completes the oldest send in error; the queue pair fails, or, if it is unreliable, its send
+    /// queue alone.
     pub(crate) fn fail_oldest(&mut self, shared: &mut Shared, status: WcStatus) {
         if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
             self.complete_send(shared, &wqe, status);
         }
-        self.fail(shared);
+        match self.service {
+            Service::Rc => self.fail(shared),
+            _ => self.enter_send_error(shared),
+        }
     }
 
     /// A sequence NAK: goes back, once for each gap.
@@ -359,7 +411,7 @@ impl QueuePair {
         let offset = packet << connection.path_mtu.shift();
         let rest = wqe.length - offset;
         let (is_first, is_last) = (packet == 0, packet + 1 == wqe.packets);
-        let opcode = opcode(wqe.op, is_first, is_last)?;
+        let opcode = opcode(wqe.op, is_first, is_last)?.on(self.service)?;
         let payload = match wqe.op {
             SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 0,
             _ => rest.min(connection.path_mtu.bytes()),
@@ -368,9 +420,8 @@ impl QueuePair {
         let mut bth = Bth::new(opcode, connection.dest_qpn, psn);
         let in_flight = psn.distance(self.requester.una) as u32 + 1;
         let answers = is_last || payload == 0 && wqe.op.is_read_or_atomic();
-        bth.set_ack_req(
-            answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || in_flight == shared.window,
-        );
+        let is_due = answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || in_flight == shared.window;
+        bth.set_ack_req(is_due && self.service == Service::Rc);
         let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.op.is_read_or_atomic();
         bth.set_solicited(wqe.flags.solicited && is_last && notifies);
 
@@ -397,7 +448,7 @@ impl QueuePair {
                 frame.put(&AtomicEth::new(remote.addr, remote.rkey, swap, compare));
             }
             SendOp::FetchAdd { remote, add } => frame.put(&AtomicEth::new(remote.addr, remote.rkey, add, 0)),
-            SendOp::LocalInvalidate(_) => return None,
+            SendOp::LocalInvalidate(_) | SendOp::SendTo(_) | SendOp::SendToWithImm(..) => return None,
         }
         self.sq.gather(number, offset, frame.payload(), &shared.mrs);
         shared.count(Counter::SentPkts);
@@ -405,7 +456,8 @@ impl QueuePair {
     }
 }
 
-/// The opcode of a request packet by its place in the message; a local operation has no packet.
+/// The RC opcode of a request packet by its place in the message; local operations have no packet,
+/// and datagrams no place.
 fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Option<Opcode> {
     let by_place = |first, middle, last, only| match (is_first, is_last) {
         (true, true) => only,
@@ -430,6 +482,6 @@ fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Option<Opcode> {
         SendOp::Read(_) => Opcode::RC_READ_REQUEST,
         SendOp::CompareSwap { .. } => Opcode::RC_COMPARE_SWAP,
         SendOp::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
-        SendOp::LocalInvalidate(_) => return None,
+        SendOp::LocalInvalidate(_) | SendOp::SendTo(_) | SendOp::SendToWithImm(..) => return None,
     })
 }

@@ -1,21 +1,22 @@
-//! The receiving half of a reliable connection (protocol.md §5).
+//! The receiving half of a reliable connection (protocol.md §5). Executing a request is the same for
+//! UC, whose own rules are in `uc.rs`.
 //!
 //! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
 //! phase pays, in the order of the PSNs, which is what coalesces ACKs.
 
 use ferroce_wire::{
     Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, Position, Psn,
-    RKey, RnrTimer, Selectivity, Successor, Syndrome,
+    RKey, RnrTimer, Selectivity, Service, Successor, Syndrome,
 };
 
-use crate::Access;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::event::Event;
 use crate::outcome::{Answer, Outcome, Outcomes, Part, TooMany};
-use crate::qp::{Connection, QpState, QueuePair, ReadyToReceive};
+use crate::qp::{Connection, QpState, QueuePair};
 use crate::rq::MAX_MESSAGE;
 use crate::shared::Shared;
+use crate::{Access, QpUpdate, ReadyToReceive};
 
 /// The message under way.
 #[derive(Clone, Copy)]
@@ -78,6 +79,42 @@ impl Responder {
         }
     }
 
+    /// Of an unreliable connection.
+    pub(crate) fn expecting(rq_psn: Psn) -> Responder {
+        Responder { expected: rq_psn, ..Responder::default() }
+    }
+
+    pub(crate) fn update(&mut self, update: &QpUpdate) {
+        self.min_rnr_timer = update.min_rnr_timer.or(self.min_rnr_timer);
+        if let Some(depth) = update.max_dest_rd_atomic {
+            self.outcomes.resize(depth);
+        }
+    }
+
+    pub(crate) fn max_dest_rd_atomic(&self) -> u8 {
+        self.outcomes.depth()
+    }
+
+    pub(crate) fn min_rnr_timer(&self) -> Option<RnrTimer> {
+        self.min_rnr_timer
+    }
+
+    /// What may come next.
+    pub(crate) fn successor(&self) -> Successor {
+        self.successor
+    }
+
+    /// Gives up the message under way; its receive is there for the next one.
+    pub(crate) fn abandon_message(&mut self) {
+        self.message = Message::None;
+        self.successor = Successor::NewMessage;
+    }
+
+    /// The next packet is to have this PSN.
+    pub(crate) fn expect(&mut self, psn: Psn) {
+        self.expected = psn;
+    }
+
     pub(crate) fn expected_psn(&self) -> Psn {
         self.expected
     }
@@ -89,7 +126,7 @@ impl Responder {
         self.outcomes.clear();
     }
 
-    /// The latest outcome at `psn`: the PSNs of one that is long forgotten by the peer may have come
+    /// A message is complete.
     fn count_message(&mut self) {
         self.msn = (self.msn + 1) & 0x00ff_ffff;
     }
@@ -107,7 +144,7 @@ enum Wrote {
 
 /// Why a request is not executed.
 #[derive(Clone, Copy)]
-enum Refusal {
+pub(crate) enum Refusal {
     /// Malformed or not allowed.
     Invalid,
     /// Memory that it may not reach.
@@ -150,12 +187,15 @@ impl QueuePair {
         }
     }
 
-    fn executed(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+    pub(crate) fn executed(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         if self.state == QpState::Rtr && !self.responder.established {
             self.responder.established = true;
             shared.raise(Event::CommEst(self.handle));
         }
         self.responder.successor = packet.opcode.successor();
+        if self.service != Service::Rc {
+            return;
+        }
         if packet.bth.ack_req() && !packet.opcode.is_answered_explicitly() {
             self.responder.ack_owed = true;
         }
@@ -164,12 +204,11 @@ impl QueuePair {
         }
     }
 
-    fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+    pub(crate) fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let Some(connection) = self.connection else { return Err(Refusal::Invalid) };
         let opcode = packet.opcode;
         let payload_fits =
             opcode.payload().admits(packet.payload.len(), connection.path_mtu.bytes() as usize);
-        let pad_fits = packet.bth.pad() == packet.payload.len().wrapping_neg() & 3;
         let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
         if !opcode.may_come(self.responder.successor) || !self.allows(packet) {
             return Err(Refusal::Invalid);
@@ -179,14 +218,14 @@ impl QueuePair {
             Operation::Write => opcode.has(Extension::ImmDt),
             _ => false,
         };
-        if needs_receive && self.rq_is_empty() {
+        if needs_receive && !self.has_receive(shared) {
             return Err(Refusal::NotReady);
         }
         if needs_receive && opcode.operation() == Operation::Send {
             // From here on a failure is that of the receive in hand.
             self.responder.message = Message::Send { received: 0 };
         }
-        if !payload_fits || !pad_fits || !length_fits {
+        if !payload_fits || !packet.pad_fits() || !length_fits {
             return Err(Refusal::Invalid);
         }
         match opcode.operation() {
@@ -221,7 +260,7 @@ impl QueuePair {
         if total > receive.length {
             return Err(Refusal::Receive(WcStatus::LocLenErr, Nak::InvalidRequest));
         }
-        if shared.mrs.check_local(self.pd, receive.sges, Access::LOCAL_WRITE).is_err() {
+        if shared.mrs.check_local(self.receive_pd, receive.sges, Access::LOCAL_WRITE).is_err() {
             return Err(Refusal::Receive(WcStatus::LocProtErr, Nak::RemoteOperationalError));
         }
         shared.mrs.scatter(receive.sges, received, packet.payload);
@@ -237,7 +276,8 @@ impl QueuePair {
         }
         self.responder.message = Message::None;
         self.responder.count_message();
-        self.complete_receive(shared, packet, WcOpcode::Recv, total, invalidated);
+        let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
+        self.complete_receive(shared, packet, WorkCompletion { byte_len: total, invalidated, ..plain });
         Ok(())
     }
 
@@ -267,7 +307,8 @@ impl QueuePair {
         self.responder.message = Message::None;
         self.responder.count_message();
         if packet.immdt().is_some() {
-            self.complete_receive(shared, packet, WcOpcode::RecvRdmaWithImm, total, None);
+            let plain = self.completion(0, WcStatus::Success, WcOpcode::RecvRdmaWithImm);
+            self.complete_receive(shared, packet, WorkCompletion { byte_len: total, ..plain });
         }
         Ok(())
     }
@@ -358,18 +399,11 @@ impl QueuePair {
         outcomes.push(Outcome::new(*expected, packets, *msn, answer));
     }
 
-    fn complete_receive(
-        &mut self,
-        shared: &mut Shared,
-        packet: &Packet<'_>,
-        opcode: WcOpcode,
-        byte_len: u32,
-        invalidated: Option<RKey>,
-    ) {
+    /// The end of the oldest receive: `wc`, but for what the packet and the receive say themselves.
+    pub(crate) fn complete_receive(&mut self, shared: &mut Shared, packet: &Packet<'_>, wc: WorkCompletion) {
         if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
             let immediate = packet.immdt().map(|immdt| immdt.value());
-            let plain = self.completion(wr_id, WcStatus::Success, opcode);
-            let wc = WorkCompletion { byte_len, immediate, invalidated, ..plain };
+            let wc = WorkCompletion { wr_id, immediate, ..wc };
             self.push(shared, self.recv_cq, wc, packet.bth.solicited());
         }
     }
@@ -422,6 +456,7 @@ impl QueuePair {
                 self.owe_nak(shared, Syndrome::Nak(Nak::InvalidRequest));
                 self.fail_receive(shared, WcStatus::RemInvReqErr, Event::QpReqErr(self.handle));
             }
+            Refusal::Access if shared.drop_access_errors => shared.count(Counter::RxAccessErrors),
             Refusal::Access => {
                 shared.count(Counter::RespRemoteAccessErrors);
                 self.owe_nak(shared, Syndrome::Nak(Nak::RemoteAccessError));

@@ -47,8 +47,32 @@ impl ReceiveQueue {
         self.slots.len() as u32
     }
 
+    /// Receives that are posted.
+    pub(crate) fn len(&self) -> u32 {
+        self.tail.wrapping_sub(self.head)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Moves the oldest receive of `from` here, memory and all. Returns whether there was one, and
+    /// room for it.
+    pub(crate) fn take(&mut self, from: &mut ReceiveQueue) -> bool {
+        let Some(Receive { wr_id, sges, length }) = from.front() else { return false };
+        if self.len() == self.depth() || sges.len() > self.max_sge {
+            return false;
+        }
+        let index = self.index(self.tail);
+        self.slots[index] = Slot { wr_id, sges: sges.len() as u8, length };
+        self.sges[index * self.max_sge..][..sges.len()].copy_from_slice(sges);
+        self.tail = self.tail.wrapping_add(1);
+        from.head = from.head.wrapping_add(1);
+        true
+    }
+
     pub(crate) fn post(&mut self, wr: &ReceiveWorkRequest<'_>, mrs: &mut MemoryRegions) -> Result<(), Error> {
-        if self.tail.wrapping_sub(self.head) == self.depth() {
+        if self.len() == self.depth() {
             return Err(Error::QueueFull { queue: "receive", depth: self.depth() });
         }
         let length = total_length(wr.sges, self.max_sge)?;
@@ -61,7 +85,7 @@ impl ReceiveQueue {
     }
 
     pub(crate) fn front(&self) -> Option<Receive<'_>> {
-        if self.head == self.tail {
+        if self.is_empty() {
             return None;
         }
         let index = self.index(self.head);
@@ -89,7 +113,7 @@ pub(crate) fn total_length(sges: &[Sge], max_sge: usize) -> Result<u32, Error> {
         return Err(Error::invalid(
             "sges",
             sges.len(),
-            format!("at most {max_sge} pieces, as the QP was created"),
+            format!("at most {max_sge} pieces, as the queue was created"),
         ));
     }
     let total: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();

@@ -2,12 +2,15 @@ use std::collections::VecDeque;
 
 use ferroce_driver::Nanos;
 
+use crate::ah::AddressHandle;
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
 use crate::cq::{CompletionQueue, Pushed, WorkCompletion};
 use crate::event::{Event, EventQueue};
 use crate::mr::MemoryRegions;
-use crate::slab::{Cq, Slab};
+use crate::rq::ReceiveQueue;
+use crate::slab::{Cq, Slab, Srq};
+use crate::srq::SharedReceiveQueue;
 use crate::timer::TimerWheel;
 
 /// What queue pairs share, and what they reach while they handle a packet.
@@ -16,12 +19,16 @@ pub(crate) struct Shared {
     pub(crate) now: Nanos,
     pub(crate) mrs: MemoryRegions,
     pub(crate) cqs: Slab<CompletionQueue>,
+    pub(crate) srqs: Slab<SharedReceiveQueue>,
+    pub(crate) ahs: Slab<AddressHandle>,
     pub(crate) events: EventQueue,
     pub(crate) counters: Counters,
     pub(crate) timers: TimerWheel,
     /// Slots of the queue pairs that may have something to send, each once.
     pub(crate) active: VecDeque<u32>,
     pub(crate) window: u32,
+    /// Requests that name memory which they may not reach are dropped.
+    pub(crate) drop_access_errors: bool,
 }
 
 impl Shared {
@@ -30,11 +37,14 @@ impl Shared {
             now: Nanos::ZERO,
             mrs: MemoryRegions::new(config.max_mrs),
             cqs: Slab::new(config.max_cqs),
+            srqs: Slab::new(config.max_srqs),
+            ahs: Slab::new(config.max_ahs),
             events: EventQueue::new(config.max_events, config.max_cqs),
             counters: Counters::default(),
             timers: TimerWheel::new(config.max_qps),
             active: VecDeque::with_capacity(config.max_qps as usize),
             window: config.window,
+            drop_access_errors: config.drop_access_errors,
         }
     }
 
@@ -57,6 +67,16 @@ impl Shared {
             queue.event_waits = false;
         }
         Some(event)
+    }
+
+    /// Moves the oldest receive of `srq` to `rq`. Returns whether there was one.
+    pub(crate) fn take_shared_receive(&mut self, srq: Srq, rq: &mut ReceiveQueue) -> bool {
+        let Some(shared) = self.srqs.get_mut(srq.0) else { return false };
+        let taken = rq.take(&mut shared.queue);
+        if taken && shared.trip() {
+            self.raise(Event::SrqLimitReached(srq));
+        }
+        taken
     }
 
     /// Puts a completion into `cq`. Returns whether there was room; a queue without room says so

@@ -27,6 +27,14 @@ pub struct Mr(pub(crate) Handle);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cq(pub(crate) Handle);
 
+/// A shared receive queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Srq(pub(crate) Handle);
+
+/// An address handle: the way to a peer, for datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Ah(pub(crate) Handle);
+
 /// A queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Qp(pub(crate) Handle);

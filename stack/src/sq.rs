@@ -32,7 +32,11 @@ impl Wqe {
 
     pub(crate) fn wc_opcode(&self) -> WcOpcode {
         match self.op {
-            SendOp::Send | SendOp::SendWithImm(_) | SendOp::SendWithInvalidate(_) => WcOpcode::Send,
+            SendOp::Send
+            | SendOp::SendWithImm(_)
+            | SendOp::SendWithInvalidate(_)
+            | SendOp::SendTo(_)
+            | SendOp::SendToWithImm(..) => WcOpcode::Send,
             SendOp::Write(_) | SendOp::WriteWithImm(..) => WcOpcode::RdmaWrite,
             SendOp::Read(_) => WcOpcode::RdmaRead,
             SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
@@ -184,6 +188,8 @@ impl SendQueue {
             SendOp::Send
             | SendOp::SendWithImm(_)
             | SendOp::SendWithInvalidate(_)
+            | SendOp::SendTo(_)
+            | SendOp::SendToWithImm(..)
             | SendOp::Write(_)
             | SendOp::WriteWithImm(..) => Ok(()),
             _ => Err(Error::invalid("inline data", format_args!("with {op:?}"), "SEND or WRITE only")),

@@ -1,6 +1,6 @@
-use ferroce_wire::RKey;
+use ferroce_wire::{Qpn, RKey, Service};
 
-use crate::slab::Mr;
+use crate::slab::{Ah, Mr};
 
 /// A piece of local memory: part of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +22,17 @@ pub struct RemoteAddress {
     pub rkey: RKey,
 }
 
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// The way there.
+    pub ah: Ah,
+    /// The queue pair there; [`Qpn::MULTICAST`] for a group.
+    pub qpn: Qpn,
+    /// That queue pair's Q_Key. With the highest bit set it stands for the sender's own Q_Key.
+    pub qkey: u32,
+}
+
 /// What a send work request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOp {
@@ -29,14 +40,19 @@ pub enum SendOp {
     Send,
     /// The same, with 4 bytes that the peer finds in its completion.
     SendWithImm(u32),
-    /// The same as `Send`, and the peer's key is invalid before its completion.
+    /// RC: the same as `Send`, and the peer's key is invalid before its completion.
     SendWithInvalidate(RKey),
+    /// UD: into the next receive work request there, at most one packet long. A longer one completes
+    /// with success and is not sent (C10-93.1.1).
+    SendTo(Destination),
+    /// The same, with 4 bytes that the receiver finds in its completion.
+    SendToWithImm(Destination, u32),
     /// Into the peer's memory; the peer's application does not notice.
     Write(RemoteAddress),
     /// The same, and it takes a receive work request of the peer, which finds the immediate in its
     /// completion.
     WriteWithImm(RemoteAddress, u32),
-    /// From the peer's memory.
+    /// RC: from the peer's memory.
     Read(RemoteAddress),
     /// Stores `swap` in 8 bytes of the peer if they hold `compare`; the old value comes back, in
     /// host byte order.
@@ -63,6 +79,17 @@ impl SendOp {
     /// READ and atomics: the responder answers with data, and keeps a resource for each.
     pub(crate) fn is_read_or_atomic(&self) -> bool {
         matches!(self, SendOp::Read(_)) || self.is_atomic()
+    }
+
+    /// Whether queue pairs of this service carry it.
+    pub(crate) fn is_on(&self, service: Service) -> bool {
+        match self {
+            SendOp::SendTo(_) | SendOp::SendToWithImm(..) => service == Service::Ud,
+            SendOp::Send | SendOp::SendWithImm(_) | SendOp::Write(_) | SendOp::WriteWithImm(..) => {
+                matches!(service, Service::Rc | Service::Uc)
+            }
+            _ => service == Service::Rc,
+        }
     }
 
     pub(crate) fn is_atomic(&self) -> bool {

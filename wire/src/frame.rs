@@ -131,6 +131,14 @@ impl PathHeader {
         PathHeader { bytes, network, network_start: network_start as u8, len: len as u8, ipv4_sum }
     }
 
+    /// Changes the UDP source port; RoCE v1 has none.
+    pub fn set_source_port(&mut self, port: u16) {
+        if self.network.has_udp() {
+            let udp = self.len() - 8;
+            self.bytes[udp..udp + 2].copy_from_slice(&port.to_be_bytes());
+        }
+    }
+
     /// Bytes in front of the BTH.
     pub const fn len(&self) -> usize {
         self.len as usize

@@ -38,6 +38,20 @@ impl Gid {
         self.to_ipv4().is_none()
     }
 
+    /// Whether this is a multicast group.
+    pub fn is_multicast(self) -> bool {
+        self.to_ip().is_multicast()
+    }
+
+    /// The hardware address of a multicast group (RFC 1112 §6.4, RFC 2464 §7).
+    pub fn multicast_mac(self) -> Option<MacAddr> {
+        let [.., a, b, c, d] = self.0;
+        self.is_multicast().then_some(match self.is_ipv6() {
+            true => MacAddr([0x33, 0x33, a, b, c, d]),
+            false => MacAddr([0x01, 0x00, 0x5e, b & 0x7f, c, d]),
+        })
+    }
+
     /// Whether this is a link-local IPv6 address.
     pub fn is_link_local(self) -> bool {
         self.0[0] == 0xfe && self.0[1] & 0xc0 == 0x80
@@ -80,5 +94,14 @@ mod tests {
         assert!(local.is_ipv6() && local.is_link_local());
         let v6: IpAddr = "fd77::1".parse().unwrap();
         assert_eq!(Gid::from(v6).to_ip(), v6);
+    }
+
+    #[test]
+    fn multicast_groups() {
+        let v4 = Gid::from_ipv4([239, 129, 2, 3].into());
+        assert_eq!(v4.multicast_mac(), Some(MacAddr([0x01, 0x00, 0x5e, 0x01, 2, 3])));
+        let v6: IpAddr = "ff0e::1:2:3".parse().unwrap();
+        assert_eq!(Gid::from(v6).multicast_mac(), Some(MacAddr([0x33, 0x33, 0, 2, 0, 3])));
+        assert_eq!(Gid::from_ipv4([10, 0, 0, 1].into()).multicast_mac(), None);
     }
 }

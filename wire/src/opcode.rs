@@ -164,6 +164,17 @@ impl Opcode {
         self.info().operation
     }
 
+    /// The same packet of another service, if that one has it.
+    pub const fn on(self, service: Service) -> Option<Opcode> {
+        let base = match service {
+            Service::Rc => 0x00,
+            Service::Uc => 0x20,
+            Service::Ud => 0x60,
+            Service::Cnp => 0x80,
+        };
+        Opcode::from_byte(base | self.0 & 0x1f)
+    }
+
     /// Its place in the message.
     pub const fn position(self) -> Position {
         self.info().position
@@ -293,7 +304,18 @@ impl Opcode {
     pub const RC_SEND_ONLY_WITH_INVALIDATE: Opcode = Opcode(0x17);
     pub const RC_FLUSH: Opcode = Opcode(0x1c);
     pub const RC_ATOMIC_WRITE: Opcode = Opcode(0x1d);
+    pub const UC_SEND_FIRST: Opcode = Opcode(0x20);
+    pub const UC_SEND_MIDDLE: Opcode = Opcode(0x21);
+    pub const UC_SEND_LAST: Opcode = Opcode(0x22);
+    pub const UC_SEND_LAST_WITH_IMMEDIATE: Opcode = Opcode(0x23);
     pub const UC_SEND_ONLY: Opcode = Opcode(0x24);
+    pub const UC_SEND_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x25);
+    pub const UC_WRITE_FIRST: Opcode = Opcode(0x26);
+    pub const UC_WRITE_MIDDLE: Opcode = Opcode(0x27);
+    pub const UC_WRITE_LAST: Opcode = Opcode(0x28);
+    pub const UC_WRITE_LAST_WITH_IMMEDIATE: Opcode = Opcode(0x29);
+    pub const UC_WRITE_ONLY: Opcode = Opcode(0x2a);
+    pub const UC_WRITE_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x2b);
     pub const UD_SEND_ONLY: Opcode = Opcode(0x64);
     pub const UD_SEND_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x65);
     pub const CNP: Opcode = Opcode(0x81);
@@ -397,7 +419,11 @@ mod tests {
             assert_eq!(uc.name()[2..], rc.name()[2..]);
             assert_eq!((uc.operation(), uc.position()), (rc.operation(), rc.position()));
             assert_eq!((uc.extensions(), uc.payload()), (rc.extensions(), rc.payload()));
+            assert_eq!((rc.on(Service::Uc), uc.on(Service::Rc)), (Some(uc), Some(rc)));
         }
+        assert_eq!(Opcode::RC_READ_REQUEST.on(Service::Uc), None);
+        assert_eq!(Opcode::RC_SEND_ONLY.on(Service::Ud), Some(Opcode::UD_SEND_ONLY));
+        assert_eq!(Opcode::RC_SEND_FIRST.on(Service::Ud), None);
     }
 
     #[test]

@@ -120,6 +120,48 @@ pub struct Network {
 }
 
 impl Network {
+    /// What the first 40 bytes of a UD receive say: an IPv6 header or GRH, or 20 zeros and an IPv4
+    /// header (protocol.md §6). `None` for anything else.
+    pub fn of_grh_area(area: &[u8; 40]) -> Option<Network> {
+        if area[0] >> 4 == 6 {
+            let grh = Grh::ref_from_bytes(area).ok()?;
+            let header = match grh.next_header() {
+                Grh::NEXT_HEADER_BTH => NetworkHeader::Grh,
+                Grh::NEXT_HEADER_UDP => NetworkHeader::Ipv6,
+                _ => return None,
+            };
+            return Some(Network::of_grh(grh, header));
+        }
+        let (zeros, ip) = area.split_at(20);
+        let ip = Ipv4HeaderSlice::from_slice(ip).ok()?;
+        let is_ipv4 = zeros.iter().all(|byte| *byte == 0) && ip.slice().len() == 20;
+        is_ipv4.then(|| Network::of_ipv4(&ip))
+    }
+
+    fn of_grh(grh: &Grh, header: NetworkHeader) -> Network {
+        Network {
+            header,
+            source: grh.sgid(),
+            destination: grh.dgid(),
+            traffic_class: grh.traffic_class(),
+            hop_limit: grh.hop_limit(),
+            flow_label: grh.flow_label(),
+            source_port: None,
+        }
+    }
+
+    fn of_ipv4(ip: &Ipv4HeaderSlice<'_>) -> Network {
+        Network {
+            header: NetworkHeader::Ipv4,
+            source: Gid::from_ipv4(ip.source_addr()),
+            destination: Gid::from_ipv4(ip.destination_addr()),
+            traffic_class: ip.slice()[1],
+            hop_limit: ip.ttl(),
+            flow_label: 0,
+            source_port: None,
+        }
+    }
+
     /// Whether a switch has marked the packet: ECN is Congestion Experienced.
     pub const fn congestion_experienced(&self) -> bool {
         self.traffic_class & 3 == 3
@@ -206,16 +248,7 @@ impl<'a> Packet<'a> {
                 }
                 let end = usize::from(ip.total_len());
                 let udp = packet.get(20..end).ok_or(truncated(end.max(28)))?;
-                let network = Network {
-                    header: NetworkHeader::Ipv4,
-                    source: Gid::from_ipv4(ip.source_addr()),
-                    destination: Gid::from_ipv4(ip.destination_addr()),
-                    traffic_class: packet[1],
-                    hop_limit: ip.ttl(),
-                    flow_label: 0,
-                    source_port: None,
-                };
-                (network, udp)
+                (Network::of_ipv4(&ip), udp)
             }
             Some(6) => {
                 let ip = Ipv6HeaderSlice::from_slice(packet).map_err(|_| truncated(40))?;
@@ -267,16 +300,7 @@ impl<'a> Packet<'a> {
         }
         let end = Grh::LEN + usize::from(grh.payload_length());
         let packet = packet.get(..end).ok_or(truncated(end))?;
-        let network = Network {
-            header: NetworkHeader::Grh,
-            source: grh.sgid(),
-            destination: grh.dgid(),
-            traffic_class: grh.traffic_class(),
-            hop_limit: grh.hop_limit(),
-            flow_label: grh.flow_label(),
-            source_port: None,
-        };
-        Packet::decode_transport(network, packet, Grh::LEN)
+        Packet::decode_transport(Network::of_grh(grh, NetworkHeader::Grh), packet, Grh::LEN)
     }
 
     /// `packet` starts at the network header and ends with the ICRC; the BTH is at `bth_start`.
@@ -318,6 +342,11 @@ impl<'a> Packet<'a> {
             Some(expected) => Err(ParseError::Icrc { expected, found: self.icrc }),
             None => Err(ParseError::Truncated { needed: self.covered.len(), present: self.covered.len() }),
         }
+    }
+
+    /// Whether the pad is what the payload calls for: up to the next multiple of 4 bytes.
+    pub fn pad_fits(&self) -> bool {
+        self.bth.pad() == self.payload.len().wrapping_neg() & 3
     }
 
     /// The bytes that the ICRC covers before masking: from the network header to the pad.

@@ -2,7 +2,7 @@
 
 use ferroce::WcStatus::Success;
 use ferroce::wire::{Encapsulation, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, ParseError, Qpn};
-use ferroce::{Access, Counter, Error, Event, Memory, QpConfig, QpState, QpType, Transition};
+use ferroce::{Access, Counter, Event, Memory, QpConfig, QpState, QpType, Transition};
 
 use crate::packet::{BTH, IP, UDP, ack, packet, reseal};
 use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern};
@@ -272,9 +272,18 @@ fn case_010_service_of_the_opcode() {
         let frame = peer.frame(&packet(opcode, RQ).ack_req().payload(&pattern(256)));
         peer.expect_dropped(frame, Counter::RxWrongService);
     }
-    // The reverse needs a UC queue pair. When there are some, this says that the case wants more.
-    let uc = QpConfig { qp_type: QpType::Uc, ..QpConfig::rc(peer.pd, peer.cq) };
-    assert!(matches!(peer.context.create_qp(&uc), Err(Error::Unsupported(_))));
+    for qp_type in [QpType::Uc, QpType::Ud] {
+        let mut peer = Peer::with(Setup { qp_type, ..Setup::default() });
+        peer.post_recv(1, 512);
+        let foreign: Vec<u8> = match qp_type {
+            QpType::Uc => (0x00..=0x1d).chain([0x64, 0x65]).collect(),
+            _ => (0x00..=0x1d).chain(0x20..=0x2b).collect(),
+        };
+        for opcode in foreign.into_iter().filter_map(Opcode::from_byte) {
+            let frame = peer.frame(&packet(opcode, RQ).ack_req().payload(&pattern(256)));
+            peer.expect_dropped(frame, Counter::RxWrongService);
+        }
+    }
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::fmt;
 
 use ferroce::Nanos;
 use ferroce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Feth, FrameBuilder, Ieth, ImmDt, NetworkHeader, Opcode, PKEY_DEFAULT,
-    PKey, Packet, PathHeader, Psn, Qpn, RKey, Reth, Syndrome, icrc,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, FrameBuilder, Ieth, ImmDt, NetworkHeader, Opcode,
+    PKEY_DEFAULT, PKey, Packet, PathHeader, Psn, Qpn, RKey, Reth, Syndrome, icrc,
 };
 
 /// Where the IP header of an untagged frame starts.
@@ -30,6 +30,7 @@ pub(crate) struct Script {
     opcode: Opcode,
     psn: u32,
     ack_req: bool,
+    solicited: bool,
     mig_req: bool,
     pkey: PKey,
     dest_qpn: Option<Qpn>,
@@ -39,6 +40,7 @@ pub(crate) struct Script {
 
 #[derive(Clone, Copy, Debug)]
 enum Header {
+    Deth(Deth),
     Reth(Reth),
     AtomicEth(AtomicEth),
     Aeth(Aeth),
@@ -55,6 +57,7 @@ pub(crate) fn packet(opcode: Opcode, psn: u32) -> Script {
         opcode,
         psn,
         ack_req: false,
+        solicited: false,
         mig_req: true,
         pkey: PKEY_DEFAULT,
         dest_qpn: None,
@@ -108,6 +111,14 @@ impl Script {
         Script { payload: payload.to_vec(), ..self }
     }
 
+    pub(crate) fn solicited(self) -> Script {
+        Script { solicited: true, ..self }
+    }
+
+    pub(crate) fn deth(self, qkey: u32, source: Qpn) -> Script {
+        self.header(Header::Deth(Deth::new(qkey, source)))
+    }
+
     pub(crate) fn reth(self, va: u64, rkey: RKey, length: u32) -> Script {
         self.header(Header::Reth(Reth::new(va, rkey, length)))
     }
@@ -152,12 +163,14 @@ impl Script {
     pub(crate) fn frame(&self, path: &PathHeader, qpn: Qpn) -> Vec<u8> {
         let mut bth = Bth::new(self.opcode, self.dest_qpn.unwrap_or(qpn), Psn::new(self.psn));
         bth.set_ack_req(self.ack_req);
+        bth.set_solicited(self.solicited);
         bth.set_mig_req(self.mig_req);
         bth.set_pkey(self.pkey);
         let mut buffer = vec![0; 16384];
         let mut frame = FrameBuilder::start(&mut buffer, path, bth, self.payload.len()).unwrap();
         for header in &self.headers {
             match header {
+                Header::Deth(header) => frame.put(header),
                 Header::Reth(header) => frame.put(header),
                 Header::AtomicEth(header) => frame.put(header),
                 Header::Aeth(header) => frame.put(header),
@@ -195,6 +208,7 @@ pub(crate) struct Got {
     pub(crate) solicited: bool,
     pub(crate) mig_req: bool,
     pub(crate) pad: usize,
+    pub(crate) deth: Option<Deth>,
     pub(crate) reth: Option<Reth>,
     pub(crate) atomic_eth: Option<AtomicEth>,
     pub(crate) aeth: Option<Aeth>,
@@ -221,6 +235,7 @@ impl Got {
             solicited: packet.bth.solicited(),
             mig_req: packet.bth.mig_req(),
             pad: packet.bth.pad(),
+            deth: packet.deth().copied(),
             reth: packet.reth().copied(),
             atomic_eth: packet.atomic_eth().copied(),
             aeth: packet.aeth().copied(),
@@ -241,6 +256,9 @@ impl fmt::Display for Got {
         }
         if let Some(aeth) = self.aeth {
             write!(f, ", syndrome {:#04x} msn {}", aeth.syndrome_byte(), aeth.msn())?;
+        }
+        if let Some(deth) = self.deth {
+            write!(f, ", Q_Key {:#x} from {}", deth.qkey(), deth.source_qpn())?;
         }
         if let Some(reth) = self.reth {
             write!(f, ", RETH {:#x} {} length {}", reth.va(), reth.rkey(), reth.length())?;

@@ -14,10 +14,10 @@ use std::time::Duration;
 use ferroce::driver::{self, Capabilities, Layer, Stats};
 use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Syndrome};
 use ferroce::{
-    Access, AddressVector, Config, Context, Counter, Cq, Data, Event, MacAddr, Memory, Mr, Nanos,
-    PacketDriver, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, Qpn, RKey, ReadyToReceive,
-    ReadyToSend, ReceiveWorkRequest, RemoteAddress, RemoteMemory, RnrTimer, SendFlags, SendOp,
-    SendWorkRequest, Sge, Transition, WcStatus, WorkCompletion,
+    Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
+    Nanos, PacketDriver, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey,
+    ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, RemoteMemory, RnrTimer, SendFlags,
+    SendOp, SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath, WcStatus, WorkCompletion,
 };
 
 use crate::packet::{Got, Script};
@@ -28,6 +28,8 @@ pub(crate) const PEER_QPN: Qpn = Qpn::new(0x77);
 pub(crate) const SQ: u32 = 1000;
 /// The PSN of the peer's first request, unless a case says otherwise.
 pub(crate) const RQ: u32 = 5000;
+/// The Q_Key of datagrams, both ways.
+pub(crate) const QKEY: u32 = 0x1111_1111;
 /// Memory of the peer.
 pub(crate) const REMOTE: RemoteAddress = RemoteAddress { addr: 0x10_0000, rkey: RKey(0x5eed_beef) };
 
@@ -41,6 +43,9 @@ const PEER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1
 /// What a case may choose; the rest is fixed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Setup {
+    pub(crate) qp_type: QpType,
+    /// Receives come from an SRQ of this depth.
+    pub(crate) srq: Option<u32>,
     pub(crate) ipv6: bool,
     pub(crate) mtu: PathMtu,
     /// How far the queue pair is taken.
@@ -63,6 +68,8 @@ pub(crate) struct Setup {
 impl Default for Setup {
     fn default() -> Setup {
         Setup {
+            qp_type: QpType::Rc,
+            srq: None,
             ipv6: false,
             mtu: PathMtu::Mtu256,
             state: QpState::Rts,
@@ -109,6 +116,7 @@ pub(crate) struct Peer {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) qp: Qp,
+    pub(crate) srq: Option<Srq>,
     /// The number of the queue pair under test.
     pub(crate) qpn: Qpn,
     /// The virtual time.
@@ -145,8 +153,10 @@ impl Peer {
         let mut context = Context::open(Box::new(port), &config).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
-        let Setup { max_send_wr, max_recv_wr, .. } = setup;
-        let qp = context.create_qp(&QpConfig { max_send_wr, max_recv_wr, ..QpConfig::rc(pd, cq) }).unwrap();
+        let Setup { qp_type, max_send_wr, max_recv_wr, .. } = setup;
+        let srq = setup.srq.map(|max_wr| context.create_srq(&SrqConfig { pd, max_wr, max_sge: 4 }).unwrap());
+        let config = QpConfig { qp_type, srq, max_send_wr, max_recv_wr, ..QpConfig::rc(pd, cq) };
+        let qp = context.create_qp(&config).unwrap();
         let qpn = context.query_qp(qp).unwrap().qpn;
         let (source, destination) = if setup.ipv6 { (PEER_V6, ENGINE_V6) } else { (PEER_V4, ENGINE_V4) };
         let address = PathAddress {
@@ -162,7 +172,7 @@ impl Peer {
             identification: 0,
         };
         let now = Nanos(1_000_000_000);
-        let mut peer = Peer { context, pd, cq, qp, qpn, now, address, cable, asked: HashMap::new() };
+        let mut peer = Peer { context, pd, cq, qp, srq, qpn, now, address, cable, asked: HashMap::new() };
         peer.take_to(&setup);
         peer
     }
@@ -176,30 +186,72 @@ impl Peer {
             QpState::Rts => 3,
             state => panic!("a setup cannot end in {state:?}"),
         };
-        let peer_gid = self.address.source;
-        let sgid_index = self.context.port().gid_index_for(peer_gid).unwrap();
-        let address = AddressVector { mac: Some(PEER_MAC), ..AddressVector::new(peer_gid, sgid_index) };
-        let transitions = [
-            Transition::Init { access: setup.access },
-            Transition::ReadyToReceive(ReadyToReceive {
-                address,
-                path_mtu: setup.mtu,
-                dest_qpn: PEER_QPN,
-                rq_psn: Psn::new(setup.rq_psn),
-                max_dest_rd_atomic: setup.max_dest_rd_atomic,
-                min_rnr_timer: RnrTimer::new(setup.min_rnr_timer).unwrap(),
-            }),
-            Transition::ReadyToSend(ReadyToSend {
-                sq_psn: Psn::new(setup.sq_psn),
-                timeout: setup.timeout,
-                retry_count: setup.retry_count,
-                rnr_retry: setup.rnr_retry,
-                max_rd_atomic: setup.max_rd_atomic,
-            }),
-        ];
-        for transition in &transitions[..steps] {
+        for transition in &self.transitions(setup)[..steps] {
             self.modify(*transition);
         }
+    }
+
+    /// The way to the peer, or to any other GID.
+    pub(crate) fn way_to(&self, gid: Gid) -> AddressVector {
+        let sgid_index = self.context.port().gid_index_for(self.address.source).unwrap();
+        AddressVector { mac: Some(PEER_MAC), ..AddressVector::new(gid, sgid_index) }
+    }
+
+    /// From RESET to RTS.
+    pub(crate) fn transitions(&self, setup: &Setup) -> [Transition; 3] {
+        let address = self.way_to(self.address.source);
+        let path = UnreliablePath {
+            address,
+            path_mtu: setup.mtu,
+            dest_qpn: PEER_QPN,
+            rq_psn: Psn::new(setup.rq_psn),
+        };
+        let sq_psn = Psn::new(setup.sq_psn);
+        match setup.qp_type {
+            QpType::Rc => [
+                Transition::Init { access: setup.access },
+                Transition::ReadyToReceive(ReadyToReceive {
+                    path_mtu: setup.mtu,
+                    max_dest_rd_atomic: setup.max_dest_rd_atomic,
+                    min_rnr_timer: RnrTimer::new(setup.min_rnr_timer).unwrap(),
+                    ..ReadyToReceive::new(address, PEER_QPN, path.rq_psn)
+                }),
+                Transition::ReadyToSend(ReadyToSend {
+                    sq_psn,
+                    timeout: setup.timeout,
+                    retry_count: setup.retry_count,
+                    rnr_retry: setup.rnr_retry,
+                    max_rd_atomic: setup.max_rd_atomic,
+                }),
+            ],
+            QpType::Uc => [
+                Transition::Init { access: setup.access },
+                Transition::ReadyToReceiveUnreliable(path),
+                Transition::ReadyToSendUnreliable { sq_psn },
+            ],
+            QpType::Ud => [
+                Transition::InitDatagram { qkey: QKEY },
+                Transition::ReadyToReceiveDatagrams,
+                Transition::ReadyToSendUnreliable { sq_psn },
+            ],
+        }
+    }
+
+    /// Another queue pair beside the one under test, likewise configured and in RTS.
+    pub(crate) fn another_qp(&mut self, setup: &Setup) -> Qp {
+        let config = QpConfig { qp_type: setup.qp_type, srq: self.srq, ..QpConfig::rc(self.pd, self.cq) };
+        let qp = self.context.create_qp(&config).unwrap();
+        for transition in self.transitions(setup) {
+            self.context.modify_qp(qp, transition).unwrap();
+        }
+        qp
+    }
+
+    /// The peer's UD queue pair.
+    pub(crate) fn destination(&mut self) -> Destination {
+        let address = self.way_to(self.address.source);
+        let ah = self.context.create_ah(self.pd, &address).unwrap();
+        Destination { ah, qpn: PEER_QPN, qkey: QKEY }
     }
 
     pub(crate) fn modify(&mut self, transition: Transition) {
@@ -276,12 +328,16 @@ impl Peer {
         mr
     }
 
-    /// Posts a receive of up to `length` bytes into zeroed memory, which it returns.
+    /// Posts a receive of up to `length` bytes into zeroed memory, which it returns; to the SRQ if
+    /// there is one.
     #[track_caller]
     pub(crate) fn post_recv(&mut self, wr_id: u64, length: usize) -> Mr {
         let mr = self.memory(&vec![0; length]);
-        let sges = [sge(mr, length)];
-        self.context.post_recv(self.qp, &ReceiveWorkRequest { wr_id, sges: &sges }).unwrap();
+        let wr = ReceiveWorkRequest { wr_id, sges: &[sge(mr, length)] };
+        match self.srq {
+            Some(srq) => self.context.post_srq_recv(srq, &wr).unwrap(),
+            None => self.context.post_recv(self.qp, &wr).unwrap(),
+        }
         mr
     }
 
@@ -429,7 +485,7 @@ impl Peer {
         self.poll();
         let (at, frame) = self.cable.lock().unwrap().from_engine.pop_front()?;
         let got = Got::parse(at, frame);
-        assert_eq!(got.dest_qpn, PEER_QPN, "destination of {got}");
+        assert!([PEER_QPN, Qpn::MULTICAST].contains(&got.dest_qpn), "destination of {got}: {}", got.dest_qpn);
         Some(got)
     }
 

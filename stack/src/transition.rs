@@ -1,0 +1,332 @@
+//! How a queue pair moves from state to state (protocol.md §6). The type of a transition says what
+//! it requires; what it may bring besides is an update of its own.
+
+use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};
+
+use crate::qp::{Connection, QpState, QueuePair};
+use crate::requester::Requester;
+use crate::responder::Responder;
+use crate::shared::Shared;
+use crate::{Access, AddressVector, Error};
+
+/// A move from state to state, with all that the move requires and nothing else.
+#[derive(Clone, Copy, Debug)]
+pub enum Transition {
+    /// RC and UC, RESET → INIT, or INIT → INIT.
+    Init {
+        /// What the peer may do through this queue pair.
+        access: Access,
+    },
+    /// UD, RESET → INIT, or INIT → INIT.
+    InitDatagram {
+        /// What datagrams to this queue pair must carry.
+        qkey: u32,
+    },
+    /// RC, INIT → RTR.
+    ReadyToReceive(ReadyToReceive),
+    /// UC, INIT → RTR.
+    ReadyToReceiveUnreliable(UnreliablePath),
+    /// UD, INIT → RTR.
+    ReadyToReceiveDatagrams,
+    /// RC, RTR → RTS.
+    ReadyToSend(ReadyToSend),
+    /// UC and UD, RTR → RTS.
+    ReadyToSendUnreliable {
+        /// The PSN of the first packet.
+        sq_psn: Psn,
+    },
+    /// RTS → SQD: finish what is started, start nothing, then
+    /// [`Event::SqDrained`](crate::Event::SqDrained).
+    Drain,
+    /// SQD → RTS, once it is drained; SQE → RTS.
+    Resume,
+    /// INIT, RTS and SQD (drained) to themselves: what may change there.
+    Update(QpUpdate),
+    /// Any but RESET → ERR: all work is flushed.
+    Error,
+    /// Any → RESET: all work is discarded, without completions.
+    Reset,
+}
+
+/// What an RC queue pair must know to receive.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadyToReceive {
+    /// The way to the peer.
+    pub address: AddressVector,
+    /// Payload of a full packet, the same at both ends.
+    pub path_mtu: PathMtu,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// The PSN of the peer's first request.
+    pub rq_psn: Psn,
+    /// READs and atomics that the peer may have outstanding here, at most 128.
+    pub max_dest_rd_atomic: u8,
+    /// How long a peer is asked to wait when there is no receive for its message.
+    pub min_rnr_timer: RnrTimer,
+}
+
+/// What a UC queue pair must know to receive.
+#[derive(Clone, Copy, Debug)]
+pub struct UnreliablePath {
+    /// The way to the peer.
+    pub address: AddressVector,
+    /// Payload of a full packet, the same at both ends.
+    pub path_mtu: PathMtu,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// The PSN of the peer's first packet.
+    pub rq_psn: Psn,
+}
+
+/// What an RC queue pair must know to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadyToSend {
+    /// The PSN of the first request.
+    pub sq_psn: Psn,
+    /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence errors, 0 to 7. (7 means seven.)
+    pub retry_count: u8,
+    /// Retries after RNR NAKs, 0 to 7. 7 means without end.
+    pub rnr_retry: u8,
+    /// READs and atomics outstanding at once, at most 128, and no more than the peer's
+    /// `max_dest_rd_atomic`.
+    pub max_rd_atomic: u8,
+}
+
+/// What may change without a change of state; `None` leaves it. An attribute that the service or
+/// the state does not admit is refused, and nothing changes then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpUpdate {
+    /// RC and UC, in INIT, RTS and SQD.
+    pub access: Option<Access>,
+    /// UD, in INIT, RTS and SQD.
+    pub qkey: Option<u32>,
+    /// RC, in RTS and SQD.
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// RC and UC, in SQD: another way to the same queue pair.
+    pub address: Option<AddressVector>,
+    /// RC, in SQD.
+    pub timeout: Option<u8>,
+    /// RC, in SQD.
+    pub retry_count: Option<u8>,
+    /// RC, in SQD.
+    pub rnr_retry: Option<u8>,
+    /// RC, in SQD.
+    pub max_rd_atomic: Option<u8>,
+    /// RC, in SQD.
+    pub max_dest_rd_atomic: Option<u8>,
+}
+
+/// The most READs and atomics that a queue pair has outstanding, each way.
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;
+
+impl Transition {
+    /// Fails on a queue pair of another service than the transition is for.
+    pub(crate) fn check_service(&self, service: Service) -> Result<(), Error> {
+        let (name, fits, expected) = match self {
+            Transition::Init { .. } => {
+                ("Init", service != Service::Ud, "an RC or UC QP; InitDatagram for UD")
+            }
+            Transition::InitDatagram { .. } => ("InitDatagram", service == Service::Ud, "a UD QP"),
+            Transition::ReadyToReceive(_) => ("ReadyToReceive", service == Service::Rc, "an RC QP"),
+            Transition::ReadyToReceiveUnreliable(_) => {
+                ("ReadyToReceiveUnreliable", service == Service::Uc, "a UC QP")
+            }
+            Transition::ReadyToReceiveDatagrams => {
+                ("ReadyToReceiveDatagrams", service == Service::Ud, "a UD QP")
+            }
+            Transition::ReadyToSend(_) => ("ReadyToSend", service == Service::Rc, "an RC QP"),
+            Transition::ReadyToSendUnreliable { .. } => {
+                ("ReadyToSendUnreliable", service != Service::Rc, "a UC or UD QP")
+            }
+            Transition::Drain
+            | Transition::Resume
+            | Transition::Update(_)
+            | Transition::Error
+            | Transition::Reset => return Ok(()),
+        };
+        if fits { Ok(()) } else { Err(Error::invalid("transition", name, expected)) }
+    }
+}
+
+impl ReadyToReceive {
+    /// From `dest_qpn` at `address`, whose first request has `rq_psn`: a path MTU of 1024, 16
+    /// READs and atomics, an RNR timer of 0.64 ms.
+    pub fn new(address: AddressVector, dest_qpn: Qpn, rq_psn: Psn) -> ReadyToReceive {
+        ReadyToReceive {
+            address,
+            path_mtu: PathMtu::Mtu1024,
+            dest_qpn,
+            rq_psn,
+            max_dest_rd_atomic: 16,
+            min_rnr_timer: RnrTimer::DEFAULT,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        at_most("max_dest_rd_atomic", self.max_dest_rd_atomic, MAX_RD_ATOMIC)
+    }
+
+    /// What it has in common with a UC queue pair's.
+    pub(crate) fn path(&self) -> UnreliablePath {
+        let ReadyToReceive { address, path_mtu, dest_qpn, rq_psn, .. } = *self;
+        UnreliablePath { address, path_mtu, dest_qpn, rq_psn }
+    }
+}
+
+impl ReadyToSend {
+    /// The first request has `sq_psn`: an ACK timeout of 67 ms, 7 retries, RNR retries without
+    /// end, 16 READs and atomics.
+    pub fn new(sq_psn: Psn) -> ReadyToSend {
+        ReadyToSend { sq_psn, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        at_most("timeout", self.timeout, 31)?;
+        at_most("retry_count", self.retry_count, 7)?;
+        at_most("rnr_retry", self.rnr_retry, 7)?;
+        at_most("max_rd_atomic", self.max_rd_atomic, MAX_RD_ATOMIC)
+    }
+}
+
+impl QpUpdate {
+    /// Fails on the first attribute that is not for this service in this state.
+    fn check(&self, service: Service, state: QpState) -> Result<(), Error> {
+        use QpState::{Init, Rts, Sqd};
+        use Service::{Rc, Uc, Ud};
+        let attributes: [(&'static str, bool, &[Service], &[QpState]); 9] = [
+            ("access", self.access.is_some(), &[Rc, Uc], &[Init, Rts, Sqd]),
+            ("qkey", self.qkey.is_some(), &[Ud], &[Init, Rts, Sqd]),
+            ("min_rnr_timer", self.min_rnr_timer.is_some(), &[Rc], &[Rts, Sqd]),
+            ("address", self.address.is_some(), &[Rc, Uc], &[Sqd]),
+            ("timeout", self.timeout.is_some(), &[Rc], &[Sqd]),
+            ("retry_count", self.retry_count.is_some(), &[Rc], &[Sqd]),
+            ("rnr_retry", self.rnr_retry.is_some(), &[Rc], &[Sqd]),
+            ("max_rd_atomic", self.max_rd_atomic.is_some(), &[Rc], &[Sqd]),
+            ("max_dest_rd_atomic", self.max_dest_rd_atomic.is_some(), &[Rc], &[Sqd]),
+        ];
+        for (attribute, given, services, states) in attributes {
+            if given && !(services.contains(&service) && states.contains(&state)) {
+                let expected = format!("only of {services:?} QPs in {states:?}");
+                return Err(Error::invalid(
+                    attribute,
+                    format_args!("of a {service:?} QP in {state:?}"),
+                    expected,
+                ));
+            }
+        }
+        at_most("max_dest_rd_atomic", self.max_dest_rd_atomic.unwrap_or(0), MAX_RD_ATOMIC)
+    }
+}
+
+fn at_most(attribute: &'static str, value: u8, most: u8) -> Result<(), Error> {
+    if value <= most { Ok(()) } else { Err(Error::invalid(attribute, value, format!("0 to {most}"))) }
+}
+
+impl QueuePair {
+    pub(crate) fn init(&mut self, access: Access) -> Result<(), Error> {
+        self.require("Init", "RESET or INIT", &[QpState::Reset, QpState::Init])?;
+        self.access = access;
+        self.state = QpState::Init;
+        Ok(())
+    }
+
+    pub(crate) fn init_datagram(&mut self, qkey: u32) -> Result<(), Error> {
+        self.require("InitDatagram", "RESET or INIT", &[QpState::Reset, QpState::Init])?;
+        self.qkey = qkey;
+        self.state = QpState::Init;
+        Ok(())
+    }
+
+    pub(crate) fn require_init(&self) -> Result<(), Error> {
+        self.require("ReadyToReceive", "INIT", &[QpState::Init])
+    }
+
+    pub(crate) fn ready_to_receive(
+        &mut self,
+        attributes: &ReadyToReceive,
+        connection: Connection,
+    ) -> Result<(), Error> {
+        self.require_init()?;
+        self.responder = Responder::new(attributes);
+        self.connect(attributes.address, connection);
+        Ok(())
+    }
+
+    pub(crate) fn ready_to_receive_unreliable(
+        &mut self,
+        path: &UnreliablePath,
+        connection: Connection,
+    ) -> Result<(), Error> {
+        self.require_init()?;
+        self.responder = Responder::expecting(path.rq_psn);
+        self.connect(path.address, connection);
+        Ok(())
+    }
+
+    pub(crate) fn ready_to_receive_datagrams(&mut self) -> Result<(), Error> {
+        self.require_init()?;
+        self.state = QpState::Rtr;
+        Ok(())
+    }
+
+    fn connect(&mut self, address: AddressVector, connection: Connection) {
+        self.address = Some(address);
+        self.connection = Some(connection);
+        self.state = QpState::Rtr;
+    }
+
+    pub(crate) fn ready_to_send(&mut self, attributes: ReadyToSend) -> Result<(), Error> {
+        self.require("ReadyToSend", "RTR", &[QpState::Rtr])?;
+        attributes.check()?;
+        self.requester = Requester::new(attributes, self.sq.head());
+        self.state = QpState::Rts;
+        Ok(())
+    }
+
+    /// Nothing is waited for and nothing sent again.
+    pub(crate) fn ready_to_send_unreliable(&mut self, sq_psn: Psn) -> Result<(), Error> {
+        self.ready_to_send(ReadyToSend { sq_psn, timeout: 0, retry_count: 0, rnr_retry: 0, max_rd_atomic: 0 })
+    }
+
+    pub(crate) fn drain(&mut self, shared: &mut Shared) -> Result<(), Error> {
+        self.require("Drain", "RTS", &[QpState::Rts])?;
+        self.state = QpState::Sqd;
+        self.note_drained(shared);
+        Ok(())
+    }
+
+    pub(crate) fn resume(&mut self, shared: &mut Shared) -> Result<(), Error> {
+        let expected = "SQD, drained, or SQE";
+        self.require("Resume", expected, &[QpState::Sqd, QpState::Sqe])?;
+        if !self.is_drained() {
+            return Err(Error::State { verb: "Resume", state: self.state, expected });
+        }
+        self.state = QpState::Rts;
+        self.schedule(shared);
+        Ok(())
+    }
+
+    /// What an update must fulfil before anything changes.
+    pub(crate) fn check_update(&self, update: &QpUpdate) -> Result<(), Error> {
+        let expected = "INIT, RTS, or SQD, drained";
+        self.require("Update", expected, &[QpState::Init, QpState::Rts, QpState::Sqd])?;
+        if self.state == QpState::Sqd && !self.is_drained() {
+            return Err(Error::State { verb: "Update", state: self.state, expected });
+        }
+        update.check(self.service, self.state)?;
+        self.requester.updated(update).check()
+    }
+
+    /// Takes over an update that passed [`check_update`](QueuePair::check_update), with the
+    /// connection on the new way if there is one.
+    pub(crate) fn update(&mut self, update: &QpUpdate, connection: Option<Connection>) {
+        self.access = update.access.unwrap_or(self.access);
+        self.qkey = update.qkey.unwrap_or(self.qkey);
+        self.address = update.address.or(self.address);
+        self.connection = connection.or(self.connection);
+        self.requester.set_attributes(self.requester.updated(update));
+        self.responder.update(update);
+    }
+}
