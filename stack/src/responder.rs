@@ -456,7 +456,13 @@ impl QueuePair {
                 self.owe_nak(shared, Syndrome::Nak(Nak::InvalidRequest));
                 self.fail_receive(shared, WcStatus::RemInvReqErr, Event::QpReqErr(self.handle));
             }
-            Refusal::Access if shared.drop_access_errors => shared.count(Counter::RxAccessErrors),
+            Refusal::Access | Refusal::Receive(WcStatus::RemInvReqErr, _) if shared.drop_access_errors => {
+                shared.count(Counter::RxAccessErrors);
+                // It may have been the first of a message that is not there then.
+                if self.responder.successor == Successor::NewMessage {
+                    self.responder.message = Message::None;
+                }
+            }
             Refusal::Access => {
                 shared.count(Counter::RespRemoteAccessErrors);
                 self.owe_nak(shared, Syndrome::Nak(Nak::RemoteAccessError));
