@@ -168,6 +168,34 @@ fn other_traffic_still_reaches_the_kernel() {
 }
 
 #[test]
+fn the_interface_joins_multicast_groups() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (mut a, mut b) = open_both(&pair);
+    for (group, link) in [("239.9.1.2", "01:00:5e:09:01:02"), ("ff15::9:1:2", "33:33:00:01:00:02")] {
+        let member = || {
+            let shown =
+                Command::new("ip").args(["-n", &pair.b, "maddr", "show", "dev", VETH]).output().unwrap();
+            let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+            shown.contains(group) && shown.contains(link)
+        };
+        let group = group.parse::<IpAddr>().unwrap();
+        assert!(!member());
+        b.join(group).unwrap();
+        assert!(member(), "{group}");
+        let refusal = b.join(group).unwrap_err().to_string();
+        assert!(refusal.contains("multicast group") && refusal.contains(VETH), "{refusal}");
+        b.leave(group).unwrap();
+        assert!(!member(), "{group}");
+    }
+    // Frames to a group come through the ring.
+    b.join("239.9.1.2".parse().unwrap()).unwrap();
+    let mac = a.capabilities().mac;
+    let frame = Roce::v4([0x01, 0x00, 0x5e, 9, 1, 2], mac).build(100, 1);
+    send(&mut a, &frame);
+    assert_eq!(receive(&mut b, 1), [frame]);
+}
+
+#[test]
 fn generic_mode_where_the_interface_has_no_native_one() {
     let Some(pair) = Pair::new(9000) else { return };
     ip(&format!("-n {} link add br0 mtu 9000 type bridge", pair.b));
