@@ -115,10 +115,14 @@ impl QueuePair {
 
     fn take_read_response(&mut self, shared: &mut Shared, packet: &Packet<'_>, psn: Psn) {
         let (Some(wqe), Some(connection)) = (self.sq.front(), &self.connection) else { return };
-        if !matches!(wqe.op, SendOp::Read(_)) {
-            self.fail_oldest(shared, WcStatus::LocQpOpErr);
-            return;
-        }
+        let length = match wqe.op {
+            SendOp::Read(_) => wqe.length,
+            SendOp::Flush { .. } | SendOp::AtomicWrite(_) => 0,
+            _ => {
+                self.fail_oldest(shared, WcStatus::LocQpOpErr);
+                return;
+            }
+        };
         // Data is taken in order only: `una` is the next packet that is missing.
         if psn != self.requester.una() {
             self.on_implied_nak(shared);
@@ -127,7 +131,7 @@ impl QueuePair {
         let index = psn.distance(wqe.first_psn) as u32;
         let is_final = index + 1 == wqe.packets;
         let offset = index << connection.path_mtu.shift();
-        let expected = (wqe.length - offset).min(connection.path_mtu.bytes());
+        let expected = (length - offset).min(connection.path_mtu.bytes());
         if !fits_place(packet.opcode, index == 0, is_final) {
             self.fail_oldest(shared, WcStatus::LocQpOpErr);
             return;

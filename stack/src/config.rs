@@ -36,6 +36,12 @@ pub struct Config {
     /// standard wants a NAK and the end of the connection: nobody who forges a peer's address can
     /// end it by a wrong key. A peer that asks by mistake runs into its retry limit.
     pub drop_access_errors: bool,
+    /// Whether this end has FLUSH (IBA 1.6), to send and to answer. Like `atomic_write` it is on:
+    /// nothing of it is on the wire until an application posts one. `rdma_rxe` has both since Linux
+    /// 6.2, ConnectX has neither and refuses them with an invalid request NAK.
+    pub flush: bool,
+    /// Whether this end has ATOMIC WRITE (IBA 1.6), to send and to answer.
+    pub atomic_write: bool,
 }
 
 impl Default for Config {
@@ -53,6 +59,8 @@ impl Default for Config {
             window: DEFAULT_WINDOW,
             roce_v1: false,
             drop_access_errors: false,
+            flush: true,
+            atomic_write: true,
         }
     }
 }

@@ -15,9 +15,9 @@ use crate::shared::Shared;
 use crate::slab::{Handle, Slab};
 use crate::srq::SharedReceiveQueue;
 use crate::{
-    Access, AddressVector, Ah, Counters, Cq, Error, Event, GidEntry, Mr, Notify, Pd, Port, Qp, QpAttributes,
-    QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory, SendWorkRequest, Srq, SrqAttributes,
-    SrqConfig, Transition, UnreliablePath, WorkCompletion,
+    Access, AddressVector, Ah, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Mr, Notify, Pd, Port,
+    Qp, QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory, SendWorkRequest,
+    Srq, SrqAttributes, SrqConfig, Transition, UnreliablePath, WorkCompletion,
 };
 
 /// One port with its protection domains, memory regions, completion queues and queue pairs.
@@ -77,6 +77,11 @@ impl Context {
             return Err(Error::invalid("gid", entry.gid, "an address of this port, not a multicast group"));
         }
         self.engine.add_gid(entry)
+    }
+
+    /// Limits and capabilities of this context.
+    pub fn query_device(&self) -> &DeviceAttributes {
+        &self.engine.shared.device
     }
 
     /// What the driver says of itself.
@@ -555,6 +560,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::State`] before RTS, [`Error::QueueFull`], [`Error::Invalid`],
+    /// [`Error::Unsupported`] for FLUSH and ATOMIC WRITE where the device lacks them,
     /// [`Error::InvalidHandle`] for memory that is not registered. Memory that is registered but
     /// may not be used this way is told by the completion, as verbs do.
     pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
@@ -569,8 +575,9 @@ impl Context {
             && queue_pair.state != QpState::Error
             && queue_pair.requester.attributes().max_rd_atomic == 0
         {
-            return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ and atomics"));
+            return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ, atomics and FLUSH"));
         }
+        wr.op.check(&shared.device)?;
         let max_length = queue_pair.connection.map_or(MAX_MESSAGE, |c| c.max_message());
         queue_pair.sq.post(wr, max_length, &mut shared.mrs)?;
         match queue_pair.state {

@@ -39,6 +39,8 @@ pub enum WcOpcode {
     CompSwap = 3,
     FetchAdd = 4,
     LocalInv = 6,
+    Flush = 8,
+    AtomicWrite = 9,
     Recv = 128,
     RecvRdmaWithImm = 129,
 }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{AtomicEth, Bth, FrameBuilder, Ieth, ImmDt, Opcode, Psn, Reth, RnrTimer, Service};
+use ferroce_wire::{AtomicEth, Bth, Feth, FrameBuilder, Ieth, ImmDt, Opcode, Psn, Reth, RnrTimer, Service};
 
 use crate::Access;
 use crate::counters::Counter;
@@ -189,7 +189,7 @@ impl QueuePair {
         if wqe.op.is_read_or_atomic() && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
             return false;
         }
-        let access = if wqe.op.is_read_or_atomic() { Access::LOCAL_WRITE } else { Access::NONE };
+        let access = if wqe.op.writes_local_memory() { Access::LOCAL_WRITE } else { Access::NONE };
         if shared.mrs.check_local(self.pd, self.sq.sges(number), access).is_err() {
             // The error completes in order, after everything posted before.
             if is_oldest {
@@ -448,6 +448,11 @@ impl QueuePair {
                 frame.put(&AtomicEth::new(remote.addr, remote.rkey, swap, compare));
             }
             SendOp::FetchAdd { remote, add } => frame.put(&AtomicEth::new(remote.addr, remote.rkey, add, 0)),
+            SendOp::Flush { remote, length, selectivity, kind } => {
+                frame.put(&Feth::new(selectivity, kind));
+                frame.put(&Reth::new(remote.addr, remote.rkey, length));
+            }
+            SendOp::AtomicWrite(remote) => frame.put(&Reth::new(remote.addr, remote.rkey, wqe.length)),
             SendOp::LocalInvalidate(_) | SendOp::SendTo(_) | SendOp::SendToWithImm(..) => return None,
         }
         self.sq.gather(number, offset, frame.payload(), &shared.mrs);
@@ -482,6 +487,10 @@ fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Option<Opcode> {
         SendOp::Read(_) => Opcode::RC_READ_REQUEST,
         SendOp::CompareSwap { .. } => Opcode::RC_COMPARE_SWAP,
         SendOp::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
-        SendOp::LocalInvalidate(_) | SendOp::SendTo(_) | SendOp::SendToWithImm(..) => return None,
+        SendOp::Flush { .. } => Opcode::RC_FLUSH,
+        SendOp::AtomicWrite(_) => Opcode::RC_ATOMIC_WRITE,
+        SendOp::LocalInvalidate(_) | SendOp::SendTo(_) | SendOp::SendToWithImm(..) => {
+            return None;
+        }
     })
 }

@@ -210,7 +210,8 @@ impl QueuePair {
         let payload_fits =
             opcode.payload().admits(packet.payload.len(), connection.path_mtu.bytes() as usize);
         let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
-        if !opcode.may_come(self.responder.successor) || !self.allows(packet) {
+        let exists = shared.device.supports(opcode.operation());
+        if !exists || !opcode.may_come(self.responder.successor) || !self.allows(packet) {
             return Err(Refusal::Invalid);
         }
         let needs_receive = match opcode.operation() {

@@ -6,6 +6,7 @@ use crate::ah::AddressHandle;
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
 use crate::cq::{CompletionQueue, Pushed, WorkCompletion};
+use crate::device::DeviceAttributes;
 use crate::event::{Event, EventQueue};
 use crate::mr::MemoryRegions;
 use crate::rq::ReceiveQueue;
@@ -29,6 +30,7 @@ pub(crate) struct Shared {
     pub(crate) window: u32,
     /// Requests that name memory which they may not reach are dropped.
     pub(crate) drop_access_errors: bool,
+    pub(crate) device: DeviceAttributes,
 }
 
 impl Shared {
@@ -45,6 +47,7 @@ impl Shared {
             active: VecDeque::with_capacity(config.max_qps as usize),
             window: config.window,
             drop_access_errors: config.drop_access_errors,
+            device: DeviceAttributes::of(config),
         }
     }
 

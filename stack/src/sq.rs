@@ -42,6 +42,8 @@ impl Wqe {
             SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+            SendOp::Flush { .. } => WcOpcode::Flush,
+            SendOp::AtomicWrite(_) => WcOpcode::AtomicWrite,
         }
     }
 }
@@ -192,7 +194,11 @@ impl SendQueue {
             | SendOp::SendToWithImm(..)
             | SendOp::Write(_)
             | SendOp::WriteWithImm(..) => Ok(()),
-            _ => Err(Error::invalid("inline data", format_args!("with {op:?}"), "SEND or WRITE only")),
+            SendOp::AtomicWrite(_) => check_length(op, bytes.len() as u32, 0),
+            _ => {
+                let expected = "SEND, WRITE or ATOMIC WRITE only";
+                Err(Error::invalid("inline data", format_args!("with {op:?}"), expected))
+            }
         }
     }
 
@@ -203,8 +209,8 @@ impl SendQueue {
 
 fn check_length(op: SendOp, length: u32, max_length: u32) -> Result<(), Error> {
     let (least, most) = match op {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => (8, 8),
-        SendOp::LocalInvalidate(_) => (0, 0),
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite(_) => (8, 8),
+        SendOp::LocalInvalidate(_) | SendOp::Flush { .. } => (0, 0),
         _ => (0, max_length),
     };
     if (least..=most).contains(&length) {

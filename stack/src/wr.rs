@@ -1,6 +1,8 @@
-use ferroce_wire::{Qpn, RKey, Service};
+use ferroce_wire::{FlushType, Qpn, RKey, Selectivity, Service};
 
+use crate::rq::MAX_MESSAGE;
 use crate::slab::{Ah, Mr};
+use crate::{DeviceAttributes, Error};
 
 /// A piece of local memory: part of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +75,31 @@ pub enum SendOp {
     },
     /// Revokes a key of one's own, once all earlier work requests are done.
     LocalInvalidate(RKey),
+    /// Makes what was written before in the peer's memory visible to every reader there, or
+    /// persistent (IBA 1.6).
+    Flush {
+        /// Where the range starts.
+        remote: RemoteAddress,
+        /// Bytes of the range, at most 2³¹.
+        length: u32,
+        /// The range, or the whole region of the key; address and length mean nothing then.
+        selectivity: Selectivity,
+        /// How far; at least one of the two.
+        kind: FlushType,
+    },
+    /// Stores 8 bytes at a multiple of 8 in the peer's memory, all at once (IBA 1.6).
+    AtomicWrite(RemoteAddress),
 }
 
 impl SendOp {
-    /// READ and atomics: the responder answers with data, and keeps a resource for each.
+    /// READ, atomics, FLUSH and ATOMIC WRITE: the responder answers with more than an ACK, and
+    /// keeps a resource for each.
     pub(crate) fn is_read_or_atomic(&self) -> bool {
+        self.writes_local_memory() || matches!(self, SendOp::Flush { .. } | SendOp::AtomicWrite(_))
+    }
+
+    /// READ and atomics: what they bring goes to local memory.
+    pub(crate) fn writes_local_memory(&self) -> bool {
         matches!(self, SendOp::Read(_)) || self.is_atomic()
     }
 
@@ -95,6 +117,25 @@ impl SendOp {
     pub(crate) fn is_atomic(&self) -> bool {
         matches!(self, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
+
+    /// Whether the device has the operation, and what it says of itself makes sense.
+    pub(crate) fn check(&self, device: &DeviceAttributes) -> Result<(), Error> {
+        match *self {
+            SendOp::Flush { .. } if !device.flush_global => {
+                Err(Error::Unsupported("FLUSH, which its Config turns off"))
+            }
+            SendOp::AtomicWrite(_) if !device.atomic_write => {
+                Err(Error::Unsupported("ATOMIC WRITE, which its Config turns off"))
+            }
+            SendOp::Flush { kind, .. } if kind == FlushType::default() => {
+                Err(Error::invalid("flush type", "none", "global visibility, persistence or both"))
+            }
+            SendOp::Flush { length, .. } if length > MAX_MESSAGE => {
+                Err(Error::invalid("flush length", length, format!("at most {MAX_MESSAGE} bytes")))
+            }
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The local side of a send work request.
@@ -102,7 +143,8 @@ impl SendOp {
 pub enum Data<'a> {
     /// Gathered from (or, for READ and atomics, scattered to) registered memory.
     Sges(&'a [Sge]),
-    /// Copied when posted: the caller may reuse the bytes at once. SEND and WRITE only.
+    /// Copied when posted: the caller may reuse the bytes at once. SEND, WRITE and ATOMIC WRITE
+    /// only.
     Inline(&'a [u8]),
 }
 
@@ -111,7 +153,7 @@ pub enum Data<'a> {
 pub struct SendFlags {
     /// Completes with a work completion even when it succeeds.
     pub signaled: bool,
-    /// Waits for all earlier READs and atomics.
+    /// Waits for all earlier READs, atomics, FLUSHes and ATOMIC WRITEs.
     pub fence: bool,
     /// Asks for a solicited event at the peer.
     pub solicited: bool,

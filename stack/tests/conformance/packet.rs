@@ -215,6 +215,7 @@ pub(crate) struct Got {
     pub(crate) original: Option<u64>,
     pub(crate) immediate: Option<u32>,
     pub(crate) invalidated: Option<RKey>,
+    pub(crate) feth: Option<Feth>,
     pub(crate) payload: Vec<u8>,
 }
 
@@ -242,6 +243,7 @@ impl Got {
             original: packet.atomic_ack_eth().map(|header| header.original()),
             immediate: packet.immdt().map(|header| header.value()),
             invalidated: packet.ieth().map(|header| header.rkey()),
+            feth: packet.feth().copied(),
             payload: packet.payload.to_vec(),
             frame,
         }
@@ -262,6 +264,9 @@ impl fmt::Display for Got {
         }
         if let Some(reth) = self.reth {
             write!(f, ", RETH {:#x} {} length {}", reth.va(), reth.rkey(), reth.length())?;
+        }
+        if let Some(feth) = self.feth {
+            write!(f, ", FETH {:?} {:?}", feth.selectivity(), feth.flush_type())?;
         }
         if let Some(original) = self.original {
             write!(f, ", original {original:#x}")?;

@@ -63,6 +63,8 @@ pub(crate) struct Setup {
     pub(crate) max_send_wr: u32,
     pub(crate) max_recv_wr: u32,
     pub(crate) roce_v1: bool,
+    pub(crate) flush: bool,
+    pub(crate) atomic_write: bool,
 }
 
 impl Default for Setup {
@@ -86,6 +88,8 @@ impl Default for Setup {
             max_send_wr: 128,
             max_recv_wr: 128,
             roce_v1: false,
+            flush: true,
+            atomic_write: true,
         }
     }
 }
@@ -149,7 +153,8 @@ impl Peer {
             },
             cable: Arc::clone(&cable),
         };
-        let config = Config { seed: Some([7; 32]), roce_v1: setup.roce_v1, ..Config::default() };
+        let Setup { roce_v1, flush, atomic_write, .. } = setup;
+        let config = Config { seed: Some([7; 32]), roce_v1, flush, atomic_write, ..Config::default() };
         let mut context = Context::open(Box::new(port), &config).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
