@@ -1,11 +1,11 @@
 use std::fmt;
 use std::ops::BitOr;
 
-/// What may be done with a memory region, or through a queue pair.
+/// What may be done with a memory region or window, or through a queue pair.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Access(u8);
 
-const NAMES: [(Access, &str); 7] = [
+const NAMES: [(Access, &str); 8] = [
     (Access::LOCAL_WRITE, "LOCAL_WRITE"),
     (Access::REMOTE_WRITE, "REMOTE_WRITE"),
     (Access::REMOTE_READ, "REMOTE_READ"),
@@ -13,6 +13,7 @@ const NAMES: [(Access, &str); 7] = [
     (Access::FLUSH_GLOBAL, "FLUSH_GLOBAL"),
     (Access::FLUSH_PERSISTENT, "FLUSH_PERSISTENT"),
     (Access::REMOTE_INVALIDATE, "REMOTE_INVALIDATE"),
+    (Access::MW_BIND, "MW_BIND"),
 ];
 
 impl Access {
@@ -33,6 +34,8 @@ impl Access {
     /// A peer's SEND with invalidate may revoke the region's remote key. (The verbs grant this by
     /// the kind of registration; a flag says it more plainly.)
     pub const REMOTE_INVALIDATE: Access = Access(64);
+    /// Memory windows may be bound to the region; what peers may do through one is said by the bind.
+    pub const MW_BIND: Access = Access(128);
 
     /// Whether all of `other` is in `self`.
     pub const fn contains(self, other: Access) -> bool {

@@ -15,6 +15,8 @@ pub struct Config {
     pub max_pds: u32,
     /// Memory regions.
     pub max_mrs: u32,
+    /// Memory windows.
+    pub max_mws: u32,
     /// Completion queues.
     pub max_cqs: u32,
     /// Queue pairs.
@@ -50,6 +52,7 @@ impl Default for Config {
             seed: None,
             max_pds: 16,
             max_mrs: 1024,
+            max_mws: 1024,
             max_cqs: 256,
             max_qps: 256,
             max_srqs: 64,

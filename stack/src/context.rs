@@ -2,25 +2,25 @@ use std::time::Duration;
 
 use ferroce_driver::{Layer, Memory, Nanos, PacketDriver, Stats};
 use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader, PathMtu, Qpn, Service};
-use rand_chacha::ChaCha20Rng;
-use rand_chacha::rand_core::SeedableRng;
 
 use crate::ah::AddressHandle;
 use crate::config::{Config, MAX_WINDOW};
 use crate::cq::CompletionQueue;
 use crate::engine::Engine;
+use crate::mw::MwBind;
 use crate::qp::{Connection, QpState, QueuePair};
 use crate::rq::{MAX_MESSAGE, ReceiveQueue};
 use crate::shared::Shared;
 use crate::slab::{Handle, Slab};
 use crate::srq::SharedReceiveQueue;
 use crate::{
-    Access, AddressVector, Ah, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Mr, Notify, Pd, Port,
-    Qp, QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory, SendWorkRequest,
-    Srq, SrqAttributes, SrqConfig, Transition, UnreliablePath, WorkCompletion,
+    Access, AddressVector, Ah, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Mr, Mw, Notify, Pd,
+    Port, Qp, QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory, SendOp,
+    SendWorkRequest, Srq, SrqAttributes, SrqConfig, Transition, UnreliablePath, WorkCompletion,
 };
 
-/// One port with its protection domains, memory regions, completion queues and queue pairs.
+/// One port with its protection domains, memory regions and windows, completion queues and queue
+/// pairs.
 ///
 /// One thread owns it and calls [`poll`](Context::poll) again and again; nothing happens outside
 /// of it. See the [crate's documentation](crate) for an example.
@@ -28,7 +28,6 @@ pub struct Context {
     driver: Box<dyn PacketDriver>,
     engine: Engine,
     pds: Slab<()>,
-    rng: ChaCha20Rng,
 }
 
 impl Context {
@@ -50,12 +49,8 @@ impl Context {
             let expected = format!("at least {needed} for an MTU of {}", capabilities.mtu);
             return Err(Error::invalid("max_frame of the driver", capabilities.max_frame, expected));
         }
-        let rng = match config.seed {
-            Some(seed) => ChaCha20Rng::from_seed(seed),
-            None => ChaCha20Rng::from_os_rng(),
-        };
         let port = Port::new(capabilities, config.roce_v1);
-        Ok(Context { engine: Engine::new(config, port), pds: Slab::new(config.max_pds), rng, driver })
+        Ok(Context { engine: Engine::new(config, port), pds: Slab::new(config.max_pds), driver })
     }
 
     /// The port: addresses, GID table, MTU.
@@ -117,7 +112,7 @@ impl Context {
         self.check_pd(pd)?;
         let shared = &self.engine.shared;
         let users = if shared.mrs.uses_pd(pd) {
-            "memory regions"
+            "memory regions or windows"
         } else if shared.srqs.iter().any(|srq| srq.pd == pd) {
             "shared receive queues"
         } else if shared.ahs.iter().any(|ah| ah.pd == pd) {
@@ -154,14 +149,16 @@ impl Context {
         if let Err(source) = self.check_pd(pd) {
             return Err(RegisterError { memory, source });
         }
-        self.engine.shared.mrs.register(&mut self.rng, pd, memory, access, iova)
+        let Shared { mrs, rng, .. } = &mut self.engine.shared;
+        mrs.register(rng, pd, memory, access, iova)
     }
 
     /// Ends a registration and gives the memory back. Peers that go on using the key are refused
     /// from now on, in the middle of a READ too.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a posted work request names it.
+    /// [`Error::Busy`] while a posted work request names it, or a window is bound to it. (A posted
+    /// bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
     pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
         self.engine.shared.mrs.deregister(mr)
     }
@@ -172,6 +169,33 @@ impl Context {
     /// [`Error::InvalidHandle`].
     pub fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
         self.engine.shared.mrs.remote(mr)
+    }
+
+    /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw)
+    /// gives it a range and a key.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`], [`Error::Exhausted`].
+    pub fn alloc_mw(&mut self, pd: Pd) -> Result<Mw, Error> {
+        self.check_pd(pd)?;
+        self.engine.shared.mrs.alloc_mw(pd)
+    }
+
+    /// Frees a memory window, bound or not. Peers that go on using its key are refused from now on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn dealloc_mw(&mut self, mw: Mw) -> Result<(), Error> {
+        self.engine.shared.mrs.dealloc_mw(mw)
+    }
+
+    /// What to tell a peer about a window; `None` while it is not bound. A bind has drawn the key
+    /// by the time it completes, and each draws another.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn remote_window(&self, mw: Mw) -> Result<Option<RemoteMemory>, Error> {
+        self.engine.shared.mrs.remote_window(mw)
     }
 
     /// The bytes of a region. The borrow keeps the context from being polled meanwhile, so no peer
@@ -421,7 +445,7 @@ impl Context {
             None => None,
         };
         let full = Error::Exhausted { kind: "QP", limit: self.engine.qps.capacity(), setting: "max_qps" };
-        let qp = self.engine.create_qp(&mut self.rng, config, receives).ok_or(full)?;
+        let qp = self.engine.create_qp(config, receives).ok_or(full)?;
         self.cq(config.send_cq)?.users += 1;
         self.cq(config.recv_cq)?.users += 1;
         if let Some(srq) = config.srq {
@@ -559,7 +583,7 @@ impl Context {
     /// Posts a send. It leaves with the next polls.
     ///
     /// # Errors
-    /// [`Error::State`] before RTS, [`Error::QueueFull`], [`Error::Invalid`],
+    /// [`Error::State`] before RTS, [`Error::QueueFull`], [`Error::Invalid`], [`Error::Access`],
     /// [`Error::Unsupported`] for FLUSH and ATOMIC WRITE where the device lacks them,
     /// [`Error::InvalidHandle`] for memory that is not registered. Memory that is registered but
     /// may not be used this way is told by the completion, as verbs do.
@@ -578,6 +602,9 @@ impl Context {
             return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ, atomics and FLUSH"));
         }
         wr.op.check(&shared.device)?;
+        if let SendOp::BindMw { mw, mr, offset, length, access } = wr.op {
+            shared.mrs.check_bind(&MwBind { mw, mr, offset, length, access })?;
+        }
         let max_length = queue_pair.connection.map_or(MAX_MESSAGE, |c| c.max_message());
         queue_pair.sq.post(wr, max_length, &mut shared.mrs)?;
         match queue_pair.state {

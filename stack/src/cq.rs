@@ -38,6 +38,7 @@ pub enum WcOpcode {
     RdmaRead = 2,
     CompSwap = 3,
     FetchAdd = 4,
+    BindMw = 5,
     LocalInv = 6,
     Flush = 8,
     AtomicWrite = 9,

@@ -18,12 +18,16 @@ pub struct DeviceAttributes {
     pub max_pd: u32,
     /// Memory regions.
     pub max_mr: u32,
+    /// Memory windows.
+    pub max_mw: u32,
     /// Completion queues.
     pub max_cq: u32,
     /// Queue pairs.
     pub max_qp: u32,
     /// READs, atomics, FLUSHes and ATOMIC WRITEs that a queue pair has outstanding, each way.
     pub max_qp_rd_atom: u8,
+    /// Memory windows are of type 2B: each belongs to the queue pair that bound it.
+    pub mem_window_type_2b: bool,
     /// FLUSH to global visibility, to send and to answer.
     pub flush_global: bool,
     /// Memory here can be flushed to persistence. Host memory cannot.
@@ -37,9 +41,11 @@ impl DeviceAttributes {
         DeviceAttributes {
             max_pd: config.max_pds,
             max_mr: config.max_mrs,
+            max_mw: config.max_mws,
             max_cq: config.max_cqs,
             max_qp: config.max_qps,
             max_qp_rd_atom: MAX_RD_ATOMIC,
+            mem_window_type_2b: true,
             flush_global: config.flush,
             flush_persistent: false,
             atomic_write: config.atomic_write,

@@ -1,5 +1,4 @@
 use ferroce_wire::{NetworkHeader, Opcode, PKEY_DEFAULT, Packet, Qpn, Service};
-use rand_chacha::ChaCha20Rng;
 
 use crate::config::Config;
 use crate::counters::Counter;
@@ -16,7 +15,7 @@ const QUANTUM: u32 = 32;
 /// The protocol, without IO and without a clock: frames in, frames out, timers.
 pub(crate) struct Engine {
     pub(crate) qps: Slab<QueuePair>,
-    qpns: KeyTable,
+    qpns: KeyTable<u32>,
     pub(crate) shared: Shared,
     pub(crate) groups: MulticastGroups,
     pub(crate) port: Port,
@@ -50,15 +49,10 @@ impl Engine {
     }
 
     /// `receives` are the PD and the pieces of its SRQ's receives.
-    pub(crate) fn create_qp(
-        &mut self,
-        rng: &mut ChaCha20Rng,
-        config: &QpConfig,
-        receives: Option<(Pd, u8)>,
-    ) -> Option<Qp> {
-        let Engine { qps, qpns, .. } = self;
+    pub(crate) fn create_qp(&mut self, config: &QpConfig, receives: Option<(Pd, u8)>) -> Option<Qp> {
+        let Engine { qps, qpns, shared, .. } = self;
         let handle = qps.insert_with(|handle| {
-            let qpn = Qpn::new(qpns.insert(rng, handle.index, |n| Qpn::new(n).is_ordinary()));
+            let qpn = Qpn::new(qpns.insert(&mut shared.rng, handle.index, |n| Qpn::new(n).is_ordinary()));
             QueuePair::new(handle, qpn, config, receives)
         });
         handle.map(Qp)

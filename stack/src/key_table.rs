@@ -9,26 +9,26 @@ use std::collections::VecDeque;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::RngCore;
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Entry {
+#[derive(Clone, Copy)]
+enum Entry<V> {
     Empty,
-    Live { key: u32, value: u32 },
+    Live { key: u32, value: V },
     Retired { key: u32 },
 }
 
-impl Entry {
-    fn key(self) -> Option<u32> {
+impl<V> Entry<V> {
+    fn key(&self) -> Option<u32> {
         match self {
             Entry::Empty => None,
-            Entry::Live { key, .. } | Entry::Retired { key } => Some(key),
+            Entry::Live { key, .. } | Entry::Retired { key } => Some(*key),
         }
     }
 }
 
 /// Keys to small values, in an open-addressed table at most half full. The keys are uniform, so
 /// they are their own hash, and a miss costs the same whatever the key.
-pub(crate) struct KeyTable {
-    entries: Box<[Entry]>,
+pub(crate) struct KeyTable<V> {
+    entries: Box<[Entry<V>]>,
     /// Oldest first.
     retired: VecDeque<u32>,
     /// How many retired keys are remembered.
@@ -36,9 +36,9 @@ pub(crate) struct KeyTable {
     key_mask: u32,
 }
 
-impl KeyTable {
+impl<V: Copy> KeyTable<V> {
     /// For at most `capacity` live keys of `bits` bits.
-    pub(crate) fn new(capacity: u32, bits: u32) -> KeyTable {
+    pub(crate) fn new(capacity: u32, bits: u32) -> KeyTable<V> {
         let quarantine = (capacity as usize).max(4096);
         let size = (2 * (capacity as usize + quarantine)).next_power_of_two();
         KeyTable {
@@ -50,18 +50,18 @@ impl KeyTable {
     }
 
     /// Draws a key for `value` that `usable` accepts and that is neither live nor recently retired.
-    pub(crate) fn insert(&mut self, rng: &mut ChaCha20Rng, value: u32, usable: impl Fn(u32) -> bool) -> u32 {
+    pub(crate) fn insert(&mut self, rng: &mut ChaCha20Rng, value: V, usable: impl Fn(u32) -> bool) -> u32 {
         loop {
             let key = rng.next_u32() & self.key_mask;
             let slot = self.find(key);
-            if usable(key) && self.entries[slot] == Entry::Empty {
+            if usable(key) && matches!(self.entries[slot], Entry::Empty) {
                 self.entries[slot] = Entry::Live { key, value };
                 return key;
             }
         }
     }
 
-    pub(crate) fn get(&self, key: u32) -> Option<u32> {
+    pub(crate) fn get(&self, key: u32) -> Option<V> {
         match self.entries[self.find(key)] {
             Entry::Live { value, .. } => Some(value),
             _ => None,

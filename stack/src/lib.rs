@@ -1,9 +1,9 @@
 //! RDMA over Converged Ethernet v2 in user space.
 //!
 //! A [`Context`] is one port of one driver with everything that the verbs know: protection
-//! domains, memory regions, completion queues, queue pairs. One thread owns it and drives it with
-//! [`Context::poll`]; objects are named by small `Copy` handles, so there are no locks and no
-//! lifetimes.
+//! domains, memory regions and windows, completion queues, queue pairs. One thread owns it and
+//! drives it with [`Context::poll`]; objects are named by small `Copy` handles, so there are no
+//! locks and no lifetimes.
 //!
 //! Where to look: verbs in [`Context`], work requests in [`SendWorkRequest`] and
 //! [`ReceiveWorkRequest`], connection set-up in [`Transition`], and a whole example in the README.
@@ -24,6 +24,7 @@ mod event;
 mod key_table;
 mod mr;
 mod multicast;
+mod mw;
 mod outcome;
 mod poller;
 mod qp;
@@ -56,7 +57,7 @@ pub use ferroce_wire::{FlushType, Gid, MacAddr, PathMtu, Psn, Qpn, RKey, RnrTime
 pub use mr::RemoteMemory;
 pub use poller::Poller;
 pub use qp::{QpAttributes, QpConfig, QpState, QpType};
-pub use slab::{Ah, Cq, Mr, Pd, Qp, Srq};
+pub use slab::{Ah, Cq, Mr, Mw, Pd, Qp, Srq};
 pub use srq::{SrqAttributes, SrqConfig};
 pub use transition::{QpUpdate, ReadyToReceive, ReadyToSend, Transition, UnreliablePath};
 pub use wr::{Data, Destination, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge};

@@ -1,13 +1,16 @@
+use std::ops::Range;
+
 use ferroce_driver::Memory;
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
 use crate::key_table::KeyTable;
-use crate::slab::{Mr, Pd, Slab};
+use crate::mw::MemoryWindow;
+use crate::slab::{Mr, Pd, Qp, Slab};
 use crate::wr::Sge;
 use crate::{Access, Error, RegisterError};
 
-/// What a peer must know to reach a region.
+/// What a peer must know to reach a region or a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
     /// Virtual address of the first byte.
@@ -18,16 +21,25 @@ pub struct RemoteMemory {
     pub length: u64,
 }
 
-struct MemoryRegion {
-    memory: Memory,
-    pd: Pd,
-    access: Access,
-    iova: u64,
+pub(crate) struct MemoryRegion {
+    pub(crate) memory: Memory,
+    pub(crate) pd: Pd,
+    pub(crate) access: Access,
+    pub(crate) iova: u64,
     rkey: RKey,
     /// The key was invalidated: local use goes on, remote use does not.
-    revoked: bool,
+    pub(crate) revoked: bool,
     /// Outstanding work requests that name the region.
     pins: u32,
+    /// Memory windows that are bound to it.
+    pub(crate) windows: u32,
+}
+
+/// What a remote key names, by index.
+#[derive(Clone, Copy)]
+pub(crate) enum Named {
+    Region(u32),
+    Window(u32),
 }
 
 /// A work request names memory that it may not use.
@@ -46,14 +58,27 @@ pub(crate) struct Granted {
     len: usize,
 }
 
+/// Memory regions, and the windows that open parts of them (`mw.rs`).
 pub(crate) struct MemoryRegions {
-    slab: Slab<MemoryRegion>,
-    keys: KeyTable,
+    pub(crate) slab: Slab<MemoryRegion>,
+    pub(crate) windows: Slab<MemoryWindow>,
+    pub(crate) keys: KeyTable<Named>,
+}
+
+/// What a key opens: the bytes `range` of the region at `index`.
+struct Reach<'a> {
+    index: u32,
+    region: &'a MemoryRegion,
+    range: Range<u64>,
 }
 
 impl MemoryRegions {
-    pub(crate) fn new(capacity: u32) -> MemoryRegions {
-        MemoryRegions { slab: Slab::new(capacity), keys: KeyTable::new(capacity, 32) }
+    pub(crate) fn new(regions: u32, windows: u32) -> MemoryRegions {
+        MemoryRegions {
+            slab: Slab::new(regions),
+            windows: Slab::new(windows),
+            keys: KeyTable::new(regions.saturating_add(windows), 32),
+        }
     }
 
     pub(crate) fn register(
@@ -67,10 +92,10 @@ impl MemoryRegions {
         if let Err(source) = self.check_registration(&memory, access, iova) {
             return Err(RegisterError { memory, source });
         }
-        let MemoryRegions { slab, keys } = self;
+        let MemoryRegions { slab, keys, .. } = self;
         let handle = slab.insert_with(|handle| {
-            let rkey = RKey(keys.insert(rng, handle.index, |_| true));
-            MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0 }
+            let rkey = RKey(keys.insert(rng, Named::Region(handle.index), |_| true));
+            MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0, windows: 0 }
         });
         // There is room: `check_registration` has looked.
         handle.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
@@ -96,8 +121,9 @@ impl MemoryRegions {
 
     pub(crate) fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
         let region = self.get(mr)?;
-        if region.pins > 0 {
-            let users = format!("{} outstanding work requests", region.pins);
+        if region.pins > 0 || region.windows > 0 {
+            let MemoryRegion { pins, windows, .. } = region;
+            let users = format!("{pins} outstanding work requests and {windows} bound memory windows");
             return Err(Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users });
         }
         match self.slab.remove(mr.0) {
@@ -131,7 +157,7 @@ impl MemoryRegions {
     }
 
     pub(crate) fn uses_pd(&self, pd: Pd) -> bool {
-        self.slab.iter().any(|region| region.pd == pd)
+        self.slab.iter().any(|region| region.pd == pd) || self.windows.iter().any(|window| window.pd == pd)
     }
 
     /// Notes that a work request names these pieces.
@@ -189,36 +215,48 @@ impl MemoryRegions {
         });
     }
 
-    /// Whether a packet for a queue pair of `pd` may use `len` bytes at `va` with `access`.
+    /// Whether a packet for `qp` of `pd` may use `len` bytes at `va` with `access`.
     pub(crate) fn grant(
         &self,
         pd: Pd,
+        qp: Qp,
         rkey: RKey,
         access: Access,
         va: u64,
         len: u32,
     ) -> Result<Granted, RemoteAccess> {
-        let (index, region) = self.reachable(pd, rkey, access)?;
+        let Reach { index, region, range } = self.reach(pd, qp, rkey, access)?;
         let start = va.checked_sub(region.iova).ok_or(RemoteAccess)?;
         let end = start.checked_add(u64::from(len)).ok_or(RemoteAccess)?;
-        if end > region.memory.len() as u64 {
+        if start < range.start || end > range.end {
             return Err(RemoteAccess);
         }
         Ok(Granted { index, start: start as usize, len: len as usize })
     }
 
-    /// Whether a packet for a queue pair of `pd` may use a whole region with `access`.
-    pub(crate) fn grant_whole(&self, pd: Pd, rkey: RKey, access: Access) -> Result<(), RemoteAccess> {
-        self.reachable(pd, rkey, access).map(drop)
+    /// Whether a packet for `qp` of `pd` may use all that a key opens with `access`.
+    pub(crate) fn grant_whole(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<(), RemoteAccess> {
+        self.reach(pd, qp, rkey, access).map(drop)
     }
 
-    fn reachable(&self, pd: Pd, rkey: RKey, access: Access) -> Result<(u32, &MemoryRegion), RemoteAccess> {
-        let index = self.keys.get(rkey.0).ok_or(RemoteAccess)?;
-        let region = self.slab.at(index).ok_or(RemoteAccess)?;
-        if region.revoked || region.pd != pd || !region.access.contains(access) {
-            return Err(RemoteAccess);
-        }
-        Ok((index, region))
+    fn reach(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<Reach<'_>, RemoteAccess> {
+        let at = |index| self.slab.at(index).ok_or(RemoteAccess);
+        let (reach, granted) = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {
+            Named::Region(index) => {
+                let region = at(index)?;
+                if region.revoked || region.pd != pd {
+                    return Err(RemoteAccess);
+                }
+                (Reach { index, region, range: 0..region.memory.len() as u64 }, region.access)
+            }
+            Named::Window(index) => {
+                // The queue pair bound it, so it is of its protection domain.
+                let window = self.opened(index, qp)?;
+                let (index, range) = (window.region, window.range.clone());
+                (Reach { index, region: at(index)?, range }, window.access)
+            }
+        };
+        if granted.contains(access) { Ok(reach) } else { Err(RemoteAccess) }
     }
 
     /// The bytes of a grant that was made for this packet.
@@ -237,18 +275,32 @@ impl MemoryRegions {
         }
     }
 
-    /// Revokes a key of `pd` whose region grants `needed`.
-    pub(crate) fn invalidate(&mut self, pd: Pd, rkey: RKey, needed: Access) -> Result<(), RemoteAccess> {
-        let index = self.keys.get(rkey.0).ok_or(RemoteAccess)?;
+    /// Revokes a key: of a region of `pd` that grants `needed` and has no windows bound to it, or
+    /// of a window that is bound to `qp`.
+    pub(crate) fn invalidate(
+        &mut self,
+        pd: Pd,
+        qp: Qp,
+        rkey: RKey,
+        needed: Access,
+    ) -> Result<(), RemoteAccess> {
+        let index = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {
+            Named::Region(index) => index,
+            Named::Window(index) => {
+                self.opened(index, qp)?;
+                self.unbind(index);
+                return Ok(());
+            }
+        };
         let region = self.slab.at_mut(index).ok_or(RemoteAccess)?;
-        if region.pd != pd || region.revoked || !region.access.contains(needed) {
+        if region.pd != pd || region.revoked || region.windows > 0 || !region.access.contains(needed) {
             return Err(RemoteAccess);
         }
         region.revoked = true;
         Ok(())
     }
 
-    fn get(&self, mr: Mr) -> Result<&MemoryRegion, Error> {
+    pub(crate) fn get(&self, mr: Mr) -> Result<&MemoryRegion, Error> {
         self.slab.get(mr.0).ok_or_else(|| invalid(mr))
     }
 }
@@ -259,7 +311,7 @@ fn invalid(mr: Mr) -> Error {
 
 /// Calls `each` with the parts of `sges` that hold the bytes `skip..skip + len` of the list: the
 /// piece, the offset in its region, and the range of the caller's buffer.
-fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, usize, std::ops::Range<usize>)) {
+fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, usize, Range<usize>)) {
     let mut skip = skip as usize;
     let mut done = 0;
     for sge in sges {

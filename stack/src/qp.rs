@@ -374,6 +374,7 @@ impl QueuePair {
             }
         }
         shared.timers.cancel(self.handle.0.index);
+        shared.mrs.unbind_windows_of(self.handle);
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.connection = None;

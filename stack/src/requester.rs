@@ -9,6 +9,7 @@ use ferroce_wire::{AtomicEth, Bth, Feth, FrameBuilder, Ieth, ImmDt, Opcode, Psn,
 use crate::Access;
 use crate::counters::Counter;
 use crate::cq::WcStatus;
+use crate::mw::MwBind;
 use crate::qp::{Connection, QpState, QueuePair};
 use crate::shared::Shared;
 use crate::sq::Wqe;
@@ -177,9 +178,9 @@ impl QueuePair {
         let wqe = *self.sq.wqe(number);
         let is_oldest = number == self.sq.head();
         let reads = self.requester.reads_outstanding;
-        if let SendOp::LocalInvalidate(rkey) = wqe.op {
+        if wqe.op.is_local() {
             if is_oldest {
-                self.invalidate_own(shared, rkey);
+                self.carry_out(shared, wqe.op);
             }
             return false;
         }
@@ -208,9 +209,21 @@ impl QueuePair {
         true
     }
 
-    fn invalidate_own(&mut self, shared: &mut Shared, rkey: ferroce_wire::RKey) {
-        if shared.mrs.invalidate(self.pd, rkey, Access::NONE).is_err() {
-            self.fail_oldest(shared, WcStatus::LocProtErr);
+    /// A local operation, which is the oldest in the queue.
+    fn carry_out(&mut self, shared: &mut Shared, op: SendOp) {
+        let Shared { mrs, rng, .. } = shared;
+        let failure = match op {
+            SendOp::LocalInvalidate(rkey) => {
+                mrs.invalidate(self.pd, self.handle, rkey, Access::NONE).err().map(|_| WcStatus::LocProtErr)
+            }
+            SendOp::BindMw { mw, mr, offset, length, access } => {
+                let bind = MwBind { mw, mr, offset, length, access };
+                mrs.bind(rng, self.pd, self.handle, &bind).err().map(|_| WcStatus::MwBindErr)
+            }
+            _ => None,
+        };
+        if let Some(status) = failure {
+            self.fail_oldest(shared, status);
             return;
         }
         if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
@@ -453,7 +466,10 @@ impl QueuePair {
                 frame.put(&Reth::new(remote.addr, remote.rkey, length));
             }
             SendOp::AtomicWrite(remote) => frame.put(&Reth::new(remote.addr, remote.rkey, wqe.length)),
-            SendOp::LocalInvalidate(_) | SendOp::SendTo(_) | SendOp::SendToWithImm(..) => return None,
+            SendOp::LocalInvalidate(_)
+            | SendOp::BindMw { .. }
+            | SendOp::SendTo(_)
+            | SendOp::SendToWithImm(..) => return None,
         }
         self.sq.gather(number, offset, frame.payload(), &shared.mrs);
         shared.count(Counter::SentPkts);
@@ -489,7 +505,10 @@ fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Option<Opcode> {
         SendOp::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
         SendOp::Flush { .. } => Opcode::RC_FLUSH,
         SendOp::AtomicWrite(_) => Opcode::RC_ATOMIC_WRITE,
-        SendOp::LocalInvalidate(_) | SendOp::SendTo(_) | SendOp::SendToWithImm(..) => {
+        SendOp::LocalInvalidate(_)
+        | SendOp::BindMw { .. }
+        | SendOp::SendTo(_)
+        | SendOp::SendToWithImm(..) => {
             return None;
         }
     })

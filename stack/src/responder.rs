@@ -271,7 +271,7 @@ impl QueuePair {
         }
         let invalidated = packet.ieth().map(|ieth| ieth.rkey());
         if let Some(rkey) = invalidated
-            && shared.mrs.invalidate(self.pd, rkey, Access::REMOTE_INVALIDATE).is_err()
+            && shared.mrs.invalidate(self.pd, self.handle, rkey, Access::REMOTE_INVALIDATE).is_err()
         {
             return Err(Refusal::Receive(WcStatus::RemInvReqErr, Nak::RemoteAccessError));
         }
@@ -296,7 +296,7 @@ impl QueuePair {
         // The whole range on the first packet, what is left of it on each later one: the region
         // may have gone in between. Nothing is checked for a WRITE of nothing (C9-88).
         if total > 0 {
-            let grant = shared.mrs.grant(self.pd, rkey, Access::REMOTE_WRITE, va, remaining);
+            let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
             let grant = grant.map_err(|_| Refusal::Access)?;
             shared.mrs.granted_mut(grant)[..packet.payload.len()].copy_from_slice(packet.payload);
         }
@@ -324,7 +324,7 @@ impl QueuePair {
         let (va, rkey, length) = (reth.va(), reth.rkey(), reth.length());
         self.make_room_for_outcome()?;
         if length > 0 {
-            let grant = shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, va, length);
+            let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, length);
             grant.map_err(|_| Refusal::Access)?;
         }
         let packets = connection.path_mtu.packets(length);
@@ -340,7 +340,8 @@ impl QueuePair {
             return Err(Refusal::Invalid);
         }
         self.make_room_for_outcome()?;
-        let grant = shared.mrs.grant(self.pd, atomic.rkey(), Access::REMOTE_ATOMIC, atomic.va(), 8);
+        let grant =
+            shared.mrs.grant(self.pd, self.handle, atomic.rkey(), Access::REMOTE_ATOMIC, atomic.va(), 8);
         let word = shared.mrs.granted_mut(grant.map_err(|_| Refusal::Access)?);
         let Ok(bytes) = <[u8; 8]>::try_from(&*word) else { return Err(Refusal::Access) };
         let original = u64::from_ne_bytes(bytes);
@@ -365,11 +366,12 @@ impl QueuePair {
         };
         self.make_room_for_outcome()?;
         let allowed = match selectivity {
-            Selectivity::Range => {
-                shared.mrs.grant(self.pd, reth.rkey(), access, reth.va(), reth.length()).map(drop)
-            }
+            Selectivity::Range => shared
+                .mrs
+                .grant(self.pd, self.handle, reth.rkey(), access, reth.va(), reth.length())
+                .map(drop),
             // Address and length mean nothing then; rxe looks at neither.
-            Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, reth.rkey(), access),
+            Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, self.handle, reth.rkey(), access),
         };
         allowed.map_err(|_| Refusal::Access)?;
         self.responder.count_message();
@@ -383,7 +385,7 @@ impl QueuePair {
             return Err(Refusal::Invalid);
         }
         self.make_room_for_outcome()?;
-        let grant = shared.mrs.grant(self.pd, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
+        let grant = shared.mrs.grant(self.pd, self.handle, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
         shared.mrs.granted_mut(grant.map_err(|_| Refusal::Access)?).copy_from_slice(packet.payload);
         self.responder.count_message();
         self.remember(1, Answer::Done);
@@ -439,7 +441,10 @@ impl QueuePair {
         if let (Answer::Read { rkey, .. }, Some(reth)) = (outcome.answer, reth)
             && reth.length() > 0
         {
-            shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, reth.va(), reth.length()).ok()?;
+            shared
+                .mrs
+                .grant(self.pd, self.handle, rkey, Access::REMOTE_READ, reth.va(), reth.length())
+                .ok()?;
         }
         Some(part)
     }
@@ -536,7 +541,7 @@ impl QueuePair {
                 let (opcode, offset, bytes) = outcome.next_read_packet(connection.path_mtu);
                 // Checked for each packet: the region may have gone since the request came.
                 let va = va.wrapping_add(offset.into());
-                let grant = || shared.mrs.grant(self.pd, rkey, Access::REMOTE_READ, va, bytes);
+                let grant = || shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, bytes);
                 match (length > 0).then(grant).transpose() {
                     Ok(grant) => (opcode, grant),
                     // The peer has had all of it before, and may have let go of it since.

@@ -1,6 +1,8 @@
 use std::collections::VecDeque;
 
 use ferroce_driver::Nanos;
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::SeedableRng;
 
 use crate::ah::AddressHandle;
 use crate::config::Config;
@@ -30,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) window: u32,
     /// Requests that name memory which they may not reach are dropped.
     pub(crate) drop_access_errors: bool,
+    /// Draws queue pair numbers and keys.
+    pub(crate) rng: ChaCha20Rng,
     pub(crate) device: DeviceAttributes,
 }
 
@@ -37,7 +41,7 @@ impl Shared {
     pub(crate) fn new(config: &Config) -> Shared {
         Shared {
             now: Nanos::ZERO,
-            mrs: MemoryRegions::new(config.max_mrs),
+            mrs: MemoryRegions::new(config.max_mrs, config.max_mws),
             cqs: Slab::new(config.max_cqs),
             srqs: Slab::new(config.max_srqs),
             ahs: Slab::new(config.max_ahs),
@@ -47,6 +51,7 @@ impl Shared {
             active: VecDeque::with_capacity(config.max_qps as usize),
             window: config.window,
             drop_access_errors: config.drop_access_errors,
+            rng: config.seed.map_or_else(ChaCha20Rng::from_os_rng, ChaCha20Rng::from_seed),
             device: DeviceAttributes::of(config),
         }
     }

@@ -23,6 +23,10 @@ pub struct Pd(pub(crate) Handle);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mr(pub(crate) Handle);
 
+/// A memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Mw(pub(crate) Handle);
+
 /// A completion queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Cq(pub(crate) Handle);

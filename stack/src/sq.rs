@@ -42,6 +42,7 @@ impl Wqe {
             SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
             SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
             SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
+            SendOp::BindMw { .. } => WcOpcode::BindMw,
             SendOp::Flush { .. } => WcOpcode::Flush,
             SendOp::AtomicWrite(_) => WcOpcode::AtomicWrite,
         }
@@ -210,7 +211,7 @@ impl SendQueue {
 fn check_length(op: SendOp, length: u32, max_length: u32) -> Result<(), Error> {
     let (least, most) = match op {
         SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite(_) => (8, 8),
-        SendOp::LocalInvalidate(_) | SendOp::Flush { .. } => (0, 0),
+        SendOp::LocalInvalidate(_) | SendOp::BindMw { .. } | SendOp::Flush { .. } => (0, 0),
         _ => (0, max_length),
     };
     if (least..=most).contains(&length) {

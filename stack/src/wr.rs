@@ -1,8 +1,8 @@
 use ferroce_wire::{FlushType, Qpn, RKey, Selectivity, Service};
 
 use crate::rq::MAX_MESSAGE;
-use crate::slab::{Ah, Mr};
-use crate::{DeviceAttributes, Error};
+use crate::slab::{Ah, Mr, Mw};
+use crate::{Access, DeviceAttributes, Error};
 
 /// A piece of local memory: part of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,6 +75,29 @@ pub enum SendOp {
     },
     /// Revokes a key of one's own, once all earlier work requests are done.
     LocalInvalidate(RKey),
+    /// Opens a range of a region to the peer of this queue pair, through a memory window, once all
+    /// earlier work requests are done. The key is drawn then, so
+    /// [`Context::remote_window`](crate::Context::remote_window) tells it after the completion.
+    ///
+    /// Window, region and queue pair must be of one protection domain, the window unbound, and the
+    /// region registered with [`MW_BIND`](Access::MW_BIND); if the peer may write, with
+    /// [`LOCAL_WRITE`](Access::LOCAL_WRITE) too. Otherwise it ends as
+    /// [`MwBindErr`](crate::WcStatus::MwBindErr).
+    BindMw {
+        /// The window.
+        mw: Mw,
+        /// The region.
+        mr: Mr,
+        /// Bytes from the region's start.
+        offset: u64,
+        /// Bytes, at least 1: a window is closed by invalidating its key, not by an empty bind.
+        length: u64,
+        /// What the peer may do: any of [`REMOTE_READ`](Access::REMOTE_READ),
+        /// [`REMOTE_WRITE`](Access::REMOTE_WRITE), [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) and
+        /// [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL), whether the region grants it or not. It may
+        /// always invalidate the window.
+        access: Access,
+    },
     /// Makes what was written before in the peer's memory visible to every reader there, or
     /// persistent (IBA 1.6).
     Flush {
@@ -90,6 +113,9 @@ pub enum SendOp {
     /// Stores 8 bytes at a multiple of 8 in the peer's memory, all at once (IBA 1.6).
     AtomicWrite(RemoteAddress),
 }
+
+/// Every slot of every send queue holds one.
+const _: () = assert!(size_of::<SendOp>() <= 40);
 
 impl SendOp {
     /// READ, atomics, FLUSH and ATOMIC WRITE: the responder answers with more than an ACK, and
@@ -110,8 +136,16 @@ impl SendOp {
             SendOp::Send | SendOp::SendWithImm(_) | SendOp::Write(_) | SendOp::WriteWithImm(..) => {
                 matches!(service, Service::Rc | Service::Uc)
             }
+            SendOp::LocalInvalidate(_) | SendOp::BindMw { .. } => {
+                matches!(service, Service::Rc | Service::Uc)
+            }
             _ => service == Service::Rc,
         }
+    }
+
+    /// Nothing of it is on the wire.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, SendOp::LocalInvalidate(_) | SendOp::BindMw { .. })
     }
 
     pub(crate) fn is_atomic(&self) -> bool {

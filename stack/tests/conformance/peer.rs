@@ -102,6 +102,7 @@ pub(crate) fn all_access() -> Access {
         | Access::REMOTE_ATOMIC
         | Access::FLUSH_GLOBAL
         | Access::REMOTE_INVALIDATE
+        | Access::MW_BIND
 }
 
 /// `length` bytes, no two neighbouring packets of them alike.
