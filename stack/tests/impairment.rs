@@ -60,6 +60,8 @@ fn pattern(n: u64, bytes: &mut [u8]) {
 struct Traffic {
     pair: Pair,
     expected: Vec<u8>,
+    /// Of the responder.
+    window: Mw,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -71,7 +73,9 @@ enum Kind {
 
 impl Traffic {
     fn new(seed: u64, link: LinkConfig) -> Traffic {
-        Traffic { pair: Pair::new(seed, link, Setup::default()), expected: vec![0; SLOT as usize] }
+        let mut pair = Pair::new(seed, link, Setup::default());
+        let window = pair.ends[1].context.alloc_mw(pair.ends[1].pd).unwrap();
+        Traffic { pair, expected: vec![0; SLOT as usize], window }
     }
 
     fn fill(&mut self, end: usize, n: u64, length: u32) {
@@ -188,6 +192,93 @@ impl Traffic {
         assert_eq!(end.context.bytes(end.mr).unwrap()[..8], count.to_ne_bytes());
     }
 
+    /// ATOMIC WRITEs of their own number to one of 16 words, each with a FLUSH behind it.
+    fn atomic_writes(&mut self, count: u64) {
+        let remote = self.pair.ends[1].context.remote(self.pair.ends[1].mr).unwrap();
+        let word = |n: u64| RemoteAddress { addr: remote.addr + n % 16 * 8, rkey: remote.rkey };
+        let kind = FlushType { global_visibility: true, persistence: false };
+        let (mut posted, mut completed) = (0, 0);
+        while completed < 2 * count {
+            let [requester, responder] = &mut self.pair.ends;
+            while posted < count && 2 * posted < completed + 32 {
+                let (remote, number) = (word(posted), posted.to_ne_bytes());
+                let flush = SendOp::Flush { remote, length: 8, selectivity: Selectivity::Range, kind };
+                let mut post = |wr_id, op, data| {
+                    let wr = SendWorkRequest { wr_id, op, data, flags: SendFlags::SIGNALED };
+                    requester.context.post_send(requester.qp, &wr).unwrap();
+                };
+                post(2 * posted, SendOp::AtomicWrite(remote), Data::Inline(&number));
+                post(2 * posted + 1, flush, Data::Sges(&[]));
+                posted += 1;
+            }
+            let Some(wc) = requester.context.poll_cq(requester.cq).unwrap() else {
+                assert!(self.pair.step(), "stuck after {completed}");
+                continue;
+            };
+            assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, completed));
+            assert_eq!(wc.opcode, [WcOpcode::AtomicWrite, WcOpcode::Flush][(completed % 2) as usize]);
+            let (number, at) = (completed / 2, (completed / 2 % 16 * 8) as usize);
+            // The next ATOMIC WRITE to this word is posted after this FLUSH is complete.
+            let found = &responder.context.bytes(responder.mr).unwrap()[at..at + 8];
+            assert_eq!(u64::from_ne_bytes(found.try_into().unwrap()), number);
+            completed += 1;
+        }
+    }
+
+    /// A window each time: the responder binds it, the requester writes through it, reads back and
+    /// closes it with the message that says so.
+    fn windows(&mut self, count: u64) {
+        const BIND: u64 = 1;
+        let mw = self.window;
+        for n in 0..count {
+            let length = LENGTHS[(n % LENGTHS.len() as u64) as usize].max(1);
+            let offset = n % SLOTS * SLOT;
+            let bind = SendOp::BindMw {
+                mw,
+                mr: self.pair.ends[1].mr,
+                offset,
+                length: length.into(),
+                access: Access::REMOTE_READ | Access::REMOTE_WRITE,
+            };
+            let wr = ReceiveWorkRequest { wr_id: n, sges: &[] };
+            let end = &mut self.pair.ends[1];
+            end.context.post_recv(end.qp, &wr).unwrap();
+            self.post_and_wait(1, BIND, bind, &[]);
+            let window = self.pair.ends[1].context.remote_window(mw).unwrap().unwrap();
+            assert_eq!((window.addr, window.length), (offset, length.into()));
+            self.fill(0, n, length);
+            let remote = RemoteAddress { addr: window.addr, rkey: window.rkey };
+            let local = [Sge { mr: self.pair.ends[0].mr, offset, length }];
+            self.post_and_wait(0, n, SendOp::Write(remote), &local);
+            self.check(1, n, length);
+            self.fill(0, n + 1, length);
+            self.post_and_wait(0, n, SendOp::Read(remote), &local);
+            self.check(0, n, length);
+            self.post_and_wait(0, n, SendOp::SendWithInvalidate(window.rkey), &[]);
+            let wc = self.wait(1);
+            assert_eq!((wc.status, wc.invalidated), (WcStatus::Success, Some(window.rkey)));
+            assert_eq!(self.pair.ends[1].context.remote_window(mw).unwrap(), None);
+        }
+    }
+
+    fn post_and_wait(&mut self, end: usize, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        let wr = SendWorkRequest { wr_id, op, data: Data::Sges(sges), flags: SendFlags::SIGNALED };
+        let poster = &mut self.pair.ends[end];
+        poster.context.post_send(poster.qp, &wr).unwrap();
+        let wc = self.wait(end);
+        assert_eq!((wc.status, wc.wr_id), (WcStatus::Success, wr_id));
+    }
+
+    fn wait(&mut self, end: usize) -> WorkCompletion {
+        loop {
+            let waiting = &mut self.pair.ends[end];
+            if let Some(wc) = waiting.context.poll_cq(waiting.cq).unwrap() {
+                return wc;
+            }
+            assert!(self.pair.step(), "stuck");
+        }
+    }
+
     /// The link did what was asked, and the engine noticed.
     fn assert_impaired(&self) {
         let link = self.pair.network.counters();
@@ -230,6 +321,20 @@ fn atomics_happen_exactly_once() {
     traffic.assert_impaired();
 }
 
+#[test]
+fn atomic_writes_and_flushes_happen_exactly_once() {
+    let mut traffic = Traffic::new(seed(), bad_link());
+    traffic.atomic_writes(50_000);
+    traffic.assert_impaired();
+}
+
+#[test]
+fn windows_open_and_close_on_a_bad_link() {
+    let mut traffic = Traffic::new(seed(), bad_link());
+    traffic.windows(500);
+    traffic.assert_impaired();
+}
+
 /// The same seed gives the same frames at the same times with the same fates; another does not.
 #[test]
 fn a_seed_replays_bit_for_bit() {
@@ -240,6 +345,8 @@ fn a_seed_replays_bit_for_bit() {
             traffic.run(kind, i as u64 * 1_000_000, 1_000_000);
         }
         traffic.atomics(1000);
+        traffic.atomic_writes(1000);
+        traffic.windows(50);
         (traffic.pair.network.trace_hash(), traffic.pair.now)
     };
     let first = trace(seed);
@@ -262,6 +369,8 @@ fn the_steady_state_does_not_allocate() {
                 first += traffic.run(kind, first, 5_000_000);
             }
             traffic.atomics(2000);
+            traffic.atomic_writes(2000);
+            traffic.windows(200);
         });
         assert_eq!(allocations.count_total, 0, "{allocations:?}");
     }

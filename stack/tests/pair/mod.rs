@@ -3,9 +3,10 @@
 use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork};
 use ferroce::*;
 
-/// One end: a context with one CQ, one QP and one region of memory.
+/// One end: a context with one PD, one CQ, one QP and one region of memory.
 pub struct End {
     pub context: Context,
+    pub pd: Pd,
     pub cq: Cq,
     pub qp: Qp,
     pub mr: Mr,
@@ -47,8 +48,14 @@ pub struct Pair {
     idle: bool,
 }
 
-const ALL: [Access; 4] =
-    [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
+const ALL: [Access; 6] = [
+    Access::LOCAL_WRITE,
+    Access::REMOTE_WRITE,
+    Access::REMOTE_READ,
+    Access::REMOTE_ATOMIC,
+    Access::FLUSH_GLOBAL,
+    Access::MW_BIND,
+];
 
 impl Pair {
     pub fn new(seed: u64, link: LinkConfig, setup: Setup) -> Pair {
@@ -63,7 +70,7 @@ impl Pair {
             let config = QpConfig { max_send_wr: 64, max_recv_wr: 256, ..QpConfig::rc(pd, cq) };
             let qp = context.create_qp(&config).unwrap();
             let mr = context.register(pd, Memory::zeroed(setup.memory).unwrap(), access).unwrap();
-            End { context, cq, qp, mr }
+            End { context, pd, cq, qp, mr }
         });
         let qpns = [0, 1].map(|i| ends[i].context.query_qp(ends[i].qp).unwrap().qpn);
         let gids = [0, 1].map(|i: usize| ends[i].context.port().gids[0].gid);
