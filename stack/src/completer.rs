@@ -40,17 +40,17 @@ impl QueuePair {
             Syndrome::RnrNak(timer) => self.on_rnr_nak(shared, timer),
             Syndrome::Nak(Nak::PsnSequenceError) => self.on_sequence_nak(shared),
             Syndrome::Nak(nak) => {
-                let status = match nak {
-                    Nak::InvalidRequest => WcStatus::RemInvReqErr,
-                    Nak::RemoteAccessError => WcStatus::RemAccessErr,
-                    Nak::RemoteOperationalError => WcStatus::RemOpErr,
+                let (status, counter) = match nak {
+                    Nak::InvalidRequest => (WcStatus::RemInvReqErr, Counter::ReqRemoteInvalidRequest),
+                    Nak::RemoteAccessError => (WcStatus::RemAccessErr, Counter::ReqRemoteAccessErrors),
+                    Nak::RemoteOperationalError => (WcStatus::RemOpErr, Counter::ReqRemoteOperationalErrors),
                     // Reliable Datagram only.
                     Nak::InvalidRdRequest | Nak::PsnSequenceError => {
                         shared.count(Counter::IgnoredSyndrome);
                         return;
                     }
                 };
-                shared.count(Counter::ReqRemoteErrors);
+                shared.count(counter);
                 self.fail_oldest(shared, status);
             }
         }

@@ -2,149 +2,219 @@ use std::fmt;
 
 use ferroce_wire::ParseError;
 
-/// What is counted. Names are those of rdma's hw_counters (`mlx5_ib`, `rdma_rxe`) where one exists;
-/// a packet that is dropped is counted under the reason, and is no error.
+use crate::Event;
+
+/// Whose name a counter has: that of the same thing elsewhere, so that a reader knows what it means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
 #[non_exhaustive]
-pub enum Counter {
-    /// Packets sent.
-    SentPkts,
-    /// Packets received that parsed, ICRC included.
-    RcvdPkts,
-    /// Requests with a PSN that was executed before.
-    DuplicateRequest,
-    /// Requests with a PSN beyond the expected one.
-    OutOfSequence,
-    /// Sequence error NAKs received.
-    PacketSeqErr,
-    /// Losses that a later response gave away.
-    ImpliedNakSeqErr,
-    /// ACK timers that ran out.
-    LocalAckTimeoutErr,
-    /// RNR NAKs received.
-    RcvdRnrErr,
-    /// RNR NAKs sent.
-    SendRnrErr,
-    /// Work requests that ran out of retries.
-    RetryExceededErr,
-    /// Work requests that ran out of RNR retries.
-    RnrNakRetryErr,
-    /// Request packets that were sent again.
-    RetransmittedPkts,
-    /// Responses that answer nothing outstanding.
-    StaleResponse,
-    /// NAK and reserved syndromes that are ignored.
-    IgnoredSyndrome,
-    /// Requests refused with NAK invalid request.
-    RespInvalidRequest,
-    /// Requests refused with NAK remote access error.
-    RespRemoteAccessErrors,
-    /// Requests refused with NAK remote operational error.
-    RespRemoteOperationalErrors,
-    /// Work requests that a peer refused.
-    ReqRemoteErrors,
-    /// Completions that found their CQ full.
-    CqOverflow,
-    /// Events that found the event queue full.
-    EventOverflow,
-    /// Dropped: wrong ICRC.
-    RxIcrcEncapsulated,
-    /// Dropped: not RoCE.
-    RxNotRoce,
-    /// Dropped: truncated, or lengths that contradict each other.
-    RxLengthErrors,
-    /// Dropped: fragments, IP options, wrong IP version.
-    RxIpErrors,
-    /// Dropped: an opcode that does not exist.
-    RxUnknownOpcode,
-    /// Dropped: transport header version.
-    RxTransportVersion,
-    /// Dropped: RoCE v1 while it is off.
-    RxRoceV1Off,
-    /// Dropped: no such queue pair.
-    RxUnknownQp,
-    /// Dropped: the opcode is of another service than the queue pair.
-    RxWrongService,
-    /// Dropped: the queue pair's state takes no such packet.
-    RxWrongState,
-    /// Dropped: not from the queue pair's peer, or not to its address.
-    RxWrongAddress,
-    /// Dropped: partition key.
-    RxPkeyMismatch,
-    /// Dropped: duplicate READs and atomics that are not remembered.
-    RxForgottenDuplicate,
-    /// Dropped: packets of UC messages that are not whole.
-    RxIncomplete,
-    /// Dropped: UC and UD messages without a receive for them. (For RC see `SendRnrErr`.)
-    OutOfBuffer,
-    /// Dropped: UC and UD packets that are malformed or not allowed.
-    RxInvalidRequest,
-    /// Dropped: requests that name memory which they may not reach (UC; RC as configured).
-    RxAccessErrors,
-    /// Dropped: UD packets with another Q_Key.
-    RxQkeyMismatch,
-    /// Dropped: UD messages longer than the receive.
-    RxTooLong,
-    /// Not sent: UD messages longer than a packet.
-    TxTooLong,
-    /// Dropped: congestion notifications; they will be counted as `rp_cnp_handled` once obeyed.
-    RxCnpIgnored,
+pub enum Origin {
+    /// The hw_counters of `mlx5_ib`.
+    Mlx5,
+    /// The hw_counters of `rdma_rxe`, where mlx5 has no such counter.
+    Rxe,
+    /// The statistics of network interfaces, as `ethtool -S` and `ip -s link` show them.
+    Ethtool,
+    /// The verbs' asynchronous events.
+    Verbs,
+    /// Nobody else counts it.
+    Ferroce,
 }
 
-const NAMES: [(Counter, &str); 41] = [
-    (Counter::SentPkts, "sent_pkts"),
-    (Counter::RcvdPkts, "rcvd_pkts"),
-    (Counter::DuplicateRequest, "duplicate_request"),
-    (Counter::OutOfSequence, "out_of_sequence"),
-    (Counter::PacketSeqErr, "packet_seq_err"),
-    (Counter::ImpliedNakSeqErr, "implied_nak_seq_err"),
-    (Counter::LocalAckTimeoutErr, "local_ack_timeout_err"),
-    (Counter::RcvdRnrErr, "rcvd_rnr_err"),
-    (Counter::SendRnrErr, "send_rnr_err"),
-    (Counter::RetryExceededErr, "retry_exceeded_err"),
-    (Counter::RnrNakRetryErr, "rnr_nak_retry_err"),
-    (Counter::RetransmittedPkts, "retransmitted_pkts"),
-    (Counter::StaleResponse, "stale_response"),
-    (Counter::IgnoredSyndrome, "ignored_syndrome"),
-    (Counter::RespInvalidRequest, "resp_remote_invalid_request"),
-    (Counter::RespRemoteAccessErrors, "resp_remote_access_errors"),
-    (Counter::RespRemoteOperationalErrors, "resp_remote_operation_errors"),
-    (Counter::ReqRemoteErrors, "req_remote_errors"),
-    (Counter::CqOverflow, "cq_overflow"),
-    (Counter::EventOverflow, "event_overflow"),
-    (Counter::RxIcrcEncapsulated, "rx_icrc_encapsulated"),
-    (Counter::RxNotRoce, "rx_not_roce"),
-    (Counter::RxLengthErrors, "rx_length_errors"),
-    (Counter::RxIpErrors, "rx_ip_errors"),
-    (Counter::RxUnknownOpcode, "rx_unknown_opcode"),
-    (Counter::RxTransportVersion, "rx_transport_version"),
-    (Counter::RxRoceV1Off, "rx_roce_v1_off"),
-    (Counter::RxUnknownQp, "rx_unknown_qp"),
-    (Counter::RxWrongService, "rx_wrong_service"),
-    (Counter::RxWrongState, "rx_wrong_state"),
-    (Counter::RxWrongAddress, "rx_wrong_address"),
-    (Counter::RxPkeyMismatch, "rx_pkey_mismatch"),
-    (Counter::RxForgottenDuplicate, "rx_forgotten_duplicate"),
-    (Counter::RxIncomplete, "rx_incomplete"),
-    (Counter::OutOfBuffer, "out_of_buffer"),
-    (Counter::RxInvalidRequest, "rx_invalid_request"),
-    (Counter::RxAccessErrors, "rx_access_errors"),
-    (Counter::RxQkeyMismatch, "rx_qkey_mismatch"),
-    (Counter::RxTooLong, "rx_too_long"),
-    (Counter::TxTooLong, "tx_too_long"),
-    (Counter::RxCnpIgnored, "rx_cnp_ignored"),
-];
+/// Makes [`Counter`] and its table from one list: what is counted, under which name, and whose name
+/// that is; `dropped` marks the reasons for which a packet is dropped. The first line of the
+/// documentation is the help text that users see.
+macro_rules! counters {
+    ($(#[doc = $help:literal] $counter:ident: $name:literal, $origin:ident $(, $dropped:ident)?;)*) => {
+        /// What is counted. A name means what it means where it comes from ([`Origin`]); a packet that
+        /// is dropped is counted under the reason, and is no error.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        #[repr(usize)]
+        #[non_exhaustive]
+        pub enum Counter {
+            $(#[doc = $help] $counter,)*
+        }
+
+        const TABLE: &[Row] = &[
+            $(Row {
+                counter: Counter::$counter,
+                name: $name,
+                help: $help.trim_ascii(),
+                origin: Origin::$origin,
+                is_drop: !stringify!($($dropped)?).is_empty(),
+            },)*
+        ];
+    };
+}
+
+counters! {
+    /// Packets sent.
+    SentPkts: "sent_pkts", Rxe;
+    /// Packets received that parsed, ICRC included.
+    RcvdPkts: "rcvd_pkts", Rxe;
+    /// SENDs completed.
+    RdmaSends: "rdma_sends", Rxe;
+    /// SENDs received.
+    RdmaRecvs: "rdma_recvs", Rxe;
+    /// WRITEs received, each when it starts.
+    RxWriteRequests: "rx_write_requests", Mlx5;
+    /// READs received.
+    RxReadRequests: "rx_read_requests", Mlx5;
+    /// Compare-and-swaps and fetch-and-adds received.
+    RxAtomicRequests: "rx_atomic_requests", Mlx5;
+    /// ATOMIC WRITEs received.
+    RxAtomicWriteRequests: "rx_atomic_write_requests", Ferroce;
+    /// FLUSHes received.
+    RxFlushRequests: "rx_flush_requests", Ferroce;
+    /// Packets received that a switch has marked: ECN is Congestion Experienced.
+    NpEcnMarkedRocePackets: "np_ecn_marked_roce_packets", Mlx5;
+    /// Request packets that were sent again.
+    RetransmittedPkts: "retransmitted_pkts", Ferroce;
+    /// Requests with a PSN that was executed before.
+    DuplicateRequest: "duplicate_request", Mlx5;
+    /// Requests with a PSN beyond the expected one.
+    OutOfSequence: "out_of_sequence", Mlx5;
+    /// Sequence error NAKs received, one for each gap.
+    PacketSeqErr: "packet_seq_err", Mlx5;
+    /// Losses that a later response gave away, one for each gap.
+    ImpliedNakSeqErr: "implied_nak_seq_err", Mlx5;
+    /// ACK timers that ran out.
+    LocalAckTimeoutErr: "local_ack_timeout_err", Mlx5;
+    /// RNR NAKs received.
+    RnrNakRetryErr: "rnr_nak_retry_err", Mlx5;
+    /// RNR NAKs sent.
+    SendRnrErr: "send_rnr_err", Rxe;
+    /// Work requests that ran out of retries.
+    ReqTransportRetriesExceeded: "req_transport_retries_exceeded", Mlx5;
+    /// Work requests that ran out of RNR retries.
+    ReqRnrRetriesExceeded: "req_rnr_retries_exceeded", Mlx5;
+    /// Responses that answer nothing outstanding.
+    StaleResponse: "stale_response", Ferroce;
+    /// UD messages that are not sent, for they are longer than a packet.
+    TxTooLong: "tx_too_long", Ferroce;
+    /// NAK and reserved syndromes that are ignored.
+    IgnoredSyndrome: "ignored_syndrome", Ferroce;
+    /// Requests refused with NAK invalid request.
+    RespInvalidRequest: "resp_remote_invalid_request", Ferroce;
+    /// Requests refused with NAK remote access error.
+    RespRemoteAccessErrors: "resp_remote_access_errors", Mlx5;
+    /// Requests refused with NAK remote operational error.
+    RespRemoteOperationalErrors: "resp_remote_operation_errors", Ferroce;
+    /// Messages received that are longer than their receive.
+    RespLocalLengthError: "resp_local_length_error", Mlx5;
+    /// Receives completed in error, flushed ones included.
+    RespCqeError: "resp_cqe_error", Mlx5;
+    /// Receives flushed.
+    RespCqeFlushError: "resp_cqe_flush_error", Mlx5;
+    /// Work requests that a peer refused as invalid.
+    ReqRemoteInvalidRequest: "req_remote_invalid_request", Mlx5;
+    /// Work requests that a peer refused because of its memory.
+    ReqRemoteAccessErrors: "req_remote_access_errors", Mlx5;
+    /// Work requests that a peer could not carry out.
+    ReqRemoteOperationalErrors: "req_remote_operation_errors", Ferroce;
+    /// Sends completed in error, flushed ones included.
+    ReqCqeError: "req_cqe_error", Mlx5;
+    /// Sends flushed.
+    ReqCqeFlushError: "req_cqe_flush_error", Mlx5;
+    /// Completions that found their CQ full.
+    CqOverflow: "cq_overflow", Ferroce;
+    /// Events that found the event queue full.
+    EventOverflow: "event_overflow", Ferroce;
+    /// Completion events raised.
+    EventCompletion: "event_completion", Verbs;
+    /// CQ errors raised.
+    EventCqErr: "event_cq_err", Verbs;
+    /// Fatal errors of queue pairs raised.
+    EventQpFatal: "event_qp_fatal", Verbs;
+    /// Invalid requests of peers raised as events.
+    EventQpReqErr: "event_qp_req_err", Verbs;
+    /// Access violations of peers raised as events.
+    EventQpAccessErr: "event_qp_access_err", Verbs;
+    /// First packets before RTS raised as events.
+    EventCommEst: "event_comm_est", Verbs;
+    /// Drained send queues raised as events.
+    EventSqDrained: "event_sq_drained", Verbs;
+    /// Failed queue pairs that take nothing more from their SRQ, raised as events.
+    EventQpLastWqeReached: "event_qp_last_wqe_reached", Verbs;
+    /// SRQs below their limit, raised as events.
+    EventSrqLimitReached: "event_srq_limit_reached", Verbs;
+    /// Dropped: no receive was posted for the message.
+    OutOfBuffer: "out_of_buffer", Mlx5, dropped;
+    /// Dropped: wrong ICRC.
+    RxIcrcEncapsulated: "rx_icrc_encapsulated", Mlx5, dropped;
+    /// Dropped: not RoCE.
+    RxNotRoce: "rx_not_roce", Ferroce, dropped;
+    /// Dropped: truncated, or lengths that contradict each other.
+    RxLengthErrors: "rx_length_errors", Ethtool, dropped;
+    /// Dropped: fragments, IP options, wrong IP version.
+    RxIpErrors: "rx_ip_errors", Ferroce, dropped;
+    /// Dropped: an opcode that does not exist.
+    RxUnknownOpcode: "rx_unknown_opcode", Ferroce, dropped;
+    /// Dropped: transport header version.
+    RxTransportVersion: "rx_transport_version", Ferroce, dropped;
+    /// Dropped: RoCE v1 while it is off.
+    RxRoceV1Off: "rx_roce_v1_off", Ferroce, dropped;
+    /// Dropped: no such queue pair.
+    RxUnknownQp: "rx_unknown_qp", Ferroce, dropped;
+    /// Dropped: the opcode is of another service than the queue pair.
+    RxWrongService: "rx_wrong_service", Ferroce, dropped;
+    /// Dropped: the queue pair's state takes no such packet.
+    RxWrongState: "rx_wrong_state", Ferroce, dropped;
+    /// Dropped: not from the queue pair's peer, or not to its address.
+    RxWrongAddress: "rx_wrong_address", Ferroce, dropped;
+    /// Dropped: partition key.
+    RxPkeyMismatch: "rx_pkey_mismatch", Ferroce, dropped;
+    /// Dropped: duplicate READs and atomics that are not remembered.
+    RxForgottenDuplicate: "rx_forgotten_duplicate", Ferroce, dropped;
+    /// Dropped: packets of UC messages that are not whole.
+    RxIncomplete: "rx_incomplete", Ferroce, dropped;
+    /// Dropped: UC and UD packets that are malformed or not allowed.
+    RxInvalidRequest: "rx_invalid_request", Ferroce, dropped;
+    /// Dropped: requests for memory out of reach (UC; RC as configured).
+    RxAccessErrors: "rx_access_errors", Ferroce, dropped;
+    /// Dropped: UD packets with another Q_Key.
+    RxQkeyMismatch: "rx_qkey_mismatch", Ferroce, dropped;
+    /// Dropped: UD messages longer than the receive.
+    RxTooLong: "rx_too_long", Ferroce, dropped;
+    /// Dropped: congestion notifications; nothing obeys them yet.
+    RpCnpIgnored: "rp_cnp_ignored", Mlx5, dropped;
+}
+
+struct Row {
+    counter: Counter,
+    name: &'static str,
+    help: &'static str,
+    origin: Origin,
+    is_drop: bool,
+}
 
 impl Counter {
     /// All of them, in order.
     pub fn all() -> impl Iterator<Item = Counter> {
-        NAMES.iter().map(|(counter, _)| *counter)
+        TABLE.iter().map(|row| row.counter)
     }
 
     /// The name.
     pub fn name(self) -> &'static str {
-        NAMES[self as usize].1
+        self.row().name
+    }
+
+    /// What it counts, in one sentence.
+    pub fn help(self) -> &'static str {
+        self.row().help
+    }
+
+    /// Whose name it has.
+    pub fn origin(self) -> Origin {
+        self.row().origin
+    }
+
+    /// Whether each count is a received packet that was dropped.
+    pub fn is_drop(self) -> bool {
+        self.row().is_drop
+    }
+
+    fn row(self) -> &'static Row {
+        &TABLE[self as usize]
     }
 
     pub(crate) fn of(error: &ParseError) -> Counter {
@@ -157,17 +227,31 @@ impl Counter {
             _ => Counter::RxLengthErrors,
         }
     }
+
+    pub(crate) fn of_event(event: &Event) -> Counter {
+        match event {
+            Event::Completion(_) => Counter::EventCompletion,
+            Event::CqErr(_) => Counter::EventCqErr,
+            Event::QpFatal(_) => Counter::EventQpFatal,
+            Event::QpReqErr(_) => Counter::EventQpReqErr,
+            Event::QpAccessErr(_) => Counter::EventQpAccessErr,
+            Event::CommEst(_) => Counter::EventCommEst,
+            Event::SqDrained(_) => Counter::EventSqDrained,
+            Event::QpLastWqeReached(_) => Counter::EventQpLastWqeReached,
+            Event::SrqLimitReached(_) => Counter::EventSrqLimitReached,
+        }
+    }
 }
 
 /// The counters of a context, since it was opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counters {
-    values: [u64; NAMES.len()],
+    values: [u64; TABLE.len()],
 }
 
 impl Default for Counters {
     fn default() -> Counters {
-        Counters { values: [0; NAMES.len()] }
+        Counters { values: [0; TABLE.len()] }
     }
 }
 
@@ -179,11 +263,23 @@ impl Counters {
 
     /// All, by name.
     pub fn iter(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        NAMES.iter().zip(&self.values).map(|((_, name), value)| (*name, *value))
+        TABLE.iter().zip(&self.values).map(|(row, value)| (row.name, *value))
+    }
+
+    /// The reasons for which packets were dropped, and how many.
+    pub fn drops(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        Counter::all()
+            .filter(|counter| counter.is_drop())
+            .map(|counter| (counter.name(), self.value(counter)))
     }
 
     pub(crate) fn count(&mut self, counter: Counter) {
-        self.values[counter as usize] += 1;
+        self.count_if(true, counter);
+    }
+
+    /// Counts without a branch.
+    pub(crate) fn count_if(&mut self, condition: bool, counter: Counter) {
+        self.values[counter as usize] += u64::from(condition);
     }
 }
 
@@ -199,12 +295,66 @@ impl fmt::Display for Counters {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
-    fn names_stand_at_their_counters() {
-        for (index, (counter, name)) in NAMES.iter().enumerate() {
-            assert_eq!(*counter as usize, index, "{name}");
+    fn names_are_unique_and_explained() {
+        let names: HashSet<&str> = Counter::all().map(Counter::name).collect();
+        assert_eq!(names.len(), TABLE.len());
+        for counter in Counter::all() {
+            let (name, help) = (counter.name(), counter.help());
+            assert!(
+                name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'_'),
+                "{name}"
+            );
+            assert!(help.ends_with('.') && help.len() < 90, "{name}: {help}");
+            assert_eq!(help.starts_with("Dropped: "), counter.is_drop(), "{name}: {help}");
+        }
+    }
+
+    /// A name that is somebody else's must be there, letter by letter.
+    #[test]
+    fn borrowed_names_exist_where_they_come_from() {
+        const MLX5: &[&str] = &[
+            "rx_write_requests",
+            "rx_read_requests",
+            "rx_atomic_requests",
+            "out_of_buffer",
+            "out_of_sequence",
+            "duplicate_request",
+            "rnr_nak_retry_err",
+            "packet_seq_err",
+            "implied_nak_seq_err",
+            "local_ack_timeout_err",
+            "rp_cnp_ignored",
+            "rp_cnp_handled",
+            "np_ecn_marked_roce_packets",
+            "np_cnp_sent",
+            "resp_local_length_error",
+            "resp_cqe_error",
+            "req_cqe_error",
+            "req_remote_invalid_request",
+            "req_remote_access_errors",
+            "resp_remote_access_errors",
+            "resp_cqe_flush_error",
+            "req_cqe_flush_error",
+            "req_transport_retries_exceeded",
+            "req_rnr_retries_exceeded",
+            "rx_icrc_encapsulated",
+        ];
+        const RXE: &[&str] = &["sent_pkts", "rcvd_pkts", "send_rnr_err", "rdma_sends", "rdma_recvs"];
+        for counter in Counter::all() {
+            let name = counter.name();
+            let is_borrowed = MLX5.contains(&name) || RXE.contains(&name);
+            match counter.origin() {
+                Origin::Mlx5 => assert!(MLX5.contains(&name), "{name}"),
+                Origin::Rxe => assert!(RXE.contains(&name), "{name}"),
+                Origin::Ethtool => assert_eq!(name, "rx_length_errors"),
+                Origin::Verbs => assert!(name.starts_with("event_"), "{name}"),
+                Origin::Ferroce => assert!(!is_borrowed, "{name}"),
+            }
         }
     }
 }

@@ -74,6 +74,8 @@ impl Engine {
             Err(error) => return self.shared.count(Counter::of(&error)),
         };
         self.shared.count(Counter::RcvdPkts);
+        let marked = packet.network.congestion_experienced();
+        self.shared.counters.count_if(marked, Counter::NpEcnMarkedRocePackets);
         if let Err(reason) = self.dispatch(&packet) {
             self.shared.count(reason);
         }
@@ -101,7 +103,7 @@ impl Engine {
         }
         check_pkey(packet)?;
         if packet.opcode == Opcode::CNP {
-            return Err(Counter::RxCnpIgnored);
+            return Err(Counter::RpCnpIgnored);
         }
         if packet.opcode.service() != qp.service {
             return Err(Counter::RxWrongService);

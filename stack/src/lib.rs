@@ -45,7 +45,7 @@ pub use access::Access;
 pub use address::{AddressVector, GidEntry, Port};
 pub use config::{Config, DEFAULT_WINDOW};
 pub use context::Context;
-pub use counters::{Counter, Counters};
+pub use counters::{Counter, Counters, Origin};
 pub use cq::{Notify, WcOpcode, WcStatus, WorkCompletion};
 pub use device::{DeviceAttributes, DeviceSpec};
 pub use error::{Error, RegisterError};

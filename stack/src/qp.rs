@@ -1,6 +1,7 @@
 use ferroce_wire::{Gid, Link, Network, NetworkHeader, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service};
 
 use crate::config::MAX_WINDOW;
+use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::event::Event;
 use crate::requester::Requester;
@@ -415,8 +416,10 @@ impl QueuePair {
 
     /// The end of a send that was just taken out of the queue.
     pub(crate) fn complete_send(&mut self, shared: &mut Shared, wqe: &Wqe, status: WcStatus) {
-        let wanted = wqe.flags.signaled || self.signal_all || status != WcStatus::Success;
-        if wanted {
+        let failed = status != WcStatus::Success;
+        if wqe.flags.signaled || self.signal_all || failed {
+            shared.counters.count_if(failed, Counter::ReqCqeError);
+            shared.counters.count_if(status == WcStatus::WrFlushErr, Counter::ReqCqeFlushError);
             let wc = WorkCompletion {
                 byte_len: wqe.length,
                 ..self.completion(wqe.wr_id, status, wqe.wc_opcode())
@@ -428,6 +431,8 @@ impl QueuePair {
     /// The end of the oldest receive, in error.
     pub(crate) fn complete_receive_in_error(&mut self, shared: &mut Shared, status: WcStatus) {
         if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
+            shared.count(Counter::RespCqeError);
+            shared.counters.count_if(status == WcStatus::WrFlushErr, Counter::RespCqeFlushError);
             let wc = self.completion(wr_id, status, WcOpcode::Recv);
             self.push(shared, self.recv_cq, wc, false);
         }

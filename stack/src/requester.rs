@@ -316,6 +316,7 @@ impl QueuePair {
     pub(crate) fn complete_oldest(&mut self, shared: &mut Shared) {
         if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
             self.requester.reads_outstanding -= u32::from(wqe.op.is_read_or_atomic());
+            shared.counters.count_if(wqe.op.is_send(), Counter::RdmaSends);
             self.complete_send(shared, &wqe, WcStatus::Success);
             self.note_drained(shared);
         }
@@ -359,11 +360,11 @@ impl QueuePair {
         if self.requester.waits_for_receiver() {
             return;
         }
-        shared.count(Counter::RcvdRnrErr);
+        shared.count(Counter::RnrNakRetryErr);
         let requester = &mut self.requester;
         if requester.attributes.rnr_retry != FOREVER {
             if requester.rnr_retries_left == 0 {
-                shared.count(Counter::RnrNakRetryErr);
+                shared.count(Counter::ReqRnrRetriesExceeded);
                 self.fail_oldest(shared, WcStatus::RnrRetryExcErr);
                 return;
             }
@@ -378,7 +379,7 @@ impl QueuePair {
     /// Sends again from the oldest packet that is not acknowledged, or gives up.
     fn retry(&mut self, shared: &mut Shared) {
         if self.requester.retries_left == 0 {
-            shared.count(Counter::RetryExceededErr);
+            shared.count(Counter::ReqTransportRetriesExceeded);
             self.fail_oldest(shared, WcStatus::RetryExcErr);
             return;
         }

@@ -300,6 +300,7 @@ impl QueuePair {
             let grant = grant.map_err(|_| Refusal::Access)?;
             shared.mrs.granted_mut(grant)[..packet.payload.len()].copy_from_slice(packet.payload);
         }
+        shared.counters.count_if(packet.reth().is_some(), Counter::RxWriteRequests);
         if !is_last {
             let va = va.wrapping_add(u64::from(len));
             self.responder.message = Message::Write { va, rkey, remaining: remaining - len, total };
@@ -328,6 +329,7 @@ impl QueuePair {
             grant.map_err(|_| Refusal::Access)?;
         }
         let packets = connection.path_mtu.packets(length);
+        shared.count(Counter::RxReadRequests);
         self.responder.count_message();
         self.remember(packets, Answer::Read { va, rkey, length });
         self.responder.expected += packets;
@@ -351,6 +353,7 @@ impl QueuePair {
             _ => original.wrapping_add(atomic.swap_or_add()),
         };
         word.copy_from_slice(&new.to_ne_bytes());
+        shared.count(Counter::RxAtomicRequests);
         self.responder.count_message();
         self.remember(1, Answer::Atomic { original });
         Ok(())
@@ -374,6 +377,7 @@ impl QueuePair {
             Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, self.handle, reth.rkey(), access),
         };
         allowed.map_err(|_| Refusal::Access)?;
+        shared.count(Counter::RxFlushRequests);
         self.responder.count_message();
         self.remember(1, Answer::Done);
         Ok(())
@@ -387,6 +391,7 @@ impl QueuePair {
         self.make_room_for_outcome()?;
         let grant = shared.mrs.grant(self.pd, self.handle, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
         shared.mrs.granted_mut(grant.map_err(|_| Refusal::Access)?).copy_from_slice(packet.payload);
+        shared.count(Counter::RxAtomicWriteRequests);
         self.responder.count_message();
         self.remember(1, Answer::Done);
         Ok(())
@@ -405,6 +410,7 @@ impl QueuePair {
     /// The end of the oldest receive: `wc`, but for what the packet and the receive say themselves.
     pub(crate) fn complete_receive(&mut self, shared: &mut Shared, packet: &Packet<'_>, wc: WorkCompletion) {
         if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
+            shared.counters.count_if(wc.opcode == WcOpcode::Recv, Counter::RdmaRecvs);
             let immediate = packet.immdt().map(|immdt| immdt.value());
             let wc = WorkCompletion { wr_id, immediate, ..wc };
             self.push(shared, self.recv_cq, wc, packet.bth.solicited());
@@ -454,6 +460,7 @@ impl QueuePair {
             Refusal::NotReady => {
                 let Some(timer) = self.responder.min_rnr_timer else { return };
                 self.responder.nak_sent = true;
+                shared.count(Counter::OutOfBuffer);
                 shared.count(Counter::SendRnrErr);
                 self.owe_nak(shared, Syndrome::RnrNak(timer));
             }
@@ -475,6 +482,7 @@ impl QueuePair {
                 self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
             }
             Refusal::Receive(status, nak) => {
+                shared.counters.count_if(status == WcStatus::LocLenErr, Counter::RespLocalLengthError);
                 shared.count(match nak {
                     Nak::RemoteOperationalError => Counter::RespRemoteOperationalErrors,
                     Nak::RemoteAccessError => Counter::RespRemoteAccessErrors,

@@ -61,6 +61,7 @@ impl Shared {
     }
 
     pub(crate) fn raise(&mut self, event: Event) {
+        self.count(Counter::of_event(&event));
         if !self.events.push(event) {
             self.count(Counter::EventOverflow);
         }
@@ -96,6 +97,7 @@ impl Shared {
             Pushed::Quietly => return true,
             Pushed::Notify => {
                 if !std::mem::replace(&mut queue.event_waits, true) {
+                    self.count(Counter::EventCompletion);
                     self.events.push_completion(cq);
                 }
                 return true;

@@ -126,11 +126,8 @@ impl Totals {
     fn of(context: &Context) -> Totals {
         let counters = context.counters();
         let Stats { rx_dropped, tx_dropped, .. } = context.driver_stats();
-        let mut dropped: BTreeMap<String, u64> = counters
-            .iter()
-            .filter(|(name, _)| name.starts_with("rx_"))
-            .map(|(name, count)| (name.to_owned(), count))
-            .collect();
+        let mut dropped: BTreeMap<String, u64> =
+            counters.drops().map(|(name, count)| (name.to_owned(), count)).collect();
         dropped.insert("no buffer at the receiving port".to_owned(), rx_dropped);
         dropped.insert("not taken by the sending port".to_owned(), tx_dropped);
         dropped.retain(|_, count| *count > 0);

@@ -112,9 +112,7 @@ impl Report {
         let capabilities = end.context.capabilities();
         let counters = end.context.counters();
         let driver = end.context.driver_stats();
-        // The counters of dropped packets, and no others, begin so.
-        let dropped =
-            counters.iter().filter(|(name, _)| name.starts_with("rx_")).map(|(_, count)| count).sum::<u64>();
+        let dropped = counters.drops().map(|(_, count)| count).sum::<u64>();
         Report {
             test: plan.name(),
             role,
