@@ -7,6 +7,7 @@ use crate::ah::AddressHandle;
 use crate::config::{Config, MAX_WINDOW};
 use crate::cq::CompletionQueue;
 use crate::engine::Engine;
+use crate::exporter::Exporter;
 use crate::mw::MwBind;
 use crate::qp::{Connection, QpState, QueuePair};
 use crate::rq::{MAX_MESSAGE, ReceiveQueue};
@@ -14,9 +15,9 @@ use crate::shared::Shared;
 use crate::slab::{Handle, Slab};
 use crate::srq::SharedReceiveQueue;
 use crate::{
-    Access, AddressVector, Ah, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Mr, Mw, Notify, Pd,
-    Port, Qp, QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory, SendOp,
-    SendWorkRequest, Srq, SrqAttributes, SrqConfig, Transition, UnreliablePath, WorkCompletion,
+    Access, AddressVector, Ah, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Metrics, Mr, Mw,
+    Notify, Pd, Port, Qp, QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory,
+    SendOp, SendWorkRequest, Srq, SrqAttributes, SrqConfig, Transition, UnreliablePath, WorkCompletion,
 };
 
 /// One port with its protection domains, memory regions and windows, completion queues and queue
@@ -28,6 +29,7 @@ pub struct Context {
     driver: Box<dyn PacketDriver>,
     engine: Engine,
     pds: Slab<()>,
+    exporter: Option<Exporter>,
 }
 
 impl Context {
@@ -50,7 +52,12 @@ impl Context {
             return Err(Error::invalid("max_frame of the driver", capabilities.max_frame, expected));
         }
         let port = Port::new(capabilities, config.roce_v1);
-        Ok(Context { engine: Engine::new(config, port), pds: Slab::new(config.max_pds), driver })
+        Ok(Context {
+            engine: Engine::new(config, port),
+            pds: Slab::new(config.max_pds),
+            driver,
+            exporter: None,
+        })
     }
 
     /// The port: addresses, GID table, MTU.
@@ -92,6 +99,46 @@ impl Context {
     /// What has been counted since the context was opened.
     pub fn counters(&self) -> &Counters {
         &self.engine.shared.counters
+    }
+
+    /// Everything that can be told in numbers: [`counters`](Context::counters),
+    /// [`driver_stats`](Context::driver_stats), what is in use, and how much there can be.
+    pub fn metrics(&self) -> Metrics {
+        let Engine { qps, shared, .. } = &self.engine;
+        let capabilities = self.driver.capabilities();
+        let mut metrics = Metrics::new(capabilities.driver, &capabilities.interface);
+        metrics.push_counters(&shared.counters);
+        metrics.push_driver(&self.driver.stats());
+        let resources = [
+            ("pd", self.pds.usage()),
+            ("mr", shared.mrs.slab.usage()),
+            ("mw", shared.mrs.windows.usage()),
+            ("cq", shared.cqs.usage()),
+            ("srq", shared.srqs.usage()),
+            ("ah", shared.ahs.usage()),
+            ("qp", qps.usage()),
+        ];
+        let in_use = resources.map(|(kind, (used, _))| (kind, used as u64));
+        metrics.push_gauges("resource_in_use", "Objects that exist.", "resource", in_use);
+        let limits = resources.map(|(kind, (_, capacity))| (kind, capacity as u64));
+        metrics.push_gauges("resource_limit", "Objects that can exist.", "resource", limits);
+        let states = [QpState::Reset]
+            .into_iter()
+            .chain(QpState::ALL_BUT_RESET)
+            .map(|state| (state.name(), qps.iter().filter(|qp| qp.state == state).count() as u64));
+        metrics.push_gauges("qps", "Queue pairs by state.", "state", states);
+        metrics
+    }
+
+    /// Shows [`metrics`](Context::metrics) to other processes of this user from now on, as
+    /// `ferroce stat` does ([`Exported`](crate::Exported)). They are answered by
+    /// [`poll`](Context::poll), which looks every few milliseconds whether somebody asks.
+    ///
+    /// # Errors
+    /// [`Error::Export`] if there is no place for the socket; all else goes on without.
+    pub fn export(&mut self) -> Result<(), Error> {
+        self.exporter = Some(Exporter::open(&self.driver.capabilities().interface)?);
+        Ok(())
     }
 
     /// Allocates a protection domain: queue pairs reach only memory of their own.
@@ -644,6 +691,12 @@ impl Context {
         let received = driver.rx_burst(now, &mut |frame| engine.receive(frame))?;
         engine.fire_timers();
         let sent = driver.tx_burst(now, &mut |buffer| engine.transmit(buffer))?;
+        if self.exporter.as_ref().is_some_and(|exporter| exporter.is_due(now))
+            && let Some(mut exporter) = self.exporter.take()
+        {
+            exporter.serve(now, || self.metrics());
+            self.exporter = Some(exporter);
+        }
         Ok(received + sent)
     }
 

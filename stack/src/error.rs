@@ -1,3 +1,6 @@
+use std::io;
+use std::path::{Path, PathBuf};
+
 use ferroce_driver::Memory;
 use ferroce_wire::{Gid, PathMtu};
 
@@ -98,13 +101,25 @@ pub enum Error {
     Unsupported(&'static str),
     /// The operating system gave no memory.
     #[error("memory: {0}")]
-    Memory(#[from] std::io::Error),
+    Memory(#[from] io::Error),
+    /// The socket for [`Context::export`](crate::Context::export) could not be opened.
+    #[error("{path}: {source}", path = path.display())]
+    Export {
+        /// The socket, or its directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The driver failed or refused.
     #[error(transparent)]
     Driver(#[from] ferroce_driver::Error),
 }
 
 impl Error {
+    pub(crate) fn export(path: &Path, source: io::Error) -> Error {
+        Error::Export { path: path.to_owned(), source }
+    }
+
     pub(crate) fn invalid(
         attribute: &'static str,
         value: impl ToString,

@@ -131,6 +131,19 @@ pub enum QpState {
 impl QpState {
     pub(crate) const ALL_BUT_RESET: [QpState; 6] =
         [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
+
+    /// As metrics have it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            QpState::Reset => "reset",
+            QpState::Init => "init",
+            QpState::Rtr => "rtr",
+            QpState::Rts => "rts",
+            QpState::Sqd => "sqd",
+            QpState::Sqe => "sqe",
+            QpState::Error => "error",
+        }
+    }
 }
 
 /// What [`Context::query_qp`](crate::Context::query_qp) tells.

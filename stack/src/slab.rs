@@ -66,6 +66,11 @@ impl<T> Slab<T> {
         self.slots.len()
     }
 
+    /// How many objects there are, and how many there can be.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        (self.slots.len() - self.free.len(), self.slots.len())
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.free.is_empty()
     }

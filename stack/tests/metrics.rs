@@ -1,0 +1,159 @@
+//! What a context counts, and how it shows it.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+#[expect(unreachable_pub, dead_code, reason = "a module shared by test programs")]
+mod pair;
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ferroce::driver::sim::LinkConfig;
+use ferroce::*;
+use pair::{Pair, Setup};
+
+fn value(metrics: &Metrics, name: &str, label: Option<&str>) -> u64 {
+    let metric = metrics.iter().find(|metric| metric.name == name).unwrap();
+    let labelled = |sample: &&Sample| sample.label.as_ref().map(|label| &*label.value) == label;
+    metric.samples.iter().find(labelled).unwrap().value
+}
+
+/// Posts on the first end, with a receive at the other, and lets it happen.
+fn happen(pair: &mut Pair, ops: &[SendOp]) {
+    for op in ops {
+        let [end, peer] = &mut pair.ends;
+        peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 0, sges: &[] }).unwrap();
+        let length = if matches!(op, SendOp::Send) { 0 } else { 8 };
+        let sges = [Sge { mr: end.mr, offset: 0, length }];
+        let data = Data::Sges(if length == 0 { &[] } else { &sges });
+        end.context
+            .post_send(end.qp, &SendWorkRequest { wr_id: 0, op: *op, data, flags: SendFlags::SIGNALED })
+            .unwrap();
+    }
+    while pair.step() {}
+}
+
+#[test]
+fn requests_are_counted_by_kind_at_both_ends() {
+    let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
+    let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
+    let remote = RemoteAddress { addr: there.addr, rkey: there.rkey };
+    let add = SendOp::FetchAdd { remote, add: 1 };
+    happen(
+        &mut pair,
+        &[SendOp::Send, SendOp::Write(remote), SendOp::Write(remote), SendOp::Read(remote), add, add, add],
+    );
+    let [near, far] = [0, 1].map(|end: usize| pair.ends[end].context.counters());
+    assert_eq!((near.value(Counter::RdmaSends), far.value(Counter::RdmaRecvs)), (1, 1));
+    assert_eq!(far.value(Counter::RxWriteRequests), 2);
+    assert_eq!(far.value(Counter::RxReadRequests), 1);
+    assert_eq!(far.value(Counter::RxAtomicRequests), 3);
+    assert_eq!(near.value(Counter::SentPkts), far.value(Counter::RcvdPkts));
+    assert_eq!(near.drops().chain(far.drops()).map(|(_, count)| count).sum::<u64>(), 0);
+
+    let metrics = pair.ends[1].context.metrics();
+    assert_eq!(value(&metrics, "rx_read_requests", None), 1);
+    assert_eq!(value(&metrics, "rx_packets", None), far.value(Counter::RcvdPkts));
+    assert_eq!(value(&metrics, "qps", Some("rts")), 1);
+    assert_eq!(value(&metrics, "resource_in_use", Some("mr")), 1);
+    assert_eq!(value(&metrics, "resource_limit", Some("qp")), u64::from(Config::default().max_qps));
+    let by_state = metrics.iter().find(|metric| metric.name == "qps").unwrap();
+    let qps: u64 = by_state.samples.iter().map(|sample| sample.value).sum();
+    assert_eq!(qps, value(&metrics, "resource_in_use", Some("qp")));
+}
+
+#[test]
+fn a_refused_request_is_counted_at_both_ends() {
+    let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
+    let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
+    let beyond = RemoteAddress { addr: there.addr + there.length, rkey: there.rkey };
+    happen(&mut pair, &[SendOp::Write(beyond), SendOp::Send]);
+    let [near, far] = [0, 1].map(|end: usize| pair.ends[end].context.counters());
+    assert_eq!(far.value(Counter::RespRemoteAccessErrors), 1);
+    assert_eq!(far.value(Counter::EventQpAccessErr), 1);
+    assert_eq!((far.value(Counter::RespCqeError), far.value(Counter::RespCqeFlushError)), (2, 2));
+    assert_eq!(near.value(Counter::ReqRemoteAccessErrors), 1);
+    assert_eq!((near.value(Counter::ReqCqeError), near.value(Counter::ReqCqeFlushError)), (2, 1));
+    assert_eq!(far.value(Counter::RxWriteRequests), 0);
+}
+
+#[test]
+fn a_message_that_is_too_long_is_counted() {
+    let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
+    let [end, peer] = &mut pair.ends;
+    peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 0, sges: &[] }).unwrap();
+    let data = Data::Inline(b"too long");
+    let wr = SendWorkRequest { wr_id: 0, op: SendOp::Send, data, flags: SendFlags::SIGNALED };
+    end.context.post_send(end.qp, &wr).unwrap();
+    while pair.step() {}
+    let [near, far] = [0, 1].map(|end: usize| pair.ends[end].context.counters());
+    assert_eq!(far.value(Counter::RespLocalLengthError), 1);
+    assert_eq!((far.value(Counter::RespCqeError), far.value(Counter::RespCqeFlushError)), (1, 0));
+    assert_eq!(near.value(Counter::ReqRemoteInvalidRequest), 1);
+}
+
+/// The sockets of this process, and of which context they are, oldest first.
+fn own_sockets() -> Vec<PathBuf> {
+    let pid = format!("{}.", std::process::id());
+    let mut sockets = Exported::find().unwrap().sockets;
+    sockets.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&pid));
+    sockets
+}
+
+fn read(stream: &mut UnixStream) -> Metrics {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    Metrics::parse(&text).unwrap()
+}
+
+/// One test, for the sockets of the process are what all of it looks at.
+#[test]
+fn a_context_shows_itself_to_who_connects_and_to_many_and_to_the_slow() {
+    let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());
+    for end in &mut pair.ends {
+        end.context.export().unwrap();
+    }
+    let sockets = own_sockets();
+    assert_eq!(sockets.len(), 2, "{sockets:?}");
+    let mut now = pair.now;
+    let mut poll = |pair: &mut Pair| {
+        now = now + Duration::from_millis(5);
+        for end in &mut pair.ends {
+            end.context.poll(now).unwrap();
+        }
+    };
+
+    // What is in the text is what the context says.
+    for (end, socket) in sockets.iter().enumerate() {
+        let mut reader = UnixStream::connect(socket).unwrap();
+        poll(&mut pair);
+        let metrics = read(&mut reader);
+        assert_eq!(metrics.label("pid"), Some(&*std::process::id().to_string()));
+        assert!(metrics.label("context").is_some());
+        let own = pair.ends[end].context.metrics();
+        assert_eq!(metrics.label("device"), own.label("device"));
+        assert!(metrics.iter().eq(own.iter()));
+    }
+
+    // More readers than are served at once, one that writes, and one that goes away.
+    let mut readers: Vec<UnixStream> = (0..20).map(|_| UnixStream::connect(&sockets[0]).unwrap()).collect();
+    readers[0].write_all(b"nobody reads this").unwrap();
+    drop(readers.remove(1));
+    (0..10).for_each(|_| poll(&mut pair));
+    let texts: Vec<String> = readers
+        .iter_mut()
+        .map(|reader| {
+            let mut bytes = Vec::new();
+            if let Err(error) = reader.read_to_end(&mut bytes) {
+                assert_eq!(error.kind(), ErrorKind::ConnectionReset, "what it wrote was not read");
+            }
+            String::from_utf8(bytes).unwrap()
+        })
+        .collect();
+    assert!(texts.iter().all(|text| Metrics::parse(text).is_ok() && text == &texts[0]));
+
+    // It leaves nothing behind.
+    drop(pair);
+    assert_eq!(own_sockets(), Vec::<PathBuf>::new());
+}
