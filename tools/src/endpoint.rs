@@ -14,7 +14,7 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::failure::{Failure, OrFail};
 
@@ -113,6 +113,7 @@ impl Endpoint {
             None => driver,
         };
         let mut context = Context::open(driver, &Config::default())?;
+        export(&mut context);
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(cq_capacity)?;
         let poller = if args.spin { Poller::spinning() } else { Poller::new() };
@@ -234,6 +235,13 @@ impl Endpoint {
             }
         }
         Ok(())
+    }
+}
+
+/// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.
+pub(crate) fn export(context: &mut Context) {
+    if let Err(error) = context.export() {
+        warn!("`ferroce stat` will not see this: {error}");
     }
 }
 

@@ -9,6 +9,7 @@ mod netns;
 mod perf;
 mod pingpong;
 mod selftest;
+mod stat;
 mod tcp;
 
 use std::io;
@@ -32,6 +33,7 @@ enum Command {
     Dissect(dissect::Args),
     Perf(perf::Args),
     Pingpong(pingpong::Args),
+    Stat(stat::Args),
 }
 
 fn main() -> ExitCode {
@@ -44,5 +46,6 @@ fn main() -> ExitCode {
         Command::Dissect(args) => dissect::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Pingpong(args) => pingpong::run(args),
+        Command::Stat(args) => stat::run(args),
     }
 }

@@ -178,9 +178,9 @@ impl Args {
         Ok(end)
     }
 
-    fn serve(&self, end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
+    fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
-        let stream = listener.accept(&end.interrupt)?;
+        let stream = listener.accept(|| end.poll().map(drop))?;
         let mut session = self.session(end, stream, Origin::Server)?;
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu };
         let path_mtu = server::run(&mut session, wishes)?;

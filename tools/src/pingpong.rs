@@ -157,7 +157,7 @@ impl<'a> PingPong<'a> {
     fn serve(&mut self, listener: &Listener) -> Result<Outcome, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
         let interrupt = self.end.interrupt.clone();
-        let mut stream = listener.accept(&interrupt)?;
+        let mut stream = listener.accept(|| self.end.poll().map(drop))?;
         let remote = exchange::receive(&mut stream, &interrupt)?;
         let index = self.end.gid_index(self.args.gid_idx, Some(remote.gid))?;
         let local = self.destination(index)?;

@@ -22,6 +22,11 @@ impl Listener {
         Listener::new(listener)
     }
 
+    /// On one address.
+    pub(crate) fn at(address: SocketAddr) -> Result<Listener, Failure> {
+        Listener::new(TcpListener::bind(address).or_fail(|| format!("listening on {address}"))?)
+    }
+
     /// On a port of the kernel's choice that only this machine reaches.
     pub(crate) fn local() -> Result<Listener, Failure> {
         let listener =
@@ -35,13 +40,20 @@ impl Listener {
     }
 
     pub(crate) fn port(&self) -> Result<u16, Failure> {
-        Ok(self.0.local_addr().or_fail(|| "listening".into())?.port())
+        Ok(self.address()?.port())
     }
 
-    /// Waits for a client, without end.
-    pub(crate) fn accept(&self, interrupt: &Interrupt) -> Result<TcpStream, Failure> {
+    pub(crate) fn address(&self) -> Result<SocketAddr, Failure> {
+        self.0.local_addr().or_fail(|| "listening".into())
+    }
+
+    /// Waits for a client, without end. Does `meanwhile` again and again; its failure ends the wait.
+    pub(crate) fn accept(
+        &self,
+        mut meanwhile: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<TcpStream, Failure> {
         loop {
-            interrupt.check()?;
+            meanwhile()?;
             match self.0.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false).or_fail(|| "accepting a client".into())?;

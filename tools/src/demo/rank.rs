@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::shapes::Tensor;
 use super::stoppable::Stoppable;
 use super::values::{self, Wrong};
+use crate::endpoint::export;
 use crate::netns;
 
 /// What all ranks of a demo agree on.
@@ -235,7 +236,8 @@ fn all_reduce_all(
     driver: Box<dyn PacketDriver>,
     tell: &mut dyn FnMut(Event),
 ) -> Result<(), Error> {
-    let context = Context::open(driver, &Config::default())?;
+    let mut context = Context::open(driver, &Config::default())?;
+    export(&mut context);
     tell(Event::Opened(Opened::new(&context, plan.path_mtu)));
     let options = Options { path_mtu: Some(plan.path_mtu), ..Options::default() };
     let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &options)?;

@@ -1,0 +1,190 @@
+//! `ferroce stat`: counters and events of the ferroce contexts that run on this machine.
+
+mod http;
+mod table;
+
+use std::collections::BTreeMap;
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce::{Exported, Exposition, MetricKind, Metrics};
+use serde::Serialize;
+use tracing::{info, warn};
+
+use crate::endpoint::Interrupt;
+use crate::failure::{Failure, OrFail};
+use table::Table;
+
+/// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
+///
+/// `ferroce perf`, `pingpong` and `demo` show themselves while they run, and so does every program
+/// that calls `Context::export`. Root sees the processes of all users, others their own. Counters
+/// have the names of the hw_counters of mlx5_ib and rdma_rxe where those count the same.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// Only this process, or this device: an interface's name.
+    #[arg(value_name = "PID|DEVICE")]
+    which: Option<String>,
+    /// Also what is 0.
+    #[arg(long, conflicts_with_all = ["json", "prometheus", "listen"])]
+    all: bool,
+    /// As a JSON array of contexts; with --watch one in each line.
+    #[arg(long, conflicts_with_all = ["prometheus", "listen"])]
+    json: bool,
+    /// As Prometheus' text, exposition format 0.0.4.
+    #[arg(long, conflicts_with_all = ["watch", "listen"])]
+    prometheus: bool,
+    /// Serves Prometheus' text at http://ADDRESS:PORT/metrics until it is interrupted.
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "watch")]
+    listen: Option<SocketAddr>,
+    /// Again every so many seconds, with what came in a second.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
+    watch: Option<u32>,
+    /// How often, with --watch; without end by default.
+    #[arg(long, value_name = "N", requires = "watch", value_parser = clap::value_parser!(u32).range(1..))]
+    count: Option<u32>,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    let result = Interrupt::install().and_then(|interrupt| args.show(&interrupt));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("stat"),
+    }
+}
+
+impl Args {
+    fn show(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+        if let Some(address) = self.listen {
+            return http::serve(address, interrupt, || Ok(Exposition(&self.find()?.chosen).to_string()));
+        }
+        let mut table = Table::new(self.all);
+        let mut turn = 0;
+        loop {
+            let began = Instant::now();
+            let contexts = match self.find()?.or_explain() {
+                Err(_) if turn > 0 => {
+                    info!("what was watched has ended");
+                    return Ok(());
+                }
+                contexts => contexts?,
+            };
+            let text = if self.json {
+                json(&contexts, self.watch.is_some())
+            } else if self.prometheus {
+                Exposition(&contexts).to_string()
+            } else {
+                table.draw(contexts, began)
+            };
+            // Whoever reads may have enough.
+            let written = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+            turn += 1;
+            match self.watch {
+                Some(seconds) if written.is_ok() && self.count.is_none_or(|count| turn < count) => {
+                    wait_until(began + Duration::from_secs(seconds.into()), interrupt)?;
+                }
+                _ => return Ok(()),
+            }
+        }
+    }
+
+    fn find(&self) -> Result<Found, Failure> {
+        let exported = Exported::find().or_fail(|| "looking for ferroce processes".into())?;
+        let mut found =
+            Found { wanted: self.which.clone(), forbidden: exported.forbidden.len(), ..Found::default() };
+        for (path, metrics) in exported.read() {
+            match metrics {
+                Ok(metrics) if self.wants(&metrics) => found.chosen.push(metrics),
+                Ok(metrics) => found.others.push(metrics),
+                Err(error) => warn!("{}: {error}", path.display()),
+            }
+        }
+        Ok(found)
+    }
+
+    fn wants(&self, metrics: &Metrics) -> bool {
+        let is_wanted =
+            |wanted: &str| [metrics.label("pid"), metrics.label("device")].contains(&Some(wanted));
+        self.which.as_deref().is_none_or(is_wanted)
+    }
+}
+
+/// The contexts on this machine.
+#[derive(Default)]
+struct Found {
+    wanted: Option<String>,
+    chosen: Vec<Metrics>,
+    others: Vec<Metrics>,
+    /// Directories of other users.
+    forbidden: usize,
+}
+
+impl Found {
+    /// The chosen ones, or why there is none.
+    fn or_explain(self) -> Result<Vec<Metrics>, Failure> {
+        if !self.chosen.is_empty() {
+            return Ok(self.chosen);
+        }
+        let mut reason = match &self.wanted {
+            Some(wanted) if !self.others.is_empty() => {
+                let others: Vec<_> = self.others.iter().map(table::title).collect();
+                format!("no process and no device '{wanted}'; there are: {}", others.join("; "))
+            }
+            _ => "no running ferroce process to be seen; `ferroce perf`, `pingpong` and `demo` show themselves, other \
+                  programs by Context::export"
+                .to_owned(),
+        };
+        if self.forbidden > 0 {
+            reason += "; those of other users can't be seen without being root (permission denied)";
+        }
+        Err(Failure::Run(reason))
+    }
+}
+
+fn wait_until(time: Instant, interrupt: &Interrupt) -> Result<(), Failure> {
+    loop {
+        interrupt.check()?;
+        match time.checked_duration_since(Instant::now()) {
+            // Short, so that signals are noticed.
+            Some(left) => thread::sleep(left.min(Duration::from_millis(50))),
+            None => return Ok(()),
+        }
+    }
+}
+
+/// A context for programs.
+#[derive(Serialize)]
+struct Json<'a> {
+    labels: BTreeMap<&'a str, &'a str>,
+    counters: BTreeMap<&'a str, u64>,
+    /// By name and by label.
+    gauges: BTreeMap<&'a str, BTreeMap<&'a str, u64>>,
+}
+
+impl Json<'_> {
+    fn new(metrics: &Metrics) -> Json<'_> {
+        let labels = metrics.labels().iter().map(|label| (&*label.name, &*label.value)).collect();
+        let mut json = Json { labels, counters: BTreeMap::new(), gauges: BTreeMap::new() };
+        for metric in metrics.iter() {
+            for sample in &metric.samples {
+                let label = sample.label.as_ref().map_or("", |label| &*label.value);
+                match metric.kind {
+                    MetricKind::Counter => json.counters.insert(&metric.name, sample.value),
+                    MetricKind::Gauge => {
+                        json.gauges.entry(&metric.name).or_default().insert(label, sample.value)
+                    }
+                };
+            }
+        }
+        json
+    }
+}
+
+fn json(contexts: &[Metrics], in_one_line: bool) -> String {
+    let all: Vec<_> = contexts.iter().map(Json::new).collect();
+    let value = serde_json::json!(all);
+    if in_one_line { format!("{value}\n") } else { format!("{value:#}\n") }
+}
