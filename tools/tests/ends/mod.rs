@@ -30,7 +30,7 @@ pub(crate) struct Ferroce {
     child: Child,
     stdout: Option<JoinHandle<String>>,
     stderr: Option<JoinHandle<String>>,
-    ready: Receiver<()>,
+    ready: Receiver<String>,
 }
 
 /// How it ended.
@@ -45,7 +45,7 @@ pub(crate) struct Outcome {
 impl Ferroce {
     /// Starts it, in a network namespace if one is given.
     pub(crate) fn start(namespace: Option<&str>, arguments: &str) -> Ferroce {
-        let mut command = match namespace {
+        let command = match namespace {
             None => Command::new(env!("CARGO_BIN_EXE_ferroce")),
             Some(namespace) => {
                 // It becomes ferroce, so the pid is ferroce's.
@@ -54,6 +54,11 @@ impl Ferroce {
                 command
             }
         };
+        Ferroce::spawn(command, arguments)
+    }
+
+    /// Starts it by a command that becomes ferroce.
+    pub(crate) fn spawn(mut command: Command, arguments: &str) -> Ferroce {
         command.args(arguments.split_whitespace()).env("RUST_LOG", "info").env("NO_COLOR", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("ferroce starts");
@@ -71,7 +76,7 @@ impl Ferroce {
                 let line = line.unwrap();
                 // A test that does not wait for it has let go of the other side.
                 if line.contains("waiting for a client") {
-                    let _ = notify.send(());
+                    let _ = notify.send(line.clone());
                 }
                 text += &line;
                 text.push('\n');
@@ -84,11 +89,20 @@ impl Ferroce {
     /// Starts a server and waits until clients may come.
     pub(crate) fn server(namespace: &str, arguments: &str) -> Ferroce {
         let mut server = Ferroce::start(Some(namespace), arguments);
-        if server.ready.recv_timeout(Duration::from_secs(30)).is_err() {
-            server.kill();
-            panic!("the server does not get ready: {:?}", server.collect(Duration::ZERO));
-        }
+        server.ready();
         server
+    }
+
+    /// Waits until clients may come. Returns what it says then.
+    pub(crate) fn ready(&mut self) -> String {
+        self.ready.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| {
+            self.kill();
+            panic!("the server does not get ready: {:?}", self.collect(Duration::ZERO));
+        })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// SIGKILL.

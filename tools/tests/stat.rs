@@ -1,0 +1,312 @@
+//! `ferroce stat`, as a user runs it. Others may run ferroce on this machine meanwhile.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use std::collections::HashSet;
+use std::fs::{self, Permissions};
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use ends::{Ferroce, LIMIT, Outcome, Pair, SERVER, VETH, alone, refused};
+use serde_json::Value;
+
+const PERF: &str = "perf write bw -D 60";
+
+fn stat(arguments: &str) -> Outcome {
+    Ferroce::start(None, &format!("stat {arguments}")).end()
+}
+
+/// The contexts of a process, as soon as they are as wanted.
+fn contexts_when(process: &Ferroce, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let outcome = stat(&format!("{} --json", process.pid()));
+        let contexts =
+            if outcome.code == Some(0) { outcome.json().as_array().unwrap().clone() } else { Vec::new() };
+        if wanted(&contexts) {
+            return contexts;
+        }
+        assert!(Instant::now() < deadline, "{contexts:#?}");
+    }
+}
+
+fn counter(context: &Value, name: &str) -> u64 {
+    context["counters"][name].as_u64().unwrap_or_else(|| panic!("no '{name}' in {context:#}"))
+}
+
+/// The sockets that a process has or had, where this user's are.
+fn sockets(pid: u32) -> Vec<PathBuf> {
+    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
+        _ if uid() == 0 => PathBuf::from("/run/ferroce"),
+        Some(session) => PathBuf::from(session).join("ferroce"),
+        None => PathBuf::from(format!("/tmp/ferroce-{}", uid())),
+    };
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    let of_process =
+        |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{pid}."));
+    entries.map(|entry| entry.unwrap().path()).filter(of_process).collect()
+}
+
+fn uid() -> u32 {
+    fs::metadata("/proc/self").unwrap().uid()
+}
+
+/// Both ends of a measurement in one process, under way.
+fn running() -> Ferroce {
+    let process = Ferroce::start(None, &format!("{PERF} -d loopback"));
+    contexts_when(&process, |contexts| {
+        contexts.len() == 2 && contexts.iter().all(|c| counter(c, "rcvd_pkts") > 0)
+    });
+    process
+}
+
+#[test]
+fn counters_of_a_running_process_grow_and_go_with_it() {
+    let _alone = alone();
+    let process = running();
+    let pid = process.pid();
+    let labels = |context: &Value, name: &str| context["labels"][name].as_str().unwrap().to_owned();
+    let before = contexts_when(&process, |contexts| contexts.len() == 2);
+    let devices: HashSet<_> = before.iter().map(|context| labels(context, "device")).collect();
+    assert_eq!(devices.len(), 2, "{before:#?}");
+    for context in &before {
+        assert_eq!(
+            (labels(context, "pid"), labels(context, "driver")),
+            (pid.to_string(), "loopback".to_owned())
+        );
+        assert_eq!(context["gauges"]["qps"]["rts"], 1, "{context:#}");
+        assert_eq!(context["gauges"]["resource_in_use"]["qp"], 1, "{context:#}");
+    }
+    contexts_when(&process, |contexts| {
+        contexts.len() == 2
+            && contexts.iter().zip(&before).all(|(now, old)| {
+                ["sent_pkts", "rcvd_pkts", "rx_bytes", "tx_bytes"]
+                    .iter()
+                    .all(|n| counter(now, n) > counter(old, n))
+            })
+    });
+
+    // For people: what is 0 only with --all.
+    let text = stat(&pid.to_string()).stdout;
+    assert!(text.contains(&format!("(loopback), pid {pid}")) && text.contains("Packets sent."), "{text}");
+    assert!(!text.contains("rx_icrc_encapsulated"), "{text}");
+    let text = stat(&format!("{pid} --all")).stdout;
+    assert!(text.contains("rx_icrc_encapsulated"), "{text}");
+    let text = stat(&format!("{pid} --watch 1 --count 2")).stdout;
+    let rates: Vec<&str> =
+        text.lines().filter(|line| line.contains("sent_pkts") && line.contains("/s")).collect();
+    assert_eq!(rates.len(), 2, "{text}");
+    let lines = stat(&format!("{pid} --watch 1 --count 2 --json"));
+    assert_eq!(lines.stdout.lines().count(), 2, "{lines:#?}");
+
+    // By device, beside others perhaps.
+    let by_device = stat("loopback0 --json").json();
+    let devices: HashSet<_> = by_device.as_array().unwrap().iter().map(|c| labels(c, "device")).collect();
+    assert_eq!(devices, HashSet::from(["loopback0".to_owned()]));
+
+    process.interrupt();
+    process.end();
+    let gone = stat(&pid.to_string());
+    assert_eq!(gone.code, Some(1), "{gone:#?}");
+    assert_eq!(sockets(pid), Vec::<PathBuf>::new());
+}
+
+#[test]
+fn the_text_for_prometheus_explains_each_metric_once_and_tells_contexts_apart() {
+    let _alone = alone();
+    let process = running();
+    let outcome = stat(&format!("{} --prometheus", process.pid()));
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let mut seen = HashSet::new();
+    let mut values = 0;
+    for line in outcome.stdout.lines() {
+        // What comes before the value, or says what is explained, never comes again.
+        let key = match line.strip_prefix("# ") {
+            Some(header) => header.split(' ').take(2).collect::<Vec<_>>().join(" "),
+            None => {
+                values += 1;
+                let (series, value) = line.rsplit_once(' ').unwrap();
+                value.parse::<u64>().unwrap_or_else(|error| panic!("{line}: {error}"));
+                assert!(series.starts_with("ferroce_") && series.ends_with("\"}"), "{line}");
+                assert!(series.contains(&format!("pid=\"{}\"", process.pid())), "{line}");
+                series.to_owned()
+            }
+        };
+        assert!(seen.insert(key), "twice: {line}");
+    }
+    assert!(values > 100, "{values} values: {}", outcome.stdout);
+}
+
+#[test]
+fn a_killed_process_is_not_shown_and_what_it_left_is_removed() {
+    let _alone = alone();
+    let mut process = running();
+    let pid = process.pid();
+    process.kill();
+    process.end();
+    let left = sockets(pid);
+    assert_eq!(left.len(), 2, "SIGKILL leaves the sockets");
+    // Its number may be somebody else's again one day; this one can be nobody's.
+    let never = left[0].with_file_name(format!("{}.0.x", u32::MAX));
+    drop(UnixListener::bind(&never).unwrap());
+    let gone = stat(&pid.to_string());
+    assert_eq!(gone.code, Some(1), "{gone:#?}");
+    assert!(!gone.stderr.contains("answer"), "{gone:#?}");
+    assert_eq!(sockets(pid), Vec::<PathBuf>::new());
+    assert!(!never.exists());
+}
+
+#[test]
+fn a_process_that_does_not_answer_is_named_and_holds_nobody_up() {
+    let _alone = alone();
+    let process = running();
+    let silent = sockets(process.pid())[0].with_file_name(format!("{}.9.silent", std::process::id()));
+    let listener = UnixListener::bind(&silent).unwrap();
+    let outcome = stat(&process.pid().to_string());
+    drop(listener);
+    fs::remove_file(&silent).unwrap();
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    assert!(
+        outcome.stderr.contains(silent.to_str().unwrap()) && outcome.stderr.contains("poll"),
+        "{outcome:#?}"
+    );
+    assert!(outcome.took < Duration::from_secs(20), "{outcome:#?}");
+}
+
+/// What a server at `address` answers to these bytes.
+fn ask(address: &str, request: &[u8]) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(request).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+#[test]
+fn a_prometheus_server_is_answered_over_http() {
+    let _alone = alone();
+    let process = running();
+    let mut server = Ferroce::start(None, &format!("stat {} --listen 127.0.0.1:0", process.pid()));
+    let said = server.ready();
+    let address = said.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap().to_owned();
+
+    let answer = ask(&address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
+    assert!(head.contains(&format!("Content-Length: {}\r\n", body.len())), "{head}");
+    assert!(body.contains("# TYPE ferroce_sent_pkts_total counter\n"), "{body}");
+    let answer = ask(&address, b"HEAD /metrics?x=1 HTTP/1.1\r\n\r\n");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.ends_with("\r\n\r\n"), "{answer}");
+    let long = [b"GET /metrics HTTP/1.1\r\nX: ".as_slice(), &[b'x'; 9000]].concat();
+    for (request, status) in [
+        (b"GET / HTTP/1.1\r\n\r\n".as_slice(), "404"),
+        (b"POST /metrics HTTP/1.1\r\nContent-Length: 0\r\n\r\n", "405"),
+        (b"\x16\x03\x01\x02\x00\x01\x00", "400"),
+        (&long[..8192], "400"),
+    ] {
+        let answer = ask(&address, request);
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{status}: {answer}");
+    }
+
+    // One that says nothing, and one that goes away, do not keep the next one out.
+    let silent = TcpStream::connect(&address).unwrap();
+    drop(TcpStream::connect(&address).unwrap());
+    assert!(ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n").starts_with("HTTP/1.1 200"));
+    drop(silent);
+
+    // Without a process there is nothing to tell, and that is no error.
+    process.interrupt();
+    process.end();
+    assert!(ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n").ends_with("\r\n\r\n"));
+    server.interrupt();
+    assert_eq!(server.end().code, Some(130));
+}
+
+#[test]
+fn both_ends_over_af_xdp_and_a_server_that_waits() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(4200) else { return };
+    let server = Ferroce::server(&pair.a, &format!("{PERF} -d {VETH}"));
+    let waiting = contexts_when(&server, |contexts| contexts.len() == 1);
+    assert_eq!(
+        (&waiting[0]["labels"]["device"], &waiting[0]["labels"]["driver"]),
+        (&VETH.into(), &"af_xdp".into())
+    );
+    assert_eq!(waiting[0]["gauges"]["resource_in_use"]["qp"], 0, "{waiting:#?}");
+
+    let client = Ferroce::start(Some(&pair.b), &format!("{PERF} -d {VETH} {SERVER}"));
+    for (end, name) in [(&client, "rcvd_pkts"), (&server, "rx_write_requests")] {
+        contexts_when(end, |contexts| contexts.iter().any(|context| counter(context, name) > 0));
+    }
+    let unknown = stat("no-such-device");
+    assert_eq!(unknown.code, Some(1), "{unknown:#?}");
+    for named in ["'no-such-device'", VETH, &server.pid().to_string(), &client.pid().to_string()] {
+        assert!(unknown.stderr.contains(named), "no '{named}' in {}", unknown.stderr);
+    }
+}
+
+/// Somebody without rights.
+const NOBODY: u32 = 65534;
+
+#[test]
+fn an_ordinary_user_sees_their_own_and_root_sees_them_too() {
+    let _alone = alone();
+    if uid() != 0 {
+        println!("skipped: needs root, to become somebody else");
+        return;
+    }
+    // The build's folder may be closed to others.
+    let program = std::env::temp_dir().join(format!("ferroce-stat-test-{}", std::process::id()));
+    fs::copy(env!("CARGO_BIN_EXE_ferroce"), &program).unwrap();
+    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    let by_nobody = |arguments: &str| {
+        let mut command = Command::new(&program);
+        command.uid(NOBODY).gid(NOBODY).current_dir("/").env_remove("XDG_RUNTIME_DIR");
+        Ferroce::spawn(command, arguments)
+    };
+    let of_root = running();
+    let of_nobody = by_nobody(&format!("{PERF} -d loopback"));
+    contexts_when(&of_nobody, |contexts| contexts.len() == 2);
+    let directory = PathBuf::from(format!("/tmp/ferroce-{NOBODY}"));
+    assert_eq!(fs::metadata(&directory).unwrap().permissions().mode() & 0o777, 0o700);
+
+    let seen = by_nobody(&format!("stat {} --json", of_nobody.pid())).end().json();
+    assert_eq!(seen.as_array().unwrap().len(), 2, "{seen:#}");
+    let unseen = by_nobody(&format!("stat {}", of_root.pid())).end();
+    assert_eq!(unseen.code, Some(1), "{unseen:#?}");
+    assert!(unseen.stderr.contains("permission denied"), "{unseen:#?}");
+    of_nobody.interrupt();
+    of_nobody.end();
+
+    // A folder that somebody else could have made is not used, and nothing else suffers.
+    fs::set_permissions(&directory, Permissions::from_mode(0o755)).unwrap();
+    let unshown = by_nobody("perf write bw -d loopback -n 10").end();
+    fs::remove_dir(&directory).unwrap();
+    fs::remove_file(Path::new(&program)).unwrap();
+    assert_eq!(unshown.code, Some(0), "{unshown:#?}");
+    assert!(unshown.stderr.contains("0755") && unshown.stderr.contains("ferroce stat"), "{unshown:#?}");
+}
+
+#[test]
+fn bad_input_is_named() {
+    let _alone = alone();
+    refused(&[
+        ("stat --watch 0", &["'0'", "86400"]),
+        ("stat --count 3", &["--watch"]),
+        ("stat --listen 9400", &["'9400'"]),
+        ("stat --json --prometheus", &["--json", "--prometheus"]),
+        ("stat --listen 127.0.0.1:1 --watch 1", &["--listen", "--watch"]),
+    ]);
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let outcome = stat(&format!("--listen {address}"));
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.stderr.contains(&address), "{outcome:#?}");
+}
