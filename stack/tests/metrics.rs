@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ferroce::driver::sim::LinkConfig;
+use ferroce::driver::sim::{EcnConfig, LinkConfig};
 use ferroce::*;
 use pair::{Pair, Setup};
 
@@ -24,7 +24,12 @@ fn happen(pair: &mut Pair, ops: &[SendOp]) {
     for op in ops {
         let [end, peer] = &mut pair.ends;
         peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 0, sges: &[] }).unwrap();
-        let length = if matches!(op, SendOp::Send) { 0 } else { 8 };
+        let length = match op {
+            SendOp::Send => 0,
+            // Three packets.
+            SendOp::Write(_) | SendOp::Read(_) => 3000,
+            _ => 8,
+        };
         let sges = [Sge { mr: end.mr, offset: 0, length }];
         let data = Data::Sges(if length == 0 { &[] } else { &sges });
         end.context
@@ -91,6 +96,25 @@ fn a_message_that_is_too_long_is_counted() {
     assert_eq!(far.value(Counter::RespLocalLengthError), 1);
     assert_eq!((far.value(Counter::RespCqeError), far.value(Counter::RespCqeFlushError)), (1, 0));
     assert_eq!(near.value(Counter::ReqRemoteInvalidRequest), 1);
+}
+
+/// A packet that finds others before it is marked.
+#[test]
+fn marks_of_congestion_are_counted_where_they_arrive() {
+    let ecn = Some(EcnConfig { kmin_bytes: 0, kmax_bytes: 0, pmax: 1.0 });
+    let link = LinkConfig { rate: Some(1_000_000_000), ecn, ..LinkConfig::default() };
+    const ECT_0: u8 = 2;
+    for (traffic_class, is_capable) in [(ECT_0, true), (0, false)] {
+        let mut pair = Pair::new(1, link.clone(), Setup { traffic_class, ..Setup::default() });
+        let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
+        let write = SendOp::Write(RemoteAddress { addr: there.addr, rkey: there.rkey });
+        happen(&mut pair, &[write; 8]);
+        let marked = pair.network.counters().marked;
+        assert_eq!(marked > 0, is_capable);
+        let counted =
+            pair.ends.iter().map(|end| end.context.counters().value(Counter::NpEcnMarkedRocePackets));
+        assert_eq!(counted.sum::<u64>(), marked);
+    }
 }
 
 /// The sockets of this process, and of which context they are, oldest first.

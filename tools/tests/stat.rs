@@ -183,6 +183,7 @@ fn a_process_that_does_not_answer_is_named_and_holds_nobody_up() {
 /// What a server at `address` answers to these bytes.
 fn ask(address: &str, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(request).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();

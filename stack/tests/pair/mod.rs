@@ -22,6 +22,7 @@ pub struct Setup {
     pub retry_count: u8,
     pub rnr_retry: u8,
     pub max_rd_atomic: u8,
+    pub traffic_class: u8,
 }
 
 impl Default for Setup {
@@ -35,6 +36,7 @@ impl Default for Setup {
             retry_count: 7,
             rnr_retry: 7,
             max_rd_atomic: 16,
+            traffic_class: 0,
         }
     }
 }
@@ -77,7 +79,10 @@ impl Pair {
         for (i, end) in ends.iter_mut().enumerate() {
             let peer = 1 - i;
             let receive = ReadyToReceive {
-                address: AddressVector::new(gids[peer], 0),
+                address: AddressVector {
+                    traffic_class: setup.traffic_class,
+                    ..AddressVector::new(gids[peer], 0)
+                },
                 path_mtu: setup.path_mtu,
                 dest_qpn: qpns[peer],
                 rq_psn: setup.start_psn[peer],
