@@ -27,7 +27,7 @@ fn happen(pair: &mut Pair, ops: &[SendOp]) {
         let length = match op {
             SendOp::Send => 0,
             // Three packets.
-            SendOp::Write(_) | SendOp::Read(_) => 3000,
+            SendOp::Write(_) | SendOp::WriteWithImm(..) | SendOp::Read(_) => 3000,
             _ => 8,
         };
         let sges = [Sge { mr: end.mr, offset: 0, length }];
@@ -45,10 +45,9 @@ fn requests_are_counted_by_kind_at_both_ends() {
     let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
     let remote = RemoteAddress { addr: there.addr, rkey: there.rkey };
     let add = SendOp::FetchAdd { remote, add: 1 };
-    happen(
-        &mut pair,
-        &[SendOp::Send, SendOp::Write(remote), SendOp::Write(remote), SendOp::Read(remote), add, add, add],
-    );
+    // It takes a receive, and is no SEND.
+    let immediate = SendOp::WriteWithImm(remote, 1);
+    happen(&mut pair, &[SendOp::Send, SendOp::Write(remote), immediate, SendOp::Read(remote), add, add, add]);
     let [near, far] = [0, 1].map(|end: usize| pair.ends[end].context.counters());
     assert_eq!((near.value(Counter::RdmaSends), far.value(Counter::RdmaRecvs)), (1, 1));
     assert_eq!(far.value(Counter::RxWriteRequests), 2);
