@@ -1,16 +1,7 @@
-//! The bootstrap protocol: rank 0 collects one [`Endpoint`] of every rank and gives all to all.
-//!
-//! Every frame starts with the magic and the version, so that either end can refuse the other in
-//! words it understands. Integers are big-endian. Nothing is read that is longer than what the
-//! reader expects, and nothing is waited for without a deadline.
-//!
-//! | frame | from | to | fields after magic and version |
-//! |---|---|---|---|
-//! | hello | rank r | rank 0 | rank, size, [`Endpoint`] |
-//! | table | rank 0 | all | 1, length, `size` endpoints |
-//! | refusal | rank 0 | one | 2, length, text |
-//! | ready | all, then rank 0 to all | | 3, 0 |
-//! | leave | all, then rank 0 to all | | 4, 0 |
+//! The bootstrap: rank 0 collects one [`Endpoint`] of every rank and gives all to all, in the frames of
+//! `rendezvous/frame.rs`. Nothing is waited for without a deadline.
+
+mod frame;
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,50 +9,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
-use zerocopy::byteorder::big_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::IntoBytes;
+
+pub(crate) use frame::Endpoint;
+use frame::{Answer, Hello, MAX_REFUSAL, REFUSAL, Reply, TABLE, table};
 
 use crate::{Bootstrap, Error};
-
-/// What the neighbours of a rank must know about it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub(crate) struct Endpoint {
-    pub(crate) gid: [u8; 16],
-    /// The queue pair towards rank r − 1, and the one towards rank r + 1.
-    pub(crate) left_qpn: U32,
-    pub(crate) right_qpn: U32,
-    /// Where rank r − 1 writes what is to be reduced.
-    pub(crate) staging_addr: U64,
-    pub(crate) staging_rkey: U32,
-    pub(crate) chunk_bytes: U32,
-    pub(crate) chunks_in_flight: U32,
-    /// The largest that the rank's port has room for, in bytes.
-    pub(crate) path_mtu: U32,
-    pub(crate) byte_order: [u8; 4],
-}
-
-impl Endpoint {
-    /// 1 to 4 in the byte order of this machine, which is that of the elements.
-    pub(crate) const BYTE_ORDER: [u8; 4] = 0x0102_0304_u32.to_ne_bytes();
-
-    /// What `self` and `other` must have in common and have not, in words.
-    fn difference(&self, rank: u32, other: &Endpoint, peer: u32) -> Option<String> {
-        let differs = |what, ours, theirs| {
-            Some(format!("{what} differs: rank {rank} has {ours}, rank {peer} has {theirs}"))
-        };
-        if self.chunk_bytes != other.chunk_bytes {
-            return differs("chunk_bytes", self.chunk_bytes.get(), other.chunk_bytes.get());
-        }
-        if self.chunks_in_flight != other.chunks_in_flight {
-            return differs("chunks_in_flight", self.chunks_in_flight.get(), other.chunks_in_flight.get());
-        }
-        if self.byte_order != other.byte_order {
-            return Some(format!("the byte order of rank {rank} is not that of rank {peer}"));
-        }
-        None
-    }
-}
 
 /// The connections of the rendezvous, kept for [`sync`](Session::sync).
 pub(crate) struct Session {
@@ -154,12 +107,6 @@ impl Point {
     }
 }
 
-const MAGIC: [u8; 4] = *b"frcc";
-const VERSION: u32 = 1;
-const TABLE: u32 = 1;
-const REFUSAL: u32 = 2;
-/// The longest refusal that is read, in bytes.
-const MAX_REFUSAL: usize = 512;
 /// Between two looks at sockets that have nothing.
 const PAUSE: Duration = Duration::from_millis(1);
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
@@ -169,37 +116,6 @@ const GRACE: Duration = Duration::from_secs(2);
 const MAX_UNKNOWN: usize = 256;
 /// Refusals that rank 0 remembers, to tell them should ranks be missing.
 const MAX_REMEMBERED: usize = 8;
-
-#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct Hello {
-    magic: [u8; 4],
-    version: U32,
-    rank: U32,
-    size: U32,
-    endpoint: Endpoint,
-}
-
-/// What goes before everything but a hello.
-#[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-struct Reply {
-    magic: [u8; 4],
-    version: U32,
-    kind: U32,
-    length: U32,
-}
-
-impl Reply {
-    fn new(kind: u32, length: usize) -> Reply {
-        Reply {
-            magic: MAGIC,
-            version: U32::new(VERSION),
-            kind: U32::new(kind),
-            length: U32::new(length as u32),
-        }
-    }
-}
 
 fn broken(rank: u32, peer: u32, problem: String) -> Error {
     Error::Bootstrap { rank, peer: format!("rank {peer}"), problem }
@@ -333,16 +249,9 @@ impl Lobby {
     }
 
     fn welcome(&mut self, stream: TcpStream, from: SocketAddr, hello: &Hello) {
-        let (rank, size) = (hello.rank.get(), hello.size.get());
-        let problem = if size != self.size {
-            Some(format!("the size differs: rank {rank} has {size}, rank 0 has {}", self.size))
-        } else if rank == 0 || rank >= size {
-            Some(format!("rank {rank}: must be 1 to {}, below the size {size}", size - 1))
-        } else if self.known[rank as usize - 1].is_some() {
-            Some(format!("rank {rank} is here already: two processes were started with this rank"))
-        } else {
-            self.endpoint.difference(0, &hello.endpoint, rank)
-        };
+        let rank = hello.rank.get();
+        let is_here = |rank: u32| self.known[rank as usize - 1].is_some();
+        let problem = hello.problem(self.size, &self.endpoint, is_here);
         match problem {
             None => {
                 debug!(rank, %from, "met");
@@ -375,25 +284,7 @@ impl Visitor {
     fn read(&mut self) -> Result<Option<Hello>, String> {
         let n = read_some(&mut self.stream, &mut self.bytes[self.filled..]).map_err(|e| e.to_string())?;
         self.filled += n;
-        check_start(&self.bytes[..self.filled])?;
-        if self.filled < self.bytes.len() {
-            return Ok(None);
-        }
-        Hello::read_from_bytes(&self.bytes).map(Some).map_err(|e| e.to_string())
-    }
-}
-
-/// Looks at the magic and the version, as far as they have come.
-fn check_start(bytes: &[u8]) -> Result<(), String> {
-    let magic = &bytes[..bytes.len().min(MAGIC.len())];
-    if !MAGIC.starts_with(magic) {
-        return Err(format!("'{}' is no start of ferroce's bootstrap protocol", magic.escape_ascii()));
-    }
-    match bytes.get(4..8).and_then(|version| U32::read_from_bytes(version).ok()) {
-        Some(version) if version.get() != VERSION => {
-            Err(format!("bootstrap protocol version {version}; this is version {VERSION}"))
-        }
-        _ => Ok(()),
+        Hello::parse(&self.bytes[..self.filled])
     }
 }
 
@@ -418,41 +309,21 @@ fn worker(
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY");
     }
-    let hello = Hello {
-        magic: MAGIC,
-        version: U32::new(VERSION),
-        rank: U32::new(rank),
-        size: U32::new(size),
-        endpoint,
-    };
+    let hello = Hello::new(rank, size, endpoint);
     stream.write_all(hello.as_bytes()).map_err(io_failed)?;
     let deadline = deadline + GRACE;
     let mut start = [0; size_of::<Reply>()];
     read_until(&mut stream, &mut start, deadline).map_err(io_failed)?;
-    check_start(&start).map_err(failed)?;
-    let Reply { kind, length, .. } = Reply::read_from_bytes(&start).map_err(|e| failed(e.to_string()))?;
-    let length = length.get() as usize;
-    let expected = size as usize * size_of::<Endpoint>();
-    match kind.get() {
-        TABLE if length == expected => {}
-        REFUSAL if length <= MAX_REFUSAL => {
-            let mut reason = vec![0; length];
-            read_until(&mut stream, &mut reason, deadline).map_err(io_failed)?;
-            let reason = String::from_utf8_lossy(&reason).into_owned();
+    let answer = Answer::parse(&start, size).map_err(failed)?;
+    let mut body = vec![0; answer.length()];
+    read_until(&mut stream, &mut body, deadline).map_err(io_failed)?;
+    let endpoints = match answer {
+        Answer::Table(_) => table(&body, rank, &endpoint).map_err(failed)?,
+        Answer::Refusal(_) => {
+            let reason = String::from_utf8_lossy(&body).into_owned();
             return Err(Error::Refused { rank, address: master, reason });
         }
-        kind => {
-            return Err(failed(format!(
-                "a frame of kind {kind} and {length} bytes; {expected} of kind 1 were due"
-            )));
-        }
-    }
-    let mut table = vec![0; length];
-    read_until(&mut stream, &mut table, deadline).map_err(io_failed)?;
-    let endpoints = <[Endpoint]>::ref_from_bytes(&table).map_err(|e| failed(e.to_string()))?.to_vec();
-    if endpoints[rank as usize] != endpoint {
-        return Err(failed("the table of rank 0 says something else of this rank than it said".to_owned()));
-    }
+    };
     stream.set_nonblocking(true).map_err(io_failed)?;
     Ok((endpoints, Session { rank, role: Role::Worker(stream) }))
 }

@@ -1,6 +1,9 @@
 use std::net::{Ipv4Addr, Shutdown};
 use std::thread;
 
+use zerocopy::FromBytes;
+use zerocopy::byteorder::big_endian::{U32, U64};
+
 use super::*;
 
 /// All tests are over in seconds; a hang is a failure of one of these timeouts.
@@ -21,8 +24,7 @@ fn endpoint(rank: u32) -> Endpoint {
 }
 
 fn hello(rank: u32, size: u32) -> Hello {
-    let (version, rank_field, size) = (U32::new(VERSION), U32::new(rank), U32::new(size));
-    Hello { magic: MAGIC, version, rank: rank_field, size, endpoint: endpoint(rank) }
+    Hello::new(rank, size, endpoint(rank))
 }
 
 fn listener() -> (TcpListener, SocketAddr) {
