@@ -2,6 +2,7 @@
 
 mod client;
 mod control;
+mod message;
 mod pattern;
 mod plan;
 mod report;

@@ -1,5 +1,6 @@
 //! `ferroce pingpong`: `ibv_rc_pingpong` on ferroce's stack. Either end can be the real one.
 
+mod destination;
 mod exchange;
 
 use std::process::ExitCode;
@@ -15,7 +16,7 @@ use crate::endpoint::{Endpoint, Interrupt, Path, PortArgs, random_psn};
 use crate::failure::{Failure, OrFail};
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
-use exchange::Destination;
+use destination::Destination;
 
 /// SENDs back and forth over a Reliable Connection, as ibv_rc_pingpong does.
 ///

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferroce::{Nanos, PathMtu};
 use hdrhistogram::Histogram;
 
-use super::control::{Message, Offer};
+use super::message::{Message, Offer};
 use super::plan::{Layout, Mode, Operation, Plan, shares};
 use super::report::{Latency, Measurement};
 use super::session::{Session, unexpected};

@@ -1,80 +1,27 @@
-//! The TCP connection beside a measurement: JSON messages, each after its length.
-//!
-//! Either end begins with eight bytes that name the protocol and its version. A message is a
-//! big-endian `u32` of at most 64 KiB and that many bytes of JSON.
+//! The TCP connection beside a measurement: [messages](Message), after eight bytes of either end that
+//! name the protocol and its version.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv6Addr, TcpStream};
+use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
-use super::plan::Plan;
+use super::message::{Incoming, Message};
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
 use crate::tcp::read_exact;
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Message {
-    /// Client: what is to be measured. The server answers `Ready`.
-    Plan(Plan),
-    /// Client: queue pairs for messages of a size. The server answers with its own.
-    Connect(Offer),
-    /// Client: what comes next, a number of messages on each queue pair. The server answers
-    /// `Ready` when its memory is filled and its receives are posted.
-    Lap {
-        number: u64,
-        messages: Vec<u64>,
-    },
-    Ready,
-    /// Client: what came of it. The server answers `Verified`.
-    LapDone {
-        messages: Vec<u64>,
-    },
-    /// Bytes that were compared and right.
-    Verified {
-        bytes: u64,
-    },
-    /// Client: these queue pairs are done with. The server answers `Closed`.
-    Close,
-    Closed,
-    /// Client: that was all.
-    Finish,
-    /// Nothing to say, but still there.
-    Alive,
-    /// The end of it, and why.
-    Failed {
-        reason: String,
-    },
-}
-
-/// One end's queue pairs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Offer {
-    /// Bytes of a message.
-    pub(super) size: u32,
-    pub(super) gid: Ipv6Addr,
-    /// QPN and first PSN of each.
-    pub(super) qps: Vec<(u32, u32)>,
-    /// Address, key and length of the memory that the other end may reach.
-    pub(super) memory: (u64, u32, u64),
-    /// The path MTU that this end insists on, from the server the one that is taken.
-    pub(super) path_mtu: Option<u32>,
-    /// The largest that its interface allows.
-    pub(super) largest_path_mtu: u32,
-}
-
 /// The protocol and its version.
 const PREAMBLE: &[u8; 8] = b"frcperf\x01";
 const PATIENCE: Duration = Duration::from_secs(10);
-const MAX_LENGTH: usize = 64 << 10;
+/// Messages that wait to be taken. Either end speaks in its turn, so one that sends more is broken.
+const MAX_WAITING: usize = 16;
 
 /// The connection, which never blocks once it is made.
 pub(super) struct Control {
     stream: TcpStream,
-    bytes: Vec<u8>,
+    incoming: Incoming,
     messages: VecDeque<Message>,
     open: bool,
 }
@@ -94,15 +41,12 @@ impl Control {
             )));
         }
         stream.set_nonblocking(true).or_fail(|| "control connection".into())?;
-        Ok(Control { stream, bytes: Vec::new(), messages: VecDeque::new(), open: true })
+        Ok(Control { stream, incoming: Incoming::default(), messages: VecDeque::new(), open: true })
     }
 
     /// Sends a message. If the other end is gone, [`receive`](Control::receive) will tell.
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
-        let body =
-            serde_json::to_vec(message).map_err(|error| Failure::run(format!("control message: {error}")))?;
-        let mut bytes = (body.len() as u32).to_be_bytes().to_vec();
-        bytes.extend(body);
+        let bytes = message.to_bytes().map_err(Failure::run)?;
         let deadline = Instant::now() + PATIENCE;
         let mut rest = &bytes[..];
         while !rest.is_empty() && self.open {
@@ -126,7 +70,8 @@ impl Control {
             match self.stream.read(&mut chunk) {
                 Ok(0) => self.open = false,
                 Ok(count) => {
-                    self.bytes.extend(&chunk[..count]);
+                    self.incoming.extend(&chunk[..count]);
+                    self.sort()?;
                     any = true;
                     continue;
                 }
@@ -135,15 +80,6 @@ impl Control {
                 Err(_) => self.open = false,
             }
             break;
-        }
-        while let Some(message) = self.parse()? {
-            match message {
-                Message::Alive => {}
-                Message::Failed { reason } => {
-                    return Err(Failure::run(format!("the other end failed: {reason}")));
-                }
-                other => self.messages.push_back(other),
-            }
         }
         Ok((any, self.open))
     }
@@ -157,16 +93,50 @@ impl Control {
         !self.messages.is_empty()
     }
 
-    fn parse(&mut self) -> Result<Option<Message>, Failure> {
-        let Some((length, rest)) = self.bytes.split_first_chunk() else { return Ok(None) };
-        let length = u32::from_be_bytes(*length) as usize;
-        if length > MAX_LENGTH {
-            return Err(Failure::run(format!("a control message of {length} bytes; at most {MAX_LENGTH}")));
+    /// Takes the messages that are whole.
+    fn sort(&mut self) -> Result<(), Failure> {
+        while let Some(message) = self.incoming.next().map_err(Failure::run)? {
+            match message {
+                Message::Alive => {}
+                Message::Failed { reason } => {
+                    return Err(Failure::run(format!("the other end failed: {reason}")));
+                }
+                _ if self.messages.len() == MAX_WAITING => {
+                    return Err(Failure::run(format!(
+                        "the other end sent over {MAX_WAITING} messages unasked"
+                    )));
+                }
+                other => self.messages.push_back(other),
+            }
         }
-        let Some(body) = rest.get(..length) else { return Ok(None) };
-        let message = serde_json::from_slice(body)
-            .map_err(|error| Failure::run(format!("control message '{}': {error}", body.escape_ascii())))?;
-        self.bytes.drain(..4 + length);
-        Ok(Some(message))
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// What a broken peer sends unasked must not pile up.
+    #[test]
+    fn messages_that_nobody_takes_are_bounded() {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let mut peer = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("a connection");
+        peer.write_all(PREAMBLE).expect("room in the socket");
+        let (stream, _) = listener.accept().expect("the peer");
+        let mut control = Control::new(stream, &Interrupt::default()).expect("a right greeting");
+        let ready = Message::Ready.to_bytes().expect("plain");
+        peer.write_all(&ready.repeat(MAX_WAITING + 1)).expect("room in the socket");
+        drop(peer);
+        let refusal = loop {
+            match control.receive() {
+                Ok((_, true)) => thread::yield_now(),
+                Ok((_, false)) => panic!("all {} messages were kept", control.messages.len()),
+                Err(failure) => break failure.to_string(),
+            }
+        };
+        assert!(refusal.contains("unasked"), "{refusal}");
     }
 }

@@ -3,7 +3,7 @@
 use ferroce::{Gid, PathMtu};
 use tracing::info;
 
-use super::control::{Message, Offer};
+use super::message::{Message, Offer};
 use super::plan::{Operation, Plan};
 use super::session::{Session, unexpected};
 use crate::failure::Failure;

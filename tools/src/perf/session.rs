@@ -11,7 +11,8 @@ use ferroce::{
 };
 use tracing::warn;
 
-use super::control::{Control, Message, Offer};
+use super::control::Control;
+use super::message::{Message, Offer};
 use super::pattern::{Origin, Pattern};
 use super::plan::{AtomicType, Layout, Operation, Plan};
 use crate::endpoint::{Endpoint, Path, RETRY_COUNT, random_psn};

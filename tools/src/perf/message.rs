@@ -1,0 +1,93 @@
+//! What the ends of a measurement tell each other: JSON, after its length as a big-endian `u32` of at
+//! most 64 KiB.
+
+use std::net::Ipv6Addr;
+
+use serde::{Deserialize, Serialize};
+
+use super::plan::Plan;
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum Message {
+    /// Client: what is to be measured. The server answers `Ready`.
+    Plan(Plan),
+    /// Client: queue pairs for messages of a size. The server answers with its own.
+    Connect(Offer),
+    /// Client: what comes next, a number of messages on each queue pair. The server answers
+    /// `Ready` when its memory is filled and its receives are posted.
+    Lap {
+        number: u64,
+        messages: Vec<u64>,
+    },
+    Ready,
+    /// Client: what came of it. The server answers `Verified`.
+    LapDone {
+        messages: Vec<u64>,
+    },
+    /// Bytes that were compared and right.
+    Verified {
+        bytes: u64,
+    },
+    /// Client: these queue pairs are done with. The server answers `Closed`.
+    Close,
+    Closed,
+    /// Client: that was all.
+    Finish,
+    /// Nothing to say, but still there.
+    Alive,
+    /// The end of it, and why.
+    Failed {
+        reason: String,
+    },
+}
+
+/// One end's queue pairs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Offer {
+    /// Bytes of a message.
+    pub(super) size: u32,
+    pub(super) gid: Ipv6Addr,
+    /// QPN and first PSN of each.
+    pub(super) qps: Vec<(u32, u32)>,
+    /// Address, key and length of the memory that the other end may reach.
+    pub(super) memory: (u64, u32, u64),
+    /// The path MTU that this end insists on, from the server the one that is taken.
+    pub(super) path_mtu: Option<u32>,
+    /// The largest that its interface allows.
+    pub(super) largest_path_mtu: u32,
+}
+
+const MAX_LENGTH: usize = 64 << 10;
+
+impl Message {
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
+        let body = serde_json::to_vec(self).map_err(|error| format!("control message: {error}"))?;
+        let mut bytes = (body.len() as u32).to_be_bytes().to_vec();
+        bytes.extend(body);
+        Ok(bytes)
+    }
+}
+
+/// Bytes that have come and are no whole message yet.
+#[derive(Default)]
+pub(super) struct Incoming(Vec<u8>);
+
+impl Incoming {
+    pub(super) fn extend(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    /// The oldest message, once all of it is there.
+    pub(super) fn next(&mut self) -> Result<Option<Message>, String> {
+        let Some((length, rest)) = self.0.split_first_chunk() else { return Ok(None) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > MAX_LENGTH {
+            return Err(format!("a control message of {length} bytes; at most {MAX_LENGTH}"));
+        }
+        let Some(body) = rest.get(..length) else { return Ok(None) };
+        let message = serde_json::from_slice(body)
+            .map_err(|error| format!("control message '{}': {error}", body.escape_ascii()))?;
+        self.0.drain(..4 + length);
+        Ok(Some(message))
+    }
+}
