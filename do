@@ -15,7 +15,9 @@ usage: ./do JOB [ARGUMENT...]
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
   lint               rustfmt, clippy and rustdoc, warnings denied
   asan               the tests under the address sanitizer
-  fuzz [SECONDS]     each fuzz target for SECONDS (300)
+  fuzz [SECONDS] [TARGET...]
+                     each fuzz target, or those named, for SECONDS (300)
+  fuzz-coverage      which lines of the sources the corpus reaches (after ./do fuzz)
   ferroce ARG...     the command itself
 TEXT
 }
@@ -110,15 +112,68 @@ asan() {
         -p ferroce-wire -p ferroce-driver -p ferroce -p ferroce-collectives -p ferroce-tools "${features[@]}" "$@"
 }
 
-fuzz() {
-    local seconds=${1:-300} target
+# Installs cargo-fuzz and sets `targets` to those named, or all.
+fuzz_targets() { # [TARGET...]
     need g++ || true
     command -v cargo-fuzz >/dev/null || { say "installing cargo-fuzz"; cargo install --quiet --locked cargo-fuzz; }
-    cargo run --quiet --manifest-path wire/fuzz/Cargo.toml --example seeds
-    for target in $(cd wire && unstable cargo fuzz list); do
+    targets=("$@")
+    # shellcheck disable=SC2207
+    [ $# -gt 0 ] || targets=($(unstable cargo fuzz list --fuzz-dir tools/fuzz))
+    cargo run --quiet --manifest-path tools/fuzz/Cargo.toml --example seeds
+}
+
+fuzz() {
+    local seconds=${1:-300} target targets log table status=0
+    [ $# -eq 0 ] || shift
+    fuzz_targets "$@"
+    log=$(mktemp) table=$(mktemp)
+    # The code under test is safe Rust, and without the address sanitizer runs several times as often.
+    local options=(--fuzz-dir tools/fuzz --sanitizer "${SANITIZER:-none}")
+    unstable cargo fuzz build "${options[@]}"
+    printf 'target\texecutions\tper s\tedges\tof\tcorpus\tresult\n' >"$table"
+    for target in "${targets[@]}"; do
         say "fuzzing $target for $seconds s"
-        (cd wire && unstable cargo fuzz run --sanitizer address "$target" -- -max_total_time="$seconds" -print_final_stats=1)
+        local result="no finding"
+        unstable cargo fuzz run "${options[@]}" "$target" -- \
+            -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 >"$log" 2>&1 || {
+            result=FINDING status=1
+            # The reason, and how to see it again.
+            grep -aE 'panicked at|^(ERROR|SUMMARY)|Reproduce|cargo fuzz run' -A 2 "$log" >&2 || tail -40 "$log" >&2
+        }
+        awk -v target="$target" -v seconds="$seconds" -v result="$result" '
+            /Loaded 1 modules/ { gsub(/[^0-9 ]/, " "); split($0, n, " "); of = n[2] }
+            / cov: / { for (i = 1; i < NF; i++) { if ($i == "cov:") cov = $(i + 1); if ($i == "corp:") corpus = $(i + 1) } }
+            / INITED / { begun = 1 }
+            /^#[0-9]+/ { runs = substr($1, 2) }
+            /stat::number_of_executed_units/ { runs = $2 }
+            /stat::average_exec_per_sec/ { rate = $2 }
+            END { sub(/\/.*/, "", corpus)
+                  printf "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", target, runs, rate ? rate : runs / seconds, cov, of, corpus, result }' \
+            "$log" | tee -a "$table" >&2
     done
+    awk -F '\t' '{ printf "%-18s %12s %8s %7s %7s %7s  %s\n", $1, $2, $3, $4, $5, $6, $7 }' "$table"
+    rm -f "$log" "$table"
+    return "$status"
+}
+
+# The lines that the corpora reach. The compiler's own LLVM tools must read what the compiler writes:
+# Debian's are of another version.
+fuzz_coverage() {
+    local target targets tools host profiles=() objects=()
+    fuzz_targets "$@"
+    host=$(rustc -vV | awk '/^host/ {print $2}')
+    tools=$(rustc --print sysroot)/lib/rustlib/$host/bin
+    [ -x "$tools/llvm-cov" ] || rustup component add llvm-tools || die "needs the compiler's llvm-tools"
+    for target in "${targets[@]}"; do
+        say "coverage of $target"
+        unstable cargo fuzz coverage --fuzz-dir tools/fuzz "$target" >/dev/null 2>&1 || die "no coverage of $target"
+        profiles+=("tools/fuzz/coverage/$target/coverage.profdata")
+        # cargo-fuzz builds these here, whatever CARGO_TARGET_DIR says.
+        objects+=(-object "target/$host/coverage/$host/release/$target")
+    done
+    "$tools/llvm-profdata" merge -o tools/fuzz/coverage/all.profdata "${profiles[@]}"
+    "$tools/llvm-cov" report "${objects[@]:1}" -instr-profile=tools/fuzz/coverage/all.profdata \
+        -ignore-filename-regex='(registry|rustc|tools/fuzz)/' -show-region-summary=false -show-branch-summary=false
 }
 
 job=${1:-}
@@ -132,6 +187,7 @@ soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --no-de
 lint) lint ;;
 asan) asan --lib --bins --tests "$@" ;;
 fuzz) fuzz "$@" ;;
+fuzz-coverage) fuzz_coverage "$@" ;;
 '' | -h | --help | help) usage ;;
 *) usage >&2; die "no job '$job'" ;;
 esac

@@ -85,7 +85,10 @@ impl Reader {
         }
     }
 
-    pub(super) fn start(input: Box<dyn Read + Send>, path: String) -> Result<Reader, Error> {
+    /// As [`open`](Reader::open), of a capture that is not in a file; errors call it `path`. For the
+    /// tests and the fuzzer: a file for each input would cost them most of their time.
+    #[doc(hidden)]
+    pub fn start(input: Box<dyn Read + Send>, path: String) -> Result<Reader, Error> {
         let mut reader = Reader {
             input: BufReader::with_capacity(1 << 16, input),
             path,

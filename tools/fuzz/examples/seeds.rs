@@ -2,40 +2,140 @@
 
 use std::error::Error;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use ferroce_wire::{Packet, Qpn};
+use ferroce::QpType;
+use ferroce::driver::pcap::Reader;
+use ferroce::wire::{Packet, Qpn, Service};
+use ferroce_fuzz::{requester, responder};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let corpus = here.join("corpus");
-    for target in ["parse", "parse_emit_parse", "cm"] {
-        fs::create_dir_all(corpus.join(target))?;
-    }
-    let (mut frames, mut mads) = (0, 0);
+    let corpus = Corpus(here.join("corpus"));
     for entry in fs::read_dir(here.join("../../pcap-fixtures"))? {
         let path = entry?.path();
-        if path.extension().is_none_or(|extension| extension != "pcap") {
-            continue;
-        }
-        let file = fs::read(&path)?;
-        // Little-endian pcap: a header of 24 bytes, then records with headers of 16.
-        let mut rest = file.get(24..).ok_or("no pcap header")?;
-        while let Some((header, after)) = rest.split_first_chunk::<16>() {
-            let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
-            let (frame, after) = after.split_at_checked(length).ok_or("cut in a record")?;
-            rest = after;
-            frames += 1;
-            for target in ["parse", "parse_emit_parse"] {
-                fs::write(corpus.join(target).join(format!("frame-{frames}")), frame)?;
-            }
-            let packet = Packet::parse(frame)?;
-            if packet.bth.dest_qpn() == Qpn::GSI {
-                mads += 1;
-                fs::write(corpus.join("cm").join(format!("mad-{mads}")), packet.payload)?;
-            }
+        if path.extension().is_some_and(|extension| extension == "pcap") {
+            let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            seed(&corpus, &path, &name)?;
         }
     }
-    println!("{frames} frames and {mads} MADs in {}", corpus.display());
+    exchanges(&corpus)?;
+    for target in fs::read_dir(&corpus.0)? {
+        let target = target?.path();
+        println!("{} seeds in {}", fs::read_dir(&target)?.count(), target.display());
+    }
+    Ok(())
+}
+
+struct Corpus(PathBuf);
+
+impl Corpus {
+    fn add(&self, target: &str, name: &str, input: &[u8]) -> Result<(), Box<dyn Error>> {
+        let folder = self.0.join(target);
+        fs::create_dir_all(&folder)?;
+        Ok(fs::write(folder.join(name), input)?)
+    }
+}
+
+/// What one capture gives.
+fn seed(corpus: &Corpus, path: &Path, name: &str) -> Result<(), Box<dyn Error>> {
+    let mut file = fs::read(path)?;
+    // The head of it will do: the reader has nothing to learn from more records.
+    file.truncate(4096);
+    corpus.add("pcap_reader", name, &file)?;
+    let mut frames = Vec::new();
+    let mut reader = Reader::open(path)?;
+    while let Some(record) = reader.next_record()? {
+        frames.push(record.captured.to_vec());
+    }
+    let mut packets = Vec::new();
+    for (number, frame) in frames.iter().enumerate() {
+        let packet = Packet::parse(frame)?;
+        for target in ["parse", "parse_emit_parse"] {
+            corpus.add(target, &format!("{name}-{number}"), frame)?;
+        }
+        if packet.bth.dest_qpn() == Qpn::GSI {
+            corpus.add("cm", &format!("{name}-{number}"), packet.payload)?;
+        } else {
+            packets.push(packet);
+        }
+    }
+    conversations(corpus, name, &packets)
+}
+
+/// What each end of each conversation asked for, and what it got.
+fn conversations(corpus: &Corpus, name: &str, packets: &[Packet<'_>]) -> Result<(), Box<dyn Error>> {
+    let longest = packets.iter().map(|packet| packet.payload.len()).max().unwrap_or(0);
+    let scale = if longest > 1024 { 4 } else { 1 };
+    let mut ends: Vec<_> =
+        packets.iter().map(|packet| (packet.network.source, packet.bth.dest_qpn())).collect();
+    ends.sort_by_key(|(source, qpn)| (source.0, qpn.value()));
+    ends.dedup();
+    for (number, (source, qpn)) in ends.into_iter().enumerate() {
+        let is_request = |packet: &Packet<'_>| {
+            packet.network.source == source && packet.bth.dest_qpn() == qpn && packet.opcode.is_request()
+        };
+        let requests: Vec<Packet<'_>> = packets.iter().filter(|packet| is_request(packet)).copied().collect();
+        let Some(first) = requests.first() else { continue };
+        let service = match first.opcode.service() {
+            Service::Rc => QpType::Rc,
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+            Service::Cnp => continue,
+        };
+        let (name, ipv6) = (format!("{name}-{number}"), source.is_ipv6());
+        // As many as an input may have.
+        for (part, requests) in requests.chunks(32).enumerate() {
+            let input = responder::input_of(service, ipv6, scale, requests);
+            corpus.add("responder", &format!("{name}-{part}"), &input)?;
+        }
+        if service != QpType::Rc {
+            continue;
+        }
+        let is_answer =
+            |packet: &Packet<'_>| packet.network.destination == source && !packet.opcode.is_request();
+        let both: Vec<Packet<'_>> =
+            packets.iter().filter(|packet| is_request(packet) || is_answer(packet)).copied().collect();
+        for (part, both) in both.chunks(64).enumerate() {
+            corpus.add("requester", &format!("{name}-{part}"), &requester::input_of(ipv6, scale, both))?;
+        }
+    }
+    Ok(())
+}
+
+/// One message of each kind; they are in no capture of RoCE.
+fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
+    let pingpong = b"\x000000:000011:abcdef:00000000000000000000ffff0a4d000b\0";
+    corpus.add("exchange", "pingpong", pingpong)?;
+    let control = [
+        r#"{"Plan":{"operation":"write","mode":"bw","atomic":"FetchAndAdd","qps":2,"tx_depth":128,"rx_depth":512,"outstanding":16,"timeout":14,"check":true}}"#,
+        r#"{"Connect":{"size":65536,"gid":"::ffff:10.0.0.1","qps":[[17,4096]],"memory":[0,7,65536],"path_mtu":null,"largest_path_mtu":1024}}"#,
+        r#"{"Lap":{"number":1,"messages":[5,5]}}"#,
+        r#""Ready""#,
+        r#"{"LapDone":{"messages":[5,5]}}"#,
+        r#"{"Verified":{"bytes":10}}"#,
+        r#"{"Failed":{"reason":"no"}}"#,
+        r#""Alive""#,
+    ];
+    let mut all = vec![1, 200];
+    for (number, json) in control.iter().enumerate() {
+        let mut message = vec![1, 40];
+        for input in [&mut message, &mut all] {
+            input.extend((json.len() as u32).to_be_bytes());
+            input.extend(json.as_bytes());
+        }
+        corpus.add("exchange", &format!("control-{number}"), &message)?;
+    }
+    corpus.add("exchange", "control", &all)?;
+    // Magic, version; then rank, size and an endpoint of 52 bytes, or kind, length and what follows.
+    let frame = |kind: &[u8], words: [u32; 2], rest: &[u8]| {
+        let words = [1, words[0], words[1]].map(u32::to_be_bytes).concat();
+        [kind, b"frcc", &words, rest].concat()
+    };
+    let endpoint = [7; 52];
+    corpus.add("exchange", "hello", &frame(&[2], [1, 4], &endpoint))?;
+    corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * 52], &endpoint.repeat(4)))?;
+    corpus.add("exchange", "refusal", &frame(&[3, 1], [2, 4], b"full"))?;
+    corpus.add("exchange", "ready", &frame(&[3, 1], [3, 0], &[]))?;
     Ok(())
 }

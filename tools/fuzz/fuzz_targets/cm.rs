@@ -1,7 +1,7 @@
 #![no_main]
 
-use ferroce_wire::MAD_LEN;
-use ferroce_wire::cm::{CmBody, CmMessage, IpCm};
+use ferroce::wire::MAD_LEN;
+use ferroce::wire::cm::{CmBody, CmMessage, IpCm};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|mad: &[u8]| {

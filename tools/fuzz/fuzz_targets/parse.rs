@@ -1,6 +1,6 @@
 #![no_main]
 
-use ferroce_wire::{Extension, Packet, icrc};
+use ferroce::wire::{Extension, Packet, icrc};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|frame: &[u8]| {

@@ -1,14 +1,13 @@
 #![no_main]
 
-use ferroce_wire::{
+use ferroce::wire::{
     Encapsulation, Extension, FrameBuilder, Link, Network, NetworkHeader, Packet, PathAddress, PathHeader,
-    icrc,
 };
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|frame: &[u8]| {
     let mut frame = frame.to_vec();
-    if !put_icrc_right(&mut frame) {
+    if !ferroce_fuzz::seal(&mut frame) {
         return;
     }
     let Ok(packet) = Packet::parse(&frame) else { return };
@@ -69,12 +68,3 @@ fuzz_target!(|frame: &[u8]| {
         assert!(again.network.header == header);
     }
 });
-
-/// Whether `frame` holds a packet, whose ICRC is then made right.
-fn put_icrc_right(frame: &mut [u8]) -> bool {
-    let Ok(packet) = Packet::decode(frame) else { return false };
-    let Some(value) = icrc::compute(packet.network.header, packet.covered()) else { return false };
-    let end = packet.covered().as_ptr_range().end as usize - frame.as_ptr() as usize;
-    frame[end..end + 4].copy_from_slice(&value.to_le_bytes());
-    true
-}

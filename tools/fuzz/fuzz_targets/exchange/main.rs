@@ -1,0 +1,21 @@
+//! What a peer says outside of RoCE, before there is a connection: of the bytes the first says to whom.
+#![no_main]
+
+#[expect(dead_code, reason = "shared with the command, which uses all of it")]
+#[path = "../../../src/failure.rs"]
+mod failure;
+mod perf;
+mod pingpong;
+mod rendezvous;
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|input: &[u8]| {
+    let Some((kind, bytes)) = input.split_first() else { return };
+    match kind % 4 {
+        0 => pingpong::run(bytes),
+        1 => perf::run(bytes),
+        2 => rendezvous::hello(bytes),
+        _ => rendezvous::answer(bytes),
+    }
+});

@@ -1,0 +1,45 @@
+#[path = "../../../src/perf/message.rs"]
+mod message;
+#[expect(dead_code, reason = "shared with the command, which uses all of it")]
+#[path = "../../../src/perf/plan.rs"]
+mod plan;
+
+use message::{Incoming, Message};
+use plan::Layout;
+
+/// Bytes of the control connection, which come in pieces: the first byte says how long these are.
+pub fn run(bytes: &[u8]) {
+    let Some((step, bytes)) = bytes.split_first() else { return };
+    let mut incoming = Incoming::default();
+    for piece in bytes.chunks(usize::from(*step) + 1) {
+        incoming.extend(piece);
+        loop {
+            match incoming.next() {
+                Ok(Some(message)) => look_at(message),
+                Ok(None) => break,
+                Err(reason) => {
+                    assert!(!reason.is_empty());
+                    return;
+                }
+            }
+        }
+    }
+}
+
+fn look_at(message: Message) {
+    let mut again = Incoming::default();
+    again.extend(&message.to_bytes().expect("it was JSON before"));
+    assert_eq!(again.next().as_ref(), Ok(&Some(message.clone())));
+    // What a server makes of the plan before it allocates.
+    if let Message::Plan(plan) = message
+        && plan.check_limits().is_ok()
+    {
+        for size in [1, 8, 4096, 1 << 20, 1 << 30] {
+            if plan.check_size(size).is_ok() {
+                let layout = Layout::new(&plan, size);
+                let last = layout.range(plan.qps as usize - 1, layout.slots - 1);
+                assert!(last.end as u64 <= layout.len() && last.len() == size as usize);
+            }
+        }
+    }
+}

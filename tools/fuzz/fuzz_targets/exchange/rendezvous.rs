@@ -1,0 +1,41 @@
+#[expect(dead_code, reason = "shared with the collectives, which use all of it")]
+#[path = "../../../../collectives/src/rendezvous/frame.rs"]
+mod frame;
+
+use frame::{Answer, Endpoint, Hello, Reply, table};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const SIZE: u32 = 4;
+
+/// What comes to rank 0, as much of it as is there.
+pub fn hello(bytes: &[u8]) {
+    let own = Endpoint::new_zeroed();
+    let bytes = &bytes[..bytes.len().min(size_of::<Hello>())];
+    let Ok(Some(hello)) = Hello::parse(bytes) else { return };
+    assert_eq!(hello.as_bytes(), bytes);
+    for here in [false, true] {
+        let is_here = |rank: u32| {
+            assert!((1..SIZE).contains(&rank), "rank {rank} has no place");
+            here
+        };
+        if hello.problem(SIZE, &own, is_here).is_none() {
+            assert!(!here && hello.size.get() == SIZE);
+        }
+    }
+}
+
+/// What comes to a worker.
+pub fn answer(bytes: &[u8]) {
+    let Some((rank, bytes)) = bytes.split_first() else { return };
+    let Some((start, body)) = bytes.split_first_chunk::<{ size_of::<Reply>() }>() else { return };
+    let Ok(answer) = Answer::parse(start, SIZE) else { return };
+    assert!(answer.length() <= 4096, "{answer:?}");
+    let Some(body) = body.get(..answer.length()) else { return };
+    let rank = u32::from(*rank) % SIZE;
+    if let Answer::Table(_) = answer {
+        let at = rank as usize * size_of::<Endpoint>();
+        let own = Endpoint::read_from_bytes(&body[at..at + size_of::<Endpoint>()]).expect("it is as long");
+        let endpoints = table(body, rank, &own).expect("it has the own endpoint");
+        assert_eq!(endpoints.as_bytes(), body);
+    }
+}

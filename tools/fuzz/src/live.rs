@@ -1,0 +1,726 @@
+//! A context with one connected queue pair, and memory whose every byte is known.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use ferroce::wire::{
+    Encapsulation, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, PathAddress, PathHeader, Service,
+};
+use ferroce::{
+    Access, AddressVector, Config, Context, Counter, Cq, Data, Gid, Memory, Mr, Mw, Nanos, PathMtu, Pd, Psn,
+    Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
+    SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath, WorkCompletion,
+};
+
+use crate::cable::{Cable, ENGINE_MAC, ENGINE_V4, ENGINE_V6, PEER_MAC, PEER_V4, PEER_V6};
+use crate::input::Input;
+use crate::packet::{self, Fields, Flags, QKEY};
+
+/// The peer's queue pair.
+pub(crate) const PEER_QPN: Qpn = Qpn::new(0x77);
+/// Bytes of each region.
+pub(crate) const REGION: usize = 4096;
+/// Outstanding work requests of a queue.
+pub(crate) const DEPTH: u32 = 8;
+/// Packets in flight.
+pub(crate) const WINDOW: u32 = 32;
+const MAX_EVENTS: u32 = 4;
+/// Stands for the window where a place is chosen.
+const WINDOW_CHOICE: u8 = 5;
+/// Regions that are registered, when all are.
+const PLACES: usize = 5;
+
+/// Everything that host memory can grant.
+pub(crate) fn all_access() -> Access {
+    Access::LOCAL_WRITE
+        | Access::REMOTE_WRITE
+        | Access::REMOTE_READ
+        | Access::REMOTE_ATOMIC
+        | Access::FLUSH_GLOBAL
+        | Access::REMOTE_INVALIDATE
+        | Access::MW_BIND
+}
+
+/// What is registered in each place, again after each deregistration: the rights, whether it is in
+/// the queue pair's protection domain, and the address of its first byte.
+fn place(number: usize) -> (Access, bool, u64) {
+    match number {
+        0 => (all_access(), true, 0x10_0000),
+        1 => (Access::REMOTE_READ, true, 0),
+        2 => (Access::LOCAL_WRITE, true, 0x1000),
+        3 => (all_access(), false, 0x20_0000),
+        _ => (all_access(), true, u64::MAX - (REGION as u64 - 1)),
+    }
+}
+
+pub(crate) struct Region {
+    pub(crate) mr: Mr,
+    pub(crate) access: Access,
+    pub(crate) own_pd: bool,
+    pub(crate) iova: u64,
+    pub(crate) rkey: RKey,
+    /// Its key was invalidated.
+    pub(crate) revoked: bool,
+    /// What it must hold.
+    pub(crate) bytes: Box<[u8]>,
+}
+
+/// Bytes of a region, by its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub(crate) place: usize,
+    pub(crate) offset: usize,
+    pub(crate) length: usize,
+}
+
+/// What a memory window opens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Window {
+    pub(crate) piece: Piece,
+    access: Access,
+    rkey: RKey,
+}
+
+/// How the queue pair is connected.
+#[derive(Clone, Copy)]
+pub(crate) struct Setup {
+    pub(crate) ipv6: bool,
+    pub(crate) mtu: PathMtu,
+    pub(crate) access: Access,
+    pub(crate) rts: bool,
+    pub(crate) sq_psn: Psn,
+    pub(crate) rq_psn: Psn,
+    pub(crate) rd_atomic: u8,
+    pub(crate) dest_rd_atomic: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) cq_capacity: u32,
+    pub(crate) service: QpType,
+    /// Receives come from a shared receive queue.
+    pub(crate) shared_receives: bool,
+}
+
+impl Setup {
+    /// The first bytes of an input.
+    pub(crate) fn read(input: &mut Input<'_>) -> Setup {
+        let (kind, counts, psn) = (input.u8(), input.u8(), input.u8());
+        let psn = Psn::new(if psn & 1 == 0 { 0x1000 } else { 0xff_fffc } + u32::from(psn >> 1));
+        Setup {
+            ipv6: kind & 1 != 0,
+            mtu: [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu256]
+                [usize::from(kind >> 1 & 3)],
+            access: if kind & 8 == 0 { all_access() } else { Access::LOCAL_WRITE },
+            rts: kind & 16 == 0,
+            sq_psn: psn,
+            rq_psn: psn,
+            rd_atomic: [16, 1, 2, 4][usize::from(counts & 3)],
+            dest_rd_atomic: [16, 1, 2, 0][usize::from(counts >> 2 & 3)],
+            retry_count: [7, 1, 0, 2][usize::from(counts >> 4 & 3)],
+            rnr_retry: [7, 0, 1, 6][usize::from(counts >> 6)],
+            cq_capacity: if kind & 32 == 0 { 256 } else { 2 },
+            service: [QpType::Rc, QpType::Rc, QpType::Uc, QpType::Ud][usize::from(kind >> 6)],
+            shared_receives: match kind >> 6 {
+                0 | 2 => false,
+                1 => true,
+                _ => kind & 8 != 0,
+            },
+        }
+    }
+
+    /// The bytes that [`read`](Setup::read) makes the usual set-up from, with this service, path MTU and
+    /// version of IP.
+    pub(crate) fn usual(service: QpType, mtu: PathMtu, ipv6: bool) -> [u8; 3] {
+        let service = match service {
+            QpType::Rc => 0,
+            QpType::Uc => 2,
+            QpType::Ud => 3,
+        };
+        let mtu = match mtu {
+            PathMtu::Mtu256 => 0,
+            PathMtu::Mtu512 => 1,
+            _ => 2,
+        };
+        [u8::from(ipv6) | mtu << 1 | service << 6, 0, 0]
+    }
+}
+
+pub(crate) struct Live {
+    pub(crate) context: Context,
+    pub(crate) cq: Cq,
+    srq: Option<Srq>,
+    mw: Mw,
+    /// What the window opens, while it is bound.
+    pub(crate) window: Option<Window>,
+    /// What the binds that were posted and not yet seen open, oldest first.
+    binds: VecDeque<(Piece, Access)>,
+    pub(crate) qp: Qp,
+    pub(crate) qpn: Qpn,
+    pub(crate) setup: Setup,
+    pub(crate) regions: [Option<Region>; PLACES],
+    /// A key that was given up.
+    stale_key: RKey,
+    pd: Pd,
+    foreign_pd: Pd,
+    cable: Cable,
+    path: PathHeader,
+    foreign_path: PathHeader,
+    /// The peer's address and the engine's.
+    gids: (Gid, Gid),
+    now: Nanos,
+    frame: Vec<u8>,
+}
+
+impl Live {
+    pub(crate) fn new(setup: Setup) -> Live {
+        let cable = Cable::default();
+        let config = Config {
+            seed: Some([7; 32]),
+            max_pds: 2,
+            max_mrs: PLACES as u32,
+            max_cqs: 1,
+            max_qps: 1,
+            max_srqs: 1,
+            max_ahs: 1,
+            max_mcast_attachments: 1,
+            max_mws: 1,
+            flush: true,
+            atomic_write: true,
+            max_events: MAX_EVENTS,
+            window: WINDOW,
+            roce_v1: false,
+            drop_access_errors: false,
+        };
+        let mut context = Context::open(Box::new(cable.port()), &config).expect("the configuration is right");
+        let (pd, foreign_pd) = (context.alloc_pd().expect("room"), context.alloc_pd().expect("room"));
+        let cq = context.create_cq(setup.cq_capacity).expect("room");
+        let mw = context.alloc_mw(pd).expect("room");
+        let srq = setup.shared_receives.then(|| {
+            let config = SrqConfig { pd, max_wr: DEPTH, max_sge: 4 };
+            context.create_srq(&config).expect("room")
+        });
+        let config = QpConfig {
+            qp_type: setup.service,
+            srq,
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            ..QpConfig::rc(pd, cq)
+        };
+        let qp = context.create_qp(&config).expect("room");
+        let qpn = context.query_qp(qp).expect("it was just made").qpn;
+        let (peer, own) = if setup.ipv6 { (PEER_V6, ENGINE_V6) } else { (PEER_V4, ENGINE_V4) };
+        let address = PathAddress {
+            source_mac: PEER_MAC,
+            destination_mac: ENGINE_MAC,
+            vlan: None,
+            source: peer.into(),
+            destination: own.into(),
+            encapsulation: Encapsulation::RoceV2 { source_port: 0xd123 },
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            identification: 0,
+        };
+        // Somebody who knows all but sits at another address.
+        let foreign = PathAddress {
+            source: if setup.ipv6 { PEER_V4 } else { [192, 0, 2, 3].into() }.into(),
+            ..address
+        };
+        let mut live = Live {
+            context,
+            cq,
+            srq,
+            mw,
+            window: None,
+            binds: VecDeque::new(),
+            qp,
+            qpn,
+            setup,
+            regions: Default::default(),
+            stale_key: RKey(0),
+            pd,
+            foreign_pd,
+            cable,
+            path: PathHeader::new(&address),
+            foreign_path: PathHeader::new(&foreign),
+            gids: (address.source, address.destination),
+            now: Nanos(1_000_000_000),
+            frame: vec![0; 8192],
+        };
+        for place in 0..PLACES {
+            live.register(place);
+        }
+        live.connect();
+        live
+    }
+
+    /// RESET: whatever was posted is gone, and so is what the window was bound to.
+    pub(crate) fn reset(&mut self) {
+        self.modify(Transition::Reset);
+        assert_eq!(self.poll_cq(), None, "a completion of what was before RESET");
+        self.drain_events();
+        self.forget_window();
+    }
+
+    /// The queue pair has flushed its binds, or taken its window with it.
+    fn forget_window(&mut self) {
+        self.binds.clear();
+        self.window = None;
+        self.observe_window();
+    }
+
+    /// From RESET to where the set-up wants it.
+    pub(crate) fn connect(&mut self) {
+        let setup = self.setup;
+        let sgid_index = self.context.port().gid_index_for(self.gids.0).expect("one of each kind");
+        let address = AddressVector { mac: Some(PEER_MAC), ..AddressVector::new(self.gids.0, sgid_index) };
+        let Setup { mtu: path_mtu, rq_psn, sq_psn, access, .. } = setup;
+        let steps = match setup.service {
+            QpType::Rc => [
+                Transition::Init { access },
+                Transition::ReadyToReceive(ReadyToReceive {
+                    max_dest_rd_atomic: setup.dest_rd_atomic,
+                    path_mtu,
+                    ..ReadyToReceive::new(address, PEER_QPN, rq_psn)
+                }),
+                Transition::ReadyToSend(ReadyToSend {
+                    sq_psn,
+                    timeout: 8,
+                    retry_count: setup.retry_count,
+                    rnr_retry: setup.rnr_retry,
+                    max_rd_atomic: setup.rd_atomic,
+                }),
+            ],
+            QpType::Uc => [
+                Transition::Init { access },
+                Transition::ReadyToReceiveUnreliable(UnreliablePath {
+                    address,
+                    path_mtu,
+                    dest_qpn: PEER_QPN,
+                    rq_psn,
+                }),
+                Transition::ReadyToSendUnreliable { sq_psn },
+            ],
+            QpType::Ud => [
+                Transition::InitDatagram { qkey: QKEY },
+                Transition::ReadyToReceiveDatagrams,
+                Transition::ReadyToSendUnreliable { sq_psn },
+            ],
+        };
+        for step in &steps[..if setup.rts { 3 } else { 2 }] {
+            self.modify(*step);
+        }
+        self.cable.set_room(usize::MAX);
+    }
+
+    pub(crate) fn modify(&mut self, transition: Transition) {
+        self.context.modify_qp(self.qp, transition).expect("the transition is lawful");
+    }
+
+    pub(crate) fn query(&self) -> QpAttributes {
+        self.context.query_qp(self.qp).expect("it lives to the end")
+    }
+
+    /// Whether the queue pair takes packets.
+    pub(crate) fn is_up(state: QpState) -> bool {
+        matches!(state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Completions that were lost.
+    pub(crate) fn overflows(&self) -> u64 {
+        self.context.counters().value(Counter::CqOverflow)
+    }
+
+    pub(crate) fn set_room(&mut self, room: usize) {
+        self.cable.set_room(room);
+    }
+
+    /// A packet of the peer, as a frame.
+    pub(crate) fn build(&mut self, opcode: Opcode, fields: &Fields) -> Vec<u8> {
+        let foreign = fields.flags.has(Flags::FOREIGN_SOURCE);
+        let path = if foreign { &self.foreign_path } else { &self.path };
+        let mut frame = std::mem::take(&mut self.frame);
+        frame.resize(8192, 0);
+        let length = packet::build(&mut frame, path, self.qpn, opcode, fields);
+        frame.truncate(length);
+        frame
+    }
+
+    /// Gives the room of [`build`](Live::build) back.
+    pub(crate) fn recycle(&mut self, frame: Vec<u8>) {
+        self.frame = frame;
+    }
+
+    /// Any frame as it stands in the input: its BTH is made to name the queue pair, and its ICRC to be
+    /// right, if it has such and the first byte says so.
+    pub(crate) fn raw(&mut self, input: &mut Input<'_>) -> Vec<u8> {
+        let (kind, length) = (input.u8(), usize::from(input.u16() % 1300));
+        let mut frame = input.bytes(length).to_vec();
+        if kind & 1 == 0 {
+            let start = self.path.len();
+            if kind & 2 == 0 && frame.len() > start + 12 {
+                // The peer's own addresses; what lengths say must still be right by itself.
+                let mut template = [0; 128];
+                let none = Fields::default();
+                packet::build(&mut template, &self.path, self.qpn, Opcode::RC_SEND_ONLY, &none);
+                frame[..12].copy_from_slice(&template[..12]);
+                let addresses = if self.setup.ipv6 { 22..54 } else { 26..34 };
+                frame[addresses.clone()].copy_from_slice(&template[addresses]);
+                frame[start + 5..start + 8].copy_from_slice(&template[start + 5..start + 8]);
+            }
+            packet::seal(&mut frame);
+        }
+        frame
+    }
+
+    /// The frame as a packet for this queue pair, if the engine must take it for one.
+    pub(crate) fn admitted<'f>(&self, frame: &'f [u8]) -> Option<Packet<'f>> {
+        let packet = Packet::parse(frame).ok()?;
+        let (service, network) = (self.setup.service, &packet.network);
+        let right = packet.bth.dest_qpn() == self.qpn
+            && network.header != NetworkHeader::Grh
+            && PKEY_DEFAULT.admits(packet.bth.pkey())
+            && packet.opcode.service()
+                == match service {
+                    QpType::Rc => Service::Rc,
+                    QpType::Uc => Service::Uc,
+                    QpType::Ud => Service::Ud,
+                };
+        let is_peer = (network.source, network.destination) == self.gids;
+        // Datagrams come from anywhere.
+        let is_own = [ENGINE_V4, ENGINE_V6].iter().any(|own| Gid::from(*own) == network.destination);
+        let from = if service == QpType::Ud { is_own } else { is_peer };
+        (right && from).then_some(packet)
+    }
+
+    /// Posts a receive where this queue pair takes them from. Returns whether there was room.
+    pub(crate) fn post_receive(&mut self, wr_id: u64, pieces: &[Piece]) -> bool {
+        let Some(sges) = self.sges(pieces) else { return false };
+        let wr = ReceiveWorkRequest { wr_id, sges: &sges };
+        let posted = match self.srq {
+            Some(srq) => self.context.post_srq_recv(srq, &wr),
+            None => self.context.post_recv(self.qp, &wr),
+        };
+        posted.is_ok()
+    }
+
+    /// Receives in the shared queue, which no queue pair has taken.
+    pub(crate) fn shared_receives(&self) -> Option<usize> {
+        let srq = self.srq?;
+        Some(self.context.query_srq(srq).expect("it lives to the end").posted as usize)
+    }
+
+    pub(crate) fn arm_srq(&mut self, limit: u32) {
+        if let Some(srq) = self.srq {
+            self.context.arm_srq(srq, limit % (DEPTH + 1)).expect("a limit within the depth");
+        }
+    }
+
+    /// The frame (if any) arrives, and the engine has a turn; `each` sees what it sends.
+    pub(crate) fn turn(&mut self, frame: &[u8], each: impl FnMut(&[u8])) {
+        self.cable.send(frame);
+        self.context.poll(self.now).expect("the cable does not break");
+        self.cable.receive(each);
+    }
+
+    /// Moves the clock to the next timer, or by so much if there is none that soon.
+    pub(crate) fn advance(&mut self, by: Duration) {
+        let next = self.context.next_timeout().unwrap_or(Nanos::NEVER);
+        self.now = (self.now + by).min(next.max(self.now + Duration::from_nanos(1)));
+    }
+
+    pub(crate) fn poll_cq(&mut self) -> Option<WorkCompletion> {
+        self.context.poll_cq(self.cq).expect("it lives to the end")
+    }
+
+    /// Reads all events; they are bounded.
+    pub(crate) fn drain_events(&mut self) {
+        let mut count = 0;
+        while self.context.next_event().is_some() {
+            count += 1;
+        }
+        assert!(
+            count <= MAX_EVENTS + 1,
+            "{count} events in a queue of {MAX_EVENTS} and one completion queue"
+        );
+    }
+
+    // Memory.
+
+    pub(crate) fn register(&mut self, place: usize) {
+        let (access, own_pd, iova) = self::place(place);
+        if self.regions[place].is_some() {
+            return;
+        }
+        let mut memory =
+            POOL.with_borrow_mut(Vec::pop).unwrap_or_else(|| Memory::zeroed(REGION).expect("memory"));
+        let bytes: Box<[u8]> = FILLED.with(|filled| filled[place].as_slice().into());
+        memory.copy_from_slice(&bytes);
+        let pd = if own_pd { self.pd } else { self.foreign_pd };
+        let mr = self.context.register_at(pd, memory, access, iova).expect("as lawful as the last time");
+        let rkey = self.context.remote(mr).expect("it was just made").rkey;
+        self.regions[place] = Some(Region { mr, access, own_pd, iova, rkey, revoked: false, bytes });
+    }
+
+    /// Deregisters what is in a place, which must be refused while `pinned`, or while the window is bound
+    /// to it.
+    pub(crate) fn deregister(&mut self, place: usize, pinned: bool) {
+        let pinned = pinned || self.window.is_some_and(|window| window.piece.place == place);
+        let Some(region) = &self.regions[place] else { return };
+        match self.context.deregister(region.mr) {
+            Ok(memory) => {
+                assert!(!pinned, "a region went while a work request names it");
+                assert!(*memory == *region.bytes, "the memory that came back is not what was there");
+                self.stale_key = region.rkey;
+                self.regions[place] = None;
+                POOL.with_borrow_mut(|pool| pool.push(memory));
+            }
+            Err(error) => assert!(pinned, "{error}"),
+        }
+    }
+
+    /// A key by the fuzzer's choice: that of a place or of the window, mostly, and otherwise one that is
+    /// not quite.
+    pub(crate) fn key(&self, choice: u8) -> RKey {
+        let key = match self.window {
+            Some(window) if choice & 7 == WINDOW_CHOICE => window.rkey,
+            _ => self.region_of(choice).map_or(self.stale_key, |region| region.rkey),
+        };
+        match choice >> 3 & 3 {
+            0 | 1 => key,
+            2 => self.stale_key,
+            _ => RKey(key.0.wrapping_add(1)),
+        }
+    }
+
+    /// The address of the first byte that a choice of key opens.
+    pub(crate) fn address(&self, choice: u8) -> u64 {
+        match self.window {
+            Some(window) if choice & 7 == WINDOW_CHOICE => {
+                let region = self.regions[window.piece.place].as_ref();
+                region.map_or(0, |region| region.iova + window.piece.offset as u64)
+            }
+            _ => self.region_of(choice).map_or(0, |region| region.iova),
+        }
+    }
+
+    fn region_of(&self, choice: u8) -> Option<&Region> {
+        self.regions[usize::from(choice & 7) % PLACES].as_ref()
+    }
+
+    /// Bytes that a peer names, if it may: the place and the offset.
+    pub(crate) fn reach(&self, rkey: RKey, access: Access, va: u64, length: usize) -> Option<Piece> {
+        let Piece { place, offset: start, length: room } = self.opened(rkey, access)?;
+        let offset = usize::try_from(va.checked_sub(self.regions[place].as_ref()?.iova)?).ok()?;
+        let end = offset.checked_add(length)?;
+        (offset >= start && end <= start + room).then_some(Piece { place, offset, length })
+    }
+
+    /// What a key opens for this access.
+    pub(crate) fn opened(&self, rkey: RKey, access: Access) -> Option<Piece> {
+        if let Some(window) = &self.window
+            && window.rkey == rkey
+        {
+            return window.access.contains(access).then_some(window.piece);
+        }
+        let may = |r: &Region| r.rkey == rkey && r.own_pd && !r.revoked && r.access.contains(access);
+        let place = self.regions.iter().position(|region| region.as_ref().is_some_and(may))?;
+        Some(Piece { place, offset: 0, length: REGION })
+    }
+
+    /// A peer has invalidated a key: it must have had the right.
+    pub(crate) fn invalidated(&mut self, rkey: RKey) {
+        if self.window.is_some_and(|window| window.rkey == rkey) {
+            self.window = None;
+            return;
+        }
+        let opened = self.opened(rkey, Access::REMOTE_INVALIDATE);
+        let Some(Piece { place, .. }) = opened else {
+            panic!("a key was invalidated that may not be: {rkey}")
+        };
+        let bound = self.window.is_some_and(|window| window.piece.place == place);
+        assert!(!bound, "a region was invalidated while a window is bound to it");
+        if let Some(region) = &mut self.regions[place] {
+            region.revoked = true;
+        }
+    }
+
+    /// Posts a bind of the window to this piece, which leaves no completion if it succeeds.
+    pub(crate) fn post_bind(&mut self, wr_id: u64, piece: Piece, access: Access) {
+        let Some(region) = &self.regions[piece.place] else { return };
+        let op = SendOp::BindMw {
+            mw: self.mw,
+            mr: region.mr,
+            offset: piece.offset as u64,
+            length: piece.length as u64,
+            access,
+        };
+        let wr = SendWorkRequest { wr_id, op, data: Data::Sges(&[]), flags: SendFlags::default() };
+        if self.context.post_send(self.qp, &wr).is_ok() {
+            self.binds.push_back((piece, access));
+        }
+    }
+
+    /// Looks whether the window was bound in the turn before; that must have been right.
+    pub(crate) fn observe_window(&mut self) {
+        let remote = self.context.remote_window(self.mw).expect("it lives to the end");
+        if remote.map(|remote| remote.rkey) == self.window.map(|window| window.rkey) {
+            return;
+        }
+        let Some(remote) = remote else { panic!("the window was closed, and nobody asked for it") };
+        assert!(self.window.is_none(), "a window was bound that was bound already");
+        let Some((piece, access)) = self.binds.pop_front() else { panic!("a bind that nobody asked for") };
+        let region = self.regions[piece.place].as_ref().expect("what a window is bound to is registered");
+        let needed = match access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC) {
+            true => Access::MW_BIND | Access::LOCAL_WRITE,
+            false => Access::MW_BIND,
+        };
+        assert!(
+            region.own_pd && !region.revoked && region.access.contains(needed),
+            "a bind without the right"
+        );
+        assert!(piece.offset + piece.length <= REGION, "a window beyond its region");
+        let opens = (remote.addr, remote.length);
+        assert_eq!(opens, (region.iova + piece.offset as u64, piece.length as u64));
+        self.window = Some(Window { piece, access, rkey: remote.rkey });
+    }
+
+    pub(crate) fn bytes(&self, piece: Piece) -> &[u8] {
+        let region = self.regions[piece.place].as_ref().expect("a region that is there");
+        &region.bytes[piece.offset..piece.offset + piece.length]
+    }
+
+    /// What the engine has in memory now.
+    pub(crate) fn actual(&self, piece: Piece) -> &[u8] {
+        let region = self.regions[piece.place].as_ref().expect("a region that is there");
+        &self.context.bytes(region.mr).expect("it is registered")[piece.offset..piece.offset + piece.length]
+    }
+
+    /// Notes that these bytes are to be in memory.
+    pub(crate) fn expect_bytes(&mut self, piece: Piece, bytes: &[u8]) {
+        let region = self.regions[piece.place].as_mut().expect("a region that is there");
+        region.bytes[piece.offset..piece.offset + piece.length].copy_from_slice(bytes);
+    }
+
+    /// The application changes its memory.
+    pub(crate) fn write_own(&mut self, piece: Piece, value: u8) {
+        let Some(region) = &mut self.regions[piece.place] else { return };
+        let range = piece.offset..piece.offset + piece.length;
+        region.bytes[range.clone()].fill(value);
+        self.context.bytes_mut(region.mr).expect("it is registered")[range].fill(value);
+    }
+
+    /// Every byte of every region is what it must be.
+    pub(crate) fn check_memory(&self) {
+        for (place, region) in self.regions.iter().enumerate() {
+            let Some(region) = region else { continue };
+            let actual = self.context.bytes(region.mr).expect("it is registered");
+            if *actual != *region.bytes {
+                let at = actual.iter().zip(&region.bytes).position(|(a, b)| a != b);
+                panic!("region {place} was changed at byte {at:?}, and nobody may have");
+            }
+        }
+    }
+
+    /// The pieces of a work request by the fuzzer's choice: up to two.
+    pub(crate) fn read_pieces(&self, input: &mut Input<'_>) -> Vec<Piece> {
+        let (places, offset, length) = (input.u8(), usize::from(input.u16()), usize::from(input.u16()));
+        let (offset, length) = (offset % REGION, length % (2 * REGION));
+        let place = |choice: u8| usize::from(choice) % PLACES;
+        let first = Piece { place: place(places & 7), offset, length: length.min(REGION - offset) };
+        let mut pieces = vec![first];
+        if length > first.length {
+            // The pieces do not overlap, so the order in which they are filled does not matter.
+            let place = place(places >> 3 & 7);
+            let room = if place == first.place { offset } else { REGION };
+            pieces.push(Piece { place, offset: 0, length: (length - first.length).min(room) });
+        }
+        if places & 0x40 != 0 {
+            // Beyond the end of the region: the completion must say so.
+            pieces[0].length += 1;
+        }
+        pieces
+    }
+
+    /// The bytes that stand for one piece in [`read_pieces`](Live::read_pieces).
+    pub(crate) fn pieces_bytes(place: u8, offset: u16, length: u16) -> [u8; 5] {
+        let ([a, b], [c, d]) = (offset.to_le_bytes(), length.to_le_bytes());
+        [place, a, b, c, d]
+    }
+
+    /// As the verbs want them; `None` if a region is not registered now.
+    pub(crate) fn sges(&self, pieces: &[Piece]) -> Option<Vec<Sge>> {
+        let sge = |piece: &Piece| {
+            let mr = self.regions[piece.place].as_ref()?.mr;
+            Some(Sge { mr, offset: piece.offset as u64, length: piece.length as u32 })
+        };
+        pieces.iter().map(sge).collect()
+    }
+
+    /// Whether the queue pair may use these pieces: its own domain, the right, the bounds.
+    pub(crate) fn may_use(&self, pieces: &[Piece], access: Access) -> bool {
+        pieces.iter().all(|piece| {
+            let region = self.regions[piece.place].as_ref();
+            region.is_some_and(|r| r.own_pd && r.access.contains(access))
+                && piece.offset + piece.length <= REGION
+        })
+    }
+
+    /// Destroys everything: nothing may hold on to anything.
+    pub(crate) fn destroy(mut self) {
+        self.drain_events();
+        self.context.destroy_qp(self.qp).expect("a queue pair can always be destroyed");
+        assert_eq!(self.context.next_timeout(), None, "a timer of a queue pair that is gone");
+        self.turn(&[], |frame| panic!("a frame of a queue pair that is gone: {frame:02x?}"));
+        self.forget_window();
+        if let Some(srq) = self.srq {
+            self.context.destroy_srq(srq).expect("nobody takes from it any more");
+        }
+        for place in 0..PLACES {
+            self.deregister(place, false);
+        }
+        assert_eq!(
+            self.context.poll_cq(self.cq).expect("it is still there"),
+            None,
+            "a completion of a ghost"
+        );
+        self.context.destroy_cq(self.cq).expect("nothing completes there any more");
+        self.context.dealloc_mw(self.mw).expect("a window can always be freed");
+        self.context.dealloc_pd(self.pd).expect("nothing belongs to it any more");
+        self.context.dealloc_pd(self.foreign_pd).expect("nothing belongs to it any more");
+    }
+}
+
+/// Part `skip..skip + length` of a list of pieces.
+pub(crate) fn part(pieces: &[Piece], mut skip: usize, mut length: usize) -> Vec<Piece> {
+    let mut parts = Vec::new();
+    for piece in pieces {
+        if skip >= piece.length {
+            skip -= piece.length;
+            continue;
+        }
+        let take = (piece.length - skip).min(length);
+        if take > 0 {
+            parts.push(Piece { place: piece.place, offset: piece.offset + skip, length: take });
+        }
+        length -= take;
+        skip = 0;
+    }
+    parts
+}
+
+/// The bytes of a list of pieces.
+pub(crate) fn total(pieces: &[Piece]) -> usize {
+    pieces.iter().map(|piece| piece.length).sum()
+}
+
+thread_local! {
+    /// Regions of earlier executions: a mapping is the dearest part of a context.
+    static POOL: RefCell<Vec<Memory>> = const { RefCell::new(Vec::new()) };
+    /// What each place holds when it is registered.
+    static FILLED: [Vec<u8>; PLACES] = std::array::from_fn(|place| {
+        let mut bytes = vec![0; REGION];
+        packet::fill(&mut bytes, 0x80 ^ place as u8);
+        bytes
+    });
+}

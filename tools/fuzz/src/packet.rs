@@ -1,0 +1,146 @@
+//! Packets of the peer: how the fuzzer's choices become frames.
+
+use ferroce::wire::{
+    AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, FlushType, FrameBuilder, Ieth, ImmDt, NetworkHeader,
+    Opcode, PKey, Packet, PathHeader, Reth, Selectivity, icrc,
+};
+use ferroce::{Psn, QpType, Qpn, RKey};
+
+/// The Q_Key of datagrams to the queue pair.
+pub(crate) const QKEY: u32 = 0x1111_2222;
+/// Who datagrams say that they come from.
+const SOURCE_QPN: Qpn = Qpn::new(0x78);
+
+/// A packet, with a value for every header that an opcode may have.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Fields {
+    pub(crate) psn: Psn,
+    pub(crate) va: u64,
+    pub(crate) rkey: RKey,
+    pub(crate) length: u32,
+    pub(crate) compare: u64,
+    /// Swap or add of an atomic, and the original value of its acknowledgement.
+    pub(crate) operand: u64,
+    pub(crate) syndrome: u8,
+    pub(crate) msn: u32,
+    pub(crate) payload: usize,
+    /// What the payload is made of; see [`fill`].
+    pub(crate) fill: u8,
+    /// See the constants of [`Flags`].
+    pub(crate) flags: Flags,
+}
+
+/// What is unusual about a packet; nothing if all bits are zero.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Flags(pub(crate) u8);
+
+impl Flags {
+    pub(crate) const ACK_REQ: u8 = 1;
+    pub(crate) const SOLICITED: u8 = 2;
+    pub(crate) const FOREIGN_PKEY: u8 = 4;
+    pub(crate) const FOREIGN_SOURCE: u8 = 8;
+    pub(crate) const FOREIGN_QPN: u8 = 16;
+    pub(crate) const BAD_ICRC: u8 = 32;
+    pub(crate) const BAD_PAD: u8 = 64;
+    pub(crate) const FOREIGN_QKEY: u8 = 128;
+
+    pub(crate) fn has(self, flag: u8) -> bool {
+        self.0 & flag != 0
+    }
+}
+
+/// The opcode that a byte stands for: one of the service, or with the highest bits set any.
+pub(crate) fn opcode(byte: u8, service: QpType) -> Opcode {
+    let base = match service {
+        QpType::Rc => 0,
+        QpType::Uc => 0x20,
+        QpType::Ud => 0x60,
+    };
+    let of_service = |byte: u8| Opcode::from_byte(base | byte & 0x1f);
+    let any = || Opcode::from_byte(byte & 0x3f | base & 0x40);
+    let opcode = if byte >> 6 == 3 { any() } else { of_service(byte) };
+    opcode.or(of_service(4)).unwrap_or(Opcode::RC_SEND_ONLY)
+}
+
+/// Payload: no two neighbouring bytes alike, and different for each `fill`.
+pub(crate) fn fill(bytes: &mut [u8], fill: u8) {
+    for (i, byte) in bytes.iter_mut().enumerate() {
+        *byte = (i as u8).wrapping_mul(31) ^ (i >> 8) as u8 ^ fill;
+    }
+}
+
+/// Writes the frame for `qpn` into `buffer`; returns its length.
+pub(crate) fn build(
+    buffer: &mut [u8],
+    path: &PathHeader,
+    qpn: Qpn,
+    opcode: Opcode,
+    fields: &Fields,
+) -> usize {
+    let flags = fields.flags;
+    let qpn = if flags.has(Flags::FOREIGN_QPN) { Qpn::new(qpn.value() ^ 1) } else { qpn };
+    let mut bth = Bth::new(opcode, qpn, fields.psn);
+    bth.set_ack_req(flags.has(Flags::ACK_REQ));
+    bth.set_solicited(flags.has(Flags::SOLICITED));
+    if flags.has(Flags::FOREIGN_PKEY) {
+        bth.set_pkey(PKey(0x1234));
+    }
+    let mut frame =
+        FrameBuilder::start(buffer, path, bth, fields.payload).expect("the buffer is long enough");
+    for extension in opcode.extensions() {
+        match extension {
+            Extension::Deth => {
+                let qkey = QKEY ^ u32::from(flags.has(Flags::FOREIGN_QKEY));
+                frame.put(&Deth::new(qkey, SOURCE_QPN));
+            }
+            Extension::Reth => frame.put(&Reth::new(fields.va, fields.rkey, fields.length)),
+            Extension::AtomicEth => {
+                frame.put(&AtomicEth::new(fields.va, fields.rkey, fields.operand, fields.compare));
+            }
+            Extension::Aeth => {
+                let [_, a, b, c] = fields.msn.to_be_bytes();
+                frame.put(&[fields.syndrome, a, b, c]);
+            }
+            Extension::AtomicAckEth => frame.put(&AtomicAckEth::new(fields.operand)),
+            Extension::ImmDt => frame.put(&ImmDt::new(0x1000_0000 | u32::from(fields.fill))),
+            Extension::Ieth => frame.put(&Ieth::new(fields.rkey)),
+            Extension::Feth => {
+                let selectivity =
+                    if fields.fill & 1 == 0 { Selectivity::Range } else { Selectivity::MemoryRegion };
+                let global_visibility = fields.fill & 2 == 0;
+                let kind = FlushType { global_visibility, persistence: fields.fill & 4 != 0 };
+                frame.put(&Feth::new(selectivity, kind));
+            }
+        }
+    }
+    fill(frame.payload(), fields.fill);
+    let length = frame.finish();
+    if flags.has(Flags::BAD_PAD) {
+        buffer[path.len() + 1] ^= 0x10;
+        seal(&mut buffer[..length]);
+    }
+    if flags.has(Flags::BAD_ICRC) {
+        buffer[length - 1] ^= 1;
+    }
+    length
+}
+
+/// Puts the ICRC of a frame right, if it holds a packet.
+pub fn seal(frame: &mut [u8]) -> bool {
+    let Ok(packet) = Packet::decode(frame) else { return false };
+    let Some(value) = icrc::compute(packet.network.header, packet.covered()) else { return false };
+    let end = packet.covered().as_ptr_range().end as usize - frame.as_ptr() as usize;
+    frame[end..end + 4].copy_from_slice(&value.to_le_bytes());
+    true
+}
+
+/// A frame of the engine: it must parse, its ICRC must be right, and its pad zero.
+pub(crate) fn parse_own(frame: &[u8]) -> Packet<'_> {
+    let packet =
+        Packet::parse(frame).unwrap_or_else(|e| panic!("the engine sent a broken frame: {e}\n{frame:02x?}"));
+    assert_ne!(packet.network.header, NetworkHeader::Grh, "RoCE v1 is off");
+    let covered = packet.covered();
+    let pad = &covered[covered.len() - packet.bth.pad()..];
+    assert!(pad.iter().all(|byte| *byte == 0), "the engine's pad is not zero: {pad:02x?}");
+    packet
+}
