@@ -138,7 +138,8 @@ fuzz() {
             -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 >"$log" 2>&1 || {
             result=FINDING status=1
             # The reason, and how to see it again.
-            grep -aE 'panicked at|^(ERROR|SUMMARY)|Reproduce|cargo fuzz run' -A 2 "$log" >&2 || tail -40 "$log" >&2
+            grep -aE 'panicked at|^==[0-9]+==' -A 2 "$log" >&2 || tail -40 "$log" >&2
+            sed -n "s|.*Test unit written to |replay: RUSTC_BOOTSTRAP=1 cargo fuzz run ${options[*]} $target |p" "$log" >&2
         }
         awk -v target="$target" -v seconds="$seconds" -v result="$result" '
             /Loaded 1 modules/ { gsub(/[^0-9 ]/, " "); split($0, n, " "); of = n[2] }
