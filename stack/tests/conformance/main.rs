@@ -11,6 +11,8 @@ mod c_loss;
 mod d_checks;
 mod d_order;
 mod d_resources;
+mod e_services;
+mod e_states;
 mod packet;
 mod pairs;
 mod peer;

@@ -103,6 +103,10 @@ impl Script {
         Script { pkey: PKey(pkey), ..self }
     }
 
+    pub(crate) fn psn(self, psn: u32) -> Script {
+        Script { psn, ..self }
+    }
+
     pub(crate) fn dest_qpn(self, qpn: Qpn) -> Script {
         Script { dest_qpn: Some(qpn), ..self }
     }

@@ -94,6 +94,12 @@ impl Default for Setup {
     }
 }
 
+impl Setup {
+    pub(crate) fn of(qp_type: QpType) -> Setup {
+        Setup { qp_type, ..Setup::default() }
+    }
+}
+
 /// Everything that host memory can grant.
 pub(crate) fn all_access() -> Access {
     Access::LOCAL_WRITE
@@ -400,6 +406,18 @@ impl Peer {
             .map(|(old, new)| (new.0, new.1 - old.1))
             .collect();
         assert_eq!(changed, [(reason.name(), 1)], "what the drop was counted as");
+    }
+
+    /// The packet is dropped in silence: one count under `reason`, and the queue pair goes on.
+    #[track_caller]
+    pub(crate) fn expect_refused(&mut self, packet: Script, reason: Counter) {
+        let (state, before) = (self.query().state, self.context.counters().value(reason));
+        self.inject(packet);
+        self.expect_nothing();
+        self.expect_no_wc();
+        self.expect_no_event();
+        self.expect_state(state);
+        assert_eq!(self.context.counters().value(reason), before + 1, "{}", reason.name());
     }
 
     // Time.

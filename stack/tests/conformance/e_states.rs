@@ -1,0 +1,694 @@
+//! Section E, second part: states, flushes, events.
+
+use ferroce::WcStatus::{LocProtErr, Success, WrFlushErr};
+use ferroce::wire::Opcode;
+use ferroce::{
+    Access, Counter, Data, Error, Event, Gid, Memory, Notify, PathMtu, Psn, QpAttributes, QpState, QpType,
+    QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RnrTimer, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, UnreliablePath,
+};
+
+use crate::packet::{NAK_RNR, Script, ack, packet};
+use crate::peer::{PEER_QPN, Peer, QKEY, RQ, SQ, Setup, pattern, sge};
+
+const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
+const STATES: [QpState; 7] =
+    [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
+
+/// A transition carries what it requires as fields, so "minus one required attribute" does not
+/// compile, and there is no mask that could claim one. What is left to refuse, and is refused here
+/// with the queue pair as it was: a transition of another service, one from another state, a value
+/// out of its range, and an update of what the service or the state does not admit.
+#[test]
+fn case_094_transitions() {
+    every_move_from_every_state();
+    every_update_in_every_state();
+    values_out_of_range();
+    nothing_moves_while_it_drains();
+}
+
+fn every_move_from_every_state() {
+    let mut legal = 0;
+    for (qp_type, state) in types_and_states() {
+        let setup = Setup::of(qp_type);
+        let Some(peer) = in_state(qp_type, state) else { continue };
+        let moves = every_move(&peer);
+        drop(peer);
+        for transition in moves {
+            let Some(mut peer) = in_state(qp_type, state) else { continue };
+            let before = peer.query();
+            let result = peer.context.modify_qp(peer.qp, transition);
+            let after = peer.query();
+            let what = format!("{qp_type:?} in {state:?}: {transition:?}");
+            let Some(end) = end_of(transition, qp_type, state) else {
+                assert!(
+                    matches!(result, Err(Error::State { .. } | Error::Invalid { .. })),
+                    "{what}: {result:?}"
+                );
+                assert_eq!(after, before, "{what}");
+                continue;
+            };
+            legal += 1;
+            assert!(result.is_ok(), "{what}: {result:?}");
+            assert_eq!(after.state, end, "{what}");
+            match end {
+                QpState::Reset => {
+                    let fresh = Peer::with(Setup { state: QpState::Reset, ..setup }).query();
+                    assert_eq!(after, QpAttributes { qpn: before.qpn, ..fresh }, "{what}");
+                }
+                QpState::Sqd => peer.expect_event(Event::SqDrained(peer.qp)),
+                _ => {}
+            }
+        }
+    }
+    // RESET, ERR, and the rest of the table in protocol.md §6.
+    let (reset, error) = (7 + 7 + 6, 6 + 6 + 5);
+    let (init, rtr_and_rts, drain, resume, update) = (2 * 3, 2 * 3, 3, 3 + 2, 3 * 3);
+    assert_eq!(legal, reset + error + init + rtr_and_rts + drain + resume + update);
+}
+
+fn every_update_in_every_state() {
+    for (qp_type, state) in types_and_states() {
+        for (name, update, services, states) in updates() {
+            let Some(mut peer) = in_state(qp_type, state) else { continue };
+            let before = peer.query();
+            let what = format!("{name} of {qp_type:?} in {state:?}");
+            let is_at_home = services.contains(&qp_type) && states.contains(&state);
+            let update = update(&peer);
+            let result = peer.context.modify_qp(peer.qp, Transition::Update(update));
+            if is_at_home {
+                assert!(result.is_ok(), "{what}: {result:?}");
+                assert_eq!(peer.query(), updated(before, &update), "{what}");
+                assert_ne!(peer.query(), before, "{what}");
+                continue;
+            }
+            let is_state = !matches!(state, QpState::Init | QpState::Rts | QpState::Sqd);
+            match result {
+                Err(Error::State { .. }) if is_state => {}
+                Err(Error::Invalid { attribute, .. }) if !is_state => assert_eq!(attribute, name, "{what}"),
+                other => panic!("{what}: {other:?}"),
+            }
+            assert_eq!(peer.query(), before, "{what}");
+            // Not with one that would be right, either.
+            let welcome = match qp_type {
+                QpType::Ud => QpUpdate { qkey: Some(5), ..update },
+                _ => QpUpdate { access: Some(Access::NONE), ..update },
+            };
+            assert!(peer.context.modify_qp(peer.qp, Transition::Update(welcome)).is_err(), "{what}");
+            assert_eq!(peer.query(), before, "{what}");
+        }
+    }
+}
+
+fn values_out_of_range() {
+    // INIT → RTR.
+    for qp_type in [QpType::Rc, QpType::Uc] {
+        let mut peer = Peer::with(Setup { state: QpState::Init, ..Setup::of(qp_type) });
+        let address = peer.way_to(peer.address.source);
+        let group = Gid::from_ipv4([239, 1, 1, 1].into());
+        let v6 = Gid(std::net::Ipv6Addr::LOCALHOST.octets());
+        let good =
+            UnreliablePath { address, path_mtu: PathMtu::Mtu256, dest_qpn: PEER_QPN, rq_psn: Psn::new(RQ) };
+        let to = |address| UnreliablePath { address, ..good };
+        let from = |dest_qpn| UnreliablePath { dest_qpn: Qpn::new(dest_qpn), ..good };
+        let mut bad = vec![from(0), from(1), from(0xff_ffff)];
+        bad.push(to(ferroce::AddressVector { gid: group, ..address }));
+        bad.push(to(ferroce::AddressVector { gid: v6, ..address }));
+        bad.push(to(ferroce::AddressVector { sgid_index: 99, ..address }));
+        bad.push(to(ferroce::AddressVector { flow_label: 1 << 20, ..address }));
+        bad.push(to(ferroce::AddressVector { service_level: 8, ..address }));
+        for path in bad {
+            let transition = match qp_type {
+                QpType::Rc => Transition::ReadyToReceive(reliable(path)),
+                _ => Transition::ReadyToReceiveUnreliable(path),
+            };
+            expect_refused(&mut peer, transition);
+        }
+        let too_many = ReadyToReceive { max_dest_rd_atomic: 129, ..reliable(good) };
+        expect_refused(&mut peer, Transition::ReadyToReceive(too_many));
+    }
+    // There is no RNR timer above 31 to begin with.
+    assert!(RnrTimer::new(32).is_none());
+
+    // RTR → RTS, and the same in SQD.
+    let mut peer = Peer::with(Setup { state: QpState::Rtr, ..Setup::default() });
+    let good = ReadyToSend::new(Psn::new(SQ));
+    for bad in [
+        ReadyToSend { timeout: 32, ..good },
+        ReadyToSend { retry_count: 8, ..good },
+        ReadyToSend { rnr_retry: 8, ..good },
+        ReadyToSend { max_rd_atomic: 129, ..good },
+    ] {
+        expect_refused(&mut peer, Transition::ReadyToSend(bad));
+    }
+    let mut peer = in_state(QpType::Rc, QpState::Sqd).unwrap();
+    let address = peer.way_to(peer.address.source);
+    let none = QpUpdate::default();
+    for bad in [
+        QpUpdate { timeout: Some(32), ..none },
+        QpUpdate { retry_count: Some(8), ..none },
+        QpUpdate { rnr_retry: Some(8), ..none },
+        QpUpdate { max_rd_atomic: Some(129), ..none },
+        QpUpdate { max_dest_rd_atomic: Some(129), access: Some(Access::NONE), ..none },
+        QpUpdate { address: Some(ferroce::AddressVector { sgid_index: 99, ..address }), ..none },
+        QpUpdate { address: Some(ferroce::AddressVector { service_level: 8, ..address }), ..none },
+        QpUpdate {
+            address: Some(ferroce::AddressVector { hop_limit: 1, ..address }),
+            timeout: Some(32),
+            ..none
+        },
+    ] {
+        expect_refused(&mut peer, Transition::Update(bad));
+    }
+    // PSNs are masked to 24 bits, by their type.
+    assert_eq!(Psn::new(0x0100_0005), Psn::new(5));
+}
+
+fn nothing_moves_while_it_drains() {
+    let mut peer = Peer::new();
+    peer.post_send(1, &pattern(300));
+    peer.expect(Opcode::RC_SEND_FIRST, SQ);
+    peer.expect(Opcode::RC_SEND_LAST, SQ + 1);
+    peer.modify(Transition::Drain);
+    assert!(peer.query().sq_draining);
+    expect_refused(&mut peer, Transition::Resume);
+    expect_refused(&mut peer, Transition::Update(QpUpdate { timeout: Some(1), ..QpUpdate::default() }));
+    expect_refused(&mut peer, Transition::Drain);
+    peer.expect_no_event();
+    peer.inject(ack(SQ + 1, 1));
+    peer.expect_wc(1, Success);
+    peer.expect_event(Event::SqDrained(peer.qp));
+    peer.modify(Transition::Update(QpUpdate { timeout: Some(1), ..QpUpdate::default() }));
+    peer.modify(Transition::Resume);
+    peer.expect_state(QpState::Rts);
+}
+
+#[test]
+fn case_095_posting_by_state() {
+    for (qp_type, state) in types_and_states() {
+        let Some(mut peer) = in_state(qp_type, state) else { continue };
+        let mr = peer.memory(&[7; 64]);
+        let op = if qp_type == QpType::Ud { SendOp::SendTo(peer.destination()) } else { SendOp::Send };
+        let before = peer.query();
+        let sges = [sge(mr, 4)];
+        let send = SendWorkRequest { wr_id: 1, op, data: Data::Sges(&sges), flags: SendFlags::default() };
+        let sent = peer.context.post_send(peer.qp, &send);
+        match state {
+            QpState::Reset | QpState::Init | QpState::Rtr => {
+                assert!(matches!(sent, Err(Error::State { verb: "post_send", .. })), "{state:?}: {sent:?}");
+                assert_eq!(peer.query(), before);
+                peer.expect_no_wc();
+            }
+            // Unsignaled as it is.
+            QpState::Error | QpState::Sqe => {
+                sent.unwrap();
+                peer.expect_wc(1, WrFlushErr);
+            }
+            QpState::Sqd => sent.unwrap(),
+            QpState::Rts => {
+                sent.unwrap();
+                assert_eq!(peer.take_packets().len(), 1);
+            }
+        }
+        if !matches!(state, QpState::Rts) {
+            peer.expect_nothing();
+        }
+
+        let sges = [sge(mr, 64)];
+        let posted = peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 2, sges: &sges });
+        match state {
+            QpState::Reset => assert!(matches!(posted, Err(Error::State { verb: "post_recv", .. }))),
+            QpState::Error => {
+                posted.unwrap();
+                peer.expect_wc(2, WrFlushErr);
+            }
+            _ => {
+                posted.unwrap();
+                peer.expect_no_wc();
+                assert_eq!(peer.query().outstanding_receives, 1);
+            }
+        }
+    }
+    // An operation that the service does not have.
+    let remote = crate::peer::REMOTE;
+    let foreign = |to| {
+        [
+            (QpType::Rc, vec![SendOp::SendTo(to), SendOp::SendToWithImm(to, 1)]),
+            (
+                QpType::Uc,
+                vec![
+                    SendOp::Read(remote),
+                    SendOp::FetchAdd { remote, add: 1 },
+                    SendOp::CompareSwap { remote, compare: 1, swap: 1 },
+                    SendOp::SendWithInvalidate(remote.rkey),
+                    SendOp::SendTo(to),
+                ],
+            ),
+            (
+                QpType::Ud,
+                vec![SendOp::Send, SendOp::SendWithImm(1), SendOp::Write(remote), SendOp::Read(remote)],
+            ),
+        ]
+    };
+    let to = Peer::with(Setup::of(QpType::Ud)).destination();
+    for (qp_type, ops) in foreign(to) {
+        let mut peer = Peer::with(Setup::of(qp_type));
+        let mr = peer.memory(&[0; 8]);
+        for op in ops {
+            let sges = [sge(mr, 8)];
+            let wr = SendWorkRequest { wr_id: 1, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+            let refused = peer.context.post_send(peer.qp, &wr);
+            assert!(matches!(refused, Err(Error::Invalid { attribute: "op", .. })), "{op:?}: {refused:?}");
+        }
+    }
+}
+
+#[test]
+fn case_096_flush_and_reset() {
+    for qp_type in TYPES {
+        for end in [QpState::Error, QpState::Reset] {
+            let mut peer = Peer::with(Setup::of(qp_type));
+            let op = if qp_type == QpType::Ud { SendOp::SendTo(peer.destination()) } else { SendOp::Send };
+            let mr = peer.memory(&[7; 64]);
+            peer.take_at_most(0);
+            for wr_id in 0..5 {
+                // Whether signaled or not.
+                let flags = SendFlags { signaled: wr_id % 2 == 0, ..SendFlags::default() };
+                peer.post_flagged(wr_id, op, Data::Sges(&[sge(mr, 8)]), flags);
+                peer.post_recv(10 + wr_id, 64);
+            }
+            match end {
+                QpState::Error => {
+                    peer.modify(Transition::Error);
+                    for wr_id in (0..5).chain(10..15) {
+                        peer.expect_wc(wr_id, WrFlushErr);
+                    }
+                }
+                _ => peer.modify(Transition::Reset),
+            }
+            peer.expect_no_wc();
+            peer.take_at_most(usize::MAX);
+            peer.expect_nothing();
+            peer.expect_state(end);
+            assert_eq!((peer.query().outstanding_sends, peer.query().outstanding_receives), (0, 0));
+            // The memory is free.
+            drop(peer.context.deregister(mr).unwrap());
+        }
+    }
+    // RESET takes completions back that nobody has read, and the queue pair begins anew.
+    let setup = Setup::default();
+    let mut peer = Peer::with(setup);
+    let other = peer.another_qp(&setup);
+    peer.post_recv(1, 8);
+    peer.modify(Transition::Error);
+    peer.context.post_recv(other, &ReceiveWorkRequest { wr_id: 2, sges: &[] }).unwrap();
+    peer.context.modify_qp(other, Transition::Error).unwrap();
+    peer.modify(Transition::Reset);
+    peer.expect_wc(2, WrFlushErr);
+    peer.expect_no_wc();
+    peer.take_to(&setup);
+    peer.post_send(3, b"anew");
+    peer.expect(Opcode::RC_SEND_ONLY, SQ);
+    peer.inject(ack(SQ, 1));
+    peer.expect_wc(3, Success);
+
+    // Some sent, some not; the failing one first, then those behind it.
+    let mut peer = Peer::new();
+    peer.post_send(1, b"done");
+    peer.post_send(2, b"fails");
+    peer.post_send(3, b"sent");
+    assert_eq!(peer.take_packets().len(), 3);
+    peer.post_recv(11, 8);
+    peer.take_at_most(0);
+    peer.post_send(4, b"not sent");
+    peer.inject(crate::packet::nak(crate::packet::NAK_OPERATIONAL, SQ + 1, 1));
+    peer.expect_wc(1, Success);
+    peer.expect_wc(2, ferroce::WcStatus::RemOpErr);
+    for wr_id in [3, 4, 11] {
+        peer.expect_wc(wr_id, WrFlushErr);
+    }
+}
+
+#[test]
+fn case_098_completion_events() {
+    solicited_only();
+    no_arrival_is_slept_through();
+    armed_queue_and_the_order_of_things();
+}
+
+/// What a message must be to wake an application that waits for solicited ones.
+fn solicited_only() {
+    use Opcode as O;
+    let messages: [(QpType, fn(u32) -> Script); 5] = [
+        (QpType::Rc, |psn| packet(O::RC_SEND_ONLY, psn).payload(b"hello")),
+        (QpType::Rc, |psn| packet(O::RC_WRITE_ONLY_WITH_IMMEDIATE, psn)),
+        (QpType::Uc, |psn| packet(O::UC_SEND_ONLY_WITH_IMMEDIATE, psn).payload(b"hello")),
+        (QpType::Uc, |psn| packet(O::UC_WRITE_ONLY_WITH_IMMEDIATE, psn)),
+        (QpType::Ud, |psn| packet(O::UD_SEND_ONLY, psn).deth(QKEY, PEER_QPN).payload(b"hello")),
+    ];
+    for (qp_type, message) in messages {
+        let mut peer = Peer::with(Setup::of(qp_type));
+        for wr_id in 1..=4 {
+            peer.post_recv(wr_id, 64);
+        }
+        peer.context.req_notify_cq(peer.cq, Notify::Solicited).unwrap();
+        peer.inject(message(RQ));
+        peer.expect_wc(1, Success);
+        peer.expect_no_event();
+        peer.inject(message(RQ + 1).solicited());
+        peer.expect_event(Event::Completion(peer.cq));
+        peer.expect_wc(2, Success);
+        // It is disarmed.
+        peer.inject(message(RQ + 2).solicited());
+        peer.expect_wc(3, Success);
+        peer.expect_no_event();
+        // An error is always worth an event.
+        peer.context.req_notify_cq(peer.cq, Notify::Solicited).unwrap();
+        peer.modify(Transition::Error);
+        peer.expect_event(Event::Completion(peer.cq));
+        peer.expect_wc(4, WrFlushErr);
+    }
+    // Sends succeed in silence; and the wish for any completion is the stronger one.
+    let mut peer = Peer::new();
+    peer.context.req_notify_cq(peer.cq, Notify::Solicited).unwrap();
+    peer.post_send(1, b"hello");
+    peer.expect(O::RC_SEND_ONLY, SQ);
+    peer.inject(ack(SQ, 1));
+    peer.expect_wc(1, Success);
+    peer.expect_no_event();
+    peer.context.req_notify_cq(peer.cq, Notify::Next).unwrap();
+    peer.context.req_notify_cq(peer.cq, Notify::Solicited).unwrap();
+    peer.post_send(2, b"hello");
+    peer.expect(O::RC_SEND_ONLY, SQ + 1);
+    peer.inject(ack(SQ + 1, 2));
+    peer.expect_event(Event::Completion(peer.cq));
+    peer.expect_wc(2, Success);
+
+    // The mark is on the last packet of a SEND, and of a WRITE with immediate, and nowhere else.
+    let ops = [
+        (SendOp::Send, vec![false, false, true]),
+        (SendOp::SendWithImm(1), vec![false, false, true]),
+        (SendOp::WriteWithImm(crate::peer::REMOTE, 1), vec![false, false, true]),
+        (SendOp::Write(crate::peer::REMOTE), vec![false; 3]),
+    ];
+    for (op, marks) in ops {
+        for qp_type in [QpType::Rc, QpType::Uc] {
+            let mut peer = Peer::with(Setup::of(qp_type));
+            let mr = peer.memory(&pattern(600));
+            let flags = SendFlags { solicited: true, ..SendFlags::default() };
+            peer.post_flagged(1, op, Data::Sges(&[sge(mr, 600)]), flags);
+            let got: Vec<bool> = peer.take_packets().iter().map(|got| got.solicited).collect();
+            assert_eq!(got, marks, "{op:?} on {qp_type:?}");
+        }
+    }
+}
+
+/// An application that reads the event, arms, polls until there is nothing, and sleeps until the
+/// next event, is woken for each message, whenever that comes.
+fn no_arrival_is_slept_through() {
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Step {
+        Arm,
+        Poll,
+        Sleep,
+    }
+    // Each bit says whether a message arrives before that step: twelve steps, all the ways.
+    for arrivals in 0u32..1 << 12 {
+        let mut peer = Peer::with(Setup::of(QpType::Ud));
+        for wr_id in 0..12 {
+            peer.post_recv(wr_id, 64);
+        }
+        let (mut step, mut sent, mut received) = (Step::Arm, 0, 0);
+        let mut turn = |peer: &mut Peer, received: &mut u32| match step {
+            Step::Arm => {
+                peer.context.req_notify_cq(peer.cq, Notify::Next).unwrap();
+                step = Step::Poll;
+                true
+            }
+            Step::Poll => {
+                match peer.context.poll_cq(peer.cq).unwrap() {
+                    Some(_) => *received += 1,
+                    None => step = Step::Sleep,
+                }
+                true
+            }
+            Step::Sleep => match peer.context.next_event() {
+                Some(event) => {
+                    assert_eq!(event, Event::Completion(peer.cq));
+                    step = Step::Arm;
+                    true
+                }
+                None => false,
+            },
+        };
+        for bit in 0..12 {
+            if arrivals >> bit & 1 == 1 {
+                peer.inject(packet(Opcode::UD_SEND_ONLY, 0).deth(QKEY, PEER_QPN));
+                sent += 1;
+            }
+            turn(&mut peer, &mut received);
+        }
+        // From here on nothing comes; the application runs until it sleeps.
+        while turn(&mut peer, &mut received) {}
+        assert_eq!(received, sent, "arrivals {arrivals:#014b}: it sleeps over a completion");
+    }
+}
+
+fn armed_queue_and_the_order_of_things() {
+    // What is there when the queue is armed raises nothing; what comes after does, once.
+    let mut peer = Peer::new();
+    for wr_id in 1..=4 {
+        peer.post_recv(wr_id, 8);
+    }
+    let send = |n: u32| packet(Opcode::RC_SEND_ONLY, RQ + n).payload(b"hello");
+    peer.inject(send(0));
+    peer.context.req_notify_cq(peer.cq, Notify::Next).unwrap();
+    peer.expect_no_event();
+    peer.expect_wc(1, Success);
+    peer.inject_all([send(1), send(2)]);
+    peer.expect_event(Event::Completion(peer.cq));
+    peer.expect_no_event();
+    peer.expect_wc(2, Success);
+    peer.expect_wc(3, Success);
+    // Armed twice before the event is read: one event is enough to look at the queue.
+    peer.context.req_notify_cq(peer.cq, Notify::Next).unwrap();
+    peer.inject(send(3));
+    peer.context.req_notify_cq(peer.cq, Notify::Next).unwrap();
+    peer.post_recv(5, 8);
+    peer.inject(send(4));
+    peer.expect_event(Event::Completion(peer.cq));
+    peer.expect_no_event();
+    peer.expect_wc(4, Success);
+    peer.expect_wc(5, Success);
+}
+
+#[test]
+fn case_099_communication_established() {
+    let rtr = |qp_type| Setup { state: QpState::Rtr, ..Setup::of(qp_type) };
+    for (qp_type, opcode) in [(QpType::Rc, Opcode::RC_SEND_ONLY), (QpType::Uc, Opcode::UC_SEND_ONLY)] {
+        let mut peer = Peer::with(rtr(qp_type));
+        for wr_id in 1..=3 {
+            peer.post_recv(wr_id, 8);
+        }
+        peer.inject_all([packet(opcode, RQ), packet(opcode, RQ + 1)]);
+        peer.expect_event(Event::CommEst(peer.qp));
+        peer.expect_no_event();
+        peer.expect_wc(1, Success);
+        peer.expect_wc(2, Success);
+        let last = peer.transitions(&Setup::of(qp_type))[2];
+        peer.modify(last);
+        peer.inject(packet(opcode, RQ + 2));
+        peer.expect_wc(3, Success);
+        peer.expect_no_event();
+
+        // A new life, a new event.
+        peer.modify(Transition::Reset);
+        peer.take_to(&rtr(qp_type));
+        peer.post_recv(4, 8);
+        peer.inject(packet(opcode, RQ));
+        peer.expect_event(Event::CommEst(peer.qp));
+        peer.expect_wc(4, Success);
+
+        // In RTS nobody has to be told.
+        let mut peer = Peer::with(Setup::of(qp_type));
+        peer.post_recv(1, 8);
+        peer.inject(packet(opcode, RQ));
+        peer.expect_wc(1, Success);
+        peer.expect_no_event();
+    }
+    // A packet that finds no receive shows that the peer is there, as well.
+    let mut peer = Peer::with(rtr(QpType::Rc));
+    for _ in 0..2 {
+        peer.inject(packet(Opcode::RC_SEND_ONLY, RQ));
+        peer.expect_nak(NAK_RNR | 12, RQ, 0);
+    }
+    peer.expect_event(Event::CommEst(peer.qp));
+    peer.expect_no_event();
+    let mut peer = Peer::with(rtr(QpType::Uc));
+    peer.inject(packet(Opcode::UC_SEND_ONLY, RQ));
+    peer.expect_counted(Counter::OutOfBuffer, 1);
+    peer.expect_event(Event::CommEst(peer.qp));
+
+    // What is dropped before it is looked at shows nothing; datagrams establish nothing.
+    let mut peer = Peer::with(rtr(QpType::Rc));
+    let own = peer.address.source;
+    peer.address.source = Gid::from_ipv4([192, 0, 2, 77].into());
+    let stray = peer.frame(&packet(Opcode::RC_SEND_ONLY, RQ));
+    peer.expect_dropped(stray, Counter::RxWrongAddress);
+    peer.address.source = own;
+    let mut peer = Peer::with(rtr(QpType::Ud));
+    peer.post_recv(1, 64);
+    peer.inject(packet(Opcode::UD_SEND_ONLY, RQ).deth(QKEY, PEER_QPN));
+    peer.expect_wc(1, Success);
+    peer.expect_no_event();
+}
+
+fn types_and_states() -> impl Iterator<Item = (QpType, QpState)> {
+    TYPES.into_iter().flat_map(|qp_type| STATES.map(|state| (qp_type, state)))
+}
+
+/// A queue pair of this type in this state; RC has no SQE.
+fn in_state(qp_type: QpType, state: QpState) -> Option<Peer> {
+    let start = match state {
+        QpState::Sqd | QpState::Sqe | QpState::Error => QpState::Rts,
+        other => other,
+    };
+    let mut peer = Peer::with(Setup { state: start, ..Setup::of(qp_type) });
+    match state {
+        QpState::Sqd => {
+            peer.modify(Transition::Drain);
+            peer.expect_event(Event::SqDrained(peer.qp));
+        }
+        QpState::Error => peer.modify(Transition::Error),
+        QpState::Sqe if qp_type == QpType::Rc => return None,
+        QpState::Sqe => {
+            let op = if qp_type == QpType::Ud { SendOp::SendTo(peer.destination()) } else { SendOp::Send };
+            let elsewhere = peer.context.alloc_pd().unwrap();
+            let memory = Memory::zeroed(8).unwrap();
+            let mr = peer.context.register(elsewhere, memory, Access::NONE).unwrap();
+            peer.post(99, op, &[Sge { mr, offset: 0, length: 8 }]);
+            peer.expect_wc(99, LocProtErr);
+        }
+        _ => {}
+    }
+    peer.expect_state(state);
+    Some(peer)
+}
+
+/// Each kind of transition, with values that are right for it.
+fn every_move(peer: &Peer) -> Vec<Transition> {
+    let path = UnreliablePath {
+        address: peer.way_to(peer.address.source),
+        path_mtu: PathMtu::Mtu256,
+        dest_qpn: PEER_QPN,
+        rq_psn: Psn::new(RQ),
+    };
+    vec![
+        Transition::Init { access: Access::REMOTE_READ },
+        Transition::InitDatagram { qkey: 7 },
+        Transition::ReadyToReceive(reliable(path)),
+        Transition::ReadyToReceiveUnreliable(path),
+        Transition::ReadyToReceiveDatagrams,
+        Transition::ReadyToSend(ReadyToSend::new(Psn::new(SQ))),
+        Transition::ReadyToSendUnreliable { sq_psn: Psn::new(SQ) },
+        Transition::Drain,
+        Transition::Resume,
+        Transition::Update(QpUpdate::default()),
+        Transition::Error,
+        Transition::Reset,
+    ]
+}
+
+/// The table of protocol.md §6: where a transition leads, if it is one.
+fn end_of(transition: Transition, qp_type: QpType, state: QpState) -> Option<QpState> {
+    use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
+    use QpType::{Rc, Uc, Ud};
+    match (transition, qp_type, state) {
+        (Transition::Reset, ..) => Some(Reset),
+        (Transition::Error, _, Reset) => None,
+        (Transition::Error, ..) => Some(QpState::Error),
+        (Transition::Init { .. }, Rc | Uc, Reset | Init) => Some(Init),
+        (Transition::InitDatagram { .. }, Ud, Reset | Init) => Some(Init),
+        (Transition::ReadyToReceive(_), Rc, Init) => Some(Rtr),
+        (Transition::ReadyToReceiveUnreliable(_), Uc, Init) => Some(Rtr),
+        (Transition::ReadyToReceiveDatagrams, Ud, Init) => Some(Rtr),
+        (Transition::ReadyToSend(_), Rc, Rtr) => Some(Rts),
+        (Transition::ReadyToSendUnreliable { .. }, Uc | Ud, Rtr) => Some(Rts),
+        (Transition::Drain, _, Rts) => Some(Sqd),
+        (Transition::Resume, _, Sqd | Sqe) => Some(Rts),
+        (Transition::Update(_), _, Init | Rts | Sqd) => Some(state),
+        _ => None,
+    }
+}
+
+type Row = (&'static str, fn(&Peer) -> QpUpdate, &'static [QpType], &'static [QpState]);
+
+/// Each attribute with a value that it does not have, and where it may change.
+fn updates() -> [Row; 9] {
+    use QpState::{Init, Rts, Sqd};
+    use QpType::{Rc, Uc, Ud};
+    const NONE: QpUpdate = QpUpdate {
+        access: None,
+        qkey: None,
+        min_rnr_timer: None,
+        address: None,
+        timeout: None,
+        retry_count: None,
+        rnr_retry: None,
+        max_rd_atomic: None,
+        max_dest_rd_atomic: None,
+    };
+    [
+        ("access", |_| QpUpdate { access: Some(Access::REMOTE_READ), ..NONE }, &[Rc, Uc], &[Init, Rts, Sqd]),
+        ("qkey", |_| QpUpdate { qkey: Some(5), ..NONE }, &[Ud], &[Init, Rts, Sqd]),
+        ("min_rnr_timer", |_| QpUpdate { min_rnr_timer: RnrTimer::new(3), ..NONE }, &[Rc], &[Rts, Sqd]),
+        (
+            "address",
+            |peer| {
+                let way = peer.way_to(Gid::from_ipv4([192, 0, 2, 9].into()));
+                QpUpdate { address: Some(way), ..NONE }
+            },
+            &[Rc, Uc],
+            &[Sqd],
+        ),
+        ("timeout", |_| QpUpdate { timeout: Some(3), ..NONE }, &[Rc], &[Sqd]),
+        ("retry_count", |_| QpUpdate { retry_count: Some(3), ..NONE }, &[Rc], &[Sqd]),
+        ("rnr_retry", |_| QpUpdate { rnr_retry: Some(3), ..NONE }, &[Rc], &[Sqd]),
+        ("max_rd_atomic", |_| QpUpdate { max_rd_atomic: Some(3), ..NONE }, &[Rc], &[Sqd]),
+        ("max_dest_rd_atomic", |_| QpUpdate { max_dest_rd_atomic: Some(3), ..NONE }, &[Rc], &[Sqd]),
+    ]
+}
+
+/// What a query is to show after an update.
+fn updated(before: QpAttributes, update: &QpUpdate) -> QpAttributes {
+    let send = before.send.map(|send| ReadyToSend {
+        timeout: update.timeout.unwrap_or(send.timeout),
+        retry_count: update.retry_count.unwrap_or(send.retry_count),
+        rnr_retry: update.rnr_retry.unwrap_or(send.rnr_retry),
+        max_rd_atomic: update.max_rd_atomic.unwrap_or(send.max_rd_atomic),
+        ..send
+    });
+    QpAttributes {
+        access: update.access.unwrap_or(before.access),
+        qkey: update.qkey.or(before.qkey),
+        min_rnr_timer: update.min_rnr_timer.or(before.min_rnr_timer),
+        address: update.address.or(before.address),
+        max_dest_rd_atomic: update.max_dest_rd_atomic.unwrap_or(before.max_dest_rd_atomic),
+        send,
+        ..before
+    }
+}
+
+fn reliable(path: UnreliablePath) -> ReadyToReceive {
+    let UnreliablePath { address, path_mtu, dest_qpn, rq_psn } = path;
+    ReadyToReceive { path_mtu, ..ReadyToReceive::new(address, dest_qpn, rq_psn) }
+}
+
+/// The transition is refused, and the queue pair is as it was.
+#[track_caller]
+fn expect_refused(peer: &mut Peer, transition: Transition) {
+    let before = peer.query();
+    let result = peer.context.modify_qp(peer.qp, transition);
+    assert!(result.is_err(), "{transition:?}");
+    assert_eq!(peer.query(), before, "{transition:?}");
+}
