@@ -171,10 +171,19 @@ impl QueuePair {
             self.responder.nak_sent = false;
             // What a NAK that is still owed asks for is here.
             self.responder.nak_owed = None;
+            self.note_established(shared);
             match self.execute(shared, packet) {
                 Ok(()) => self.executed(shared, packet),
                 Err(refusal) => self.refuse(shared, refusal),
             }
+        }
+    }
+
+    /// Says once that the peer has begun to send, be there a receive for it or not.
+    pub(crate) fn note_established(&mut self, shared: &mut Shared) {
+        if self.state == QpState::Rtr && !self.responder.established {
+            self.responder.established = true;
+            shared.raise(Event::CommEst(self.handle));
         }
     }
 
@@ -188,10 +197,6 @@ impl QueuePair {
     }
 
     pub(crate) fn executed(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
-        if self.state == QpState::Rtr && !self.responder.established {
-            self.responder.established = true;
-            shared.raise(Event::CommEst(self.handle));
-        }
         self.responder.successor = packet.opcode.successor();
         if self.service != Service::Rc {
             return;

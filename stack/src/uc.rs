@@ -34,6 +34,7 @@ impl QueuePair {
             self.responder.expect(psn + 1);
             return;
         }
+        self.note_established(shared);
         match self.execute(shared, packet) {
             Ok(()) => self.executed(shared, packet),
             Err(refusal) => {

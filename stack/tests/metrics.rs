@@ -104,7 +104,11 @@ fn marks_of_congestion_are_counted_where_they_arrive() {
     let link = LinkConfig { rate: Some(1_000_000_000), ecn, ..LinkConfig::default() };
     const ECT_0: u8 = 2;
     for (traffic_class, is_capable) in [(ECT_0, true), (0, false)] {
-        let mut pair = Pair::new(1, link.clone(), Setup { traffic_class, ..Setup::default() });
+        let way: fn(AddressVector) -> AddressVector = match traffic_class {
+            0 => |way| way,
+            _ => |way| AddressVector { traffic_class: ECT_0, ..way },
+        };
+        let mut pair = Pair::new(1, link.clone(), Setup { way, ..Setup::default() });
         let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
         let write = SendOp::Write(RemoteAddress { addr: there.addr, rkey: there.rkey });
         happen(&mut pair, &[write; 8]);

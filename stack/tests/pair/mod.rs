@@ -1,20 +1,39 @@
 //! Two connected contexts on a simulated link, driven in virtual time.
 
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork};
 use ferroce::*;
 
-/// One end: a context with one PD, one CQ, one QP and one region of memory.
+/// One end: a context with one PD, one CQ, one region of memory, and queue pairs to the other end.
 pub struct End {
     pub context: Context,
     pub pd: Pd,
     pub cq: Cq,
+    /// The first of `qps`.
     pub qp: Qp,
+    pub qps: Vec<Qp>,
     pub mr: Mr,
+    pub srq: Option<Srq>,
+    /// UD: the other end's first queue pair.
+    pub destination: Option<Destination>,
 }
 
 /// How the two are connected.
 #[derive(Clone, Copy)]
 pub struct Setup {
+    pub qp_type: QpType,
+    /// Queue pairs between the two.
+    pub qps: usize,
+    /// Receives come from an SRQ.
+    pub srq: bool,
+    pub ipv6: bool,
+    pub roce_v1: bool,
+    pub vlan: Option<u16>,
+    /// What else a way to the peer says.
+    pub way: fn(AddressVector) -> AddressVector,
     pub path_mtu: PathMtu,
     pub memory: usize,
     pub start_psn: [Psn; 2],
@@ -22,12 +41,20 @@ pub struct Setup {
     pub retry_count: u8,
     pub rnr_retry: u8,
     pub max_rd_atomic: u8,
-    pub traffic_class: u8,
+    /// Frames that a port may have under way.
+    pub frames: usize,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
         Setup {
+            qp_type: QpType::Rc,
+            qps: 1,
+            srq: false,
+            ipv6: false,
+            roce_v1: false,
+            vlan: None,
+            way: |way| way,
             path_mtu: PathMtu::Mtu1024,
             memory: 1 << 20,
             // Both wrap early.
@@ -36,7 +63,7 @@ impl Default for Setup {
             retry_count: 7,
             rnr_retry: 7,
             max_rd_atomic: 16,
-            traffic_class: 0,
+            frames: 4096,
         }
     }
 }
@@ -46,9 +73,13 @@ pub struct Pair {
     pub ends: [End; 2],
     pub network: SimNetwork,
     pub now: Nanos,
+    /// The time of the step under way, for filters of the network.
+    pub clock: Arc<AtomicU64>,
     /// The last step found nothing to come.
     idle: bool,
 }
+
+pub const QKEY: u32 = 0x1234_5678;
 
 const ALL: [Access; 6] = [
     Access::LOCAL_WRITE,
@@ -61,52 +92,24 @@ const ALL: [Access; 6] = [
 
 impl Pair {
     pub fn new(seed: u64, link: LinkConfig, setup: Setup) -> Pair {
-        let network = SimNetwork::with_config(seed, link, NetworkConfig { mtu: 4200, frames: 4096 }).unwrap();
-        let access = ALL.into_iter().fold(Access::NONE, |a, b| a | b);
-        let mut ends = [1u8, 2].map(|n| {
-            let port = network.port(&[[10, 0, 0, n].into()]);
-            let config = Config { seed: Some([n; 32]), ..Config::default() };
-            let mut context = Context::open(Box::new(port), &config).unwrap();
-            let pd = context.alloc_pd().unwrap();
-            let cq = context.create_cq(4096).unwrap();
-            let config = QpConfig { max_send_wr: 64, max_recv_wr: 256, ..QpConfig::rc(pd, cq) };
-            let qp = context.create_qp(&config).unwrap();
-            let mr = context.register(pd, Memory::zeroed(setup.memory).unwrap(), access).unwrap();
-            End { context, pd, cq, qp, mr }
-        });
-        let qpns = [0, 1].map(|i| ends[i].context.query_qp(ends[i].qp).unwrap().qpn);
-        let gids = [0, 1].map(|i: usize| ends[i].context.port().gids[0].gid);
+        let config = NetworkConfig { mtu: 4200, frames: setup.frames };
+        let network = SimNetwork::with_config(seed, link, config).unwrap();
+        let mut ends = [1, 2].map(|n| End::new(&network, n, &setup));
+        let qpns = [0, 1].map(|i| ends[i].qpns());
+        let indices = [0, 1].map(|i| ends[i].sgid_index(&setup));
+        let gids = [0, 1].map(|i| ends[i].context.port().gids[indices[i]].gid);
         for (i, end) in ends.iter_mut().enumerate() {
-            let peer = 1 - i;
-            let receive = ReadyToReceive {
-                address: AddressVector {
-                    traffic_class: setup.traffic_class,
-                    ..AddressVector::new(gids[peer], 0)
-                },
-                path_mtu: setup.path_mtu,
-                dest_qpn: qpns[peer],
-                rq_psn: setup.start_psn[peer],
-                max_dest_rd_atomic: setup.max_rd_atomic,
-                min_rnr_timer: RnrTimer::new(1).unwrap(),
-            };
-            let send = ReadyToSend {
-                sq_psn: setup.start_psn[i],
-                timeout: setup.timeout,
-                retry_count: setup.retry_count,
-                rnr_retry: setup.rnr_retry,
-                max_rd_atomic: setup.max_rd_atomic,
-            };
-            end.context.modify_qp(end.qp, Transition::Init { access }).unwrap();
-            end.context.modify_qp(end.qp, Transition::ReadyToReceive(receive)).unwrap();
-            end.context.modify_qp(end.qp, Transition::ReadyToSend(send)).unwrap();
+            let way = (setup.way)(AddressVector::new(gids[1 - i], indices[i]));
+            end.connect(&setup, way, &qpns[1 - i], [setup.start_psn[1 - i], setup.start_psn[i]]);
         }
-        Pair { ends, network, now: Nanos(1_000_000), idle: false }
+        Pair { ends, network, now: Nanos(1_000_000), clock: Arc::default(), idle: false }
     }
 
     /// Polls both ends; when nothing moves, jumps to the next thing that will. `false` when there
     /// has been none for two steps: the first may have ended in completions.
     pub fn step(&mut self) -> bool {
         let now = self.now;
+        self.clock.store(now.0, Ordering::Relaxed);
         let frames: usize = self.ends.iter_mut().map(|end| end.context.poll(now).unwrap()).sum();
         if frames > 0 {
             return true;
@@ -118,5 +121,114 @@ impl Pair {
             self.now = next.max(Nanos(now.0 + 1));
         }
         next.is_some() || !was_idle
+    }
+}
+
+impl End {
+    fn new(network: &SimNetwork, n: u8, setup: &Setup) -> End {
+        let address = match setup.ipv6 {
+            true => Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, n.into()).into(),
+            false => IpAddr::from([10, 0, 0, n]),
+        };
+        let port = network.port(&[address]);
+        let config = Config { seed: Some([n; 32]), roce_v1: setup.roce_v1, ..Config::default() };
+        let mut context = Context::open(Box::new(port), &config).unwrap();
+        if let Some(vlan) = setup.vlan {
+            let entry = GidEntry { gid: address.into(), roce_v1: setup.roce_v1, vlan: Some(vlan) };
+            context.add_gid(entry).unwrap();
+        }
+        let access = ALL.into_iter().fold(Access::NONE, |a, b| a | b);
+        let pd = context.alloc_pd().unwrap();
+        let cq = context.create_cq(4096).unwrap();
+        let srq_config = SrqConfig { pd, max_wr: 256, max_sge: 1 };
+        let srq = setup.srq.then(|| context.create_srq(&srq_config).unwrap());
+        let config = QpConfig {
+            qp_type: setup.qp_type,
+            srq,
+            max_send_wr: 64,
+            max_recv_wr: 256,
+            ..QpConfig::rc(pd, cq)
+        };
+        let qps: Vec<Qp> = (0..setup.qps).map(|_| context.create_qp(&config).unwrap()).collect();
+        let mr = context.register(pd, Memory::zeroed(setup.memory).unwrap(), access).unwrap();
+        End { context, pd, cq, qp: qps[0], qps, mr, srq, destination: None }
+    }
+
+    pub fn qpns(&self) -> Vec<Qpn> {
+        self.qps.iter().map(|qp| self.context.query_qp(*qp).unwrap().qpn).collect()
+    }
+
+    /// The row of the GID table that packets are to be sent from.
+    fn sgid_index(&self, setup: &Setup) -> usize {
+        let gids = &self.context.port().gids;
+        gids.iter().position(|gid| (gid.roce_v1, gid.vlan) == (setup.roce_v1, setup.vlan)).unwrap()
+    }
+
+    fn connect(&mut self, setup: &Setup, address: AddressVector, peers: &[Qpn], psns: [Psn; 2]) {
+        let access = ALL.into_iter().fold(Access::NONE, |a, b| a | b);
+        let [rq_psn, sq_psn] = psns;
+        for (qp, dest_qpn) in self.qps.iter().zip(peers) {
+            let path = UnreliablePath { address, path_mtu: setup.path_mtu, dest_qpn: *dest_qpn, rq_psn };
+            let receive = ReadyToReceive {
+                path_mtu: setup.path_mtu,
+                max_dest_rd_atomic: setup.max_rd_atomic,
+                min_rnr_timer: RnrTimer::new(1).unwrap(),
+                ..ReadyToReceive::new(address, *dest_qpn, rq_psn)
+            };
+            let send = ReadyToSend {
+                sq_psn,
+                timeout: setup.timeout,
+                retry_count: setup.retry_count,
+                rnr_retry: setup.rnr_retry,
+                max_rd_atomic: setup.max_rd_atomic,
+            };
+            let transitions = match setup.qp_type {
+                QpType::Rc => [
+                    Transition::Init { access },
+                    Transition::ReadyToReceive(receive),
+                    Transition::ReadyToSend(send),
+                ],
+                QpType::Uc => [
+                    Transition::Init { access },
+                    Transition::ReadyToReceiveUnreliable(path),
+                    Transition::ReadyToSendUnreliable { sq_psn },
+                ],
+                QpType::Ud => [
+                    Transition::InitDatagram { qkey: QKEY },
+                    Transition::ReadyToReceiveDatagrams,
+                    Transition::ReadyToSendUnreliable { sq_psn },
+                ],
+            };
+            for transition in transitions {
+                self.context.modify_qp(*qp, transition).unwrap();
+            }
+        }
+        if setup.qp_type == QpType::Ud {
+            let ah = self.context.create_ah(self.pd, &address).unwrap();
+            self.destination = Some(Destination { ah, qpn: peers[0], qkey: QKEY });
+        }
+    }
+
+    /// Posts a receive of the first `length` bytes of memory behind `offset`; to the SRQ if there
+    /// is one.
+    pub fn post_recv(&mut self, wr_id: u64, offset: u64, length: u32) {
+        let sges = [Sge { mr: self.mr, offset, length }];
+        let wr = ReceiveWorkRequest { wr_id, sges: &sges };
+        match self.srq {
+            Some(srq) => self.context.post_srq_recv(srq, &wr).unwrap(),
+            None => self.context.post_recv(self.qp, &wr).unwrap(),
+        }
+    }
+
+    /// Posts a signaled send of a piece of memory.
+    pub fn post_send(&mut self, wr_id: u64, op: SendOp, offset: u64, length: u32) {
+        let sges = [Sge { mr: self.mr, offset, length }];
+        let wr = SendWorkRequest { wr_id, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+        self.context.post_send(self.qp, &wr).unwrap();
+    }
+
+    /// SEND, or SEND to the other end's queue pair.
+    pub fn send_op(&self) -> SendOp {
+        self.destination.map_or(SendOp::Send, SendOp::SendTo)
     }
 }
