@@ -1,6 +1,7 @@
 use ferroce_driver::Capabilities;
 use ferroce_wire::{
-    Encapsulation, Gid, MacAddr, Network, NetworkHeader, PathAddress, PathMtu, Qpn, VlanTag, source_port,
+    Encapsulation, Gid, Link, MacAddr, Network, NetworkHeader, PathAddress, PathMtu, Qpn, VlanTag,
+    source_port,
 };
 
 use crate::Error;
@@ -52,20 +53,34 @@ impl Port {
     /// The index of the first RoCE v2 GID of the same kind as `peer`: IPv4, link-local or other
     /// IPv6.
     pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
+        self.index_of_kind(peer, false)
+    }
+
+    /// As [`gid_index_for`](Port::gid_index_for), of RoCE v1 or v2.
+    pub(crate) fn index_of_kind(&self, peer: Gid, roce_v1: bool) -> Option<usize> {
         let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
-        self.gids.iter().position(|e| kind(e.gid) == kind(peer) && !e.roce_v1)
+        self.gids.iter().position(|e| kind(e.gid) == kind(peer) && e.roce_v1 == roce_v1)
     }
 
     /// Whether a packet is for one of the port's own addresses.
-    pub(crate) fn is_destination(&self, network: &Network) -> bool {
+    pub(crate) fn is_destination(&self, link: Option<Link>, network: &Network) -> bool {
         let roce_v1 = network.header == NetworkHeader::Grh;
-        self.gids.iter().any(|entry| entry.gid == network.destination && entry.roce_v1 == roce_v1)
+        self.gids.iter().any(|entry| {
+            entry.gid == network.destination && entry.roce_v1 == roce_v1 && may_be_on(link, entry.vlan)
+        })
     }
 
     /// The largest path MTU over IPv6 (`true`) or IPv4.
     pub fn path_mtu(&self, ipv6: bool) -> Option<PathMtu> {
         PathMtu::largest_for(self.mtu, ipv6)
     }
+}
+
+/// Whether a frame may be one of this VLAN. Network cards may take tags off, and switches may put
+/// them on, so only two VLANs can contradict each other.
+pub(crate) fn may_be_on(link: Option<Link>, vlan: Option<u16>) -> bool {
+    let tag = link.and_then(|link| link.vlan);
+    tag.zip(vlan).is_none_or(|(tag, vlan)| tag.id == vlan)
 }
 
 /// The way to a peer.

@@ -35,7 +35,7 @@ pub(crate) fn reverse(port: &Port, area: &[u8; 40]) -> Result<AddressVector, Err
     let roce_v1 = network.header == NetworkHeader::Grh;
     // A datagram to a group is answered from an address of the same kind as the sender's.
     let own = match network.destination.is_multicast() {
-        true => port.gid_index_for(network.source),
+        true => port.index_of_kind(network.source, roce_v1),
         false => port.gids.iter().position(|e| e.gid == network.destination && e.roce_v1 == roce_v1),
     };
     let Some(sgid_index) = own else {

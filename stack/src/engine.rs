@@ -92,7 +92,7 @@ impl Engine {
         let index = self.qpns.get(packet.bth.dest_qpn().value()).ok_or(Counter::RxUnknownQp)?;
         let qp = self.qps.at_mut(index).ok_or(Counter::RxUnknownQp)?;
         if qp.service == Service::Ud {
-            if !self.port.is_destination(&packet.network) {
+            if !self.port.is_destination(packet.link, &packet.network) {
                 return Err(Counter::RxWrongAddress);
             }
         } else {

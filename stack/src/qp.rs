@@ -1,5 +1,6 @@
 use ferroce_wire::{Gid, Link, Network, NetworkHeader, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service};
 
+use crate::address::may_be_on;
 use crate::config::MAX_WINDOW;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
@@ -198,15 +199,13 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Whether a packet with these addresses is the peer's. Network cards may take tags off, and
-    /// switches may put them on, so only two VLANs can contradict each other.
+    /// Whether a packet with these addresses is the peer's.
     pub(crate) fn admits(&self, link: Option<Link>, network: &Network) -> bool {
         let v1 = |header| header == NetworkHeader::Grh;
-        let tag = link.and_then(|link| link.vlan);
         network.source == self.remote
             && network.destination == self.local
             && v1(network.header) == v1(self.header.network())
-            && tag.zip(self.vlan).is_none_or(|(tag, vlan)| tag.id == vlan)
+            && may_be_on(link, self.vlan)
     }
 
     /// The longest message, in bytes: its packets must be fewer than half the PSNs.
