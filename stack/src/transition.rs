@@ -326,7 +326,10 @@ impl QueuePair {
         self.qkey = update.qkey.unwrap_or(self.qkey);
         self.address = update.address.or(self.address);
         self.connection = connection.or(self.connection);
-        self.requester.set_attributes(self.requester.updated(update));
+        let attributes = self.requester.updated(update);
+        if attributes != self.requester.attributes() {
+            self.requester.set_attributes(attributes);
+        }
         self.responder.update(update);
     }
 }
