@@ -469,12 +469,13 @@ impl Context {
     pub fn detach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
         self.qp(qp)?;
         let groups = &mut self.engine.groups;
-        if !groups.detach(group, qp.0.index) {
+        if !groups.is_attached(group, qp.0.index) {
             return Err(Error::invalid("group", group, "one that the QP is attached to"));
         }
-        if !groups.has_members(group) {
+        if groups.members(group).count() == 1 {
             self.driver.leave(group.to_ip())?;
         }
+        groups.detach(group, qp.0.index);
         Ok(())
     }
 
@@ -656,7 +657,10 @@ impl Context {
         queue_pair.sq.post(wr, max_length, &mut shared.mrs)?;
         match queue_pair.state {
             QpState::Error => queue_pair.flush(shared),
-            QpState::Sqe => queue_pair.flush_sends(shared),
+            QpState::Sqe => {
+                queue_pair.flush_sends(shared);
+                queue_pair.settle(shared);
+            }
             _ => queue_pair.schedule(shared),
         }
         Ok(())
