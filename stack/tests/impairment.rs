@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 #[expect(unreachable_pub, reason = "a module shared by test programs")]
+#[allow(dead_code, reason = "these tests use less of it than others")]
 mod pair;
 
 use ferroce::driver::sim::LinkConfig;
@@ -377,5 +378,74 @@ fn the_steady_state_does_not_allocate() {
             traffic.windows(200);
         });
         assert_eq!(allocations.count_total, 0, "{allocations:?}");
+    }
+}
+
+/// The other services allocate nothing either: messages and datagrams that are lost, broken off and
+/// too many for their receives, with receives of one's own and of an SRQ.
+#[test]
+fn the_other_services_do_not_allocate() {
+    let seed = seed();
+    for link in [LinkConfig::default(), bad_link()] {
+        for (qp_type, srq) in
+            [(QpType::Uc, false), (QpType::Ud, false), (QpType::Ud, true), (QpType::Rc, true)]
+        {
+            let mut pair = Pair::new(seed, link.clone(), Setup { qp_type, srq, ..Setup::default() });
+            let mut messages = Messages { posted: 0, receives: 0, delivered: 0 };
+            messages.run(&mut pair, 2000);
+            let allocations = allocation_counter::measure(|| messages.run(&mut pair, 10_000));
+            assert_eq!(allocations.count_total, 0, "{qp_type:?}, SRQ {srq}: {allocations:?}");
+            let Messages { posted, delivered, .. } = messages;
+            println!("{qp_type:?}, SRQ {srq}: {delivered} of {posted} messages delivered");
+            assert!(delivered > posted / 4 && delivered <= posted + posted / 20);
+        }
+    }
+}
+
+/// Messages of all lengths from one end to the other, and how many receives are posted there.
+struct Messages {
+    posted: u64,
+    receives: u64,
+    delivered: u64,
+}
+
+impl Messages {
+    fn run(&mut self, pair: &mut Pair, count: u64) {
+        let end = self.posted + count;
+        let mut completed = self.posted;
+        while completed < end {
+            let [sender, receiver] = &mut pair.ends;
+            // Now and then too few.
+            let wanted = if self.posted.is_multiple_of(64) { 0 } else { 8 };
+            while self.receives < wanted {
+                receiver.post_recv(self.receives, 0, 4096);
+                self.receives += 1;
+            }
+            while self.posted < end && self.posted < completed + 8 {
+                let length = LENGTHS[self.posted as usize % 8].min(4056);
+                sender.post_send(self.posted, sender.send_op(), 0, length);
+                self.posted += 1;
+            }
+            let going = pair.step();
+            let [sender, receiver] = &mut pair.ends;
+            let before = completed;
+            while let Some(wc) = sender.context.poll_cq(sender.cq).unwrap() {
+                assert_eq!(wc.status, WcStatus::Success);
+                completed += 1;
+            }
+            while let Some(wc) = receiver.context.poll_cq(receiver.cq).unwrap() {
+                assert_eq!(wc.status, WcStatus::Success);
+                self.receives -= 1;
+                self.delivered += 1;
+            }
+            assert!(going || completed > before, "stuck after {completed}");
+        }
+        while pair.step() {}
+        let receiver = &mut pair.ends[1];
+        while let Some(wc) = receiver.context.poll_cq(receiver.cq).unwrap() {
+            assert_eq!(wc.status, WcStatus::Success);
+            self.receives -= 1;
+            self.delivered += 1;
+        }
     }
 }

@@ -5,48 +5,100 @@
 //! is neither expected nor taken (a packet, a completion, an event) fails the case at its end.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+use std::fs;
+use std::ops::RangeInclusive;
+use std::path::Path;
+
 mod a_parsing;
 mod b_requester;
 mod c_loss;
 mod d_checks;
 mod d_order;
 mod d_resources;
+mod e_events;
 mod e_services;
 mod e_states;
+mod h_behaviour;
+mod h_go_back_n;
 mod packet;
+#[path = "../pair/mod.rs"]
+#[expect(unreachable_pub, reason = "a module shared by test programs")]
+#[allow(dead_code, reason = "these tests use less of it than others")]
+mod pair;
 mod pairs;
 mod peer;
+mod switch;
 
-/// The sections with their first and last case.
-const SECTIONS: [(&str, &str, u32, u32); 6] = [
-    ("a_parsing", include_str!("a_parsing.rs"), 1, 18),
-    ("b_requester", include_str!("b_requester.rs"), 19, 40),
-    ("c_loss", include_str!("c_loss.rs"), 41, 55),
-    ("d_order", include_str!("d_order.rs"), 56, 66),
-    ("d_checks", include_str!("d_checks.rs"), 67, 75),
-    ("d_resources", include_str!("d_resources.rs"), 76, 88),
+/// Cases that have no test here, and why.
+const PENDING: [(RangeInclusive<u32>, &str); 3] = [
+    (101..=108, "DCQCN does not exist yet"),
+    (109..=119, "the connection manager does not exist yet"),
+    (127..=127, "needs another implementation; part of it is tools/tests/rxe.rs"),
 ];
 
-/// A missing number is a missing test.
+/// Every case is one test and one row of the README, or pending in both lists.
 #[test]
 fn every_case_has_one_test_and_one_row() {
-    let rows: Vec<&str> =
-        include_str!("README.md").lines().filter(|line| line.contains("| `case_")).collect();
-    let mut listed = 0;
-    for (section, source, first, last) in SECTIONS {
-        let tests: Vec<&str> =
-            source.lines().filter_map(|line| line.strip_prefix("fn ")?.strip_suffix("() {")).collect();
-        for number in first..=last {
-            let prefix = format!("case_{number:03}_");
-            let found: Vec<&str> = tests.iter().copied().filter(|name| name.starts_with(&prefix)).collect();
-            let [test] = found[..] else {
-                panic!("case {number} must be one test of {section}.rs: {found:?}")
-            };
-            let row = (format!("| {number} | "), format!(" | `{test}` |"));
-            let there = rows.iter().filter(|line| line.starts_with(&row.0) && line.ends_with(&row.1)).count();
-            assert_eq!(there, 1, "rows '{} ...{}' in README.md", row.0, row.1);
-            listed += 1;
+    let tests = tests();
+    let rows: Vec<Vec<&str>> = include_str!("README.md")
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("| ")?.strip_suffix(" |")?.split(" | ").collect()))
+        .filter(|row: &Vec<&str>| row[0].parse::<u32>().is_ok())
+        .collect();
+    let mut pending: Vec<(RangeInclusive<u32>, &str)> = PENDING.to_vec();
+    // Section I is a file of its own, and may not be there.
+    if !include_str!("main.rs").lines().any(|line| line == "mod i_security;") {
+        pending.push((129..=136, "i_security.rs does not exist yet"));
+    }
+    let mut missing = Vec::new();
+    for number in 1..=CASES {
+        let prefix = format!("case_{number:03}_");
+        let found: Vec<&str> =
+            tests.iter().map(String::as_str).filter(|name| name.starts_with(&prefix)).collect();
+        let listed: Vec<&str> =
+            rows.iter().filter(|row| row[0] == number.to_string()).map(|row| row[2]).collect();
+        let [listed] = listed[..] else { panic!("case {number} must be one row of README.md: {listed:?}") };
+        let reason = pending.iter().find(|(range, _)| range.contains(&number)).map(|(_, reason)| reason);
+        match (&found[..], reason) {
+            ([test], None) => assert_eq!(listed, format!("`{test}`"), "case {number} in README.md"),
+            ([], Some(reason)) => {
+                println!("pending: case {number}: {reason}");
+                assert_eq!(listed, "pending", "case {number} in README.md");
+                missing.push(number);
+            }
+            (_, None) => panic!("case {number} must be one test: {found:?}"),
+            (_, Some(_)) => panic!("case {number} is listed as pending, but there is {found:?}"),
         }
     }
-    assert_eq!(rows.len(), listed, "rows of README.md");
+    assert_eq!(rows.len() as u32, CASES, "rows of README.md");
+    assert_eq!(tests.len() + missing.len(), CASES as usize, "tests named case_");
+    let reasons: Vec<String> = pending
+        .iter()
+        .map(|(range, reason)| match (range.start(), range.end()) {
+            (first, last) if first == last => format!("{first} ({reason})"),
+            (first, last) => format!("{first}-{last} ({reason})"),
+        })
+        .collect();
+    println!("conformance: {} of {CASES} cases have a test; pending: {}", tests.len(), reasons.join(", "));
+}
+
+const CASES: u32 = 136;
+
+/// The names of all cases, from the sources of the modules of this program.
+fn tests() -> Vec<String> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/conformance");
+    let modules =
+        include_str!("main.rs").lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+    let sources =
+        modules.filter_map(|module| fs::read_to_string(folder.join(module).with_extension("rs")).ok());
+    let mut names = Vec::new();
+    for source in sources {
+        let mut is_test = false;
+        for line in source.lines() {
+            let name = line.strip_prefix("fn ").and_then(|rest| rest.strip_suffix("() {"));
+            names.extend(name.filter(|name| is_test && name.starts_with("case_")).map(str::to_owned));
+            is_test = line == "#[test]";
+        }
+    }
+    names
 }
