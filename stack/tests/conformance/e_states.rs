@@ -1,11 +1,11 @@
-//! Section E, second part: states, flushes, events.
+//! Section E, second part: states and flushes.
 
-use ferroce::WcStatus::{LocProtErr, Success, WrFlushErr};
+use ferroce::WcStatus::{LocProtErr, RemOpErr, Success, WrFlushErr};
 use ferroce::wire::Opcode;
 use ferroce::{
-    Access, Data, Error, Event, Gid, Memory, PathMtu, Psn, QpAttributes, QpState, QpType, QpUpdate, Qpn,
-    ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge,
-    Transition, UnreliablePath,
+    Access, AddressVector, Data, Error, Event, Gid, Memory, PathMtu, Psn, QpAttributes, QpState, QpType,
+    QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RnrTimer, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 
 use crate::packet::{NAK_OPERATIONAL, ack, nak};
@@ -112,11 +112,11 @@ fn values_out_of_range() {
         let to = |address| UnreliablePath { address, ..good };
         let from = |dest_qpn| UnreliablePath { dest_qpn: Qpn::new(dest_qpn), ..good };
         let mut bad = vec![from(0), from(1), from(0xff_ffff)];
-        bad.push(to(ferroce::AddressVector { gid: group, ..address }));
-        bad.push(to(ferroce::AddressVector { gid: v6, ..address }));
-        bad.push(to(ferroce::AddressVector { sgid_index: 99, ..address }));
-        bad.push(to(ferroce::AddressVector { flow_label: 1 << 20, ..address }));
-        bad.push(to(ferroce::AddressVector { service_level: 8, ..address }));
+        bad.push(to(AddressVector { gid: group, ..address }));
+        bad.push(to(AddressVector { gid: v6, ..address }));
+        bad.push(to(AddressVector { sgid_index: 99, ..address }));
+        bad.push(to(AddressVector { flow_label: 1 << 20, ..address }));
+        bad.push(to(AddressVector { service_level: 8, ..address }));
         for path in bad {
             let transition = match qp_type {
                 QpType::Rc => Transition::ReadyToReceive(reliable(path)),
@@ -150,13 +150,9 @@ fn values_out_of_range() {
         QpUpdate { rnr_retry: Some(8), ..none },
         QpUpdate { max_rd_atomic: Some(129), ..none },
         QpUpdate { max_dest_rd_atomic: Some(129), access: Some(Access::NONE), ..none },
-        QpUpdate { address: Some(ferroce::AddressVector { sgid_index: 99, ..address }), ..none },
-        QpUpdate { address: Some(ferroce::AddressVector { service_level: 8, ..address }), ..none },
-        QpUpdate {
-            address: Some(ferroce::AddressVector { hop_limit: 1, ..address }),
-            timeout: Some(32),
-            ..none
-        },
+        QpUpdate { address: Some(AddressVector { sgid_index: 99, ..address }), ..none },
+        QpUpdate { address: Some(AddressVector { service_level: 8, ..address }), ..none },
+        QpUpdate { address: Some(AddressVector { hop_limit: 1, ..address }), timeout: Some(32), ..none },
     ] {
         expect_refused(&mut peer, Transition::Update(bad));
     }
@@ -323,7 +319,7 @@ fn case_096_flush_and_reset() {
     peer.post_send(4, b"not sent");
     peer.inject(nak(NAK_OPERATIONAL, SQ + 1, 1));
     peer.expect_wc(1, Success);
-    peer.expect_wc(2, ferroce::WcStatus::RemOpErr);
+    peer.expect_wc(2, RemOpErr);
     for wr_id in [3, 4, 11] {
         peer.expect_wc(wr_id, WrFlushErr);
     }
