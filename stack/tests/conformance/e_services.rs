@@ -108,6 +108,33 @@ fn case_090_uc_requests_that_cannot_be_executed() {
     assert_eq!(peer.bytes(mr)[..5], [1, 1, 1, 1, 0xee]);
     peer.expect_state(QpState::Rts);
 
+    // A message that goes wrong in its middle: what is left of it is dropped as well.
+    let mut peer = Peer::with(Setup::of(QpType::Uc));
+    let receive = peer.post_recv(1, 300);
+    let mr = peer.memory(&[0xee; 1024]);
+    let rkey = peer.remote(mr).rkey;
+    let full = [1; 256];
+    let write_first = packet(O::UC_WRITE_FIRST, 0).reth(0, rkey, 600);
+    let messages = [
+        (packet(O::UC_SEND_FIRST, 0), packet(O::UC_SEND_MIDDLE, 0).payload(&[2; 255]), O::UC_SEND_LAST),
+        (packet(O::UC_SEND_FIRST, 0), packet(O::UC_SEND_MIDDLE, 0).payload(&[2; 256]), O::UC_SEND_LAST),
+        (write_first.clone(), packet(O::UC_WRITE_MIDDLE, 0).payload(&[2; 257]), O::UC_WRITE_LAST),
+        (write_first, packet(O::UC_WRITE_LAST, 0).payload(&[2; 2]), O::UC_WRITE_LAST),
+    ];
+    let reasons =
+        [Counter::RxInvalidRequest, Counter::RxTooLong, Counter::RxInvalidRequest, Counter::RxInvalidRequest];
+    let mut psn = RQ;
+    for ((first, wrong, last), reason) in messages.into_iter().zip(reasons) {
+        peer.inject(first.psn(psn).payload(&full));
+        peer.expect_refused(wrong.psn(psn + 1), reason);
+        peer.expect_refused(packet(last, psn + 2).payload(&[3; 88]), Counter::RxIncomplete);
+        psn += 3;
+    }
+    assert_eq!(peer.bytes(mr)[..257], [&full[..], &[0xee]].concat());
+    peer.inject(send(b"good").psn(psn));
+    assert_eq!(peer.expect_wc(1, Success).byte_len, 4);
+    assert_eq!(&peer.bytes(receive)[..5], b"good\x01");
+
     // A queue pair that gave nobody the right to write.
     let mut peer = Peer::with(Setup { access: Access::LOCAL_WRITE, ..Setup::of(QpType::Uc) });
     let mr = peer.memory(&[0xee; 64]);

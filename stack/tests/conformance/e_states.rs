@@ -3,13 +3,13 @@
 use ferroce::WcStatus::{LocProtErr, RemOpErr, Success, WrFlushErr};
 use ferroce::wire::Opcode;
 use ferroce::{
-    Access, AddressVector, Data, Error, Event, Gid, Memory, PathMtu, Psn, QpAttributes, QpState, QpType,
-    QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RnrTimer, SendFlags, SendOp,
+    Access, AddressVector, Counter, Data, Error, Event, Gid, Memory, PathMtu, Psn, QpAttributes, QpState,
+    QpType, QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RnrTimer, SendFlags, SendOp,
     SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 
-use crate::packet::{NAK_OPERATIONAL, ack, nak};
-use crate::peer::{PEER_QPN, Peer, REMOTE, RQ, SQ, Setup, pattern, sge};
+use crate::packet::{NAK_OPERATIONAL, ack, nak, packet};
+use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup, pattern, sge};
 
 const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 const STATES: [QpState; 7] =
@@ -222,6 +222,24 @@ fn case_095_posting_by_state() {
                 posted.unwrap();
                 peer.expect_no_wc();
                 assert_eq!(peer.query().outstanding_receives, 1);
+            }
+        }
+
+        let message = match qp_type {
+            QpType::Rc => packet(Opcode::RC_SEND_ONLY, RQ),
+            QpType::Uc => packet(Opcode::UC_SEND_ONLY, RQ),
+            QpType::Ud => packet(Opcode::UD_SEND_ONLY, RQ).deth(QKEY, PEER_QPN),
+        };
+        match state {
+            QpState::Reset | QpState::Init | QpState::Error => {
+                let frame = peer.frame(&message);
+                peer.expect_dropped(frame, Counter::RxWrongState);
+            }
+            QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => {
+                peer.inject(message);
+                peer.expect_wc(2, Success);
+                let is_first = state == QpState::Rtr && qp_type != QpType::Ud;
+                assert_eq!(peer.context.next_event(), is_first.then_some(Event::CommEst(peer.qp)));
             }
         }
     }

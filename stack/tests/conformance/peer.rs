@@ -95,6 +95,7 @@ impl Default for Setup {
 }
 
 impl Setup {
+    /// The default, of another service.
     pub(crate) fn of(qp_type: QpType) -> Setup {
         Setup { qp_type, ..Setup::default() }
     }
