@@ -95,13 +95,14 @@ fn case_124_counters_equal_events() {
     let wanted = [
         (Counter::SentPkts, sent),
         (Counter::RcvdPkts, frames),
+        (Counter::RxWriteRequests, gaps),
+        (Counter::RetransmittedPkts, resent),
         (Counter::OutOfSequence, gaps * packets_behind),
         (Counter::PacketSeqErr, naks),
         (Counter::ImpliedNakSeqErr, implied as u32),
         (Counter::LocalAckTimeoutErr, timeouts),
-        (Counter::RetransmittedPkts, resent),
         (Counter::RxIcrcEncapsulated, flips as u32),
-        (Counter::RxCnpIgnored, cnps),
+        (Counter::RpCnpIgnored, cnps),
     ];
     let wanted: Vec<_> = wanted.map(|(counter, count)| (counter.name(), u64::from(count))).into();
     let counted: Vec<_> = peer.context.counters().iter().filter(|(_, count)| *count > 0).collect();
@@ -128,7 +129,7 @@ fn case_125_cnp_beside_a_nak() {
         peer.expect_wc(0, Success);
         let resent: Vec<u32> = peer.take_packets().iter().map(|got| got.psn).collect();
         assert_eq!(resent, [SQ + 1, SQ + 2], "{name}");
-        peer.expect_counted(Counter::RxCnpIgnored, cnps);
+        peer.expect_counted(Counter::RpCnpIgnored, cnps);
         peer.expect_counted(Counter::PacketSeqErr, 1);
         peer.inject_all([cnp(), ack(SQ + 2, 3), cnp()]);
         peer.expect_wc(1, Success);
@@ -273,7 +274,7 @@ fn connectx_capture() {
     frame[BTH + 5..BTH + 8].copy_from_slice(&qpn.value().to_be_bytes()[1..]);
     reseal(&mut frame);
     inject(&mut context, &frame);
-    assert_eq!(context.counters().value(Counter::RxCnpIgnored), 1);
+    assert_eq!(context.counters().value(Counter::RpCnpIgnored), 1);
     assert_eq!(context.query_qp(qp).unwrap().state, QpState::Rtr);
 }
 
