@@ -1,5 +1,10 @@
-//! Benchmarks of ferroce; `cargo bench -p ferroce-benches` runs them all. Each prints ratios beside
-//! absolute times, because on a shared machine only a ratio within one run means much.
+//! What the benchmarks of ferroce share; `./do bench` runs them all, `./do bench --bench NAME` one.
+//! Each prints ratios beside absolute times, because on a shared machine only a ratio within one run
+//! means much.
+
+pub mod pair;
+pub mod report;
+pub mod ring;
 
 use ferroce::wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader};
 

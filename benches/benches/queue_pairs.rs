@@ -1,0 +1,111 @@
+//! What an idle queue pair costs: bytes, and nanoseconds of a packet of the others.
+//!
+//! Ten queue pairs write; beside them are more and more that are connected and do nothing. The sizes
+//! take turns within each round, so that what else the machine does meets all of them.
+
+use std::time::Instant;
+
+use ferroce::{Cq, Pd, QpConfig};
+use ferroce_benches::pair::{Pair, Setup, Writes};
+use ferroce_benches::report::{Median, Options, resident_bytes};
+use ferroce_benches::ring;
+use serde_json::json;
+
+const ACTIVE: usize = 10;
+const ROUNDS: usize = 15;
+const PACKETS: u64 = 200_000;
+/// Bytes of a WRITE: short, so that little of the time is that of the payload.
+const LENGTH: u32 = 64;
+
+/// Sixteen work requests each way, of one piece, nothing inline.
+fn modest(pd: Pd, cq: Cq) -> QpConfig {
+    QpConfig {
+        max_send_wr: 16,
+        max_recv_wr: 16,
+        max_send_sge: 1,
+        max_recv_sge: 1,
+        max_inline_data: 0,
+        ..QpConfig::rc(pd, cq)
+    }
+}
+
+/// The least that can send and receive.
+fn minimal(pd: Pd, cq: Cq) -> QpConfig {
+    QpConfig { max_send_wr: 1, max_recv_wr: 1, ..modest(pd, cq) }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let options = Options::from_args();
+    let sizes = options.scale([10, 100, 1000], [10, 1000, 100_000]);
+    let (rounds, packets) = options.scale((1, 10_000), (ROUNDS, PACKETS));
+    let most = sizes[2];
+
+    println!("memory of a connected queue pair (of one end)");
+    println!("{:<34} {:>8} {:>12} {:>12} {:>12}", "", "number", "allocated B", "resident B", "to make, µs");
+    // Kept to the end: what one gave back would be missing from the growth of the next.
+    let mut kept = Vec::new();
+    let mut memory = Vec::new();
+    let kinds: [(&str, fn(Pd, Cq) -> QpConfig, u8, u32); 3] = [
+        ("minimal: 1+1 WRs, no READs", minimal, 0, most),
+        ("modest: 16+16 WRs, 16 READs", modest, 16, most),
+        ("default: 128+128 WRs of 4 pieces", QpConfig::rc, 16, most / 20),
+    ];
+    for (name, qp_config, max_rd_atomic, qps) in kinds {
+        let setup = Setup { qps, qp_config, max_rd_atomic, ..Setup::default() };
+        let before = resident_bytes();
+        let (mut pair, start) = (None, Instant::now());
+        let counted = allocation_counter::measure(|| pair = Some(Pair::new(ring::ports(), &setup)));
+        let micros = start.elapsed().as_micros() as f64 / f64::from(2 * qps);
+        let pair = pair.ok_or("was made")??;
+        let each = |bytes: f64| bytes / f64::from(2 * qps);
+        // Of the contexts, the rings and whatever else there is one of.
+        let empty = Setup { qps: 1, ..setup };
+        let fixed =
+            allocation_counter::measure(|| drop(std::hint::black_box(Pair::new(ring::ports(), &empty))));
+        let allocated = each(counted.bytes_current as f64 - fixed.bytes_max as f64);
+        let resident = each(resident_bytes() as f64 - before as f64 - fixed.bytes_max as f64);
+        kept.push(pair);
+        println!("{name:<34} {qps:>8} {allocated:>12.0} {resident:>12.0} {micros:>12.2}");
+        memory.push(json!({
+            "config": name, "qps": qps, "allocated_bytes": allocated, "resident_bytes": resident,
+            "make_us": micros,
+        }));
+    }
+
+    drop(kept);
+
+    let mut pairs = Vec::new();
+    for qps in sizes {
+        let setup = Setup { qps, qp_config: modest, ..Setup::default() };
+        // Those that write are spread over all.
+        let stride = qps as usize / ACTIVE;
+        let active: Vec<usize> = (0..ACTIVE).map(|n| n * stride + stride / 2).collect();
+        pairs.push((qps, active, Pair::new(ring::ports(), &setup)?, Vec::new()));
+    }
+    for round in 0..=rounds {
+        for (_, active, pair, runs) in &mut pairs {
+            let start = Instant::now();
+            pair.write(&Writes { active, length: LENGTH, depth: 16, count: packets })?;
+            // The first is to warm up.
+            if round > 0 {
+                runs.push(start.elapsed().as_nanos() as f64 / packets as f64);
+            }
+        }
+    }
+    println!();
+    println!(
+        "nanoseconds a packet, WRITE of {LENGTH} bytes, {ACTIVE} queue pairs active; median of {rounds} rounds"
+    );
+    println!("{:>10} {:>10} {:>8} {:>14}", "connected", "ns", "spread", "to the least");
+    let mut rows = Vec::new();
+    let mut least: Option<Vec<f64>> = None;
+    for (qps, _, _, runs) in pairs {
+        let least = least.get_or_insert_with(|| runs.clone());
+        // Round by round, since the machine is slower in some.
+        let ratio = Median::of(runs.iter().zip(least).map(|(ns, least)| ns / *least).collect()).value;
+        let Median { value, spread } = Median::of(runs);
+        println!("{qps:>10} {value:>10.1} {:>7.0}% {ratio:>14.3}", spread * 100.0);
+        rows.push(json!({ "connected": qps, "ns": value, "spread": spread, "ratio": ratio }));
+    }
+    Ok(options.save(&json!({ "bench": "queue_pairs", "memory": memory, "time": rows }))?)
+}

@@ -1,0 +1,183 @@
+//! Two contexts with connected queue pairs, whatever lies between them.
+
+use ferroce::wire::RnrTimer;
+use ferroce::*;
+
+/// One end: a context with one CQ, one region of memory, and queue pairs.
+pub struct End {
+    /// The context.
+    pub context: Context,
+    /// Where everything completes.
+    pub cq: Cq,
+    /// The queue pairs; each is connected to the one at the same place of the other end.
+    pub qps: Vec<Qp>,
+    /// The memory.
+    pub mr: Mr,
+    /// What the peer calls it.
+    pub remote: RemoteAddress,
+}
+
+/// How the two are made.
+pub struct Setup {
+    /// Of each context; `max_qps` is taken from `qps`.
+    pub config: Config,
+    /// Connected queue pairs.
+    pub qps: u32,
+    /// Of each queue pair.
+    pub qp_config: fn(Pd, Cq) -> QpConfig,
+    /// Work completions that the CQ holds.
+    pub cqes: u32,
+    /// Bytes of memory at either end.
+    pub memory: usize,
+    /// Of the connections.
+    pub path_mtu: PathMtu,
+    /// READs and atomics outstanding at once, each way.
+    pub max_rd_atomic: u8,
+    /// ACK timeout, 4.096 µs · 2^timeout.
+    pub timeout: u8,
+}
+
+impl Default for Setup {
+    /// One queue pair as an application would have it, path MTU 4096, 64 KiB.
+    fn default() -> Setup {
+        Setup {
+            config: Config::default(),
+            qps: 1,
+            qp_config: QpConfig::rc,
+            cqes: 4096,
+            memory: 1 << 16,
+            path_mtu: PathMtu::Mtu4096,
+            max_rd_atomic: 16,
+            timeout: 14,
+        }
+    }
+}
+
+/// Both ends, polled in turns on one core.
+pub struct Pair {
+    /// The requester and the responder.
+    pub ends: [End; 2],
+    /// The time of the last poll: it moves on by 1 µs a turn.
+    pub now: Nanos,
+}
+
+/// A stream of WRITEs.
+#[derive(Clone, Copy)]
+pub struct Writes<'a> {
+    /// The queue pairs that write, by number.
+    pub active: &'a [usize],
+    /// Bytes of each.
+    pub length: u32,
+    /// In flight on each queue pair, at least 8.
+    pub depth: u64,
+    /// All together, a multiple of `active`.
+    pub count: u64,
+}
+
+impl Pair {
+    /// Opens both ends and connects all their queue pairs, ready to send.
+    ///
+    /// # Errors
+    /// Those of the verbs.
+    pub fn new<D: PacketDriver + 'static>(drivers: [D; 2], setup: &Setup) -> Result<Pair, Error> {
+        let [a, b] = drivers;
+        let mut ends = [End::open(Box::new(a), setup)?, End::open(Box::new(b), setup)?];
+        for n in 0..setup.qps as usize {
+            let [a, b] = &mut ends;
+            let qpns = [a.context.query_qp(a.qps[n])?.qpn, b.context.query_qp(b.qps[n])?.qpn];
+            let gids = [a.context.port().gids[0].gid, b.context.port().gids[0].gid];
+            for (end, peer) in [(a, 1), (b, 0)] {
+                end.connect(n, AddressVector::new(gids[peer], 0), qpns[peer], setup)?;
+            }
+        }
+        Ok(Pair { ends, now: Nanos::ZERO })
+    }
+
+    /// Carries out `writes`.
+    ///
+    /// # Errors
+    /// Those of the verbs.
+    pub fn write(&mut self, writes: &Writes<'_>) -> Result<(), Error> {
+        self.write_beside(writes, &mut |_| {})
+    }
+
+    /// As [`write`](Pair::write); `beside` is called before each turn, with the time.
+    ///
+    /// # Errors
+    /// Those of the verbs.
+    ///
+    /// # Panics
+    /// When a WRITE fails: the queue pairs are connected and nothing between them is lost for good.
+    pub fn write_beside(&mut self, writes: &Writes<'_>, beside: &mut dyn FnMut(Nanos)) -> Result<(), Error> {
+        let [requester, responder] = &mut self.ends;
+        let Writes { active, length, depth, count } = *writes;
+        let share = count / active.len() as u64;
+        let data = [Sge { mr: requester.mr, offset: 0, length }];
+        let (mut posted, mut done) = (vec![0; active.len()], vec![0; active.len()]);
+        let mut unfinished = active.len();
+        while unfinished > 0 {
+            for (slot, n) in active.iter().enumerate() {
+                while posted[slot] < share && posted[slot] - done[slot] < depth {
+                    posted[slot] += 1;
+                    // One completion for eight, as applications do it that care.
+                    let signaled = posted[slot] % 8 == 0 || posted[slot] == share;
+                    let wr = SendWorkRequest {
+                        wr_id: (slot as u64) << 32 | posted[slot],
+                        op: SendOp::Write(responder.remote),
+                        data: Data::Sges(&data),
+                        flags: SendFlags { signaled, ..SendFlags::default() },
+                    };
+                    requester.context.post_send(requester.qps[*n], &wr)?;
+                }
+            }
+            beside(self.now);
+            self.now = Nanos(self.now.0 + 1000);
+            requester.context.poll(self.now)?;
+            responder.context.poll(self.now)?;
+            while let Some(wc) = requester.context.poll_cq(requester.cq)? {
+                assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
+                let (slot, number) = ((wc.wr_id >> 32) as usize, wc.wr_id & u64::from(u32::MAX));
+                done[slot] = number;
+                unfinished -= usize::from(number == share);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl End {
+    fn open(driver: Box<dyn PacketDriver>, setup: &Setup) -> Result<End, Error> {
+        let config = Config { max_qps: setup.qps, ..setup.config.clone() };
+        let mut context = Context::open(driver, &config)?;
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(setup.cqes)?;
+        let config = (setup.qp_config)(pd, cq);
+        let qps = (0..setup.qps).map(|_| context.create_qp(&config)).collect::<Result<_, _>>()?;
+        let mr = context.register(pd, Memory::zeroed(setup.memory)?, access())?;
+        let RemoteMemory { addr, rkey, .. } = context.remote(mr)?;
+        Ok(End { context, cq, qps, mr, remote: RemoteAddress { addr, rkey } })
+    }
+
+    fn connect(&mut self, n: usize, peer: AddressVector, qpn: Qpn, setup: &Setup) -> Result<(), Error> {
+        let psn = Psn::new(0);
+        let receive = ReadyToReceive {
+            path_mtu: setup.path_mtu,
+            max_dest_rd_atomic: setup.max_rd_atomic,
+            min_rnr_timer: RnrTimer::DEFAULT,
+            ..ReadyToReceive::new(peer, qpn, psn)
+        };
+        let send = ReadyToSend {
+            max_rd_atomic: setup.max_rd_atomic,
+            timeout: setup.timeout,
+            ..ReadyToSend::new(psn)
+        };
+        let access = access();
+        self.context.modify_qp(self.qps[n], Transition::Init { access })?;
+        self.context.modify_qp(self.qps[n], Transition::ReadyToReceive(receive))?;
+        self.context.modify_qp(self.qps[n], Transition::ReadyToSend(send))
+    }
+}
+
+fn access() -> Access {
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
+}

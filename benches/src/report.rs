@@ -1,0 +1,66 @@
+//! What benchmarks are asked and how they answer: a table for people, JSON for machines.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+use serde_json::Value;
+
+/// Arguments of a benchmark, behind `--`.
+#[derive(Parser)]
+pub struct Options {
+    /// Also writes the results there, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// As `cargo bench` says; without it one short round shows that the benchmark works
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+impl Options {
+    /// Those of this process.
+    pub fn from_args() -> Options {
+        Options::parse()
+    }
+
+    /// `thorough` under `cargo bench`, `quick` under `cargo test --benches`.
+    pub fn scale<T>(&self, quick: T, thorough: T) -> T {
+        if self.bench { thorough } else { quick }
+    }
+
+    /// Writes the results to the file that was asked for, if any.
+    ///
+    /// # Errors
+    /// Those of writing the file.
+    pub fn save(&self, results: &Value) -> std::io::Result<()> {
+        let Some(path) = &self.json else { return Ok(()) };
+        std::fs::write(path, format!("{results:#}\n"))?;
+        println!("written: {}", path.display());
+        Ok(())
+    }
+}
+
+/// The middle of several runs, and how far apart they were.
+#[derive(Clone, Copy, Debug)]
+pub struct Median {
+    /// The middle.
+    pub value: f64,
+    /// Least to most, as a share of the middle.
+    pub spread: f64,
+}
+
+impl Median {
+    /// Of at least one run.
+    pub fn of(mut runs: Vec<f64>) -> Median {
+        runs.sort_by(f64::total_cmp);
+        let value = runs[runs.len() / 2];
+        Median { value, spread: (runs[runs.len() - 1] - runs[0]) / value }
+    }
+}
+
+/// Bytes of this process that are in memory, as Linux says; 0 elsewhere.
+pub fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
+    1024 * kib.unwrap_or_default()
+}
