@@ -17,6 +17,8 @@ const PACKETS: u64 = 200_000;
 /// Bytes of a WRITE: short, so that little of the time is that of the payload.
 const LENGTH: u32 = 64;
 
+type Make = fn(Pd, Cq) -> QpConfig;
+
 /// Sixteen work requests each way, of one piece, nothing inline.
 fn modest(pd: Pd, cq: Cq) -> QpConfig {
     QpConfig {
@@ -45,7 +47,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     // Kept to the end: what one gave back would be missing from the growth of the next.
     let mut kept = Vec::new();
     let mut memory = Vec::new();
-    let kinds: [(&str, fn(Pd, Cq) -> QpConfig, u8, u32); 3] = [
+    let kinds: [(&str, Make, u8, u32); 3] = [
         ("minimal: 1+1 WRs, no READs", minimal, 0, most),
         ("modest: 16+16 WRs, 16 READs", modest, 16, most),
         ("default: 128+128 WRs of 4 pieces", QpConfig::rc, 16, most / 20),

@@ -111,4 +111,5 @@ fn idle_queue_pairs_ask_for_nothing() {
     });
     assert_eq!(allocations.count_total, 0);
     assert_eq!(context.next_timeout(), None);
+    assert_eq!(context.counters().value(Counter::LocalAckTimeoutErr), 0);
 }
