@@ -3,6 +3,7 @@
 //! means much.
 
 pub mod pair;
+pub mod plot;
 pub mod report;
 pub mod ring;
 
