@@ -1,0 +1,204 @@
+//! Frames that no receiver should heed, by the reason for which each is dropped.
+
+use ferroce::wire::{
+    Bth, Encapsulation, FrameBuilder, NetworkHeader, Opcode, PKEY_DEFAULT, PKey, PathAddress, PathHeader,
+    icrc,
+};
+use ferroce::{Counter, Gid, Psn, Qpn};
+
+/// What is wrong with a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Junk {
+    /// Noise behind an Ethernet header, or UDP to another port.
+    NotRoce,
+    /// The frame ends too early, or its lengths contradict each other.
+    Truncated,
+    /// An IPv4 fragment, IPv4 options, another IP version.
+    BadIp,
+    /// One of its bits is flipped.
+    WrongIcrc,
+    /// An opcode that does not exist.
+    UnknownOpcode,
+    /// A transport version that does not exist.
+    WrongVersion,
+    /// RoCE v1, which is off.
+    RoceV1,
+    /// In order but for the QPN, which nobody has.
+    UnknownQp,
+    /// In order but for the sender's address.
+    WrongSource,
+    /// In order but for the partition.
+    WrongPkey,
+    /// In order, but of another service.
+    WrongService,
+    /// A congestion notification.
+    Cnp,
+}
+
+/// Who is to be flooded, by somebody who knows all that the peer knows.
+#[derive(Clone, Copy)]
+pub struct Target {
+    /// The way from the peer to it.
+    pub path: PathAddress,
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// Bytes of payload where the opcode has any.
+    pub payload: usize,
+}
+
+impl Junk {
+    /// All kinds.
+    pub const ALL: [Junk; 12] = [
+        Junk::NotRoce,
+        Junk::Truncated,
+        Junk::BadIp,
+        Junk::WrongIcrc,
+        Junk::UnknownOpcode,
+        Junk::WrongVersion,
+        Junk::RoceV1,
+        Junk::UnknownQp,
+        Junk::WrongSource,
+        Junk::WrongPkey,
+        Junk::WrongService,
+        Junk::Cnp,
+    ];
+
+    /// Where it is counted.
+    pub fn counter(self) -> Counter {
+        match self {
+            Junk::NotRoce => Counter::RxNotRoce,
+            Junk::Truncated => Counter::RxLengthErrors,
+            Junk::BadIp => Counter::RxIpErrors,
+            Junk::WrongIcrc => Counter::RxIcrcEncapsulated,
+            Junk::UnknownOpcode => Counter::RxUnknownOpcode,
+            Junk::WrongVersion => Counter::RxTransportVersion,
+            Junk::RoceV1 => Counter::RxRoceV1Off,
+            Junk::UnknownQp => Counter::RxUnknownQp,
+            Junk::WrongSource => Counter::RxWrongAddress,
+            Junk::WrongPkey => Counter::RxPkeyMismatch,
+            Junk::WrongService => Counter::RxWrongService,
+            Junk::Cnp => Counter::RxCnpIgnored,
+        }
+    }
+
+    /// Frames of this kind, of all opcodes that it goes with.
+    pub fn frames(self, target: &Target, random: &mut Random) -> Vec<Vec<u8>> {
+        let exists = |byte: &u8| Opcode::from_byte(*byte).is_some_and(|opcode| opcode != Opcode::CNP);
+        let mut opcodes: Vec<u8> = match self {
+            Junk::Cnp => vec![Opcode::CNP.byte(); 16],
+            Junk::WrongService => (0x20..0xff).filter(exists).collect(),
+            // Of RC: those that the queue pair would heed.
+            _ => (0..0x20).filter(exists).collect(),
+        };
+        // So that all kinds weigh alike in a mix.
+        opcodes = opcodes.into_iter().cycle().take(64).collect();
+        opcodes.into_iter().map(|opcode| self.frame(target, opcode, random)).collect()
+    }
+
+    fn frame(self, target: &Target, opcode: u8, random: &mut Random) -> Vec<u8> {
+        let (mut path, mut qpn) = (target.path, target.qpn);
+        match self {
+            Junk::RoceV1 => path.encapsulation = Encapsulation::RoceV1,
+            Junk::WrongSource => path.source = Gid::from_ipv4([10, 66, 6, random.below(256) as u8].into()),
+            Junk::UnknownQp => {
+                while qpn == target.qpn || !qpn.is_ordinary() {
+                    qpn = Qpn::new(random.below(1 << 24) as u32);
+                }
+            }
+            _ => {}
+        }
+        let pkey = if self == Junk::WrongPkey { PKey(0x9234) } else { PKEY_DEFAULT };
+        let mut frame = sealed(&path, qpn, opcode, pkey, target.payload, random);
+        let length = frame.len();
+        match self {
+            Junk::NotRoce if random.below(2) == 0 => {
+                // An EtherType that means nothing.
+                frame[12] = 0x99;
+                frame[14..].fill_with(|| random.below(256) as u8);
+            }
+            // Another UDP port.
+            Junk::NotRoce => frame[UDP + 2] ^= 0x40,
+            Junk::Truncated if random.below(2) == 0 => {
+                frame.truncate(IP + random.below((length - IP) as u64) as usize);
+            }
+            // A UDP length beyond the packet, or below any.
+            Junk::Truncated => {
+                let length = if random.below(2) == 0 { [0xff, 0xff] } else { [0, 8] };
+                frame[UDP + 4..UDP + 6].copy_from_slice(&length);
+            }
+            Junk::BadIp => match random.below(3) {
+                0 => frame[IP] = 0x46,
+                1 => frame[IP] = 0x55,
+                _ => frame[IP + 6] |= 0x20,
+            },
+            Junk::WrongIcrc => {
+                let bit = 8 * length - 1 - random.below(32) as usize;
+                frame[bit / 8] ^= 1 << (bit % 8);
+            }
+            Junk::UnknownOpcode => {
+                let unknown = (0..=255).filter(|byte| Opcode::from_byte(*byte).is_none());
+                let unknown: Vec<u8> = unknown.collect();
+                frame[BTH] = unknown[random.below(unknown.len() as u64) as usize];
+                reseal(&mut frame);
+            }
+            Junk::WrongVersion => {
+                frame[BTH + 1] |= 1 + random.below(15) as u8;
+                reseal(&mut frame);
+            }
+            _ => {}
+        }
+        frame
+    }
+}
+
+/// Where the headers of an untagged IPv4 frame start.
+const IP: usize = 14;
+const UDP: usize = IP + 20;
+const BTH: usize = UDP + 8;
+
+/// A frame that is right in itself.
+fn sealed(
+    path: &PathAddress,
+    qpn: Qpn,
+    opcode: u8,
+    pkey: PKey,
+    payload: usize,
+    random: &mut Random,
+) -> Vec<u8> {
+    let Some(opcode) = Opcode::from_byte(opcode) else { return Vec::new() };
+    // What it takes to be heeded in full, were it genuine: a payload, or none.
+    let payload = if opcode.payload().admits(payload, payload) { payload } else { 0 };
+    let mut bth = Bth::new(opcode, qpn, Psn::new(random.below(1 << 24) as u32));
+    bth.set_ack_req(true);
+    bth.set_pkey(pkey);
+    let (path, mut buffer) = (PathHeader::new(path), vec![0; 8192]);
+    let Some(mut frame) = FrameBuilder::start(&mut buffer, &path, bth, payload) else { return Vec::new() };
+    frame.payload().fill_with(|| random.below(256) as u8);
+    let length = frame.finish();
+    buffer.truncate(length);
+    buffer
+}
+
+/// Puts the right ICRC behind an IPv4 frame that was changed by hand.
+fn reseal(frame: &mut [u8]) {
+    let (covered, tail) = frame[IP..].split_last_chunk_mut::<4>().expect("longer than an ICRC");
+    *tail = icrc::compute(NetworkHeader::Ipv4, covered).expect("has its headers").to_le_bytes();
+}
+
+/// Xorshift: what a test repeats by its seed.
+pub struct Random(u64);
+
+impl Random {
+    /// Of a seed.
+    pub fn new(seed: u64) -> Random {
+        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
+    }
+
+    /// Below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 16) % limit
+    }
+}
