@@ -5,12 +5,10 @@
 //! ICRC, checks, scatter at the other, and its share of the ACKs, completions and posts. The columns
 //! behind it say where the time goes: the same copies, ICRCs and headers alone, and the rest.
 
-use std::time::Instant;
-
 use ferroce::wire::{Bth, FrameBuilder, NetworkHeader, Opcode, Packet, Reth, icrc};
 use ferroce::{Psn, Qpn, RKey};
 use ferroce_benches::pair::{Pair, Setup, Writes};
-use ferroce_benches::report::{Median, Options};
+use ferroce_benches::report::{CpuTime, Median, Options};
 use ferroce_benches::ring::{self, FRAME};
 use serde_json::json;
 
@@ -21,7 +19,7 @@ const PACKETS: u64 = 400_000;
 fn wire_alone(length: usize, count: u64) -> f64 {
     let path = ferroce_benches::path();
     let (mut buffer, data, mut sink) = (vec![0u8; FRAME], vec![1u8; length], vec![0u8; length]);
-    let start = Instant::now();
+    let start = CpuTime::start();
     for n in 0..count {
         let bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(17), Psn::new(n as u32));
         let Some(mut frame) = FrameBuilder::start(&mut buffer, &path, bth, length) else { continue };
@@ -33,27 +31,27 @@ fn wire_alone(length: usize, count: u64) -> f64 {
         }
     }
     std::hint::black_box(&sink);
-    start.elapsed().as_nanos() as f64 / count as f64
+    start.each(count)
 }
 
 /// The two ICRCs of such a frame alone: one to write it, one to check it.
 fn icrc_alone(length: usize, count: u64) -> f64 {
     let packet = vec![0x45u8; 20 + 8 + 12 + 16 + length];
-    let start = Instant::now();
+    let start = CpuTime::start();
     for _ in 0..2 * count {
         std::hint::black_box(icrc::compute(NetworkHeader::Ipv4, std::hint::black_box(&packet)));
     }
-    start.elapsed().as_nanos() as f64 / count as f64
+    start.each(count)
 }
 
 /// The two copies of its payload alone: memory to frame, frame to memory.
 fn copy_alone(length: usize, count: u64) -> f64 {
     let (from, mut to) = (vec![1u8; length], vec![0u8; length]);
-    let start = Instant::now();
+    let start = CpuTime::start();
     for _ in 0..2 * count {
         std::hint::black_box(&mut to[..]).copy_from_slice(std::hint::black_box(&from));
     }
-    start.elapsed().as_nanos() as f64 / count as f64
+    start.each(count)
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -70,9 +68,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         writes.count = packets;
         let mut runs: [Vec<f64>; 4] = Default::default();
         for _ in 0..rounds {
-            let start = Instant::now();
+            let start = CpuTime::start();
             pair.write(&writes)?;
-            runs[0].push(start.elapsed().as_nanos() as f64 / packets as f64);
+            runs[0].push(start.each(packets));
             runs[1].push(wire_alone(length as usize, packets));
             runs[2].push(icrc_alone(length as usize, packets));
             runs[3].push(copy_alone(length as usize, packets));

@@ -3,11 +3,9 @@
 //! Ten queue pairs write; beside them are more and more that are connected and do nothing. The sizes
 //! take turns within each round, so that what else the machine does meets all of them.
 
-use std::time::Instant;
-
 use ferroce::{Cq, Pd, QpConfig};
 use ferroce_benches::pair::{Pair, Setup, Writes};
-use ferroce_benches::report::{Median, Options, resident_bytes};
+use ferroce_benches::report::{CpuTime, Median, Options, resident_bytes};
 use ferroce_benches::ring;
 use serde_json::json;
 
@@ -55,9 +53,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     for (name, qp_config, max_rd_atomic, qps) in kinds {
         let setup = Setup { qps, qp_config, max_rd_atomic, ..Setup::default() };
         let before = resident_bytes();
-        let (mut pair, start) = (None, Instant::now());
+        let (mut pair, start) = (None, CpuTime::start());
         let counted = allocation_counter::measure(|| pair = Some(Pair::new(ring::ports(), &setup)));
-        let micros = start.elapsed().as_micros() as f64 / f64::from(2 * qps);
+        let micros = start.each(2000 * u64::from(qps));
         let pair = pair.ok_or("was made")??;
         let each = |bytes: f64| bytes / f64::from(2 * qps);
         // Of the contexts, the rings and whatever else there is one of.
@@ -86,11 +84,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     for round in 0..=rounds {
         for (_, active, pair, runs) in &mut pairs {
-            let start = Instant::now();
+            let start = CpuTime::start();
             pair.write(&Writes { active, length: LENGTH, depth: 16, count: packets })?;
             // The first is to warm up.
             if round > 0 {
-                runs.push(start.elapsed().as_nanos() as f64 / packets as f64);
+                runs.push(start.each(packets));
             }
         }
     }

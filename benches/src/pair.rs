@@ -59,6 +59,8 @@ pub struct Pair {
     pub ends: [End; 2],
     /// The time of the last poll: it moves on by 1 µs a turn.
     pub now: Nanos,
+    /// WRITEs posted and done, by queue pair.
+    progress: Vec<(u64, u64)>,
 }
 
 /// A stream of WRITEs.
@@ -90,7 +92,8 @@ impl Pair {
                 end.connect(n, AddressVector::new(gids[peer], 0), qpns[peer], setup)?;
             }
         }
-        Ok(Pair { ends, now: Nanos::ZERO })
+        let progress = vec![(0, 0); setup.qps as usize];
+        Ok(Pair { ends, now: Nanos::ZERO, progress })
     }
 
     /// Carries out `writes`.
@@ -101,43 +104,46 @@ impl Pair {
         self.write_beside(writes, &mut |_| {})
     }
 
-    /// As [`write`](Pair::write); `beside` is called before each turn, with the time.
+    /// As [`write`](Pair::write). In each turn, between the polls of the requester and of the
+    /// responder, `beside` is told how many WRITEs have been posted.
     ///
     /// # Errors
     /// Those of the verbs.
     ///
     /// # Panics
     /// When a WRITE fails: the queue pairs are connected and nothing between them is lost for good.
-    pub fn write_beside(&mut self, writes: &Writes<'_>, beside: &mut dyn FnMut(Nanos)) -> Result<(), Error> {
-        let [requester, responder] = &mut self.ends;
+    pub fn write_beside(&mut self, writes: &Writes<'_>, beside: &mut dyn FnMut(u64)) -> Result<(), Error> {
+        let Pair { ends: [requester, responder], now, progress } = self;
         let Writes { active, length, depth, count } = *writes;
         let share = count / active.len() as u64;
         let data = [Sge { mr: requester.mr, offset: 0, length }];
-        let (mut posted, mut done) = (vec![0; active.len()], vec![0; active.len()]);
-        let mut unfinished = active.len();
+        progress.fill((0, 0));
+        let (mut total, mut unfinished) = (0, active.len());
         while unfinished > 0 {
-            for (slot, n) in active.iter().enumerate() {
-                while posted[slot] < share && posted[slot] - done[slot] < depth {
-                    posted[slot] += 1;
+            for qp in active {
+                let (posted, done) = &mut progress[*qp];
+                while *posted < share && *posted - *done < depth {
+                    *posted += 1;
+                    total += 1;
                     // One completion for eight, as applications do it that care.
-                    let signaled = posted[slot] % 8 == 0 || posted[slot] == share;
+                    let signaled = *posted % 8 == 0 || *posted == share;
                     let wr = SendWorkRequest {
-                        wr_id: (slot as u64) << 32 | posted[slot],
+                        wr_id: (*qp as u64) << 32 | *posted,
                         op: SendOp::Write(responder.remote),
                         data: Data::Sges(&data),
                         flags: SendFlags { signaled, ..SendFlags::default() },
                     };
-                    requester.context.post_send(requester.qps[*n], &wr)?;
+                    requester.context.post_send(requester.qps[*qp], &wr)?;
                 }
             }
-            beside(self.now);
-            self.now = Nanos(self.now.0 + 1000);
-            requester.context.poll(self.now)?;
-            responder.context.poll(self.now)?;
+            *now = Nanos(now.0 + 1000);
+            requester.context.poll(*now)?;
+            beside(total);
+            responder.context.poll(*now)?;
             while let Some(wc) = requester.context.poll_cq(requester.cq)? {
                 assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
-                let (slot, number) = ((wc.wr_id >> 32) as usize, wc.wr_id & u64::from(u32::MAX));
-                done[slot] = number;
+                let number = wc.wr_id & u64::from(u32::MAX);
+                progress[(wc.wr_id >> 32) as usize].1 = number;
                 unfinished -= usize::from(number == share);
             }
         }

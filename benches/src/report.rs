@@ -57,6 +57,24 @@ impl Median {
     }
 }
 
+/// A stopwatch of the time that this thread has a core: what others take on a shared machine does not
+/// count.
+#[derive(Clone, Copy, Debug)]
+pub struct CpuTime(u128);
+
+impl CpuTime {
+    /// Starts one.
+    pub fn start() -> CpuTime {
+        let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        CpuTime(time.tv_sec as u128 * 1_000_000_000 + time.tv_nsec as u128)
+    }
+
+    /// Nanoseconds since then, for each of `count`.
+    pub fn each(self, count: u64) -> f64 {
+        (CpuTime::start().0 - self.0) as f64 / count as f64
+    }
+}
+
 /// Bytes of this process that are in memory, as Linux says; 0 elsewhere.
 pub fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
