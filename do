@@ -11,7 +11,8 @@ usage: ./do JOB [ARGUMENT...]
                      one process otherwise (see ./do ferroce demo --help)
   test [ARG...]      every test there is: unit, conformance, AF_XDP between namespaces, the kernel's
                      rdma_rxe in a virtual machine; arguments go to cargo test
-  bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...)
+  bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
+                     --bench engine | loss | queue_pairs | flood [-- --json FILE]
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
   lint               rustfmt, clippy and rustdoc, warnings denied
   asan               the tests under the address sanitizer
@@ -90,6 +91,12 @@ tests() {
          END {printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped}' "$log"
     rm -f "$log"
     return "$status"
+}
+
+bench() {
+    choose_features
+    need $run_packages || true
+    cargo bench -p ferroce-benches "${features[@]}" "$@"
 }
 
 lint() {
@@ -183,7 +190,7 @@ case $job in
 demo) ferroce demo "$@" ;;
 ferroce) ferroce "$@" ;;
 test) tests "$@" ;;
-bench) choose_features; cargo bench -p ferroce-benches "$@" ;;
+bench) bench "$@" ;;
 soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --no-default-features --test impairment -- --nocapture ;;
 lint) lint ;;
 asan) asan --lib --bins --tests "$@" ;;

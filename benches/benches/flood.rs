@@ -1,94 +1,124 @@
-//! A good queue pair beside a flood of junk, on one core over a ring in memory: what a frame of the
-//! flood costs, by its kind and length, and what is left to the good one.
+//! A good queue pair beside a flood of junk, all on one core: what a frame of the flood costs, by its
+//! kind and length, and what is left to the good one.
 //!
-//! The budget: a core that spends `j` nanoseconds on a frame of junk and `g` on a good packet gives,
-//! with `k` frames of junk beside each good packet, one good packet each `g + k·j`. The table says how
-//! near to that the good queue pair came. The flood is made on the same core, so `j` is there with what
-//! it takes to put a frame into the ring.
+//! The budget: where a frame of junk takes `j` nanoseconds and a good packet `g`, and `k` frames of
+//! junk come with each good packet, there is one good packet each `g + k·j`. The table says how near
+//! to that the good queue pair came. The flood is sent by the same core, so `j` is with what that
+//! takes.
 
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use ferroce::driver::{self, Capabilities, Stats};
 use ferroce::wire::{Encapsulation, PathAddress};
-use ferroce::{Counter, MacAddr, Nanos, QpAttributes, QpState};
+use ferroce::{Counter, MacAddr, Nanos, PacketDriver, PathMtu, QpAttributes, QpState};
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{CpuTime, Median, Options, resident_bytes};
-use ferroce_benches::ring::{self, Inlet};
+use ferroce_benches::ring;
 use junk::{Junk, Random, Target};
-use serde_json::json;
+use serde_json::{Value, json};
 
 #[path = "../../stack/tests/junk/mod.rs"]
-#[expect(unreachable_pub, reason = "a module shared with the tests")]
+#[expect(unreachable_pub, reason = "a module shared with the tests of the stack")]
 mod junk;
+#[cfg(feature = "af_xdp")]
+#[path = "../../driver/tests/common/mod.rs"]
+mod namespaces;
 
 const ROUNDS: usize = 9;
 const PACKETS: u64 = 40_000;
 /// Bytes of a good WRITE, and of the payload of junk in the mix.
 const LENGTH: u32 = 1024;
-/// Frames of junk for each good packet; the last is as many as the ring takes.
-const FLOODS: [u64; 4] = [1, 4, 16, u64::MAX];
 
 /// Frames for the responder, over and over.
+#[derive(Default)]
 struct Flood {
-    inlet: Inlet,
     frames: Vec<(Junk, Vec<u8>)>,
     next: usize,
     sent: [u64; Junk::ALL.len()],
+    /// Behind each good frame come so many.
+    times: u64,
+    /// To be sent before the next good one.
+    due: u64,
+    /// To be sent at the end of a burst, as long as the port takes them.
+    allowance: u64,
 }
 
 impl Flood {
-    /// Puts up to `count` frames into the ring; returns how many found room.
-    fn pour(&mut self, count: u64) -> u64 {
-        for poured in 0..count {
-            let (kind, frame) = &self.frames[self.next % self.frames.len()];
-            if !self.inlet.push(frame) {
-                return poured;
+    fn total(&self) -> u64 {
+        self.sent.iter().sum()
+    }
+
+    fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let (kind, frame) = self.frames.get(self.next)?;
+        buffer.get_mut(..frame.len())?.copy_from_slice(frame);
+        self.sent[*kind as usize] += 1;
+        self.next = (self.next + 1) % self.frames.len();
+        Some(frame.len())
+    }
+}
+
+/// A port whose peer is flooded.
+struct Flooding {
+    port: Box<dyn PacketDriver>,
+    flood: Arc<Mutex<Flood>>,
+}
+
+impl PacketDriver for Flooding {
+    fn capabilities(&self) -> &Capabilities {
+        self.port.capabilities()
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
+        self.port.rx_burst(now, sink)
+    }
+
+    fn tx_burst(
+        &mut self,
+        now: Nanos,
+        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+    ) -> Result<usize, driver::Error> {
+        let mut flood = lock(&self.flood);
+        let mut allowance = flood.allowance;
+        self.port.tx_burst(now, &mut |buffer| {
+            if flood.due > 0 {
+                flood.due -= 1;
+                return flood.write(buffer);
             }
-            self.sent[*kind as usize] += 1;
-            self.next += 1;
-        }
-        count
+            let good = source(buffer);
+            if good.is_some() {
+                flood.due = flood.times;
+                return good;
+            }
+            allowance = allowance.checked_sub(1)?;
+            flood.write(buffer)
+        })
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
+        self.port.wait(timeout)
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+        self.port.resolve(peer)
+    }
+
+    fn stats(&self) -> Stats {
+        self.port.stats()
     }
 }
 
-/// Frames of these kinds, in any order.
-fn frames(pair: &Pair, kinds: &[Junk], payload: usize) -> Result<Vec<(Junk, Vec<u8>)>, ferroce::Error> {
-    let [peer, victim] = &pair.ends;
-    let path = PathAddress {
-        source_mac: MacAddr(peer.context.capabilities().mac),
-        destination_mac: MacAddr(victim.context.capabilities().mac),
-        vlan: None,
-        source: peer.context.port().gids[0].gid,
-        destination: victim.context.port().gids[0].gid,
-        encapsulation: Encapsulation::RoceV2 { source_port: 0xc123 },
-        traffic_class: 0,
-        flow_label: 0,
-        hop_limit: 64,
-        identification: 0,
-    };
-    let target = Target { path, qpn: victim.context.query_qp(victim.qps[0])?.qpn, payload };
-    let mut random = Random::new(1);
-    let mut frames = Vec::new();
-    for kind in kinds {
-        frames.extend(kind.frames(&target, &mut random).into_iter().map(|frame| (*kind, frame)));
-    }
-    for n in (1..frames.len()).rev() {
-        frames.swap(n, random.below(n as u64 + 1) as usize);
-    }
-    Ok(frames)
+fn lock(flood: &Mutex<Flood>) -> MutexGuard<'_, Flood> {
+    flood.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Nanoseconds of a frame of `flood` that comes alone: what the responder spends on it, and the same
-/// with putting it into the ring.
-fn cost(pair: &mut Pair, flood: &mut Flood, rings: u64) -> Result<(f64, f64), ferroce::Error> {
-    let (mut handled, mut whole) = (0.0, 0.0);
-    for _ in 0..rings {
-        let start = CpuTime::start();
-        let count = flood.pour(u64::MAX);
-        let poured = CpuTime::start();
-        pair.now = Nanos(pair.now.0 + 1000);
-        while pair.ends[1].context.poll(pair.now)? > 0 {}
-        handled += poured.each(count * rings);
-        whole += start.each(count * rings);
-    }
-    Ok((handled, whole))
+/// A good queue pair and the flood beside it.
+struct Scene {
+    pair: Pair,
+    flood: Arc<Mutex<Flood>>,
+    /// The most that a burst of the flood has.
+    burst: u64,
 }
 
 /// What came of good packets beside a flood.
@@ -99,133 +129,253 @@ struct Run {
     ratio: f64,
 }
 
-fn run(pair: &mut Pair, flood: &mut Flood, times: u64, packets: u64) -> Result<Run, ferroce::Error> {
-    let mut poured = 0;
-    let start = CpuTime::start();
-    let writes = Writes { active: &[0], length: LENGTH, depth: 16, count: packets };
-    pair.write_beside(&writes, &mut |posted| {
-        poured += flood.pour(times.saturating_mul(posted).saturating_sub(poured));
-    })?;
-    Ok(Run { good: start.each(packets), ratio: poured as f64 / packets as f64 })
+impl Scene {
+    fn new([requester, responder]: [Box<dyn PacketDriver>; 2], burst: u64) -> Result<Scene, ferroce::Error> {
+        let flood = Arc::new(Mutex::new(Flood::default()));
+        let requester = Box::new(Flooding { port: requester, flood: flood.clone() });
+        let setup = Setup { path_mtu: PathMtu::Mtu1024, timeout: 8, ..Setup::default() };
+        let pair = Pair::new([requester as Box<dyn PacketDriver>, responder], &setup)?;
+        Ok(Scene { pair, flood, burst })
+    }
+
+    /// The flood is of these kinds from now on, in any order.
+    fn set_frames(&mut self, kinds: &[Junk], payload: usize) -> Result<(), ferroce::Error> {
+        let [peer, victim] = &self.pair.ends;
+        let path = PathAddress {
+            source_mac: MacAddr(peer.context.capabilities().mac),
+            destination_mac: MacAddr(victim.context.capabilities().mac),
+            vlan: None,
+            source: peer.gid,
+            destination: victim.gid,
+            encapsulation: Encapsulation::RoceV2 { source_port: 0xc123 },
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            identification: 0,
+        };
+        let target = Target { path, qpn: victim.context.query_qp(victim.qps[0])?.qpn, payload };
+        let mut random = Random::new(1);
+        let mut frames = Vec::new();
+        for kind in kinds {
+            frames.extend(kind.frames(&target, &mut random).into_iter().map(|frame| (*kind, frame)));
+        }
+        for n in (1..frames.len()).rev() {
+            frames.swap(n, random.below(n as u64 + 1) as usize);
+        }
+        let mut flood = lock(&self.flood);
+        (flood.frames, flood.next) = (frames, 0);
+        Ok(())
+    }
+
+    /// Nanoseconds of a frame of the flood that comes alone: what the responder spends on it, and
+    /// the same with sending it.
+    fn cost(&mut self, bursts: u64) -> Result<(f64, f64), ferroce::Error> {
+        let (mut handled, mut whole) = (0.0, 0.0);
+        lock(&self.flood).allowance = self.burst;
+        for _ in 0..bursts {
+            let before = lock(&self.flood).total();
+            self.pair.now = Nanos(self.pair.now.0 + 1000);
+            let start = CpuTime::start();
+            self.pair.ends[0].context.poll(self.pair.now)?;
+            let sent = CpuTime::start();
+            self.drain()?;
+            let count = lock(&self.flood).total() - before;
+            handled += sent.each(count * bursts);
+            whole += start.each(count * bursts);
+        }
+        lock(&self.flood).allowance = 0;
+        Ok((handled, whole))
+    }
+
+    /// Carries out good WRITEs with `times` as many frames of junk; `None` is as many as go.
+    fn run(&mut self, times: Option<u64>, packets: u64) -> Result<Run, ferroce::Error> {
+        let before = {
+            let mut flood = lock(&self.flood);
+            flood.times = times.unwrap_or(0);
+            flood.allowance = if times.is_none() { self.burst } else { 0 };
+            flood.total()
+        };
+        let start = CpuTime::start();
+        self.pair.write(&Writes { active: &[0], length: LENGTH, depth: 16, count: packets })?;
+        let good = start.each(packets);
+        let mut flood = lock(&self.flood);
+        (flood.times, flood.due, flood.allowance) = (0, 0, 0);
+        let ratio = (flood.total() - before) as f64 / packets as f64;
+        drop(flood);
+        self.drain()?;
+        Ok(Run { good, ratio })
+    }
+
+    /// Takes what is still on the way.
+    fn drain(&mut self) -> Result<(), ferroce::Error> {
+        while self.pair.ends[1].context.poll(self.pair.now)? > 0 {}
+        Ok(())
+    }
+
+    fn attributes(&self) -> Result<[QpAttributes; 2], ferroce::Error> {
+        let [a, b] = &self.pair.ends;
+        Ok([a.context.query_qp(a.qps[0])?, b.context.query_qp(b.qps[0])?])
+    }
+
+    /// What each kind costs.
+    fn measure_kinds(&mut self, rounds: usize) -> Result<Value, ferroce::Error> {
+        const PAYLOADS: [usize; 4] = [0, 64, 1024, 4096];
+        println!(
+            "nanoseconds that the responder spends on a frame of junk, by its payload; median of {rounds}"
+        );
+        println!(
+            "{:<16} {:>10} {:>10} {:>10} {:>10}",
+            "", PAYLOADS[0], PAYLOADS[1], PAYLOADS[2], PAYLOADS[3]
+        );
+        let mut rows = Vec::new();
+        for kind in Junk::ALL {
+            let mut row = Vec::new();
+            for payload in PAYLOADS {
+                self.set_frames(&[kind], payload)?;
+                let runs = (0..rounds).map(|_| Ok(self.cost(4)?.0));
+                row.push(Median::of(runs.collect::<Result<_, ferroce::Error>>()?).value);
+            }
+            let name = format!("{kind:?}");
+            println!("{name:<16} {:>10.1} {:>10.1} {:>10.1} {:>10.1}", row[0], row[1], row[2], row[3]);
+            rows.push(json!({ "kind": name, "payloads": PAYLOADS, "ns": row }));
+        }
+        Ok(Value::Array(rows))
+    }
+
+    /// Good packets beside the flood, and what must not have happened meanwhile.
+    fn measure_good(&mut self, kinds: &[Junk], rounds: usize, packets: u64) -> Result<Value, ferroce::Error> {
+        /// The last is as many as go.
+        const FLOODS: [Option<u64>; 4] = [Some(1), Some(4), Some(16), None];
+        self.set_frames(kinds, LENGTH as usize)?;
+        // To warm up.
+        for times in FLOODS {
+            self.run(times, packets / 10)?;
+        }
+        let (before, resident) = (self.attributes()?, resident_bytes());
+        let mut results = FLOODS.map(|times| (times, Vec::with_capacity(rounds)));
+        let (mut good, mut junk) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds));
+        let mut outcome: Result<(), ferroce::Error> = Ok(());
+        let allocated = allocation_counter::measure(|| {
+            outcome = (0..rounds).try_for_each(|_| {
+                good.push(self.run(Some(0), packets)?.good);
+                junk.push(self.cost(64)?.1);
+                results.iter_mut().try_for_each(|(times, runs)| {
+                    runs.push(self.run(*times, packets)?);
+                    Ok(())
+                })
+            });
+        });
+        outcome?;
+        let grown = resident_bytes() as i64 - resident as i64;
+
+        let (good, junk) = (Median::of(good), Median::of(junk));
+        println!(
+            "alone {:.0} ns a good packet (spread {:.0} %), {:.0} ns a frame of junk ({:.0} %) with sending it",
+            good.value,
+            good.spread * 100.0,
+            junk.value,
+            junk.spread * 100.0
+        );
+        println!(
+            "{:>14} {:>12} {:>14} {:>14} {:>10} {:>12} {:>10}",
+            "junk per good", "junk/s", "good packets/s", "of those alone", "budget", "to budget", "spread"
+        );
+        let mut rows = Vec::new();
+        for (_, runs) in results {
+            let ratio = Median::of(runs.iter().map(|run| run.ratio).collect()).value;
+            let Median { value, spread } = Median::of(runs.iter().map(|run| run.good).collect());
+            let (share, budget) = (good.value / value, good.value / (good.value + ratio * junk.value));
+            println!(
+                "{ratio:>14.2} {:>12.0} {:>14.0} {:>12.1} % {:>8.1} % {:>12.2} {:>8.0} %",
+                ratio * 1e9 / value,
+                1e9 / value,
+                share * 100.0,
+                budget * 100.0,
+                share / budget,
+                spread * 100.0
+            );
+            rows.push(json!({
+                "junk_per_good": ratio, "junk_per_second": ratio * 1e9 / value,
+                "good_per_second": 1e9 / value, "share": share, "budget": budget, "spread": spread,
+            }));
+        }
+
+        println!("allocations meanwhile: {}; resident memory grew by {grown} bytes", allocated.count_total);
+        assert_eq!(allocated.count_total, 0, "{allocated:?}");
+        // Linux counts pages in batches.
+        assert!(grown < 1 << 20, "memory grew by {grown} bytes");
+        let dropped = self.pair.ends[1].context.driver_stats().rx_dropped;
+        for (after, before) in self.attributes()?.into_iter().zip(before) {
+            let progress = QpAttributes { rq_psn: before.rq_psn, sq_psn: before.sq_psn, ..after };
+            assert_eq!((progress, after.state), (before, QpState::Rts));
+        }
+        let retransmitted = self.pair.ends[0].context.counters().value(Counter::RetransmittedPkts);
+        println!(
+            "the good queue pair: {retransmitted} retransmitted, for the port lost {dropped} frames of all \
+             together; nothing changed but its PSNs"
+        );
+        assert!(retransmitted == 0 || dropped > 0);
+        Ok(json!({
+            "good_ns": good.value, "junk_ns": junk.value, "rows": rows, "retransmitted": retransmitted,
+            "dropped": dropped, "allocations": allocated.count_total, "resident_growth": grown,
+        }))
+    }
+
+    /// Says how often each kind was sent and counted; the same, unless the port lost some.
+    fn check_counters(&self) {
+        let victim = &self.pair.ends[1].context;
+        let lossless = victim.driver_stats().rx_dropped == 0;
+        let flood = lock(&self.flood);
+        for kind in Junk::ALL {
+            let (sent, counted) = (flood.sent[kind as usize], victim.counters().value(kind.counter()));
+            println!("{:<24} {sent:>12} sent {counted:>12} counted", kind.counter().name());
+            assert!(sent == counted || !lossless && counted < sent, "{kind:?}");
+        }
+    }
 }
 
-/// What a queue pair is like, but for its progress.
-fn still(attributes: QpAttributes, progress: QpAttributes) -> QpAttributes {
-    QpAttributes { rq_psn: progress.rq_psn, sq_psn: progress.sq_psn, ..attributes }
+/// Ports of two namespaces, and these; why not, if not, is said aloud.
+#[cfg(feature = "af_xdp")]
+fn af_xdp_ports() -> Result<Option<(namespaces::Pair, [Box<dyn PacketDriver>; 2])>, driver::Error> {
+    use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
+    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
+    let Some(pair) = namespaces::Pair::new(1500) else { return Ok(None) };
+    let ports = [pair.in_a(open)?, pair.in_b(open)?];
+    Ok(Some((pair, ports)))
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options = Options::from_args();
     let (rounds, packets) = options.scale((1, 1_000), (ROUNDS, PACKETS));
-    let ports = ring::ports();
-    let inlet = ports[1].inlet();
-    let mut pair = Pair::new(ports, &Setup::default())?;
-    let flood = |frames| Flood { inlet: inlet.clone(), frames, next: 0, sent: Default::default() };
-
-    println!("nanoseconds a frame of junk, by its payload; median of {rounds} runs");
-    let payloads = [0, 64, 1024, 4096];
-    println!("{:<16} {:>10} {:>10} {:>10} {:>10}", "", payloads[0], payloads[1], payloads[2], payloads[3]);
-    let mut costs = Vec::new();
-    let mut sent = [0; Junk::ALL.len()];
-    for kind in Junk::ALL {
-        let mut row = Vec::new();
-        for payload in payloads {
-            let mut flood = flood(frames(&pair, &[kind], payload)?);
-            let runs = (0..rounds).map(|_| Ok(cost(&mut pair, &mut flood, 4)?.0));
-            let runs = runs.collect::<Result<Vec<_>, ferroce::Error>>()?;
-            row.push(Median::of(runs).value);
-            sent[kind as usize] += flood.sent[kind as usize];
-        }
-        let name = format!("{kind:?}");
-        println!("{name:<16} {:>10.1} {:>10.1} {:>10.1} {:>10.1}", row[0], row[1], row[2], row[3]);
-        costs.push(json!({ "kind": name, "payloads": payloads, "ns": row }));
-    }
-
-    let mut mix = flood(frames(&pair, &Junk::ALL, LENGTH as usize)?);
-    // To warm up, and to have everything allocated that ever will be.
-    for times in FLOODS {
-        run(&mut pair, &mut mix, times, packets / 10)?;
-    }
-    let before = [0, 1].map(|n: usize| pair.ends[n].context.query_qp(pair.ends[n].qps[0]));
-    let resident = resident_bytes();
-    let mut results: [Vec<Run>; FLOODS.len()] = Default::default();
-    let (mut good, mut junk) = (Vec::with_capacity(rounds), Vec::with_capacity(rounds));
-    results.iter_mut().for_each(|runs| runs.reserve(rounds));
-    let mut outcome = Ok(());
-    let allocated = allocation_counter::measure(|| {
-        outcome = (0..rounds).try_for_each(|_| {
-            good.push(run(&mut pair, &mut mix, 0, packets)?.good);
-            junk.push(cost(&mut pair, &mut mix, 16)?.1);
-            for (times, runs) in FLOODS.into_iter().zip(&mut results) {
-                runs.push(run(&mut pair, &mut mix, times, packets)?);
-                // What is left in the ring belongs to nobody.
-                while pair.ends[1].context.poll(pair.now)? > 0 {}
-            }
-            Ok::<_, ferroce::Error>(())
-        });
-    });
-    outcome?;
-    let grown = resident_bytes() as i64 - resident as i64;
-
+    let ports = ring::ports().map(|port| Box::new(port) as Box<dyn PacketDriver>);
+    let mut scene = Scene::new(ports, u64::MAX)?;
+    let costs = scene.measure_kinds(rounds)?;
     println!();
-    let (good, junk) = (Median::of(good), Median::of(junk));
-    println!(
-        "WRITEs of {LENGTH} bytes beside all kinds of junk with {LENGTH} bytes of payload, one core for all;"
-    );
-    println!(
-        "alone {:.0} ns a good packet (spread {:.0} %) and {:.0} ns a frame of junk ({:.0} %), making it included",
-        good.value,
-        good.spread * 100.0,
-        junk.value,
-        junk.spread * 100.0
-    );
-    println!(
-        "{:>14} {:>12} {:>14} {:>14} {:>10} {:>12} {:>10}",
-        "junk per good", "junk/s", "good packets/s", "of those alone", "budget", "to budget", "spread"
-    );
-    let mut rows = Vec::new();
-    for runs in results {
-        let ratio = Median::of(runs.iter().map(|run| run.ratio).collect()).value;
-        let Median { value, spread } = Median::of(runs.iter().map(|run| run.good).collect());
-        let (share, budget) = (good.value / value, good.value / (good.value + ratio * junk.value));
-        println!(
-            "{ratio:>14.2} {:>12.0} {:>14.0} {:>12.1} % {:>8.1} % {:>12.2} {:>8.0} %",
-            ratio * 1e9 / value,
-            1e9 / value,
-            share * 100.0,
-            budget * 100.0,
-            share / budget,
-            spread * 100.0
-        );
-        rows.push(json!({
-            "junk_per_good": ratio, "junk_per_second": ratio * 1e9 / value,
-            "good_per_second": 1e9 / value, "share": share, "budget": budget, "spread": spread,
-        }));
-    }
+    println!("WRITEs of {LENGTH} bytes beside junk of all kinds with as much payload, one core for all,");
+    println!("over a ring in memory:");
+    let ring = scene.measure_good(&Junk::ALL, rounds, packets)?;
+    scene.check_counters();
+    let mut results = json!({ "bench": "flood", "costs": costs, "ring": ring });
 
-    println!();
-    println!(
-        "allocations while it went on: {}; resident memory grew by {grown} bytes",
-        allocated.count_total
-    );
-    assert_eq!(allocated.count_total, 0, "{allocated:?}");
-    // Linux counts pages in batches.
-    assert!(grown < 1 << 20, "memory grew by {grown} bytes");
-    let counters = pair.ends[1].context.counters();
-    for kind in Junk::ALL {
-        let (sent, counted) = (sent[kind as usize] + mix.sent[kind as usize], counters.value(kind.counter()));
-        println!("{:<24} {sent:>12} sent {counted:>12} counted", kind.counter().name());
-        assert_eq!(sent, counted, "{kind:?}");
+    #[cfg(feature = "af_xdp")]
+    if let Some((_namespaces, ports)) = af_xdp_ports()? {
+        // The others go to the kernel.
+        let kinds = [
+            Junk::WrongIcrc,
+            Junk::UnknownOpcode,
+            Junk::WrongVersion,
+            Junk::UnknownQp,
+            Junk::WrongSource,
+            Junk::WrongPkey,
+            Junk::WrongService,
+            Junk::Cnp,
+        ];
+        println!();
+        println!("the same between namespaces over AF_XDP, the kernel's part included:");
+        // More than the responder takes in its turn would only be lost in front of it.
+        let mut scene = Scene::new(ports, 48)?;
+        results["af_xdp"] = scene.measure_good(&kinds, rounds, packets / 4)?;
+        scene.check_counters();
     }
-    for (end, before) in pair.ends.iter().zip(before) {
-        let (before, after) = (before?, end.context.query_qp(end.qps[0])?);
-        assert_eq!(still(after, before), before);
-        assert_eq!(after.state, QpState::Rts);
-        assert_eq!(end.context.counters().value(Counter::RetransmittedPkts), 0);
-    }
-    println!("the good queue pair: nothing retransmitted, nothing changed but its PSNs");
-    Ok(options.save(&json!({
-        "bench": "flood", "good_ns": good.value, "junk_ns": junk.value, "costs": costs, "floods": rows,
-        "allocations": allocated.count_total, "resident_growth": grown,
-    }))?)
+    Ok(options.save(&results)?)
 }

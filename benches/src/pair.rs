@@ -15,6 +15,9 @@ pub struct End {
     pub mr: Mr,
     /// What the peer calls it.
     pub remote: RemoteAddress,
+    /// Its IPv4 address.
+    pub gid: Gid,
+    sgid_index: usize,
 }
 
 /// How the two are made.
@@ -87,9 +90,9 @@ impl Pair {
         for n in 0..setup.qps as usize {
             let [a, b] = &mut ends;
             let qpns = [a.context.query_qp(a.qps[n])?.qpn, b.context.query_qp(b.qps[n])?.qpn];
-            let gids = [a.context.port().gids[0].gid, b.context.port().gids[0].gid];
+            let gids = [a.gid, b.gid];
             for (end, peer) in [(a, 1), (b, 0)] {
-                end.connect(n, AddressVector::new(gids[peer], 0), qpns[peer], setup)?;
+                end.connect(n, AddressVector::new(gids[peer], end.sgid_index), qpns[peer], setup)?;
             }
         }
         let progress = vec![(0, 0); setup.qps as usize];
@@ -100,31 +103,21 @@ impl Pair {
     ///
     /// # Errors
     /// Those of the verbs.
-    pub fn write(&mut self, writes: &Writes<'_>) -> Result<(), Error> {
-        self.write_beside(writes, &mut |_| {})
-    }
-
-    /// As [`write`](Pair::write). In each turn, between the polls of the requester and of the
-    /// responder, `beside` is told how many WRITEs have been posted.
-    ///
-    /// # Errors
-    /// Those of the verbs.
     ///
     /// # Panics
     /// When a WRITE fails: the queue pairs are connected and nothing between them is lost for good.
-    pub fn write_beside(&mut self, writes: &Writes<'_>, beside: &mut dyn FnMut(u64)) -> Result<(), Error> {
+    pub fn write(&mut self, writes: &Writes<'_>) -> Result<(), Error> {
         let Pair { ends: [requester, responder], now, progress } = self;
         let Writes { active, length, depth, count } = *writes;
         let share = count / active.len() as u64;
         let data = [Sge { mr: requester.mr, offset: 0, length }];
         progress.fill((0, 0));
-        let (mut total, mut unfinished) = (0, active.len());
+        let mut unfinished = active.len();
         while unfinished > 0 {
             for qp in active {
                 let (posted, done) = &mut progress[*qp];
                 while *posted < share && *posted - *done < depth {
                     *posted += 1;
-                    total += 1;
                     // One completion for eight, as applications do it that care.
                     let signaled = *posted % 8 == 0 || *posted == share;
                     let wr = SendWorkRequest {
@@ -138,7 +131,6 @@ impl Pair {
             }
             *now = Nanos(now.0 + 1000);
             requester.context.poll(*now)?;
-            beside(total);
             responder.context.poll(*now)?;
             while let Some(wc) = requester.context.poll_cq(requester.cq)? {
                 assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
@@ -161,7 +153,10 @@ impl End {
         let qps = (0..setup.qps).map(|_| context.create_qp(&config)).collect::<Result<_, _>>()?;
         let mr = context.register(pd, Memory::zeroed(setup.memory)?, access())?;
         let RemoteMemory { addr, rkey, .. } = context.remote(mr)?;
-        Ok(End { context, cq, qps, mr, remote: RemoteAddress { addr, rkey } })
+        let gids = &context.port().gids;
+        let sgid_index = gids.iter().position(|entry| !entry.gid.is_ipv6()).unwrap_or_default();
+        let gid = gids[sgid_index].gid;
+        Ok(End { context, cq, qps, mr, remote: RemoteAddress { addr, rkey }, gid, sgid_index })
     }
 
     fn connect(&mut self, n: usize, peer: AddressVector, qpn: Qpn, setup: &Setup) -> Result<(), Error> {

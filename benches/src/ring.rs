@@ -46,10 +46,6 @@ pub struct RingPort {
     tx: Arc<Mutex<Ring>>,
 }
 
-/// Where a stranger puts frames for a port.
-#[derive(Clone)]
-pub struct Inlet(Arc<Mutex<Ring>>);
-
 /// Two ports that see each other: 192.0.2.1 and 192.0.2.2.
 pub fn ports() -> [RingPort; 2] {
     let [a, b] = [(); 2].map(|()| Arc::new(Mutex::new(Ring::new())));
@@ -69,21 +65,6 @@ impl RingPort {
             max_frame: FRAME,
         };
         RingPort { capabilities, rx, tx }
-    }
-
-    /// The way into this port for frames that its peer did not send.
-    pub fn inlet(&self) -> Inlet {
-        Inlet(self.rx.clone())
-    }
-}
-
-impl Inlet {
-    /// Puts a frame behind those that wait. `false` when the ring is full.
-    pub fn push(&self, frame: &[u8]) -> bool {
-        lock(&self.0).push(&mut |buffer| {
-            buffer.get_mut(..frame.len())?.copy_from_slice(frame);
-            Some(frame.len())
-        })
     }
 }
 
