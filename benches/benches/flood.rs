@@ -31,6 +31,9 @@ const PACKETS: u64 = 40_000;
 /// Bytes of a good WRITE, and of the payload of junk in the mix.
 const LENGTH: u32 = 1024;
 
+/// Of the requester and the responder.
+type Ports = [Box<dyn PacketDriver>; 2];
+
 /// Frames for the responder, over and over.
 #[derive(Default)]
 struct Flood {
@@ -130,7 +133,7 @@ struct Run {
 }
 
 impl Scene {
-    fn new([requester, responder]: [Box<dyn PacketDriver>; 2], burst: u64) -> Result<Scene, ferroce::Error> {
+    fn new([requester, responder]: Ports, burst: u64) -> Result<Scene, ferroce::Error> {
         let flood = Arc::new(Mutex::new(Flood::default()));
         let requester = Box::new(Flooding { port: requester, flood: flood.clone() });
         let setup = Setup { path_mtu: PathMtu::Mtu1024, timeout: 8, ..Setup::default() };
@@ -336,7 +339,7 @@ impl Scene {
 
 /// Ports of two namespaces, and these; why not, if not, is said aloud.
 #[cfg(feature = "af_xdp")]
-fn af_xdp_ports() -> Result<Option<(namespaces::Pair, [Box<dyn PacketDriver>; 2])>, driver::Error> {
+fn af_xdp_ports() -> Result<Option<(namespaces::Pair, Ports)>, driver::Error> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
     let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
     let Some(pair) = namespaces::Pair::new(1500) else { return Ok(None) };

@@ -77,7 +77,7 @@ impl Junk {
             Junk::WrongSource => Counter::RxWrongAddress,
             Junk::WrongPkey => Counter::RxPkeyMismatch,
             Junk::WrongService => Counter::RxWrongService,
-            Junk::Cnp => Counter::RxCnpIgnored,
+            Junk::Cnp => Counter::RpCnpIgnored,
         }
     }
 
