@@ -5,7 +5,7 @@
 
 #[expect(unreachable_pub, reason = "a module shared by test programs")]
 mod junk;
-#[expect(unreachable_pub, reason = "a module shared by test programs")]
+#[expect(unreachable_pub, dead_code, reason = "a module shared by test programs")]
 mod pair;
 
 use ferroce::driver::sim::{LinkConfig, SimPort};
