@@ -1,3 +1,5 @@
+use crate::Error;
+
 /// How many packets a queue pair keeps in flight unless told otherwise: above the bandwidth-delay
 /// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
 pub const DEFAULT_WINDOW: u32 = 512;
@@ -5,7 +7,16 @@ pub const DEFAULT_WINDOW: u32 = 512;
 /// The most packets that may be unacknowledged: half the PSNs, less one.
 pub(crate) const MAX_WINDOW: u32 = (1 << 23) - 1;
 
+/// A sixteenth of the QPNs: as many again stay unused for a while when they are given up, and a
+/// number that is free must be found quickly.
+const MAX_QPS: u32 = 1 << 20;
+
+/// Of everything else that is counted in a [`Config`].
+const MAX_OBJECTS: u32 = 1 << 24;
+
 /// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
+///
+/// The numbers of objects are at most 2²⁴, unless they say otherwise.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Seeds every random choice (QPNs, keys). `None` takes it from the operating system; a fixed
@@ -19,7 +30,7 @@ pub struct Config {
     pub max_mws: u32,
     /// Completion queues.
     pub max_cqs: u32,
-    /// Queue pairs.
+    /// Queue pairs, at most 2²⁰.
     pub max_qps: u32,
     /// Shared receive queues.
     pub max_srqs: u32,
@@ -65,5 +76,64 @@ impl Default for Config {
             flush: true,
             atomic_write: true,
         }
+    }
+}
+
+impl Config {
+    /// Fails on the first setting that is out of its range.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let settings = [
+            ("max_pds", self.max_pds, 0, MAX_OBJECTS),
+            ("max_mrs", self.max_mrs, 0, MAX_OBJECTS),
+            ("max_cqs", self.max_cqs, 0, MAX_OBJECTS),
+            ("max_qps", self.max_qps, 0, MAX_QPS),
+            ("max_srqs", self.max_srqs, 0, MAX_OBJECTS),
+            ("max_ahs", self.max_ahs, 0, MAX_OBJECTS),
+            ("max_mcast_attachments", self.max_mcast_attachments, 0, MAX_OBJECTS),
+            ("max_events", self.max_events, 0, MAX_OBJECTS),
+            ("window", self.window, 1, MAX_WINDOW),
+        ];
+        for (setting, value, least, most) in settings {
+            if value < least || value > most {
+                return Err(Error::invalid(setting, value, format!("{least} to {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each setting: its largest value is right, the next is refused by name, value and range.
+    #[test]
+    fn every_number_has_a_limit() {
+        type Set = fn(&mut Config) -> &mut u32;
+        let settings: [(&str, Set, u32); 9] = [
+            ("max_pds", |c| &mut c.max_pds, MAX_OBJECTS),
+            ("max_mrs", |c| &mut c.max_mrs, MAX_OBJECTS),
+            ("max_cqs", |c| &mut c.max_cqs, MAX_OBJECTS),
+            ("max_qps", |c| &mut c.max_qps, MAX_QPS),
+            ("max_srqs", |c| &mut c.max_srqs, MAX_OBJECTS),
+            ("max_ahs", |c| &mut c.max_ahs, MAX_OBJECTS),
+            ("max_mcast_attachments", |c| &mut c.max_mcast_attachments, MAX_OBJECTS),
+            ("max_events", |c| &mut c.max_events, MAX_OBJECTS),
+            ("window", |c| &mut c.window, MAX_WINDOW),
+        ];
+        let refusal = |set: Set, value| {
+            let mut config = Config::default();
+            *set(&mut config) = value;
+            config.check().map_err(|error| error.to_string())
+        };
+        for (name, set, most) in settings {
+            let least = u32::from(name == "window");
+            assert_eq!(refusal(set, most), Ok(()));
+            assert_eq!(refusal(set, least), Ok(()));
+            for value in [most + 1, u32::MAX] {
+                assert_eq!(refusal(set, value), Err(format!("{name} = {value}: {least} to {most}")));
+            }
+        }
+        assert_eq!(refusal(|c| &mut c.window, 0), Err(format!("window = 0: 1 to {MAX_WINDOW}")));
     }
 }

@@ -4,7 +4,7 @@ use ferroce_driver::{Layer, Memory, Nanos, PacketDriver, Stats};
 use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader, PathMtu, Qpn, Service};
 
 use crate::ah::AddressHandle;
-use crate::config::{Config, MAX_WINDOW};
+use crate::config::Config;
 use crate::cq::CompletionQueue;
 use crate::engine::Engine;
 use crate::exporter::Exporter;
@@ -43,9 +43,7 @@ impl Context {
         if capabilities.layer != Layer::Ethernet {
             return Err(Error::Unsupported("drivers that start above Ethernet"));
         }
-        if config.window == 0 || config.window > MAX_WINDOW {
-            return Err(Error::invalid("window", config.window, format!("1 to {MAX_WINDOW} packets")));
-        }
+        config.check()?;
         let needed = capabilities.mtu as usize + ETHERNET_HEADER_MAX;
         if capabilities.max_frame < needed {
             let expected = format!("at least {needed} for an MTU of {}", capabilities.mtu);
