@@ -85,6 +85,7 @@ impl Config {
         let settings = [
             ("max_pds", self.max_pds, 0, MAX_OBJECTS),
             ("max_mrs", self.max_mrs, 0, MAX_OBJECTS),
+            ("max_mws", self.max_mws, 0, MAX_OBJECTS),
             ("max_cqs", self.max_cqs, 0, MAX_OBJECTS),
             ("max_qps", self.max_qps, 0, MAX_QPS),
             ("max_srqs", self.max_srqs, 0, MAX_OBJECTS),
@@ -110,9 +111,10 @@ mod tests {
     #[test]
     fn every_number_has_a_limit() {
         type Set = fn(&mut Config) -> &mut u32;
-        let settings: [(&str, Set, u32); 9] = [
+        let settings: [(&str, Set, u32); 10] = [
             ("max_pds", |c| &mut c.max_pds, MAX_OBJECTS),
             ("max_mrs", |c| &mut c.max_mrs, MAX_OBJECTS),
+            ("max_mws", |c| &mut c.max_mws, MAX_OBJECTS),
             ("max_cqs", |c| &mut c.max_cqs, MAX_OBJECTS),
             ("max_qps", |c| &mut c.max_qps, MAX_QPS),
             ("max_srqs", |c| &mut c.max_srqs, MAX_OBJECTS),

@@ -9,26 +9,26 @@ use std::collections::VecDeque;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::RngCore;
 
+/// Keys that share their low bits.
+const BUCKET: usize = 8;
+
+/// What stands in the empty places of buckets. It is never drawn: it is in its bucket already, or that
+/// is full.
+const VACANT: u32 = 0;
+
 #[derive(Clone, Copy)]
-enum Entry<V> {
-    Empty,
-    Live { key: u32, value: V },
-    Retired { key: u32 },
+struct Bucket<V> {
+    keys: [u32; BUCKET],
+    /// `None` of a key that was given up.
+    values: [Option<V>; BUCKET],
 }
 
-impl<V> Entry<V> {
-    fn key(&self) -> Option<u32> {
-        match self {
-            Entry::Empty => None,
-            Entry::Live { key, .. } | Entry::Retired { key } => Some(*key),
-        }
-    }
-}
-
-/// Keys to small values, in an open-addressed table at most half full. The keys are uniform, so
-/// they are their own hash, and a miss costs the same whatever the key.
+/// Keys to small values. The keys are uniform, so they are their own hash: the low bits choose a
+/// bucket. Whoever looks a key up looks at all of its bucket, found or not, so that the time it
+/// takes tells a guesser nothing of the keys that there are. A key whose bucket is full is not
+/// drawn; at most half of the places are taken, so most buckets are not.
 pub(crate) struct KeyTable<V> {
-    entries: Box<[Entry<V>]>,
+    buckets: Box<[Bucket<V>]>,
     /// Oldest first.
     retired: VecDeque<u32>,
     /// How many retired keys are remembered.
@@ -40,9 +40,10 @@ impl<V: Copy> KeyTable<V> {
     /// For at most `capacity` live keys of `bits` bits.
     pub(crate) fn new(capacity: u32, bits: u32) -> KeyTable<V> {
         let quarantine = (capacity as usize).max(4096);
-        let size = (2 * (capacity as usize + quarantine)).next_power_of_two();
+        let places = (2 * (capacity as usize + quarantine)).next_power_of_two();
+        let empty = Bucket { keys: [VACANT; BUCKET], values: [None; BUCKET] };
         KeyTable {
-            entries: vec![Entry::Empty; size].into_boxed_slice(),
+            buckets: vec![empty; places / BUCKET].into_boxed_slice(),
             retired: VecDeque::with_capacity(quarantine + 1),
             quarantine,
             key_mask: u32::MAX >> (32 - bits),
@@ -53,62 +54,53 @@ impl<V: Copy> KeyTable<V> {
     pub(crate) fn insert(&mut self, rng: &mut ChaCha20Rng, value: V, usable: impl Fn(u32) -> bool) -> u32 {
         loop {
             let key = rng.next_u32() & self.key_mask;
-            let slot = self.find(key);
-            if usable(key) && matches!(self.entries[slot], Entry::Empty) {
-                self.entries[slot] = Entry::Live { key, value };
+            if !usable(key) || self.place(key, key).is_some() {
+                continue;
+            }
+            if let Some(place) = self.place(key, VACANT) {
+                let index = self.index(key);
+                self.buckets[index].keys[place] = key;
+                self.buckets[index].values[place] = Some(value);
                 return key;
             }
         }
     }
 
     pub(crate) fn get(&self, key: u32) -> Option<V> {
-        match self.entries[self.find(key)] {
-            Entry::Live { value, .. } => Some(value),
-            _ => None,
-        }
+        let place = self.place(key, key)?;
+        self.buckets[self.index(key)].values[place]
     }
 
     /// Gives up a live key; it is not drawn again before `quarantine` others have been given up.
     pub(crate) fn retire(&mut self, key: u32) {
-        let slot = self.find(key);
-        if let Entry::Live { .. } = self.entries[slot] {
-            self.entries[slot] = Entry::Retired { key };
-            self.retired.push_back(key);
-            if self.retired.len() > self.quarantine
-                && let Some(oldest) = self.retired.pop_front()
-            {
-                self.forget(oldest);
-            }
+        let Some(place) = self.place(key, key) else { return };
+        let index = self.index(key);
+        if self.buckets[index].values[place].take().is_none() {
+            return;
+        }
+        self.retired.push_back(key);
+        if self.retired.len() > self.quarantine
+            && let Some(oldest) = self.retired.pop_front()
+            && let Some(place) = self.place(oldest, oldest)
+        {
+            let index = self.index(oldest);
+            self.buckets[index].keys[place] = VACANT;
         }
     }
 
-    /// The slot of `key`, or the empty one where it would go.
-    fn find(&self, key: u32) -> usize {
-        let mask = self.entries.len() - 1;
-        let mut slot = key as usize & mask;
-        while self.entries[slot].key().is_some_and(|k| k != key) {
-            slot = (slot + 1) & mask;
-        }
-        slot
+    fn index(&self, key: u32) -> usize {
+        key as usize & (self.buckets.len() - 1)
     }
 
-    /// Empties the slot of `key` and moves later entries of its run up, so that no search ends
-    /// early.
-    fn forget(&mut self, key: u32) {
-        let mask = self.entries.len() - 1;
-        let mut hole = self.find(key);
-        let mut slot = hole;
-        loop {
-            slot = (slot + 1) & mask;
-            let Some(moving) = self.entries[slot].key() else { break };
-            let home = moving as usize & mask;
-            // It may move only if its home is not between the hole and its place.
-            if slot.wrapping_sub(home) & mask >= slot.wrapping_sub(hole) & mask {
-                self.entries[hole] = self.entries[slot];
-                hole = slot;
+    /// Where `wanted` is in the bucket of `key`. It has no early end, whatever it finds.
+    fn place(&self, key: u32, wanted: u32) -> Option<usize> {
+        let mut found = BUCKET;
+        for (place, there) in self.buckets[self.index(key)].keys.iter().enumerate() {
+            if *there == wanted {
+                found = place;
             }
         }
-        self.entries[hole] = Entry::Empty;
+        (found < BUCKET).then_some(found)
     }
 }
 
@@ -139,6 +131,33 @@ mod tests {
             }
             assert!(live.iter().all(|(k, v)| table.get(*k) == Some(*v)));
         }
+    }
+
+    /// As full as it gets: all that can be live and all that is remembered, found and not found.
+    #[test]
+    fn a_full_table_knows_all_its_keys() {
+        let mut rng = ChaCha20Rng::seed_from_u64(3);
+        let capacity = 8192;
+        let mut table = KeyTable::new(capacity, 24);
+        let mut draw = |table: &mut KeyTable<u32>| -> Vec<u32> {
+            (0..capacity).map(|i| table.insert(&mut rng, i, |_| true)).collect()
+        };
+        let retired = draw(&mut table);
+        retired.iter().for_each(|key| table.retire(*key));
+        let live = draw(&mut table);
+        let mut all: Vec<u32> = retired.iter().chain(&live).copied().collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 2 * capacity as usize);
+        assert!(live.iter().zip(0..).all(|(key, i)| table.get(*key) == Some(i)));
+        assert!(retired.iter().all(|key| table.get(*key).is_none()));
+        // Neither what stands in empty places nor strangers are found.
+        assert_eq!((all.binary_search(&VACANT).is_err(), table.get(VACANT)), (true, None));
+        let mut strangers = (0..=u32::MAX).step_by(4099).filter(|key| all.binary_search(key).is_err());
+        assert!(strangers.all(|key| table.get(key).is_none()));
+        // Twice given up is given up once.
+        retired.iter().for_each(|key| table.retire(*key));
+        assert_eq!(table.retired.len(), capacity as usize);
     }
 
     #[test]
