@@ -209,15 +209,15 @@ fn case_007_every_opcode_too_short() {
     for byte in 0..=255 {
         for pad in 0..4u8 {
             let Some(opcode) = Opcode::from_byte(byte) else {
-                peer.expect_dropped(raw(&peer, byte, pad << 4, peer.qpn, 60), Counter::RxUnknownOpcode);
+                peer.expect_dropped(peer.raw(byte, pad << 4, peer.qpn, 60), Counter::RxUnknownOpcode);
                 continue;
             };
             let needed = 12 + opcode.extensions_len() + usize::from(pad) + 4;
             for length in 0..needed {
-                peer.expect_dropped(raw(&peer, byte, pad << 4, peer.qpn, length), Counter::RxLengthErrors);
+                peer.expect_dropped(peer.raw(byte, pad << 4, peer.qpn, length), Counter::RxLengthErrors);
             }
             // One byte more and the length is no reason any more.
-            peer.expect_dropped(raw(&peer, byte, pad << 4, nobody, needed), Counter::RxUnknownQp);
+            peer.expect_dropped(peer.raw(byte, pad << 4, nobody, needed), Counter::RxUnknownQp);
         }
     }
     // A frame cut off anywhere.
@@ -232,13 +232,13 @@ fn case_007_every_opcode_too_short() {
 fn case_008_opcodes_that_do_not_exist() {
     let mut peer = Peer::new();
     for byte in [0x15, 0x18, 0x40, 0x80, 0xe0, 0xff] {
-        peer.expect_dropped(raw(&peer, byte, 0, peer.qpn, 60), Counter::RxUnknownOpcode);
+        peer.expect_dropped(peer.raw(byte, 0, peer.qpn, 60), Counter::RxUnknownOpcode);
     }
     // Everything that the table of protocol.md §2 does not list.
     let rc = (0x00..=0x14).chain([0x16, 0x17, 0x1c, 0x1d]);
     let listed: Vec<u8> = rc.chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).collect();
     for byte in (0..=255).filter(|byte| !listed.contains(byte)) {
-        peer.expect_dropped(raw(&peer, byte, 0, peer.qpn, 60), Counter::RxUnknownOpcode);
+        peer.expect_dropped(peer.raw(byte, 0, peer.qpn, 60), Counter::RxUnknownOpcode);
     }
 }
 
@@ -517,23 +517,4 @@ fn bitwise_icrc(frame: &[u8]) -> u32 {
         }
     }
     !crc
-}
-
-/// A frame from the peer with any bytes as its transport packet: opcode, the second byte of the
-/// BTH, and `length` bytes from the BTH to a right ICRC.
-fn raw(peer: &Peer, opcode: u8, flags: u8, qpn: Qpn, length: usize) -> Vec<u8> {
-    let template = peer.frame(&ack(0, 0));
-    let mut transport = template[BTH..].to_vec();
-    transport[0] = opcode;
-    transport[1] = flags;
-    transport[5..8].copy_from_slice(&qpn.value().to_be_bytes()[1..]);
-    transport.resize(length, 0x3c);
-    let mut frame = [&template[..BTH], &transport].concat();
-    let ip_length = (frame.len() - IP) as u16;
-    frame[IP + 2..IP + 4].copy_from_slice(&ip_length.to_be_bytes());
-    frame[UDP + 4..UDP + 6].copy_from_slice(&(ip_length - 20).to_be_bytes());
-    if length >= 12 + 4 {
-        reseal(&mut frame);
-    }
-    frame
 }

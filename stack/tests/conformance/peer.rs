@@ -20,7 +20,7 @@ use ferroce::{
     SendOp, SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath, WcStatus, WorkCompletion,
 };
 
-use crate::packet::{Got, Script};
+use crate::packet::{self, BTH, Got, IP, Script, UDP, reseal};
 
 /// The peer's queue pair.
 pub(crate) const PEER_QPN: Qpn = Qpn::new(0x77);
@@ -65,6 +65,7 @@ pub(crate) struct Setup {
     pub(crate) roce_v1: bool,
     pub(crate) flush: bool,
     pub(crate) atomic_write: bool,
+    pub(crate) drop_access_errors: bool,
 }
 
 impl Default for Setup {
@@ -90,6 +91,7 @@ impl Default for Setup {
             roce_v1: false,
             flush: true,
             atomic_write: true,
+            drop_access_errors: false,
         }
     }
 }
@@ -159,10 +161,14 @@ impl Peer {
                 mtu: 9000,
                 max_frame: 9018,
             },
+            buffer: vec![0; 9018].into_boxed_slice(),
+            poisoned: None,
             cable: Arc::clone(&cable),
         };
-        let Setup { roce_v1, flush, atomic_write, .. } = setup;
-        let config = Config { seed: Some([7; 32]), roce_v1, flush, atomic_write, ..Config::default() };
+        let Setup { roce_v1, flush, atomic_write, drop_access_errors, .. } = setup;
+        let seed = Some([7; 32]);
+        let config =
+            Config { seed, roce_v1, flush, atomic_write, drop_access_errors, ..Config::default() };
         let mut context = Context::open(Box::new(port), &config).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
@@ -361,6 +367,25 @@ impl Peer {
         packet.frame(&PathHeader::new(&self.address), self.qpn)
     }
 
+    /// A frame from the peer with any bytes as its transport packet: opcode, the second byte of the
+    /// BTH, and `length` bytes from the BTH to a right ICRC.
+    pub(crate) fn raw(&self, opcode: u8, flags: u8, qpn: Qpn, length: usize) -> Vec<u8> {
+        let template = self.frame(&packet::ack(0, 0));
+        let mut transport = template[BTH..].to_vec();
+        transport[0] = opcode;
+        transport[1] = flags;
+        transport[5..8].copy_from_slice(&qpn.value().to_be_bytes()[1..]);
+        transport.resize(length, 0x3c);
+        let mut frame = [&template[..BTH], &transport].concat();
+        let ip_length = (frame.len() - IP) as u16;
+        frame[IP + 2..IP + 4].copy_from_slice(&ip_length.to_be_bytes());
+        frame[UDP + 4..UDP + 6].copy_from_slice(&(ip_length - 20).to_be_bytes());
+        if length >= 12 + 4 {
+            reseal(&mut frame);
+        }
+        frame
+    }
+
     /// The packet arrives, and the engine has its turn.
     #[track_caller]
     pub(crate) fn inject(&mut self, packet: Script) {
@@ -491,6 +516,11 @@ impl Peer {
         self.cable.lock().unwrap().room = packets;
     }
 
+    /// From now on the port's buffers hold bytes that no other `poison` has at the same place.
+    pub(crate) fn poison(&mut self, poison: u8) {
+        self.cable.lock().unwrap().poison = poison;
+    }
+
     #[track_caller]
     pub(crate) fn expect_nothing(&mut self) {
         self.poll();
@@ -589,6 +619,8 @@ impl Drop for Peer {
             self.expect_nothing();
             self.expect_no_wc();
             self.expect_no_event();
+            let allocations = self.cable.lock().unwrap().allocations;
+            assert_eq!(allocations, 0, "allocations of the engine while it handled frames");
         }
     }
 }
@@ -600,10 +632,17 @@ struct Cable {
     from_engine: VecDeque<(Nanos, Vec<u8>)>,
     /// How many frames the port still takes.
     room: usize,
+    /// What the port's buffers hold before the engine writes to them starts with this.
+    poison: u8,
+    /// What the engine has allocated while it took frames and made some.
+    allocations: u64,
 }
 
 struct CablePort {
     capabilities: Capabilities,
+    buffer: Box<[u8]>,
+    /// What the buffer is filled with, until the engine has written to it.
+    poisoned: Option<u8>,
     cable: Arc<Mutex<Cable>>,
 }
 
@@ -614,7 +653,8 @@ impl PacketDriver for CablePort {
 
     fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
         let frames = std::mem::take(&mut self.cable.lock().unwrap().to_engine);
-        frames.iter().for_each(|frame| sink(frame));
+        let allocated = allocation_counter::measure(|| frames.iter().for_each(|frame| sink(frame)));
+        self.cable.lock().unwrap().allocations += allocated.count_total;
         Ok(frames.len())
     }
 
@@ -623,16 +663,23 @@ impl PacketDriver for CablePort {
         now: Nanos,
         source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
     ) -> Result<usize, driver::Error> {
+        let CablePort { buffer, poisoned, cable, .. } = self;
+        let mut cable = cable.lock().unwrap();
         let mut sent = 0;
-        // What the engine leaves unwritten shows up as this byte.
-        let mut buffer = vec![0xa5; self.capabilities.max_frame];
-        let mut cable = self.cable.lock().unwrap();
-        while cable.room > 0
-            && let Some(length) = source(&mut buffer)
-        {
+        while cable.room > 0 {
+            // What the engine leaves unwritten shows up as these bytes.
+            if *poisoned != Some(cable.poison) {
+                *poisoned = Some(cable.poison);
+                let bytes = buffer.iter_mut().enumerate();
+                bytes.for_each(|(at, byte)| *byte = cable.poison.wrapping_add(at as u8));
+            }
+            let mut length = None;
+            let allocated = allocation_counter::measure(|| length = source(buffer));
+            cable.allocations += allocated.count_total;
+            let Some(length) = length else { break };
+            *poisoned = None;
             cable.room -= 1;
             cable.from_engine.push_back((now, buffer[..length].to_vec()));
-            buffer.fill(0xa5);
             sent += 1;
         }
         Ok(sent)
