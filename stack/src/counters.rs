@@ -83,6 +83,8 @@ counters! {
     RnrNakRetryErr: "rnr_nak_retry_err", Mlx5;
     /// RNR NAKs sent.
     SendRnrErr: "send_rnr_err", Rxe;
+    /// RNR NAKs not sent, after several for the same packet in a short time.
+    NakSuppressed: "nak_suppressed", Ferroce;
     /// Work requests that ran out of retries.
     ReqTransportRetriesExceeded: "req_transport_retries_exceeded", Mlx5;
     /// Work requests that ran out of RNR retries.

@@ -4,6 +4,7 @@
 //! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
 //! phase pays, in the order of the PSNs, which is what coalesces ACKs.
 
+use ferroce_driver::Nanos;
 use ferroce_wire::{
     Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, Position, Psn,
     RKey, RnrTimer, Selectivity, Service, Successor, Syndrome,
@@ -48,8 +49,36 @@ pub(crate) struct Responder {
     nak_owed: Option<(Psn, Syndrome)>,
     outcomes: Outcomes,
     min_rnr_timer: Option<RnrTimer>,
+    rnr_naks: RnrNaks,
     /// The first request has come.
     established: bool,
+}
+
+/// Keeps whoever repeats one packet from getting an RNR NAK for each.
+#[derive(Clone, Copy, Default)]
+struct RnrNaks {
+    /// The packet that was refused last.
+    psn: Psn,
+    /// Until then so many more may be sent for it.
+    until: Nanos,
+    left: u8,
+}
+
+impl RnrNaks {
+    /// A peer sends a packet at most eight times without an answer (`retry_count` is 7), so that
+    /// one which loses seven of them still hears the eighth. One that hears any waits for the whole
+    /// timer.
+    const IN_HALF_A_TIMER: u8 = 8;
+
+    /// Whether another may be sent for `psn`.
+    fn admit(&mut self, now: Nanos, psn: Psn, timer: RnrTimer) -> bool {
+        if psn != self.psn || now >= self.until {
+            *self = RnrNaks { psn, until: now + timer.duration() / 2, left: RnrNaks::IN_HALF_A_TIMER };
+        }
+        let admitted = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        admitted
+    }
 }
 
 impl Default for Responder {
@@ -64,6 +93,7 @@ impl Default for Responder {
             nak_owed: None,
             outcomes: Outcomes::default(),
             min_rnr_timer: None,
+            rnr_naks: RnrNaks::default(),
             established: false,
         }
     }
@@ -168,12 +198,14 @@ impl QueuePair {
         } else if distance > 0 {
             self.receive_early(shared);
         } else {
-            self.responder.nak_sent = false;
-            // What a NAK that is still owed asks for is here.
-            self.responder.nak_owed = None;
             self.note_established(shared);
             match self.execute(shared, packet) {
-                Ok(()) => self.executed(shared, packet),
+                Ok(()) => {
+                    // What a NAK that was sent or is owed asks for is here.
+                    self.responder.nak_sent = false;
+                    self.responder.nak_owed = None;
+                    self.executed(shared, packet);
+                }
                 Err(refusal) => self.refuse(shared, refusal),
             }
         }
@@ -464,8 +496,18 @@ impl QueuePair {
         match refusal {
             Refusal::NotReady => {
                 let Some(timer) = self.responder.min_rnr_timer else { return };
-                self.responder.nak_sent = true;
                 shared.count(Counter::OutOfBuffer);
+                let Responder { rnr_naks, nak_sent, nak_owed, expected, .. } = &mut self.responder;
+                *nak_sent = true;
+                if let Some((_, Syndrome::RnrNak(_))) = nak_owed {
+                    // It answers this one too.
+                    return;
+                }
+                *nak_owed = None;
+                if !rnr_naks.admit(shared.now, *expected, timer) {
+                    shared.count(Counter::NakSuppressed);
+                    return;
+                }
                 shared.count(Counter::SendRnrErr);
                 self.owe_nak(shared, Syndrome::RnrNak(timer));
             }

@@ -1,0 +1,35 @@
+//! Security: one test for each known bug of other stacks (protocol.md §9), named after it, and what
+//! stands against each threat that no conformance case is about. `security.md` beside this file says
+//! what each bug would look like here.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod bugs;
+#[path = "../conformance/packet.rs"]
+#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
+mod packet;
+#[path = "../conformance/peer.rs"]
+#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
+mod peer;
+mod threats;
+
+/// A row of the table for each test, and a test for each row.
+#[test]
+fn every_row_has_its_tests() {
+    let rows: Vec<&str> = include_str!("security.md")
+        .lines()
+        .filter_map(|line| line.strip_suffix("` |")?.rsplit_once("| `").map(|(_, test)| test))
+        .collect();
+    let sources = [include_str!("bugs.rs"), include_str!("threats.rs")];
+    let tests: Vec<&str> = sources
+        .into_iter()
+        .flat_map(str::lines)
+        .filter_map(|line| line.trim_start().strip_prefix("fn ")?.strip_suffix("() {"))
+        .collect();
+    assert!(tests.len() > 25, "{tests:?}");
+    for test in &tests {
+        assert_eq!(rows.iter().filter(|row| *row == test).count(), 1, "rows of {test} in security.md");
+    }
+    for row in &rows {
+        assert!(tests.contains(row), "{row} of security.md is no test");
+    }
+}
