@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use ferroce::WcStatus::Success;
-use ferroce::driver::loopback;
+use ferroce::driver::loopback::{self, Loopback};
 use ferroce::{
-    AddressVector, Config, Context, Cq, Data, Memory, Mr, Nanos, PathMtu, Psn, Qp, QpConfig, ReadyToReceive,
-    ReadyToSend, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge, Transition,
+    AddressVector, Config, Context, Cq, Data, Memory, Mr, Nanos, PacketDriver, PathMtu, Psn, Qp, QpConfig,
+    RKey, ReadyToReceive, ReadyToSend, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge,
+    Transition, WcStatus,
 };
 
 use crate::peer::all_access;
@@ -16,24 +17,30 @@ pub(crate) const QPS: usize = 8;
 
 /// A requester and a responder, joined by queue pairs.
 pub(crate) struct Pairs {
-    requester: Context,
-    responder: Context,
-    cq: Cq,
-    qps: Vec<Qp>,
+    pub(crate) requester: Context,
+    pub(crate) responder: Context,
+    pub(crate) cq: Cq,
+    pub(crate) qps: Vec<Qp>,
+    pub(crate) responder_qps: Vec<Qp>,
     /// What atomics return: 16 words for each queue pair.
-    results: Mr,
+    pub(crate) results: Mr,
     /// What they work on.
-    words: Mr,
+    pub(crate) words: Mr,
     now: Nanos,
+    /// The last turn moved no frame.
+    idle: bool,
 }
 
 impl Pairs {
     pub(crate) fn new() -> Pairs {
-        let addresses = [[10, 0, 0, 1].into(), [10, 0, 0, 2].into()];
-        let (a, b) = loopback::pair(&addresses[..1], &addresses[1..]);
-        let mut contexts = [a, b].map(|port| {
-            Context::open(Box::new(port), &Config { seed: Some([7; 32]), ..Config::default() }).unwrap()
-        });
+        let (a, b) = ports();
+        Pairs::over([Box::new(a), Box::new(b)])
+    }
+
+    /// On ports of the caller's.
+    pub(crate) fn over(ports: [Box<dyn PacketDriver>; 2]) -> Pairs {
+        let mut contexts = ports
+            .map(|port| Context::open(port, &Config { seed: Some([7; 32]), ..Config::default() }).unwrap());
         let ends = contexts.each_mut().map(|context| {
             let pd = context.alloc_pd().unwrap();
             let cq = context.create_cq(1024).unwrap();
@@ -69,8 +76,9 @@ impl Pairs {
             }
         }
         let [requester, responder] = contexts;
-        let [(cq, qps, results), (_, _, words)] = ends;
-        Pairs { requester, responder, cq, qps, results, words, now: Nanos(1_000_000) }
+        let [(cq, qps, results), (_, responder_qps, words)] = ends;
+        let now = Nanos(1_000_000);
+        Pairs { requester, responder, cq, qps, responder_qps, results, words, now, idle: false }
     }
 
     /// The word at this offset, as the requester names it.
@@ -86,17 +94,42 @@ impl Pairs {
         self.requester.post_send(self.qps[q], &wr).unwrap();
     }
 
+    /// Posts a WRITE of nothing to queue pair `q`.
+    pub(crate) fn post_nothing(&mut self, q: usize, wr_id: u64, signaled: bool) {
+        let op = SendOp::Write(RemoteAddress { addr: 0, rkey: RKey(0) });
+        let flags = SendFlags { signaled, ..SendFlags::default() };
+        let wr = SendWorkRequest { wr_id, op, data: Data::Sges(&[]), flags };
+        self.requester.post_send(self.qps[q], &wr).unwrap();
+    }
+
     /// A turn of both. Returns which queue pair has completed which work request.
     pub(crate) fn poll(&mut self) -> Vec<(usize, u64)> {
+        let ended = self.poll_any().into_iter();
+        let complete = ended.map(|(q, wr_id, status)| {
+            assert_eq!(status, Success);
+            (q, wr_id)
+        });
+        complete.collect()
+    }
+
+    /// As [`poll`](Pairs::poll), with how each has ended.
+    pub(crate) fn poll_any(&mut self) -> Vec<(usize, u64, WcStatus)> {
         self.now = self.now + Duration::from_micros(1);
-        self.requester.poll(self.now).unwrap();
-        self.responder.poll(self.now).unwrap();
+        let frames = self.requester.poll(self.now).unwrap() + self.responder.poll(self.now).unwrap();
+        self.idle = frames == 0;
         std::iter::from_fn(|| self.requester.poll_cq(self.cq).unwrap())
-            .map(|wc| {
-                assert_eq!(wc.status, Success);
-                (self.qps.iter().position(|qp| *qp == wc.qp).unwrap(), wc.wr_id)
-            })
+            .map(|wc| (self.qps.iter().position(|qp| *qp == wc.qp).unwrap(), wc.wr_id, wc.status))
             .collect()
+    }
+
+    /// If nothing moves, time goes on to the next thing that will. `false` when there is none.
+    pub(crate) fn skip_idle_time(&mut self) -> bool {
+        if !self.idle {
+            return true;
+        }
+        let next = [&self.requester, &self.responder].into_iter().filter_map(Context::next_timeout).min();
+        self.now = next.map_or(self.now, |next| next.max(self.now));
+        next.is_some()
     }
 
     /// What an atomic of queue pair `q` has returned to this slot.
@@ -108,6 +141,11 @@ impl Pairs {
     pub(crate) fn word(&self, offset: u64) -> u64 {
         word(self.responder.bytes(self.words).unwrap(), offset)
     }
+}
+
+/// Two ports that are joined.
+pub(crate) fn ports() -> (Loopback, Loopback) {
+    loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()])
 }
 
 fn word(bytes: &[u8], offset: u64) -> u64 {

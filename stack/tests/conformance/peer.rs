@@ -167,8 +167,7 @@ impl Peer {
         };
         let Setup { roce_v1, flush, atomic_write, drop_access_errors, .. } = setup;
         let seed = Some([7; 32]);
-        let config =
-            Config { seed, roce_v1, flush, atomic_write, drop_access_errors, ..Config::default() };
+        let config = Config { seed, roce_v1, flush, atomic_write, drop_access_errors, ..Config::default() };
         let mut context = Context::open(Box::new(port), &config).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
