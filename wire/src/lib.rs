@@ -54,6 +54,7 @@ mod psn;
 mod qpn;
 mod rdeth;
 mod reth;
+mod sack;
 
 pub use aeth::{Aeth, CREDITS_UNLIMITED, Nak, RnrTimer, Syndrome, credits};
 pub use atomic::{AtomicAckEth, AtomicEth};
@@ -74,6 +75,7 @@ pub use psn::Psn;
 pub use qpn::Qpn;
 pub use rdeth::Rdeth;
 pub use reth::Reth;
+pub use sack::Sack;
 
 /// The UDP destination port of RoCEv2.
 pub const ROCE_V2_PORT: u16 = 4791;

@@ -36,6 +36,8 @@ pub enum Operation {
     Flush,
     /// Stores 8 bytes at once.
     AtomicWrite,
+    /// An AETH and a [`Sack`](crate::Sack), between ends that have agreed on it.
+    SelectiveAcknowledge,
     /// Tells a sender that its packets met congestion.
     Cnp,
 }
@@ -216,7 +218,11 @@ impl Opcode {
     pub const fn is_request(self) -> bool {
         !matches!(
             self.operation(),
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge | Operation::Cnp
+            Operation::ReadResponse
+                | Operation::Acknowledge
+                | Operation::AtomicAcknowledge
+                | Operation::SelectiveAcknowledge
+                | Operation::Cnp
         )
     }
 
@@ -319,13 +325,16 @@ impl Opcode {
     pub const UD_SEND_ONLY: Opcode = Opcode(0x64);
     pub const UD_SEND_ONLY_WITH_IMMEDIATE: Opcode = Opcode(0x65);
     pub const CNP: Opcode = Opcode(0x81);
+    /// Not the standard's: one of the codes (0xC0 to 0xFF) that it leaves to manufacturers, and
+    /// so none that a peer could take for anything else.
+    pub const SELECTIVE_ACKNOWLEDGE: Opcode = Opcode(0xf1);
 }
 
 const TABLE: [Option<Info>; 256] = {
     use Extension::{Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, Reth};
     use Operation::{
         Acknowledge, AtomicAcknowledge, AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest, ReadResponse,
-        Send, Write,
+        SelectiveAcknowledge, Send, Write,
     };
     use PayloadRule::{Any, Exactly, Full, Some as OneUp};
     use Position::{First, Last, Middle, Only};
@@ -375,6 +384,15 @@ const TABLE: [Option<Info>; 256] = {
         (0x64, "UD_SEND_ONLY", Ud, Send, Only, &[Deth], Any),
         (0x65, "UD_SEND_ONLY_WITH_IMMEDIATE", Ud, Send, Only, &[Deth, ImmDt], Any),
         (0x81, "CNP", Service::Cnp, Operation::Cnp, Only, &[], Exactly(16)),
+        (
+            0xf1,
+            "SELECTIVE_ACKNOWLEDGE",
+            Rc,
+            SelectiveAcknowledge,
+            Only,
+            &[Aeth],
+            Exactly(crate::Sack::LEN as u8),
+        ),
     ];
     let mut i = 0;
     while i < rows.len() {
@@ -402,7 +420,7 @@ mod tests {
 
     #[test]
     fn the_table_has_every_opcode_and_no_other() {
-        assert_eq!(all().count(), 25 + 12 + 2 + 1);
+        assert_eq!(all().count(), 25 + 12 + 2 + 1 + 1);
         for byte in [0x15, 0x18, 0x19, 0x1a, 0x1b, 0x1e, 0x2c, 0x36, 0x40, 0x60, 0x80, 0xe0, 0xff] {
             assert_eq!(Opcode::try_from(byte), Err(InvalidOpcode(byte)));
         }

@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use crate::icrc;
 use crate::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, Gid, Grh, ICRC_LEN, Ieth, ImmDt, MacAddr,
-    Opcode, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, VlanTag,
+    Opcode, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
 };
 
 /// Why a frame is no RoCE packet that may be looked at further.
@@ -392,6 +392,14 @@ impl<'a> Packet<'a> {
     /// FETH, on FLUSH.
     pub fn feth(&self) -> Option<&'a Feth> {
         self.extension(Extension::Feth)
+    }
+
+    /// What a selective acknowledge says; `None` if its length is wrong.
+    pub fn sack(&self) -> Option<&'a Sack> {
+        if self.opcode != Opcode::SELECTIVE_ACKNOWLEDGE {
+            return None;
+        }
+        Sack::ref_from_bytes(self.payload).ok()
     }
 
     fn extension<T: FromBytes + KnownLayout + Immutable + Unaligned>(
