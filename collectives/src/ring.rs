@@ -208,6 +208,7 @@ impl Ring {
                     rq_psn: first_psn(peer_qpn),
                     max_dest_rd_atomic: 0,
                     min_rnr_timer: RNR_TIMER,
+                    selective_repeat: false,
                 }),
             )?;
             context.modify_qp(

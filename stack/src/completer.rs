@@ -27,6 +27,9 @@ impl QueuePair {
             shared.count(Counter::IgnoredSyndrome);
             return;
         };
+        if self.selective.is_some() {
+            return self.receive_selective(shared, packet, psn, syndrome);
+        }
         // Whatever it says of `psn`, it says that everything before was executed.
         if !self.acknowledge_before(shared, psn) {
             return;
@@ -37,6 +40,14 @@ impl QueuePair {
                 Operation::AtomicAcknowledge => self.take_atomic_acknowledge(shared, packet),
                 _ => self.take_acknowledge(shared, psn),
             },
+            nak => self.take_nak(shared, nak),
+        }
+    }
+
+    /// `syndrome` is a NAK of the oldest request that is not complete.
+    pub(crate) fn take_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::Ack { .. } => {}
             Syndrome::RnrNak(timer) => self.on_rnr_nak(shared, timer),
             Syndrome::Nak(Nak::PsnSequenceError) => self.on_sequence_nak(shared),
             Syndrome::Nak(nak) => {

@@ -43,6 +43,9 @@ pub struct Config {
     pub max_events: u32,
     /// Unacknowledged packets a queue pair, 1 to 2²³ − 1.
     pub window: u32,
+    /// Packets that came before their turn and are held, for all queue pairs together that have
+    /// agreed on selective repeat; about 4 KiB each. What finds no room is sent again.
+    pub reorder_packets: u16,
     /// Whether RoCE v1 frames are accepted, and GIDs of that type offered.
     pub roce_v1: bool,
     /// Requests that name memory which they may not reach are dropped and counted, where the
@@ -71,6 +74,7 @@ impl Default for Config {
             max_mcast_attachments: 256,
             max_events: 1024,
             window: DEFAULT_WINDOW,
+            reorder_packets: 1024,
             roce_v1: false,
             drop_access_errors: false,
             flush: true,

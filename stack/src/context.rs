@@ -540,7 +540,8 @@ impl Context {
                 queue_pair.require_init()?;
                 attributes.check()?;
                 let connection = self.connection(qp, &attributes.path())?;
-                self.qp(qp)?.0.ready_to_receive(&attributes, connection)
+                let (queue_pair, shared) = self.qp(qp)?;
+                queue_pair.ready_to_receive(&attributes, connection, shared.window)
             }
             Transition::ReadyToReceiveUnreliable(path) => {
                 queue_pair.require_init()?;

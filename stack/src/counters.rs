@@ -79,6 +79,8 @@ counters! {
     ImpliedNakSeqErr: "implied_nak_seq_err", Mlx5;
     /// ACK timers that ran out.
     LocalAckTimeoutErr: "local_ack_timeout_err", Mlx5;
+    /// Selective acknowledges received.
+    RcvdSelectiveAck: "rcvd_selective_ack", Ferroce;
     /// RNR NAKs received.
     RnrNakRetryErr: "rnr_nak_retry_err", Mlx5;
     /// RNR NAKs sent.
@@ -167,6 +169,8 @@ counters! {
     RxPkeyMismatch: "rx_pkey_mismatch", Ferroce, dropped;
     /// Dropped: duplicate READs and atomics that are not remembered.
     RxForgottenDuplicate: "rx_forgotten_duplicate", Ferroce, dropped;
+    /// Dropped: requests before their turn that are not held, for there is no room.
+    RxReorderFull: "rx_reorder_full", Ferroce, dropped;
     /// Dropped: packets of UC messages that are not whole.
     RxIncomplete: "rx_incomplete", Ferroce, dropped;
     /// Dropped: UC and UD packets that are malformed or not allowed.

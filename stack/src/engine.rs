@@ -105,6 +105,9 @@ impl Engine {
         if packet.opcode == Opcode::CNP {
             return Err(Counter::RpCnpIgnored);
         }
+        if packet.opcode == Opcode::SELECTIVE_ACKNOWLEDGE && qp.selective.is_none() {
+            return Err(Counter::RxUnknownOpcode);
+        }
         if packet.opcode.service() != qp.service {
             return Err(Counter::RxWrongService);
         }

@@ -130,17 +130,31 @@ impl Outcome {
 pub(crate) struct Outcomes {
     ring: VecDeque<Outcome>,
     depth: usize,
+    /// Parts that are owed again to a peer that repeats selectively, in the order in which it asked
+    /// for them. It takes what comes as a sign that what it asked for before is lost.
+    repairs: VecDeque<Repair>,
     /// Some may be owed: otherwise nobody need look.
     maybe_owed: bool,
 }
+
+struct Repair {
+    /// Complete but for what is owed.
+    outcome: Outcome,
+    /// The MSN when the peer asked: outcomes up to there come first.
+    after: u32,
+}
+
+/// More repairs than a peer has holes in its READs; what it asks for beyond, it will ask for again.
+const MAX_REPAIRS: usize = 64;
 
 /// More requests are outstanding than the peer was told it may have.
 pub(crate) struct TooMany;
 
 impl Outcomes {
-    pub(crate) fn new(depth: u8) -> Outcomes {
+    pub(crate) fn new(depth: u8, selective_repeat: bool) -> Outcomes {
         let depth = usize::from(depth);
-        Outcomes { ring: VecDeque::with_capacity(depth), depth, maybe_owed: false }
+        let repairs = VecDeque::with_capacity(if selective_repeat { MAX_REPAIRS } else { 0 });
+        Outcomes { ring: VecDeque::with_capacity(depth), depth, repairs, maybe_owed: false }
     }
 
     /// Forgets the oldest, if all places are taken. One that was never sent is live, and a peer
@@ -188,20 +202,46 @@ impl Outcomes {
         }
     }
 
+    /// Owes `part` of the outcome at `psn` beside everything else that is owed; `msn` is that of the
+    /// present.
+    pub(crate) fn repair(&mut self, psn: Psn, part: Part, msn: u32) {
+        if let Some(outcome) = self.at(psn).copied()
+            && self.repairs.len() < MAX_REPAIRS
+        {
+            let outcome = Outcome { under_way: part, next: part.start, answered: true, ..outcome };
+            self.repairs.push_back(Repair { outcome, after: msn });
+            self.maybe_owed = true;
+        }
+    }
+
     /// The oldest that is owed.
     pub(crate) fn next_owed(&mut self) -> Option<&mut Outcome> {
         if !self.maybe_owed {
             return None;
         }
+        while self.repairs.front().is_some_and(|repair| !repair.outcome.is_owed()) {
+            self.repairs.pop_front();
+        }
         let owed = self.ring.iter_mut().find(|outcome| outcome.is_owed());
-        self.maybe_owed = owed.is_some();
-        owed
+        let next = match (self.repairs.front_mut(), owed) {
+            (Some(repair), None) => Some(&mut repair.outcome),
+            (Some(repair), Some(owed)) if later(owed.msn, repair.after) => Some(&mut repair.outcome),
+            (_, owed) => owed,
+        };
+        self.maybe_owed = next.is_some();
+        next
     }
 
     pub(crate) fn clear(&mut self) {
         self.ring.clear();
+        self.repairs.clear();
         self.maybe_owed = false;
     }
+}
+
+/// Whether one MSN is later than another; they wrap as PSNs do.
+fn later(msn: u32, than: u32) -> bool {
+    Psn::new(msn).distance(Psn::new(than)) > 0
 }
 
 #[cfg(test)]
@@ -211,7 +251,7 @@ mod tests {
     /// Written after a reading of the code; from outside it would take 2²⁴ packets.
     #[test]
     fn a_duplicate_is_of_the_latest_outcome_at_its_psn() {
-        let mut outcomes = Outcomes::new(2);
+        let mut outcomes = Outcomes::new(2, false);
         let long = Answer::Read { va: 0, rkey: RKey(1), length: 1 << 30 };
         outcomes.push(Outcome::new(Psn::new(0xff_0000), 1 << 20, 1, long));
         outcomes.push(Outcome::new(Psn::new(0x00_1000), 1, 2, Answer::Atomic { original: 7 }));

@@ -8,6 +8,7 @@ use crate::event::Event;
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::rq::{MAX_MESSAGE, ReceiveQueue};
+use crate::selective::Selective;
 use crate::shared::Shared;
 use crate::slab::{Cq, Handle, Pd, Qp, Srq};
 use crate::sq::{SendQueue, Wqe};
@@ -164,6 +165,8 @@ pub struct QpAttributes {
     pub address: Option<AddressVector>,
     /// The path MTU; likewise.
     pub path_mtu: Option<PathMtu>,
+    /// Whether selective repeat was agreed with the peer; go-back-N otherwise.
+    pub selective_repeat: bool,
     /// What the peer may do.
     pub access: Access,
     /// The Q_Key; `None` but for UD.
@@ -237,6 +240,8 @@ pub(crate) struct QueuePair {
     pub(crate) rq: ReceiveQueue,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
+    /// If both ends have agreed on selective repeat.
+    pub(crate) selective: Option<Box<Selective>>,
     /// It is in the list of active queue pairs.
     pub(crate) scheduled: bool,
     /// The last frame was a response.
@@ -273,6 +278,7 @@ impl QueuePair {
             rq,
             requester: Requester::default(),
             responder: Responder::default(),
+            selective: None,
             scheduled: false,
             responded: false,
             overflowed: false,
@@ -294,6 +300,7 @@ impl QueuePair {
             dest_qpn: self.connection.map(|c| c.dest_qpn),
             address: self.address,
             path_mtu: self.connection.map(|c| c.path_mtu),
+            selective_repeat: self.selective.is_some(),
             access: self.access,
             qkey: (self.service == Service::Ud).then_some(self.qkey),
             rq_psn: self.responder.expected_psn(),
@@ -365,6 +372,7 @@ impl QueuePair {
         let failed_before = self.state == QpState::Error;
         self.state = QpState::Error;
         self.requester.stop();
+        self.release_held(shared);
         self.flush(shared);
         if self.srq.is_some() && !failed_before {
             shared.raise(Event::QpLastWqeReached(self.handle));
@@ -390,6 +398,8 @@ impl QueuePair {
         shared.mrs.unbind_windows_of(self.handle);
         self.requester = Requester::default();
         self.responder = Responder::default();
+        self.release_held(shared);
+        self.selective = None;
         self.connection = None;
         self.address = None;
         self.access = Access::NONE;

@@ -120,6 +120,16 @@ impl Requester {
         psn
     }
 
+    /// How many work requests from `head` on have packets that were sent; not during a replay.
+    pub(crate) fn started(&self, head: u32) -> u32 {
+        self.cursor.wrapping_sub(head) + u32::from(self.cursor_packet > 0)
+    }
+
+    /// So many parts of READs are complete.
+    pub(crate) fn end_reads(&mut self, count: u32) {
+        self.reads_outstanding -= count;
+    }
+
     pub(crate) fn waits_for_receiver(&self) -> bool {
         self.rnr_deadline != Nanos::NEVER
     }
@@ -145,7 +155,13 @@ impl QueuePair {
         loop {
             let number = self.requester.cursor;
             let sendable = matches!(self.state, QpState::Rts | QpState::Sqd);
-            if !sendable || number == self.sq.tail() || self.requester.waits_for_receiver() {
+            if !sendable || self.requester.waits_for_receiver() {
+                return None;
+            }
+            if let Some(length) = self.transmit_again(shared, buffer, &connection) {
+                return Some(length);
+            }
+            if number == self.sq.tail() {
                 return None;
             }
             if !self.sq.wqe(number).started && !self.start(shared, number, &connection) {
@@ -156,13 +172,17 @@ impl QueuePair {
                 return None;
             }
             let wqe = *self.sq.wqe(number);
-            let psn = wqe.first_psn + self.requester.cursor_packet;
-            if !self.window_admits(shared, &wqe, psn) {
+            let packet = self.requester.cursor_packet;
+            let psn = wqe.first_psn + packet;
+            let count = self.psns_at_once(&wqe, packet);
+            if !self.window_admits(shared, psn, count) || self.read_waits(&wqe, packet) {
                 return None;
             }
-            let length = self.write_request(shared, buffer, number, &connection)?;
+            let must_ask = self.fills_window(shared, psn);
+            let length =
+                self.write_request(shared, buffer, &connection, (number, packet, count), must_ask)?;
             if self.service == Service::Rc {
-                self.advance(shared, &wqe, psn);
+                self.advance(shared, &wqe, psn, count);
             } else {
                 self.advance_unacknowledged(shared, &wqe, psn);
             }
@@ -232,19 +252,53 @@ impl QueuePair {
         }
     }
 
-    /// Whether a packet at `psn` may be in flight beside the others. A READ needs room for its
-    /// whole response, unless nothing else is in flight.
-    fn window_admits(&self, shared: &Shared, wqe: &Wqe, psn: Psn) -> bool {
+    /// How many PSNs the next packet takes: as many as the response for a READ, or for that part of
+    /// it which is asked for at once.
+    fn psns_at_once(&self, wqe: &Wqe, packet: u32) -> u32 {
+        match (wqe.op, &self.selective) {
+            (SendOp::Read(_), Some(selective)) => selective.scoreboard.read_count(packet, wqe.packets),
+            (SendOp::Read(_), None) => wqe.packets - packet,
+            _ => 1,
+        }
+    }
+
+    /// Whether this is a later part of a READ, and the peer takes no more READs now.
+    fn read_waits(&self, wqe: &Wqe, packet: u32) -> bool {
+        let Requester { reads_outstanding, attributes, .. } = &self.requester;
+        self.is_later_part(wqe, packet) && *reads_outstanding >= u32::from(attributes.max_rd_atomic)
+    }
+
+    fn is_later_part(&self, wqe: &Wqe, packet: u32) -> bool {
+        self.selective.is_some() && matches!(wqe.op, SendOp::Read(_)) && packet > 0
+    }
+
+    /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
+    /// needs room for its whole response, unless nothing else is in flight.
+    fn window_admits(&self, shared: &Shared, psn: Psn, wanted: u32) -> bool {
+        if let Some(selective) = &self.selective {
+            return selective.scoreboard.admits(self.requester.una, psn, wanted);
+        }
         let in_flight = psn.distance(self.requester.una).max(0) as u32;
-        let wanted =
-            if matches!(wqe.op, SendOp::Read(_)) { wqe.packets - self.requester.cursor_packet } else { 1 };
         in_flight == 0 || in_flight.saturating_add(wanted) <= shared.window
     }
 
-    /// Moves on behind a packet that was written.
-    fn advance(&mut self, shared: &mut Shared, wqe: &Wqe, psn: Psn) {
+    /// Whether nothing more may be sent behind a packet at `psn`: it must be acknowledged.
+    fn fills_window(&mut self, shared: &Shared, psn: Psn) -> bool {
+        match &mut self.selective {
+            Some(selective) => selective.scoreboard.must_ask(self.requester.una, psn),
+            None => psn.distance(self.requester.una) as u32 + 1 == shared.window,
+        }
+    }
+
+    /// Moves on behind a packet that was written and takes `count` PSNs.
+    fn advance(&mut self, shared: &mut Shared, wqe: &Wqe, psn: Psn, count: u32) {
+        let is_later_part = self.is_later_part(wqe, self.requester.cursor_packet);
+        if let Some(selective) = &mut self.selective {
+            selective.scoreboard.note_sent(psn, count, wqe.op.is_read_or_atomic(), shared.now);
+        }
         let requester = &mut self.requester;
-        let end = if matches!(wqe.op, SendOp::Read(_)) { wqe.end_psn() } else { psn + 1 };
+        requester.reads_outstanding += u32::from(is_later_part);
+        let end = psn + count;
         requester.cursor_packet = end.distance(wqe.first_psn) as u32;
         if requester.cursor_packet == wqe.packets {
             requester.cursor = requester.cursor.wrapping_add(1);
@@ -255,7 +309,12 @@ impl QueuePair {
         } else {
             shared.count(Counter::RetransmittedPkts);
         }
-        if requester.ack_deadline == Nanos::NEVER {
+        self.ensure_ack_timer(shared);
+    }
+
+    /// Starts the ACK timer if it does not run.
+    pub(crate) fn ensure_ack_timer(&mut self, shared: &mut Shared) {
+        if self.requester.ack_deadline == Nanos::NEVER {
             self.arm_ack_timer(shared);
         }
     }
@@ -390,6 +449,9 @@ impl QueuePair {
     }
 
     fn go_back(&mut self) {
+        if let Some(selective) = &mut self.selective {
+            return selective.scoreboard.lose_all(self.requester.una, self.requester.sent);
+        }
         self.requester.cursor = self.sq.head();
         self.requester.cursor_packet = 0;
         self.skip_acknowledged();
@@ -412,15 +474,16 @@ impl QueuePair {
         }
     }
 
-    fn write_request(
+    /// Writes packet `packet` of the work request `number`, which takes `count` PSNs.
+    pub(crate) fn write_request(
         &mut self,
         shared: &mut Shared,
         buffer: &mut [u8],
-        number: u32,
         connection: &Connection,
+        (number, packet, count): (u32, u32, u32),
+        must_ask: bool,
     ) -> Option<usize> {
         let wqe = self.sq.wqe(number);
-        let packet = self.requester.cursor_packet;
         let psn = wqe.first_psn + packet;
         let offset = packet << connection.path_mtu.shift();
         let rest = wqe.length - offset;
@@ -432,9 +495,8 @@ impl QueuePair {
         };
 
         let mut bth = Bth::new(opcode, connection.dest_qpn, psn);
-        let in_flight = psn.distance(self.requester.una) as u32 + 1;
         let answers = is_last || payload == 0 && wqe.op.is_read_or_atomic();
-        let is_due = answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || in_flight == shared.window;
+        let is_due = answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || must_ask;
         bth.set_ack_req(is_due && self.service == Service::Rc);
         let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.op.is_read_or_atomic();
         bth.set_solicited(wqe.flags.solicited && is_last && notifies);
@@ -456,7 +518,8 @@ impl QueuePair {
                 }
             }
             SendOp::Read(remote) => {
-                frame.put(&Reth::new(remote.addr.wrapping_add(u64::from(offset)), remote.rkey, rest));
+                let wanted = rest.min(count << connection.path_mtu.shift());
+                frame.put(&Reth::new(remote.addr.wrapping_add(u64::from(offset)), remote.rkey, wanted));
             }
             SendOp::CompareSwap { remote, compare, swap } => {
                 frame.put(&AtomicEth::new(remote.addr, remote.rkey, swap, compare));

@@ -103,7 +103,7 @@ impl Responder {
     pub(crate) fn new(attributes: &ReadyToReceive) -> Responder {
         Responder {
             expected: attributes.rq_psn,
-            outcomes: Outcomes::new(attributes.max_dest_rd_atomic),
+            outcomes: Outcomes::new(attributes.max_dest_rd_atomic, attributes.selective_repeat),
             min_rnr_timer: Some(attributes.min_rnr_timer),
             ..Responder::default()
         }
@@ -196,18 +196,24 @@ impl QueuePair {
         if distance < 0 {
             self.receive_duplicate(shared, packet);
         } else if distance > 0 {
-            self.receive_early(shared);
+            self.receive_early(shared, packet, distance as u32);
         } else {
-            self.note_established(shared);
-            match self.execute(shared, packet) {
-                Ok(()) => {
-                    // What a NAK that was sent or is owed asks for is here.
-                    self.responder.nak_sent = false;
-                    self.responder.nak_owed = None;
-                    self.executed(shared, packet);
-                }
-                Err(refusal) => self.refuse(shared, refusal),
+            self.receive_expected(shared, packet);
+            self.execute_held(shared);
+        }
+    }
+
+    /// Takes the request whose turn it is.
+    pub(crate) fn receive_expected(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        self.note_established(shared);
+        match self.execute(shared, packet) {
+            Ok(()) => {
+                // What a NAK that was sent or is owed asks for is here.
+                self.responder.nak_sent = false;
+                self.responder.nak_owed = None;
+                self.executed(shared, packet);
             }
+            Err(refusal) => self.refuse(shared, refusal),
         }
     }
 
@@ -220,9 +226,11 @@ impl QueuePair {
     }
 
     /// Something is missing before this packet: one NAK says what.
-    fn receive_early(&mut self, shared: &mut Shared) {
+    fn receive_early(&mut self, shared: &mut Shared, packet: &Packet<'_>, distance: u32) {
         shared.count(Counter::OutOfSequence);
-        if !self.responder.nak_sent {
+        if self.selective.is_some() {
+            self.hold_early(shared, packet, distance);
+        } else if !self.responder.nak_sent {
             self.responder.nak_sent = true;
             self.owe_nak(shared, Syndrome::Nak(Nak::PsnSequenceError));
         }
@@ -461,8 +469,7 @@ impl QueuePair {
         let psn = packet.bth.psn();
         if !packet.opcode.is_answered_explicitly() {
             if packet.bth.ack_req() {
-                self.responder.ack_owed = true;
-                self.schedule(shared);
+                self.owe_ack(shared);
             }
             return;
         }
@@ -471,7 +478,11 @@ impl QueuePair {
             shared.count(Counter::RxForgottenDuplicate);
             return;
         };
-        self.responder.outcomes.replay(psn, part);
+        let Responder { outcomes, msn, .. } = &mut self.responder;
+        match self.selective {
+            Some(_) => outcomes.repair(psn, part, *msn),
+            None => outcomes.replay(psn, part),
+        }
         self.schedule(shared);
     }
 
@@ -552,6 +563,12 @@ impl QueuePair {
         self.enter_error(shared);
     }
 
+    /// Everything that was executed is to be acknowledged.
+    pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
+        self.responder.ack_owed = true;
+        self.schedule(shared);
+    }
+
     /// The NAK names the expected PSN, and acknowledges everything before it.
     fn owe_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
         self.responder.nak_owed = Some((self.responder.expected, syndrome));
@@ -574,13 +591,18 @@ impl QueuePair {
             Some(nak) => nak,
             None if responder.ack_owed => {
                 responder.ack_owed = false;
-                (responder.expected - 1, Syndrome::ACK)
+                let msn = responder.msn;
+                if let Some(length) = self.write_selective_acknowledge(buffer, &connection, msn) {
+                    shared.count(Counter::SentPkts);
+                    return Some(length);
+                }
+                (self.responder.expected - 1, Syndrome::ACK)
             }
             None => return None,
         };
         let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn);
         let mut frame = FrameBuilder::start(buffer, &connection.header, bth, 0)?;
-        frame.put(&Aeth::new(syndrome, responder.msn));
+        frame.put(&Aeth::new(syndrome, self.responder.msn));
         shared.count(Counter::SentPkts);
         Some(frame.finish())
     }

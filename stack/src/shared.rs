@@ -11,6 +11,7 @@ use crate::cq::{CompletionQueue, Pushed, WorkCompletion};
 use crate::device::DeviceAttributes;
 use crate::event::{Event, EventQueue};
 use crate::mr::MemoryRegions;
+use crate::reorder::ReorderPool;
 use crate::rq::ReceiveQueue;
 use crate::slab::{Cq, Slab, Srq};
 use crate::srq::SharedReceiveQueue;
@@ -30,6 +31,7 @@ pub(crate) struct Shared {
     /// Slots of the queue pairs that may have something to send, each once.
     pub(crate) active: VecDeque<u32>,
     pub(crate) window: u32,
+    pub(crate) reorder: ReorderPool,
     /// Requests that name memory which they may not reach are dropped.
     pub(crate) drop_access_errors: bool,
     /// Draws queue pair numbers and keys.
@@ -50,6 +52,7 @@ impl Shared {
             timers: TimerWheel::new(config.max_qps),
             active: VecDeque::with_capacity(config.max_qps as usize),
             window: config.window,
+            reorder: ReorderPool::new(config.reorder_packets),
             drop_access_errors: config.drop_access_errors,
             rng: config.seed.map_or_else(ChaCha20Rng::from_os_rng, ChaCha20Rng::from_seed),
             device: DeviceAttributes::of(config),

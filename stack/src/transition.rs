@@ -6,6 +6,7 @@ use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};
 use crate::qp::{Connection, QpState, QueuePair};
 use crate::requester::Requester;
 use crate::responder::Responder;
+use crate::selective::Selective;
 use crate::shared::Shared;
 use crate::{Access, AddressVector, Error};
 
@@ -63,6 +64,9 @@ pub struct ReadyToReceive {
     pub max_dest_rd_atomic: u8,
     /// How long a peer is asked to wait when there is no receive for its message.
     pub min_rnr_timer: RnrTimer,
+    /// Selective repeat in place of go-back-N: the peer is a ferroce too, and both ends have told
+    /// each other that they want it. Any other peer would not understand.
+    pub selective_repeat: bool,
 }
 
 /// What a UC queue pair must know to receive.
@@ -152,7 +156,7 @@ impl Transition {
 
 impl ReadyToReceive {
     /// From `dest_qpn` at `address`, whose first request has `rq_psn`: a path MTU of 1024, 16
-    /// READs and atomics, an RNR timer of 0.64 ms.
+    /// READs and atomics, an RNR timer of 0.64 ms, go-back-N.
     pub fn new(address: AddressVector, dest_qpn: Qpn, rq_psn: Psn) -> ReadyToReceive {
         ReadyToReceive {
             address,
@@ -161,6 +165,7 @@ impl ReadyToReceive {
             rq_psn,
             max_dest_rd_atomic: 16,
             min_rnr_timer: RnrTimer::DEFAULT,
+            selective_repeat: false,
         }
     }
 
@@ -247,9 +252,12 @@ impl QueuePair {
         &mut self,
         attributes: &ReadyToReceive,
         connection: Connection,
+        window: u32,
     ) -> Result<(), Error> {
         self.require_init()?;
         self.responder = Responder::new(attributes);
+        let selective = || Box::new(Selective::new(attributes.rq_psn, window));
+        self.selective = attributes.selective_repeat.then(selective);
         self.connect(attributes.address, connection);
         Ok(())
     }
@@ -281,6 +289,9 @@ impl QueuePair {
         self.require("ReadyToSend", "RTR", &[QpState::Rtr])?;
         attributes.check()?;
         self.requester = Requester::new(attributes, self.sq.head());
+        if let Some(selective) = &mut self.selective {
+            selective.scoreboard.start(attributes.sq_psn);
+        }
         self.state = QpState::Rts;
         Ok(())
     }

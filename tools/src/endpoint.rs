@@ -212,6 +212,7 @@ impl Endpoint {
             rq_psn: remote_psn,
             max_dest_rd_atomic: path.rd_atomic,
             min_rnr_timer: RnrTimer::DEFAULT,
+            selective_repeat: path.selective_repeat,
         };
         let send = ReadyToSend {
             sq_psn: local_psn,

@@ -32,6 +32,11 @@ impl Sack {
         self.words.map(U64::get)
     }
 
+    /// The payload of the packet.
+    pub fn bytes(&self) -> &[u8] {
+        self.as_bytes()
+    }
+
     /// Whether the request with this PSN is held, if it is one of the `SPAN`.
     pub fn holds(&self, psn: Psn) -> bool {
         let bit = psn.value() % Sack::SPAN;

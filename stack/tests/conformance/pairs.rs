@@ -61,6 +61,7 @@ impl Pairs {
                         rq_psn: Psn::new(0xff_ff00),
                         max_dest_rd_atomic: 16,
                         min_rnr_timer: RnrTimer::new(12).unwrap(),
+                        selective_repeat: false,
                     }),
                     Transition::ReadyToSend(ReadyToSend {
                         sq_psn: Psn::new(0xff_ff00),

@@ -63,6 +63,8 @@ pub(crate) struct Setup {
     pub(crate) max_send_wr: u32,
     pub(crate) max_recv_wr: u32,
     pub(crate) roce_v1: bool,
+    pub(crate) selective_repeat: bool,
+    pub(crate) reorder_packets: u16,
     pub(crate) flush: bool,
     pub(crate) atomic_write: bool,
     pub(crate) drop_access_errors: bool,
@@ -89,6 +91,8 @@ impl Default for Setup {
             max_send_wr: 128,
             max_recv_wr: 128,
             roce_v1: false,
+            selective_repeat: false,
+            reorder_packets: 1024,
             flush: true,
             atomic_write: true,
             drop_access_errors: false,
@@ -165,9 +169,10 @@ impl Peer {
             poisoned: None,
             cable: Arc::clone(&cable),
         };
-        let Setup { roce_v1, flush, atomic_write, drop_access_errors, .. } = setup;
+        let Setup { roce_v1, flush, atomic_write, drop_access_errors, reorder_packets, .. } = setup;
         let seed = Some([7; 32]);
-        let config = Config { seed, roce_v1, flush, atomic_write, drop_access_errors, ..Config::default() };
+        let limits = Config { reorder_packets, ..Config::default() };
+        let config = Config { seed, roce_v1, flush, atomic_write, drop_access_errors, ..limits };
         let mut context = Context::open(Box::new(port), &config).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
@@ -232,6 +237,7 @@ impl Peer {
                     path_mtu: setup.mtu,
                     max_dest_rd_atomic: setup.max_dest_rd_atomic,
                     min_rnr_timer: RnrTimer::new(setup.min_rnr_timer).unwrap(),
+                    selective_repeat: setup.selective_repeat,
                     ..ReadyToReceive::new(address, PEER_QPN, path.rq_psn)
                 }),
                 Transition::ReadyToSend(ReadyToSend {

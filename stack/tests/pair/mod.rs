@@ -41,6 +41,7 @@ pub struct Setup {
     pub retry_count: u8,
     pub rnr_retry: u8,
     pub max_rd_atomic: u8,
+    pub selective_repeat: bool,
     /// Frames that a port may have under way.
     pub frames: usize,
 }
@@ -63,6 +64,7 @@ impl Default for Setup {
             retry_count: 7,
             rnr_retry: 7,
             max_rd_atomic: 16,
+            selective_repeat: false,
             frames: 4096,
         }
     }
@@ -173,6 +175,7 @@ impl End {
                 path_mtu: setup.path_mtu,
                 max_dest_rd_atomic: setup.max_rd_atomic,
                 min_rnr_timer: RnrTimer::new(1).unwrap(),
+                selective_repeat: setup.selective_repeat,
                 ..ReadyToReceive::new(address, *dest_qpn, rq_psn)
             };
             let send = ReadyToSend {
