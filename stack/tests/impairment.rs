@@ -65,6 +65,13 @@ struct Traffic {
     window: Mw,
 }
 
+/// How what is lost is sent again.
+#[derive(Clone, Copy, PartialEq)]
+enum Repeat {
+    GoBackN,
+    Selective,
+}
+
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Send,
@@ -73,8 +80,9 @@ enum Kind {
 }
 
 impl Traffic {
-    fn new(seed: u64, link: LinkConfig) -> Traffic {
-        let mut pair = Pair::new(seed, link, Setup::default());
+    fn new(seed: u64, link: LinkConfig, repeat: Repeat) -> Traffic {
+        let setup = Setup { selective_repeat: repeat == Repeat::Selective, ..Setup::default() };
+        let mut pair = Pair::new(seed, link, setup);
         let window = pair.ends[1].context.alloc_mw(pair.ends[1].pd).unwrap();
         Traffic { pair, expected: vec![0; SLOT as usize], window }
     }
@@ -289,8 +297,8 @@ impl Traffic {
     }
 }
 
-fn soak(kind: Kind) {
-    let mut traffic = Traffic::new(seed(), bad_link());
+fn soak(kind: Kind, repeat: Repeat) {
+    let mut traffic = Traffic::new(seed(), bad_link(), repeat);
     let messages = traffic.run(kind, 0, soak_bytes());
     println!(
         "{messages} messages; {:?}\n{}",
@@ -302,46 +310,72 @@ fn soak(kind: Kind) {
 
 #[test]
 fn sends_arrive_exactly_once() {
-    soak(Kind::Send);
+    soak(Kind::Send, Repeat::GoBackN);
 }
 
 #[test]
 fn writes_arrive_exactly_once() {
-    soak(Kind::Write);
+    soak(Kind::Write, Repeat::GoBackN);
 }
 
 #[test]
 fn reads_arrive_exactly_once() {
-    soak(Kind::Read);
+    soak(Kind::Read, Repeat::GoBackN);
 }
 
 #[test]
 fn atomics_happen_exactly_once() {
-    let mut traffic = Traffic::new(seed(), bad_link());
+    let mut traffic = Traffic::new(seed(), bad_link(), Repeat::GoBackN);
+    traffic.atomics(100_000);
+    traffic.assert_impaired();
+}
+
+#[test]
+fn sends_arrive_exactly_once_by_selective_repeat() {
+    soak(Kind::Send, Repeat::Selective);
+}
+
+#[test]
+fn writes_arrive_exactly_once_by_selective_repeat() {
+    soak(Kind::Write, Repeat::Selective);
+}
+
+#[test]
+fn reads_arrive_exactly_once_by_selective_repeat() {
+    soak(Kind::Read, Repeat::Selective);
+}
+
+#[test]
+fn atomics_happen_exactly_once_by_selective_repeat() {
+    let mut traffic = Traffic::new(seed(), bad_link(), Repeat::Selective);
     traffic.atomics(100_000);
     traffic.assert_impaired();
 }
 
 #[test]
 fn atomic_writes_and_flushes_happen_exactly_once() {
-    let mut traffic = Traffic::new(seed(), bad_link());
-    traffic.atomic_writes(50_000);
-    traffic.assert_impaired();
+    for repeat in [Repeat::GoBackN, Repeat::Selective] {
+        let mut traffic = Traffic::new(seed(), bad_link(), repeat);
+        traffic.atomic_writes(50_000);
+        traffic.assert_impaired();
+    }
 }
 
 #[test]
 fn windows_open_and_close_on_a_bad_link() {
-    let mut traffic = Traffic::new(seed(), bad_link());
-    traffic.windows(500);
-    traffic.assert_impaired();
+    for repeat in [Repeat::GoBackN, Repeat::Selective] {
+        let mut traffic = Traffic::new(seed(), bad_link(), repeat);
+        traffic.windows(500);
+        traffic.assert_impaired();
+    }
 }
 
 /// The same seed gives the same frames at the same times with the same fates; another does not.
 #[test]
 fn a_seed_replays_bit_for_bit() {
     let seed = seed();
-    let trace = |seed| {
-        let mut traffic = Traffic::new(seed, bad_link());
+    let trace = |seed, repeat| {
+        let mut traffic = Traffic::new(seed, bad_link(), repeat);
         for (i, kind) in [Kind::Send, Kind::Write, Kind::Read].into_iter().enumerate() {
             traffic.run(kind, i as u64 * 1_000_000, 1_000_000);
         }
@@ -350,17 +384,25 @@ fn a_seed_replays_bit_for_bit() {
         traffic.windows(50);
         (traffic.pair.network.trace_hash(), traffic.pair.now)
     };
-    let first = trace(seed);
-    assert_eq!(first, trace(seed));
-    assert_ne!(first, trace(seed + 1));
+    for repeat in [Repeat::GoBackN, Repeat::Selective] {
+        let first = trace(seed, repeat);
+        assert_eq!(first, trace(seed, repeat));
+        assert_ne!(first, trace(seed + 1, repeat));
+    }
 }
 
 /// After set-up nothing is allocated, neither in the calm nor in the storm, though others could look
 /// at the contexts meanwhile.
 #[test]
 fn the_steady_state_does_not_allocate() {
-    for link in [LinkConfig::default(), bad_link()] {
-        let mut traffic = Traffic::new(seed(), link);
+    let calm = LinkConfig::default();
+    for (link, repeat) in [
+        (calm.clone(), Repeat::GoBackN),
+        (bad_link(), Repeat::GoBackN),
+        (calm, Repeat::Selective),
+        (bad_link(), Repeat::Selective),
+    ] {
+        let mut traffic = Traffic::new(seed(), link, repeat);
         for end in &mut traffic.pair.ends {
             end.context.export().unwrap();
         }
