@@ -161,6 +161,7 @@ struct Connection {
     discarded: [bool; 2],
     mtu: PathMtu,
     depth: u8,
+    selective_repeat: bool,
     config: QpConfigs,
 }
 
@@ -223,7 +224,9 @@ impl World {
         let network = SimNetwork::with_config(seed, link, NetworkConfig { mtu: 4200, frames }).unwrap();
         let ends = [1u8, 2].map(|n| {
             let window = rng.pick(&[1, 2, 3, 5, 17, 64, 512]);
-            let config = Config { seed: Some([n; 32]), window, max_qps: 16, ..Config::default() };
+            let reorder_packets = rng.pick(&[0, 3, 40, 1024]);
+            let config =
+                Config { seed: Some([n; 32]), window, reorder_packets, max_qps: 16, ..Config::default() };
             let port = network.port(&[[10, 0, 0, n].into()]);
             let mut context = Context::open(Box::new(port), &config).unwrap();
             let pd = context.alloc_pd().unwrap();
@@ -279,6 +282,7 @@ impl World {
             discarded: [false; 2],
             mtu: PathMtu::Mtu256,
             depth: 0,
+            selective_repeat: false,
             config,
         });
         self.connect(self.connections.len() - 1);
@@ -290,6 +294,7 @@ impl World {
         let connection = &mut connections[c];
         connection.mtu = rng.pick(&PathMtu::ALL);
         connection.depth = rng.pick(&[1, 2, 4, 16, 128]);
+        connection.selective_repeat = rng.one_in(2);
         connection.discarded = [false; 2];
         connection.phase = Phase::Up;
         let psn = [0, 1].map(|_| match rng.below(2) {
@@ -299,7 +304,7 @@ impl World {
         let qpns = [0, 1].map(|e| ends[e].context.query_qp(connection.halves[e].qp).unwrap().qpn);
         let gids = [0, 1].map(|e: usize| ends[e].context.port().gids[0].gid);
         for e in [0, 1] {
-            let Connection { halves, mtu, depth, .. } = connection;
+            let Connection { halves, mtu, depth, selective_repeat, .. } = connection;
             let (End { context, pd, .. }, half) = (&mut ends[e], &mut halves[e]);
             for (mr, used) in half.keys.iter_mut().chain(&mut half.own_keys).filter(|key| key.1) {
                 let memory = context.deregister(*mr).unwrap();
@@ -312,6 +317,7 @@ impl World {
                 path_mtu: *mtu,
                 max_dest_rd_atomic: *depth,
                 min_rnr_timer: RnrTimer::new(1 + rng.below(12) as u8).unwrap(),
+                selective_repeat: *selective_repeat,
                 ..ReadyToReceive::new(AddressVector::new(gids[1 - e], 0), qpns[1 - e], psn[1 - e])
             };
             let send = ReadyToSend { timeout: 10, max_rd_atomic: *depth, ..ReadyToSend::new(psn[e]) };
