@@ -29,6 +29,7 @@ mod packet;
 mod pair;
 mod pairs;
 mod peer;
+mod selective;
 mod switch;
 
 /// Cases that have no test here, and why.

@@ -5,7 +5,7 @@ use std::fmt;
 use ferroce::Nanos;
 use ferroce::wire::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, FrameBuilder, Ieth, ImmDt, NetworkHeader, Opcode,
-    PKEY_DEFAULT, PKey, Packet, PathHeader, Psn, Qpn, RKey, Reth, Syndrome, icrc,
+    PKEY_DEFAULT, PKey, Packet, PathHeader, Psn, Qpn, RKey, Reth, Sack, Syndrome, icrc,
 };
 
 /// Where the IP header of an untagged frame starts.
@@ -74,6 +74,17 @@ pub(crate) fn ack(psn: u32, msn: u32) -> Script {
 /// An Acknowledge with this syndrome byte.
 pub(crate) fn nak(syndrome: u8, psn: u32, msn: u32) -> Script {
     packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(syndrome, msn)
+}
+
+/// A selective acknowledge: `psn` is missing, `held` are held.
+pub(crate) fn sack(psn: u32, msn: u32, held: &[u32]) -> Script {
+    let mut bits = [0; Sack::SPAN as usize / 64];
+    for psn in held {
+        let bit = psn % Sack::SPAN;
+        bits[bit as usize / 64] |= 1 << (bit % 64);
+    }
+    let script = packet(Opcode::SELECTIVE_ACKNOWLEDGE, psn).aeth(Syndrome::ACK.byte(), msn);
+    script.payload(Sack::new(&bits).bytes())
 }
 
 /// A READ response; First, Last and Only get their AETH.
@@ -217,6 +228,7 @@ pub(crate) struct Got {
     pub(crate) atomic_eth: Option<AtomicEth>,
     pub(crate) aeth: Option<Aeth>,
     pub(crate) original: Option<u64>,
+    pub(crate) sack: Option<Sack>,
     pub(crate) immediate: Option<u32>,
     pub(crate) invalidated: Option<RKey>,
     pub(crate) feth: Option<Feth>,
@@ -245,6 +257,7 @@ impl Got {
             atomic_eth: packet.atomic_eth().copied(),
             aeth: packet.aeth().copied(),
             original: packet.atomic_ack_eth().map(|header| header.original()),
+            sack: packet.sack().copied(),
             immediate: packet.immdt().map(|header| header.value()),
             invalidated: packet.ieth().map(|header| header.rkey()),
             feth: packet.feth().copied(),

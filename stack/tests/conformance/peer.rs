@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ferroce::driver::{self, Capabilities, Layer, Stats};
-use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Syndrome};
+use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Sack, Syndrome};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
     Nanos, PacketDriver, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey,
@@ -514,6 +514,19 @@ impl Peer {
                 self.situation("and then")
             );
         }
+    }
+
+    /// The next packet is a selective acknowledge of everything before `psn` that names `held`, and
+    /// nothing else.
+    #[track_caller]
+    pub(crate) fn expect_sack(&mut self, psn: u32, msn: u32, held: &[u32]) {
+        let got = self.expect(Opcode::SELECTIVE_ACKNOWLEDGE, psn);
+        let sack = got.sack.expect("a whole map");
+        let named: Vec<u32> =
+            (1..Sack::SPAN).map(|i| psn + i).filter(|psn| sack.holds(Psn::new(*psn))).collect();
+        let aeth = got.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
+        assert_eq!((aeth, &named[..]), (Some((Syndrome::ACK.byte(), msn)), held), "of {got}");
+        assert!(!sack.holds(Psn::new(psn)), "the missing one is named in {got}");
     }
 
     /// From now on the port takes so many packets of the engine; it is blocked after them.
