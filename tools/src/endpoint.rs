@@ -95,6 +95,8 @@ pub(crate) struct Path {
     pub(crate) timeout: u8,
     /// READs and atomics outstanding, each way.
     pub(crate) rd_atomic: u8,
+    /// Both ends have agreed on it.
+    pub(crate) selective_repeat: bool,
 }
 
 impl Endpoint {

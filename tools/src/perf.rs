@@ -84,6 +84,9 @@ pub(crate) struct Args {
     /// ACK timeout, 4.096 µs · 2^N.
     #[arg(short = 'u', long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
     qp_timeout: u8,
+    /// Send again only what is missing, in place of everything after it.
+    #[arg(long)]
+    selective_repeat: bool,
     /// Which atomic.
     #[arg(short = 'A', long = "atomic_type", default_value = "FETCH_AND_ADD")]
     atomic: AtomicType,
@@ -137,6 +140,7 @@ impl Args {
             rx_depth: self.rx_depth,
             outstanding: self.outstanding,
             timeout: self.qp_timeout,
+            selective_repeat: self.selective_repeat,
             check: self.check,
         }
     }

@@ -194,6 +194,8 @@ impl<'a> PingPong<'a> {
             mtu: self.args.mtu,
             timeout: TIMEOUT,
             rd_atomic: 1,
+            // ibv_rc_pingpong's exchange has no word for it.
+            selective_repeat: false,
         };
         self.end.connect(self.qp, &path, self.psn, (remote.qpn, remote.psn))
     }

@@ -54,6 +54,19 @@ fn options_reach_the_other_end() {
 }
 
 #[test]
+fn every_operation_by_selective_repeat() {
+    let _alone = alone();
+    assert_eq!(loopback("write bw -n 10")["selective_repeat"], false);
+    for operation in OPERATIONS {
+        let report = loopback(&format!("{operation} bw -n 300 -q 2 --check --selective-repeat"));
+        assert_eq!(
+            (&report["selective_repeat"], &report["results"][0]["messages"]),
+            (&true.into(), &300.into())
+        );
+    }
+}
+
+#[test]
 fn the_smallest_queues_do() {
     let _alone = alone();
     for test in ["write lat", "send lat", "send bw", "read bw", "atomic bw"] {

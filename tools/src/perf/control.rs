@@ -13,7 +13,7 @@ use crate::failure::{Failure, OrFail};
 use crate::tcp::read_exact;
 
 /// The protocol and its version.
-const PREAMBLE: &[u8; 8] = b"frcperf\x01";
+const PREAMBLE: &[u8; 8] = b"frcperf\x02";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Messages that wait to be taken. Either end speaks in its turn, so one that sends more is broken.
 const MAX_WAITING: usize = 16;

@@ -55,6 +55,8 @@ pub(super) struct Offer {
     pub(super) path_mtu: Option<u32>,
     /// The largest that its interface allows.
     pub(super) largest_path_mtu: u32,
+    /// What is lost shall be repeated selectively: used if both offers say so.
+    pub(super) selective_repeat: bool,
 }
 
 const MAX_LENGTH: usize = 64 << 10;

@@ -48,6 +48,8 @@ pub(super) struct Plan {
     pub(super) outstanding: u8,
     /// ACK timeout, 4.096 µs · 2^timeout.
     pub(super) timeout: u8,
+    /// Selective repeat in place of go-back-N.
+    pub(super) selective_repeat: bool,
     /// Whether each byte that arrives is compared with what it must be.
     pub(super) check: bool,
 }
@@ -174,6 +176,7 @@ mod tests {
             rx_depth: 512,
             outstanding: 16,
             timeout: 14,
+            selective_repeat: false,
             check,
         }
     }

@@ -21,6 +21,7 @@ pub(super) struct Report {
     path_mtu: u32,
     qps: u32,
     tx_depth: u32,
+    selective_repeat: bool,
     /// Empty at the server.
     results: Vec<Measurement>,
     retransmitted_packets: u64,
@@ -122,6 +123,7 @@ impl Report {
             path_mtu: path_mtu.bytes(),
             qps: plan.qps,
             tx_depth: plan.tx_depth,
+            selective_repeat: plan.selective_repeat,
             results,
             retransmitted_packets: counters.value(Counter::RetransmittedPkts),
             dropped_packets: dropped + driver.rx_dropped + driver.tx_dropped,

@@ -143,7 +143,15 @@ mod tests {
 
     fn offer(path_mtu: Option<u32>, largest_path_mtu: u32) -> Offer {
         let gid = std::net::Ipv6Addr::LOCALHOST;
-        Offer { size: 8, gid, qps: vec![], memory: (0, 0, 0), path_mtu, largest_path_mtu }
+        Offer {
+            size: 8,
+            gid,
+            qps: vec![],
+            memory: (0, 0, 0),
+            path_mtu,
+            largest_path_mtu,
+            selective_repeat: false,
+        }
     }
 
     #[test]

@@ -140,6 +140,7 @@ impl Session {
             memory: (memory.addr, memory.rkey.0, memory.length),
             path_mtu: path_mtu.map(PathMtu::bytes),
             largest_path_mtu: self.end.largest_path_mtu(gid_index)?.bytes(),
+            selective_repeat: self.plan.selective_repeat,
         })
     }
 
@@ -154,6 +155,7 @@ impl Session {
             mtu,
             timeout: self.plan.timeout,
             rd_atomic: self.plan.outstanding,
+            selective_repeat: self.plan.selective_repeat && offer.selective_repeat,
         };
         let (addr, rkey, _) = offer.memory;
         for (index, &(qpn, psn)) in offer.qps.iter().enumerate() {
