@@ -159,22 +159,15 @@ impl Scoreboard {
     }
 
     /// As `note_sent`, of what was lost.
-    fn note_resent(&mut self, psn: Psn, count: u32, sent: Psn, now: Nanos) {
+    fn note_resent(&mut self, psn: Psn, count: u32, now: Nanos) {
         self.note_sent(psn, count, false, now);
         self.resent.insert_range_without(psn, psn + count, &PsnSet::default());
         self.lost.remove_range(psn, psn + count);
-        if psn.distance(self.executed) >= 0 {
-            let mut from = psn + count;
-            while let Some(waiting) = self.waiting.first(from, sent) {
-                from = waiting + 1;
-                self.follow(waiting, psn);
-            }
-        }
     }
 
-    /// The request at `psn`, a READ or an atomic, waits at the responder for `hole`, and is answered
-    /// right after it.
-    fn note_waiting(&mut self, psn: Psn, hole: Psn, sent: Psn) {
+    /// The request at `psn`, a READ or an atomic, waits at the responder for what is missing before
+    /// it: until that was executed, no answer to it can be lost.
+    fn note_waiting(&mut self, psn: Psn, sent: Psn) {
         if psn.distance(self.executed) < 0 {
             return;
         }
@@ -183,18 +176,7 @@ impl Scoreboard {
         while sent.distance(at) > 0 && self.explicit.contains(at) && self.transmission(at).serial == serial {
             self.waiting.insert(at);
             self.lost.remove(at);
-            self.follow(at, hole);
             at += 1;
-        }
-    }
-
-    /// The answer to `psn` comes after that to `hole`: it counts as if it had been asked for with it.
-    fn follow(&mut self, psn: Psn, hole: Psn) {
-        let of_hole = *self.transmission(hole);
-        let transmission = self.transmission(psn);
-        if (of_hole.serial.wrapping_sub(transmission.serial) as i32) > 0 {
-            *transmission = of_hole;
-            self.resent.insert(psn);
         }
     }
 
@@ -242,11 +224,9 @@ impl Scoreboard {
         let (mut any, mut from) = (false, missing + 1);
         while let Some(psn) = unknown.first(from, sent) {
             from = psn + 1;
-            if !self.waiting.contains(psn) {
-                self.arrived(psn, now);
-            }
+            self.arrived(psn, now);
             if self.explicit.contains(psn) {
-                self.note_waiting(psn, missing, sent);
+                self.note_waiting(psn, sent);
             } else {
                 any |= self.held.insert(psn);
             }
@@ -348,7 +328,7 @@ impl QueuePair {
         let length = self.write_request(shared, buffer, connection, (number, packet, count), true)?;
         shared.count(Counter::RetransmittedPkts);
         if let Some(selective) = &mut self.selective {
-            selective.scoreboard.note_resent(psn, count, sent, shared.now);
+            selective.scoreboard.note_resent(psn, count, shared.now);
         }
         self.ensure_ack_timer(shared);
         Some(length)

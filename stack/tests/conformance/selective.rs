@@ -252,6 +252,15 @@ fn room_is_bounded_and_comes_back() {
         peer.modify(Transition::Reset);
         peer.take_to(&two);
     }
+    // A queue pair that fails leaves its room to others.
+    let mut peer = Peer::with(two);
+    let other = peer.another_qp(&two);
+    let other = peer.context.query_qp(other).unwrap().qpn;
+    peer.inject_all([send(RQ + 1, 1), send(RQ + 2, 2)]);
+    peer.expect_sack(RQ, 0, &[RQ + 1, RQ + 2]);
+    peer.modify(Transition::Error);
+    peer.inject_all([send(RQ + 1, 1).dest_qpn(other), send(RQ + 2, 2).dest_qpn(other)]);
+    peer.expect_sack(RQ, 0, &[RQ + 1, RQ + 2]);
     // Without any room there is still a word about the gap.
     let mut peer = Peer::with(Setup { reorder_packets: 0, ..setup() });
     peer.inject(send(RQ + 1, 1));
@@ -494,6 +503,53 @@ fn a_read_that_waits_at_the_responder_is_not_asked_for_again() {
     peer.expect_wc(2, Success);
     peer.expect_wc(3, Success);
     assert_eq!(peer.bytes(mr), [[1; 256], [2; 256]].concat());
+}
+
+/// A piece of it would be a READ of its own there.
+#[test]
+fn a_read_whose_request_is_missing_is_asked_for_whole() {
+    let mut peer = agreed();
+    peer.post_read(1, 1024);
+    assert_eq!(psns(&peer.take_packets()), [SQ]);
+    peer.inject(sack(SQ, 0, &[]));
+    assert_eq!(peer.expect(Opcode::RC_READ_REQUEST, SQ).reth.unwrap().length(), 1024);
+    peer.modify(Transition::Reset);
+}
+
+#[test]
+fn a_refusal_does_not_hit_the_read_before_it() {
+    let mut peer = agreed();
+    peer.post_read(1, 8);
+    peer.post_write(2, b"two");
+    assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 1]);
+    peer.inject(nak(NAK_ACCESS, SQ + 1, 1));
+    peer.expect_no_wc();
+    peer.expect(Opcode::RC_READ_REQUEST, SQ);
+    peer.inject(read_response(Opcode::RC_READ_RESPONSE_ONLY, SQ, &[1; 8]));
+    peer.expect_wc(1, Success);
+    // The answer came after it, so the WRITE counts as lost.
+    peer.expect(Opcode::RC_WRITE_ONLY, SQ + 1);
+    peer.inject(nak(NAK_ACCESS, SQ + 1, 1));
+    peer.expect_wc(2, WcStatus::RemAccessErr);
+}
+
+#[test]
+fn a_full_window_asks_and_not_for_every_packet_that_it_lets_out() {
+    let mut peer = agreed();
+    for id in 0..3 {
+        peer.post_write(id, &[0; 8]);
+    }
+    peer.post_write(3, &pattern(700 * 256));
+    let packets = peer.take_packets();
+    assert_eq!(packets.len(), 448);
+    assert!(packets[447].ack_req && !packets[446].ack_req);
+    // What is held is out of it.
+    peer.inject(sack(SQ + 10, 3, &[SQ + 11, SQ + 12]));
+    expect_all(&mut peer, 0..3, Success);
+    let more = peer.take_packets();
+    assert_eq!(psns(&more), [&[SQ + 10][..], &(SQ + 448..SQ + 460).collect::<Vec<u32>>()].concat());
+    assert_eq!(more[1..].iter().filter(|packet| packet.ack_req).count(), 1, "only the sixteenth");
+    peer.modify(Transition::Reset);
 }
 
 #[test]
