@@ -541,7 +541,7 @@ impl Context {
                 attributes.check()?;
                 let connection = self.connection(qp, &attributes.path())?;
                 let (queue_pair, shared) = self.qp(qp)?;
-                queue_pair.ready_to_receive(&attributes, connection, shared.window)
+                queue_pair.ready_to_receive(shared, &attributes, connection)
             }
             Transition::ReadyToReceiveUnreliable(path) => {
                 queue_pair.require_init()?;

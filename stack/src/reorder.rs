@@ -17,6 +17,7 @@ const SLOT: usize = PathMtu::Mtu4096.required_l3_mtu(true) as usize;
 
 /// Room for held packets, which the queue pairs of a context share.
 pub(crate) struct ReorderPool {
+    packets: u16,
     slots: Box<[u8]>,
     /// Bytes and kind of each.
     shapes: Box<[(u16, NetworkHeader)]>,
@@ -24,12 +25,19 @@ pub(crate) struct ReorderPool {
 }
 
 impl ReorderPool {
+    /// For so many packets; without memory until a queue pair needs it.
     pub(crate) fn new(packets: u16) -> ReorderPool {
-        ReorderPool {
+        ReorderPool { packets, slots: Box::default(), shapes: Box::default(), free: Vec::new() }
+    }
+
+    /// Allocates the room, unless that was done.
+    pub(crate) fn prepare(&mut self) {
+        let packets = usize::from(self.packets);
+        if self.shapes.len() != packets {
             // Zeroed: no page of it is there before it is used.
-            slots: vec![0; usize::from(packets) * SLOT].into_boxed_slice(),
-            shapes: vec![(0, NetworkHeader::Ipv4); usize::from(packets)].into_boxed_slice(),
-            free: (0..packets).rev().collect(),
+            self.slots = vec![0; packets * SLOT].into_boxed_slice();
+            self.shapes = vec![(0, NetworkHeader::Ipv4); packets].into_boxed_slice();
+            self.free = (0..self.packets).rev().collect();
         }
     }
 

@@ -250,14 +250,16 @@ impl QueuePair {
 
     pub(crate) fn ready_to_receive(
         &mut self,
+        shared: &mut Shared,
         attributes: &ReadyToReceive,
         connection: Connection,
-        window: u32,
     ) -> Result<(), Error> {
         self.require_init()?;
         self.responder = Responder::new(attributes);
-        let selective = || Box::new(Selective::new(attributes.rq_psn, window));
-        self.selective = attributes.selective_repeat.then(selective);
+        if attributes.selective_repeat {
+            shared.reorder.prepare();
+            self.selective = Some(Box::new(Selective::new(attributes.rq_psn, shared.window)));
+        }
         self.connect(attributes.address, connection);
         Ok(())
     }

@@ -83,7 +83,9 @@ impl Junk {
 
     /// Frames of this kind, of all opcodes that it goes with.
     pub fn frames(self, target: &Target, random: &mut Random) -> Vec<Vec<u8>> {
-        let exists = |byte: &u8| Opcode::from_byte(*byte).is_some_and(|opcode| opcode != Opcode::CNP);
+        // Neither is of a service.
+        let others = [Opcode::CNP, Opcode::SELECTIVE_ACKNOWLEDGE];
+        let exists = |byte: &u8| Opcode::from_byte(*byte).is_some_and(|opcode| !others.contains(&opcode));
         let mut opcodes: Vec<u8> = match self {
             Junk::Cnp => vec![Opcode::CNP.byte(); 16],
             Junk::WrongService => (0x20..0xff).filter(exists).collect(),
@@ -136,8 +138,11 @@ impl Junk {
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
             Junk::UnknownOpcode => {
-                let unknown = (0..=255).filter(|byte| Opcode::from_byte(*byte).is_none());
-                let unknown: Vec<u8> = unknown.collect();
+                // A selective acknowledge is unknown where it was not agreed on.
+                let agreed = Some(Opcode::SELECTIVE_ACKNOWLEDGE);
+                let is_unknown = |opcode: Option<Opcode>| opcode.is_none() || opcode == agreed;
+                let unknown: Vec<u8> =
+                    (0..=255).filter(|byte| is_unknown(Opcode::from_byte(*byte))).collect();
                 frame[BTH] = unknown[random.below(unknown.len() as u64) as usize];
                 reseal(&mut frame);
             }
