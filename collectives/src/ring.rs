@@ -55,8 +55,16 @@ pub(crate) struct Ring {
 struct Neighbour {
     rank: u32,
     qp: Qp,
+    /// The PSN of our first request.
+    psn: Psn,
     /// Sends that have not completed.
     outstanding: u32,
+}
+
+impl Neighbour {
+    fn new(rank: u32, qp: Qp, context: &mut Context) -> Neighbour {
+        Neighbour { rank, qp, psn: context.random_psn(), outstanding: 0 }
+    }
 }
 
 /// The two directions of the ring.
@@ -139,8 +147,8 @@ impl Ring {
             options: *options,
             gid_index,
             cq,
-            left: Neighbour { rank: (rank + size - 1) % size, qp: left, outstanding: 0 },
-            right: Neighbour { rank: (rank + 1) % size, qp: right, outstanding: 0 },
+            left: Neighbour::new((rank + size - 1) % size, left, context),
+            right: Neighbour::new((rank + 1) % size, right, context),
             staging,
             remote_staging: RemoteAddress { addr: 0, rkey: RKey(0) },
             mailbox,
@@ -175,6 +183,8 @@ impl Ring {
             gid: gid.0,
             left_qpn: U32::new(context.query_qp(self.left.qp)?.qpn.value()),
             right_qpn: U32::new(context.query_qp(self.right.qp)?.qpn.value()),
+            left_psn: U32::new(self.left.psn.value()),
+            right_psn: U32::new(self.right.psn.value()),
             staging_addr: U64::new(staging.addr),
             staging_rkey: U32::new(staging.rkey.0),
             chunk_bytes: U32::new(self.options.chunk_bytes),
@@ -190,22 +200,22 @@ impl Ring {
         let path_mtu = PathMtu::try_from(least)
             .map_err(|e| Error::invalid("path MTU of a rank", least, e.to_string()))?;
         info!(rank = self.rank, ranks = endpoints.len(), %path_mtu, "ring");
-        let own = endpoints[self.rank as usize];
         let (left, right) = (endpoints[self.left.rank as usize], endpoints[self.right.rank as usize]);
         self.remote_staging =
             RemoteAddress { addr: right.staging_addr.get(), rkey: RKey(right.staging_rkey.get()) };
         let ends = [
-            (self.left.qp, own.left_qpn, left.gid, left.right_qpn),
-            (self.right.qp, own.right_qpn, right.gid, right.left_qpn),
+            (&self.left, left.gid, left.right_qpn, left.right_psn),
+            (&self.right, right.gid, right.left_qpn, right.left_psn),
         ];
-        for (qp, own_qpn, gid, peer_qpn) in ends {
+        for (Neighbour { qp, psn, .. }, gid, peer_qpn, peer_psn) in ends {
+            let qp = *qp;
             context.modify_qp(
                 qp,
                 Transition::ReadyToReceive(ReadyToReceive {
                     address: AddressVector::new(Gid(gid), self.gid_index),
                     path_mtu,
                     dest_qpn: Qpn::new(peer_qpn.get()),
-                    rq_psn: first_psn(peer_qpn),
+                    rq_psn: Psn::new(peer_psn.get()),
                     max_dest_rd_atomic: 0,
                     min_rnr_timer: RNR_TIMER,
                     selective_repeat: false,
@@ -214,7 +224,7 @@ impl Ring {
             context.modify_qp(
                 qp,
                 Transition::ReadyToSend(ReadyToSend {
-                    sq_psn: first_psn(own_qpn),
+                    sq_psn: *psn,
                     timeout: self.options.ack_timeout,
                     retry_count: self.options.retry_count,
                     // No RNR NAK is due; should one come, it is no reason to give up at once.
@@ -551,12 +561,6 @@ fn receive_id(side: Side, slot: u32) -> u64 {
 fn mailbox_offset(wr_id: u64, depth: u32) -> usize {
     let first = if wr_id & RIGHT == 0 { 0 } else { depth as usize };
     (first + (wr_id & u64::from(u32::MAX)) as usize) * size_of::<Message>()
-}
-
-/// Queue pair numbers are random, which makes them good for first PSNs: packets of an earlier
-/// connection are out of place.
-fn first_psn(qpn: U32) -> Psn {
-    Psn::new(qpn.get())
 }
 
 fn register(context: &mut Context, pd: Pd, bytes: usize, access: Access) -> Result<Mr, Error> {

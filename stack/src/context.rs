@@ -1,7 +1,8 @@
 use std::time::Duration;
 
 use ferroce_driver::{Layer, Memory, Nanos, PacketDriver, Stats};
-use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader, PathMtu, Qpn, Service};
+use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader, PathMtu, Psn, Qpn, Service};
+use rand_chacha::rand_core::RngCore;
 
 use crate::ah::AddressHandle;
 use crate::config::Config;
@@ -475,6 +476,12 @@ impl Context {
         }
         groups.detach(group, qp.0.index);
         Ok(())
+    }
+
+    /// A PSN to start from: one that nobody outside can guess, and that packets of an earlier
+    /// connection do not fit (protocol.md §9).
+    pub fn random_psn(&mut self) -> Psn {
+        Psn::new(self.engine.shared.rng.next_u32())
     }
 
     /// Creates a queue pair, in RESET.

@@ -10,8 +10,6 @@ use ferroce::{
     AddressVector, Config, Context, Cq, DeviceSpec, Event, Gid, Nanos, Notify, PacketDriver, PathMtu, Pd,
     Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer, Transition, WorkCompletion,
 };
-use rand_chacha::ChaCha20Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use tracing::{info, warn};
@@ -246,11 +244,6 @@ pub(crate) fn export(context: &mut Context) {
     if let Err(error) = context.export() {
         warn!("`ferroce stat` will not see this: {error}");
     }
-}
-
-/// A PSN to start from.
-pub(crate) fn random_psn() -> Psn {
-    Psn::new(ChaCha20Rng::from_os_rng().next_u32() & 0x00ff_ffff)
 }
 
 /// Retries of both kinds; 7 means without end for RNR.

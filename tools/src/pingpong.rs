@@ -12,7 +12,7 @@ use ferroce::{
 };
 use tracing::{info, warn};
 
-use crate::endpoint::{Endpoint, Interrupt, Path, PortArgs, random_psn};
+use crate::endpoint::{Endpoint, Interrupt, Path, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
@@ -149,8 +149,8 @@ impl<'a> PingPong<'a> {
         let config = QpConfig { max_send_wr: 1, max_recv_wr: args.rx_depth, ..QpConfig::rc(end.pd, end.cq) };
         let qp = end.context.create_qp(&config)?;
         end.context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
-        let mut ping_pong =
-            PingPong { args, end, qp, psn: random_psn(), outgoing, incoming, expected, receives: 0 };
+        let psn = end.context.random_psn();
+        let mut ping_pong = PingPong { args, end, qp, psn, outgoing, incoming, expected, receives: 0 };
         ping_pong.post_receives()?;
         Ok(ping_pong)
     }

@@ -23,6 +23,9 @@ pub(crate) struct Endpoint {
     /// The queue pair towards rank r − 1, and the one towards rank r + 1.
     pub(crate) left_qpn: U32,
     pub(crate) right_qpn: U32,
+    /// The PSNs of their first requests.
+    pub(crate) left_psn: U32,
+    pub(crate) right_psn: U32,
     /// Where rank r − 1 writes what is to be reduced.
     pub(crate) staging_addr: U64,
     pub(crate) staging_rkey: U32,

@@ -14,6 +14,8 @@ fn endpoint(rank: u32) -> Endpoint {
         gid: [rank as u8; 16],
         left_qpn: U32::new(rank ^ 0x100),
         right_qpn: U32::new(rank ^ 0x200),
+        left_psn: U32::new(rank),
+        right_psn: U32::new(rank ^ 0x200),
         staging_addr: U64::new(0),
         staging_rkey: U32::new(rank),
         chunk_bytes: U32::new(4096),

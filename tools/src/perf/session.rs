@@ -15,7 +15,7 @@ use super::control::Control;
 use super::message::{Message, Offer};
 use super::pattern::{Origin, Pattern};
 use super::plan::{AtomicType, Layout, Operation, Plan};
-use crate::endpoint::{Endpoint, Path, RETRY_COUNT, random_psn};
+use crate::endpoint::{Endpoint, Path, RETRY_COUNT};
 use crate::failure::{Failure, OrFail};
 
 /// One end of a measurement.
@@ -119,10 +119,11 @@ impl Session {
                 let wr_id = SENTINEL << 32 | lane;
                 self.end.context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges: &[] })?;
             }
+            let psn = self.end.context.random_psn();
             self.lanes.push(Lane {
                 qp,
                 qpn,
-                psn: random_psn(),
+                psn,
                 remote: RemoteAddress { addr: 0, rkey: RKey(0) },
                 posted: 0,
                 completed: 0,
