@@ -38,6 +38,8 @@ pub struct Setup {
     pub max_rd_atomic: u8,
     /// ACK timeout, 4.096 µs · 2^timeout.
     pub timeout: u8,
+    /// Whether both ends have agreed on selective repeat.
+    pub selective_repeat: bool,
 }
 
 impl Default for Setup {
@@ -52,6 +54,7 @@ impl Default for Setup {
             path_mtu: PathMtu::Mtu4096,
             max_rd_atomic: 16,
             timeout: 14,
+            selective_repeat: false,
         }
     }
 }
@@ -164,6 +167,7 @@ impl End {
         let receive = ReadyToReceive {
             path_mtu: setup.path_mtu,
             max_dest_rd_atomic: setup.max_rd_atomic,
+            selective_repeat: setup.selective_repeat,
             min_rnr_timer: RnrTimer::DEFAULT,
             ..ReadyToReceive::new(peer, qpn, psn)
         };
