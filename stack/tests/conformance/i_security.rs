@@ -213,6 +213,10 @@ fn case_130_spoofed_packets_change_nothing() {
                 peer.address = right;
             }
             Service::Cnp => peer.expect_dropped(frame, Counter::RpCnpIgnored),
+            // Unknown to whoever has not agreed on it.
+            _ if opcode == Opcode::SELECTIVE_ACKNOWLEDGE => {
+                peer.expect_dropped(frame, Counter::RxUnknownOpcode);
+            }
             Service::Rc | Service::Uc => peer.expect_dropped(frame, Counter::RxWrongService),
         }
     }
@@ -407,6 +411,10 @@ fn emissions(frames: u8, memory: u8) -> Vec<Got> {
     peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 1, sges: &[sge(unwritable, 8)] }).unwrap();
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ).payload(&[0; 8]));
     peer.expect_wc(1, LocProtErr);
+    sent.extend(peer.take_packets());
+
+    let mut peer = set_up(Setup { selective_repeat: true, ..Setup::default() });
+    peer.inject(packet(Opcode::RC_SEND_ONLY, RQ + 1).payload(&[0; 8]));
     sent.extend(peer.take_packets());
 
     let mut peer = set_up(Setup { qp_type: QpType::Uc, cq_capacity: 1024, ..Setup::default() });

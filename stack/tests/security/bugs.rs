@@ -205,7 +205,7 @@ fn ml_2026_04_unknown_opcode_header_length() {
             peer.expect_dropped(frame, Counter::RxUnknownOpcode);
         }
     }
-    assert_eq!(unknown, 256 - 40);
+    assert_eq!(unknown, 256 - 41);
     // The engine lives.
     peer.post_recv(1, 8);
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ).payload(b"hello").ack_req());
@@ -666,7 +666,8 @@ fn cve_2026_64102_cve_2026_23242_length_that_goes_below_zero() {
     let mut peer = Peer::new();
     let answers = (0..=255)
         .filter_map(Opcode::from_byte)
-        .filter(|opcode| !opcode.is_request() && opcode.operation() != Operation::Cnp);
+        .filter(|opcode| !opcode.is_request() && opcode.operation() != Operation::Cnp)
+        .filter(|opcode| *opcode != Opcode::SELECTIVE_ACKNOWLEDGE);
     for opcode in answers {
         for psn in [SQ - 1, SQ, SQ + 1] {
             peer.expect_dropped(peer.frame(&packet(opcode, psn)), Counter::StaleResponse);
@@ -687,6 +688,9 @@ fn cve_2022_50666_cve_2026_74345_cve_2026_68417_queue_pair_in_use_before_it_is_r
                 let reason = match opcode.service() {
                     // Datagrams have no peer whose state it could be: the service is looked at first.
                     Service::Cnp if qp_type == QpType::Ud => Counter::RpCnpIgnored,
+                    _ if qp_type == QpType::Ud && opcode == Opcode::SELECTIVE_ACKNOWLEDGE => {
+                        Counter::RxUnknownOpcode
+                    }
                     service if qp_type == QpType::Ud && service != Service::Ud => Counter::RxWrongService,
                     _ => Counter::RxWrongState,
                 };

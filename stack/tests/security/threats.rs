@@ -193,6 +193,8 @@ fn every_length_opcode_and_pad_has_one_fate() {
                     Counter::RxLengthErrors
                 }
                 Some(Opcode::CNP) => Counter::RpCnpIgnored,
+                // Nobody has agreed on it.
+                Some(Opcode::SELECTIVE_ACKNOWLEDGE) => Counter::RxUnknownOpcode,
                 Some(opcode) if opcode.service() != Service::Rc => Counter::RxWrongService,
                 Some(opcode) if !opcode.is_request() => Counter::StaleResponse,
                 Some(_) => Counter::DuplicateRequest,
