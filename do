@@ -14,6 +14,7 @@ usage: ./do JOB [ARGUMENT...]
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
                      --bench engine | loss | queue_pairs | flood [-- --json FILE]
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
+  model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied
   asan               the tests under the address sanitizer
   fuzz [SECONDS] [TARGET...]
@@ -192,6 +193,7 @@ ferroce) ferroce "$@" ;;
 test) tests "$@" ;;
 bench) bench "$@" ;;
 soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --no-default-features --test impairment -- --nocapture ;;
+model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --no-default-features --test model -- --nocapture ;;
 lint) lint ;;
 asan) asan --lib --bins --tests "$@" ;;
 fuzz) fuzz "$@" ;;

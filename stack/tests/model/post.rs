@@ -1,0 +1,336 @@
+//! Carrying out operations: what is posted, and what is done to connections.
+
+use ferroce::*;
+
+use crate::model::{Action, Change, Disagreement, Flaw, NOISE, Request, Verdict, Window};
+use crate::schedule::{Accident, Length, Refused, Verb, Work};
+use crate::world::{Connection, Drain, Half, Phase, WORDS, World};
+
+/// Requests of unknown outcome after which one must tell.
+const SILENCE: usize = 64;
+/// Where the words end and the rest of a target begins.
+const TARGET: usize = 8 * WORDS;
+const LONGEST_INLINE: u32 = 64;
+
+/// A work request, to the model and to the engine.
+struct Post {
+    action: Action,
+    op: SendOp,
+    flaw: Option<Flaw>,
+    /// The place of its local memory.
+    local: (Mr, u64),
+}
+
+impl World {
+    /// Posts work, if that is possible now.
+    pub(crate) fn post(&mut self, c: usize, e: usize, work: &Work) -> Verdict {
+        if !self.connections[c].takes_work(e) {
+            return Ok(());
+        }
+        let Some((action, revoked)) = self.connections[c].action(e, work) else { return Ok(()) };
+        let Connection { halves, .. } = &self.connections[c];
+        let key = match (action, revoked) {
+            (_, None) => RKey(0),
+            (Action::LocalInvalidate, Some(key)) => self.rkey(e, halves[e].own_keys[key].0)?,
+            (_, Some(key)) => self.rkey(1 - e, halves[1 - e].keys[key].0)?,
+        };
+        let op = op(&action, &halves[1 - e], key);
+        let local = match action {
+            Action::Send { data, .. } | Action::Write { data, .. } => (self.ends[e].noise, data.start),
+            Action::Read { into, .. } | Action::Atomic { into, .. } => (halves[e].landing, into),
+            Action::LocalInvalidate => (self.ends[e].noise, 0),
+        };
+        let post = Post { action, op, flaw: None, local: (local.0, local.1 as u64) };
+        if self.submit(c, e, post, work)? {
+            let halves = &mut self.connections[c].halves;
+            halves[e].landings[0] += u64::from(action.lands());
+            match (action, revoked) {
+                (_, None) => {}
+                (Action::LocalInvalidate, Some(key)) => halves[e].own_keys[key].1 = true,
+                (_, Some(key)) => halves[1 - e].keys[key].1 = true,
+            }
+        }
+        Ok(())
+    }
+
+    /// A signaled request of nothing, to hear of those before it.
+    pub(crate) fn post_last(&mut self, c: usize, e: usize) -> Verdict {
+        let work = Work { verb: Verb::Write, signaled: true, ..NOTHING };
+        self.post(c, e, &work)
+    }
+
+    /// Posts receives: `count`, or as many as there is room for.
+    pub(crate) fn post_receives(&mut self, c: usize, e: usize, count: u64) -> Verdict {
+        let World { ends, connections, .. } = self;
+        let connection = &mut connections[c];
+        let size = connection.setup.size;
+        for _ in 0..count {
+            if !connection.takes_work(e) || connection.model.receives(e) as u64 == size.slots() {
+                break;
+            }
+            let Connection { halves, model, .. } = &mut *connection;
+            let (half, context) = (&mut halves[e], &mut ends[e].context);
+            let (wr_id, longest) = (half.receives_posted, size.longest());
+            let offset = wr_id % size.slots() * u64::from(longest);
+            let sges = [(0, 100), (100, 0), (100, longest - 100)];
+            let sges = sges.map(|(at, length)| Sge { mr: half.receives, offset: offset + at, length });
+            context.post_recv(half.qp, &ReceiveWorkRequest { wr_id, sges: &sges })?;
+            half.receives_posted += 1;
+            model.post_receive(e, wr_id, false);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn drain(&mut self, c: usize, e: usize) -> Verdict {
+        let Connection { halves, model, phase, .. } = &mut self.connections[c];
+        let half = &mut halves[e];
+        if *phase != Phase::Up || half.drain != Drain::No {
+            return Ok(());
+        }
+        match self.ends[e].context.modify_qp(half.qp, Transition::Drain) {
+            Ok(()) => {
+                half.drain = Drain::Asked;
+                model.drain(e);
+                Ok(())
+            }
+            // It has failed, and its completions have not been looked at.
+            Err(Error::State { .. }) => model.broken(),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(crate) fn resume(&mut self, c: usize, e: usize) -> Verdict {
+        let Connection { halves, model, phase, .. } = &mut self.connections[c];
+        let half = &mut halves[e];
+        if *phase != Phase::Up || half.drain != Drain::Done {
+            return Ok(());
+        }
+        half.drain = Drain::No;
+        match self.ends[e].context.modify_qp(half.qp, Transition::Resume) {
+            Err(Error::State { .. }) => model.broken(),
+            other => Ok(other?),
+        }
+    }
+
+    pub(crate) fn befall(&mut self, c: usize, e: usize, accident: Accident) -> Verdict {
+        if self.connections[c].phase != Phase::Up {
+            return Ok(());
+        }
+        let World { ends, connections, .. } = self;
+        let Connection { halves, model, setup, .. } = &mut connections[c];
+        let (end, half) = (&mut ends[e], &mut halves[e]);
+        match accident {
+            Accident::Error => {
+                end.context.modify_qp(half.qp, Transition::Error)?;
+                model.kill();
+            }
+            Accident::Reset => {
+                end.context.modify_qp(half.qp, Transition::Reset)?;
+                half.reset = true;
+                model.discard(e);
+            }
+            Accident::Destroy => {
+                half.replace(end, setup)?;
+                model.discard(e);
+            }
+            Accident::Withdraw => {
+                half.withdrawn = Some(end.context.deregister(half.target)?);
+                model.withdraw(e);
+            }
+            Accident::Refused(Refused::BadReceive) => self.post_bad_receive(c, e)?,
+            Accident::Refused(refused) => self.post_refused(c, e, refused)?,
+        }
+        self.tally.accidents += 1;
+        self.start_dying(c);
+        Ok(())
+    }
+
+    /// Posts a receive whose memory is not there.
+    fn post_bad_receive(&mut self, c: usize, e: usize) -> Verdict {
+        let Connection { halves, model, setup, .. } = &mut self.connections[c];
+        let half = &mut halves[e];
+        if (model.receives(e) as u64) < setup.size.slots() {
+            let wr_id = half.receives_posted;
+            let sges = [Sge { mr: half.receives, offset: u64::MAX - 7, length: setup.size.longest() }];
+            self.ends[e].context.post_recv(half.qp, &ReceiveWorkRequest { wr_id, sges: &sges })?;
+            half.receives_posted += 1;
+            model.post_receive(e, wr_id, true);
+        }
+        Ok(())
+    }
+
+    fn post_refused(&mut self, c: usize, e: usize, refused: Refused) -> Verdict {
+        let Connection { halves, setup, .. } = &self.connections[c];
+        let (half, peer) = (&halves[e], &halves[1 - e]);
+        let data = Window { start: 1000, length: 8 };
+        let end = setup.size.target();
+        let bad_key = RKey(!peer.reach.rkey.0);
+        let (noise, landing) = ((self.ends[e].noise, data.start as u64), (half.landing, 0));
+        let read = |at| Action::Read { at, length: 8, into: 0 };
+        let write = |at| Action::Write { data, at, immediate: None };
+        let send = |data| Action::Send { data, immediate: None, invalidates: None };
+        let plain = |action: Action, local, flaw| (action, op(&action, peer, bad_key), local, flaw);
+        let (action, op, local, flaw) = match refused {
+            Refused::WriteWithBadKey => {
+                let remote = RemoteAddress { rkey: bad_key, ..peer.reach };
+                (write(TARGET), SendOp::Write(remote), noise, Flaw::Access)
+            }
+            Refused::WritePastTheEnd => plain(write(end - 7), noise, Flaw::Access),
+            Refused::ReadPastTheEnd => plain(read(end - 7), landing, Flaw::Access),
+            Refused::ReadWithRevokedKey => {
+                let Some((mr, _)) = peer.keys.iter().find(|key| key.1) else { return Ok(()) };
+                let remote = RemoteAddress { addr: 0, rkey: self.rkey(1 - e, *mr)? };
+                (read(0), SendOp::Read(remote), landing, Flaw::Access)
+            }
+            Refused::AtomicAtOddAddress => {
+                let atomic = Action::Atomic { at: 4, change: Change::Add(1), into: 0 };
+                plain(atomic, landing, Flaw::Invalid)
+            }
+            Refused::InvalidateBadKey => {
+                (send(data), SendOp::SendWithInvalidate(bad_key), noise, Flaw::Access)
+            }
+            Refused::SendTooLong => {
+                let length = setup.size.longest() + 1;
+                plain(send(Window { length, ..data }), noise, Flaw::TooLong)
+            }
+            // A READ into memory that only its owner may write.
+            Refused::BadLocalMemory => plain(read(TARGET), noise, Flaw::Local),
+            Refused::BadReceive => return Ok(()),
+        };
+        let work = Work { signaled: true, ..NOTHING };
+        self.submit(c, e, Post { action, op, flaw: Some(flaw), local }, &work).map(drop)
+    }
+
+    fn rkey(&self, e: usize, mr: Mr) -> Verdict<RKey> {
+        Ok(self.ends[e].context.remote(mr)?.rkey)
+    }
+
+    /// Posts to both, the engine and the model. `false` if there was no room.
+    fn submit(&mut self, c: usize, e: usize, post: Post, work: &Work) -> Verdict<bool> {
+        let Post { action, op, flaw, local: (mr, offset) } = post;
+        let World { ends, connections, .. } = self;
+        let Connection { setup, halves, model, .. } = &mut connections[c];
+        let touches = action.touches();
+        let writes = matches!(action, Action::Write { .. });
+        let flags = SendFlags {
+            signaled: work.signaled || model.outstanding(e) >= SILENCE,
+            fence: work.fence || writes && model.needs_fence(e, touches),
+            solicited: work.solicited,
+        };
+        let length = action.length();
+        let inline = match action {
+            Action::Send { data, .. } | Action::Write { data, .. } => {
+                Some(data.bytes()).filter(|_| work.inline && length <= LONGEST_INLINE)
+            }
+            _ => None,
+        };
+        // In pieces that are not all alike, and some of which are empty.
+        let pieces = u32::from(work.pieces);
+        let cut = |i: u32| if i == pieces { length } else { length / 7 * i };
+        let pieces =
+            (0..pieces).map(|i| Sge { mr, offset: offset + u64::from(cut(i)), length: cut(i + 1) - cut(i) });
+        let sges: Vec<Sge> = pieces.collect();
+        let data = match (inline, action) {
+            (Some(bytes), _) => Data::Inline(bytes),
+            (None, Action::LocalInvalidate) => Data::Sges(&[]),
+            (None, _) => Data::Sges(&sges),
+        };
+        let wr = SendWorkRequest { wr_id: model.next_number(e), op, data, flags };
+        match ends[e].context.post_send(halves[e].qp, &wr) {
+            Ok(()) => {
+                let signaled = flags.signaled || setup.signal_all;
+                model.post(e, Request { action, signaled, solicited: flags.solicited, flaw });
+                Ok(true)
+            }
+            Err(Error::QueueFull { .. }) => model.full(e, setup.depth).map(|()| false),
+            Err(error) => Err(Disagreement(format!("post {action:?}: {error}"))),
+        }
+    }
+}
+
+impl Connection {
+    /// Whether work may be posted at an end.
+    fn takes_work(&self, e: usize) -> bool {
+        matches!(self.phase, Phase::Up | Phase::Dying(_)) && !self.halves[e].reset
+    }
+
+    /// What work is to do, and the key that it revokes, if it is possible.
+    fn action(&self, e: usize, work: &Work) -> Option<(Action, Option<usize>)> {
+        let Connection { setup, halves, model, .. } = self;
+        let (longest, target) = (setup.size.longest(), setup.size.target());
+        let length = work.length.resolve(longest, 1 << self.life().mtu_shift);
+        let place = work.place as usize;
+        let data = Window { start: place % (NOISE - length as usize), length };
+        let at = TARGET + place % (target - TARGET - length as usize + 1);
+        let word = place % WORDS * 8;
+        let [begun, done] = halves[e].landings;
+        let into = (begun % setup.size.slots() * u64::from(longest)) as usize;
+        let random = u64::from(work.place).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let mut revoked = None;
+        let action = match work.verb {
+            Verb::Send => Action::Send { data, immediate: None, invalidates: None },
+            Verb::SendWithImm => Action::Send { data, immediate: Some(work.place), invalidates: None },
+            Verb::SendWithInvalidate => {
+                revoked = Some(halves[1 - e].keys.iter().position(|key| !key.1)?);
+                Action::Send { data, immediate: None, invalidates: revoked }
+            }
+            Verb::Write => Action::Write { data, at, immediate: None },
+            Verb::WriteWithImm => Action::Write { data, at, immediate: Some(work.place) },
+            Verb::Read => Action::Read { at, length, into },
+            Verb::FetchAdd => Action::Atomic { at: word, change: Change::Add(random), into },
+            Verb::CompareSwap(equal) => {
+                let old = model.word(e, word);
+                let compare = if equal { old } else { !old };
+                Action::Atomic { at: word, change: Change::CompareSwap { compare, swap: random }, into }
+            }
+            Verb::LocalInvalidate => {
+                revoked = Some(halves[e].own_keys.iter().position(|key| !key.1)?);
+                Action::LocalInvalidate
+            }
+        };
+        let room = !action.lands() || begun - done < setup.size.slots();
+        room.then_some((action, revoked))
+    }
+}
+
+impl Length {
+    fn resolve(self, longest: u32, mtu: u32) -> u32 {
+        let length = match self {
+            Length::Bytes(bytes) => i64::from(bytes),
+            Length::Packets(packets, more) => i64::from(packets) * i64::from(mtu) + i64::from(more),
+            Length::Part(part) => i64::from(longest) * i64::from(part) / i64::from(u16::MAX),
+        };
+        length.clamp(0, longest.into()) as u32
+    }
+}
+
+/// Work without bytes and without flags.
+const NOTHING: Work = Work {
+    verb: Verb::Write,
+    length: Length::Bytes(0),
+    place: 0,
+    pieces: 1,
+    inline: false,
+    signaled: false,
+    fence: false,
+    solicited: false,
+};
+
+/// The work request of an action towards `peer`; `key` is the one that it revokes, if it does.
+fn op(action: &Action, peer: &Half, key: RKey) -> SendOp {
+    // Memory that was taken away is named as before.
+    let remote = |at: usize| RemoteAddress { addr: peer.reach.addr.wrapping_add(at as u64), ..peer.reach };
+    match *action {
+        Action::Send { invalidates: Some(_), .. } => SendOp::SendWithInvalidate(key),
+        Action::Send { immediate: Some(immediate), .. } => SendOp::SendWithImm(immediate),
+        Action::Send { .. } => SendOp::Send,
+        Action::Write { at, immediate: None, .. } => SendOp::Write(remote(at)),
+        Action::Write { at, immediate: Some(immediate), .. } => SendOp::WriteWithImm(remote(at), immediate),
+        Action::Read { at, .. } => SendOp::Read(remote(at)),
+        Action::Atomic { at, change: Change::Add(add), .. } => SendOp::FetchAdd { remote: remote(at), add },
+        Action::Atomic { at, change: Change::CompareSwap { compare, swap }, .. } => {
+            SendOp::CompareSwap { remote: remote(at), compare, swap }
+        }
+        Action::LocalInvalidate => SendOp::LocalInvalidate(key),
+    }
+}

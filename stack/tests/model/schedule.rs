@@ -1,0 +1,339 @@
+//! What a run does, as plain data: conditions, and a list of operations. An operation names things
+//! by small numbers that are resolved when it is carried out, and one that is not possible then does
+//! nothing, so that any part of a list is a schedule too.
+
+use std::fmt;
+
+use proptest::collection::vec;
+use proptest::prelude::*;
+use proptest::sample::select;
+
+#[derive(Clone, Debug)]
+pub(crate) struct Schedule {
+    pub(crate) setup: Setup,
+    pub(crate) operations: Vec<Operation>,
+}
+
+/// The conditions.
+#[derive(Clone, Debug)]
+pub(crate) struct Setup {
+    /// Of the network's chance.
+    pub(crate) seed: u64,
+    pub ipv6: bool,
+    pub(crate) link: Link,
+    /// Frames that each port may have under way.
+    pub(crate) frames: usize,
+    /// Packets in flight for a queue pair of each end.
+    pub(crate) windows: [u32; 2],
+    pub(crate) connections: Vec<Connection>,
+}
+
+/// Rates are in thousandths.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    pub(crate) loss: u16,
+    pub(crate) duplicate: u16,
+    pub(crate) reorder: u16,
+    pub(crate) corrupt: u16,
+    pub(crate) reorder_by: usize,
+    pub(crate) delay_ns: u64,
+    pub(crate) jitter_ns: u64,
+    /// 0 is without limit.
+    pub(crate) gigabits: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Connection {
+    pub(crate) size: Size,
+    /// Work requests of a send queue.
+    pub(crate) depth: u32,
+    pub(crate) signal_all: bool,
+    /// Completions go to a queue of its own with so many places, not to one that all share.
+    pub(crate) own_cq: Option<u32>,
+    /// How it is connected, and connected anew: one after the other, round and round.
+    pub(crate) lives: Vec<Life>,
+}
+
+/// How long messages become.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Size {
+    Small,
+    Medium,
+    Large,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Life {
+    /// The path MTU is 2 to this.
+    pub(crate) mtu_shift: u8,
+    pub(crate) psn: [u32; 2],
+    pub(crate) rd_atomic: u8,
+    pub(crate) rnr_timer: u8,
+    pub(crate) rnr_retry: u8,
+    /// Where the memory of each end begins for the other.
+    pub(crate) iova: Iova,
+    /// How long after the first failure both ends are told.
+    pub(crate) linger_us: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Iova {
+    Zero,
+    Page(u32),
+    /// It ends where the addresses end.
+    Top,
+}
+
+/// One end of one connection.
+#[derive(Clone, Copy)]
+pub(crate) struct At {
+    pub(crate) connection: u8,
+    pub(crate) end: u8,
+}
+
+impl fmt::Debug for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.connection, self.end)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Operation {
+    Post(At, Work),
+    /// Posts receives.
+    Receive(At, u8),
+    /// Turns of the engine. The application of the `busy` end takes no completions meanwhile.
+    Turn {
+        count: u8,
+        busy: Option<u8>,
+    },
+    Drain(At),
+    Resume(At),
+    /// The application stops polling its shared CQ until the event comes that it asked for.
+    Sleep {
+        end: u8,
+        solicited: bool,
+    },
+    Wake {
+        end: u8,
+    },
+    Accident(At, Accident),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Accident {
+    /// The application moves the queue pair to ERR.
+    Error,
+    Reset,
+    Destroy,
+    /// It takes the memory back that its peer reads and writes.
+    Withdraw,
+    /// It posts work that must be refused.
+    Refused(Refused),
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Refused {
+    WriteWithBadKey,
+    WritePastTheEnd,
+    ReadPastTheEnd,
+    ReadWithRevokedKey,
+    AtomicAtOddAddress,
+    InvalidateBadKey,
+    SendTooLong,
+    BadLocalMemory,
+    BadReceive,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Work {
+    pub(crate) verb: Verb,
+    pub(crate) length: Length,
+    /// Resolved to where its data comes from, and to where it goes.
+    pub(crate) place: u32,
+    pub(crate) pieces: u8,
+    pub(crate) inline: bool,
+    pub(crate) signaled: bool,
+    pub(crate) fence: bool,
+    pub(crate) solicited: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Verb {
+    Send,
+    SendWithImm,
+    SendWithInvalidate,
+    Write,
+    WriteWithImm,
+    Read,
+    /// Whether the word is as it compares.
+    CompareSwap(bool),
+    FetchAdd,
+    LocalInvalidate,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Length {
+    Bytes(u8),
+    /// So many full packets, and so many bytes more.
+    Packets(u8, i8),
+    /// A part of the longest message, in 65535ths.
+    Part(u16),
+}
+
+pub(crate) fn schedules() -> impl Strategy<Value = Schedule> {
+    // Some schedules are without accidents, so that connections grow old.
+    let operations =
+        prop_oneof![vec(operation(0), 0..1500), vec(operation(2), 0..1200), vec(operation(20), 0..800)];
+    (setup(), operations).prop_map(|(setup, operations)| Schedule { setup, operations })
+}
+
+fn setup() -> impl Strategy<Value = Setup> {
+    let seed = any::<u64>().no_shrink();
+    let frames = select(vec![4096usize, 64, 5, 2, 1]);
+    let window = || select(vec![512u32, 64, 17, 5, 3, 2, 1]);
+    let connections = vec(connection(), 1..=5);
+    (seed, any::<bool>(), link(), frames, [window(), window()], connections).prop_map(
+        |(seed, ipv6, link, frames, windows, connections)| Setup {
+            seed,
+            ipv6,
+            link,
+            frames,
+            windows,
+            connections,
+        },
+    )
+}
+
+fn link() -> impl Strategy<Value = Link> {
+    let rate = || select(vec![0u16, 2, 10, 30]);
+    let gigabits = select(vec![0u64, 100, 10]);
+    (rate(), rate(), rate(), rate(), 1usize..=64, 0u64..20_000, 0u64..5_000, gigabits).prop_map(
+        |(loss, duplicate, reorder, corrupt, reorder_by, delay_ns, jitter_ns, gigabits)| Link {
+            loss,
+            duplicate,
+            reorder,
+            corrupt,
+            reorder_by,
+            delay_ns,
+            jitter_ns,
+            gigabits,
+        },
+    )
+}
+
+fn connection() -> impl Strategy<Value = Connection> {
+    let size = prop_oneof![5 => Just(Size::Small), 3 => Just(Size::Medium), 1 => Just(Size::Large)];
+    let depth = select(vec![32u32, 16, 4, 1]);
+    let own_cq = prop_oneof![4 => Just(None), 1 => (1u32..80).prop_map(Some)];
+    (size, depth, prop::bool::weighted(0.1), own_cq, vec(life(), 1..=3)).prop_map(
+        |(size, depth, signal_all, own_cq, lives)| Connection { size, depth, signal_all, own_cq, lives },
+    )
+}
+
+fn life() -> impl Strategy<Value = Life> {
+    // Near the wrap, or anywhere.
+    let psn = || prop_oneof![(1u32 << 24) - 100..1 << 24, 0u32..1 << 24];
+    let iova = prop_oneof![Just(Iova::Zero), any::<u32>().prop_map(Iova::Page), Just(Iova::Top)];
+    let rnr_retry = prop_oneof![4 => Just(7u8), 1 => 1u8..7];
+    let rd_atomic = select(vec![128u8, 16, 4, 2, 1]);
+    let linger_us = select(vec![1_000_000u64, 200, 10, 0]);
+    (8u8..=12, [psn(), psn()], rd_atomic, 1u8..=13, rnr_retry, iova, linger_us).prop_map(
+        |(mtu_shift, psn, rd_atomic, rnr_timer, rnr_retry, iova, linger_us)| Life {
+            mtu_shift,
+            psn,
+            rd_atomic,
+            rnr_timer,
+            rnr_retry,
+            iova,
+            linger_us,
+        },
+    )
+}
+
+/// One operation; `accidents` in a thousand are such.
+fn operation(accidents: u32) -> impl Strategy<Value = Operation> {
+    let busy = prop_oneof![4 => Just(None), 1 => (0u8..2).prop_map(Some)];
+    prop_oneof![
+        500 => (at(), work()).prop_map(|(at, work)| Operation::Post(at, work)),
+        200 => (at(), 1u8..=6).prop_map(|(at, count)| Operation::Receive(at, count)),
+        260 => (1u8..=16, busy).prop_map(|(count, busy)| Operation::Turn { count, busy }),
+        5 => at().prop_map(Operation::Drain),
+        15 => at().prop_map(Operation::Resume),
+        10 => (0u8..2, any::<bool>()).prop_map(|(end, solicited)| Operation::Sleep { end, solicited }),
+        10 => (0u8..2).prop_map(|end| Operation::Wake { end }),
+        accidents => (at(), accident()).prop_map(|(at, accident)| Operation::Accident(at, accident)),
+    ]
+}
+
+fn at() -> impl Strategy<Value = At> {
+    (0u8..5, 0u8..2).prop_map(|(connection, end)| At { connection, end })
+}
+
+fn accident() -> impl Strategy<Value = Accident> {
+    let refused = select(vec![
+        Refused::WriteWithBadKey,
+        Refused::WritePastTheEnd,
+        Refused::ReadPastTheEnd,
+        Refused::ReadWithRevokedKey,
+        Refused::AtomicAtOddAddress,
+        Refused::InvalidateBadKey,
+        Refused::SendTooLong,
+        Refused::BadLocalMemory,
+        Refused::BadReceive,
+    ]);
+    prop_oneof![
+        1 => Just(Accident::Error),
+        1 => Just(Accident::Reset),
+        1 => Just(Accident::Destroy),
+        2 => Just(Accident::Withdraw),
+        4 => refused.prop_map(Accident::Refused),
+    ]
+}
+
+fn work() -> impl Strategy<Value = Work> {
+    let verb = select(vec![
+        Verb::Send,
+        Verb::Send,
+        Verb::SendWithImm,
+        Verb::SendWithInvalidate,
+        Verb::Write,
+        Verb::Write,
+        Verb::WriteWithImm,
+        Verb::Read,
+        Verb::Read,
+        Verb::CompareSwap(true),
+        Verb::CompareSwap(false),
+        Verb::FetchAdd,
+        Verb::LocalInvalidate,
+    ]);
+    let length = prop_oneof![
+        1 => Just(Length::Bytes(0)),
+        1 => any::<u8>().prop_map(Length::Bytes),
+        3 => (0u8..6, -3i8..4).prop_map(|(packets, more)| Length::Packets(packets, more)),
+        2 => any::<u16>().prop_map(Length::Part),
+    ];
+    let flag = |probability| prop::bool::weighted(probability);
+    (verb, length, any::<u32>(), 1u8..=4, flag(0.5), flag(0.5), flag(0.1), flag(0.3)).prop_map(
+        |(verb, length, place, pieces, inline, signaled, fence, solicited)| Work {
+            verb,
+            length,
+            place,
+            pieces,
+            inline,
+            signaled,
+            fence,
+            solicited,
+        },
+    )
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{:#?}", self.setup)?;
+        for operation in &self.operations {
+            writeln!(f, "{operation:?}")?;
+        }
+        Ok(())
+    }
+}
