@@ -7,10 +7,15 @@
 //! schedules until so many payload bytes are through (`./do model`).
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod connection;
+mod flow;
 mod model;
+mod noise;
 mod post;
+mod request;
 mod schedule;
 mod tally;
+mod tap;
 mod world;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -2,15 +2,20 @@
 
 use ferroce::*;
 
-use crate::model::{Action, Change, Disagreement, Flaw, NOISE, Request, Verdict, Window};
-use crate::schedule::{Accident, Length, Refused, Verb, Work};
-use crate::world::{Connection, Drain, Half, Phase, WORDS, World};
+use crate::connection::{Connection, Drain, Phase, QKEY, WORDS};
+use crate::model::{Disagreement, Verdict};
+use crate::noise::{NOISE, Window};
+use crate::request::{Action, Change, Flaw, Request};
+use crate::schedule::{Accident, Length, Plan, Refused, Service, Size, Verb, Work};
+use crate::world::{End, SHARED, SHARED_SIZE, Shared, World};
 
 /// Requests of unknown outcome after which one must tell.
 const SILENCE: usize = 64;
 /// Where the words end and the rest of a target begins.
 const TARGET: usize = 8 * WORDS;
 const LONGEST_INLINE: u32 = 64;
+/// The largest path MTU that fits the ports.
+const LONGEST_DATAGRAM: u32 = 4096;
 
 /// A work request, to the model and to the engine.
 struct Post {
@@ -28,19 +33,22 @@ impl World {
             return Ok(());
         }
         let Some((action, revoked)) = self.connections[c].action(e, work) else { return Ok(()) };
-        let Connection { halves, .. } = &self.connections[c];
+        let Connection { halves, plan, .. } = &self.connections[c];
         let key = match (action, revoked) {
             (_, None) => RKey(0),
             (Action::LocalInvalidate, Some(key)) => self.rkey(e, halves[e].own_keys[key].0)?,
             (_, Some(key)) => self.rkey(1 - e, halves[1 - e].keys[key].0)?,
         };
-        let op = op(&action, &halves[1 - e], key);
+        let op = self.op(c, e, &action, key);
         let local = match action {
             Action::Send { data, .. } | Action::Write { data, .. } => (self.ends[e].noise, data.start),
             Action::Read { into, .. } | Action::Atomic { into, .. } => (halves[e].landing, into),
             Action::LocalInvalidate => (self.ends[e].noise, 0),
         };
-        let post = Post { action, op, flaw: None, local: (local.0, local.1 as u64) };
+        // It leaves in silence, and never comes.
+        let too_long = plan.service == Service::Ud && action.length() > LONGEST_DATAGRAM;
+        let flaw = too_long.then_some(Flaw::TooLong);
+        let post = Post { action, op, flaw, local: (local.0, local.1 as u64) };
         if self.submit(c, e, post, work)? {
             let halves = &mut self.connections[c].halves;
             halves[e].landings[0] += u64::from(action.lands());
@@ -63,17 +71,18 @@ impl World {
     pub(crate) fn post_receives(&mut self, c: usize, e: usize, count: u64) -> Verdict {
         let World { ends, connections, .. } = self;
         let connection = &mut connections[c];
-        let size = connection.setup.size;
+        if connection.plan.srq {
+            return ends[e].post_shared_receives(count);
+        }
+        let size = connection.plan.size;
         for _ in 0..count {
             if !connection.takes_work(e) || connection.model.receives(e) as u64 == size.slots() {
                 break;
             }
             let Connection { halves, model, .. } = &mut *connection;
             let (half, context) = (&mut halves[e], &mut ends[e].context);
-            let (wr_id, longest) = (half.receives_posted, size.longest());
-            let offset = wr_id % size.slots() * u64::from(longest);
-            let sges = [(0, 100), (100, 0), (100, longest - 100)];
-            let sges = sges.map(|(at, length)| Sge { mr: half.receives, offset: offset + at, length });
+            let wr_id = half.receives_posted;
+            let sges = receive_sges(half.receives, size, wr_id % size.slots());
             context.post_recv(half.qp, &ReceiveWorkRequest { wr_id, sges: &sges })?;
             half.receives_posted += 1;
             model.post_receive(e, wr_id, false);
@@ -117,7 +126,7 @@ impl World {
             return Ok(());
         }
         let World { ends, connections, .. } = self;
-        let Connection { halves, model, setup, .. } = &mut connections[c];
+        let Connection { halves, model, plan, .. } = &mut connections[c];
         let (end, half) = (&mut ends[e], &mut halves[e]);
         match accident {
             Accident::Error => {
@@ -127,18 +136,21 @@ impl World {
             Accident::Reset => {
                 end.context.modify_qp(half.qp, Transition::Reset)?;
                 half.reset = true;
-                model.discard(e);
+                self.discard(c, e);
             }
             Accident::Destroy => {
-                half.replace(end, setup)?;
-                model.discard(e);
+                half.replace(end, plan)?;
+                self.discard(c, e);
             }
             Accident::Withdraw => {
                 half.withdrawn = Some(end.context.deregister(half.target)?);
                 model.withdraw(e);
             }
-            Accident::Refused(Refused::BadReceive) => self.post_bad_receive(c, e)?,
-            Accident::Refused(refused) => self.post_refused(c, e, refused)?,
+            Accident::Refused(refused) if refused.is_for(plan) => match refused {
+                Refused::BadReceive => self.post_bad_receive(c, e)?,
+                refused => self.post_refused(c, e, refused)?,
+            },
+            Accident::Refused(_) => return Ok(()),
         }
         self.tally.accidents += 1;
         self.start_dying(c);
@@ -147,11 +159,11 @@ impl World {
 
     /// Posts a receive whose memory is not there.
     fn post_bad_receive(&mut self, c: usize, e: usize) -> Verdict {
-        let Connection { halves, model, setup, .. } = &mut self.connections[c];
+        let Connection { halves, model, plan, .. } = &mut self.connections[c];
         let half = &mut halves[e];
-        if (model.receives(e) as u64) < setup.size.slots() {
+        if (model.receives(e) as u64) < plan.size.slots() {
             let wr_id = half.receives_posted;
-            let sges = [Sge { mr: half.receives, offset: u64::MAX - 7, length: setup.size.longest() }];
+            let sges = [Sge { mr: half.receives, offset: u64::MAX - 7, length: plan.size.receive() }];
             self.ends[e].context.post_recv(half.qp, &ReceiveWorkRequest { wr_id, sges: &sges })?;
             half.receives_posted += 1;
             model.post_receive(e, wr_id, true);
@@ -160,16 +172,16 @@ impl World {
     }
 
     fn post_refused(&mut self, c: usize, e: usize, refused: Refused) -> Verdict {
-        let Connection { halves, setup, .. } = &self.connections[c];
+        let Connection { halves, plan, .. } = &self.connections[c];
         let (half, peer) = (&halves[e], &halves[1 - e]);
         let data = Window { start: 1000, length: 8 };
-        let end = setup.size.target();
+        let end = plan.size.target();
         let bad_key = RKey(!peer.reach.rkey.0);
         let (noise, landing) = ((self.ends[e].noise, data.start as u64), (half.landing, 0));
         let read = |at| Action::Read { at, length: 8, into: 0 };
         let write = |at| Action::Write { data, at, immediate: None };
         let send = |data| Action::Send { data, immediate: None, invalidates: None };
-        let plain = |action: Action, local, flaw| (action, op(&action, peer, bad_key), local, flaw);
+        let plain = |action: Action, local, flaw| (action, self.op(c, e, &action, bad_key), local, flaw);
         let (action, op, local, flaw) = match refused {
             Refused::WriteWithBadKey => {
                 let remote = RemoteAddress { rkey: bad_key, ..peer.reach };
@@ -190,11 +202,12 @@ impl World {
                 (send(data), SendOp::SendWithInvalidate(bad_key), noise, Flaw::Access)
             }
             Refused::SendTooLong => {
-                let length = setup.size.longest() + 1;
+                let length = plan.size.receive() + 1;
                 plain(send(Window { length, ..data }), noise, Flaw::TooLong)
             }
-            // A READ into memory that only its owner may write.
-            Refused::BadLocalMemory => plain(read(TARGET), noise, Flaw::Local),
+            // Into memory that only its owner may write.
+            Refused::BadResult => plain(read(TARGET), noise, Flaw::Local),
+            Refused::BadSource => plain(send(data), (noise.0, NOISE as u64 - 7), Flaw::Local),
             Refused::BadReceive => return Ok(()),
         };
         let work = Work { signaled: true, ..NOTHING };
@@ -205,15 +218,47 @@ impl World {
         Ok(self.ends[e].context.remote(mr)?.rkey)
     }
 
+    /// The work request of an action; `key` is the one that it revokes, if it does.
+    fn op(&self, c: usize, e: usize, action: &Action, key: RKey) -> SendOp {
+        let Connection { plan, halves, .. } = &self.connections[c];
+        let peer = &halves[1 - e];
+        if let (Service::Ud, Action::Send { data, immediate, .. }) = (plan.service, action) {
+            // The highest bit stands for the sender's own key, which is the same.
+            let qkey = if data.start % 2 == 0 { QKEY } else { 1 << 31 };
+            let to = Destination { ah: self.ends[e].ah, qpn: peer.qpn, qkey };
+            return immediate.map_or(SendOp::SendTo(to), |immediate| SendOp::SendToWithImm(to, immediate));
+        }
+        // Memory that was taken away is named as before.
+        let remote =
+            |at: usize| RemoteAddress { addr: peer.reach.addr.wrapping_add(at as u64), ..peer.reach };
+        match *action {
+            Action::Send { invalidates: Some(_), .. } => SendOp::SendWithInvalidate(key),
+            Action::Send { immediate: Some(immediate), .. } => SendOp::SendWithImm(immediate),
+            Action::Send { .. } => SendOp::Send,
+            Action::Write { at, immediate: None, .. } => SendOp::Write(remote(at)),
+            Action::Write { at, immediate: Some(immediate), .. } => {
+                SendOp::WriteWithImm(remote(at), immediate)
+            }
+            Action::Read { at, .. } => SendOp::Read(remote(at)),
+            Action::Atomic { at, change: Change::Add(add), .. } => {
+                SendOp::FetchAdd { remote: remote(at), add }
+            }
+            Action::Atomic { at, change: Change::CompareSwap { compare, swap }, .. } => {
+                SendOp::CompareSwap { remote: remote(at), compare, swap }
+            }
+            Action::LocalInvalidate => SendOp::LocalInvalidate(key),
+        }
+    }
+
     /// Posts to both, the engine and the model. `false` if there was no room.
     fn submit(&mut self, c: usize, e: usize, post: Post, work: &Work) -> Verdict<bool> {
         let Post { action, op, flaw, local: (mr, offset) } = post;
         let World { ends, connections, .. } = self;
-        let Connection { setup, halves, model, .. } = &mut connections[c];
+        let Connection { plan, halves, model, .. } = &mut connections[c];
         let touches = action.touches();
         let writes = matches!(action, Action::Write { .. });
         let flags = SendFlags {
-            signaled: work.signaled || model.outstanding(e) >= SILENCE,
+            signaled: work.signaled || model.requests(e).outstanding() >= SILENCE,
             fence: work.fence || writes && model.needs_fence(e, touches),
             solicited: work.solicited,
         };
@@ -235,17 +280,38 @@ impl World {
             (None, Action::LocalInvalidate) => Data::Sges(&[]),
             (None, _) => Data::Sges(&sges),
         };
-        let wr = SendWorkRequest { wr_id: model.next_number(e), op, data, flags };
+        let wr = SendWorkRequest { wr_id: model.requests(e).next_number(), op, data, flags };
         match ends[e].context.post_send(halves[e].qp, &wr) {
             Ok(()) => {
-                let signaled = flags.signaled || setup.signal_all;
+                let signaled = flags.signaled || plan.signal_all;
                 model.post(e, Request { action, signaled, solicited: flags.solicited, flaw });
                 Ok(true)
             }
-            Err(Error::QueueFull { .. }) => model.full(e, setup.depth).map(|()| false),
+            Err(Error::QueueFull { .. }) => model.full(e, plan.depth).map(|()| false),
             Err(error) => Err(Disagreement(format!("post {action:?}: {error}"))),
         }
     }
+}
+
+impl End {
+    fn post_shared_receives(&mut self, count: u64) -> Verdict {
+        let End { context, shared, .. } = self;
+        let Some(Shared { srq, memory, model, .. }) = shared else { return Ok(()) };
+        for _ in 0..count {
+            let Some(wr_id) = (0..SHARED).find(|place| !model.outstanding().contains(place)) else { break };
+            let sges = receive_sges(*memory, SHARED_SIZE, wr_id);
+            context.post_srq_recv(*srq, &ReceiveWorkRequest { wr_id, sges: &sges })?;
+            model.post(wr_id);
+        }
+        Ok(())
+    }
+}
+
+/// The pieces of a receive, one of them empty.
+fn receive_sges(mr: Mr, size: Size, place: u64) -> [Sge; 3] {
+    let length = size.receive();
+    let offset = place * u64::from(length);
+    [(0, 100), (100, 0), (100, length - 100)].map(|(at, length)| Sge { mr, offset: offset + at, length })
 }
 
 impl Connection {
@@ -256,18 +322,22 @@ impl Connection {
 
     /// What work is to do, and the key that it revokes, if it is possible.
     fn action(&self, e: usize, work: &Work) -> Option<(Action, Option<usize>)> {
-        let Connection { setup, halves, model, .. } = self;
-        let (longest, target) = (setup.size.longest(), setup.size.target());
-        let length = work.length.resolve(longest, 1 << self.life().mtu_shift);
+        let Connection { plan, halves, model, .. } = self;
+        let (longest, target) = (plan.size.longest(), plan.size.target());
         let place = work.place as usize;
+        let mut length = work.length.resolve(longest, 1 << self.life().mtu_shift);
+        // Datagrams that do not fit are rare.
+        if plan.service == Service::Ud && place % 16 != 0 {
+            length = length.min(LONGEST_DATAGRAM);
+        }
         let data = Window { start: place % (NOISE - length as usize), length };
         let at = TARGET + place % (target - TARGET - length as usize + 1);
         let word = place % WORDS * 8;
         let [begun, done] = halves[e].landings;
-        let into = (begun % setup.size.slots() * u64::from(longest)) as usize;
+        let into = (begun % plan.size.slots() * u64::from(longest)) as usize;
         let random = u64::from(work.place).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut revoked = None;
-        let action = match work.verb {
+        let action = match work.verb.on(plan.service) {
             Verb::Send => Action::Send { data, immediate: None, invalidates: None },
             Verb::SendWithImm => Action::Send { data, immediate: Some(work.place), invalidates: None },
             Verb::SendWithInvalidate => {
@@ -279,7 +349,7 @@ impl Connection {
             Verb::Read => Action::Read { at, length, into },
             Verb::FetchAdd => Action::Atomic { at: word, change: Change::Add(random), into },
             Verb::CompareSwap(equal) => {
-                let old = model.word(e, word);
+                let old = model.requests(e).word(word);
                 let compare = if equal { old } else { !old };
                 Action::Atomic { at: word, change: Change::CompareSwap { compare, swap: random }, into }
             }
@@ -288,8 +358,36 @@ impl Connection {
                 Action::LocalInvalidate
             }
         };
-        let room = !action.lands() || begun - done < setup.size.slots();
+        let room = !action.lands() || begun - done < plan.size.slots();
         room.then_some((action, revoked))
+    }
+}
+
+impl Verb {
+    /// The verb of a service in place of one that it does not have.
+    fn on(self, service: Service) -> Verb {
+        match (service, self) {
+            (Service::Rc, verb) => verb,
+            (_, Verb::Send | Verb::SendWithInvalidate) => Verb::Send,
+            (_, Verb::SendWithImm) => Verb::SendWithImm,
+            (Service::Uc, Verb::Write | Verb::Read | Verb::LocalInvalidate) => Verb::Write,
+            (Service::Uc, _) => Verb::WriteWithImm,
+            (Service::Ud, Verb::Write | Verb::Read) => Verb::Send,
+            (Service::Ud, _) => Verb::SendWithImm,
+        }
+    }
+}
+
+impl Refused {
+    /// Whether a queue pair can be made to refuse that.
+    fn is_for(self, plan: &Plan) -> bool {
+        match self {
+            Refused::BadSource => true,
+            Refused::BadReceive => !plan.srq,
+            Refused::WriteWithBadKey | Refused::WritePastTheEnd => plan.service != Service::Ud,
+            Refused::SendTooLong => plan.service != Service::Ud,
+            _ => plan.service == Service::Rc,
+        }
     }
 }
 
@@ -315,22 +413,3 @@ const NOTHING: Work = Work {
     fence: false,
     solicited: false,
 };
-
-/// The work request of an action towards `peer`; `key` is the one that it revokes, if it does.
-fn op(action: &Action, peer: &Half, key: RKey) -> SendOp {
-    // Memory that was taken away is named as before.
-    let remote = |at: usize| RemoteAddress { addr: peer.reach.addr.wrapping_add(at as u64), ..peer.reach };
-    match *action {
-        Action::Send { invalidates: Some(_), .. } => SendOp::SendWithInvalidate(key),
-        Action::Send { immediate: Some(immediate), .. } => SendOp::SendWithImm(immediate),
-        Action::Send { .. } => SendOp::Send,
-        Action::Write { at, immediate: None, .. } => SendOp::Write(remote(at)),
-        Action::Write { at, immediate: Some(immediate), .. } => SendOp::WriteWithImm(remote(at), immediate),
-        Action::Read { at, .. } => SendOp::Read(remote(at)),
-        Action::Atomic { at, change: Change::Add(add), .. } => SendOp::FetchAdd { remote: remote(at), add },
-        Action::Atomic { at, change: Change::CompareSwap { compare, swap }, .. } => {
-            SendOp::CompareSwap { remote: remote(at), compare, swap }
-        }
-        Action::LocalInvalidate => SendOp::LocalInvalidate(key),
-    }
-}

@@ -25,7 +25,7 @@ pub(crate) struct Setup {
     pub(crate) frames: usize,
     /// Packets in flight for a queue pair of each end.
     pub(crate) windows: [u32; 2],
-    pub(crate) connections: Vec<Connection>,
+    pub(crate) connections: Vec<Plan>,
 }
 
 /// Rates are in thousandths.
@@ -42,16 +42,27 @@ pub(crate) struct Link {
     pub(crate) gigabits: u64,
 }
 
+/// A connection, or a pair of queue pairs for datagrams.
 #[derive(Clone, Debug)]
-pub(crate) struct Connection {
+pub(crate) struct Plan {
+    pub(crate) service: Service,
     pub(crate) size: Size,
     /// Work requests of a send queue.
     pub(crate) depth: u32,
     pub(crate) signal_all: bool,
     /// Completions go to a queue of its own with so many places, not to one that all share.
     pub(crate) own_cq: Option<u32>,
+    /// It takes its receives from the queue that all such connections of an end share.
+    pub(crate) srq: bool,
     /// How it is connected, and connected anew: one after the other, round and round.
     pub(crate) lives: Vec<Life>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Service {
+    Rc,
+    Uc,
+    Ud,
 }
 
 /// How long messages become.
@@ -109,6 +120,11 @@ pub(crate) enum Operation {
     },
     Drain(At),
     Resume(At),
+    /// Asks for an event when few shared receives are left.
+    ArmSrq {
+        end: u8,
+        limit: u8,
+    },
     /// The application stops polling its shared CQ until the event comes that it asked for.
     Sleep {
         end: u8,
@@ -141,7 +157,8 @@ pub(crate) enum Refused {
     AtomicAtOddAddress,
     InvalidateBadKey,
     SendTooLong,
-    BadLocalMemory,
+    BadResult,
+    BadSource,
     BadReceive,
 }
 
@@ -192,7 +209,7 @@ fn setup() -> impl Strategy<Value = Setup> {
     let seed = any::<u64>().no_shrink();
     let frames = select(vec![4096usize, 64, 5, 2, 1]);
     let window = || select(vec![512u32, 64, 17, 5, 3, 2, 1]);
-    let connections = vec(connection(), 1..=5);
+    let connections = vec(plan(), 1..=5);
     (seed, any::<bool>(), link(), frames, [window(), window()], connections).prop_map(
         |(seed, ipv6, link, frames, windows, connections)| Setup {
             seed,
@@ -222,12 +239,25 @@ fn link() -> impl Strategy<Value = Link> {
     )
 }
 
-fn connection() -> impl Strategy<Value = Connection> {
+fn plan() -> impl Strategy<Value = Plan> {
+    let service = prop_oneof![8 => Just(Service::Rc), 1 => Just(Service::Uc), 1 => Just(Service::Ud)];
     let size = prop_oneof![5 => Just(Size::Small), 3 => Just(Size::Medium), 1 => Just(Size::Large)];
     let depth = select(vec![32u32, 16, 4, 1]);
     let own_cq = prop_oneof![4 => Just(None), 1 => (1u32..80).prop_map(Some)];
-    (size, depth, prop::bool::weighted(0.1), own_cq, vec(life(), 1..=3)).prop_map(
-        |(size, depth, signal_all, own_cq, lives)| Connection { size, depth, signal_all, own_cq, lives },
+    let srq = prop::bool::weighted(0.4);
+    (service, size, depth, prop::bool::weighted(0.1), own_cq, srq, vec(life(), 1..=3)).prop_map(
+        |(service, size, depth, signal_all, own_cq, srq, lives)| {
+            let small = matches!(size, Size::Small) || service == Service::Ud;
+            Plan {
+                service,
+                size: if small { Size::Small } else { size },
+                depth,
+                signal_all,
+                own_cq,
+                srq: srq && small && service != Service::Uc,
+                lives,
+            }
+        },
     )
 }
 
@@ -260,6 +290,7 @@ fn operation(accidents: u32) -> impl Strategy<Value = Operation> {
         260 => (1u8..=16, busy).prop_map(|(count, busy)| Operation::Turn { count, busy }),
         5 => at().prop_map(Operation::Drain),
         15 => at().prop_map(Operation::Resume),
+        10 => (0u8..2, 0u8..=32).prop_map(|(end, limit)| Operation::ArmSrq { end, limit }),
         10 => (0u8..2, any::<bool>()).prop_map(|(end, solicited)| Operation::Sleep { end, solicited }),
         10 => (0u8..2).prop_map(|end| Operation::Wake { end }),
         accidents => (at(), accident()).prop_map(|(at, accident)| Operation::Accident(at, accident)),
@@ -279,7 +310,8 @@ fn accident() -> impl Strategy<Value = Accident> {
         Refused::AtomicAtOddAddress,
         Refused::InvalidateBadKey,
         Refused::SendTooLong,
-        Refused::BadLocalMemory,
+        Refused::BadResult,
+        Refused::BadSource,
         Refused::BadReceive,
     ]);
     prop_oneof![

@@ -7,12 +7,13 @@ use std::ops::AddAssign;
 use ferroce::driver::sim;
 use ferroce::{Counter, Counters, WcStatus};
 
-use crate::model::{Action, Change, Request};
+use crate::request::{Action, Change, Request};
+use crate::schedule::Service;
 
 #[derive(Default)]
 pub(crate) struct Tally {
     pub(crate) schedules: u64,
-    /// Requests that succeeded and their bytes, by verb.
+    /// Requests that succeeded, or arrived, and their bytes, by verb.
     verbs: BTreeMap<&'static str, [u64; 2]>,
     pub(crate) received: u64,
     statuses: BTreeMap<String, u64>,
@@ -45,23 +46,39 @@ impl Tally {
         self.verbs.values().map(|[_, bytes]| bytes).sum()
     }
 
-    /// Counts a request that succeeded. Returns how many places for results it gives back.
-    pub(crate) fn count_request(&mut self, request: &Request) -> u64 {
-        let verb = match request.action {
-            Action::Send { invalidates: Some(_), .. } => "SEND with invalidate",
-            Action::Send { immediate: Some(_), .. } => "SEND with immediate",
-            Action::Send { .. } => "SEND",
-            Action::Write { immediate: Some(_), .. } => "WRITE with immediate",
-            Action::Write { .. } => "WRITE",
-            Action::Read { .. } => "READ",
-            Action::Atomic { change: Change::Add(_), .. } => "FETCH_ADD",
-            Action::Atomic { change: Change::CompareSwap { .. }, .. } => "COMPARE_SWAP",
-            Action::LocalInvalidate => "LOCAL_INVALIDATE",
-        };
+    /// Counts a request that succeeded. Of an unreliable one that means nothing yet.
+    pub(crate) fn count_request(&mut self, request: &Request, is_reliable: bool) {
+        if is_reliable {
+            let verb = match request.action {
+                Action::Send { invalidates: Some(_), .. } => "RC SEND with invalidate",
+                Action::Send { immediate: Some(_), .. } => "RC SEND with immediate",
+                Action::Send { .. } => "RC SEND",
+                Action::Write { immediate: Some(_), .. } => "RC WRITE with immediate",
+                Action::Write { .. } => "RC WRITE",
+                Action::Read { .. } => "RC READ",
+                Action::Atomic { change: Change::Add(_), .. } => "RC FETCH_ADD",
+                Action::Atomic { change: Change::CompareSwap { .. }, .. } => "RC COMPARE_SWAP",
+                Action::LocalInvalidate => "LOCAL_INVALIDATE",
+            };
+            self.count(verb, request);
+        }
+    }
+
+    /// Counts a message that was received.
+    pub(crate) fn count_received(&mut self, request: &Request, service: Service) {
+        self.received += 1;
+        match (service, request.action) {
+            (Service::Rc, _) => {}
+            (Service::Uc, Action::Send { .. }) => self.count("UC SEND", request),
+            (Service::Uc, _) => self.count("UC WRITE with immediate", request),
+            (Service::Ud, _) => self.count("UD SEND", request),
+        }
+    }
+
+    fn count(&mut self, verb: &'static str, request: &Request) {
         let [count, bytes] = self.verbs.entry(verb).or_default();
         *count += 1;
         *bytes += u64::from(request.action.length());
-        u64::from(request.action.lands())
     }
 
     pub(crate) fn count_status(&mut self, status: WcStatus) {

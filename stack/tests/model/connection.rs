@@ -1,0 +1,385 @@
+//! Connections between the two contexts: made, broken, ended and made anew.
+
+use std::time::Duration;
+
+use ferroce::*;
+
+use crate::model::{self, Disagreement, POISON, Terms, Verdict};
+use crate::schedule::{Iova, Life, Plan, Service, Size};
+use crate::world::{End, World, memory};
+
+/// Regions at each end whose keys may be revoked, by the peer and by oneself.
+pub(crate) const KEYS: usize = 4;
+/// Words for atomics at the start of the memory that the peer reaches.
+pub(crate) const WORDS: usize = 8;
+/// Bytes in front of a received datagram.
+pub(crate) const GRH: u32 = 40;
+/// What datagrams carry.
+pub(crate) const QKEY: u32 = 0x1234_5678;
+/// The value of `rnr_retry` that means "without end".
+const RNR_ENDLESS: u8 = 7;
+/// Longer than any frame of a connection stays in the network.
+const TIME_WAIT: Duration = Duration::from_millis(20);
+
+pub(crate) struct Connection {
+    pub(crate) plan: Plan,
+    lives: usize,
+    pub(crate) halves: [Half; 2],
+    pub(crate) model: model::Connection,
+    pub(crate) phase: Phase,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Phase {
+    Up,
+    /// Something has broken, or will; both ends are told at this time.
+    Dying(Nanos),
+    /// Ended; the frames of its life die out.
+    Waiting(Nanos),
+    /// Ended for good.
+    Over,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Drain {
+    No,
+    Asked,
+    Done,
+}
+
+/// One end of a connection.
+pub(crate) struct Half {
+    pub(crate) qp: Qp,
+    pub(crate) qpn: Qpn,
+    pub(crate) own_cq: Option<Cq>,
+    pub(crate) overflowed: bool,
+    pub(crate) receives: Mr,
+    pub(crate) landing: Mr,
+    /// What the peer reaches.
+    pub(crate) target: Mr,
+    /// Where the peer finds it.
+    pub(crate) reach: RemoteAddress,
+    /// The same, once it was taken away.
+    pub(crate) withdrawn: Option<Memory>,
+    /// Keys for the peer to revoke, for oneself, and whether a request to do so was posted.
+    pub(crate) keys: [(Mr, bool); KEYS],
+    pub(crate) own_keys: [(Mr, bool); KEYS],
+    pub(crate) receives_posted: u64,
+    /// READs and atomics posted, and complete.
+    pub(crate) landings: [u64; 2],
+    pub(crate) drain: Drain,
+    /// In RESET.
+    pub(crate) reset: bool,
+}
+
+pub(crate) fn access() -> Access {
+    let all = [
+        Access::LOCAL_WRITE,
+        Access::REMOTE_WRITE,
+        Access::REMOTE_READ,
+        Access::REMOTE_ATOMIC,
+        Access::REMOTE_INVALIDATE,
+    ];
+    all.into_iter().fold(Access::NONE, |a, b| a | b)
+}
+
+impl Size {
+    /// Bytes of the longest message.
+    pub(crate) fn longest(self) -> u32 {
+        match self {
+            Size::Small => 9216,
+            Size::Medium => 1 << 16,
+            Size::Large => 1 << 20,
+        }
+    }
+
+    /// Bytes of a receive.
+    pub(crate) fn receive(self) -> u32 {
+        self.longest() + GRH
+    }
+
+    /// Places for receives, and for the results of READs and atomics.
+    pub(crate) fn slots(self) -> u64 {
+        match self {
+            Size::Small => 16,
+            Size::Medium => 8,
+            Size::Large => 4,
+        }
+    }
+
+    /// Bytes that the peer reaches.
+    pub(crate) fn target(self) -> usize {
+        8 * WORDS + 2 * self.longest() as usize
+    }
+}
+
+impl Connection {
+    pub(crate) fn life(&self) -> &Life {
+        &self.plan.lives[(self.lives - 1) % self.plan.lives.len()]
+    }
+
+    pub(crate) fn is_reliable(&self) -> bool {
+        self.plan.service == Service::Rc
+    }
+}
+
+impl World {
+    pub(crate) fn add(&mut self, plan: &Plan) -> Verdict {
+        let [a, b] = &mut self.ends;
+        let halves = [Half::new(a, plan)?, Half::new(b, plan)?];
+        let nothing = Terms {
+            service: model::Service::Reliable,
+            psn: [0; 2],
+            mtu: 256,
+            memory: 0,
+            rnr_endless: true,
+            faithful: true,
+            shared_receives: false,
+        };
+        let (plan, model) = (plan.clone(), model::Connection::new(&nothing));
+        self.connections.push(Connection { plan, lives: 0, halves, model, phase: Phase::Over });
+        self.connect(self.connections.len() - 1)
+    }
+
+    /// Connects both ends, which are in RESET, with memory made anew.
+    fn connect(&mut self, c: usize) -> Verdict {
+        let faithful = self.faithful;
+        let World { ends, connections, .. } = self;
+        let connection = &mut connections[c];
+        connection.lives += 1;
+        let life = connection.life().clone();
+        let Connection { plan, halves, .. } = connection;
+        for (end, half) in ends.iter_mut().zip(&mut *halves) {
+            half.renew(end, plan.size, &life)?;
+        }
+        let gids = [0, 1].map(|e: usize| ends[e].context.port().gids[0].gid);
+        for e in [0, 1] {
+            let (address, peer) = (AddressVector::new(gids[1 - e], 0), halves[1 - e].qpn);
+            for transition in life.transitions(plan.service, e, address, peer) {
+                ends[e].context.modify_qp(halves[e].qp, transition)?;
+            }
+        }
+        let is_reliable = plan.service == Service::Rc;
+        connection.model = model::Connection::new(&Terms {
+            service: if is_reliable { model::Service::Reliable } else { model::Service::Unreliable },
+            psn: life.psn,
+            mtu: life.path_mtu().bytes(),
+            memory: plan.size.target(),
+            rnr_endless: life.rnr_retry == RNR_ENDLESS,
+            faithful,
+            shared_receives: plan.srq,
+        });
+        connection.phase = Phase::Up;
+        Ok(())
+    }
+
+    pub(crate) fn start_dying(&mut self, c: usize) {
+        let connection = &mut self.connections[c];
+        if connection.phase == Phase::Up {
+            let linger = Duration::from_micros(connection.life().linger_us);
+            connection.phase = Phase::Dying(self.now + linger);
+        }
+    }
+
+    /// Takes a connection that is not up one step further. Whether it did.
+    pub(crate) fn go_on(&mut self, c: usize) -> Verdict<bool> {
+        let next = match self.connections[c].phase {
+            Phase::Dying(at) if at <= self.now => {
+                self.end(c)?;
+                if self.closing { Phase::Over } else { Phase::Waiting(self.now + TIME_WAIT) }
+            }
+            Phase::Waiting(_) if self.closing => Phase::Over,
+            Phase::Waiting(at) if at <= self.now => {
+                self.connect(c)?;
+                self.tally.reconnected += 1;
+                Phase::Up
+            }
+            _ => return Ok(false),
+        };
+        self.connections[c].phase = next;
+        Ok(true)
+    }
+
+    /// Both ends fail, and all their work has an outcome; then they are made ready to connect anew.
+    fn end(&mut self, c: usize) -> Verdict {
+        self.connections[c].model.kill();
+        for e in [0, 1] {
+            let half = &self.connections[c].halves[e];
+            if !half.reset {
+                self.ends[e].context.modify_qp(half.qp, Transition::Error)?;
+            }
+        }
+        for e in [0, 1] {
+            self.wake(e)?;
+            self.collect(e)?;
+        }
+        let World { ends, connections, tally, .. } = self;
+        let connection = &mut connections[c];
+        let is_reliable = connection.is_reliable();
+        let Connection { halves, model, plan, lives, .. } = connection;
+        for e in [0, 1] {
+            let (half, peer) = (&halves[e], &halves[1 - e]);
+            let landing = ends[e].context.bytes(half.landing)?;
+            let memory = match &peer.withdrawn {
+                Some(memory) => memory,
+                None => ends[1 - e].context.bytes(peer.target)?,
+            };
+            for request in model.finish(e, landing, memory).map_err(|d| d.at(c, e))? {
+                tally.count_request(&request, is_reliable);
+            }
+        }
+        for (end, half) in ends.iter_mut().zip(halves) {
+            if half.overflowed || *lives % 2 == 0 {
+                half.replace(end, plan)?;
+            } else {
+                end.context.modify_qp(half.qp, Transition::Reset)?;
+            }
+            half.reset = true;
+        }
+        Ok(())
+    }
+}
+
+impl Half {
+    fn new(end: &mut End, plan: &Plan) -> Verdict<Half> {
+        let size = plan.size;
+        let mut register =
+            |length| -> Verdict<Mr> { Ok(end.context.register(end.pd, memory(length)?, access())?) };
+        let slots = size.slots() as usize;
+        let receives = register(slots * size.receive() as usize)?;
+        let (landing, target) = (register(slots * size.longest() as usize)?, register(size.target())?);
+        let mut keys = || -> Verdict<[(Mr, bool); KEYS]> {
+            Ok([register(8)?, register(8)?, register(8)?, register(8)?].map(|mr| (mr, false)))
+        };
+        let (keys, own_keys) = (keys()?, keys()?);
+        let own_cq = plan.own_cq.map(|capacity| end.context.create_cq(capacity)).transpose()?;
+        let qp = end.create_qp(own_cq, plan)?;
+        Ok(Half {
+            qp,
+            qpn: end.context.query_qp(qp)?.qpn,
+            own_cq,
+            overflowed: false,
+            receives,
+            landing,
+            target,
+            reach: RemoteAddress { addr: 0, rkey: RKey(0) },
+            withdrawn: None,
+            keys,
+            own_keys,
+            receives_posted: 0,
+            landings: [0; 2],
+            drain: Drain::No,
+            reset: true,
+        })
+    }
+
+    /// As new, for another life.
+    fn renew(&mut self, end: &mut End, size: Size, life: &Life) -> Verdict {
+        for (mr, used) in self.keys.iter_mut().chain(&mut self.own_keys).filter(|key| key.1) {
+            let memory = end.context.deregister(*mr)?;
+            *mr = end.context.register(end.pd, memory, access())?;
+            *used = false;
+        }
+        let mut memory = match self.withdrawn.take() {
+            Some(memory) => memory,
+            None => end.context.deregister(self.target)?,
+        };
+        memory.fill(0);
+        let iova = match life.iova {
+            Iova::Zero => 0,
+            Iova::Page(page) => u64::from(page) << 12,
+            Iova::Top => u64::MAX - size.target() as u64 + 1,
+        };
+        self.target = end.context.register_at(end.pd, memory, access(), iova)?;
+        let RemoteMemory { addr, rkey, .. } = end.context.remote(self.target)?;
+        self.reach = RemoteAddress { addr, rkey };
+        end.context.bytes_mut(self.receives)?.fill(POISON);
+        self.receives_posted = 0;
+        self.landings = [0; 2];
+        self.drain = Drain::No;
+        self.reset = false;
+        Ok(())
+    }
+
+    /// Another queue pair in place of this one.
+    pub(crate) fn replace(&mut self, end: &mut End, plan: &Plan) -> Verdict {
+        end.context.destroy_qp(self.qp)?;
+        if let Some(cq) = self.own_cq.take_if(|_| self.overflowed) {
+            end.context.destroy_cq(cq)?;
+            let capacity = plan.own_cq.unwrap_or(1);
+            self.own_cq = Some(end.context.create_cq(capacity)?);
+            self.overflowed = false;
+        }
+        self.qp = end.create_qp(self.own_cq, plan)?;
+        self.qpn = end.context.query_qp(self.qp)?.qpn;
+        self.reset = true;
+        Ok(())
+    }
+}
+
+impl End {
+    fn create_qp(&mut self, own_cq: Option<Cq>, plan: &Plan) -> Verdict<Qp> {
+        let cq = own_cq.unwrap_or(self.cq);
+        let config = match plan.service {
+            Service::Rc => QpConfig::rc(self.pd, cq),
+            Service::Uc => QpConfig::uc(self.pd, cq),
+            Service::Ud => QpConfig::ud(self.pd, cq),
+        };
+        let srq = self.shared.as_ref().map(|shared| shared.srq).filter(|_| plan.srq);
+        let (max_send_wr, max_recv_wr) = (plan.depth, plan.size.slots() as u32);
+        let signal_all = plan.signal_all;
+        Ok(self.context.create_qp(&QpConfig { max_send_wr, max_recv_wr, signal_all, srq, ..config })?)
+    }
+}
+
+impl Life {
+    fn path_mtu(&self) -> PathMtu {
+        PathMtu::ALL[usize::from(self.mtu_shift) % 8]
+    }
+
+    /// From RESET to RTS.
+    fn transitions(
+        &self,
+        service: Service,
+        end: usize,
+        address: AddressVector,
+        peer: Qpn,
+    ) -> [Transition; 3] {
+        let (path_mtu, sq_psn, rq_psn) =
+            (self.path_mtu(), Psn::new(self.psn[end]), Psn::new(self.psn[1 - end]));
+        let init = Transition::Init { access: access() };
+        match service {
+            Service::Rc => {
+                let receive = ReadyToReceive {
+                    path_mtu,
+                    max_dest_rd_atomic: self.rd_atomic,
+                    min_rnr_timer: RnrTimer::new(self.rnr_timer).unwrap_or(RnrTimer::DEFAULT),
+                    ..ReadyToReceive::new(address, peer, rq_psn)
+                };
+                let send = ReadyToSend {
+                    timeout: 10,
+                    rnr_retry: self.rnr_retry,
+                    max_rd_atomic: self.rd_atomic,
+                    ..ReadyToSend::new(sq_psn)
+                };
+                [init, Transition::ReadyToReceive(receive), Transition::ReadyToSend(send)]
+            }
+            Service::Uc => {
+                let path = UnreliablePath { address, path_mtu, dest_qpn: peer, rq_psn };
+                let receive = Transition::ReadyToReceiveUnreliable(path);
+                [init, receive, Transition::ReadyToSendUnreliable { sq_psn }]
+            }
+            Service::Ud => {
+                let (init, receive) =
+                    (Transition::InitDatagram { qkey: QKEY }, Transition::ReadyToReceiveDatagrams);
+                [init, receive, Transition::ReadyToSendUnreliable { sq_psn }]
+            }
+        }
+    }
+}
+
+impl Disagreement {
+    pub(crate) fn at(self, c: usize, e: usize) -> Disagreement {
+        Disagreement(format!("QP {c}.{e}: {}", self.0))
+    }
+}

@@ -1,0 +1,127 @@
+//! Work requests, as the model sees them.
+
+use std::ops::Range;
+
+use ferroce::WcOpcode;
+
+use crate::noise::Window;
+
+/// What a work request does.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    Send {
+        data: Window,
+        immediate: Option<u32>,
+        invalidates: Option<usize>,
+    },
+    Write {
+        data: Window,
+        at: usize,
+        immediate: Option<u32>,
+    },
+    /// To the place `into` of the requester's landing memory.
+    Read {
+        at: usize,
+        length: u32,
+        into: usize,
+    },
+    /// The old value goes there likewise.
+    Atomic {
+        at: usize,
+        change: Change,
+        into: usize,
+    },
+    LocalInvalidate,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Change {
+    Add(u64),
+    CompareSwap { compare: u64, swap: u64 },
+}
+
+/// Why a work request must fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Flaw {
+    /// It names memory of its own that is not there.
+    Local,
+    /// It names memory of the peer that is not there, or not for it.
+    Access,
+    /// It is no lawful request.
+    Invalid,
+    /// It is longer than any receive.
+    TooLong,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) action: Action,
+    pub(crate) signaled: bool,
+    pub(crate) solicited: bool,
+    pub(crate) flaw: Option<Flaw>,
+}
+
+impl Action {
+    pub(crate) fn length(&self) -> u32 {
+        match *self {
+            Action::Send { data, .. } | Action::Write { data, .. } => data.length,
+            Action::Read { length, .. } => length,
+            Action::Atomic { .. } => 8,
+            Action::LocalInvalidate => 0,
+        }
+    }
+
+    pub(crate) fn opcode(&self) -> WcOpcode {
+        match self {
+            Action::Send { .. } => WcOpcode::Send,
+            Action::Write { .. } => WcOpcode::RdmaWrite,
+            Action::Read { .. } => WcOpcode::RdmaRead,
+            Action::Atomic { change: Change::Add(_), .. } => WcOpcode::FetchAdd,
+            Action::Atomic { change: Change::CompareSwap { .. }, .. } => WcOpcode::CompSwap,
+            Action::LocalInvalidate => WcOpcode::LocalInv,
+        }
+    }
+
+    /// Whether it takes a receive of the peer.
+    pub(crate) fn takes_receive(&self) -> bool {
+        matches!(self, Action::Send { .. } | Action::Write { immediate: Some(_), .. })
+    }
+
+    /// Whether a result comes back.
+    pub(crate) fn lands(&self) -> bool {
+        matches!(self, Action::Read { .. } | Action::Atomic { .. })
+    }
+
+    /// The peer's memory that it needs.
+    pub(crate) fn touches(&self) -> Range<usize> {
+        match *self {
+            Action::Write { data, at, .. } => at..at + data.length as usize,
+            Action::Read { at, length, .. } => at..at + length as usize,
+            Action::Atomic { at, .. } => at..at + 8,
+            Action::Send { .. } | Action::LocalInvalidate => 0..0,
+        }
+    }
+
+    /// What it leaves in the peer's memory.
+    pub(crate) fn apply(&self, memory: &mut [u8]) {
+        match *self {
+            Action::Write { data, .. } => memory[self.touches()].copy_from_slice(data.bytes()),
+            Action::Atomic { change, .. } => {
+                let word = &mut memory[self.touches()];
+                let old = <[u8; 8]>::try_from(&*word).map_or(0, u64::from_ne_bytes);
+                word.copy_from_slice(&change.of(old).to_ne_bytes());
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Change {
+    pub(crate) fn of(self, old: u64) -> u64 {
+        match self {
+            Change::Add(value) => old.wrapping_add(value),
+            Change::CompareSwap { compare, swap } if compare == old => swap,
+            Change::CompareSwap { .. } => old,
+        }
+    }
+}
