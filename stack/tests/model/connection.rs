@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ferroce::*;
 
-use crate::model::{self, Disagreement, POISON, Terms, Verdict};
+use crate::model::{self, Disagreement, POISON, Terms, Verdict, ensure};
 use crate::schedule::{Iova, Life, Plan, Service, Size};
 use crate::world::{End, World, memory};
 
@@ -55,21 +55,53 @@ pub(crate) struct Half {
     pub(crate) overflowed: bool,
     pub(crate) receives: Mr,
     pub(crate) landing: Mr,
-    /// What the peer reaches.
+    /// What the peer reaches, or what came in its place.
     pub(crate) target: Mr,
     /// Where the peer finds it.
     pub(crate) reach: RemoteAddress,
-    /// The same, once it was taken away.
+    /// What the peer reached, once it was taken away.
     pub(crate) withdrawn: Option<Memory>,
     /// Keys for the peer to revoke, for oneself, and whether a request to do so was posted.
     pub(crate) keys: [(Mr, bool); KEYS],
     pub(crate) own_keys: [(Mr, bool); KEYS],
+    pub(crate) window: MemoryWindow,
     pub(crate) receives_posted: u64,
     /// READs and atomics posted, and complete.
     pub(crate) landings: [u64; 2],
     pub(crate) drain: Drain,
     /// In RESET.
     pub(crate) reset: bool,
+}
+
+/// A memory window over all that the peer reaches. It is bound once in a life.
+pub(crate) struct MemoryWindow {
+    pub(crate) mw: Mw,
+    /// A bind was posted.
+    pub(crate) posted: bool,
+    /// Where the peer finds it, once it is bound.
+    pub(crate) reach: Option<RemoteAddress>,
+    /// It was closed, or a request to do so was posted.
+    pub(crate) closed: bool,
+}
+
+impl MemoryWindow {
+    fn new(mw: Mw) -> MemoryWindow {
+        MemoryWindow { mw, posted: false, reach: None, closed: false }
+    }
+
+    /// Where it can be used.
+    pub(crate) fn open(&self) -> Option<RemoteAddress> {
+        self.reach.filter(|_| !self.closed)
+    }
+
+    /// Looks whether it has been bound.
+    pub(crate) fn look(&mut self, context: &Context) -> Verdict {
+        if self.posted && self.reach.is_none() {
+            let remote = context.remote_window(self.mw)?;
+            self.reach = remote.map(|remote| RemoteAddress { addr: remote.addr, rkey: remote.rkey });
+        }
+        Ok(())
+    }
 }
 
 pub(crate) fn access() -> Access {
@@ -79,6 +111,8 @@ pub(crate) fn access() -> Access {
         Access::REMOTE_READ,
         Access::REMOTE_ATOMIC,
         Access::REMOTE_INVALIDATE,
+        Access::FLUSH_GLOBAL,
+        Access::MW_BIND,
     ];
     all.into_iter().fold(Access::NONE, |a, b| a | b)
 }
@@ -266,6 +300,7 @@ impl Half {
             withdrawn: None,
             keys,
             own_keys,
+            window: MemoryWindow::new(end.context.alloc_mw(end.pd)?),
             receives_posted: 0,
             landings: [0; 2],
             drain: Drain::No,
@@ -280,10 +315,13 @@ impl Half {
             *mr = end.context.register(end.pd, memory, access())?;
             *used = false;
         }
-        let mut memory = match self.withdrawn.take() {
-            Some(memory) => memory,
-            None => end.context.deregister(self.target)?,
-        };
+        if self.window.posted {
+            end.context.dealloc_mw(self.window.mw)?;
+            self.window = MemoryWindow::new(end.context.alloc_mw(end.pd)?);
+        }
+        let mut memory = end.context.deregister(self.target)?;
+        let untouched = self.withdrawn.take().is_none() || memory.iter().all(|byte| *byte == 0);
+        ensure!(untouched, "a key of memory that was taken away reached what came in its place");
         memory.fill(0);
         let iova = match life.iova {
             Iova::Zero => 0,

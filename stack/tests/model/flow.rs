@@ -63,6 +63,8 @@ pub(crate) struct Flow {
     receives_failed: bool,
     /// The peer's memory was taken away.
     pub(crate) withdrawn: bool,
+    /// A window of the peer was closed, or will be.
+    pub(crate) window_closed: bool,
 }
 
 impl Flow {
@@ -87,6 +89,7 @@ impl Flow {
             failed: false,
             receives_failed: false,
             withdrawn: false,
+            window_closed: false,
         }
     }
 
@@ -102,6 +105,11 @@ impl Flow {
     /// Requests without a known outcome.
     pub(crate) fn outstanding(&self) -> usize {
         self.requests.len()
+    }
+
+    /// Messages posted so far.
+    pub(crate) fn messages(&self) -> u64 {
+        self.next_message
     }
 
     pub(crate) fn receives(&self) -> usize {
@@ -131,21 +139,20 @@ impl Flow {
 
     /// The word at `at` once all that is posted is done.
     pub(crate) fn word(&self, at: usize) -> u64 {
-        let mut word = self.memory[at..at + 8].try_into().map_or(0, u64::from_ne_bytes);
-        for posted in &self.requests {
-            if let Action::Atomic { at: place, change, .. } = posted.request.action
-                && place == at
-            {
-                word = change.of(word);
-            }
-        }
-        word
+        let mut words = self.memory[..at + 8].to_vec();
+        let of_word = |action: &&Action| action.touches() == (at..at + 8);
+        self.requests
+            .iter()
+            .map(|posted| &posted.request.action)
+            .filter(of_word)
+            .for_each(|action| action.apply(&mut words));
+        words[at..].try_into().map_or(0, u64::from_ne_bytes)
     }
 
     /// Returns whether it may break the connection.
     pub(crate) fn post(&mut self, mut request: Request) -> bool {
         let touches = request.action.touches();
-        if self.withdrawn && !touches.is_empty() && request.flaw.is_none() {
+        if self.withdrawn && request.action.reaches() && request.flaw.is_none() {
             request.flaw = Some(Flaw::Access);
         }
         if let Action::Write { .. } = request.action {
@@ -161,7 +168,7 @@ impl Flow {
             self.inbox.push_back(Message { number, request, overwritten: false });
         }
         let packets = match request.action {
-            Action::LocalInvalidate => 0,
+            action if action.is_local() => 0,
             _ if request.flaw == Some(Flaw::Local) => 0,
             Action::Atomic { .. } => 1,
             _ => request.action.length().div_ceil(self.mtu).max(1),
@@ -170,7 +177,7 @@ impl Flow {
         self.requests.push_back(Posted { request, psn, packets, messages });
         self.next_psn = self.next_psn.wrapping_add(packets) & 0x00ff_ffff;
         self.next_message += u64::from(packets > 0);
-        request.flaw.is_some_and(|flaw| self.is_reliable() || flaw == Flaw::Local)
+        request.flaw.is_some_and(|flaw| self.is_reliable() || flaw.is_local())
     }
 
     pub(crate) fn post_receive(&mut self, number: u64, flawed: bool) {
@@ -208,12 +215,14 @@ impl Flow {
 
     fn may_fail(&self, request: &Request, status: WcStatus, shaky: bool) -> bool {
         let Request { action, flaw, .. } = request;
-        let withdrawn = self.withdrawn && !action.touches().is_empty();
+        let closed = self.window_closed && request.through_window;
+        let withdrawn = (self.withdrawn || closed) && action.reaches();
         let into_flawed = self.receives_failed || self.receives.iter().any(|receive| receive.flawed);
         match status {
             WcStatus::WrFlushErr => shaky,
             _ if self.failed => false,
             WcStatus::LocProtErr => *flaw == Some(Flaw::Local),
+            WcStatus::MwBindErr => *flaw == Some(Flaw::Bind),
             _ if !self.is_reliable() => false,
             WcStatus::RetryExcErr => shaky,
             WcStatus::RnrRetryExcErr => !self.rnr_endless && action.takes_receive(),
@@ -239,7 +248,7 @@ impl Flow {
         };
         let Request { action, flaw, .. } = request;
         ensure!(!self.failed, "success behind a failure: {request:?}");
-        let leaves = !self.is_reliable() && flaw != Some(Flaw::Local);
+        let leaves = !self.is_reliable() && !flaw.is_some_and(Flaw::is_local);
         ensure!(flaw.is_none() || leaves, "{request:?} succeeds");
         self.first += 1;
         if !self.is_reliable() {

@@ -151,6 +151,12 @@ impl Connection {
         self.flows[1 - end].withdrawn = true;
     }
 
+    /// The application is about to close a window that the peer uses.
+    pub(crate) fn close_window(&mut self, end: usize) {
+        self.shaky = true;
+        self.flows[1 - end].window_closed = true;
+    }
+
     pub(crate) fn drain(&mut self, end: usize) {
         self.draining[end] = true;
     }
@@ -211,16 +217,21 @@ impl Connection {
 }
 
 /// Receives that several queue pairs share.
-#[derive(Default)]
 pub(crate) struct SharedReceives {
     /// Posted and not complete, in the order of posting.
     outstanding: VecDeque<u64>,
     /// Queue pairs that were reset or destroyed, perhaps with one of them in hand.
     discarded: usize,
     armed: Option<u32>,
+    /// How many older ones may be missing when one completes: each queue pair has one in hand.
+    overtaking: usize,
 }
 
 impl SharedReceives {
+    pub(crate) fn new(overtaking: usize) -> SharedReceives {
+        SharedReceives { outstanding: VecDeque::new(), discarded: 0, armed: None, overtaking }
+    }
+
     pub(crate) fn outstanding(&self) -> &VecDeque<u64> {
         &self.outstanding
     }
@@ -234,13 +245,12 @@ impl SharedReceives {
         self.discarded += 1;
     }
 
-    /// One of `users` queue pairs has completed a receive. Each has one in hand at most, so not many
-    /// older ones can be missing.
-    pub(crate) fn complete(&mut self, number: u64, users: usize) -> Verdict {
+    /// One of the queue pairs has completed a receive.
+    pub(crate) fn complete(&mut self, number: u64) -> Verdict {
         let at = self.outstanding.iter().position(|other| *other == number);
         let Some(at) = at else { return Err(Disagreement(format!("receive {number} is not outstanding"))) };
-        let most = users + self.discarded;
-        ensure!(at < most, "receive {number} is taken before {at} older ones, by {users} queue pairs");
+        let in_order = at < self.overtaking + self.discarded;
+        ensure!(in_order, "receive {number} is taken before {at} older ones");
         self.outstanding.remove(at);
         Ok(())
     }

@@ -2,18 +2,21 @@
 
 use ferroce::*;
 
-use crate::connection::{Connection, Drain, Phase, QKEY, WORDS};
-use crate::model::{Disagreement, Verdict};
+use crate::connection::{Connection, Drain, KEYS, MemoryWindow, Phase, QKEY, WORDS, access};
+use crate::model::{Disagreement, Verdict, ensure};
 use crate::noise::{NOISE, Window};
 use crate::request::{Action, Change, Flaw, Request};
 use crate::schedule::{Accident, Length, Plan, Refused, Service, Size, Verb, Work};
-use crate::world::{End, SHARED, SHARED_SIZE, Shared, World};
+use crate::world::{End, SHARED, SHARED_SIZE, Shared, World, memory};
 
 /// Requests of unknown outcome after which one must tell.
 const SILENCE: usize = 64;
 /// Where the words end and the rest of a target begins.
 const TARGET: usize = 8 * WORDS;
 const LONGEST_INLINE: u32 = 64;
+/// What a window lets the peer do.
+const WINDOW: [Access; 4] =
+    [Access::REMOTE_READ, Access::REMOTE_WRITE, Access::REMOTE_ATOMIC, Access::FLUSH_GLOBAL];
 /// The largest path MTU that fits the ports.
 const LONGEST_DATAGRAM: u32 = 4096;
 
@@ -22,8 +25,17 @@ struct Post {
     action: Action,
     op: SendOp,
     flaw: Option<Flaw>,
+    through_window: bool,
     /// The place of its local memory.
     local: (Mr, u64),
+}
+
+/// What a work request takes from its peer, or from oneself.
+#[derive(Clone, Copy)]
+enum Revokes {
+    Nothing,
+    Key(usize),
+    Window(RKey),
 }
 
 impl World {
@@ -32,30 +44,41 @@ impl World {
         if !self.connections[c].takes_work(e) {
             return Ok(());
         }
-        let Some((action, revoked)) = self.connections[c].action(e, work) else { return Ok(()) };
+        for (end, half) in self.ends.iter().zip(&mut self.connections[c].halves) {
+            half.window.look(&end.context)?;
+        }
+        let Some((action, revokes)) = self.connections[c].action(e, work) else { return Ok(()) };
         let Connection { halves, plan, .. } = &self.connections[c];
-        let key = match (action, revoked) {
-            (_, None) => RKey(0),
-            (Action::LocalInvalidate, Some(key)) => self.rkey(e, halves[e].own_keys[key].0)?,
-            (_, Some(key)) => self.rkey(1 - e, halves[1 - e].keys[key].0)?,
+        let key = match (action, revokes) {
+            (_, Revokes::Nothing) => RKey(0),
+            (_, Revokes::Window(key)) => key,
+            (Action::LocalInvalidate, Revokes::Key(key)) => self.rkey(e, halves[e].own_keys[key].0)?,
+            (_, Revokes::Key(key)) => self.rkey(1 - e, halves[1 - e].keys[key].0)?,
         };
-        let op = self.op(c, e, &action, key);
+        let window = halves[1 - e].window.open().filter(|_| work.window && action.reaches());
+        let reach = window.unwrap_or(halves[1 - e].reach);
+        let op = self.op(c, e, &action, reach, key);
         let local = match action {
-            Action::Send { data, .. } | Action::Write { data, .. } => (self.ends[e].noise, data.start),
             Action::Read { into, .. } | Action::Atomic { into, .. } => (halves[e].landing, into),
-            Action::LocalInvalidate => (self.ends[e].noise, 0),
+            Action::Send { data, .. } | Action::Write { data, .. } | Action::AtomicWrite { data, .. } => {
+                (self.ends[e].noise, data.start)
+            }
+            _ => (self.ends[e].noise, 0),
         };
         // It leaves in silence, and never comes.
         let too_long = plan.service == Service::Ud && action.length() > LONGEST_DATAGRAM;
         let flaw = too_long.then_some(Flaw::TooLong);
-        let post = Post { action, op, flaw, local: (local.0, local.1 as u64) };
+        let local = (local.0, local.1 as u64);
+        let post = Post { action, op, flaw, through_window: window.is_some(), local };
         if self.submit(c, e, post, work)? {
             let halves = &mut self.connections[c].halves;
             halves[e].landings[0] += u64::from(action.lands());
-            match (action, revoked) {
-                (_, None) => {}
-                (Action::LocalInvalidate, Some(key)) => halves[e].own_keys[key].1 = true,
-                (_, Some(key)) => halves[1 - e].keys[key].1 = true,
+            match (action, revokes) {
+                (Action::BindWindow, _) => halves[e].window.posted = true,
+                (_, Revokes::Nothing) => {}
+                (_, Revokes::Window(_)) => halves[1 - e].window.closed = true,
+                (Action::LocalInvalidate, Revokes::Key(key)) => halves[e].own_keys[key].1 = true,
+                (_, Revokes::Key(key)) => halves[1 - e].keys[key].1 = true,
             }
         }
         Ok(())
@@ -143,8 +166,38 @@ impl World {
                 self.discard(c, e);
             }
             Accident::Withdraw => {
-                half.withdrawn = Some(end.context.deregister(half.target)?);
+                half.window.look(&end.context)?;
+                if half.window.posted && half.window.reach.is_none() {
+                    return Ok(());
+                }
+                if half.window.open().is_some() {
+                    ensure!(end.context.deregister(half.target).is_err(), "gone under its window");
+                    end.context.dealloc_mw(half.window.mw)?;
+                    half.window =
+                        MemoryWindow { closed: true, mw: end.context.alloc_mw(end.pd)?, ..half.window };
+                }
+                match end.context.deregister(half.target) {
+                    Ok(memory) => half.withdrawn = Some(memory),
+                    // The peer has not closed the window yet.
+                    Err(Error::Busy { .. }) if half.window.closed => return Ok(()),
+                    Err(error) => return Err(error.into()),
+                }
+                // Other memory takes its place: the old key must not reach it.
+                half.target = end.context.register(end.pd, memory(plan.size.target())?, access())?;
                 model.withdraw(e);
+            }
+            Accident::CloseWindow => {
+                half.window.look(&end.context)?;
+                let Some(RemoteAddress { rkey, .. }) = half.window.open() else { return Ok(()) };
+                let (action, op) = (Action::LocalInvalidate, SendOp::LocalInvalidate(rkey));
+                let local = (end.noise, 0);
+                let post = Post { action, op, flaw: None, through_window: false, local };
+                if !self.submit(c, e, post, &NOTHING)? {
+                    return Ok(());
+                }
+                let Connection { halves, model, .. } = &mut self.connections[c];
+                halves[e].window.closed = true;
+                model.close_window(e);
             }
             Accident::Refused(refused) if refused.is_for(plan) => match refused {
                 Refused::BadReceive => self.post_bad_receive(c, e)?,
@@ -181,7 +234,8 @@ impl World {
         let read = |at| Action::Read { at, length: 8, into: 0 };
         let write = |at| Action::Write { data, at, immediate: None };
         let send = |data| Action::Send { data, immediate: None, invalidates: None };
-        let plain = |action: Action, local, flaw| (action, self.op(c, e, &action, bad_key), local, flaw);
+        let plain =
+            |action: Action, local, flaw| (action, self.op(c, e, &action, peer.reach, bad_key), local, flaw);
         let (action, op, local, flaw) = match refused {
             Refused::WriteWithBadKey => {
                 let remote = RemoteAddress { rkey: bad_key, ..peer.reach };
@@ -205,21 +259,32 @@ impl World {
                 let length = plan.size.receive() + 1;
                 plain(send(Window { length, ..data }), noise, Flaw::TooLong)
             }
+            Refused::FlushPastTheEnd => {
+                plain(Action::Flush { at: end - 7, length: 8, whole: false }, noise, Flaw::Access)
+            }
+            Refused::BindTwice => {
+                if half.window.open().is_none() {
+                    return Ok(());
+                }
+                plain(Action::BindWindow, noise, Flaw::Bind)
+            }
             // Into memory that only its owner may write.
             Refused::BadResult => plain(read(TARGET), noise, Flaw::Local),
             Refused::BadSource => plain(send(data), (noise.0, NOISE as u64 - 7), Flaw::Local),
             Refused::BadReceive => return Ok(()),
         };
         let work = Work { signaled: true, ..NOTHING };
-        self.submit(c, e, Post { action, op, flaw: Some(flaw), local }, &work).map(drop)
+        let post = Post { action, op, flaw: Some(flaw), through_window: false, local };
+        self.submit(c, e, post, &work).map(drop)
     }
 
     fn rkey(&self, e: usize, mr: Mr) -> Verdict<RKey> {
         Ok(self.ends[e].context.remote(mr)?.rkey)
     }
 
-    /// The work request of an action; `key` is the one that it revokes, if it does.
-    fn op(&self, c: usize, e: usize, action: &Action, key: RKey) -> SendOp {
+    /// The work request of an action that reaches the peer's memory at `reach`; `key` is the one that
+    /// it revokes, if it does.
+    fn op(&self, c: usize, e: usize, action: &Action, reach: RemoteAddress, key: RKey) -> SendOp {
         let Connection { plan, halves, .. } = &self.connections[c];
         let peer = &halves[1 - e];
         if let (Service::Ud, Action::Send { data, immediate, .. }) = (plan.service, action) {
@@ -228,9 +293,7 @@ impl World {
             let to = Destination { ah: self.ends[e].ah, qpn: peer.qpn, qkey };
             return immediate.map_or(SendOp::SendTo(to), |immediate| SendOp::SendToWithImm(to, immediate));
         }
-        // Memory that was taken away is named as before.
-        let remote =
-            |at: usize| RemoteAddress { addr: peer.reach.addr.wrapping_add(at as u64), ..peer.reach };
+        let remote = |at: usize| RemoteAddress { addr: reach.addr.wrapping_add(at as u64), ..reach };
         match *action {
             Action::Send { invalidates: Some(_), .. } => SendOp::SendWithInvalidate(key),
             Action::Send { immediate: Some(immediate), .. } => SendOp::SendWithImm(immediate),
@@ -246,25 +309,41 @@ impl World {
             Action::Atomic { at, change: Change::CompareSwap { compare, swap }, .. } => {
                 SendOp::CompareSwap { remote: remote(at), compare, swap }
             }
+            Action::AtomicWrite { at, .. } => SendOp::AtomicWrite(remote(at)),
+            Action::Flush { at, length, whole } => SendOp::Flush {
+                remote: remote(at),
+                length,
+                selectivity: if whole { Selectivity::MemoryRegion } else { Selectivity::Range },
+                kind: FlushType { global_visibility: true, persistence: false },
+            },
             Action::LocalInvalidate => SendOp::LocalInvalidate(key),
+            Action::BindWindow => SendOp::BindMw {
+                mw: halves[e].window.mw,
+                mr: halves[e].target,
+                offset: 0,
+                length: plan.size.target() as u64,
+                access: WINDOW.into_iter().fold(Access::NONE, |a, b| a | b),
+            },
         }
     }
 
     /// Posts to both, the engine and the model. `false` if there was no room.
     fn submit(&mut self, c: usize, e: usize, post: Post, work: &Work) -> Verdict<bool> {
-        let Post { action, op, flaw, local: (mr, offset) } = post;
+        let Post { action, op, flaw, through_window, local: (mr, offset) } = post;
         let World { ends, connections, .. } = self;
         let Connection { plan, halves, model, .. } = &mut connections[c];
         let touches = action.touches();
         let writes = matches!(action, Action::Write { .. });
+        // A READ under way would lose its window.
+        let closes = matches!(action, Action::Send { invalidates: Some(KEYS), .. });
         let flags = SendFlags {
             signaled: work.signaled || model.requests(e).outstanding() >= SILENCE,
-            fence: work.fence || writes && model.needs_fence(e, touches),
+            fence: work.fence || closes || writes && model.needs_fence(e, touches),
             solicited: work.solicited,
         };
         let length = action.length();
         let inline = match action {
-            Action::Send { data, .. } | Action::Write { data, .. } => {
+            Action::Send { data, .. } | Action::Write { data, .. } | Action::AtomicWrite { data, .. } => {
                 Some(data.bytes()).filter(|_| work.inline && length <= LONGEST_INLINE)
             }
             _ => None,
@@ -277,14 +356,15 @@ impl World {
         let sges: Vec<Sge> = pieces.collect();
         let data = match (inline, action) {
             (Some(bytes), _) => Data::Inline(bytes),
-            (None, Action::LocalInvalidate) => Data::Sges(&[]),
+            (None, Action::LocalInvalidate | Action::BindWindow | Action::Flush { .. }) => Data::Sges(&[]),
             (None, _) => Data::Sges(&sges),
         };
         let wr = SendWorkRequest { wr_id: model.requests(e).next_number(), op, data, flags };
         match ends[e].context.post_send(halves[e].qp, &wr) {
             Ok(()) => {
                 let signaled = flags.signaled || plan.signal_all;
-                model.post(e, Request { action, signaled, solicited: flags.solicited, flaw });
+                let SendFlags { solicited, .. } = flags;
+                model.post(e, Request { action, signaled, solicited, flaw, through_window });
                 Ok(true)
             }
             Err(Error::QueueFull { .. }) => model.full(e, plan.depth).map(|()| false),
@@ -321,7 +401,7 @@ impl Connection {
     }
 
     /// What work is to do, and the key that it revokes, if it is possible.
-    fn action(&self, e: usize, work: &Work) -> Option<(Action, Option<usize>)> {
+    fn action(&self, e: usize, work: &Work) -> Option<(Action, Revokes)> {
         let Connection { plan, halves, model, .. } = self;
         let (longest, target) = (plan.size.longest(), plan.size.target());
         let place = work.place as usize;
@@ -330,19 +410,29 @@ impl Connection {
         if plan.service == Service::Ud && place % 16 != 0 {
             length = length.min(LONGEST_DATAGRAM);
         }
-        let data = Window { start: place % (NOISE - length as usize), length };
+        let data = Window { start: place % (NOISE - length as usize - 8), length };
         let at = TARGET + place % (target - TARGET - length as usize + 1);
         let word = place % WORDS * 8;
         let [begun, done] = halves[e].landings;
         let into = (begun % plan.size.slots() * u64::from(longest)) as usize;
         let random = u64::from(work.place).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let mut revoked = None;
+        let mut revokes = Revokes::Nothing;
         let action = match work.verb.on(plan.service) {
             Verb::Send => Action::Send { data, immediate: None, invalidates: None },
             Verb::SendWithImm => Action::Send { data, immediate: Some(work.place), invalidates: None },
             Verb::SendWithInvalidate => {
-                revoked = Some(halves[1 - e].keys.iter().position(|key| !key.1)?);
-                Action::Send { data, immediate: None, invalidates: revoked }
+                let invalidates = match halves[1 - e].window.open().filter(|_| work.window) {
+                    Some(reach) => {
+                        revokes = Revokes::Window(reach.rkey);
+                        KEYS
+                    }
+                    None => {
+                        let key = halves[1 - e].keys.iter().position(|key| !key.1)?;
+                        revokes = Revokes::Key(key);
+                        key
+                    }
+                };
+                Action::Send { data, immediate: None, invalidates: Some(invalidates) }
             }
             Verb::Write => Action::Write { data, at, immediate: None },
             Verb::WriteWithImm => Action::Write { data, at, immediate: Some(work.place) },
@@ -354,12 +444,16 @@ impl Connection {
                 Action::Atomic { at: word, change: Change::CompareSwap { compare, swap: random }, into }
             }
             Verb::LocalInvalidate => {
-                revoked = Some(halves[e].own_keys.iter().position(|key| !key.1)?);
+                revokes = Revokes::Key(halves[e].own_keys.iter().position(|key| !key.1)?);
                 Action::LocalInvalidate
             }
+            Verb::AtomicWrite => Action::AtomicWrite { data: Window { length: 8, ..data }, at: word },
+            Verb::Flush => Action::Flush { at, length, whole: place % 2 == 1 },
+            Verb::BindWindow if halves[e].window.posted || halves[e].withdrawn.is_some() => return None,
+            Verb::BindWindow => Action::BindWindow,
         };
         let room = !action.lands() || begun - done < plan.size.slots();
-        room.then_some((action, revoked))
+        room.then_some((action, revokes))
     }
 }
 
@@ -370,7 +464,8 @@ impl Verb {
             (Service::Rc, verb) => verb,
             (_, Verb::Send | Verb::SendWithInvalidate) => Verb::Send,
             (_, Verb::SendWithImm) => Verb::SendWithImm,
-            (Service::Uc, Verb::Write | Verb::Read | Verb::LocalInvalidate) => Verb::Write,
+            (Service::Uc, Verb::LocalInvalidate | Verb::BindWindow) => self,
+            (Service::Uc, Verb::Write | Verb::Read | Verb::Flush) => Verb::Write,
             (Service::Uc, _) => Verb::WriteWithImm,
             (Service::Ud, Verb::Write | Verb::Read) => Verb::Send,
             (Service::Ud, _) => Verb::SendWithImm,
@@ -384,6 +479,7 @@ impl Refused {
         match self {
             Refused::BadSource => true,
             Refused::BadReceive => !plan.srq,
+            Refused::BindTwice => plan.service != Service::Ud,
             Refused::WriteWithBadKey | Refused::WritePastTheEnd => plan.service != Service::Ud,
             Refused::SendTooLong => plan.service != Service::Ud,
             _ => plan.service == Service::Rc,
@@ -408,6 +504,7 @@ const NOTHING: Work = Work {
     length: Length::Bytes(0),
     place: 0,
     pieces: 1,
+    window: false,
     inline: false,
     signaled: false,
     fence: false,

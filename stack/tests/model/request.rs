@@ -31,7 +31,19 @@ pub(crate) enum Action {
         change: Change,
         into: usize,
     },
+    /// Eight bytes of data, to a word.
+    AtomicWrite {
+        data: Window,
+        at: usize,
+    },
+    /// Of a range, or of everything that the key opens.
+    Flush {
+        at: usize,
+        length: u32,
+        whole: bool,
+    },
     LocalInvalidate,
+    BindWindow,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +57,8 @@ pub(crate) enum Change {
 pub(crate) enum Flaw {
     /// It names memory of its own that is not there.
     Local,
+    /// It binds a window that is bound.
+    Bind,
     /// It names memory of the peer that is not there, or not for it.
     Access,
     /// It is no lawful request.
@@ -59,6 +73,8 @@ pub(crate) struct Request {
     pub(crate) signaled: bool,
     pub(crate) solicited: bool,
     pub(crate) flaw: Option<Flaw>,
+    /// It reaches the peer's memory through a window.
+    pub(crate) through_window: bool,
 }
 
 impl Action {
@@ -66,8 +82,8 @@ impl Action {
         match *self {
             Action::Send { data, .. } | Action::Write { data, .. } => data.length,
             Action::Read { length, .. } => length,
-            Action::Atomic { .. } => 8,
-            Action::LocalInvalidate => 0,
+            Action::Atomic { .. } | Action::AtomicWrite { .. } => 8,
+            Action::Flush { .. } | Action::LocalInvalidate | Action::BindWindow => 0,
         }
     }
 
@@ -78,7 +94,10 @@ impl Action {
             Action::Read { .. } => WcOpcode::RdmaRead,
             Action::Atomic { change: Change::Add(_), .. } => WcOpcode::FetchAdd,
             Action::Atomic { change: Change::CompareSwap { .. }, .. } => WcOpcode::CompSwap,
+            Action::AtomicWrite { .. } => WcOpcode::AtomicWrite,
+            Action::Flush { .. } => WcOpcode::Flush,
             Action::LocalInvalidate => WcOpcode::LocalInv,
+            Action::BindWindow => WcOpcode::BindMw,
         }
     }
 
@@ -92,20 +111,32 @@ impl Action {
         matches!(self, Action::Read { .. } | Action::Atomic { .. })
     }
 
-    /// The peer's memory that it needs.
+    /// Whether it is done here, and nothing of it is sent.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, Action::LocalInvalidate | Action::BindWindow)
+    }
+
+    /// Whether the peer must let it reach its memory. READs and WRITEs of nothing need not.
+    pub(crate) fn reaches(&self) -> bool {
+        matches!(self, Action::Flush { .. }) || !self.touches().is_empty()
+    }
+
+    /// The peer's memory that it reads or writes.
     pub(crate) fn touches(&self) -> Range<usize> {
         match *self {
             Action::Write { data, at, .. } => at..at + data.length as usize,
             Action::Read { at, length, .. } => at..at + length as usize,
-            Action::Atomic { at, .. } => at..at + 8,
-            Action::Send { .. } | Action::LocalInvalidate => 0..0,
+            Action::Atomic { at, .. } | Action::AtomicWrite { at, .. } => at..at + 8,
+            _ => 0..0,
         }
     }
 
     /// What it leaves in the peer's memory.
     pub(crate) fn apply(&self, memory: &mut [u8]) {
         match *self {
-            Action::Write { data, .. } => memory[self.touches()].copy_from_slice(data.bytes()),
+            Action::Write { data, .. } | Action::AtomicWrite { data, .. } => {
+                memory[self.touches()].copy_from_slice(data.bytes());
+            }
             Action::Atomic { change, .. } => {
                 let word = &mut memory[self.touches()];
                 let old = <[u8; 8]>::try_from(&*word).map_or(0, u64::from_ne_bytes);
@@ -113,6 +144,13 @@ impl Action {
             }
             _ => {}
         }
+    }
+}
+
+impl Flaw {
+    /// Whether it shows before anything is sent.
+    pub(crate) fn is_local(self) -> bool {
+        matches!(self, Flaw::Local | Flaw::Bind)
     }
 }
 

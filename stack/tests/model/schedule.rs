@@ -144,6 +144,8 @@ pub(crate) enum Accident {
     Destroy,
     /// It takes the memory back that its peer reads and writes.
     Withdraw,
+    /// It closes a window that its peer may be using.
+    CloseWindow,
     /// It posts work that must be refused.
     Refused(Refused),
 }
@@ -157,6 +159,8 @@ pub(crate) enum Refused {
     AtomicAtOddAddress,
     InvalidateBadKey,
     SendTooLong,
+    FlushPastTheEnd,
+    BindTwice,
     BadResult,
     BadSource,
     BadReceive,
@@ -169,6 +173,8 @@ pub(crate) struct Work {
     /// Resolved to where its data comes from, and to where it goes.
     pub(crate) place: u32,
     pub(crate) pieces: u8,
+    /// Through a memory window, if one is bound.
+    pub(crate) window: bool,
     pub(crate) inline: bool,
     pub(crate) signaled: bool,
     pub(crate) fence: bool,
@@ -186,7 +192,10 @@ pub(crate) enum Verb {
     /// Whether the word is as it compares.
     CompareSwap(bool),
     FetchAdd,
+    AtomicWrite,
+    Flush,
     LocalInvalidate,
+    BindWindow,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -310,6 +319,8 @@ fn accident() -> impl Strategy<Value = Accident> {
         Refused::AtomicAtOddAddress,
         Refused::InvalidateBadKey,
         Refused::SendTooLong,
+        Refused::FlushPastTheEnd,
+        Refused::BindTwice,
         Refused::BadResult,
         Refused::BadSource,
         Refused::BadReceive,
@@ -319,6 +330,7 @@ fn accident() -> impl Strategy<Value = Accident> {
         1 => Just(Accident::Reset),
         1 => Just(Accident::Destroy),
         2 => Just(Accident::Withdraw),
+        1 => Just(Accident::CloseWindow),
         4 => refused.prop_map(Accident::Refused),
     ]
 }
@@ -337,7 +349,10 @@ fn work() -> impl Strategy<Value = Work> {
         Verb::CompareSwap(true),
         Verb::CompareSwap(false),
         Verb::FetchAdd,
+        Verb::AtomicWrite,
+        Verb::Flush,
         Verb::LocalInvalidate,
+        Verb::BindWindow,
     ]);
     let length = prop_oneof![
         1 => Just(Length::Bytes(0)),
@@ -346,12 +361,14 @@ fn work() -> impl Strategy<Value = Work> {
         2 => any::<u16>().prop_map(Length::Part),
     ];
     let flag = |probability| prop::bool::weighted(probability);
-    (verb, length, any::<u32>(), 1u8..=4, flag(0.5), flag(0.5), flag(0.1), flag(0.3)).prop_map(
-        |(verb, length, place, pieces, inline, signaled, fence, solicited)| Work {
+    let flags = (flag(0.5), flag(0.5), flag(0.5), flag(0.1), flag(0.3));
+    (verb, length, any::<u32>(), 1u8..=4, flags).prop_map(
+        |(verb, length, place, pieces, (window, inline, signaled, fence, solicited))| Work {
             verb,
             length,
             place,
             pieces,
+            window,
             inline,
             signaled,
             fence,

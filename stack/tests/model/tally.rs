@@ -16,6 +16,7 @@ pub(crate) struct Tally {
     /// Requests that succeeded, or arrived, and their bytes, by verb.
     verbs: BTreeMap<&'static str, [u64; 2]>,
     pub(crate) received: u64,
+    through_windows: u64,
     statuses: BTreeMap<String, u64>,
     pub(crate) accidents: u64,
     pub(crate) reconnected: u64,
@@ -49,6 +50,7 @@ impl Tally {
     /// Counts a request that succeeded. Of an unreliable one that means nothing yet.
     pub(crate) fn count_request(&mut self, request: &Request, is_reliable: bool) {
         if is_reliable {
+            self.through_windows += u64::from(request.through_window);
             let verb = match request.action {
                 Action::Send { invalidates: Some(_), .. } => "RC SEND with invalidate",
                 Action::Send { immediate: Some(_), .. } => "RC SEND with immediate",
@@ -58,7 +60,10 @@ impl Tally {
                 Action::Read { .. } => "RC READ",
                 Action::Atomic { change: Change::Add(_), .. } => "RC FETCH_ADD",
                 Action::Atomic { change: Change::CompareSwap { .. }, .. } => "RC COMPARE_SWAP",
+                Action::AtomicWrite { .. } => "RC ATOMIC_WRITE",
+                Action::Flush { .. } => "RC FLUSH",
                 Action::LocalInvalidate => "LOCAL_INVALIDATE",
+                Action::BindWindow => "BIND_MW",
             };
             self.count(verb, request);
         }
@@ -114,6 +119,7 @@ impl AddAssign for Tally {
             *self.engine.entry(name).or_default() += count;
         }
         self.received += other.received;
+        self.through_windows += other.through_windows;
         self.accidents += other.accidents;
         self.reconnected += other.reconnected;
         self.drained += other.drained;
@@ -136,6 +142,7 @@ impl fmt::Display for Tally {
             writeln!(f, "{status:24} {count:10}")?;
         }
         let events = [
+            ("through windows", self.through_windows),
             ("accidents", self.accidents),
             ("reconnections", self.reconnected),
             ("drained", self.drained),

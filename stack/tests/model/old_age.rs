@@ -1,0 +1,77 @@
+//! One connection that lives on until its message numbers have come round: 2^24 messages. No random
+//! schedule is as long as that.
+
+use crate::model::Verdict;
+use crate::schedule::{Iova, Length, Life, Link, Plan, Service, Setup, Size, Verb, Work};
+use crate::tally::Tally;
+use crate::world::World;
+
+/// A little more than there are message numbers.
+const MESSAGES: u32 = (1 << 24) + (1 << 16);
+/// Work requests that are posted before a turn.
+const BATCH: u32 = 48;
+
+pub(crate) fn run(seed: u64) -> Verdict<Tally> {
+    let link = Link {
+        loss: 1,
+        duplicate: 1,
+        reorder: 1,
+        corrupt: 1,
+        reorder_by: 16,
+        delay_ns: 1000,
+        jitter_ns: 100,
+        gigabits: 0,
+    };
+    let life = Life {
+        mtu_shift: 8,
+        psn: [0xff_fff0; 2],
+        rd_atomic: 16,
+        rnr_timer: 1,
+        rnr_retry: 7,
+        iova: Iova::Zero,
+        linger_us: 0,
+    };
+    let plan = Plan {
+        service: Service::Rc,
+        size: Size::Small,
+        depth: 64,
+        signal_all: false,
+        own_cq: None,
+        srq: false,
+        lives: vec![life],
+    };
+    let setup = Setup { seed, ipv6: false, link, frames: 4096, windows: [512; 2], connections: vec![plan] };
+    let mut world = World::new(&setup)?;
+    let mut posted = 0;
+    while world.connections[0].model.requests(0).messages() < u64::from(MESSAGES) {
+        world.post_receives(0, 1, 16)?;
+        for _ in 0..BATCH {
+            posted += 1;
+            world.post(0, 0, &work(posted))?;
+        }
+        world.turn(None)?;
+    }
+    world.finish()
+}
+
+/// Mostly WRITEs of little or nothing, which are the cheapest messages.
+fn work(number: u32) -> Work {
+    let (verb, length) = match number % 32 {
+        0 => (Verb::Read, Length::Bytes(40)),
+        8 => (Verb::FetchAdd, Length::Bytes(0)),
+        16 => (Verb::SendWithImm, Length::Bytes(20)),
+        24 => (Verb::Write, Length::Bytes(30)),
+        _ => (Verb::Write, Length::Bytes(0)),
+    };
+    Work {
+        verb,
+        length,
+        place: number.wrapping_mul(0x9e37_79b9),
+        pieces: 1,
+        window: false,
+        inline: true,
+        signaled: number % 16 == 0,
+        fence: false,
+        solicited: false,
+    }
+}
