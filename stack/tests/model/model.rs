@@ -220,8 +220,9 @@ impl Connection {
 pub(crate) struct SharedReceives {
     /// Posted and not complete, in the order of posting.
     outstanding: VecDeque<u64>,
-    /// Queue pairs that were reset or destroyed, perhaps with one of them in hand.
-    discarded: usize,
+    /// A queue pair was reset or destroyed, with what it had in hand, and with completions that were
+    /// not read: nobody knows any more how many are left.
+    discarded: bool,
     armed: Option<u32>,
     /// How many older ones may be missing when one completes: each queue pair has one in hand.
     overtaking: usize,
@@ -229,7 +230,7 @@ pub(crate) struct SharedReceives {
 
 impl SharedReceives {
     pub(crate) fn new(overtaking: usize) -> SharedReceives {
-        SharedReceives { outstanding: VecDeque::new(), discarded: 0, armed: None, overtaking }
+        SharedReceives { outstanding: VecDeque::new(), discarded: false, armed: None, overtaking }
     }
 
     pub(crate) fn outstanding(&self) -> &VecDeque<u64> {
@@ -240,16 +241,16 @@ impl SharedReceives {
         self.outstanding.push_back(number);
     }
 
-    /// A queue pair let go of what it had in hand.
+    /// The work of a queue pair has no outcome any more.
     pub(crate) fn discard(&mut self) {
-        self.discarded += 1;
+        self.discarded = true;
     }
 
     /// One of the queue pairs has completed a receive.
     pub(crate) fn complete(&mut self, number: u64) -> Verdict {
         let at = self.outstanding.iter().position(|other| *other == number);
         let Some(at) = at else { return Err(Disagreement(format!("receive {number} is not outstanding"))) };
-        let in_order = at < self.overtaking + self.discarded;
+        let in_order = at < self.overtaking || self.discarded;
         ensure!(in_order, "receive {number} is taken before {at} older ones");
         self.outstanding.remove(at);
         Ok(())
@@ -274,9 +275,8 @@ impl SharedReceives {
     /// All completions were read; so many receives are posted and not taken, so many in hand.
     pub(crate) fn check_lost(&self, posted: u32, in_hand: u32) -> Verdict {
         let (outstanding, there) = (self.outstanding.len(), (posted + in_hand) as usize);
-        let lost = outstanding.checked_sub(there).filter(|lost| *lost <= self.discarded);
-        let discarded = self.discarded;
-        ensure!(lost.is_some(), "of {outstanding} receives {there} are left; {discarded} resets");
+        let all = outstanding == there || self.discarded && outstanding > there;
+        ensure!(all, "of {outstanding} shared receives {there} are left");
         Ok(())
     }
 }

@@ -8,8 +8,8 @@ use crate::world::World;
 
 /// A little more than there are message numbers.
 const MESSAGES: u32 = (1 << 24) + (1 << 16);
-/// Work requests that are posted before a turn.
-const BATCH: u32 = 48;
+/// Work requests of the send queue.
+const DEPTH: u32 = 256;
 
 pub(crate) fn run(seed: u64) -> Verdict<Tally> {
     let link = Link {
@@ -18,8 +18,8 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
         reorder: 1,
         corrupt: 1,
         reorder_by: 16,
-        delay_ns: 1000,
-        jitter_ns: 100,
+        delay_ns: 0,
+        jitter_ns: 0,
         gigabits: 0,
     };
     let life = Life {
@@ -34,7 +34,7 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
     let plan = Plan {
         service: Service::Rc,
         size: Size::Small,
-        depth: 64,
+        depth: DEPTH,
         signal_all: false,
         own_cq: None,
         srq: false,
@@ -45,7 +45,7 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
     let mut posted = 0;
     while world.connections[0].model.requests(0).messages() < u64::from(MESSAGES) {
         world.post_receives(0, 1, 16)?;
-        for _ in 0..BATCH {
+        for _ in world.connections[0].model.requests(0).outstanding()..DEPTH as usize {
             posted += 1;
             world.post(0, 0, &work(posted))?;
         }
