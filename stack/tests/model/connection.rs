@@ -80,18 +80,24 @@ pub(crate) struct MemoryWindow {
     pub(crate) posted: bool,
     /// Where the peer finds it, once it is bound.
     pub(crate) reach: Option<RemoteAddress>,
-    /// It was closed, or a request to do so was posted.
-    pub(crate) closed: bool,
+    /// A request to close it was posted, or it is gone.
+    pub(crate) closed: Option<Closed>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Closed {
+    ByOwner,
+    ByPeer,
 }
 
 impl MemoryWindow {
     fn new(mw: Mw) -> MemoryWindow {
-        MemoryWindow { mw, posted: false, reach: None, closed: false }
+        MemoryWindow { mw, posted: false, reach: None, closed: None }
     }
 
     /// Where it can be used.
     pub(crate) fn open(&self) -> Option<RemoteAddress> {
-        self.reach.filter(|_| !self.closed)
+        self.reach.filter(|_| self.closed.is_none())
     }
 
     /// Looks whether it has been bound.

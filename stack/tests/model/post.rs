@@ -2,7 +2,7 @@
 
 use ferroce::*;
 
-use crate::connection::{Connection, Drain, KEYS, MemoryWindow, Phase, QKEY, WORDS, access};
+use crate::connection::{Closed, Connection, Drain, KEYS, MemoryWindow, Phase, QKEY, WORDS, access};
 use crate::model::{Disagreement, Verdict, ensure};
 use crate::noise::{NOISE, Window};
 use crate::request::{Action, Change, Flaw, Request};
@@ -76,7 +76,7 @@ impl World {
             match (action, revokes) {
                 (Action::BindWindow, _) => halves[e].window.posted = true,
                 (_, Revokes::Nothing) => {}
-                (_, Revokes::Window(_)) => halves[1 - e].window.closed = true,
+                (_, Revokes::Window(_)) => halves[1 - e].window.closed = Some(Closed::ByPeer),
                 (Action::LocalInvalidate, Revokes::Key(key)) => halves[e].own_keys[key].1 = true,
                 (_, Revokes::Key(key)) => halves[1 - e].keys[key].1 = true,
             }
@@ -173,13 +173,16 @@ impl World {
                 if half.window.open().is_some() {
                     ensure!(end.context.deregister(half.target).is_err(), "gone under its window");
                     end.context.dealloc_mw(half.window.mw)?;
-                    half.window =
-                        MemoryWindow { closed: true, mw: end.context.alloc_mw(end.pd)?, ..half.window };
+                    half.window = MemoryWindow {
+                        closed: Some(Closed::ByOwner),
+                        mw: end.context.alloc_mw(end.pd)?,
+                        ..half.window
+                    };
                 }
                 match end.context.deregister(half.target) {
                     Ok(memory) => half.withdrawn = Some(memory),
                     // The peer has not closed the window yet.
-                    Err(Error::Busy { .. }) if half.window.closed => return Ok(()),
+                    Err(Error::Busy { .. }) if half.window.closed.is_some() => return Ok(()),
                     Err(error) => return Err(error.into()),
                 }
                 // Other memory takes its place: the old key must not reach it.
@@ -196,7 +199,7 @@ impl World {
                     return Ok(());
                 }
                 let Connection { halves, model, .. } = &mut self.connections[c];
-                halves[e].window.closed = true;
+                halves[e].window.closed = Some(Closed::ByOwner);
                 model.close_window(e);
             }
             Accident::Refused(refused) if refused.is_for(plan) => match refused {
@@ -246,6 +249,13 @@ impl World {
             Refused::ReadWithRevokedKey => {
                 let Some((mr, _)) = peer.keys.iter().find(|key| key.1) else { return Ok(()) };
                 let remote = RemoteAddress { addr: 0, rkey: self.rkey(1 - e, *mr)? };
+                (read(0), SendOp::Read(remote), landing, Flaw::Access)
+            }
+            Refused::ReadThroughClosedWindow => {
+                let Some(remote) = peer.window.reach.filter(|_| peer.window.closed == Some(Closed::ByPeer))
+                else {
+                    return Ok(());
+                };
                 (read(0), SendOp::Read(remote), landing, Flaw::Access)
             }
             Refused::AtomicAtOddAddress => {

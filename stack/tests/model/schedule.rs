@@ -156,6 +156,7 @@ pub(crate) enum Refused {
     WritePastTheEnd,
     ReadPastTheEnd,
     ReadWithRevokedKey,
+    ReadThroughClosedWindow,
     AtomicAtOddAddress,
     InvalidateBadKey,
     SendTooLong,
@@ -210,7 +211,7 @@ pub(crate) enum Length {
 pub(crate) fn schedules() -> impl Strategy<Value = Schedule> {
     // Some schedules are without accidents, so that connections grow old.
     let operations =
-        prop_oneof![vec(operation(0), 0..1500), vec(operation(2), 0..1200), vec(operation(20), 0..800)];
+        prop_oneof![vec(operation(0), 0..1500), vec(operation(2), 0..1200), vec(operation(40), 0..800)];
     (setup(), operations).prop_map(|(setup, operations)| Schedule { setup, operations })
 }
 
@@ -316,6 +317,7 @@ fn accident() -> impl Strategy<Value = Accident> {
         Refused::WritePastTheEnd,
         Refused::ReadPastTheEnd,
         Refused::ReadWithRevokedKey,
+        Refused::ReadThroughClosedWindow,
         Refused::AtomicAtOddAddress,
         Refused::InvalidateBadKey,
         Refused::SendTooLong,
@@ -331,7 +333,7 @@ fn accident() -> impl Strategy<Value = Accident> {
         1 => Just(Accident::Destroy),
         2 => Just(Accident::Withdraw),
         1 => Just(Accident::CloseWindow),
-        4 => refused.prop_map(Accident::Refused),
+        9 => refused.prop_map(Accident::Refused),
     ]
 }
 

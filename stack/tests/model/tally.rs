@@ -38,7 +38,7 @@ const COUNTERS: [Counter; 7] = [
     Counter::PacketSeqErr,
     Counter::ImpliedNakSeqErr,
     Counter::LocalAckTimeoutErr,
-    Counter::RcvdRnrErr,
+    Counter::RnrNakRetryErr,
 ];
 
 impl Tally {

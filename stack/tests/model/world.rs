@@ -13,8 +13,10 @@ use crate::schedule::{At, Link, Operation, Plan, Schedule, Service, Setup, Size}
 use crate::tally::Tally;
 use crate::tap::Tap;
 
-/// Turns without progress after which a schedule counts as stuck.
-const PATIENCE: u32 = 50_000;
+/// Without a completion for so long, or for so many turns if time stands still, a schedule counts as
+/// stuck: no retry limit is as far off.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE_TURNS: u32 = 1_000_000;
 /// Receives of a shared receive queue.
 pub(crate) const SHARED: u64 = 32;
 /// Connections that share receives have messages of this size.
@@ -343,7 +345,7 @@ impl World {
     /// Lets everything come to its end.
     fn close(&mut self) -> Verdict {
         self.closing = true;
-        let mut quiet = 0;
+        let (mut quiet, mut since) = (0, self.now);
         loop {
             for e in [0, 1] {
                 self.wake(e)?;
@@ -369,8 +371,9 @@ impl World {
                     }
                 }
             }
-            quiet = if progress { 0 } else { quiet + 1 };
-            ensure!(quiet < PATIENCE, "stuck at {:?}\n{}", self.now, self.describe());
+            (quiet, since) = if progress { (0, self.now) } else { (quiet + 1, since) };
+            let patient = quiet < PATIENCE_TURNS && self.now < since + PATIENCE;
+            ensure!(patient, "stuck from {since:?} to {:?}\n{}", self.now, self.describe());
         }
         for (c, connection) in self.connections.iter().enumerate() {
             for e in [0, 1].into_iter().filter(|_| connection.phase == Phase::Up) {
