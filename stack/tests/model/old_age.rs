@@ -70,7 +70,7 @@ fn work(number: u32) -> Work {
         pieces: 1,
         window: false,
         inline: true,
-        signaled: number % 16 == 0,
+        signaled: number.is_multiple_of(16),
         fence: false,
         solicited: false,
     }

@@ -417,7 +417,7 @@ impl Connection {
         let place = work.place as usize;
         let mut length = work.length.resolve(longest, 1 << self.life().mtu_shift);
         // Datagrams that do not fit are rare.
-        if plan.service == Service::Ud && place % 16 != 0 {
+        if plan.service == Service::Ud && !place.is_multiple_of(16) {
             length = length.min(LONGEST_DATAGRAM);
         }
         let data = Window { start: place % (NOISE - length as usize - 8), length };
