@@ -657,6 +657,8 @@ impl QueuePair {
         shared.count(Counter::RespRemoteAccessErrors);
         self.responder.silence();
         self.responder.nak_owed = Some((psn, Syndrome::Nak(Nak::RemoteAccessError)));
+        // A message behind the READ may have begun to come. It is not at fault.
+        self.responder.message = Message::None;
         self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
     }
 }

@@ -214,3 +214,25 @@ fn a_completion_event_finds_room_when_the_queue_is_full() {
     assert_eq!(events.len(), 2, "one event for a CQ, until it is read: {events:?}");
     assert_eq!(context.counters().value(Counter::EventOverflow), 1);
 }
+
+/// The memory of a READ goes away while its response is under way and the message behind it has
+/// begun to come. That is no fault of the receive in hand: it is flushed, and the event tells
+/// (C9-222.1.1: a completion in error is for what can be related to that receive).
+#[test]
+fn a_read_whose_memory_went_away_does_not_fail_the_receive_of_a_later_message() {
+    let mut peer = Peer::new();
+    let mr = peer.memory(&pattern(600));
+    let rkey = peer.remote(mr).rkey;
+    peer.post_recv(1, 600);
+    peer.take_at_most(1);
+    let read = packet(Opcode::RC_READ_REQUEST, RQ).reth(0, rkey, 600);
+    let send = packet(Opcode::RC_SEND_FIRST, RQ + 3).payload(&pattern(256));
+    peer.inject_all([read, send]);
+    peer.expect(Opcode::RC_READ_RESPONSE_FIRST, RQ);
+    drop(peer.context.deregister(mr).unwrap());
+    peer.take_at_most(usize::MAX);
+    peer.expect_nak(NAK_ACCESS, RQ + 1, 1);
+    peer.expect_wc(1, WcStatus::WrFlushErr);
+    peer.expect_event(Event::QpAccessErr(peer.qp));
+    peer.expect_state(QpState::Error);
+}
