@@ -7,6 +7,7 @@
 //! schedules until so many payload bytes are through (`./do model`).
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+mod accident;
 mod connection;
 mod flow;
 mod model;

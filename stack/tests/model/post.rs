@@ -1,18 +1,18 @@
-//! Carrying out operations: what is posted, and what is done to connections.
+//! Posting work, to the engine and to the model.
 
 use ferroce::*;
 
-use crate::connection::{Closed, Connection, Drain, KEYS, MemoryWindow, Phase, QKEY, WORDS, access};
-use crate::model::{Disagreement, Verdict, ensure};
+use crate::connection::{Closed, Connection, Drain, KEYS, Phase, QKEY, WORDS};
+use crate::model::{Disagreement, Verdict};
 use crate::noise::{NOISE, Window};
 use crate::request::{Action, Change, Flaw, Request};
-use crate::schedule::{Accident, Length, Plan, Refused, Service, Size, Verb, Work};
-use crate::world::{End, SHARED, SHARED_SIZE, Shared, World, memory};
+use crate::schedule::{Length, Service, Size, Verb, Work};
+use crate::world::{End, SHARED, SHARED_SIZE, Shared, World};
 
 /// Requests of unknown outcome after which one must tell.
 const SILENCE: usize = 64;
 /// Where the words end and the rest of a target begins.
-const TARGET: usize = 8 * WORDS;
+pub(crate) const TARGET: usize = 8 * WORDS;
 const LONGEST_INLINE: u32 = 64;
 /// What a window lets the peer do.
 const WINDOW: [Access; 4] =
@@ -21,13 +21,13 @@ const WINDOW: [Access; 4] =
 const LONGEST_DATAGRAM: u32 = 4096;
 
 /// A work request, to the model and to the engine.
-struct Post {
-    action: Action,
-    op: SendOp,
-    flaw: Option<Flaw>,
-    through_window: bool,
+pub(crate) struct Post {
+    pub(crate) action: Action,
+    pub(crate) op: SendOp,
+    pub(crate) flaw: Option<Flaw>,
+    pub(crate) through_window: bool,
     /// The place of its local memory.
-    local: (Mr, u64),
+    pub(crate) local: (Mr, u64),
 }
 
 /// What a work request takes from its peer, or from oneself.
@@ -144,157 +144,13 @@ impl World {
         }
     }
 
-    pub(crate) fn befall(&mut self, c: usize, e: usize, accident: Accident) -> Verdict {
-        if self.connections[c].phase != Phase::Up {
-            return Ok(());
-        }
-        let World { ends, connections, .. } = self;
-        let Connection { halves, model, plan, .. } = &mut connections[c];
-        let (end, half) = (&mut ends[e], &mut halves[e]);
-        match accident {
-            Accident::Error => {
-                end.context.modify_qp(half.qp, Transition::Error)?;
-                model.kill();
-            }
-            Accident::Reset => {
-                end.context.modify_qp(half.qp, Transition::Reset)?;
-                half.reset = true;
-                self.discard(c, e);
-            }
-            Accident::Destroy => {
-                half.replace(end, plan)?;
-                self.discard(c, e);
-            }
-            Accident::Withdraw => {
-                half.window.look(&end.context)?;
-                if half.window.posted && half.window.reach.is_none() {
-                    return Ok(());
-                }
-                if half.window.open().is_some() {
-                    ensure!(end.context.deregister(half.target).is_err(), "gone under its window");
-                    end.context.dealloc_mw(half.window.mw)?;
-                    half.window = MemoryWindow {
-                        closed: Some(Closed::ByOwner),
-                        mw: end.context.alloc_mw(end.pd)?,
-                        ..half.window
-                    };
-                }
-                match end.context.deregister(half.target) {
-                    Ok(memory) => half.withdrawn = Some(memory),
-                    // The peer has not closed the window yet.
-                    Err(Error::Busy { .. }) if half.window.closed.is_some() => return Ok(()),
-                    Err(error) => return Err(error.into()),
-                }
-                // Other memory takes its place: the old key must not reach it.
-                half.target = end.context.register(end.pd, memory(plan.size.target())?, access())?;
-                model.withdraw(e);
-            }
-            Accident::CloseWindow => {
-                half.window.look(&end.context)?;
-                let Some(RemoteAddress { rkey, .. }) = half.window.open() else { return Ok(()) };
-                let (action, op) = (Action::LocalInvalidate, SendOp::LocalInvalidate(rkey));
-                let local = (end.noise, 0);
-                let post = Post { action, op, flaw: None, through_window: false, local };
-                if !self.submit(c, e, post, &NOTHING)? {
-                    return Ok(());
-                }
-                let Connection { halves, model, .. } = &mut self.connections[c];
-                halves[e].window.closed = Some(Closed::ByOwner);
-                model.close_window(e);
-            }
-            Accident::Refused(refused) if refused.is_for(plan) => match refused {
-                Refused::BadReceive => self.post_bad_receive(c, e)?,
-                refused => self.post_refused(c, e, refused)?,
-            },
-            Accident::Refused(_) => return Ok(()),
-        }
-        self.tally.accidents += 1;
-        self.start_dying(c);
-        Ok(())
-    }
-
-    /// Posts a receive whose memory is not there.
-    fn post_bad_receive(&mut self, c: usize, e: usize) -> Verdict {
-        let Connection { halves, model, plan, .. } = &mut self.connections[c];
-        let half = &mut halves[e];
-        if (model.receives(e) as u64) < plan.size.slots() {
-            let wr_id = half.receives_posted;
-            let sges = [Sge { mr: half.receives, offset: u64::MAX - 7, length: plan.size.receive() }];
-            self.ends[e].context.post_recv(half.qp, &ReceiveWorkRequest { wr_id, sges: &sges })?;
-            half.receives_posted += 1;
-            model.post_receive(e, wr_id, true);
-        }
-        Ok(())
-    }
-
-    fn post_refused(&mut self, c: usize, e: usize, refused: Refused) -> Verdict {
-        let Connection { halves, plan, .. } = &self.connections[c];
-        let (half, peer) = (&halves[e], &halves[1 - e]);
-        let data = Window { start: 1000, length: 8 };
-        let end = plan.size.target();
-        let bad_key = RKey(!peer.reach.rkey.0);
-        let (noise, landing) = ((self.ends[e].noise, data.start as u64), (half.landing, 0));
-        let read = |at| Action::Read { at, length: 8, into: 0 };
-        let write = |at| Action::Write { data, at, immediate: None };
-        let send = |data| Action::Send { data, immediate: None, invalidates: None };
-        let plain =
-            |action: Action, local, flaw| (action, self.op(c, e, &action, peer.reach, bad_key), local, flaw);
-        let (action, op, local, flaw) = match refused {
-            Refused::WriteWithBadKey => {
-                let remote = RemoteAddress { rkey: bad_key, ..peer.reach };
-                (write(TARGET), SendOp::Write(remote), noise, Flaw::Access)
-            }
-            Refused::WritePastTheEnd => plain(write(end - 7), noise, Flaw::Access),
-            Refused::ReadPastTheEnd => plain(read(end - 7), landing, Flaw::Access),
-            Refused::ReadWithRevokedKey => {
-                let Some((mr, _)) = peer.keys.iter().find(|key| key.1) else { return Ok(()) };
-                let remote = RemoteAddress { addr: 0, rkey: self.rkey(1 - e, *mr)? };
-                (read(0), SendOp::Read(remote), landing, Flaw::Access)
-            }
-            Refused::ReadThroughClosedWindow => {
-                let Some(remote) = peer.window.reach.filter(|_| peer.window.closed == Some(Closed::ByPeer))
-                else {
-                    return Ok(());
-                };
-                (read(0), SendOp::Read(remote), landing, Flaw::Access)
-            }
-            Refused::AtomicAtOddAddress => {
-                let atomic = Action::Atomic { at: 4, change: Change::Add(1), into: 0 };
-                plain(atomic, landing, Flaw::Invalid)
-            }
-            Refused::InvalidateBadKey => {
-                (send(data), SendOp::SendWithInvalidate(bad_key), noise, Flaw::Access)
-            }
-            Refused::SendTooLong => {
-                let length = plan.size.receive() + 1;
-                plain(send(Window { length, ..data }), noise, Flaw::TooLong)
-            }
-            Refused::FlushPastTheEnd => {
-                plain(Action::Flush { at: end - 7, length: 8, whole: false }, noise, Flaw::Access)
-            }
-            Refused::BindTwice => {
-                if half.window.open().is_none() {
-                    return Ok(());
-                }
-                plain(Action::BindWindow, noise, Flaw::Bind)
-            }
-            // Into memory that only its owner may write.
-            Refused::BadResult => plain(read(TARGET), noise, Flaw::Local),
-            Refused::BadSource => plain(send(data), (noise.0, NOISE as u64 - 7), Flaw::Local),
-            Refused::BadReceive => return Ok(()),
-        };
-        let work = Work { signaled: true, ..NOTHING };
-        let post = Post { action, op, flaw: Some(flaw), through_window: false, local };
-        self.submit(c, e, post, &work).map(drop)
-    }
-
-    fn rkey(&self, e: usize, mr: Mr) -> Verdict<RKey> {
+    pub(crate) fn rkey(&self, e: usize, mr: Mr) -> Verdict<RKey> {
         Ok(self.ends[e].context.remote(mr)?.rkey)
     }
 
     /// The work request of an action that reaches the peer's memory at `reach`; `key` is the one that
     /// it revokes, if it does.
-    fn op(&self, c: usize, e: usize, action: &Action, reach: RemoteAddress, key: RKey) -> SendOp {
+    pub(crate) fn op(&self, c: usize, e: usize, action: &Action, reach: RemoteAddress, key: RKey) -> SendOp {
         let Connection { plan, halves, .. } = &self.connections[c];
         let peer = &halves[1 - e];
         if let (Service::Ud, Action::Send { data, immediate, .. }) = (plan.service, action) {
@@ -338,7 +194,7 @@ impl World {
     }
 
     /// Posts to both, the engine and the model. `false` if there was no room.
-    fn submit(&mut self, c: usize, e: usize, post: Post, work: &Work) -> Verdict<bool> {
+    pub(crate) fn submit(&mut self, c: usize, e: usize, post: Post, work: &Work) -> Verdict<bool> {
         let Post { action, op, flaw, through_window, local: (mr, offset) } = post;
         let World { ends, connections, .. } = self;
         let Connection { plan, halves, model, .. } = &mut connections[c];
@@ -483,20 +339,6 @@ impl Verb {
     }
 }
 
-impl Refused {
-    /// Whether a queue pair can be made to refuse that.
-    fn is_for(self, plan: &Plan) -> bool {
-        match self {
-            Refused::BadSource => true,
-            Refused::BadReceive => !plan.srq,
-            Refused::BindTwice => plan.service != Service::Ud,
-            Refused::WriteWithBadKey | Refused::WritePastTheEnd => plan.service != Service::Ud,
-            Refused::SendTooLong => plan.service != Service::Ud,
-            _ => plan.service == Service::Rc,
-        }
-    }
-}
-
 impl Length {
     fn resolve(self, longest: u32, mtu: u32) -> u32 {
         let length = match self {
@@ -509,7 +351,7 @@ impl Length {
 }
 
 /// Work without bytes and without flags.
-const NOTHING: Work = Work {
+pub(crate) const NOTHING: Work = Work {
     verb: Verb::Write,
     length: Length::Bytes(0),
     place: 0,

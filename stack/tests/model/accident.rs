@@ -1,0 +1,189 @@
+//! What breaks connections: queue pairs killed, memory taken away, work that must be refused.
+
+use ferroce::*;
+
+use crate::connection::{Closed, Connection, Half, MemoryWindow, Phase, access};
+use crate::model::{Verdict, ensure};
+use crate::noise::{NOISE, Window};
+use crate::post::{NOTHING, Post, TARGET};
+use crate::request::{Action, Change, Flaw};
+use crate::schedule::{Accident, Plan, Refused, Service, Work};
+use crate::world::{End, World, memory};
+
+impl World {
+    /// Does something to a connection that is up, if it is possible there. It ends with that, sooner or
+    /// later.
+    pub(crate) fn befall(&mut self, c: usize, e: usize, accident: Accident) -> Verdict {
+        if self.connections[c].phase != Phase::Up {
+            return Ok(());
+        }
+        let World { ends, connections, .. } = self;
+        let Connection { halves, model, plan, .. } = &mut connections[c];
+        let (end, half) = (&mut ends[e], &mut halves[e]);
+        match accident {
+            Accident::Error => {
+                end.context.modify_qp(half.qp, Transition::Error)?;
+                model.kill();
+            }
+            Accident::Reset => {
+                end.context.modify_qp(half.qp, Transition::Reset)?;
+                half.reset = true;
+                self.discard(c, e);
+            }
+            Accident::Destroy => {
+                half.replace(end, plan)?;
+                self.discard(c, e);
+            }
+            Accident::Withdraw => {
+                if !half.withdraw(end, plan)? {
+                    return Ok(());
+                }
+                model.withdraw(e);
+            }
+            Accident::CloseWindow => {
+                if !self.close_window(c, e)? {
+                    return Ok(());
+                }
+            }
+            Accident::Refused(refused) if refused.is_for(plan) => match refused {
+                Refused::BadReceive => self.post_bad_receive(c, e)?,
+                refused => self.post_refused(c, e, refused)?,
+            },
+            Accident::Refused(_) => return Ok(()),
+        }
+        self.tally.accidents += 1;
+        self.start_dying(c);
+        Ok(())
+    }
+
+    /// Revokes the key of a bound window, which the peer may be using. `false` if there is none.
+    fn close_window(&mut self, c: usize, e: usize) -> Verdict<bool> {
+        let (end, half) = (&self.ends[e], &mut self.connections[c].halves[e]);
+        half.window.look(&end.context)?;
+        let Some(RemoteAddress { rkey, .. }) = half.window.open() else { return Ok(false) };
+        let (action, op) = (Action::LocalInvalidate, SendOp::LocalInvalidate(rkey));
+        let post = Post { action, op, flaw: None, through_window: false, local: (end.noise, 0) };
+        if !self.submit(c, e, post, &NOTHING)? {
+            return Ok(false);
+        }
+        let Connection { halves, model, .. } = &mut self.connections[c];
+        halves[e].window.closed = Some(Closed::ByOwner);
+        model.close_window(e);
+        Ok(true)
+    }
+
+    /// Posts a receive whose memory is not there.
+    fn post_bad_receive(&mut self, c: usize, e: usize) -> Verdict {
+        let Connection { halves, model, plan, .. } = &mut self.connections[c];
+        let half = &mut halves[e];
+        if (model.receives(e) as u64) < plan.size.slots() {
+            let wr_id = half.receives_posted;
+            let sges = [Sge { mr: half.receives, offset: u64::MAX - 7, length: plan.size.receive() }];
+            self.ends[e].context.post_recv(half.qp, &ReceiveWorkRequest { wr_id, sges: &sges })?;
+            half.receives_posted += 1;
+            model.post_receive(e, wr_id, true);
+        }
+        Ok(())
+    }
+
+    /// Posts work that must be refused.
+    fn post_refused(&mut self, c: usize, e: usize, refused: Refused) -> Verdict {
+        let Connection { halves, plan, .. } = &self.connections[c];
+        let (half, peer) = (&halves[e], &halves[1 - e]);
+        let data = Window { start: 1000, length: 8 };
+        let end = plan.size.target();
+        let bad_key = RKey(!peer.reach.rkey.0);
+        let (noise, landing) = ((self.ends[e].noise, data.start as u64), (half.landing, 0));
+        let read = |at| Action::Read { at, length: 8, into: 0 };
+        let write = |at| Action::Write { data, at, immediate: None };
+        let send = |data| Action::Send { data, immediate: None, invalidates: None };
+        let plain =
+            |action: Action, local, flaw| (action, self.op(c, e, &action, peer.reach, bad_key), local, flaw);
+        let (action, op, local, flaw) = match refused {
+            Refused::WriteWithBadKey => {
+                let remote = RemoteAddress { rkey: bad_key, ..peer.reach };
+                (write(TARGET), SendOp::Write(remote), noise, Flaw::Access)
+            }
+            Refused::WritePastTheEnd => plain(write(end - 7), noise, Flaw::Access),
+            Refused::ReadPastTheEnd => plain(read(end - 7), landing, Flaw::Access),
+            Refused::ReadWithRevokedKey => {
+                let Some((mr, _)) = peer.keys.iter().find(|key| key.1) else { return Ok(()) };
+                let remote = RemoteAddress { addr: 0, rkey: self.rkey(1 - e, *mr)? };
+                (read(0), SendOp::Read(remote), landing, Flaw::Access)
+            }
+            Refused::ReadThroughClosedWindow => {
+                let Some(remote) = peer.window.reach.filter(|_| peer.window.closed == Some(Closed::ByPeer))
+                else {
+                    return Ok(());
+                };
+                (read(0), SendOp::Read(remote), landing, Flaw::Access)
+            }
+            Refused::AtomicAtOddAddress => {
+                let atomic = Action::Atomic { at: 4, change: Change::Add(1), into: 0 };
+                plain(atomic, landing, Flaw::Invalid)
+            }
+            Refused::InvalidateBadKey => {
+                (send(data), SendOp::SendWithInvalidate(bad_key), noise, Flaw::Access)
+            }
+            Refused::SendTooLong => {
+                let length = plan.size.receive() + 1;
+                plain(send(Window { length, ..data }), noise, Flaw::TooLong)
+            }
+            Refused::FlushPastTheEnd => {
+                plain(Action::Flush { at: end - 7, length: 8, whole: false }, noise, Flaw::Access)
+            }
+            Refused::BindTwice => {
+                if half.window.open().is_none() {
+                    return Ok(());
+                }
+                plain(Action::BindWindow, noise, Flaw::Bind)
+            }
+            // Into memory that only its owner may write.
+            Refused::BadResult => plain(read(TARGET), noise, Flaw::Local),
+            Refused::BadSource => plain(send(data), (noise.0, NOISE as u64 - 7), Flaw::Local),
+            Refused::BadReceive => return Ok(()),
+        };
+        let work = Work { signaled: true, ..NOTHING };
+        let post = Post { action, op, flaw: Some(flaw), through_window: false, local };
+        self.submit(c, e, post, &work).map(drop)
+    }
+}
+
+impl Half {
+    /// Takes the memory back that the peer reaches. `false` if a window does not let it go.
+    fn withdraw(&mut self, end: &mut End, plan: &Plan) -> Verdict<bool> {
+        self.window.look(&end.context)?;
+        if self.window.posted && self.window.reach.is_none() {
+            return Ok(false);
+        }
+        if self.window.open().is_some() {
+            ensure!(end.context.deregister(self.target).is_err(), "gone under its window");
+            end.context.dealloc_mw(self.window.mw)?;
+            let mw = end.context.alloc_mw(end.pd)?;
+            self.window = MemoryWindow { closed: Some(Closed::ByOwner), mw, ..self.window };
+        }
+        match end.context.deregister(self.target) {
+            Ok(memory) => self.withdrawn = Some(memory),
+            // The peer has not closed the window yet.
+            Err(Error::Busy { .. }) if self.window.closed.is_some() => return Ok(false),
+            Err(error) => return Err(error.into()),
+        }
+        // Other memory takes its place: the old key must not reach it.
+        self.target = end.context.register(end.pd, memory(plan.size.target())?, access())?;
+        Ok(true)
+    }
+}
+
+impl Refused {
+    /// Whether a queue pair can be made to refuse that.
+    fn is_for(self, plan: &Plan) -> bool {
+        match self {
+            Refused::BadSource => true,
+            Refused::BadReceive => !plan.srq,
+            Refused::BindTwice => plan.service != Service::Ud,
+            Refused::WriteWithBadKey | Refused::WritePastTheEnd => plan.service != Service::Ud,
+            Refused::SendTooLong => plan.service != Service::Ud,
+            _ => plan.service == Service::Rc,
+        }
+    }
+}
