@@ -33,7 +33,7 @@ use crate::tally::Tally;
 use crate::world::World;
 
 /// Schedules of an ordinary run.
-const SCHEDULES: u64 = 400;
+const SCHEDULES: u64 = 300;
 
 fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|v| v.parse().unwrap_or_else(|_| panic!("{name}={v}: a number")))
