@@ -58,8 +58,9 @@ impl World {
 
     /// Revokes the key of a bound window, which the peer may be using. `false` if there is none.
     fn close_window(&mut self, c: usize, e: usize) -> Verdict<bool> {
-        let (end, half) = (&self.ends[e], &mut self.connections[c].halves[e]);
-        half.window.look(&end.context)?;
+        let Connection { halves, plan, .. } = &mut self.connections[c];
+        let (end, half) = (&self.ends[e], &mut halves[e]);
+        half.window.look(&end.context, plan.size)?;
         let Some(RemoteAddress { rkey, .. }) = half.window.open() else { return Ok(false) };
         let (action, op) = (Action::LocalInvalidate, SendOp::LocalInvalidate(rkey));
         let post = Post { action, op, flaw: None, through_window: false, local: (end.noise, 0) };
@@ -105,6 +106,11 @@ impl World {
                 (write(TARGET), SendOp::Write(remote), noise, Flaw::Access)
             }
             Refused::WritePastTheEnd => plain(write(end - 7), noise, Flaw::Access),
+            Refused::WritePastTheWindow => {
+                let Some(reach) = peer.window.open() else { return Ok(()) };
+                let action = write(plan.size.window().end - 7);
+                (action, self.op(c, e, &action, reach, bad_key), noise, Flaw::Access)
+            }
             Refused::ReadPastTheEnd => plain(read(end - 7), landing, Flaw::Access),
             Refused::ReadWithRevokedKey => {
                 let Some((mr, _)) = peer.keys.iter().find(|key| key.1) else { return Ok(()) };
@@ -152,7 +158,7 @@ impl World {
 impl Half {
     /// Takes the memory back that the peer reaches. `false` if a window does not let it go.
     fn withdraw(&mut self, end: &mut End, plan: &Plan) -> Verdict<bool> {
-        self.window.look(&end.context)?;
+        self.window.look(&end.context, plan.size)?;
         if self.window.posted && self.window.reach.is_none() {
             return Ok(false);
         }
@@ -181,7 +187,9 @@ impl Refused {
             Refused::BadSource => true,
             Refused::BadReceive => !plan.srq,
             Refused::BindTwice => plan.service != Service::Ud,
-            Refused::WriteWithBadKey | Refused::WritePastTheEnd => plan.service != Service::Ud,
+            Refused::WriteWithBadKey | Refused::WritePastTheEnd | Refused::WritePastTheWindow => {
+                plan.service != Service::Ud
+            }
             Refused::SendTooLong => plan.service != Service::Ud,
             _ => plan.service == Service::Rc,
         }

@@ -1,5 +1,6 @@
 //! Connections between the two contexts: made, broken, ended and made anew.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use ferroce::*;
@@ -73,12 +74,12 @@ pub(crate) struct Half {
     pub(crate) reset: bool,
 }
 
-/// A memory window over all that the peer reaches. It is bound once in a life.
+/// A memory window over a part of what the peer reaches. It is bound once in a life.
 pub(crate) struct MemoryWindow {
     pub(crate) mw: Mw,
     /// A bind was posted.
     pub(crate) posted: bool,
-    /// Where the peer finds it, once it is bound.
+    /// Where the peer finds the whole through it, once it is bound.
     pub(crate) reach: Option<RemoteAddress>,
     /// A request to close it was posted, or it is gone.
     pub(crate) closed: Option<Closed>,
@@ -101,10 +102,14 @@ impl MemoryWindow {
     }
 
     /// Looks whether it has been bound.
-    pub(crate) fn look(&mut self, context: &Context) -> Verdict {
+    pub(crate) fn look(&mut self, context: &Context, size: Size) -> Verdict {
         if self.posted && self.reach.is_none() {
             let remote = context.remote_window(self.mw)?;
-            self.reach = remote.map(|remote| RemoteAddress { addr: remote.addr, rkey: remote.rkey });
+            let start = size.window().start as u64;
+            self.reach = remote.map(|RemoteMemory { addr, rkey, .. }| RemoteAddress {
+                addr: addr.wrapping_sub(start),
+                rkey,
+            });
         }
         Ok(())
     }
@@ -145,6 +150,11 @@ impl Size {
             Size::Medium => 8,
             Size::Large => 4,
         }
+    }
+
+    /// The bytes of them that a memory window opens.
+    pub(crate) fn window(self) -> Range<usize> {
+        8..8 * WORDS + self.longest() as usize
     }
 
     /// Bytes that the peer reaches.

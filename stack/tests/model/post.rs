@@ -44,8 +44,9 @@ impl World {
         if !self.connections[c].takes_work(e) {
             return Ok(());
         }
+        let size = self.connections[c].plan.size;
         for (end, half) in self.ends.iter().zip(&mut self.connections[c].halves) {
-            half.window.look(&end.context)?;
+            half.window.look(&end.context, size)?;
         }
         let Some((action, revokes)) = self.connections[c].action(e, work) else { return Ok(()) };
         let Connection { halves, plan, .. } = &self.connections[c];
@@ -55,7 +56,7 @@ impl World {
             (Action::LocalInvalidate, Revokes::Key(key)) => self.rkey(e, halves[e].own_keys[key].0)?,
             (_, Revokes::Key(key)) => self.rkey(1 - e, halves[1 - e].keys[key].0)?,
         };
-        let window = halves[1 - e].window.open().filter(|_| work.window && action.reaches());
+        let window = halves[1 - e].window.open().filter(|_| work.window && action.fits(&size.window()));
         let reach = window.unwrap_or(halves[1 - e].reach);
         let op = self.op(c, e, &action, reach, key);
         let local = match action {
@@ -186,8 +187,8 @@ impl World {
             Action::BindWindow => SendOp::BindMw {
                 mw: halves[e].window.mw,
                 mr: halves[e].target,
-                offset: 0,
-                length: plan.size.target() as u64,
+                offset: plan.size.window().start as u64,
+                length: plan.size.window().len() as u64,
                 access: WINDOW.into_iter().fold(Access::NONE, |a, b| a | b),
             },
         }

@@ -121,6 +121,16 @@ impl Action {
         matches!(self, Action::Flush { .. }) || !self.touches().is_empty()
     }
 
+    /// Whether all that it needs of the peer's memory is in `window`, and that is something.
+    pub(crate) fn fits(&self, window: &Range<usize>) -> bool {
+        let range = match *self {
+            Action::Flush { whole: true, .. } => return true,
+            Action::Flush { at, length, .. } => at..at + length as usize,
+            _ => self.touches(),
+        };
+        self.reaches() && window.start <= range.start && range.end <= window.end
+    }
+
     /// The peer's memory that it reads or writes.
     pub(crate) fn touches(&self) -> Range<usize> {
         match *self {

@@ -154,6 +154,7 @@ pub(crate) enum Accident {
 pub(crate) enum Refused {
     WriteWithBadKey,
     WritePastTheEnd,
+    WritePastTheWindow,
     ReadPastTheEnd,
     ReadWithRevokedKey,
     ReadThroughClosedWindow,
@@ -315,6 +316,7 @@ fn accident() -> impl Strategy<Value = Accident> {
     let refused = select(vec![
         Refused::WriteWithBadKey,
         Refused::WritePastTheEnd,
+        Refused::WritePastTheWindow,
         Refused::ReadPastTheEnd,
         Refused::ReadWithRevokedKey,
         Refused::ReadThroughClosedWindow,
