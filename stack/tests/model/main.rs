@@ -4,7 +4,8 @@
 //! order; every message arrives once, in order; memory holds what the requests make of it.
 //!
 //! `FERROCE_SEED` replays one schedule, and shrinks it if it fails. `FERROCE_MODEL_BYTES` runs
-//! schedules until so many payload bytes are through (`./do model`).
+//! schedules until so many payload bytes are through (`./do model`), from that seed on if both are
+//! set.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod accident;
