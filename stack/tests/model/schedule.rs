@@ -316,6 +316,8 @@ fn accident() -> impl Strategy<Value = Accident> {
     let refused = select(vec![
         Refused::WriteWithBadKey,
         Refused::WritePastTheEnd,
+        // Often there is no window.
+        Refused::WritePastTheWindow,
         Refused::WritePastTheWindow,
         Refused::ReadPastTheEnd,
         Refused::ReadWithRevokedKey,
@@ -324,6 +326,7 @@ fn accident() -> impl Strategy<Value = Accident> {
         Refused::InvalidateBadKey,
         Refused::SendTooLong,
         Refused::FlushPastTheEnd,
+        Refused::BindTwice,
         Refused::BindTwice,
         Refused::BadResult,
         Refused::BadSource,
@@ -356,6 +359,9 @@ fn work() -> impl Strategy<Value = Work> {
         Verb::AtomicWrite,
         Verb::Flush,
         Verb::LocalInvalidate,
+        // The first in a life binds, and the others do nothing.
+        Verb::BindWindow,
+        Verb::BindWindow,
         Verb::BindWindow,
     ]);
     let length = prop_oneof![
