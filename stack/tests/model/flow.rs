@@ -159,7 +159,7 @@ impl Flow {
             for message in &mut self.inbox {
                 message.overwritten |= overlap(&message.request.action.touches(), &touches);
             }
-            if !self.is_reliable() {
+            if !self.is_reliable() && request.flaw.is_none() {
                 self.writes.push(request.action);
             }
         }
@@ -431,8 +431,7 @@ impl Flow {
         for action in &self.writes {
             let Action::Write { data, .. } = action else { continue };
             let range = action.touches();
-            // One past the end was refused.
-            let Some(found) = memory.get(range.clone()) else { continue };
+            let found = &memory[range.clone()];
             for ((known, found), byte) in known[range].iter_mut().zip(found).zip(data.bytes()) {
                 *known |= found == byte;
             }

@@ -278,7 +278,8 @@ fn life() -> impl Strategy<Value = Life> {
     let iova = prop_oneof![Just(Iova::Zero), any::<u32>().prop_map(Iova::Page), Just(Iova::Top)];
     let rnr_retry = prop_oneof![4 => Just(7u8), 1 => 1u8..7];
     let rd_atomic = select(vec![128u8, 16, 4, 2, 1]);
-    let linger_us = select(vec![1_000_000u64, 200, 10, 0]);
+    // Mostly long enough for them to find out by themselves.
+    let linger_us = select(vec![1_000_000u64, 1_000_000, 1_000_000, 200, 0]);
     (8u8..=12, [psn(), psn()], rd_atomic, 1u8..=13, rnr_retry, iova, linger_us).prop_map(
         |(mtu_shift, psn, rd_atomic, rnr_timer, rnr_retry, iova, linger_us)| Life {
             mtu_shift,
