@@ -185,6 +185,7 @@ impl World {
             rnr_endless: true,
             faithful: true,
             shared_receives: false,
+            whole_reads: true,
         };
         let (plan, model) = (plan.clone(), model::Connection::new(&nothing));
         self.connections.push(Connection { plan, lives: 0, halves, model, phase: Phase::Over });
@@ -218,6 +219,7 @@ impl World {
             rnr_endless: life.rnr_retry == RNR_ENDLESS,
             faithful,
             shared_receives: plan.srq,
+            whole_reads: !life.selective_repeat,
         });
         connection.phase = Phase::Up;
         Ok(())
@@ -407,6 +409,7 @@ impl Life {
                 let receive = ReadyToReceive {
                     path_mtu,
                     max_dest_rd_atomic: self.rd_atomic,
+                    selective_repeat: self.selective_repeat,
                     min_rnr_timer: RnrTimer::new(self.rnr_timer).unwrap_or(RnrTimer::DEFAULT),
                     ..ReadyToReceive::new(address, peer, rq_psn)
                 };

@@ -50,6 +50,7 @@ pub(crate) struct Flow {
     /// Of the peer, for these messages; empty if they are shared.
     receives: VecDeque<Receive>,
     shared_receives: bool,
+    whole_reads: bool,
     /// Reliable: the peer's memory, as all requests before the oldest leave it.
     memory: Vec<u8>,
     /// Unreliable: everything that may have been written to it.
@@ -81,6 +82,7 @@ impl Flow {
             inbox: VecDeque::new(),
             receives: VecDeque::new(),
             shared_receives: terms.shared_receives,
+            whole_reads: terms.whole_reads,
             memory: vec![0; terms.memory],
             writes: Vec::new(),
             executed: 0,
@@ -356,7 +358,7 @@ impl Flow {
     pub(crate) fn respond(&self, response: Response) -> Verdict {
         let Response { is_acknowledge, syndrome, psn, msn } = response;
         // 0x61 to 0x63 may stand in the middle of READs that are counted already.
-        if syndrome > 0x60 {
+        if syndrome > 0x60 || !self.whole_reads {
             return Ok(());
         }
         let is_ack = syndrome < 0x20;

@@ -56,6 +56,8 @@ pub(crate) struct Terms {
     pub(crate) faithful: bool,
     /// Receives come from a queue that others take from too.
     pub(crate) shared_receives: bool,
+    /// A READ is one request on the wire. In parts it counts as often.
+    pub(crate) whole_reads: bool,
 }
 
 /// A work completion, as far as the model looks at it.

@@ -25,6 +25,7 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
     let life = Life {
         mtu_shift: 8,
         psn: [0xff_fff0; 2],
+        selective_repeat: false,
         rd_atomic: 16,
         rnr_timer: 1,
         rnr_retry: 7,
@@ -40,7 +41,15 @@ pub(crate) fn run(seed: u64) -> Verdict<Tally> {
         srq: false,
         lives: vec![life],
     };
-    let setup = Setup { seed, ipv6: false, link, frames: 4096, windows: [512; 2], connections: vec![plan] };
+    let setup = Setup {
+        seed,
+        ipv6: false,
+        link,
+        frames: 4096,
+        windows: [512; 2],
+        reorder_packets: [0; 2],
+        connections: vec![plan],
+    };
     let mut world = World::new(&setup)?;
     let mut posted = 0;
     while world.connections[0].model.requests(0).messages() < u64::from(MESSAGES) {

@@ -25,6 +25,8 @@ pub(crate) struct Setup {
     pub(crate) frames: usize,
     /// Packets in flight for a queue pair of each end.
     pub(crate) windows: [u32; 2],
+    /// Packets that each end has room for to hold while an earlier one is missing.
+    pub(crate) reorder_packets: [u16; 2],
     pub(crate) connections: Vec<Plan>,
 }
 
@@ -78,6 +80,7 @@ pub(crate) struct Life {
     /// The path MTU is 2 to this.
     pub(crate) mtu_shift: u8,
     pub(crate) psn: [u32; 2],
+    pub(crate) selective_repeat: bool,
     pub(crate) rd_atomic: u8,
     pub(crate) rnr_timer: u8,
     pub(crate) rnr_retry: u8,
@@ -220,14 +223,17 @@ fn setup() -> impl Strategy<Value = Setup> {
     let seed = any::<u64>().no_shrink();
     let frames = select(vec![4096usize, 64, 5, 2, 1]);
     let window = || select(vec![512u32, 64, 17, 5, 3, 2, 1]);
+    let reorder = || select(vec![1024u16, 40, 3, 0]);
     let connections = vec(plan(), 1..=5);
-    (seed, any::<bool>(), link(), frames, [window(), window()], connections).prop_map(
-        |(seed, ipv6, link, frames, windows, connections)| Setup {
+    let sizes = ([window(), window()], [reorder(), reorder()]);
+    (seed, any::<bool>(), link(), frames, sizes, connections).prop_map(
+        |(seed, ipv6, link, frames, (windows, reorder_packets), connections)| Setup {
             seed,
             ipv6,
             link,
             frames,
             windows,
+            reorder_packets,
             connections,
         },
     )
@@ -280,10 +286,12 @@ fn life() -> impl Strategy<Value = Life> {
     let rd_atomic = select(vec![128u8, 16, 4, 2, 1]);
     // Mostly long enough for them to find out by themselves.
     let linger_us = select(vec![1_000_000u64, 1_000_000, 1_000_000, 200, 0]);
-    (8u8..=12, [psn(), psn()], rd_atomic, 1u8..=13, rnr_retry, iova, linger_us).prop_map(
-        |(mtu_shift, psn, rd_atomic, rnr_timer, rnr_retry, iova, linger_us)| Life {
+    let selective_repeat = any::<bool>();
+    (8u8..=12, [psn(), psn()], selective_repeat, rd_atomic, 1u8..=13, rnr_retry, iova, linger_us).prop_map(
+        |(mtu_shift, psn, selective_repeat, rd_atomic, rnr_timer, rnr_retry, iova, linger_us)| Life {
             mtu_shift,
             psn,
+            selective_repeat,
             rd_atomic,
             rnr_timer,
             rnr_retry,

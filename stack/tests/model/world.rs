@@ -495,6 +495,7 @@ impl End {
         let config = Config {
             seed: Some([n + 1; 32]),
             window: setup.windows[usize::from(n)],
+            reorder_packets: setup.reorder_packets[usize::from(n)],
             max_pds: 1,
             max_qps: count,
             max_cqs: 1 + own_cqs,
