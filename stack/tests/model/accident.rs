@@ -151,7 +151,12 @@ impl World {
         };
         let work = Work { signaled: true, ..NOTHING };
         let post = Post { action, op, flaw: Some(flaw), through_window: false, local };
-        self.submit(c, e, post, &work).map(drop)
+        self.submit(c, e, post, &work)?;
+        if let Refused::BindTwice = refused {
+            // If the peer closed it now, the bind might be in order when its turn comes.
+            self.connections[c].halves[e].window.closed = Some(Closed::ByOwner);
+        }
+        Ok(())
     }
 }
 
