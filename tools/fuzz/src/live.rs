@@ -175,6 +175,7 @@ impl Live {
     pub(crate) fn new(setup: Setup) -> Live {
         let cable = Cable::default();
         let config = Config {
+            reorder_packets: 0,
             seed: Some([7; 32]),
             max_pds: 2,
             max_mrs: PLACES as u32,
