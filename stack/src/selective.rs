@@ -4,7 +4,8 @@
 //! Everything that was sent has a serial number, and all that arrives (a request that is named or
 //! acknowledged, a response) is evidence of one. What was sent before the newest of those and has
 //! not arrived is lost, for packets of a queue pair stay in order. A resend gets a new number, so
-//! the same rule says when it is lost as well.
+//! the same rule says when it is lost as well. Requests that are held are passed by what is asked for
+//! again, so of them only those that are named show anything.
 
 use ferroce_driver::Nanos;
 use ferroce_wire::{Opcode, Operation, Packet, Position, Psn, Sack, Syndrome};
@@ -56,10 +57,11 @@ pub(crate) struct Scoreboard {
     asked: Psn,
     /// The number of the newest transmission.
     serial: u32,
-    /// Of the newest transmission known to have arrived: its number, and the PSN behind it.
-    newest: (u32, Psn),
-    /// That one was a resend.
-    newest_resent: bool,
+    /// What was executed and answered: shows what became of all that was executed before, and of the
+    /// request whose turn it is. Others may be held, and what is repaired passes them by.
+    progress: Evidence,
+    /// What is held: shows what became of the requests before it.
+    named: Evidence,
     /// There is evidence that nobody has looked at.
     fresh: bool,
     /// Behind the newest PSN known to have arrived.
@@ -73,6 +75,24 @@ struct Transmission {
     serial: u32,
     /// When, in ticks that wrap.
     at: u32,
+}
+
+/// The newest transmission that is known to have arrived.
+#[derive(Clone, Copy, Default)]
+struct Evidence {
+    serial: u32,
+    /// Behind its PSN.
+    behind: Psn,
+    /// It was a resend.
+    is_resent: bool,
+}
+
+impl Evidence {
+    /// Whether it is newer than the transmission with this number, as far as that goes before `psn`.
+    fn is_after(&self, serial: u32, psn: Psn) -> bool {
+        let newer = self.serial.wrapping_sub(serial) as i32;
+        newer > 0 || newer == 0 && self.behind.distance(psn) > 0
+    }
 }
 
 /// The most packets in flight. A hole is filled a window after it was noticed, and meanwhile as many
@@ -99,8 +119,8 @@ impl Scoreboard {
             transmissions: Box::new([Transmission::default(); SPAN as usize]),
             asked: Psn::default(),
             serial: 0,
-            newest: (0, Psn::default()),
-            newest_resent: false,
+            progress: Evidence::default(),
+            named: Evidence::default(),
             fresh: false,
             high: Psn::default(),
             min_rtt: u32::MAX,
@@ -180,8 +200,8 @@ impl Scoreboard {
         }
     }
 
-    /// A transmission of `psn` has arrived.
-    fn arrived(&mut self, psn: Psn, now: Nanos) {
+    /// A transmission of `psn` has arrived; `is_named` where it is held.
+    fn arrived(&mut self, psn: Psn, is_named: bool, now: Nanos) {
         let Transmission { serial, at } = *self.transmission(psn);
         let is_resent = self.resent.contains(psn);
         let took = ticks(now).wrapping_sub(at);
@@ -194,10 +214,10 @@ impl Scoreboard {
             // Too soon for the resend: the first one was late, not lost.
             return;
         }
-        let newer = serial.wrapping_sub(self.newest.0) as i32;
-        if newer > 0 || newer == 0 && (psn + 1).distance(self.newest.1) > 0 {
-            self.newest = (serial, psn + 1);
-            self.newest_resent = is_resent;
+        let evidence = Evidence { serial, behind: psn + 1, is_resent };
+        let newest = if is_named { &mut self.named } else { &mut self.progress };
+        if evidence.is_after(newest.serial, newest.behind) {
+            *newest = evidence;
             self.fresh = true;
         }
     }
@@ -205,16 +225,25 @@ impl Scoreboard {
     /// Everything before `psn` was executed.
     fn executed_before(&mut self, psn: Psn, now: Nanos) {
         while psn.distance(self.executed) > 0 {
-            self.arrived(self.executed, now);
+            self.arrived(self.executed, false, now);
             self.waiting.remove(self.executed);
             self.executed += 1;
         }
     }
 
+    /// As `executed_before`, and nothing is held behind it, or the responder would have named it.
+    fn all_executed_before(&mut self, psn: Psn, now: Nanos) {
+        self.executed_before(psn, now);
+        if self.progress.is_after(self.named.serial, self.named.behind) {
+            self.named = self.progress;
+        }
+    }
+
     /// A response is here.
     fn answered(&mut self, psn: Psn, now: Nanos) {
-        self.arrived(psn, now);
+        self.arrived(psn, false, now);
         self.held.insert(psn);
+        self.executed_before(psn + 1, now);
     }
 
     /// The responder misses `missing` and names what it holds behind it. Returns whether it named
@@ -224,7 +253,7 @@ impl Scoreboard {
         let (mut any, mut from) = (false, missing + 1);
         while let Some(psn) = unknown.first(from, sent) {
             from = psn + 1;
-            self.arrived(psn, now);
+            self.arrived(psn, true, now);
             if self.explicit.contains(psn) {
                 self.note_waiting(psn, sent);
             } else {
@@ -259,16 +288,17 @@ impl Scoreboard {
     /// sent again.
     fn find_lost(&mut self, una: Psn, sent: Psn) -> bool {
         if std::mem::take(&mut self.fresh) {
+            let Scoreboard { progress, named, executed, .. } = *self;
+            let newest = if named.is_after(progress.serial, progress.behind) { named } else { progress };
             // First transmissions are in the order of their PSNs.
-            let ordered = !self.newest_resent && sent.distance(self.high) > 0;
+            let ordered = !newest.is_resent && sent.distance(self.high) > 0;
             let end = if ordered { self.high } else { sent };
             let mut from = una;
             while let Some(psn) = self.held.first_missing(from, end) {
                 from = psn + 1;
-                let (serial, behind) = self.newest;
-                let older = serial.wrapping_sub(self.transmission(psn).serial) as i32;
-                let is_lost = older > 0 || older == 0 && behind.distance(psn) > 0;
-                if is_lost && !self.waiting.contains(psn) {
+                let shown = if psn.distance(executed) <= 0 { newest } else { named };
+                let Transmission { serial, .. } = *self.transmission(psn);
+                if shown.is_after(serial, psn) && !self.waiting.contains(psn) {
                     self.lost.insert(psn);
                 }
             }
@@ -385,7 +415,8 @@ impl QueuePair {
                     self.note_held(shared);
                 }
             }
-            _ => scoreboard.executed_before(if is_ack { psn + 1 } else { psn }, now),
+            _ if is_ack => scoreboard.all_executed_before(psn + 1, now),
+            _ => scoreboard.executed_before(psn, now),
         }
         self.complete_executed(shared);
         if !is_ack && psn == self.requester.una() {
