@@ -5,12 +5,14 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use ferroce::wire::{
-    Encapsulation, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, PathAddress, PathHeader, Service,
+    Encapsulation, FlushType, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, PathAddress, PathHeader,
+    Selectivity, Service,
 };
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Cq, Data, Gid, Memory, Mr, Mw, Nanos, PathMtu, Pd, Psn,
     Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
-    SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath, WorkCompletion,
+    RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath,
+    WorkCompletion,
 };
 
 use crate::cable::{Cable, ENGINE_MAC, ENGINE_V4, ENGINE_V6, PEER_MAC, PEER_V4, PEER_V6};
@@ -25,6 +27,9 @@ pub(crate) const REGION: usize = 4096;
 pub(crate) const DEPTH: u32 = 8;
 /// Packets in flight.
 pub(crate) const WINDOW: u32 = 32;
+/// Memory of the peer.
+pub(crate) const REMOTE: RemoteAddress =
+    RemoteAddress { addr: 0xffff_ffff_ffff_e000, rkey: RKey(0x5eed_beef) };
 const MAX_EVENTS: u32 = 4;
 /// Stands for the window where a place is chosen.
 const WINDOW_CHOICE: u8 = 5;
@@ -99,6 +104,8 @@ pub(crate) struct Setup {
     pub(crate) service: QpType,
     /// Receives come from a shared receive queue.
     pub(crate) shared_receives: bool,
+    /// Selective repeat was agreed on, and so many packets can be held.
+    pub(crate) reorder_packets: Option<u16>,
 }
 
 impl Setup {
@@ -125,6 +132,7 @@ impl Setup {
                 1 => true,
                 _ => kind & 8 != 0,
             },
+            reorder_packets: None,
         }
     }
 
@@ -175,7 +183,7 @@ impl Live {
     pub(crate) fn new(setup: Setup) -> Live {
         let cable = Cable::default();
         let config = Config {
-            reorder_packets: 0,
+            reorder_packets: setup.reorder_packets.unwrap_or(0),
             seed: Some([7; 32]),
             max_pds: 2,
             max_mrs: PLACES as u32,
@@ -200,15 +208,7 @@ impl Live {
             let config = SrqConfig { pd, max_wr: DEPTH, max_sge: 4 };
             context.create_srq(&config).expect("room")
         });
-        let config = QpConfig {
-            qp_type: setup.service,
-            srq,
-            max_send_wr: DEPTH,
-            max_recv_wr: DEPTH,
-            ..QpConfig::rc(pd, cq)
-        };
-        let qp = context.create_qp(&config).expect("room");
-        let qpn = context.query_qp(qp).expect("it was just made").qpn;
+        let (qp, qpn) = create_qp(&mut context, &setup, pd, cq, srq);
         let (peer, own) = if setup.ipv6 { (PEER_V6, ENGINE_V6) } else { (PEER_V4, ENGINE_V4) };
         let address = PathAddress {
             source_mac: PEER_MAC,
@@ -270,6 +270,15 @@ impl Live {
         self.observe_window();
     }
 
+    /// The queue pair goes, and another takes its place.
+    pub(crate) fn replace(&mut self) {
+        self.context.destroy_qp(self.qp).expect("a queue pair can always be destroyed");
+        assert_eq!(self.poll_cq(), None, "a completion of a queue pair that is gone");
+        self.drain_events();
+        self.forget_window();
+        (self.qp, self.qpn) = create_qp(&mut self.context, &self.setup, self.pd, self.cq, self.srq);
+    }
+
     /// From RESET to where the set-up wants it.
     pub(crate) fn connect(&mut self) {
         let setup = self.setup;
@@ -282,6 +291,7 @@ impl Live {
                 Transition::ReadyToReceive(ReadyToReceive {
                     max_dest_rd_atomic: setup.dest_rd_atomic,
                     path_mtu,
+                    selective_repeat: setup.reorder_packets.is_some(),
                     ..ReadyToReceive::new(address, PEER_QPN, rq_psn)
                 }),
                 Transition::ReadyToSend(ReadyToSend {
@@ -623,6 +633,31 @@ impl Live {
         }
     }
 
+    /// A send by the fuzzer's choice.
+    pub(crate) fn read_send(&self, kind: u8, choice: u8) -> (SendOp, SendFlags) {
+        let number = u64::from(choice) * 0x0101_0101_0101;
+        let op = match kind & 15 {
+            0 => SendOp::Send,
+            1 => SendOp::SendWithImm(choice.into()),
+            2 => SendOp::SendWithInvalidate(RKey(choice.into())),
+            3 | 4 => SendOp::Write(REMOTE),
+            5 => SendOp::WriteWithImm(REMOTE, choice.into()),
+            6..=9 => SendOp::Read(REMOTE),
+            10 | 11 => SendOp::CompareSwap { remote: REMOTE, compare: number, swap: !number },
+            12 | 13 => SendOp::FetchAdd { remote: REMOTE, add: number },
+            14 => SendOp::LocalInvalidate(self.key(choice)),
+            _ if choice & 1 == 0 => SendOp::AtomicWrite(REMOTE),
+            _ => SendOp::Flush {
+                remote: REMOTE,
+                length: choice.into(),
+                selectivity: if choice & 2 == 0 { Selectivity::Range } else { Selectivity::MemoryRegion },
+                kind: FlushType { global_visibility: true, persistence: choice & 4 != 0 },
+            },
+        };
+        let flags = SendFlags { signaled: kind & 16 == 0, fence: kind & 32 != 0, solicited: kind & 64 != 0 };
+        (op, flags)
+    }
+
     /// The pieces of a work request by the fuzzer's choice: up to two.
     pub(crate) fn read_pieces(&self, input: &mut Input<'_>) -> Vec<Piece> {
         let (places, offset, length) = (input.u8(), usize::from(input.u16()), usize::from(input.u16()));
@@ -690,6 +725,18 @@ impl Live {
         self.context.dealloc_pd(self.pd).expect("nothing belongs to it any more");
         self.context.dealloc_pd(self.foreign_pd).expect("nothing belongs to it any more");
     }
+}
+
+fn create_qp(context: &mut Context, setup: &Setup, pd: Pd, cq: Cq, srq: Option<Srq>) -> (Qp, Qpn) {
+    let config = QpConfig {
+        qp_type: setup.service,
+        srq,
+        max_send_wr: DEPTH,
+        max_recv_wr: DEPTH,
+        ..QpConfig::rc(pd, cq)
+    };
+    let qp = context.create_qp(&config).expect("room");
+    (qp, context.query_qp(qp).expect("it was just made").qpn)
 }
 
 /// Part `skip..skip + length` of a list of pieces.

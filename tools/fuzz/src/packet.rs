@@ -2,9 +2,11 @@
 
 use ferroce::wire::{
     AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, FlushType, FrameBuilder, Ieth, ImmDt, NetworkHeader,
-    Opcode, PKey, Packet, PathHeader, Reth, Selectivity, icrc,
+    Opcode, Operation, PKey, Packet, PathHeader, Reth, Selectivity, Syndrome, icrc,
 };
-use ferroce::{Psn, QpType, Qpn, RKey};
+use ferroce::{PathMtu, Psn, QpType, Qpn, RKey, SendOp};
+
+use crate::input::Input;
 
 /// The Q_Key of datagrams to the queue pair.
 pub(crate) const QKEY: u32 = 0x1111_2222;
@@ -60,6 +62,71 @@ pub(crate) fn opcode(byte: u8, service: QpType) -> Opcode {
     let any = || Opcode::from_byte(byte & 0x3f | base & 0x40);
     let opcode = if byte >> 6 == 3 { any() } else { of_service(byte) };
     opcode.or(of_service(4)).unwrap_or(Opcode::RC_SEND_ONLY)
+}
+
+/// A response by the fuzzer's choice: its PSN lies near `base` of the first byte, and `right` knows what
+/// a faultless peer would send there: opcode and bytes.
+pub(crate) fn read_response(
+    input: &mut Input<'_>,
+    base: impl Fn(u8) -> Psn,
+    right: impl Fn(Psn) -> Option<(Opcode, usize)>,
+) -> (Opcode, Fields) {
+    let (kind, psn, flags) = (input.u8(), input.u8(), input.u8());
+    let (syndrome, payload, fill) = (input.u8(), input.u16(), input.u8());
+    let psn = near(base(kind), psn);
+    let expected = right(psn);
+    let opcode = match kind & 7 {
+        0 | 1 => Opcode::RC_ACKNOWLEDGE,
+        2 => Opcode::RC_READ_RESPONSE_FIRST,
+        3 => Opcode::RC_READ_RESPONSE_MIDDLE,
+        4 => Opcode::RC_READ_RESPONSE_LAST,
+        5 => Opcode::RC_READ_RESPONSE_ONLY,
+        6 => Opcode::RC_ATOMIC_ACKNOWLEDGE,
+        _ => expected.map_or(Opcode::RC_ACKNOWLEDGE, |(opcode, _)| opcode),
+    };
+    let payload = match (payload, expected) {
+        (0xffff, Some((_, right))) => right,
+        _ => usize::from(payload) % 1101,
+    };
+    let fields = Fields {
+        psn,
+        syndrome: if kind & 0x40 == 0 { Syndrome::ACK.byte() } else { syndrome },
+        msn: u32::from(syndrome),
+        operand: u64::from(fill) * 0x0101_0101_0101_0101,
+        payload: if opcode.operation() == Operation::ReadResponse { payload } else { 0 },
+        fill,
+        flags: Flags(flags),
+        ..Fields::default()
+    };
+    (opcode, fields)
+}
+
+/// The PSN that a byte stands for.
+pub(crate) fn near(base: Psn, byte: u8) -> Psn {
+    match byte as i8 {
+        i8::MIN => base + (1 << 23),
+        delta => base + (delta as u32 & 0xff_ffff),
+    }
+}
+
+/// The right response to packet `index` of a send of `length` bytes, if it has one of its own: opcode and
+/// bytes.
+pub(crate) fn response_to(op: &SendOp, length: usize, index: u32, mtu: PathMtu) -> Option<(Opcode, usize)> {
+    match op {
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => Some((Opcode::RC_ATOMIC_ACKNOWLEDGE, 0)),
+        SendOp::Flush { .. } | SendOp::AtomicWrite(_) => Some((Opcode::RC_READ_RESPONSE_ONLY, 0)),
+        SendOp::Read(_) => {
+            let (last, bytes) = (mtu.packets(length as u32) - 1, mtu.bytes() as usize);
+            let opcode = match (index == 0, index == last) {
+                (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
+                (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
+                (false, true) => Opcode::RC_READ_RESPONSE_LAST,
+                (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
+            };
+            Some((opcode, (length - index as usize * bytes).min(bytes)))
+        }
+        _ => None,
+    }
 }
 
 /// Payload: no two neighbouring bytes alike, and different for each `fill`.

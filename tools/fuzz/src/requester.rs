@@ -6,20 +6,18 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use ferroce::wire::{Extension, FlushType, Opcode, Operation, Packet, Position, Selectivity, Syndrome};
+use ferroce::wire::{Extension, Opcode, Operation, Packet, Position, Syndrome};
 use ferroce::{
-    Access, Data, PathMtu, Psn, QpState, QpType, RKey, RemoteAddress, SendFlags, SendOp, SendWorkRequest,
-    Transition, WcOpcode, WcStatus, WorkCompletion,
+    Access, Data, PathMtu, Psn, QpState, QpType, SendFlags, SendOp, SendWorkRequest, Transition, WcOpcode,
+    WcStatus, WorkCompletion,
 };
 
 use crate::input::Input;
-use crate::live::{Live, PEER_QPN, Piece, REGION, Setup, part, total};
-use crate::packet::{self, Fields, Flags};
+use crate::live::{Live, PEER_QPN, Piece, REGION, REMOTE, Setup, part, total};
+use crate::packet::{self, Fields};
 
 /// Steps of an input that are looked at.
 const MAX_STEPS: usize = 96;
-/// Memory of the peer.
-const REMOTE: RemoteAddress = RemoteAddress { addr: 0xffff_ffff_ffff_e000, rkey: RKey(0x5eed_beef) };
 
 /// Runs one input.
 pub fn run(bytes: &[u8]) {
@@ -217,26 +215,7 @@ impl Target {
     fn post(&mut self, input: &mut Input<'_>) {
         let (kind, choice) = (input.u8(), input.u8());
         let mut pieces = self.live.read_pieces(input);
-        let number = u64::from(choice) * 0x0101_0101_0101;
-        let op = match kind & 15 {
-            0 => SendOp::Send,
-            1 => SendOp::SendWithImm(choice.into()),
-            2 => SendOp::SendWithInvalidate(RKey(choice.into())),
-            3 | 4 => SendOp::Write(REMOTE),
-            5 => SendOp::WriteWithImm(REMOTE, choice.into()),
-            6..=9 => SendOp::Read(REMOTE),
-            10 | 11 => SendOp::CompareSwap { remote: REMOTE, compare: number, swap: !number },
-            12 | 13 => SendOp::FetchAdd { remote: REMOTE, add: number },
-            14 => SendOp::LocalInvalidate(self.live.key(choice)),
-            _ if choice & 1 == 0 => SendOp::AtomicWrite(REMOTE),
-            _ => SendOp::Flush {
-                remote: REMOTE,
-                length: choice.into(),
-                selectivity: if choice & 2 == 0 { Selectivity::Range } else { Selectivity::MemoryRegion },
-                kind: FlushType { global_visibility: true, persistence: choice & 4 != 0 },
-            },
-        };
-        let flags = SendFlags { signaled: kind & 16 == 0, fence: kind & 32 != 0, solicited: kind & 64 != 0 };
+        let (op, flags) = self.live.read_send(kind, choice);
         match op {
             SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite(_) => {
                 pieces.truncate(1);
@@ -273,62 +252,18 @@ impl Target {
 
     /// A response near what is outstanding.
     fn read_response(&self, input: &mut Input<'_>) -> (Opcode, Fields) {
-        let (kind, psn, flags) = (input.u8(), input.u8() as i8, input.u8());
-        let (syndrome, payload, fill) = (input.u8(), input.u16(), input.u8());
-        let base = match self.requests.front() {
+        let base = |kind: u8| match self.requests.front() {
             Some(oldest) if kind & 0x80 == 0 => oldest.first + oldest.arrived,
             _ => self.sent,
         };
-        let psn = match psn {
-            i8::MIN => base + (1 << 23),
-            delta => base + (delta as u32 & 0xff_ffff),
-        };
-        let expected = self.requests.iter().find(|r| covers(r, psn)).and_then(|r| self.response_to(r, psn));
-        let opcode = match kind & 7 {
-            0 | 1 => Opcode::RC_ACKNOWLEDGE,
-            2 => Opcode::RC_READ_RESPONSE_FIRST,
-            3 => Opcode::RC_READ_RESPONSE_MIDDLE,
-            4 => Opcode::RC_READ_RESPONSE_LAST,
-            5 => Opcode::RC_READ_RESPONSE_ONLY,
-            6 => Opcode::RC_ATOMIC_ACKNOWLEDGE,
-            // What a faultless peer would send.
-            _ => expected.map_or(Opcode::RC_ACKNOWLEDGE, |(opcode, _)| opcode),
-        };
-        let payload = match (payload, expected) {
-            (0xffff, Some((_, right))) => right,
-            _ => usize::from(payload) % 1101,
-        };
-        let payload = if opcode.operation() == Operation::ReadResponse { payload } else { 0 };
-        let fields = Fields {
-            psn,
-            syndrome: if kind & 0x40 == 0 { Syndrome::ACK.byte() } else { syndrome },
-            msn: u32::from(syndrome),
-            operand: u64::from(fill) * 0x0101_0101_0101_0101,
-            payload,
-            fill,
-            flags: Flags(flags),
-            ..Fields::default()
-        };
-        (opcode, fields)
+        let right =
+            |psn| self.requests.iter().find(|r| covers(r, psn)).and_then(|r| self.response_to(r, psn));
+        packet::read_response(input, base, right)
     }
 
-    /// The opcode and the bytes of the right response to a READ or atomic at this PSN.
     fn response_to(&self, request: &Request, psn: Psn) -> Option<(Opcode, usize)> {
-        if request.is_atomic() {
-            return Some((Opcode::RC_ATOMIC_ACKNOWLEDGE, 0));
-        }
-        if matches!(request.op, SendOp::Flush { .. } | SendOp::AtomicWrite(_)) {
-            return Some((Opcode::RC_READ_RESPONSE_ONLY, 0));
-        }
-        let SendOp::Read(_) = request.op else { return None };
-        let (index, mtu) = (psn.distance(request.first) as u32, self.live.setup.mtu.bytes() as usize);
-        let opcode = match (index == 0, index + 1 == request.packets) {
-            (true, true) => Opcode::RC_READ_RESPONSE_ONLY,
-            (true, false) => Opcode::RC_READ_RESPONSE_FIRST,
-            (false, true) => Opcode::RC_READ_RESPONSE_LAST,
-            (false, false) => Opcode::RC_READ_RESPONSE_MIDDLE,
-        };
-        Some((opcode, (request.length() - index as usize * mtu).min(mtu)))
+        let index = psn.distance(request.first) as u32;
+        packet::response_to(&request.op, request.length(), index, self.live.setup.mtu)
     }
 
     fn register(&mut self, choice: u8) {
