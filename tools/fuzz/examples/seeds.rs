@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ferroce::QpType;
 use ferroce::driver::pcap::Reader;
 use ferroce::wire::{Packet, Qpn, Service};
-use ferroce_fuzz::{requester, responder};
+use ferroce_fuzz::{requester, responder, selective};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -20,6 +20,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     exchanges(&corpus)?;
+    for (name, input) in selective::seeds() {
+        corpus.add("selective", name, &input)?;
+    }
     for target in fs::read_dir(&corpus.0)? {
         let target = target?.path();
         println!("{} seeds in {}", fs::read_dir(&target)?.count(), target.display());

@@ -8,5 +8,6 @@ mod live;
 mod packet;
 pub mod requester;
 pub mod responder;
+pub mod selective;
 
 pub use packet::seal;
