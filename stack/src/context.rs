@@ -1,24 +1,27 @@
+mod datagrams;
+mod memory;
+mod queues;
+
 use std::time::Duration;
 
-use ferroce_driver::{Layer, Memory, Nanos, PacketDriver, Stats};
-use ferroce_wire::{Encapsulation, Gid, MacAddr, PathAddress, PathHeader, PathMtu, Psn, Qpn, Service};
+use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
+use ferroce_wire::{MacAddr, PathAddress, PathHeader, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
-use crate::ah::AddressHandle;
 use crate::config::Config;
 use crate::cq::CompletionQueue;
 use crate::engine::Engine;
 use crate::exporter::Exporter;
 use crate::mw::MwBind;
 use crate::qp::{Connection, QpState, QueuePair};
-use crate::rq::{MAX_MESSAGE, ReceiveQueue};
+use crate::rq::MAX_MESSAGE;
 use crate::shared::Shared;
 use crate::slab::{Handle, Slab};
 use crate::srq::SharedReceiveQueue;
 use crate::{
-    Access, AddressVector, Ah, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Metrics, Mr, Mw,
-    Notify, Pd, Port, Qp, QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, RegisterError, RemoteMemory,
-    SendOp, SendWorkRequest, Srq, SrqAttributes, SrqConfig, Transition, UnreliablePath, WorkCompletion,
+    AddressVector, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Metrics, Pd, Port, Qp,
+    QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, SendOp, SendWorkRequest, Srq, Transition,
+    UnreliablePath,
 };
 
 /// One port with its protection domains, memory regions and windows, completion queues and queue
@@ -140,342 +143,9 @@ impl Context {
         Ok(())
     }
 
-    /// Allocates a protection domain: queue pairs reach only memory of their own.
-    ///
-    /// # Errors
-    /// [`Error::Exhausted`].
-    pub fn alloc_pd(&mut self) -> Result<Pd, Error> {
-        let limit = self.pds.capacity();
-        let full = Error::Exhausted { kind: "PD", limit, setting: "max_pds" };
-        self.pds.insert_with(|_| ()).map(Pd).ok_or(full)
-    }
-
-    /// Frees a protection domain.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] while anything belongs to it.
-    pub fn dealloc_pd(&mut self, pd: Pd) -> Result<(), Error> {
-        self.check_pd(pd)?;
-        let shared = &self.engine.shared;
-        let users = if shared.mrs.uses_pd(pd) {
-            "memory regions or windows"
-        } else if shared.srqs.iter().any(|srq| srq.pd == pd) {
-            "shared receive queues"
-        } else if shared.ahs.iter().any(|ah| ah.pd == pd) {
-            "address handles"
-        } else if self.engine.qps.iter().any(|qp| qp.pd == pd) {
-            "queue pairs"
-        } else {
-            self.pds.remove(pd.0);
-            return Ok(());
-        };
-        Err(Error::Busy { kind: "PD", handle: format!("{:?}", pd.0), users: users.to_owned() })
-    }
-
-    /// Registers memory: local work requests may name it, and peers as far as `access` goes. The
-    /// peers' addresses start at 0.
-    ///
-    /// # Errors
-    /// [`RegisterError`], with the memory.
-    pub fn register(&mut self, pd: Pd, memory: Memory, access: Access) -> Result<Mr, RegisterError> {
-        self.register_at(pd, memory, access, 0)
-    }
-
-    /// As [`register`](Context::register), with the address `iova` for its first byte.
-    ///
-    /// # Errors
-    /// [`RegisterError`], with the memory.
-    pub fn register_at(
-        &mut self,
-        pd: Pd,
-        memory: Memory,
-        access: Access,
-        iova: u64,
-    ) -> Result<Mr, RegisterError> {
-        if let Err(source) = self.check_pd(pd) {
-            return Err(RegisterError { memory, source });
-        }
-        let Shared { mrs, rng, .. } = &mut self.engine.shared;
-        mrs.register(rng, pd, memory, access, iova)
-    }
-
-    /// Ends a registration and gives the memory back. Peers that go on using the key are refused
-    /// from now on, in the middle of a READ too.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] while a posted work request names it, or a window is bound to it. (A posted
-    /// bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
-    pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
-        self.engine.shared.mrs.deregister(mr)
-    }
-
-    /// What to tell a peer about a region.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
-        self.engine.shared.mrs.remote(mr)
-    }
-
-    /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw)
-    /// gives it a range and a key.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`], [`Error::Exhausted`].
-    pub fn alloc_mw(&mut self, pd: Pd) -> Result<Mw, Error> {
-        self.check_pd(pd)?;
-        self.engine.shared.mrs.alloc_mw(pd)
-    }
-
-    /// Frees a memory window, bound or not. Peers that go on using its key are refused from now on.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn dealloc_mw(&mut self, mw: Mw) -> Result<(), Error> {
-        self.engine.shared.mrs.dealloc_mw(mw)
-    }
-
-    /// What to tell a peer about a window; `None` while it is not bound. A bind has drawn the key
-    /// by the time it completes, and each draws another.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn remote_window(&self, mw: Mw) -> Result<Option<RemoteMemory>, Error> {
-        self.engine.shared.mrs.remote_window(mw)
-    }
-
-    /// The bytes of a region. The borrow keeps the context from being polled meanwhile, so no peer
-    /// can write under it.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
-        self.engine.shared.mrs.bytes(mr)
-    }
-
-    /// As [`bytes`](Context::bytes), to write.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
-        self.engine.shared.mrs.bytes_mut(mr)
-    }
-
-    /// The bytes of two regions at once, to compute from one into the other.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Invalid`] if both are the same region.
-    pub fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
-        self.engine.shared.mrs.bytes_pair_mut(a, b)
-    }
-
-    /// Creates a completion queue for `capacity` completions, 1 to 2²².
-    ///
-    /// # Errors
-    /// [`Error::Invalid`], [`Error::Exhausted`].
-    pub fn create_cq(&mut self, capacity: u32) -> Result<Cq, Error> {
-        if capacity == 0 || capacity > MAX_CQE {
-            return Err(Error::invalid("CQ capacity", capacity, format!("1 to {MAX_CQE}")));
-        }
-        let cqs = &mut self.engine.shared.cqs;
-        let full = Error::Exhausted { kind: "CQ", limit: cqs.capacity(), setting: "max_cqs" };
-        cqs.insert_with(|_| CompletionQueue::new(capacity)).map(Cq).ok_or(full)
-    }
-
-    /// Destroys a completion queue.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] while a queue pair completes there.
-    pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), Error> {
-        let users = self.cq(cq)?.users;
-        if users > 0 {
-            let users = format!("{users} send and receive queues");
-            return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
-        }
-        self.engine.shared.cqs.remove(cq.0);
-        let of_queue = |event: &Event| *event == Event::Completion(cq) || *event == Event::CqErr(cq);
-        self.engine.shared.events.purge(of_queue);
-        Ok(())
-    }
-
-    /// Takes the oldest completion.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn poll_cq(&mut self, cq: Cq) -> Result<Option<WorkCompletion>, Error> {
-        Ok(self.cq(cq)?.pop())
-    }
-
-    /// Arms a completion queue: one [`Event::Completion`] with the next completion that fits. Poll
-    /// the queue once more after arming it, for what came in between.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn req_notify_cq(&mut self, cq: Cq, notify: Notify) -> Result<(), Error> {
-        self.cq(cq)?.arm(notify);
-        Ok(())
-    }
-
     /// Takes the oldest asynchronous event.
     pub fn next_event(&mut self) -> Option<Event> {
         self.engine.shared.next_event()
-    }
-
-    /// Creates a shared receive queue, for RC and UD queue pairs.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`].
-    pub fn create_srq(&mut self, config: &SrqConfig) -> Result<Srq, Error> {
-        self.check_pd(config.pd)?;
-        config.check()?;
-        let srqs = &mut self.engine.shared.srqs;
-        let full = Error::Exhausted { kind: "SRQ", limit: srqs.capacity(), setting: "max_srqs" };
-        let make = |handle| {
-            // Fills unused slots; never looked at.
-            let queue = ReceiveQueue::new(config.max_wr, config.max_sge, Mr(handle));
-            SharedReceiveQueue::new(config, queue)
-        };
-        srqs.insert_with(make).map(Srq).ok_or(full)
-    }
-
-    /// Posts a receive for any of the queue pairs that share the queue.
-    ///
-    /// # Errors
-    /// [`Error::QueueFull`], [`Error::Invalid`], [`Error::InvalidHandle`].
-    pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
-        let Shared { srqs, mrs, .. } = &mut self.engine.shared;
-        let queue = srqs.get_mut(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
-        queue.queue.post(wr, mrs)
-    }
-
-    /// Raises [`Event::SrqLimitReached`] once when fewer than `limit` receives are left; 0 turns it
-    /// off. If fewer are left already, the event comes at once.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a limit above the queue's depth.
-    pub fn arm_srq(&mut self, srq: Srq, limit: u32) -> Result<(), Error> {
-        let queue = self.srq(srq)?;
-        let depth = queue.queue.depth();
-        if limit > depth {
-            return Err(Error::invalid("SRQ limit", limit, format!("0 to {depth}, the depth of the SRQ")));
-        }
-        queue.arm(limit);
-        if queue.trip() {
-            self.engine.shared.raise(Event::SrqLimitReached(srq));
-        }
-        Ok(())
-    }
-
-    /// What a shared receive queue is like now.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn query_srq(&self, srq: Srq) -> Result<SrqAttributes, Error> {
-        let queue = self.engine.shared.srqs.get(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
-        Ok(queue.attributes())
-    }
-
-    /// Destroys a shared receive queue; its receives are discarded.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Busy`] while queue pairs take from it.
-    pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), Error> {
-        let users = self.srq(srq)?.users;
-        if users > 0 {
-            let users = format!("{users} queue pairs");
-            return Err(Error::Busy { kind: "SRQ", handle: format!("{:?}", srq.0), users });
-        }
-        let Shared { srqs, mrs, events, .. } = &mut self.engine.shared;
-        if let Some(mut removed) = srqs.remove(srq.0) {
-            while removed.queue.pop(mrs).is_some() {}
-        }
-        events.purge(|event| *event == Event::SrqLimitReached(srq));
-        Ok(())
-    }
-
-    /// Creates an address handle: the way of datagrams to a port, or to a multicast group.
-    ///
-    /// Asks the driver for the hardware address if the address vector has none, which may block for
-    /// as long as ARP or ND takes.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`], [`Error::Invalid`], [`Error::AddressFamily`],
-    /// [`Error::Exhausted`], or the driver's word.
-    pub fn create_ah(&mut self, pd: Pd, address: &AddressVector) -> Result<Ah, Error> {
-        self.check_pd(pd)?;
-        let path = self.path(address, Qpn::default(), Qpn::default())?;
-        let is_v1 = matches!(path.encapsulation, Encapsulation::RoceV1);
-        let max_payload = self.engine.port.path_mtu(is_v1 || address.gid.is_ipv6());
-        let max_payload = max_payload.map_or(0, PathMtu::bytes);
-        let ahs = &mut self.engine.shared.ahs;
-        let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
-        let header = PathHeader::new(&path);
-        let ah = ahs.insert_with(|_| AddressHandle::new(pd, header, address.flow_label, max_payload));
-        ah.map(Ah).ok_or(full)
-    }
-
-    /// The way back to the sender of a datagram, from the first 40 bytes of its receive.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.
-    pub fn address_from_grh(&self, grh: &[u8; 40]) -> Result<AddressVector, Error> {
-        crate::ah::reverse(&self.engine.port, grh)
-    }
-
-    /// Destroys an address handle. Datagrams that are posted with it and have not left end in
-    /// error.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`].
-    pub fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {
-        let removed = self.engine.shared.ahs.remove(ah.0);
-        removed.map(drop).ok_or_else(|| invalid_handle("AH", ah.0))
-    }
-
-    /// Lets a UD queue pair hear a multicast group. Once is enough; more change nothing.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a queue pair that is not UD, or a GID that
-    /// is no group; [`Error::Exhausted`], or the driver's word.
-    pub fn attach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
-        let (queue_pair, _) = self.qp(qp)?;
-        if queue_pair.service != Service::Ud {
-            return Err(Error::invalid("qp", format_args!("{:?}", queue_pair.service), "a UD QP"));
-        }
-        if !group.is_multicast() {
-            return Err(Error::invalid("group", group, "a multicast address"));
-        }
-        let groups = &mut self.engine.groups;
-        if groups.is_attached(group, qp.0.index) {
-            return Ok(());
-        }
-        if groups.is_full() {
-            let (limit, setting) = (groups.limit(), "max_mcast_attachments");
-            return Err(Error::Exhausted { kind: "multicast attachment", limit, setting });
-        }
-        if !groups.has_members(group) {
-            self.driver.join(group.to_ip())?;
-        }
-        groups.attach(group, qp.0.index);
-        Ok(())
-    }
-
-    /// Ends what [`attach_mcast`](Context::attach_mcast) began.
-    ///
-    /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Invalid`] if the queue pair is not attached; the driver's
-    /// word.
-    pub fn detach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
-        self.qp(qp)?;
-        let groups = &mut self.engine.groups;
-        if !groups.is_attached(group, qp.0.index) {
-            return Err(Error::invalid("group", group, "one that the QP is attached to"));
-        }
-        if groups.members(group).count() == 1 {
-            self.driver.leave(group.to_ip())?;
-        }
-        groups.detach(group, qp.0.index);
-        Ok(())
     }
 
     /// A PSN to start from: one that nobody outside can guess, and that packets of an earlier
@@ -744,7 +414,6 @@ impl Context {
 
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
-const MAX_CQE: u32 = 1 << 22;
 
 fn invalid_handle(kind: &'static str, handle: Handle) -> Error {
     Error::InvalidHandle { kind, handle: format!("{handle:?}") }

@@ -1,0 +1,94 @@
+//! Address handles and multicast groups.
+
+use ferroce_wire::{Encapsulation, Gid, PathHeader, PathMtu, Qpn, Service};
+
+use super::{Context, invalid_handle};
+use crate::ah::AddressHandle;
+use crate::{AddressVector, Ah, Error, Pd, Qp};
+
+impl Context {
+    /// Creates an address handle: the way of datagrams to a port, or to a multicast group.
+    ///
+    /// Asks the driver for the hardware address if the address vector has none, which may block for
+    /// as long as ARP or ND takes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`], [`Error::Invalid`], [`Error::AddressFamily`],
+    /// [`Error::Exhausted`], or the driver's word.
+    pub fn create_ah(&mut self, pd: Pd, address: &AddressVector) -> Result<Ah, Error> {
+        self.check_pd(pd)?;
+        let path = self.path(address, Qpn::default(), Qpn::default())?;
+        let is_v1 = matches!(path.encapsulation, Encapsulation::RoceV1);
+        let max_payload = self.engine.port.path_mtu(is_v1 || address.gid.is_ipv6());
+        let max_payload = max_payload.map_or(0, PathMtu::bytes);
+        let ahs = &mut self.engine.shared.ahs;
+        let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
+        let header = PathHeader::new(&path);
+        let ah = ahs.insert_with(|_| AddressHandle::new(pd, header, address.flow_label, max_payload));
+        ah.map(Ah).ok_or(full)
+    }
+
+    /// The way back to the sender of a datagram, from the first 40 bytes of its receive.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.
+    pub fn address_from_grh(&self, grh: &[u8; 40]) -> Result<AddressVector, Error> {
+        crate::ah::reverse(&self.engine.port, grh)
+    }
+
+    /// Destroys an address handle. Datagrams that are posted with it and have not left end in
+    /// error.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {
+        let removed = self.engine.shared.ahs.remove(ah.0);
+        removed.map(drop).ok_or_else(|| invalid_handle("AH", ah.0))
+    }
+
+    /// Lets a UD queue pair hear a multicast group. Once is enough; more change nothing.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a queue pair that is not UD, or a GID that
+    /// is no group; [`Error::Exhausted`], or the driver's word.
+    pub fn attach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
+        let (queue_pair, _) = self.qp(qp)?;
+        if queue_pair.service != Service::Ud {
+            return Err(Error::invalid("qp", format_args!("{:?}", queue_pair.service), "a UD QP"));
+        }
+        if !group.is_multicast() {
+            return Err(Error::invalid("group", group, "a multicast address"));
+        }
+        let groups = &mut self.engine.groups;
+        if groups.is_attached(group, qp.0.index) {
+            return Ok(());
+        }
+        if groups.is_full() {
+            let (limit, setting) = (groups.limit(), "max_mcast_attachments");
+            return Err(Error::Exhausted { kind: "multicast attachment", limit, setting });
+        }
+        if !groups.has_members(group) {
+            self.driver.join(group.to_ip())?;
+        }
+        groups.attach(group, qp.0.index);
+        Ok(())
+    }
+
+    /// Ends what [`attach_mcast`](Context::attach_mcast) began.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] if the queue pair is not attached; the driver's
+    /// word.
+    pub fn detach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
+        self.qp(qp)?;
+        let groups = &mut self.engine.groups;
+        if !groups.is_attached(group, qp.0.index) {
+            return Err(Error::invalid("group", group, "one that the QP is attached to"));
+        }
+        if groups.members(group).count() == 1 {
+            self.driver.leave(group.to_ip())?;
+        }
+        groups.detach(group, qp.0.index);
+        Ok(())
+    }
+}

@@ -1,0 +1,138 @@
+//! Protection domains, memory regions and memory windows.
+
+use ferroce_driver::Memory;
+
+use super::Context;
+use crate::shared::Shared;
+use crate::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
+
+impl Context {
+    /// Allocates a protection domain: queue pairs reach only memory of their own.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`].
+    pub fn alloc_pd(&mut self) -> Result<Pd, Error> {
+        let limit = self.pds.capacity();
+        let full = Error::Exhausted { kind: "PD", limit, setting: "max_pds" };
+        self.pds.insert_with(|_| ()).map(Pd).ok_or(full)
+    }
+
+    /// Frees a protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while anything belongs to it.
+    pub fn dealloc_pd(&mut self, pd: Pd) -> Result<(), Error> {
+        self.check_pd(pd)?;
+        let shared = &self.engine.shared;
+        let users = if shared.mrs.uses_pd(pd) {
+            "memory regions or windows"
+        } else if shared.srqs.iter().any(|srq| srq.pd == pd) {
+            "shared receive queues"
+        } else if shared.ahs.iter().any(|ah| ah.pd == pd) {
+            "address handles"
+        } else if self.engine.qps.iter().any(|qp| qp.pd == pd) {
+            "queue pairs"
+        } else {
+            self.pds.remove(pd.0);
+            return Ok(());
+        };
+        Err(Error::Busy { kind: "PD", handle: format!("{:?}", pd.0), users: users.to_owned() })
+    }
+
+    /// Registers memory: local work requests may name it, and peers as far as `access` goes. The
+    /// peers' addresses start at 0.
+    ///
+    /// # Errors
+    /// [`RegisterError`], with the memory.
+    pub fn register(&mut self, pd: Pd, memory: Memory, access: Access) -> Result<Mr, RegisterError> {
+        self.register_at(pd, memory, access, 0)
+    }
+
+    /// As [`register`](Context::register), with the address `iova` for its first byte.
+    ///
+    /// # Errors
+    /// [`RegisterError`], with the memory.
+    pub fn register_at(
+        &mut self,
+        pd: Pd,
+        memory: Memory,
+        access: Access,
+        iova: u64,
+    ) -> Result<Mr, RegisterError> {
+        if let Err(source) = self.check_pd(pd) {
+            return Err(RegisterError { memory, source });
+        }
+        let Shared { mrs, rng, .. } = &mut self.engine.shared;
+        mrs.register(rng, pd, memory, access, iova)
+    }
+
+    /// Ends a registration and gives the memory back. Peers that go on using the key are refused
+    /// from now on, in the middle of a READ too.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while a posted work request names it, or a window is bound to it. (A posted
+    /// bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
+    pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
+        self.engine.shared.mrs.deregister(mr)
+    }
+
+    /// What to tell a peer about a region.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
+        self.engine.shared.mrs.remote(mr)
+    }
+
+    /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw)
+    /// gives it a range and a key.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`], [`Error::Exhausted`].
+    pub fn alloc_mw(&mut self, pd: Pd) -> Result<Mw, Error> {
+        self.check_pd(pd)?;
+        self.engine.shared.mrs.alloc_mw(pd)
+    }
+
+    /// Frees a memory window, bound or not. Peers that go on using its key are refused from now on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn dealloc_mw(&mut self, mw: Mw) -> Result<(), Error> {
+        self.engine.shared.mrs.dealloc_mw(mw)
+    }
+
+    /// What to tell a peer about a window; `None` while it is not bound. A bind has drawn the key
+    /// by the time it completes, and each draws another.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn remote_window(&self, mw: Mw) -> Result<Option<RemoteMemory>, Error> {
+        self.engine.shared.mrs.remote_window(mw)
+    }
+
+    /// The bytes of a region. The borrow keeps the context from being polled meanwhile, so no peer
+    /// can write under it.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
+        self.engine.shared.mrs.bytes(mr)
+    }
+
+    /// As [`bytes`](Context::bytes), to write.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
+        self.engine.shared.mrs.bytes_mut(mr)
+    }
+
+    /// The bytes of two regions at once, to compute from one into the other.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] if both are the same region.
+    pub fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
+        self.engine.shared.mrs.bytes_pair_mut(a, b)
+    }
+}

@@ -1,0 +1,134 @@
+//! Completion queues and shared receive queues.
+
+use super::{Context, invalid_handle};
+use crate::cq::CompletionQueue;
+use crate::rq::ReceiveQueue;
+use crate::shared::Shared;
+use crate::srq::SharedReceiveQueue;
+use crate::{
+    Cq, Error, Event, Mr, Notify, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig, WorkCompletion,
+};
+
+/// Completions of the largest queue.
+const MAX_CQE: u32 = 1 << 22;
+
+impl Context {
+    /// Creates a completion queue for `capacity` completions, 1 to 2²².
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::Exhausted`].
+    pub fn create_cq(&mut self, capacity: u32) -> Result<Cq, Error> {
+        if capacity == 0 || capacity > MAX_CQE {
+            return Err(Error::invalid("CQ capacity", capacity, format!("1 to {MAX_CQE}")));
+        }
+        let cqs = &mut self.engine.shared.cqs;
+        let full = Error::Exhausted { kind: "CQ", limit: cqs.capacity(), setting: "max_cqs" };
+        cqs.insert_with(|_| CompletionQueue::new(capacity)).map(Cq).ok_or(full)
+    }
+
+    /// Destroys a completion queue.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while a queue pair completes there.
+    pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), Error> {
+        let users = self.cq(cq)?.users;
+        if users > 0 {
+            let users = format!("{users} send and receive queues");
+            return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
+        }
+        self.engine.shared.cqs.remove(cq.0);
+        let of_queue = |event: &Event| *event == Event::Completion(cq) || *event == Event::CqErr(cq);
+        self.engine.shared.events.purge(of_queue);
+        Ok(())
+    }
+
+    /// Takes the oldest completion.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn poll_cq(&mut self, cq: Cq) -> Result<Option<WorkCompletion>, Error> {
+        Ok(self.cq(cq)?.pop())
+    }
+
+    /// Arms a completion queue: one [`Event::Completion`] with the next completion that fits. Poll
+    /// the queue once more after arming it, for what came in between.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn req_notify_cq(&mut self, cq: Cq, notify: Notify) -> Result<(), Error> {
+        self.cq(cq)?.arm(notify);
+        Ok(())
+    }
+
+    /// Creates a shared receive queue, for RC and UD queue pairs.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`].
+    pub fn create_srq(&mut self, config: &SrqConfig) -> Result<Srq, Error> {
+        self.check_pd(config.pd)?;
+        config.check()?;
+        let srqs = &mut self.engine.shared.srqs;
+        let full = Error::Exhausted { kind: "SRQ", limit: srqs.capacity(), setting: "max_srqs" };
+        let make = |handle| {
+            // Fills unused slots; never looked at.
+            let queue = ReceiveQueue::new(config.max_wr, config.max_sge, Mr(handle));
+            SharedReceiveQueue::new(config, queue)
+        };
+        srqs.insert_with(make).map(Srq).ok_or(full)
+    }
+
+    /// Posts a receive for any of the queue pairs that share the queue.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::Invalid`], [`Error::InvalidHandle`].
+    pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
+        let Shared { srqs, mrs, .. } = &mut self.engine.shared;
+        let queue = srqs.get_mut(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
+        queue.queue.post(wr, mrs)
+    }
+
+    /// Raises [`Event::SrqLimitReached`] once when fewer than `limit` receives are left; 0 turns it
+    /// off. If fewer are left already, the event comes at once.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a limit above the queue's depth.
+    pub fn arm_srq(&mut self, srq: Srq, limit: u32) -> Result<(), Error> {
+        let queue = self.srq(srq)?;
+        let depth = queue.queue.depth();
+        if limit > depth {
+            return Err(Error::invalid("SRQ limit", limit, format!("0 to {depth}, the depth of the SRQ")));
+        }
+        queue.arm(limit);
+        if queue.trip() {
+            self.engine.shared.raise(Event::SrqLimitReached(srq));
+        }
+        Ok(())
+    }
+
+    /// What a shared receive queue is like now.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn query_srq(&self, srq: Srq) -> Result<SrqAttributes, Error> {
+        let queue = self.engine.shared.srqs.get(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
+        Ok(queue.attributes())
+    }
+
+    /// Destroys a shared receive queue; its receives are discarded.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Busy`] while queue pairs take from it.
+    pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), Error> {
+        let users = self.srq(srq)?.users;
+        if users > 0 {
+            let users = format!("{users} queue pairs");
+            return Err(Error::Busy { kind: "SRQ", handle: format!("{:?}", srq.0), users });
+        }
+        let Shared { srqs, mrs, events, .. } = &mut self.engine.shared;
+        if let Some(mut removed) = srqs.remove(srq.0) {
+            while removed.queue.pop(mrs).is_some() {}
+        }
+        events.purge(|event| *event == Event::SrqLimitReached(srq));
+        Ok(())
+    }
+}
