@@ -329,7 +329,7 @@ impl Context {
         if let SendOp::BindMw { mw, mr, offset, length, access } = wr.op {
             shared.mrs.check_bind(&MwBind { mw, mr, offset, length, access })?;
         }
-        let max_length = queue_pair.connection.map_or(MAX_MESSAGE, |c| c.max_message());
+        let max_length = queue_pair.connection.as_ref().map_or(MAX_MESSAGE, |c| c.max_message());
         queue_pair.sq.post(wr, max_length, &mut shared.mrs)?;
         match queue_pair.state {
             QpState::Error => queue_pair.flush(shared),

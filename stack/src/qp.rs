@@ -297,9 +297,9 @@ impl QueuePair {
             state: self.state,
             sq_draining: self.state == QpState::Sqd && !self.is_drained(),
             qpn: self.qpn,
-            dest_qpn: self.connection.map(|c| c.dest_qpn),
+            dest_qpn: self.connection.as_ref().map(|c| c.dest_qpn),
             address: self.address,
-            path_mtu: self.connection.map(|c| c.path_mtu),
+            path_mtu: self.path_mtu(),
             selective_repeat: self.selective.is_some(),
             access: self.access,
             qkey: (self.service == Service::Ud).then_some(self.qkey),
@@ -325,6 +325,11 @@ impl QueuePair {
             return Ok(());
         }
         Err(Error::State { verb, state: self.state, expected })
+    }
+
+    /// Payload of a full packet; none before there is a connection.
+    pub(crate) fn path_mtu(&self) -> Option<PathMtu> {
+        self.connection.as_ref().map(|connection| connection.path_mtu)
     }
 
     /// Asks for a turn in the transmit phase.
@@ -472,7 +477,7 @@ impl QueuePair {
             invalidated: None,
             qp: self.handle,
             qpn: self.qpn,
-            src_qpn: self.connection.map(|c| c.dest_qpn).unwrap_or_default(),
+            src_qpn: self.connection.as_ref().map(|c| c.dest_qpn).unwrap_or_default(),
         }
     }
 

@@ -6,8 +6,8 @@
 
 use ferroce_driver::Nanos;
 use ferroce_wire::{
-    Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, Position, Psn,
-    RKey, RnrTimer, Selectivity, Service, Successor, Syndrome,
+    Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, PathMtu,
+    Position, Psn, RKey, RnrTimer, Selectivity, Service, Successor, Syndrome,
 };
 
 use crate::counters::Counter;
@@ -250,10 +250,9 @@ impl QueuePair {
     }
 
     pub(crate) fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Some(connection) = self.connection else { return Err(Refusal::Invalid) };
+        let Some(path_mtu) = self.path_mtu() else { return Err(Refusal::Invalid) };
         let opcode = packet.opcode;
-        let payload_fits =
-            opcode.payload().admits(packet.payload.len(), connection.path_mtu.bytes() as usize);
+        let payload_fits = opcode.payload().admits(packet.payload.len(), path_mtu.bytes() as usize);
         let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
         let exists = shared.device.supports(opcode.operation());
         if !exists || !opcode.may_come(self.responder.successor) || !self.allows(packet) {
@@ -277,7 +276,7 @@ impl QueuePair {
         match opcode.operation() {
             Operation::Send => self.execute_send(shared, packet)?,
             Operation::Write => self.execute_write(shared, packet)?,
-            Operation::ReadRequest => return self.execute_read(shared, packet, &connection),
+            Operation::ReadRequest => return self.execute_read(shared, packet, path_mtu),
             Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(shared, packet)?,
             Operation::Flush => self.execute_flush(shared, packet)?,
             Operation::AtomicWrite => self.execute_atomic_write(shared, packet)?,
@@ -364,7 +363,7 @@ impl QueuePair {
         &mut self,
         shared: &mut Shared,
         packet: &Packet<'_>,
-        connection: &Connection,
+        path_mtu: PathMtu,
     ) -> Result<(), Refusal> {
         let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
         let (va, rkey, length) = (reth.va(), reth.rkey(), reth.length());
@@ -373,7 +372,7 @@ impl QueuePair {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, length);
             grant.map_err(|_| Refusal::Access)?;
         }
-        let packets = connection.path_mtu.packets(length);
+        let packets = path_mtu.packets(length);
         shared.count(Counter::RxReadRequests);
         self.responder.count_message();
         self.remember(packets, Answer::Read { va, rkey, length });
@@ -491,7 +490,7 @@ impl QueuePair {
     fn remembered_part(&self, shared: &Shared, packet: &Packet<'_>) -> Option<Part> {
         let (psn, reth) = (packet.bth.psn(), packet.reth());
         let outcome = self.responder.outcomes.at(psn)?;
-        let part = outcome.part_for(packet.opcode.operation(), reth, psn, self.connection?.path_mtu)?;
+        let part = outcome.part_for(packet.opcode.operation(), reth, psn, self.path_mtu()?)?;
         if let (Answer::Read { rkey, .. }, Some(reth)) = (outcome.answer, reth)
             && reth.length() > 0
         {
