@@ -346,6 +346,11 @@ impl Live {
         self.cable.set_room(room);
     }
 
+    /// As an input has it: fewer than 8 frames, or any number.
+    pub(crate) fn change_room(&mut self, byte: u8) {
+        self.set_room(if byte < 8 { byte.into() } else { usize::MAX });
+    }
+
     /// A packet of the peer, as a frame.
     pub(crate) fn build(&mut self, opcode: Opcode, fields: &Fields) -> Vec<u8> {
         let foreign = fields.flags.has(Flags::FOREIGN_SOURCE);
@@ -619,6 +624,15 @@ impl Live {
         let range = piece.offset..piece.offset + piece.length;
         region.bytes[range.clone()].fill(value);
         self.context.bytes_mut(region.mr).expect("it is registered")[range].fill(value);
+    }
+
+    /// As an input has it: at most 64 bytes of a region.
+    pub(crate) fn write_some(&mut self, input: &mut Input<'_>) {
+        let (piece, value) = (self.read_pieces(input)[0], input.u8());
+        let length = piece.length.min(64);
+        if piece.offset + length <= REGION {
+            self.write_own(Piece { length, ..piece }, value);
+        }
     }
 
     /// Every byte of every region is what it must be.

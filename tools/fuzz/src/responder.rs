@@ -202,20 +202,11 @@ impl Target {
             }
             Step::PostReceive => self.post_receive(input),
             Step::PollCq => self.poll_cq(usize::from(input.u8() & 15)),
-            Step::Room => match input.u8() {
-                room @ 0..8 => self.live.set_room(room.into()),
-                _ => self.live.set_room(usize::MAX),
-            },
+            Step::Room => self.live.change_room(input.u8()),
             Step::Advance => self.live.advance(Duration::from_micros(1 << (input.u8() & 15))),
             Step::Register => self.register(input.u8()),
             Step::Modify => self.modify(input.u8()),
-            Step::Write => {
-                let (piece, value) = (self.live.read_pieces(input)[0], input.u8());
-                let length = piece.length.min(64);
-                if piece.offset + length <= REGION {
-                    self.live.write_own(Piece { length, ..piece }, value);
-                }
-            }
+            Step::Write => self.live.write_some(input),
             Step::Bind => {
                 let (piece, access) = (self.live.read_pieces(input)[0], input.u8());
                 let rights =

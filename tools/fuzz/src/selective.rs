@@ -141,8 +141,7 @@ impl Target {
             9 | 10 => self.response(input),
             11 => self.selective_acknowledge(input),
             12 => {
-                let room = input.u8();
-                self.live.set_room(if room < 8 { room.into() } else { usize::MAX });
+                self.live.change_room(input.u8());
                 vec![]
             }
             13 => {
