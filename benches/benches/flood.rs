@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, Stats};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats};
 use ferroce::wire::{Encapsulation, PathAddress};
 use ferroce::{Counter, MacAddr, Nanos, PacketDriver, PathMtu, QpAttributes, QpState};
 use ferroce_benches::pair::{Pair, Setup, Writes};
@@ -73,23 +73,19 @@ impl PacketDriver for Flooding {
         self.port.capabilities()
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         self.port.rx_burst(now, sink)
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, driver::Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         let mut flood = lock(&self.flood);
         let mut allowance = flood.allowance;
-        self.port.tx_burst(now, &mut |buffer| {
+        self.port.tx_burst(now, &mut |buffer: &mut [u8]| {
             if flood.due > 0 {
                 flood.due -= 1;
                 return flood.write(buffer);
             }
-            let good = source(buffer);
+            let good = source.write(buffer);
             if good.is_some() {
                 flood.due = flood.times;
                 return good;

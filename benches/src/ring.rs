@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{Capabilities, Error, Layer, Stats};
+use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, Stats};
 use ferroce::{Nanos, PacketDriver};
 
 /// Bytes that a frame may have.
@@ -27,12 +27,12 @@ impl Ring {
     }
 
     /// Lets `source` write the next frame in place. Whether there was room and a frame.
-    fn push(&mut self, source: &mut dyn FnMut(&mut [u8]) -> Option<usize>) -> bool {
+    fn push(&mut self, source: &mut dyn FrameSource) -> bool {
         if self.tail - self.head == FRAMES {
             return false;
         }
         let (length, frame) = &mut self.frames[self.tail % FRAMES];
-        let Some(written) = source(frame) else { return false };
+        let Some(written) = source.write(frame) else { return false };
         *length = written;
         self.tail += 1;
         true
@@ -73,22 +73,18 @@ impl PacketDriver for RingPort {
         &self.capabilities
     }
 
-    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let mut ring = lock(&self.rx);
         let burst = (ring.tail - ring.head).min(BURST);
         for _ in 0..burst {
             let (length, frame) = &ring.frames[ring.head % FRAMES];
-            sink(&frame[..*length]);
+            sink.take(&frame[..*length]);
             ring.head += 1;
         }
         Ok(burst)
     }
 
-    fn tx_burst(
-        &mut self,
-        _: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error> {
+    fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         let mut ring = lock(&self.tx);
         let mut sent = 0;
         while ring.push(source) {

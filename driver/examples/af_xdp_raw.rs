@@ -55,7 +55,7 @@ fn send(mut port: AfXdp, peer: IpAddr, size: usize, seconds: f64) -> Outcome<()>
     let start = Instant::now();
     while start.elapsed().as_secs_f64() < seconds {
         let mut burst = 0..64;
-        port.tx_burst(Nanos::ZERO, &mut |buffer| {
+        port.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
             burst.next()?;
             buffer[..size].copy_from_slice(&frame);
             Some(size)
@@ -69,7 +69,7 @@ fn receive(mut port: AfXdp, seconds: f64) -> Outcome<()> {
     let opened = Instant::now();
     let (mut first, mut last) = (None, opened);
     while opened.elapsed().as_secs_f64() < seconds {
-        if port.rx_burst(Nanos::ZERO, &mut |_| {})? > 0 {
+        if port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {})? > 0 {
             last = Instant::now();
             first.get_or_insert(last);
         }
@@ -86,11 +86,11 @@ fn ping(mut port: AfXdp, peer: IpAddr, size: usize, count: usize) -> Outcome<()>
     for _ in 0..count {
         let start = Instant::now();
         let mut once = Some(&frame);
-        port.tx_burst(Nanos::ZERO, &mut |buffer| {
+        port.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
             buffer[..size].copy_from_slice(once.take()?);
             Some(size)
         })?;
-        while port.rx_burst(Nanos::ZERO, &mut |_| {})? == 0 {
+        while port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {})? == 0 {
             if start.elapsed() > Duration::from_secs(5) {
                 return Err("no answer for 5 s".into());
             }
@@ -107,13 +107,13 @@ fn pong(mut port: AfXdp, seconds: f64) -> Outcome<()> {
     let opened = Instant::now();
     let mut answer = Vec::with_capacity(port.capabilities().max_frame);
     while opened.elapsed().as_secs_f64() < seconds {
-        port.rx_burst(Nanos::ZERO, &mut |frame| {
+        port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
             answer.clear();
             answer.extend_from_slice(&frame[6..12]);
             answer.extend_from_slice(&frame[..6]);
             answer.extend_from_slice(&frame[12..]);
         })?;
-        port.tx_burst(Nanos::ZERO, &mut |buffer| {
+        port.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
             let len = answer.len();
             buffer[..len].copy_from_slice(&answer);
             answer.clear();

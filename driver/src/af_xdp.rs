@@ -30,7 +30,7 @@ use xsk_rs::umem::frame::FrameDesc;
 use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
 use crate::netlink::{Interface, Netlink, XdpMode};
-use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
 use attachment::Attachment;
 use frames::{Frames, TxSlots};
 use membership::Membership;
@@ -225,7 +225,7 @@ impl PacketDriver for AfXdp {
         &self.capabilities
     }
 
-    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         // SAFETY: the receive ring belongs to the UMEM of `frames`.
         let n = unsafe { self.rx.consume(&mut self.burst) };
         let received = &self.burst[..n];
@@ -238,7 +238,7 @@ impl PacketDriver for AfXdp {
             if frame.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == self.capabilities.mac) {
                 self.stats.rx_frames += 1;
                 self.stats.rx_bytes += frame.len() as u64;
-                sink(frame);
+                sink.take(frame);
             }
         }
         // SAFETY: these chunks came from this UMEM's receive ring and are not used any more. The
@@ -251,11 +251,7 @@ impl PacketDriver for AfXdp {
         Ok((self.stats.rx_frames - before) as usize)
     }
 
-    fn tx_burst(
-        &mut self,
-        _now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error> {
+    fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         self.reclaim();
         let max_frame = self.capabilities.max_frame;
         let before = self.stats.tx_frames;
@@ -265,7 +261,7 @@ impl PacketDriver for AfXdp {
             let mut descriptors = 0;
             while descriptors < TX_BATCH {
                 let frame = self.slots.peek().and_then(|slot| {
-                    source(self.slots.buffer(slot, &mut self.frames, max_frame)).map(|len| (slot, len))
+                    source.write(self.slots.buffer(slot, &mut self.frames, max_frame)).map(|len| (slot, len))
                 });
                 let Some((slot, len)) = frame else {
                     exhausted = true;

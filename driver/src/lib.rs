@@ -13,6 +13,7 @@
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;
+mod frame;
 pub mod loopback;
 pub mod memory;
 pub mod netlink;
@@ -24,7 +25,8 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
-pub use memory::Memory;
+pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
+pub use memory::{Memory, Pinned};
 pub use time::{Clock, Nanos};
 
 /// A poll-mode port: frames out, frames in, nothing else.
@@ -41,20 +43,15 @@ pub trait PacketDriver: Send {
     ///
     /// # Errors
     /// Only when the port is gone for good (interface removed, socket dead).
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error>;
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error>;
 
-    /// Asks `source` for frames until it returns `None` or the port takes no more, sends them and
-    /// returns how many there were. `source` gets a buffer of at least
-    /// [`Capabilities::max_frame`] bytes, writes a frame at its start and returns its length.
-    /// `source` is not called when there is no room, so nothing that it writes is lost.
+    /// Asks `source` for frames until it has none or the port takes no more, sends them and returns
+    /// how many there were. `source` is not asked when there is no room, so nothing that it writes
+    /// is lost.
     ///
     /// # Errors
     /// Only when the port is gone for good.
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error>;
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error>;
 
     /// Blocks until a frame may have arrived or `timeout` has passed, whichever is first.
     ///
@@ -96,15 +93,11 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
         (**self).capabilities()
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         (**self).rx_burst(now, sink)
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         (**self).tx_burst(now, source)
     }
 
@@ -134,9 +127,10 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
 pub enum Layer {
     /// Whole Ethernet frames, without FCS.
     Ethernet,
-    /// UDP payloads (BTH first). Addresses, TOS and TTL travel as metadata, so the engine takes
-    /// such a driver through an adapter that rebuilds the pseudo-header of the ICRC.
-    Udp,
+    /// IP packets, without a link header. The kernel makes the IP and UDP headers: of a packet to
+    /// send the driver takes addresses, TOS, TTL and UDP source port; of a received one it writes
+    /// anew what the kernel tells, and the IPv4 identification, which it doesn't tell, is a guess.
+    Ip,
 }
 
 /// What a port is and can do.

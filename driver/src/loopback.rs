@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
 
 /// Bytes that a frame may have beyond the IP packet: Ethernet header and one 802.1Q tag.
 pub(crate) const FRAME_OVERHEAD: usize = 18;
@@ -131,13 +131,13 @@ impl PacketDriver for Loopback {
         &self.capabilities
     }
 
-    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         if self.inbox.waiting.load(Ordering::Acquire) == 0 {
             return Ok(0);
         }
         self.inbox.take(&mut self.received);
         for frame in &self.received {
-            sink(&frame.bytes[..frame.len]);
+            sink.take(&frame.bytes[..frame.len]);
             self.stats.rx_bytes += frame.len as u64;
         }
         self.stats.rx_frames += self.received.len() as u64;
@@ -145,11 +145,7 @@ impl PacketDriver for Loopback {
     }
 
     /// Takes at most as many frames a call as the queue of a port holds.
-    fn tx_burst(
-        &mut self,
-        _now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error> {
+    fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         self.refresh_peers();
         let mut sent = 0;
         while sent < self.fabric.config.depth {
@@ -157,7 +153,7 @@ impl PacketDriver for Loopback {
             let mut staged = 0;
             while staged < room {
                 let frame = &mut self.staged[staged];
-                let Some(len) = source(&mut frame.bytes) else { break };
+                let Some(len) = source.write(&mut frame.bytes) else { break };
                 if !(ETHERNET_HEADER..=self.capabilities.max_frame).contains(&len) {
                     self.stats.tx_dropped += 1;
                     continue;

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::io;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// A block of host memory with a stable address, owned by whoever holds the value.
 ///
@@ -12,21 +13,26 @@ use std::ptr::NonNull;
 pub struct Memory {
     base: NonNull<u8>,
     len: usize,
-    owner: Owner,
+    /// `None` for somebody else's memory; the constructor's contract says that it outlives this value.
+    mapping: Option<Arc<Mapping>>,
 }
 
-enum Owner {
-    /// An anonymous mapping of this many bytes, unmapped on drop.
-    Mapping(usize),
-    /// Somebody else's; the constructor's contract says that it outlives this value.
-    Foreign,
+/// An anonymous mapping, unmapped on drop.
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
 }
 
 // SAFETY: the block is reached only through `&self` (reads) and `&mut self` (writes), and no
-// pointer to it leaves this type, so it moves between and is shared by threads as a `Box<[u8]>` is.
+// pointer to it leaves this type but in a `Pinned`, so it moves between and is shared by threads as
+// a `Box<[u8]>` is.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
+// SAFETY: nothing but the unmapping at the end uses it.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
 
 impl Memory {
     /// `len` bytes of zeros, page-aligned and prefaulted.
@@ -51,7 +57,10 @@ impl Memory {
             return Err(io::Error::last_os_error());
         }
         match NonNull::new(base.cast()) {
-            Some(base) => Ok(Memory { base, len, owner: Owner::Mapping(mapped) }),
+            Some(base) => {
+                let mapping = Some(Arc::new(Mapping { base, len: mapped }));
+                Ok(Memory { base, len, mapping })
+            }
             None => Err(io::Error::other("mmap returned address 0")),
         }
     }
@@ -73,7 +82,18 @@ impl Memory {
     /// nobody else may write those bytes, or read them while they are registered with remote
     /// write access, in that time.
     pub unsafe fn from_raw(base: NonNull<u8>, len: usize) -> Memory {
-        Memory { base, len, owner: Owner::Foreign }
+        Memory { base, len, mapping: None }
+    }
+
+    /// Holds bytes `offset..offset + len` for a port that sends them from where they are: they stay
+    /// mapped until the value is dropped, whatever becomes of the memory. `None` outside the block
+    /// and for somebody else's memory, whose life is not ours to prolong.
+    pub fn pin(&self, offset: usize, len: usize) -> Option<Pinned> {
+        let mapping = self.mapping.clone()?;
+        self.get(offset..offset.checked_add(len)?)?;
+        // SAFETY: `offset` is inside the block, as was just seen.
+        let base = unsafe { self.base.add(offset) };
+        Some(Pinned { base, len, _mapping: mapping })
     }
 }
 
@@ -93,12 +113,42 @@ impl std::ops::DerefMut for Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for Mapping {
     fn drop(&mut self) {
-        if let Owner::Mapping(len) = self.owner {
-            // SAFETY: `base` and `len` are those of the mapping made in `zeroed`, unmapped once.
-            unsafe { libc::munmap(self.base.as_ptr().cast(), len) };
-        }
+        // SAFETY: `base` and `len` are those of the mapping made in `zeroed`, unmapped once.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Part of a [`Memory`] that a port sends from where it is.
+///
+/// Only the address can be had: the owner may write these bytes while the device reads them, which
+/// then sends old or new ones, as any RNIC does.
+pub struct Pinned {
+    base: NonNull<u8>,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: an address, and a share in the mapping that keeps it valid.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    /// The first byte; readable while the value lives.
+    pub fn address(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// How many bytes.
+    #[expect(clippy::len_without_is_empty, reason = "a payload is never empty")]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+}
+
+impl fmt::Debug for Pinned {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pinned({} bytes)", self.len)
     }
 }
 
@@ -124,11 +174,23 @@ mod tests {
     }
 
     #[test]
+    fn what_is_pinned_outlives_its_memory() {
+        let mut m = Memory::zeroed(100).unwrap();
+        m[9] = 7;
+        let pinned = m.pin(9, 91).unwrap();
+        assert!(m.pin(9, 92).is_none() && m.pin(usize::MAX, 2).is_none());
+        drop(m);
+        // SAFETY: the pin keeps the mapping.
+        assert_eq!((unsafe { pinned.address().read() }, pinned.len()), (7, 91));
+    }
+
+    #[test]
     fn foreign_memory_is_not_freed() {
         let mut buffer = vec![1u8, 2, 3];
         // SAFETY: `buffer` outlives the value and is not touched while it lives.
         let mut m = unsafe { Memory::from_raw(NonNull::new(buffer.as_mut_ptr()).unwrap(), 3) };
         m[0] = 9;
+        assert!(m.pin(0, 1).is_none());
         drop(m);
         assert_eq!(buffer, [9, 2, 3]);
     }

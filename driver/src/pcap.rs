@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
 pub use reader::{LinkType, Reader, Record};
 
 /// A driver that writes what passes through another one to a pcapng file.
@@ -62,24 +62,20 @@ impl<D: PacketDriver> PacketDriver for Recorder<D> {
         self.driver.capabilities()
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let capture = &mut self.capture;
         capture.tick(now);
-        self.driver.rx_burst(now, &mut |frame| {
+        self.driver.rx_burst(now, &mut |frame: &[u8]| {
             capture.record(now, Direction::Inbound, frame);
-            sink(frame);
+            sink.take(frame);
         })
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         let capture = &mut self.capture;
         capture.tick(now);
-        self.driver.tx_burst(now, &mut |buffer| {
-            let len = source(buffer)?;
+        self.driver.tx_burst(now, &mut |buffer: &mut [u8]| {
+            let len = source.write(buffer)?;
             // A length beyond the buffer is the driver's to refuse.
             if let Some(frame) = buffer.get(..len) {
                 capture.record(now, Direction::Outbound, frame);

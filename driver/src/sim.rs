@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::loopback::{FRAME_OVERHEAD, check_mtu, find_address, lock, port_mac};
-use crate::{Capabilities, Error, Layer, Nanos, PacketDriver, Stats};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
 use network::{Frame, Network};
 
 /// What a link does to the frames of one direction. The default is an ideal link.
@@ -262,11 +262,11 @@ impl PacketDriver for SimPort {
         &self.capabilities
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         lock(&self.network).receive(self.number, now, &mut self.received, BURST);
         let count = self.received.len();
         for frame in &self.received {
-            sink(frame.contents());
+            sink.take(frame.contents());
             self.stats.rx_bytes += frame.len as u64;
         }
         self.stats.rx_frames += count as u64;
@@ -274,16 +274,12 @@ impl PacketDriver for SimPort {
         Ok(count)
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         let mut sent = 0;
         // The lock is not held while `source` runs, which may look at the network.
         loop {
             let Some(mut frame) = lock(&self.network).spare_frame(self.number) else { break };
-            let len = source(&mut frame.bytes);
+            let len = source.write(&mut frame.bytes);
             let mut network = lock(&self.network);
             match len {
                 None => {

@@ -56,14 +56,14 @@ fn both_directions_at_once_from_two_threads() {
             let mac = port.capabilities().mac;
             let mut next = sent..limit;
             sent += port
-                .tx_burst(Nanos::ZERO, &mut |buffer| {
+                .tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
                     let n = next.next()?;
                     let frame = Roce::v4(to, mac).build(4154, n + seed);
                     buffer[..frame.len()].copy_from_slice(&frame);
                     Some(frame.len())
                 })
                 .unwrap();
-            port.rx_burst(Nanos::ZERO, &mut |frame| {
+            port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
                 assert!(frame == Roce::v4(mac, to).build(4154, received + expect), "frame {received}");
                 received += 1;
             })
@@ -229,7 +229,7 @@ fn the_source_is_not_asked_without_a_free_slot() {
     for _ in 0..100 {
         let mut asked = 0;
         let sent = a
-            .tx_burst(Nanos::ZERO, &mut |buffer| {
+            .tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
                 asked += 1;
                 buffer[..frame.len()].copy_from_slice(&frame);
                 Some(frame.len())
@@ -662,7 +662,7 @@ fn receive(port: &mut AfXdp, count: usize) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(5);
     while frames.len() < count && Instant::now() < deadline {
-        port.rx_burst(Nanos::ZERO, &mut |frame| frames.push(frame.to_vec())).unwrap();
+        port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| frames.push(frame.to_vec())).unwrap();
     }
     frames
 }
@@ -672,7 +672,7 @@ fn drain(port: &mut AfXdp, quiet: Duration) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     let mut last = Instant::now();
     while last.elapsed() < quiet {
-        if port.rx_burst(Nanos::ZERO, &mut |frame| frames.push(frame.to_vec())).unwrap() > 0 {
+        if port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| frames.push(frame.to_vec())).unwrap() > 0 {
             last = Instant::now();
         }
     }
@@ -687,13 +687,13 @@ fn cross(from: &mut AfXdp, to: &mut AfXdp, size: usize, count: usize) {
     while received < count {
         let mut next = sent..(sent + 100).min(count);
         sent += from
-            .tx_burst(Nanos::ZERO, &mut |buffer| {
+            .tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
                 let frame = kind.build(size, next.next()?);
                 buffer[..size].copy_from_slice(&frame);
                 Some(size)
             })
             .unwrap();
-        to.rx_burst(Nanos::ZERO, &mut |frame| {
+        to.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
             assert!(frame == kind.build(size, received), "frame {received} of {size} bytes");
             received += 1;
         })

@@ -49,7 +49,7 @@ fn exchange(ports: &mut [impl PacketDriver], rounds: u64) -> usize {
         let now = Nanos(round * 1000);
         for port in ports.iter_mut() {
             let mut left = 20;
-            port.tx_burst(now, &mut |buffer| {
+            port.tx_burst(now, &mut |buffer: &mut [u8]| {
                 left = usize::checked_sub(left, 1)?;
                 buffer[..6].copy_from_slice(&targets[left % 4]);
                 buffer[12..16].copy_from_slice(&[8, 0, 0x45, 2]);

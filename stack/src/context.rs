@@ -368,9 +368,9 @@ impl Context {
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         let Context { driver, engine, .. } = self;
         engine.shared.now = now;
-        let received = driver.rx_burst(now, &mut |frame| engine.receive(frame))?;
+        let received = driver.rx_burst(now, &mut |frame: &[u8]| engine.receive(frame))?;
         engine.fire_timers();
-        let sent = driver.tx_burst(now, &mut |buffer| engine.transmit(buffer))?;
+        let sent = driver.tx_burst(now, &mut |buffer: &mut [u8]| engine.transmit(buffer))?;
         if self.exporter.as_ref().is_some_and(|exporter| exporter.is_due(now))
             && let Some(mut exporter) = self.exporter.take()
         {

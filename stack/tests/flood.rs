@@ -64,7 +64,7 @@ impl Flooder {
     fn pour(&mut self, now: Nanos, count: usize) {
         let Flooder { port, frames, next, sent } = self;
         let last = *next + count;
-        let poured = port.tx_burst(now, &mut |buffer| {
+        let poured = port.tx_burst(now, &mut |buffer: &mut [u8]| {
             if *next == last {
                 return None;
             }

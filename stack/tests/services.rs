@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork, Verdict};
+use ferroce::driver::{FrameSink, FrameSource};
 use ferroce::wire::{NetworkHeader, Packet, VlanTag, source_port};
 use ferroce::*;
 use pair::{End, Pair, QKEY};
@@ -501,15 +502,11 @@ impl<D: PacketDriver> PacketDriver for Stubborn<D> {
         self.port.capabilities()
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         self.port.rx_burst(now, sink)
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, driver::Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         self.port.tx_burst(now, source)
     }
 

@@ -170,7 +170,7 @@ impl DeviceInfo {
             interface: capabilities.interface.clone(),
             layer: match capabilities.layer {
                 Layer::Ethernet => "Ethernet",
-                Layer::Udp => "UDP",
+                Layer::Ip => "IP",
             },
             mtu: capabilities.mtu,
             max_frame: capabilities.max_frame,

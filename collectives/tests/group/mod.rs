@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferroce::driver::Error as DriverError;
 use ferroce::driver::loopback::{Switch, SwitchConfig};
-use ferroce::driver::{Capabilities, Stats};
+use ferroce::driver::{Capabilities, FrameSink, FrameSource, Stats};
 use ferroce::{Config, Context, Nanos, PacketDriver};
 use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
 
@@ -80,23 +80,19 @@ impl PacketDriver for Lossy {
         self.inner.capabilities()
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, DriverError> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, DriverError> {
         self.inner.rx_burst(now, sink)
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, DriverError> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
         let Lossy { inner, every, left } = self;
-        inner.tx_burst(now, &mut |buffer| {
+        inner.tx_burst(now, &mut |buffer: &mut [u8]| {
             *left -= 1;
             if *left == 0 {
                 *left = *every;
-                source(buffer)?;
+                source.write(buffer)?;
             }
-            source(buffer)
+            source.write(buffer)
         })
     }
 

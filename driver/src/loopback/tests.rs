@@ -23,12 +23,13 @@ fn number(frame: &[u8]) -> u32 {
 /// Sends the frames `numbers` to `to` in one burst.
 fn send(port: &mut Loopback, to: [u8; 6], numbers: std::ops::Range<u32>) -> usize {
     let mut numbers = numbers;
-    port.tx_burst(Nanos::ZERO, &mut |buffer| numbers.next().map(|n| write(buffer, to, 60, n))).unwrap()
+    port.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| numbers.next().map(|n| write(buffer, to, 60, n)))
+        .unwrap()
 }
 
 fn receive(port: &mut Loopback) -> Vec<u32> {
     let mut got = Vec::new();
-    while port.rx_burst(Nanos::ZERO, &mut |frame| got.push(number(frame))).unwrap() > 0 {}
+    while port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| got.push(number(frame))).unwrap() > 0 {}
     got
 }
 
@@ -40,7 +41,7 @@ fn frames_arrive_in_order_and_unchanged() {
     let lengths = [14, 60, 64, 1500, a.capabilities().max_frame];
     let mut next = lengths.iter();
     let fill = |len: usize| (0..len).map(|i| (i * 7 + len) as u8).collect::<Vec<u8>>();
-    let sent = a.tx_burst(Nanos::ZERO, &mut |buffer| {
+    let sent = a.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
         let len = *next.next()?;
         buffer[..len].copy_from_slice(&fill(len));
         buffer[..6].copy_from_slice(&to);
@@ -48,7 +49,7 @@ fn frames_arrive_in_order_and_unchanged() {
     });
     assert_eq!(sent.unwrap(), lengths.len());
     let mut seen = 0;
-    b.rx_burst(Nanos::ZERO, &mut |frame| {
+    b.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
         assert_eq!(frame.len(), lengths[seen]);
         assert_eq!(frame[..6], to);
         assert_eq!(frame[6..], fill(frame.len())[6..]);
@@ -72,8 +73,9 @@ fn a_switch_forwards_by_address_and_floods_the_rest() {
         [macs[1], macs[1], macs[3], macs[0], [0xff; 6], [0x33, 0x33, 0, 0, 0, 1], [2, 9, 9, 9, 9, 9]]
             .into_iter()
             .enumerate();
-    let sent = ports[0]
-        .tx_burst(Nanos::ZERO, &mut |buffer| targets.next().map(|(n, to)| write(buffer, to, 60, n as u32)));
+    let sent = ports[0].tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
+        targets.next().map(|(n, to)| write(buffer, to, 60, n as u32))
+    });
     assert_eq!(sent.unwrap(), 7);
     let got: Vec<Vec<u32>> = ports.iter_mut().map(receive).collect();
     assert_eq!(got, [vec![3], vec![0, 1, 4, 5, 6], vec![4, 5, 6], vec![2, 4, 5, 6]]);
@@ -125,7 +127,7 @@ fn a_length_outside_the_limits_is_not_sent() {
     let to = b.capabilities().mac;
     let limit = a.capabilities().max_frame;
     let mut lengths = [13, limit + 1, usize::MAX, 60].into_iter();
-    let sent = a.tx_burst(Nanos::ZERO, &mut |buffer| {
+    let sent = a.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
         write(buffer, to, 60, 0);
         lengths.next()
     });
@@ -179,10 +181,10 @@ fn two_threads_lose_nothing_within_the_depth() {
         let mut owed = VecDeque::new();
         let mut echoed = 0;
         while echoed < FRAMES && Instant::now() < deadline {
-            if b.rx_burst(Nanos::ZERO, &mut |frame| owed.push_back(number(frame))).unwrap() == 0 {
+            if b.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| owed.push_back(number(frame))).unwrap() == 0 {
                 b.wait(Duration::from_millis(100)).unwrap();
             }
-            b.tx_burst(Nanos::ZERO, &mut |buffer| {
+            b.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
                 echoed += u32::from(!owed.is_empty());
                 owed.pop_front().map(|n| write(buffer, to_a, 60, n))
             })
@@ -192,14 +194,14 @@ fn two_threads_lose_nothing_within_the_depth() {
     });
     let (mut sent, mut got) = (0, 0);
     while got < FRAMES && Instant::now() < deadline {
-        a.tx_burst(Nanos::ZERO, &mut |buffer| {
+        a.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
             (sent < FRAMES && sent - got < 1000).then(|| {
                 sent += 1;
                 write(buffer, to_b, 60, sent - 1)
             })
         })
         .unwrap();
-        let burst = a.rx_burst(Nanos::ZERO, &mut |frame| {
+        let burst = a.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
             assert_eq!(number(frame), got);
             got += 1;
         });

@@ -40,7 +40,7 @@ fn frame(len: usize) -> Vec<u8> {
 
 fn send(port: &mut dyn PacketDriver, now: Nanos, lengths: &[usize]) {
     let mut lengths = lengths.iter();
-    port.tx_burst(now, &mut |buffer| {
+    port.tx_burst(now, &mut |buffer: &mut [u8]| {
         let len = *lengths.next()?;
         buffer[..len].copy_from_slice(&frame(len));
         Some(len)
@@ -80,7 +80,7 @@ fn recorded(file: &TempFile) -> Vec<usize> {
     let (sent, received) = ([14, 60, 61, 62, 63, 4218], [1500, 64]);
     send(&mut a, Nanos(5_000_000_000), &sent);
     send(&mut b, Nanos::ZERO, &received);
-    assert_eq!(a.rx_burst(Nanos(5_000_000_123), &mut |_| ()).unwrap(), 2);
+    assert_eq!(a.rx_burst(Nanos(5_000_000_123), &mut |_: &[u8]| ()).unwrap(), 2);
     assert_eq!((a.stats().tx_frames, a.stats().rx_frames, a.unrecorded()), (6, 2, 0));
     let mut lengths = sent.to_vec();
     lengths.extend(received);
@@ -140,7 +140,7 @@ fn the_file_is_flushed_each_second() {
     let header = size();
     send(&mut a, Nanos(1_999_999_999), &[100]);
     assert_eq!(size(), header);
-    a.rx_burst(Nanos(2_000_000_000), &mut |_| ()).unwrap();
+    a.rx_burst(Nanos(2_000_000_000), &mut |_: &[u8]| ()).unwrap();
     let packet = 32 + 100 + 12;
     assert_eq!(size(), header + 2 * packet);
     send(&mut a, Nanos(2_000_000_001), &[100]);
@@ -173,7 +173,7 @@ fn a_write_error_stops_the_capture_and_not_the_traffic() {
     let mut a = Recorder { driver: a, capture };
     for n in 0..500 {
         send(&mut a, Nanos(n), &[4000]);
-        assert_eq!(b.rx_burst(Nanos(n), &mut |bytes| assert_eq!(bytes, frame(4000))).unwrap(), 1);
+        assert_eq!(b.rx_burst(Nanos(n), &mut |bytes: &[u8]| assert_eq!(bytes, frame(4000))).unwrap(), 1);
     }
     assert_eq!(a.stats().tx_frames, 500);
     // 2 MB were sent; half a MB fits the disk and up to a quarter more the buffer.

@@ -23,7 +23,7 @@ fn write(buffer: &mut [u8], to: [u8; 6], len: usize, number: u32) -> usize {
 
 fn send(port: &mut SimPort, now: Nanos, to: [u8; 6], numbers: std::ops::Range<u32>) -> usize {
     let mut numbers = numbers;
-    port.tx_burst(now, &mut |buffer| numbers.next().map(|n| write(buffer, to, 60, n))).unwrap()
+    port.tx_burst(now, &mut |buffer: &mut [u8]| numbers.next().map(|n| write(buffer, to, 60, n))).unwrap()
 }
 
 fn receive(port: &mut SimPort, now: Nanos) -> Vec<u32> {
@@ -119,7 +119,7 @@ fn corruption_flips_one_bit() {
     let mut bits = std::collections::BTreeSet::new();
     for _ in 0..500 {
         let mut original = [0; 60];
-        a.tx_burst(Nanos(1), &mut |buffer| {
+        a.tx_burst(Nanos(1), &mut |buffer: &mut [u8]| {
             let fresh = original[0] == 0;
             fresh.then(|| {
                 let len = write(buffer, to, 60, 7);
@@ -128,7 +128,7 @@ fn corruption_flips_one_bit() {
             })
         })
         .unwrap();
-        let count = b.rx_burst(Nanos(1), &mut |frame| {
+        let count = b.rx_burst(Nanos(1), &mut |frame: &[u8]| {
             let flipped: Vec<usize> =
                 (0..480).filter(|bit| (frame[bit / 8] ^ original[bit / 8]) >> (bit % 8) & 1 == 1).collect();
             assert_eq!(flipped.len(), 1);
@@ -308,7 +308,7 @@ fn ecn_marking_follows_the_queue() {
     let mut left = 0;
     let mut burst = |count: usize, at: u64, a: &mut SimPort| {
         left = count;
-        a.tx_burst(Nanos(at), &mut |buffer| {
+        a.tx_burst(Nanos(at), &mut |buffer: &mut [u8]| {
             left = left.checked_sub(1)?;
             buffer[..frame.len()].copy_from_slice(&frame);
             Some(frame.len())
@@ -323,7 +323,7 @@ fn ecn_marking_follows_the_queue() {
     assert_eq!(burst(50, 0, &mut a), between + 50);
     let mut marked = 0;
     while let Some(now) = network.next_arrival() {
-        b.rx_burst(now, &mut |frame| {
+        b.rx_burst(now, &mut |frame: &[u8]| {
             marked += u64::from(frame[15] & 3 == 3);
             assert_eq!(ones_sum(&frame[14..34]), 0xffff);
         })
@@ -392,7 +392,7 @@ fn a_length_outside_the_limits_is_not_sent() {
     let (_network, mut a, mut b) = pair(1, LinkConfig::default());
     let to = a.resolve(ip(2)).unwrap();
     let mut lengths = [13, a.capabilities().max_frame + 1, 60].into_iter();
-    let sent = a.tx_burst(Nanos(1), &mut |buffer| {
+    let sent = a.tx_burst(Nanos(1), &mut |buffer: &mut [u8]| {
         write(buffer, to, 60, 0);
         lengths.next()
     });

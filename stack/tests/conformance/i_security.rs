@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use ferroce::WcStatus::{self, LocProtErr, RetryExcErr, Success, WrFlushErr};
-use ferroce::driver::{self, Capabilities, Stats, loopback};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats, loopback};
 use ferroce::wire::{
     Encapsulation, Extension, Feth, FlushType, Opcode, PayloadRule, Selectivity, Service, VlanTag,
 };
@@ -549,18 +549,14 @@ impl PacketDriver for Losing {
     fn capabilities(&self) -> &Capabilities {
         self.port.capabilities()
     }
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         self.port.rx_burst(now, sink)
     }
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, driver::Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         let Losing { port, one_of, seen } = self;
-        port.tx_burst(now, &mut |buffer| {
+        port.tx_burst(now, &mut |buffer: &mut [u8]| {
             loop {
-                let length = source(buffer)?;
+                let length = source.write(buffer)?;
                 if buffer[BTH] == Opcode::RC_ACKNOWLEDGE.byte() {
                     let msn = [0, buffer[BTH + 13], buffer[BTH + 14], buffer[BTH + 15]];
                     seen.last_msn.store(u32::from_be_bytes(msn), Relaxed);

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, Layer, Stats};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, Stats};
 use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Sack, Syndrome};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
@@ -669,18 +669,14 @@ impl PacketDriver for CablePort {
         &self.capabilities
     }
 
-    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
+    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         let frames = std::mem::take(&mut self.cable.lock().unwrap().to_engine);
-        let allocated = allocation_counter::measure(|| frames.iter().for_each(|frame| sink(frame)));
+        let allocated = allocation_counter::measure(|| frames.iter().for_each(|frame| sink.take(frame)));
         self.cable.lock().unwrap().allocations += allocated.count_total;
         Ok(frames.len())
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, driver::Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         let CablePort { buffer, poisoned, cable, .. } = self;
         let mut cable = cable.lock().unwrap();
         let mut sent = 0;
@@ -692,7 +688,7 @@ impl PacketDriver for CablePort {
                 bytes.for_each(|(at, byte)| *byte = cable.poison.wrapping_add(at as u8));
             }
             let mut length = None;
-            let allocated = allocation_counter::measure(|| length = source(buffer));
+            let allocated = allocation_counter::measure(|| length = source.write(buffer));
             cable.allocations += allocated.count_total;
             let Some(length) = length else { break };
             *poisoned = None;

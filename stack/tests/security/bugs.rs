@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, Layer, Stats, loopback};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, Stats, loopback};
 use ferroce::wire::{Feth, FlushType, Opcode, Operation, Selectivity, Service};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Data, Error, Event, Gid, Memory, Nanos, PacketDriver,
@@ -454,14 +454,10 @@ impl PacketDriver for Gone {
     fn capabilities(&self) -> &Capabilities {
         &self.0
     }
-    fn rx_burst(&mut self, _: Nanos, _: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
+    fn rx_burst(&mut self, _: Nanos, _: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         Err(Gone::error())
     }
-    fn tx_burst(
-        &mut self,
-        _: Nanos,
-        _: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, driver::Error> {
+    fn tx_burst(&mut self, _: Nanos, _: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         Err(Gone::error())
     }
     fn wait(&mut self, _: Duration) -> Result<(), driver::Error> {

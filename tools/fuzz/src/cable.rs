@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, Layer, Stats};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, Stats};
 use ferroce::{MacAddr, Nanos, PacketDriver};
 
 pub(crate) const ENGINE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -90,12 +90,12 @@ impl PacketDriver for CablePort {
         &self.capabilities
     }
 
-    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, driver::Error> {
+    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         let mut frames = self.cable.lock();
         if frames.to_engine.is_empty() {
             return Ok(0);
         }
-        sink(&frames.to_engine);
+        sink.take(&frames.to_engine);
         frames.to_engine.clear();
         Ok(1)
     }
@@ -103,14 +103,14 @@ impl PacketDriver for CablePort {
     fn tx_burst(
         &mut self,
         _: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
+        source: &mut dyn FrameSource,
     ) -> Result<usize, driver::Error> {
         let mut frames = self.cable.lock();
         let mut sent = 0;
         while frames.room > 0 {
             // What the engine leaves unwritten shows up as this byte.
             self.buffer.fill(0xa5);
-            let Some(length) = source(&mut self.buffer) else { break };
+            let Some(length) = source.write(&mut self.buffer) else { break };
             frames.room -= 1;
             frames.from_engine.extend_from_slice(&self.buffer[..length]);
             let end = frames.from_engine.len();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use ferroce_driver::{Capabilities, Error, Nanos, PacketDriver, Stats};
+use ferroce_driver::{Capabilities, Error, FrameSink, FrameSource, Nanos, PacketDriver, Stats};
 
 /// Passes everything on, until the flag is set: from then on its port is gone.
 pub(super) struct Stoppable {
@@ -35,16 +35,12 @@ impl PacketDriver for Stoppable {
         self.driver.capabilities()
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FnMut(&[u8])) -> Result<usize, Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         self.check()?;
         self.driver.rx_burst(now, sink)
     }
 
-    fn tx_burst(
-        &mut self,
-        now: Nanos,
-        source: &mut dyn FnMut(&mut [u8]) -> Option<usize>,
-    ) -> Result<usize, Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         self.driver.tx_burst(now, source)
     }
 
