@@ -1,7 +1,6 @@
 use ferroce_driver::Capabilities;
 use ferroce_wire::{
-    Encapsulation, Gid, Link, MacAddr, Network, NetworkHeader, PathAddress, PathMtu, Qpn, VlanTag,
-    source_port,
+    Encapsulation, Gid, MacAddr, NetworkHeader, Packet, PathAddress, PathMtu, Qpn, VlanTag, source_port,
 };
 
 use crate::Error;
@@ -63,10 +62,11 @@ impl Port {
     }
 
     /// Whether a packet is for one of the port's own addresses.
-    pub(crate) fn is_destination(&self, link: Option<Link>, network: &Network) -> bool {
-        let roce_v1 = network.header == NetworkHeader::Grh;
+    pub(crate) fn is_destination(&self, packet: &Packet<'_>) -> bool {
+        let roce_v1 = packet.header == NetworkHeader::Grh;
+        let destination = packet.network().destination;
         self.gids.iter().any(|entry| {
-            entry.gid == network.destination && entry.roce_v1 == roce_v1 && may_be_on(link, entry.vlan)
+            entry.gid == destination && entry.roce_v1 == roce_v1 && may_be_on(packet, entry.vlan)
         })
     }
 
@@ -78,9 +78,9 @@ impl Port {
 
 /// Whether a frame may be one of this VLAN. Network cards may take tags off, and switches may put
 /// them on, so only two VLANs can contradict each other.
-pub(crate) fn may_be_on(link: Option<Link>, vlan: Option<u16>) -> bool {
-    let tag = link.and_then(|link| link.vlan);
-    tag.zip(vlan).is_none_or(|(tag, vlan)| tag.id == vlan)
+#[inline]
+pub(crate) fn may_be_on(packet: &Packet<'_>, vlan: Option<u16>) -> bool {
+    vlan.zip(packet.vlan()).is_none_or(|(vlan, tag)| tag == vlan)
 }
 
 /// The way to a peer.

@@ -5,7 +5,7 @@ mod queues;
 use std::time::Duration;
 
 use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
-use ferroce_wire::{MacAddr, PathAddress, PathHeader, Psn, Qpn};
+use ferroce_wire::{MacAddr, PathAddress, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use crate::config::Config;
@@ -275,14 +275,7 @@ impl Context {
             return Err(Error::PathMtu { path_mtu, needed, interface, mtu });
         }
         let path = self.path(&address, local, dest_qpn)?;
-        Ok(Connection {
-            header: PathHeader::new(&path),
-            local: path.source,
-            remote: path.destination,
-            vlan: path.vlan.map(|tag| tag.id),
-            path_mtu,
-            dest_qpn,
-        })
+        Ok(Connection::new(&path, path_mtu, dest_qpn))
     }
 
     /// The addresses of packets to `address`, next hop included. Everything that can be refused
@@ -368,9 +361,9 @@ impl Context {
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         let Context { driver, engine, .. } = self;
         engine.shared.now = now;
-        let received = driver.rx_burst(now, &mut |frame: &[u8]| engine.receive(frame))?;
+        let received = driver.rx_burst(now, engine)?;
         engine.fire_timers();
-        let sent = driver.tx_burst(now, &mut |buffer: &mut [u8]| engine.transmit(buffer))?;
+        let sent = driver.tx_burst(now, engine)?;
         if self.exporter.as_ref().is_some_and(|exporter| exporter.is_due(now))
             && let Some(mut exporter) = self.exporter.take()
         {

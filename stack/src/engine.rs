@@ -1,3 +1,4 @@
+use ferroce_driver::{FrameSink, FrameSource, Gathered, TAIL_MAX};
 use ferroce_wire::{NetworkHeader, Opcode, PKEY_DEFAULT, Packet, Qpn, Service};
 
 use crate::config::Config;
@@ -7,6 +8,7 @@ use crate::multicast::MulticastGroups;
 use crate::qp::{QpConfig, QueuePair};
 use crate::shared::Shared;
 use crate::slab::{Qp, Slab};
+use crate::slot::Slot;
 use crate::{Error, GidEntry, Pd, Port};
 
 /// Frames of one queue pair before the next has its turn.
@@ -68,14 +70,16 @@ impl Engine {
     }
 
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
-    pub(crate) fn receive(&mut self, frame: &[u8]) {
-        let packet = match Packet::parse(frame) {
+    fn receive(&mut self, frame: &[u8]) {
+        let packet = match Packet::decode(frame) {
             Ok(packet) => packet,
             Err(error) => return self.shared.count(Counter::of(&error)),
         };
+        if let Err(error) = packet.check(self.shared.crc) {
+            return self.shared.count(Counter::of(&error));
+        }
         self.shared.count(Counter::RcvdPkts);
-        let marked = packet.network.congestion_experienced();
-        self.shared.counters.count_if(marked, Counter::NpEcnMarkedRocePackets);
+        self.shared.counters.count_if(packet.congestion_experienced(), Counter::NpEcnMarkedRocePackets);
         if let Err(reason) = self.dispatch(&packet) {
             self.shared.count(reason);
         }
@@ -83,7 +87,7 @@ impl Engine {
 
     /// Finds the queue pair, and sees that the packet is its peer's before any state changes.
     fn dispatch(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
-        if packet.network.header == NetworkHeader::Grh && !self.roce_v1 {
+        if packet.header == NetworkHeader::Grh && !self.roce_v1 {
             return Err(Counter::RxRoceV1Off);
         }
         if packet.bth.dest_qpn() == Qpn::MULTICAST {
@@ -92,12 +96,12 @@ impl Engine {
         let index = self.qpns.get(packet.bth.dest_qpn().value()).ok_or(Counter::RxUnknownQp)?;
         let qp = self.qps.at_mut(index).ok_or(Counter::RxUnknownQp)?;
         if qp.service == Service::Ud {
-            if !self.port.is_destination(packet.link, &packet.network) {
+            if !self.port.is_destination(packet) {
                 return Err(Counter::RxWrongAddress);
             }
         } else {
             let connection = qp.connection.as_ref().ok_or(Counter::RxWrongState)?;
-            if !connection.admits(packet.link, &packet.network) {
+            if !connection.admits(packet) {
                 return Err(Counter::RxWrongAddress);
             }
         }
@@ -133,14 +137,15 @@ impl Engine {
 
     /// A copy for each queue pair that has joined the group.
     fn dispatch_multicast(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
-        if !self.groups.has_members(packet.network.destination) {
+        let group = packet.network().destination;
+        if !self.groups.has_members(group) {
             return Err(Counter::RxUnknownQp);
         }
         check_pkey(packet)?;
         if packet.opcode.service() != Service::Ud {
             return Err(Counter::RxWrongService);
         }
-        for index in self.groups.members(packet.network.destination) {
+        for index in self.groups.members(group) {
             let Some(qp) = self.qps.at_mut(index) else { continue };
             if let Err(reason) = qp.receive_datagram(&mut self.shared, packet) {
                 self.shared.count(reason);
@@ -160,7 +165,7 @@ impl Engine {
     }
 
     /// The transmit phase: writes one frame of the queue pair whose turn it is.
-    pub(crate) fn transmit(&mut self, buffer: &mut [u8]) -> Option<usize> {
+    fn transmit(&mut self, slot: &mut Slot<'_>) -> Option<usize> {
         while let Some(index) = self.shared.active.front().copied() {
             if self.turn == QUANTUM {
                 self.turn = 0;
@@ -171,7 +176,7 @@ impl Engine {
                 self.shared.active.pop_front();
                 continue;
             };
-            if let Some(length) = qp.transmit(&mut self.shared, buffer) {
+            if let Some(length) = qp.transmit(&mut self.shared, slot) {
                 self.turn += 1;
                 return Some(length);
             }
@@ -180,6 +185,24 @@ impl Engine {
             self.shared.active.pop_front();
         }
         None
+    }
+}
+
+impl FrameSink for Engine {
+    fn take(&mut self, frame: &[u8]) {
+        self.receive(frame);
+    }
+}
+
+impl FrameSource for Engine {
+    fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        self.transmit(&mut Slot::whole(buffer))
+    }
+
+    fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
+        let mut slot = Slot::in_pieces(head, tail);
+        let head = self.transmit(&mut slot)?;
+        Some(slot.gathered(head))
     }
 }
 

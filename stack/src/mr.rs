@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use ferroce_driver::Memory;
+use ferroce_driver::{Memory, Pinned};
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
@@ -56,6 +56,12 @@ pub(crate) struct Granted {
     index: u32,
     start: usize,
     len: usize,
+}
+
+impl Granted {
+    pub(crate) fn len(self) -> u32 {
+        self.len as u32
+    }
 }
 
 /// Memory regions, and the windows that open parts of them (`mw.rs`).
@@ -194,15 +200,25 @@ impl MemoryRegions {
         if sges.iter().all(fine) { Ok(()) } else { Err(LocalProtection) }
     }
 
-    /// Fills `out` from the pieces, from byte `skip` of them on. The pieces passed
+    /// Hands `len` bytes of the pieces to `each`, from byte `skip` of them on. The pieces passed
     /// [`check_local`](Self::check_local) and are pinned since.
-    pub(crate) fn gather(&self, sges: &[Sge], skip: u32, out: &mut [u8]) {
-        walk(sges, skip, out.len(), |sge, offset, range| {
+    pub(crate) fn gather(&self, sges: &[Sge], skip: u32, len: u32, each: &mut dyn FnMut(&[u8])) {
+        walk(sges, skip, len as usize, |sge, offset, range| {
             let region = self.slab.get(sge.mr.0);
             if let Some(bytes) = region.and_then(|r| r.memory.get(offset..offset + range.len())) {
-                out[range].copy_from_slice(bytes);
+                each(bytes);
             }
         });
+    }
+
+    /// Holds bytes of a region for a port that sends them from where they are.
+    pub(crate) fn pin_bytes(&self, mr: Mr, offset: u64, len: u32) -> Option<Pinned> {
+        self.slab.get(mr.0)?.memory.pin(usize::try_from(offset).ok()?, len as usize)
+    }
+
+    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet.
+    pub(crate) fn pin_granted(&self, grant: Granted) -> Option<Pinned> {
+        self.slab.at(grant.index)?.memory.pin(grant.start, grant.len)
     }
 
     /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).

@@ -1,4 +1,6 @@
-use ferroce_wire::{Gid, Link, Network, NetworkHeader, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service};
+use ferroce_wire::{
+    Gid, NetworkHeader, Packet, PathAddress, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service,
+};
 
 use crate::address::may_be_on;
 use crate::config::MAX_WINDOW;
@@ -11,6 +13,7 @@ use crate::rq::{MAX_MESSAGE, ReceiveQueue};
 use crate::selective::Selective;
 use crate::shared::Shared;
 use crate::slab::{Cq, Handle, Pd, Qp, Srq};
+use crate::slot::Slot;
 use crate::sq::{SendQueue, Wqe};
 use crate::{Access, AddressVector, Error, Mr, ReadyToSend};
 
@@ -193,22 +196,41 @@ pub struct QpAttributes {
 #[derive(Clone, Copy)]
 pub(crate) struct Connection {
     pub(crate) header: PathHeader,
-    pub(crate) local: Gid,
-    pub(crate) remote: Gid,
+    /// The peer's address and one's own as they stand in the network headers of its packets: the
+    /// first 8 bytes for IPv4, all otherwise.
+    addresses: [u8; 32],
     /// The VLAN of its packets.
-    pub(crate) vlan: Option<u16>,
+    vlan: Option<u16>,
     pub(crate) path_mtu: PathMtu,
     pub(crate) dest_qpn: Qpn,
 }
 
 impl Connection {
+    pub(crate) fn new(path: &PathAddress, path_mtu: PathMtu, dest_qpn: Qpn) -> Connection {
+        let header = PathHeader::new(path);
+        let (Gid(remote), Gid(local)) = (path.destination, path.source);
+        let mut addresses = [0; 32];
+        if header.network() == NetworkHeader::Ipv4 {
+            // A GID that maps an IPv4 address ends with it.
+            addresses[..4].copy_from_slice(&remote[12..]);
+            addresses[4..8].copy_from_slice(&local[12..]);
+        } else {
+            addresses[..16].copy_from_slice(&remote);
+            addresses[16..].copy_from_slice(&local);
+        }
+        Connection { header, addresses, vlan: path.vlan.map(|tag| tag.id), path_mtu, dest_qpn }
+    }
+
     /// Whether a packet with these addresses is the peer's.
-    pub(crate) fn admits(&self, link: Option<Link>, network: &Network) -> bool {
-        let v1 = |header| header == NetworkHeader::Grh;
-        network.source == self.remote
-            && network.destination == self.local
-            && v1(network.header) == v1(self.header.network())
-            && may_be_on(link, self.vlan)
+    #[inline]
+    pub(crate) fn admits(&self, packet: &Packet<'_>) -> bool {
+        let addresses = packet.address_bytes();
+        // An array's length is known, so that comparing is an instruction and no call.
+        let same = match packet.header {
+            NetworkHeader::Ipv4 => addresses.first_chunk() == self.addresses.first_chunk::<8>(),
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => addresses.first_chunk() == Some(&self.addresses),
+        };
+        same && packet.header == self.header.network() && may_be_on(packet, self.vlan)
     }
 
     /// The longest message, in bytes: its packets must be fewer than half the PSNs.
@@ -341,11 +363,11 @@ impl QueuePair {
     }
 
     /// The next frame of this queue pair.
-    pub(crate) fn transmit(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
+    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let frame = match self.service {
-            Service::Rc => self.transmit_in_turn(shared, buffer),
-            Service::Ud => self.transmit_datagram(shared, buffer),
-            Service::Uc | Service::Cnp => self.transmit_request(shared, buffer),
+            Service::Rc => self.transmit_in_turn(shared, slot),
+            Service::Ud => self.transmit_datagram(shared, slot),
+            Service::Uc | Service::Cnp => self.transmit_request(shared, slot),
         };
         self.settle(shared);
         frame
@@ -353,15 +375,15 @@ impl QueuePair {
 
     /// A response, because a peer waits for it, but then a request has its turn, or a peer that
     /// reads all the time would keep them back for ever.
-    fn transmit_in_turn(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
+    fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let request_first = std::mem::take(&mut self.responded);
-        let request = if request_first { self.transmit_request(shared, buffer) } else { None };
+        let request = if request_first { self.transmit_request(shared, slot) } else { None };
         let frame = request.or_else(|| {
-            let response = self.transmit_response(shared, buffer);
+            let response = self.transmit_response(shared, slot);
             self.responded = response.is_some();
             response
         });
-        frame.or_else(|| self.transmit_request(shared, buffer))
+        frame.or_else(|| self.transmit_request(shared, slot))
     }
 
     /// ERR by the application's wish, or because there is no way on: flushes everything, and

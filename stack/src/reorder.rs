@@ -3,14 +3,14 @@
 //! them is looked at before that.
 
 use ferroce_wire::{
-    Aeth, Bth, FrameBuilder, ICRC_LEN, NetworkHeader, Opcode, Packet, ParseError, PathMtu, Psn, Sack,
-    Syndrome,
+    Aeth, Bth, ICRC_LEN, NetworkHeader, Opcode, Packet, ParseError, PathMtu, Psn, Sack, Syndrome,
 };
 
 use crate::counters::Counter;
 use crate::psn_set::{PsnSet, SPAN};
-use crate::qp::{Connection, QueuePair};
+use crate::qp::QueuePair;
 use crate::shared::Shared;
+use crate::slot::Slot;
 
 /// Bytes of the longest packet that can be right, from its network header to its ICRC.
 const SLOT: usize = PathMtu::Mtu4096.required_l3_mtu(true) as usize;
@@ -53,7 +53,7 @@ impl ReorderPool {
         let (body, icrc) = bytes.split_at_mut(covered.len());
         body.copy_from_slice(covered);
         icrc.copy_from_slice(&packet.icrc.to_le_bytes());
-        self.shapes[usize::from(slot)] = (length as u16, packet.network.header);
+        self.shapes[usize::from(slot)] = (length as u16, packet.header);
         Some(slot)
     }
 }
@@ -155,20 +155,22 @@ impl QueuePair {
     /// Writes the ACK that says what is held, if there is a gap to be told.
     pub(crate) fn write_selective_acknowledge(
         &self,
-        buffer: &mut [u8],
-        connection: &Connection,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
         msn: u32,
     ) -> Option<usize> {
+        let connection = self.connection.as_ref()?;
         let reorder = &self.selective.as_ref()?.reorder;
         if !reorder.gap {
             return None;
         }
         let psn = self.responder.expected_psn();
         let bth = Bth::new(Opcode::SELECTIVE_ACKNOWLEDGE, connection.dest_qpn, psn);
-        let mut frame = FrameBuilder::start(buffer, &connection.header, bth, Sack::LEN)?;
+        let mut frame = slot.start(&connection.header, bth, Sack::LEN)?;
         frame.put(&Aeth::new(Syndrome::ACK, msn));
         frame.payload().copy_from_slice(Sack::new(reorder.held.bits()).bytes());
-        Some(frame.finish())
+        shared.count(Counter::SentPkts);
+        Some(frame.finish_with(shared.crc))
     }
 }
 

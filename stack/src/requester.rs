@@ -4,14 +4,15 @@
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{AtomicEth, Bth, Feth, FrameBuilder, Ieth, ImmDt, Opcode, Psn, Reth, RnrTimer, Service};
+use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, Opcode, PathMtu, Psn, Reth, RnrTimer, Service};
 
 use crate::Access;
 use crate::counters::Counter;
 use crate::cq::WcStatus;
 use crate::mw::MwBind;
-use crate::qp::{Connection, QpState, QueuePair};
+use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
+use crate::slot::Slot;
 use crate::sq::Wqe;
 use crate::wr::SendOp;
 use crate::{QpUpdate, ReadyToSend};
@@ -150,21 +151,21 @@ impl Requester {
 
 impl QueuePair {
     /// Writes the next request frame, if the rules let one go.
-    pub(crate) fn transmit_request(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
-        let connection = self.connection?;
+    pub(crate) fn transmit_request(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        let path_mtu = self.path_mtu()?;
         loop {
             let number = self.requester.cursor;
             let sendable = matches!(self.state, QpState::Rts | QpState::Sqd);
             if !sendable || self.requester.waits_for_receiver() {
                 return None;
             }
-            if let Some(length) = self.transmit_again(shared, buffer, &connection) {
+            if let Some(length) = self.transmit_again(shared, slot) {
                 return Some(length);
             }
             if number == self.sq.tail() {
                 return None;
             }
-            if !self.sq.wqe(number).started && !self.start(shared, number, &connection) {
+            if !self.sq.wqe(number).started && !self.start(shared, number, path_mtu) {
                 // A local operation is done at once, and the next request may be ready.
                 if self.requester.cursor != number && self.state == QpState::Rts {
                     continue;
@@ -179,8 +180,7 @@ impl QueuePair {
                 return None;
             }
             let must_ask = self.fills_window(shared, psn);
-            let length =
-                self.write_request(shared, buffer, &connection, (number, packet, count), must_ask)?;
+            let length = self.write_request(shared, slot, (number, packet, count), must_ask)?;
             if self.service == Service::Rc {
                 self.advance(shared, &wqe, psn, count);
             } else {
@@ -191,7 +191,7 @@ impl QueuePair {
     }
 
     /// Gives the work request its PSNs, if its turn has come. Local operations are carried out.
-    fn start(&mut self, shared: &mut Shared, number: u32, connection: &Connection) -> bool {
+    fn start(&mut self, shared: &mut Shared, number: u32, path_mtu: PathMtu) -> bool {
         if self.state == QpState::Sqd {
             return false;
         }
@@ -219,7 +219,7 @@ impl QueuePair {
             return false;
         }
         let requester = &mut self.requester;
-        let packets = if wqe.op.is_atomic() { 1 } else { connection.path_mtu.packets(wqe.length) };
+        let packets = if wqe.op.is_atomic() { 1 } else { path_mtu.packets(wqe.length) };
         requester.reads_outstanding += u32::from(wqe.op.is_read_or_atomic());
         let wqe = self.sq.wqe_mut(number);
         wqe.first_psn = requester.next;
@@ -476,13 +476,13 @@ impl QueuePair {
 
     /// Writes packet `packet` of the work request `number`, which takes `count` PSNs.
     pub(crate) fn write_request(
-        &mut self,
+        &self,
         shared: &mut Shared,
-        buffer: &mut [u8],
-        connection: &Connection,
+        slot: &mut Slot<'_>,
         (number, packet, count): (u32, u32, u32),
         must_ask: bool,
     ) -> Option<usize> {
+        let connection = self.connection.as_ref()?;
         let wqe = self.sq.wqe(number);
         let psn = wqe.first_psn + packet;
         let offset = packet << connection.path_mtu.shift();
@@ -501,7 +501,10 @@ impl QueuePair {
         let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.op.is_read_or_atomic();
         bth.set_solicited(wqe.flags.solicited && is_last && notifies);
 
-        let mut frame = FrameBuilder::start(buffer, &connection.header, bth, payload as usize)?;
+        if slot.wants_pin(payload) {
+            slot.set_payload(self.sq.pin(number, offset, payload, &shared.mrs));
+        }
+        let mut frame = slot.start(&connection.header, bth, payload as usize)?;
         match wqe.op {
             SendOp::Send => {}
             SendOp::SendWithImm(imm) if is_last => frame.put(&ImmDt::new(imm)),
@@ -535,9 +538,10 @@ impl QueuePair {
             | SendOp::SendTo(_)
             | SendOp::SendToWithImm(..) => return None,
         }
-        self.sq.gather(number, offset, frame.payload(), &shared.mrs);
-        shared.count(Counter::SentPkts);
-        Some(frame.finish())
+        let Shared { mrs, counters, crc, .. } = shared;
+        let written = frame.fill(*crc, |each| self.sq.gather(number, offset, payload, mrs, each));
+        counters.count(Counter::SentPkts);
+        Some(slot.end(written))
     }
 }
 

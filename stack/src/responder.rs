@@ -6,17 +6,18 @@
 
 use ferroce_driver::Nanos;
 use ferroce_wire::{
-    Aeth, AtomicAckEth, Bth, Extension, Feth, FrameBuilder, Nak, Opcode, Operation, Packet, PathMtu,
-    Position, Psn, RKey, RnrTimer, Selectivity, Service, Successor, Syndrome,
+    Aeth, AtomicAckEth, Bth, Extension, Feth, Nak, Opcode, Operation, Packet, PathMtu, Position, Psn, RKey,
+    RnrTimer, Selectivity, Service, Successor, Syndrome,
 };
 
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::event::Event;
 use crate::outcome::{Answer, Outcome, Outcomes, Part, TooMany};
-use crate::qp::{Connection, QpState, QueuePair};
+use crate::qp::{QpState, QueuePair};
 use crate::rq::MAX_MESSAGE;
 use crate::shared::Shared;
+use crate::slot::Slot;
 use crate::{Access, QpUpdate, ReadyToReceive};
 
 /// The message under way.
@@ -576,10 +577,9 @@ impl QueuePair {
     }
 
     /// Writes the next response frame, if one is owed.
-    pub(crate) fn transmit_response(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
-        let connection = self.connection?;
+    pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         loop {
-            match self.write_outcome(shared, buffer, &connection) {
+            match self.write_outcome(shared, slot) {
                 Wrote::Frame(length) => return Some(length),
                 Wrote::NothingYet => {}
                 Wrote::Nothing => break,
@@ -591,23 +591,24 @@ impl QueuePair {
             None if responder.ack_owed => {
                 responder.ack_owed = false;
                 let msn = responder.msn;
-                if let Some(length) = self.write_selective_acknowledge(buffer, &connection, msn) {
-                    shared.count(Counter::SentPkts);
+                if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
                     return Some(length);
                 }
                 (self.responder.expected - 1, Syndrome::ACK)
             }
             None => return None,
         };
+        let connection = self.connection.as_ref()?;
         let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn);
-        let mut frame = FrameBuilder::start(buffer, &connection.header, bth, 0)?;
+        let mut frame = slot.start(&connection.header, bth, 0)?;
         frame.put(&Aeth::new(syndrome, self.responder.msn));
         shared.count(Counter::SentPkts);
-        Some(frame.finish())
+        Some(frame.finish_with(shared.crc))
     }
 
     /// Writes the next packet of the oldest outcome that is owed.
-    fn write_outcome(&mut self, shared: &mut Shared, buffer: &mut [u8], connection: &Connection) -> Wrote {
+    fn write_outcome(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Wrote {
+        let Some(connection) = &self.connection else { return Wrote::Nothing };
         let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
         let psn = outcome.next_psn();
         let (opcode, payload) = match outcome.answer {
@@ -633,9 +634,13 @@ impl QueuePair {
                 }
             }
         };
-        let payload = payload.map_or(&[][..], |grant| shared.mrs.granted(grant));
+        let Shared { mrs, counters, crc, .. } = shared;
+        if let Some(grant) = payload.filter(|grant| slot.wants_pin(grant.len())) {
+            slot.set_payload(mrs.pin_granted(grant));
+        }
+        let payload = payload.map_or(&[][..], |grant| mrs.granted(grant));
         let bth = Bth::new(opcode, connection.dest_qpn, psn);
-        let Some(mut frame) = FrameBuilder::start(buffer, &connection.header, bth, payload.len()) else {
+        let Some(mut frame) = slot.start(&connection.header, bth, payload.len()) else {
             return Wrote::Nothing;
         };
         if opcode.has(Extension::Aeth) {
@@ -644,11 +649,10 @@ impl QueuePair {
         if let Answer::Atomic { original } = outcome.answer {
             frame.put(&AtomicAckEth::new(original));
         }
-        frame.payload().copy_from_slice(payload);
-        let length = frame.finish();
+        let written = frame.fill(*crc, |each| each(payload));
         outcome.advance();
-        shared.count(Counter::SentPkts);
-        Wrote::Frame(length)
+        counters.count(Counter::SentPkts);
+        Wrote::Frame(slot.end(written))
     }
 
     /// The memory of a READ went away while its response was under way.

@@ -13,9 +13,10 @@ use ferroce_wire::{Opcode, Operation, Packet, Position, Psn, Sack, Syndrome};
 use crate::counters::Counter;
 use crate::cq::WcStatus;
 use crate::psn_set::{PsnSet, SPAN};
-use crate::qp::{Connection, QueuePair};
+use crate::qp::QueuePair;
 use crate::reorder::Reorder;
 use crate::shared::Shared;
+use crate::slot::Slot;
 use crate::sq::Wqe;
 use crate::wr::SendOp;
 
@@ -339,12 +340,7 @@ impl Scoreboard {
 
 impl QueuePair {
     /// Writes the oldest request that is to be sent again.
-    pub(crate) fn transmit_again(
-        &mut self,
-        shared: &mut Shared,
-        buffer: &mut [u8],
-        connection: &Connection,
-    ) -> Option<usize> {
+    pub(crate) fn transmit_again(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let (una, sent) = (self.requester.una(), self.requester.sent());
         let psn = self.selective.as_mut()?.scoreboard.next_lost(una, sent)?;
         let number = self.find_sent(psn)?;
@@ -355,7 +351,7 @@ impl QueuePair {
         if let SendOp::Read(_) = wqe.op {
             count = scoreboard.missing_of_read(psn, scoreboard.read_count(packet, wqe.packets));
         }
-        let length = self.write_request(shared, buffer, connection, (number, packet, count), true)?;
+        let length = self.write_request(shared, slot, (number, packet, count), true)?;
         shared.count(Counter::RetransmittedPkts);
         if let Some(selective) = &mut self.selective {
             selective.scoreboard.note_resent(psn, count, shared.now);
@@ -433,7 +429,7 @@ impl QueuePair {
     /// Takes the data of a READ response or Atomic Acknowledge, in its turn or not: until the work
     /// request is complete its memory may hold anything.
     fn take_answer(&mut self, shared: &mut Shared, packet: &Packet<'_>, psn: Psn) {
-        let (Some(number), Some(connection)) = (self.find_sent(psn), self.connection) else { return };
+        let (Some(number), Some(path_mtu)) = (self.find_sent(psn), self.path_mtu()) else { return };
         let wqe = *self.sq.wqe(number);
         let (length, data) = match (wqe.op, packet.atomic_ack_eth()) {
             (SendOp::Read(_), None) => (wqe.length, packet.payload),
@@ -445,8 +441,8 @@ impl QueuePair {
         if !fits_place(packet.opcode, &wqe, index) {
             return self.refuse_answer(shared, psn, WcStatus::LocQpOpErr);
         }
-        let offset = index << connection.path_mtu.shift();
-        let expected = (length - offset).min(connection.path_mtu.bytes());
+        let offset = index << path_mtu.shift();
+        let expected = (length - offset).min(path_mtu.bytes());
         if data.len() != expected as usize {
             return self.refuse_answer(shared, psn, WcStatus::LocLenErr);
         }

@@ -8,6 +8,7 @@ use crate::ah::AddressHandle;
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
 use crate::cq::{CompletionQueue, Pushed, WorkCompletion};
+use crate::crc::Crc;
 use crate::device::DeviceAttributes;
 use crate::event::{Event, EventQueue};
 use crate::mr::MemoryRegions;
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) reorder: ReorderPool,
     /// Requests that name memory which they may not reach are dropped.
     pub(crate) drop_access_errors: bool,
+    pub(crate) crc: Crc,
     /// Draws queue pair numbers and keys.
     pub(crate) rng: ChaCha20Rng,
     pub(crate) device: DeviceAttributes,
@@ -54,6 +56,7 @@ impl Shared {
             window: config.window,
             reorder: ReorderPool::new(config.reorder_packets),
             drop_access_errors: config.drop_access_errors,
+            crc: Crc::detect(),
             rng: config.seed.map_or_else(ChaCha20Rng::from_os_rng, ChaCha20Rng::from_seed),
             device: DeviceAttributes::of(config),
         }

@@ -1,3 +1,4 @@
+use ferroce_driver::Pinned;
 use ferroce_wire::Psn;
 
 use crate::Error;
@@ -123,15 +124,28 @@ impl SendQueue {
         &self.sges[index * self.max_sge..][..count]
     }
 
-    /// Copies bytes `skip..` of the message `number` to `out`.
-    pub(crate) fn gather(&self, number: u32, skip: u32, out: &mut [u8], mrs: &MemoryRegions) {
+    /// Hands `len` bytes of the message `number` from byte `skip` on to `each`, piece by piece.
+    pub(crate) fn gather(
+        &self,
+        number: u32,
+        skip: u32,
+        len: u32,
+        mrs: &MemoryRegions,
+        each: &mut dyn FnMut(&[u8]),
+    ) {
         let index = self.index(number);
         if self.wqes[index].inline {
             let start = index * self.max_inline + skip as usize;
-            out.copy_from_slice(&self.inline[start..start + out.len()]);
+            each(&self.inline[start..start + len as usize]);
         } else {
-            mrs.gather(self.sges(number), skip, out);
+            mrs.gather(self.sges(number), skip, len, each);
         }
+    }
+
+    /// Holds the same bytes where they are, if they lie in one piece of registered memory.
+    pub(crate) fn pin(&self, number: u32, skip: u32, len: u32, mrs: &MemoryRegions) -> Option<Pinned> {
+        let [sge] = self.sges(number) else { return None };
+        mrs.pin_bytes(sge.mr, sge.offset.checked_add(skip.into())?, len)
     }
 
     /// Takes a work request of at most `max_length` bytes.

@@ -1,12 +1,13 @@
 //! Unreliable datagrams (protocol.md §6): messages of one packet, each with its own destination.
 
-use ferroce_wire::{Bth, Deth, FrameBuilder, ImmDt, NetworkHeader, Opcode, Packet};
+use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
 
 use crate::Access;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
+use crate::slot::Slot;
 use crate::wr::{Destination, SendOp};
 
 /// Bytes in front of each received message: the network header, at the end of them.
@@ -14,7 +15,7 @@ const GRH_AREA: usize = 40;
 
 impl QueuePair {
     /// Writes the next datagram. It is complete with that.
-    pub(crate) fn transmit_datagram(&mut self, shared: &mut Shared, buffer: &mut [u8]) -> Option<usize> {
+    pub(crate) fn transmit_datagram(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         while self.state == QpState::Rts && !self.sq.is_empty() {
             let number = self.sq.head();
             let wqe = *self.sq.wqe(number);
@@ -44,17 +45,19 @@ impl QueuePair {
             let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn());
             bth.set_solicited(wqe.flags.solicited);
             let header = ah.header(self.qpn, to.qpn);
-            let mut frame = FrameBuilder::start(buffer, &header, bth, wqe.length as usize)?;
+            let mut frame = slot.start(&header, bth, wqe.length as usize)?;
             frame.put(&Deth::new(self.qkey_for(to), self.qpn));
             if let Some(immediate) = immediate {
                 frame.put(&ImmDt::new(immediate));
             }
-            self.sq.gather(number, 0, frame.payload(), &shared.mrs);
-            let length = frame.finish();
+            let gather = |each: &mut dyn FnMut(&[u8])| {
+                self.sq.gather(number, 0, wqe.length, &shared.mrs, each);
+            };
+            let written = frame.fill(shared.crc, gather);
             self.requester.take_psn();
             shared.count(Counter::SentPkts);
             self.complete_oldest(shared);
-            return Some(length);
+            return Some(slot.end(written));
         }
         None
     }
@@ -106,11 +109,11 @@ impl QueuePair {
 /// An IPv6 header or GRH as it came; an IPv4 header in the last 20 bytes, behind zeros.
 fn grh_area(packet: &Packet<'_>) -> [u8; GRH_AREA] {
     let mut area = [0; GRH_AREA];
-    let start = match packet.network.header {
+    let start = match packet.header {
         NetworkHeader::Ipv4 => GRH_AREA - NetworkHeader::Ipv4.len(),
         NetworkHeader::Ipv6 | NetworkHeader::Grh => 0,
     };
     // The header is as long as its kind.
-    area[start..].copy_from_slice(packet.network_bytes);
+    area[start..].copy_from_slice(packet.network_bytes());
     area
 }

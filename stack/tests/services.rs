@@ -108,9 +108,9 @@ fn all_services_over_all_encapsulations() {
             assert!(frames.len() > 3);
             for frame in frames {
                 let packet = Packet::parse(&frame).unwrap();
-                assert_eq!(packet.network.header, header);
+                assert_eq!(packet.header, header);
                 let tag = vlan.map(|id| VlanTag { id, priority: 5 });
-                assert_eq!(packet.link.unwrap().vlan, tag, "{qp_type:?}, IPv6 {ipv6}, v1 {roce_v1}");
+                assert_eq!(packet.link().unwrap().vlan, tag, "{qp_type:?}, IPv6 {ipv6}, v1 {roce_v1}");
             }
         }
     }
@@ -216,7 +216,7 @@ fn marks_of_the_address_are_on_the_wire() {
             let frames = wire.take();
             assert_eq!(frames.len(), if qp_type == QpType::Rc { 2 } else { 1 });
             for (frame, [own, other]) in frames.iter().zip([qpns, [qpns[1], qpns[0]]]) {
-                let network = Packet::parse(frame).unwrap().network;
+                let network = Packet::parse(frame).unwrap().network();
                 assert_eq!(network.traffic_class, sample.traffic_class);
                 assert_eq!(network.hop_limit, sample.hop_limit);
                 assert_eq!(network.flow_label, if ipv6 { flow_label } else { 0 });
@@ -245,10 +245,13 @@ fn each_datagram_has_its_own_way() {
         wire.expect_wc(0, n as u64);
         let packet = Packet::parse(frame).unwrap();
         let deth = packet.deth().unwrap();
-        assert_eq!((packet.network.traffic_class, packet.network.hop_limit), ((n as u8) << 2, 10 + n as u8));
+        assert_eq!(
+            (packet.network().traffic_class, packet.network().hop_limit),
+            ((n as u8) << 2, 10 + n as u8)
+        );
         assert_eq!((packet.bth.dest_qpn().value(), deth.qkey()), (0x500 + n as u32, 0x100 + n as u32));
         let (own, other) = (wire.pair.ends[0].qpns()[0], packet.bth.dest_qpn());
-        assert_eq!(packet.network.source_port, Some(source_port(0, own, other)));
+        assert_eq!(packet.network().source_port, Some(source_port(0, own, other)));
     }
 }
 
@@ -428,7 +431,7 @@ fn answers_to_datagrams() {
             wire.expect_wc(1, 4);
             assert_eq!(wire.expect_wc(0, 2).src_qpn, wire.pair.ends[1].qpns()[0]);
             let frames = wire.take();
-            let network = Packet::parse(&frames[0]).unwrap().network;
+            let network = Packet::parse(&frames[0]).unwrap().network();
             assert_eq!((network.traffic_class, network.header == NetworkHeader::Grh), (0xba, roce_v1));
 
             // What no datagram to this port begins with.

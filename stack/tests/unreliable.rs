@@ -252,7 +252,7 @@ fn updates_take_effect() {
         peer.modify(Transition::Resume);
         peer.post_flagged(1, SendOp::Send, Data::Inline(b"hello"), SendFlags::default());
         let got = peer.take_packets().remove(0);
-        let network = Packet::parse(&got.frame).unwrap().network;
+        let network = Packet::parse(&got.frame).unwrap().network();
         assert_eq!((got.psn, network.destination, network.traffic_class), (SQ, other, 0x20));
         // Nothing comes from where the peer was.
         peer.post_recv(2, 8);

@@ -1,6 +1,6 @@
 use zerocopy::{Immutable, IntoBytes};
 
-use crate::icrc;
+use crate::icrc::{self, Crc32};
 use crate::{Bth, Gid, Grh, ICRC_LEN, MacAddr, NetworkHeader, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag};
 
 /// How a packet travels.
@@ -150,18 +150,29 @@ impl PathHeader {
     }
 }
 
-/// Writes one frame into a buffer, front to back: headers, payload, pad, lengths, ICRC.
+/// Writes one frame, front to back: headers, payload, pad, lengths, ICRC.
 ///
-/// The payload is filled in place, so that it is copied once, from registered memory to the frame.
+/// The payload is copied once, from registered memory to the frame, or stays where it is and only
+/// the ICRC reads it.
 #[derive(Debug)]
 pub struct FrameBuilder<'a> {
+    /// The frame; without payload, pad and ICRC if those are `apart`.
     frame: &'a mut [u8],
+    /// Pad and ICRC of a frame whose payload stays where it is.
+    apart: Option<&'a mut [u8; TAIL_MAX]>,
     path: &'a PathHeader,
     /// Where the next extension header goes.
     cursor: usize,
     payload_start: usize,
-    pad: usize,
+    payload_len: usize,
 }
+
+/// Pad and ICRC.
+const TAIL_MAX: usize = 8;
+
+/// Shorter payloads are copied first and then taken into the ICRC together with the headers: two
+/// registers cost more than a second pass.
+const FUSED_MIN: usize = 256;
 
 impl<'a> FrameBuilder<'a> {
     /// A frame with `bth` (its pad is set here) and `payload_len` bytes of payload, or `None` if
@@ -169,27 +180,58 @@ impl<'a> FrameBuilder<'a> {
     ///
     /// Extension headers are then [`put`](FrameBuilder::put) in the order of
     /// [`Opcode::extensions`](crate::Opcode::extensions); any that is left out is zero.
+    #[inline]
     pub fn start(
         buffer: &'a mut [u8],
         path: &'a PathHeader,
-        mut bth: Bth,
+        bth: Bth,
         payload_len: usize,
     ) -> Option<FrameBuilder<'a>> {
-        let pad = payload_len.wrapping_neg() & 3;
-        bth.set_pad(pad);
+        let behind = payload_len + pad(payload_len) + ICRC_LEN;
+        FrameBuilder::start_with(buffer, None, path, bth, payload_len, behind)
+    }
+
+    /// As [`start`](FrameBuilder::start), for a payload that stays where it is: `head` is for what is
+    /// in front of it, `tail` for what is behind.
+    #[inline]
+    pub fn start_apart(
+        head: &'a mut [u8],
+        tail: &'a mut [u8; TAIL_MAX],
+        path: &'a PathHeader,
+        bth: Bth,
+        payload_len: usize,
+    ) -> Option<FrameBuilder<'a>> {
+        FrameBuilder::start_with(head, Some(tail), path, bth, payload_len, 0)
+    }
+
+    /// `behind` are the bytes of the buffer behind the headers.
+    #[inline]
+    fn start_with(
+        buffer: &'a mut [u8],
+        apart: Option<&'a mut [u8; TAIL_MAX]>,
+        path: &'a PathHeader,
+        mut bth: Bth,
+        payload_len: usize,
+        behind: usize,
+    ) -> Option<FrameBuilder<'a>> {
+        bth.set_pad(pad(payload_len));
         let extensions_len = crate::Opcode::from_byte(bth.opcode_byte())?.extensions_len();
         let cursor = path.len() + Bth::LEN;
         let payload_start = cursor + extensions_len;
-        let total = payload_start + payload_len + pad + ICRC_LEN;
-        let frame = buffer.get_mut(..total)?;
-        frame[..path.len()].copy_from_slice(&path.bytes[..path.len()]);
+        let frame = buffer.get_mut(..payload_start + behind)?;
+        // All of the template, whose length is known: its end is overwritten. No frame is shorter
+        // but an empty one of RoCE v1 without extension headers.
+        match frame.first_chunk_mut() {
+            Some(front) => *front = path.bytes,
+            None => frame[..path.len()].copy_from_slice(&path.bytes[..path.len()]),
+        }
         frame[path.len()..cursor].copy_from_slice(bth.as_bytes());
         frame[cursor..payload_start].fill(0);
-        frame[total - ICRC_LEN - pad..].fill(0);
-        Some(FrameBuilder { frame, path, cursor, payload_start, pad })
+        Some(FrameBuilder { frame, apart, path, cursor, payload_start, payload_len })
     }
 
     /// Appends an extension header. More than the opcode has are dropped (and are a bug).
+    #[inline]
     pub fn put(&mut self, header: &(impl IntoBytes + Immutable)) {
         let bytes = header.as_bytes();
         debug_assert!(self.cursor + bytes.len() <= self.payload_start, "more headers than the opcode has");
@@ -198,23 +240,86 @@ impl<'a> FrameBuilder<'a> {
         self.cursor = end;
     }
 
-    /// The payload, to be filled.
+    /// The payload, to be filled before [`finish`](FrameBuilder::finish); empty if it is apart.
+    #[inline]
     pub fn payload(&mut self) -> &mut [u8] {
-        let end = self.frame.len() - ICRC_LEN - self.pad;
-        &mut self.frame[self.payload_start..end]
+        match self.apart {
+            Some(_) => &mut [],
+            None => &mut self.frame[self.payload_start..self.payload_start + self.payload_len],
+        }
     }
 
-    /// Writes the lengths, the IPv4 checksum and the ICRC. Returns the bytes of the frame.
+    /// Ends a frame whose [`payload`](FrameBuilder::payload) is in place. Returns its bytes.
     pub fn finish(self) -> usize {
-        let FrameBuilder { frame, path, .. } = self;
-        let total = frame.len();
-        let network_start = usize::from(path.network_start);
-        let packet = &mut frame[network_start..];
-        let packet_len = packet.len() as u16;
-        match path.network {
+        self.finish_with(icrc::Portable)
+    }
+
+    /// As [`finish`](FrameBuilder::finish), with the ICRC by `crc`.
+    #[inline]
+    pub fn finish_with(mut self, crc: impl Crc32) -> usize {
+        self.write_lengths();
+        let network = usize::from(self.path.network_start);
+        let end = self.payload_start + self.payload_len;
+        let icrc = self.frame.len() - ICRC_LEN;
+        self.frame[end..icrc].fill(0);
+        let register = icrc::register(self.path.network, &self.frame[network..icrc], crc);
+        self.frame[icrc..].copy_from_slice(&(!register).to_le_bytes());
+        self.frame.len()
+    }
+
+    /// Ends a frame with the payload that `gather` hands over, piece by piece. Returns its bytes, or
+    /// what it has in `head` and in `tail`, for a payload that is apart.
+    #[inline]
+    pub fn fill(mut self, crc: impl Crc32, gather: impl FnOnce(&mut dyn FnMut(&[u8]))) -> (usize, usize) {
+        if self.apart.is_none() && self.payload_len < FUSED_MIN {
+            let mut rest = self.payload();
+            gather(&mut |piece| {
+                let (to, behind) = std::mem::take(&mut rest).split_at_mut(piece.len());
+                to.copy_from_slice(piece);
+                rest = behind;
+            });
+            return (self.finish_with(crc), 0);
+        }
+        self.write_lengths();
+        let FrameBuilder { frame, apart, path, payload_start, payload_len, .. } = self;
+        let (head, mut rest) = frame.split_at_mut(payload_start);
+        let mut register = icrc::register(path.network, &head[usize::from(path.network_start)..], crc);
+        let is_apart = apart.is_some();
+        gather(&mut |piece| {
+            if is_apart {
+                register = crc.update(register, piece);
+            } else {
+                let (to, behind) = std::mem::take(&mut rest).split_at_mut(piece.len());
+                register = crc.copy(register, piece, to);
+                rest = behind;
+            }
+        });
+        let pad = pad(payload_len);
+        let register = crc.update(register, &[0; 3][..pad]);
+        let tail = match apart {
+            Some(tail) => &mut tail[..pad + ICRC_LEN],
+            None => rest,
+        };
+        tail[..pad].fill(0);
+        tail[pad..].copy_from_slice(&(!register).to_le_bytes());
+        if is_apart {
+            (payload_start, pad + ICRC_LEN)
+        } else {
+            (payload_start + payload_len + pad + ICRC_LEN, 0)
+        }
+    }
+
+    /// Writes the lengths and the IPv4 checksum.
+    #[inline]
+    fn write_lengths(&mut self) {
+        let network_start = usize::from(self.path.network_start);
+        let end = self.payload_start + self.payload_len + pad(self.payload_len) + ICRC_LEN;
+        let packet = &mut self.frame[network_start..];
+        let packet_len = (end - network_start) as u16;
+        match self.path.network {
             NetworkHeader::Ipv4 => {
                 packet[2..4].copy_from_slice(&packet_len.to_be_bytes());
-                let mut sum = path.ipv4_sum + u32::from(packet_len);
+                let mut sum = self.path.ipv4_sum + u32::from(packet_len);
                 sum = (sum & 0xffff) + (sum >> 16);
                 sum = (sum & 0xffff) + (sum >> 16);
                 packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
@@ -226,9 +331,10 @@ impl<'a> FrameBuilder<'a> {
             }
             NetworkHeader::Grh => packet[4..6].copy_from_slice(&(packet_len - 40).to_be_bytes()),
         }
-        let (covered, icrc) = packet.split_at_mut(usize::from(packet_len) - ICRC_LEN);
-        let value = icrc::compute(path.network, covered).unwrap_or_default();
-        icrc.copy_from_slice(&value.to_le_bytes());
-        total
     }
+}
+
+/// Bytes that bring a payload to a multiple of four.
+fn pad(payload_len: usize) -> usize {
+    payload_len.wrapping_neg() & 3
 }

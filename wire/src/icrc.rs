@@ -3,46 +3,107 @@
 //! A CRC-32 (IEEE 802.3) over 8 bytes of ones, the network header, UDP and BTH with the fields
 //! that a router may change set to ones, and everything after them up to and with the pad.
 
-use crc32fast::Hasher;
-
 use crate::{Bth, NetworkHeader};
 
-/// Bytes of the longest masked prefix: ones, IPv6 or GRH, UDP, BTH.
-const MASKED_MAX: usize = 8 + 40 + 8 + Bth::LEN;
+/// Bytes in which a mask may stand: every header up to the BTH lies within.
+pub const MASK_LEN: usize = 64;
+
+/// CRC-32 (IEEE 802.3), by whoever computes it fastest. `register` is that of the hardware: all ones
+/// at the start, not inverted at the end.
+pub trait Crc32: Copy {
+    /// The register behind `data`.
+    fn update(self, register: u32, data: &[u8]) -> u32;
+
+    /// As [`update`](Crc32::update), of `data` ORed with `mask` as far as that goes.
+    fn update_masked(self, register: u32, mask: &[u8; MASK_LEN], data: &[u8]) -> u32;
+
+    /// As [`update`](Crc32::update), of `from`, which it copies to `to` on the way; both are equally
+    /// long.
+    fn copy(self, register: u32, from: &[u8], to: &mut [u8]) -> u32;
+}
+
+/// CRC-32 by crc32fast, on every CPU.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Portable;
+
+impl Crc32 for Portable {
+    fn update(self, register: u32, data: &[u8]) -> u32 {
+        let mut hasher = crc32fast::Hasher::new_with_initial(!register);
+        hasher.update(data);
+        !hasher.finalize()
+    }
+
+    fn update_masked(self, register: u32, mask: &[u8; MASK_LEN], data: &[u8]) -> u32 {
+        let mut head = *mask;
+        let (first, rest) = data.split_at(data.len().min(MASK_LEN));
+        head.iter_mut().zip(first).for_each(|(mask, byte)| *mask |= byte);
+        self.update(self.update(register, &head[..first.len()]), rest)
+    }
+
+    fn copy(self, register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+        to.copy_from_slice(from);
+        self.update(register, to)
+    }
+}
 
 /// The ICRC of a packet.
 ///
 /// `packet` starts at the network header and ends before the ICRC; `network` says which header
 /// that is and so where UDP and BTH lie. `None` if the packet is too short to hold its headers.
 pub fn compute(network: NetworkHeader, packet: &[u8]) -> Option<u32> {
-    let network_len = network.len();
-    let udp_len = if network.has_udp() { 8 } else { 0 };
-    let headers_len = network_len + udp_len + Bth::LEN;
-    let (headers, rest) = packet.split_at_checked(headers_len)?;
-
-    let mut masked = [0xff; MASKED_MAX];
-    let (pseudo, _) = masked.split_at_mut(8 + headers_len);
-    let pseudo = &mut pseudo[8..];
-    pseudo.copy_from_slice(headers);
-    match network {
-        NetworkHeader::Ipv4 => {
-            pseudo[1] = 0xff; // TOS
-            pseudo[8] = 0xff; // TTL
-            pseudo[10..12].fill(0xff); // header checksum
-        }
-        NetworkHeader::Ipv6 | NetworkHeader::Grh => {
-            pseudo[0] |= 0x0f; // traffic class, flow label
-            pseudo[1..4].fill(0xff);
-            pseudo[7] = 0xff; // hop limit
-        }
-    }
-    if network.has_udp() {
-        pseudo[network_len + 6..network_len + 8].fill(0xff); // checksum
-    }
-    pseudo[network_len + udp_len + 4] = 0xff; // FECN, BECN, reserved
-
-    let mut hasher = Hasher::new();
-    hasher.update(&masked[..8 + headers_len]);
-    hasher.update(rest);
-    Some(hasher.finalize())
+    (packet.len() >= network.bth_start() + Bth::LEN).then(|| !register(network, packet, Portable))
 }
+
+/// The register behind `packet`, which starts at the network header and has its BTH. What follows is
+/// added with [`Crc32::update`], and the inverse of the last register is the ICRC.
+pub fn register(network: NetworkHeader, packet: &[u8], crc: impl Crc32) -> u32 {
+    let mask = match network {
+        NetworkHeader::Ipv4 => &IPV4_MASK,
+        NetworkHeader::Ipv6 => &IPV6_MASK,
+        NetworkHeader::Grh => &GRH_MASK,
+    };
+    crc.update_masked(BEHIND_ONES, mask, packet)
+}
+
+const IPV4_MASK: [u8; MASK_LEN] = {
+    let mut mask = [0; MASK_LEN];
+    mask[1] = 0xff; // TOS
+    mask[8] = 0xff; // TTL
+    mask[10] = 0xff; // header checksum
+    mask[11] = 0xff;
+    mask[20 + 6] = 0xff; // UDP checksum
+    mask[20 + 7] = 0xff;
+    mask[28 + 4] = 0xff; // FECN, BECN, reserved
+    mask
+};
+
+const GRH_MASK: [u8; MASK_LEN] = {
+    let mut mask = [0; MASK_LEN];
+    mask[0] = 0x0f; // traffic class, flow label
+    mask[1] = 0xff;
+    mask[2] = 0xff;
+    mask[3] = 0xff;
+    mask[7] = 0xff; // hop limit
+    mask[40 + 4] = 0xff; // FECN, BECN, reserved
+    mask
+};
+
+const IPV6_MASK: [u8; MASK_LEN] = {
+    let mut mask = GRH_MASK;
+    mask[40 + 4] = 0;
+    mask[40 + 6] = 0xff; // UDP checksum
+    mask[40 + 7] = 0xff;
+    mask[48 + 4] = 0xff; // FECN, BECN, reserved
+    mask
+};
+
+/// The register behind the 8 bytes of ones.
+const BEHIND_ONES: u32 = {
+    let mut register = u32::MAX;
+    let mut bit = 0;
+    while bit < 64 {
+        register = register >> 1 ^ if (register ^ 1) & 1 == 1 { 0xedb8_8320 } else { 0 };
+        bit += 1;
+    }
+    register
+};

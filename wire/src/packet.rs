@@ -87,6 +87,11 @@ impl NetworkHeader {
     pub const fn has_udp(self) -> bool {
         !matches!(self, NetworkHeader::Grh)
     }
+
+    /// Bytes from its start to the BTH.
+    pub const fn bth_start(self) -> usize {
+        self.len() + if self.has_udp() { 8 } else { 0 }
+    }
 }
 
 /// The Ethernet header of a frame.
@@ -171,10 +176,10 @@ impl Network {
 /// A RoCE packet, taken apart and checked; it borrows the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet<'a> {
-    /// The Ethernet header, if the bytes started with one.
-    pub link: Option<Link>,
-    /// The network headers.
-    pub network: Network,
+    /// The Ethernet header; empty if the bytes did not start with one.
+    link: &'a [u8],
+    /// Which network header it has.
+    pub header: NetworkHeader,
     /// The opcode of the BTH, known to exist.
     pub opcode: Opcode,
     /// The base transport header.
@@ -185,8 +190,6 @@ pub struct Packet<'a> {
     pub payload: &'a [u8],
     /// From the network header up to the ICRC.
     covered: &'a [u8],
-    /// The network header as it came, 20 or 40 bytes (UD receivers get it).
-    pub network_bytes: &'a [u8],
     /// The ICRC that the packet carries.
     pub icrc: u32,
 }
@@ -199,32 +202,40 @@ impl<'a> Packet<'a> {
     /// The first check that fails.
     pub fn parse(frame: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let packet = Packet::decode(frame)?;
-        packet.check_icrc()?;
-        match packet.bth.transport_version() {
-            0 => Ok(packet),
-            version => Err(ParseError::TransportVersion(version)),
-        }
+        packet.check(icrc::Portable)?;
+        Ok(packet)
     }
 
     /// As [`parse`](Packet::parse), but the ICRC and the transport version may be wrong: for
-    /// dissectors.
+    /// dissectors, and for those who [`check`](Packet::check) themselves.
     ///
     /// # Errors
     /// The first check that fails.
+    #[inline]
     pub fn decode(frame: &'a [u8]) -> Result<Packet<'a>, ParseError> {
-        let (link, ethertype, rest) = split_link(frame)?;
+        let truncated = |needed| ParseError::Truncated { needed, present: frame.len() };
+        let mut link_len = ETHERNET_LEN;
+        let (addresses, mut rest) = frame.split_at_checked(ETHERNET_LEN).ok_or(truncated(ETHERNET_LEN))?;
+        let mut ethertype = u16::from_be_bytes([addresses[12], addresses[13]]);
+        if ethertype == VLAN_ETHERTYPE {
+            let (tag, inner) = rest.split_first_chunk::<4>().ok_or(truncated(ETHERNET_LEN + 4))?;
+            ethertype = u16::from_be_bytes([tag[2], tag[3]]);
+            (link_len, rest) = (ETHERNET_LEN + 4, inner);
+        }
         let mut packet = match ethertype {
-            ROCE_V1_ETHERTYPE => Packet::decode_grh(rest)?,
-            0x0800 | 0x86dd => {
-                let packet = Packet::decode_ip(rest)?;
-                if (packet.network.header == NetworkHeader::Ipv6) != (ethertype == 0x86dd) {
-                    return Err(ParseError::IpVersion(rest[0] >> 4));
+            IPV4_ETHERTYPE | IPV6_ETHERTYPE => {
+                let version = rest.first().map_or(0, |byte| byte >> 4);
+                if (version == 6 && ethertype == IPV4_ETHERTYPE)
+                    || (version == 4 && ethertype == IPV6_ETHERTYPE)
+                {
+                    return Err(ParseError::IpVersion(version));
                 }
-                packet
+                Packet::decode_ip(rest)?
             }
+            ROCE_V1_ETHERTYPE => Packet::decode_grh(rest)?,
             _ => return Err(ParseError::NotRoce),
         };
-        packet.link = Some(link);
+        packet.link = &frame[..link_len];
         Ok(packet)
     }
 
@@ -232,9 +243,10 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// The first check that fails.
+    #[inline]
     pub fn decode_ip(packet: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let truncated = |needed| ParseError::Truncated { needed, present: packet.len() };
-        let (network, udp) = match packet.first().map(|b| b >> 4) {
+        let (header, end) = match packet.first().map(|b| b >> 4) {
             Some(4) => {
                 let ip = Ipv4HeaderSlice::from_slice(packet).map_err(|_| truncated(20))?;
                 if ip.slice().len() != 20 {
@@ -247,8 +259,10 @@ impl<'a> Packet<'a> {
                     return Err(ParseError::Fragment);
                 }
                 let end = usize::from(ip.total_len());
-                let udp = packet.get(20..end).ok_or(truncated(end.max(28)))?;
-                (Network::of_ipv4(&ip), udp)
+                if !(20..=packet.len()).contains(&end) {
+                    return Err(truncated(end.max(28)));
+                }
+                (NetworkHeader::Ipv4, end)
             }
             Some(6) => {
                 let ip = Ipv6HeaderSlice::from_slice(packet).map_err(|_| truncated(40))?;
@@ -256,33 +270,25 @@ impl<'a> Packet<'a> {
                     return Err(ParseError::NotRoce);
                 }
                 let end = 40 + usize::from(ip.payload_length());
-                let udp = packet.get(40..end).ok_or(truncated(end))?;
-                let network = Network {
-                    header: NetworkHeader::Ipv6,
-                    source: Gid(ip.source()),
-                    destination: Gid(ip.destination()),
-                    traffic_class: ip.traffic_class(),
-                    hop_limit: ip.hop_limit(),
-                    flow_label: ip.flow_label().value(),
-                    source_port: None,
-                };
-                (network, udp)
+                if end > packet.len() {
+                    return Err(truncated(end));
+                }
+                (NetworkHeader::Ipv6, end)
             }
             Some(version) => return Err(ParseError::IpVersion(version)),
             None => return Err(truncated(20)),
         };
-        let header = UdpHeaderSlice::from_slice(udp)
+        let udp = &packet[header.len()..end];
+        let udp_header = UdpHeaderSlice::from_slice(udp)
             .map_err(|_| ParseError::UdpLength { length: udp.len(), available: udp.len() })?;
-        if header.destination_port() != ROCE_V2_PORT {
+        if udp_header.destination_port() != ROCE_V2_PORT {
             return Err(ParseError::NotRoce);
         }
-        let (length, available) = (usize::from(header.length()), udp.len());
+        let (length, available) = (usize::from(udp_header.length()), udp.len());
         if length < 8 + Bth::LEN + ICRC_LEN || length > available {
             return Err(ParseError::UdpLength { length, available });
         }
-        let network = Network { source_port: Some(header.source_port()), ..network };
-        let bth_start = network.header.len() + 8;
-        Packet::decode_transport(network, &packet[..bth_start + length - 8], bth_start)
+        Packet::decode_transport(header, &packet[..header.len() + length])
     }
 
     /// As [`decode`](Packet::decode), of a bare RoCE v1 packet, which starts with its GRH.
@@ -300,36 +306,46 @@ impl<'a> Packet<'a> {
         }
         let end = Grh::LEN + usize::from(grh.payload_length());
         let packet = packet.get(..end).ok_or(truncated(end))?;
-        Packet::decode_transport(Network::of_grh(grh, NetworkHeader::Grh), packet, Grh::LEN)
+        Packet::decode_transport(NetworkHeader::Grh, packet)
     }
 
-    /// `packet` starts at the network header and ends with the ICRC; the BTH is at `bth_start`.
-    fn decode_transport(
-        network: Network,
-        packet: &'a [u8],
-        bth_start: usize,
-    ) -> Result<Packet<'a>, ParseError> {
-        let transport = &packet[bth_start..];
+    /// `packet` starts at the network header and ends with the ICRC.
+    #[inline]
+    fn decode_transport(header: NetworkHeader, packet: &'a [u8]) -> Result<Packet<'a>, ParseError> {
+        let transport = &packet[header.bth_start()..];
         let short = |needed| ParseError::Short { needed, present: transport.len() };
         let (bth, rest) = Bth::ref_from_prefix(transport).map_err(|_| short(Bth::LEN + ICRC_LEN))?;
         let opcode = Opcode::from_byte(bth.opcode_byte()).ok_or(ParseError::Opcode(bth.opcode_byte()))?;
-        let needed = Bth::LEN + opcode.extensions_len() + bth.pad() + ICRC_LEN;
+        let (extensions_len, pad) = (opcode.extensions_len(), bth.pad());
+        let needed = Bth::LEN + extensions_len + pad + ICRC_LEN;
         if transport.len() < needed {
             return Err(short(needed));
         }
         let (body, icrc) = rest.split_last_chunk::<ICRC_LEN>().ok_or(short(needed))?;
-        let (extensions, padded) = body.split_at(opcode.extensions_len());
+        let (extensions, padded) = body.split_at(extensions_len);
         Ok(Packet {
-            link: None,
-            network,
+            link: &[],
+            header,
             opcode,
             bth,
             extensions,
-            payload: &padded[..padded.len() - bth.pad()],
+            payload: &padded[..padded.len() - pad],
             covered: &packet[..packet.len() - ICRC_LEN],
-            network_bytes: &packet[..network.header.len()],
             icrc: u32::from_le_bytes(*icrc),
         })
+    }
+
+    /// What [`parse`](Packet::parse) checks besides: the ICRC, then the transport version.
+    ///
+    /// # Errors
+    /// [`ParseError::Icrc`], [`ParseError::TransportVersion`].
+    #[inline]
+    pub fn check(&self, crc: impl icrc::Crc32) -> Result<(), ParseError> {
+        self.check_icrc_with(crc)?;
+        match self.bth.transport_version() {
+            0 => Ok(()),
+            version => Err(ParseError::TransportVersion(version)),
+        }
     }
 
     /// Computes the ICRC and compares.
@@ -337,11 +353,79 @@ impl<'a> Packet<'a> {
     /// # Errors
     /// [`ParseError::Icrc`].
     pub fn check_icrc(&self) -> Result<(), ParseError> {
-        match icrc::compute(self.network.header, self.covered) {
-            Some(expected) if expected == self.icrc => Ok(()),
-            Some(expected) => Err(ParseError::Icrc { expected, found: self.icrc }),
-            None => Err(ParseError::Truncated { needed: self.covered.len(), present: self.covered.len() }),
+        self.check_icrc_with(icrc::Portable)
+    }
+
+    #[inline]
+    fn check_icrc_with(&self, crc: impl icrc::Crc32) -> Result<(), ParseError> {
+        let expected = !icrc::register(self.header, self.covered, crc);
+        if expected == self.icrc { Ok(()) } else { Err(ParseError::Icrc { expected, found: self.icrc }) }
+    }
+
+    /// The Ethernet header, if the bytes started with one.
+    pub fn link(&self) -> Option<Link> {
+        let (ethernet, rest) = etherparse::Ethernet2Header::from_slice(self.link).ok()?;
+        let tag = etherparse::SingleVlanHeader::from_slice(rest).ok();
+        let vlan = tag.map(|(tag, _)| VlanTag { id: tag.vlan_id.value(), priority: tag.pcp.value() });
+        Some(Link { destination: MacAddr(ethernet.destination), source: MacAddr(ethernet.source), vlan })
+    }
+
+    /// The VLAN in the 802.1Q tag, if there is one.
+    pub fn vlan(&self) -> Option<u16> {
+        let tag = self.link.get(ETHERNET_LEN..)?.first_chunk()?;
+        Some(u16::from_be_bytes(*tag) & 0x0fff)
+    }
+
+    /// What the network headers say.
+    pub fn network(&self) -> Network {
+        let header = self.header;
+        let network = match header {
+            NetworkHeader::Ipv4 => {
+                let ip = self.covered;
+                let gid = |at: usize| Gid::from_ipv4([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]].into());
+                Network {
+                    header,
+                    source: gid(12),
+                    destination: gid(16),
+                    traffic_class: ip[1],
+                    hop_limit: ip[8],
+                    flow_label: 0,
+                    source_port: None,
+                }
+            }
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => match Grh::ref_from_prefix(self.covered) {
+                Ok((grh, _)) => Network::of_grh(grh, header),
+                // `decode` saw more than these 40 bytes.
+                Err(_) => unreachable!("a packet without its network header"),
+            },
+        };
+        let udp = &self.covered[header.len()..];
+        let source_port = header.has_udp().then(|| u16::from_be_bytes([udp[0], udp[1]]));
+        Network { source_port, ..network }
+    }
+
+    /// The network header as it came, 20 or 40 bytes (UD receivers get it).
+    pub fn network_bytes(&self) -> &'a [u8] {
+        &self.covered[..self.header.len()]
+    }
+
+    /// Source and destination as they stand in the network header: 8 or 32 bytes.
+    #[inline]
+    pub fn address_bytes(&self) -> &'a [u8] {
+        match self.header {
+            NetworkHeader::Ipv4 => &self.covered[12..20],
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => &self.covered[8..40],
         }
+    }
+
+    /// Whether a switch has marked the packet: ECN is Congestion Experienced.
+    #[inline]
+    pub fn congestion_experienced(&self) -> bool {
+        let ecn = match self.header {
+            NetworkHeader::Ipv4 => self.covered[1],
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => self.covered[1] >> 4,
+        };
+        ecn & 3 == 3
     }
 
     /// Whether the pad is what the payload calls for: up to the next multiple of 4 bytes.
@@ -412,18 +496,7 @@ impl<'a> Packet<'a> {
     }
 }
 
-/// Splits an Ethernet frame into its header (with at most one 802.1Q tag), EtherType and the rest.
-fn split_link(frame: &[u8]) -> Result<(Link, u16, &[u8]), ParseError> {
-    let truncated = |needed| ParseError::Truncated { needed, present: frame.len() };
-    let (ethernet, mut rest) = etherparse::Ethernet2Header::from_slice(frame).map_err(|_| truncated(14))?;
-    let mut ethertype = ethernet.ether_type;
-    let mut vlan = None;
-    if ethertype == etherparse::EtherType::VLAN_TAGGED_FRAME {
-        let (tag, inner) = etherparse::SingleVlanHeader::from_slice(rest).map_err(|_| truncated(18))?;
-        vlan = Some(VlanTag { id: tag.vlan_id.value(), priority: tag.pcp.value() });
-        ethertype = tag.ether_type;
-        rest = inner;
-    }
-    let link = Link { destination: MacAddr(ethernet.destination), source: MacAddr(ethernet.source), vlan };
-    Ok((link, ethertype.0, rest))
-}
+const ETHERNET_LEN: usize = 14;
+const VLAN_ETHERTYPE: u16 = 0x8100;
+const IPV4_ETHERTYPE: u16 = 0x0800;
+const IPV6_ETHERTYPE: u16 = 0x86dd;

@@ -168,8 +168,8 @@ proptest! {
         let link = Link {
             destination: address.destination_mac, source: address.source_mac, vlan: address.vlan
         };
-        prop_assert_eq!(packet.link, Some(link));
-        let network = packet.network;
+        prop_assert_eq!(packet.link(), Some(link));
+        let network = packet.network();
         prop_assert_eq!((network.source, network.destination), (address.source, address.destination));
         prop_assert_eq!(network.traffic_class, address.traffic_class);
         prop_assert_eq!((network.hop_limit, network.flow_label), (address.hop_limit, address.flow_label));

@@ -41,7 +41,7 @@ fn tv1_send_only_ipv4() {
     assert_eq!(packet.payload, b"hello");
     assert_eq!((packet.bth.dest_qpn().value(), packet.bth.psn().value()), (0x11, 0xfe));
     assert!(packet.bth.ack_req() && packet.bth.mig_req());
-    assert_eq!(packet.network.source.to_string(), "::ffff:192.0.2.1");
+    assert_eq!(packet.network().source.to_string(), "::ffff:192.0.2.1");
 
     let path = PathHeader::new(&address_of(&bytes, &packet));
     let mut buffer = [0xaa; 200];
@@ -59,7 +59,7 @@ fn tv1b_what_routers_change_is_outside_the_icrc() {
     bytes[24..26].copy_from_slice(&[0, 0]); // IP checksum: any
     bytes[46] = 0x80; // FECN
     let packet = Packet::parse(&bytes).unwrap();
-    assert!(packet.network.congestion_experienced() && packet.bth.fecn());
+    assert!(packet.network().congestion_experienced() && packet.bth.fecn());
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn tv2_write_only_ipv6_vlan() {
     let bytes = tv2();
     let packet = Packet::parse(&bytes).unwrap();
     assert_eq!(packet.opcode, Opcode::RC_WRITE_ONLY);
-    assert_eq!(packet.link.unwrap().vlan, Some(VlanTag { id: 100, priority: 3 }));
+    assert_eq!(packet.link().unwrap().vlan, Some(VlanTag { id: 100, priority: 3 }));
     let reth = *packet.reth().unwrap();
     assert_eq!((reth.va(), reth.rkey(), reth.length()), (0x7f00_1234_5678, RKey(0x00a1_b2c3), 8));
 
@@ -85,7 +85,7 @@ fn tv3_cnp_of_a_connectx() {
     let bytes = tv3();
     let packet = Packet::parse(&bytes).unwrap();
     assert_eq!(packet.opcode, Opcode::CNP);
-    assert_eq!((packet.network.source_port, packet.payload), (Some(0), [0; 16].as_slice()));
+    assert_eq!((packet.network().source_port, packet.payload), (Some(0), [0; 16].as_slice()));
     assert!(packet.bth.becn());
 
     let path = PathHeader::new(&address_of(&bytes, &packet));
@@ -184,7 +184,7 @@ fn roce_v1_round_trips() {
     frame.payload().copy_from_slice(b"v1");
     let length = frame.finish();
     let packet = Packet::parse(&buffer[..length]).unwrap();
-    assert_eq!((packet.payload, packet.network.header), (b"v1".as_slice(), NetworkHeader::Grh));
+    assert_eq!((packet.payload, packet.header), (b"v1".as_slice(), NetworkHeader::Grh));
     assert_eq!(address_of(&buffer, &packet), v1);
 }
 

@@ -62,7 +62,9 @@ fn case_002_what_routers_and_switches_change() {
     let mut routed = hex(TV1);
     route(&mut routed);
     let parsed = Packet::parse(&routed).unwrap();
-    assert!(parsed.network.congestion_experienced() && parsed.bth.fecn() && parsed.network.hop_limit == 63);
+    assert!(
+        parsed.network().congestion_experienced() && parsed.bth.fecn() && parsed.network().hop_limit == 63
+    );
 
     let mut peer = Peer::new();
     let send = |psn| packet(Opcode::RC_SEND_ONLY, psn).ack_req().payload(b"hello");
@@ -482,7 +484,7 @@ fn case_018_roce_v1_off() {
     peer.post_recv(1, 8);
     peer.address.encapsulation = Encapsulation::RoceV1;
     let frame = peer.frame(&packet(Opcode::RC_SEND_ONLY, RQ).ack_req().payload(b"hello"));
-    assert_eq!(Packet::parse(&frame).unwrap().network.header, NetworkHeader::Grh);
+    assert_eq!(Packet::parse(&frame).unwrap().header, NetworkHeader::Grh);
     peer.expect_dropped(frame, Counter::RxRoceV1Off);
 }
 

@@ -71,12 +71,12 @@ fn conversations(corpus: &Corpus, name: &str, packets: &[Packet<'_>]) -> Result<
     let longest = packets.iter().map(|packet| packet.payload.len()).max().unwrap_or(0);
     let scale = if longest > 1024 { 4 } else { 1 };
     let mut ends: Vec<_> =
-        packets.iter().map(|packet| (packet.network.source, packet.bth.dest_qpn())).collect();
+        packets.iter().map(|packet| (packet.network().source, packet.bth.dest_qpn())).collect();
     ends.sort_by_key(|(source, qpn)| (source.0, qpn.value()));
     ends.dedup();
     for (number, (source, qpn)) in ends.into_iter().enumerate() {
         let is_request = |packet: &Packet<'_>| {
-            packet.network.source == source && packet.bth.dest_qpn() == qpn && packet.opcode.is_request()
+            packet.network().source == source && packet.bth.dest_qpn() == qpn && packet.opcode.is_request()
         };
         let requests: Vec<Packet<'_>> = packets.iter().filter(|packet| is_request(packet)).copied().collect();
         let Some(first) = requests.first() else { continue };
@@ -96,7 +96,7 @@ fn conversations(corpus: &Corpus, name: &str, packets: &[Packet<'_>]) -> Result<
             continue;
         }
         let is_answer =
-            |packet: &Packet<'_>| packet.network.destination == source && !packet.opcode.is_request();
+            |packet: &Packet<'_>| packet.network().destination == source && !packet.opcode.is_request();
         let both: Vec<Packet<'_>> =
             packets.iter().filter(|packet| is_request(packet) || is_answer(packet)).copied().collect();
         for (part, both) in both.chunks(64).enumerate() {

@@ -10,7 +10,7 @@ fuzz_target!(|frame: &[u8]| {
     if let Ok(packet) = &decoded {
         assert!(packet.covered().len() + 4 <= frame.len());
         assert!(packet.payload.len() + packet.bth.pad() <= packet.covered().len());
-        let icrc = icrc::compute(packet.network.header, packet.covered());
+        let icrc = icrc::compute(packet.header, packet.covered());
         assert_eq!(packet.check_icrc().is_ok(), icrc == Some(packet.icrc));
         for extension in packet.opcode.extensions() {
             let readable = match extension {

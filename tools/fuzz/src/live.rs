@@ -392,7 +392,7 @@ impl Live {
     /// The frame as a packet for this queue pair, if the engine must take it for one.
     pub(crate) fn admitted<'f>(&self, frame: &'f [u8]) -> Option<Packet<'f>> {
         let packet = Packet::parse(frame).ok()?;
-        let (service, network) = (self.setup.service, &packet.network);
+        let (service, network) = (self.setup.service, &packet.network());
         let right = packet.bth.dest_qpn() == self.qpn
             && network.header != NetworkHeader::Grh
             && PKEY_DEFAULT.admits(packet.bth.pkey())

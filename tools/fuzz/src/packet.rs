@@ -195,7 +195,7 @@ pub(crate) fn build(
 /// Puts the ICRC of a frame right, if it holds a packet.
 pub fn seal(frame: &mut [u8]) -> bool {
     let Ok(packet) = Packet::decode(frame) else { return false };
-    let Some(value) = icrc::compute(packet.network.header, packet.covered()) else { return false };
+    let Some(value) = icrc::compute(packet.header, packet.covered()) else { return false };
     let end = packet.covered().as_ptr_range().end as usize - frame.as_ptr() as usize;
     frame[end..end + 4].copy_from_slice(&value.to_le_bytes());
     true
@@ -205,7 +205,7 @@ pub fn seal(frame: &mut [u8]) -> bool {
 pub(crate) fn parse_own(frame: &[u8]) -> Packet<'_> {
     let packet =
         Packet::parse(frame).unwrap_or_else(|e| panic!("the engine sent a broken frame: {e}\n{frame:02x?}"));
-    assert_ne!(packet.network.header, NetworkHeader::Grh, "RoCE v1 is off");
+    assert_ne!(packet.header, NetworkHeader::Grh, "RoCE v1 is off");
     let covered = packet.covered();
     let pad = &covered[covered.len() - packet.bth.pad()..];
     assert!(pad.iter().all(|byte| *byte == 0), "the engine's pad is not zero: {pad:02x?}");

@@ -484,8 +484,8 @@ impl Target {
     /// A datagram goes into the oldest receive whole, behind its network header.
     fn datagram_effect(&self, packet: &Packet<'_>) -> Option<Effect> {
         let receive = self.receives.front()?;
-        let mut message = vec![0; if packet.network.header == NetworkHeader::Ipv4 { 20 } else { 0 }];
-        message.extend_from_slice(packet.network_bytes);
+        let mut message = vec![0; if packet.header == NetworkHeader::Ipv4 { 20 } else { 0 }];
+        message.extend_from_slice(packet.network_bytes());
         message.extend_from_slice(packet.payload);
         let lawful = packet.deth()?.qkey() == QKEY
             && packet.bth.pad() == packet.payload.len().wrapping_neg() & 3

@@ -70,8 +70,8 @@ const MAX_SEEN: usize = 32;
 impl Diagnosis {
     /// Takes note of the addresses of a packet.
     pub(super) fn learn(&mut self, packet: &Packet<'_>) {
-        self.add(packet.network.source);
-        self.add(packet.network.destination);
+        self.add(packet.network().source);
+        self.add(packet.network().destination);
     }
 
     /// Takes note of the addresses that a connection is asked for between.
@@ -102,7 +102,7 @@ impl Diagnosis {
 
     /// Finds a cause for the wrong ICRC of `packet`.
     pub(super) fn explain(&mut self, packet: &Packet<'_>) -> Explained {
-        let network = packet.network;
+        let network = packet.network();
         let key = (network.source, network.destination, network.source_port);
         let mut also_explains_previous = None;
         let cause = Case::new(packet).and_then(|case| {
@@ -139,7 +139,7 @@ struct Case<'p, 'a> {
 
 impl<'p, 'a> Case<'p, 'a> {
     fn new(packet: &'p Packet<'a>) -> Option<Case<'p, 'a>> {
-        let header = packet.network.header;
+        let header = packet.header;
         let expected = ferroce_wire::icrc::compute(header, packet.covered())?;
         let bth_start = header.len() + if header.has_udp() { 8 } else { 0 };
         Some(Case { packet, expected, difference: packet.icrc ^ expected, bth_start })
@@ -175,14 +175,14 @@ impl<'p, 'a> Case<'p, 'a> {
 
     /// Any set of the fields that should count as ones, and of the ones in front.
     fn included(&self) -> Option<Cause> {
-        let network_len = self.packet.network.header.len();
-        let mut fields: Vec<(&'static str, usize, usize)> = match self.packet.network.header {
+        let network_len = self.packet.header.len();
+        let mut fields: Vec<(&'static str, usize, usize)> = match self.packet.header {
             NetworkHeader::Ipv4 => vec![("TOS", 1, 1), ("TTL", 8, 1), ("IPv4 checksum", 10, 2)],
             NetworkHeader::Ipv6 | NetworkHeader::Grh => {
                 vec![("traffic class and flow label", 0, 4), ("hop limit", 7, 1)]
             }
         };
-        if self.packet.network.header.has_udp() {
+        if self.packet.header.has_udp() {
             fields.push(("UDP checksum", network_len + 6, 2));
         }
         fields.push(("BTH byte 4", self.bth_start + 4, 1));
@@ -219,12 +219,12 @@ impl<'p, 'a> Case<'p, 'a> {
             let [a, b, 0, 0] = self.at(at).to_le_bytes() else { return None };
             Some(u16::from_be_bytes([covered[at] ^ a, covered[at + 1] ^ b]))
         };
-        if self.packet.network.header.has_udp()
-            && let Some(port) = original(self.packet.network.header.len())
+        if self.packet.header.has_udp()
+            && let Some(port) = original(self.packet.header.len())
         {
             return Some(Cause::SourcePort(port));
         }
-        if self.packet.network.header != NetworkHeader::Ipv4 {
+        if self.packet.header != NetworkHeader::Ipv4 {
             return None;
         }
         original(4).map(Cause::Identification).or_else(|| original(6).map(Cause::Flags))
@@ -232,7 +232,7 @@ impl<'p, 'a> Case<'p, 'a> {
 
     /// Other addresses, and with one of them another source port.
     fn addresses(&self, seen: &[Gid]) -> Option<Cause> {
-        let network = self.packet.network;
+        let network = self.packet.network();
         let (source, destination) = (network.source, network.destination);
         let is_v4 = network.header == NetworkHeader::Ipv4;
         let candidates = || seen.iter().copied().filter(|gid| gid.is_ipv6() != is_v4);
@@ -265,7 +265,7 @@ impl<'p, 'a> Case<'p, 'a> {
 
     /// What one IPv4 address must have been, for either.
     fn headers(&self) -> Cause {
-        let network = self.packet.network;
+        let network = self.packet.network();
         let was = |at: usize, address: Gid| {
             let mut bytes = address.0;
             for (byte, change) in bytes[12..].iter_mut().zip(self.at(at).to_le_bytes()) {
@@ -297,7 +297,7 @@ impl<'p, 'a> Case<'p, 'a> {
     /// A byte of an address changes by rewriting more often than by accident: what the wire
     /// corrupts, the Ethernet FCS catches.
     fn address_byte(&self, at: usize, bits: u8) -> Option<Cause> {
-        let network = self.packet.network;
+        let network = self.packet.network();
         // Where the addresses start, and how many bytes at the end of a GID are on the wire.
         let (start, len) = if network.header == NetworkHeader::Ipv4 { (12, 4) } else { (8, 16) };
         let index = at.checked_sub(start).filter(|index| *index < 2 * len)?;
@@ -310,7 +310,7 @@ impl<'p, 'a> Case<'p, 'a> {
     fn part(&self, at: usize) -> &'static str {
         let payload_start = self.bth_start + Bth::LEN + self.packet.opcode.extensions_len();
         let parts = [
-            (self.packet.network.header.len(), "network header"),
+            (self.packet.header.len(), "network header"),
             (self.bth_start, "UDP header"),
             (self.bth_start + Bth::LEN, "BTH"),
             (payload_start, "extension headers"),

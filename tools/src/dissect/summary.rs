@@ -81,7 +81,7 @@ impl Summary {
 
     /// Counts a packet in its flow. `extensions`: the capture has all its extension headers.
     pub(super) fn count_flow(&mut self, record: &Record, packet: &Packet<'_>, extensions: bool) {
-        let network = &packet.network;
+        let network = &packet.network();
         let deth = packet.deth().filter(|_| extensions);
         let source_qp = deth.map(|deth| deth.source_qpn().value());
         let key = (network.source, network.destination, packet.bth.dest_qpn().value(), source_qp);

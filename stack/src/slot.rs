@@ -1,0 +1,64 @@
+//! Where one frame is written.
+
+use ferroce_driver::{Gathered, Pinned, TAIL_MAX};
+use ferroce_wire::{Bth, FrameBuilder, PathHeader};
+
+
+/// A payload that is shorter is copied: a piece of its own costs the port more than that.
+const PIN_MIN: u32 = 512;
+
+/// The place that a driver gives for a frame: one buffer; or one for the headers and one for what is
+/// behind a payload that stays in registered memory.
+pub(crate) struct Slot<'a> {
+    head: &'a mut [u8],
+    tail: Option<&'a mut [u8; TAIL_MAX]>,
+    payload: Option<Pinned>,
+    tail_len: usize,
+}
+
+impl<'a> Slot<'a> {
+    /// A frame in one piece.
+    pub(crate) fn whole(buffer: &'a mut [u8]) -> Slot<'a> {
+        Slot { head: buffer, tail: None, payload: None, tail_len: 0 }
+    }
+
+    /// A frame whose payload may stay where it is.
+    pub(crate) fn in_pieces(head: &'a mut [u8], tail: &'a mut [u8; TAIL_MAX]) -> Slot<'a> {
+        Slot { head, tail: Some(tail), payload: None, tail_len: 0 }
+    }
+
+    /// Whether a payload of `len` bytes is better left where it is.
+    pub(crate) fn wants_pin(&self, len: u32) -> bool {
+        self.tail.is_some() && len >= PIN_MIN
+    }
+
+    /// Leaves the payload where it is, if it is pinned.
+    pub(crate) fn set_payload(&mut self, payload: Option<Pinned>) {
+        self.payload = payload;
+    }
+
+    /// Begins the frame.
+    #[inline]
+    pub(crate) fn start<'b>(
+        &'b mut self,
+        path: &'b PathHeader,
+        bth: Bth,
+        payload_len: usize,
+    ) -> Option<FrameBuilder<'b>> {
+        match (&self.payload, &mut self.tail) {
+            (Some(_), Some(tail)) => FrameBuilder::start_apart(self.head, tail, path, bth, payload_len),
+            _ => FrameBuilder::start(self.head, path, bth, payload_len),
+        }
+    }
+
+    /// Notes what the frame has behind its payload. Returns what it has in front.
+    pub(crate) fn end(&mut self, (head, tail): (usize, usize)) -> usize {
+        self.tail_len = tail;
+        head
+    }
+
+    /// The frame in pieces; `head` is the length that was returned for it.
+    pub(crate) fn gathered(self, head: usize) -> Gathered {
+        Gathered { head, payload: self.payload, tail: self.tail_len }
+    }
+}
