@@ -13,6 +13,7 @@
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;
+mod crc;
 mod frame;
 pub mod loopback;
 pub mod memory;
@@ -25,6 +26,7 @@ use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
+pub use crc::Crc32;
 pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
 pub use memory::{Memory, Pinned};
 pub use time::{Clock, Nanos};

@@ -1,0 +1,153 @@
+//! CRC-32 (IEEE 802.3), which RoCE's ICRC is, as fast as the processor can; alone, or on the way of a
+//! copy.
+//!
+//! Everything is in terms of the *register*: all ones before the first byte, and inverted after the
+//! last one for the CRC that goes on the wire. So bytes may come in as many pieces as they like.
+//!
+//! ```
+//! let crc = ferroce_driver::Crc32::detect();
+//! let register = crc.update(crc.update(!0, b"1234"), b"56789");
+//! assert_eq!(!register, 0xcbf4_3926);
+//! ```
+
+#[cfg(target_arch = "x86_64")]
+mod constants;
+#[cfg(target_arch = "x86_64")]
+mod pclmulqdq;
+#[cfg(target_arch = "x86_64")]
+mod vpclmulqdq;
+
+use crc32fast::Hasher;
+
+/// A way to compute CRC-32 that works on this processor. All ways give the same results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Crc32(Level);
+
+/// Of those that need more than the architecture promises, a value exists only where
+/// [`Level::is_supported`] has said so: [`Crc32::all`] is the only place that makes any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Level {
+    #[cfg(target_arch = "x86_64")]
+    Vpclmulqdq,
+    #[cfg(target_arch = "x86_64")]
+    Pclmulqdq,
+    Crc32fast,
+}
+
+impl Crc32 {
+    /// The fastest that this processor has. Looks at the processor: once for each value, not for each
+    /// packet.
+    pub fn detect() -> Crc32 {
+        Crc32::all().next().unwrap_or(Crc32::portable())
+    }
+
+    /// The crate crc32fast, which works on every processor.
+    pub fn portable() -> Crc32 {
+        Crc32(Level::Crc32fast)
+    }
+
+    /// All that work on this processor, the fastest first, [`portable`](Crc32::portable) last.
+    pub fn all() -> impl Iterator<Item = Crc32> {
+        Level::ALL.iter().copied().filter(|level| level.is_supported()).map(Crc32)
+    }
+
+    /// Its name for people: `vpclmulqdq`, `pclmulqdq`, `crc32fast`.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Level::Vpclmulqdq => "vpclmulqdq",
+            #[cfg(target_arch = "x86_64")]
+            Level::Pclmulqdq => "pclmulqdq",
+            Level::Crc32fast => "crc32fast",
+        }
+    }
+
+    /// The register after `data`, from the one before it.
+    pub fn update(self, register: u32, data: &[u8]) -> u32 {
+        match self.0 {
+            // SAFETY: a value of this level exists only where the processor has its features.
+            #[cfg(target_arch = "x86_64")]
+            Level::Vpclmulqdq => unsafe { vpclmulqdq::update(register, data) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Level::Pclmulqdq => unsafe { pclmulqdq::update(register, data) },
+            Level::Crc32fast => crc32fast_update(register, data),
+        }
+    }
+
+    /// As [`update`](Crc32::update), with the first 64 bytes of `data`, or as many as there are, ORed
+    /// with `mask` first. `data` itself does not change.
+    pub fn update_masked(self, register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
+        match self.0 {
+            // SAFETY: a value of this level exists only where the processor has its features.
+            #[cfg(target_arch = "x86_64")]
+            Level::Vpclmulqdq => unsafe { vpclmulqdq::update_masked(register, mask, data) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Level::Pclmulqdq => unsafe { pclmulqdq::update_masked(register, mask, data) },
+            Level::Crc32fast => crc32fast_update_masked(register, mask, data),
+        }
+    }
+
+    /// As [`update`](Crc32::update) over `from`, which it copies to `to` on the way.
+    ///
+    /// # Panics
+    /// If the two are not of the same length.
+    pub fn copy(self, register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+        assert_eq!(from.len(), to.len(), "a copy has as many bytes as the original");
+        match self.0 {
+            // SAFETY: a value of this level exists only where the processor has its features.
+            #[cfg(target_arch = "x86_64")]
+            Level::Vpclmulqdq => unsafe { vpclmulqdq::copy(register, from, to) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Level::Pclmulqdq => unsafe { pclmulqdq::copy(register, from, to) },
+            Level::Crc32fast => crc32fast_copy(register, from, to),
+        }
+    }
+}
+
+impl Level {
+    /// The fastest first.
+    const ALL: &[Level] = &[
+        #[cfg(target_arch = "x86_64")]
+        Level::Vpclmulqdq,
+        #[cfg(target_arch = "x86_64")]
+        Level::Pclmulqdq,
+        Level::Crc32fast,
+    ];
+
+    fn is_supported(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Level::Vpclmulqdq => vpclmulqdq::is_supported(),
+            #[cfg(target_arch = "x86_64")]
+            Level::Pclmulqdq => pclmulqdq::is_supported(),
+            Level::Crc32fast => true,
+        }
+    }
+}
+
+fn crc32fast_update(register: u32, data: &[u8]) -> u32 {
+    let mut hasher = Hasher::new_with_initial(!register);
+    hasher.update(data);
+    !hasher.finalize()
+}
+
+fn crc32fast_update_masked(register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
+    let (head, rest) = data.split_at(data.len().min(mask.len()));
+    let mut masked = *mask;
+    for (byte, &from) in masked.iter_mut().zip(head) {
+        *byte |= from;
+    }
+    crc32fast_update(crc32fast_update(register, &masked[..head.len()]), rest)
+}
+
+/// Piece by piece, so that each is still in the L1 cache for its second reading.
+fn crc32fast_copy(register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+    const PIECE: usize = 8192;
+    from.chunks(PIECE).zip(to.chunks_mut(PIECE)).fold(register, |register, (from, to)| {
+        to.copy_from_slice(from);
+        crc32fast_update(register, to)
+    })
+}

@@ -1,0 +1,180 @@
+//! 64 bytes at a time, with AVX-512 and VPCLMULQDQ.
+
+use std::arch::x86_64::*;
+
+use super::constants::{self, INVERSE, LIMIT, MODULUS, coefficients};
+
+/// Bytes of a vector.
+const VECTOR: usize = 64;
+/// Bytes of the vectors that a turn of the loop over long messages takes.
+const TURN: usize = 4 * VECTOR;
+
+/// Whether the processor can call the functions of this module.
+pub(super) fn is_supported() -> bool {
+    is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("bmi2")
+        && is_x86_feature_detected!("pclmulqdq")
+        && is_x86_feature_detected!("vpclmulqdq")
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
+pub(super) fn update(register: u32, data: &[u8]) -> u32 {
+    run::<false>(register, _mm512_setzero_si512(), Bytes { from: data, to: &mut [] })
+}
+
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
+pub(super) fn update_masked(register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
+    run::<false>(register, load(mask), Bytes { from: data, to: &mut [] })
+}
+
+/// `from` and `to` have the same length.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
+pub(super) fn copy(register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+    run::<true>(register, _mm512_setzero_si512(), Bytes { from, to })
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
+fn run<const COPY: bool>(register: u32, mask: __m512i, mut bytes: Bytes<'_, COPY>) -> u32 {
+    let len = bytes.from.len();
+    let register = _mm512_zextsi128_si512(_mm_cvtsi32_si128(register.cast_signed()));
+    if len <= VECTOR {
+        let mask = _mm512_maskz_mov_epi8(first(len), mask);
+        let vector = _mm512_xor_si512(_mm512_or_si512(bytes.last(), mask), register);
+        return remainder(multiply(vector, weights(len, 0)));
+    }
+    let vector = _mm512_xor_si512(_mm512_or_si512(bytes.vector(), mask), register);
+    if len < LIMIT {
+        return sum(multiply(vector, weights(len, 0)), len, 1, bytes);
+    }
+
+    let mut lanes = [vector, bytes.vector(), bytes.vector(), bytes.vector()];
+    let over = const { constants::fold(TURN as i32) };
+    let over = _mm512_broadcast_i32x4(_mm_set_epi64x(over[1].cast_signed(), over[0].cast_signed()));
+    while bytes.from.len() >= TURN {
+        for lane in &mut lanes {
+            *lane = add(bytes.vector(), *lane, over);
+        }
+    }
+
+    // What is folded is as good as a message of its own in front of what is left.
+    let len = TURN + bytes.from.len();
+    let mut folded = _mm512_setzero_si512();
+    for (i, lane) in lanes.into_iter().enumerate() {
+        folded = add(folded, lane, weights(len, i));
+    }
+    sum(folded, len, lanes.len(), bytes)
+}
+
+/// The remainder of `sum` and the products of what is left of a message of `len` bytes, from the
+/// vector `at` on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
+fn sum<const COPY: bool>(mut sum: __m512i, len: usize, mut at: usize, mut bytes: Bytes<'_, COPY>) -> u32 {
+    while bytes.from.len() > VECTOR {
+        sum = add(sum, bytes.vector(), weights(len, at));
+        at += 1;
+    }
+    if !bytes.from.is_empty() {
+        sum = add(sum, bytes.last(), weights(len, at));
+    }
+    remainder(sum)
+}
+
+/// The sum of `sum` and the products of the words of `vector`, two in each lane.
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn add(sum: __m512i, vector: __m512i, weights: __m512i) -> __m512i {
+    let (low, high) = (
+        _mm512_clmulepi64_epi128::<0x00>(vector, weights),
+        _mm512_clmulepi64_epi128::<0x11>(vector, weights),
+    );
+    const XOR: i32 = 0x96;
+    _mm512_ternarylogic_epi64::<XOR>(sum, low, high)
+}
+
+#[inline]
+#[target_feature(enable = "avx512f,vpclmulqdq")]
+fn multiply(vector: __m512i, weights: __m512i) -> __m512i {
+    let (low, high) = (
+        _mm512_clmulepi64_epi128::<0x00>(vector, weights),
+        _mm512_clmulepi64_epi128::<0x11>(vector, weights),
+    );
+    _mm512_xor_si512(low, high)
+}
+
+/// The coefficients of the words of vector `at` in a message of `len` bytes.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn weights(len: usize, at: usize) -> __m512i {
+    let words: &[u32; VECTOR / 8] = coefficients(len, at * VECTOR / 8);
+    // SAFETY: 32 bytes are read from an array of 32.
+    _mm512_cvtepu32_epi64(unsafe { _mm256_loadu_si256(words.as_ptr().cast()) })
+}
+
+/// The sum of the lanes modulo P.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,pclmulqdq")]
+fn remainder(lanes: __m512i) -> u32 {
+    let lanes = _mm256_xor_si256(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));
+    let value = _mm_xor_si128(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes));
+    let constants = _mm_set_epi64x(MODULUS.cast_signed(), INVERSE.cast_signed());
+    let quotient = _mm_clmulepi64_si128::<0x00>(value, constants);
+    let product = _mm_clmulepi64_si128::<0x10>(quotient, constants);
+    _mm_extract_epi32::<2>(_mm_xor_si128(value, product)).cast_unsigned()
+}
+
+/// What is still to be read, and where it goes. With `COPY` both have the same length, else the second
+/// is not used.
+struct Bytes<'a, const COPY: bool> {
+    from: &'a [u8],
+    to: &'a mut [u8],
+}
+
+impl<const COPY: bool> Bytes<'_, COPY> {
+    /// The next 64 bytes.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,bmi2")]
+    fn vector(&mut self) -> __m512i {
+        let (now, later) = self.from.split_at(VECTOR);
+        self.from = later;
+        // SAFETY: 64 bytes are read from a slice of 64.
+        let vector = unsafe { _mm512_loadu_si512(now.as_ptr().cast()) };
+        if COPY {
+            let (now, later) = std::mem::take(&mut self.to).split_at_mut(VECTOR);
+            self.to = later;
+            // SAFETY: 64 bytes are written to a slice of 64.
+            unsafe { _mm512_storeu_si512(now.as_mut_ptr().cast(), vector) };
+        }
+        vector
+    }
+
+    /// The last bytes, 64 at most, with zeros behind them.
+    #[inline]
+    #[target_feature(enable = "avx512f,avx512bw,bmi2")]
+    fn last(&mut self) -> __m512i {
+        // SAFETY: only as many bytes are read as there are.
+        let vector = unsafe { _mm512_maskz_loadu_epi8(first(self.from.len()), self.from.as_ptr().cast()) };
+        if COPY {
+            // SAFETY: only as many bytes are written as there is room for.
+            unsafe { _mm512_mask_storeu_epi8(self.to.as_mut_ptr().cast(), first(self.to.len()), vector) };
+        }
+        vector
+    }
+}
+
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn load(bytes: &[u8; VECTOR]) -> __m512i {
+    // SAFETY: 64 bytes are read from an array of 64.
+    unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+}
+
+/// The mask of the first `count` bytes of a vector, all of them if there are more.
+#[inline]
+#[target_feature(enable = "bmi2")]
+fn first(count: usize) -> __mmask64 {
+    _bzhi_u64(u64::MAX, count.min(VECTOR) as u32)
+}
