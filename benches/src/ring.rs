@@ -76,6 +76,10 @@ impl PacketDriver for RingPort {
     fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let mut ring = lock(&self.rx);
         let burst = (ring.tail - ring.head).min(BURST);
+        for n in ring.head..ring.head + burst {
+            let (length, frame) = &ring.frames[n % FRAMES];
+            sink.announce(&frame[..*length]);
+        }
         for _ in 0..burst {
             let (length, frame) = &ring.frames[ring.head % FRAMES];
             sink.take(&frame[..*length]);

@@ -19,6 +19,7 @@ pub mod loopback;
 pub mod memory;
 pub mod netlink;
 pub mod pcap;
+mod prefetch;
 pub mod sim;
 mod time;
 
@@ -29,6 +30,7 @@ use std::time::Duration;
 pub use crc::Crc32;
 pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
 pub use memory::{Memory, Pinned};
+pub use prefetch::prefetch;
 pub use time::{Clock, Nanos};
 
 /// A poll-mode port: frames out, frames in, nothing else.

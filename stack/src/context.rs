@@ -306,8 +306,10 @@ impl Context {
     /// may not be used this way is told by the completion, as verbs do.
     pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, shared) = self.qp(qp)?;
-        let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
-        queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
+        if queue_pair.state != QpState::Rts {
+            let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
+            queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
+        }
         if !wr.op.is_on(queue_pair.service) {
             let expected = format!("an operation of the {:?} service", queue_pair.service);
             return Err(Error::invalid("op", format_args!("{:?}", wr.op), expected));
@@ -360,7 +362,7 @@ impl Context {
     /// [`Error::Driver`] when the port is gone.
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         let Context { driver, engine, .. } = self;
-        engine.shared.now = now;
+        engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
         engine.fire_timers();
         let sent = driver.tx_burst(now, engine)?;
@@ -373,17 +375,21 @@ impl Context {
         Ok(received + sent)
     }
 
-    /// When the next timer is due: without frames, nothing happens before.
+    /// When [`poll`](Context::poll) has something to do even if no frame comes: when the next timer is
+    /// due, or at once if an ACK waits for what the application has to send.
     pub fn next_timeout(&self) -> Option<Nanos> {
-        self.engine.shared.timers.next_deadline()
+        self.engine.next_timeout()
     }
 
-    /// Blocks until a frame may have come, or for `timeout`.
+    /// Blocks until a frame may have come, or for `timeout`; not at all if an ACK is to be sent.
     ///
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        Ok(self.driver.wait(timeout)?)
+        if self.engine.shared.later.is_empty() {
+            self.driver.wait(timeout)?;
+        }
+        Ok(())
     }
 
     fn check_pd(&self, pd: Pd) -> Result<(), Error> {

@@ -1,4 +1,4 @@
-use ferroce_driver::{FrameSink, FrameSource, Gathered, TAIL_MAX};
+use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, TAIL_MAX};
 use ferroce_wire::{NetworkHeader, Opcode, PKEY_DEFAULT, Packet, Qpn, Service};
 
 use crate::config::Config;
@@ -24,6 +24,8 @@ pub(crate) struct Engine {
     roce_v1: bool,
     /// Frames that the queue pair at the front of the active list has sent in this turn.
     turn: u32,
+    /// The queue pair number of the frame that was announced last.
+    announced: u32,
 }
 
 impl Engine {
@@ -36,6 +38,7 @@ impl Engine {
             port,
             roce_v1: config.roce_v1,
             turn: 0,
+            announced: 0,
         }
     }
 
@@ -65,7 +68,23 @@ impl Engine {
             removed.reset(&mut self.shared);
             self.qpns.retire(removed.qpn.value());
             self.shared.active.retain(|index| *index != qp.0.index);
+            self.shared.later.retain(|index| *index != qp.0.index);
             self.turn = 0;
+        }
+    }
+
+    /// A poll begins.
+    pub(crate) fn begin(&mut self, now: Nanos) {
+        self.shared.now = now;
+        self.shared.poll += 1;
+        self.shared.active.extend(self.shared.later.drain(..));
+    }
+
+    /// When there is something to do even if no frame comes: at once if an ACK is owed.
+    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
+        match self.shared.later.is_empty() {
+            true => self.shared.timers.next_deadline(),
+            false => Some(self.shared.now),
         }
     }
 
@@ -172,6 +191,9 @@ impl Engine {
                 self.shared.active.rotate_left(1);
                 continue;
             }
+            if self.turn == 0 {
+                self.look_ahead();
+            }
             let Some(qp) = self.qps.at_mut(index) else {
                 self.shared.active.pop_front();
                 continue;
@@ -180,15 +202,46 @@ impl Engine {
                 self.turn += 1;
                 return Some(length);
             }
-            qp.scheduled = false;
             self.turn = 0;
             self.shared.active.pop_front();
+            qp.scheduled = qp.owes_ack();
+            if qp.scheduled {
+                self.shared.later.push(index);
+            }
         }
         None
     }
 }
 
+/// Queue pairs ahead in the active list: of the nearer one the work request is fetched, for which
+/// the queue pair itself must be there.
+const NEAR: usize = 2;
+const FAR: usize = 5;
+
+impl Engine {
+    /// Fetches what the next queue pairs in the active list need.
+    fn look_ahead(&self) {
+        let Engine { qps, shared, .. } = self;
+        if let Some(index) = shared.active.get(FAR) {
+            qps.prefetch(*index);
+        }
+        if let Some(qp) = shared.active.get(NEAR).and_then(|index| qps.at(*index)) {
+            qp.sq.prefetch(qp.requester.cursor());
+        }
+    }
+}
+
 impl FrameSink for Engine {
+    fn announce(&mut self, frame: &[u8]) {
+        let Some(qpn) = Packet::peek_dest_qpn(frame) else { return };
+        // Frames of one queue pair often come together.
+        if std::mem::replace(&mut self.announced, qpn.value()) != qpn.value()
+            && let Some(index) = self.qpns.get(qpn.value())
+        {
+            self.qps.prefetch(index);
+        }
+    }
+
     fn take(&mut self, frame: &[u8]) {
         self.receive(frame);
     }

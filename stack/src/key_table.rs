@@ -94,13 +94,11 @@ impl<V: Copy> KeyTable<V> {
 
     /// Where `wanted` is in the bucket of `key`. It has no early end, whatever it finds.
     fn place(&self, key: u32, wanted: u32) -> Option<usize> {
-        let mut found = BUCKET;
-        for (place, there) in self.buckets[self.index(key)].keys.iter().enumerate() {
-            if *there == wanted {
-                found = place;
-            }
-        }
-        (found < BUCKET).then_some(found)
+        let keys = &self.buckets[self.index(key)].keys;
+        // All comparisons at once, as vector instructions do them.
+        let found: [u32; BUCKET] = std::array::from_fn(|place| u32::from(keys[place] == wanted) << place);
+        let found = found.iter().fold(0, |all, one| all | one);
+        (found != 0).then(|| found.trailing_zeros() as usize & (BUCKET - 1))
     }
 }
 

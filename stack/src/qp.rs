@@ -14,7 +14,7 @@ use crate::selective::Selective;
 use crate::shared::Shared;
 use crate::slab::{Cq, Handle, Pd, Qp, Srq};
 use crate::slot::Slot;
-use crate::sq::{SendQueue, Wqe};
+use crate::sq::{Ended, SendQueue};
 use crate::{Access, AddressVector, Error, Mr, ReadyToSend};
 
 /// The transport service of a queue pair.
@@ -240,6 +240,17 @@ impl Connection {
     }
 }
 
+/// What goes first of that which a queue pair has to send.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Responses, then requests, then an ACK.
+    Response,
+    /// Requests, after a response.
+    Request,
+    /// Responses, then an ACK, after a request.
+    Acknowledge,
+}
+
 pub(crate) struct QueuePair {
     pub(crate) handle: Qp,
     pub(crate) qpn: Qpn,
@@ -266,8 +277,8 @@ pub(crate) struct QueuePair {
     pub(crate) selective: Option<Box<Selective>>,
     /// It is in the list of active queue pairs.
     pub(crate) scheduled: bool,
-    /// The last frame was a response.
-    responded: bool,
+    /// What is sent first next.
+    turn: Turn,
     /// A completion found no room: the queue pair is to fail.
     overflowed: bool,
 }
@@ -302,7 +313,7 @@ impl QueuePair {
             responder: Responder::default(),
             selective: None,
             scheduled: false,
-            responded: false,
+            turn: Turn::Response,
             overflowed: false,
         }
     }
@@ -374,16 +385,28 @@ impl QueuePair {
     }
 
     /// A response, because a peer waits for it, but then a request has its turn, or a peer that
-    /// reads all the time would keep them back for ever.
+    /// reads all the time would keep them back for ever. An ACK comes last: what the application has
+    /// to say is more urgent; but it does not wait for more than one request.
     fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
-        let request_first = std::mem::take(&mut self.responded);
-        let request = if request_first { self.transmit_request(shared, slot) } else { None };
-        let frame = request.or_else(|| {
-            let response = self.transmit_response(shared, slot);
-            self.responded = response.is_some();
-            response
-        });
-        frame.or_else(|| self.transmit_request(shared, slot))
+        let response = match self.turn {
+            Turn::Request => None,
+            Turn::Response | Turn::Acknowledge => self.transmit_response(shared, slot),
+        };
+        if response.is_some() {
+            self.turn = Turn::Request;
+            return response;
+        }
+        if self.turn == Turn::Acknowledge
+            && let Some(length) = self.transmit_acknowledge(shared, slot)
+        {
+            self.turn = Turn::Response;
+            return Some(length);
+        }
+        let after_response = self.turn == Turn::Request;
+        self.turn = Turn::Acknowledge;
+        self.transmit_request(shared, slot)
+            .or_else(|| if after_response { self.transmit_response(shared, slot) } else { None })
+            .or_else(|| self.transmit_acknowledge(shared, slot))
     }
 
     /// ERR by the application's wish, or because there is no way on: flushes everything, and
@@ -431,7 +454,7 @@ impl QueuePair {
         self.address = None;
         self.access = Access::NONE;
         self.qkey = 0;
-        self.responded = false;
+        self.turn = Turn::Response;
         self.overflowed = false;
         self.state = QpState::Reset;
     }
@@ -447,8 +470,8 @@ impl QueuePair {
 
     /// As [`flush`](QueuePair::flush), of the send queue alone.
     pub(crate) fn flush_sends(&mut self, shared: &mut Shared) {
-        while let Some(wqe) = self.sq.pop(&mut shared.mrs) {
-            self.complete_send(shared, &wqe, WcStatus::WrFlushErr);
+        while let Some(ended) = self.sq.pop(&mut shared.mrs) {
+            self.complete_send(shared, &ended, WcStatus::WrFlushErr);
         }
         self.requester.restart_at(self.sq.head());
     }
@@ -464,14 +487,14 @@ impl QueuePair {
     }
 
     /// The end of a send that was just taken out of the queue.
-    pub(crate) fn complete_send(&mut self, shared: &mut Shared, wqe: &Wqe, status: WcStatus) {
+    pub(crate) fn complete_send(&mut self, shared: &mut Shared, ended: &Ended, status: WcStatus) {
         let failed = status != WcStatus::Success;
-        if wqe.flags.signaled || self.signal_all || failed {
+        if ended.signaled || self.signal_all || failed {
             shared.counters.count_if(failed, Counter::ReqCqeError);
             shared.counters.count_if(status == WcStatus::WrFlushErr, Counter::ReqCqeFlushError);
             let wc = WorkCompletion {
-                byte_len: wqe.length,
-                ..self.completion(wqe.wr_id, status, wqe.wc_opcode())
+                byte_len: ended.length,
+                ..self.completion(ended.wr_id, status, ended.opcode)
             };
             self.push(shared, self.send_cq, wc, false);
         }

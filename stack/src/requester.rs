@@ -8,7 +8,7 @@ use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, Opcode, PathMtu, Psn, Reth
 
 use crate::Access;
 use crate::counters::Counter;
-use crate::cq::WcStatus;
+use crate::cq::{WcOpcode, WcStatus};
 use crate::mw::MwBind;
 use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
@@ -114,6 +114,11 @@ impl Requester {
         self.cursor_packet = 0;
     }
 
+    /// The work request that is sent next.
+    pub(crate) fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
     /// Takes the PSN of a datagram.
     pub(crate) fn take_psn(&mut self) -> Psn {
         let psn = self.next;
@@ -172,19 +177,19 @@ impl QueuePair {
                 }
                 return None;
             }
-            let wqe = *self.sq.wqe(number);
+            let wqe = self.sq.wqe(number);
             let packet = self.requester.cursor_packet;
             let psn = wqe.first_psn + packet;
-            let count = self.psns_at_once(&wqe, packet);
-            if !self.window_admits(shared, psn, count) || self.read_waits(&wqe, packet) {
+            let count = self.psns_at_once(wqe, packet);
+            if !self.window_admits(shared, psn, count) || self.read_waits(wqe, packet) {
                 return None;
             }
             let must_ask = self.fills_window(shared, psn);
             let length = self.write_request(shared, slot, (number, packet, count), must_ask)?;
             if self.service == Service::Rc {
-                self.advance(shared, &wqe, psn, count);
+                self.advance(shared, number, psn, count);
             } else {
-                self.advance_unacknowledged(shared, &wqe, psn);
+                self.advance_unacknowledged(shared, number, psn);
             }
             return Some(length);
         }
@@ -195,7 +200,7 @@ impl QueuePair {
         if self.state == QpState::Sqd {
             return false;
         }
-        let wqe = *self.sq.wqe(number);
+        let wqe = self.sq.wqe(number);
         let is_oldest = number == self.sq.head();
         let reads = self.requester.reads_outstanding;
         if wqe.op.is_local() {
@@ -246,9 +251,9 @@ impl QueuePair {
             self.fail_oldest(shared, status);
             return;
         }
-        if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
+        if let Some(ended) = self.sq.pop(&mut shared.mrs) {
             self.requester.cursor = self.sq.head();
-            self.complete_send(shared, &wqe, WcStatus::Success);
+            self.complete_send(shared, &ended, WcStatus::Success);
         }
     }
 
@@ -291,7 +296,8 @@ impl QueuePair {
     }
 
     /// Moves on behind a packet that was written and takes `count` PSNs.
-    fn advance(&mut self, shared: &mut Shared, wqe: &Wqe, psn: Psn, count: u32) {
+    fn advance(&mut self, shared: &mut Shared, number: u32, psn: Psn, count: u32) {
+        let wqe = self.sq.wqe(number);
         let is_later_part = self.is_later_part(wqe, self.requester.cursor_packet);
         if let Some(selective) = &mut self.selective {
             selective.scoreboard.note_sent(psn, count, wqe.op.is_read_or_atomic(), shared.now);
@@ -320,11 +326,12 @@ impl QueuePair {
     }
 
     /// As [`advance`](QueuePair::advance) on an unreliable connection: what was sent is done.
-    fn advance_unacknowledged(&mut self, shared: &mut Shared, wqe: &Wqe, psn: Psn) {
+    fn advance_unacknowledged(&mut self, shared: &mut Shared, number: u32, psn: Psn) {
+        let packets = self.sq.wqe(number).packets;
         let requester = &mut self.requester;
         (requester.una, requester.sent) = (psn + 1, psn + 1);
         requester.cursor_packet += 1;
-        if requester.cursor_packet == wqe.packets {
+        if requester.cursor_packet == packets {
             self.complete_oldest(shared);
             self.requester.restart_at(self.sq.head());
         }
@@ -373,10 +380,10 @@ impl QueuePair {
 
     /// Completes the oldest send as successful.
     pub(crate) fn complete_oldest(&mut self, shared: &mut Shared) {
-        if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
-            self.requester.reads_outstanding -= u32::from(wqe.op.is_read_or_atomic());
-            shared.counters.count_if(wqe.op.is_send(), Counter::RdmaSends);
-            self.complete_send(shared, &wqe, WcStatus::Success);
+        if let Some(ended) = self.sq.pop(&mut shared.mrs) {
+            self.requester.reads_outstanding -= u32::from(ended.is_read_or_atomic);
+            shared.counters.count_if(ended.opcode == WcOpcode::Send, Counter::RdmaSends);
+            self.complete_send(shared, &ended, WcStatus::Success);
             self.note_drained(shared);
         }
     }
@@ -384,8 +391,8 @@ impl QueuePair {
     /// Completes the oldest send in error; the queue pair fails, or, if it is unreliable, its send
     /// queue alone.
     pub(crate) fn fail_oldest(&mut self, shared: &mut Shared, status: WcStatus) {
-        if let Some(wqe) = self.sq.pop(&mut shared.mrs) {
-            self.complete_send(shared, &wqe, status);
+        if let Some(ended) = self.sq.pop(&mut shared.mrs) {
+            self.complete_send(shared, &ended, status);
         }
         match self.service {
             Service::Rc => self.fail(shared),

@@ -46,7 +46,8 @@ pub(crate) struct Responder {
     message: Message,
     /// The expected packet was asked for with a NAK: later ones are dropped in silence.
     nak_sent: bool,
-    ack_owed: bool,
+    /// Since which poll an ACK is owed.
+    ack_owed: Option<u64>,
     nak_owed: Option<(Psn, Syndrome)>,
     outcomes: Outcomes,
     min_rnr_timer: Option<RnrTimer>,
@@ -90,7 +91,7 @@ impl Default for Responder {
             successor: Successor::NewMessage,
             message: Message::None,
             nak_sent: false,
-            ack_owed: false,
+            ack_owed: None,
             nak_owed: None,
             outcomes: Outcomes::default(),
             min_rnr_timer: None,
@@ -152,7 +153,7 @@ impl Responder {
 
     /// Forgets what is owed.
     pub(crate) fn silence(&mut self) {
-        self.ack_owed = false;
+        self.ack_owed = None;
         self.nak_owed = None;
         self.outcomes.clear();
     }
@@ -242,11 +243,10 @@ impl QueuePair {
         if self.service != Service::Rc {
             return;
         }
-        if packet.bth.ack_req() && !packet.opcode.is_answered_explicitly() {
-            self.responder.ack_owed = true;
-        }
-        if self.responder.ack_owed || packet.opcode.is_answered_explicitly() {
+        if packet.opcode.is_answered_explicitly() {
             self.schedule(shared);
+        } else if packet.bth.ack_req() {
+            self.owe_ack(shared);
         }
     }
 
@@ -565,18 +565,18 @@ impl QueuePair {
 
     /// Everything that was executed is to be acknowledged.
     pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
-        self.responder.ack_owed = true;
+        self.responder.ack_owed.get_or_insert(shared.poll);
         self.schedule(shared);
     }
 
     /// The NAK names the expected PSN, and acknowledges everything before it.
     fn owe_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
         self.responder.nak_owed = Some((self.responder.expected, syndrome));
-        self.responder.ack_owed = false;
+        self.responder.ack_owed = None;
         self.schedule(shared);
     }
 
-    /// Writes the next response frame, if one is owed.
+    /// Writes the next response frame but an ACK, if one is owed.
     pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         loop {
             match self.write_outcome(shared, slot) {
@@ -585,19 +585,33 @@ impl QueuePair {
                 Wrote::Nothing => break,
             }
         }
-        let responder = &mut self.responder;
-        let (psn, syndrome) = match responder.nak_owed.take() {
-            Some(nak) => nak,
-            None if responder.ack_owed => {
-                responder.ack_owed = false;
-                let msn = responder.msn;
-                if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
-                    return Some(length);
-                }
-                (self.responder.expected - 1, Syndrome::ACK)
-            }
-            None => return None,
-        };
+        let (psn, syndrome) = self.responder.nak_owed.take()?;
+        self.write_acknowledge(shared, slot, psn, syndrome)
+    }
+
+    /// Writes the ACK of everything that was executed, if one is owed since an earlier poll: so the
+    /// application, which sees what has come between two polls, answers first.
+    pub(crate) fn transmit_acknowledge(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        self.responder.ack_owed.take_if(|since| *since != shared.poll)?;
+        let Responder { expected, msn, .. } = self.responder;
+        if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
+            return Some(length);
+        }
+        self.write_acknowledge(shared, slot, expected - 1, Syndrome::ACK)
+    }
+
+    /// Whether an ACK is owed that waits for the next poll.
+    pub(crate) fn owes_ack(&self) -> bool {
+        self.responder.ack_owed.is_some()
+    }
+
+    fn write_acknowledge(
+        &self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+        psn: Psn,
+        syndrome: Syndrome,
+    ) -> Option<usize> {
         let connection = self.connection.as_ref()?;
         let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn);
         let mut frame = slot.start(&connection.header, bth, 0)?;

@@ -22,6 +22,8 @@ use crate::timer::TimerWheel;
 pub(crate) struct Shared {
     /// The time of the poll under way.
     pub(crate) now: Nanos,
+    /// Its number.
+    pub(crate) poll: u64,
     pub(crate) mrs: MemoryRegions,
     pub(crate) cqs: Slab<CompletionQueue>,
     pub(crate) srqs: Slab<SharedReceiveQueue>,
@@ -31,6 +33,8 @@ pub(crate) struct Shared {
     pub(crate) timers: TimerWheel,
     /// Slots of the queue pairs that may have something to send, each once.
     pub(crate) active: VecDeque<u32>,
+    /// Those whose ACK waits for the next poll; they are not in `active`.
+    pub(crate) later: Vec<u32>,
     pub(crate) window: u32,
     pub(crate) reorder: ReorderPool,
     /// Requests that name memory which they may not reach are dropped.
@@ -45,6 +49,7 @@ impl Shared {
     pub(crate) fn new(config: &Config) -> Shared {
         Shared {
             now: Nanos::ZERO,
+            poll: 0,
             mrs: MemoryRegions::new(config.max_mrs, config.max_mws),
             cqs: Slab::new(config.max_cqs),
             srqs: Slab::new(config.max_srqs),
@@ -53,6 +58,7 @@ impl Shared {
             counters: Counters::default(),
             timers: TimerWheel::new(config.max_qps),
             active: VecDeque::with_capacity(config.max_qps as usize),
+            later: Vec::with_capacity(config.max_qps as usize),
             window: config.window,
             reorder: ReorderPool::new(config.reorder_packets),
             drop_access_errors: config.drop_access_errors,

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use ferroce_driver::prefetch;
+
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
@@ -112,6 +114,13 @@ impl<T> Slab<T> {
     /// As [`at`](Slab::at), to change it.
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
         self.slots.get_mut(index as usize)?.value.as_mut()
+    }
+
+    /// Fetches a slot into the cache.
+    pub(crate) fn prefetch(&self, index: u32) {
+        if let Some(slot) = self.slots.get(index as usize) {
+            prefetch(slot);
+        }
     }
 
     pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {

@@ -3,7 +3,6 @@
 use ferroce_driver::{Gathered, Pinned, TAIL_MAX};
 use ferroce_wire::{Bth, FrameBuilder, PathHeader};
 
-
 /// A payload that is shorter is copied: a piece of its own costs the port more than that.
 const PIN_MIN: u32 = 512;
 

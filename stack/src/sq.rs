@@ -1,4 +1,4 @@
-use ferroce_driver::Pinned;
+use ferroce_driver::{Pinned, prefetch};
 use ferroce_wire::Psn;
 
 use crate::Error;
@@ -23,6 +23,15 @@ pub(crate) struct Wqe {
     pub(crate) first_psn: Psn,
     /// PSNs that it takes: its packets, or for a READ those of the response.
     pub(crate) packets: u32,
+}
+
+/// What is left of a work request that was taken out of the queue.
+pub(crate) struct Ended {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) length: u32,
+    pub(crate) signaled: bool,
+    pub(crate) is_read_or_atomic: bool,
 }
 
 impl Wqe {
@@ -98,6 +107,12 @@ impl SendQueue {
 
     pub(crate) fn tail(&self) -> u32 {
         self.tail
+    }
+
+    /// Fetches the work request `number` into the cache.
+    pub(crate) fn prefetch(&self, number: u32) {
+        prefetch(self.wqe(number));
+        prefetch(self.sges(number));
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -189,11 +204,18 @@ impl SendQueue {
     }
 
     /// Takes the oldest out and lets go of its memory.
-    pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<Wqe> {
-        let wqe = *self.front()?;
+    pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<Ended> {
+        let wqe = self.front()?;
+        let ended = Ended {
+            wr_id: wqe.wr_id,
+            opcode: wqe.wc_opcode(),
+            length: wqe.length,
+            signaled: wqe.flags.signaled,
+            is_read_or_atomic: wqe.op.is_read_or_atomic(),
+        };
         mrs.unpin(self.sges(self.head));
         self.head = self.head.wrapping_add(1);
-        Some(wqe)
+        Some(ended)
     }
 
     fn check_inline(&self, op: SendOp, bytes: &[u8]) -> Result<(), Error> {

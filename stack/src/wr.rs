@@ -143,17 +143,6 @@ impl SendOp {
         }
     }
 
-    pub(crate) fn is_send(&self) -> bool {
-        matches!(
-            self,
-            SendOp::Send
-                | SendOp::SendWithImm(_)
-                | SendOp::SendWithInvalidate(_)
-                | SendOp::SendTo(_)
-                | SendOp::SendToWithImm(..)
-        )
-    }
-
     /// Nothing of it is on the wire.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, SendOp::LocalInvalidate(_) | SendOp::BindMw { .. })

@@ -226,18 +226,22 @@ impl<'a> FrameBuilder<'a> {
             None => frame[..path.len()].copy_from_slice(&path.bytes[..path.len()]),
         }
         frame[path.len()..cursor].copy_from_slice(bth.as_bytes());
-        frame[cursor..payload_start].fill(0);
         Some(FrameBuilder { frame, apart, path, cursor, payload_start, payload_len })
     }
 
-    /// Appends an extension header. More than the opcode has are dropped (and are a bug).
+    /// Appends an extension header. One more than the opcode has is dropped (and is a bug).
     #[inline]
     pub fn put(&mut self, header: &(impl IntoBytes + Immutable)) {
         let bytes = header.as_bytes();
-        debug_assert!(self.cursor + bytes.len() <= self.payload_start, "more headers than the opcode has");
-        let end = (self.cursor + bytes.len()).min(self.payload_start);
-        self.frame[self.cursor..end].copy_from_slice(&bytes[..end - self.cursor]);
-        self.cursor = end;
+        let end = self.cursor + bytes.len();
+        debug_assert!(end <= self.payload_start, "more headers than the opcode has");
+        // As long as the header, which is known: an instruction or two and no call.
+        if let Some(room) = self.frame.get_mut(self.cursor..self.cursor + bytes.len())
+            && end <= self.payload_start
+        {
+            room.copy_from_slice(bytes);
+            self.cursor = end;
+        }
     }
 
     /// The payload, to be filled before [`finish`](FrameBuilder::finish); empty if it is apart.
@@ -257,7 +261,7 @@ impl<'a> FrameBuilder<'a> {
     /// As [`finish`](FrameBuilder::finish), with the ICRC by `crc`.
     #[inline]
     pub fn finish_with(mut self, crc: impl Crc32) -> usize {
-        self.write_lengths();
+        self.end_headers();
         let network = usize::from(self.path.network_start);
         let end = self.payload_start + self.payload_len;
         let icrc = self.frame.len() - ICRC_LEN;
@@ -280,7 +284,7 @@ impl<'a> FrameBuilder<'a> {
             });
             return (self.finish_with(crc), 0);
         }
-        self.write_lengths();
+        self.end_headers();
         let FrameBuilder { frame, apart, path, payload_start, payload_len, .. } = self;
         let (head, mut rest) = frame.split_at_mut(payload_start);
         let mut register = icrc::register(path.network, &head[usize::from(path.network_start)..], crc);
@@ -309,9 +313,12 @@ impl<'a> FrameBuilder<'a> {
         }
     }
 
-    /// Writes the lengths and the IPv4 checksum.
+    /// Ends the headers: zeros for those that were left out, the lengths, the IPv4 checksum.
     #[inline]
-    fn write_lengths(&mut self) {
+    fn end_headers(&mut self) {
+        if self.cursor < self.payload_start {
+            self.frame[self.cursor..self.payload_start].fill(0);
+        }
         let network_start = usize::from(self.path.network_start);
         let end = self.payload_start + self.payload_len + pad(self.payload_len) + ICRC_LEN;
         let packet = &mut self.frame[network_start..];

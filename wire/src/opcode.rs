@@ -70,6 +70,9 @@ pub enum Extension {
 }
 
 impl Extension {
+    /// How many kinds there are.
+    const COUNT: usize = 8;
+
     /// Bytes on the wire.
     pub const fn len(self) -> usize {
         match self {
@@ -130,8 +133,12 @@ struct Info {
     position: Position,
     extensions: &'static [Extension],
     extensions_len: u8,
+    /// Where each header starts, by its number; [`ABSENT`] if the packet has none.
+    offsets: [u8; Extension::COUNT],
     payload: PayloadRule,
 }
+
+const ABSENT: u8 = u8::MAX;
 
 impl Opcode {
     /// The opcode of a byte, if there is one.
@@ -199,19 +206,15 @@ impl Opcode {
 
     /// Whether the packet has this header.
     pub fn has(self, extension: Extension) -> bool {
-        self.extensions().contains(&extension)
+        self.info().offsets[extension as usize] != ABSENT
     }
 
     /// Where a header starts, counted from the end of the BTH.
     pub(crate) fn offset_of(self, extension: Extension) -> Option<usize> {
-        let mut offset = 0;
-        for e in self.extensions() {
-            if *e == extension {
-                return Some(offset);
-            }
-            offset += e.len();
+        match self.info().offsets[extension as usize] {
+            ABSENT => None,
+            offset => Some(usize::from(offset)),
         }
-        None
     }
 
     /// Whether a requester sends it (rather than a responder, or a congestion point).
@@ -330,7 +333,7 @@ impl Opcode {
     pub const SELECTIVE_ACKNOWLEDGE: Opcode = Opcode(0xf1);
 }
 
-const TABLE: [Option<Info>; 256] = {
+static TABLE: [Option<Info>; 256] = {
     use Extension::{Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Ieth, ImmDt, Reth};
     use Operation::{
         Acknowledge, AtomicAcknowledge, AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest, ReadResponse,
@@ -397,14 +400,14 @@ const TABLE: [Option<Info>; 256] = {
     let mut i = 0;
     while i < rows.len() {
         let (byte, name, service, operation, position, extensions, payload) = rows[i];
-        let (mut len, mut e) = (0, 0);
+        let (mut extensions_len, mut offsets, mut e) = (0, [ABSENT; Extension::COUNT], 0);
         while e < extensions.len() {
-            len += extensions[e].len();
+            offsets[extensions[e] as usize] = extensions_len;
+            extensions_len += extensions[e].len() as u8;
             e += 1;
         }
-        let extensions_len = len as u8;
-        table[byte as usize] =
-            Some(Info { name, service, operation, position, extensions, extensions_len, payload });
+        let info = Info { name, service, operation, position, extensions, extensions_len, offsets, payload };
+        table[byte as usize] = Some(info);
         i += 1;
     }
     table

@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use crate::icrc;
 use crate::{
     Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, Gid, Grh, ICRC_LEN, Ieth, ImmDt, MacAddr,
-    Opcode, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
+    Opcode, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
 };
 
 /// Why a frame is no RoCE packet that may be looked at further.
@@ -333,6 +333,16 @@ impl<'a> Packet<'a> {
             covered: &packet[..packet.len() - ICRC_LEN],
             icrc: u32::from_le_bytes(*icrc),
         })
+    }
+
+    /// Where an untagged RoCEv2 frame over IPv4 has its destination queue pair, without any check: good
+    /// enough to fetch something into the cache. `None` for all other frames.
+    #[inline]
+    pub fn peek_dest_qpn(frame: &[u8]) -> Option<Qpn> {
+        const AT: usize = ETHERNET_LEN + NetworkHeader::Ipv4.bth_start() + 5;
+        let [first, .., third] = *frame.get(12..15)? else { return None };
+        let is_plain = first == 8 && third == 0x45;
+        frame.get(AT..AT + 3).filter(|_| is_plain)?.first_chunk().map(|bytes| Qpn::from_bytes(*bytes))
     }
 
     /// What [`parse`](Packet::parse) checks besides: the ICRC, then the transport version.
