@@ -34,47 +34,54 @@ pub(super) fn copy(register: u32, from: &[u8], to: &mut [u8]) -> u32 {
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 fn run<const COPY: bool>(register: u32, mask: Option<&[u8; TURN]>, mut bytes: Bytes<'_, COPY>) -> u32 {
     let len = bytes.from.len();
+    let masks = mask.map_or(&[][..], |mask| mask.as_chunks::<VECTOR>().0);
     // What is added to the next vector: the register to the first.
     let mut addend = _mm_cvtsi32_si128(register.cast_signed());
-    if len < 2 * TURN {
-        let mut sum = _mm_setzero_si128();
-        for at in 0..=len / VECTOR {
-            let count = bytes.from.len().min(VECTOR);
-            let mut vector = bytes.next();
-            if let Some(mask) = mask.and_then(|mask| mask.as_chunks::<VECTOR>().0.get(at)) {
-                vector = _mm_or_si128(vector, load(&mask[..count]));
+    let mut sum = _mm_setzero_si128();
+    let mut at = 0;
+    let len = if len < 2 * TURN {
+        while bytes.from.len() >= VECTOR {
+            let mut vector = bytes.vector();
+            if let Some(mask) = masks.get(at) {
+                vector = _mm_or_si128(vector, load(mask));
             }
             sum = add(sum, _mm_xor_si128(vector, addend), weights(len, at));
             addend = _mm_setzero_si128();
+            at += 1;
         }
-        return remainder(sum);
-    }
-
-    let mut lanes = [bytes.next(), bytes.next(), bytes.next(), bytes.next()];
-    if let Some(mask) = mask {
-        for (lane, mask) in lanes.iter_mut().zip(mask.as_chunks::<VECTOR>().0) {
+        len
+    } else {
+        let mut lanes = [bytes.vector(), bytes.vector(), bytes.vector(), bytes.vector()];
+        for (lane, mask) in lanes.iter_mut().zip(masks) {
             *lane = _mm_or_si128(*lane, load(mask));
         }
-    }
-    lanes[0] = _mm_xor_si128(lanes[0], addend);
-    let over = const { constants::fold(TURN as i32) };
-    let over = _mm_set_epi64x(over[1].cast_signed(), over[0].cast_signed());
-    while bytes.from.len() >= TURN {
-        for lane in &mut lanes {
-            *lane = add(bytes.next(), *lane, over);
+        lanes[0] = _mm_xor_si128(lanes[0], addend);
+        addend = _mm_setzero_si128();
+        let [low, high] = const { constants::fold(TURN as i32) };
+        let over = _mm_set_epi64x(high.cast_signed(), low.cast_signed());
+        while bytes.from.len() >= TURN {
+            for lane in &mut lanes {
+                *lane = add(bytes.vector(), *lane, over);
+            }
         }
+        // What is folded is as good as a message of its own in front of what is left.
+        let len = TURN + bytes.from.len();
+        for lane in lanes {
+            sum = add(sum, lane, weights(len, at));
+            at += 1;
+        }
+        while bytes.from.len() >= VECTOR {
+            sum = add(sum, bytes.vector(), weights(len, at));
+            at += 1;
+        }
+        len
+    };
+    let rest = bytes.from.len();
+    let mut vector = bytes.last();
+    if let Some(mask) = masks.get(at).and_then(|mask| mask.get(..rest)) {
+        vector = _mm_or_si128(vector, load_part(mask));
     }
-
-    // What is folded is as good as a message of its own in front of what is left.
-    let len = TURN + bytes.from.len();
-    let mut sum = _mm_setzero_si128();
-    for (at, lane) in lanes.into_iter().enumerate() {
-        sum = add(sum, lane, weights(len, at));
-    }
-    for at in lanes.len()..=len / VECTOR {
-        sum = add(sum, bytes.next(), weights(len, at));
-    }
-    remainder(sum)
+    remainder(add(sum, _mm_xor_si128(vector, addend), weights(len, at)))
 }
 
 /// The sum of `sum` and the products of the two words of `vector`.
@@ -113,52 +120,53 @@ struct Bytes<'a, const COPY: bool> {
 }
 
 impl<const COPY: bool> Bytes<'_, COPY> {
-    /// The next 16 bytes, or as many as there are with zeros behind them.
+    /// The next 16 bytes.
     #[inline]
     #[target_feature(enable = "sse4.1")]
-    fn next(&mut self) -> __m128i {
-        let (now, later) = self.from.split_at(self.from.len().min(VECTOR));
+    fn vector(&mut self) -> __m128i {
+        let (now, later) = self.from.split_at(VECTOR);
         self.from = later;
-        let vector = load(now);
+        // SAFETY: 16 bytes are read from a slice of 16.
+        let vector = unsafe { _mm_loadu_si128(now.as_ptr().cast()) };
         if COPY {
-            let (now, later) = std::mem::take(&mut self.to).split_at_mut(now.len());
+            let (now, later) = std::mem::take(&mut self.to).split_at_mut(VECTOR);
             self.to = later;
-            store(vector, now);
+            // SAFETY: 16 bytes are written to a slice of 16.
+            unsafe { _mm_storeu_si128(now.as_mut_ptr().cast(), vector) };
         }
         vector
     }
+
+    /// The last bytes, 15 at most, with zeros behind them.
+    #[inline]
+    #[target_feature(enable = "sse4.1")]
+    fn last(&mut self) -> __m128i {
+        if COPY {
+            self.to.copy_from_slice(self.from);
+        }
+        load_part(self.from)
+    }
 }
 
-/// 16 bytes at most, with zeros behind them. Two overlapping loads make fewer than 16.
 #[inline]
 #[target_feature(enable = "sse4.1")]
-fn load(bytes: &[u8]) -> __m128i {
-    if let Some(bytes) = bytes.first_chunk::<VECTOR>() {
-        // SAFETY: 16 bytes are read from an array of 16.
-        unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
-    } else if let (Some(&first), Some(&last)) = (bytes.first_chunk(), bytes.last_chunk()) {
-        let behind = u64::from_le_bytes(last).unbounded_shr(8 * (VECTOR - bytes.len()) as u32);
+fn load(bytes: &[u8; VECTOR]) -> __m128i {
+    // SAFETY: 16 bytes are read from an array of 16.
+    unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
+}
+
+/// 15 bytes at most, with zeros behind them, by two loads that overlap.
+#[inline]
+#[target_feature(enable = "sse4.1")]
+fn load_part(bytes: &[u8]) -> __m128i {
+    let len = bytes.len() as u32;
+    if let (Some(&first), Some(&last)) = (bytes.first_chunk(), bytes.last_chunk()) {
+        let behind = u64::from_le_bytes(last).unbounded_shr(8 * (16 - len));
         _mm_set_epi64x(behind.cast_signed(), i64::from_le_bytes(first))
     } else if let (Some(&first), Some(&last)) = (bytes.first_chunk(), bytes.last_chunk()) {
-        let last = u64::from(u32::from_le_bytes(last)) << (8 * (bytes.len() - 4));
-        _mm_cvtsi64_si128((u64::from(u32::from_le_bytes(first)) | last).cast_signed())
+        let (first, last) = (u32::from_le_bytes(first), u32::from_le_bytes(last));
+        _mm_cvtsi64_si128((u64::from(first) | u64::from(last) << (8 * (len - 4))).cast_signed())
     } else {
-        let value = bytes.iter().rev().fold(0, |value, &byte| value << 8 | i32::from(byte));
-        _mm_cvtsi32_si128(value)
-    }
-}
-
-/// The first bytes of `vector`, as many as there is room for, 16 at most.
-#[inline]
-#[target_feature(enable = "sse4.1")]
-fn store(vector: __m128i, to: &mut [u8]) {
-    if let Some(to) = to.first_chunk_mut::<VECTOR>() {
-        // SAFETY: 16 bytes are written to an array of 16.
-        return unsafe { _mm_storeu_si128(to.as_mut_ptr().cast(), vector) };
-    }
-    let (low, high) = (_mm_cvtsi128_si64(vector), _mm_extract_epi64::<1>(vector));
-    let (low, high) = (low.to_le_bytes(), high.to_le_bytes());
-    for (byte, from) in to.iter_mut().zip(low.into_iter().chain(high)) {
-        *byte = from;
+        _mm_cvtsi32_si128(bytes.iter().rev().fold(0, |value, &byte| value << 8 | i32::from(byte)))
     }
 }

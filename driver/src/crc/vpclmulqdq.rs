@@ -46,33 +46,19 @@ fn run<const COPY: bool>(register: u32, mask: __m512i, mut bytes: Bytes<'_, COPY
         return remainder(multiply(vector, weights(len, 0)));
     }
     let vector = _mm512_xor_si512(_mm512_or_si512(bytes.vector(), mask), register);
-    if len < LIMIT {
-        return sum(multiply(vector, weights(len, 0)), len, 1, bytes);
-    }
-
-    let mut lanes = [vector, bytes.vector(), bytes.vector(), bytes.vector()];
-    let over = const { constants::fold(TURN as i32) };
-    let over = _mm512_broadcast_i32x4(_mm_set_epi64x(over[1].cast_signed(), over[0].cast_signed()));
-    while bytes.from.len() >= TURN {
-        for lane in &mut lanes {
-            *lane = add(bytes.vector(), *lane, over);
+    // The length of the message that is summed, and which of its vectors is next.
+    let (mut sum, len, mut at) = if len < LIMIT {
+        (multiply(vector, weights(len, 0)), len, 1)
+    } else {
+        let lanes = fold([vector, bytes.vector(), bytes.vector(), bytes.vector()], &mut bytes);
+        // What is folded is as good as a message of its own in front of what is left.
+        let len = TURN + bytes.from.len();
+        let mut sum = multiply(lanes[0], weights(len, 0));
+        for (i, &lane) in lanes.iter().enumerate().skip(1) {
+            sum = add(sum, lane, weights(len, i));
         }
-    }
-
-    // What is folded is as good as a message of its own in front of what is left.
-    let len = TURN + bytes.from.len();
-    let mut folded = _mm512_setzero_si512();
-    for (i, lane) in lanes.into_iter().enumerate() {
-        folded = add(folded, lane, weights(len, i));
-    }
-    sum(folded, len, lanes.len(), bytes)
-}
-
-/// The remainder of `sum` and the products of what is left of a message of `len` bytes, from the
-/// vector `at` on.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
-fn sum<const COPY: bool>(mut sum: __m512i, len: usize, mut at: usize, mut bytes: Bytes<'_, COPY>) -> u32 {
+        (sum, len, lanes.len())
+    };
     while bytes.from.len() > VECTOR {
         sum = add(sum, bytes.vector(), weights(len, at));
         at += 1;
@@ -81,6 +67,20 @@ fn sum<const COPY: bool>(mut sum: __m512i, len: usize, mut at: usize, mut bytes:
         sum = add(sum, bytes.last(), weights(len, at));
     }
     remainder(sum)
+}
+
+/// Adds the lanes to what is so much further on in the message, for as long as there are whole turns.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
+fn fold<const COPY: bool>(mut lanes: [__m512i; 4], bytes: &mut Bytes<'_, COPY>) -> [__m512i; 4] {
+    let [low, high] = const { constants::fold(TURN as i32) };
+    let over = _mm512_broadcast_i32x4(_mm_set_epi64x(high.cast_signed(), low.cast_signed()));
+    while bytes.from.len() >= TURN {
+        for lane in &mut lanes {
+            *lane = add(bytes.vector(), *lane, over);
+        }
+    }
+    lanes
 }
 
 /// The sum of `sum` and the products of the words of `vector`, two in each lane.
