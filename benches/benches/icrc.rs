@@ -1,8 +1,11 @@
-//! The ICRC of whole packets, in bytes a second, beside the bare CRC-32 of as many bytes.
+//! The ICRC of whole packets, in bytes a second, beside the bare CRC-32 of as many bytes; and CRC-32 by
+//! every way that this processor has, in nanoseconds: `cargo bench -p ferroce-benches --bench icrc -- crc32`.
 
 use std::hint::black_box;
+use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
+use ferroce::driver::Crc32;
 use ferroce::wire::{NetworkHeader, icrc};
 
 fn icrc(c: &mut Criterion) {
@@ -25,5 +28,33 @@ fn crc32(bytes: &[u8]) -> u32 {
     crc32fast::hash(bytes)
 }
 
-criterion_group!(benches, icrc);
+/// Every way to every size; what belongs together comes one after the other.
+fn levels(c: &mut Criterion) {
+    const LARGEST: usize = 4096;
+    // As far from a cache line's start as the payload in a frame's buffer; the copy elsewhere in its page.
+    let (source, mut copy) = (vec![0x45u8; 42 + LARGEST], vec![0u8; 2048 + LARGEST]);
+    let mask = [0x11; 64];
+    let mut group = c.benchmark_group("crc32");
+    group.warm_up_time(Duration::from_millis(100)).measurement_time(Duration::from_millis(300));
+    for len in [16, 36, 72, 256, 1024, LARGEST] {
+        let data = &source[42..][..len];
+        group.throughput(Throughput::Bytes(len as u64));
+        for crc in Crc32::all() {
+            let name = |what| BenchmarkId::new(format!("{what}/{}", crc.name()), len);
+            group.bench_function(name("update"), |b| {
+                b.iter(|| black_box(crc).update(black_box(!0), black_box(data)));
+            });
+            group.bench_function(name("update_masked"), |b| {
+                b.iter(|| black_box(crc).update_masked(black_box(!0), black_box(&mask), black_box(data)));
+            });
+            group.bench_function(name("copy"), |b| {
+                let to = &mut copy[2048..][..len];
+                b.iter(|| black_box(crc).copy(black_box(!0), black_box(data), black_box(to)));
+            });
+        }
+    }
+    group.finish();
+}
+
+criterion_group!(benches, icrc, levels);
 criterion_main!(benches);
