@@ -73,7 +73,7 @@ impl QueuePair {
         let mut una = self.requester.una();
         while let Some(wqe) = self.sq.front() {
             if psn.distance(wqe.end_psn()) >= 0 {
-                if wqe.op.is_read_or_atomic() {
+                if wqe.kind.is_read_or_atomic {
                     self.progress(shared, una);
                     self.on_implied_nak(shared);
                     return false;
@@ -82,7 +82,7 @@ impl QueuePair {
                 self.complete_oldest(shared);
                 continue;
             }
-            if !wqe.op.is_read_or_atomic() {
+            if !wqe.kind.is_read_or_atomic {
                 una = psn;
             }
             break;
@@ -100,7 +100,7 @@ impl QueuePair {
     /// `psn` lies in the oldest work request, which is a SEND or WRITE unless a response was lost.
     fn take_acknowledge(&mut self, shared: &mut Shared, psn: Psn) {
         let Some(wqe) = self.sq.front() else { return };
-        if wqe.op.is_read_or_atomic() {
+        if wqe.kind.is_read_or_atomic {
             self.on_implied_nak(shared);
             return;
         }
@@ -114,7 +114,7 @@ impl QueuePair {
     fn take_atomic_acknowledge(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         let Some(wqe) = self.sq.front() else { return };
         let Some(answer) = packet.atomic_ack_eth() else { return };
-        if !wqe.op.is_atomic() {
+        if !wqe.kind.is_atomic {
             self.fail_oldest(shared, WcStatus::LocQpOpErr);
             return;
         }

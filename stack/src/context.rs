@@ -310,17 +310,17 @@ impl Context {
             let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
             queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
         }
-        if !wr.op.is_on(queue_pair.service) {
+        let kind = wr.op.kind();
+        if !kind.is_on(queue_pair.service) {
             let expected = format!("an operation of the {:?} service", queue_pair.service);
             return Err(Error::invalid("op", format_args!("{:?}", wr.op), expected));
         }
-        if wr.op.is_read_or_atomic()
-            && queue_pair.state != QpState::Error
-            && queue_pair.requester.attributes().max_rd_atomic == 0
-        {
-            return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ, atomics and FLUSH"));
+        if kind.is_read_or_atomic {
+            if queue_pair.state != QpState::Error && queue_pair.requester.attributes().max_rd_atomic == 0 {
+                return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ, atomics and FLUSH"));
+            }
+            wr.op.check(&shared.device)?;
         }
-        wr.op.check(&shared.device)?;
         if let SendOp::BindMw { mw, mr, offset, length, access } = wr.op {
             shared.mrs.check_bind(&MwBind { mw, mr, offset, length, access })?;
         }

@@ -24,6 +24,7 @@ mod error;
 mod event;
 mod exporter;
 mod key_table;
+mod kind;
 mod metrics;
 mod mr;
 mod multicast;

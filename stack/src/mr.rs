@@ -168,13 +168,12 @@ impl MemoryRegions {
 
     /// Notes that a work request names these pieces.
     pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {
-        for sge in sges {
-            self.get(sge.mr)?;
-        }
-        for sge in sges {
-            if let Some(region) = self.slab.get_mut(sge.mr.0) {
-                region.pins += 1;
-            }
+        for (n, sge) in sges.iter().enumerate() {
+            let Some(region) = self.slab.get_mut(sge.mr.0) else {
+                self.unpin(&sges[..n]);
+                return Err(invalid(sge.mr));
+            };
+            region.pins += 1;
         }
         Ok(())
     }
@@ -200,15 +199,10 @@ impl MemoryRegions {
         if sges.iter().all(fine) { Ok(()) } else { Err(LocalProtection) }
     }
 
-    /// Hands `len` bytes of the pieces to `each`, from byte `skip` of them on. The pieces passed
+    /// The `len` bytes of `sges` from byte `skip` of them on, piece by piece. They passed
     /// [`check_local`](Self::check_local) and are pinned since.
-    pub(crate) fn gather(&self, sges: &[Sge], skip: u32, len: u32, each: &mut dyn FnMut(&[u8])) {
-        walk(sges, skip, len as usize, |sge, offset, range| {
-            let region = self.slab.get(sge.mr.0);
-            if let Some(bytes) = region.and_then(|r| r.memory.get(offset..offset + range.len())) {
-                each(bytes);
-            }
-        });
+    pub(crate) fn pieces<'a>(&'a self, sges: &'a [Sge], skip: u32, len: u32) -> Pieces<'a> {
+        Pieces { mrs: self, sges: sges.iter(), skip: skip as usize, left: len as usize }
     }
 
     /// Holds bytes of a region for a port that sends them from where they are.
@@ -318,6 +312,36 @@ impl MemoryRegions {
 
     pub(crate) fn get(&self, mr: Mr) -> Result<&MemoryRegion, Error> {
         self.slab.get(mr.0).ok_or_else(|| invalid(mr))
+    }
+}
+
+/// The bytes of a list of pieces of memory.
+pub(crate) struct Pieces<'a> {
+    mrs: &'a MemoryRegions,
+    sges: std::slice::Iter<'a, Sge>,
+    /// Bytes before the first that is wanted.
+    skip: usize,
+    left: usize,
+}
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        while self.left > 0 {
+            let sge = self.sges.next()?;
+            let length = sge.length as usize;
+            if self.skip >= length {
+                self.skip -= length;
+                continue;
+            }
+            let (start, len) = (sge.offset as usize + self.skip, (length - self.skip).min(self.left));
+            self.skip = 0;
+            self.left -= len;
+            return self.mrs.slab.get(sge.mr.0)?.memory.get(start..start + len);
+        }
+        None
     }
 }
 

@@ -4,11 +4,12 @@
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, Opcode, PathMtu, Psn, Reth, RnrTimer, Service};
+use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, RnrTimer, Service};
 
 use crate::Access;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus};
+use crate::kind::Place;
 use crate::mw::MwBind;
 use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
@@ -164,7 +165,9 @@ impl QueuePair {
             if !sendable || self.requester.waits_for_receiver() {
                 return None;
             }
-            if let Some(length) = self.transmit_again(shared, slot) {
+            if self.selective.is_some()
+                && let Some(length) = self.transmit_again(shared, slot)
+            {
                 return Some(length);
             }
             if number == self.sq.tail() {
@@ -180,7 +183,7 @@ impl QueuePair {
             let wqe = self.sq.wqe(number);
             let packet = self.requester.cursor_packet;
             let psn = wqe.first_psn + packet;
-            let count = self.psns_at_once(wqe, packet);
+            let count = if wqe.kind.is_read { self.psns_of_read(wqe, packet) } else { 1 };
             if !self.window_admits(shared, psn, count) || self.read_waits(wqe, packet) {
                 return None;
             }
@@ -203,7 +206,7 @@ impl QueuePair {
         let wqe = self.sq.wqe(number);
         let is_oldest = number == self.sq.head();
         let reads = self.requester.reads_outstanding;
-        if wqe.op.is_local() {
+        if wqe.kind.is_local {
             if is_oldest {
                 self.carry_out(shared, wqe.op);
             }
@@ -212,10 +215,10 @@ impl QueuePair {
         if wqe.flags.fence && reads > 0 {
             return false;
         }
-        if wqe.op.is_read_or_atomic() && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
+        if wqe.kind.is_read_or_atomic && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
             return false;
         }
-        let access = if wqe.op.writes_local_memory() { Access::LOCAL_WRITE } else { Access::NONE };
+        let access = if wqe.kind.writes_local_memory() { Access::LOCAL_WRITE } else { Access::NONE };
         if shared.mrs.check_local(self.pd, self.sq.sges(number), access).is_err() {
             // The error completes in order, after everything posted before.
             if is_oldest {
@@ -224,8 +227,8 @@ impl QueuePair {
             return false;
         }
         let requester = &mut self.requester;
-        let packets = if wqe.op.is_atomic() { 1 } else { path_mtu.packets(wqe.length) };
-        requester.reads_outstanding += u32::from(wqe.op.is_read_or_atomic());
+        let packets = if wqe.kind.is_atomic { 1 } else { path_mtu.packets(wqe.length) };
+        requester.reads_outstanding += u32::from(wqe.kind.is_read_or_atomic);
         let wqe = self.sq.wqe_mut(number);
         wqe.first_psn = requester.next;
         wqe.packets = packets;
@@ -257,13 +260,12 @@ impl QueuePair {
         }
     }
 
-    /// How many PSNs the next packet takes: as many as the response for a READ, or for that part of
-    /// it which is asked for at once.
-    fn psns_at_once(&self, wqe: &Wqe, packet: u32) -> u32 {
-        match (wqe.op, &self.selective) {
-            (SendOp::Read(_), Some(selective)) => selective.scoreboard.read_count(packet, wqe.packets),
-            (SendOp::Read(_), None) => wqe.packets - packet,
-            _ => 1,
+    /// How many PSNs the next request of a READ takes: as many as the response, or as that part of it
+    /// which is asked for at once.
+    fn psns_of_read(&self, wqe: &Wqe, packet: u32) -> u32 {
+        match &self.selective {
+            Some(selective) => selective.scoreboard.read_count(packet, wqe.packets),
+            None => wqe.packets - packet,
         }
     }
 
@@ -274,7 +276,7 @@ impl QueuePair {
     }
 
     fn is_later_part(&self, wqe: &Wqe, packet: u32) -> bool {
-        self.selective.is_some() && matches!(wqe.op, SendOp::Read(_)) && packet > 0
+        self.selective.is_some() && wqe.kind.is_read && packet > 0
     }
 
     /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
@@ -300,7 +302,7 @@ impl QueuePair {
         let wqe = self.sq.wqe(number);
         let is_later_part = self.is_later_part(wqe, self.requester.cursor_packet);
         if let Some(selective) = &mut self.selective {
-            selective.scoreboard.note_sent(psn, count, wqe.op.is_read_or_atomic(), shared.now);
+            selective.scoreboard.note_sent(psn, count, wqe.kind.is_read_or_atomic, shared.now);
         }
         let requester = &mut self.requester;
         requester.reads_outstanding += u32::from(is_later_part);
@@ -495,18 +497,17 @@ impl QueuePair {
         let offset = packet << connection.path_mtu.shift();
         let rest = wqe.length - offset;
         let (is_first, is_last) = (packet == 0, packet + 1 == wqe.packets);
-        let opcode = opcode(wqe.op, is_first, is_last)?.on(self.service)?;
-        let payload = match wqe.op {
-            SendOp::Read(_) | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => 0,
-            _ => rest.min(connection.path_mtu.bytes()),
-        };
+        let mut opcode = wqe.kind.opcode(Place::new(is_first, is_last))?;
+        if self.service != Service::Rc {
+            opcode = opcode.on(self.service)?;
+        }
+        let payload = if wqe.kind.has_payload { rest.min(connection.path_mtu.bytes()) } else { 0 };
 
         let mut bth = Bth::new(opcode, connection.dest_qpn, psn);
-        let answers = is_last || payload == 0 && wqe.op.is_read_or_atomic();
+        let answers = is_last || payload == 0 && wqe.kind.is_read_or_atomic;
         let is_due = answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || must_ask;
         bth.set_ack_req(is_due && self.service == Service::Rc);
-        let notifies = !matches!(wqe.op, SendOp::Write(_)) && !wqe.op.is_read_or_atomic();
-        bth.set_solicited(wqe.flags.solicited && is_last && notifies);
+        bth.set_solicited(wqe.flags.solicited && is_last && wqe.kind.notifies);
 
         if slot.wants_pin(payload) {
             slot.set_payload(self.sq.pin(number, offset, payload, &shared.mrs));
@@ -546,45 +547,8 @@ impl QueuePair {
             | SendOp::SendToWithImm(..) => return None,
         }
         let Shared { mrs, counters, crc, .. } = shared;
-        let written = frame.fill(*crc, |each| self.sq.gather(number, offset, payload, mrs, each));
+        let written = frame.fill(*crc, self.sq.pieces(number, offset, payload, mrs));
         counters.count(Counter::SentPkts);
         Some(slot.end(written))
     }
-}
-
-/// The RC opcode of a request packet by its place in the message; local operations have no packet,
-/// and datagrams no place.
-fn opcode(op: SendOp, is_first: bool, is_last: bool) -> Option<Opcode> {
-    let by_place = |first, middle, last, only| match (is_first, is_last) {
-        (true, true) => only,
-        (true, false) => first,
-        (false, true) => last,
-        (false, false) => middle,
-    };
-    let send = |last, only| by_place(Opcode::RC_SEND_FIRST, Opcode::RC_SEND_MIDDLE, last, only);
-    let write = |last, only| by_place(Opcode::RC_WRITE_FIRST, Opcode::RC_WRITE_MIDDLE, last, only);
-    Some(match op {
-        SendOp::Send => send(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY),
-        SendOp::SendWithImm(_) => {
-            send(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE)
-        }
-        SendOp::SendWithInvalidate(_) => {
-            send(Opcode::RC_SEND_LAST_WITH_INVALIDATE, Opcode::RC_SEND_ONLY_WITH_INVALIDATE)
-        }
-        SendOp::Write(_) => write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY),
-        SendOp::WriteWithImm(..) => {
-            write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE)
-        }
-        SendOp::Read(_) => Opcode::RC_READ_REQUEST,
-        SendOp::CompareSwap { .. } => Opcode::RC_COMPARE_SWAP,
-        SendOp::FetchAdd { .. } => Opcode::RC_FETCH_ADD,
-        SendOp::Flush { .. } => Opcode::RC_FLUSH,
-        SendOp::AtomicWrite(_) => Opcode::RC_ATOMIC_WRITE,
-        SendOp::LocalInvalidate(_)
-        | SendOp::BindMw { .. }
-        | SendOp::SendTo(_)
-        | SendOp::SendToWithImm(..) => {
-            return None;
-        }
-    })
 }

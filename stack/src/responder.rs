@@ -663,7 +663,7 @@ impl QueuePair {
         if let Answer::Atomic { original } = outcome.answer {
             frame.put(&AtomicAckEth::new(original));
         }
-        let written = frame.fill(*crc, |each| each(payload));
+        let written = frame.fill(*crc, std::iter::once(payload));
         outcome.advance();
         counters.count(Counter::SentPkts);
         Wrote::Frame(slot.end(written))

@@ -434,7 +434,7 @@ impl QueuePair {
         let (length, data) = match (wqe.op, packet.atomic_ack_eth()) {
             (SendOp::Read(_), None) => (wqe.length, packet.payload),
             (SendOp::Flush { .. } | SendOp::AtomicWrite(_), None) => (0, packet.payload),
-            (op, Some(answer)) if op.is_atomic() => (8, &answer.original().to_ne_bytes()[..]),
+            (op, Some(answer)) if op.kind().is_atomic => (8, &answer.original().to_ne_bytes()[..]),
             _ => return self.refuse_answer(shared, psn, WcStatus::LocQpOpErr),
         };
         let index = psn.distance(wqe.first_psn) as u32;
@@ -482,13 +482,13 @@ impl QueuePair {
             let Scoreboard { executed, held, read_part, .. } = &selective.scoreboard;
             let (start, first, end) = (una, wqe.first_psn, wqe.end_psn());
             let known = if end.distance(sent) > 0 { sent } else { end };
-            if wqe.op.is_read_or_atomic() {
+            if wqe.kind.is_read_or_atomic {
                 una = held.first_missing(una, known).unwrap_or(known);
             } else if executed.distance(una) > 0 {
                 una = if known.distance(*executed) > 0 { *executed } else { known };
             }
             let complete = una == end;
-            if matches!(wqe.op, SendOp::Read(_)) {
+            if wqe.kind.is_read {
                 // Each part was a READ of its own; the last ends with the work request.
                 let parts = |psn: Psn| psn.distance(first) as u32 / read_part;
                 let last = if complete { end - 1 } else { una };

@@ -3,6 +3,7 @@ use ferroce_wire::Psn;
 
 use crate::Error;
 use crate::cq::WcOpcode;
+use crate::kind::Kind;
 use crate::mr::MemoryRegions;
 use crate::rq::total_length;
 use crate::slab::Mr;
@@ -13,6 +14,7 @@ use crate::wr::{Data, SendFlags, SendOp, SendWorkRequest, Sge};
 pub(crate) struct Wqe {
     pub(crate) wr_id: u64,
     pub(crate) op: SendOp,
+    pub(crate) kind: &'static Kind,
     pub(crate) flags: SendFlags,
     /// Bytes of the message.
     pub(crate) length: u32,
@@ -39,24 +41,6 @@ impl Wqe {
     pub(crate) fn end_psn(&self) -> Psn {
         self.first_psn + self.packets
     }
-
-    pub(crate) fn wc_opcode(&self) -> WcOpcode {
-        match self.op {
-            SendOp::Send
-            | SendOp::SendWithImm(_)
-            | SendOp::SendWithInvalidate(_)
-            | SendOp::SendTo(_)
-            | SendOp::SendToWithImm(..) => WcOpcode::Send,
-            SendOp::Write(_) | SendOp::WriteWithImm(..) => WcOpcode::RdmaWrite,
-            SendOp::Read(_) => WcOpcode::RdmaRead,
-            SendOp::CompareSwap { .. } => WcOpcode::CompSwap,
-            SendOp::FetchAdd { .. } => WcOpcode::FetchAdd,
-            SendOp::LocalInvalidate(_) => WcOpcode::LocalInv,
-            SendOp::BindMw { .. } => WcOpcode::BindMw,
-            SendOp::Flush { .. } => WcOpcode::Flush,
-            SendOp::AtomicWrite(_) => WcOpcode::AtomicWrite,
-        }
-    }
 }
 
 /// Posted send work requests, by running number: `head` is the oldest that is not complete, `tail`
@@ -78,6 +62,7 @@ impl SendQueue {
         let idle = Wqe {
             wr_id: 0,
             op: SendOp::Send,
+            kind: SendOp::Send.kind(),
             flags: SendFlags::default(),
             length: 0,
             sges: 0,
@@ -139,22 +124,21 @@ impl SendQueue {
         &self.sges[index * self.max_sge..][..count]
     }
 
-    /// Hands `len` bytes of the message `number` from byte `skip` on to `each`, piece by piece.
-    pub(crate) fn gather(
-        &self,
+    /// The `len` bytes of the message `number` from byte `skip` on, piece by piece.
+    #[inline]
+    pub(crate) fn pieces<'a>(
+        &'a self,
         number: u32,
         skip: u32,
         len: u32,
-        mrs: &MemoryRegions,
-        each: &mut dyn FnMut(&[u8]),
-    ) {
+        mrs: &'a MemoryRegions,
+    ) -> impl Iterator<Item = &'a [u8]> {
         let index = self.index(number);
-        if self.wqes[index].inline {
+        let inline = self.wqes[index].inline.then(|| {
             let start = index * self.max_inline + skip as usize;
-            each(&self.inline[start..start + len as usize]);
-        } else {
-            mrs.gather(self.sges(number), skip, len, each);
-        }
+            &self.inline[start..start + len as usize]
+        });
+        inline.into_iter().chain(mrs.pieces(self.sges(number), skip, len))
     }
 
     /// Holds the same bytes where they are, if they lie in one piece of registered memory.
@@ -184,13 +168,16 @@ impl SendQueue {
                 let length = total_length(sges, self.max_sge)?;
                 check_length(wr.op, length, max_length)?;
                 mrs.pin(sges)?;
-                self.sges[index * self.max_sge..][..sges.len()].copy_from_slice(sges);
+                // No call for the one piece that most have.
+                let room = &mut self.sges[index * self.max_sge..][..sges.len()];
+                room.iter_mut().zip(sges).for_each(|(to, from)| *to = *from);
                 (length, sges.len() as u8, false)
             }
         };
         self.wqes[index] = Wqe {
             wr_id: wr.wr_id,
             op: wr.op,
+            kind: wr.op.kind(),
             flags: wr.flags,
             length,
             sges,
@@ -208,10 +195,10 @@ impl SendQueue {
         let wqe = self.front()?;
         let ended = Ended {
             wr_id: wqe.wr_id,
-            opcode: wqe.wc_opcode(),
+            opcode: wqe.kind.wc_opcode,
             length: wqe.length,
             signaled: wqe.flags.signaled,
-            is_read_or_atomic: wqe.op.is_read_or_atomic(),
+            is_read_or_atomic: wqe.kind.is_read_or_atomic,
         };
         mrs.unpin(self.sges(self.head));
         self.head = self.head.wrapping_add(1);

@@ -50,10 +50,7 @@ impl QueuePair {
             if let Some(immediate) = immediate {
                 frame.put(&ImmDt::new(immediate));
             }
-            let gather = |each: &mut dyn FnMut(&[u8])| {
-                self.sq.gather(number, 0, wqe.length, &shared.mrs, each);
-            };
-            let written = frame.fill(shared.crc, gather);
+            let written = frame.fill(shared.crc, self.sq.pieces(number, 0, wqe.length, &shared.mrs));
             self.requester.take_psn();
             shared.count(Counter::SentPkts);
             self.complete_oldest(shared);

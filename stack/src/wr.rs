@@ -1,4 +1,4 @@
-use ferroce_wire::{FlushType, Qpn, RKey, Selectivity, Service};
+use ferroce_wire::{FlushType, Qpn, RKey, Selectivity};
 
 use crate::rq::MAX_MESSAGE;
 use crate::slab::{Ah, Mr, Mw};
@@ -118,40 +118,6 @@ pub enum SendOp {
 const _: () = assert!(size_of::<SendOp>() <= 40);
 
 impl SendOp {
-    /// READ, atomics, FLUSH and ATOMIC WRITE: the responder answers with more than an ACK, and
-    /// keeps a resource for each.
-    pub(crate) fn is_read_or_atomic(&self) -> bool {
-        self.writes_local_memory() || matches!(self, SendOp::Flush { .. } | SendOp::AtomicWrite(_))
-    }
-
-    /// READ and atomics: what they bring goes to local memory.
-    pub(crate) fn writes_local_memory(&self) -> bool {
-        matches!(self, SendOp::Read(_)) || self.is_atomic()
-    }
-
-    /// Whether queue pairs of this service carry it.
-    pub(crate) fn is_on(&self, service: Service) -> bool {
-        match self {
-            SendOp::SendTo(_) | SendOp::SendToWithImm(..) => service == Service::Ud,
-            SendOp::Send | SendOp::SendWithImm(_) | SendOp::Write(_) | SendOp::WriteWithImm(..) => {
-                matches!(service, Service::Rc | Service::Uc)
-            }
-            SendOp::LocalInvalidate(_) | SendOp::BindMw { .. } => {
-                matches!(service, Service::Rc | Service::Uc)
-            }
-            _ => service == Service::Rc,
-        }
-    }
-
-    /// Nothing of it is on the wire.
-    pub(crate) fn is_local(&self) -> bool {
-        matches!(self, SendOp::LocalInvalidate(_) | SendOp::BindMw { .. })
-    }
-
-    pub(crate) fn is_atomic(&self) -> bool {
-        matches!(self, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
-    }
-
     /// Whether the device has the operation, and what it says of itself makes sense.
     pub(crate) fn check(&self, device: &DeviceAttributes) -> Result<(), Error> {
         match *self {

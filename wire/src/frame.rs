@@ -271,46 +271,42 @@ impl<'a> FrameBuilder<'a> {
         self.frame.len()
     }
 
-    /// Ends a frame with the payload that `gather` hands over, piece by piece. Returns its bytes, or
-    /// what it has in `head` and in `tail`, for a payload that is apart.
+    /// Ends a frame with the payload that is in `pieces`, all together as long as was said. Returns its
+    /// bytes, or what it has in `head` and in `tail`, for a payload that is apart.
     #[inline]
-    pub fn fill(mut self, crc: impl Crc32, gather: impl FnOnce(&mut dyn FnMut(&[u8]))) -> (usize, usize) {
+    pub fn fill<'p>(mut self, crc: impl Crc32, pieces: impl Iterator<Item = &'p [u8]>) -> (usize, usize) {
         if self.apart.is_none() && self.payload_len < FUSED_MIN {
             let mut rest = self.payload();
-            gather(&mut |piece| {
-                let (to, behind) = std::mem::take(&mut rest).split_at_mut(piece.len());
+            for piece in pieces {
+                let (to, behind) = rest.split_at_mut(piece.len());
                 to.copy_from_slice(piece);
                 rest = behind;
-            });
+            }
             return (self.finish_with(crc), 0);
         }
         self.end_headers();
         let FrameBuilder { frame, apart, path, payload_start, payload_len, .. } = self;
         let (head, mut rest) = frame.split_at_mut(payload_start);
         let mut register = icrc::register(path.network, &head[usize::from(path.network_start)..], crc);
-        let is_apart = apart.is_some();
-        gather(&mut |piece| {
-            if is_apart {
-                register = crc.update(register, piece);
-            } else {
-                let (to, behind) = std::mem::take(&mut rest).split_at_mut(piece.len());
-                register = crc.copy(register, piece, to);
-                rest = behind;
-            }
-        });
         let pad = pad(payload_len);
-        let register = crc.update(register, &[0; 3][..pad]);
-        let tail = match apart {
-            Some(tail) => &mut tail[..pad + ICRC_LEN],
-            None => rest,
+        let (tail, written) = match apart {
+            Some(tail) => {
+                register = pieces.fold(register, |register, piece| crc.update(register, piece));
+                (&mut tail[..pad + ICRC_LEN], (payload_start, pad + ICRC_LEN))
+            }
+            None => {
+                for piece in pieces {
+                    let (to, behind) = rest.split_at_mut(piece.len());
+                    register = crc.copy(register, piece, to);
+                    rest = behind;
+                }
+                (rest, (payload_start + payload_len + pad + ICRC_LEN, 0))
+            }
         };
+        let register = crc.update(register, &[0; 3][..pad]);
         tail[..pad].fill(0);
         tail[pad..].copy_from_slice(&(!register).to_le_bytes());
-        if is_apart {
-            (payload_start, pad + ICRC_LEN)
-        } else {
-            (payload_start + payload_len + pad + ICRC_LEN, 0)
-        }
+        written
     }
 
     /// Ends the headers: zeros for those that were left out, the lengths, the IPv4 checksum.

@@ -1,4 +1,4 @@
-use etherparse::{Ipv4HeaderSlice, Ipv6HeaderSlice, UdpHeaderSlice};
+use etherparse::Ipv4HeaderSlice;
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::icrc;
@@ -248,28 +248,32 @@ impl<'a> Packet<'a> {
         let truncated = |needed| ParseError::Truncated { needed, present: packet.len() };
         let (header, end) = match packet.first().map(|b| b >> 4) {
             Some(4) => {
-                let ip = Ipv4HeaderSlice::from_slice(packet).map_err(|_| truncated(20))?;
-                if ip.slice().len() != 20 {
-                    return Err(ParseError::IpOptions(ip.slice().len()));
+                let ip = packet.first_chunk::<20>().ok_or(truncated(20))?;
+                let header_len = usize::from(ip[0] & 0x0f) * 4;
+                if header_len < ip.len() || header_len > packet.len() {
+                    return Err(truncated(20));
                 }
-                if ip.protocol() != etherparse::IpNumber::UDP {
+                if header_len != ip.len() {
+                    return Err(ParseError::IpOptions(header_len));
+                }
+                if ip[9] != UDP_PROTOCOL {
                     return Err(ParseError::NotRoce);
                 }
-                if ip.is_fragmenting_payload() {
+                if u16::from_be_bytes([ip[6], ip[7]]) & IPV4_FRAGMENT != 0 {
                     return Err(ParseError::Fragment);
                 }
-                let end = usize::from(ip.total_len());
-                if !(20..=packet.len()).contains(&end) {
+                let end = usize::from(u16::from_be_bytes([ip[2], ip[3]]));
+                if end < ip.len() || end > packet.len() {
                     return Err(truncated(end.max(28)));
                 }
                 (NetworkHeader::Ipv4, end)
             }
             Some(6) => {
-                let ip = Ipv6HeaderSlice::from_slice(packet).map_err(|_| truncated(40))?;
-                if ip.next_header() != etherparse::IpNumber::UDP {
+                let ip = packet.first_chunk::<40>().ok_or(truncated(40))?;
+                if ip[6] != UDP_PROTOCOL {
                     return Err(ParseError::NotRoce);
                 }
-                let end = 40 + usize::from(ip.payload_length());
+                let end = ip.len() + usize::from(u16::from_be_bytes([ip[4], ip[5]]));
                 if end > packet.len() {
                     return Err(truncated(end));
                 }
@@ -278,14 +282,14 @@ impl<'a> Packet<'a> {
             Some(version) => return Err(ParseError::IpVersion(version)),
             None => return Err(truncated(20)),
         };
-        let udp = &packet[header.len()..end];
-        let udp_header = UdpHeaderSlice::from_slice(udp)
-            .map_err(|_| ParseError::UdpLength { length: udp.len(), available: udp.len() })?;
-        if udp_header.destination_port() != ROCE_V2_PORT {
+        let available = end - header.len();
+        let udp = packet[header.len()..end].first_chunk::<8>();
+        let udp = udp.ok_or(ParseError::UdpLength { length: available, available })?;
+        if u16::from_be_bytes([udp[2], udp[3]]) != ROCE_V2_PORT {
             return Err(ParseError::NotRoce);
         }
-        let (length, available) = (usize::from(udp_header.length()), udp.len());
-        if length < 8 + Bth::LEN + ICRC_LEN || length > available {
+        let length = usize::from(u16::from_be_bytes([udp[4], udp[5]]));
+        if length < udp.len() + Bth::LEN + ICRC_LEN || length > available {
             return Err(ParseError::UdpLength { length, available });
         }
         Packet::decode_transport(header, &packet[..header.len() + length])
@@ -507,6 +511,9 @@ impl<'a> Packet<'a> {
 }
 
 const ETHERNET_LEN: usize = 14;
+const UDP_PROTOCOL: u8 = 17;
+/// Of flags and offset: more fragments, or not the first.
+const IPV4_FRAGMENT: u16 = 0x3fff;
 const VLAN_ETHERTYPE: u16 = 0x8100;
 const IPV4_ETHERTYPE: u16 = 0x0800;
 const IPV6_ETHERTYPE: u16 = 0x86dd;
