@@ -21,7 +21,8 @@ mod socket;
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::task::Waker;
 use std::time::Duration;
 
 use tracing::{info, warn};
@@ -30,6 +31,7 @@ use xsk_rs::umem::frame::FrameDesc;
 use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
 use crate::netlink::{Interface, Netlink, XdpMode};
+use crate::waker::Doorbell;
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
 use attachment::Attachment;
 use frames::{Frames, TxSlots};
@@ -88,6 +90,7 @@ pub struct AfXdp {
     /// A frame in several descriptors, as far as it has come.
     assembly: Assembly,
     busy_poll: bool,
+    doorbell: Doorbell,
     membership: Membership,
     stats: Stats,
 }
@@ -117,6 +120,8 @@ impl AfXdp {
         // nobody. The fill ring has room for all of them.
         let filled = unsafe { fill.produce(rx_chunks) };
         debug_assert_eq!(filled, rx_chunks.len());
+        let doorbell =
+            Doorbell::new().map_err(|source| os_error("making an eventfd", &interface.name, source))?;
         let fd = rx.fd().as_raw_fd();
         enlarge_send_buffer(fd, &interface);
         if let Some(time) = config.busy_poll {
@@ -165,6 +170,7 @@ impl AfXdp {
             burst: vec![FrameDesc::default(); BURST].into(),
             assembly: Assembly::new(layout.max_frame),
             busy_poll: config.busy_poll.is_some(),
+            doorbell,
             membership: Membership::new(interface.index, &interface.gid_order()),
             stats: Stats::default(),
         })
@@ -286,26 +292,24 @@ impl PacketDriver for AfXdp {
         if self.rx.nb_avail(1) > 0 {
             return Ok(());
         }
-        let fd = self.rx.fd().as_raw_fd();
-        let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let timeout = libc::timespec {
-            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // SAFETY: one `pollfd` and a `timespec` that outlive the call; no signal mask.
-        let ready = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
-        if ready < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(self.gone(error)) };
-        }
-        if ready == 0 || poll.revents & libc::POLLIN == 0 {
+        // What the kernel did not take has to be offered again; nothing tells when.
+        let waits = self.tx.nb_free_exact() < self.tx_ring;
+        let timeout = timeout.min(if waits { TX_RETRY } else { LONGEST_SILENCE });
+        // SAFETY: the socket is open as long as its receive ring.
+        let port = unsafe { BorrowedFd::borrow_raw(self.rx.fd().as_raw_fd()) };
+        let readable = self.doorbell.wait(port, timeout).map_err(|source| self.gone(source))?;
+        if !readable {
             // A socket whose interface was removed becomes silent, with the reason set aside.
-            let code = socket_error(fd).map_err(|source| self.gone(source))?;
+            let code = socket_error(port.as_raw_fd()).map_err(|source| self.gone(source))?;
             if code != 0 {
                 return Err(self.gone(io::Error::from_raw_os_error(code)));
             }
         }
         Ok(())
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        Some(self.doorbell.waker())
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
@@ -337,6 +341,10 @@ impl PacketDriver for AfXdp {
 
 /// Descriptors taken from a ring at once.
 const BURST: usize = 64;
+/// How soon frames that the kernel left in the transmit ring are offered again.
+const TX_RETRY: Duration = Duration::from_micros(200);
+/// The longest block. The kernel wakes nobody when it takes an interface away, so one has to look.
+const LONGEST_SILENCE: Duration = Duration::from_millis(100);
 /// Descriptors that the kernel takes from the transmit ring in one call (TX_BATCH_SIZE).
 const TX_BATCH: usize = 32;
 /// Enough for an MTU of 9000.

@@ -22,9 +22,12 @@ pub mod pcap;
 mod prefetch;
 pub mod sim;
 mod time;
+#[cfg(feature = "af_xdp")]
+mod waker;
 
 use std::io;
 use std::net::IpAddr;
+use std::task::Waker;
 use std::time::Duration;
 
 pub use crc::Crc32;
@@ -57,11 +60,20 @@ pub trait PacketDriver: Send {
     /// Only when the port is gone for good.
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error>;
 
-    /// Blocks until a frame may have arrived or `timeout` has passed, whichever is first.
+    /// Blocks until a frame may have arrived, the [`waker`](PacketDriver::waker) is used or `timeout`
+    /// has passed, whichever is first. It may end early; it may not outlast the port: a port that goes
+    /// away under it is told within a second, however long `timeout` is.
     ///
     /// # Errors
     /// Only when the port is gone for good.
     fn wait(&mut self, timeout: Duration) -> Result<(), Error>;
+
+    /// What another thread ends [`wait`](PacketDriver::wait) with. Used while nobody waits, it ends the
+    /// next wait. `None` where a wait can't be ended: whoever has more to look after than frames must
+    /// keep waits short then.
+    fn waker(&self) -> Option<Waker> {
+        None
+    }
 
     /// The hardware address to which frames for `peer` go: its own on the same link, the
     /// gateway's otherwise. May block while the kernel resolves it (a few seconds at most).
@@ -107,6 +119,10 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         (**self).wait(timeout)
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        (**self).waker()
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {

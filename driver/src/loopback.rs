@@ -9,6 +9,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
@@ -177,6 +178,10 @@ impl PacketDriver for Loopback {
         Ok(())
     }
 
+    fn waker(&self) -> Option<Waker> {
+        Some(Waker::from(self.inbox.clone()))
+    }
+
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
         let ports = lock(&self.fabric.ports);
         find_address(ports.iter().map(|port| &port.addresses[..]), peer)
@@ -325,13 +330,16 @@ struct InboxState {
     spare: Vec<Box<[u8]>>,
     /// The port's thread is in [`Inbox::wait`]; waking nobody would still cost a system call.
     sleeping: bool,
+    /// The port's waker was used since the last [`Inbox::wait`].
+    woken: bool,
 }
 
 impl Inbox {
     fn new(depth: usize, buffer: impl Fn() -> Box<[u8]>) -> Inbox {
         // A burst more than the queue holds, for the frames that the port's thread is reading.
         let spare = (0..depth + BURST).map(|_| buffer()).collect();
-        let state = InboxState { queue: VecDeque::with_capacity(depth), spare, sleeping: false };
+        let state =
+            InboxState { queue: VecDeque::with_capacity(depth), spare, sleeping: false, woken: false };
         Inbox {
             depth,
             state: Mutex::new(state),
@@ -388,19 +396,35 @@ impl Inbox {
 
     fn wait(&self, timeout: Duration) {
         let mut state = lock(&self.state);
-        if !state.queue.is_empty() {
+        if mem::take(&mut state.woken) || !state.queue.is_empty() {
             return;
         }
         state.sleeping = true;
         let result = self.arrived.wait_timeout_while(state, timeout, |state| state.sleeping);
         let (mut state, _) = result.unwrap_or_else(PoisonError::into_inner);
         state.sleeping = false;
+        state.woken = false;
     }
 
     /// Frees everything. What still comes finds no buffer and is dropped.
     fn close(&self) {
         *lock(&self.state) = InboxState::default();
         self.waiting.store(0, Ordering::Release);
+    }
+}
+
+impl Wake for Inbox {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        let mut state = lock(&self.state);
+        state.woken = true;
+        if mem::take(&mut state.sleeping) {
+            drop(state);
+            self.arrived.notify_one();
+        }
     }
 }
 

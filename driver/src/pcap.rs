@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::net::IpAddr;
 use std::path::Path;
+use std::task::Waker;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
@@ -86,6 +87,10 @@ impl<D: PacketDriver> PacketDriver for Recorder<D> {
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         self.driver.wait(timeout)
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        self.driver.waker()
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {

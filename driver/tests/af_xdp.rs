@@ -281,6 +281,20 @@ fn wait_ends_with_a_frame_or_with_its_time() {
 }
 
 #[test]
+fn wait_ends_with_its_waker() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (_a, mut b) = open_both(&pair);
+    let waker = b.waker().unwrap();
+    let start = Instant::now();
+    for _ in 0..20 {
+        // Each of these would last 100 ms by itself.
+        waker.wake_by_ref();
+        b.wait(Duration::from_secs(20)).unwrap();
+    }
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
+#[test]
 fn a_removed_interface_is_an_error() {
     let Some(pair) = Pair::new(1500) else { return };
     let (mut a, mut b) = open_both(&pair);

@@ -169,6 +169,28 @@ fn wait_ends_at_the_timeout_or_when_a_frame_arrives() {
     assert!(start.elapsed() < Duration::from_secs(20));
 }
 
+#[test]
+fn wait_ends_with_its_waker_before_or_meanwhile() {
+    let (mut a, _b) = pair(&[ip(1)], &[ip(2)]);
+    let waker = a.waker().unwrap();
+    let start = Instant::now();
+    waker.wake_by_ref();
+    waker.wake_by_ref();
+    a.wait(Duration::from_secs(30)).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(20));
+    let start = Instant::now();
+    a.wait(Duration::from_millis(20)).unwrap();
+    assert!(start.elapsed() >= Duration::from_millis(20), "one wake-up ends one wait");
+    let other = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(20));
+        waker.wake();
+    });
+    let start = Instant::now();
+    a.wait(Duration::from_secs(30)).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(20));
+    other.join().unwrap();
+}
+
 /// Echoes across two threads that poll, then block, with a window that can't overflow the queue.
 #[test]
 fn two_threads_lose_nothing_within_the_depth() {

@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Waker;
 use std::time::Duration;
 
 use ferroce_driver::{Capabilities, Error, FrameSink, FrameSource, Nanos, PacketDriver, Stats};
@@ -46,6 +47,10 @@ impl PacketDriver for Stoppable {
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         self.driver.wait(timeout)
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        self.driver.waker()
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
