@@ -2,6 +2,7 @@ mod datagrams;
 mod memory;
 mod queues;
 
+use std::task::Waker;
 use std::time::Duration;
 
 use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
@@ -392,6 +393,22 @@ impl Context {
         Ok(())
     }
 
+    /// What another thread ends [`wait`](Context::wait) with: the driver's
+    /// [`waker`](PacketDriver::waker), if it has one.
+    pub fn waker(&self) -> Option<Waker> {
+        self.driver.waker()
+    }
+
+    /// How long from `now` [`poll`](Context::poll) has nothing to do unless a frame comes or a verb is
+    /// called; `None` is for ever.
+    pub fn quiet_for(&self, now: Nanos) -> Option<Duration> {
+        let timer = self.next_timeout();
+        let reader = self.exporter.as_ref().map(Exporter::next_look);
+        // Frames that the port had no room for; nothing tells when it has.
+        let backlog = (!self.engine.shared.active.is_empty()).then(|| now + BACKLOG_RETRY);
+        [timer, reader, backlog].into_iter().flatten().min().map(|at| at.since(now))
+    }
+
     fn check_pd(&self, pd: Pd) -> Result<(), Error> {
         self.pds.get(pd.0).copied().ok_or_else(|| invalid_handle("PD", pd.0))
     }
@@ -411,6 +428,8 @@ impl Context {
     }
 }
 
+/// How soon a port that was full is tried again.
+const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
 

@@ -1,5 +1,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ferroce_driver::Memory;
 use ferroce_wire::{Gid, PathMtu};
@@ -66,10 +67,10 @@ pub enum Error {
         /// The states that allow it.
         expected: &'static str,
     },
-    /// The send or receive queue is full.
+    /// The send, receive or command queue is full.
     #[error("{queue} queue is full: all {depth} work requests are outstanding; poll the CQ first")]
     QueueFull {
-        /// `send` or `receive`.
+        /// `send` or `receive`; `command` for the ring from a handle to its runner.
         queue: &'static str,
         /// Its depth.
         depth: u32,
@@ -110,6 +111,15 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// The operating system gave no thread.
+    #[error("thread: {0}")]
+    Thread(io::Error),
+    /// The runner of a handle has ended; commands that it had not taken were not carried out.
+    #[error("the runner has ended: {reason}")]
+    RunnerEnded {
+        /// Why.
+        reason: Arc<str>,
+    },
     /// The driver failed or refused.
     #[error(transparent)]
     Driver(#[from] ferroce_driver::Error),
@@ -129,7 +139,7 @@ impl Error {
     }
 }
 
-/// A refused registration, with the memory that was to be registered.
+/// A refused registration or exchange, with the memory that was to be registered.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
 pub struct RegisterError {

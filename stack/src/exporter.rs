@@ -17,6 +17,9 @@ use crate::{Error, Metrics};
 
 /// How often the socket is looked at.
 const INTERVAL: Duration = Duration::from_millis(5);
+/// How often a context that sleeps is woken to look at it: one that nothing else happens to has no
+/// business waking 200 times in a second, and readers wait for a second.
+const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Readers at a time; more wait in the socket's backlog.
 const MAX_READERS: usize = 4;
 /// How long a reader may leave its text lying.
@@ -53,6 +56,11 @@ impl Exporter {
     /// Whether it is time to look at the socket again.
     pub(crate) fn is_due(&self, now: Nanos) -> bool {
         now >= self.next
+    }
+
+    /// When it has to be looked at even if nothing else happens: soon while somebody reads.
+    pub(crate) fn next_look(&self) -> Nanos {
+        if self.readers.is_empty() { self.next + (IDLE_INTERVAL - INTERVAL) } else { self.next }
     }
 
     /// Lets new readers in and writes to those that are there. Never blocks; allocates only for a

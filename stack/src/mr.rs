@@ -141,6 +141,22 @@ impl MemoryRegions {
         }
     }
 
+    pub(crate) fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
+        let Some(region) = self.slab.get_mut(mr.0) else {
+            return Err(RegisterError { memory, source: invalid(mr) });
+        };
+        let (pins, length) = (region.pins, region.memory.len());
+        let source = if pins > 0 {
+            let users = format!("{pins} outstanding work requests");
+            Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users }
+        } else if memory.len() != length {
+            Error::invalid("memory", memory.len(), format!("{length} bytes, as the region has"))
+        } else {
+            return Ok(std::mem::replace(&mut region.memory, memory));
+        };
+        Err(RegisterError { memory, source })
+    }
+
     pub(crate) fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
         let region = self.get(mr)?;
         Ok(RemoteMemory { addr: region.iova, rkey: region.rkey, length: region.memory.len() as u64 })

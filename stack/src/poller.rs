@@ -2,22 +2,18 @@ use std::time::Duration;
 
 use ferroce_driver::{Clock, Nanos};
 
-use crate::{Context, Error};
+use crate::idle::Idler;
+use crate::{Context, Error, Idle};
 
-/// Polls that find nothing before the loop yields its core, and before it blocks.
-const SPINS: u32 = 200;
-const YIELDS: u32 = 20;
 /// The longest block: what the application wants besides frames is noticed within this time.
 const LONGEST_BLOCK: Duration = Duration::from_millis(2);
 
-/// Drives a context: polls while there is work, then spins, then yields, then blocks on the driver,
-/// so that more contexts than cores get on with each other and an idle one costs no core.
+/// Drives a context in the thread of its application, by default so that more contexts than cores get
+/// on with each other and an idle one costs next to nothing ([`Idle::Adaptive`]).
 #[derive(Debug)]
 pub struct Poller {
     clock: Clock,
-    idle: u32,
-    spins: u32,
-    yields: u32,
+    idler: Idler,
 }
 
 impl Default for Poller {
@@ -27,19 +23,26 @@ impl Default for Poller {
 }
 
 impl Poller {
-    /// A loop that gives way to others as described.
+    /// A loop that spins, then yields, then blocks.
     pub fn new() -> Poller {
-        Poller { clock: Clock::start(), idle: 0, spins: SPINS, yields: YIELDS }
+        Poller::idling(Idle::default())
     }
 
     /// A loop that never gives way: for a core of its own.
     pub fn spinning() -> Poller {
-        Poller { spins: u32::MAX, ..Poller::new() }
+        Poller::idling(Idle::Spin)
     }
 
     /// A loop that blocks as soon as a poll finds nothing.
     pub fn blocking() -> Poller {
-        Poller { spins: 0, yields: 0, ..Poller::new() }
+        Poller::idling(Idle::Block)
+    }
+
+    /// A loop that does this when a poll finds nothing. It blocks for 2 ms at most, for its thread has
+    /// other things to look after; a [`Runner`](crate::Runner), which has not, sleeps as long as
+    /// nothing happens.
+    pub fn idling(idle: Idle) -> Poller {
+        Poller { clock: Clock::start(), idler: Idler::new(idle) }
     }
 
     /// The time now, as the context is told it.
@@ -54,18 +57,11 @@ impl Poller {
     pub fn poll(&mut self, context: &mut Context) -> Result<usize, Error> {
         let frames = context.poll(self.clock.now())?;
         if frames > 0 {
-            self.idle = 0;
-            return Ok(frames);
+            self.idler.reset();
+        } else if self.idler.rest() {
+            let quiet = context.quiet_for(self.clock.now());
+            context.wait(quiet.map_or(LONGEST_BLOCK, |time| time.min(LONGEST_BLOCK)))?;
         }
-        self.idle = self.idle.saturating_add(1);
-        if self.idle <= self.spins {
-            std::hint::spin_loop();
-        } else if self.idle <= self.spins.saturating_add(self.yields) {
-            std::thread::yield_now();
-        } else {
-            let due = context.next_timeout().map_or(LONGEST_BLOCK, |at| at.since(self.clock.now()));
-            context.wait(due.min(LONGEST_BLOCK))?;
-        }
-        Ok(0)
+        Ok(frames)
     }
 }

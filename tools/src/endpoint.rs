@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce::driver::pcap::Recorder;
 use ferroce::{
-    AddressVector, Config, Context, Cq, DeviceSpec, Event, Gid, Nanos, Notify, PacketDriver, PathMtu, Pd,
-    Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer, Transition, WorkCompletion,
+    AddressVector, Config, Context, Cq, DeviceSpec, Event, Gid, Idle, Nanos, Notify, PacketDriver, PathMtu,
+    Pd, Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer, Transition, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -25,7 +25,11 @@ pub(crate) struct PortArgs {
     /// Pin the poll loop to this core.
     #[arg(long, value_name = "N")]
     pub(crate) core: Option<usize>,
-    /// Never give the core away while polling; otherwise the loop spins, then yields, then blocks.
+    /// What the poll loop does when there is nothing to do: spin, yield, block, or adaptive, which
+    /// spins, then yields, then blocks.
+    #[arg(long, value_name = "HOW", default_value = "adaptive", conflicts_with = "spin")]
+    pub(crate) idle: Idle,
+    /// The same as --idle spin.
     #[arg(long)]
     pub(crate) spin: bool,
     /// Record all frames of this end into a pcapng file.
@@ -106,7 +110,8 @@ impl Endpoint {
         interrupt: Interrupt,
     ) -> Result<Endpoint, Failure> {
         if let Some(core) = args.core {
-            pin(core)?;
+            pin_to_core(core).map_err(|error| Failure::usage(format!("--core: {error}")))?;
+            info!(core, "poll loop pinned");
         }
         let driver = match &args.pcap {
             Some(path) => Box::new(Recorder::create(driver, path)?),
@@ -116,7 +121,7 @@ impl Endpoint {
         export(&mut context);
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(cq_capacity)?;
-        let poller = if args.spin { Poller::spinning() } else { Poller::new() };
+        let poller = Poller::idling(if args.spin { Idle::Spin } else { args.idle });
         Ok(Endpoint { context, pd, cq, interrupt, poller, notified: false })
     }
 
@@ -248,14 +253,3 @@ pub(crate) fn export(context: &mut Context) {
 
 /// Retries of both kinds; 7 means without end for RNR.
 pub(crate) const RETRY_COUNT: u8 = 7;
-
-fn pin(core: usize) -> Result<(), Failure> {
-    let cores = core_affinity::get_core_ids().unwrap_or_default();
-    let wanted = cores.iter().find(|id| id.id == core);
-    if wanted.is_some_and(|id| core_affinity::set_for_current(*id)) {
-        info!(core, "poll loop pinned");
-        return Ok(());
-    }
-    let ids: Vec<_> = cores.iter().map(|id| id.id.to_string()).collect();
-    Err(Failure::usage(format!("--core {core}: this process may run on {}", ids.join(", "))))
-}

@@ -76,6 +76,17 @@ impl Context {
         self.engine.shared.mrs.deregister(mr)
     }
 
+    /// Puts other memory of the same length behind a region and returns what was there. Registration,
+    /// address and keys stay as they are; peers find the new bytes from now on. It moves no bytes: it is
+    /// how a buffer changes hands between a context and another thread.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] while a posted work request names the region, [`Error::Invalid`] for another
+    /// length, [`Error::InvalidHandle`]; with the memory.
+    pub fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
+        self.engine.shared.mrs.exchange(mr, memory)
+    }
+
     /// What to tell a peer about a region.
     ///
     /// # Errors

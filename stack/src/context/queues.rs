@@ -42,6 +42,10 @@ impl Context {
         Ok(())
     }
 
+    pub(crate) fn check_cq(&mut self, cq: Cq) -> Result<(), Error> {
+        self.cq(cq).map(drop)
+    }
+
     /// Takes the oldest completion.
     ///
     /// # Errors
