@@ -12,7 +12,7 @@ usage: ./do JOB [ARGUMENT...]
   test [ARG...]      every test there is: unit, conformance, AF_XDP between namespaces, the kernel's
                      rdma_rxe in a virtual machine; arguments go to cargo test
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
-                     --bench engine | loss | queue_pairs | flood [-- --json FILE]
+                     --bench engine | loss | queue_pairs | flood | idle [-- --json FILE]
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
   model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied

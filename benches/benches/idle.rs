@@ -1,0 +1,309 @@
+//! What a runner costs: a core while there is nothing to do, the time to wake up for the first packet,
+//! and the way through its rings beside the same work in one thread.
+//!
+//! A wake-up is timed from before the peer posts a message, after a tenth of a second of silence, to the
+//! application's thread having its completion. Beside it stands the kernel's own: a datagram over `lo` to
+//! a thread that blocks in `recv`, in the same rounds.
+
+use std::net::UdpSocket;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce::driver::loopback;
+use ferroce::{
+    Clock, Context, Cq, Data, Delivery, Error, HandleConfig, Idle, PacketDriver, Poller, Qp,
+    ReceiveWorkRequest, RemoteAddress, Runner, RunnerConfig, RunnerHandle, SendFlags, SendOp,
+    SendWorkRequest, WcStatus, WorkCompletion,
+};
+use ferroce_benches::pair::{End, Pair, Setup};
+use ferroce_benches::report::{CpuTime, Median, Options};
+use serde_json::{Value, json};
+
+#[cfg(feature = "af_xdp")]
+#[path = "../../driver/tests/common/mod.rs"]
+mod namespaces;
+
+/// Before each wake-up.
+const SILENCE: Duration = Duration::from_millis(100);
+/// How a runner idles, and how the thread waits that it delivers to.
+const WAYS: [(&str, Idle, Idle); 3] = [
+    ("block", Idle::Block, Idle::Block),
+    ("adaptive", Idle::Adaptive { spins: 200, yields: 20 }, Idle::Adaptive { spins: 200, yields: 20 }),
+    ("spin", Idle::Spin, Idle::Block),
+];
+const LONG: Duration = Duration::from_secs(10);
+
+type Ports = [Box<dyn PacketDriver>; 2];
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// How much of everything.
+struct Scale {
+    /// Seconds of rest.
+    rest: Duration,
+    wakeups: usize,
+    rounds: usize,
+    messages: u64,
+}
+
+fn main() -> Outcome<()> {
+    let options = Options::from_args();
+    let scale = options.scale(
+        Scale { rest: Duration::from_millis(50), wakeups: 2, rounds: 1, messages: 100 },
+        Scale { rest: Duration::from_secs(3), wakeups: 200, rounds: 7, messages: 200_000 },
+    );
+    let loopback = measure_idle("loopback", loopback_ports, &scale)?;
+    let af_xdp = measure_af_xdp(&scale)?;
+    let rings = measure_rings(&scale)?;
+    options.save(&json!({ "bench": "idle", "loopback": loopback, "af_xdp": af_xdp, "rings": rings }))?;
+    Ok(())
+}
+
+fn loopback_ports() -> Outcome<Ports> {
+    let (a, b) = loopback::pair(&[[192, 0, 2, 1].into()], &[[192, 0, 2, 2].into()]);
+    Ok([Box::new(a), Box::new(b)])
+}
+
+/// The same between namespaces; null where that is not possible, and why is said aloud.
+#[cfg(feature = "af_xdp")]
+fn measure_af_xdp(scale: &Scale) -> Outcome<Value> {
+    use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
+    let Some(pair) = namespaces::Pair::new(1500) else { return Ok(Value::Null) };
+    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
+    let ports = || {
+        let a: Result<_, ferroce::driver::Error> = pair.in_a(open);
+        Ok([a?, pair.in_b(open)?])
+    };
+    measure_idle("af_xdp on veth", ports, scale)
+}
+
+#[cfg(not(feature = "af_xdp"))]
+fn measure_af_xdp(_: &Scale) -> Outcome<Value> {
+    println!("skipped: built without the AF_XDP driver");
+    Ok(Value::Null)
+}
+
+/// Rest and wake-ups, all ways, by turns.
+fn measure_idle(name: &str, ports: impl Fn() -> Outcome<Ports>, scale: &Scale) -> Outcome<Value> {
+    println!("{name}: a runner with nothing to do, and its first packet after {SILENCE:?} of silence");
+    println!(
+        "{:>12} {:>14} {:>10} {:>10} {:>10} {:>16}",
+        "runner", "share of core", "p50 us", "p99 us", "most us", "over 100 us"
+    );
+    let mut rows = Vec::new();
+    let mut kernel = Vec::new();
+    for (way, idle, waits) in WAYS {
+        let setup = Setup { path_mtu: ferroce::PathMtu::Mtu1024, ..Setup::default() };
+        let [mut near, far] = Pair::new(ports()?, &setup)?.ends;
+        let End { context, cq, qps, mr, .. } = far;
+        let qp = qps[0];
+        let runner = Runner::start(context, &RunnerConfig { idle, core: None })?;
+        let mut handle = runner.handle(&HandleConfig { idle: waits, ..HandleConfig::default() })?;
+        handle.deliver(cq)?;
+
+        let share = share_at_rest(&mut handle, scale.rest)?;
+        let mut times = Vec::new();
+        let sge = ferroce::Sge { mr, offset: 0, length: 8 };
+        for n in 0..scale.wakeups as u64 {
+            let receive = ReceiveWorkRequest { wr_id: n, sges: &[sge] };
+            handle.post_recv(qp, &receive)?;
+            times.push(wake_up(&mut near, &mut handle, n)?);
+            if way == "block" {
+                kernel.push(wake_by_kernel()?);
+            }
+        }
+        let [p50, p99, most] = percentiles(&mut times);
+        let late = times.iter().filter(|time| **time > 100.0).count();
+        println!(
+            "{way:>12} {:>12.3} % {p50:>10.1} {p99:>10.1} {most:>10.1} {late:>8} of {}",
+            share * 100.0,
+            times.len()
+        );
+        rows.push(json!({
+            "idle": way, "share": share, "p50_us": p50, "p99_us": p99, "most_us": most,
+            "over_100_us": late, "wakeups": times.len(),
+        }));
+        drop(runner);
+    }
+    let [p50, p99, most] = percentiles(&mut kernel);
+    println!("{:>12} {:>14} {p50:>10.1} {p99:>10.1} {most:>10.1}", "kernel's UDP", "");
+    println!();
+    Ok(json!({ "rows": rows, "kernel": { "p50_us": p50, "p99_us": p99, "most_us": most } }))
+}
+
+/// The share of a core that the runner's thread has over this time.
+fn share_at_rest(handle: &mut RunnerHandle, time: Duration) -> Result<f64, Error> {
+    let (start, cpu) = (Instant::now(), handle.call(|_| CpuTime::start())?);
+    thread::sleep(time);
+    let used = handle.call(move |_| cpu.each(1))?;
+    Ok(used / start.elapsed().as_nanos() as f64)
+}
+
+/// Microseconds from the peer's post to the completion at a thread that waits for it.
+fn wake_up(near: &mut End, handle: &mut RunnerHandle, n: u64) -> Outcome<f64> {
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| {
+            let delivery = handle.wait(LONG)?;
+            let time = Instant::now();
+            Ok::<_, Error>((completion(delivery), time))
+        });
+        thread::sleep(SILENCE);
+        let mut poller = Poller::spinning();
+        let op = SendOp::SendWithImm(n as u32);
+        let data = Data::Inline(&[0; 8]);
+        let sent = Instant::now();
+        let wr = SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED };
+        near.context.post_send(near.qps[0], &wr)?;
+        poller.poll(&mut near.context)?;
+        // The core is the runner's if it wants it.
+        let mut poller = Poller::idling(Idle::Yield);
+        while near.context.poll_cq(near.cq)?.is_none() {
+            poller.poll(&mut near.context)?;
+        }
+        let (wc, woken) = waiter.join().map_err(|_| "the waiting thread panicked")??;
+        assert_eq!((wc.status, wc.immediate), (WcStatus::Success, Some(n as u32)));
+        Ok((woken - sent).as_nanos() as f64 / 1000.0)
+    })
+}
+
+/// The same with a datagram and a thread that blocks for it.
+fn wake_by_kernel() -> Outcome<f64> {
+    let (near, far) = (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
+    let to = far.local_addr()?;
+    far.set_read_timeout(Some(LONG))?;
+    thread::scope(|scope| {
+        let waiter = scope.spawn(move || far.recv(&mut [0; 8]).map(|_| Instant::now()));
+        thread::sleep(SILENCE);
+        let sent = Instant::now();
+        near.send_to(&[0; 8], to)?;
+        let woken = waiter.join().map_err(|_| "the waiting thread panicked")??;
+        Ok((woken - sent).as_nanos() as f64 / 1000.0)
+    })
+}
+
+fn completion(delivery: Option<Delivery>) -> WorkCompletion {
+    match delivery {
+        Some(Delivery::Completed { completion, .. }) => completion,
+        other => panic!("no completion: {other:?}"),
+    }
+}
+
+fn percentiles(times: &mut [f64]) -> [f64; 3] {
+    times.sort_by(f64::total_cmp);
+    let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+    [at(0.5), at(0.99), at(1.0)]
+}
+
+/// Eight-byte WRITEs of a queue pair to itself: a context that one thread drives and uses, or a
+/// runner's.
+struct Writer {
+    cq: Cq,
+    qp: Qp,
+    remote: RemoteAddress,
+}
+
+impl Writer {
+    fn new() -> Outcome<(Context, Writer)> {
+        // The peer's port is not used: both queue pairs are of one context.
+        use ferroce::{
+            Access, AddressVector, Config, Memory, Psn, QpConfig, ReadyToReceive, ReadyToSend, Transition,
+        };
+        let [port, _] = loopback_ports()?;
+        let mut context = Context::open(port, &Config::default())?;
+        let (pd, cq) = (context.alloc_pd()?, context.create_cq(1024)?);
+        let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = context.register(pd, Memory::zeroed(4096)?, access)?;
+        let (gid, qpn) = (context.port().gids[0].gid, context.query_qp(qp)?.qpn);
+        let peer = ReadyToReceive::new(AddressVector::new(gid, 0), qpn, Psn::new(0));
+        context.modify_qp(qp, Transition::Init { access })?;
+        context.modify_qp(qp, Transition::ReadyToReceive(peer))?;
+        context.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(Psn::new(0))))?;
+        let remote = context.remote(mr)?;
+        let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
+        Ok((context, Writer { cq, qp, remote }))
+    }
+
+    fn write(&self, n: u64) -> SendWorkRequest<'static> {
+        let (op, data) = (SendOp::Write(self.remote), Data::Inline(&[0; 8]));
+        SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED }
+    }
+
+    /// Nanoseconds a WRITE with `depth` in flight, in this thread.
+    fn run_here(&self, context: &mut Context, count: u64, depth: u64) -> Result<f64, Error> {
+        let (mut posted, mut ended, clock, start) = (0, 0, Clock::start(), Instant::now());
+        while ended < count {
+            while posted < count && posted - ended < depth {
+                context.post_send(self.qp, &self.write(posted))?;
+                posted += 1;
+            }
+            context.poll(clock.now())?;
+            while let Some(wc) = context.poll_cq(self.cq)? {
+                assert_eq!(wc.status, WcStatus::Success);
+                ended += 1;
+            }
+        }
+        Ok(start.elapsed().as_nanos() as f64 / count as f64)
+    }
+
+    /// The same through a handle, and the core time that its runner took.
+    fn run_there(&self, handle: &mut RunnerHandle, count: u64, depth: u64) -> Result<(f64, f64), Error> {
+        let cpu = handle.call(|_| CpuTime::start())?;
+        let (mut posted, mut ended, start) = (0, 0, Instant::now());
+        while ended < count {
+            while posted < count
+                && posted - ended < depth
+                && handle.post_send(self.qp, &self.write(posted)).is_ok()
+            {
+                posted += 1;
+            }
+            while let Some(delivery) = handle.poll()? {
+                assert_eq!(completion(Some(delivery)).status, WcStatus::Success);
+                ended += 1;
+            }
+        }
+        let time = start.elapsed().as_nanos() as f64 / count as f64;
+        Ok((time, handle.call(move |_| cpu.each(count))?))
+    }
+}
+
+/// What the rings cost, beside one thread that does everything.
+fn measure_rings(scale: &Scale) -> Outcome<Value> {
+    println!("8-byte WRITEs of a queue pair to itself over loopback; median of {} rounds", scale.rounds);
+    println!(
+        "{:>22} {:>14} {:>16} {:>14} {:>20} {:>10}",
+        "in flight", "one thread", "through a runner", "ratio", "runner's core, ns", "spread"
+    );
+    let (mut here, writer) = Writer::new()?;
+    let (there, far_writer) = Writer::new()?;
+    let runner = Runner::start(there, &RunnerConfig { idle: Idle::Spin, core: None })?;
+    let (there, blocking_writer) = Writer::new()?;
+    let blocking = Runner::start(there, &RunnerConfig { idle: Idle::default(), core: None })?;
+    let mut rows = Vec::new();
+    for (name, runner, far) in [("spin", &runner, &far_writer), ("adaptive", &blocking, &blocking_writer)] {
+        let mut handle = runner.handle(&HandleConfig { idle: Idle::Spin, ..HandleConfig::default() })?;
+        handle.deliver(far.cq)?;
+        for depth in [1, 64] {
+            let (mut near, mut rings, mut core) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..scale.rounds {
+                near.push(writer.run_here(&mut here, scale.messages, depth)?);
+                let (time, cpu) = far.run_there(&mut handle, scale.messages, depth)?;
+                rings.push(time);
+                core.push(cpu);
+            }
+            let [near, rings, core] = [near, rings, core].map(Median::of);
+            println!(
+                "{name:>16} {depth:>5} {:>11.1} ns {:>13.1} ns {:>14.2} {:>20.1} {:>8.0} %",
+                near.value,
+                rings.value,
+                rings.value / near.value,
+                core.value,
+                rings.spread * 100.0
+            );
+            rows.push(json!({
+                "idle": name, "depth": depth, "one_thread_ns": near.value, "runner_ns": rings.value,
+                "ratio": rings.value / near.value, "runner_core_ns": core.value, "spread": rings.spread,
+            }));
+        }
+    }
+    Ok(Value::Array(rows))
+}
