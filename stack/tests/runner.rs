@@ -85,6 +85,8 @@ fn connected(
             let psn = Psn::new(100);
             let peer = ReadyToReceive {
                 path_mtu: PathMtu::Mtu1024,
+                // The shortest, 10 µs: receivers are often late here.
+                min_rnr_timer: RnrTimer::new(1).unwrap(),
                 ..ReadyToReceive::new(AddressVector::new(*gid, 0), *qpn, psn)
             };
             // A thread may be kept from its core for long: without end for RNR, and patient.
@@ -220,6 +222,9 @@ fn every_message_arrives_once_through_rings_that_are_often_full() {
         for runner in runners {
             let Stopped { mut context, error } = runner.stop();
             assert!(error.is_none());
+            let count = |counter| context.counters().value(counter);
+            let (rnr, late) = (count(Counter::RnrNakRetryErr), count(Counter::LocalAckTimeoutErr));
+            println!("round {round}: {rnr} RNR NAKs, {late} ACK timeouts");
             for line in a_lines.iter().chain(&b_lines) {
                 assert!(!matches!(context.poll_cq(line.cq), Ok(Some(_))), "nothing is left");
             }
@@ -469,7 +474,7 @@ fn a_panic_in_a_call_is_told_to_every_handle_and_to_who_stops() {
     let [(a, _), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
     let [mut one, mut two] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
-    let error = one.call(|_| panic!("on purpose")).map(|()| ()).unwrap_err().to_string();
+    let error = one.call::<()>(|_| panic!("on purpose")).unwrap_err().to_string();
     assert!(error.contains("panicked"), "{error}");
     assert!(matches!(two.wait(LONG), Err(Error::RunnerEnded { .. })));
     let stopped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(runner.stop())));
