@@ -158,9 +158,6 @@ fn wake_up(near: &mut End, handle: &mut RunnerHandle, n: u64) -> Outcome<(f64, f
         let sent = Instant::now();
         let wr = SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED };
         near.context.post_send(near.qps[0], &wr)?;
-        poller.poll(&mut near.context)?;
-        // The core is the runner's if it wants it.
-        let mut poller = Poller::idling(Idle::Yield);
         while near.context.poll_cq(near.cq)?.is_none() {
             poller.poll(&mut near.context)?;
         }
