@@ -10,6 +10,7 @@ use crate::wr::SendOp;
 
 impl QueuePair {
     /// Takes an ACK, a NAK, a READ response or an Atomic Acknowledge.
+    #[inline]
     pub(crate) fn receive_response(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             shared.count(Counter::RxWrongState);
@@ -69,6 +70,7 @@ impl QueuePair {
 
     /// Completes what lies before `psn`. A READ or atomic there whose data has not come gives a
     /// loss away: then `false`, and the rest of the packet counts for nothing.
+    #[inline]
     fn acknowledge_before(&mut self, shared: &mut Shared, psn: Psn) -> bool {
         let mut una = self.requester.una();
         while let Some(wqe) = self.sq.front() {

@@ -305,6 +305,7 @@ impl Context {
     /// [`Error::Unsupported`] for FLUSH and ATOMIC WRITE where the device lacks them,
     /// [`Error::InvalidHandle`] for memory that is not registered. Memory that is registered but
     /// may not be used this way is told by the completion, as verbs do.
+    #[inline]
     pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, shared) = self.qp(qp)?;
         if queue_pair.state != QpState::Rts {

@@ -89,6 +89,7 @@ impl Engine {
     }
 
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
+    #[inline]
     fn receive(&mut self, frame: &[u8]) {
         let packet = match Packet::decode(frame) {
             Ok(packet) => packet,
@@ -105,6 +106,7 @@ impl Engine {
     }
 
     /// Finds the queue pair, and sees that the packet is its peer's before any state changes.
+    #[inline]
     fn dispatch(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
         if packet.header == NetworkHeader::Grh && !self.roce_v1 {
             return Err(Counter::RxRoceV1Off);
@@ -184,6 +186,7 @@ impl Engine {
     }
 
     /// The transmit phase: writes one frame of the queue pair whose turn it is.
+    #[inline]
     fn transmit(&mut self, slot: &mut Slot<'_>) -> Option<usize> {
         while let Some(index) = self.shared.active.front().copied() {
             if self.turn == QUANTUM {

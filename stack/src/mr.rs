@@ -183,6 +183,7 @@ impl MemoryRegions {
     }
 
     /// Notes that a work request names these pieces.
+    #[inline]
     pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {
         for (n, sge) in sges.iter().enumerate() {
             let Some(region) = self.slab.get_mut(sge.mr.0) else {
@@ -195,6 +196,7 @@ impl MemoryRegions {
     }
 
     /// Notes that a work request that named these pieces is done.
+    #[inline]
     pub(crate) fn unpin(&mut self, sges: &[Sge]) {
         for sge in sges {
             if let Some(region) = self.slab.get_mut(sge.mr.0) {
@@ -204,6 +206,7 @@ impl MemoryRegions {
     }
 
     /// Whether a queue pair of `pd` may use these pieces with `access`.
+    #[inline]
     pub(crate) fn check_local(&self, pd: Pd, sges: &[Sge], access: Access) -> Result<(), LocalProtection> {
         let fine = |sge: &Sge| {
             let Some(region) = self.slab.get(sge.mr.0) else { return false };
@@ -242,6 +245,7 @@ impl MemoryRegions {
     }
 
     /// Whether a packet for `qp` of `pd` may use `len` bytes at `va` with `access`.
+    #[inline]
     pub(crate) fn grant(
         &self,
         pd: Pd,
@@ -265,6 +269,7 @@ impl MemoryRegions {
         self.reach(pd, qp, rkey, access).map(drop)
     }
 
+    #[inline]
     fn reach(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<Reach<'_>, RemoteAccess> {
         let at = |index| self.slab.at(index).ok_or(RemoteAccess);
         let (reach, granted) = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {

@@ -366,6 +366,7 @@ impl QueuePair {
     }
 
     /// Asks for a turn in the transmit phase.
+    #[inline]
     pub(crate) fn schedule(&mut self, shared: &mut Shared) {
         if !self.scheduled {
             self.scheduled = true;
@@ -374,6 +375,7 @@ impl QueuePair {
     }
 
     /// The next frame of this queue pair.
+    #[inline]
     pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let frame = match self.service {
             Service::Rc => self.transmit_in_turn(shared, slot),
@@ -387,6 +389,7 @@ impl QueuePair {
     /// A response, because a peer waits for it, but then a request has its turn, or a peer that
     /// reads all the time would keep them back for ever. An ACK comes last: what the application has
     /// to say is more urgent; but it does not wait for more than one request.
+    #[inline]
     fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let response = match self.turn {
             Turn::Request => None,
@@ -477,6 +480,7 @@ impl QueuePair {
     }
 
     /// Fails the queue pair if one of its completions was lost.
+    #[inline]
     pub(crate) fn settle(&mut self, shared: &mut Shared) {
         if self.overflowed {
             self.overflowed = false;
@@ -487,6 +491,7 @@ impl QueuePair {
     }
 
     /// The end of a send that was just taken out of the queue.
+    #[inline]
     pub(crate) fn complete_send(&mut self, shared: &mut Shared, ended: &Ended, status: WcStatus) {
         let failed = status != WcStatus::Success;
         if ended.signaled || self.signal_all || failed {

@@ -157,6 +157,7 @@ impl Requester {
 
 impl QueuePair {
     /// Writes the next request frame, if the rules let one go.
+    #[inline]
     pub(crate) fn transmit_request(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let path_mtu = self.path_mtu()?;
         loop {
@@ -199,6 +200,7 @@ impl QueuePair {
     }
 
     /// Gives the work request its PSNs, if its turn has come. Local operations are carried out.
+    #[inline]
     fn start(&mut self, shared: &mut Shared, number: u32, path_mtu: PathMtu) -> bool {
         if self.state == QpState::Sqd {
             return false;
@@ -270,17 +272,20 @@ impl QueuePair {
     }
 
     /// Whether this is a later part of a READ, and the peer takes no more READs now.
+    #[inline]
     fn read_waits(&self, wqe: &Wqe, packet: u32) -> bool {
         let Requester { reads_outstanding, attributes, .. } = &self.requester;
         self.is_later_part(wqe, packet) && *reads_outstanding >= u32::from(attributes.max_rd_atomic)
     }
 
+    #[inline]
     fn is_later_part(&self, wqe: &Wqe, packet: u32) -> bool {
         self.selective.is_some() && wqe.kind.is_read && packet > 0
     }
 
     /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
     /// needs room for its whole response, unless nothing else is in flight.
+    #[inline]
     fn window_admits(&self, shared: &Shared, psn: Psn, wanted: u32) -> bool {
         if let Some(selective) = &self.selective {
             return selective.scoreboard.admits(self.requester.una, psn, wanted);
@@ -290,6 +295,7 @@ impl QueuePair {
     }
 
     /// Whether nothing more may be sent behind a packet at `psn`: it must be acknowledged.
+    #[inline]
     fn fills_window(&mut self, shared: &Shared, psn: Psn) -> bool {
         match &mut self.selective {
             Some(selective) => selective.scoreboard.must_ask(self.requester.una, psn),
@@ -298,6 +304,7 @@ impl QueuePair {
     }
 
     /// Moves on behind a packet that was written and takes `count` PSNs.
+    #[inline]
     fn advance(&mut self, shared: &mut Shared, number: u32, psn: Psn, count: u32) {
         let wqe = self.sq.wqe(number);
         let is_later_part = self.is_later_part(wqe, self.requester.cursor_packet);
@@ -321,6 +328,7 @@ impl QueuePair {
     }
 
     /// Starts the ACK timer if it does not run.
+    #[inline]
     pub(crate) fn ensure_ack_timer(&mut self, shared: &mut Shared) {
         if self.requester.ack_deadline == Nanos::NEVER {
             self.arm_ack_timer(shared);
@@ -381,6 +389,7 @@ impl QueuePair {
     }
 
     /// Completes the oldest send as successful.
+    #[inline]
     pub(crate) fn complete_oldest(&mut self, shared: &mut Shared) {
         if let Some(ended) = self.sq.pop(&mut shared.mrs) {
             self.requester.reads_outstanding -= u32::from(ended.is_read_or_atomic);
@@ -484,6 +493,7 @@ impl QueuePair {
     }
 
     /// Writes packet `packet` of the work request `number`, which takes `count` PSNs.
+    #[inline]
     pub(crate) fn write_request(
         &self,
         shared: &mut Shared,

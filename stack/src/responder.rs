@@ -189,6 +189,7 @@ pub(crate) enum Refusal {
 
 impl QueuePair {
     /// Takes a request.
+    #[inline]
     pub(crate) fn receive_request(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
             shared.count(Counter::RxWrongState);
@@ -206,6 +207,7 @@ impl QueuePair {
     }
 
     /// Takes the request whose turn it is.
+    #[inline]
     pub(crate) fn receive_expected(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         self.note_established(shared);
         match self.execute(shared, packet) {
@@ -220,6 +222,7 @@ impl QueuePair {
     }
 
     /// Says once that the peer has begun to send, be there a receive for it or not.
+    #[inline]
     pub(crate) fn note_established(&mut self, shared: &mut Shared) {
         if self.state == QpState::Rtr && !self.responder.established {
             self.responder.established = true;
@@ -238,6 +241,7 @@ impl QueuePair {
         }
     }
 
+    #[inline]
     pub(crate) fn executed(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         self.responder.successor = packet.opcode.successor();
         if self.service != Service::Rc {
@@ -250,6 +254,7 @@ impl QueuePair {
         }
     }
 
+    #[inline]
     pub(crate) fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let Some(path_mtu) = self.path_mtu() else { return Err(Refusal::Invalid) };
         let opcode = packet.opcode;
@@ -288,6 +293,7 @@ impl QueuePair {
     }
 
     /// Whether the queue pair was given the right to this operation.
+    #[inline]
     fn allows(&self, packet: &Packet<'_>) -> bool {
         let needed = match packet.opcode.operation() {
             Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,
@@ -327,6 +333,7 @@ impl QueuePair {
         Ok(())
     }
 
+    #[inline]
     fn execute_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let (va, rkey, remaining, total) = match (packet.reth(), self.responder.message) {
             (Some(reth), _) => (reth.va(), reth.rkey(), reth.length(), reth.length()),
@@ -577,6 +584,7 @@ impl QueuePair {
     }
 
     /// Writes the next response frame but an ACK, if one is owed.
+    #[inline]
     pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         loop {
             match self.write_outcome(shared, slot) {
@@ -591,6 +599,7 @@ impl QueuePair {
 
     /// Writes the ACK of everything that was executed, if one is owed since an earlier poll: so the
     /// application, which sees what has come between two polls, answers first.
+    #[inline]
     pub(crate) fn transmit_acknowledge(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         self.responder.ack_owed.take_if(|since| *since != shared.poll)?;
         let Responder { expected, msn, .. } = self.responder;

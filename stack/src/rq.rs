@@ -108,6 +108,7 @@ impl ReceiveQueue {
 }
 
 /// The bytes of a list of pieces, if the list is short enough and the sum is a message.
+#[inline]
 pub(crate) fn total_length(sges: &[Sge], max_sge: usize) -> Result<u32, Error> {
     if sges.len() > max_sge {
         return Err(Error::invalid(

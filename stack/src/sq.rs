@@ -148,6 +148,7 @@ impl SendQueue {
     }
 
     /// Takes a work request of at most `max_length` bytes.
+    #[inline]
     pub(crate) fn post(
         &mut self,
         wr: &SendWorkRequest<'_>,
@@ -191,6 +192,7 @@ impl SendQueue {
     }
 
     /// Takes the oldest out and lets go of its memory.
+    #[inline]
     pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<Ended> {
         let wqe = self.front()?;
         let ended = Ended {
