@@ -8,6 +8,7 @@
 //! Nothing stays behind: the program hangs on a bpf link that ends with the last process that
 //! has it open, whether that one returns, panics or is killed.
 
+mod assembly;
 mod attachment;
 mod bpf;
 #[cfg(test)]
@@ -15,6 +16,7 @@ mod bpf;
 mod common;
 mod filter;
 mod frames;
+mod layout;
 mod membership;
 mod socket;
 
@@ -26,15 +28,16 @@ use std::task::Waker;
 use std::time::Duration;
 
 use tracing::{info, warn};
-use xsk_rs::config::{FrameSize, QueueSize, UmemConfig};
 use xsk_rs::umem::frame::FrameDesc;
 use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
 use crate::netlink::{Interface, Netlink, XdpMode};
 use crate::waker::Doorbell;
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
+use assembly::Assembly;
 use attachment::Attachment;
-use frames::{Frames, TxSlots};
+use frames::{Frames, Pages, TxSlots};
+use layout::{FRAME_OVERHEAD, Layout, MAX_CHUNKS_PER_SLOT, check};
 use membership::Membership;
 use socket::{Bound, bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 
@@ -87,6 +90,10 @@ pub struct AfXdp {
     tx_ring: u32,
     /// A burst of descriptors, received or completed.
     burst: Box<[FrameDesc]>,
+    /// Descriptors on their way to the transmit ring.
+    batch: Box<[FrameDesc]>,
+    /// The kernel may not have taken everything from the transmit ring.
+    unsent: bool,
     /// A frame in several descriptors, as far as it has come.
     assembly: Assembly,
     busy_poll: bool,
@@ -132,7 +139,8 @@ impl AfXdp {
             os_error("putting the socket into the XDP program's map", &interface.name, source)
         })?;
 
-        let description = describe(config, &layout, &interface, &attachment, why_copy.as_deref());
+        let description =
+            describe(config, &layout, &interface, &attachment, why_copy.as_deref(), &frames.pages);
         info!(interface = interface.name, "af_xdp: {description}");
         if interface.rx_queues > 1 {
             warn!(
@@ -168,7 +176,10 @@ impl AfXdp {
             frames,
             tx_ring: layout.tx_ring,
             burst: vec![FrameDesc::default(); BURST].into(),
-            assembly: Assembly::new(layout.max_frame),
+            // The last frame of a batch may have more than one descriptor.
+            batch: vec![FrameDesc::default(); TX_BATCH + MAX_CHUNKS_PER_SLOT].into(),
+            unsent: false,
+            assembly: Assembly::new(layout.max_frame, layout.umem.frame_size().get() as usize),
             busy_poll: config.busy_poll.is_some(),
             doorbell,
             membership: Membership::new(interface.index, &interface.gid_order()),
@@ -191,6 +202,9 @@ impl AfXdp {
     /// Wakes the kernel while it takes frames from the transmit ring. It takes 32 a call; what it
     /// does not take now (no buffer space) waits for the next call of `tx_burst` or `wait`.
     fn kick(&mut self) -> Result<(), Error> {
+        if !self.unsent {
+            return Ok(());
+        }
         let mut waiting = self.tx_ring - self.tx.nb_free_exact();
         while waiting > 0 && self.tx.needs_wakeup() {
             self.tx.wakeup().map_err(|source| self.gone(source))?;
@@ -200,7 +214,22 @@ impl AfXdp {
             }
             waiting = left;
         }
+        self.unsent = waiting > 0;
         Ok(())
+    }
+
+    /// Tells the sink what is coming. The frames were written by another core: fetching the headers
+    /// of all of them at once takes as long as fetching one.
+    fn announce(&self, received: &[FrameDesc], sink: &mut dyn FrameSink) {
+        let mut first = !self.assembly.under_way();
+        let starts = received.iter().filter(move |d| std::mem::replace(&mut first, !d.has_more_frames()));
+        for descriptor in starts.clone() {
+            self.frames.prefetch(descriptor.addr());
+        }
+        for descriptor in starts {
+            // SAFETY: the kernel has handed this chunk over, and has not got it back.
+            sink.announce(unsafe { self.frames.bytes(descriptor.addr(), descriptor.lengths().data()) });
+        }
     }
 
     /// Lets the kernel look for frames where it does not do so by itself: a driver that sleeps
@@ -234,12 +263,19 @@ impl PacketDriver for AfXdp {
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         // SAFETY: the receive ring belongs to the UMEM of `frames`.
         let n = unsafe { self.rx.consume(&mut self.burst) };
+        if n == 0 {
+            self.drive_receive()?;
+            return Ok(0);
+        }
         let received = &self.burst[..n];
+        if n > 1 {
+            self.announce(received, sink);
+        }
         let before = self.stats.rx_frames;
         for descriptor in received {
             // SAFETY: the kernel has just handed this chunk over; it gets it back below.
-            let piece = unsafe { self.frames.bytes(descriptor.addr(), descriptor.lengths().data()) };
-            let Some(frame) = self.assembly.add(piece, descriptor.has_more_frames()) else { continue };
+            let frame = unsafe { self.assembly.add(&mut self.frames, descriptor) };
+            let Some(frame) = frame else { continue };
             // A veth (or an interface in promiscuous mode) also delivers frames for others.
             if frame.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == self.capabilities.mac) {
                 self.stats.rx_frames += 1;
@@ -247,44 +283,48 @@ impl PacketDriver for AfXdp {
                 sink.take(frame);
             }
         }
+        // SAFETY: the chunks of this burst are still ours.
+        unsafe { self.assembly.let_go(&self.frames) };
         // SAFETY: these chunks came from this UMEM's receive ring and are not used any more. The
         // fill ring has two entries for each receive chunk, so there is room.
         let refilled = unsafe { self.fill.produce(received) };
         debug_assert_eq!(refilled, n);
-        if n == 0 || self.fill.needs_wakeup() {
+        if self.fill.needs_wakeup() {
             self.drive_receive()?;
         }
         Ok((self.stats.rx_frames - before) as usize)
     }
 
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        self.reclaim();
         let max_frame = self.capabilities.max_frame;
         let before = self.stats.tx_frames;
-        let mut exhausted = false;
-        while !exhausted {
-            let mut batch = [FrameDesc::default(); TX_BATCH + MAX_CHUNKS_PER_SLOT];
+        loop {
+            // Before each batch, for the slots of the last one are still in the cache.
+            self.reclaim();
             let mut descriptors = 0;
             while descriptors < TX_BATCH {
-                let frame = self.slots.peek().and_then(|slot| {
-                    source.write(self.slots.buffer(slot, &mut self.frames, max_frame)).map(|len| (slot, len))
-                });
-                let Some((slot, len)) = frame else {
-                    exhausted = true;
+                let Some(slot) = self.slots.peek() else { break };
+                let Some(len) = source.write(self.slots.buffer(slot, &mut self.frames, max_frame)) else {
                     break;
                 };
                 assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
-                descriptors += self.slots.fill(slot, len, &mut self.frames, &mut batch[descriptors..]);
+                let room = &mut self.batch[descriptors..];
+                descriptors += self.slots.fill(slot, len, &mut self.frames, room);
                 self.stats.tx_frames += 1;
                 self.stats.tx_bytes += len as u64;
             }
-            // SAFETY: the descriptors are of slots that were free, in this UMEM, and are marked as
-            // in flight now. The ring has an entry for each transmit chunk, so there is room.
-            let produced = unsafe { self.tx.produce(&batch[..descriptors]) };
-            debug_assert_eq!(produced, descriptors);
+            if descriptors > 0 {
+                // SAFETY: the descriptors are of slots that were free, in this UMEM, and are marked
+                // as in flight now. The ring has an entry for each transmit chunk, so there is room.
+                let produced = unsafe { self.tx.produce(&self.batch[..descriptors]) };
+                debug_assert_eq!(produced, descriptors);
+                self.unsent = true;
+            }
             self.kick()?;
+            if descriptors < TX_BATCH {
+                return Ok((self.stats.tx_frames - before) as usize);
+            }
         }
-        Ok((self.stats.tx_frames - before) as usize)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
@@ -332,7 +372,7 @@ impl PacketDriver for AfXdp {
         let mut stats = self.stats;
         // Frames without a buffer are in `rx_dropped`; the count of empty fill rings has them too.
         if let Ok(kernel) = self.rx.fd().xdp_statistics() {
-            stats.rx_dropped = self.assembly.dropped + kernel.rx_dropped() + kernel.rx_ring_full();
+            stats.rx_dropped = self.assembly.dropped() + kernel.rx_dropped() + kernel.rx_ring_full();
             stats.tx_dropped = kernel.tx_invalid_descs();
         }
         stats
@@ -347,120 +387,6 @@ const TX_RETRY: Duration = Duration::from_micros(200);
 const LONGEST_SILENCE: Duration = Duration::from_millis(100);
 /// Descriptors that the kernel takes from the transmit ring in one call (TX_BATCH_SIZE).
 const TX_BATCH: usize = 32;
-/// Enough for an MTU of 9000.
-const MAX_CHUNKS_PER_SLOT: usize = 3;
-const MAX_TX_FRAMES: u32 = 1024;
-/// The kernel keeps this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
-const XDP_HEADROOM: u32 = 256;
-/// Ethernet header and one 802.1Q tag, which the MTU does not count.
-const FRAME_OVERHEAD: usize = 18;
-/// How the frame memory is cut.
-#[derive(Debug)]
-struct Layout {
-    umem: UmemConfig,
-    chunks_per_slot: u32,
-    tx_chunks: u32,
-    rx_chunks: u32,
-    tx_ring: u32,
-    max_frame: usize,
-}
-
-impl Layout {
-    fn new(config: &AfXdpConfig, interface: &Interface) -> Result<Layout, Error> {
-        let wanted = interface.mtu as usize + FRAME_OVERHEAD;
-        // Chunks can't be larger than a page. Halves of one hold the frames of an MTU of 1500.
-        let chunk: u32 = if wanted <= 2048 - XDP_HEADROOM as usize { 2048 } else { 4096 };
-        let chunk_data = (chunk - XDP_HEADROOM) as usize;
-        let max_frame = wanted.min(MAX_CHUNKS_PER_SLOT * chunk_data);
-        let chunks_per_slot = max_frame.div_ceil(chunk_data) as u32;
-        let tx_chunks = config.tx_frames * chunks_per_slot;
-        let tx_ring = tx_chunks.next_power_of_two();
-        let invalid = |e: &dyn std::fmt::Display| Error::Invalid {
-            parameter: "ring size",
-            value: format!("{} and {}", config.rx_frames, config.tx_frames),
-            expected: e.to_string(),
-        };
-        // The kernel hands frames out before it publishes that it has taken their chunks from the
-        // fill ring, so a ring that just holds all chunks can look full when one comes back.
-        let fill_ring = 2 * config.rx_frames;
-        let umem = UmemConfig::builder()
-            .frame_size(FrameSize::new(chunk).map_err(|e| invalid(&e))?)
-            .fill_queue_size(QueueSize::new(fill_ring).map_err(|e| invalid(&e))?)
-            .comp_queue_size(QueueSize::new(tx_ring).map_err(|e| invalid(&e))?)
-            .build()
-            .map_err(|e| invalid(&e))?;
-        Ok(Layout { umem, chunks_per_slot, tx_chunks, rx_chunks: config.rx_frames, tx_ring, max_frame })
-    }
-
-    /// Whether frames may be larger than a chunk.
-    fn multi_buffer(&self) -> bool {
-        self.chunks_per_slot > 1
-    }
-
-    fn chunks(&self) -> u32 {
-        self.tx_chunks + self.rx_chunks
-    }
-}
-
-/// Puts frames of several descriptors together.
-#[derive(Debug)]
-struct Assembly {
-    buffer: Box<[u8]>,
-    len: usize,
-    /// The frame is larger than the buffer, and its rest is being skipped.
-    oversize: bool,
-    dropped: u64,
-}
-
-impl Assembly {
-    fn new(max_frame: usize) -> Assembly {
-        Assembly { buffer: vec![0; max_frame].into(), len: 0, oversize: false, dropped: 0 }
-    }
-
-    /// Takes the next piece; gives the frame when it is whole.
-    fn add<'a>(&'a mut self, piece: &'a [u8], more: bool) -> Option<&'a [u8]> {
-        if self.len == 0 && !self.oversize && !more {
-            return Some(piece);
-        }
-        match self.buffer.get_mut(self.len..self.len + piece.len()) {
-            Some(room) if !self.oversize => {
-                room.copy_from_slice(piece);
-                self.len += piece.len();
-            }
-            _ => self.oversize = true,
-        }
-        if more {
-            return None;
-        }
-        let len = std::mem::take(&mut self.len);
-        if std::mem::take(&mut self.oversize) {
-            self.dropped += 1;
-            return None;
-        }
-        Some(&self.buffer[..len])
-    }
-}
-
-fn check(config: &AfXdpConfig, interface: &Interface) -> Result<(), Error> {
-    let invalid = |parameter, value: u32, expected: String| {
-        Err(Error::Invalid { parameter, value: value.to_string(), expected })
-    };
-    if !interface.up {
-        return Err(Error::InterfaceDown { name: interface.name.clone() });
-    }
-    if config.queue >= interface.rx_queues.min(interface.tx_queues) {
-        let queues = interface.rx_queues.min(interface.tx_queues);
-        let expected = format!("'{}' has {queues} queue(s), counted from 0", interface.name);
-        return invalid("queue", config.queue, expected);
-    }
-    if !config.rx_frames.is_power_of_two() || !(64..=65536).contains(&config.rx_frames) {
-        return invalid("rx_frames", config.rx_frames, "a power of two from 64 to 65536".to_owned());
-    }
-    if !(1..=MAX_TX_FRAMES).contains(&config.tx_frames) {
-        return invalid("tx_frames", config.tx_frames, format!("1 to {MAX_TX_FRAMES}"));
-    }
-    Ok(())
-}
 
 fn register(layout: &Layout, interface: &Interface) -> Result<(Frames, Vec<FrameDesc>), Error> {
     const WHAT: &str = "registering frame memory";
@@ -492,6 +418,7 @@ fn describe(
     interface: &Interface,
     attachment: &Attachment,
     why_copy: Option<&str>,
+    pages: &Pages,
 ) -> String {
     let mode = match attachment.mode {
         XdpMode::Native => "native XDP",
@@ -503,7 +430,7 @@ fn describe(
     let reasons = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) };
     let jumbo = if layout.multi_buffer() { ", multi-buffer" } else { "" };
     format!(
-        "{mode}, {copy}{reasons}, queue {} of {}, {} receive and {} transmit frames{jumbo}",
+        "{mode}, {copy}{reasons}, queue {} of {}, {} receive and {} transmit frames{jumbo} on {pages}",
         config.queue, interface.rx_queues, config.rx_frames, config.tx_frames
     )
 }
@@ -558,34 +485,4 @@ fn effective_capabilities() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/thread-self/status").ok()?;
     let hex = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
     u64::from_str_radix(hex.trim(), 16).ok()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn frames_of_several_pieces_are_put_together() {
-        let mut a = Assembly::new(10);
-        assert_eq!(a.add(&[1, 2], false), Some(&[1, 2][..]));
-        assert_eq!(a.add(&[1, 2, 3], true), None);
-        assert_eq!(a.add(&[4, 5], true), None);
-        assert_eq!(a.add(&[6], false), Some(&[1, 2, 3, 4, 5, 6][..]));
-        assert_eq!(a.add(&[7], false), Some(&[7][..]));
-        assert_eq!(a.dropped, 0);
-    }
-
-    #[test]
-    fn an_oversize_frame_is_dropped_whole() {
-        let mut a = Assembly::new(4);
-        assert_eq!(a.add(&[1, 2, 3], true), None);
-        assert_eq!(a.add(&[4, 5], true), None);
-        assert_eq!(a.add(&[6], false), None);
-        assert_eq!(a.dropped, 1);
-        assert_eq!(a.add(&[1, 2, 3, 4], false), Some(&[1, 2, 3, 4][..]));
-        // The first piece alone may be too large.
-        assert_eq!(a.add(&[0; 5], true), None);
-        assert_eq!(a.add(&[6], false), None);
-        assert_eq!(a.dropped, 2);
-    }
 }

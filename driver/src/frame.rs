@@ -5,7 +5,8 @@ use crate::memory::Pinned;
 /// Where a burst of received frames goes. A closure over `&[u8]` is one.
 pub trait FrameSink {
     /// A frame of this burst whose turn comes soon: time to fetch what it will need into the cache.
-    /// A driver that can't look ahead leaves it out.
+    /// May be only the frame's start, with the headers in it. A driver that can't look ahead, or has
+    /// nothing to look ahead to, leaves it out.
     fn announce(&mut self, frame: &[u8]) {
         let _ = frame;
     }

@@ -1,11 +1,12 @@
 //! Frame memory (the UMEM) and the transmit slots cut from it.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::ptr::NonNull;
 
 use xsk_rs::config::UmemConfig;
-use xsk_rs::umem::Umem;
 use xsk_rs::umem::frame::FrameDesc;
+use xsk_rs::umem::{Umem, UmemCreateError};
 
 /// The UMEM, seen as one block of bytes.
 ///
@@ -15,27 +16,79 @@ use xsk_rs::umem::frame::FrameDesc;
 pub(super) struct Frames {
     base: NonNull<u8>,
     len: usize,
-    /// Owns the mapping.
+    /// Owns the mapping, all of whose pages are there from the start: xsk-rs maps with
+    /// `MAP_POPULATE`, and registration pins them.
     pub(super) umem: Umem,
+    /// What the mapping is made of.
+    pub(super) pages: Pages,
+}
+
+/// The pages of a UMEM.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Pages {
+    /// Huge pages of so many bytes.
+    Huge(usize),
+    /// Ordinary pages, and why.
+    Ordinary(String),
+}
+
+impl fmt::Display for Pages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Pages::Huge(size) => write!(f, "huge pages of {} MiB", size >> 20),
+            Pages::Ordinary(why) => write!(f, "ordinary pages ({why})"),
+        }
+    }
 }
 
 // SAFETY: `base` points into the mapping that `umem` owns and moves with it.
 unsafe impl Send for Frames {}
 
 impl Frames {
-    /// Registers `count` chunks, and lists them in the order of their addresses.
+    /// Registers `count` chunks, and lists them in the order of their addresses. They are on huge
+    /// pages if enough of those are free.
     pub(super) fn new(
         config: UmemConfig,
         count: NonZeroU32,
-    ) -> Result<(Frames, Vec<FrameDesc>), xsk_rs::umem::UmemCreateError> {
+    ) -> Result<(Frames, Vec<FrameDesc>), UmemCreateError> {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let len = count.get() as usize * config.frame_size().get() as usize;
+        let why = match HugePages::read(&meminfo).for_mapping(len) {
+            Ok((size, mapped)) => {
+                // Only whole huge pages can be unmapped again. Chunks past the last one stay unused.
+                let whole = u32::try_from(mapped / config.frame_size().get() as usize).ok();
+                match Umem::new(config, whole.and_then(NonZeroU32::new).unwrap_or(count), true) {
+                    Ok((umem, mut chunks)) => {
+                        chunks.truncate(count.get() as usize);
+                        return Ok(Self::of(umem, chunks, len, Pages::Huge(size)));
+                    }
+                    Err(error) => format!("huge ones refused: {}", super::os_cause(&error)),
+                }
+            }
+            Err(why) => why,
+        };
         let (umem, chunks) = Umem::new(config, count, false)?;
+        Ok(Self::of(umem, chunks, len, Pages::Ordinary(why)))
+    }
+
+    fn of(umem: Umem, chunks: Vec<FrameDesc>, len: usize, pages: Pages) -> (Frames, Vec<FrameDesc>) {
         // SAFETY: the first chunk was just made, and the kernel does not have it yet.
         let first = unsafe { umem.data(&chunks[0]) }.contents().as_ptr().addr() - chunks[0].addr();
         // libxdp got the mapping's address by FFI, which exposes its provenance.
         let base = std::ptr::with_exposed_provenance_mut(first);
         let base = NonNull::new(base).expect("a mapping is not at address 0");
-        let len = count.get() as usize * config.frame_size().get() as usize;
-        Ok((Frames { base, len, umem }, chunks))
+        (Frames { base, len, umem, pages }, chunks)
+    }
+
+    /// Asks for the first two cache lines at an address, which hold a frame's headers.
+    pub(super) fn prefetch(&self, address: usize) {
+        assert!(address < self.len, "descriptor outside the UMEM");
+        #[cfg(target_arch = "x86_64")]
+        for line in [0, 64] {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads nothing, wherever it points.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.base.as_ptr().wrapping_add(address + line).cast()) };
+        }
     }
 
     /// The bytes of a received descriptor.
@@ -75,7 +128,7 @@ pub(super) struct TxSlots {
 }
 
 /// XDP_PKT_CONTD: the frame goes on in the next descriptor.
-const CONTINUED: u32 = 1;
+pub(super) const CONTINUED: u32 = 1;
 
 impl TxSlots {
     /// Slots made of `chunks`, which are the first ones of the UMEM.
@@ -152,9 +205,69 @@ impl TxSlots {
     }
 }
 
+/// The huge pages that the system has set apart.
+#[derive(Clone, Copy, Debug, Default)]
+struct HugePages {
+    size: usize,
+    free: usize,
+}
+
+impl HugePages {
+    fn read(meminfo: &str) -> HugePages {
+        let field = |name: &str| {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+            line.split_whitespace().next()?.parse::<usize>().ok()
+        };
+        let free = field("HugePages_Free").unwrap_or(0);
+        HugePages {
+            size: field("Hugepagesize").unwrap_or(0) * 1024,
+            free: free.saturating_sub(field("HugePages_Rsvd").unwrap_or(0)),
+        }
+    }
+
+    /// The size of a page and that of a mapping of whole ones for `len` bytes; or why not.
+    fn for_mapping(self, len: usize) -> Result<(usize, usize), String> {
+        let HugePages { size, free } = self;
+        if size == 0 {
+            return Err("the kernel has no huge ones".to_owned());
+        }
+        let needed = len.div_ceil(size);
+        if needed * size > 2 * len {
+            return Err(format!("a huge one has {} MiB, far more than needed", size >> 20));
+        }
+        if free < needed {
+            return Err(format!("{needed} huge ones needed, {free} free: vm.nr_hugepages"));
+        }
+        Ok((size, needed * size))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn huge_pages_are_taken_where_enough_are_free() {
+        let meminfo = |free: usize, kib: usize| {
+            format!(
+                "MemTotal: 1 kB\nHugePages_Total: 99\nHugePages_Free:  {free}\nHugePages_Rsvd:  2\n\
+                 HugePages_Surp: 0\nHugepagesize:  {kib} kB\n"
+            )
+        };
+        let chosen = |meminfo: &str, len| HugePages::read(meminfo).for_mapping(len);
+        const MIB: usize = 1 << 20;
+        assert_eq!(chosen(&meminfo(20, 2048), 36 * MIB), Ok((2 * MIB, 36 * MIB)));
+        assert_eq!(chosen(&meminfo(20, 2048), 35 * MIB + 1), Ok((2 * MIB, 36 * MIB)));
+        for (meminfo, len, why) in [
+            (meminfo(19, 2048), 36 * MIB, "18 huge ones needed, 17 free: vm.nr_hugepages"),
+            (meminfo(20, 1 << 20), 36 * MIB, "a huge one has 1024 MiB, far more than needed"),
+            (meminfo(20, 2048), MIB - 1, "a huge one has 2 MiB, far more than needed"),
+            ("MemTotal: 1 kB\n".to_owned(), MIB, "the kernel has no huge ones"),
+            (String::new(), MIB, "the kernel has no huge ones"),
+        ] {
+            assert_eq!(chosen(&meminfo, len), Err(why.to_owned()));
+        }
+    }
 
     /// A region of ordinary memory laid out as a UMEM of 4096-byte chunks.
     fn slot_of_three() -> Option<(Frames, TxSlots, Vec<FrameDesc>)> {

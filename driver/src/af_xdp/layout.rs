@@ -1,0 +1,85 @@
+//! How the frame memory is cut, and which configurations there are.
+
+use xsk_rs::config::{FrameSize, QueueSize, UmemConfig};
+
+use super::AfXdpConfig;
+use crate::Error;
+use crate::netlink::Interface;
+
+/// Enough for an MTU of 9000.
+pub(super) const MAX_CHUNKS_PER_SLOT: usize = 3;
+const MAX_TX_FRAMES: u32 = 1024;
+/// The kernel keeps this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
+pub(super) const XDP_HEADROOM: usize = 256;
+/// Ethernet header and one 802.1Q tag, which the MTU does not count.
+pub(super) const FRAME_OVERHEAD: usize = 18;
+
+/// How the frame memory is cut.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) umem: UmemConfig,
+    pub(super) chunks_per_slot: u32,
+    pub(super) tx_chunks: u32,
+    pub(super) rx_chunks: u32,
+    pub(super) tx_ring: u32,
+    pub(super) max_frame: usize,
+}
+
+impl Layout {
+    pub(super) fn new(config: &AfXdpConfig, interface: &Interface) -> Result<Layout, Error> {
+        let wanted = interface.mtu as usize + FRAME_OVERHEAD;
+        // Chunks can't be larger than a page. Halves of one hold the frames of an MTU of 1500.
+        let chunk: u32 = if wanted <= 2048 - XDP_HEADROOM { 2048 } else { 4096 };
+        let chunk_data = chunk as usize - XDP_HEADROOM;
+        let max_frame = wanted.min(MAX_CHUNKS_PER_SLOT * chunk_data);
+        let chunks_per_slot = max_frame.div_ceil(chunk_data) as u32;
+        let tx_chunks = config.tx_frames * chunks_per_slot;
+        let tx_ring = tx_chunks.next_power_of_two();
+        let invalid = |e: &dyn std::fmt::Display| Error::Invalid {
+            parameter: "ring size",
+            value: format!("{} and {}", config.rx_frames, config.tx_frames),
+            expected: e.to_string(),
+        };
+        // The kernel hands frames out before it publishes that it has taken their chunks from the
+        // fill ring, so a ring that just holds all chunks can look full when one comes back.
+        let fill_ring = 2 * config.rx_frames;
+        let umem = UmemConfig::builder()
+            .frame_size(FrameSize::new(chunk).map_err(|e| invalid(&e))?)
+            .fill_queue_size(QueueSize::new(fill_ring).map_err(|e| invalid(&e))?)
+            .comp_queue_size(QueueSize::new(tx_ring).map_err(|e| invalid(&e))?)
+            .build()
+            .map_err(|e| invalid(&e))?;
+        Ok(Layout { umem, chunks_per_slot, tx_chunks, rx_chunks: config.rx_frames, tx_ring, max_frame })
+    }
+
+    /// Whether frames may be larger than a chunk.
+    pub(super) fn multi_buffer(&self) -> bool {
+        self.chunks_per_slot > 1
+    }
+
+    pub(super) fn chunks(&self) -> u32 {
+        self.tx_chunks + self.rx_chunks
+    }
+}
+
+/// Refuses what the interface or the driver can't do.
+pub(super) fn check(config: &AfXdpConfig, interface: &Interface) -> Result<(), Error> {
+    let invalid = |parameter, value: u32, expected: String| {
+        Err(Error::Invalid { parameter, value: value.to_string(), expected })
+    };
+    if !interface.up {
+        return Err(Error::InterfaceDown { name: interface.name.clone() });
+    }
+    if config.queue >= interface.rx_queues.min(interface.tx_queues) {
+        let queues = interface.rx_queues.min(interface.tx_queues);
+        let expected = format!("'{}' has {queues} queue(s), counted from 0", interface.name);
+        return invalid("queue", config.queue, expected);
+    }
+    if !config.rx_frames.is_power_of_two() || !(64..=65536).contains(&config.rx_frames) {
+        return invalid("rx_frames", config.rx_frames, "a power of two from 64 to 65536".to_owned());
+    }
+    if !(1..=MAX_TX_FRAMES).contains(&config.tx_frames) {
+        return invalid("tx_frames", config.tx_frames, format!("1 to {MAX_TX_FRAMES}"));
+    }
+    Ok(())
+}
