@@ -207,7 +207,8 @@ impl Receiver {
         if received > 0 {
             self.last = Instant::now();
             self.first.get_or_insert(self.last);
-        } else if self.yields { std::thread::yield_now();
+        } else if self.yields {
+            std::thread::yield_now();
         } else if self.block {
             port.wait(Duration::from_millis(1))?;
         }
@@ -308,7 +309,9 @@ fn pong(mut port: AfXdp, seconds: f64, options: Options) -> Outcome<()> {
             answer.extend_from_slice(&frame[12..]);
         })?;
         if received == 0 {
-            if options.yields { std::thread::yield_now();} 
+            if options.yields {
+                std::thread::yield_now();
+            }
             if options.block {
                 port.wait(Duration::from_millis(1))?;
             }

@@ -204,7 +204,8 @@ mod tests {
         let neighbours: [&[usize]; 3] = [&[2], &[2, 3], &[2, 3, 4]];
         let scattered: [&[usize]; 7] =
             [&[7, 0], &[3, 2], &[1, 3], &[2, 3, 5], &[2, 4, 5], &[4, 3, 2], &[6, 7, 0]];
-        for (chunks, bursts) in neighbours.into_iter().chain(scattered).flat_map(|c| [(c, false), (c, true)]) {
+        for (chunks, bursts) in neighbours.into_iter().chain(scattered).flat_map(|c| [(c, false), (c, true)])
+        {
             let least = (chunks.len() - 1) * DATA + 1;
             for len in [least, least + 255, least + 256, least + 300, chunks.len() * DATA] {
                 let whole = lab.add(len, chunks, bursts);
@@ -230,7 +231,7 @@ mod tests {
         // The first piece alone may be too large.
         lab.assembly = Assembly::new(DATA - 1, CHUNK);
         assert_eq!(lab.add(DATA + 1, &[2, 3], false), None);
-        assert_eq!(lab.add(DATA + 1, &[2, 3, 4], true), None);
+        assert_eq!(lab.add(2 * DATA + 1, &[2, 3, 4], true), None);
         assert_eq!(lab.assembly.dropped(), 2);
         assert_eq!(lab.add(60, &[2], false).map(|f| f.len()), Some(60));
     }

@@ -1,0 +1,101 @@
+//! Interfaces, neighbours and routes as the kernel has them, on veth pairs between namespaces of the
+//! test's own. Needs root; prints why and passes where it can't run.
+#![cfg(feature = "af_xdp")]
+#![allow(clippy::unwrap_used)] // in helpers of tests
+
+mod common;
+#[path = "common/exchange.rs"]
+mod exchange;
+
+use std::net::IpAddr;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::{Pair, VETH, ip};
+use exchange::open_both;
+use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
+use ferroce_driver::netlink::{Neighbour, Netlink};
+use ferroce_driver::{Error, PacketDriver};
+
+#[test]
+fn interfaces_are_listed_with_their_attributes() {
+    let Some(pair) = Pair::with_queues(4200, 2) else { return };
+    pair.in_a(|| {
+        let netlink = Netlink::open().unwrap();
+        let all = netlink.interfaces().unwrap();
+        assert_eq!(all.iter().map(|i| i.name.as_str()).collect::<Vec<_>>(), ["lo", VETH]);
+        let veth = &all[1];
+        assert_eq!((veth.mtu, veth.kind.as_deref(), veth.loopback), (4200, Some("veth"), false));
+        assert!(veth.up && veth.carrier && veth.xdp.is_none());
+        assert_eq!((veth.rx_queues, veth.tx_queues), (2, 2));
+        let sys = Command::new("ip").args(["link", "show", VETH]).output().unwrap();
+        let mac = veth.mac.map(|b| format!("{b:02x}")).join(":");
+        assert!(String::from_utf8_lossy(&sys.stdout).contains(&mac), "{mac}");
+        let gids = veth.gid_order();
+        assert!(matches!(gids[0], IpAddr::V6(v6) if v6.is_unicast_link_local()), "{gids:?}");
+        assert_eq!(gids[1..], ["10.9.0.1", "fd09::1"].map(|s| s.parse::<IpAddr>().unwrap()));
+        ip(&format!("-n {} link set {VETH} down", pair.a));
+        assert!(!netlink.interface(VETH).unwrap().up);
+    });
+}
+
+#[test]
+fn neighbours_are_resolved_by_the_kernel() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (mut a, b) = open_both(&pair);
+    let own: IpAddr = "10.9.0.1".parse().unwrap();
+    assert_eq!(a.resolve(own).unwrap(), a.capabilities().mac);
+    // Not in the namespace's thread: the driver stays with the namespace that it was opened in.
+    for peer in ["10.9.0.2", "fd09::2"] {
+        let start = Instant::now();
+        assert_eq!(a.resolve(peer.parse().unwrap()).unwrap(), b.capabilities().mac, "{peer}");
+        assert!(start.elapsed() < Duration::from_secs(3));
+    }
+    let link_local = b.capabilities().addresses[0];
+    assert_eq!(a.resolve(link_local).unwrap(), b.capabilities().mac, "{link_local}");
+}
+
+#[test]
+fn a_silent_or_unreachable_peer_is_named() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    for (peer, protocol) in [("10.9.0.77", "ARP"), ("fd09::77", "neighbour discovery")] {
+        let start = Instant::now();
+        let error = a.resolve(peer.parse().unwrap()).unwrap_err();
+        assert_eq!(error.to_string(), format!("{peer} does not answer {protocol} on 'veth0'"));
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    }
+    for peer in ["192.0.2.1", "2001:db8::1"] {
+        let error = a.resolve(peer.parse().unwrap()).unwrap_err();
+        assert_eq!(error.to_string(), format!("no route to {peer} from 'veth0'"));
+    }
+}
+
+#[test]
+fn routes_have_gateways_sources_and_mtus() {
+    let Some(pair) = Pair::new(1500) else { return };
+    ip(&format!("-n {} route add 192.0.2.0/24 via 10.9.0.2 mtu 1280", pair.a));
+    ip(&format!("-n {} route add 2001:db8::/32 via fd09::2 dev {VETH}", pair.a));
+    ip(&format!("-n {} route add 198.51.100.0/24 via inet6 fd09::2 dev {VETH}", pair.a));
+    ip(&format!("-n {} route add unreachable 203.0.113.0/24", pair.a));
+    let mac = pair.in_b(|| Netlink::open().unwrap().interface(VETH).unwrap().mac);
+    pair.in_a(|| {
+        let netlink = Netlink::open().unwrap();
+        let veth = netlink.interface(VETH).unwrap();
+        let of = |s: &str| s.parse::<IpAddr>().unwrap();
+        let route = netlink.route(&veth, of("192.0.2.9")).unwrap();
+        assert_eq!(route.gateway, Some(of("10.9.0.2")));
+        assert_eq!((route.source, route.mtu), (Some(of("10.9.0.1")), Some(1280)));
+        let route = netlink.route(&veth, of("10.9.0.2")).unwrap();
+        assert_eq!((route.gateway, route.mtu), (None, None));
+        for gateway in ["2001:db8::9", "198.51.100.9"] {
+            assert_eq!(netlink.route(&veth, of(gateway)).unwrap().gateway, Some(of("fd09::2")));
+        }
+        assert!(matches!(netlink.route(&veth, of("203.0.113.1")), Err(Error::NoRoute { .. })));
+        assert_eq!(netlink.neighbour(&veth, of("10.9.0.2")).unwrap(), Neighbour::Absent);
+        for peer in ["192.0.2.9", "2001:db8::9", "198.51.100.9"] {
+            assert_eq!(netlink.resolve(&veth, of(peer)).unwrap(), mac, "{peer}");
+        }
+        assert_eq!(netlink.neighbour(&veth, of("10.9.0.2")).unwrap(), Neighbour::Fresh(mac));
+    });
+}
