@@ -9,6 +9,7 @@ mod exchange;
 
 use std::net::IpAddr;
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use common::{Pair, VETH, ip};
@@ -22,6 +23,11 @@ fn interfaces_are_listed_with_their_attributes() {
     let Some(pair) = Pair::with_queues(4200, 2) else { return };
     pair.in_a(|| {
         let netlink = Netlink::open().unwrap();
+        // The kernel notices the carrier a moment later.
+        let patience = Instant::now() + Duration::from_secs(10);
+        while !netlink.interface(VETH).unwrap().carrier && Instant::now() < patience {
+            thread::sleep(Duration::from_millis(1));
+        }
         let all = netlink.interfaces().unwrap();
         assert_eq!(all.iter().map(|i| i.name.as_str()).collect::<Vec<_>>(), ["lo", VETH]);
         let veth = &all[1];
