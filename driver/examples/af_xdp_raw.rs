@@ -95,7 +95,6 @@ fn run(arguments: &[&str]) -> Outcome<()> {
 struct Options {
     check: bool,
     block: bool,
-    yields: bool,
 }
 
 fn open(interface: &str, words: &[&str]) -> Outcome<(AfXdp, Options)> {
@@ -105,8 +104,6 @@ fn open(interface: &str, words: &[&str]) -> Outcome<(AfXdp, Options)> {
         match word.split_once('=') {
             None if *word == "check" => options.check = true,
             None if *word == "block" => options.block = true,
-            None if *word == "yield" => options.yields = true,
-            None if *word == "busy" => config.busy_poll = Some(Duration::from_micros(20)),
             Some(("queue", queue)) => config.queue = queue.parse()?,
             _ => return Err(format!("'{word}': check, block or queue=N").into()),
         }
@@ -180,7 +177,6 @@ impl Sender {
 struct Receiver {
     memory: Option<Memory>,
     block: bool,
-    yields: bool,
     expected: Option<u64>,
     lost: u64,
     corrupt: u64,
@@ -193,7 +189,6 @@ impl Receiver {
         Receiver {
             memory: options.check.then(Memory::new),
             block: options.block,
-            yields: options.yields,
             expected: None,
             lost: 0,
             corrupt: 0,
@@ -207,8 +202,6 @@ impl Receiver {
         if received > 0 {
             self.last = Instant::now();
             self.first.get_or_insert(self.last);
-        } else if self.yields {
-            std::thread::yield_now();
         } else if self.block {
             port.wait(Duration::from_millis(1))?;
         }
@@ -309,9 +302,6 @@ fn pong(mut port: AfXdp, seconds: f64, options: Options) -> Outcome<()> {
             answer.extend_from_slice(&frame[12..]);
         })?;
         if received == 0 {
-            if options.yields {
-                std::thread::yield_now();
-            }
             if options.block {
                 port.wait(Duration::from_millis(1))?;
             }

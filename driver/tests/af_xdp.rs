@@ -17,7 +17,7 @@ use common::{Pair, VETH, ip};
 use exchange::{Roce, cross, drain, one, open_both, receive, send};
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::Netlink;
-use ferroce_driver::{Nanos, PacketDriver};
+use ferroce_driver::{FrameSink, Nanos, PacketDriver};
 
 // ---------------------------------------------------------------- frames
 
@@ -80,6 +80,61 @@ fn both_directions_at_once_from_two_threads() {
         assert_eq!(exchange(&mut a, mac_b, 3, 7), (20_000, 20_000));
         assert_eq!(other.join().unwrap(), (20_000, 20_000));
     });
+}
+
+#[test]
+fn a_burst_is_announced_before_it_is_taken() {
+    #[derive(Default)]
+    struct Sink {
+        announced: Vec<Vec<u8>>,
+        taken: Vec<Vec<u8>>,
+    }
+    impl FrameSink for Sink {
+        fn announce(&mut self, frame: &[u8]) {
+            assert!(self.taken.is_empty());
+            self.announced.push(frame.to_vec());
+        }
+        fn take(&mut self, frame: &[u8]) {
+            self.taken.push(frame.to_vec());
+        }
+    }
+    let Some(pair) = Pair::new(9000) else { return };
+    let (mut a, mut b) = open_both(&pair);
+    let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
+    let mut sink = Sink::default();
+    let sizes = [64, 4154, 9014, 1082, 7680, 64, 3841, 100, 9014, 9014];
+    let sent: Vec<_> = sizes.iter().enumerate().map(|(i, size)| kind.build(*size, i)).collect();
+    sent.iter().for_each(|frame| send(&mut a, frame));
+    assert_eq!(b.rx_burst(Nanos::ZERO, &mut sink).unwrap(), sizes.len());
+    assert!(sink.taken == sent);
+    assert_eq!(sink.announced.len(), sizes.len());
+    for (announced, frame) in sink.announced.iter().zip(&sent) {
+        assert!(announced.len() >= frame.len().min(100) && frame.starts_with(announced));
+    }
+    // There is nothing to look ahead to in a burst of one.
+    let mut sink = Sink::default();
+    send(&mut a, &sent[0]);
+    assert_eq!(b.rx_burst(Nanos::ZERO, &mut sink).unwrap(), 1);
+    assert_eq!((sink.announced.len(), sink.taken.len()), (0, 1));
+}
+
+/// A burst takes 64 descriptors, so that every other frame of three lies in two bursts.
+#[test]
+fn frames_that_a_burst_cuts_arrive_whole() {
+    let Some(pair) = Pair::new(9000) else { return };
+    let (mut a, mut b) = open_both(&pair);
+    let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
+    for round in 0..10 {
+        for i in 0..200 {
+            send(&mut a, &kind.build(if i % 50 == 7 { 4154 } else { 9014 }, round * 200 + i));
+        }
+        let received = receive(&mut b, 200);
+        for (i, frame) in received.iter().enumerate() {
+            let size = if i % 50 == 7 { 4154 } else { 9014 };
+            assert!(*frame == kind.build(size, round * 200 + i), "frame {i} of round {round}");
+        }
+        assert_eq!(received.len(), 200);
+    }
 }
 
 #[test]

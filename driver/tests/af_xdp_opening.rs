@@ -218,8 +218,6 @@ fn program() -> Option<u32> {
     Netlink::open().unwrap().interface(VETH).unwrap().xdp.map(|xdp| xdp.program)
 }
 
-/// A frame that the XDP program should know as RoCE.
-
 const CAP_NET_ADMIN: u32 = 12;
 const CAP_NET_RAW: u32 = 13;
 const CAP_IPC_LOCK: u32 = 14;

@@ -1,4 +1,10 @@
-//! After set-up, the in-process drivers allocate nothing, whatever happens to the frames.
+//! After set-up, the drivers allocate nothing, whatever happens to the frames.
+
+#[cfg(feature = "af_xdp")]
+mod common;
+#[cfg(feature = "af_xdp")]
+#[path = "common/exchange.rs"]
+mod exchange;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -115,4 +121,33 @@ fn sim_impairments_included() {
     ] {
         assert!(count > 0, "{what}: {c:?}");
     }
+}
+
+#[cfg(feature = "af_xdp")]
+#[test]
+fn af_xdp_frames_of_several_descriptors_included() {
+    let Some(pair) = common::Pair::new(9000) else { return };
+    let (mut a, mut b) = exchange::open_both(&pair);
+    let kind = exchange::Roce::v4(b.capabilities().mac, a.capabilities().mac);
+    let frames = [64, 1082, 4154, 9014].map(|size| kind.build(size, size));
+    let mut exchange = |rounds: usize| {
+        let mut received = 0;
+        for round in 0..rounds {
+            let mut burst = frames.iter().cycle().skip(round % 4).take(50);
+            a.tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
+                let frame = burst.next()?;
+                buffer[..frame.len()].copy_from_slice(frame);
+                Some(frame.len())
+            })
+            .expect("the interface is there");
+            let mut sink = |frame: &[u8]| received += usize::from(!frame.is_empty());
+            while b.rx_burst(Nanos::ZERO, &mut sink).expect("the interface is there") > 0 {}
+        }
+        received
+    };
+    exchange(10);
+    let before = ALLOCATIONS.get();
+    let received = exchange(200);
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert!(received > 5000, "{received}");
 }

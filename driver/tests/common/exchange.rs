@@ -14,6 +14,7 @@ pub(crate) fn open_both(pair: &Pair) -> (AfXdp, AfXdp) {
     (pair.in_a(open), pair.in_b(open))
 }
 
+/// A frame that the XDP program should know as RoCE.
 #[derive(Clone, Copy)]
 pub(crate) struct Roce {
     pub(crate) to: [u8; 6],
