@@ -118,22 +118,24 @@ fn a_burst_is_announced_before_it_is_taken() {
     assert_eq!((sink.announced.len(), sink.taken.len()), (0, 1));
 }
 
-/// A burst takes 64 descriptors, so that every other frame of three lies in two bursts.
+/// A burst takes 64 descriptors, 21 frames of three and the first third of one, whose chunk the kernel
+/// has again before the rest is taken: it has no other for the last frame.
 #[test]
-fn frames_that_a_burst_cuts_arrive_whole() {
+fn a_frame_that_a_burst_cuts_arrives_whole() {
     let Some(pair) = Pair::new(9000) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    let config = AfXdpConfig { rx_frames: 128, ..AfXdpConfig::new(VETH) };
+    let mut b = pair.in_b(|| AfXdp::open(&config)).unwrap();
     let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
-    for round in 0..10 {
-        for i in 0..200 {
-            send(&mut a, &kind.build(if i % 50 == 7 { 4154 } else { 9014 }, round * 200 + i));
-        }
-        let received = receive(&mut b, 200);
-        for (i, frame) in received.iter().enumerate() {
-            let size = if i % 50 == 7 { 4154 } else { 9014 };
-            assert!(*frame == kind.build(size, round * 200 + i), "frame {i} of round {round}");
-        }
-        assert_eq!(received.len(), 200);
+    let mut received = Vec::new();
+    let mut sink = |frame: &[u8]| received.push(frame.to_vec());
+    (0..42).for_each(|i| send(&mut a, &kind.build(9014, i)));
+    assert_eq!(b.rx_burst(Nanos::ZERO, &mut sink).unwrap(), 21);
+    (42..64).for_each(|i| send(&mut a, &kind.build(9014, i)));
+    while b.rx_burst(Nanos::ZERO, &mut sink).unwrap() > 0 {}
+    assert_eq!(received.len(), 64);
+    for (i, frame) in received.iter().enumerate() {
+        assert!(*frame == kind.build(9014, i), "frame {i}");
     }
 }
 

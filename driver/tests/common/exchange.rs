@@ -1,4 +1,5 @@
 //! Ports that exchange frames which the XDP program knows as RoCE.
+#![allow(clippy::unwrap_used)] // in helpers of tests
 #![allow(dead_code)] // no test program uses all of it
 
 use std::time::{Duration, Instant};
