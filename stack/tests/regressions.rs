@@ -236,3 +236,32 @@ fn a_read_whose_memory_went_away_does_not_fail_the_receive_of_a_later_message() 
     peer.expect_event(Event::QpAccessErr(peer.qp));
     peer.expect_state(QpState::Error);
 }
+
+/// An ACK that went out in the poll which took the request was always ahead of the application's
+/// answer, and cost a frame's time on the way back. It goes behind what the application posts between
+/// two polls; an answer posted later finds it gone.
+#[test]
+fn an_ack_goes_behind_the_applications_answer() {
+    use Opcode as O;
+    let mut peer = Peer::new();
+    let mr = peer.memory(&pattern(8));
+    let rkey = peer.remote(mr).rkey;
+    let write = |psn| packet(O::RC_WRITE_ONLY, psn).reth(0, rkey, 8).payload(&pattern(8)).ack_req();
+    for turn in 0..3 {
+        let psn = RQ + turn;
+        peer.arrive([write(psn)]);
+        assert_eq!(peer.context.poll(peer.now).unwrap(), 1, "the WRITE comes, and nothing goes");
+        assert_eq!(peer.context.next_timeout(), Some(peer.now), "there is an ACK to send");
+        peer.post_write(turn.into(), &pattern(8));
+        peer.expect(O::RC_WRITE_ONLY, SQ + turn);
+        peer.expect_ack(psn, turn + 1);
+        peer.inject(ack(SQ + turn, turn + 1));
+        peer.expect_wc(turn.into(), WcStatus::Success);
+    }
+    // Without an answer it goes with the next poll, and is not forgotten.
+    peer.arrive([write(RQ + 3)]);
+    assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
+    peer.expect_ack(RQ + 3, 4);
+    assert_eq!(peer.context.next_timeout().filter(|at| *at <= peer.now), None);
+    peer.expect_nothing();
+}

@@ -33,6 +33,43 @@ impl Frame {
         let path = PathHeader::new(&self.address);
         let mut buffer = [0xaa; 8192];
         let mut builder = FrameBuilder::start(&mut buffer, &path, self.bth, self.payload.len()).unwrap();
+        self.put_extensions(&mut builder);
+        builder.payload().copy_from_slice(&self.payload);
+        let length = builder.finish();
+        buffer[..length].to_vec()
+    }
+
+    /// The same, with the payload from pieces that end at `cuts`.
+    fn emit_pieces(&self, cuts: &[prop::sample::Index]) -> Vec<u8> {
+        let path = PathHeader::new(&self.address);
+        let mut buffer = [0xaa; 8192];
+        let mut builder = FrameBuilder::start(&mut buffer, &path, self.bth, self.payload.len()).unwrap();
+        self.put_extensions(&mut builder);
+        let (length, behind) = builder.fill(icrc::Portable, self.pieces(cuts).into_iter());
+        assert_eq!(behind, 0);
+        buffer[..length].to_vec()
+    }
+
+    /// The same, with the payload left where it is.
+    fn emit_apart(&self, cuts: &[prop::sample::Index]) -> Vec<u8> {
+        let path = PathHeader::new(&self.address);
+        let (mut head, mut tail) = ([0xaa; 256], [0xbb; 8]);
+        let length = self.payload.len();
+        let mut builder = FrameBuilder::start_apart(&mut head, &mut tail, &path, self.bth, length).unwrap();
+        self.put_extensions(&mut builder);
+        let (front, behind) = builder.fill(icrc::Portable, self.pieces(cuts).into_iter());
+        [&head[..front], &self.payload, &tail[..behind]].concat()
+    }
+
+    fn pieces(&self, cuts: &[prop::sample::Index]) -> Vec<&[u8]> {
+        let mut ends: Vec<usize> = cuts.iter().map(|cut| cut.index(self.payload.len() + 1)).collect();
+        ends.sort_unstable();
+        ends.push(self.payload.len());
+        let starts = [0].into_iter().chain(ends.clone());
+        starts.zip(&ends).map(|(start, end)| &self.payload[start..*end]).collect()
+    }
+
+    fn put_extensions(&self, builder: &mut FrameBuilder<'_>) {
         let e = &self.extensions;
         for extension in self.opcode.extensions() {
             match extension {
@@ -46,9 +83,6 @@ impl Frame {
                 Extension::Feth => builder.put(&e.feth),
             }
         }
-        builder.payload().copy_from_slice(&self.payload);
-        let length = builder.finish();
-        buffer[..length].to_vec()
     }
 
     fn network_start(&self) -> usize {
@@ -160,6 +194,15 @@ fn short_payload() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
+    #[test]
+    fn a_frame_is_the_same_from_pieces_and_in_pieces(
+        made in frame(any_payload()), cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..4)
+    ) {
+        let whole = made.emit();
+        prop_assert_eq!(&made.emit_pieces(&cuts), &whole);
+        prop_assert_eq!(&made.emit_apart(&cuts), &whole);
+    }
+
     #[test]
     fn what_is_emitted_parses_to_what_it_was_made_from(made in frame(any_payload())) {
         let bytes = made.emit();
