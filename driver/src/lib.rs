@@ -10,16 +10,20 @@
 //! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN |
 //! | [`af_xdp`] | kernel-bypass sockets on a real interface |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
+//!
+//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`].
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;
 mod crc;
+pub mod cycles;
 mod frame;
 pub mod loopback;
 pub mod memory;
 pub mod netlink;
 pub mod pcap;
 mod prefetch;
+pub mod shared;
 pub mod sim;
 mod time;
 #[cfg(feature = "af_xdp")]
