@@ -12,7 +12,10 @@ usage: ./do JOB [ARGUMENT...]
   test [ARG...]      every test there is: unit, conformance, AF_XDP between namespaces, the kernel's
                      rdma_rxe in a virtual machine; arguments go to cargo test
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
-                     --bench engine | loss | queue_pairs | flood | idle [-- --json FILE]
+                     --bench wire [-- --driver af_xdp,memif,udp --only LINE,... --quick --rounds N
+                     --json FILE --svg FILE], the whole system beside its ceiling and its rivals;
+                     --bench instructions [-- --update], the guard of CI;
+                     --bench engine | loss | queue_pairs | flood | idle [-- --json FILE]; icrc | frame
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
   model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied
@@ -32,6 +35,8 @@ build_packages="gcc make pkg-config m4 clang libclang1-14 libelf-dev zlib1g-dev"
 run_packages="iproute2"
 # tshark judges frames beside us; the others make the guest of tools/interop/rxe.
 test_packages="tshark util-linux procps perl cpio xz-utils binutils"
+# valgrind counts instructions.
+bench_packages="valgrind"
 
 missing() { # PACKAGE...
     local p
@@ -96,7 +101,7 @@ tests() {
 
 bench() {
     choose_features
-    need $run_packages || true
+    need $run_packages $bench_packages || true
     cargo bench -p ferroce-benches "${features[@]}" "$@"
 }
 

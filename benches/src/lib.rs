@@ -3,6 +3,7 @@
 //! means much.
 
 pub mod pair;
+pub mod perftest;
 pub mod plot;
 pub mod report;
 pub mod ring;

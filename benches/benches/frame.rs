@@ -14,8 +14,8 @@ fn emit(buffer: &mut [u8], path: &PathHeader, payload: &[u8]) -> usize {
     frame.finish()
 }
 
-fn wire(c: &mut Criterion) {
-    let mut group = c.benchmark_group("wire");
+fn frame(c: &mut Criterion) {
+    let mut group = c.benchmark_group("frame");
     for payload in [8usize, 64, 1024, 4096] {
         let (path, data, mut buffer) = (path(), vec![7u8; payload], vec![0u8; 4300]);
         group.throughput(Throughput::Elements(1));
@@ -33,5 +33,5 @@ fn wire(c: &mut Criterion) {
     group.finish();
 }
 
-criterion_group!(benches, wire);
+criterion_group!(benches, frame);
 criterion_main!(benches);

@@ -1,0 +1,247 @@
+//! One of the two processes: this same program, started with a job, on a core of its own.
+//!
+//! It talks to the process that started it through lines on its standard input and output, and
+//! through it to the other end: nothing of that happens while something is measured.
+
+use std::io::{BufRead, Write};
+use std::net::IpAddr;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
+use std::time::{Duration, Instant};
+
+use ferroce::driver::cycles::ThreadCycles;
+use rustix::time::{ClockId, clock_gettime};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::case::{Case, Contender, Seen};
+use crate::{raw, ring, sockets, verbs};
+
+pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+/// What a process is to do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Job {
+    /// The end that starts: 0. The other one: 1.
+    pub(crate) role: usize,
+    pub(crate) core: Option<usize>,
+    /// As `--device` of the command takes it.
+    pub(crate) device: String,
+    pub(crate) path_mtu: u32,
+    /// Of this end and the other.
+    pub(crate) addresses: [IpAddr; 2],
+    pub(crate) cases: Vec<Case>,
+    pub(crate) millis: u64,
+    /// Gives up what root may do, before it opens anything.
+    pub(crate) as_nobody: bool,
+    /// Where shared memory goes.
+    pub(crate) shared: String,
+    pub(crate) contender: Contender,
+}
+
+/// What a process answers with in the end.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Report {
+    pub(crate) seen: Vec<Seen>,
+    /// The driver's description of itself.
+    pub(crate) description: String,
+    /// Why cycles were not counted.
+    pub(crate) no_cycles: Option<String>,
+}
+
+/// What lines begin with: one for the other end, the report, or why there is none.
+pub(crate) const TELL: &str = "> ";
+pub(crate) const REPORT: &str = "= ";
+pub(crate) const FAILED: &str = "! ";
+
+/// Carries out a job and reports.
+pub(crate) fn main(job: &str) -> Outcome<()> {
+    let report = serde_json::from_str::<Job>(job).map_err(Into::into).and_then(|job| run(&job));
+    let (prefix, text) = match report {
+        Ok(report) => (REPORT, serde_json::to_string(&report)?),
+        Err(error) => (FAILED, error.to_string()),
+    };
+    println!("{prefix}{}", text.replace('\n', " "));
+    Ok(())
+}
+
+fn run(job: &Job) -> Outcome<Report> {
+    // Before the thread is pinned: the one that reads lines may run anywhere.
+    let mut peer = Peer::new();
+    own_priority();
+    if let Some(core) = job.core
+        && !core_affinity::set_for_current(core_affinity::CoreId { id: core })
+    {
+        return Err(format!("this process may not run on core {core}").into());
+    }
+    if job.as_nobody {
+        become_nobody()?;
+    }
+    let (cycles, no_cycles) = match ThreadCycles::open() {
+        Ok(cycles) => (Some(cycles), None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let mut stage = Stage { job, peer: &mut peer, cycles, seen: Vec::new() };
+    let description = match job.contender {
+        Contender::Raw => raw::run(&mut stage)?,
+        Contender::Ferroce => verbs::run(&mut stage)?,
+        Contender::Tcp => sockets::tcp(&mut stage)?,
+        Contender::Udp => sockets::udp(&mut stage)?,
+        Contender::Ring => ring::run(&mut stage)?,
+    };
+    // Neither port goes away while the other end still works on what came.
+    stage.peer.meet()?;
+    Ok(Report { seen: stage.seen, description, no_cycles })
+}
+
+/// Where cases are carried out.
+pub(crate) struct Stage<'a> {
+    pub(crate) job: &'a Job,
+    pub(crate) peer: &'a mut Peer,
+    cycles: Option<ThreadCycles>,
+    seen: Vec<Seen>,
+}
+
+impl Stage<'_> {
+    pub(crate) fn starts(&self) -> bool {
+        self.job.role == 0
+    }
+
+    /// How long a case is measured.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_millis(self.job.millis)
+    }
+
+    /// Before measuring: caches, rings and clocks get going.
+    pub(crate) fn warm_up(&self) -> Duration {
+        self.time() / 8
+    }
+
+    /// Where memory of `case` begins to be its own: messages go round in so many bytes, which fit
+    /// a second-level cache unless they are larger.
+    pub(crate) fn footprint(size: usize) -> usize {
+        size.max(FOOTPRINT)
+    }
+
+    /// Keeps what `case` saw, with the CPU time that this thread takes in it.
+    pub(crate) fn record(&mut self, case: impl FnOnce(&mut Self) -> Outcome<Seen>) -> Outcome<()> {
+        self.peer.meet()?;
+        let read = |stage: &Self| stage.cycles.as_ref().and_then(|cycles| cycles.read().ok());
+        let (before, start) = ((thread_time(), read(self)), Instant::now());
+        let mut seen = case(self)?;
+        seen.wall_nanos = start.elapsed().as_nanos() as u64;
+        seen.cpu_nanos = thread_time() - before.0;
+        seen.cycles = read(self).zip(before.1).map(|(now, before)| now - before);
+        self.seen.push(seen);
+        Ok(())
+    }
+}
+
+const FOOTPRINT: usize = 512 << 10;
+
+/// The other end, through the process that started both.
+pub(crate) struct Peer {
+    lines: Receiver<String>,
+}
+
+/// Everything that is waited for comes sooner than this, unless the other end has failed.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+impl Peer {
+    fn new() -> Peer {
+        let (sender, lines) = channel();
+        std::thread::spawn(move || {
+            for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+                if sender.send(line).is_err() {
+                    return;
+                }
+            }
+            // Whoever started this is gone, and nobody reads a report.
+            std::process::exit(1);
+        });
+        Peer { lines }
+    }
+
+    pub(crate) fn tell(&self, message: &impl Serialize) -> Outcome<()> {
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "{TELL}{}", serde_json::to_string(message)?)?;
+        Ok(out.flush()?)
+    }
+
+    pub(crate) fn hear<T: DeserializeOwned>(&mut self) -> Outcome<T> {
+        match self.lines.recv_timeout(PATIENCE) {
+            Ok(line) => Ok(serde_json::from_str(&line)?),
+            Err(RecvTimeoutError::Timeout) => Err("the other end says nothing".into()),
+            Err(RecvTimeoutError::Disconnected) => Err("nobody to hear from".into()),
+        }
+    }
+
+    /// What the other end has said meanwhile, if anything.
+    pub(crate) fn heard<T: DeserializeOwned>(&mut self) -> Outcome<Option<T>> {
+        match self.lines.try_recv() {
+            Ok(line) => Ok(Some(serde_json::from_str(&line)?)),
+            Err(TryRecvError::Empty) => Ok(None),
+            Err(TryRecvError::Disconnected) => Err("nobody to hear from".into()),
+        }
+    }
+
+    /// Tells the other end and hears the same from it.
+    pub(crate) fn exchange<T: Serialize + DeserializeOwned>(&mut self, message: &T) -> Outcome<T> {
+        self.tell(message)?;
+        self.hear()
+    }
+
+    /// Both ends are here.
+    pub(crate) fn meet(&mut self) -> Outcome<()> {
+        self.exchange(&()).map(|_: ()| ())
+    }
+}
+
+/// A deadline for loops that wait for the other end, looked at now and then.
+pub(crate) struct Watch {
+    start: Instant,
+    turns: u32,
+}
+
+impl Watch {
+    pub(crate) fn new() -> Watch {
+        Watch { start: Instant::now(), turns: 0 }
+    }
+
+    /// Whether it is time to look at more than the port: one turn in 512.
+    pub(crate) fn due(&mut self) -> bool {
+        self.turns = self.turns.wrapping_add(1);
+        self.turns.is_multiple_of(512)
+    }
+
+    /// Fails when everything must have come long since.
+    pub(crate) fn check(&self) -> Outcome<()> {
+        if self.start.elapsed() > PATIENCE { Err("the other end is silent".into()) } else { Ok(()) }
+    }
+}
+
+/// The scheduler groups processes by terminal session: out of that group, and before all others.
+/// Without the right to that it stays as it is.
+fn own_priority() {
+    let _ = rustix::process::setsid();
+    let _ = std::fs::write("/proc/self/autogroup", "-20");
+}
+
+fn become_nobody() -> Outcome<()> {
+    const NOBODY: u32 = 65534;
+    if !rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    rustix::thread::set_thread_groups(&[])?;
+    rustix::thread::set_thread_gid(rustix::thread::Gid::from_raw(NOBODY))?;
+    rustix::thread::set_thread_uid(rustix::thread::Uid::from_raw(NOBODY))?;
+    let status = std::fs::read_to_string("/proc/thread-self/status")?;
+    match status.lines().find_map(|line| line.strip_prefix("CapEff:")) {
+        Some(capabilities) if capabilities.trim().chars().all(|digit| digit == '0') => Ok(()),
+        _ => Err("this thread is nobody now and has capabilities all the same".into()),
+    }
+}
+
+fn thread_time() -> u64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,216 @@
+//! The whole system beside its ceiling and its rivals: the driver alone, ferroce, the kernel's TCP and
+//! UDP on the same link, and a ring in shared memory, round by round in turns, between two processes
+//! on a core each.
+//!
+//! Every figure of a line comes from one round; the table has the median of the rounds and how far
+//! they are apart. ICRCs are made and checked at both ends, and what was moved is compared at the end
+//! of each case.
+
+mod case;
+mod end;
+mod link;
+mod memory;
+mod pair;
+mod plan;
+mod raw;
+mod results;
+mod ring;
+mod sockets;
+mod verbs;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use case::{Case, Contender};
+use clap::Parser;
+use end::{Job, Outcome};
+use link::{Driver, Link};
+use plan::{CONTENDERS, GROUPS, Group, Line};
+use results::{Measured, Results};
+
+/// The datapath beside its ceiling and its rivals
+#[derive(Parser)]
+struct Args {
+    /// Only these drivers
+    #[arg(long, value_enum, value_delimiter = ',')]
+    driver: Vec<Driver>,
+    /// Only the lines whose number begins so (1, 2b), and not the tables of all message sizes
+    #[arg(long, value_delimiter = ',', value_name = "LINE")]
+    only: Vec<String>,
+    /// Also writes everything there, as JSON
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Also draws charts there
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// How often each case is measured
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Two short rounds: whether it works, and roughly how it stands
+    #[arg(long)]
+    quick: bool,
+    /// As `cargo bench` says; without it the rounds are short
+    #[arg(long, hide = true)]
+    bench: bool,
+    /// One of the two processes
+    #[arg(long, hide = true, value_name = "JOB")]
+    end: Option<String>,
+}
+
+/// Milliseconds of a case in one round.
+const MILLIS: u64 = 150;
+const MILLIS_QUICK: u64 = 40;
+/// Rounds of the cases that are only for the tables.
+const DETAIL_ROUNDS: usize = 3;
+
+fn main() -> Outcome<()> {
+    let args = Args::parse();
+    if let Some(job) = &args.end {
+        return end::main(job);
+    }
+    let quick = args.quick || !args.bench;
+    let rounds = if quick { args.rounds.min(2) } else { args.rounds }.max(1);
+    let millis = if quick { MILLIS_QUICK } else { MILLIS };
+    let lines = plan::lines();
+    let lines: Vec<&Line> = lines.iter().filter(|line| args.wants(line)).collect();
+    if lines.is_empty() && !args.only.is_empty() {
+        return Err("--only names no line of these drivers; lines are 1a, 1b, ...".into());
+    }
+    let cores = cores();
+    let mut results = Results::new(rounds, millis, cores);
+    for group in GROUPS {
+        let mut wanted: BTreeSet<Case> = BTreeSet::new();
+        for line in lines.iter().filter(|line| line.group == group) {
+            wanted.extend(line.figure.cases());
+        }
+        if wanted.iter().any(|case| case.contender() == Contender::Ring) {
+            // What it says depends on where the two cores are.
+            wanted.insert(Case::RingRoundTrip);
+        }
+        let mut details: BTreeSet<Case> = BTreeSet::new();
+        if args.only.is_empty() && args.takes(group.driver) {
+            details.extend(group.details());
+        }
+        if wanted.is_empty() && details.is_empty() {
+            continue;
+        }
+        match Link::new(group.driver, group.mtu) {
+            Ok(link) => {
+                let mut turns = Turns { group, link: &link, wanted, details, rounds, millis, cores };
+                results.groups.push(turns.run());
+            }
+            Err(error) => results.leave_out(group, error.to_string()),
+        }
+    }
+    results.print(&lines);
+    if let Some(path) = &args.json {
+        std::fs::write(path, format!("{:#}\n", results.json(&lines)))?;
+        println!("written: {}", path.display());
+    }
+    if let Some(path) = &args.svg {
+        std::fs::write(path, results.svg())?;
+        println!("written: {}", path.display());
+    }
+    if results.groups.iter().all(|group| group.cases.is_empty()) {
+        return Err("nothing could be measured".into());
+    }
+    Ok(())
+}
+
+impl Args {
+    fn takes(&self, driver: Driver) -> bool {
+        self.driver.is_empty() || self.driver.contains(&driver)
+    }
+
+    fn wants(&self, line: &Line) -> bool {
+        let named = |number: &String| line.id.starts_with(number.as_str());
+        self.takes(line.group.driver) && (self.only.is_empty() || self.only.iter().any(named))
+    }
+}
+
+/// One for each end: the first two that this process may use, or both ends on the only one.
+fn cores() -> [Option<usize>; 2] {
+    let cores: Vec<_> =
+        core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+    let first = cores.first().copied();
+    [first, cores.get(1).copied().or(first)]
+}
+
+/// The rounds of one group.
+struct Turns<'a> {
+    group: Group,
+    link: &'a Link,
+    /// In every round, and in the first few.
+    wanted: BTreeSet<Case>,
+    details: BTreeSet<Case>,
+    rounds: usize,
+    millis: u64,
+    cores: [Option<usize>; 2],
+}
+
+impl Turns<'_> {
+    fn run(&mut self) -> Measured {
+        let mut measured = Measured::new(self.group, self.link.description.clone());
+        let mut failed: Vec<Contender> = Vec::new();
+        for round in 0..self.rounds {
+            eprintln!(
+                "wire: {}, path MTU {}: round {}",
+                self.group.driver.name(),
+                self.group.path_mtu,
+                round + 1
+            );
+            let mut turn = CONTENDERS;
+            // There and back, so that what changes slowly falls on all alike.
+            if round % 2 == 1 {
+                turn.reverse();
+            }
+            for contender in turn {
+                if failed.contains(&contender) {
+                    continue;
+                }
+                if let Err(error) = self.take_turn(contender, round, &mut measured) {
+                    eprintln!("wire: {}: {error}", results::name(contender));
+                    // Once may be an accident.
+                    if measured.failures.insert(contender, error.to_string()).is_some() {
+                        failed.push(contender);
+                    }
+                }
+            }
+        }
+        measured
+    }
+
+    fn take_turn(&self, contender: Contender, round: usize, measured: &mut Measured) -> Outcome<()> {
+        let mut cases = self.wanted.clone();
+        if round < DETAIL_ROUNDS {
+            cases.extend(&self.details);
+        }
+        cases.retain(|case| case.contender() == contender);
+        if cases.is_empty() {
+            return Ok(());
+        }
+        let cases: Vec<Case> = cases.into_iter().collect();
+        let job = Job {
+            role: 0,
+            core: None,
+            device: String::new(),
+            path_mtu: self.group.path_mtu,
+            addresses: [self.link.address(0), self.link.address(1)],
+            cases: cases.clone(),
+            millis: self.millis,
+            as_nobody: self.group.driver == Driver::Udp,
+            shared: String::new(),
+            contender,
+        };
+        let answer = pair::run(self.link, self.cores, &job)?;
+        measured.descriptions.insert(contender, answer.description);
+        measured.no_cycles = measured.no_cycles.take().or(answer.no_cycles);
+        for (case, figures) in cases.into_iter().zip(answer.figures) {
+            measured.cases.entry(case).or_default().resize(self.rounds, None);
+            if let Some(rounds) = measured.cases.get_mut(&case) {
+                rounds[round] = Some(figures);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,145 @@
+//! A ring of slots in memory that both processes share: the ceiling.
+
+use std::time::Instant;
+
+use ferroce::Memory;
+use ferroce::driver::Crc32;
+use ferroce::driver::shared::{Consumer, Producer};
+use hdrhistogram::Histogram;
+
+use crate::case::{Case, RoundTrip, Seen};
+use crate::end::{Outcome, Stage, Watch};
+use crate::memory::{fill, verify};
+use crate::raw::Meter;
+
+/// Slots moved at once.
+const BURST: usize = 32;
+
+pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
+    for (n, case) in stage.job.cases.iter().enumerate() {
+        let path = format!("{}-{n}", stage.job.shared);
+        let Case::Ring { slot, crc } = *case else {
+            stage.record(|stage| round_trips(stage, &path))?;
+            continue;
+        };
+        // At least 256 slots; small ones more, so that the ends do not run in step.
+        let slots = (1 << 16) / slot.clamp(64, 256);
+        let length = if crc { slot + 4 } else { slot };
+        let seed = n as u64;
+        if stage.starts() {
+            let mut producer = Producer::create(&path, slots, length)?;
+            stage.record(|stage| produce(stage, &mut producer, slot, crc, seed))?;
+            // It is open by now at the other end.
+        } else {
+            stage.record(|stage| consume(stage, &path, slot, crc, seed))?;
+        }
+    }
+    Ok("shared memory, no wire".to_owned())
+}
+
+/// A slot there and one back.
+fn round_trips(stage: &mut Stage<'_>, path: &str) -> Outcome<Seen> {
+    let role = stage.job.role;
+    let mut out = Producer::create(format!("{path}-{role}"), 2, 64)?;
+    stage.peer.meet()?;
+    let mut back = Consumer::open(format!("{path}-{}", 1 - role))?;
+    stage.peer.meet()?;
+    let mut times = Histogram::<u64>::new(3)?;
+    let (mut count, mut watch, start) = (0, Watch::new(), Instant::now());
+    loop {
+        let sent = Instant::now();
+        if stage.starts() {
+            if start.elapsed() > stage.time() {
+                break;
+            }
+            out.push(1, |slot| slot.fill(1));
+        }
+        while back.pop(1, |_| ()) == 0 {
+            if watch.due() {
+                if !stage.starts() && stage.peer.heard::<()>()?.is_some() {
+                    return Ok(Seen { handled: count, ..Seen::default() });
+                }
+                watch.check()?;
+            }
+        }
+        count += 1;
+        if stage.starts() {
+            times.record(sent.elapsed().as_nanos() as u64)?;
+        } else {
+            out.push(1, |slot| slot.fill(1));
+        }
+    }
+    stage.peer.tell(&())?;
+    Ok(Seen { handled: count, round_trip: Some(RoundTrip::of(&times)), ..Seen::default() })
+}
+
+fn produce(stage: &mut Stage<'_>, ring: &mut Producer, size: usize, check: bool, seed: u64) -> Outcome<Seen> {
+    let (crc, messages) = (Crc32::detect(), Stage::footprint(size) / size);
+    let mut memory = Memory::zeroed(messages * size)?;
+    fill(&mut memory, seed);
+    stage.peer.meet()?;
+    let (start, time) = (Instant::now(), stage.warm_up() + stage.time());
+    let (mut sent, mut turns, mut next) = (0u64, 0u32, 0);
+    while turns % 64 != 0 || start.elapsed() < time {
+        turns = turns.wrapping_add(1);
+        sent += ring.push(BURST, |slot| {
+            let from = &memory[next * size..(next + 1) * size];
+            if check {
+                let (body, sum) = slot.split_at_mut(size);
+                sum.copy_from_slice(&crc.copy(!0, from, body).to_le_bytes());
+            } else {
+                slot.copy_from_slice(from);
+            }
+            next = if next + 1 == messages { 0 } else { next + 1 };
+        }) as u64;
+    }
+    stage.peer.tell(&sent)?;
+    stage.peer.hear::<()>()?;
+    Ok(Seen { handled: sent, ..Seen::default() })
+}
+
+fn consume(stage: &mut Stage<'_>, path: &str, size: usize, check: bool, seed: u64) -> Outcome<Seen> {
+    let (crc, messages) = (Crc32::detect(), Stage::footprint(size) / size);
+    let mut memory = Memory::zeroed(messages * size)?;
+    let mut ring = Consumer::open(path)?;
+    stage.peer.meet()?;
+    let (mut got, mut bad, mut next, mut sent) = (0u64, 0u64, 0, None);
+    let mut meter = Meter::new(stage.warm_up());
+    let (mut watch, mut bursts) = (Watch::new(), 0u32);
+    loop {
+        let came = ring.pop(BURST, |slot| {
+            let to = &mut memory[next * size..(next + 1) * size];
+            if check {
+                let (body, sum) = slot.split_at(size);
+                bad += u64::from(sum != crc.copy(!0, body, to).to_le_bytes());
+            } else {
+                to.copy_from_slice(slot);
+            }
+            next = if next + 1 == messages { 0 } else { next + 1 };
+        });
+        got += came as u64;
+        if came > 0 {
+            // A clock read for each burst would be a part of what is measured.
+            bursts += 1;
+            if bursts % 16 == 0 {
+                meter.count(got);
+            }
+        } else if watch.due() {
+            sent = match sent {
+                None => stage.peer.heard()?,
+                sent => sent,
+            };
+            if sent.is_some_and(|sent: u64| got >= sent) {
+                break;
+            }
+            watch.check()?;
+        }
+    }
+    stage.peer.tell(&())?;
+    if bad > 0 {
+        return Err(format!("{bad} slots of {got} with a wrong CRC").into());
+    }
+    verify(&memory, seed, 0..memory.len().min(got as usize * size))?;
+    let (messages, nanos) = meter.result();
+    Ok(Seen { messages, nanos, handled: got, ..Seen::default() })
+}
