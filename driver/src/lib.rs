@@ -9,6 +9,7 @@
 //! | [`loopback`] | pairs and small switches of ports inside one process, usable across threads |
 //! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN |
 //! | [`af_xdp`] | kernel-bypass sockets on a real interface |
+//! | [`udp`] | a plain UDP socket, which needs no privilege |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
 //! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`].
@@ -26,7 +27,7 @@ mod prefetch;
 pub mod shared;
 pub mod sim;
 mod time;
-#[cfg(feature = "af_xdp")]
+pub mod udp;
 mod waker;
 
 use std::io;
@@ -154,7 +155,20 @@ pub enum Layer {
     /// IP packets, without a link header. The kernel makes the IP and UDP headers: of a packet to
     /// send the driver takes addresses, TOS, TTL and UDP source port; of a received one it writes
     /// anew what the kernel tells, and the IPv4 identification, which it doesn't tell, is a guess.
-    Ip,
+    Ip(SocketTerms),
+}
+
+/// What a socket of the kernel demands of those who use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SocketTerms {
+    /// The UDP source port of all packets, which the ICRC covers.
+    pub source_port: u16,
+    /// Bytes that wait in the socket at most, about twice the packets' own; what finds no room is
+    /// lost.
+    pub receive_buffer: usize,
+    /// `(index, count)`: only packets to queue pairs whose number leaves the rest `index` by `count`
+    /// come, for others share the address.
+    pub qpns: (u32, u32),
 }
 
 /// What a port is and can do.
@@ -275,6 +289,22 @@ pub enum Error {
         protocol: &'static str,
         /// The interface.
         interface: String,
+    },
+    /// The interface has no IP address.
+    #[error("interface '{interface}' has no IP address; `ip addr add ADDRESS/PREFIX dev {interface}`")]
+    NoAddress {
+        /// The interface.
+        interface: String,
+    },
+    /// Another socket has the UDP port.
+    #[error(
+        "UDP port {port} of {address} is in use, by another ferroce or by rdma_rxe; stop it or take another address"
+    )]
+    PortInUse {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
     },
     /// A parameter is outside what the driver can do.
     #[error("{parameter} = {value}: {expected}")]

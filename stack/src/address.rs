@@ -1,6 +1,7 @@
-use ferroce_driver::Capabilities;
+use ferroce_driver::{Capabilities, Layer, SocketTerms};
 use ferroce_wire::{
-    Encapsulation, Gid, MacAddr, NetworkHeader, Packet, PathAddress, PathMtu, Qpn, VlanTag, source_port,
+    Encapsulation, Gid, MacAddr, NetworkHeader, Packet, PathAddress, PathHeader, PathMtu, Qpn, VlanTag,
+    source_port,
 };
 
 use crate::Error;
@@ -28,6 +29,8 @@ pub struct Port {
     /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the
     /// same once more as v1, then those of [`Context::add_gid`](crate::Context::add_gid).
     pub gids: Vec<GidEntry>,
+    /// What its socket demands, if it is one: packets start at the IP header there.
+    pub(crate) socket: Option<SocketTerms>,
 }
 
 impl Port {
@@ -41,7 +44,17 @@ impl Port {
             gids.extend(entries(true));
         }
         let Capabilities { mac, interface, mtu, .. } = capabilities;
-        Port { mac: MacAddr(*mac), interface: interface.clone(), mtu: *mtu, gids }
+        let socket = match capabilities.layer {
+            Layer::Ip(terms) => Some(terms),
+            Layer::Ethernet => None,
+        };
+        Port { mac: MacAddr(*mac), interface: interface.clone(), mtu: *mtu, gids, socket }
+    }
+
+    /// The headers of a path, from where frames start.
+    pub(crate) fn header(&self, path: &PathAddress) -> PathHeader {
+        let header = PathHeader::new(path);
+        if self.socket.is_some() { header.without_link() } else { header }
     }
 
     /// The index of a RoCE v2 GID.
@@ -137,7 +150,8 @@ impl AddressVector {
         let encapsulation = if source.roce_v1 {
             Encapsulation::RoceV1
         } else {
-            Encapsulation::RoceV2 { source_port: source_port(self.flow_label, local, remote) }
+            let of_flow = || source_port(self.flow_label, local, remote);
+            Encapsulation::RoceV2 { source_port: port.socket.map_or_else(of_flow, |terms| terms.source_port) }
         };
         Ok(PathAddress {
             source_mac: port.mac,

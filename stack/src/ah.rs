@@ -9,19 +9,28 @@ pub(crate) struct AddressHandle {
     pub(crate) pd: Pd,
     header: PathHeader,
     flow_label: u32,
+    /// The socket's, where there is one; otherwise each pair of queue pairs has its own.
+    source_port: Option<u16>,
     /// Bytes of the longest datagram.
     pub(crate) max_payload: u32,
 }
 
 impl AddressHandle {
-    pub(crate) fn new(pd: Pd, header: PathHeader, flow_label: u32, max_payload: u32) -> AddressHandle {
-        AddressHandle { pd, header, flow_label, max_payload }
+    pub(crate) fn new(
+        pd: Pd,
+        header: PathHeader,
+        flow_label: u32,
+        source_port: Option<u16>,
+        max_payload: u32,
+    ) -> AddressHandle {
+        AddressHandle { pd, header, flow_label, source_port, max_payload }
     }
 
     /// The headers of a packet between these queue pairs.
     pub(crate) fn header(&self, local: Qpn, remote: Qpn) -> PathHeader {
         let mut header = self.header;
-        header.set_source_port(source_port(self.flow_label, local, remote));
+        let port = self.source_port.unwrap_or_else(|| source_port(self.flow_label, local, remote));
+        header.set_source_port(port);
         header
     }
 }

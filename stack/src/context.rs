@@ -41,15 +41,16 @@ impl Context {
     /// Opens a context on a driver.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a setting out of range, [`Error::Unsupported`] for a driver that
-    /// starts above Ethernet.
+    /// [`Error::Invalid`] for a setting out of range, [`Error::Unsupported`] for RoCE v1 over a driver
+    /// that starts above Ethernet.
     pub fn open(driver: Box<dyn PacketDriver>, config: &Config) -> Result<Context, Error> {
         let capabilities = driver.capabilities();
-        if capabilities.layer != Layer::Ethernet {
-            return Err(Error::Unsupported("drivers that start above Ethernet"));
-        }
         config.check()?;
-        let needed = capabilities.mtu as usize + ETHERNET_HEADER_MAX;
+        let link_header = if capabilities.layer == Layer::Ethernet { ETHERNET_HEADER_MAX } else { 0 };
+        if link_header == 0 && config.roce_v1 {
+            return Err(Error::Unsupported("RoCE v1, which is no UDP"));
+        }
+        let needed = capabilities.mtu as usize + link_header;
         if capabilities.max_frame < needed {
             let expected = format!("at least {needed} for an MTU of {}", capabilities.mtu);
             return Err(Error::invalid("max_frame of the driver", capabilities.max_frame, expected));
@@ -73,8 +74,11 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a VLAN that does not exist, for RoCE v1 while that is off, and for a
-    /// row that is there.
+    /// row that is there; [`Error::Unsupported`] on a socket, which has one address.
     pub fn add_gid(&mut self, entry: GidEntry) -> Result<usize, Error> {
+        if self.engine.port.socket.is_some() {
+            return Err(Error::Unsupported("another address on a socket; open one more for it"));
+        }
         if let Some(vlan) = entry.vlan.filter(|vlan| !(1..=4094).contains(vlan)) {
             return Err(Error::invalid("vlan", vlan, "1 to 4094"));
         }
@@ -276,7 +280,7 @@ impl Context {
             return Err(Error::PathMtu { path_mtu, needed, interface, mtu });
         }
         let path = self.path(&address, local, dest_qpn)?;
-        Ok(Connection::new(&path, path_mtu, dest_qpn))
+        Ok(Connection::new(&path, self.engine.port.header(&path), path_mtu, dest_qpn))
     }
 
     /// The addresses of packets to `address`, next hop included. Everything that can be refused

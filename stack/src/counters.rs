@@ -67,6 +67,10 @@ counters! {
     RxFlushRequests: "rx_flush_requests", Ferroce;
     /// Packets received that a switch has marked: ECN is Congestion Experienced.
     NpEcnMarkedRocePackets: "np_ecn_marked_roce_packets", Mlx5;
+    /// Packets whose IPv4 ID was found out and is a likely one: ICRC checked to 25 bits.
+    RxIdentificationLikely: "rx_icrc_identification_likely", Ferroce;
+    /// Packets whose IPv4 ID was found out, any one: ICRC checked to 16 bits, not 32.
+    RxIdentificationSolved: "rx_icrc_identification_solved", Ferroce;
     /// Request packets that were sent again.
     RetransmittedPkts: "retransmitted_pkts", Ferroce;
     /// Requests with a PSN that was executed before.

@@ -1,5 +1,5 @@
 use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, TAIL_MAX};
-use ferroce_wire::{NetworkHeader, Opcode, PKEY_DEFAULT, Packet, Qpn, Service};
+use ferroce_wire::{Identifications, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, ParseError, Qpn, Service};
 
 use crate::config::Config;
 use crate::counters::Counter;
@@ -21,6 +21,10 @@ pub(crate) struct Engine {
     pub(crate) shared: Shared,
     pub(crate) groups: MulticastGroups,
     pub(crate) port: Port,
+    /// For ports that are sockets, whose kernel numbers packets and does not tell peers' numbers.
+    identifications: Identifications,
+    /// The last identification that was found out.
+    identified: u16,
     roce_v1: bool,
     /// Frames that the queue pair at the front of the active list has sent in this turn.
     turn: u32,
@@ -33,7 +37,9 @@ impl Engine {
         Engine {
             qps: Slab::new(config.max_qps),
             qpns: KeyTable::new(config.max_qps, 24),
-            shared: Shared::new(config),
+            shared: Shared::new(config, &port),
+            identifications: Identifications::default(),
+            identified: 0,
             groups: MulticastGroups::new(config.max_mcast_attachments),
             port,
             roce_v1: config.roce_v1,
@@ -55,9 +61,11 @@ impl Engine {
 
     /// `receives` are the PD and the pieces of its SRQ's receives.
     pub(crate) fn create_qp(&mut self, config: &QpConfig, receives: Option<(Pd, u8)>) -> Option<Qp> {
-        let Engine { qps, qpns, shared, .. } = self;
+        let Engine { qps, qpns, shared, port, .. } = self;
+        let (index, count) = port.socket.map_or((0, 1), |terms| terms.qpns);
+        let usable = |n| Qpn::new(n).is_ordinary() && n % count == index;
         let handle = qps.insert_with(|handle| {
-            let qpn = Qpn::new(qpns.insert(&mut shared.rng, handle.index, |n| Qpn::new(n).is_ordinary()));
+            let qpn = Qpn::new(qpns.insert(&mut shared.rng, handle.index, usable));
             QueuePair::new(handle, qpn, config, receives)
         });
         handle.map(Qp)
@@ -91,11 +99,13 @@ impl Engine {
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
     #[inline]
     fn receive(&mut self, frame: &[u8]) {
-        let packet = match Packet::decode(frame) {
+        let is_ip = self.port.socket.is_some();
+        let packet = match if is_ip { Packet::decode_ip(frame) } else { Packet::decode(frame) } {
             Ok(packet) => packet,
             Err(error) => return self.shared.count(Counter::of(&error)),
         };
-        if let Err(error) = packet.check(self.shared.crc) {
+        let checked = if is_ip { self.check_guessed(&packet) } else { packet.check(self.shared.crc) };
+        if let Err(error) = checked {
             return self.shared.count(Counter::of(&error));
         }
         self.shared.count(Counter::RcvdPkts);
@@ -103,6 +113,19 @@ impl Engine {
         if let Err(reason) = self.dispatch(&packet) {
             self.shared.count(reason);
         }
+    }
+
+    /// Checks what came without its IPv4 identification.
+    fn check_guessed(&mut self, packet: &Packet<'_>) -> Result<(), ParseError> {
+        let Some(identification) = packet.check_guessed(self.shared.crc, &mut self.identifications)? else {
+            return Ok(());
+        };
+        let likely = identification < SEGMENTS_MAX
+            || (1..=SUCCESSORS).contains(&identification.wrapping_sub(self.identified));
+        self.identified = identification;
+        self.shared.counters.count_if(likely, Counter::RxIdentificationLikely);
+        self.shared.counters.count_if(!likely, Counter::RxIdentificationSolved);
+        Ok(())
     }
 
     /// Finds the queue pair, and sees that the packet is its peer's before any state changes.
@@ -260,7 +283,17 @@ impl FrameSource for Engine {
         let head = self.transmit(&mut slot)?;
         Some(slot.gathered(head))
     }
+
+    fn renumber(&mut self, frame: &mut [u8], identification: u16) {
+        self.identifications.renumber(frame, identification);
+    }
 }
+
+/// Identifications that Linux gives to the segments of one send.
+const SEGMENTS_MAX: u16 = 64;
+/// How far behind the last identification that was found the next one is looked for. A peer that
+/// numbers all its packets, as rdma_rxe does, sends to others in between.
+const SUCCESSORS: u16 = 64;
 
 fn check_pkey(packet: &Packet<'_>) -> Result<(), Counter> {
     if PKEY_DEFAULT.admits(packet.bth.pkey()) { Ok(()) } else { Err(Counter::RxPkeyMismatch) }

@@ -206,8 +206,13 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    pub(crate) fn new(path: &PathAddress, path_mtu: PathMtu, dest_qpn: Qpn) -> Connection {
-        let header = PathHeader::new(path);
+    /// `header` are the headers of `path`.
+    pub(crate) fn new(
+        path: &PathAddress,
+        header: PathHeader,
+        path_mtu: PathMtu,
+        dest_qpn: Qpn,
+    ) -> Connection {
         let (Gid(remote), Gid(local)) = (path.destination, path.source);
         let mut addresses = [0; 32];
         if header.network() == NetworkHeader::Ipv4 {

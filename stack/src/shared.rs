@@ -1,9 +1,11 @@
 use std::collections::VecDeque;
 
 use ferroce_driver::Nanos;
+use ferroce_wire::PathMtu;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::SeedableRng;
 
+use crate::Port;
 use crate::ah::AddressHandle;
 use crate::config::Config;
 use crate::counters::{Counter, Counters};
@@ -46,7 +48,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub(crate) fn new(config: &Config) -> Shared {
+    pub(crate) fn new(config: &Config, port: &Port) -> Shared {
         Shared {
             now: Nanos::ZERO,
             poll: 0,
@@ -59,7 +61,7 @@ impl Shared {
             timers: TimerWheel::new(config.max_qps),
             active: VecDeque::with_capacity(config.max_qps as usize),
             later: Vec::with_capacity(config.max_qps as usize),
-            window: config.window,
+            window: config.window.min(admitted(port)),
             reorder: ReorderPool::new(config.reorder_packets),
             drop_access_errors: config.drop_access_errors,
             crc: Crc::detect(),
@@ -120,4 +122,14 @@ impl Shared {
         self.count(Counter::CqOverflow);
         false
     }
+}
+
+/// Packets that a socket's buffer holds. It is the peer's that has to, whose size is not known; taken
+/// to be like one's own.
+fn admitted(port: &Port) -> u32 {
+    /// What the kernel counts for a packet besides twice its bytes.
+    const OVERHEAD: usize = 768;
+    let Some(terms) = port.socket else { return u32::MAX };
+    let payload = port.path_mtu(false).map_or(0, PathMtu::bytes) as usize;
+    u32::try_from(terms.receive_buffer / (2 * payload + OVERHEAD)).map_or(u32::MAX, |packets| packets.max(1))
 }

@@ -97,9 +97,11 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
     let netlink = Netlink::open()?;
     let interfaces = match device {
         None => netlink.interfaces()?.into_iter().filter(|interface| !interface.loopback).collect(),
-        Some(DeviceSpec::Interface(name) | DeviceSpec::AfXdp { interface: name, .. }) => {
-            vec![netlink.interface(name)?]
-        }
+        Some(
+            DeviceSpec::Interface(name)
+            | DeviceSpec::AfXdp { interface: name, .. }
+            | DeviceSpec::UdpInterface(name),
+        ) => vec![netlink.interface(name)?],
         Some(_) => Vec::new(),
     };
     let (device, opened) = match device.map(|device| device.open()).transpose() {
@@ -116,7 +118,7 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
 }
 
 fn drivers() -> Vec<&'static str> {
-    if cfg!(feature = "af_xdp") { vec!["af_xdp", "loopback"] } else { vec!["loopback"] }
+    if cfg!(feature = "af_xdp") { vec!["af_xdp", "udp", "loopback"] } else { vec!["udp", "loopback"] }
 }
 
 impl InterfaceInfo {
@@ -170,7 +172,7 @@ impl DeviceInfo {
             interface: capabilities.interface.clone(),
             layer: match capabilities.layer {
                 Layer::Ethernet => "Ethernet",
-                Layer::Ip => "IP",
+                Layer::Ip(_) => "IP",
             },
             mtu: capabilities.mtu,
             max_frame: capabilities.max_frame,

@@ -131,6 +131,15 @@ impl PathHeader {
         PathHeader { bytes, network, network_start: network_start as u8, len: len as u8, ipv4_sum }
     }
 
+    /// As it stands for ports whose frames start at the network header.
+    pub fn without_link(mut self) -> PathHeader {
+        let (start, end) = (usize::from(self.network_start), self.len());
+        self.bytes.copy_within(start..end, 0);
+        self.len -= self.network_start;
+        self.network_start = 0;
+        self
+    }
+
     /// Changes the UDP source port; RoCE v1 has none.
     pub fn set_source_port(&mut self, port: u16) {
         if self.network.has_udp() {

@@ -3,8 +3,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::icrc;
 use crate::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, Gid, Grh, ICRC_LEN, Ieth, ImmDt, MacAddr,
-    Opcode, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, Gid, Grh, ICRC_LEN, Identifications, Ieth,
+    ImmDt, MacAddr, Opcode, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
 };
 
 /// Why a frame is no RoCE packet that may be looked at further.
@@ -356,9 +356,37 @@ impl<'a> Packet<'a> {
     #[inline]
     pub fn check(&self, crc: impl icrc::Crc32) -> Result<(), ParseError> {
         self.check_icrc_with(crc)?;
+        self.check_version()
+    }
+
+    fn check_version(&self) -> Result<(), ParseError> {
         match self.bth.transport_version() {
             0 => Ok(()),
             version => Err(ParseError::TransportVersion(version)),
+        }
+    }
+
+    /// As [`check`](Packet::check), of a packet whose IPv4 identification is only a guess: if another
+    /// one makes the ICRC right, that is what it had, and is returned.
+    ///
+    /// # Errors
+    /// As [`check`](Packet::check).
+    #[inline]
+    pub fn check_guessed(
+        &self,
+        crc: impl icrc::Crc32,
+        identifications: &mut Identifications,
+    ) -> Result<Option<u16>, ParseError> {
+        match self.check(crc) {
+            Ok(()) => Ok(None),
+            Err(ParseError::Icrc { expected, found }) if self.header == NetworkHeader::Ipv4 => {
+                let said = u16::from_be_bytes([self.covered[4], self.covered[5]]);
+                let len = self.covered.len() + ICRC_LEN;
+                let solved = identifications.solve(len, said, expected ^ found);
+                let solved = solved.ok_or(ParseError::Icrc { expected, found })?;
+                self.check_version().map(|()| Some(solved))
+            }
+            Err(error) => Err(error),
         }
     }
 

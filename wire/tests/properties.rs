@@ -258,9 +258,82 @@ proptest! {
     }
 
     #[test]
+    fn renumbered_is_as_if_made_so(made in frame(any_payload()), to in proptest::collection::vec(any::<u16>(), 1..4)) {
+        let mut identifications = Identifications::default();
+        let mut packet = made.emit().split_off(made.network_start());
+        let is_ipv4 = PathHeader::new(&made.address).network() == NetworkHeader::Ipv4;
+        for identification in to {
+            identifications.renumber(&mut packet, identification);
+            let address = PathAddress {
+                identification: if is_ipv4 { identification } else { 0 }, ..made.address
+            };
+            let wanted = Frame { address, ..made.clone() }.emit().split_off(made.network_start());
+            prop_assert_eq!(&packet, &wanted);
+        }
+    }
+
+    /// Two packets by turns, so that what is remembered of one length is used for it alone.
+    #[test]
+    fn the_identification_is_found(
+        made in [frame(any_payload()), frame(any_payload())], guesses in any::<[u16; 6]>()
+    ) {
+        let mut identifications = Identifications::default();
+        for (n, guess) in guesses.into_iter().enumerate() {
+            let made = &made[n % 2];
+            let PathAddress { identification, .. } = made.address;
+            let address = PathAddress { vlan: None, ..made.address };
+            let mut packet = Frame { address, ..made.clone() }.emit().split_off(14);
+            match PathHeader::new(&address).network() {
+                NetworkHeader::Ipv4 => {
+                    packet[4..6].copy_from_slice(&guess.to_be_bytes());
+                    let (parsed, solved) = Packet::parse_ip(&packet, &mut identifications).unwrap();
+                    prop_assert_eq!(parsed.payload, &made.payload[..]);
+                    prop_assert_eq!(solved, (guess != identification).then_some(identification));
+                }
+                NetworkHeader::Ipv6 => {
+                    let (_, solved) = Packet::parse_ip(&packet, &mut identifications).unwrap();
+                    prop_assert_eq!(solved, None);
+                }
+                NetworkHeader::Grh => continue,
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_damaged_and_found_is_what_the_icrc_says(made in frame(any_payload()), damage in any::<[u8; 6]>()) {
+        let address = PathAddress { vlan: None, ..made.address };
+        let mut packet = Frame { address, ..made.clone() }.emit().split_off(14);
+        let end = packet.len();
+        packet[end - 6..].iter_mut().zip(damage).for_each(|(byte, damage)| *byte ^= damage);
+        // Whatever is accepted is right with the identification that is named.
+        let mut identifications = Identifications::default();
+        if let Ok((_, Some(identification))) = Packet::parse_ip(&packet.clone(), &mut identifications) {
+            packet[4..6].copy_from_slice(&identification.to_be_bytes());
+            prop_assert!(Packet::decode_ip(&packet).unwrap().check_icrc().is_ok());
+        }
+    }
+
+    #[test]
+    fn headers_without_link_are_the_rest(made in frame(short_payload())) {
+        let path = PathHeader::new(&made.address).without_link();
+        let mut buffer = [0xaa; 512];
+        let builder = FrameBuilder::start(&mut buffer, &path, Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(5), Psn::new(6)), 0);
+        let length = builder.unwrap().finish();
+        let made = Frame {
+            bth: Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(5), Psn::new(6)),
+            opcode: Opcode::RC_SEND_ONLY,
+            payload: Vec::new(),
+            ..made
+        };
+        prop_assert_eq!(&buffer[..length], &made.emit()[made.network_start()..]);
+    }
+
+    #[test]
     fn no_bytes_make_the_parsers_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = Packet::parse(&bytes);
         let _ = Packet::decode_ip(&bytes);
+        let _ = Packet::parse_ip(&bytes, &mut Identifications::default());
+        Identifications::default().renumber(&mut bytes.clone(), 0x1234);
         let _ = cm::CmMessage::parse(&bytes);
         if let Some(ethertype) = bytes.get_mut(12..15) {
             ethertype.copy_from_slice(&[8, 0, 0x45]);

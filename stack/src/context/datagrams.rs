@@ -1,6 +1,6 @@
 //! Address handles and multicast groups.
 
-use ferroce_wire::{Encapsulation, Gid, PathHeader, PathMtu, Qpn, Service};
+use ferroce_wire::{Encapsulation, Gid, PathMtu, Qpn, Service};
 
 use super::{Context, invalid_handle};
 use crate::ah::AddressHandle;
@@ -21,10 +21,12 @@ impl Context {
         let is_v1 = matches!(path.encapsulation, Encapsulation::RoceV1);
         let max_payload = self.engine.port.path_mtu(is_v1 || address.gid.is_ipv6());
         let max_payload = max_payload.map_or(0, PathMtu::bytes);
+        let header = self.engine.port.header(&path);
+        let source_port = self.engine.port.socket.map(|terms| terms.source_port);
         let ahs = &mut self.engine.shared.ahs;
         let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
-        let header = PathHeader::new(&path);
-        let ah = ahs.insert_with(|_| AddressHandle::new(pd, header, address.flow_label, max_payload));
+        let new = AddressHandle::new(pd, header, address.flow_label, source_port, max_payload);
+        let ah = ahs.insert_with(|_| new);
         ah.map(Ah).ok_or(full)
     }
 

@@ -1,0 +1,400 @@
+//! A plain UDP socket: no privilege at all.
+//!
+//! For containers, CI and laptops, where nobody gives CAP_NET_RAW. The kernel makes and reads the IP
+//! and UDP headers, so frames start at the IP header ([`Layer::Ip`]): of a packet to send only what
+//! stands behind the UDP header goes into the socket, with addresses, TOS and TTL beside it; in front
+//! of a received one the headers are written anew from what the kernel tells.
+//!
+//! The ICRC covers the IPv4 identification. Linux sends 0 from a socket that is not connected and
+//! does not fragment, and numbers the segments 0, 1, 2, … of what is sent at once (UDP GSO), whoever
+//! cuts it up; so each packet gets the number of its place. What a peer has sent is not told: the
+//! number here is the place in what the kernel has kept together (UDP GRO), a guess.
+
+mod control;
+mod header;
+mod receive;
+mod socket;
+mod transmit;
+
+use std::io;
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use tracing::{info, warn};
+
+use crate::netlink::{Interface, Netlink};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, SocketTerms, Stats};
+use receive::Receiver;
+use transmit::{Refused, Transmitter};
+
+/// RoCEv2's UDP port, to and from which all packets go.
+const PORT: u16 = 4791;
+/// What packets have unless they say otherwise.
+const DEFAULT_TOS: u8 = 0;
+const DEFAULT_HOP_LIMIT: u8 = 64;
+/// No packet of a queue pair is longer; the loopback interface takes 64 KiB.
+const MTU_MAX: u32 = 9216;
+/// Sockets that share an address; a queue pair number must be left to each.
+const GROUP_MAX: usize = 256;
+
+/// What to open.
+#[derive(Clone, Copy, Debug)]
+pub struct UdpConfig {
+    /// One of the host's own addresses.
+    pub address: IpAddr,
+    /// Whether packets of one size to one queue pair are sent at once, as segments that the kernel
+    /// cuts apart late (UDP GSO).
+    pub segmentation: bool,
+    /// Whether the kernel may hand over segments that it has kept together (UDP GRO). A group does
+    /// without: what the kernel puts together may be for several queue pairs, and goes to one socket.
+    pub aggregation: bool,
+    /// Polls the device from the socket's calls for up to this time instead of waiting for its
+    /// interrupts (SO_BUSY_POLL). Needs CAP_NET_ADMIN; does nothing on veth and loopback interfaces.
+    pub busy_poll: Option<Duration>,
+}
+
+impl UdpConfig {
+    /// On `address`, with all that makes it faster and needs no privilege.
+    pub fn new(address: IpAddr) -> UdpConfig {
+        UdpConfig { address, segmentation: true, aggregation: true, busy_poll: None }
+    }
+
+    /// On the first address of `interface`, in the order of GIDs but link-local ones last.
+    ///
+    /// # Errors
+    /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::NoAddress`], [`Error::Os`].
+    pub fn of_interface(interface: &str) -> Result<UdpConfig, Error> {
+        let interface = Netlink::open()?.interface(interface)?;
+        check_up(&interface)?;
+        let mut addresses = interface.gid_order();
+        addresses.sort_by_key(|address| is_link_local(*address));
+        match addresses.first() {
+            Some(address) => Ok(UdpConfig::new(*address)),
+            None => Err(Error::NoAddress { interface: interface.name }),
+        }
+    }
+}
+
+/// A UDP socket on port 4791 of one address.
+#[derive(Debug)]
+pub struct Udp {
+    capabilities: Capabilities,
+    socket: OwnedFd,
+    /// Connected to each peer in turn, for what the kernel says to that.
+    probe: UdpSocket,
+    address: IpAddr,
+    interface: u32,
+    receiver: Receiver,
+    transmitter: Transmitter,
+    /// Groups that packets may come to, each with a socket of its own.
+    groups: Vec<(IpAddr, OwnedFd)>,
+    /// What was said of the last send that was refused.
+    told: Option<(Option<i32>, IpAddr)>,
+    stats: Stats,
+}
+
+impl Udp {
+    /// Opens the socket. Needs no privilege.
+    ///
+    /// # Errors
+    /// [`Error::PortInUse`]; [`Error::Invalid`] for an address that is not the host's own;
+    /// [`Error::InterfaceDown`], [`Error::Permission`] (for busy polling), [`Error::Os`].
+    pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
+        let place = Place::find(config.address)?;
+        let socket = socket::open(config, &place, false)?;
+        Udp::on(socket, config, &place, (0, 1))
+    }
+
+    /// Opens `count` sockets on one address, each for a context of its own: packets go to the one
+    /// that has the rest of their destination's queue pair number by `count`
+    /// ([`SocketTerms::qpns`]), by a program in the kernel that needs no privilege (SO_REUSEPORT).
+    ///
+    /// # Errors
+    /// As [`open`](Udp::open); [`Error::Invalid`] for a count that is not 1 to 256.
+    pub fn open_group(config: &UdpConfig, count: usize) -> Result<Vec<Udp>, Error> {
+        if !(1..=GROUP_MAX).contains(&count) {
+            return Err(Error::Invalid {
+                parameter: "count",
+                value: count.to_string(),
+                expected: format!("1 to {GROUP_MAX} sockets on one address"),
+            });
+        }
+        if count == 1 {
+            return Ok(vec![Udp::open(config)?]);
+        }
+        let config = UdpConfig { aggregation: false, ..*config };
+        let place = Place::find(config.address)?;
+        let sockets = (0..count).map(|_| socket::open(&config, &place, true));
+        let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+        if let Some(first) = sockets.first() {
+            socket::steer_by_qpn(first.as_fd(), count as u32)
+                .map_err(|source| os_error("choosing sockets by queue pair number", &place, source))?;
+        }
+        let shares = sockets.into_iter().zip(0..);
+        shares.map(|(socket, index)| Udp::on(socket, &config, &place, (index, count as u32))).collect()
+    }
+
+    fn on(socket: OwnedFd, config: &UdpConfig, place: &Place, qpns: (u32, u32)) -> Result<Udp, Error> {
+        let os = |source| os_error("setting up the UDP socket", place, source);
+        let Place { interface, address, scope } = place;
+        let mtu = interface.mtu.min(MTU_MAX);
+        let segmentation = config.segmentation && socket::can_segment(socket.as_fd());
+        let receive_buffer = socket::receive_buffer(socket.as_fd()).map_err(os)?;
+        let description = describe(config, segmentation, receive_buffer, qpns);
+        info!(interface = interface.name, "udp: {address}, {description}");
+        if receive_buffer < ENOUGH_BUFFER {
+            warn!(
+                "the receive buffer has {} KiB, which keeps few packets under way; `sysctl -w \
+                 net.core.rmem_max={ENOUGH_BUFFER}` gives more",
+                receive_buffer >> 10
+            );
+        }
+        Ok(Udp {
+            capabilities: Capabilities {
+                driver: "udp",
+                description,
+                interface: interface.name.clone(),
+                layer: Layer::Ip(SocketTerms { source_port: PORT, receive_buffer, qpns }),
+                mac: interface.mac,
+                addresses: vec![*address],
+                mtu,
+                max_frame: mtu as usize,
+            },
+            probe: socket::probe(*address, *scope).map_err(os)?,
+            address: *address,
+            interface: interface.index,
+            receiver: Receiver::new().map_err(os)?,
+            transmitter: Transmitter::new(*address, *scope, mtu as usize, segmentation).map_err(os)?,
+            socket,
+            groups: Vec::new(),
+            told: None,
+            stats: Stats::default(),
+        })
+    }
+
+    /// Sends what is written. Returns whether all of it has left, or was dropped.
+    fn flush(&mut self) -> bool {
+        let Udp { transmitter, socket, stats, told, capabilities, .. } = self;
+        let segmentation = transmitter.segmentation;
+        let flushed = transmitter.flush(socket.as_fd(), stats, |refused| {
+            let reason = (refused.error.raw_os_error(), refused.peer);
+            if told.replace(reason) != Some(reason) {
+                tell(refused, &capabilities.interface);
+            }
+        });
+        if segmentation && !self.transmitter.segmentation {
+            info!(
+                "no segmentation: '{}' makes no checksums, and this kernel wants that",
+                self.capabilities.interface
+            );
+        }
+        flushed
+    }
+}
+
+impl PacketDriver for Udp {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        let Udp { receiver, socket, groups, stats, address, .. } = self;
+        let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
+        let mut received = 0;
+        for (to, socket) in [(*address, socket.as_fd())].into_iter().chain(sockets) {
+            match receiver.receive(socket, to, sink, stats) {
+                Ok(count) => received += count,
+                Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
+                    let interface = self.capabilities.interface.clone();
+                    return Err(Error::Os {
+                        what: "receiving from the UDP socket",
+                        interface,
+                        source: error,
+                    });
+                }
+                // Nothing there, or word of an earlier packet's fate, which UDP does without.
+                Err(_) => {}
+            }
+        }
+        Ok(received)
+    }
+
+    fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+        let mut taken = 0;
+        let mut more = true;
+        while self.flush() && more {
+            let (count, full) = self.transmitter.fill(source, &mut self.stats);
+            (taken, more) = (taken + count, full);
+            if count == 0 {
+                break;
+            }
+        }
+        Ok(taken)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        let room = if self.transmitter.is_pending() { libc::POLLOUT } else { 0 };
+        let sockets =
+            [(&self.socket, room)].into_iter().chain(self.groups.iter().map(|(_, socket)| (socket, 0)));
+        let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; GROUPS_MAX + 1];
+        for (place, (socket, room)) in polled.iter_mut().zip(sockets) {
+            *place = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN | room, revents: 0 };
+        }
+        let timeout = libc::timespec {
+            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let count = 1 + self.groups.len() as libc::nfds_t;
+        // SAFETY: `count` of the `pollfd`s are filled, and they and the `timespec` outlive the call;
+        // no signal mask.
+        let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), count, &raw const timeout, std::ptr::null()) };
+        let error = io::Error::last_os_error();
+        if ready < 0 && error.kind() != io::ErrorKind::Interrupted {
+            let interface = self.capabilities.interface.clone();
+            return Err(Error::Os { what: "waiting for the UDP socket", interface, source: error });
+        }
+        Ok(())
+    }
+
+    /// The kernel finds the hardware address, so the answer is zeros; what is asked is whether there
+    /// is a way.
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        let interface = &self.capabilities.interface;
+        let to = socket::address(peer, PORT, self.interface);
+        self.probe.connect(to).map_err(|source| match source.raw_os_error() {
+            Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EINVAL | libc::EACCES) => {
+                Error::NoRoute { peer, interface: interface.clone() }
+            }
+            _ => Error::Os { what: "looking for the way to a peer", interface: interface.clone(), source },
+        })?;
+        if let Some(mtu) = socket::path_mtu(&self.probe).filter(|mtu| *mtu < self.capabilities.mtu) {
+            warn!(
+                "the way to {peer} takes packets of {mtu} bytes, '{interface}' of {}",
+                self.capabilities.mtu
+            );
+        }
+        Ok([0; 6])
+    }
+
+    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
+        let interface = || self.capabilities.interface.clone();
+        if self.groups.len() == GROUPS_MAX {
+            return Err(Error::Invalid {
+                parameter: "multicast group",
+                value: group.to_string(),
+                expected: format!("at most {GROUPS_MAX} groups on a UDP socket"),
+            });
+        }
+        let socket = socket::of_group(group, self.interface).map_err(|source| Error::Os {
+            what: "joining a multicast group",
+            interface: interface(),
+            source,
+        })?;
+        self.groups.push((group, socket));
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
+        self.groups.retain(|(joined, _)| *joined != group);
+        Ok(())
+    }
+
+    fn stats(&self) -> Stats {
+        // What the kernel itself had no room for; where it can't tell, nothing is known of it.
+        let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0);
+        Stats { rx_dropped: self.stats.rx_dropped + lost, ..self.stats }
+    }
+}
+
+/// Multicast groups that are heard at once.
+const GROUPS_MAX: usize = 16;
+/// Holds the default window of the largest packets.
+const ENOUGH_BUFFER: usize = 4 << 20;
+
+/// Where an address is.
+#[derive(Debug)]
+struct Place {
+    address: IpAddr,
+    interface: Interface,
+    /// Index of the interface for an address that is only unique there, otherwise 0.
+    scope: u32,
+}
+
+impl Place {
+    fn find(address: IpAddr) -> Result<Place, Error> {
+        let interfaces = Netlink::open()?.interfaces()?;
+        let present = || {
+            let all = interfaces.iter().flat_map(|interface| &interface.addresses);
+            all.map(|(address, _)| address.to_string()).collect::<Vec<_>>().join(", ")
+        };
+        match interfaces.iter().find(|interface| owns(interface, address)) {
+            Some(interface) => {
+                check_up(interface)?;
+                let scope = if is_link_local(address) { interface.index } else { 0 };
+                Ok(Place { address, interface: interface.clone(), scope })
+            }
+            None => Err(Error::Invalid {
+                parameter: "address",
+                value: address.to_string(),
+                expected: format!("an address of this host; there are: {}", present()),
+            }),
+        }
+    }
+}
+
+/// Whether an interface has an address. All of 127.0.0.0/8 is the loopback interface's.
+fn owns(interface: &Interface, address: IpAddr) -> bool {
+    interface.addresses.iter().any(|(own, prefix)| match (own, address) {
+        (IpAddr::V4(own), IpAddr::V4(address)) if interface.loopback => {
+            let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
+            (u32::from(*own) ^ u32::from(address)) & mask == 0
+        }
+        _ => *own == address,
+    })
+}
+
+fn check_up(interface: &Interface) -> Result<(), Error> {
+    if interface.up { Ok(()) } else { Err(Error::InterfaceDown { name: interface.name.clone() }) }
+}
+
+fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
+}
+
+fn describe(
+    config: &UdpConfig,
+    segmentation: bool,
+    receive_buffer: usize,
+    (index, count): (u32, u32),
+) -> String {
+    let segmentation = match (segmentation, config.segmentation) {
+        (true, _) => "segmentation",
+        (false, true) => "no segmentation (the kernel is older than 4.18)",
+        (false, false) => "no segmentation",
+    };
+    let aggregation = if config.aggregation { "aggregation" } else { "no aggregation" };
+    let busy = config.busy_poll.map_or(String::new(), |time| format!(", busy polling {time:?}"));
+    let share = match count {
+        1 => String::new(),
+        _ => format!(", socket {index} of {count} on its address"),
+    };
+    let buffer = receive_buffer >> 10;
+    format!("UDP socket, {segmentation}, {aggregation}, receive buffer {buffer} KiB{busy}{share}")
+}
+
+/// Says why packets are dropped.
+fn tell(refused: &Refused, interface: &str) {
+    let Refused { error, peer, packet } = refused;
+    if error.raw_os_error() == Some(libc::EMSGSIZE) {
+        warn!(
+            "packets of {packet} bytes to {peer} are dropped: the way there takes less; a smaller path MTU passes"
+        );
+    } else {
+        warn!("packets to {peer} are dropped on '{interface}': {error}");
+    }
+}
+
+fn os_error(what: &'static str, place: &Place, source: io::Error) -> Error {
+    Error::Os { what, interface: place.interface.name.clone(), source }
+}

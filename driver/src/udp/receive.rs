@@ -1,0 +1,174 @@
+//! Datagrams in: several a call, each with many segments when the kernel has kept them together.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::control::{Control, number};
+use super::header::Template;
+use crate::{FrameSink, Memory, Stats};
+
+/// Datagrams a call: with their buffers, what a core's cache holds.
+const BURST: usize = 8;
+/// In front of each buffer, for the headers of the first segment.
+const HEADROOM: usize = 64;
+/// The longest that the kernel hands over.
+const DATAGRAM_MAX: usize = 1 << 16;
+
+/// Buffers for received datagrams.
+#[derive(Debug)]
+pub(super) struct Receiver {
+    memory: Memory,
+    names: [libc::sockaddr_in6; BURST],
+    controls: [Control; BURST],
+    datagrams: [Datagram; BURST],
+}
+
+/// One of a burst.
+#[derive(Clone, Copy, Debug)]
+struct Datagram {
+    template: Template,
+    len: usize,
+    /// Bytes of a segment; the last may be shorter.
+    segment: usize,
+}
+
+impl Receiver {
+    pub(super) fn new() -> io::Result<Receiver> {
+        let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
+        let template = Template::new(nobody, nobody.ip(), 0, 0);
+        Ok(Receiver {
+            memory: Memory::zeroed(BURST * (HEADROOM + DATAGRAM_MAX))?,
+            // SAFETY: a `sockaddr_in6` is plain old data, for which zeros are valid.
+            names: unsafe { std::mem::zeroed() },
+            controls: [Control::empty(); BURST],
+            datagrams: [Datagram { template, len: 0, segment: 0 }; BURST],
+        })
+    }
+
+    /// Hands a burst of what has come for `own` to `sink`. Returns how many packets that were.
+    pub(super) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        own: IpAddr,
+        sink: &mut dyn FrameSink,
+        stats: &mut Stats,
+    ) -> io::Result<usize> {
+        let count = self.fetch(socket, own, stats)?;
+        for (slot, datagram) in
+            self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX).zip(&self.datagrams[..count])
+        {
+            if datagram.len > 0 {
+                sink.announce(datagram.write(slot, 0, 0));
+            }
+        }
+        let before = stats.rx_frames;
+        for (slot, datagram) in
+            self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX).zip(&self.datagrams[..count])
+        {
+            let mut offset = 0;
+            let mut number = 0;
+            while offset < datagram.len {
+                // Over the end of the segment before, which has been taken.
+                let frame = datagram.write(slot, offset, number);
+                stats.rx_frames += 1;
+                stats.rx_bytes += frame.len() as u64;
+                sink.take(frame);
+                offset += datagram.segment;
+                number = number.wrapping_add(1);
+            }
+        }
+        Ok((stats.rx_frames - before) as usize)
+    }
+
+    /// Fills `datagrams`. Returns how many.
+    fn fetch(&mut self, socket: BorrowedFd<'_>, own: IpAddr, stats: &mut Stats) -> io::Result<usize> {
+        // SAFETY: both are plain old data, for which zeros are valid.
+        let (mut headers, mut places) =
+            unsafe { std::mem::zeroed::<([libc::mmsghdr; BURST], [libc::iovec; BURST])>() };
+        let slots = self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX);
+        for (i, slot) in slots.enumerate() {
+            places[i] = libc::iovec { iov_base: slot[HEADROOM..].as_mut_ptr().cast(), iov_len: DATAGRAM_MAX };
+            let header = &mut headers[i].msg_hdr;
+            header.msg_name = (&raw mut self.names[i]).cast();
+            header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
+            header.msg_iov = &raw mut places[i];
+            header.msg_iovlen = 1;
+            header.msg_control = (&raw mut self.controls[i].bytes).cast();
+            header.msg_controllen = Control::CAPACITY;
+        }
+        // SAFETY: each header points to a name, a place and a control buffer of its own with their
+        // lengths, all of which outlive the call; there are `BURST` of them.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                BURST as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        if count < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let count = count as usize;
+        for (i, header) in headers[..count].iter().enumerate() {
+            let len = header.msg_len as usize;
+            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            let datagram = source(&self.names[i]).filter(|_| !cut).map(|source| {
+                Datagram::new(source, own, len, &self.controls[i], header.msg_hdr.msg_controllen)
+            });
+            stats.rx_dropped += u64::from(datagram.is_none());
+            match datagram {
+                Some(datagram) => self.datagrams[i] = datagram,
+                None => self.datagrams[i].len = 0,
+            }
+        }
+        Ok(count)
+    }
+}
+
+impl Datagram {
+    fn new(source: SocketAddr, own: IpAddr, len: usize, control: &Control, control_len: usize) -> Datagram {
+        let (mut tos, mut hop_limit, mut segment) = (0, 0, len);
+        for (level, kind, data) in control.messages(control_len) {
+            let Some(value) = number(data) else { continue };
+            match (level, kind) {
+                (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                    tos = value as u8
+                }
+                (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                    hop_limit = value as u8;
+                }
+                (libc::SOL_UDP, libc::UDP_GRO) if value > 0 => segment = value as usize,
+                _ => {}
+            }
+        }
+        Datagram { template: Template::new(source, own, tos, hop_limit), len, segment }
+    }
+
+    /// Writes the headers of the segment at `offset`. Returns the whole packet.
+    fn write<'a>(&self, slot: &'a mut [u8], offset: usize, number: u16) -> &'a [u8] {
+        let end = (offset + self.segment).min(self.len);
+        // What the IP header can't state is longer than any packet of a queue pair.
+        let end = end.min(offset + usize::from(u16::MAX) - self.template.len());
+        let frame = &mut slot[HEADROOM + offset - self.template.len()..HEADROOM + end];
+        self.template.write(frame, number);
+        frame
+    }
+}
+
+fn source(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
+    match i32::from(name.sin6_family) {
+        libc::AF_INET => {
+            // An IPv4 name has its address where an IPv6 one has its flow label.
+            let address = Ipv4Addr::from(name.sin6_flowinfo.to_ne_bytes());
+            Some((address, u16::from_be(name.sin6_port)).into())
+        }
+        libc::AF_INET6 => {
+            let address = Ipv6Addr::from(name.sin6_addr.s6_addr);
+            Some((address, u16::from_be(name.sin6_port)).into())
+        }
+        _ => None,
+    }
+}

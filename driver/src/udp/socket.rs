@@ -1,0 +1,240 @@
+//! Opening sockets and asking them.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, PORT, Place, UdpConfig, os_error};
+use crate::Error;
+
+/// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
+const BUFFER: i32 = 8 << 20;
+
+/// A socket on port 4791 of the place's address; with `shared`, others may be on it too.
+pub(super) fn open(config: &UdpConfig, place: &Place, shared: bool) -> Result<OwnedFd, Error> {
+    let os = |source| os_error("setting up the UDP socket", place, source);
+    let socket = create(config.address).map_err(os)?;
+    let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
+    if shared {
+        set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(os)?;
+    }
+    enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF).map_err(os)?;
+    enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF).map_err(os)?;
+    receive_marks(socket.as_fd(), config.address).map_err(os)?;
+    if config.address.is_ipv4() {
+        set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO).map_err(os)?;
+        set(libc::IPPROTO_IP, libc::IP_TOS, DEFAULT_TOS.into()).map_err(os)?;
+        set(libc::IPPROTO_IP, libc::IP_TTL, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
+        set(libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
+        set(libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, 0).map_err(os)?;
+    } else {
+        set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO).map_err(os)?;
+        set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1).map_err(os)?;
+        set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, DEFAULT_TOS.into()).map_err(os)?;
+        set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
+        set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_HOPS, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
+        set(libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, 0).map_err(os)?;
+    }
+    if config.aggregation {
+        set(libc::SOL_UDP, libc::UDP_GRO, 1).map_err(os)?;
+    }
+    if let Some(time) = config.busy_poll {
+        let time = i32::try_from(time.as_micros()).unwrap_or(i32::MAX);
+        let asked = set(libc::SOL_SOCKET, libc::SO_BUSY_POLL, time)
+            .and_then(|()| set(libc::SOL_SOCKET, libc::SO_PREFER_BUSY_POLL, 1));
+        asked.map_err(|source| match source.raw_os_error() {
+            Some(libc::EPERM) => Error::Permission {
+                what: "busy polling",
+                interface: place.interface.name.clone(),
+                capability: "CAP_NET_ADMIN",
+                cure: "run as root, or leave busy polling out".to_owned(),
+            },
+            _ => os(source),
+        })?;
+    }
+    bind(socket.as_fd(), address(config.address, PORT, place.scope)).map_err(|source| {
+        match source.raw_os_error() {
+            Some(libc::EADDRINUSE) => Error::PortInUse { address: config.address, port: PORT },
+            _ => os_error("binding UDP port 4791", place, source),
+        }
+    })?;
+    Ok(socket)
+}
+
+/// A member of a multicast group, with a socket that hears what is sent to it.
+pub(super) fn of_group(group: IpAddr, interface: u32) -> io::Result<OwnedFd> {
+    let socket = create(group)?;
+    // Several contexts of a host may be members.
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+    enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF)?;
+    receive_marks(socket.as_fd(), group)?;
+    bind(socket.as_fd(), address(group, PORT, interface))?;
+    match group {
+        IpAddr::V4(group) => {
+            let request = libc::ip_mreqn {
+                imr_multiaddr: libc::in_addr { s_addr: u32::from_ne_bytes(group.octets()) },
+                imr_address: libc::in_addr { s_addr: 0 },
+                imr_ifindex: interface as i32,
+            };
+            set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP, request)?;
+        }
+        IpAddr::V6(group) => {
+            let request = libc::ipv6_mreq {
+                ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
+                ipv6mr_interface: interface,
+            };
+            set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP, request)?;
+        }
+    }
+    Ok(socket)
+}
+
+/// Lets the sockets that share an address with this one, `count` in the order in which they were
+/// bound, each have the packets to queue pairs whose number leaves the rest of its place by `count`.
+pub(super) fn steer_by_qpn(socket: BorrowedFd<'_>, count: u32) -> io::Result<()> {
+    /// Bytes 4 to 7 of the BTH: one reserved, three of the queue pair's number.
+    const DEST_QPN: u32 = 4;
+    let step = |code: u32, k| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    // It sees packets from behind the UDP header. One that is too short goes to the first socket.
+    let mut program = [
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, DEST_QPN),
+        step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0x00ff_ffff),
+        step(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, count),
+        step(libc::BPF_RET | BPF_A, 0),
+    ];
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    set_option(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, program)
+}
+
+/// Whether the kernel cuts up what is sent at once.
+pub(super) fn can_segment(socket: BorrowedFd<'_>) -> bool {
+    set_option(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0i32).is_ok()
+}
+
+/// Bytes that wait in the socket at most, the kernel's own overhead included.
+pub(super) fn receive_buffer(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let value: i32 = option(socket, libc::SOL_SOCKET, libc::SO_RCVBUF)?;
+    Ok(usize::try_from(value).unwrap_or(0))
+}
+
+/// Datagrams that found no room in the socket.
+pub(super) fn dropped(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    /// `struct sock_meminfo`: SK_MEMINFO_DROPS is the last of nine.
+    const DROPS: usize = 8;
+    let info: [u32; DROPS + 1] = option(socket, libc::SOL_SOCKET, SO_MEMINFO)?;
+    Ok(info[DROPS].into())
+}
+
+/// A socket of the same address, for asking the kernel about ways.
+pub(super) fn probe(own: IpAddr, scope: u32) -> io::Result<UdpSocket> {
+    UdpSocket::bind(address(own, 0, scope))
+}
+
+/// The largest IP packet on the way to the peer that the probe is connected to.
+pub(super) fn path_mtu(probe: &UdpSocket) -> Option<u32> {
+    let (level, which) = match probe.local_addr().ok()? {
+        SocketAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
+        SocketAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+    };
+    option::<i32>(probe.as_fd(), level, which).ok().and_then(|mtu| u32::try_from(mtu).ok())
+}
+
+/// An address as the kernel wants it; `scope` matters only where it must be told.
+pub(super) fn address(address: IpAddr, port: u16, scope: u32) -> SocketAddr {
+    match address {
+        IpAddr::V6(ip) if ip.is_unicast_link_local() || ip.is_multicast() => {
+            SocketAddrV6::new(ip, port, 0, scope).into()
+        }
+        _ => (address, port).into(),
+    }
+}
+
+const BPF_A: u32 = 0x10;
+const SO_MEMINFO: i32 = 55;
+
+fn create(address: IpAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 };
+    // SAFETY: no pointers; the result is checked below.
+    let fd = unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: `fd` is a descriptor that nobody else owns.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    if !address.is_ipv4() {
+        set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+    }
+    Ok(socket)
+}
+
+/// Lets TOS and TTL come beside each datagram.
+fn receive_marks(socket: BorrowedFd<'_>, address: IpAddr) -> io::Result<()> {
+    let (level, options) = if address.is_ipv4() {
+        (libc::IPPROTO_IP, [libc::IP_RECVTOS, libc::IP_RECVTTL])
+    } else {
+        (libc::IPPROTO_IPV6, [libc::IPV6_RECVTCLASS, libc::IPV6_RECVHOPLIMIT])
+    };
+    options.into_iter().try_for_each(|option| set_option(socket, level, option, 1))
+}
+
+fn enlarge(socket: BorrowedFd<'_>, force: i32, ask: i32) -> io::Result<()> {
+    set_option(socket, libc::SOL_SOCKET, force, BUFFER)
+        .or_else(|_| set_option(socket, libc::SOL_SOCKET, ask, BUFFER))
+}
+
+fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
+    let result = match address {
+        SocketAddr::V4(address) => {
+            let name = libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                sin_zero: [0; 8],
+            };
+            let len = size_of_val(&name) as libc::socklen_t;
+            // SAFETY: pointer and length describe `name`, which outlives the call.
+            unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), len) }
+        }
+        SocketAddr::V6(address) => {
+            let name = libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            };
+            let len = size_of_val(&name) as libc::socklen_t;
+            // SAFETY: pointer and length describe `name`, which outlives the call.
+            unsafe { libc::bind(socket.as_raw_fd(), (&raw const name).cast(), len) }
+        }
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// `T` is an `int` or one of the structures that the kernel reads as they are.
+fn set_option<T: Copy>(socket: BorrowedFd<'_>, level: i32, option: i32, value: T) -> io::Result<()> {
+    let len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: pointer and length describe `value`, which outlives the call, as does what it points to.
+    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), len) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// What the kernel may fill with any bytes.
+trait Plain: Copy + Default {}
+impl Plain for i32 {}
+impl Plain for [u32; 9] {}
+
+fn option<T: Plain>(socket: BorrowedFd<'_>, level: i32, option: i32) -> io::Result<T> {
+    let mut value = T::default();
+    let mut len = size_of::<T>() as libc::socklen_t;
+    // SAFETY: pointer and length describe `value`, in which all bytes are valid and which outlives
+    // the call.
+    match unsafe {
+        libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len)
+    } {
+        0 => Ok(value),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,0 +1,260 @@
+//! Packets out: those of one size to one place leave as one send, which the kernel cuts up late.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use super::control::Control;
+use super::header::{self, Key, LEN_V4, LEN_V6};
+use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS};
+use crate::{FrameSource, Memory, Stats};
+
+/// Sends a system call.
+const GROUPS: usize = 16;
+/// What is written before it is sent; stays in a core's cache.
+const STAGE: usize = 128 << 10;
+/// The kernel's UDP_MAX_SEGMENTS, as long as it has been there.
+const SEGMENTS_MAX: usize = 64;
+/// The longest UDP datagram, over IPv4 and IPv6.
+const DATAGRAM_MAX: usize = 65535 - LEN_V6;
+
+/// Packets that are written and not sent yet.
+#[derive(Debug)]
+pub(super) struct Transmitter {
+    memory: Memory,
+    /// End of what is written.
+    end: usize,
+    header_len: usize,
+    max_frame: usize,
+    /// The interface of a link-local address.
+    scope: u32,
+    /// Whether the kernel cuts up what is sent at once.
+    pub(super) segmentation: bool,
+    groups: Vec<Group>,
+    /// Groups of `groups` that are sent.
+    done: usize,
+}
+
+/// Packets that leave in one send.
+#[derive(Clone, Copy, Debug)]
+struct Group {
+    key: Key,
+    start: usize,
+    len: usize,
+    /// Bytes of each but the last.
+    segment: usize,
+    segments: usize,
+}
+
+/// A send that the kernel refused.
+#[derive(Debug)]
+pub(super) struct Refused {
+    pub(super) error: io::Error,
+    pub(super) peer: IpAddr,
+    /// Bytes of the largest packet.
+    pub(super) packet: usize,
+}
+
+impl Transmitter {
+    pub(super) fn new(
+        own: IpAddr,
+        scope: u32,
+        max_frame: usize,
+        segmentation: bool,
+    ) -> io::Result<Transmitter> {
+        Ok(Transmitter {
+            memory: Memory::zeroed(STAGE + max_frame)?,
+            end: header::len(own),
+            header_len: header::len(own),
+            max_frame,
+            scope,
+            segmentation,
+            groups: Vec::with_capacity(GROUPS),
+            done: 0,
+        })
+    }
+
+    /// Whether something is written that the kernel has not taken.
+    pub(super) fn is_pending(&self) -> bool {
+        !self.groups.is_empty()
+    }
+
+    /// Takes packets from `source`. Returns how many, and whether it may have more.
+    pub(super) fn fill(&mut self, source: &mut dyn FrameSource, stats: &mut Stats) -> (usize, bool) {
+        let mut taken = 0;
+        while self.end + self.max_frame <= self.memory.len() && self.groups.len() < GROUPS {
+            // The headers lie over the end of the packet before, whose bytes come back afterwards: so
+            // what is sent at once lies in one piece.
+            let start = self.end - self.header_len;
+            let (mut covered, covered_len) = ([0; LEN_V6], self.header_len);
+            covered[..covered_len].copy_from_slice(&self.memory[start..self.end]);
+            let Some(len) = source.write(&mut self.memory[start..]) else { return (taken, false) };
+            if len <= self.max_frame
+                && let Some(key) = self.memory.get(start..start + len).and_then(|f| Key::of(f, covered_len))
+            {
+                self.append(key, len, source);
+                taken += 1;
+            } else {
+                stats.tx_dropped += 1;
+            }
+            self.memory[start..start + covered_len].copy_from_slice(&covered[..covered_len]);
+        }
+        (taken, true)
+    }
+
+    /// Takes up the packet of `len` bytes behind what is written.
+    fn append(&mut self, key: Key, len: usize, source: &mut dyn FrameSource) {
+        let start = self.end - self.header_len;
+        let segment = len - self.header_len;
+        match self.groups.last_mut().filter(|group| self.segmentation && group.admits(key, segment)) {
+            Some(group) => {
+                if self.header_len == LEN_V4 {
+                    // The kernel numbers them from the first one's 0.
+                    source.renumber(&mut self.memory[start..start + len], group.segments as u16);
+                }
+                group.segments += 1;
+                group.len += segment;
+            }
+            None => self.groups.push(Group { key, start: self.end, len: segment, segment, segments: 1 }),
+        }
+        self.end += segment;
+    }
+
+    /// Sends what is written. What the kernel refuses is dropped and told to `refused`, unless it is
+    /// only that there is no room: then `false`, and it stays.
+    pub(super) fn flush(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        stats: &mut Stats,
+        mut refused: impl FnMut(&Refused),
+    ) -> bool {
+        while self.done < self.groups.len() {
+            match self.send(socket) {
+                Ok(sent) => {
+                    for group in &self.groups[self.done..self.done + sent] {
+                        stats.tx_frames += group.segments as u64;
+                        stats.tx_bytes += (group.len + group.segments * self.header_len) as u64;
+                    }
+                    self.done += sent;
+                }
+                Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) => return false,
+                    Some(libc::EINTR) => {}
+                    code => {
+                        let group = &self.groups[self.done];
+                        stats.tx_dropped += group.segments as u64;
+                        if code == Some(libc::EIO) && group.segments > 1 {
+                            // Before Linux 6.11 only with checksums by the device.
+                            self.segmentation = false;
+                        }
+                        let packet = group.segment + self.header_len;
+                        refused(&Refused { error, peer: self.peer(group), packet });
+                        self.done += 1;
+                    }
+                },
+            }
+        }
+        self.groups.clear();
+        self.done = 0;
+        self.end = self.header_len;
+        true
+    }
+
+    /// One system call. Returns how many groups it sent.
+    fn send(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
+        // SAFETY: all are plain old data, for which zeros are valid.
+        let (mut headers, mut places, mut names) = unsafe {
+            std::mem::zeroed::<([libc::mmsghdr; GROUPS], [libc::iovec; GROUPS], [libc::sockaddr_in6; GROUPS])>(
+            )
+        };
+        let mut controls = [Control::empty(); GROUPS];
+        let groups = &self.groups[self.done..];
+        for (i, group) in groups.iter().enumerate() {
+            names[i] = self.name(group);
+            let bytes = &self.memory[group.start..group.start + group.len];
+            // The kernel only reads it.
+            places[i] = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+            let header = &mut headers[i].msg_hdr;
+            header.msg_name = (&raw mut names[i]).cast();
+            header.msg_namelen = if self.header_len == LEN_V4 {
+                size_of::<libc::sockaddr_in>() as u32
+            } else {
+                size_of::<libc::sockaddr_in6>() as u32
+            };
+            header.msg_iov = &raw mut places[i];
+            header.msg_iovlen = 1;
+            let len = self.describe(group, &mut controls[i]);
+            if len > 0 {
+                header.msg_control = (&raw mut controls[i].bytes).cast();
+                header.msg_controllen = len;
+            }
+        }
+        // SAFETY: each header points to a name, a place and a control buffer of its own with their
+        // lengths, all of which outlive the call; there are at least as many as groups.
+        let sent = unsafe {
+            libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), groups.len() as u32, libc::MSG_DONTWAIT)
+        };
+        if sent < 0 { Err(io::Error::last_os_error()) } else { Ok(sent as usize) }
+    }
+
+    /// What is to be said beside the bytes. Returns its length.
+    fn describe(&self, group: &Group, control: &mut Control) -> usize {
+        let (level, tos, hop_limit) = if self.header_len == LEN_V4 {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
+        };
+        let mut len = 0;
+        if group.segments > 1 {
+            len = control.push(len, libc::SOL_UDP, libc::UDP_SEGMENT, &(group.segment as u16).to_ne_bytes());
+        }
+        if group.key.tos != DEFAULT_TOS {
+            len = control.push(len, level, tos, &i32::from(group.key.tos).to_ne_bytes());
+        }
+        if group.key.hop_limit != DEFAULT_HOP_LIMIT {
+            len = control.push(len, level, hop_limit, &i32::from(group.key.hop_limit).to_ne_bytes());
+        }
+        len
+    }
+
+    fn name(&self, group: &Group) -> libc::sockaddr_in6 {
+        // SAFETY: plain old data, for which zeros are valid.
+        let mut name: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
+        name.sin6_port = group.key.port.to_be();
+        match self.peer(group) {
+            IpAddr::V4(address) => {
+                name.sin6_family = libc::AF_INET as libc::sa_family_t;
+                // An IPv4 name has its address where an IPv6 one has its flow label.
+                name.sin6_flowinfo = u32::from_ne_bytes(address.octets());
+            }
+            IpAddr::V6(address) => {
+                name.sin6_family = libc::AF_INET6 as libc::sa_family_t;
+                name.sin6_addr.s6_addr = address.octets();
+                let is_local = address.is_unicast_link_local() || address.is_multicast();
+                name.sin6_scope_id = if is_local { self.scope } else { 0 };
+            }
+        }
+        name
+    }
+
+    fn peer(&self, group: &Group) -> IpAddr {
+        let bytes = group.key.destination;
+        if self.header_len == LEN_V4 {
+            let [a, b, c, d, ..] = bytes;
+            Ipv4Addr::new(a, b, c, d).into()
+        } else {
+            Ipv6Addr::from(bytes).into()
+        }
+    }
+}
+
+impl Group {
+    /// Whether a packet may be the next segment: all are equally long, but for a last shorter one.
+    fn admits(&self, key: Key, len: usize) -> bool {
+        self.key == key
+            && self.segments < SEGMENTS_MAX
+            && len <= self.segment
+            && self.len == self.segments * self.segment
+            && self.len + len <= DATAGRAM_MAX
+    }
+}
