@@ -193,6 +193,16 @@ fn short_payload() -> impl Strategy<Value = Vec<u8>> {
     proptest::collection::vec(any::<u8>(), 0..20)
 }
 
+/// A packet that came without its identification, and the one that it had if that is another.
+fn guessed<'a>(
+    packet: &'a [u8],
+    identifications: &mut Identifications,
+) -> Result<(Packet<'a>, Option<u16>), ParseError> {
+    let packet = Packet::decode_ip(packet)?;
+    let solved = packet.check_guessed(icrc::Portable, identifications)?;
+    Ok((packet, solved))
+}
+
 proptest! {
     #[test]
     fn a_frame_is_the_same_from_pieces_and_in_pieces(
@@ -286,12 +296,12 @@ proptest! {
             match PathHeader::new(&address).network() {
                 NetworkHeader::Ipv4 => {
                     packet[4..6].copy_from_slice(&guess.to_be_bytes());
-                    let (parsed, solved) = Packet::parse_ip(&packet, &mut identifications).unwrap();
+                    let (parsed, solved) = guessed(&packet, &mut identifications).unwrap();
                     prop_assert_eq!(parsed.payload, &made.payload[..]);
                     prop_assert_eq!(solved, (guess != identification).then_some(identification));
                 }
                 NetworkHeader::Ipv6 => {
-                    let (_, solved) = Packet::parse_ip(&packet, &mut identifications).unwrap();
+                    let (_, solved) = guessed(&packet, &mut identifications).unwrap();
                     prop_assert_eq!(solved, None);
                 }
                 NetworkHeader::Grh => continue,
@@ -307,7 +317,7 @@ proptest! {
         packet[end - 6..].iter_mut().zip(damage).for_each(|(byte, damage)| *byte ^= damage);
         // Whatever is accepted is right with the identification that is named.
         let mut identifications = Identifications::default();
-        if let Ok((_, Some(identification))) = Packet::parse_ip(&packet.clone(), &mut identifications) {
+        if let Ok((_, Some(identification))) = guessed(&packet.clone(), &mut identifications) {
             packet[4..6].copy_from_slice(&identification.to_be_bytes());
             prop_assert!(Packet::decode_ip(&packet).unwrap().check_icrc().is_ok());
         }
@@ -332,7 +342,7 @@ proptest! {
     fn no_bytes_make_the_parsers_panic(mut bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
         let _ = Packet::parse(&bytes);
         let _ = Packet::decode_ip(&bytes);
-        let _ = Packet::parse_ip(&bytes, &mut Identifications::default());
+        let _ = guessed(&bytes, &mut Identifications::default());
         Identifications::default().renumber(&mut bytes.clone(), 0x1234);
         let _ = cm::CmMessage::parse(&bytes);
         if let Some(ethertype) = bytes.get_mut(12..15) {
