@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use ferroce_driver::loopback::{Switch, SwitchConfig};
 use ferroce_driver::sim::{EcnConfig, LinkConfig, SimNetwork};
+use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Nanos, PacketDriver};
 
 thread_local! {
@@ -150,4 +151,42 @@ fn af_xdp_frames_of_several_descriptors_included() {
     let received = exchange(200);
     assert_eq!(ALLOCATIONS.get() - before, 0);
     assert!(received > 5000, "{received}");
+}
+
+#[test]
+fn udp_refusals_included() {
+    let [a, b] = [1, 2].map(|last| IpAddr::from([127, 79, 0, last]));
+    let mut ports = [a, b].map(|own| Udp::open(&UdpConfig::new(own)).expect("a free port on lo"));
+    let run = |ports: &mut [Udp; 2]| {
+        let mut received = 0;
+        for round in 0..2000 {
+            let mut left = 20;
+            let sent = ports[0].tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
+                left = usize::checked_sub(left, 1)?;
+                let len = if left % 8 == 1 { 60 } else { 500 };
+                buffer[..len].fill(0);
+                buffer[..2].copy_from_slice(&[0x45, round as u8 & 3]);
+                buffer[8] = 64;
+                // One in ten to a network that this interface is no way to.
+                buffer[16..20].copy_from_slice(&if left % 10 == 3 {
+                    [192, 0, 2, 77]
+                } else {
+                    [127, 79, 0, 2]
+                });
+                buffer[22..24].copy_from_slice(&4791u16.to_be_bytes());
+                Some(len)
+            });
+            assert_eq!(sent.expect("a socket is never gone"), 20);
+            let mut sink = |frame: &[u8]| received += usize::from(frame.len() > 28);
+            while ports[1].rx_burst(Nanos::ZERO, &mut sink).expect("a socket is never gone") > 0 {}
+            ports[1].wait(Duration::ZERO).expect("a socket is never gone");
+        }
+        received
+    };
+    run(&mut ports);
+    let before = ALLOCATIONS.get();
+    let received = run(&mut ports);
+    assert_eq!(received, 2000 * 18);
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+    assert!(ports[0].stats().tx_dropped >= 2 * 4000);
 }

@@ -10,9 +10,9 @@ mod values;
 
 use std::fs;
 use std::io::{self, Write};
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -31,13 +31,14 @@ use supervisor::{Message, Supervisor};
 ///
 /// As root, the ranks are processes in network namespaces of their own, joined by a bridge, and
 /// speak RoCEv2 through AF_XDP; nothing of that is left when it ends. Without the rights for it,
+/// they are processes with UDP sockets on the loopback interface. Where those can't be had either,
 /// they are threads that speak the same packets over an in-process switch.
 ///
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage,
 /// 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
-    /// What joins the ranks [default: af_xdp where possible, else loopback].
+    /// What joins the ranks [default: af_xdp where possible, else udp, else loopback].
     #[arg(short, long, value_enum)]
     device: Option<Device>,
     /// Ranks.
@@ -72,6 +73,8 @@ enum Device {
     /// Kernel-bypass sockets on veth interfaces, a namespace and a process for each rank.
     #[value(name = "af_xdp")]
     AfXdp,
+    /// UDP sockets on addresses of the loopback interface, a process for each rank; no privilege.
+    Udp,
     /// A switch inside this process, a thread for each rank.
     Loopback,
 }
@@ -79,7 +82,7 @@ enum Device {
 /// See [`Args`] for the exit status.
 pub(crate) fn run(args: Args) -> ExitCode {
     if args.as_rank {
-        return rank::main(&args.plan(), args.pcap.as_deref());
+        return rank::main(&args.plan(), args.device == Some(Device::Udp), args.pcap.as_deref());
     }
     let result = interruption().and_then(|interrupted| {
         let result = demo(&args, &interrupted);
@@ -102,9 +105,9 @@ pub(crate) fn run(args: Args) -> ExitCode {
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
-    /// AF_XDP can't be had here; loopback can.
-    #[error("AF_XDP can't be used: {0}")]
-    Unavailable(String),
+    /// The driver can't be had here; another one may.
+    #[error("{driver} can't be used: {reason}")]
+    Unavailable { driver: &'static str, reason: String },
     #[error("the in-process switch: {0}")]
     Switch(#[from] ferroce_driver::Error),
     #[error(transparent)]
@@ -123,6 +126,8 @@ enum Error {
 const PATIENCE: Duration = Duration::from_secs(40);
 /// How fast an interruption is noticed.
 const TICK: Duration = Duration::from_millis(50);
+const AF_XDP: &str = "AF_XDP";
+const UDP: &str = "udp";
 /// The rendezvous of the ranks, as torchrun's default; rank 0 has its namespace for itself.
 const MASTER_PORT: u16 = 29500;
 
@@ -153,15 +158,31 @@ fn interruption() -> Result<Arc<AtomicBool>, Error> {
 fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
     match args.device {
         Some(Device::AfXdp) => over_af_xdp(args, interrupted),
+        Some(Device::Udp) => over_udp(args, interrupted),
         Some(Device::Loopback) => over_loopback(args, interrupted),
-        None => match over_af_xdp(args, interrupted) {
-            Err(Error::Unavailable(reason)) if !interrupted.load(Ordering::Relaxed) => {
-                eprintln!("AF_XDP can't be used: {reason}");
-                eprintln!("so the ranks are threads, over loopback");
-                over_loopback(args, interrupted)
-            }
-            result => result,
-        },
+        None => {
+            let result = or_else(over_af_xdp(args, interrupted), interrupted, "processes, over udp", || {
+                over_udp(args, interrupted)
+            });
+            or_else(result, interrupted, "threads, over loopback", || over_loopback(args, interrupted))
+        }
+    }
+}
+
+/// Says why a driver can't be had, and takes the next one.
+fn or_else(
+    result: Result<Report, Error>,
+    interrupted: &AtomicBool,
+    instead: &str,
+    next: impl FnOnce() -> Result<Report, Error>,
+) -> Result<Report, Error> {
+    match result {
+        Err(unavailable @ Error::Unavailable { .. }) if !interrupted.load(Ordering::Relaxed) => {
+            eprintln!("{unavailable}");
+            eprintln!("so the ranks are {instead}");
+            next()
+        }
+        result => result,
     }
 }
 
@@ -169,34 +190,65 @@ fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
 fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
     check_rights()?;
     let lab =
-        Lab::new("demo", args.ranks, args.mtu()).map_err(|error| Error::Unavailable(error.to_string()))?;
-    let program = std::env::current_exe()
-        .map_err(|source| Error::Os { what: "finding this program's own file", source })?;
-    let plan = args.plan();
+        Lab::new("demo", args.ranks, args.mtu()).map_err(|error| unavailable(AF_XDP, error.to_string()))?;
     // Declared after the namespaces, so they go before them.
     let mut ranks = Supervisor::new();
+    let program = own_program()?;
     for rank in 0..args.ranks {
-        let mut command = lab.command(rank, &program);
-        command.args(["demo", "--as-rank"]);
-        command.args(["--rounds", &plan.rounds.to_string(), "--tensors", &plan.tensors.len().to_string()]);
-        command.args(["--path-mtu", &plan.path_mtu.to_string()]);
-        if let Some(fault) = &args.fault {
-            command.args(["--fault", &fault.to_string()]);
-        }
-        if let (0, Some(file)) = (rank, &args.pcap) {
-            command.arg("--pcap").arg(file);
-        }
-        command.env("RANK", rank.to_string()).env("WORLD_SIZE", args.ranks.to_string());
-        command.env("MASTER_ADDR", netns::address(0).to_string()).env("MASTER_PORT", MASTER_PORT.to_string());
-        if std::env::var_os("RUST_LOG").is_none() {
-            // The report says which modes the drivers took.
-            command.env("RUST_LOG", "warn");
-        }
-        ranks
-            .start_process(&mut command)
-            .map_err(|source| Error::Os { what: "starting a rank in its namespace", source })?;
+        let command = lab.command(rank, &program);
+        start_rank(args, &mut ranks, rank, command, "af_xdp", netns::address(0))?;
     }
-    supervise(&plan, &mut ranks, interrupted)
+    supervise(&args.plan(), AF_XDP, &mut ranks, interrupted)
+}
+
+/// Ranks as processes on the loopback interface, each with an address of its own there.
+fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+    if args.pcap.is_some() {
+        let reason = "a UDP socket tells no IPv4 identification, so a capture of it would not be true";
+        return Err(unavailable(UDP, reason.to_owned()));
+    }
+    let mut ranks = Supervisor::new();
+    let program = own_program()?;
+    for rank in 0..args.ranks {
+        start_rank(args, &mut ranks, rank, Command::new(&program), "udp", rank::udp_address(0))?;
+    }
+    supervise(&args.plan(), UDP, &mut ranks, interrupted)
+}
+
+/// Starts a rank by a command that runs this program, with the rendezvous at rank 0's address.
+fn start_rank(
+    args: &Args,
+    ranks: &mut Supervisor,
+    rank: u32,
+    mut command: Command,
+    device: &str,
+    master: IpAddr,
+) -> Result<(), Error> {
+    let plan = args.plan();
+    command.args(["demo", "--as-rank", "--device", device]);
+    command.args(["--rounds", &plan.rounds.to_string(), "--tensors", &plan.tensors.len().to_string()]);
+    command.args(["--path-mtu", &plan.path_mtu.to_string()]);
+    if let Some(fault) = &args.fault {
+        command.args(["--fault", &fault.to_string()]);
+    }
+    if let (0, Some(file)) = (rank, &args.pcap) {
+        command.arg("--pcap").arg(file);
+    }
+    command.env("RANK", rank.to_string()).env("WORLD_SIZE", args.ranks.to_string());
+    command.env("MASTER_ADDR", master.to_string()).env("MASTER_PORT", MASTER_PORT.to_string());
+    if std::env::var_os("RUST_LOG").is_none() {
+        // The report says which modes the drivers took.
+        command.env("RUST_LOG", "warn");
+    }
+    ranks.start_process(&mut command).map_err(|source| Error::Os { what: "starting a rank", source })
+}
+
+fn own_program() -> Result<PathBuf, Error> {
+    std::env::current_exe().map_err(|source| Error::Os { what: "finding this program's own file", source })
+}
+
+fn unavailable(driver: &'static str, reason: String) -> Error {
+    Error::Unavailable { driver, reason }
 }
 
 /// Ranks as threads of this process.
@@ -222,13 +274,13 @@ fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error>
             rank::run(&plan, bootstrap, Box::new(port), stop, pcap.as_deref(), tell);
         });
     }
-    supervise(&plan, &mut ranks, interrupted)
+    supervise(&plan, "loopback", &mut ranks, interrupted)
 }
 
 /// Whether this process may make namespaces and open AF_XDP sockets.
 fn check_rights() -> Result<(), Error> {
     if cfg!(not(feature = "af_xdp")) {
-        return Err(Error::Unavailable("this `ferroce` was built without the feature `af_xdp`".to_owned()));
+        return Err(unavailable(AF_XDP, "this `ferroce` was built without the feature `af_xdp`".to_owned()));
     }
     let status = fs::read_to_string("/proc/self/status")
         .map_err(|source| Error::Os { what: "reading /proc/self/status", source })?;
@@ -236,7 +288,7 @@ fn check_rights() -> Result<(), Error> {
     if missing.is_empty() {
         return Ok(());
     }
-    Err(Error::Unavailable(format!("this process lacks {}, which root has", missing.join(", "))))
+    Err(unavailable(AF_XDP, format!("this process lacks {}, which root has", missing.join(", "))))
 }
 
 /// The capabilities that the demo needs and the process of this /proc/PID/status lacks.
@@ -249,7 +301,12 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
 }
 
 /// Listens to the ranks until all have finished.
-fn supervise(plan: &Plan, ranks: &mut Supervisor, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn supervise(
+    plan: &Plan,
+    driver: &'static str,
+    ranks: &mut Supervisor,
+    interrupted: &AtomicBool,
+) -> Result<Report, Error> {
     let mut logs: Vec<RankLog> = (0..ranks.len()).map(|_| RankLog::default()).collect();
     let mut heard = Instant::now();
     while logs.iter().any(|log| log.totals.is_none()) {
@@ -273,7 +330,7 @@ fn supervise(plan: &Plan, ranks: &mut Supervisor, interrupted: &AtomicBool) -> R
                 tell_progress(plan, &logs, rank);
             }
             Message::Event(Event::Finished(totals)) => log.totals = Some(totals),
-            Message::Event(Event::Unopened { reason }) => return Err(Error::Unavailable(reason)),
+            Message::Event(Event::Unopened { reason }) => return Err(unavailable(driver, reason)),
             Message::Event(Event::Failed { reason }) => {
                 return Err(failed(ranks, rank, format!("failed: {reason}"), log));
             }

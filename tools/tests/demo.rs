@@ -6,6 +6,7 @@ mod judge;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
+use std::net::UdpSocket;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -72,7 +73,7 @@ fn wrong_usage_is_told_apart_from_failure() {
 }
 
 #[test]
-fn without_rights_it_says_why_and_runs_over_loopback() {
+fn without_rights_it_says_why_and_takes_the_next_driver() {
     let _alone = alone();
     let directory = Scratch::new();
     let program = directory.0.join("ferroce");
@@ -85,16 +86,30 @@ fn without_rights_it_says_why_and_runs_over_loopback() {
         }
         run(&mut command)
     };
-    let output = unprivileged(&["--tensors", "20", "--rounds", "1", "--json"]);
+    let few = ["--tensors", "20", "--rounds", "1", "--json"];
+    let output = unprivileged(&few);
     let why = text(&output.stderr);
-    assert!(why.contains("CAP_NET_ADMIN") && why.contains("over loopback"), "{why}");
+    assert!(why.contains("CAP_NET_ADMIN") && why.contains("over udp"), "{why}");
+    check_report(&json(&output), "udp", 4, 1);
+
+    // Somebody has the port of one rank's address.
+    let taken = UdpSocket::bind("127.77.0.2:4791").unwrap();
+    let output = unprivileged(&few);
+    let why = text(&output.stderr);
+    assert!(why.contains("127.77.0.2 is in use") && why.contains("over loopback"), "{why}");
     check_report(&json(&output), "loopback", 4, 1);
+    drop(taken);
 
     // Asked for by name, it is not replaced.
     let output = unprivileged(&["-d", "af_xdp", "--tensors", "20"]);
     let why = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{why}");
-    assert!(why.contains("CAP_NET_ADMIN") && !why.contains("loopback"), "{why}");
+    assert!(why.contains("CAP_NET_ADMIN") && !why.contains("over"), "{why}");
+    let capture = directory.0.join("capture.pcapng");
+    let output = unprivileged(&["-d", "udp", "--tensors", "20", "--pcap", capture.to_str().unwrap()]);
+    let why = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{why}");
+    assert!(why.contains("capture") && !why.contains("over"), "{why}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -172,7 +172,7 @@ impl FromStr for Fault {
 /// A rank as a process of its own, which finds the others by its environment. It tells its events
 /// on standard output, and stops when its standard input ends, which it does when the demo wants so
 /// or is gone.
-pub(super) fn main(plan: &Plan, pcap: Option<&Path>) -> ExitCode {
+pub(super) fn main(plan: &Plan, udp: bool, pcap: Option<&Path>) -> ExitCode {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     thread::spawn(move || {
@@ -187,13 +187,26 @@ pub(super) fn main(plan: &Plan, pcap: Option<&Path>) -> ExitCode {
             let _ = writeln!(io::stdout(), "{line}");
         }
     };
-    let device = DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: 0 };
-    match (device.open(), Bootstrap::from_env()) {
-        (Ok(driver), Ok(bootstrap)) => run(plan, bootstrap, driver, stop, pcap, &mut tell),
-        (Err(error), _) => tell(Event::Unopened { reason: error.to_string() }),
-        (_, Err(error)) => tell(Event::Failed { reason: error.to_string() }),
+    match Bootstrap::from_env() {
+        Ok(bootstrap) => {
+            let device = match udp {
+                true => DeviceSpec::Udp(udp_address(bootstrap.rank())),
+                false => DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: 0 },
+            };
+            match device.open() {
+                Ok(driver) => run(plan, bootstrap, driver, stop, pcap, &mut tell),
+                Err(error) => tell(Event::Unopened { reason: error.to_string() }),
+            }
+        }
+        Err(error) => tell(Event::Failed { reason: error.to_string() }),
     }
     ExitCode::from(u8::from(failed))
+}
+
+/// The address of a rank on the loopback interface, which has all that start with 127; not one that
+/// others are likely to use.
+pub(super) fn udp_address(rank: u32) -> IpAddr {
+    Ipv4Addr::new(127, 77, 0, rank as u8 + 1).into()
 }
 
 /// A rank on its port.
