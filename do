@@ -8,7 +8,7 @@ usage() {
 usage: ./do JOB [ARGUMENT...]
 
   demo [ARG...]      all-reduce ResNet-50's tensors over 4 ranks: namespaces and AF_XDP as root,
-                     one process otherwise (see ./do ferroce demo --help)
+                     UDP sockets otherwise (see ./do ferroce demo --help)
   test [ARG...]      every test there is: unit, conformance, AF_XDP between namespaces, the kernel's
                      rdma_rxe in a virtual machine; arguments go to cargo test
   bench [ARG...]     the benchmarks (cargo bench -p ferroce-benches ARG...), or one of them:
@@ -33,8 +33,9 @@ die() { say "$*"; exit 1; }
 # What the AF_XDP driver builds with, and what the commands call.
 build_packages="gcc make pkg-config m4 clang libclang1-14 libelf-dev zlib1g-dev"
 run_packages="iproute2"
-# tshark judges frames beside us; the others make the guest of tools/interop/rxe.
-test_packages="tshark util-linux procps perl cpio xz-utils binutils"
+# tshark judges frames beside us, ethtool turns offloads on and off; the others make the guest of
+# tools/interop/rxe.
+test_packages="tshark ethtool util-linux procps perl cpio xz-utils binutils"
 # valgrind counts instructions.
 bench_packages="valgrind"
 

@@ -178,8 +178,9 @@ fn udp_refusals_included() {
             });
             assert_eq!(sent.expect("a socket is never gone"), 20);
             let mut sink = |frame: &[u8]| received += usize::from(frame.len() > 28);
-            while ports[1].rx_burst(Nanos::ZERO, &mut sink).expect("a socket is never gone") > 0 {}
-            ports[1].wait(Duration::ZERO).expect("a socket is never gone");
+            while ports[1].rx_burst(Nanos::ZERO, &mut sink).expect("a socket is never gone") > 0 {
+                ports[1].wait(Duration::ZERO).expect("a socket is never gone");
+            }
         }
         received
     };

@@ -44,20 +44,12 @@ impl Guest {
         Running::new(command, self.script(&["run", command]))
     }
 
-    /// Starts `ferroce pingpong` beside the guest, on AF_XDP.
-    fn start_ferroce(&self, arguments: &str) -> Running {
+    /// Starts `ferroce pingpong` beside the guest.
+    fn start_ferroce(&self, device: &str, arguments: &str) -> Running {
         let mut command = Command::new("ip");
-        command.args([
-            "netns",
-            "exec",
-            &self.netns,
-            env!("CARGO_BIN_EXE_ferroce"),
-            "pingpong",
-            "-d",
-            "af_xdp:fe0",
-        ]);
+        command.args(["netns", "exec", &self.netns, env!("CARGO_BIN_EXE_ferroce"), "pingpong", "-d", device]);
         command.args(arguments.split_whitespace());
-        Running::new(&format!("ferroce pingpong {arguments}"), command)
+        Running::new(&format!("ferroce pingpong -d {device} {arguments}"), command)
     }
 
     /// Waits until something listens on `PORT` in the guest.
@@ -109,25 +101,30 @@ impl Running {
 fn pingpong_with_ibv_rc_pingpong_in_both_roles() {
     let Some(guest) = Guest::boot() else { return };
     let mut cases = 0;
-    for path_mtu in [1024, 4096] {
-        for size in [1u32, 1000, 4097, 65536, 1 << 20] {
-            let rounds = if size > 100_000 { 10 } else { 50 };
-            let options = format!("-g 1 -m {path_mtu} -s {size} -n {rounds} -c");
+    for device in ["af_xdp:fe0", "udp:10.77.0.1"] {
+        for path_mtu in [1024, 4096] {
+            for size in [1u32, 1000, 4097, 65536, 1 << 20] {
+                let rounds = if size > 100_000 { 10 } else { 50 };
+                // GID 1 of rdma_rxe is its IPv4 address; a socket has but one.
+                let common = format!("-m {path_mtu} -s {size} -n {rounds} -c");
+                let options = format!("-g 1 {common}");
+                let own = if device.starts_with("udp") { &common } else { &options };
 
-            let theirs = guest.start(&format!("ibv_rc_pingpong {options}"));
-            guest.wait_for_listener();
-            let ours = guest.start_ferroce(&format!("{options} 10.77.0.11")).succeed();
-            let theirs = theirs.succeed();
-            assert!(ours.contains("iters in") && theirs.contains("iters in"), "{ours}\n{theirs}");
+                let theirs = guest.start(&format!("ibv_rc_pingpong {options}"));
+                guest.wait_for_listener();
+                let ours = guest.start_ferroce(device, &format!("{own} 10.77.0.11")).succeed();
+                let theirs = theirs.succeed();
+                assert!(ours.contains("iters in") && theirs.contains("iters in"), "{ours}\n{theirs}");
 
-            let ours = guest.start_ferroce(&options);
-            std::thread::sleep(Duration::from_millis(500));
-            let theirs = guest.start(&format!("ibv_rc_pingpong {options} 10.77.0.1")).succeed();
-            let ours = ours.succeed();
-            assert!(ours.contains("iters in") && theirs.contains("iters in"), "{ours}\n{theirs}");
+                let ours = guest.start_ferroce(device, own);
+                std::thread::sleep(Duration::from_millis(500));
+                let theirs = guest.start(&format!("ibv_rc_pingpong {options} 10.77.0.1")).succeed();
+                let ours = ours.succeed();
+                assert!(ours.contains("iters in") && theirs.contains("iters in"), "{ours}\n{theirs}");
 
-            println!("path MTU {path_mtu}, {size} bytes, {rounds} rounds: client and server right");
-            cases += 2;
+                println!("{device}, path MTU {path_mtu}, {size} bytes, {rounds} rounds: either way right");
+                cases += 2;
+            }
         }
     }
     println!("{cases} ping-pongs with rdma_rxe");

@@ -22,6 +22,9 @@ pub(super) struct Receiver {
     names: [libc::sockaddr_in6; BURST],
     controls: [Control; BURST],
     datagrams: [Datagram; BURST],
+    /// Datagrams asked for at once. Each that does not come costs a look into the socket, so it is one
+    /// until more have waited.
+    wanted: usize,
 }
 
 /// One of a burst.
@@ -43,6 +46,7 @@ impl Receiver {
             names: unsafe { std::mem::zeroed() },
             controls: [Control::empty(); BURST],
             datagrams: [Datagram { template, len: 0, segment: 0 }; BURST],
+            wanted: 1,
         })
     }
 
@@ -87,7 +91,8 @@ impl Receiver {
         let (mut headers, mut places) =
             unsafe { std::mem::zeroed::<([libc::mmsghdr; BURST], [libc::iovec; BURST])>() };
         let slots = self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX);
-        for (i, slot) in slots.enumerate() {
+        let wanted = self.wanted;
+        for (i, slot) in slots.take(wanted).enumerate() {
             places[i] = libc::iovec { iov_base: slot[HEADROOM..].as_mut_ptr().cast(), iov_len: DATAGRAM_MAX };
             let header = &mut headers[i].msg_hdr;
             header.msg_name = (&raw mut self.names[i]).cast();
@@ -98,20 +103,21 @@ impl Receiver {
             header.msg_controllen = Control::CAPACITY;
         }
         // SAFETY: each header points to a name, a place and a control buffer of its own with their
-        // lengths, all of which outlive the call; there are `BURST` of them.
+        // lengths, all of which outlive the call; there are at least `wanted` of them.
         let count = unsafe {
             libc::recvmmsg(
                 socket.as_raw_fd(),
                 headers.as_mut_ptr(),
-                BURST as u32,
+                wanted as u32,
                 libc::MSG_DONTWAIT,
                 std::ptr::null_mut(),
             )
         };
-        if count < 0 {
+        let Ok(count) = usize::try_from(count) else {
+            self.wanted = 1;
             return Err(io::Error::last_os_error());
-        }
-        let count = count as usize;
+        };
+        self.wanted = if count == wanted { BURST.min(2 * wanted) } else { count.max(1) };
         for (i, header) in headers[..count].iter().enumerate() {
             let len = header.msg_len as usize;
             let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;

@@ -19,6 +19,18 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 /// The server of a pair of namespaces.
 pub(crate) const SERVER: &str = "10.9.0.1";
 
+/// Whether this process is root.
+pub(crate) fn is_root() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let uids = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap();
+    uids.split_whitespace().nth(1) == Some("0")
+}
+
+/// Whether there is such a command.
+pub(crate) fn has(command: &str) -> bool {
+    Command::new(command).arg("--version").stdout(Stdio::null()).status().is_ok()
+}
+
 /// Two poll loops at a time are enough for two cores.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
