@@ -167,7 +167,8 @@ impl Udp {
             address: *address,
             interface: interface.index,
             receiver: Receiver::new().map_err(os)?,
-            transmitter: Transmitter::new(*address, *scope, mtu as usize, segmentation).map_err(os)?,
+            transmitter: Transmitter::new(*address, interface.index, mtu as usize, segmentation)
+                .map_err(os)?,
             socket,
             groups: Vec::new(),
             answer_first: false,

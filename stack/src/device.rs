@@ -6,6 +6,7 @@ use ferroce_driver::PacketDriver;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
 use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_wire::Operation;
+use rustix::io::Errno;
 use tracing::info;
 
 use crate::transition::MAX_RD_ATOMIC;
@@ -204,7 +205,13 @@ fn open_udp(config: &UdpConfig) -> Result<Box<dyn PacketDriver>, Error> {
 /// Whether AF_XDP can't be had here at all. Where it could and something is in the way, that is told,
 /// and no slower driver taken.
 fn is_unavailable(reason: &Error) -> bool {
-    matches!(reason, Error::Unsupported(_) | Error::Driver(ferroce_driver::Error::Permission { .. }))
+    use ferroce_driver::Error as E;
+    match reason {
+        Error::Unsupported(_) | Error::Driver(E::Permission { .. }) => true,
+        // A kernel without AF_XDP.
+        Error::Driver(E::Os { source, .. }) => Errno::from_io_error(source) == Some(Errno::AFNOSUPPORT),
+        _ => false,
+    }
 }
 
 #[cfg(feature = "af_xdp")]

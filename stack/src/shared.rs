@@ -133,3 +133,29 @@ fn admitted(port: &Port) -> u32 {
     let payload = port.path_mtu(false).map_or(0, PathMtu::bytes) as usize;
     u32::try_from(terms.receive_buffer / (2 * payload + OVERHEAD)).map_or(u32::MAX, |packets| packets.max(1))
 }
+
+#[cfg(test)]
+mod tests {
+    use ferroce_driver::SocketTerms;
+    use ferroce_wire::MacAddr;
+
+    use super::*;
+
+    #[test]
+    fn a_small_buffer_admits_few_packets() {
+        let admits = |mtu, receive_buffer| {
+            let socket = Some(SocketTerms { source_port: 4791, receive_buffer, qpns: (0, 1) });
+            admitted(&Port {
+                mac: MacAddr::default(),
+                interface: String::new(),
+                mtu,
+                gids: Vec::new(),
+                socket,
+            })
+        };
+        // Twice net.core.rmem_default, and twice 4 MiB.
+        assert_eq!((admits(1500, 425_984), admits(9000, 425_984)), (151, 47));
+        assert!(admits(9000, 8 << 20) > crate::DEFAULT_WINDOW);
+        assert_eq!(admits(9000, 100), 1);
+    }
+}

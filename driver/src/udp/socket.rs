@@ -21,7 +21,9 @@ pub(super) fn open(config: &UdpConfig, place: &Place, shared: bool) -> Result<Ow
     enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF).map_err(os)?;
     enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF).map_err(os)?;
     receive_marks(socket.as_fd(), config.address).map_err(os)?;
-    if config.address.is_ipv4() {
+    if let IpAddr::V4(address) = config.address {
+        let own = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
+        set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_IF, own).map_err(os)?;
         set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO).map_err(os)?;
         set(libc::IPPROTO_IP, libc::IP_TOS, DEFAULT_TOS.into()).map_err(os)?;
         set(libc::IPPROTO_IP, libc::IP_TTL, DEFAULT_HOP_LIMIT.into()).map_err(os)?;

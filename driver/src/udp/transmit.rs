@@ -26,7 +26,7 @@ pub(super) struct Transmitter {
     end: usize,
     header_len: usize,
     max_frame: usize,
-    /// The interface of a link-local address.
+    /// The interface, for addresses that are only unique there.
     scope: u32,
     /// Whether the kernel cuts up what is sent at once.
     pub(super) segmentation: bool,
