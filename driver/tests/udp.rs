@@ -108,7 +108,21 @@ fn loopback(last: u8) -> IpAddr {
 }
 
 fn open(address: IpAddr) -> Udp {
-    Udp::open(&UdpConfig::new(address)).unwrap()
+    open_with(&UdpConfig::new(address))
+}
+
+/// A port that was just let go of may still be held by a child of another test, as long as that has not
+/// become another program.
+fn open_with(config: &UdpConfig) -> Udp {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        match Udp::open(config) {
+            Err(Error::PortInUse { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened.unwrap(),
+        }
+    }
 }
 
 /// Lengths by which sends are put together in every way: equal, a shorter last, longer ones.
@@ -138,7 +152,7 @@ fn packets_cross_bit_exact_with_their_marks() {
     for (segmentation, aggregation) in [(true, true), (true, false), (false, true), (false, false)] {
         let [mut a, mut b] = [1, 2].map(|last| {
             let config = UdpConfig { segmentation, aggregation, ..UdpConfig::new(loopback(last)) };
-            Udp::open(&config).unwrap()
+            open_with(&config)
         });
         for (tos, ttl) in [(0, 64), (0x6a, 64), (3, 1), (0xff, 255)] {
             let shape = Shape { tos, ttl, ..Shape::new(loopback(1), loopback(2)) };
@@ -192,6 +206,7 @@ fn identifications_are_the_places_in_what_was_sent_at_once() {
 #[test]
 fn a_group_has_each_packet_where_its_queue_pair_is() {
     for count in [4, 3] {
+        drop(open(loopback(5))); // free now
         let mut group = Udp::open_group(&UdpConfig::new(loopback(5)), count).unwrap();
         let mut peer = open(loopback(6));
         let shape = Shape::new(loopback(6), loopback(5));
@@ -359,8 +374,8 @@ fn what_leaves_the_interface_has_the_identification_it_was_given() {
         ethtool(&pair.b, "gro off");
         for segmentation in [true, false] {
             let config = |address| UdpConfig { segmentation, ..UdpConfig::new(address) };
-            let mut a = pair.in_a(|| Udp::open(&config(A))).unwrap();
-            let mut b = pair.in_b(|| Udp::open(&config(B))).unwrap();
+            let mut a = pair.in_a(|| open_with(&config(A)));
+            let mut b = pair.in_b(|| open_with(&config(B)));
             let wire = listen(&pair.b);
             let shape = Shape { tos: 0x6a, ..Shape::new(A, B) };
             let packets: Vec<_> =
@@ -410,14 +425,14 @@ fn packets_cross_between_namespaces_with_every_offload_on_and_off() {
         ] {
             ethtool(&pair.a, sender);
             ethtool(&pair.b, receiver);
-            let mut a = pair.in_a(|| Udp::open(&UdpConfig::new(A))).unwrap();
-            let mut b = pair.in_b(|| Udp::open(&UdpConfig::of_interface(VETH)?)).unwrap();
+            let mut a = pair.in_a(|| open(A));
+            let mut b = pair.in_b(|| open_with(&UdpConfig::of_interface(VETH).unwrap()));
             assert_eq!((b.capabilities().addresses.clone(), b.capabilities().mtu), (vec![B], mtu));
             cross(&mut a, &mut b, Shape::new(A, B), mtu as usize - 28);
             cross(&mut b, &mut a, Shape::new(B, A), mtu as usize - 28);
             let [v6_a, v6_b] = ["fd09::1", "fd09::2"].map(|text| text.parse().unwrap());
-            let mut a = pair.in_a(|| Udp::open(&UdpConfig::new(v6_a))).unwrap();
-            let mut b = pair.in_b(|| Udp::open(&UdpConfig::new(v6_b))).unwrap();
+            let mut a = pair.in_a(|| open(v6_a));
+            let mut b = pair.in_b(|| open(v6_b));
             cross(&mut a, &mut b, Shape { tos: 0x6a, ..Shape::new(v6_a, v6_b) }, mtu as usize - 48);
         }
     }
@@ -427,8 +442,8 @@ fn packets_cross_between_namespaces_with_every_offload_on_and_off() {
 #[test]
 fn a_packet_too_large_for_the_way_is_dropped() {
     let Some(pair) = pair(9000) else { return };
-    let mut a = pair.in_a(|| Udp::open(&UdpConfig::new(A))).unwrap();
-    let mut b = pair.in_b(|| Udp::open(&UdpConfig::new(B))).unwrap();
+    let mut a = pair.in_a(|| open(A));
+    let mut b = pair.in_b(|| open(B));
     common::ip(&format!("-n {} route change 10.9.0.0/24 dev {VETH} mtu lock 1500", pair.a));
     a.resolve(B).unwrap();
     let shape = Shape::new(A, B);
@@ -443,13 +458,19 @@ fn packets_to_a_group_come_to_its_members() {
     let Some(pair) = pair(1500) else { return };
     for (own, other, group) in [("10.9.0.1", "10.9.0.2", "239.1.2.3"), ("fd09::1", "fd09::2", "ff12::7")] {
         let [own, other, group]: [IpAddr; 3] = [own, other, group].map(|text| text.parse().unwrap());
-        let mut a = pair.in_a(|| Udp::open(&UdpConfig::new(own))).unwrap();
-        let mut b = pair.in_b(|| Udp::open(&UdpConfig::new(other))).unwrap();
+        let mut a = pair.in_a(|| open(own));
+        let mut b = pair.in_b(|| open(other));
         let packet = |n| Shape { tos: 0x20, ..Shape::new(own, group) }.packet(64, n);
         send(&mut a, &[packet(1)]);
         pair.in_b(|| b.join(group)).unwrap();
-        send(&mut a, &[packet(2)]);
-        let heard = receive(&mut b, 1);
+        // An interface that is new has multicast routes of IPv6 only after a while.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let mut heard = Vec::new();
+        while heard.is_empty() && Instant::now() < deadline {
+            send(&mut a, &[packet(2)]);
+            b.wait(Duration::from_millis(100)).unwrap();
+            b.rx_burst(Nanos::ZERO, &mut |packet: &[u8]| heard.push(packet.to_vec())).unwrap();
+        }
         assert_eq!(heard.iter().map(|p| comparable(p)).collect::<Vec<_>>(), [comparable(&packet(2))]);
         b.leave(group).unwrap();
         send(&mut a, &[packet(3), Shape::new(own, other).packet(64, 4)]);

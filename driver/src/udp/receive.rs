@@ -59,13 +59,6 @@ impl Receiver {
         stats: &mut Stats,
     ) -> io::Result<usize> {
         let count = self.fetch(socket, own, stats)?;
-        for (slot, datagram) in
-            self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX).zip(&self.datagrams[..count])
-        {
-            if datagram.len > 0 {
-                sink.announce(datagram.write(slot, 0, 0));
-            }
-        }
         let before = stats.rx_frames;
         for (slot, datagram) in
             self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX).zip(&self.datagrams[..count])
