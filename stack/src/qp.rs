@@ -412,9 +412,15 @@ impl QueuePair {
         }
         let after_response = self.turn == Turn::Request;
         self.turn = Turn::Acknowledge;
-        self.transmit_request(shared, slot)
+        let frame = self
+            .transmit_request(shared, slot)
             .or_else(|| if after_response { self.transmit_response(shared, slot) } else { None })
-            .or_else(|| self.transmit_acknowledge(shared, slot))
+            .or_else(|| self.transmit_acknowledge(shared, slot));
+        if frame.is_none() {
+            // A request of an earlier poll is no reason for an ACK to go before the next one.
+            self.turn = Turn::Response;
+        }
+        frame
     }
 
     /// ERR by the application's wish, or because there is no way on: flushes everything, and
