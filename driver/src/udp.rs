@@ -18,12 +18,14 @@ mod transmit;
 
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
+use std::task::Waker;
 use std::time::Duration;
 
 use tracing::{info, warn};
 
 use crate::netlink::{Interface, Netlink};
+use crate::waker::Doorbell;
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, SocketTerms, Stats};
 use receive::Receiver;
 use transmit::{Refused, Transmitter};
@@ -87,6 +89,9 @@ pub struct Udp {
     interface: u32,
     receiver: Receiver,
     transmitter: Transmitter,
+    /// All sockets that packets come to, to wait for any of them.
+    sockets: OwnedFd,
+    doorbell: Doorbell,
     /// Groups that packets may come to, each with a socket of its own.
     groups: Vec<(IpAddr, OwnedFd)>,
     /// Something has just come, so an answer may be ready to leave before the next look.
@@ -169,6 +174,8 @@ impl Udp {
             receiver: Receiver::new().map_err(os)?,
             transmitter: Transmitter::new(*address, interface.index, mtu as usize, segmentation)
                 .map_err(os)?,
+            sockets: socket::watched(socket.as_fd()).map_err(os)?,
+            doorbell: Doorbell::new().map_err(os)?,
             socket,
             groups: Vec::new(),
             answer_first: false,
@@ -245,27 +252,17 @@ impl PacketDriver for Udp {
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         self.answer_first = false;
-        let room = if self.transmitter.is_pending() { libc::POLLOUT } else { 0 };
-        let sockets =
-            [(&self.socket, room)].into_iter().chain(self.groups.iter().map(|(_, socket)| (socket, 0)));
-        let mut polled = [libc::pollfd { fd: -1, events: 0, revents: 0 }; GROUPS_MAX + 1];
-        for (place, (socket, room)) in polled.iter_mut().zip(sockets) {
-            *place = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN | room, revents: 0 };
-        }
-        let timeout = libc::timespec {
-            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        let count = 1 + self.groups.len() as libc::nfds_t;
-        // SAFETY: `count` of the `pollfd`s are filled, and they and the `timespec` outlive the call;
-        // no signal mask.
-        let ready = unsafe { libc::ppoll(polled.as_mut_ptr(), count, &raw const timeout, std::ptr::null()) };
-        let error = io::Error::last_os_error();
-        if ready < 0 && error.kind() != io::ErrorKind::Interrupted {
+        // What the kernel did not take has to be offered again; nothing tells when.
+        let timeout = if self.transmitter.is_pending() { timeout.min(TX_RETRY) } else { timeout };
+        let waited = self.doorbell.wait(self.sockets.as_fd(), timeout);
+        waited.map(|_| ()).map_err(|source| {
             let interface = self.capabilities.interface.clone();
-            return Err(Error::Os { what: "waiting for the UDP socket", interface, source: error });
-        }
-        Ok(())
+            Error::Os { what: "waiting for the UDP socket", interface, source }
+        })
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        Some(self.doorbell.waker())
     }
 
     /// The kernel finds the hardware address, so the answer is zeros; what is asked is whether there
@@ -318,7 +315,9 @@ impl PacketDriver for Udp {
     }
 }
 
-/// Multicast groups that are heard at once.
+/// How soon what found no room in the socket is offered again.
+const TX_RETRY: Duration = Duration::from_micros(200);
+/// Multicast groups that are heard at once; each costs a system call a burst.
 const GROUPS_MAX: usize = 16;
 /// Holds the default window of the largest packets.
 const ENOUGH_BUFFER: usize = 4 << 20;

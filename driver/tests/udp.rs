@@ -210,7 +210,7 @@ fn a_group_has_each_packet_where_its_queue_pair_is() {
         let mut group = Udp::open_group(&UdpConfig::new(loopback(5)), count).unwrap();
         let mut peer = open(loopback(6));
         let shape = Shape::new(loopback(6), loopback(5));
-        let qpns: Vec<u32> = (0..400).map(|n| n * 0x9e3b & 0x00ff_ffff).collect();
+        let qpns: Vec<u32> = (0..400).map(|n| (n * 0x9e3b) & 0x00ff_ffff).collect();
         let packets: Vec<_> =
             qpns.iter().enumerate().map(|(n, qpn)| Shape { qpn: *qpn, ..shape }.packet(64, n)).collect();
         for batch in packets.chunks(100) {
@@ -305,6 +305,18 @@ fn waiting_ends_with_a_packet() {
     b.wait(Duration::from_secs(5)).unwrap();
     assert!(start.elapsed() < Duration::from_secs(2));
     assert_eq!(receive(&mut b, 1).len(), 1);
+    // Another thread's word ends it too, also one from before.
+    let waker = b.waker().unwrap();
+    waker.wake_by_ref();
+    b.wait(Duration::from_secs(5)).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            waker.wake_by_ref();
+        });
+        b.wait(Duration::from_secs(5)).unwrap();
+    });
+    assert!(start.elapsed() < Duration::from_secs(4));
 }
 
 // ---------------------------------------------------------------- between namespaces
