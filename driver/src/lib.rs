@@ -10,6 +10,7 @@
 //! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN |
 //! | [`af_xdp`] | kernel-bypass sockets on a real interface |
 //! | [`udp`] | a plain UDP socket, which needs no privilege |
+//! | `dpdk` | ports of DPDK: cards bound to user space, virtual devices (feature `dpdk`) |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
 //! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`].
@@ -18,9 +19,13 @@
 pub mod af_xdp;
 mod crc;
 pub mod cycles;
+#[cfg(feature = "dpdk")]
+pub mod dpdk;
 mod frame;
 pub mod loopback;
 pub mod memory;
+#[cfg(feature = "dpdk")]
+mod neighbour;
 pub mod netlink;
 pub mod pcap;
 mod prefetch;
@@ -191,6 +196,10 @@ pub struct Capabilities {
     /// Largest frame that `tx_burst` takes, in bytes, Ethernet header included.
     pub max_frame: usize,
 }
+
+/// The UDP port of RoCEv2.
+#[cfg(any(feature = "af_xdp", feature = "dpdk"))]
+pub(crate) const ROCE_PORT: u16 = 4791;
 
 /// Frames and bytes since the driver was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

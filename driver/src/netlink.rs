@@ -368,14 +368,19 @@ impl Interface {
     /// The addresses in the order of a RoCE GID table: IPv6 link-local first, then IPv4, then
     /// other IPv6.
     pub fn gid_order(&self) -> Vec<IpAddr> {
-        let mut list: Vec<_> = self.addresses.iter().map(|(address, _)| *address).collect();
-        list.sort_by_key(|address| match address {
-            IpAddr::V6(v6) if v6.is_unicast_link_local() => 0,
-            IpAddr::V4(_) => 1,
-            IpAddr::V6(_) => 2,
-        });
-        list
+        gid_order(&self.addresses)
     }
+}
+
+/// Addresses in the order of a RoCE GID table, as [`Interface::gid_order`] has them.
+pub(crate) fn gid_order(addresses: &[(IpAddr, u8)]) -> Vec<IpAddr> {
+    let mut list: Vec<_> = addresses.iter().map(|(address, _)| *address).collect();
+    list.sort_by_key(|address| match address {
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => 0,
+        IpAddr::V4(_) => 1,
+        IpAddr::V6(_) => 2,
+    });
+    list
 }
 
 const DUMP: u16 = (libc::NLM_F_REQUEST | libc::NLM_F_DUMP) as u16;

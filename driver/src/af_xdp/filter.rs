@@ -12,6 +12,7 @@
 //! pointers that the verifier allows to CAP_PERFMON only.
 
 use super::bpf::Instruction;
+use crate::ROCE_PORT;
 
 /// Builds the program around an XSKMAP.
 pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
@@ -76,7 +77,6 @@ pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
 /// Bytes of an Ethernet header; the load offsets above start before it, so that a tag only moves R2.
 const ETHERNET: i16 = 14;
 const UDP: i32 = 17;
-const ROCE_PORT: u16 = 4791;
 
 const XDP_PASS: i32 = 2;
 const BPF_FUNC_REDIRECT_MAP: i32 = 51;

@@ -1,0 +1,426 @@
+//! Ports of DPDK, on the system's libdpdk: network cards bound to user space, and virtual devices.
+//!
+//! The environment (EAL) starts once a process, with the application's arguments: which devices there
+//! are (`--vdev`, `-a`), where memory comes from (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of
+//! one port.
+//!
+//! Where a port reads frames with the processor while it is given them (net_memif, net_af_packet,
+//! net_tap, net_pcap), payloads are sent from registered memory: a frame is a chain of the header, the
+//! payload as external buffer, and the trailer. Others get a copy: net_ring's peer has the buffer
+//! itself, net_null has no reader, a zero-copy memif and a card see no memory but DPDK's own.
+//!
+//! A port without a kernel behind it has the addresses that it is given, and answers and asks ARP and
+//! neighbour discovery itself.
+
+mod eal;
+mod flow;
+mod kind;
+mod mbuf;
+mod port;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+use std::ptr;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce_dpdk_sys as sys;
+use tracing::info;
+
+use crate::neighbour::Neighbours;
+use crate::netlink::gid_order;
+use crate::{
+    Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, PacketDriver, Stats, TAIL_MAX,
+};
+use mbuf::{BURST, Buffer, Outbox, Spare, chain};
+use port::{BACKLOG, Link, Port};
+
+/// What to open.
+#[derive(Clone, Debug)]
+pub struct DpdkConfig {
+    /// EAL's arguments, without a program name; those of the first open of a process count. Later
+    /// ones are the same or empty.
+    pub eal: Vec<String>,
+    /// The port: a virtual device's name (`net_memif0`) or a PCI address (`0000:03:00.0`).
+    pub port: String,
+    /// The port's addresses with their prefix lengths. Empty for those of the kernel's interface
+    /// behind it (net_af_packet, net_af_xdp).
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Largest IP packet. `None` for the port's own; for one without a link, 9000 or what fits.
+    pub mtu: Option<u32>,
+    /// Entries of a receive queue, fitted to what the port allows. Virtual devices have arguments
+    /// for that.
+    pub rx_descriptors: u16,
+    /// Entries of a transmit queue; likewise.
+    pub tx_descriptors: u16,
+}
+
+impl DpdkConfig {
+    /// A port with sizes that lose nothing between two busy cores.
+    pub fn new(port: impl Into<String>, addresses: &[(IpAddr, u8)]) -> DpdkConfig {
+        DpdkConfig {
+            eal: Vec::new(),
+            port: port.into(),
+            addresses: addresses.to_vec(),
+            mtu: None,
+            rx_descriptors: 4096,
+            tx_descriptors: 1024,
+        }
+    }
+}
+
+/// A queue pair of a port.
+#[derive(Debug)]
+pub struct Dpdk {
+    capabilities: Capabilities,
+    /// A frame that came in several segments.
+    scratch: Box<[u8]>,
+    received: [*mut sys::rte_mbuf; BURST],
+    frames: [sys::ferroce_frame; BURST],
+    /// Frames that came while nobody could take them.
+    backlog: VecDeque<(*mut sys::rte_mbuf, sys::ferroce_frame)>,
+    outbox: Outbox,
+    spare: Spare,
+    segments: Spare,
+    stats: Stats,
+    queue: u16,
+    // Last, for what is above holds its buffers.
+    port: Arc<Port>,
+}
+
+// SAFETY: the buffers are the driver's own until it hands them over, and a queue is for one thread at
+// a time, whichever it is.
+unsafe impl Send for Dpdk {}
+
+impl Dpdk {
+    /// Opens queue 0 of the port, which then is its only one.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for EAL arguments that DPDK refuses or that differ from the first ones, a
+    /// port that does not exist or is open already, an MTU that it can't have, missing addresses;
+    /// [`Error::InterfaceDown`]; [`Error::Os`] with DPDK's error.
+    pub fn open(config: &DpdkConfig) -> Result<Dpdk, Error> {
+        let port = Arc::new(Port::start(config, 1)?);
+        Dpdk::on_queue(port, 0)
+    }
+
+    /// Opens the port with several queues, for one context each. Where the port can hash, frames are
+    /// spread by their UDP ports; what else comes (ARP) comes to the first, which somebody must poll.
+    ///
+    /// # Errors
+    /// As [`open`](Dpdk::open).
+    pub fn open_queues(config: &DpdkConfig, queues: u16) -> Result<Vec<Dpdk>, Error> {
+        let port = Arc::new(Port::start(config, queues)?);
+        (0..queues).map(|queue| Dpdk::on_queue(port.clone(), queue)).collect()
+    }
+
+    fn on_queue(port: Arc<Port>, queue: u16) -> Result<Dpdk, Error> {
+        eal::enter();
+        let description = port.describe(queue);
+        info!(port = port.name, "dpdk: {description}");
+        let addresses = gid_order(&port.addresses);
+        let (mtu, max_frame) = (port.mtu, port.max_frame());
+        Ok(Dpdk {
+            capabilities: Capabilities {
+                driver: "dpdk",
+                description,
+                interface: port.name.clone(),
+                layer: Layer::Ethernet,
+                mac: port.mac,
+                addresses,
+                mtu,
+                max_frame,
+            },
+            scratch: vec![0; max_frame].into(),
+            received: [ptr::null_mut(); BURST],
+            frames: [sys::ferroce_frame::default(); BURST],
+            backlog: VecDeque::with_capacity(BACKLOG),
+            outbox: Outbox::new(),
+            spare: Spare::new(),
+            segments: Spare::new(),
+            stats: Stats::default(),
+            queue,
+            port,
+        })
+    }
+
+    /// Takes a burst from the port, or from what has been waiting, and returns how many frames.
+    #[inline]
+    fn receive(&mut self) -> usize {
+        if self.backlog.is_empty() {
+            return self.poll_port();
+        }
+        let n = self.backlog.len().min(BURST);
+        for (at, (mbuf, frame)) in self.backlog.drain(..n).enumerate() {
+            self.received[at] = mbuf;
+            self.frames[at] = frame;
+        }
+        n
+    }
+
+    #[inline]
+    fn poll_port(&mut self) -> usize {
+        let (mbufs, frames) = (self.received.as_mut_ptr(), self.frames.as_mut_ptr());
+        // SAFETY: the port runs and has this queue, which is ours; there is room for a burst.
+        usize::from(unsafe { sys::ferroce_rx_burst(self.port.id, self.queue, mbufs, frames, BURST as u16) })
+    }
+
+    /// Puts what has come behind the backlog, as far as there is room; ARP and ND are dealt with.
+    /// Returns whether anything came.
+    fn set_aside(&mut self) -> bool {
+        let n = self.poll_port();
+        for at in 0..n {
+            let (mut mbuf, frame) = (self.received[at], self.frames[at]);
+            // SAFETY: the segment is the buffer's, which is ours until it is freed below.
+            let bytes = unsafe { std::slice::from_raw_parts(frame.data, frame.segment as usize) };
+            let theirs = self.port.link.is_own() && Neighbours::concerns(bytes);
+            if theirs {
+                self.deal_with(bytes);
+            } else if self.backlog.len() < BACKLOG {
+                self.backlog.push_back((mbuf, frame));
+                continue;
+            } else {
+                self.stats.rx_dropped += 1;
+            }
+            // SAFETY: nobody has the buffer any more.
+            unsafe { sys::rte_pktmbuf_free_bulk(&raw mut mbuf, 1) };
+        }
+        n > 0
+    }
+
+    /// Learns from an ARP or ND frame, and answers it.
+    #[cold]
+    fn deal_with(&mut self, frame: &[u8]) {
+        if let Link::Own(neighbours) = &self.port.link {
+            let answer = lock(neighbours).receive(frame, Instant::now());
+            if let Some(answer) = answer {
+                self.send_at_once(&answer);
+            }
+        }
+    }
+
+    /// Asks for a neighbour until it answers, a few times. What else comes meanwhile is kept.
+    fn ask(&mut self, peer: IpAddr, neighbours: &Mutex<Neighbours>, question: &[u8]) -> Option<[u8; 6]> {
+        for _ in 0..QUESTIONS {
+            self.send_at_once(question);
+            let asked = Instant::now();
+            while asked.elapsed() < ANSWER_TIME {
+                if !self.set_aside() {
+                    self.outbox.flush(self.port.id, self.queue);
+                    thread::sleep(NAP);
+                }
+                let known = lock(neighbours).look_up(peer, Instant::now());
+                if known.is_some() {
+                    return known;
+                }
+            }
+        }
+        None
+    }
+
+    /// Sends a frame of the driver's own; one that finds no room is lost.
+    fn send_at_once(&mut self, frame: &[u8]) {
+        let pools = &self.port.queues[usize::from(self.queue)];
+        if !self.outbox.flush(self.port.id, self.queue) {
+            return;
+        }
+        if let Some(Buffer { mbuf, room }) = self.spare.peek(&pools.tx) {
+            self.spare.used();
+            // SAFETY: the room is ours, and every pool's is larger than such a frame.
+            unsafe {
+                ptr::copy_nonoverlapping(frame.as_ptr(), room, frame.len());
+                sys::ferroce_set_length(mbuf, frame.len() as u16);
+            }
+            self.outbox.push(mbuf);
+            self.outbox.flush(self.port.id, self.queue);
+        }
+    }
+
+    /// The next frame of `source`, in buffers of DPDK; `None` if it has none or there is no buffer.
+    #[inline]
+    fn load(&mut self, source: &mut dyn FrameSource) -> Option<()> {
+        let pools = &self.port.queues[usize::from(self.queue)];
+        let max_frame = self.capabilities.max_frame;
+        let head = self.spare.peek(&pools.tx)?;
+        // SAFETY: a buffer of the pool, which has room for the largest frame, and which is ours.
+        let room = unsafe { std::slice::from_raw_parts_mut(head.room, max_frame) };
+        let len = match &pools.segments {
+            None => source.write(room)?,
+            Some(pool) => {
+                let (payload, tail) = self.segments.peek_pair(pool)?;
+                // SAFETY: likewise; buffers of this pool have room for a tail.
+                let tail_room = unsafe { &mut *tail.room.cast::<[u8; TAIL_MAX]>() };
+                let Gathered { head: head_len, payload: pinned, tail: tail_len } = source.gather(room, tail_room)?;
+                assert!(head_len <= max_frame && tail_len <= TAIL_MAX, "{head_len} + {tail_len} bytes");
+                if let Some(pinned) = pinned {
+                    let len = head_len + pinned.len() + tail_len;
+                    assert!(len <= max_frame, "a frame of {len} bytes; at most {max_frame} fit");
+                    self.spare.used();
+                    self.segments.used();
+                    self.segments.used();
+                    // SAFETY: three buffers in hand, written as far as they say; only ports that read
+                    // with the processor have such a pool.
+                    unsafe { chain(head.mbuf, head_len, payload.mbuf, pinned, tail.mbuf, tail_len) };
+                    self.count(head.mbuf, len);
+                    return Some(());
+                }
+                room.get_mut(head_len..head_len + tail_len)?.copy_from_slice(&tail_room[..tail_len]);
+                head_len + tail_len
+            }
+        };
+        assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
+        self.spare.used();
+        // SAFETY: the buffer is in hand and that many bytes of it are written.
+        unsafe { sys::ferroce_set_length(head.mbuf, len as u16) };
+        self.count(head.mbuf, len);
+        Some(())
+    }
+
+    #[inline]
+    fn count(&mut self, mbuf: *mut sys::rte_mbuf, len: usize) {
+        self.outbox.push(mbuf);
+        self.stats.tx_frames += 1;
+        self.stats.tx_bytes += len as u64;
+    }
+}
+
+impl PacketDriver for Dpdk {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        eal::enter();
+        let n = self.receive();
+        if n == 0 {
+            return Ok(0);
+        }
+        for frame in &self.frames[..n] {
+            if frame.segment == frame.length {
+                // SAFETY: the only segment of a received frame, ours until it is freed below.
+                sink.announce(unsafe { std::slice::from_raw_parts(frame.data, frame.segment as usize) });
+            }
+        }
+        let answers = self.port.link.is_own();
+        let before = self.stats.rx_frames;
+        for at in 0..n {
+            let frame = self.frames[at];
+            let len = frame.length as usize;
+            let bytes = if frame.segment == frame.length {
+                // SAFETY: as above.
+                unsafe { std::slice::from_raw_parts(frame.data, len) }
+            } else if len <= self.scratch.len() {
+                // SAFETY: there is room for the frame, and nobody changes the buffer until the next.
+                unsafe {
+                    let whole =
+                        sys::ferroce_contiguous(self.received[at], frame.length, self.scratch.as_mut_ptr());
+                    std::slice::from_raw_parts(whole, len)
+                }
+            } else {
+                self.stats.rx_dropped += 1;
+                continue;
+            };
+            // A port that does not filter also delivers frames for others.
+            if !bytes.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == self.capabilities.mac) {
+                continue;
+            }
+            if answers && Neighbours::concerns(bytes) {
+                self.deal_with(bytes);
+                continue;
+            }
+            self.stats.rx_frames += 1;
+            self.stats.rx_bytes += len as u64;
+            sink.take(bytes);
+        }
+        // SAFETY: these buffers were received, and nobody has them any more.
+        unsafe { sys::rte_pktmbuf_free_bulk(self.received.as_mut_ptr(), n as u32) };
+        Ok((self.stats.rx_frames - before) as usize)
+    }
+
+    fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+        eal::enter();
+        let before = self.stats.tx_frames;
+        while self.outbox.flush(self.port.id, self.queue) {
+            while self.outbox.has_room() && self.load(source).is_some() {}
+            let more = !self.outbox.has_room();
+            if !self.outbox.flush(self.port.id, self.queue) || !more {
+                break;
+            }
+        }
+        Ok((self.stats.tx_frames - before) as usize)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        eal::enter();
+        self.outbox.flush(self.port.id, self.queue);
+        let deadline = Instant::now() + timeout;
+        while self.backlog.is_empty() && !self.set_aside() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            thread::sleep(left.min(NAP));
+        }
+        Ok(())
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        eal::enter();
+        let port = self.port.clone();
+        let neighbours = match &port.link {
+            Link::Kernel { netlink, index } => {
+                let netlink = lock(netlink);
+                return netlink.resolve(&port::kernel_interface(&netlink, *index)?, peer);
+            }
+            Link::Own(neighbours) => neighbours,
+        };
+        let known = lock(neighbours).look_up(peer, Instant::now());
+        if let Some(mac) = known {
+            return Ok(mac);
+        }
+        let question = lock(neighbours).ask(peer);
+        let Some(question) = question else {
+            return Err(Error::NoRoute { peer, interface: port.name.clone() });
+        };
+        let mac = self.ask(peer, neighbours, &question);
+        lock(neighbours).stop(peer);
+        let protocol = if peer.is_ipv4() { "ARP" } else { "neighbour discovery" };
+        mac.ok_or_else(|| Error::NoNeighbour { peer, protocol, interface: port.name.clone() })
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = self.stats;
+        // The port counts for all its queues; they are told once.
+        if self.queue == 0 {
+            let (dropped, failed) = self.port.losses();
+            stats.rx_dropped += dropped;
+            stats.tx_dropped = failed;
+        }
+        stats
+    }
+}
+
+impl Drop for Dpdk {
+    fn drop(&mut self) {
+        self.outbox.release();
+        self.spare.release();
+        self.segments.release();
+        for (mut mbuf, _) in self.backlog.drain(..) {
+            // SAFETY: what waits is ours.
+            unsafe { sys::rte_pktmbuf_free_bulk(&raw mut mbuf, 1) };
+        }
+    }
+}
+
+/// Ethernet header and one 802.1Q tag, which the MTU does not count.
+const FRAME_OVERHEAD: usize = 18;
+/// How long a port without interrupts sleeps between two looks.
+const NAP: Duration = Duration::from_micros(50);
+/// How often a neighbour is asked, and how long each time it has to answer.
+const QUESTIONS: u32 = 4;
+const ANSWER_TIME: Duration = Duration::from_millis(800);
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,154 @@
+//! What a port's driver is like, where DPDK itself does not tell.
+
+use ferroce_dpdk_sys as sys;
+
+use crate::{Error, TAIL_MAX};
+
+/// What there is to know of a port beyond `rte_eth_dev_info`.
+#[derive(Debug)]
+pub(super) struct Kind {
+    /// There is no link that has an MTU; what the two ends agree on passes.
+    pub(super) any_mtu: bool,
+    /// Largest frame, Ethernet header included, and the argument that says so.
+    pub(super) largest: Option<(usize, &'static str)>,
+    /// Frames that its rings hold each way, whatever numbers of descriptors it is given.
+    pub(super) ring: u32,
+    /// Room for a frame in a buffer to receive into, at least.
+    pub(super) rx_room: usize,
+    /// The same for buffers to send from that are the head of a gathered frame.
+    pub(super) head_room: usize,
+    /// Why payloads are copied although the port sends from several places; `None` if they aren't.
+    pub(super) copies: Option<&'static str>,
+    /// The kernel has an interface there, and receives every frame as well: it answers ARP and ND.
+    pub(super) kernel_answers: bool,
+    /// The kernel's interface is the other end, not this one.
+    pub(super) kernel_is_peer: bool,
+}
+
+impl Kind {
+    /// Of the port of that driver, made with those arguments.
+    pub(super) fn of(driver: &str, arguments: &str, multi_segment: bool) -> Result<Kind, Error> {
+        let mut kind = Kind {
+            any_mtu: false,
+            largest: None,
+            ring: 0,
+            rx_room: 0,
+            head_room: 0,
+            copies: None,
+            kernel_answers: false,
+            kernel_is_peer: false,
+        };
+        match driver {
+            "net_memif" => {
+                kind.any_mtu = true;
+                let buffer = number(arguments, "bsize", MEMIF_BUFFER)?;
+                kind.ring = 1 << number(arguments, "rsize", MEMIF_LOG2_RING)?.min(14);
+                // One frame a buffer: a chain marks its buffers, and nobody takes the marks off
+                // again when they hold a frame of their own.
+                kind.largest = Some((buffer, "bsize"));
+                // Frames are copied in bulk only where one buffer is sure to take one of the ring's.
+                kind.rx_room = buffer;
+                // And the other way it makes a buffer of the ring of each segment, unless the head
+                // might be too large for one.
+                kind.head_room = buffer + 1;
+                let client = value(arguments, "role").is_none_or(|role| !matches!(role, "server" | "master"));
+                if client && value(arguments, "zero-copy") == Some("yes") {
+                    kind.copies = Some("a zero-copy memif shows its peer DPDK's own memory only");
+                }
+            }
+            "net_ring" => {
+                kind.any_mtu = true;
+                kind.copies = Some("the other end of a ring gets the buffers themselves");
+                kind.ring = RING;
+            }
+            "net_null" => {
+                kind.any_mtu = true;
+                kind.copies = Some("nobody reads them");
+            }
+            "net_pcap" => {
+                kind.any_mtu = true;
+                kind.kernel_answers = true;
+            }
+            "net_af_packet" => {
+                kind.kernel_answers = true;
+                let frame = number(arguments, "framesz", AF_PACKET_FRAME)?;
+                kind.largest = Some((frame.saturating_sub(AF_PACKET_HEADER), "framesz"));
+            }
+            "net_tap" => kind.kernel_is_peer = true,
+            "net_af_xdp" => {}
+            _ => kind.copies = Some("only drivers that read frames with the processor gather here"),
+        }
+        if !multi_segment {
+            kind.copies = Some("the port sends no frames of several segments");
+        }
+        Ok(kind)
+    }
+}
+
+/// What DPDK says of the port's making; empty if it has none.
+pub(super) fn arguments(port: u16) -> String {
+    // SAFETY: the port exists; the string lives as long as its device and is copied.
+    unsafe {
+        let text = sys::ferroce_port_arguments(port);
+        if text.is_null() {
+            String::new()
+        } else {
+            std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+        }
+    }
+}
+
+// Defaults of the drivers (rte_eth_memif.h, rte_eth_ring.c, rte_eth_af_packet.c).
+const MEMIF_BUFFER: usize = 2048;
+const MEMIF_LOG2_RING: usize = 10;
+const RING: u32 = 1024;
+const AF_PACKET_FRAME: usize = 2048;
+/// What the kernel puts in front of a received frame (TPACKET_V2), at most.
+const AF_PACKET_HEADER: usize = 80;
+
+const _: () = assert!(TAIL_MAX <= u16::MAX as usize);
+
+fn value<'a>(arguments: &'a str, key: &str) -> Option<&'a str> {
+    arguments.split(',').find_map(|pair| pair.split_once('=').filter(|(k, _)| *k == key)).map(|(_, v)| v)
+}
+
+fn number(arguments: &str, key: &'static str, default: usize) -> Result<usize, Error> {
+    match value(arguments, key) {
+        None => Ok(default),
+        Some(text) => text.parse().map_err(|_| Error::Invalid {
+            parameter: key,
+            value: format!("'{text}'"),
+            expected: "a number".to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memif_tells_its_frames_by_its_arguments() {
+        let of = |arguments| Kind::of("net_memif", arguments, true).unwrap();
+        let plain = of("role=server,id=0,socket=/run/x.sock");
+        assert_eq!((plain.largest, plain.ring), (Some((2048, "bsize")), 1024));
+        let large = of("bsize=8192,rsize=8");
+        assert_eq!((large.largest, large.ring, large.rx_room), (Some((8192, "bsize")), 256, 8192));
+        assert!(large.copies.is_none() && large.any_mtu);
+        assert!(Kind::of("net_memif", "bsize=big", true).is_err());
+    }
+
+    #[test]
+    fn payloads_are_gathered_only_where_they_are_read_during_the_call() {
+        let copies = |driver, arguments| Kind::of(driver, arguments, true).unwrap().copies.is_some();
+        for driver in ["net_memif", "net_af_packet", "net_pcap", "net_tap"] {
+            assert!(!copies(driver, ""), "{driver}");
+            assert!(Kind::of(driver, "", false).unwrap().copies.is_some());
+        }
+        for driver in ["net_ring", "net_null", "net_ixgbe", "mlx5_pci"] {
+            assert!(copies(driver, ""), "{driver}");
+        }
+        assert!(copies("net_memif", "role=client,zero-copy=yes") && copies("net_memif", "zero-copy=yes"));
+        assert!(!copies("net_memif", "role=server,zero-copy=yes") && !copies("net_memif", "zero-copy=no"));
+    }
+}

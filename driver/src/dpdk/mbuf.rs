@@ -1,0 +1,232 @@
+//! Packet buffers: pools of them, and those in hand.
+
+use std::ffi::{CString, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ferroce_dpdk_sys as sys;
+use tracing::warn;
+
+use super::eal;
+use crate::memory::Pinned;
+use crate::{Error, TAIL_MAX};
+
+/// Most frames in one call of the port, each way.
+pub(super) const BURST: usize = 32;
+/// Buffers that a thread keeps for itself.
+const CACHE: u32 = 256;
+
+/// A pool of buffers, each with `room` bytes for a frame.
+#[derive(Debug)]
+pub(super) struct Pool {
+    pool: NonNull<sys::rte_mempool>,
+    count: u32,
+}
+
+// SAFETY: DPDK's pools are for any thread, several at once.
+unsafe impl Send for Pool {}
+// SAFETY: as above.
+unsafe impl Sync for Pool {}
+
+impl Pool {
+    /// `frames` buffers that are in use at once at most, and what the threads' caches keep back.
+    pub(super) fn new(port: &str, frames: u32, room: u16, private: u16, socket: i32) -> Result<Pool, Error> {
+        static NAMES: AtomicU32 = AtomicU32::new(0);
+        let name = format!("ferroce{}", NAMES.fetch_add(1, Ordering::Relaxed));
+        let name = CString::new(name).unwrap_or_default();
+        // A thread that returns what another took has half as much again in its cache.
+        let count = frames + 3 * CACHE + 4 * BURST as u32;
+        let data_room = room + sys::RTE_PKTMBUF_HEADROOM as u16;
+        // SAFETY: the name is a string, which is copied; EAL runs.
+        let pool = unsafe {
+            sys::rte_pktmbuf_pool_create(name.as_ptr(), count, CACHE, private, data_room, socket)
+        };
+        match NonNull::new(pool) {
+            Some(pool) => Ok(Pool { pool, count }),
+            None => Err(eal::last_error("making a pool of packet buffers (is there memory? EAL's -m)", port)),
+        }
+    }
+
+    pub(super) fn as_ptr(&self) -> *mut sys::rte_mempool {
+        self.pool.as_ptr()
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        // SAFETY: the pool exists.
+        let free = unsafe { sys::rte_mempool_avail_count(self.as_ptr()) };
+        if free == self.count {
+            // SAFETY: every buffer is back, so nobody knows one.
+            unsafe { sys::rte_mempool_free(self.as_ptr()) };
+        } else {
+            // As with net_ring, whose other end has what was sent.
+            warn!("{} packet buffers are still in use, so their pool stays", self.count - free);
+        }
+    }
+}
+
+/// Buffers that were taken from a pool and not used yet: taking one is costly, 32 hardly more.
+#[derive(Debug)]
+pub(super) struct Spare {
+    mbufs: [*mut sys::rte_mbuf; BURST],
+    rooms: [*mut u8; BURST],
+    left: usize,
+}
+
+/// A buffer in hand, and where its data go.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffer {
+    pub(super) mbuf: *mut sys::rte_mbuf,
+    pub(super) room: *mut u8,
+}
+
+impl Spare {
+    pub(super) fn new() -> Spare {
+        Spare { mbufs: [ptr::null_mut(); BURST], rooms: [ptr::null_mut(); BURST], left: 0 }
+    }
+
+    /// The next buffer, which stays here until [`used`](Spare::used); `None` if the pool is empty.
+    #[inline]
+    pub(super) fn peek(&mut self, pool: &Pool) -> Option<Buffer> {
+        if self.left == 0 {
+            // SAFETY: room for as many pointers of either kind as are asked for.
+            let result = unsafe {
+                sys::ferroce_take(
+                    pool.as_ptr(),
+                    self.mbufs.as_mut_ptr(),
+                    self.rooms.as_mut_ptr(),
+                    BURST as u16,
+                )
+            };
+            if result != 0 {
+                return None;
+            }
+            self.left = BURST;
+        }
+        Some(Buffer { mbuf: self.mbufs[self.left - 1], room: self.rooms[self.left - 1] })
+    }
+
+    /// The next two; a stock that is used in pairs has always both.
+    #[inline]
+    pub(super) fn peek_pair(&mut self, pool: &Pool) -> Option<(Buffer, Buffer)> {
+        let last = self.peek(pool)?;
+        let at = self.left.checked_sub(2)?;
+        Some((last, Buffer { mbuf: self.mbufs[at], room: self.rooms[at] }))
+    }
+
+    /// The buffer that [`peek`](Spare::peek) showed is somebody else's now.
+    #[inline]
+    pub(super) fn used(&mut self) {
+        self.left -= 1;
+    }
+
+    /// Gives all back to their pool.
+    pub(super) fn release(&mut self) {
+        // SAFETY: `left` buffers, ours until now.
+        unsafe { sys::rte_pktmbuf_free_bulk(self.mbufs.as_mut_ptr(), self.left as u32) };
+        self.left = 0;
+    }
+}
+
+/// Frames that were made and not taken by the port yet.
+#[derive(Debug)]
+pub(super) struct Outbox {
+    mbufs: [*mut sys::rte_mbuf; BURST],
+    len: usize,
+}
+
+impl Outbox {
+    pub(super) fn new() -> Outbox {
+        Outbox { mbufs: [ptr::null_mut(); BURST], len: 0 }
+    }
+
+    #[inline]
+    pub(super) fn has_room(&self) -> bool {
+        self.len < BURST
+    }
+
+    /// Takes a frame over. There is [room](Outbox::has_room).
+    #[inline]
+    pub(super) fn push(&mut self, mbuf: *mut sys::rte_mbuf) {
+        self.mbufs[self.len] = mbuf;
+        self.len += 1;
+    }
+
+    /// Offers all to the port; returns whether it took them.
+    #[inline]
+    pub(super) fn flush(&mut self, port: u16, queue: u16) -> bool {
+        if self.len > 0 {
+            // SAFETY: the frames are ours and complete; those that are sent are the port's.
+            let sent = unsafe {
+                sys::ferroce_tx_burst(port, queue, self.mbufs.as_mut_ptr(), self.len as u16)
+            };
+            let sent = usize::from(sent).min(self.len);
+            self.mbufs.copy_within(sent..self.len, 0);
+            self.len -= sent;
+        }
+        self.len == 0
+    }
+
+    /// Gives all back to their pools.
+    pub(super) fn release(&mut self) {
+        // SAFETY: the frames are ours.
+        unsafe { sys::rte_pktmbuf_free_bulk(self.mbufs.as_mut_ptr(), self.len as u32) };
+        self.len = 0;
+    }
+}
+
+/// What a payload's buffer has in its private data.
+#[repr(C)]
+struct Private {
+    shared: sys::rte_mbuf_ext_shared_info,
+    pinned: MaybeUninit<Pinned>,
+}
+
+/// Bytes of private data in the buffers that payloads hang on.
+pub(super) const PRIVATE: u16 = size_of::<Private>().next_multiple_of(8) as u16;
+/// Room in them, for a tail.
+pub(super) const SEGMENT_ROOM: u16 = TAIL_MAX as u16;
+
+/// Makes one frame of `head`, `pinned` and `tail`, which then is `head`'s. `payload` and `tail` come
+/// from a pool with [`PRIVATE`] bytes.
+///
+/// # Safety
+/// The three buffers are in hand, `head_len` and `tail_len` bytes of theirs are written, and the port
+/// that sends the frame reads it with the processor: the payload has no address for a device.
+#[inline]
+pub(super) unsafe fn chain(
+    head: *mut sys::rte_mbuf,
+    head_len: usize,
+    payload: *mut sys::rte_mbuf,
+    pinned: Pinned,
+    tail: *mut sys::rte_mbuf,
+    tail_len: usize,
+) {
+    let (address, len) = (pinned.address().as_ptr(), pinned.len());
+    // SAFETY: the buffer is ours and has `PRIVATE` bytes of private data, aligned to 8, in which the
+    // pin stays until `released`; DPDK calls that once, when nobody needs the payload any more.
+    unsafe {
+        let private = sys::ferroce_private(payload).cast::<Private>();
+        let place = (&raw mut (*private).pinned).cast::<Pinned>();
+        place.write(pinned);
+        sys::ferroce_chain(
+            head,
+            head_len as u16,
+            payload,
+            address.cast(),
+            len as u16,
+            &raw mut (*private).shared,
+            Some(released),
+            place.cast(),
+            tail,
+            tail_len as u16,
+        );
+    }
+}
+
+unsafe extern "C" fn released(_: *mut c_void, pinned: *mut c_void) {
+    // SAFETY: `chain` put a pin there, and this is the one call for it.
+    unsafe { pinned.cast::<Pinned>().drop_in_place() };
+}

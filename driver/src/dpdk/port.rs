@@ -1,0 +1,406 @@
+//! A port of DPDK, from its configuration to its end.
+
+use std::ffi::{CStr, CString, c_char};
+use std::mem;
+use std::net::IpAddr;
+use std::sync::{Mutex, PoisonError};
+
+use ferroce_dpdk_sys as sys;
+use tracing::warn;
+
+use super::kind::{self, Kind};
+use super::mbuf::{BURST, PRIVATE, Pool, SEGMENT_ROOM};
+use super::{DpdkConfig, FRAME_OVERHEAD, eal, flow};
+use crate::Error;
+use crate::neighbour::Neighbours;
+use crate::netlink::{Interface, Netlink};
+
+/// A port that runs. Stopped and taken off when its last queue is dropped.
+#[derive(Debug)]
+pub(super) struct Port {
+    pub(super) id: u16,
+    pub(super) name: String,
+    pub(super) driver: String,
+    pub(super) kind: Kind,
+    pub(super) mac: [u8; 6],
+    pub(super) mtu: u32,
+    pub(super) addresses: Vec<(IpAddr, u8)>,
+    pub(super) link: Link,
+    /// How frames are spread over the queues, and which come: for people.
+    pub(super) steering: String,
+    /// The driver can wake who sleeps.
+    pub(super) interrupts: bool,
+    pub(super) queues: Vec<Pools>,
+}
+
+/// Who knows the neighbours.
+#[derive(Debug)]
+pub(super) enum Link {
+    /// The kernel, whose interface is behind the port and receives every frame as well.
+    Kernel { netlink: Mutex<Netlink>, index: u32 },
+    /// We, for ARP and neighbour discovery come to the port.
+    Own(Mutex<Neighbours>),
+}
+
+impl Link {
+    #[inline]
+    pub(super) fn is_own(&self) -> bool {
+        matches!(self, Link::Own(_))
+    }
+}
+
+/// The pools of one queue.
+#[derive(Debug)]
+pub(super) struct Pools {
+    pub(super) rx: Pool,
+    pub(super) tx: Pool,
+    /// For payloads that stay where they are, and the bytes behind them.
+    pub(super) segments: Option<Pool>,
+}
+
+impl Port {
+    /// Configures and starts the port with as many queues.
+    pub(super) fn start(config: &DpdkConfig, queues: u16) -> Result<Port, Error> {
+        eal::start(&config.eal)?;
+        let claim = Claim::new(find(&config.port)?, &config.port)?;
+        let id = claim.0;
+        let info = info(id, &config.port)?;
+        // SAFETY: a string of the driver's, static.
+        let driver = unsafe { CStr::from_ptr(info.driver_name) }.to_string_lossy().into_owned();
+        let arguments = kind::arguments(id);
+        let multi_segment = info.tx_offload_capa & sys::ferroce_tx_multi_segs != 0;
+        let kind = Kind::of(&driver, &arguments, multi_segment)?;
+        let mut port = Port {
+            id,
+            name: config.port.clone(),
+            driver,
+            kind,
+            mac: [0; 6],
+            mtu: 0,
+            addresses: config.addresses.clone(),
+            link: Link::Own(Mutex::new(Neighbours::new([0; 6], Vec::new()))),
+            steering: String::new(),
+            interrupts: false,
+            queues: Vec::new(),
+        };
+        // The port has the claim from here on.
+        mem::forget(claim);
+        port.configure(config, &info, queues)?;
+        port.set_up_queues(config, queues)?;
+        // SAFETY: the port is configured and its queues are set up.
+        port.check("starting the port", unsafe { sys::rte_eth_dev_start(id) })?;
+        port.finish(queues, &info)?;
+        port.find_addresses(info.if_index)?;
+        Ok(port)
+    }
+
+    /// One line for people.
+    pub(super) fn describe(&self, queue: u16) -> String {
+        let payloads = match self.kind.copies {
+            None => "payloads sent from registered memory".to_owned(),
+            Some(why) => format!("payloads copied ({why})"),
+        };
+        let idle = if self.interrupts { "sleeps until an interrupt" } else { "sleeps 50 µs at a time (no interrupts)" };
+        let neighbours = if self.link.is_own() { "own ARP and ND" } else { "the kernel's ARP and ND" };
+        format!(
+            "{}, queue {queue} of {}{}, {payloads}, {neighbours}, {idle}",
+            self.driver,
+            self.queues.len(),
+            self.steering
+        )
+    }
+
+    /// Frames lost before they were received, and those that were not sent.
+    pub(super) fn losses(&self) -> (u64, u64) {
+        let mut stats = sys::rte_eth_stats::default();
+        // SAFETY: `stats` outlives the call.
+        match unsafe { sys::rte_eth_stats_get(self.id, &raw mut stats) } {
+            0 => (stats.imissed + stats.rx_nombuf, stats.oerrors),
+            _ => (0, 0),
+        }
+    }
+
+    /// Largest frame that is sent.
+    pub(super) fn max_frame(&self) -> usize {
+        self.mtu as usize + FRAME_OVERHEAD
+    }
+
+    fn configure(&mut self, config: &DpdkConfig, info: &sys::rte_eth_dev_info, queues: u16) -> Result<(), Error> {
+        let most = info.max_rx_queues.min(info.max_tx_queues);
+        if queues == 0 || queues > most {
+            let expected = format!("'{}' has 1 to {most}", self.name);
+            return Err(Error::Invalid { parameter: "queues", value: queues.to_string(), expected });
+        }
+        let mut conf = sys::rte_eth_conf::default();
+        let rss = info.flow_type_rss_offloads & sys::ferroce_rss_udp;
+        if queues > 1 && rss != 0 {
+            conf.rxmode.mq_mode = sys::rte_eth_rx_mq_mode_RTE_ETH_MQ_RX_RSS;
+            conf.rx_adv_conf.rss_conf.rss_hf = rss;
+        }
+        if self.kind.copies.is_none() {
+            conf.txmode.offloads = sys::ferroce_tx_multi_segs;
+        }
+        conf.intr_conf.set_rxq(1);
+        if let (Some(mtu), false) = (config.mtu, self.kind.any_mtu) {
+            self.check_mtu(mtu, info.min_mtu.into(), info.max_mtu.into(), "its driver allows")?;
+            conf.rxmode.mtu = mtu;
+        }
+        // SAFETY: the configuration outlives the call; the port is ours and stopped.
+        let mut result = unsafe { sys::rte_eth_dev_configure(self.id, queues, queues, &conf) };
+        if result != 0 {
+            // Some drivers take no interest in interrupts, others refuse them.
+            conf.intr_conf.set_rxq(0);
+            // SAFETY: as above.
+            result = unsafe { sys::rte_eth_dev_configure(self.id, queues, queues, &conf) };
+        }
+        self.check("configuring the port", result)?;
+        self.steering = match (queues, rss != 0) {
+            (1, _) => String::new(),
+            (_, true) => ", spread over the queues by UDP ports (RSS)".to_owned(),
+            (_, false) => ", no RSS: what comes to a queue is the sender's or the device's choice".to_owned(),
+        };
+        self.choose_mtu(config)
+    }
+
+    fn choose_mtu(&mut self, config: &DpdkConfig) -> Result<(), Error> {
+        let frame_limit = self.kind.largest.map_or(usize::from(u16::MAX), |(largest, _)| largest);
+        let limit = frame_limit.saturating_sub(FRAME_OVERHEAD).min(MAX_MTU) as u32;
+        let what = match self.kind.largest {
+            Some((_, argument)) => format!("its argument {argument}, {frame_limit}, leaves room for"),
+            None => "a packet buffer holds".to_owned(),
+        };
+        self.mtu = match (config.mtu, self.kind.any_mtu) {
+            (Some(mtu), true) => mtu,
+            (None, true) => limit.min(DEFAULT_MTU),
+            (wanted, false) => {
+                if let Some(mtu) = wanted {
+                    // SAFETY: the port is configured.
+                    let result = unsafe { sys::rte_eth_dev_set_mtu(self.id, mtu as u16) };
+                    if result != 0 {
+                        let now = self.current_mtu()?;
+                        let why = eal::os_error("setting the MTU", &self.name, result);
+                        return Err(Error::Invalid {
+                            parameter: "mtu",
+                            value: mtu.to_string(),
+                            expected: format!("{now}, which it has, for it can't be changed ({why})"),
+                        });
+                    }
+                }
+                let mtu = self.current_mtu()?;
+                if wanted.is_none() { mtu.min(limit) } else { mtu }
+            }
+        };
+        self.check_mtu(self.mtu, MIN_MTU, limit, &what)
+    }
+
+    fn check_mtu(&self, mtu: u32, least: u32, most: u32, what: &str) -> Result<(), Error> {
+        if (least..=most).contains(&mtu) {
+            return Ok(());
+        }
+        let expected = format!("{least} to {most}, which is what {what} on '{}'", self.name);
+        Err(Error::Invalid { parameter: "mtu", value: mtu.to_string(), expected })
+    }
+
+    fn current_mtu(&self) -> Result<u32, Error> {
+        let mut mtu = 0;
+        // SAFETY: `mtu` outlives the call.
+        self.check("reading the MTU", unsafe { sys::rte_eth_dev_get_mtu(self.id, &raw mut mtu) })?;
+        Ok(mtu.into())
+    }
+
+    fn set_up_queues(&mut self, config: &DpdkConfig, queues: u16) -> Result<(), Error> {
+        let (mut rx, mut tx) = (config.rx_descriptors, config.tx_descriptors);
+        // SAFETY: both numbers outlive the call.
+        let result = unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(self.id, &raw mut rx, &raw mut tx) };
+        self.check("fitting the numbers of descriptors", result)?;
+        // SAFETY: the port exists.
+        let socket = unsafe { sys::rte_eth_dev_socket_id(self.id) };
+        let max_frame = self.max_frame();
+        for queue in 0..queues {
+            let rx_frames = u32::from(rx).max(self.kind.ring) + BACKLOG as u32;
+            let tx_frames = u32::from(tx).max(self.kind.ring);
+            let pool = |frames, room: usize, private| {
+                Pool::new(&self.name, frames, room.min(MAX_ROOM) as u16, private, socket)
+            };
+            let gathers = self.kind.copies.is_none();
+            let tx_room = if gathers { max_frame.max(self.kind.head_room) } else { max_frame };
+            let pools = Pools {
+                rx: pool(rx_frames, max_frame.max(self.kind.rx_room), 0)?,
+                tx: pool(tx_frames, tx_room, 0)?,
+                // Two a frame.
+                segments: gathers.then(|| pool(2 * tx_frames, SEGMENT_ROOM.into(), PRIVATE)).transpose()?,
+            };
+            // SAFETY: the port is configured and stopped; null stands for its default configuration;
+            // the pool lives until the port is closed.
+            let result = unsafe {
+                sys::rte_eth_rx_queue_setup(self.id, queue, rx, socket as u32, std::ptr::null(), pools.rx.as_ptr())
+            };
+            self.queues.push(pools);
+            self.check("setting up a receive queue", result)?;
+            // SAFETY: as above.
+            let result = unsafe {
+                sys::rte_eth_tx_queue_setup(self.id, queue, tx, socket as u32, std::ptr::null())
+            };
+            self.check("setting up a transmit queue", result)?;
+        }
+        Ok(())
+    }
+
+    /// What can be asked of a port only when it runs.
+    fn finish(&mut self, queues: u16, info: &sys::rte_eth_dev_info) -> Result<(), Error> {
+        let mut mac = sys::rte_ether_addr::default();
+        // SAFETY: `mac` outlives the call.
+        self.check("reading the hardware address", unsafe { sys::rte_eth_macaddr_get(self.id, &raw mut mac) })?;
+        self.mac = mac.addr_bytes;
+        // Neighbour discovery and multicast datagrams. A port that can't filter hears all of them.
+        // SAFETY: the port runs.
+        let result = unsafe { sys::rte_eth_allmulticast_enable(self.id) };
+        if result != 0 && result != -libc::ENOTSUP {
+            let why = eal::os_error("hearing multicast frames", &self.name, result);
+            warn!(port = self.name, "{why}");
+        }
+        // SAFETY: the port runs, and has this queue.
+        self.interrupts = unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id, 0) } >= 0
+            && unsafe { sys::rte_eth_dev_rx_intr_enable(self.id, 0) } == 0;
+        let rss = info.flow_type_rss_offloads & sys::ferroce_rss_udp;
+        if flow::steer(self.id, queues, rss) {
+            self.steering.push_str(", UDP port 4791 by a flow rule");
+        }
+        Ok(())
+    }
+
+    /// The port's own addresses, or those of the kernel's interface behind it, and who answers for them.
+    fn find_addresses(&mut self, kernel_index: u32) -> Result<(), Error> {
+        if self.addresses.is_empty() && kernel_index != 0 && !self.kind.kernel_is_peer {
+            let netlink = Netlink::open()?;
+            let interface = kernel_interface(&netlink, kernel_index)?;
+            if !interface.up {
+                return Err(Error::InterfaceDown { name: interface.name });
+            }
+            self.mtu = self.mtu.min(interface.mtu);
+            self.addresses = interface.addresses;
+            if self.kind.kernel_answers {
+                self.link = Link::Kernel { netlink: Mutex::new(netlink), index: kernel_index };
+                return Ok(());
+            }
+        }
+        if self.addresses.is_empty() {
+            return Err(Error::Invalid {
+                parameter: "addresses",
+                value: "(none)".to_owned(),
+                expected: format!("the addresses of '{}', for no interface of the kernel has them: \
+                     {}@10.0.0.1/24", self.name, self.name),
+            });
+        }
+        self.link = Link::Own(Mutex::new(Neighbours::new(self.mac, self.addresses.clone())));
+        Ok(())
+    }
+
+    fn check(&self, what: &'static str, result: i32) -> Result<(), Error> {
+        if result == 0 { Ok(()) } else { Err(eal::os_error(what, &self.name, result)) }
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // SAFETY: the port is ours. Stopping one that does not run does nothing; taking its device
+        // off closes it, and what it held of the pools comes back before they go.
+        unsafe {
+            sys::rte_eth_dev_stop(self.id);
+            sys::ferroce_port_remove(self.id);
+        }
+        release(self.id);
+    }
+}
+
+/// Frames that wait for the engine while an address is being resolved.
+pub(super) const BACKLOG: usize = 512;
+const _: () = assert!(BACKLOG.is_multiple_of(BURST));
+
+/// Where there is no link that has one: as much as Ethernet's jumbo frames.
+const DEFAULT_MTU: u32 = 9000;
+/// IPv4's (RFC 791), so that everything can be told of.
+const MIN_MTU: u32 = 68;
+const MAX_MTU: usize = 9702;
+/// What the length of a buffer of a pool, its headroom included, can be.
+const MAX_ROOM: usize = u16::MAX as usize - sys::RTE_PKTMBUF_HEADROOM as usize;
+
+/// The ports that are open in this process, and the devices that were taken off when they were
+/// closed, which can be put on again.
+static OPEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+
+/// A port that nobody else has open.
+struct Claim(u16);
+
+impl Claim {
+    fn new(id: u16, name: &str) -> Result<Claim, Error> {
+        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        if open.contains(&id) {
+            return Err(Error::Invalid {
+                parameter: "port",
+                value: format!("'{name}'"),
+                expected: "a port that is not open in this process; its queues are opened together".to_owned(),
+            });
+        }
+        open.push(id);
+        Ok(Claim(id))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        release(self.0);
+    }
+}
+
+fn release(id: u16) {
+    OPEN.lock().unwrap_or_else(PoisonError::into_inner).retain(|open| *open != id);
+}
+
+/// The number of the port of that name.
+fn find(name: &str) -> Result<u16, Error> {
+    let mut id = 0;
+    let text = CString::new(name).unwrap_or_default();
+    // SAFETY: a string and a number that outlive the call.
+    if unsafe { sys::rte_eth_dev_get_port_by_name(text.as_ptr(), &raw mut id) } == 0 {
+        return Ok(id);
+    }
+    let present = names();
+    let present = if present.is_empty() {
+        "there is none: name a device with --vdev=, or bind one to vfio-pci and allow it with -a".to_owned()
+    } else {
+        format!("there are: {}", present.join(", "))
+    };
+    let expected = format!("a port of DPDK; {present}");
+    Err(Error::Invalid { parameter: "port", value: format!("'{name}'"), expected })
+}
+
+fn names() -> Vec<String> {
+    let mut names = Vec::new();
+    for id in 0..sys::RTE_MAX_ETHPORTS as u16 {
+        let mut name: [c_char; sys::RTE_ETH_NAME_MAX_LEN as usize] = [0; _];
+        // SAFETY: room for the longest name, with its NUL.
+        if unsafe { sys::rte_eth_dev_get_name_by_port(id, name.as_mut_ptr()) } == 0 {
+            // SAFETY: DPDK has ended it with NUL.
+            names.push(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned());
+        }
+    }
+    names
+}
+
+/// The kernel's interface of that index.
+pub(super) fn kernel_interface(netlink: &Netlink, index: u32) -> Result<Interface, Error> {
+    let all = netlink.interfaces()?;
+    let present: Vec<_> = all.iter().map(|interface| interface.name.as_str()).collect();
+    let missing = Error::NoInterface { name: format!("number {index}"), present: present.join(", ") };
+    all.into_iter().find(|interface| interface.index == index).ok_or(missing)
+}
+
+fn info(id: u16, name: &str) -> Result<sys::rte_eth_dev_info, Error> {
+    let mut info = sys::rte_eth_dev_info::default();
+    // SAFETY: `info` outlives the call.
+    match unsafe { sys::rte_eth_dev_info_get(id, &raw mut info) } {
+        0 => Ok(info),
+        result => Err(eal::os_error("asking what the port can do", name, result)),
+    }
+}

@@ -1,0 +1,401 @@
+//! ARP and IPv6 neighbour discovery for ports that have no kernel behind them: answers what asks for
+//! the port's addresses, and asks for others (RFC 826, RFC 4861).
+//!
+//! What is learned is the answer to a question of ours, or the address of one who asks for us, as the
+//! kernel has it; nobody else can put anything into the table.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
+
+/// The port's addresses, and the neighbours that it has heard of.
+#[derive(Debug)]
+pub(crate) struct Neighbours {
+    mac: [u8; 6],
+    addresses: Vec<(IpAddr, u8)>,
+    known: Vec<Known>,
+    /// What is being asked for.
+    asked: Vec<IpAddr>,
+}
+
+/// A frame to send.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Message {
+    bytes: [u8; LONGEST],
+    len: usize,
+}
+
+impl Neighbours {
+    pub(crate) fn new(mac: [u8; 6], addresses: Vec<(IpAddr, u8)>) -> Neighbours {
+        Neighbours { mac, addresses, known: Vec::with_capacity(MOST), asked: Vec::new() }
+    }
+
+    /// Whether the frame is ARP or neighbour discovery, and so for [`receive`](Neighbours::receive).
+    #[inline]
+    pub(crate) fn concerns(frame: &[u8]) -> bool {
+        match frame.get(12..14) {
+            Some(ARP) => true,
+            Some(IPV6) => {
+                frame.get(20) == Some(&ICMPV6)
+                    && frame.get(54).is_some_and(|kind| matches!(*kind, SOLICITATION | ADVERTISEMENT))
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes an ARP or neighbour discovery frame, and returns the answer if it wants one.
+    pub(crate) fn receive(&mut self, frame: &[u8], now: Instant) -> Option<Message> {
+        if frame.get(12..14)? == ARP { self.receive_arp(frame, now) } else { self.receive_nd(frame, now) }
+    }
+
+    /// What to send to learn the address of `peer`, from now on until [`stop`](Neighbours::stop);
+    /// `None` if it is not on the link of any of the port's addresses.
+    pub(crate) fn ask(&mut self, peer: IpAddr) -> Option<Message> {
+        let own = self.source_for(peer)?;
+        if !self.asked.contains(&peer) {
+            self.asked.push(peer);
+        }
+        Some(match (own, peer) {
+            (IpAddr::V4(own), IpAddr::V4(peer)) => self.arp(REQUEST, [0xff; 6], own, [0; 6], peer),
+            (IpAddr::V6(own), IpAddr::V6(peer)) => {
+                let group = solicited_node(peer);
+                self.nd(SOLICITATION, group_mac(group), own, group, 0, peer)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Nobody waits for `peer` any more.
+    pub(crate) fn stop(&mut self, peer: IpAddr) {
+        self.asked.retain(|asked| *asked != peer);
+    }
+
+    /// The hardware address of `peer` if it was heard of in the last minute, or is the port's own.
+    pub(crate) fn look_up(&self, peer: IpAddr, now: Instant) -> Option<[u8; 6]> {
+        if self.is_own(peer) {
+            return Some(self.mac);
+        }
+        let known = self.known.iter().find(|known| known.address == peer)?;
+        (now.duration_since(known.heard) < FRESH).then_some(known.mac)
+    }
+
+    fn is_own(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|(own, _)| *own == address)
+    }
+
+    /// The port's address on the link where `peer` is.
+    fn source_for(&self, peer: IpAddr) -> Option<IpAddr> {
+        self.addresses.iter().find(|(own, prefix)| same_link(*own, peer, *prefix)).map(|(own, _)| *own)
+    }
+
+    fn learn(&mut self, address: IpAddr, mac: [u8; 6], now: Instant) {
+        if mac[0] & 1 == 1 || mac == [0; 6] || self.source_for(address).is_none() || self.is_own(address) {
+            return;
+        }
+        let entry = Known { address, mac, heard: now };
+        if let Some(known) = self.known.iter_mut().find(|known| known.address == address) {
+            *known = entry;
+        } else if self.known.len() < MOST {
+            self.known.push(entry);
+        } else if let Some(oldest) = self.known.iter_mut().min_by_key(|known| known.heard) {
+            *oldest = entry;
+        }
+    }
+
+    fn receive_arp(&mut self, frame: &[u8], now: Instant) -> Option<Message> {
+        let arp = frame.get(14..42)?;
+        // Ethernet and IPv4, with the lengths of their addresses.
+        if arp[..6] != [0, 1, 8, 0, 6, 4] {
+            return None;
+        }
+        let operation = u16::from_be_bytes([arp[6], arp[7]]);
+        let (their_mac, their) = (mac_at(arp, 8)?, v4_at(arp, 14)?);
+        let wanted = v4_at(arp, 24)?;
+        if !self.is_own(wanted.into()) {
+            return None;
+        }
+        match operation {
+            REQUEST => {
+                self.learn(their.into(), their_mac, now);
+                Some(self.arp(REPLY, their_mac, wanted, their_mac, their))
+            }
+            REPLY if self.asked.contains(&their.into()) => {
+                self.learn(their.into(), their_mac, now);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn receive_nd(&mut self, frame: &[u8], now: Instant) -> Option<Message> {
+        let ip = frame.get(14..)?;
+        let len = usize::from(u16::from_be_bytes([*ip.get(4)?, *ip.get(5)?]));
+        let icmp = ip.get(40..40 + len)?;
+        // RFC 4861 7.1: nothing that a router has passed on, and no code but 0.
+        if *ip.get(7)? != 255 || icmp.len() < 24 || icmp[1] != 0 {
+            return None;
+        }
+        let (source, destination) = (v6_at(ip, 8)?, v6_at(ip, 24)?);
+        if checksum(source, destination, icmp) != 0 {
+            return None;
+        }
+        let target = v6_at(icmp, 8)?;
+        match icmp[0] {
+            SOLICITATION if self.is_own(target.into()) => {
+                // Somebody who wants the address for himself has none yet (RFC 4862): all hear it.
+                if source.is_unspecified() {
+                    return Some(self.nd(ADVERTISEMENT, group_mac(ALL_NODES), target, ALL_NODES, OVERRIDE, target));
+                }
+                let mac = option(&icmp[24..], SOURCE_LINK_ADDRESS).or_else(|| mac_at(frame, 6))?;
+                self.learn(source.into(), mac, now);
+                Some(self.nd(ADVERTISEMENT, mac, target, source, SOLICITED | OVERRIDE, target))
+            }
+            ADVERTISEMENT if self.asked.contains(&target.into()) => {
+                let mac = option(&icmp[24..], TARGET_LINK_ADDRESS).or_else(|| mac_at(frame, 6))?;
+                self.learn(target.into(), mac, now);
+                None
+            }
+            _ => None,
+        }
+    }
+
+    fn arp(&self, operation: u16, to: [u8; 6], own: Ipv4Addr, mac: [u8; 6], peer: Ipv4Addr) -> Message {
+        let mut message = Message::new(to, self.mac, ARP);
+        message.push(&[0, 1, 8, 0, 6, 4]);
+        message.push(&operation.to_be_bytes());
+        message.push(&self.mac);
+        message.push(&own.octets());
+        message.push(&mac);
+        message.push(&peer.octets());
+        message.padded()
+    }
+
+    fn nd(&self, kind: u8, to: [u8; 6], own: Ipv6Addr, peer: Ipv6Addr, flags: u8, target: Ipv6Addr) -> Message {
+        let mut icmp = [0; 32];
+        icmp[0] = kind;
+        icmp[4] = flags;
+        icmp[8..24].copy_from_slice(&target.octets());
+        icmp[24] = if kind == SOLICITATION { SOURCE_LINK_ADDRESS } else { TARGET_LINK_ADDRESS };
+        icmp[25] = 1;
+        icmp[26..].copy_from_slice(&self.mac);
+        let sum = checksum(own, peer, &icmp);
+        icmp[2..4].copy_from_slice(&sum.to_be_bytes());
+        let mut message = Message::new(to, self.mac, IPV6);
+        message.push(&[0x60, 0, 0, 0, 0, icmp.len() as u8, ICMPV6, 255]);
+        message.push(&own.octets());
+        message.push(&peer.octets());
+        message.push(&icmp);
+        message
+    }
+}
+
+impl Message {
+    fn new(to: [u8; 6], from: [u8; 6], ether_type: &[u8]) -> Message {
+        let mut message = Message { bytes: [0; LONGEST], len: 0 };
+        message.push(&to);
+        message.push(&from);
+        message.push(ether_type);
+        message
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        self.bytes[self.len..self.len + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len();
+    }
+
+    /// With zeros up to Ethernet's shortest frame.
+    fn padded(mut self) -> Message {
+        self.len = self.len.max(60);
+        self
+    }
+}
+
+impl std::ops::Deref for Message {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+#[derive(Debug)]
+struct Known {
+    address: IpAddr,
+    mac: [u8; 6],
+    heard: Instant,
+}
+
+/// Neighbours that are remembered.
+const MOST: usize = 256;
+const FRESH: Duration = Duration::from_secs(60);
+/// A solicitation: Ethernet, IPv6, ICMPv6 with one option.
+const LONGEST: usize = 14 + 40 + 32;
+
+const ARP: &[u8] = &[0x08, 0x06];
+const IPV6: &[u8] = &[0x86, 0xdd];
+const REQUEST: u16 = 1;
+const REPLY: u16 = 2;
+const ICMPV6: u8 = 58;
+const SOLICITATION: u8 = 135;
+const ADVERTISEMENT: u8 = 136;
+const SOURCE_LINK_ADDRESS: u8 = 1;
+const TARGET_LINK_ADDRESS: u8 = 2;
+const SOLICITED: u8 = 0x40;
+const OVERRIDE: u8 = 0x20;
+const ALL_NODES: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1);
+
+fn same_link(own: IpAddr, peer: IpAddr, prefix: u8) -> bool {
+    match (own, peer) {
+        (IpAddr::V4(own), IpAddr::V4(peer)) => {
+            (own.to_bits() ^ peer.to_bits()).leading_zeros() >= u32::from(prefix.min(32))
+        }
+        (IpAddr::V6(own), IpAddr::V6(peer)) => {
+            (own.to_bits() ^ peer.to_bits()).leading_zeros() >= u32::from(prefix.min(128))
+        }
+        _ => false,
+    }
+}
+
+/// Where a solicitation for the address goes (RFC 4291 2.7.1).
+fn solicited_node(address: Ipv6Addr) -> Ipv6Addr {
+    let [.., a, b, c] = address.octets();
+    Ipv6Addr::new(0xff02, 0, 0, 0, 0, 1, 0xff00 | u16::from(a), u16::from_be_bytes([b, c]))
+}
+
+/// RFC 2464 7.
+fn group_mac(group: Ipv6Addr) -> [u8; 6] {
+    let [.., a, b, c, d] = group.octets();
+    [0x33, 0x33, a, b, c, d]
+}
+
+/// ICMPv6's, over the pseudo header and `icmp`; 0 if `icmp` has the right one in it.
+fn checksum(source: Ipv6Addr, destination: Ipv6Addr, icmp: &[u8]) -> u16 {
+    let sum = |bytes: &[u8]| -> u32 {
+        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low))).sum()
+    };
+    let mut total = sum(&source.octets()) + sum(&destination.octets()) + icmp.len() as u32 + u32::from(ICMPV6);
+    total += sum(icmp);
+    while total > 0xffff {
+        total = (total & 0xffff) + (total >> 16);
+    }
+    !(total as u16)
+}
+
+/// The hardware address in the options of a message.
+fn option(mut options: &[u8], kind: u8) -> Option<[u8; 6]> {
+    while let [found, units, ..] = *options {
+        // In units of 8 bytes; 0 makes the message invalid (RFC 4861 4.6).
+        if found == kind && units == 1 {
+            return mac_at(options, 2);
+        }
+        options = options.get(usize::from(units.max(1)) * 8..)?;
+    }
+    None
+}
+
+fn mac_at(bytes: &[u8], at: usize) -> Option<[u8; 6]> {
+    bytes.get(at..at + 6)?.try_into().ok()
+}
+
+fn v4_at(bytes: &[u8], at: usize) -> Option<Ipv4Addr> {
+    Some(<[u8; 4]>::try_from(bytes.get(at..at + 4)?).ok()?.into())
+}
+
+fn v6_at(bytes: &[u8], at: usize) -> Option<Ipv6Addr> {
+    Some(<[u8; 16]>::try_from(bytes.get(at..at + 16)?).ok()?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: [u8; 6] = [2, 0, 0, 0, 0, 0xa];
+    const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
+
+    fn host(mac: [u8; 6], last: u8) -> Neighbours {
+        let addresses = vec![
+            (IpAddr::from([10, 0, 0, last]), 24),
+            (format!("fd00::{last}").parse().unwrap(), 64),
+        ];
+        Neighbours::new(mac, addresses)
+    }
+
+    fn address(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn two_hosts_find_each_other() {
+        for peer in [address("10.0.0.2"), address("fd00::2")] {
+            let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
+            let question = a.ask(peer).unwrap();
+            assert!(Neighbours::concerns(&question) && question.len() >= 60);
+            let answer = b.receive(&question, now).unwrap();
+            assert_eq!(answer[..6], A);
+            assert!(a.receive(&answer, now).is_none());
+            assert_eq!(a.look_up(peer, now), Some(B));
+            // He who was asked knows who asked.
+            let asker = if peer.is_ipv4() { address("10.0.0.1") } else { address("fd00::1") };
+            assert_eq!(b.look_up(asker, now), Some(A));
+            assert_eq!(a.look_up(peer, now + FRESH), None);
+        }
+    }
+
+    #[test]
+    fn nobody_answers_for_others_or_beyond_the_link() {
+        let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
+        let question = a.ask(address("10.0.0.3")).unwrap();
+        assert!(b.receive(&question, now).is_none());
+        assert_eq!(b.look_up(address("10.0.0.1"), now), None, "it did not ask for us");
+        assert!(a.ask(address("10.0.1.2")).is_none() && a.ask(address("fd01::2")).is_none());
+        assert_eq!(a.look_up(address("10.0.0.1"), now), Some(A));
+    }
+
+    #[test]
+    fn an_answer_that_nobody_asked_for_is_not_believed() {
+        for peer in [address("10.0.0.2"), address("fd00::2")] {
+            let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
+            let question = a.ask(peer).unwrap();
+            let answer = b.receive(&question, now).unwrap();
+            a.stop(peer);
+            a.receive(&answer, now);
+            assert_eq!(a.look_up(peer, now), None);
+        }
+    }
+
+    #[test]
+    fn a_changed_byte_of_neighbour_discovery_is_noticed() {
+        let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
+        let question = a.ask(address("fd00::2")).unwrap();
+        for at in [21, 22, 54, 56, 62, question.len() - 1] {
+            let mut changed = question.to_vec();
+            changed[at] ^= 1;
+            assert!(b.receive(&changed, now).is_none(), "byte {at}");
+        }
+        for len in 0..question.len() {
+            assert!(b.receive(&question[..len], now).is_none());
+        }
+        assert!(b.receive(&question, now).is_some());
+    }
+
+    #[test]
+    fn duplicate_address_detection_is_told_to_all() {
+        let (a, mut b) = (host(A, 1), host(B, 2));
+        let Ok(IpAddr::V6(wanted)) = "fd00::2".parse() else { unreachable!() };
+        let group = solicited_node(wanted);
+        let question = a.nd(SOLICITATION, group_mac(group), Ipv6Addr::UNSPECIFIED, group, 0, wanted);
+        let answer = b.receive(&question, Instant::now()).unwrap();
+        assert_eq!(answer[..6], [0x33, 0x33, 0, 0, 0, 1]);
+        assert_eq!(answer[58] & SOLICITED, 0);
+    }
+
+    #[test]
+    fn the_table_keeps_the_youngest() {
+        let (mut a, start) = (Neighbours::new(A, vec![(address("10.0.0.1"), 8)]), Instant::now());
+        let of = |n: u32| IpAddr::from(Ipv4Addr::from_bits(0x0a01_0000 + n));
+        for n in 0..=MOST as u32 {
+            a.learn(of(n), B, start + Duration::from_millis(n.into()));
+        }
+        let now = start + Duration::from_secs(1);
+        assert_eq!(a.look_up(of(0), now), None);
+        assert!((1..=MOST as u32).all(|n| a.look_up(of(n), now).is_some()));
+    }
+}
