@@ -33,7 +33,7 @@ use crate::netlink::gid_order;
 use crate::{
     Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, PacketDriver, Stats, TAIL_MAX,
 };
-use mbuf::{BURST, Buffer, Outbox, Spare, chain};
+use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
 use port::{BACKLOG, Link, Port};
 
 /// What to open.
@@ -82,6 +82,7 @@ pub struct Dpdk {
     backlog: VecDeque<(*mut sys::rte_mbuf, sys::ferroce_frame)>,
     outbox: Outbox,
     spare: Spare,
+    heads: Spare,
     segments: Spare,
     stats: Stats,
     queue: u16,
@@ -138,6 +139,7 @@ impl Dpdk {
             backlog: VecDeque::with_capacity(BACKLOG),
             outbox: Outbox::new(),
             spare: Spare::new(),
+            heads: Spare::new(),
             segments: Spare::new(),
             stats: Stats::default(),
             queue,
@@ -242,38 +244,43 @@ impl Dpdk {
     fn load(&mut self, source: &mut dyn FrameSource) -> Option<()> {
         let pools = &self.port.queues[usize::from(self.queue)];
         let max_frame = self.capabilities.max_frame;
-        let head = self.spare.peek(&pools.tx)?;
+        let buffer = self.spare.peek(&pools.tx)?;
         // SAFETY: a buffer of the pool, which has room for the largest frame, and which is ours.
-        let room = unsafe { std::slice::from_raw_parts_mut(head.room, max_frame) };
-        let len = match &pools.segments {
+        let room = unsafe { std::slice::from_raw_parts_mut(buffer.room, max_frame) };
+        let len = match &pools.gather {
             None => source.write(room)?,
-            Some(pool) => {
-                let (payload, tail) = self.segments.peek_pair(pool)?;
+            Some(pools) => {
+                let (head, [payload, tail]) = (self.heads.peek(&pools.heads)?, self.segments.peek_two(&pools.segments)?);
                 // SAFETY: likewise; buffers of this pool have room for a tail.
                 let tail_room = unsafe { &mut *tail.room.cast::<[u8; TAIL_MAX]>() };
                 let Gathered { head: head_len, payload: pinned, tail: tail_len } = source.gather(room, tail_room)?;
-                assert!(head_len <= max_frame && tail_len <= TAIL_MAX, "{head_len} + {tail_len} bytes");
                 if let Some(pinned) = pinned {
                     let len = head_len + pinned.len() + tail_len;
-                    assert!(len <= max_frame, "a frame of {len} bytes; at most {max_frame} fit");
-                    self.spare.used();
+                    assert!(
+                        head_len <= HEAD_ROOM && tail_len <= TAIL_MAX && len <= max_frame,
+                        "{head_len} + {} + {tail_len} bytes; at most {max_frame} fit",
+                        pinned.len()
+                    );
+                    self.heads.used();
                     self.segments.used();
                     self.segments.used();
-                    // SAFETY: three buffers in hand, written as far as they say; only ports that read
-                    // with the processor have such a pool.
-                    unsafe { chain(head.mbuf, head_len, payload.mbuf, pinned, tail.mbuf, tail_len) };
+                    // SAFETY: three buffers in hand, written as far as they say, the first one here;
+                    // only ports that read with the processor have such pools.
+                    unsafe {
+                        ptr::copy_nonoverlapping(room.as_ptr(), head.room, head_len);
+                        chain(head.mbuf, head_len, payload.mbuf, pinned, tail.mbuf, tail_len);
+                    }
                     self.count(head.mbuf, len);
                     return Some(());
                 }
-                room.get_mut(head_len..head_len + tail_len)?.copy_from_slice(&tail_room[..tail_len]);
-                head_len + tail_len
+                head_len
             }
         };
         assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
         self.spare.used();
         // SAFETY: the buffer is in hand and that many bytes of it are written.
-        unsafe { sys::ferroce_set_length(head.mbuf, len as u16) };
-        self.count(head.mbuf, len);
+        unsafe { sys::ferroce_set_length(buffer.mbuf, len as u16) };
+        self.count(buffer.mbuf, len);
         Some(())
     }
 
@@ -405,6 +412,7 @@ impl Drop for Dpdk {
     fn drop(&mut self) {
         self.outbox.release();
         self.spare.release();
+        self.heads.release();
         self.segments.release();
         for (mut mbuf, _) in self.backlog.drain(..) {
             // SAFETY: what waits is ours.

@@ -15,7 +15,7 @@ pub(super) struct Kind {
     pub(super) ring: u32,
     /// Room for a frame in a buffer to receive into, at least.
     pub(super) rx_room: usize,
-    /// The same for buffers to send from that are the head of a gathered frame.
+    /// The same for buffers that hold the head of a gathered frame.
     pub(super) head_room: usize,
     /// Why payloads are copied although the port sends from several places; `None` if they aren't.
     pub(super) copies: Option<&'static str>,
@@ -48,8 +48,8 @@ impl Kind {
                 kind.largest = Some((buffer, "bsize"));
                 // Frames are copied in bulk only where one buffer is sure to take one of the ring's.
                 kind.rx_room = buffer;
-                // And the other way it makes a buffer of the ring of each segment, unless the head
-                // might be too large for one.
+                // The other way, bulk would put each segment into a buffer of its own. Heads that might
+                // not fit one are gathered instead.
                 kind.head_room = buffer + 1;
                 let client = value(arguments, "role").is_none_or(|role| !matches!(role, "server" | "master"));
                 if client && value(arguments, "zero-copy") == Some("yes") {

@@ -110,10 +110,10 @@ impl Spare {
 
     /// The next two; a stock that is used in pairs has always both.
     #[inline]
-    pub(super) fn peek_pair(&mut self, pool: &Pool) -> Option<(Buffer, Buffer)> {
+    pub(super) fn peek_two(&mut self, pool: &Pool) -> Option<[Buffer; 2]> {
         let last = self.peek(pool)?;
         let at = self.left.checked_sub(2)?;
-        Some((last, Buffer { mbuf: self.mbufs[at], room: self.rooms[at] }))
+        Some([last, Buffer { mbuf: self.mbufs[at], room: self.rooms[at] }])
     }
 
     /// The buffer that [`peek`](Spare::peek) showed is somebody else's now.
@@ -186,7 +186,9 @@ struct Private {
 
 /// Bytes of private data in the buffers that payloads hang on.
 pub(super) const PRIVATE: u16 = size_of::<Private>().next_multiple_of(8) as u16;
-/// Room in them, for a tail.
+/// What can be in front of a payload that stays where it is: more than all headers of RoCE together.
+pub(super) const HEAD_ROOM: usize = 256;
+/// Room in the buffers of payloads, for a tail.
 pub(super) const SEGMENT_ROOM: u16 = TAIL_MAX as u16;
 
 /// Makes one frame of `head`, `pinned` and `tail`, which then is `head`'s. `payload` and `tail` come

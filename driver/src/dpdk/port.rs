@@ -9,7 +9,7 @@ use ferroce_dpdk_sys as sys;
 use tracing::warn;
 
 use super::kind::{self, Kind};
-use super::mbuf::{BURST, PRIVATE, Pool, SEGMENT_ROOM};
+use super::mbuf::{BURST, HEAD_ROOM, PRIVATE, Pool, SEGMENT_ROOM};
 use super::{DpdkConfig, FRAME_OVERHEAD, eal, flow};
 use crate::Error;
 use crate::neighbour::Neighbours;
@@ -54,8 +54,17 @@ impl Link {
 pub(super) struct Pools {
     pub(super) rx: Pool,
     pub(super) tx: Pool,
-    /// For payloads that stay where they are, and the bytes behind them.
-    pub(super) segments: Option<Pool>,
+    /// For frames whose payload stays where it is.
+    pub(super) gather: Option<GatherPools>,
+}
+
+/// The pools of the pieces of a frame.
+#[derive(Debug)]
+pub(super) struct GatherPools {
+    /// For what is in front of the payload.
+    pub(super) heads: Pool,
+    /// For the payload and for what is behind it.
+    pub(super) segments: Pool,
 }
 
 impl Port {
@@ -222,13 +231,14 @@ impl Port {
             let pool = |frames, room: usize, private| {
                 Pool::new(&self.name, frames, room.min(MAX_ROOM) as u16, private, socket)
             };
-            let gathers = self.kind.copies.is_none();
-            let tx_room = if gathers { max_frame.max(self.kind.head_room) } else { max_frame };
+            let gather = self.kind.copies.is_none().then(|| {
+                let heads = pool(tx_frames, self.kind.head_room.max(HEAD_ROOM), 0)?;
+                Ok(GatherPools { heads, segments: pool(2 * tx_frames, SEGMENT_ROOM.into(), PRIVATE)? })
+            });
             let pools = Pools {
                 rx: pool(rx_frames, max_frame.max(self.kind.rx_room), 0)?,
-                tx: pool(tx_frames, tx_room, 0)?,
-                // Two a frame.
-                segments: gathers.then(|| pool(2 * tx_frames, SEGMENT_ROOM.into(), PRIVATE)).transpose()?,
+                tx: pool(tx_frames, max_frame, 0)?,
+                gather: gather.transpose()?,
             };
             // SAFETY: the port is configured and stopped; null stands for its default configuration;
             // the pool lives until the port is closed.
