@@ -12,12 +12,12 @@ const OLDEST: &str = "22.11";
 /// built with.
 const LIBRARIES: [&str; 5] = ["rte_ethdev", "rte_mbuf", "rte_mempool", "rte_eal", "rte_kvargs"];
 
-const FUNCTIONS: &str = "rte_eal_init|rte_strerror|rte_thread_register|rte_thread_unregister\
-    |rte_eth_(dev_get_port_by_name|dev_get_name_by_port|find_next_owned_by|dev_info_get|dev_configure)\
-    |rte_eth_dev_(start|stop|set_mtu|get_mtu|socket_id|rx_intr_enable|rx_intr_disable|rx_intr_ctl_q_get_fd)\
+const FUNCTIONS: &str = "rte_eal_init|rte_dev_probe|rte_strerror|rte_thread_register|rte_thread_unregister\
+    |rte_eth_dev_(get_port_by_name|get_name_by_port|info_get|configure)\
+    |rte_eth_dev_(start|stop|set_mtu|get_mtu|socket_id)\
     |rte_eth_(rx_queue_setup|tx_queue_setup|dev_adjust_nb_rx_tx_desc|macaddr_get|stats_get)\
-    |rte_eth_(promiscuous_enable|allmulticast_enable)\
-    |rte_flow_(validate|create|destroy)\
+    |rte_eth_allmulticast_enable\
+    |rte_flow_(validate|create)\
     |rte_pktmbuf_(pool_create|free_bulk)\
     |rte_mempool_(free|avail_count)\
     |ferroce_.*";

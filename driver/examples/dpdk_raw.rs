@@ -9,9 +9,9 @@
 //! them and what is missing between them; `ping` and `pong` measure round trips. Start `recv` or `pong`
 //! first. Two ends on one machine, joined by memif:
 //!
-//!     dpdk_raw net_memif0 10.0.0.1/24 recv 5 -- --no-huge -m 512 --in-memory --no-pci \
+//!     dpdk_raw net_memif0 10.0.0.1/24 recv 5 -- --no-huge -m 512 --no-shconf --no-pci \
 //!         --vdev=net_memif0,role=server,socket=/run/x.sock,socket-abstract=no,bsize=8192
-//!     dpdk_raw net_memif0 10.0.0.2/24 send 10.0.0.1 4154 4 -- --no-huge -m 512 --in-memory --no-pci \
+//!     dpdk_raw net_memif0 10.0.0.2/24 send 10.0.0.1 4154 4 -- --no-huge -m 512 --no-shconf --no-pci \
 //!         --vdev=net_memif0,role=client,socket=/run/x.sock,socket-abstract=no,bsize=8192
 
 use std::net::IpAddr;

@@ -1,3 +1,5 @@
+mod dpdk;
+
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
@@ -11,6 +13,7 @@ use tracing::info;
 
 use crate::transition::MAX_RD_ATOMIC;
 use crate::{Config, Error};
+pub use dpdk::DpdkSpec;
 
 /// What a context can do and how much of it there can be, under the names of `ibv_query_device_ex`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +76,7 @@ impl DeviceAttributes {
 /// | `af_xdp:eth0:2` | the same, on queue 2 |
 /// | `udp:192.0.2.1` | a UDP socket on this address of the host |
 /// | `udp:eth0` | the same, on the interface's first address |
+/// | `dpdk:net_memif0@10.0.0.1/24 --vdev=...` | a port of DPDK, see [`DpdkSpec`] |
 /// | `loopback` | a port inside this process |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -90,6 +94,8 @@ pub enum DeviceSpec {
     Udp(IpAddr),
     /// A UDP socket on the first address of an interface.
     UdpInterface(String),
+    /// A port of DPDK.
+    Dpdk(DpdkSpec),
     /// The in-process driver.
     Loopback,
 }
@@ -120,6 +126,7 @@ impl DeviceSpec {
             DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue),
             DeviceSpec::Udp(address) => open_udp(&UdpConfig::new(*address)),
             DeviceSpec::UdpInterface(interface) => open_udp(&UdpConfig::of_interface(interface)?),
+            DeviceSpec::Dpdk(port) => port.open(),
             DeviceSpec::Loopback => {
                 let switch = Switch::new(SwitchConfig::default())?;
                 Ok(Box::new(switch.port(&[IpAddr::V4(Ipv4Addr::LOCALHOST)])))
@@ -142,6 +149,8 @@ impl FromStr for DeviceSpec {
         match (driver, argument) {
             ("loopback", None) => Ok(DeviceSpec::Loopback),
             ("loopback", Some(_)) => refused("'loopback' takes no argument"),
+            ("dpdk", Some(argument)) => Ok(DeviceSpec::Dpdk(argument.parse()?)),
+            ("dpdk", None) => refused("dpdk needs a port: dpdk:net_memif0@10.0.0.1/24 --vdev=..."),
             ("af_xdp", None) => {
                 refused("af_xdp needs an interface: af_xdp:eth0, or af_xdp:eth0:2 for queue 2")
             }
@@ -165,13 +174,16 @@ impl FromStr for DeviceSpec {
                 Err(_) => refused("udp:ADDRESS, an address of this host, or udp:INTERFACE"),
             },
             (name, Some(_)) if PLANNED.contains(&name) => refused(
-                "this driver is planned, not built yet; there are af_xdp:INTERFACE, udp:ADDRESS and loopback",
+                "this driver is planned, not built yet; there are af_xdp:INTERFACE, dpdk:PORT, udp:ADDRESS and \
+                 loopback",
             ),
             (_, None) if is_interface_name(text) => Ok(DeviceSpec::Interface(text.to_owned())),
             (_, None) => refused(
                 "an interface's name of 1 to 15 characters, af_xdp:INTERFACE, udp:ADDRESS, or loopback",
             ),
-            (_, Some(_)) => refused("no such driver; there are af_xdp:INTERFACE, udp:ADDRESS and loopback"),
+            (_, Some(_)) => {
+                refused("no such driver; there are af_xdp:INTERFACE, dpdk:PORT, udp:ADDRESS and loopback")
+            }
         }
     }
 }
@@ -184,13 +196,14 @@ impl fmt::Display for DeviceSpec {
             DeviceSpec::AfXdp { interface, queue } => write!(f, "af_xdp:{interface}:{queue}"),
             DeviceSpec::Udp(address) => write!(f, "udp:{address}"),
             DeviceSpec::UdpInterface(interface) => write!(f, "udp:{interface}"),
+            DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
             DeviceSpec::Loopback => f.write_str("loopback"),
         }
     }
 }
 
 /// Drivers that later releases bring.
-const PLANNED: [&str; 2] = ["dpdk", "ibverbs"];
+const PLANNED: [&str; 1] = ["ibverbs"];
 
 /// What the kernel takes for an interface's name (`dev_valid_name`).
 fn is_interface_name(name: &str) -> bool {
@@ -236,6 +249,7 @@ mod tests {
             "eth0.5",
             "af_xdp:veth0",
             "af_xdp:veth0:2",
+            "dpdk:net_ring0@10.0.0.1/24 -m 64",
             "udp:eth0",
             "udp:10.0.0.1",
             "udp:fd09::1",
@@ -258,7 +272,9 @@ mod tests {
             ("af_xdp:eth0:x", "a queue number"),
             ("af_xdp:eth0:1:2", "a queue number"),
             ("loopback:0", "no argument"),
-            ("dpdk:net_memif0", "planned"),
+            ("ibverbs:mlx5_0", "planned"),
+            ("dpdk", "needs a port"),
+            ("dpdk:", "dpdk:PORT"),
             ("xdp:eth0", "no such driver"),
             ("udp", "needs an address"),
             ("udp:10.0.0.1:5", "udp:ADDRESS"),

@@ -59,7 +59,7 @@ pub use config::{Config, DEFAULT_WINDOW};
 pub use context::Context;
 pub use counters::{Counter, Counters, Origin};
 pub use cq::{Notify, WcOpcode, WcStatus, WorkCompletion};
-pub use device::{DeviceAttributes, DeviceSpec};
+pub use device::{DeviceAttributes, DeviceSpec, DpdkSpec};
 pub use error::{Error, RegisterError};
 pub use event::Event;
 pub use exporter::Exported;

@@ -118,7 +118,8 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
 }
 
 fn drivers() -> Vec<&'static str> {
-    if cfg!(feature = "af_xdp") { vec!["af_xdp", "udp", "loopback"] } else { vec!["udp", "loopback"] }
+    let built = [("af_xdp", cfg!(feature = "af_xdp")), ("dpdk", cfg!(feature = "dpdk")), ("udp", true), ("loopback", true)];
+    built.into_iter().filter(|(_, built)| *built).map(|(driver, _)| driver).collect()
 }
 
 impl InterfaceInfo {

@@ -51,7 +51,10 @@ pub(super) fn last_error(what: &'static str, port: &str) -> Error {
 const PARAMETER: &str = "EAL arguments";
 
 /// The arguments of the first start, and the error number if it failed. EAL can't be tried again.
-static RUNNING: Mutex<Option<(Vec<String>, Result<(), i32>)>> = Mutex::new(None);
+static RUNNING: Mutex<Option<(Vec<String>, Started)>> = Mutex::new(None);
+
+/// Whether EAL runs, or DPDK's error number.
+type Started = Result<(), i32>;
 
 thread_local! {
     static PLACE: Place = Place::take();
@@ -80,7 +83,7 @@ impl Drop for Place {
 
 /// Runs `rte_eal_init` on a thread of its own: it ties its caller to a core, and makes it the "main
 /// lcore", of which there is one, while ports here move between threads.
-fn initialise(arguments: &[String]) -> Result<Result<(), i32>, Error> {
+fn initialise(arguments: &[String]) -> Result<Started, Error> {
     let mut owned = vec![CString::from(c"ferroce")];
     for argument in arguments {
         owned.push(CString::new(argument.as_str()).map_err(|_| Error::Invalid {
@@ -115,7 +118,7 @@ fn refused(arguments: &[String], code: i32) -> Error {
         value: quoted(arguments),
         expected: format!(
             "arguments that DPDK's EAL starts with; it says '{reason}', and more on stderr. Without huge pages \
-             it wants `--no-huge -m 512`, and each process a `--file-prefix` of its own or `--in-memory`"
+             it wants `--no-huge -m 512`; several processes want a `--file-prefix` each, or `--no-shconf`"
         ),
     }
 }

@@ -1,16 +1,17 @@
 //! A port of DPDK, from its configuration to its end.
 
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 use std::mem;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use ferroce_dpdk_sys as sys;
 use tracing::warn;
 
 use super::kind::{self, Kind};
 use super::mbuf::{BURST, HEAD_ROOM, PRIVATE, Pool, SEGMENT_ROOM};
-use super::{DpdkConfig, FRAME_OVERHEAD, eal, flow};
+use super::{DpdkConfig, FRAME_OVERHEAD, eal, flow, lock};
 use crate::Error;
 use crate::neighbour::Neighbours;
 use crate::netlink::{Interface, Netlink};
@@ -28,8 +29,6 @@ pub(super) struct Port {
     pub(super) link: Link,
     /// How frames are spread over the queues, and which come: for people.
     pub(super) steering: String,
-    /// The driver can wake who sleeps.
-    pub(super) interrupts: bool,
     pub(super) queues: Vec<Pools>,
 }
 
@@ -89,7 +88,6 @@ impl Port {
             addresses: config.addresses.clone(),
             link: Link::Own(Mutex::new(Neighbours::new([0; 6], Vec::new()))),
             steering: String::new(),
-            interrupts: false,
             queues: Vec::new(),
         };
         // The port has the claim from here on.
@@ -109,10 +107,9 @@ impl Port {
             None => "payloads sent from registered memory".to_owned(),
             Some(why) => format!("payloads copied ({why})"),
         };
-        let idle = if self.interrupts { "sleeps until an interrupt" } else { "sleeps 50 µs at a time (no interrupts)" };
         let neighbours = if self.link.is_own() { "own ARP and ND" } else { "the kernel's ARP and ND" };
         format!(
-            "{}, queue {queue} of {}{}, {payloads}, {neighbours}, {idle}",
+            "{}, queue {queue} of {}{}, {payloads}, {neighbours}, when idle sleeps 50 µs at a time",
             self.driver,
             self.queues.len(),
             self.steering
@@ -149,19 +146,12 @@ impl Port {
         if self.kind.copies.is_none() {
             conf.txmode.offloads = sys::ferroce_tx_multi_segs;
         }
-        conf.intr_conf.set_rxq(1);
         if let (Some(mtu), false) = (config.mtu, self.kind.any_mtu) {
             self.check_mtu(mtu, info.min_mtu.into(), info.max_mtu.into(), "its driver allows")?;
             conf.rxmode.mtu = mtu;
         }
         // SAFETY: the configuration outlives the call; the port is ours and stopped.
-        let mut result = unsafe { sys::rte_eth_dev_configure(self.id, queues, queues, &conf) };
-        if result != 0 {
-            // Some drivers take no interest in interrupts, others refuse them.
-            conf.intr_conf.set_rxq(0);
-            // SAFETY: as above.
-            result = unsafe { sys::rte_eth_dev_configure(self.id, queues, queues, &conf) };
-        }
+        let result = unsafe { sys::rte_eth_dev_configure(self.id, queues, queues, &conf) };
         self.check("configuring the port", result)?;
         self.steering = match (queues, rss != 0) {
             (1, _) => String::new(),
@@ -269,9 +259,6 @@ impl Port {
             let why = eal::os_error("hearing multicast frames", &self.name, result);
             warn!(port = self.name, "{why}");
         }
-        // SAFETY: the port runs, and has this queue.
-        self.interrupts = unsafe { sys::rte_eth_dev_rx_intr_ctl_q_get_fd(self.id, 0) } >= 0
-            && unsafe { sys::rte_eth_dev_rx_intr_enable(self.id, 0) } == 0;
         let rss = info.flow_type_rss_offloads & sys::ferroce_rss_udp;
         if flow::steer(self.id, queues, rss) {
             self.steering.push_str(", UDP port 4791 by a flow rule");
@@ -313,11 +300,17 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
+        let device = format!("{},{}", self.name, kind::arguments(self.id));
         // SAFETY: the port is ours. Stopping one that does not run does nothing; taking its device
         // off closes it, and what it held of the pools comes back before they go.
-        unsafe {
+        let removed = unsafe {
             sys::rte_eth_dev_stop(self.id);
-            sys::ferroce_port_remove(self.id);
+            sys::ferroce_port_remove(self.id)
+        };
+        if removed == 0 {
+            lock(&REMOVED).insert(self.name.clone(), device);
+        } else {
+            warn!("{}", eal::os_error("closing the port", &self.name, removed));
         }
         release(self.id);
     }
@@ -335,16 +328,18 @@ const MAX_MTU: usize = 9702;
 /// What the length of a buffer of a pool, its headroom included, can be.
 const MAX_ROOM: usize = u16::MAX as usize - sys::RTE_PKTMBUF_HEADROOM as usize;
 
-/// The ports that are open in this process, and the devices that were taken off when they were
-/// closed, which can be put on again.
+/// The ports that are open in this process.
 static OPEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
+
+/// The devices of ports that were closed, by name, with their arguments: they can be made again.
+static REMOVED: Mutex<BTreeMap<String, String>> = Mutex::new(BTreeMap::new());
 
 /// A port that nobody else has open.
 struct Claim(u16);
 
 impl Claim {
     fn new(id: u16, name: &str) -> Result<Claim, Error> {
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         if open.contains(&id) {
             return Err(Error::Invalid {
                 parameter: "port",
@@ -364,11 +359,19 @@ impl Drop for Claim {
 }
 
 fn release(id: u16) {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner).retain(|open| *open != id);
+    lock(&OPEN).retain(|open| *open != id);
 }
 
-/// The number of the port of that name.
+/// The number of the port of that name. One that was closed here is made again.
 fn find(name: &str) -> Result<u16, Error> {
+    if let Some(device) = lock(&REMOVED).remove(name) {
+        let device = CString::new(device).unwrap_or_default();
+        // SAFETY: a string that outlives the call.
+        match unsafe { sys::rte_dev_probe(device.as_ptr()) } {
+            0 => {}
+            result => return Err(eal::os_error("making the port's device again", name, result)),
+        }
+    }
     let mut id = 0;
     let text = CString::new(name).unwrap_or_default();
     // SAFETY: a string and a number that outlive the call.
