@@ -32,6 +32,8 @@ die() { say "$*"; exit 1; }
 
 # What the AF_XDP driver builds with, and what the commands call.
 build_packages="gcc make pkg-config m4 clang libclang1-14 libelf-dev zlib1g-dev"
+# What the DPDK driver builds with beside these, and the drivers of its devices.
+dpdk_packages="libdpdk-dev dpdk"
 run_packages="iproute2"
 # tshark judges frames beside us, ethtool turns offloads on and off; the others make the guest of
 # tools/interop/rxe.
@@ -61,14 +63,22 @@ need() { # PACKAGE...
     DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $lacking >/dev/null
 }
 
-# Sets `features`: without the packages of the AF_XDP driver the rest is built all the same.
+# Sets `features`: without the packages of a driver the rest is built all the same.
 choose_features() {
     features=()
     command -v cargo >/dev/null || die "no cargo; install Rust (rustup, or your distribution's rust of 1.95 or later)"
     # shellcheck disable=SC2086
     if ! need $build_packages; then
-        say "building without the AF_XDP driver"
+        # Its bindings are translated with clang too.
+        say "building without the drivers AF_XDP and DPDK"
         features=(--no-default-features)
+        return
+    fi
+    # shellcheck disable=SC2086
+    if need $dpdk_packages; then
+        features=(--features dpdk)
+    else
+        say "building without the DPDK driver"
     fi
 }
 

@@ -16,7 +16,7 @@ const FUNCTIONS: &str = "rte_eal_init|rte_dev_probe|rte_strerror|rte_thread_regi
     |rte_eth_dev_(get_port_by_name|get_name_by_port|info_get|configure)\
     |rte_eth_dev_(start|stop|set_mtu|get_mtu|socket_id)\
     |rte_eth_(rx_queue_setup|tx_queue_setup|dev_adjust_nb_rx_tx_desc|macaddr_get|stats_get)\
-    |rte_eth_allmulticast_enable\
+    |rte_eth_allmulticast_enable|rte_eth_find_next_owned_by\
     |rte_flow_(validate|create)\
     |rte_pktmbuf_(pool_create|free_bulk)\
     |rte_mempool_(free|avail_count)\

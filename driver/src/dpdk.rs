@@ -9,6 +9,8 @@
 //! payload as external buffer, and the trailer. Others get a copy: net_ring's peer has the buffer
 //! itself, net_null has no reader, a zero-copy memif and a card see no memory but DPDK's own.
 //!
+//! A memif's server is to be started before its client, which looks for it once.
+//!
 //! A port without a kernel behind it has the addresses that it is given, and answers and asks ARP and
 //! neighbour discovery itself.
 
@@ -44,7 +46,7 @@ pub struct DpdkConfig {
     pub eal: Vec<String>,
     /// The port: a virtual device's name (`net_memif0`) or a PCI address (`0000:03:00.0`).
     pub port: String,
-    /// The port's addresses with their prefix lengths. Empty for those of the kernel's interface
+    /// The port's addresses with the lengths of their links' prefixes. Empty for those of the kernel's interface
     /// behind it (net_af_packet, net_af_xdp).
     pub addresses: Vec<(IpAddr, u8)>,
     /// Largest IP packet. `None` for the port's own; for one without a link, 9000 or what fits.

@@ -2,7 +2,7 @@
 
 use ferroce_dpdk_sys as sys;
 
-use crate::{Error, TAIL_MAX};
+use crate::Error;
 
 /// What there is to know of a port beyond `rte_eth_dev_info`.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ impl Kind {
             any_mtu: false,
             largest: None,
             ring: 0,
-            rx_room: 0,
+            rx_room: USUAL_ROOM,
             head_room: 0,
             copies: None,
             kernel_answers: false,
@@ -47,7 +47,7 @@ impl Kind {
                 // again when they hold a frame of their own.
                 kind.largest = Some((buffer, "bsize"));
                 // Frames are copied in bulk only where one buffer is sure to take one of the ring's.
-                kind.rx_room = buffer;
+                kind.rx_room = buffer.max(USUAL_ROOM);
                 // The other way, bulk would put each segment into a buffer of its own. Heads that might
                 // not fit one are gathered instead.
                 kind.head_room = buffer + 1;
@@ -73,12 +73,13 @@ impl Kind {
                 kind.kernel_answers = true;
                 let frame = number(arguments, "framesz", AF_PACKET_FRAME)?;
                 kind.largest = Some((frame.saturating_sub(AF_PACKET_HEADER), "framesz"));
+                kind.rx_room = frame;
             }
             "net_tap" => kind.kernel_is_peer = true,
             "net_af_xdp" => {}
             _ => kind.copies = Some("only drivers that read frames with the processor gather here"),
         }
-        if !multi_segment {
+        if !multi_segment && kind.copies.is_none() {
             kind.copies = Some("the port sends no frames of several segments");
         }
         Ok(kind)
@@ -98,6 +99,9 @@ pub(super) fn arguments(port: u16) -> String {
     }
 }
 
+/// Less is refused by many a driver (net_af_xdp for one).
+const USUAL_ROOM: usize = 2048;
+
 // Defaults of the drivers (rte_eth_memif.h, rte_eth_ring.c, rte_eth_af_packet.c).
 const MEMIF_BUFFER: usize = 2048;
 const MEMIF_LOG2_RING: usize = 10;
@@ -105,8 +109,6 @@ const RING: u32 = 1024;
 const AF_PACKET_FRAME: usize = 2048;
 /// What the kernel puts in front of a received frame (TPACKET_V2), at most.
 const AF_PACKET_HEADER: usize = 80;
-
-const _: () = assert!(TAIL_MAX <= u16::MAX as usize);
 
 fn value<'a>(arguments: &'a str, key: &str) -> Option<&'a str> {
     arguments.split(',').find_map(|pair| pair.split_once('=').filter(|(k, _)| *k == key)).map(|(_, v)| v)

@@ -30,6 +30,7 @@ pub(super) struct Port {
     /// How frames are spread over the queues, and which come: for people.
     pub(super) steering: String,
     pub(super) queues: Vec<Pools>,
+    started: bool,
 }
 
 /// Who knows the neighbours.
@@ -89,6 +90,7 @@ impl Port {
             link: Link::Own(Mutex::new(Neighbours::new([0; 6], Vec::new()))),
             steering: String::new(),
             queues: Vec::new(),
+            started: false,
         };
         // The port has the claim from here on.
         mem::forget(claim);
@@ -96,8 +98,9 @@ impl Port {
         port.set_up_queues(config, queues)?;
         // SAFETY: the port is configured and its queues are set up.
         port.check("starting the port", unsafe { sys::rte_eth_dev_start(id) })?;
+        port.started = true;
         port.finish(queues, &info)?;
-        port.find_addresses(info.if_index)?;
+        port.find_addresses(&info)?;
         Ok(port)
     }
 
@@ -158,10 +161,10 @@ impl Port {
             (_, true) => ", spread over the queues by UDP ports (RSS)".to_owned(),
             (_, false) => ", no RSS: what comes to a queue is the sender's or the device's choice".to_owned(),
         };
-        self.choose_mtu(config)
+        self.choose_mtu(config, info)
     }
 
-    fn choose_mtu(&mut self, config: &DpdkConfig) -> Result<(), Error> {
+    fn choose_mtu(&mut self, config: &DpdkConfig, info: &sys::rte_eth_dev_info) -> Result<(), Error> {
         let frame_limit = self.kind.largest.map_or(usize::from(u16::MAX), |(largest, _)| largest);
         let limit = frame_limit.saturating_sub(FRAME_OVERHEAD).min(MAX_MTU) as u32;
         let what = match self.kind.largest {
@@ -185,8 +188,15 @@ impl Port {
                         });
                     }
                 }
-                let mtu = self.current_mtu()?;
-                if wanted.is_none() { mtu.min(limit) } else { mtu }
+                match wanted {
+                    // What DPDK takes for the MTU until somebody sets it is 1500.
+                    None if self.has_kernel(info) => {
+                        let interface = kernel_interface(&Netlink::open()?, info.if_index)?;
+                        interface.mtu.min(limit).min(info.max_mtu.into())
+                    }
+                    None => self.current_mtu()?.min(limit),
+                    Some(_) => self.current_mtu()?,
+                }
             }
         };
         self.check_mtu(self.mtu, MIN_MTU, limit, &what)
@@ -267,17 +277,16 @@ impl Port {
     }
 
     /// The port's own addresses, or those of the kernel's interface behind it, and who answers for them.
-    fn find_addresses(&mut self, kernel_index: u32) -> Result<(), Error> {
-        if self.addresses.is_empty() && kernel_index != 0 && !self.kind.kernel_is_peer {
+    fn find_addresses(&mut self, info: &sys::rte_eth_dev_info) -> Result<(), Error> {
+        if self.addresses.is_empty() && self.has_kernel(info) {
             let netlink = Netlink::open()?;
-            let interface = kernel_interface(&netlink, kernel_index)?;
+            let interface = kernel_interface(&netlink, info.if_index)?;
             if !interface.up {
                 return Err(Error::InterfaceDown { name: interface.name });
             }
-            self.mtu = self.mtu.min(interface.mtu);
             self.addresses = interface.addresses;
             if self.kind.kernel_answers {
-                self.link = Link::Kernel { netlink: Mutex::new(netlink), index: kernel_index };
+                self.link = Link::Kernel { netlink: Mutex::new(netlink), index: info.if_index };
                 return Ok(());
             }
         }
@@ -293,6 +302,11 @@ impl Port {
         Ok(())
     }
 
+    /// Whether an interface of the kernel is this port.
+    fn has_kernel(&self, info: &sys::rte_eth_dev_info) -> bool {
+        info.if_index != 0 && !self.kind.kernel_is_peer
+    }
+
     fn check(&self, what: &'static str, result: i32) -> Result<(), Error> {
         if result == 0 { Ok(()) } else { Err(eal::os_error(what, &self.name, result)) }
     }
@@ -301,10 +315,12 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         let device = format!("{},{}", self.name, kind::arguments(self.id));
-        // SAFETY: the port is ours. Stopping one that does not run does nothing; taking its device
-        // off closes it, and what it held of the pools comes back before they go.
+        // SAFETY: the port is ours, and none of its queues is in use any more. Taking its device off
+        // closes it, and what it held of the pools comes back before they go.
         let removed = unsafe {
-            sys::rte_eth_dev_stop(self.id);
+            if self.started {
+                sys::rte_eth_dev_stop(self.id);
+            }
             sys::ferroce_port_remove(self.id)
         };
         if removed == 0 {
@@ -390,15 +406,21 @@ fn find(name: &str) -> Result<u16, Error> {
 
 fn names() -> Vec<String> {
     let mut names = Vec::new();
-    for id in 0..sys::RTE_MAX_ETHPORTS as u16 {
+    let mut next = 0;
+    loop {
+        // SAFETY: goes by numbers; owner 0 is nobody.
+        let found = unsafe { sys::rte_eth_find_next_owned_by(next, 0) };
+        let Some(port) = u16::try_from(found).ok().filter(|port| u32::from(*port) < sys::RTE_MAX_ETHPORTS) else {
+            return names;
+        };
         let mut name: [c_char; sys::RTE_ETH_NAME_MAX_LEN as usize] = [0; _];
         // SAFETY: room for the longest name, with its NUL.
-        if unsafe { sys::rte_eth_dev_get_name_by_port(id, name.as_mut_ptr()) } == 0 {
+        if unsafe { sys::rte_eth_dev_get_name_by_port(port, name.as_mut_ptr()) } == 0 {
             // SAFETY: DPDK has ended it with NUL.
             names.push(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned());
         }
+        next = port + 1;
     }
-    names
 }
 
 /// The kernel's interface of that index.

@@ -1,0 +1,72 @@
+//! `ferroce perf` over ports of DPDK. EAL starts once a process, so each end is one.
+#![cfg(feature = "dpdk")]
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone};
+
+const EAL: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-level=lib.eal:warning";
+
+#[test]
+fn every_operation_over_memif() {
+    let _alone = alone();
+    for (number, operation) in ["write", "read", "send", "atomic"].into_iter().enumerate() {
+        for (mode, zero_copy) in [("bw -n 300 -q 2", "no"), ("lat -n 200", "yes")] {
+            let socket = std::env::temp_dir()
+                .join(format!("ferroce-perf-{}-{number}-{zero_copy}.sock", std::process::id()));
+            let device = |role: &str, last: u32| {
+                format!(
+                    "dpdk:net_memif0@10.5.0.{last}/24 {EAL} --single-file-segments --vdev=net_memif0,role={role},\
+                     bsize=4352,rsize=9,zero-copy={zero_copy},socket-abstract=no,socket={}",
+                    socket.display()
+                )
+            };
+            // A port of its own, for tests beside this one have theirs.
+            let command = format!("perf {operation} {mode} -m 4096 -p 18517 --check --json");
+            let mut server = start(None, &command, &device("server", 1), None);
+            server.ready();
+            let client = start(None, &command, &device("client", 2), Some("127.0.0.1")).end();
+            judge(&command, server, &client);
+        }
+    }
+}
+
+#[test]
+fn writes_over_af_packet() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(4200) else { return };
+    let device = format!(
+        "dpdk:net_af_packet0 {EAL} --vdev=net_af_packet0,iface={VETH},blocksz=65536,framesz=8192,framecnt=1024"
+    );
+    let command = "perf write bw -n 100 -t 4 -s 4KiB -u 17 --check --json";
+    let mut server = start(Some(&pair.a), command, &device, None);
+    server.ready();
+    let client = start(Some(&pair.b), command, &device, Some(SERVER)).end();
+    judge(command, server, &client);
+}
+
+/// The device is one argument, with spaces in it.
+fn start(namespace: Option<&str>, command: &str, device: &str, host: Option<&str>) -> Ferroce {
+    let mut process = match namespace {
+        None => std::process::Command::new(env!("CARGO_BIN_EXE_ferroce")),
+        Some(namespace) => {
+            let mut process = std::process::Command::new("ip");
+            process.args(["netns", "exec", namespace, env!("CARGO_BIN_EXE_ferroce")]);
+            process
+        }
+    };
+    process.args(command.split_whitespace()).args(["-d", device]);
+    Ferroce::spawn(process, host.unwrap_or_default())
+}
+
+fn judge(command: &str, server: Ferroce, client: &Outcome) {
+    if client.code != Some(0) {
+        server.interrupt();
+    }
+    let server = server.end();
+    assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: server {server:#?}, client {client:#?}");
+    let report = client.json();
+    assert_eq!(report["driver"], "dpdk", "{command}");
+    assert!(report["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{command}: {report}");
+}
