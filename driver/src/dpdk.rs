@@ -252,10 +252,12 @@ impl Dpdk {
         let len = match &pools.gather {
             None => source.write(room)?,
             Some(pools) => {
-                let (head, [payload, tail]) = (self.heads.peek(&pools.heads)?, self.segments.peek_two(&pools.segments)?);
+                let (head, [payload, tail]) =
+                    (self.heads.peek(&pools.heads)?, self.segments.peek_two(&pools.segments)?);
                 // SAFETY: likewise; buffers of this pool have room for a tail.
                 let tail_room = unsafe { &mut *tail.room.cast::<[u8; TAIL_MAX]>() };
-                let Gathered { head: head_len, payload: pinned, tail: tail_len } = source.gather(room, tail_room)?;
+                let Gathered { head: head_len, payload: pinned, tail: tail_len } =
+                    source.gather(room, tail_room)?;
                 if let Some(pinned) = pinned {
                     let len = head_len + pinned.len() + tail_len;
                     assert!(

@@ -143,7 +143,14 @@ impl Neighbours {
             SOLICITATION if self.is_own(target.into()) => {
                 // Somebody who wants the address for himself has none yet (RFC 4862): all hear it.
                 if source.is_unspecified() {
-                    return Some(self.nd(ADVERTISEMENT, group_mac(ALL_NODES), target, ALL_NODES, OVERRIDE, target));
+                    return Some(self.nd(
+                        ADVERTISEMENT,
+                        group_mac(ALL_NODES),
+                        target,
+                        ALL_NODES,
+                        OVERRIDE,
+                        target,
+                    ));
                 }
                 let mac = option(&icmp[24..], SOURCE_LINK_ADDRESS).or_else(|| mac_at(frame, 6))?;
                 self.learn(source.into(), mac, now);
@@ -169,7 +176,15 @@ impl Neighbours {
         message.padded()
     }
 
-    fn nd(&self, kind: u8, to: [u8; 6], own: Ipv6Addr, peer: Ipv6Addr, flags: u8, target: Ipv6Addr) -> Message {
+    fn nd(
+        &self,
+        kind: u8,
+        to: [u8; 6],
+        own: Ipv6Addr,
+        peer: Ipv6Addr,
+        flags: u8,
+        target: Ipv6Addr,
+    ) -> Message {
         let mut icmp = [0; 32];
         icmp[0] = kind;
         icmp[4] = flags;
@@ -269,9 +284,13 @@ fn group_mac(group: Ipv6Addr) -> [u8; 6] {
 /// ICMPv6's, over the pseudo header and `icmp`; 0 if `icmp` has the right one in it.
 fn checksum(source: Ipv6Addr, destination: Ipv6Addr, icmp: &[u8]) -> u16 {
     let sum = |bytes: &[u8]| -> u32 {
-        bytes.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low))).sum()
+        bytes
+            .chunks(2)
+            .map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |low| u32::from(*low)))
+            .sum()
     };
-    let mut total = sum(&source.octets()) + sum(&destination.octets()) + icmp.len() as u32 + u32::from(ICMPV6);
+    let mut total =
+        sum(&source.octets()) + sum(&destination.octets()) + icmp.len() as u32 + u32::from(ICMPV6);
     total += sum(icmp);
     while total > 0xffff {
         total = (total & 0xffff) + (total >> 16);
@@ -311,10 +330,8 @@ mod tests {
     const B: [u8; 6] = [2, 0, 0, 0, 0, 0xb];
 
     fn host(mac: [u8; 6], last: u8) -> Neighbours {
-        let addresses = vec![
-            (IpAddr::from([10, 0, 0, last]), 24),
-            (format!("fd00::{last}").parse().unwrap(), 64),
-        ];
+        let addresses =
+            vec![(IpAddr::from([10, 0, 0, last]), 24), (format!("fd00::{last}").parse().unwrap(), 64)];
         Neighbours::new(mac, addresses)
     }
 

@@ -84,7 +84,9 @@ fn af_packet_on_a_veth_has_the_kernels_addresses() {
 fn af_packet_has_large_frames_where_its_argument_allows() {
     let Some(pair) = Pair::new(4200) else { return };
     let device = format!("--vdev=net_af_packet0,iface={VETH},blocksz=65536,framesz=8192");
-    let role = |name, namespace: &str| Role::new(name, "net_af_packet0", &device).sizes(&[60, 4154]).inside(namespace);
+    let role = |name, namespace: &str| {
+        Role::new(name, "net_af_packet0", &device).sizes(&[60, 4154]).inside(namespace)
+    };
     pair_up(role("echo-back", &pair.b), role("echo", &pair.a));
 }
 
@@ -145,7 +147,8 @@ fn echo(port: &mut Dpdk) {
             let (mut sent, mut received) = (0, 0);
             let deadline = Instant::now() + LIMIT;
             while received < ROUNDS {
-                let mut source = Numbered { size, next: sent, end: ROUNDS.min(received + WINDOW), payload: None };
+                let mut source =
+                    Numbered { size, next: sent, end: ROUNDS.min(received + WINDOW), payload: None };
                 source.payload = gather.then_some(&payload);
                 sent += port.tx_burst(Nanos::ZERO, &mut source).unwrap();
                 port.rx_burst(Nanos::ZERO, &mut |bytes: &[u8]| {
@@ -171,8 +174,11 @@ fn echo(port: &mut Dpdk) {
     .unwrap();
     let stats = port.stats();
     assert_eq!((stats.rx_dropped, stats.tx_dropped), (0, 0));
-    // Gone with the port, what the peer has not taken yet would be.
-    thread::sleep(Duration::from_millis(200));
+    // What the peer has not taken yet would go with the port, and what a ring has not given would stay.
+    let ending = Instant::now();
+    while ending.elapsed() < Duration::from_millis(200) {
+        port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
+    }
 }
 
 /// Sends back what comes, until the end is told.
@@ -260,7 +266,8 @@ fn tap(port: &mut Dpdk) {
         let deadline = Instant::now() + LIMIT;
         while !arrived {
             port.wait(Duration::from_millis(10)).unwrap();
-            port.rx_burst(Nanos::ZERO, &mut |bytes: &[u8]| arrived |= bytes.ends_with(b"to port 4791")).unwrap();
+            port.rx_burst(Nanos::ZERO, &mut |bytes: &[u8]| arrived |= bytes.ends_with(b"to port 4791"))
+                .unwrap();
             assert!(Instant::now() < deadline, "nothing from {kernel}");
         }
     }
@@ -273,7 +280,8 @@ fn tap(port: &mut Dpdk) {
 /// Several ports, later opens, several queues, and a port that was closed.
 fn ports(eal: Vec<String>) {
     let address = [("10.0.0.1".parse().unwrap(), 24)];
-    let with = |port: &str, eal: &[String]| DpdkConfig { eal: eal.to_vec(), ..DpdkConfig::new(port, &address) };
+    let with =
+        |port: &str, eal: &[String]| DpdkConfig { eal: eal.to_vec(), ..DpdkConfig::new(port, &address) };
     let ring = open(&with("net_ring0", &eal));
     let null = open(&with("net_null0", &[]));
     let again = Dpdk::open(&with("net_ring0", &eal)).unwrap_err().to_string();
@@ -309,7 +317,10 @@ fn refusals(eal: Vec<String>) {
         (config("net_nosuch0", None), ["'net_nosuch0'", "net_memif0, net_null0"]),
         (config("net_memif0", Some(4096)), ["mtu = 4096", "68 to 2030"]),
         (config("net_null0", Some(40)), ["mtu = 40", "68 to"]),
-        (DpdkConfig { addresses: Vec::new(), ..config("net_null0", None) }, ["addresses", "net_null0@10.0.0.1/24"]),
+        (
+            DpdkConfig { addresses: Vec::new(), ..config("net_null0", None) },
+            ["addresses", "net_null0@10.0.0.1/24"],
+        ),
     ] {
         let refusal = Dpdk::open(&config).unwrap_err().to_string();
         assert!(words.iter().all(|word| refusal.contains(word)), "{refusal}");
@@ -432,7 +443,8 @@ fn memif(server: &str, client: &str, sizes: &[usize]) -> [String; 2] {
 }
 
 fn between(pair: &Pair, port: &str, device: &str) -> String {
-    let role = |name, namespace: &str| Role::new(name, port, device).sizes(&[60, 1082, 1514]).inside(namespace);
+    let role =
+        |name, namespace: &str| Role::new(name, port, device).sizes(&[60, 1082, 1514]).inside(namespace);
     let [_, said] = pair_up(role("echo-back", &pair.b), role("echo", &pair.a).peer("10.9.0.2"));
     said
 }

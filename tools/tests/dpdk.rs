@@ -65,7 +65,11 @@ fn judge(command: &str, server: Ferroce, client: &Outcome) {
         server.interrupt();
     }
     let server = server.end();
-    assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: server {server:#?}, client {client:#?}");
+    assert_eq!(
+        (client.code, server.code),
+        (Some(0), Some(0)),
+        "{command}: server {server:#?}, client {client:#?}"
+    );
     let report = client.json();
     assert_eq!(report["driver"], "dpdk", "{command}");
     assert!(report["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{command}: {report}");

@@ -10,10 +10,8 @@ use crate::ROCE_PORT;
 /// Directs UDP port 4791, over IPv4 and IPv6, to the port's queues. Returns whether it does; without
 /// such a rule everything comes, and the engine leaves aside what is not for it.
 pub(super) fn steer(port: u16, queues: u16, rss: u64) -> bool {
-    let rules = [
-        sys::rte_flow_item_type_RTE_FLOW_ITEM_TYPE_IPV4,
-        sys::rte_flow_item_type_RTE_FLOW_ITEM_TYPE_IPV6,
-    ];
+    let rules =
+        [sys::rte_flow_item_type_RTE_FLOW_ITEM_TYPE_IPV4, sys::rte_flow_item_type_RTE_FLOW_ITEM_TYPE_IPV6];
     rules.into_iter().all(|network| create(port, network, queues, rss))
 }
 

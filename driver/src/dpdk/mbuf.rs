@@ -39,9 +39,8 @@ impl Pool {
         let count = frames + 3 * CACHE + 4 * BURST as u32;
         let data_room = room + sys::RTE_PKTMBUF_HEADROOM as u16;
         // SAFETY: the name is a string, which is copied; EAL runs.
-        let pool = unsafe {
-            sys::rte_pktmbuf_pool_create(name.as_ptr(), count, CACHE, private, data_room, socket)
-        };
+        let pool =
+            unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), count, CACHE, private, data_room, socket) };
         match NonNull::new(pool) {
             Some(pool) => Ok(Pool { pool, count }),
             None => Err(eal::last_error("making a pool of packet buffers (is there memory? EAL's -m)", port)),
@@ -159,9 +158,8 @@ impl Outbox {
     pub(super) fn flush(&mut self, port: u16, queue: u16) -> bool {
         if self.len > 0 {
             // SAFETY: the frames are ours and complete; those that are sent are the port's.
-            let sent = unsafe {
-                sys::ferroce_tx_burst(port, queue, self.mbufs.as_mut_ptr(), self.len as u16)
-            };
+            let sent =
+                unsafe { sys::ferroce_tx_burst(port, queue, self.mbufs.as_mut_ptr(), self.len as u16) };
             let sent = usize::from(sent).min(self.len);
             self.mbufs.copy_within(sent..self.len, 0);
             self.len -= sent;

@@ -134,7 +134,12 @@ impl Port {
         self.mtu as usize + FRAME_OVERHEAD
     }
 
-    fn configure(&mut self, config: &DpdkConfig, info: &sys::rte_eth_dev_info, queues: u16) -> Result<(), Error> {
+    fn configure(
+        &mut self,
+        config: &DpdkConfig,
+        info: &sys::rte_eth_dev_info,
+        queues: u16,
+    ) -> Result<(), Error> {
         let most = info.max_rx_queues.min(info.max_tx_queues);
         if queues == 0 || queues > most {
             let expected = format!("'{}' has 1 to {most}", self.name);
@@ -243,14 +248,20 @@ impl Port {
             // SAFETY: the port is configured and stopped; null stands for its default configuration;
             // the pool lives until the port is closed.
             let result = unsafe {
-                sys::rte_eth_rx_queue_setup(self.id, queue, rx, socket as u32, std::ptr::null(), pools.rx.as_ptr())
+                sys::rte_eth_rx_queue_setup(
+                    self.id,
+                    queue,
+                    rx,
+                    socket as u32,
+                    std::ptr::null(),
+                    pools.rx.as_ptr(),
+                )
             };
             self.queues.push(pools);
             self.check("setting up a receive queue", result)?;
             // SAFETY: as above.
-            let result = unsafe {
-                sys::rte_eth_tx_queue_setup(self.id, queue, tx, socket as u32, std::ptr::null())
-            };
+            let result =
+                unsafe { sys::rte_eth_tx_queue_setup(self.id, queue, tx, socket as u32, std::ptr::null()) };
             self.check("setting up a transmit queue", result)?;
         }
         Ok(())
@@ -260,7 +271,9 @@ impl Port {
     fn finish(&mut self, queues: u16, info: &sys::rte_eth_dev_info) -> Result<(), Error> {
         let mut mac = sys::rte_ether_addr::default();
         // SAFETY: `mac` outlives the call.
-        self.check("reading the hardware address", unsafe { sys::rte_eth_macaddr_get(self.id, &raw mut mac) })?;
+        self.check("reading the hardware address", unsafe {
+            sys::rte_eth_macaddr_get(self.id, &raw mut mac)
+        })?;
         self.mac = mac.addr_bytes;
         // Neighbour discovery and multicast datagrams. A port that can't filter hears all of them.
         // SAFETY: the port runs.
@@ -294,8 +307,11 @@ impl Port {
             return Err(Error::Invalid {
                 parameter: "addresses",
                 value: "(none)".to_owned(),
-                expected: format!("the addresses of '{}', for no interface of the kernel has them: \
-                     {}@10.0.0.1/24", self.name, self.name),
+                expected: format!(
+                    "the addresses of '{}', for no interface of the kernel has them: \
+                     {}@10.0.0.1/24",
+                    self.name, self.name
+                ),
             });
         }
         self.link = Link::Own(Mutex::new(Neighbours::new(self.mac, self.addresses.clone())));
@@ -360,7 +376,8 @@ impl Claim {
             return Err(Error::Invalid {
                 parameter: "port",
                 value: format!("'{name}'"),
-                expected: "a port that is not open in this process; its queues are opened together".to_owned(),
+                expected: "a port that is not open in this process; its queues are opened together"
+                    .to_owned(),
             });
         }
         open.push(id);
@@ -410,7 +427,8 @@ fn names() -> Vec<String> {
     loop {
         // SAFETY: goes by numbers; owner 0 is nobody.
         let found = unsafe { sys::rte_eth_find_next_owned_by(next, 0) };
-        let Some(port) = u16::try_from(found).ok().filter(|port| u32::from(*port) < sys::RTE_MAX_ETHPORTS) else {
+        let Some(port) = u16::try_from(found).ok().filter(|port| u32::from(*port) < sys::RTE_MAX_ETHPORTS)
+        else {
             return names;
         };
         let mut name: [c_char; sys::RTE_ETH_NAME_MAX_LEN as usize] = [0; _];

@@ -52,15 +52,22 @@ impl FromStr for DpdkSpec {
         let device = words.next().unwrap_or_default();
         let (port, list) = device.split_once('@').unwrap_or((device, ""));
         if port.is_empty() {
-            let expected = "dpdk:PORT@ADDRESS/PREFIX, as in dpdk:net_memif0@10.0.0.1/24 --no-huge -m 512 --vdev=...";
+            let expected =
+                "dpdk:PORT@ADDRESS/PREFIX, as in dpdk:net_memif0@10.0.0.1/24 --no-huge -m 512 --vdev=...";
             return Err(Error::invalid("device", format!("'dpdk:{text}'"), expected));
         }
         let (mut addresses, mut mtu) = (Vec::new(), None);
         for item in list.split(',').filter(|_| device.contains('@')) {
             match item.strip_prefix("mtu=") {
-                Some(number) => mtu = Some(number.parse().map_err(|_| {
-                    Error::invalid("device", format!("'{item}'"), "mtu=NUMBER, the largest IP packet in bytes")
-                })?),
+                Some(number) => {
+                    mtu = Some(number.parse().map_err(|_| {
+                        Error::invalid(
+                            "device",
+                            format!("'{item}'"),
+                            "mtu=NUMBER, the largest IP packet in bytes",
+                        )
+                    })?)
+                }
                 None => addresses.push(address(item)?),
             }
         }
