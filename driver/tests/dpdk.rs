@@ -174,10 +174,11 @@ fn echo(port: &mut Dpdk) {
     .unwrap();
     let stats = port.stats();
     assert_eq!((stats.rx_dropped, stats.tx_dropped), (0, 0));
-    // What the peer has not taken yet would go with the port, and what a ring has not given would stay.
-    let ending = Instant::now();
-    while ending.elapsed() < Duration::from_millis(200) {
-        port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
+    // What the peer has not taken yet would go with the port; what a ring has not given would stay. A
+    // memif is not polled any more: DPDK takes it down under who polls when its peer goes.
+    thread::sleep(Duration::from_millis(200));
+    if port.capabilities().description.starts_with("net_ring") {
+        while port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap() > 0 {}
     }
 }
 
@@ -292,8 +293,6 @@ fn ports(eal: Vec<String>) {
     for _ in 0..3 {
         echo(&mut open(&with("net_ring0", &eal)));
     }
-    let queues = Dpdk::open_queues(&with("net_ring0", &[]), 2).unwrap_err().to_string();
-    assert!(queues.contains("queues = 2"), "{queues}");
     let mut two = Dpdk::open_queues(&with("net_null1", &[]), 2).unwrap();
     assert!(two[1].capabilities().description.contains("queue 1 of 2"));
     // Each from a thread of its own.
