@@ -334,6 +334,7 @@ const ROLE: &str = "FERROCE_DPDK_ROLE";
 const PORT: &str = "FERROCE_DPDK_PORT";
 const EAL: &str = "FERROCE_DPDK_EAL";
 const FRAMES: &str = "FERROCE_DPDK_SIZES";
+const READY: &str = "FERROCE_DPDK_READY";
 const PEER: &str = "FERROCE_DPDK_PEER";
 const DONE: &str = "the role is played";
 
@@ -353,8 +354,6 @@ struct Role {
     name: String,
     environment: Vec<(&'static str, String)>,
     namespace: Option<String>,
-    /// What others connect to.
-    socket: Option<PathBuf>,
 }
 
 impl Role {
@@ -365,7 +364,7 @@ impl Role {
             (EAL, format!("{COMMON} {devices}")),
             (FRAMES, "60".to_owned()),
         ];
-        Role { name: format!("{name} of {port}"), environment, namespace: None, socket: None }
+        Role { name: format!("{name} of {port}"), environment, namespace: None }
     }
 
     fn sizes(mut self, sizes: &[usize]) -> Role {
@@ -412,14 +411,17 @@ impl Role {
 }
 
 /// Plays two roles at once; returns what was said.
-fn pair_up(first: Role, second: Role) -> [String; 2] {
+fn pair_up(mut first: Role, second: Role) -> [String; 2] {
+    // A memif's client looks for its server once, and what comes to a socket that is not there is lost.
+    let ready = scratch("ready");
+    first.environment.push((READY, ready.display().to_string()));
     let mut one = first.start();
-    // A memif's client looks for its server once.
     let deadline = Instant::now() + LIMIT;
-    while first.socket.as_ref().is_some_and(|socket| !socket.exists()) && one.try_wait().unwrap().is_none() {
-        assert!(Instant::now() < deadline, "{} makes no socket", first.name);
+    while !ready.exists() && one.try_wait().unwrap().is_none() {
+        assert!(Instant::now() < deadline, "{} does not get ready", first.name);
         thread::sleep(Duration::from_millis(5));
     }
+    let _ = std::fs::remove_file(ready);
     let two = second.start();
     let said = two.wait_with_output().unwrap();
     if !said.status.success() {
@@ -435,8 +437,7 @@ fn memif(server: &str, client: &str, sizes: &[usize]) -> [String; 2] {
     let eal = |device: &str| {
         format!("--single-file-segments --vdev={device},socket-abstract=no,socket={}", socket.display())
     };
-    let mut server = Role::new("echo-back", "net_memif0@10.0.0.1/24,fd00::1/64", &eal(server)).sizes(sizes);
-    server.socket = Some(socket.clone());
+    let server = Role::new("echo-back", "net_memif0@10.0.0.1/24,fd00::1/64", &eal(server)).sizes(sizes);
     let client = Role::new("echo", "net_memif0@10.0.0.2/24,fd00::2/64", &eal(client)).sizes(sizes);
     pair_up(server, client.peer("fd00::1"))
 }
@@ -463,6 +464,9 @@ fn config() -> DpdkConfig {
 fn open(config: &DpdkConfig) -> Dpdk {
     let port = Dpdk::open(config).unwrap_or_else(|error| panic!("{}: {error}", config.port));
     println!("{}", port.capabilities().description);
+    if let Ok(ready) = env::var(READY) {
+        File::create(ready).unwrap();
+    }
     port
 }
 
