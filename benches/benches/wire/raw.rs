@@ -199,7 +199,7 @@ impl Port {
         while elapsed < warm_up + stage.time() {
             let sent = Instant::now();
             self.send_one(length)?;
-            while self.driver.rx_burst(self.clock.now(), &mut |_: &[u8]| ())? == 0 {
+            while self.look()? == 0 {
                 if sent.elapsed() > Duration::from_secs(2) {
                     return Err("no answer for 2 s".into());
                 }
@@ -218,8 +218,7 @@ impl Port {
     fn pong(&mut self, stage: &mut Stage<'_>, length: usize) -> Outcome<Seen> {
         let (mut watch, mut count) = (Watch::new(), 0);
         loop {
-            let came = self.driver.rx_burst(self.clock.now(), &mut |_: &[u8]| ())?;
-            for _ in 0..came {
+            for _ in 0..self.look()? {
                 self.send_one(length)?;
                 count += 1;
             }
@@ -230,6 +229,13 @@ impl Port {
                 watch.check()?;
             }
         }
+    }
+
+    /// How many frames have come. What the port had no room for goes first, as in a poll of ferroce's.
+    fn look(&mut self) -> Outcome<usize> {
+        let Port { driver, clock, .. } = self;
+        driver.tx_burst(clock.now(), &mut |_: &mut [u8]| None)?;
+        Ok(driver.rx_burst(clock.now(), &mut |_: &[u8]| ())?)
     }
 
     fn send_one(&mut self, length: usize) -> Outcome<()> {

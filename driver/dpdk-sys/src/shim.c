@@ -20,6 +20,13 @@ const char *ferroce_port_arguments(uint16_t port)
 	return arguments == NULL ? NULL : arguments->args;
 }
 
+int ferroce_link_is_up(uint16_t port)
+{
+	struct rte_eth_link link;
+
+	return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
+}
+
 int ferroce_port_remove(uint16_t port)
 {
 	struct rte_eth_dev_info info;

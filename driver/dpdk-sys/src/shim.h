@@ -29,6 +29,9 @@ const char *ferroce_port_arguments(uint16_t port);
 /* Takes the port's device off its bus, which closes the port. */
 int ferroce_port_remove(uint16_t port);
 
+/* Whether the port's other end is there; 0 also when that can't be told. */
+int ferroce_link_is_up(uint16_t port);
+
 /* Receives up to n frames. */
 uint16_t ferroce_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs,
 			  struct ferroce_frame *frames, uint16_t n);

@@ -23,6 +23,8 @@ pub(super) struct Kind {
     pub(super) kernel_answers: bool,
     /// The kernel's interface is the other end, not this one.
     pub(super) kernel_is_peer: bool,
+    /// Starting it looks once for its other end, and without that nothing ever passes.
+    pub(super) calls_peer: bool,
 }
 
 impl Kind {
@@ -37,6 +39,7 @@ impl Kind {
             copies: None,
             kernel_answers: false,
             kernel_is_peer: false,
+            calls_peer: false,
         };
         match driver {
             "net_memif" => {
@@ -52,6 +55,7 @@ impl Kind {
                 // not fit one are gathered instead.
                 kind.head_room = buffer + 1;
                 let client = value(arguments, "role").is_none_or(|role| !matches!(role, "server" | "master"));
+                kind.calls_peer = client;
                 if client && value(arguments, "zero-copy") == Some("yes") {
                     kind.copies = Some("a zero-copy memif shows its peer DPDK's own memory only");
                 }
@@ -134,6 +138,7 @@ mod tests {
         let of = |arguments| Kind::of("net_memif", arguments, true).unwrap();
         let plain = of("role=server,id=0,socket=/run/x.sock");
         assert_eq!((plain.largest, plain.ring), (Some((2048, "bsize")), 1024));
+        assert!(!plain.calls_peer && of("").calls_peer && of("role=client").calls_peer);
         let large = of("bsize=8192,rsize=8");
         assert_eq!((large.largest, large.ring, large.rx_room), (Some((8192, "bsize")), 256, 8192));
         assert!(large.copies.is_none() && large.any_mtu);

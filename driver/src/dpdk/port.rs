@@ -5,6 +5,8 @@ use std::ffi::{CStr, CString, c_char};
 use std::mem;
 use std::net::IpAddr;
 use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use ferroce_dpdk_sys as sys;
 use tracing::warn;
@@ -99,9 +101,38 @@ impl Port {
         // SAFETY: the port is configured and its queues are set up.
         port.check("starting the port", unsafe { sys::rte_eth_dev_start(id) })?;
         port.started = true;
+        if port.kind.calls_peer {
+            port.find_peer()?;
+        }
         port.finish(queues, &info)?;
         port.find_addresses(&info)?;
         Ok(port)
+    }
+
+    /// Starts the port again and again until its other end is there.
+    fn find_peer(&mut self) -> Result<(), Error> {
+        let deadline = Instant::now() + PEER_PATIENCE;
+        loop {
+            let next = Instant::now() + PEER_TIME;
+            while Instant::now() < next {
+                // SAFETY: the port is started.
+                if unsafe { sys::ferroce_link_is_up(self.id) } != 0 {
+                    return Ok(());
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+            if next > deadline {
+                return Err(Error::Invalid {
+                    parameter: "port",
+                    value: self.name.clone(),
+                    expected: format!("a peer within {PEER_PATIENCE:?}: start the server of the memif first"),
+                });
+            }
+            // SAFETY: the port is started, and nobody but this function has it.
+            unsafe { sys::rte_eth_dev_stop(self.id) };
+            // SAFETY: the port is configured, and stopped.
+            self.check("starting the port", unsafe { sys::rte_eth_dev_start(self.id) })?;
+        }
     }
 
     /// One line for people.
@@ -352,6 +383,9 @@ impl Drop for Port {
 pub(super) const BACKLOG: usize = 512;
 const _: () = assert!(BACKLOG.is_multiple_of(BURST));
 
+/// How long a port looks for its other end, and how long that has to answer each time.
+const PEER_PATIENCE: Duration = Duration::from_secs(10);
+const PEER_TIME: Duration = Duration::from_millis(100);
 /// Where there is no link that has one: as much as Ethernet's jumbo frames.
 const DEFAULT_MTU: u32 = 9000;
 /// IPv4's (RFC 791), so that everything can be told of.
