@@ -118,7 +118,12 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
 }
 
 fn drivers() -> Vec<&'static str> {
-    let built = [("af_xdp", cfg!(feature = "af_xdp")), ("dpdk", cfg!(feature = "dpdk")), ("udp", true), ("loopback", true)];
+    let built = [
+        ("af_xdp", cfg!(feature = "af_xdp")),
+        ("dpdk", cfg!(feature = "dpdk")),
+        ("udp", true),
+        ("loopback", true),
+    ];
     built.into_iter().filter(|(_, built)| *built).map(|(driver, _)| driver).collect()
 }
 

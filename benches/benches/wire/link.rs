@@ -130,11 +130,13 @@ impl Link {
             Driver::AfXdp => format!("af_xdp:{INTERFACE}"),
             Driver::Udp => format!("udp:{address}"),
             Driver::Memif => {
-                let role = ["server", "client"][end];
+                // The one that is written to sees the ring's memory as its own: one copy less for it.
+                let role = ["server", "client,zero-copy=yes"][end];
                 let socket = self.directory.join(format!("memif-{}", self.job.get()));
                 format!(
-                    "dpdk:net_memif0@{address}/24 --no-huge -m 512 --no-pci --file-prefix=ferroce-{}-{end} \
-                     --vdev=net_memif0,role={role},id=0,socket={},socket-abstract=no,bsize=8192,rsize=10",
+                    "dpdk:net_memif0@{address}/24 --no-huge -m 512 --no-pci --single-file-segments \
+                     --file-prefix=ferroce-{}-{end} --vdev=net_memif0,role={role},id=0,socket={},\
+                     socket-abstract=no,bsize=4352,rsize=10",
                     std::process::id(),
                     socket.display()
                 )
