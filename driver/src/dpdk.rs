@@ -9,7 +9,8 @@
 //! payload as external buffer, and the trailer. Others get a copy: net_ring's peer has the buffer
 //! itself, net_null has no reader, a zero-copy memif and a card see no memory but DPDK's own.
 //!
-//! A memif's client looks for its server for 10 s when it is opened. When its peer ends, DPDK 22.11 takes the shared memory away on a thread of its own, and a poll at that moment can end in
+//! A memif's client looks for its server for 10 s when it is opened. When its peer ends, DPDK 22.11
+//! takes the shared memory away on a thread of its own, and a poll at that moment can end in
 //! a segmentation fault.
 //!
 //! A port without a kernel behind it has the addresses that it is given, and answers and asks ARP and
