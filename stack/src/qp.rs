@@ -245,17 +245,6 @@ impl Connection {
     }
 }
 
-/// What goes first of that which a queue pair has to send.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Turn {
-    /// Responses, then requests, then an ACK.
-    Response,
-    /// Requests, after a response.
-    Request,
-    /// Responses, then an ACK, after a request.
-    Acknowledge,
-}
-
 pub(crate) struct QueuePair {
     pub(crate) handle: Qp,
     pub(crate) qpn: Qpn,
@@ -282,8 +271,10 @@ pub(crate) struct QueuePair {
     pub(crate) selective: Option<Box<Selective>>,
     /// It is in the list of active queue pairs.
     pub(crate) scheduled: bool,
-    /// What is sent first next.
-    turn: Turn,
+    /// The last frame was a response.
+    responded: bool,
+    /// The poll in which a request was last sent.
+    requested: u64,
     /// A completion found no room: the queue pair is to fail.
     overflowed: bool,
 }
@@ -318,7 +309,8 @@ impl QueuePair {
             responder: Responder::default(),
             selective: None,
             scheduled: false,
-            turn: Turn::Response,
+            responded: false,
+            requested: 0,
             overflowed: false,
         }
     }
@@ -393,34 +385,30 @@ impl QueuePair {
 
     /// A response, because a peer waits for it, but then a request has its turn, or a peer that
     /// reads all the time would keep them back for ever. An ACK comes last: what the application has
-    /// to say is more urgent; but it does not wait for more than one request.
+    /// to say is more urgent, and goes out alone, so that it is not sent with the ACK's time. But no
+    /// ACK waits for more than one such poll.
     #[inline]
     fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
-        let response = match self.turn {
-            Turn::Request => None,
-            Turn::Response | Turn::Acknowledge => self.transmit_response(shared, slot),
-        };
-        if response.is_some() {
-            self.turn = Turn::Request;
-            return response;
-        }
-        if self.turn == Turn::Acknowledge
-            && let Some(length) = self.transmit_acknowledge(shared, slot)
-        {
-            self.turn = Turn::Response;
+        let request_first = std::mem::take(&mut self.responded);
+        if !request_first && let Some(length) = self.transmit_response(shared, slot) {
+            self.responded = true;
             return Some(length);
         }
-        let after_response = self.turn == Turn::Request;
-        self.turn = Turn::Acknowledge;
-        let frame = self
-            .transmit_request(shared, slot)
-            .or_else(|| if after_response { self.transmit_response(shared, slot) } else { None })
-            .or_else(|| self.transmit_acknowledge(shared, slot));
-        if frame.is_none() {
-            // A request of an earlier poll is no reason for an ACK to go before the next one.
-            self.turn = Turn::Response;
+        if let Some(length) = self.transmit_acknowledge(shared, slot, 2) {
+            return Some(length);
         }
-        frame
+        if let Some(length) = self.transmit_request(shared, slot) {
+            self.requested = shared.poll;
+            return Some(length);
+        }
+        if request_first && let Some(length) = self.transmit_response(shared, slot) {
+            self.responded = true;
+            return Some(length);
+        }
+        if self.requested == shared.poll {
+            return None;
+        }
+        self.transmit_acknowledge(shared, slot, 1)
     }
 
     /// ERR by the application's wish, or because there is no way on: flushes everything, and
@@ -468,7 +456,7 @@ impl QueuePair {
         self.address = None;
         self.access = Access::NONE;
         self.qkey = 0;
-        self.turn = Turn::Response;
+        self.responded = false;
         self.overflowed = false;
         self.state = QpState::Reset;
     }

@@ -597,11 +597,16 @@ impl QueuePair {
         self.write_acknowledge(shared, slot, psn, syndrome)
     }
 
-    /// Writes the ACK of everything that was executed, if one is owed since an earlier poll: so the
-    /// application, which sees what has come between two polls, answers first.
+    /// Writes the ACK of everything that was executed, if one is owed for as many polls: at least one,
+    /// so that the application, which sees what has come between two polls, answers first.
     #[inline]
-    pub(crate) fn transmit_acknowledge(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
-        self.responder.ack_owed.take_if(|since| *since != shared.poll)?;
+    pub(crate) fn transmit_acknowledge(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+        polls: u64,
+    ) -> Option<usize> {
+        self.responder.ack_owed.take_if(|since| shared.poll - *since >= polls)?;
         let Responder { expected, msn, .. } = self.responder;
         if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
             return Some(length);

@@ -167,6 +167,9 @@ pub(crate) struct RoundTrip {
 }
 
 impl RoundTrip {
+    /// Fewer say nothing, however long the first has taken.
+    pub(crate) const LEAST: u64 = 1000;
+
     pub(crate) fn of(times: &Histogram<u64>) -> RoundTrip {
         let at = |quantile| times.value_at_quantile(quantile);
         RoundTrip { count: times.len(), p50: at(0.5), p99: at(0.99), p999: at(0.999) }

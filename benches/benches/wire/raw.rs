@@ -196,7 +196,7 @@ impl Port {
         let mut times = Histogram::<u64>::new(3)?;
         let (start, warm_up) = (Instant::now(), stage.warm_up());
         let (mut count, mut elapsed) = (0, Duration::ZERO);
-        while elapsed < warm_up + stage.time() {
+        while elapsed < warm_up + stage.time() || times.len() < RoundTrip::LEAST {
             let sent = Instant::now();
             self.send_one(length)?;
             while self.look()? == 0 {

@@ -168,7 +168,8 @@ fn round_trips(
     loop {
         let sent = Instant::now();
         if starts {
-            if start.elapsed() > warm_up + stage.time() {
+            let is_over = start.elapsed() > warm_up + stage.time();
+            if is_over && times.len() >= RoundTrip::LEAST {
                 break;
             }
             send(&ping)?;

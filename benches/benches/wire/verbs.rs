@@ -343,7 +343,7 @@ impl Run<'_> {
         let mut times = Histogram::<u64>::new(3)?;
         let (start, warm_up) = (Instant::now(), stage.warm_up());
         let (mut count, mut elapsed, mut watch) = (0u64, Duration::ZERO, Watch::new());
-        while elapsed < warm_up + stage.time() {
+        while elapsed < warm_up + stage.time() || times.len() < RoundTrip::LEAST {
             count += 1;
             let sent = Instant::now();
             self.exchange(count)?;
