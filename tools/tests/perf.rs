@@ -199,7 +199,7 @@ fn bad_input_is_named() {
         ("perf atomic bw -d loopback -s 16", &["-s", "16", "8 bytes"]),
         ("perf write bw -d loopback -D 0", &["'0'", "seconds"]),
         ("perf write bw -d loopback -x 7", &["GID index 7", "::ffff:127.0.0."]),
-        ("perf write bw -d loopback --core 4096 -n 1", &["--core 4096", "0"]),
+        ("perf write bw -d loopback --core 4096 -n 1", &["--core", "4096", "0"]),
         ("perf write bw -d loopback --pcap /no/such/folder/file -n 1", &["/no/such/folder/file"]),
     ]);
 }

@@ -87,7 +87,7 @@ fn a_peer_that_is_killed_is_noticed() {
 fn bad_input_is_named() {
     refused(&[
         ("pingpong", &["--device"]),
-        ("pingpong -d dpdk:0", &["'dpdk:0'", "planned"]),
+        ("pingpong -d ibverbs:mlx5_0", &["'ibverbs:mlx5_0'", "planned"]),
         ("pingpong -d loopback -m 1000", &["1000", "1024"]),
         ("pingpong -d loopback -r 0", &["0", "65536"]),
         ("pingpong -d loopback -g 7", &["GID index 7", "::ffff:127.0.0."]),

@@ -65,6 +65,8 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
             .map_err(|error| format!("{case}: {error}").into())
         })?;
     }
+    // No port goes away while the other end polls: a memif takes its memory along.
+    stage.peer.meet()?;
     Ok(capabilities.description)
 }
 
