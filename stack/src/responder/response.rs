@@ -1,0 +1,136 @@
+//! What a responder owes, as frames: outcomes, NAKs, ACKs, in the order of the PSNs.
+
+use ferroce_wire::{Aeth, AtomicAckEth, Bth, Extension, Nak, Opcode, Psn, Syndrome};
+
+use crate::Access;
+use crate::counters::Counter;
+use crate::cq::WcStatus;
+use crate::event::Event;
+use crate::outcome::Answer;
+use crate::qp::QueuePair;
+use crate::shared::Shared;
+use crate::slot::Slot;
+
+use super::{Message, Responder};
+
+/// What came of a turn to send an outcome.
+enum Wrote {
+    /// A frame of so many bytes.
+    Frame(usize),
+    /// The oldest turned out not to be owed any more; there may be others.
+    NothingYet,
+    /// None is owed.
+    Nothing,
+}
+
+impl QueuePair {
+    /// Writes the next response frame but an ACK, if one is owed.
+    #[inline]
+    pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        loop {
+            match self.write_outcome(shared, slot) {
+                Wrote::Frame(length) => return Some(length),
+                Wrote::NothingYet => {}
+                Wrote::Nothing => break,
+            }
+        }
+        let (psn, syndrome) = self.responder.nak_owed.take()?;
+        self.write_acknowledge(shared, slot, psn, syndrome)
+    }
+
+    /// Writes the ACK of everything that was executed, if one is owed for as many polls: at least one,
+    /// so that the application, which sees what has come between two polls, answers first.
+    #[inline]
+    pub(crate) fn transmit_acknowledge(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+        polls: u64,
+    ) -> Option<usize> {
+        self.responder.ack_owed.take_if(|since| shared.poll - *since >= polls)?;
+        let Responder { expected, msn, .. } = self.responder;
+        if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
+            return Some(length);
+        }
+        self.write_acknowledge(shared, slot, expected - 1, Syndrome::ACK)
+    }
+
+    /// Whether an ACK is owed that waits for the next poll.
+    pub(crate) fn owes_ack(&self) -> bool {
+        self.responder.ack_owed.is_some()
+    }
+
+    fn write_acknowledge(
+        &self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+        psn: Psn,
+        syndrome: Syndrome,
+    ) -> Option<usize> {
+        let connection = self.connection.as_ref()?;
+        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn);
+        let mut frame = slot.start(&connection.header, bth, 0)?;
+        frame.put(&Aeth::new(syndrome, self.responder.msn));
+        shared.count(Counter::SentPkts);
+        Some(frame.finish_with(shared.crc))
+    }
+
+    /// Writes the next packet of the oldest outcome that is owed.
+    fn write_outcome(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Wrote {
+        let Some(connection) = &self.connection else { return Wrote::Nothing };
+        let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
+        let psn = outcome.next_psn();
+        let (opcode, payload) = match outcome.answer {
+            Answer::Atomic { .. } => (Opcode::RC_ATOMIC_ACKNOWLEDGE, None),
+            Answer::Done => (Opcode::RC_READ_RESPONSE_ONLY, None),
+            Answer::Read { va, rkey, length } => {
+                let (opcode, offset, bytes) = outcome.next_read_packet(connection.path_mtu);
+                // Checked for each packet: the region may have gone since the request came.
+                let va = va.wrapping_add(offset.into());
+                let grant = || shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, bytes);
+                match (length > 0).then(grant).transpose() {
+                    Ok(grant) => (opcode, grant),
+                    // The peer has had all of it before, and may have let go of it since.
+                    Err(_) if outcome.is_answered() => {
+                        outcome.abandon();
+                        shared.count(Counter::RxForgottenDuplicate);
+                        return Wrote::NothingYet;
+                    }
+                    Err(_) => {
+                        self.refuse_read_under_way(shared, psn);
+                        return Wrote::NothingYet;
+                    }
+                }
+            }
+        };
+        let Shared { mrs, counters, crc, .. } = shared;
+        if let Some(grant) = payload.filter(|grant| slot.wants_pin(grant.len())) {
+            slot.set_payload(mrs.pin_granted(grant));
+        }
+        let payload = payload.map_or(&[][..], |grant| mrs.granted(grant));
+        let bth = Bth::new(opcode, connection.dest_qpn, psn);
+        let Some(mut frame) = slot.start(&connection.header, bth, payload.len()) else {
+            return Wrote::Nothing;
+        };
+        if opcode.has(Extension::Aeth) {
+            frame.put(&Aeth::new(Syndrome::ACK, outcome.msn));
+        }
+        if let Answer::Atomic { original } = outcome.answer {
+            frame.put(&AtomicAckEth::new(original));
+        }
+        let written = frame.fill(*crc, std::iter::once(payload));
+        outcome.advance();
+        counters.count(Counter::SentPkts);
+        Wrote::Frame(slot.end(written))
+    }
+
+    /// The memory of a READ went away while its response was under way.
+    fn refuse_read_under_way(&mut self, shared: &mut Shared, psn: Psn) {
+        shared.count(Counter::RespRemoteAccessErrors);
+        self.responder.silence();
+        self.responder.nak_owed = Some((psn, Syndrome::Nak(Nak::RemoteAccessError)));
+        // A message behind the READ may have begun to come. It is not at fault.
+        self.responder.message = Message::None;
+        self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
+    }
+}
