@@ -390,12 +390,15 @@ impl QueuePair {
     #[inline]
     fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let request_first = std::mem::take(&mut self.responded);
-        if !request_first && let Some(length) = self.transmit_response(shared, slot) {
-            self.responded = true;
-            return Some(length);
-        }
-        if let Some(length) = self.transmit_acknowledge(shared, slot, 2) {
-            return Some(length);
+        if !request_first {
+            if let Some(length) = self.transmit_response(shared, slot) {
+                self.responded = true;
+                return Some(length);
+            }
+            // Only here and below is it known that nothing older is owed.
+            if let Some(length) = self.transmit_acknowledge(shared, slot, 2) {
+                return Some(length);
+            }
         }
         if let Some(length) = self.transmit_request(shared, slot) {
             self.requested = shared.poll;

@@ -265,3 +265,25 @@ fn an_ack_goes_behind_the_applications_answer() {
     assert_eq!(peer.context.next_timeout().filter(|at| *at <= peer.now), None);
     peer.expect_nothing();
 }
+
+/// An ACK that was owed for two polls went ahead of a READ's response that had its turn after a
+/// request: it said that the READ was done.
+#[test]
+fn an_ack_does_not_overtake_a_read_under_way() {
+    use Opcode as O;
+    let mut peer = Peer::new();
+    let mr = peer.memory(&pattern(600));
+    let rkey = peer.remote(mr).rkey;
+    peer.take_at_most(1);
+    let read = packet(O::RC_READ_REQUEST, RQ).reth(0, rkey, 600);
+    let write = packet(O::RC_WRITE_ONLY, RQ + 3).reth(0, rkey, 8).payload(&pattern(8)).ack_req();
+    peer.inject_all([read, write]);
+    let responses = [O::RC_READ_RESPONSE_FIRST, O::RC_READ_RESPONSE_MIDDLE, O::RC_READ_RESPONSE_LAST];
+    for (opcode, psn) in responses.into_iter().zip(RQ..) {
+        peer.expect(opcode, psn);
+        peer.poll();
+        peer.take_at_most(1);
+    }
+    peer.expect_ack(RQ + 3, 2);
+    peer.expect_nothing();
+}
