@@ -194,6 +194,7 @@ impl Context {
             let users = format!("{groups} multicast groups; detach it first");
             return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
         }
+        self.send_owed();
         self.engine.destroy_qp(qp);
         self.cq(send_cq)?.users -= 1;
         self.cq(recv_cq)?.users -= 1;
@@ -213,6 +214,9 @@ impl Context {
     /// its service or state does not admit, [`Error::PathMtu`], [`Error::AddressFamily`], or the
     /// driver's word. The queue pair is as it was then.
     pub fn modify_qp(&mut self, qp: Qp, transition: Transition) -> Result<(), Error> {
+        if matches!(transition, Transition::Error | Transition::Reset) {
+            self.send_owed();
+        }
         let (queue_pair, shared) = self.qp(qp)?;
         transition.check_service(queue_pair.service)?;
         match transition {
@@ -381,6 +385,23 @@ impl Context {
         Ok(received + sent)
     }
 
+    /// Sends the ACKs that wait for the next poll. What they acknowledge the application has seen, and
+    /// it may well be done with it all; its peer is not.
+    fn send_owed(&mut self) {
+        let Context { driver, engine, .. } = self;
+        // Twice: in the first an ACK may wait for requests.
+        for _ in 0..2 {
+            if engine.shared.later.is_empty() {
+                return;
+            }
+            engine.begin(engine.shared.now);
+            if let Err(error) = driver.tx_burst(engine.shared.now, engine) {
+                // A port that is gone tells so in the next poll too.
+                tracing::debug!("ACKs that were owed stay unsent: {error}");
+            }
+        }
+    }
+
     /// When [`poll`](Context::poll) has something to do even if no frame comes: when the next timer is
     /// due, or at once if an ACK waits for what the application has to send.
     pub fn next_timeout(&self) -> Option<Nanos> {
@@ -435,6 +456,12 @@ impl Context {
 
 /// How soon a port that was full is tried again.
 const BACKLOG_RETRY: Duration = Duration::from_micros(50);
+impl Drop for Context {
+    fn drop(&mut self) {
+        self.send_owed();
+    }
+}
+
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
 

@@ -287,3 +287,25 @@ fn an_ack_does_not_overtake_a_read_under_way() {
     peer.expect_ack(RQ + 3, 2);
     peer.expect_nothing();
 }
+
+/// What the application has seen is acknowledged even if it is done at once: the ACK that waited for
+/// the next poll was lost with its queue pair or context, and the peer's send failed.
+#[test]
+fn an_ack_is_not_lost_with_its_queue_pair() {
+    type End = fn(&mut Peer);
+    let ends: [End; 3] = [
+        |peer| peer.context.destroy_qp(peer.qp).unwrap(),
+        |peer| peer.context.modify_qp(peer.qp, Transition::Error).unwrap(),
+        |peer| peer.context.modify_qp(peer.qp, Transition::Reset).unwrap(),
+    ];
+    for end in ends {
+        let mut peer = Peer::new();
+        peer.post_recv(1, 8);
+        peer.arrive([packet(Opcode::RC_SEND_ONLY, RQ).payload(b"bye").ack_req()]);
+        assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
+        let completion = peer.context.poll_cq(peer.cq).unwrap();
+        assert_eq!(completion.map(|wc| wc.status), Some(WcStatus::Success));
+        end(&mut peer);
+        peer.expect_ack(RQ, 1);
+    }
+}
