@@ -519,10 +519,9 @@ impl QueuePair {
         bth.set_ack_req(is_due && self.service == Service::Rc);
         bth.set_solicited(wqe.flags.solicited && is_last && wqe.kind.notifies);
 
-        if slot.wants_pin(payload) {
-            slot.set_payload(self.sq.pin(number, offset, payload, &shared.mrs));
-        }
-        let mut frame = slot.start(&connection.header, bth, payload as usize)?;
+        let wants_pin = slot.wants_pin(payload);
+        let pinned = wants_pin.then(|| self.sq.pin(number, offset, payload, &shared.mrs)).flatten();
+        let mut frame = slot.start_pinned(&connection.header, bth, payload as usize, pinned)?;
         match wqe.op {
             SendOp::Send => {}
             SendOp::SendWithImm(imm) if is_last => frame.put(&ImmDt::new(imm)),

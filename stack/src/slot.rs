@@ -31,12 +31,7 @@ impl<'a> Slot<'a> {
         self.tail.is_some() && len >= PIN_MIN
     }
 
-    /// Leaves the payload where it is, if it is pinned.
-    pub(crate) fn set_payload(&mut self, payload: Option<Pinned>) {
-        self.payload = payload;
-    }
-
-    /// Begins the frame.
+    /// Begins a frame with all that it has in one buffer.
     #[inline]
     pub(crate) fn start<'b>(
         &'b mut self,
@@ -44,6 +39,19 @@ impl<'a> Slot<'a> {
         bth: Bth,
         payload_len: usize,
     ) -> Option<FrameBuilder<'b>> {
+        self.start_pinned(path, bth, payload_len, None)
+    }
+
+    /// Begins a frame whose payload stays where it is, if it is pinned.
+    #[inline]
+    pub(crate) fn start_pinned<'b>(
+        &'b mut self,
+        path: &'b PathHeader,
+        bth: Bth,
+        payload_len: usize,
+        pinned: Option<Pinned>,
+    ) -> Option<FrameBuilder<'b>> {
+        self.payload = pinned;
         match (&self.payload, &mut self.tail) {
             (Some(_), Some(tail)) => FrameBuilder::start_apart(self.head, tail, path, bth, payload_len),
             _ => FrameBuilder::start(self.head, path, bth, payload_len),

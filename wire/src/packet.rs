@@ -137,10 +137,10 @@ impl Network {
             };
             return Some(Network::of_grh(grh, header));
         }
-        let (zeros, ip) = area.split_at(20);
-        let ip = Ipv4HeaderSlice::from_slice(ip).ok()?;
-        let is_ipv4 = zeros.iter().all(|byte| *byte == 0) && ip.slice().len() == 20;
-        is_ipv4.then(|| Network::of_ipv4(&ip))
+        let (zeros, ip) = area.split_last_chunk::<20>()?;
+        let header_len = Ipv4HeaderSlice::from_slice(ip).ok()?.slice().len();
+        let is_ipv4 = zeros.iter().all(|byte| *byte == 0) && header_len == ip.len();
+        is_ipv4.then(|| Network::of_ipv4(ip))
     }
 
     fn of_grh(grh: &Grh, header: NetworkHeader) -> Network {
@@ -155,21 +155,17 @@ impl Network {
         }
     }
 
-    fn of_ipv4(ip: &Ipv4HeaderSlice<'_>) -> Network {
+    fn of_ipv4(ip: &[u8; 20]) -> Network {
+        let gid = |at: usize| Gid::from_ipv4([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]].into());
         Network {
             header: NetworkHeader::Ipv4,
-            source: Gid::from_ipv4(ip.source_addr()),
-            destination: Gid::from_ipv4(ip.destination_addr()),
-            traffic_class: ip.slice()[1],
-            hop_limit: ip.ttl(),
+            source: gid(12),
+            destination: gid(16),
+            traffic_class: ip[1],
+            hop_limit: ip[8],
             flow_label: 0,
             source_port: None,
         }
-    }
-
-    /// Whether a switch has marked the packet: ECN is Congestion Experienced.
-    pub const fn congestion_experienced(&self) -> bool {
-        self.traffic_class & 3 == 3
     }
 }
 
@@ -422,25 +418,13 @@ impl<'a> Packet<'a> {
     pub fn network(&self) -> Network {
         let header = self.header;
         let network = match header {
-            NetworkHeader::Ipv4 => {
-                let ip = self.covered;
-                let gid = |at: usize| Gid::from_ipv4([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]].into());
-                Network {
-                    header,
-                    source: gid(12),
-                    destination: gid(16),
-                    traffic_class: ip[1],
-                    hop_limit: ip[8],
-                    flow_label: 0,
-                    source_port: None,
-                }
+            NetworkHeader::Ipv4 => self.covered.first_chunk().map(Network::of_ipv4),
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => {
+                Grh::ref_from_prefix(self.covered).ok().map(|(grh, _)| Network::of_grh(grh, header))
             }
-            NetworkHeader::Ipv6 | NetworkHeader::Grh => match Grh::ref_from_prefix(self.covered) {
-                Ok((grh, _)) => Network::of_grh(grh, header),
-                // `decode` saw more than these 40 bytes.
-                Err(_) => unreachable!("a packet without its network header"),
-            },
         };
+        // `decode` saw more than these 20 or 40 bytes.
+        let Some(network) = network else { unreachable!("a packet without its network header") };
         let udp = &self.covered[header.len()..];
         let source_port = header.has_udp().then(|| u16::from_be_bytes([udp[0], udp[1]]));
         Network { source_port, ..network }

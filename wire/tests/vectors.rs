@@ -59,7 +59,7 @@ fn tv1b_what_routers_change_is_outside_the_icrc() {
     bytes[24..26].copy_from_slice(&[0, 0]); // IP checksum: any
     bytes[46] = 0x80; // FECN
     let packet = Packet::parse(&bytes).unwrap();
-    assert!(packet.network().congestion_experienced() && packet.bth.fecn());
+    assert!(packet.congestion_experienced() && packet.bth.fecn());
 }
 
 #[test]

@@ -105,7 +105,7 @@ fn weights(len: usize, at: usize) -> __m128i {
 /// `value` modulo P.
 #[inline]
 #[target_feature(enable = "sse4.1,pclmulqdq")]
-fn remainder(value: __m128i) -> u32 {
+pub(super) fn remainder(value: __m128i) -> u32 {
     let constants = _mm_set_epi64x(MODULUS.cast_signed(), INVERSE.cast_signed());
     let quotient = _mm_clmulepi64_si128::<0x00>(value, constants);
     let product = _mm_clmulepi64_si128::<0x10>(quotient, constants);

@@ -2,7 +2,8 @@
 
 use std::arch::x86_64::*;
 
-use super::constants::{self, INVERSE, LIMIT, MODULUS, coefficients};
+use super::constants::{self, LIMIT, coefficients};
+use super::pclmulqdq;
 
 /// Bytes of a vector.
 const VECTOR: usize = 64;
@@ -120,10 +121,7 @@ fn weights(len: usize, at: usize) -> __m512i {
 fn remainder(lanes: __m512i) -> u32 {
     let lanes = _mm256_xor_si256(_mm512_castsi512_si256(lanes), _mm512_extracti64x4_epi64::<1>(lanes));
     let value = _mm_xor_si128(_mm256_castsi256_si128(lanes), _mm256_extracti128_si256::<1>(lanes));
-    let constants = _mm_set_epi64x(MODULUS.cast_signed(), INVERSE.cast_signed());
-    let quotient = _mm_clmulepi64_si128::<0x00>(value, constants);
-    let product = _mm_clmulepi64_si128::<0x10>(quotient, constants);
-    _mm_extract_epi32::<2>(_mm_xor_si128(value, product)).cast_unsigned()
+    pclmulqdq::remainder(value)
 }
 
 /// What is still to be read, and where it goes. With `COPY` both have the same length, else the second

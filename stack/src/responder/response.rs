@@ -104,12 +104,11 @@ impl QueuePair {
             }
         };
         let Shared { mrs, counters, crc, .. } = shared;
-        if let Some(grant) = payload.filter(|grant| slot.wants_pin(grant.len())) {
-            slot.set_payload(mrs.pin_granted(grant));
-        }
+        let to_pin = payload.filter(|grant| slot.wants_pin(grant.len()));
+        let pinned = to_pin.and_then(|grant| mrs.pin_granted(grant));
         let payload = payload.map_or(&[][..], |grant| mrs.granted(grant));
         let bth = Bth::new(opcode, connection.dest_qpn, psn);
-        let Some(mut frame) = slot.start(&connection.header, bth, payload.len()) else {
+        let Some(mut frame) = slot.start_pinned(&connection.header, bth, payload.len(), pinned) else {
             return Wrote::Nothing;
         };
         if opcode.has(Extension::Aeth) {

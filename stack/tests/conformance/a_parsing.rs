@@ -62,9 +62,7 @@ fn case_002_what_routers_and_switches_change() {
     let mut routed = hex(TV1);
     route(&mut routed);
     let parsed = Packet::parse(&routed).unwrap();
-    assert!(
-        parsed.network().congestion_experienced() && parsed.bth.fecn() && parsed.network().hop_limit == 63
-    );
+    assert!(parsed.congestion_experienced() && parsed.bth.fecn() && parsed.network().hop_limit == 63);
 
     let mut peer = Peer::new();
     let send = |psn| packet(Opcode::RC_SEND_ONLY, psn).ack_req().payload(b"hello");

@@ -100,7 +100,7 @@ impl Summary {
         flow.packets += 1;
         flow.payload_bytes += packet.payload.len() as u64;
         flow.icrc_bad += u64::from(record.icrc == Verdict::Bad);
-        flow.congestion_experienced += u64::from(network.congestion_experienced());
+        flow.congestion_experienced += u64::from(packet.congestion_experienced());
         *flow.opcodes.entry(packet.opcode.name()).or_default() += 1;
         if let Some(aeth) = &record.aeth
             && aeth.aeth.contains("NAK")
