@@ -335,7 +335,7 @@ impl Context {
             shared.mrs.check_bind(&MwBind { mw, mr, offset, length, access })?;
         }
         let max_length = queue_pair.connection.as_ref().map_or(MAX_MESSAGE, |c| c.max_message());
-        queue_pair.sq.post(wr, max_length, &mut shared.mrs)?;
+        queue_pair.sq.post(wr, kind, max_length, &mut shared.mrs)?;
         match queue_pair.state {
             QpState::Error => queue_pair.flush(shared),
             QpState::Sqe => {

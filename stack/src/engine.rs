@@ -30,6 +30,8 @@ pub(crate) struct Engine {
     turn: u32,
     /// The queue pair number of the frame that was announced last.
     announced: u32,
+    /// The number and the slot of the queue pair that a frame came for last.
+    last: Option<(u32, u32)>,
 }
 
 impl Engine {
@@ -45,6 +47,7 @@ impl Engine {
             roce_v1: config.roce_v1,
             turn: 0,
             announced: 0,
+            last: None,
         }
     }
 
@@ -75,6 +78,7 @@ impl Engine {
         if let Some(mut removed) = self.qps.remove(qp.0) {
             removed.reset(&mut self.shared);
             self.qpns.retire(removed.qpn.value());
+            self.last = None;
             self.shared.active.retain(|index| *index != qp.0.index);
             self.shared.later.retain(|index| *index != qp.0.index);
             self.turn = 0;
@@ -137,7 +141,7 @@ impl Engine {
         if packet.bth.dest_qpn() == Qpn::MULTICAST {
             return self.dispatch_multicast(packet);
         }
-        let index = self.qpns.get(packet.bth.dest_qpn().value()).ok_or(Counter::RxUnknownQp)?;
+        let index = self.slot_of(packet.bth.dest_qpn().value()).ok_or(Counter::RxUnknownQp)?;
         let qp = self.qps.at_mut(index).ok_or(Counter::RxUnknownQp)?;
         if qp.service == Service::Ud {
             if !self.port.is_destination(packet) {
@@ -177,6 +181,19 @@ impl Engine {
         };
         qp.settle(&mut self.shared);
         taken
+    }
+
+    /// Where the queue pair with this number is. Frames of one queue pair often come together.
+    #[inline]
+    fn slot_of(&mut self, qpn: u32) -> Option<u32> {
+        match self.last {
+            Some((last, index)) if last == qpn => Some(index),
+            _ => {
+                let index = self.qpns.get(qpn)?;
+                self.last = Some((qpn, index));
+                Some(index)
+            }
+        }
     }
 
     /// A copy for each queue pair that has joined the group.

@@ -14,6 +14,8 @@ pub(crate) struct Kind {
     services: &'static [Service],
     /// Its packets carry the bytes of the message.
     pub(crate) has_payload: bool,
+    /// Bytes of the message, if it must have just so many.
+    pub(crate) length: Option<u32>,
     /// READ, atomics, FLUSH and ATOMIC WRITE: the responder answers with more than an ACK, and keeps a
     /// resource for each.
     pub(crate) is_read_or_atomic: bool,
@@ -85,11 +87,11 @@ static WRITE: Kind = Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opco
 static WRITE_WITH_IMM: Kind =
     write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE);
 static READ: Kind = Kind { is_read: true, ..explicit(Opcode::RC_READ_REQUEST, WcOpcode::RdmaRead) };
-static COMPARE_SWAP: Kind = Kind { is_atomic: true, ..explicit(Opcode::RC_COMPARE_SWAP, WcOpcode::CompSwap) };
-static FETCH_ADD: Kind = Kind { is_atomic: true, ..explicit(Opcode::RC_FETCH_ADD, WcOpcode::FetchAdd) };
-static FLUSH: Kind = explicit(Opcode::RC_FLUSH, WcOpcode::Flush);
+static COMPARE_SWAP: Kind = Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_COMPARE_SWAP, WcOpcode::CompSwap) };
+static FETCH_ADD: Kind = Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_FETCH_ADD, WcOpcode::FetchAdd) };
+static FLUSH: Kind = Kind { length: Some(0), ..explicit(Opcode::RC_FLUSH, WcOpcode::Flush) };
 static ATOMIC_WRITE: Kind =
-    Kind { has_payload: true, ..explicit(Opcode::RC_ATOMIC_WRITE, WcOpcode::AtomicWrite) };
+    Kind { has_payload: true, length: Some(8), ..explicit(Opcode::RC_ATOMIC_WRITE, WcOpcode::AtomicWrite) };
 static LOCAL_INVALIDATE: Kind = local(WcOpcode::LocalInv);
 static BIND_MW: Kind = local(WcOpcode::BindMw);
 
@@ -99,6 +101,7 @@ const fn message(last: Opcode, only: Opcode) -> Kind {
         wc_opcode: WcOpcode::Send,
         services: &[Service::Rc, Service::Uc],
         has_payload: true,
+        length: None,
         is_read_or_atomic: false,
         is_read: false,
         is_atomic: false,
@@ -133,6 +136,7 @@ const fn local(wc_opcode: WcOpcode) -> Kind {
         opcodes: None,
         wc_opcode,
         has_payload: false,
+        length: Some(0),
         is_local: true,
         notifies: false,
         ..message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY)

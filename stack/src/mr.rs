@@ -218,6 +218,13 @@ impl MemoryRegions {
         if sges.iter().all(fine) { Ok(()) } else { Err(LocalProtection) }
     }
 
+    /// The `len` bytes of `sge` from byte `skip` on, likewise, if it has as many.
+    #[inline]
+    pub(crate) fn piece(&self, sge: &Sge, skip: u32, len: u32) -> Option<&[u8]> {
+        let start = usize::try_from(sge.offset).ok()?.checked_add(skip as usize)?;
+        self.slab.get(sge.mr.0)?.memory.get(start..start.checked_add(len as usize)?)
+    }
+
     /// The `len` bytes of `sges` from byte `skip` of them on, piece by piece. They passed
     /// [`check_local`](Self::check_local) and are pinned since.
     pub(crate) fn pieces<'a>(&'a self, sges: &'a [Sge], skip: u32, len: u32) -> Pieces<'a> {

@@ -121,6 +121,7 @@ impl QueuePair {
     }
 
     /// Executes what was held behind the request that has just been taken.
+    #[inline]
     pub(crate) fn execute_held(&mut self, shared: &mut Shared) {
         while let Some(selective) = &mut self.selective {
             let reorder = &mut selective.reorder;

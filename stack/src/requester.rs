@@ -304,7 +304,7 @@ impl QueuePair {
     }
 
     /// Moves on behind a packet that was written and takes `count` PSNs.
-    #[inline]
+    #[inline(always)]
     fn advance(&mut self, shared: &mut Shared, number: u32, psn: Psn, count: u32) {
         let wqe = self.sq.wqe(number);
         let is_later_part = self.is_later_part(wqe, self.requester.cursor_packet);
@@ -556,7 +556,7 @@ impl QueuePair {
             | SendOp::SendToWithImm(..) => return None,
         }
         let Shared { mrs, counters, crc, .. } = shared;
-        let written = frame.fill(*crc, self.sq.pieces(number, offset, payload, mrs));
+        let written = self.sq.fill(frame, (number, offset, payload), mrs, *crc);
         counters.count(Counter::SentPkts);
         Some(slot.end(written))
     }

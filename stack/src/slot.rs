@@ -39,7 +39,7 @@ impl<'a> Slot<'a> {
         bth: Bth,
         payload_len: usize,
     ) -> Option<FrameBuilder<'b>> {
-        self.start_pinned(path, bth, payload_len, None)
+        FrameBuilder::start(self.head, path, bth, payload_len)
     }
 
     /// Begins a frame whose payload stays where it is, if it is pinned.
@@ -51,9 +51,12 @@ impl<'a> Slot<'a> {
         payload_len: usize,
         pinned: Option<Pinned>,
     ) -> Option<FrameBuilder<'b>> {
-        self.payload = pinned;
-        match (&self.payload, &mut self.tail) {
-            (Some(_), Some(tail)) => FrameBuilder::start_apart(self.head, tail, path, bth, payload_len),
+        match (pinned, &mut self.tail) {
+            (Some(pinned), Some(tail)) => {
+                let frame = FrameBuilder::start_apart(self.head, tail, path, bth, payload_len)?;
+                self.payload = Some(pinned);
+                Some(frame)
+            }
             _ => FrameBuilder::start(self.head, path, bth, payload_len),
         }
     }

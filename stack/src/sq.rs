@@ -1,11 +1,12 @@
 use ferroce_driver::{Pinned, prefetch};
-use ferroce_wire::Psn;
+use ferroce_wire::{FrameBuilder, Psn};
 
 use crate::Error;
 use crate::cq::WcOpcode;
+use crate::crc::Crc;
 use crate::kind::Kind;
 use crate::mr::MemoryRegions;
-use crate::rq::total_length;
+use crate::rq::{MAX_MESSAGE, total_length};
 use crate::slab::Mr;
 use crate::wr::{Data, SendFlags, SendOp, SendWorkRequest, Sge};
 
@@ -118,27 +119,38 @@ impl SendQueue {
         if self.is_empty() { None } else { Some(self.wqe(self.head)) }
     }
 
+    #[inline(always)]
     pub(crate) fn sges(&self, number: u32) -> &[Sge] {
         let index = self.index(number);
         let count = usize::from(self.wqes[index].sges);
         &self.sges[index * self.max_sge..][..count]
     }
 
-    /// The `len` bytes of the message `number` from byte `skip` on, piece by piece.
+    /// Ends `frame` with the `len` bytes of the message `number` from byte `skip` on.
     #[inline]
-    pub(crate) fn pieces<'a>(
-        &'a self,
-        number: u32,
-        skip: u32,
-        len: u32,
-        mrs: &'a MemoryRegions,
-    ) -> impl Iterator<Item = &'a [u8]> {
+    pub(crate) fn fill(
+        &self,
+        frame: FrameBuilder<'_>,
+        (number, skip, len): (u32, u32, u32),
+        mrs: &MemoryRegions,
+        crc: Crc,
+    ) -> (usize, usize) {
+        // Apart from the others, because most messages lie in one piece.
+        match self.piece(number, skip, len, mrs) {
+            Some(piece) => frame.fill(crc, std::iter::once(piece)),
+            None => frame.fill(crc, mrs.pieces(self.sges(number), skip, len)),
+        }
+    }
+
+    #[inline]
+    fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<&'a [u8]> {
         let index = self.index(number);
-        let inline = self.wqes[index].inline.then(|| {
+        if self.wqes[index].inline {
             let start = index * self.max_inline + skip as usize;
-            &self.inline[start..start + len as usize]
-        });
-        inline.into_iter().chain(mrs.pieces(self.sges(number), skip, len))
+            return self.inline.get(start..start + len as usize);
+        }
+        let [sge] = self.sges(number) else { return None };
+        mrs.piece(sge, skip, len)
     }
 
     /// Holds the same bytes where they are, if they lie in one piece of registered memory.
@@ -152,6 +164,7 @@ impl SendQueue {
     pub(crate) fn post(
         &mut self,
         wr: &SendWorkRequest<'_>,
+        kind: &'static Kind,
         max_length: u32,
         mrs: &mut MemoryRegions,
     ) -> Result<(), Error> {
@@ -161,13 +174,13 @@ impl SendQueue {
         let index = self.index(self.tail);
         let (length, sges, inline) = match wr.data {
             Data::Inline(bytes) => {
-                self.check_inline(wr.op, bytes)?;
+                self.check_inline(wr.op, kind, bytes)?;
                 self.inline[index * self.max_inline..][..bytes.len()].copy_from_slice(bytes);
                 (bytes.len() as u32, 0, true)
             }
             Data::Sges(sges) => {
                 let length = total_length(sges, self.max_sge)?;
-                check_length(wr.op, length, max_length)?;
+                check_length(kind, length, max_length)?;
                 mrs.pin(sges)?;
                 // No call for the one piece that most have.
                 let room = &mut self.sges[index * self.max_sge..][..sges.len()];
@@ -178,7 +191,7 @@ impl SendQueue {
         self.wqes[index] = Wqe {
             wr_id: wr.wr_id,
             op: wr.op,
-            kind: wr.op.kind(),
+            kind,
             flags: wr.flags,
             length,
             sges,
@@ -207,25 +220,16 @@ impl SendQueue {
         Some(ended)
     }
 
-    fn check_inline(&self, op: SendOp, bytes: &[u8]) -> Result<(), Error> {
+    fn check_inline(&self, op: SendOp, kind: &Kind, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() > self.max_inline {
             let expected = format!("at most {} bytes, as the QP was created", self.max_inline);
             return Err(Error::invalid("inline data", bytes.len(), expected));
         }
-        match op {
-            SendOp::Send
-            | SendOp::SendWithImm(_)
-            | SendOp::SendWithInvalidate(_)
-            | SendOp::SendTo(_)
-            | SendOp::SendToWithImm(..)
-            | SendOp::Write(_)
-            | SendOp::WriteWithImm(..) => Ok(()),
-            SendOp::AtomicWrite(_) => check_length(op, bytes.len() as u32, 0),
-            _ => {
-                let expected = "SEND, WRITE or ATOMIC WRITE only";
-                Err(Error::invalid("inline data", format_args!("with {op:?}"), expected))
-            }
+        if !kind.has_payload {
+            let expected = "SEND, WRITE or ATOMIC WRITE only";
+            return Err(Error::invalid("inline data", format_args!("with {op:?}"), expected));
         }
+        check_length(kind, bytes.len() as u32, MAX_MESSAGE)
     }
 
     fn index(&self, number: u32) -> usize {
@@ -233,12 +237,9 @@ impl SendQueue {
     }
 }
 
-fn check_length(op: SendOp, length: u32, max_length: u32) -> Result<(), Error> {
-    let (least, most) = match op {
-        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } | SendOp::AtomicWrite(_) => (8, 8),
-        SendOp::LocalInvalidate(_) | SendOp::BindMw { .. } | SendOp::Flush { .. } => (0, 0),
-        _ => (0, max_length),
-    };
+#[inline]
+fn check_length(kind: &Kind, length: u32, max_length: u32) -> Result<(), Error> {
+    let (least, most) = kind.length.map_or((0, max_length), |length| (length, length));
     if (least..=most).contains(&length) {
         return Ok(());
     }

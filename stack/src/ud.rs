@@ -50,7 +50,7 @@ impl QueuePair {
             if let Some(immediate) = immediate {
                 frame.put(&ImmDt::new(immediate));
             }
-            let written = frame.fill(shared.crc, self.sq.pieces(number, 0, wqe.length, &shared.mrs));
+            let written = self.sq.fill(frame, (number, 0, wqe.length), &shared.mrs, shared.crc);
             self.requester.take_psn();
             shared.count(Counter::SentPkts);
             self.complete_oldest(shared);

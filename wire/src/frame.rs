@@ -153,6 +153,31 @@ impl PathHeader {
         self.len as usize
     }
 
+    /// Writes the lengths, and the IPv4 checksum, of a frame that ends at `end`.
+    #[inline]
+    fn put_lengths(&self, frame: &mut [u8], end: usize) {
+        let network_start = usize::from(self.network_start);
+        let packet = &mut frame[network_start..];
+        let packet_len = (end - network_start) as u16;
+        match self.network {
+            NetworkHeader::Ipv4 => {
+                // So that its length is checked once.
+                let packet = &mut packet[..28];
+                packet[2..4].copy_from_slice(&packet_len.to_be_bytes());
+                let mut sum = self.ipv4_sum + u32::from(packet_len);
+                sum = (sum & 0xffff) + (sum >> 16);
+                sum = (sum & 0xffff) + (sum >> 16);
+                packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
+                packet[24..26].copy_from_slice(&(packet_len - 20).to_be_bytes());
+            }
+            NetworkHeader::Ipv6 => {
+                packet[4..6].copy_from_slice(&(packet_len - 40).to_be_bytes());
+                packet[44..46].copy_from_slice(&(packet_len - 40).to_be_bytes());
+            }
+            NetworkHeader::Grh => packet[4..6].copy_from_slice(&(packet_len - 40).to_be_bytes()),
+        }
+    }
+
     /// Which network header it has.
     pub const fn network(&self) -> NetworkHeader {
         self.network
@@ -214,10 +239,10 @@ impl<'a> FrameBuilder<'a> {
     }
 
     /// `behind` are the bytes of the buffer behind the headers.
-    #[inline]
+    #[inline(always)]
     fn start_with(
         buffer: &'a mut [u8],
-        apart: Option<&'a mut [u8; TAIL_MAX]>,
+        mut apart: Option<&'a mut [u8; TAIL_MAX]>,
         path: &'a PathHeader,
         mut bth: Bth,
         payload_len: usize,
@@ -228,6 +253,9 @@ impl<'a> FrameBuilder<'a> {
         let cursor = path.len() + Bth::LEN;
         let payload_start = cursor + extensions_len;
         let frame = buffer.get_mut(..payload_start + behind)?;
+        // The pad is zero, and what else is there is written over.
+        let tail = apart.as_deref_mut().or(frame.last_chunk_mut());
+        tail.into_iter().for_each(|tail| *tail = [0; TAIL_MAX]);
         // All of the template, whose length is known: its end is overwritten. No frame is shorter
         // but an empty one of RoCE v1 without extension headers.
         match frame.first_chunk_mut() {
@@ -235,6 +263,7 @@ impl<'a> FrameBuilder<'a> {
             None => frame[..path.len()].copy_from_slice(&path.bytes[..path.len()]),
         }
         frame[path.len()..cursor].copy_from_slice(bth.as_bytes());
+        path.put_lengths(frame, payload_start + payload_len + pad(payload_len) + ICRC_LEN);
         Some(FrameBuilder { frame, apart, path, cursor, payload_start, payload_len })
     }
 
@@ -272,9 +301,7 @@ impl<'a> FrameBuilder<'a> {
     pub fn finish_with(mut self, crc: impl Crc32) -> usize {
         self.end_headers();
         let network = usize::from(self.path.network_start);
-        let end = self.payload_start + self.payload_len;
         let icrc = self.frame.len() - ICRC_LEN;
-        self.frame[end..icrc].fill(0);
         let register = icrc::register(self.path.network, &self.frame[network..icrc], crc);
         self.frame[icrc..].copy_from_slice(&(!register).to_le_bytes());
         self.frame.len()
@@ -288,7 +315,7 @@ impl<'a> FrameBuilder<'a> {
             let mut rest = self.payload();
             for piece in pieces {
                 let (to, behind) = rest.split_at_mut(piece.len());
-                to.copy_from_slice(piece);
+                copy_short(to, piece);
                 rest = behind;
             }
             return (self.finish_with(crc), 0);
@@ -312,37 +339,32 @@ impl<'a> FrameBuilder<'a> {
                 (rest, (payload_start + payload_len + pad + ICRC_LEN, 0))
             }
         };
-        let register = crc.update(register, &[0; 3][..pad]);
-        tail[..pad].fill(0);
+        if pad > 0 {
+            register = crc.update(register, &tail[..pad]);
+        }
         tail[pad..].copy_from_slice(&(!register).to_le_bytes());
         written
     }
 
-    /// Ends the headers: zeros for those that were left out, the lengths, the IPv4 checksum.
+    /// Zeros for headers that were left out.
     #[inline]
     fn end_headers(&mut self) {
         if self.cursor < self.payload_start {
             self.frame[self.cursor..self.payload_start].fill(0);
         }
-        let network_start = usize::from(self.path.network_start);
-        let end = self.payload_start + self.payload_len + pad(self.payload_len) + ICRC_LEN;
-        let packet = &mut self.frame[network_start..];
-        let packet_len = (end - network_start) as u16;
-        match self.path.network {
-            NetworkHeader::Ipv4 => {
-                packet[2..4].copy_from_slice(&packet_len.to_be_bytes());
-                let mut sum = self.path.ipv4_sum + u32::from(packet_len);
-                sum = (sum & 0xffff) + (sum >> 16);
-                sum = (sum & 0xffff) + (sum >> 16);
-                packet[10..12].copy_from_slice(&(!(sum as u16)).to_be_bytes());
-                packet[24..26].copy_from_slice(&(packet_len - 20).to_be_bytes());
-            }
-            NetworkHeader::Ipv6 => {
-                packet[4..6].copy_from_slice(&(packet_len - 40).to_be_bytes());
-                packet[44..46].copy_from_slice(&(packet_len - 40).to_be_bytes());
-            }
-            NetworkHeader::Grh => packet[4..6].copy_from_slice(&(packet_len - 40).to_be_bytes()),
-        }
+    }
+}
+
+/// Copies between two of the same length; up to 16 bytes without a call.
+#[inline]
+fn copy_short(to: &mut [u8], from: &[u8]) {
+    if let (8..=16, Some(first), Some(last)) = (from.len(), from.first_chunk::<8>(), from.last_chunk::<8>())
+    {
+        let behind = to.len() - 8;
+        to[..8].copy_from_slice(first);
+        to[behind..].copy_from_slice(last);
+    } else {
+        to.copy_from_slice(from);
     }
 }
 

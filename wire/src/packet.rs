@@ -239,7 +239,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// The first check that fails.
-    #[inline]
+    #[inline(always)]
     pub fn decode_ip(packet: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let truncated = |needed| ParseError::Truncated { needed, present: packet.len() };
         let (header, end) = match packet.first().map(|b| b >> 4) {
@@ -310,7 +310,7 @@ impl<'a> Packet<'a> {
     }
 
     /// `packet` starts at the network header and ends with the ICRC.
-    #[inline]
+    #[inline(always)]
     fn decode_transport(header: NetworkHeader, packet: &'a [u8]) -> Result<Packet<'a>, ParseError> {
         let transport = &packet[header.bth_start()..];
         let short = |needed| ParseError::Short { needed, present: transport.len() };
