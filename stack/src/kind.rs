@@ -87,8 +87,10 @@ static WRITE: Kind = Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opco
 static WRITE_WITH_IMM: Kind =
     write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE);
 static READ: Kind = Kind { is_read: true, ..explicit(Opcode::RC_READ_REQUEST, WcOpcode::RdmaRead) };
-static COMPARE_SWAP: Kind = Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_COMPARE_SWAP, WcOpcode::CompSwap) };
-static FETCH_ADD: Kind = Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_FETCH_ADD, WcOpcode::FetchAdd) };
+static COMPARE_SWAP: Kind =
+    Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_COMPARE_SWAP, WcOpcode::CompSwap) };
+static FETCH_ADD: Kind =
+    Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_FETCH_ADD, WcOpcode::FetchAdd) };
 static FLUSH: Kind = Kind { length: Some(0), ..explicit(Opcode::RC_FLUSH, WcOpcode::Flush) };
 static ATOMIC_WRITE: Kind =
     Kind { has_payload: true, length: Some(8), ..explicit(Opcode::RC_ATOMIC_WRITE, WcOpcode::AtomicWrite) };

@@ -358,8 +358,7 @@ impl<'a> FrameBuilder<'a> {
 /// Copies between two of the same length; up to 16 bytes without a call.
 #[inline]
 fn copy_short(to: &mut [u8], from: &[u8]) {
-    if let (8..=16, Some(first), Some(last)) = (from.len(), from.first_chunk::<8>(), from.last_chunk::<8>())
-    {
+    if let (8..=16, Some(first), Some(last)) = (from.len(), from.first_chunk::<8>(), from.last_chunk::<8>()) {
         let behind = to.len() - 8;
         to[..8].copy_from_slice(first);
         to[behind..].copy_from_slice(last);

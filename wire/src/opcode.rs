@@ -324,10 +324,10 @@ static TABLE: [Info; 256] = {
         Acknowledge, AtomicAcknowledge, AtomicWrite, Cnp, CompareSwap, FetchAdd, Flush, ReadRequest,
         ReadResponse, SelectiveAcknowledge, Send, Write,
     };
-    use Successor::{NewMessage, SendContinued, WriteContinued};
     use PayloadRule::{Any, Exactly, Full, Some as OneUp};
     use Position::{First, Last, Middle, Only};
     use Service::{Rc, Uc, Ud};
+    use Successor::{NewMessage, SendContinued, WriteContinued};
 
     type Row = (u8, &'static str, Service, Operation, Position, &'static [Extension], PayloadRule);
 

@@ -9,6 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError, channel};
 use std::time::{Duration, Instant};
 
 use ferroce::driver::cycles::ThreadCycles;
+use ferroce::{DeviceSpec, PacketDriver};
 use rustix::time::{ClockId, clock_gettime};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -104,6 +105,19 @@ pub(crate) struct Stage<'a> {
 impl Stage<'_> {
     pub(crate) fn starts(&self) -> bool {
         self.job.role == 0
+    }
+
+    /// The device of this end, that of the end that starts first: a zero-copy client of a memif has one
+    /// try to find its server (DPDK 22.11 closes the memory that it shows, and then cannot show it again).
+    pub(crate) fn open_device(&mut self) -> Outcome<Box<dyn PacketDriver>> {
+        if !self.starts() {
+            self.peer.hear::<()>()?;
+        }
+        let driver = self.job.device.parse::<DeviceSpec>()?.open()?;
+        if self.starts() {
+            self.peer.tell(&())?;
+        }
+        Ok(driver)
     }
 
     /// How long a case is measured.

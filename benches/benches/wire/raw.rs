@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use ferroce::driver::shared::{Consumer, Producer};
 use ferroce::driver::{Capabilities, Crc32, Layer};
-use ferroce::{Clock, DeviceSpec, Memory, PacketDriver};
+use ferroce::{Clock, Memory, PacketDriver};
 use hdrhistogram::Histogram;
 
 use crate::case::{Case, RoundTrip, Seen};
@@ -46,7 +46,7 @@ struct Port {
 }
 
 pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
-    let driver = stage.job.device.parse::<DeviceSpec>()?.open()?;
+    let driver = stage.open_device()?;
     let capabilities = driver.capabilities().clone();
     let is_ethernet = matches!(capabilities.layer, Layer::Ethernet);
     let (link, window) = if is_ethernet { (ETHERNET, 2048) } else { (0, 128) };

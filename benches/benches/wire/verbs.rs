@@ -35,7 +35,7 @@ struct End {
 }
 
 pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
-    let driver = stage.job.device.parse::<DeviceSpec>()?.open()?;
+    let driver = stage.open_device()?;
     let description = driver.capabilities().description.clone();
     let qps = stage.job.cases.iter().map(|case| shape(*case).qps).max().unwrap_or(1);
     let mut context = Context::open(driver, &Config { max_qps: qps, ..Config::default() })?;

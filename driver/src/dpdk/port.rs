@@ -125,7 +125,10 @@ impl Port {
                 return Err(Error::Invalid {
                     parameter: "port",
                     value: self.name.clone(),
-                    expected: format!("a peer within {PEER_PATIENCE:?}: start the server of the memif first"),
+                    expected: format!(
+                        "a peer within {PEER_PATIENCE:?}: start the server of the memif first (with \
+                         zero-copy=yes DPDK finds one only at the first try)"
+                    ),
                 });
             }
             // SAFETY: the port is started, and nobody but this function has it.
