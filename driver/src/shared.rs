@@ -52,13 +52,19 @@ impl Producer {
         Ok(Producer { ring, path, tail: 0, head: 0 })
     }
 
-    /// Lets `fill` write up to `most` free slots and publishes them together. Returns how many.
-    pub fn push(&mut self, most: usize, mut fill: impl FnMut(&mut [u8])) -> usize {
+    /// How many slots are free: what was so when last looked at, if those are as many as `wanted`. Whoever
+    /// waits for many at once disturbs the consumer less.
+    pub fn free(&mut self, wanted: usize) -> usize {
         let slots = self.ring.geometry.slots;
-        if self.tail.wrapping_sub(self.head) >= slots {
+        if slots.saturating_sub(self.tail.wrapping_sub(self.head)) < wanted as u64 {
             self.head = self.ring.header().head.0.load(Ordering::Acquire);
         }
-        let free = slots.saturating_sub(self.tail.wrapping_sub(self.head)).min(most as u64);
+        slots.saturating_sub(self.tail.wrapping_sub(self.head)) as usize
+    }
+
+    /// Lets `fill` write up to `most` free slots and publishes them together. Returns how many.
+    pub fn push(&mut self, most: usize, mut fill: impl FnMut(&mut [u8])) -> usize {
+        let free = self.free(most).min(most) as u64;
         for n in 0..free {
             let slot = self.ring.slot(self.tail.wrapping_add(n));
             // SAFETY: the slot is inside the mapping. The consumer has released it (Acquire above)
@@ -113,13 +119,18 @@ impl Consumer {
         Ok(Consumer { ring, head: 0, tail: 0 })
     }
 
-    /// Lets `empty` read up to `most` full slots and releases them together. Returns how many.
-    pub fn pop(&mut self, most: usize, mut empty: impl FnMut(&[u8])) -> usize {
-        if self.tail == self.head {
+    /// How many slots are full; as [`Producer::free`].
+    pub fn full(&mut self, wanted: usize) -> usize {
+        if self.tail.wrapping_sub(self.head) < wanted as u64 {
             self.tail = self.ring.header().tail.0.load(Ordering::Acquire);
         }
         // A producer that lies hands out slots that are not full; there are no more than all of them.
-        let full = self.tail.wrapping_sub(self.head).min(self.ring.geometry.slots).min(most as u64);
+        self.tail.wrapping_sub(self.head).min(self.ring.geometry.slots) as usize
+    }
+
+    /// Lets `empty` read up to `most` full slots and releases them together. Returns how many.
+    pub fn pop(&mut self, most: usize, mut empty: impl FnMut(&[u8])) -> usize {
+        let full = self.full(most).min(most) as u64;
         for n in 0..full {
             let slot = self.ring.slot(self.head.wrapping_add(n));
             // SAFETY: the slot is inside the mapping. The producer has published it (Acquire above)

@@ -12,6 +12,8 @@ use crate::end::{Outcome, Stage, Watch};
 use crate::memory::{fill, verify};
 use crate::raw::Meter;
 
+/// Bytes of a ring.
+const RING: usize = 2 << 20;
 /// Slots moved at once.
 const BURST: usize = 32;
 
@@ -22,8 +24,9 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
             stage.record(|stage| round_trips(stage, &path))?;
             continue;
         };
-        // At least 256 slots; small ones more, so that the ends do not run in step.
-        let slots = (1 << 16) / slot.clamp(64, 256);
+        // So many that they are out of the caches of the end that filled them when the other one comes
+        // to them: lines are faster to get from what the cores share.
+        let slots = RING / slot.clamp(64, RING / 256);
         let length = if crc { slot + 4 } else { slot };
         let seed = n as u64;
         if stage.starts() {
@@ -82,6 +85,9 @@ fn produce(stage: &mut Stage<'_>, ring: &mut Producer, size: usize, check: bool,
     let (mut sent, mut turns, mut next) = (0u64, 0u32, 0);
     while turns % 64 != 0 || start.elapsed() < time {
         turns = turns.wrapping_add(1);
+        if ring.free(BURST) < BURST {
+            continue;
+        }
         sent += ring.push(BURST, |slot| {
             let from = &memory[next * size..(next + 1) * size];
             if check {
@@ -107,7 +113,8 @@ fn consume(stage: &mut Stage<'_>, path: &str, size: usize, check: bool, seed: u6
     let mut meter = Meter::new(stage.warm_up());
     let (mut watch, mut bursts) = (Watch::new(), 0u32);
     loop {
-        let came = ring.pop(BURST, |slot| {
+        let whole = ring.full(BURST) >= BURST;
+        let came = ring.pop(if whole { BURST } else { 0 }, |slot| {
             let to = &mut memory[next * size..(next + 1) * size];
             if check {
                 let (body, sum) = slot.split_at(size);
