@@ -171,8 +171,8 @@ pub struct SocketTerms {
     /// Bytes that wait in the socket at most, about twice the packets' own; what finds no room is
     /// lost.
     pub receive_buffer: usize,
-    /// `(index, count)`: only packets to queue pairs whose number leaves the rest `index` by `count`
-    /// come, for others share the address.
+    /// `(rest, divisor)`: queue pair numbers leave this rest by this divisor. By it the kernel tells
+    /// contexts that share an address apart, and a sender tells that they may.
     pub qpns: (u32, u32),
 }
 

@@ -45,8 +45,8 @@ const GROUP_MAX: usize = 256;
 pub struct UdpConfig {
     /// One of the host's own addresses.
     pub address: IpAddr,
-    /// Whether packets of one size to one queue pair are sent at once, as segments that the kernel
-    /// cuts apart late (UDP GSO).
+    /// Whether packets of one size to one context are sent at once, as segments that the kernel cuts
+    /// apart late (UDP GSO).
     pub segmentation: bool,
     /// Whether the kernel may hand over segments that it has kept together (UDP GRO). A group does
     /// without: what the kernel puts together may be for several queue pairs, and goes to one socket.
@@ -114,8 +114,8 @@ impl Udp {
     }
 
     /// Opens `count` sockets on one address, each for a context of its own: packets go to the one
-    /// that has the rest of their destination's queue pair number by `count`
-    /// ([`SocketTerms::qpns`]), by a program in the kernel that needs no privilege (SO_REUSEPORT).
+    /// that their destination's queue pair number belongs to ([`SocketTerms::qpns`]), by a program in
+    /// the kernel that needs no privilege (SO_REUSEPORT).
     ///
     /// # Errors
     /// As [`open`](Udp::open); [`Error::Invalid`] for a count that is not 1 to 256.
@@ -142,13 +142,13 @@ impl Udp {
         shares.map(|(socket, index)| Udp::on(socket, &config, &place, (index, count as u32))).collect()
     }
 
-    fn on(socket: OwnedFd, config: &UdpConfig, place: &Place, qpns: (u32, u32)) -> Result<Udp, Error> {
+    fn on(socket: OwnedFd, config: &UdpConfig, place: &Place, number: (u32, u32)) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
         let Place { interface, address, scope } = place;
         let mtu = interface.mtu.min(MTU_MAX);
         let segmentation = config.segmentation && socket::can_segment(socket.as_fd());
         let receive_buffer = socket::receive_buffer(socket.as_fd()).map_err(os)?;
-        let description = describe(config, segmentation, receive_buffer, qpns);
+        let description = describe(config, segmentation, receive_buffer, number);
         info!(interface = interface.name, "udp: {address}, {description}");
         if receive_buffer < ENOUGH_BUFFER {
             warn!(
@@ -162,7 +162,11 @@ impl Udp {
                 driver: "udp",
                 description,
                 interface: interface.name.clone(),
-                layer: Layer::Ip(SocketTerms { source_port: PORT, receive_buffer, qpns }),
+                layer: Layer::Ip(SocketTerms {
+                    source_port: PORT,
+                    receive_buffer,
+                    qpns: socket::share(number.0, number.1),
+                }),
                 mac: interface.mac,
                 addresses: vec![*address],
                 mtu,

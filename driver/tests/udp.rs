@@ -196,11 +196,26 @@ fn identifications_are_the_places_in_what_was_sent_at_once() {
     send(&mut a, &packets);
     let numbers: Vec<_> = receive(&mut b, 6).iter().map(|packet| packet[5]).collect();
     assert_eq!(numbers, [0, 1, 0, 1, 2, 0]);
-    // Two queue pairs' packets never leave at once, for sockets may share the receiver's address.
-    let packets: Vec<_> = (0..4).map(|n| Shape { qpn: 5 + n / 2, ..shape }.packet(1040, 0)).collect();
+    // With an odd number, a queue pair may share its receiver's address with other sockets: then its
+    // packets leave apart from those to others.
+    let packets: Vec<_> =
+        [4, 6, 4, 5, 5, 7, 8].iter().map(|qpn| Shape { qpn: *qpn, ..shape }.packet(1040, 0)).collect();
     send(&mut a, &packets);
-    let numbers: Vec<_> = receive(&mut b, 4).iter().map(|packet| packet[5]).collect();
-    assert_eq!(numbers, [0, 1, 0, 1]);
+    let numbers: Vec<_> = receive(&mut b, 7).iter().map(|packet| packet[5]).collect();
+    assert_eq!(numbers, [0, 1, 2, 0, 1, 0, 0]);
+}
+
+/// Also where more is sent than is written at once.
+#[test]
+fn no_send_is_cut_short() {
+    let [mut a, mut b] = [7, 8].map(|last| open(loopback(last)));
+    let shape = Shape::new(loopback(7), loopback(8));
+    let packets: Vec<_> = (0..4 * 62 + 5).map(|n| shape.packet(1040, n)).collect();
+    send(&mut a, &packets);
+    let numbers: Vec<_> =
+        receive(&mut b, packets.len()).iter().map(|packet| usize::from(packet[5])).collect();
+    let full: Vec<_> = (0..packets.len()).map(|n| n % 62).collect();
+    assert_eq!(numbers, full);
 }
 
 #[test]
@@ -210,7 +225,7 @@ fn a_group_has_each_packet_where_its_queue_pair_is() {
         let mut group = Udp::open_group(&UdpConfig::new(loopback(5)), count).unwrap();
         let mut peer = open(loopback(6));
         let shape = Shape::new(loopback(6), loopback(5));
-        let qpns: Vec<u32> = (0..400).map(|n| (n * 0x9e3b) & 0x00ff_ffff).collect();
+        let qpns: Vec<u32> = (0..400).map(|n| (n * 0x9e3b) & 0x00ff_ffff | 1).collect();
         let packets: Vec<_> =
             qpns.iter().enumerate().map(|(n, qpn)| Shape { qpn: *qpn, ..shape }.packet(64, n)).collect();
         for batch in packets.chunks(100) {
@@ -218,8 +233,9 @@ fn a_group_has_each_packet_where_its_queue_pair_is() {
         }
         for (index, port) in group.iter_mut().enumerate() {
             let Layer::Ip(terms) = port.capabilities().layer else { panic!("a socket") };
-            assert_eq!(terms.qpns, (index as u32, count as u32));
-            let mine = qpns.iter().zip(&packets).filter(|(qpn, _)| *qpn % count as u32 == index as u32);
+            let (rest, count) = (2 * index as u32 + 1, 2 * count as u32);
+            assert_eq!(terms.qpns, (rest, count));
+            let mine = qpns.iter().zip(&packets).filter(|(qpn, _)| *qpn % count == rest);
             let mine: Vec<_> = mine.map(|(_, packet)| comparable(packet)).collect();
             assert!(mine.len() > 60);
             let received: Vec<_> =

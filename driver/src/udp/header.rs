@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::PORT;
+use super::socket::SHARED;
 
 /// IPv4 and UDP.
 pub(super) const LEN_V4: usize = 28;
@@ -86,15 +87,16 @@ pub(super) struct Key {
     pub(super) port: u16,
     pub(super) tos: u8,
     pub(super) hop_limit: u8,
-    /// The queue pair: the receiver's kernel hands what is sent at once to one socket, and several
-    /// sockets may share the address.
+    /// The queue pair, if the receiver's address may be [shared](SHARED): its kernel hands
+    /// what is sent at once to one socket. Zeros if not.
     qpn: [u8; 3],
 }
 
 impl Key {
     /// Of a packet of the IP version whose headers are `len` long; `None` if it is not one to be sent.
     pub(super) fn of(packet: &[u8], len: usize) -> Option<Key> {
-        let qpn = *packet.get(len + 5..)?.first_chunk()?;
+        let qpn: [u8; 3] = *packet.get(len + 5..)?.first_chunk()?;
+        let qpn = if u32::from(qpn[2]) & SHARED == SHARED { qpn } else { [0; 3] };
         let udp = len - 8;
         let port = u16::from_be_bytes([packet[udp + 2], packet[udp + 3]]);
         let mut destination = [0; 16];
@@ -125,7 +127,7 @@ mod tests {
         let source = "10.9.0.1:49152".parse().expect("an address");
         let template = Template::new(source, "10.9.0.2".parse().expect("an address"), 0x6a, 63);
         for (len, identification) in [(44, 0), (1500, 0xffff), (65535, 0xfffe), (1068, 63)] {
-            let mut frame = vec![0xee; len];
+            let mut frame = vec![0xed; len];
             template.write(&mut frame, identification);
             let words = frame[..20].chunks_exact(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]])));
             let sum: u32 = words.sum();
@@ -134,7 +136,7 @@ mod tests {
             assert_eq!(frame[24..26], (len as u16 - 20).to_be_bytes());
             let key = Key::of(&frame, LEN_V4).expect("an IPv4 packet");
             assert_eq!((&key.destination[..4], key.port), (&[10, 9, 0, 2][..], PORT));
-            assert_eq!((key.tos, key.hop_limit, key.qpn), (0x6a, 63, [0xee; 3]));
+            assert_eq!((key.tos, key.hop_limit, key.qpn), (0x6a, 63, [0xed; 3]));
             assert_eq!(Key::of(&frame, LEN_V6), None);
         }
     }

@@ -14,6 +14,7 @@ const BURST: usize = 8;
 const HEADROOM: usize = 64;
 /// The longest that the kernel hands over.
 const DATAGRAM_MAX: usize = 1 << 16;
+const SLOT: usize = HEADROOM + DATAGRAM_MAX;
 
 /// Buffers for received datagrams.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ impl Receiver {
         let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let template = Template::new(nobody, nobody.ip(), 0, 0);
         Ok(Receiver {
-            memory: Memory::zeroed(BURST * (HEADROOM + DATAGRAM_MAX))?,
+            memory: Memory::zeroed(BURST * SLOT)?,
             // SAFETY: a `sockaddr_in6` is plain old data, for which zeros are valid.
             names: unsafe { std::mem::zeroed() },
             controls: [Control::empty(); BURST],
@@ -60,9 +61,7 @@ impl Receiver {
     ) -> io::Result<usize> {
         let count = self.fetch(socket, own, stats)?;
         let before = stats.rx_frames;
-        for (slot, datagram) in
-            self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX).zip(&self.datagrams[..count])
-        {
+        for (slot, datagram) in self.memory.chunks_exact_mut(SLOT).zip(&self.datagrams[..count]) {
             let mut offset = 0;
             let mut number = 0;
             while offset < datagram.len {
@@ -80,20 +79,42 @@ impl Receiver {
 
     /// Fills `datagrams`. Returns how many.
     fn fetch(&mut self, socket: BorrowedFd<'_>, own: IpAddr, stats: &mut Stats) -> io::Result<usize> {
+        let wanted = self.wanted;
+        self.wanted = 1;
+        let count = if wanted == 1 {
+            self.fetch_one(socket, own, stats)?
+        } else {
+            self.fetch_several(socket, own, stats, wanted)?
+        };
+        self.wanted = if count == wanted { BURST.min(2 * wanted) } else { count.max(1) };
+        Ok(count)
+    }
+
+    /// The common case for whoever waits; the kernel needs less for it than for several.
+    fn fetch_one(&mut self, socket: BorrowedFd<'_>, own: IpAddr, stats: &mut Stats) -> io::Result<usize> {
+        // SAFETY: plain old data, for which zeros are valid.
+        let mut place: libc::iovec = unsafe { std::mem::zeroed() };
+        let mut header = self.header(0, &mut place);
+        // SAFETY: the header points to a name, a place and a control buffer with their lengths, all of
+        // which outlive the call.
+        let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
+        let len = usize::try_from(len).map_err(|_| io::Error::last_os_error())?;
+        self.note(0, own, &header, len, stats);
+        Ok(1)
+    }
+
+    fn fetch_several(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        own: IpAddr,
+        stats: &mut Stats,
+        wanted: usize,
+    ) -> io::Result<usize> {
         // SAFETY: both are plain old data, for which zeros are valid.
         let (mut headers, mut places) =
             unsafe { std::mem::zeroed::<([libc::mmsghdr; BURST], [libc::iovec; BURST])>() };
-        let slots = self.memory.chunks_exact_mut(HEADROOM + DATAGRAM_MAX);
-        let wanted = self.wanted;
-        for (i, slot) in slots.take(wanted).enumerate() {
-            places[i] = libc::iovec { iov_base: slot[HEADROOM..].as_mut_ptr().cast(), iov_len: DATAGRAM_MAX };
-            let header = &mut headers[i].msg_hdr;
-            header.msg_name = (&raw mut self.names[i]).cast();
-            header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
-            header.msg_iov = &raw mut places[i];
-            header.msg_iovlen = 1;
-            header.msg_control = (&raw mut self.controls[i].bytes).cast();
-            header.msg_controllen = Control::CAPACITY;
+        for (i, place) in places[..wanted].iter_mut().enumerate() {
+            headers[i].msg_hdr = self.header(i, place);
         }
         // SAFETY: each header points to a name, a place and a control buffer of its own with their
         // lengths, all of which outlive the call; there are at least `wanted` of them.
@@ -106,24 +127,39 @@ impl Receiver {
                 std::ptr::null_mut(),
             )
         };
-        let Ok(count) = usize::try_from(count) else {
-            self.wanted = 1;
-            return Err(io::Error::last_os_error());
-        };
-        self.wanted = if count == wanted { BURST.min(2 * wanted) } else { count.max(1) };
+        let count = usize::try_from(count).map_err(|_| io::Error::last_os_error())?;
         for (i, header) in headers[..count].iter().enumerate() {
-            let len = header.msg_len as usize;
-            let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-            let datagram = source(&self.names[i]).filter(|_| !cut).map(|source| {
-                Datagram::new(source, own, len, &self.controls[i], header.msg_hdr.msg_controllen)
-            });
-            stats.rx_dropped += u64::from(datagram.is_none());
-            match datagram {
-                Some(datagram) => self.datagrams[i] = datagram,
-                None => self.datagrams[i].len = 0,
-            }
+            self.note(i, own, &header.msg_hdr, header.msg_len as usize, stats);
         }
         Ok(count)
+    }
+
+    /// What the kernel is to fill for the datagram at `i`.
+    fn header(&mut self, i: usize, place: &mut libc::iovec) -> libc::msghdr {
+        let slot = &mut self.memory[i * SLOT..(i + 1) * SLOT];
+        *place = libc::iovec { iov_base: slot[HEADROOM..].as_mut_ptr().cast(), iov_len: DATAGRAM_MAX };
+        // SAFETY: plain old data, for which zeros are valid.
+        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+        header.msg_name = (&raw mut self.names[i]).cast();
+        header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
+        header.msg_iov = &raw mut *place;
+        header.msg_iovlen = 1;
+        header.msg_control = (&raw mut self.controls[i].bytes).cast();
+        header.msg_controllen = Control::CAPACITY;
+        header
+    }
+
+    /// Takes up what the kernel says of the datagram at `i`.
+    fn note(&mut self, i: usize, own: IpAddr, header: &libc::msghdr, len: usize, stats: &mut Stats) {
+        let cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+        let datagram = source(&self.names[i])
+            .filter(|_| !cut)
+            .map(|source| Datagram::new(source, own, len, &self.controls[i], header.msg_controllen));
+        stats.rx_dropped += u64::from(datagram.is_none());
+        match datagram {
+            Some(datagram) => self.datagrams[i] = datagram,
+            None => self.datagrams[i].len = 0,
+        }
     }
 }
 

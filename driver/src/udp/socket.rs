@@ -115,8 +115,17 @@ pub(super) fn watch(all: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result<(
     }
 }
 
+/// Set in the number of each queue pair whose context may be one of several on its address, and in no
+/// other: nothing else tells a sender where packets that leave at once may be for several queue pairs.
+pub(super) const SHARED: u32 = 1;
+
+/// `(rest, divisor)` of the queue pair numbers of socket `index` of `count` on an address.
+pub(super) fn share(index: u32, count: u32) -> (u32, u32) {
+    if count == 1 { (0, 2) } else { (2 * index + SHARED, 2 * count) }
+}
+
 /// Lets the sockets that share an address with this one, `count` in the order in which they were
-/// bound, each have the packets to queue pairs whose number leaves the rest of its place by `count`.
+/// bound, each have the packets to the queue pairs of its [`share`].
 pub(super) fn steer_by_qpn(socket: BorrowedFd<'_>, count: u32) -> io::Result<()> {
     /// Bytes 4 to 7 of the BTH: one reserved, three of the queue pair's number.
     const DEST_QPN: u32 = 4;
@@ -125,7 +134,8 @@ pub(super) fn steer_by_qpn(socket: BorrowedFd<'_>, count: u32) -> io::Result<()>
     let mut program = [
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, DEST_QPN),
         step(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0x00ff_ffff),
-        step(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, count),
+        step(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, 2 * count),
+        step(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 1),
         step(libc::BPF_RET | BPF_A, 0),
     ];
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
