@@ -94,8 +94,10 @@ pub struct Udp {
     doorbell: Doorbell,
     /// Groups that packets may come to, each with a socket of its own.
     groups: Vec<(IpAddr, OwnedFd)>,
-    /// Something has just come, so an answer may be ready to leave before the next look.
-    answer_first: bool,
+    /// Something has just come or left, so more may be ready to leave before the next look.
+    send_first: bool,
+    /// Bursts since the last look.
+    unlooked: u8,
     /// What was said of the last send that was refused.
     told: Option<(Option<i32>, IpAddr)>,
     stats: Stats,
@@ -182,7 +184,8 @@ impl Udp {
             doorbell: Doorbell::new().map_err(os)?,
             socket,
             groups: Vec::new(),
-            answer_first: false,
+            send_first: false,
+            unlooked: 0,
             told: None,
             stats: Stats::default(),
         })
@@ -213,12 +216,15 @@ impl PacketDriver for Udp {
         &self.capabilities
     }
 
-    /// After a burst that had packets it looks for none once: who polls sends what they have led to,
-    /// and does not wait for a system call before.
+    /// After a burst that had packets it looks for none once: who polls sends what they have led to, and
+    /// does not wait for a system call before. Behind what was sent it looks for none once either: what
+    /// is still to be sent, an ACK, is out of the way then before an answer can be there.
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        if std::mem::take(&mut self.answer_first) {
+        if std::mem::take(&mut self.send_first) && self.unlooked < UNLOOKED_MAX {
+            self.unlooked += 1;
             return Ok(0);
         }
+        self.unlooked = 0;
         let Udp { receiver, socket, groups, stats, address, .. } = self;
         let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
         let mut received = 0;
@@ -237,7 +243,7 @@ impl PacketDriver for Udp {
                 Err(_) => {}
             }
         }
-        self.answer_first = received > 0;
+        self.send_first = received > 0;
         Ok(received)
     }
 
@@ -251,11 +257,12 @@ impl PacketDriver for Udp {
                 break;
             }
         }
+        self.send_first |= taken > 0;
         Ok(taken)
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.answer_first = false;
+        self.send_first = false;
         // What the kernel did not take has to be offered again; nothing tells when.
         let timeout = if self.transmitter.is_pending() { timeout.min(TX_RETRY) } else { timeout };
         let waited = self.doorbell.wait(self.sockets.as_fd(), timeout);
@@ -319,6 +326,8 @@ impl PacketDriver for Udp {
     }
 }
 
+/// Bursts in a row without a look into the socket.
+const UNLOOKED_MAX: u8 = 2;
 /// How soon what found no room in the socket is offered again.
 const TX_RETRY: Duration = Duration::from_micros(200);
 /// Multicast groups that are heard at once; each costs a system call a burst.

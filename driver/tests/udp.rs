@@ -205,6 +205,29 @@ fn identifications_are_the_places_in_what_was_sent_at_once() {
     assert_eq!(numbers, [0, 1, 2, 0, 1, 0, 0]);
 }
 
+/// Behind what was sent comes a burst without a look, in which what else there is can leave. Whoever
+/// sends all the time looks with every third.
+#[test]
+fn a_look_waits_for_what_is_to_be_sent_but_not_for_long() {
+    let [mut a, mut b] = [9, 10].map(|last| open(loopback(last)));
+    let [to_a, to_b] = [(10, 9), (9, 10)].map(|(from, to)| Shape::new(loopback(from), loopback(to)));
+    let look = |port: &mut Udp| port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).unwrap();
+    for _ in 0..3 {
+        send(&mut b, &[to_a.packet(64, 0)]);
+        let seen: Vec<_> = (0..3)
+            .map(|n| {
+                send(&mut a, &[to_b.packet(64, n)]);
+                look(&mut a)
+            })
+            .collect();
+        assert_eq!(seen, [0, 0, 1]);
+        // One without a look, and one that finds nothing.
+        assert_eq!([look(&mut a), look(&mut a)], [0, 0]);
+    }
+    send(&mut b, &[to_a.packet(64, 0)]);
+    assert_eq!(look(&mut a), 1, "nothing has come or left just before");
+}
+
 /// Also where more is sent than is written at once.
 #[test]
 fn no_send_is_cut_short() {
