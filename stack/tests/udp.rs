@@ -370,6 +370,59 @@ fn contexts_share_an_address() {
     }
 }
 
+/// WRITEs through forty queue pairs at once, to one context and to four on one address: what leaves
+/// together comes to the context that it is for.
+#[test]
+fn many_queue_pairs_write_at_once() {
+    const LENGTH: u32 = 24;
+    let alone = Udp::open(&UdpConfig::new(loopback(18))).unwrap();
+    for ports in [vec![alone], Udp::open_group(&UdpConfig::new(loopback(17)), 4).unwrap()] {
+        let mut others: Vec<End> = ports.into_iter().map(End::on).collect();
+        let mut own = End::open(UdpConfig::new(loopback(19)));
+        let clock = Clock::start();
+        let mut pairs = Vec::new();
+        for n in 0..40 {
+            let place = n % others.len();
+            let ((qp, qpn), (other, other_qpn)) = (own.qp(), others[place].qp());
+            own.connect(qp, AddressVector::new(others[place].gid(), 0), other_qpn, PathMtu::Mtu1024);
+            others[place].connect(other, AddressVector::new(own.gid(), 0), qpn, PathMtu::Mtu1024);
+            pairs.push((qp, place));
+        }
+        for round in 0..20 {
+            for (n, (qp, place)) in (0u64..).zip(&pairs) {
+                let start = n * u64::from(LENGTH);
+                own.fill(round * 40 + n, start, LENGTH);
+                let remote = others[*place].context.remote(others[*place].mr).unwrap();
+                let remote = RemoteAddress { addr: remote.addr + start, rkey: remote.rkey };
+                let data = [Sge { mr: own.mr, offset: start, length: LENGTH }];
+                let wr = SendWorkRequest {
+                    wr_id: n,
+                    op: SendOp::Write(remote),
+                    data: Data::Sges(&data),
+                    flags: SendFlags::SIGNALED,
+                };
+                own.context.post_send(*qp, &wr).unwrap();
+            }
+            let mut done = 0;
+            let mut ends: Vec<&mut End> = std::iter::once(&mut own).chain(&mut others).collect();
+            drive(&mut ends, &clock, |ends| {
+                while let Some(wc) = ends[0].context.poll_cq(ends[0].cq).unwrap() {
+                    assert_eq!(wc.status, WcStatus::Success);
+                    done += 1;
+                }
+                done == pairs.len()
+            });
+            for (n, (_, place)) in (0u64..).zip(&pairs) {
+                others[*place].check(round * 40 + n, n * u64::from(LENGTH), LENGTH);
+            }
+        }
+        for end in others.iter().chain([&own]) {
+            let counters = end.context.counters();
+            assert!(counters.drops().all(|(_, count)| count == 0), "{counters}");
+        }
+    }
+}
+
 #[test]
 fn what_a_socket_can_not_do_is_refused() {
     let config = Config { roce_v1: true, ..Config::default() };

@@ -92,9 +92,8 @@ impl Receiver {
 
     /// The common case for whoever waits; the kernel needs less for it than for several.
     fn fetch_one(&mut self, socket: BorrowedFd<'_>, own: IpAddr, stats: &mut Stats) -> io::Result<usize> {
-        // SAFETY: plain old data, for which zeros are valid.
-        let mut place: libc::iovec = unsafe { std::mem::zeroed() };
-        let mut header = self.header(0, &mut place);
+        let mut place = place(&mut self.memory[HEADROOM..SLOT]);
+        let mut header = header(&mut self.names[0], &mut place, &mut self.controls[0]);
         // SAFETY: the header points to a name, a place and a control buffer with their lengths, all of
         // which outlive the call.
         let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_DONTWAIT) };
@@ -113,8 +112,11 @@ impl Receiver {
         // SAFETY: both are plain old data, for which zeros are valid.
         let (mut headers, mut places) =
             unsafe { std::mem::zeroed::<([libc::mmsghdr; BURST], [libc::iovec; BURST])>() };
-        for (i, place) in places[..wanted].iter_mut().enumerate() {
-            headers[i].msg_hdr = self.header(i, place);
+        let slots = self.memory.chunks_exact_mut(SLOT).zip(&mut places);
+        let beside = self.names.iter_mut().zip(&mut self.controls);
+        for ((into, (slot, iovec)), (name, control)) in headers[..wanted].iter_mut().zip(slots).zip(beside) {
+            *iovec = place(&mut slot[HEADROOM..]);
+            into.msg_hdr = header(name, iovec, control);
         }
         // SAFETY: each header points to a name, a place and a control buffer of its own with their
         // lengths, all of which outlive the call; there are at least `wanted` of them.
@@ -134,21 +136,6 @@ impl Receiver {
         Ok(count)
     }
 
-    /// What the kernel is to fill for the datagram at `i`.
-    fn header(&mut self, i: usize, place: &mut libc::iovec) -> libc::msghdr {
-        let slot = &mut self.memory[i * SLOT..(i + 1) * SLOT];
-        *place = libc::iovec { iov_base: slot[HEADROOM..].as_mut_ptr().cast(), iov_len: DATAGRAM_MAX };
-        // SAFETY: plain old data, for which zeros are valid.
-        let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
-        header.msg_name = (&raw mut self.names[i]).cast();
-        header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
-        header.msg_iov = &raw mut *place;
-        header.msg_iovlen = 1;
-        header.msg_control = (&raw mut self.controls[i].bytes).cast();
-        header.msg_controllen = Control::CAPACITY;
-        header
-    }
-
     /// Takes up what the kernel says of the datagram at `i`.
     fn note(&mut self, i: usize, own: IpAddr, header: &libc::msghdr, len: usize, stats: &mut Stats) {
         let cut = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
@@ -161,6 +148,24 @@ impl Receiver {
             None => self.datagrams[i].len = 0,
         }
     }
+}
+
+/// Where the kernel puts a datagram.
+fn place(room: &mut [u8]) -> libc::iovec {
+    libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }
+}
+
+/// A header that points to all of these, and may be used as long as they stay where they are.
+fn header(name: &mut libc::sockaddr_in6, place: &mut libc::iovec, control: &mut Control) -> libc::msghdr {
+    // SAFETY: plain old data, for which zeros are valid.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_name = (&raw mut *name).cast();
+    header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
+    header.msg_iov = &raw mut *place;
+    header.msg_iovlen = 1;
+    header.msg_control = (&raw mut control.bytes).cast();
+    header.msg_controllen = Control::CAPACITY;
+    header
 }
 
 impl Datagram {

@@ -103,20 +103,17 @@ impl Transmitter {
     fn write<const N: usize>(&mut self, source: &mut dyn FrameSource, stats: &mut Stats) -> Option<bool> {
         let start = self.end - N;
         let covered: [u8; N] = *self.memory[start..].first_chunk()?;
-        let len = source.write(&mut self.memory[start..])?;
-        let key = self.memory.get(start..start + len).and_then(|packet| Key::of(packet, N));
-        let is_good = match key.filter(|_| len <= self.max_frame) {
-            Some(key) => {
-                self.append(key, len, source);
-                true
+        let written = source.write(&mut self.memory[start..]).map(|len| {
+            let packet = self.memory.get(start..start + len).filter(|_| len <= self.max_frame);
+            let key = packet.and_then(|packet| Key::of(packet, N));
+            match key {
+                Some(key) => self.append(key, len, source),
+                None => stats.tx_dropped += 1,
             }
-            None => {
-                stats.tx_dropped += 1;
-                false
-            }
-        };
+            key.is_some()
+        });
         self.memory[start..start + N].copy_from_slice(&covered);
-        Some(is_good)
+        written
     }
 
     /// Whether another packet may be written. A send costs the same whatever is in it, so none is cut
