@@ -9,7 +9,7 @@ use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, RnrTim
 use crate::Access;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus};
-use crate::kind::Place;
+use crate::kind::{Kind, Place};
 use crate::mw::MwBind;
 use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
@@ -188,10 +188,11 @@ impl QueuePair {
             if !self.window_admits(shared, psn, count) || self.read_waits(wqe, packet) {
                 return None;
             }
+            let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
             let must_ask = self.fills_window(shared, psn);
             let length = self.write_request(shared, slot, (number, packet, count), must_ask)?;
             if self.service == Service::Rc {
-                self.advance(shared, number, psn, count);
+                self.advance(shared, kind, psn, count, after);
             } else {
                 self.advance_unacknowledged(shared, number, psn);
             }
@@ -275,12 +276,12 @@ impl QueuePair {
     #[inline]
     fn read_waits(&self, wqe: &Wqe, packet: u32) -> bool {
         let Requester { reads_outstanding, attributes, .. } = &self.requester;
-        self.is_later_part(wqe, packet) && *reads_outstanding >= u32::from(attributes.max_rd_atomic)
+        self.is_later_part(wqe.kind, packet) && *reads_outstanding >= u32::from(attributes.max_rd_atomic)
     }
 
     #[inline]
-    fn is_later_part(&self, wqe: &Wqe, packet: u32) -> bool {
-        self.selective.is_some() && wqe.kind.is_read && packet > 0
+    fn is_later_part(&self, kind: &Kind, packet: u32) -> bool {
+        self.selective.is_some() && kind.is_read && packet > 0
     }
 
     /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
@@ -303,19 +304,26 @@ impl QueuePair {
         }
     }
 
-    /// Moves on behind a packet that was written and takes `count` PSNs.
+    /// Moves on behind a packet at `psn` that was written and takes `count` PSNs: `next` of the `packets`
+    /// of its work request is sent next.
     #[inline(always)]
-    fn advance(&mut self, shared: &mut Shared, number: u32, psn: Psn, count: u32) {
-        let wqe = self.sq.wqe(number);
-        let is_later_part = self.is_later_part(wqe, self.requester.cursor_packet);
+    fn advance(
+        &mut self,
+        shared: &mut Shared,
+        kind: &Kind,
+        psn: Psn,
+        count: u32,
+        (next, packets): (u32, u32),
+    ) {
+        let is_later_part = self.is_later_part(kind, self.requester.cursor_packet);
         if let Some(selective) = &mut self.selective {
-            selective.scoreboard.note_sent(psn, count, wqe.kind.is_read_or_atomic, shared.now);
+            selective.scoreboard.note_sent(psn, count, kind.is_read_or_atomic, shared.now);
         }
         let requester = &mut self.requester;
         requester.reads_outstanding += u32::from(is_later_part);
         let end = psn + count;
-        requester.cursor_packet = end.distance(wqe.first_psn) as u32;
-        if requester.cursor_packet == wqe.packets {
+        requester.cursor_packet = next;
+        if next == packets {
             requester.cursor = requester.cursor.wrapping_add(1);
             requester.cursor_packet = 0;
         }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use zerocopy::byteorder::big_endian::U16;
+use zerocopy::byteorder::big_endian::{U16, U32};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{Opcode, Psn, Qpn};
@@ -27,17 +27,17 @@ pub struct Bth {
     opcode: u8,
     flags: u8,
     pkey: U16,
-    variant: u8,
-    dest_qpn: [u8; 3],
-    ack_req: u8,
-    psn: [u8; 3],
+    /// FECN, BECN, six reserved bits, the destination QPN.
+    dest: U32,
+    /// AckReq, seven reserved bits, the PSN.
+    psn: U32,
 }
 
 const SOLICITED: u8 = 0x80;
 const MIG_REQ: u8 = 0x40;
-const ACK_REQ: u8 = 0x80;
-const FECN: u8 = 0x80;
-const BECN: u8 = 0x40;
+const ACK_REQ: u32 = 1 << 31;
+const FECN: u32 = 1 << 31;
+const BECN: u32 = 1 << 30;
 
 impl Bth {
     /// Bytes on the wire.
@@ -50,10 +50,8 @@ impl Bth {
             opcode: opcode.byte(),
             flags: MIG_REQ,
             pkey: U16::new(PKEY_DEFAULT.0),
-            variant: 0,
-            dest_qpn: dest_qpn.to_bytes(),
-            ack_req: 0,
-            psn: psn.to_bytes(),
+            dest: U32::new(dest_qpn.value()),
+            psn: U32::new(psn.value()),
         }
     }
 
@@ -109,42 +107,46 @@ impl Bth {
 
     /// Forward congestion notification; outside the ICRC.
     pub fn fecn(&self) -> bool {
-        self.variant & FECN != 0
+        self.dest.get() & FECN != 0
     }
 
     /// Backward congestion notification, set in CNPs; outside the ICRC.
     pub fn becn(&self) -> bool {
-        self.variant & BECN != 0
+        self.dest.get() & BECN != 0
     }
 
     /// Sets [`becn`](Bth::becn).
     pub fn set_becn(&mut self, on: bool) {
-        set(&mut self.variant, BECN, on);
+        set_wide(&mut self.dest, BECN, on);
     }
 
     /// The queue pair that the packet is for.
     pub fn dest_qpn(&self) -> Qpn {
-        Qpn::from_bytes(self.dest_qpn)
+        Qpn::new(self.dest.get())
     }
 
     /// The responder is asked for an acknowledgement.
     pub fn ack_req(&self) -> bool {
-        self.ack_req & ACK_REQ != 0
+        self.psn.get() & ACK_REQ != 0
     }
 
     /// Sets [`ack_req`](Bth::ack_req).
     pub fn set_ack_req(&mut self, on: bool) {
-        set(&mut self.ack_req, ACK_REQ, on);
+        set_wide(&mut self.psn, ACK_REQ, on);
     }
 
     /// The packet sequence number.
     pub fn psn(&self) -> Psn {
-        Psn::from_bytes(self.psn)
+        Psn::new(self.psn.get())
     }
 }
 
 fn set(byte: &mut u8, mask: u8, on: bool) {
     *byte = if on { *byte | mask } else { *byte & !mask };
+}
+
+fn set_wide(word: &mut U32, mask: u32, on: bool) {
+    *word = U32::new(if on { word.get() | mask } else { word.get() & !mask });
 }
 
 impl fmt::Debug for Bth {

@@ -252,16 +252,19 @@ impl<'a> FrameBuilder<'a> {
         let extensions_len = crate::Opcode::from_byte(bth.opcode_byte())?.extensions_len();
         let cursor = path.len() + Bth::LEN;
         let payload_start = cursor + extensions_len;
-        let frame = buffer.get_mut(..payload_start + behind)?;
+        let end = payload_start + behind;
+        if buffer.len() < end {
+            return None;
+        }
+        // All of the template, whose length is known, wherever there is room: its end is written over.
+        match buffer.first_chunk_mut() {
+            Some(front) => *front = path.bytes,
+            None => buffer[..path.len()].copy_from_slice(&path.bytes[..path.len()]),
+        }
+        let frame = &mut buffer[..end];
         // The pad is zero, and what else is there is written over.
         let tail = apart.as_deref_mut().or(frame.last_chunk_mut());
         tail.into_iter().for_each(|tail| *tail = [0; TAIL_MAX]);
-        // All of the template, whose length is known: its end is overwritten. No frame is shorter
-        // but an empty one of RoCE v1 without extension headers.
-        match frame.first_chunk_mut() {
-            Some(front) => *front = path.bytes,
-            None => frame[..path.len()].copy_from_slice(&path.bytes[..path.len()]),
-        }
         frame[path.len()..cursor].copy_from_slice(bth.as_bytes());
         path.put_lengths(frame, payload_start + payload_len + pad(payload_len) + ICRC_LEN);
         Some(FrameBuilder { frame, apart, path, cursor, payload_start, payload_len })
