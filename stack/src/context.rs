@@ -194,7 +194,7 @@ impl Context {
             let users = format!("{groups} multicast groups; detach it first");
             return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
         }
-        self.send_owed();
+        self.send_owed(Some(qp));
         self.engine.destroy_qp(qp);
         self.cq(send_cq)?.users -= 1;
         self.cq(recv_cq)?.users -= 1;
@@ -215,7 +215,7 @@ impl Context {
     /// driver's word. The queue pair is as it was then.
     pub fn modify_qp(&mut self, qp: Qp, transition: Transition) -> Result<(), Error> {
         if matches!(transition, Transition::Error | Transition::Reset) {
-            self.send_owed();
+            self.send_owed(Some(qp));
         }
         let (queue_pair, shared) = self.qp(qp)?;
         transition.check_service(queue_pair.service)?;
@@ -385,14 +385,14 @@ impl Context {
         Ok(received + sent)
     }
 
-    /// Sends the ACKs that wait for the next poll. What they acknowledge the application has seen, and
-    /// it may well be done with it all; its peer is not.
-    fn send_owed(&mut self) {
+    /// Sends the ACK that `qp` owes, or all. What they acknowledge the application has seen, and it may
+    /// well be done with it all; its peer is not.
+    fn send_owed(&mut self, qp: Option<Qp>) {
         let Context { driver, engine, .. } = self;
         // Twice: in the first an ACK may wait for requests.
         for _ in 0..2 {
-            if engine.shared.later.is_empty() {
-                return;
+            if !engine.hurry(qp) {
+                break;
             }
             engine.begin(engine.shared.now);
             if let Err(error) = driver.tx_burst(engine.shared.now, engine) {
@@ -400,6 +400,7 @@ impl Context {
                 tracing::debug!("ACKs that were owed stay unsent: {error}");
             }
         }
+        engine.shared.hurry = false;
     }
 
     /// When [`poll`](Context::poll) has something to do even if no frame comes: when the next timer is
@@ -458,7 +459,7 @@ impl Context {
 const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 impl Drop for Context {
     fn drop(&mut self) {
-        self.send_owed();
+        self.send_owed(None);
     }
 }
 

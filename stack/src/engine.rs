@@ -92,6 +92,22 @@ impl Engine {
         self.shared.active.extend(self.shared.later.drain(..));
     }
 
+    /// From now on no ACK is kept back: that of `qp`, or of every queue pair, goes out with the next polls.
+    /// Returns whether any is owed.
+    pub(crate) fn hurry(&mut self, qp: Option<Qp>) -> bool {
+        let Engine { qps, shared, .. } = self;
+        shared.hurry = true;
+        let all = 0..if qp.is_none() { qps.capacity() as u32 } else { 0 };
+        for index in all.chain(qp.map(|qp| qp.0.index)) {
+            if let Some(qp) = qps.at_mut(index)
+                && qp.ack_due(shared).is_some()
+            {
+                qp.schedule(shared);
+            }
+        }
+        !shared.active.is_empty() || !shared.later.is_empty()
+    }
+
     /// When there is something to do even if no frame comes: at once if an ACK is owed.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
         match self.shared.later.is_empty() {
@@ -247,9 +263,12 @@ impl Engine {
             }
             self.turn = 0;
             self.shared.active.pop_front();
-            qp.scheduled = qp.owes_ack();
-            if qp.scheduled {
-                self.shared.later.push(index);
+            let ack = qp.ack_due(&self.shared);
+            qp.scheduled = ack.is_some_and(|due| due <= self.shared.now);
+            match ack {
+                Some(_) if qp.scheduled => self.shared.later.push(index),
+                Some(due) => self.shared.timers.ensure(index, due),
+                None => {}
             }
         }
         None

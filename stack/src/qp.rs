@@ -273,8 +273,6 @@ pub(crate) struct QueuePair {
     pub(crate) scheduled: bool,
     /// The last frame was a response.
     responded: bool,
-    /// The poll in which a request was last sent.
-    requested: u64,
     /// A completion found no room: the queue pair is to fail.
     overflowed: bool,
 }
@@ -310,7 +308,6 @@ impl QueuePair {
             selective: None,
             scheduled: false,
             responded: false,
-            requested: 0,
             overflowed: false,
         }
     }
@@ -385,8 +382,8 @@ impl QueuePair {
 
     /// A response, because a peer waits for it, but then a request has its turn, or a peer that
     /// reads all the time would keep them back for ever. An ACK comes last: what the application has
-    /// to say is more urgent, and goes out alone, so that it is not sent with the ACK's time. But no
-    /// ACK waits for more than one such poll.
+    /// to say is more urgent, and goes out alone, so that it is not sent with the ACK's time; `OwedAck`
+    /// says for how long.
     #[inline]
     fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let request_first = std::mem::take(&mut self.responded);
@@ -396,22 +393,19 @@ impl QueuePair {
                 return Some(length);
             }
             // Only here and below is it known that nothing older is owed.
-            if let Some(length) = self.transmit_acknowledge(shared, slot, 2) {
+            if let Some(length) = self.transmit_acknowledge(shared, slot, true) {
                 return Some(length);
             }
         }
         if let Some(length) = self.transmit_request(shared, slot) {
-            self.requested = shared.poll;
+            self.responder.note_request(shared.poll);
             return Some(length);
         }
         if request_first && let Some(length) = self.transmit_response(shared, slot) {
             self.responded = true;
             return Some(length);
         }
-        if self.requested == shared.poll {
-            return None;
-        }
-        self.transmit_acknowledge(shared, slot, 1)
+        self.transmit_acknowledge(shared, slot, false)
     }
 
     /// ERR by the application's wish, or because there is no way on: flushes everything, and

@@ -377,7 +377,12 @@ impl QueuePair {
             shared.count(Counter::LocalAckTimeoutErr);
             self.retry(shared);
         }
-        let next = self.requester.rnr_deadline.min(self.requester.ack_deadline);
+        let mut next = self.requester.rnr_deadline.min(self.requester.ack_deadline);
+        match self.ack_due(shared) {
+            Some(due) if due <= shared.now => self.schedule(shared),
+            Some(due) => next = next.min(due),
+            None => {}
+        }
         shared.timers.ensure(self.handle.0.index, next);
         self.settle(shared);
     }

@@ -4,6 +4,7 @@
 //! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
 //! phase pays, in the order of the PSNs, which is what coalesces ACKs.
 
+mod owed;
 mod response;
 
 use ferroce_driver::Nanos;
@@ -20,6 +21,8 @@ use crate::qp::{QpState, QueuePair};
 use crate::rq::MAX_MESSAGE;
 use crate::shared::Shared;
 use crate::{Access, QpUpdate, ReadyToReceive};
+
+use owed::OwedAck;
 
 /// The message under way.
 #[derive(Clone, Copy)]
@@ -47,8 +50,7 @@ pub(crate) struct Responder {
     message: Message,
     /// The expected packet was asked for with a NAK: later ones are dropped in silence.
     nak_sent: bool,
-    /// Since which poll an ACK is owed.
-    ack_owed: Option<u64>,
+    ack: OwedAck,
     nak_owed: Option<(Psn, Syndrome)>,
     outcomes: Outcomes,
     min_rnr_timer: Option<RnrTimer>,
@@ -92,7 +94,7 @@ impl Default for Responder {
             successor: Successor::NewMessage,
             message: Message::None,
             nak_sent: false,
-            ack_owed: None,
+            ack: OwedAck::default(),
             nak_owed: None,
             outcomes: Outcomes::default(),
             min_rnr_timer: None,
@@ -154,9 +156,14 @@ impl Responder {
 
     /// Forgets what is owed.
     pub(crate) fn silence(&mut self) {
-        self.ack_owed = None;
+        self.ack.forget();
         self.nak_owed = None;
         self.outcomes.clear();
+    }
+
+    /// A request of one's own was sent.
+    pub(crate) fn note_request(&mut self, poll: u64) {
+        self.ack.note_request(poll);
     }
 
     /// A message is complete.
@@ -563,14 +570,14 @@ impl QueuePair {
 
     /// Everything that was executed is to be acknowledged.
     pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
-        self.responder.ack_owed.get_or_insert(shared.poll);
+        self.responder.ack.owe(shared.now, shared.poll);
         self.schedule(shared);
     }
 
     /// The NAK names the expected PSN, and acknowledges everything before it.
     fn owe_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
         self.responder.nak_owed = Some((self.responder.expected, syndrome));
-        self.responder.ack_owed = None;
+        self.responder.ack.forget();
         self.schedule(shared);
     }
 }

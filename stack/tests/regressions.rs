@@ -8,6 +8,8 @@ mod packet;
 #[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
 mod peer;
 
+use std::time::Duration;
+
 use ferroce::wire::{Feth, FlushType, Opcode, Selectivity};
 use ferroce::*;
 use packet::{NAK_ACCESS, ack, packet, payload};
@@ -239,7 +241,7 @@ fn a_read_whose_memory_went_away_does_not_fail_the_receive_of_a_later_message() 
 
 /// An ACK that went out in the poll which took the request was always ahead of the application's
 /// answer, and cost a frame's time on the way back. It goes behind what the application posts between
-/// two polls; an answer posted later finds it gone.
+/// two polls, and stays there for a while; an answer posted later finds it gone.
 #[test]
 fn an_ack_goes_behind_the_applications_answer() {
     use Opcode as O;
@@ -247,21 +249,35 @@ fn an_ack_goes_behind_the_applications_answer() {
     let mr = peer.memory(&pattern(8));
     let rkey = peer.remote(mr).rkey;
     let write = |psn| packet(O::RC_WRITE_ONLY, psn).reth(0, rkey, 8).payload(&pattern(8)).ack_req();
-    for turn in 0..3 {
-        let psn = RQ + turn;
-        peer.arrive([write(psn)]);
+    let arrive = |peer: &mut Peer, turn: u32| {
+        peer.arrive([write(RQ + turn)]);
         assert_eq!(peer.context.poll(peer.now).unwrap(), 1, "the WRITE comes, and nothing goes");
-        assert_eq!(peer.context.next_timeout(), Some(peer.now), "there is an ACK to send");
+    };
+    let answer = |peer: &mut Peer, turn: u32| {
         peer.post_write(turn.into(), &pattern(8));
         peer.expect(O::RC_WRITE_ONLY, SQ + turn);
-        peer.expect_ack(psn, turn + 1);
+    };
+    arrive(&mut peer, 0);
+    assert_eq!(peer.context.next_timeout(), Some(peer.now), "there is an ACK to send");
+    answer(&mut peer, 0);
+    peer.expect_ack(RQ, 1);
+    peer.inject(ack(SQ, 1));
+    peer.expect_wc(0, WcStatus::Success);
+    // From here on it stays behind answers for 20 µs, and acknowledges all that has come till then.
+    for turn in 1..5 {
+        arrive(&mut peer, turn);
+        answer(&mut peer, turn);
         peer.inject(ack(SQ + turn, turn + 1));
         peer.expect_wc(turn.into(), WcStatus::Success);
+        peer.expect_nothing();
+        assert!(peer.context.next_timeout().is_some_and(|at| at <= peer.now + Duration::from_micros(21)));
+        peer.advance(Duration::from_micros(4));
     }
+    peer.advance(Duration::from_micros(5));
+    peer.expect_ack(RQ + 4, 5);
     // Without an answer it goes with the next poll, and is not forgotten.
-    peer.arrive([write(RQ + 3)]);
-    assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
-    peer.expect_ack(RQ + 3, 4);
+    arrive(&mut peer, 5);
+    peer.expect_ack(RQ + 5, 6);
     assert_eq!(peer.context.next_timeout().filter(|at| *at <= peer.now), None);
     peer.expect_nothing();
 }
@@ -307,5 +323,23 @@ fn an_ack_is_not_lost_with_its_queue_pair() {
         assert_eq!(completion.map(|wc| wc.status), Some(WcStatus::Success));
         end(&mut peer);
         peer.expect_ack(RQ, 1);
+
+        // Nor while it is kept behind an answer.
+        let mut peer = Peer::new();
+        for turn in 0..2 {
+            peer.post_recv(1, 8);
+            peer.arrive([packet(Opcode::RC_SEND_ONLY, RQ + turn).payload(b"bye").ack_req()]);
+            assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
+            peer.post_write(2, &pattern(8));
+            peer.expect(Opcode::RC_WRITE_ONLY, SQ + turn);
+            if turn == 0 {
+                peer.expect_ack(RQ, 1);
+            }
+        }
+        peer.expect_nothing();
+        end(&mut peer);
+        peer.expect_ack(RQ + 1, 2);
+        // What came of the work requests is of no interest here.
+        while peer.context.poll_cq(peer.cq).unwrap().is_some() {}
     }
 }

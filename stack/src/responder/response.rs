@@ -1,5 +1,6 @@
 //! What a responder owes, as frames: outcomes, NAKs, ACKs, in the order of the PSNs.
 
+use ferroce_driver::Nanos;
 use ferroce_wire::{Aeth, AtomicAckEth, Bth, Extension, Nak, Opcode, Psn, Syndrome};
 
 use crate::Access;
@@ -38,26 +39,42 @@ impl QueuePair {
         self.write_acknowledge(shared, slot, psn, syndrome)
     }
 
-    /// Writes the ACK of everything that was executed, if one is owed for as many polls: at least one,
-    /// so that the application, which sees what has come between two polls, answers first.
+    /// Writes the ACK of everything that was executed, if one is owed and its time has come, be it
+    /// `ahead` of requests or behind them.
     #[inline]
     pub(crate) fn transmit_acknowledge(
         &mut self,
         shared: &mut Shared,
         slot: &mut Slot<'_>,
-        polls: u64,
+        ahead: bool,
     ) -> Option<usize> {
-        self.responder.ack_owed.take_if(|since| shared.poll - *since >= polls)?;
-        let Responder { expected, msn, .. } = self.responder;
+        if !self.responder.ack.is_owed() {
+            return None;
+        }
+        let (now, poll) = (self.ack_time(shared), shared.poll);
+        let Responder { ref mut ack, expected, msn, .. } = self.responder;
+        let goes = if ahead { ack.is_overdue(now, poll, expected) } else { ack.is_due(now, poll, expected) };
+        if !goes {
+            return None;
+        }
+        ack.pay(now, expected);
         if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
             return Some(length);
         }
         self.write_acknowledge(shared, slot, expected - 1, Syndrome::ACK)
     }
 
-    /// Whether an ACK is owed that waits for the next poll.
-    pub(crate) fn owes_ack(&self) -> bool {
-        self.responder.ack_owed.is_some()
+    /// When the ACK that is owed is to be thought of again, if one is.
+    pub(crate) fn ack_due(&self, shared: &Shared) -> Option<Nanos> {
+        let Responder { ack, expected, .. } = &self.responder;
+        let now = self.ack_time(shared);
+        ack.is_owed().then(|| ack.kept_until(*expected).filter(|until| *until > now).unwrap_or(shared.now))
+    }
+
+    /// The time by which it is judged how long an ACK was kept back: nothing is if it hurries, nor where
+    /// selective repeat is agreed, whose requester takes silence for loss.
+    fn ack_time(&self, shared: &Shared) -> Nanos {
+        if shared.hurry || self.selective.is_some() { Nanos::NEVER } else { shared.now }
     }
 
     fn write_acknowledge(

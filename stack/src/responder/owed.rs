@@ -1,0 +1,152 @@
+//! When an ACK that is owed goes out. Whoever asks for one gets it without sending more (protocol.md
+//! §5); the rest is the responder's choice.
+
+use std::time::Duration;
+
+use ferroce_driver::Nanos;
+use ferroce_wire::Psn;
+
+/// How long an ACK stays behind an answer: some round trips of a fast port, and far less than the
+/// timeout of any peer.
+const PATIENCE: Duration = Duration::from_micros(20);
+/// So many packets are acknowledged at once, without patience.
+const PACKETS_MAX: u32 = 16;
+/// ACKs that go out at once, at least and at most, after one was kept back that the peer waited for.
+const PROMPT_MIN: u16 = 16;
+const PROMPT_MAX: u16 = 1024;
+
+/// The ACK of a queue pair.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct OwedAck {
+    /// Since when it is owed, and since which poll; `None` if it is not.
+    since: Option<(Nanos, u64)>,
+    /// The poll in which a request was last sent.
+    requested: u64,
+    /// What was expected when the last ACK went out.
+    acknowledged: Psn,
+    /// When it was last asked for.
+    asked: Nanos,
+    /// So many ACKs are not kept back, for the peer has waited for one.
+    prompt: u16,
+    /// How many it was the last time.
+    penalty: u16,
+}
+
+impl OwedAck {
+    /// The peer asks.
+    pub(crate) fn owe(&mut self, now: Nanos, poll: u64) {
+        self.asked = now;
+        self.since.get_or_insert((now, poll));
+    }
+
+    pub(crate) fn is_owed(&self) -> bool {
+        self.since.is_some()
+    }
+
+    /// It is owed no more.
+    pub(crate) fn forget(&mut self) {
+        self.since = None;
+    }
+
+    /// A request was sent.
+    pub(crate) fn note_request(&mut self, poll: u64) {
+        self.requested = poll;
+    }
+
+    /// Whether it goes out ahead of the requests of this poll, because it was kept back long enough;
+    /// `expected` is what is expected next.
+    pub(crate) fn is_overdue(&self, now: Nanos, poll: u64, expected: Psn) -> bool {
+        let late = |until: Nanos| now >= until + PATIENCE;
+        self.since.is_some_and(|(_, since)| poll - since >= 2) && self.kept_until(expected).is_none_or(late)
+    }
+
+    /// Whether it goes out in a poll that has nothing else to send for this queue pair.
+    pub(crate) fn is_due(&self, now: Nanos, poll: u64, expected: Psn) -> bool {
+        self.since.is_some_and(|(_, since)| poll > since)
+            && self.requested != poll
+            && self.kept_until(expected).is_none_or(|until| now >= until)
+    }
+
+    /// Until when it is kept back: for a while behind an answer to what it acknowledges, which tells the
+    /// peer as much, and is mostly followed by more.
+    pub(crate) fn kept_until(&self, expected: Psn) -> Option<Nanos> {
+        let (at, since) = self.since?;
+        let packets = expected.distance(self.acknowledged) as u32;
+        (self.requested > since && self.prompt == 0 && packets < PACKETS_MAX).then(|| at + PATIENCE)
+    }
+
+    /// It goes out.
+    pub(crate) fn pay(&mut self, now: Nanos, expected: Psn) {
+        if self.kept_until(expected).is_some_and(|until| now >= until) {
+            // Whoever has asked again since goes on without it.
+            let waits = now >= self.asked + PATIENCE / 2;
+            self.penalty = if waits { (2 * self.penalty).clamp(PROMPT_MIN, PROMPT_MAX) } else { 0 };
+            self.prompt = self.penalty;
+        } else {
+            self.prompt = self.prompt.saturating_sub(1);
+        }
+        self.acknowledged = expected;
+        self.forget();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u64 = 1000;
+
+    /// A request comes in `poll` at `now` and is answered in the next one.
+    fn answered(ack: &mut OwedAck, now: u64, poll: u64) {
+        ack.owe(Nanos(now), poll);
+        ack.note_request(poll + 1);
+    }
+
+    #[test]
+    fn waits_a_poll_and_for_requests_but_not_for_ever() {
+        let mut ack = OwedAck::default();
+        let expected = Psn::new(100);
+        ack.owe(Nanos(0), 5);
+        assert!(!ack.is_due(Nanos(1), 5, expected) && ack.is_due(Nanos(1), 6, expected));
+        ack.note_request(6);
+        assert!(!ack.is_due(Nanos(1), 6, expected) && !ack.is_overdue(Nanos(1), 6, expected));
+        // Not kept back: the last ACK was long ago.
+        assert!(ack.is_overdue(Nanos(2), 7, expected));
+    }
+
+    #[test]
+    fn stays_behind_answers_for_a_while() {
+        let mut ack = OwedAck { acknowledged: Psn::new(99), ..OwedAck::default() };
+        let expected = Psn::new(100);
+        answered(&mut ack, 0, 5);
+        for (now, due, overdue) in [(1, false, false), (20, true, false), (39, true, false), (40, true, true)]
+        {
+            let now = Nanos(now * US);
+            assert_eq!((ack.is_due(now, 9, expected), ack.is_overdue(now, 9, expected)), (due, overdue));
+        }
+        // But not if much has come since.
+        assert!(ack.is_due(Nanos(1), 9, expected + 16));
+    }
+
+    #[test]
+    fn a_peer_that_waits_for_its_acks_gets_them_at_once() {
+        let mut ack = OwedAck { acknowledged: Psn::new(99), ..OwedAck::default() };
+        let expected = Psn::new(100);
+        for penalty in [16, 32, 64, 128, 256, 512, 1024, 1024] {
+            answered(&mut ack, 0, 5);
+            assert!(!ack.is_due(Nanos(US), 9, expected));
+            ack.pay(Nanos(20 * US), expected);
+            for _ in 0..penalty {
+                answered(&mut ack, 0, 5);
+                assert!(ack.is_due(Nanos(US), 9, expected));
+                ack.pay(Nanos(US), expected);
+            }
+        }
+        // Once it goes on all the same, it is taken at its word.
+        answered(&mut ack, 0, 5);
+        ack.owe(Nanos(11 * US), 9);
+        ack.pay(Nanos(20 * US), expected);
+        answered(&mut ack, 0, 5);
+        assert!(!ack.is_due(Nanos(US), 9, expected));
+    }
+}
