@@ -263,17 +263,17 @@ fn an_ack_goes_behind_the_applications_answer() {
     peer.expect_ack(RQ, 1);
     peer.inject(ack(SQ, 1));
     peer.expect_wc(0, WcStatus::Success);
-    // From here on it stays behind answers for 20 µs, and acknowledges all that has come till then.
+    // From here on it stays behind answers for 50 µs, and acknowledges all that has come till then.
     for turn in 1..5 {
         arrive(&mut peer, turn);
         answer(&mut peer, turn);
         peer.inject(ack(SQ + turn, turn + 1));
         peer.expect_wc(turn.into(), WcStatus::Success);
         peer.expect_nothing();
-        assert!(peer.context.next_timeout().is_some_and(|at| at <= peer.now + Duration::from_micros(21)));
-        peer.advance(Duration::from_micros(4));
+        assert!(peer.context.next_timeout().is_some_and(|at| at <= peer.now + Duration::from_micros(51)));
+        peer.advance(Duration::from_micros(10));
     }
-    peer.advance(Duration::from_micros(5));
+    peer.advance(Duration::from_micros(11));
     peer.expect_ack(RQ + 4, 5);
     // Without an answer it goes with the next poll, and is not forgotten.
     arrive(&mut peer, 5);

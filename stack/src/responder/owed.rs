@@ -8,7 +8,7 @@ use ferroce_wire::Psn;
 
 /// How long an ACK stays behind an answer: some round trips of a fast port, and far less than the
 /// timeout of any peer.
-const PATIENCE: Duration = Duration::from_micros(20);
+const PATIENCE: Duration = Duration::from_micros(50);
 /// So many packets are acknowledged at once, without patience.
 const PACKETS_MAX: u32 = 16;
 /// ACKs that go out at once, at least and at most, after one was kept back that the peer waited for.
@@ -119,7 +119,8 @@ mod tests {
         let mut ack = OwedAck { acknowledged: Psn::new(99), ..OwedAck::default() };
         let expected = Psn::new(100);
         answered(&mut ack, 0, 5);
-        for (now, due, overdue) in [(1, false, false), (20, true, false), (39, true, false), (40, true, true)]
+        for (now, due, overdue) in
+            [(1, false, false), (50, true, false), (99, true, false), (100, true, true)]
         {
             let now = Nanos(now * US);
             assert_eq!((ack.is_due(now, 9, expected), ack.is_overdue(now, 9, expected)), (due, overdue));
@@ -135,7 +136,7 @@ mod tests {
         for penalty in [16, 32, 64, 128, 256, 512, 1024, 1024] {
             answered(&mut ack, 0, 5);
             assert!(!ack.is_due(Nanos(US), 9, expected));
-            ack.pay(Nanos(20 * US), expected);
+            ack.pay(Nanos(50 * US), expected);
             for _ in 0..penalty {
                 answered(&mut ack, 0, 5);
                 assert!(ack.is_due(Nanos(US), 9, expected));
@@ -144,8 +145,8 @@ mod tests {
         }
         // Once it goes on all the same, it is taken at its word.
         answered(&mut ack, 0, 5);
-        ack.owe(Nanos(11 * US), 9);
-        ack.pay(Nanos(20 * US), expected);
+        ack.owe(Nanos(26 * US), 9);
+        ack.pay(Nanos(50 * US), expected);
         answered(&mut ack, 0, 5);
         assert!(!ack.is_due(Nanos(US), 9, expected));
     }
