@@ -4,10 +4,10 @@
 //! are (`--vdev`, `-a`), where memory comes from (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of
 //! one port.
 //!
-//! Where a port reads frames with the processor while it is given them (net_memif, net_af_packet,
-//! net_tap, net_pcap), payloads are sent from registered memory: a frame is a chain of the header, the
-//! payload as external buffer, and the trailer. Others get a copy: net_ring's peer has the buffer
-//! itself, net_null has no reader, a zero-copy memif and a card see no memory but DPDK's own.
+//! Where a port reads frames with the processor while it is given them (net_af_packet, net_tap,
+//! net_pcap), payloads are sent from registered memory: a frame is a chain of the header, the payload as
+//! external buffer, and the trailer. Others get a copy: a memif is faster so, net_ring's peer has the
+//! buffer itself, net_null has no reader, a card sees no memory but DPDK's own.
 //!
 //! A memif's client looks for its server for 10 s when it is opened. When its peer ends, DPDK 22.11
 //! takes the shared memory away on a thread of its own, and a poll at that moment can end in

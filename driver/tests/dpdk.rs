@@ -36,9 +36,8 @@ fn memif_carries_frames_of_a_small_buffer() {
 #[test]
 fn a_zero_copy_client_sends_and_receives() {
     let device = |role| format!("net_memif0,role={role},bsize=4352,rsize=8,zero-copy=yes");
-    let [server, client] = memif(&device("server"), &device("client"), &[60, 1082, 4154]);
-    assert!(server.contains("payloads sent from registered memory"), "{server}");
-    assert!(client.contains("payloads copied (a zero-copy memif"), "{client}");
+    let both = memif(&device("server"), &device("client"), &[60, 1082, 4154]);
+    assert!(both.iter().all(|said| said.contains("payloads copied (a memif copies as well")), "{both:?}");
 }
 
 #[test]
@@ -77,7 +76,8 @@ fn ports_of_one_process_are_opened_and_opened_again() {
 fn af_packet_on_a_veth_has_the_kernels_addresses() {
     let Some(pair) = Pair::new(1500) else { return };
     let said = between(&pair, "net_af_packet0", &format!("--vdev=net_af_packet0,iface={VETH},blocksz=65536"));
-    assert!(said.contains("the kernel's ARP and ND"), "{said}");
+    let gathers = "payloads sent from registered memory, the kernel's ARP and ND";
+    assert!(said.contains(gathers), "{said}");
 }
 
 #[test]

@@ -271,7 +271,7 @@ impl Port {
                 Pool::new(&self.name, frames, room.min(MAX_ROOM) as u16, private, socket)
             };
             let gather = self.kind.copies.is_none().then(|| {
-                let heads = pool(tx_frames, self.kind.head_room.max(HEAD_ROOM), 0)?;
+                let heads = pool(tx_frames, HEAD_ROOM, 0)?;
                 Ok(GatherPools { heads, segments: pool(2 * tx_frames, SEGMENT_ROOM.into(), PRIVATE)? })
             });
             let pools = Pools {
