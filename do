@@ -132,6 +132,7 @@ asan() {
     need llvm-14 || true
     local host; host=$(rustc -vV | awk '/^host/ {print $2}')
     export ASAN_OPTIONS=suppressions=$PWD/driver/asan.supp ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14
+    export LSAN_OPTIONS=suppressions=$PWD/driver/lsan.supp:print_suppressions=0
     RUSTFLAGS="-Zsanitizer=address" unstable cargo test --target "$host" --target-dir target/asan \
         -p ferroce-wire -p ferroce-driver -p ferroce -p ferroce-collectives -p ferroce-tools "${features[@]}" "$@"
 }

@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
@@ -53,6 +54,9 @@ const PARAMETER: &str = "EAL arguments";
 /// The arguments of the first start, and the error number if it failed. EAL can't be tried again.
 static RUNNING: Mutex<Option<(Vec<String>, Started)>> = Mutex::new(None);
 
+/// The same as EAL has them: it keeps pointers to them and changes their order.
+static ARGUMENTS: AtomicPtr<*mut c_char> = AtomicPtr::new(std::ptr::null_mut());
+
 /// Whether EAL runs, or DPDK's error number.
 type Started = Result<(), i32>;
 
@@ -93,13 +97,13 @@ fn initialise(arguments: &[String]) -> Result<Started, Error> {
         })?);
     }
     let start = move || {
-        // EAL keeps pointers to its arguments and changes their order.
         let mut pointers: Vec<*mut c_char> = owned.into_iter().map(CString::into_raw).collect();
         pointers.push(std::ptr::null_mut());
         let count = pointers.len() as i32 - 1;
-        let pointers = Vec::leak(pointers);
+        let pointers = Vec::leak(pointers).as_mut_ptr();
+        ARGUMENTS.store(pointers, Ordering::Relaxed);
         // SAFETY: an argument vector as main() gets it, never freed; the first and only call.
-        let result = unsafe { sys::rte_eal_init(count, pointers.as_mut_ptr()) };
+        let result = unsafe { sys::rte_eal_init(count, pointers) };
         // SAFETY: reads a variable of this thread.
         if result < 0 { Err(unsafe { sys::ferroce_errno() }) } else { Ok(()) }
     };
