@@ -234,7 +234,7 @@ impl Writer {
 
     /// Nanoseconds a WRITE with `depth` in flight, in this thread.
     fn run_here(&self, context: &mut Context, count: u64, depth: u64) -> Result<f64, Error> {
-        let (mut posted, mut ended, clock, start) = (0, 0, Clock::start(), Instant::now());
+        let (mut posted, mut ended, mut clock, start) = (0, 0, Clock::start(), Instant::now());
         while ended < count {
             while posted < count && posted - ended < depth {
                 context.post_send(self.qp, &self.write(posted))?;

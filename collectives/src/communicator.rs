@@ -183,7 +183,7 @@ impl Communicator {
     pub fn progress(&mut self) -> Result<(), Error> {
         self.check_alive()?;
         let Some(Links { ring, .. }) = &mut self.links else { return Ok(()) };
-        let result = progress(&mut self.context, &self.poller, ring);
+        let result = progress(&mut self.context, &mut self.poller, ring);
         self.note(result)
     }
 
@@ -248,7 +248,7 @@ const PROGRESS_TURNS: usize = 64;
 /// Between two looks at something other than frames.
 const PAUSE: Duration = Duration::from_millis(1);
 
-fn progress(context: &mut Context, poller: &Poller, ring: &mut Ring) -> Result<(), Error> {
+fn progress(context: &mut Context, poller: &mut Poller, ring: &mut Ring) -> Result<(), Error> {
     for _ in 0..PROGRESS_TURNS {
         let frames = context.poll(poller.now())?;
         ring.take_completions(context)?;

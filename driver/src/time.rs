@@ -32,20 +32,139 @@ impl Sub<Duration> for Nanos {
     }
 }
 
-/// The machine's monotonic clock, as [`Nanos`] since the clock was made.
-#[derive(Clone, Copy, Debug)]
+/// The machine's monotonic clock, as [`Nanos`] since the clock was made, for a loop that reads it at
+/// every turn.
+///
+/// Where the kernel keeps time by the processor's counter (x86-64, clock source `tsc`), that is read
+/// itself, which takes less than half of the time, and set by the kernel's clock again and again.
+#[derive(Debug)]
 pub struct Clock {
     start: Instant,
+    counter: Option<Counter>,
 }
 
 impl Clock {
     /// A clock that reads 1 s now, so that times shortly before its start can be expressed.
     pub fn start() -> Clock {
-        Clock { start: Instant::now() }
+        Clock { start: Instant::now(), counter: counts_time().then(Counter::default) }
     }
 
     /// The time now.
-    pub fn now(&self) -> Nanos {
-        Nanos(1_000_000_000) + self.start.elapsed()
+    #[inline]
+    pub fn now(&mut self) -> Nanos {
+        let Clock { start, counter } = self;
+        let read = || Nanos(1_000_000_000) + start.elapsed();
+        match counter {
+            Some(counter) => counter.time(count(), read),
+            None => read(),
+        }
+    }
+}
+
+/// Counts to [`Counter::time`] before it is set again: about a millisecond.
+const SET_AFTER: u64 = 1 << 21;
+
+/// What time it is by a counter whose rate is found out.
+#[derive(Debug, Default)]
+struct Counter {
+    /// The count when it was set, and the time then.
+    set: Option<(u64, Nanos)>,
+    /// Nanoseconds a count, in units of 2⁻³²; 0 until it is known.
+    rate: u64,
+    /// The last time that was told.
+    last: Nanos,
+}
+
+impl Counter {
+    /// The time at `count`, told by `clock` if need be. Never earlier than the last one.
+    #[inline]
+    fn time(&mut self, count: u64, clock: impl FnOnce() -> Nanos) -> Nanos {
+        let time = match self.set {
+            Some((at, time)) if count.wrapping_sub(at) < SET_AFTER && self.rate != 0 => {
+                // Less than 2²¹ counts, and less than 4 ns each.
+                Nanos(time.0 + ((count.wrapping_sub(at) * self.rate) >> 32))
+            }
+            _ => self.set(count, clock()),
+        };
+        self.last = self.last.max(time);
+        self.last
+    }
+
+    #[cold]
+    fn set(&mut self, count: u64, time: Nanos) -> Nanos {
+        match self.set {
+            // Too soon to tell the rate.
+            Some((at, _)) if count.wrapping_sub(at) < SET_AFTER => {}
+            Some((at, before)) => {
+                let counts = u128::from(count.wrapping_sub(at));
+                self.rate = ((time.since(before).as_nanos() << 32) / counts).min(SLOWEST) as u64;
+                self.set = Some((count, time));
+            }
+            None => self.set = Some((count, time)),
+        }
+        time
+    }
+}
+
+/// The rate of a counter of 250 MHz, slower than any.
+const SLOWEST: u128 = 4 << 32;
+
+/// Whether the kernel keeps time by the processor's counter: then it is the same on all cores, and
+/// goes on whatever the processor does.
+fn counts_time() -> bool {
+    const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
+    cfg!(target_arch = "x86_64") && std::fs::read_to_string(SOURCE).is_ok_and(|name| name.trim() == "tsc")
+}
+
+#[inline]
+fn count() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: reads a register that every x86-64 processor has, and touches nothing else; where a
+    // process may not read it, the kernel's own clock, which does so in the process, would not work.
+    unsafe {
+        std::arch::x86_64::_rdtsc()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn goes_with_the_kernels_clock() {
+        let mut clock = Clock::start();
+        let start = Instant::now();
+        let (first, mut last) = (clock.now(), Nanos::ZERO);
+        while start.elapsed() < Duration::from_millis(50) {
+            let now = clock.now();
+            assert!(now >= last);
+            last = now;
+        }
+        let (passed, expected) = (clock.now().since(first), start.elapsed());
+        assert!(passed.abs_diff(expected) < Duration::from_millis(2), "{passed:?} of {expected:?}");
+    }
+
+    #[test]
+    fn a_counter_is_read_between_settings_and_never_goes_back() {
+        let mut counter = Counter::default();
+        // 2 GHz; the clock is asked at the start, until the rate is known, and every 2^21 counts.
+        let time = |counter: &mut Counter, count: u64, told: Option<u64>| {
+            counter.time(count, || Nanos(told.expect("no need to ask"))).0
+        };
+        assert_eq!(time(&mut counter, 1000, Some(500)), 500);
+        assert_eq!(time(&mut counter, 3000, Some(1500)), 1500);
+        let next = 1000 + SET_AFTER;
+        assert_eq!(time(&mut counter, next, Some(500 + SET_AFTER / 2)), 500 + SET_AFTER / 2);
+        assert_eq!(time(&mut counter, next + 2000, None), 1500 + SET_AFTER / 2);
+        // The kernel's clock says earlier than was told: it stands still until that has come.
+        let told = time(&mut counter, next + SET_AFTER - 1, None);
+        assert_eq!(time(&mut counter, next + SET_AFTER, Some(told - 100)), told);
+        assert_eq!(time(&mut counter, next + SET_AFTER + 100, None), told);
+        assert!(time(&mut counter, next + SET_AFTER + 1000, None) > told);
+        // A count that goes back, and one far ahead, only ask the clock.
+        assert_eq!(time(&mut counter, 5, Some(told + 5000)), told + 5000);
+        assert_eq!(time(&mut counter, u64::MAX / 2, Some(u64::MAX / 4)), u64::MAX / 4);
     }
 }

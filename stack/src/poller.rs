@@ -46,7 +46,7 @@ impl Poller {
     }
 
     /// The time now, as the context is told it.
-    pub fn now(&self) -> Nanos {
+    pub fn now(&mut self) -> Nanos {
         self.clock.now()
     }
 

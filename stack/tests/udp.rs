@@ -86,7 +86,7 @@ fn pattern(n: u64, bytes: &mut [u8]) {
 }
 
 /// Polls both until `done` says so.
-fn drive(ends: &mut [&mut End], clock: &Clock, mut done: impl FnMut(&mut [&mut End]) -> bool) {
+fn drive(ends: &mut [&mut End], clock: &mut Clock, mut done: impl FnMut(&mut [&mut End]) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !done(ends) {
         assert!(Instant::now() < deadline, "nothing moves");
@@ -100,7 +100,7 @@ fn drive(ends: &mut [&mut End], clock: &Clock, mut done: impl FnMut(&mut [&mut E
 fn exchange(a: &mut End, b: &mut End, qps: (Qp, Qp), messages: u64) {
     const LENGTHS: [u32; 10] = [0, 1, 1023, 1024, 1025, 4097, 40_001, 65_536, 262_144, 8];
     const SLOT: u64 = 1 << 18;
-    let clock = Clock::start();
+    let mut clock = Clock::start();
     for n in 0..messages {
         let length = LENGTHS[(n % 10) as usize];
         let start = n / 10 % 4 * SLOT;
@@ -121,7 +121,7 @@ fn exchange(a: &mut End, b: &mut End, qps: (Qp, Qp), messages: u64) {
         let wr = SendWorkRequest { wr_id: n, op, data: Data::Sges(&local), flags: SendFlags::SIGNALED };
         a.context.post_send(qps.0, &wr).unwrap();
         let (mut sent, mut received) = (false, kind != 2);
-        drive(&mut [a, b], &clock, |ends| {
+        drive(&mut [a, b], &mut clock, |ends| {
             for (end, done) in ends.iter_mut().zip([&mut sent, &mut received]) {
                 if let Some(wc) = end.context.poll_cq(end.cq).unwrap() {
                     assert_eq!((wc.status, wc.wr_id, *done), (WcStatus::Success, n, false));
@@ -215,8 +215,8 @@ fn write_only(end: &End, from: &UdpSocket, to: IpAddr, qpn: Qpn, identification:
 }
 
 fn poll_until(end: &mut End, counter: Counter, value: u64) {
-    let clock = Clock::start();
-    drive(&mut [end], &clock, |ends| ends[0].count(counter) >= value);
+    let mut clock = Clock::start();
+    drive(&mut [end], &mut clock, |ends| ends[0].count(counter) >= value);
 }
 
 #[test]
@@ -254,9 +254,9 @@ fn damage_is_noticed() {
         peer.send_to(&bad, (own, 4791)).unwrap();
         sent += 1;
     }
-    let clock = Clock::start();
+    let mut clock = Clock::start();
     let dropped = |end: &End| end.context.counters().drops().map(|(_, count)| count).sum::<u64>();
-    drive(&mut [&mut end], &clock, |ends| dropped(ends[0]) == sent);
+    drive(&mut [&mut end], &mut clock, |ends| dropped(ends[0]) == sent);
     // A damaged opcode or pad is seen before the ICRC is.
     assert!(end.count(Counter::RxIcrcEncapsulated) > sent - 12, "{}", end.context.counters());
     assert_eq!((end.count(Counter::RcvdPkts), end.count(Counter::RxWriteRequests)), (0, 0));
@@ -285,7 +285,7 @@ fn what_is_sent_is_as_it_was_written() {
         flags: SendFlags::SIGNALED,
     };
     end.context.post_send(qp, &wr).unwrap();
-    let clock = Clock::start();
+    let mut clock = Clock::start();
     end.context.poll(clock.now()).unwrap();
     let mut buffer = [0; 256];
     let (len, from) = peer.recv_from(&mut buffer).unwrap();
@@ -303,7 +303,7 @@ fn what_is_sent_is_as_it_was_written() {
     assert!(Packet::decode_ip(&buffer[..len]).unwrap().check_icrc().is_ok());
     peer.send_to(&buffer[28..len], (own, 4791)).unwrap();
     let mut status = None;
-    drive(&mut [&mut end], &clock, |ends| {
+    drive(&mut [&mut end], &mut clock, |ends| {
         status = ends[0].context.poll_cq(ends[0].cq).unwrap().map(|wc| wc.status);
         status.is_some()
     });
@@ -334,8 +334,8 @@ fn marks_are_seen() {
         flags: SendFlags::SIGNALED,
     };
     a.context.post_send(qps[0], &wr).unwrap();
-    let clock = Clock::start();
-    drive(&mut [a, b], &clock, |ends| {
+    let mut clock = Clock::start();
+    drive(&mut [a, b], &mut clock, |ends| {
         ends[1].context.poll_cq(ends[1].cq).unwrap().is_some_and(|wc| {
             assert_eq!((wc.status, wc.byte_len), (WcStatus::Success, 48));
             true
@@ -379,7 +379,7 @@ fn many_queue_pairs_write_at_once() {
     for ports in [vec![alone], Udp::open_group(&UdpConfig::new(loopback(17)), 4).unwrap()] {
         let mut others: Vec<End> = ports.into_iter().map(End::on).collect();
         let mut own = End::open(UdpConfig::new(loopback(19)));
-        let clock = Clock::start();
+        let mut clock = Clock::start();
         let mut pairs = Vec::new();
         for n in 0..40 {
             let place = n % others.len();
@@ -405,7 +405,7 @@ fn many_queue_pairs_write_at_once() {
             }
             let mut done = 0;
             let mut ends: Vec<&mut End> = std::iter::once(&mut own).chain(&mut others).collect();
-            drive(&mut ends, &clock, |ends| {
+            drive(&mut ends, &mut clock, |ends| {
                 while let Some(wc) = ends[0].context.poll_cq(ends[0].cq).unwrap() {
                     assert_eq!(wc.status, WcStatus::Success);
                     done += 1;
@@ -447,7 +447,7 @@ fn what_a_socket_can_not_do_is_refused() {
 fn nothing_allocates_after_set_up() {
     let ([mut a, mut b], qps) =
         pair(UdpConfig::new(loopback(15)), UdpConfig::new(loopback(16)), PathMtu::Mtu4096);
-    let clock = Clock::start();
+    let mut clock = Clock::start();
     let remote = b.context.remote(b.mr).unwrap();
     let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
     let mut run = |messages: u64| {

@@ -133,7 +133,7 @@ impl Endpoint {
         Ok(frames)
     }
 
-    pub(crate) fn now(&self) -> Nanos {
+    pub(crate) fn now(&mut self) -> Nanos {
         self.poller.now()
     }
 

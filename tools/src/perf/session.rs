@@ -74,7 +74,7 @@ const RECEIVED: u64 = 1;
 const SENTINEL: u64 = 2;
 
 impl Session {
-    pub(super) fn new(end: Endpoint, control: Control, plan: Plan, role: Origin) -> Session {
+    pub(super) fn new(mut end: Endpoint, control: Control, plan: Plan, role: Origin) -> Session {
         let now = end.now();
         Session {
             end,
