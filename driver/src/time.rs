@@ -55,7 +55,7 @@ impl Clock {
         let Clock { start, counter } = self;
         let read = || Nanos(1_000_000_000) + start.elapsed();
         match counter {
-            Some(counter) => counter.time(count(), read),
+            Some(counter) => counter.time(count, read),
             None => read(),
         }
     }
@@ -63,6 +63,9 @@ impl Clock {
 
 /// Counts to [`Counter::time`] before it is set again: about a millisecond.
 const SET_AFTER: u64 = 1 << 21;
+
+/// Counts that reading the kernel's clock takes at most, unless the thread loses its core meanwhile.
+const AT_ONCE: u64 = 1 << 12;
 
 /// What time it is by a counter whose rate is found out.
 #[derive(Debug, Default)]
@@ -76,22 +79,30 @@ struct Counter {
 }
 
 impl Counter {
-    /// The time at `count`, told by `clock` if need be. Never earlier than the last one.
+    /// The time by what `count` reads, or by `clock` if need be. Never earlier than the last one.
     #[inline]
-    fn time(&mut self, count: u64, clock: impl FnOnce() -> Nanos) -> Nanos {
+    fn time(&mut self, mut count: impl FnMut() -> u64, clock: impl FnOnce() -> Nanos) -> Nanos {
+        let now = count();
         let time = match self.set {
-            Some((at, time)) if count.wrapping_sub(at) < SET_AFTER && self.rate != 0 => {
+            Some((at, time)) if now.wrapping_sub(at) < SET_AFTER && self.rate != 0 => {
                 // Less than 2²¹ counts, and less than 4 ns each.
-                Nanos(time.0 + ((count.wrapping_sub(at) * self.rate) >> 32))
+                Nanos(time.0 + ((now.wrapping_sub(at) * self.rate) >> 32))
             }
-            _ => self.set(count, clock()),
+            _ => {
+                let time = clock();
+                // With a pause in between, nobody knows when it was so late.
+                if count().wrapping_sub(now) < AT_ONCE {
+                    self.set(now, time);
+                }
+                time
+            }
         };
         self.last = self.last.max(time);
         self.last
     }
 
     #[cold]
-    fn set(&mut self, count: u64, time: Nanos) -> Nanos {
+    fn set(&mut self, count: u64, time: Nanos) {
         match self.set {
             // Too soon to tell the rate.
             Some((at, _)) if count.wrapping_sub(at) < SET_AFTER => {}
@@ -102,7 +113,6 @@ impl Counter {
             }
             None => self.set = Some((count, time)),
         }
-        time
     }
 }
 
@@ -151,7 +161,7 @@ mod tests {
         let mut counter = Counter::default();
         // 2 GHz; the clock is asked at the start, until the rate is known, and every 2^21 counts.
         let time = |counter: &mut Counter, count: u64, told: Option<u64>| {
-            counter.time(count, || Nanos(told.expect("no need to ask"))).0
+            counter.time(|| count, || Nanos(told.expect("no need to ask"))).0
         };
         assert_eq!(time(&mut counter, 1000, Some(500)), 500);
         assert_eq!(time(&mut counter, 3000, Some(1500)), 1500);
@@ -166,5 +176,10 @@ mod tests {
         // A count that goes back, and one far ahead, only ask the clock.
         assert_eq!(time(&mut counter, 5, Some(told + 5000)), told + 5000);
         assert_eq!(time(&mut counter, u64::MAX / 2, Some(u64::MAX / 4)), u64::MAX / 4);
+        // A pause while the clock is asked: it is asked again.
+        let mut counter = Counter::default();
+        let mut counts = [0, 1 << 20].into_iter();
+        assert_eq!(counter.time(|| counts.next().unwrap(), || Nanos(7)), Nanos(7));
+        assert!(counter.set.is_none());
     }
 }

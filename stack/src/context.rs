@@ -409,13 +409,16 @@ impl Context {
         self.engine.next_timeout()
     }
 
-    /// Blocks until a frame may have come, or for `timeout`; not at all if an ACK is to be sent.
+    /// Blocks until a frame may have come, a timer may be due, or for `timeout`; not at all if an ACK waits
+    /// for the next poll.
     ///
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        if self.engine.shared.later.is_empty() {
-            self.driver.wait(timeout)?;
+        let Shared { now, later, timers, .. } = &self.engine.shared;
+        if later.is_empty() {
+            let timer = timers.next_deadline().map_or(timeout, |at| at.since(*now));
+            self.driver.wait(timeout.min(timer))?;
         }
         Ok(())
     }

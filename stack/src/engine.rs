@@ -97,18 +97,20 @@ impl Engine {
     pub(crate) fn hurry(&mut self, qp: Option<Qp>) -> bool {
         let Engine { qps, shared, .. } = self;
         shared.hurry = true;
+        let mut any = false;
         let all = 0..if qp.is_none() { qps.capacity() as u32 } else { 0 };
         for index in all.chain(qp.map(|qp| qp.0.index)) {
             if let Some(qp) = qps.at_mut(index)
                 && qp.ack_due(shared).is_some()
             {
+                any = true;
                 qp.schedule(shared);
             }
         }
-        !shared.active.is_empty() || !shared.later.is_empty()
+        any
     }
 
-    /// When there is something to do even if no frame comes: at once if an ACK is owed.
+    /// When there is something to do even if no frame comes: at once if an ACK waits for the next poll.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
         match self.shared.later.is_empty() {
             true => self.shared.timers.next_deadline(),

@@ -419,7 +419,10 @@ impl QueuePair {
             self.complete_send(shared, &ended, status);
         }
         match self.service {
-            Service::Rc => self.fail(shared),
+            Service::Rc => {
+                self.responder.give_up();
+                self.enter_error(shared);
+            }
             _ => self.enter_send_error(shared),
         }
     }

@@ -154,6 +154,17 @@ impl Responder {
         self.expected
     }
 
+    /// A request of one's own has ended the connection: forgets what is owed but for the ACK of what was
+    /// executed; that too if an answer is missing before it.
+    pub(crate) fn give_up(&mut self) {
+        let ack = self.ack;
+        let is_last = self.outcomes.next_owed().is_none();
+        self.silence();
+        if is_last {
+            self.ack = ack;
+        }
+    }
+
     /// Forgets what is owed.
     pub(crate) fn silence(&mut self) {
         self.ack.forget();
@@ -474,7 +485,8 @@ impl QueuePair {
         let psn = packet.bth.psn();
         if !packet.opcode.is_answered_explicitly() {
             if packet.bth.ack_req() {
-                self.owe_ack(shared);
+                self.responder.ack.owe_again(shared.now, shared.poll);
+                self.schedule(shared);
             }
             return;
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferroce::wire::{Feth, FlushType, Opcode, Selectivity};
 use ferroce::*;
-use packet::{NAK_ACCESS, ack, packet, payload};
+use packet::{NAK_ACCESS, ack, nak, packet, payload};
 use peer::{Peer, RQ, SQ, all_access, pattern};
 
 /// A late duplicate of a READ, answered already, and behind it the message that takes the key away:
@@ -342,4 +342,53 @@ fn an_ack_is_not_lost_with_its_queue_pair() {
         // What came of the work requests is of no interest here.
         while peer.context.poll_cq(peer.cq).unwrap().is_some() {}
     }
+}
+
+/// Nor is it lost when the answer that it is kept behind ends the connection.
+#[test]
+fn an_ack_is_not_lost_with_an_answer_that_fails() {
+    let mut peer = Peer::new();
+    for turn in 0..2 {
+        peer.post_recv(turn.into(), 8);
+        peer.arrive([packet(Opcode::RC_SEND_ONLY, RQ + turn).payload(b"ask").ack_req()]);
+        assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
+        peer.post_write((10 + turn).into(), &pattern(8));
+        peer.expect(Opcode::RC_WRITE_ONLY, SQ + turn);
+        peer.expect_wc(turn.into(), WcStatus::Success);
+        if turn == 0 {
+            peer.expect_ack(RQ, 1);
+            peer.inject(ack(SQ, 1));
+            peer.expect_wc(10, WcStatus::Success);
+        }
+    }
+    peer.inject(nak(NAK_ACCESS, SQ + 1, 2));
+    peer.expect_wc(11, WcStatus::RemAccessErr);
+    peer.expect_state(QpState::Error);
+    peer.advance(Duration::from_micros(51));
+    peer.expect_ack(RQ + 1, 2);
+    peer.expect_nothing();
+}
+
+/// A peer that sends again what was executed waits for the ACK that is kept behind an answer.
+#[test]
+fn an_ack_is_kept_from_nobody_who_asks_again() {
+    let mut peer = Peer::new();
+    let mr = peer.memory(&pattern(8));
+    let rkey = peer.remote(mr).rkey;
+    let write = |psn| packet(Opcode::RC_WRITE_ONLY, psn).reth(0, rkey, 8).payload(&pattern(8)).ack_req();
+    for turn in 0..2 {
+        peer.arrive([write(RQ + turn)]);
+        assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
+        peer.post_write(turn.into(), &pattern(8));
+        peer.expect(Opcode::RC_WRITE_ONLY, SQ + turn);
+        peer.inject(ack(SQ + turn, turn + 1));
+        peer.expect_wc(turn.into(), WcStatus::Success);
+        if turn == 0 {
+            peer.expect_ack(RQ, 1);
+        }
+    }
+    peer.expect_nothing();
+    peer.inject(write(RQ + 1));
+    peer.expect_ack(RQ + 1, 2);
+    peer.expect_nothing();
 }

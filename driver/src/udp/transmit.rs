@@ -117,12 +117,12 @@ impl Transmitter {
     }
 
     /// Whether another packet may be written. A send costs the same whatever is in it, so none is cut
-    /// short that could still grow.
+    /// short that could still grow, as long as there is room.
     fn has_room(&self) -> bool {
         let grows = self.segmentation && self.groups.last().is_some_and(|group| !group.is_full());
         self.end + self.max_frame <= self.memory.len()
             && self.groups.len() < GROUPS
-            && (grows || self.end < STAGE && self.groups.len() + 1 < GROUPS)
+            && (grows || self.end < STAGE && self.groups.len() + usize::from(self.segmentation) < GROUPS)
     }
 
     /// Takes up the packet of `len` bytes behind what is written.

@@ -6,8 +6,9 @@ use std::time::Duration;
 use ferroce_driver::Nanos;
 use ferroce_wire::Psn;
 
-/// How long an ACK stays behind an answer: some round trips of a fast port, and far less than the
-/// timeout of any peer.
+/// How long an ACK stays behind an answer, and twice that if requests leave in every poll: some round
+/// trips of a fast port. A peer's timeout is mostly longer (4 µs·2ⁿ, and n is 14 by default); one with less
+/// repeats itself once in a while.
 const PATIENCE: Duration = Duration::from_micros(50);
 /// So many packets are acknowledged at once, without patience.
 const PACKETS_MAX: u32 = 16;
@@ -39,6 +40,19 @@ impl OwedAck {
         self.since.get_or_insert((now, poll));
     }
 
+    /// The peer has sent again what was executed: it waits for its ACK.
+    pub(crate) fn owe_again(&mut self, now: Nanos, poll: u64) {
+        self.since.get_or_insert((now, poll));
+        if self.prompt == 0 {
+            self.be_prompt();
+        }
+    }
+
+    fn be_prompt(&mut self) {
+        self.penalty = (2 * self.penalty).clamp(PROMPT_MIN, PROMPT_MAX);
+        self.prompt = self.penalty;
+    }
+
     pub(crate) fn is_owed(&self) -> bool {
         self.since.is_some()
     }
@@ -53,7 +67,7 @@ impl OwedAck {
         self.requested = poll;
     }
 
-    /// Whether it goes out ahead of the requests of this poll, because it was kept back long enough;
+    /// Whether it goes out ahead of the requests of this poll, because it was kept back long enough by them;
     /// `expected` is what is expected next.
     pub(crate) fn is_overdue(&self, now: Nanos, poll: u64, expected: Psn) -> bool {
         let late = |until: Nanos| now >= until + PATIENCE;
@@ -77,13 +91,14 @@ impl OwedAck {
 
     /// It goes out.
     pub(crate) fn pay(&mut self, now: Nanos, expected: Psn) {
-        if self.kept_until(expected).is_some_and(|until| now >= until) {
-            // Whoever has asked again since goes on without it.
-            let waits = now >= self.asked + PATIENCE / 2;
-            self.penalty = if waits { (2 * self.penalty).clamp(PROMPT_MIN, PROMPT_MAX) } else { 0 };
-            self.prompt = self.penalty;
-        } else {
-            self.prompt = self.prompt.saturating_sub(1);
+        // In a hurry there is nothing to learn.
+        let kept_back = now != Nanos::NEVER && self.kept_until(expected).is_some_and(|until| now >= until);
+        // Whoever has asked again since goes on without it.
+        let waits = kept_back && now >= self.asked + PATIENCE / 2;
+        match (kept_back, waits) {
+            (true, true) => self.be_prompt(),
+            (true, false) => self.penalty = 0,
+            (false, _) => self.prompt = self.prompt.saturating_sub(1),
         }
         self.acknowledged = expected;
         self.forget();
@@ -142,6 +157,13 @@ mod tests {
                 assert!(ack.is_due(Nanos(US), 9, expected));
                 ack.pay(Nanos(US), expected);
             }
+        }
+        // One that sends again what it has sent waits as well.
+        answered(&mut ack, 0, 5);
+        ack.owe_again(Nanos(US), 9);
+        assert!(ack.is_due(Nanos(US), 9, expected));
+        for _ in 0..=1024 {
+            ack.pay(Nanos(US), expected);
         }
         // Once it goes on all the same, it is taken at its word.
         answered(&mut ack, 0, 5);
