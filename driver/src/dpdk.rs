@@ -9,9 +9,10 @@
 //! external buffer, and the trailer. Others get a copy: a memif is faster so, net_ring's peer has the
 //! buffer itself, net_null has no reader, a card sees no memory but DPDK's own.
 //!
-//! A memif's client looks for its server for 10 s when it is opened. When its peer ends, DPDK 22.11
-//! takes the shared memory away on a thread of its own, and a poll at that moment can end in
-//! a segmentation fault.
+//! A memif's client looks for its server for 10 s when it is opened. DPDK 22.11 has faults around that:
+//! a client that goes before its server has answered it takes the server along (a panic), and when a peer
+//! ends, the shared memory is taken away on a thread of DPDK's own, and a poll at that moment can end in
+//! a segmentation fault: let one end stop polling, then drop the other end's port first.
 //!
 //! A port without a kernel behind it has the addresses that it is given, and answers and asks ARP and
 //! neighbour discovery itself.

@@ -4,6 +4,10 @@
 
 mod ends;
 
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
 use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone};
 
 const EAL: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-level=lib.eal:warning";
@@ -15,20 +19,34 @@ fn every_operation_over_memif() {
         for (mode, zero_copy) in [("bw -n 300 -q 2", "no"), ("lat -n 200", "yes")] {
             let socket = std::env::temp_dir()
                 .join(format!("ferroce-perf-{}-{number}-{zero_copy}.sock", std::process::id()));
-            let device = |role: &str, last: u32| {
-                format!(
-                    "dpdk:net_memif0@10.5.0.{last}/24 {EAL} --single-file-segments --vdev=net_memif0,role={role},\
-                     bsize=4352,rsize=9,zero-copy={zero_copy},socket-abstract=no,socket={}",
-                    socket.display()
-                )
-            };
+            let [server, client] = memif(zero_copy, &socket);
             // A port of its own, for tests beside this one have theirs.
             let command = format!("perf {operation} {mode} -m 4096 -p 18517 --check --json");
-            let mut server = start(None, &command, &device("server", 1), None);
+            let mut server = start(None, &command, &server, None);
             server.ready();
-            let client = start(None, &command, &device("client", 2), Some("127.0.0.1")).end();
+            let client = start(None, &command, &client, Some("127.0.0.1")).end();
             judge(&command, server, &client);
         }
+    }
+}
+
+/// DPDK's server panics when a client that it has not answered yet goes, and a zero-copy client has but
+/// one try.
+#[test]
+fn a_memif_client_gives_its_server_time_to_answer() {
+    let _alone = alone();
+    for zero_copy in ["no", "yes"] {
+        let socket =
+            std::env::temp_dir().join(format!("ferroce-slow-{}-{zero_copy}.sock", std::process::id()));
+        let [server, client] = memif(zero_copy, &socket);
+        let command = "perf write bw -n 10 -m 4096 -p 18519 --check --json";
+        let mut server = start(None, command, &server, None);
+        server.ready();
+        server.signal("STOP");
+        let client = start(None, command, &client, Some("127.0.0.1"));
+        thread::sleep(Duration::from_millis(700));
+        server.signal("CONT");
+        judge(command, server, &client.end());
     }
 }
 
@@ -44,6 +62,17 @@ fn writes_over_af_packet() {
     server.ready();
     let client = start(Some(&pair.b), command, &device, Some(SERVER)).end();
     judge(command, server, &client);
+}
+
+/// The two ends of a memif.
+fn memif(zero_copy: &str, socket: &Path) -> [String; 2] {
+    [("server", 1), ("client", 2)].map(|(role, last)| {
+        format!(
+            "dpdk:net_memif0@10.5.0.{last}/24 {EAL} --single-file-segments --vdev=net_memif0,role={role},\
+             bsize=4352,rsize=9,zero-copy={zero_copy},socket-abstract=no,socket={}",
+            socket.display()
+        )
+    })
 }
 
 /// The device is one argument, with spaces in it.

@@ -1,5 +1,9 @@
 #include "shim.h"
 
+#include <sched.h>
+#include <stdatomic.h>
+
+#include <rte_alarm.h>
 #include <rte_dev.h>
 #include <rte_devargs.h>
 #include <rte_prefetch.h>
@@ -33,6 +37,22 @@ int ferroce_port_remove(uint16_t port)
 	int result = rte_eth_dev_info_get(port, &info);
 
 	return result != 0 ? result : rte_dev_remove(info.device);
+}
+
+static void reached(void *flag)
+{
+	atomic_store((atomic_int *)flag, 1);
+}
+
+void ferroce_await_control(void)
+{
+	atomic_int flag = 0;
+
+	/* Alarms ring on that thread, behind what woke it before. */
+	if (rte_eal_alarm_set(1, reached, &flag) != 0)
+		return;
+	while (!atomic_load(&flag))
+		sched_yield();
 }
 
 uint16_t ferroce_rx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs,

@@ -21,8 +21,17 @@ pub(super) struct Kind {
     pub(super) kernel_answers: bool,
     /// The kernel's interface is the other end, not this one.
     pub(super) kernel_is_peer: bool,
-    /// Starting it looks once for its other end, and without that nothing ever passes.
-    pub(super) calls_peer: bool,
+    /// Starting it looks once for its other end, and without that nothing ever passes; `None` where
+    /// there is no such thing.
+    pub(super) calls_peer: Option<Tries>,
+}
+
+/// How often a port can be started to look for its other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tries {
+    /// A start that is refused leaves it of no use.
+    One,
+    Many,
 }
 
 impl Kind {
@@ -36,7 +45,7 @@ impl Kind {
             copies: None,
             kernel_answers: false,
             kernel_is_peer: false,
-            calls_peer: false,
+            calls_peer: None,
         };
         match driver {
             "net_memif" => {
@@ -51,7 +60,10 @@ impl Kind {
                 // Measured: 1 KiB 1.40 times as fast so, 4 KiB 1.13 times.
                 kind.copies = Some("a memif copies as well, and faster from one place");
                 let client = value(arguments, "role").is_none_or(|role| !matches!(role, "server" | "master"));
-                kind.calls_peer = client;
+                // A client without a copy shares the pool's memory, and a refusal closes that for good.
+                let tries =
+                    if value(arguments, "zero-copy") == Some("yes") { Tries::One } else { Tries::Many };
+                kind.calls_peer = client.then_some(tries);
             }
             "net_ring" => {
                 kind.any_mtu = true;
@@ -131,7 +143,8 @@ mod tests {
         let of = |arguments| Kind::of("net_memif", arguments, true).unwrap();
         let plain = of("role=server,id=0,socket=/run/x.sock");
         assert_eq!((plain.largest, plain.ring), (Some((2048, "bsize")), 1024));
-        assert!(!plain.calls_peer && of("").calls_peer && of("role=client").calls_peer);
+        assert_eq!((plain.calls_peer, of("").calls_peer), (None, Some(Tries::Many)));
+        assert_eq!(of("role=client,zero-copy=yes").calls_peer, Some(Tries::One));
         let large = of("bsize=8192,rsize=8");
         assert_eq!((large.largest, large.ring, large.rx_room), (Some((8192, "bsize")), 256, 8192));
         assert!(large.any_mtu);

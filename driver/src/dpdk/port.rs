@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use ferroce_dpdk_sys as sys;
 use tracing::warn;
 
-use super::kind::{self, Kind};
+use super::kind::{self, Kind, Tries};
 use super::mbuf::{BURST, HEAD_ROOM, PRIVATE, Pool, SEGMENT_ROOM};
 use super::{DpdkConfig, FRAME_OVERHEAD, eal, flow, lock};
 use crate::Error;
@@ -98,43 +98,57 @@ impl Port {
         mem::forget(claim);
         port.configure(config, &info, queues)?;
         port.set_up_queues(config, queues)?;
-        // SAFETY: the port is configured and its queues are set up.
-        port.check("starting the port", unsafe { sys::rte_eth_dev_start(id) })?;
-        port.started = true;
-        if port.kind.calls_peer {
-            port.find_peer()?;
+        match port.kind.calls_peer {
+            Some(tries) => port.call_peer(tries)?,
+            None => {
+                // SAFETY: the port is configured and its queues are set up.
+                port.check("starting the port", unsafe { sys::rte_eth_dev_start(id) })?;
+                port.started = true;
+            }
         }
         port.finish(queues, &info)?;
         port.find_addresses(&info)?;
         Ok(port)
     }
 
-    /// Starts the port again and again until its other end is there.
-    fn find_peer(&mut self) -> Result<(), Error> {
+    /// Starts the port of a client, again where that may help, until its other end is there. A start
+    /// whose answer is still under way is not broken off lightly: a server that answers nobody
+    /// panics (DPDK 22.11).
+    fn call_peer(&mut self, tries: Tries) -> Result<(), Error> {
         let deadline = Instant::now() + PEER_PATIENCE;
+        let mut patience = match tries {
+            Tries::One => PEER_PATIENCE,
+            Tries::Many => PEER_TIME,
+        };
         loop {
-            let next = Instant::now() + PEER_TIME;
-            while Instant::now() < next {
-                // SAFETY: the port is started.
-                if unsafe { sys::ferroce_link_is_up(self.id) } != 0 {
+            // SAFETY: the port is configured, its queues are set up, and it is stopped.
+            self.started = unsafe { sys::rte_eth_dev_start(self.id) } == 0;
+            let try_ends = deadline.min(Instant::now() + if self.started { patience } else { PEER_PAUSE });
+            while Instant::now() < try_ends {
+                // SAFETY: the port is there.
+                if self.started && unsafe { sys::ferroce_link_is_up(self.id) } != 0 {
                     return Ok(());
                 }
                 thread::sleep(Duration::from_millis(1));
             }
-            if next > deadline {
+            if try_ends == deadline {
                 return Err(Error::Invalid {
                     parameter: "port",
                     value: self.name.clone(),
                     expected: format!(
-                        "a peer within {PEER_PATIENCE:?}: start the server of the memif first (with \
-                         zero-copy=yes DPDK finds one only at the first try)"
+                        "a peer within {PEER_PATIENCE:?}: start the server of the memif first{}",
+                        match tries {
+                            Tries::One => " (with zero-copy=yes DPDK takes its first answer for its last)",
+                            Tries::Many => "",
+                        }
                     ),
                 });
             }
-            // SAFETY: the port is started, and nobody but this function has it.
-            unsafe { sys::rte_eth_dev_stop(self.id) };
-            // SAFETY: the port is configured, and stopped.
-            self.check("starting the port", unsafe { sys::rte_eth_dev_start(self.id) })?;
+            if self.started {
+                patience *= 2;
+                // SAFETY: the port is started, and nobody but this function has it.
+                unsafe { sys::rte_eth_dev_stop(self.id) };
+            }
         }
     }
 
@@ -368,6 +382,8 @@ impl Drop for Port {
         // SAFETY: the port is ours, and none of its queues is in use any more. Taking its device off
         // closes it, and what it held of the pools comes back before they go.
         let removed = unsafe {
+            // DPDK's own thread may be at the same work, for the other end has gone.
+            sys::ferroce_await_control();
             if self.started {
                 sys::rte_eth_dev_stop(self.id);
             }
@@ -386,9 +402,11 @@ impl Drop for Port {
 pub(super) const BACKLOG: usize = 512;
 const _: () = assert!(BACKLOG.is_multiple_of(BURST));
 
-/// How long a port looks for its other end, and how long that has to answer each time.
+/// How long a port looks for its other end, how long that has to answer the first time, and when it is
+/// looked for again if there is nobody to answer.
 const PEER_PATIENCE: Duration = Duration::from_secs(10);
-const PEER_TIME: Duration = Duration::from_millis(100);
+const PEER_TIME: Duration = Duration::from_secs(2);
+const PEER_PAUSE: Duration = Duration::from_millis(250);
 /// Where there is no link that has one: as much as Ethernet's jumbo frames.
 const DEFAULT_MTU: u32 = 9000;
 /// IPv4's (RFC 791), so that everything can be told of.

@@ -45,6 +45,9 @@ pub(super) fn run(
         session.close()?;
     }
     session.control.send(&Message::Finish)?;
+    // A memif goes with its first end, and must not be polled by the other one then. The server's goes
+    // first, while nobody polls ours.
+    session.control.wait_closed(&session.end.interrupt)?;
     Ok((taken, results))
 }
 

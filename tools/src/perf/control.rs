@@ -84,6 +84,16 @@ impl Control {
         Ok((any, self.open))
     }
 
+    /// Waits until the other end has closed the connection, within patience.
+    pub(super) fn wait_closed(&mut self, interrupt: &Interrupt) -> Result<(), Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        while self.receive()?.1 && Instant::now() < deadline {
+            interrupt.check()?;
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
     /// The oldest message that has arrived.
     pub(super) fn take(&mut self) -> Option<Message> {
         self.messages.pop_front()

@@ -20,6 +20,7 @@ use crate::failure::{Failure, OrFail};
 
 /// One end of a measurement.
 pub(super) struct Session {
+    // Before the connection, whose end tells that the port is closed.
     pub(super) end: Endpoint,
     pub(super) control: Control,
     pub(super) plan: Plan,

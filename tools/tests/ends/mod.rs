@@ -124,8 +124,12 @@ impl Ferroce {
 
     /// SIGINT.
     pub(crate) fn interrupt(&self) {
+        self.signal("INT");
+    }
+
+    pub(crate) fn signal(&self, name: &str) {
         let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().unwrap().success());
+        assert!(Command::new("kill").args(["-s", name, &pid]).status().unwrap().success());
     }
 
     /// Waits for its end.
