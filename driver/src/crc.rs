@@ -77,6 +77,7 @@ impl Crc32 {
 
     /// As [`update`](Crc32::update), with the first 64 bytes of `data`, or as many as there are, ORed
     /// with `mask` first. `data` itself does not change.
+    #[inline(always)]
     pub fn update_masked(self, register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
         match self.0 {
             // SAFETY: a value of this level exists only where the processor has its features.

@@ -389,9 +389,10 @@ impl Context {
     /// well be done with it all; its peer is not.
     fn send_owed(&mut self, qp: Option<Qp>) {
         let Context { driver, engine, .. } = self;
+        engine.shared.hurry = true;
         // Twice: in the first an ACK may wait for requests.
         for _ in 0..2 {
-            if !engine.hurry(qp) {
+            if !engine.schedule_acks(qp) {
                 break;
             }
             engine.begin(engine.shared.now);
@@ -451,6 +452,7 @@ impl Context {
         self.engine.shared.srqs.get_mut(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))
     }
 
+    #[inline(always)]
     fn qp(&mut self, qp: Qp) -> Result<(&mut QueuePair, &mut Shared), Error> {
         let Engine { qps, shared, .. } = &mut self.engine;
         let queue_pair = qps.get_mut(qp.0).ok_or_else(|| invalid_handle("QP", qp.0))?;
@@ -458,13 +460,14 @@ impl Context {
     }
 }
 
-/// How soon a port that was full is tried again.
-const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 impl Drop for Context {
     fn drop(&mut self) {
         self.send_owed(None);
     }
 }
+
+/// How soon a port that was full is tried again.
+const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;

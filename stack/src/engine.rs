@@ -92,11 +92,9 @@ impl Engine {
         self.shared.active.extend(self.shared.later.drain(..));
     }
 
-    /// From now on no ACK is kept back: that of `qp`, or of every queue pair, goes out with the next polls.
-    /// Returns whether any is owed.
-    pub(crate) fn hurry(&mut self, qp: Option<Qp>) -> bool {
+    /// Schedules `qp`, or every queue pair, if it owes an ACK. Returns whether any does.
+    pub(crate) fn schedule_acks(&mut self, qp: Option<Qp>) -> bool {
         let Engine { qps, shared, .. } = self;
-        shared.hurry = true;
         let mut any = false;
         let all = 0..if qp.is_none() { qps.capacity() as u32 } else { 0 };
         for index in all.chain(qp.map(|qp| qp.0.index)) {

@@ -218,17 +218,17 @@ impl MemoryRegions {
         if sges.iter().all(fine) { Ok(()) } else { Err(LocalProtection) }
     }
 
-    /// The `len` bytes of `sge` from byte `skip` on, likewise, if it has as many.
-    #[inline]
-    pub(crate) fn piece(&self, sge: &Sge, skip: u32, len: u32) -> Option<&[u8]> {
-        let start = usize::try_from(sge.offset).ok()?.checked_add(skip as usize)?;
-        self.slab.get(sge.mr.0)?.memory.get(start..start.checked_add(len as usize)?)
-    }
-
     /// The `len` bytes of `sges` from byte `skip` of them on, piece by piece. They passed
     /// [`check_local`](Self::check_local) and are pinned since.
     pub(crate) fn pieces<'a>(&'a self, sges: &'a [Sge], skip: u32, len: u32) -> Pieces<'a> {
         Pieces { mrs: self, sges: sges.iter(), skip: skip as usize, left: len as usize }
+    }
+
+    /// The same bytes of a list of one, without the machinery for several; `None` if it has fewer.
+    #[inline(always)]
+    pub(crate) fn piece(&self, sge: &Sge, skip: u32, len: u32) -> Option<&[u8]> {
+        let start = usize::try_from(sge.offset).ok()?.checked_add(skip as usize)?;
+        self.slab.get(sge.mr.0)?.memory.get(start..start.checked_add(len as usize)?)
     }
 
     /// Holds bytes of a region for a port that sends them from where they are.
@@ -252,7 +252,7 @@ impl MemoryRegions {
     }
 
     /// Whether a packet for `qp` of `pd` may use `len` bytes at `va` with `access`.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn grant(
         &self,
         pd: Pd,
@@ -276,7 +276,7 @@ impl MemoryRegions {
         self.reach(pd, qp, rkey, access).map(drop)
     }
 
-    #[inline]
+    #[inline(always)]
     fn reach(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<Reach<'_>, RemoteAccess> {
         let at = |index| self.slab.at(index).ok_or(RemoteAccess);
         let (reach, granted) = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {
@@ -306,6 +306,7 @@ impl MemoryRegions {
     }
 
     /// As [`granted`](Self::granted), to write.
+    #[inline(always)]
     pub(crate) fn granted_mut(&mut self, grant: Granted) -> &mut [u8] {
         match self.slab.at_mut(grant.index) {
             Some(region) => &mut region.memory[grant.start..grant.start + grant.len],

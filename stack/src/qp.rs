@@ -227,7 +227,7 @@ impl Connection {
     }
 
     /// Whether a packet with these addresses is the peer's.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn admits(&self, packet: &Packet<'_>) -> bool {
         let addresses = packet.address_bytes();
         // An array's length is known, so that comparing is an instruction and no call.
@@ -487,7 +487,7 @@ impl QueuePair {
     }
 
     /// The end of a send that was just taken out of the queue.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_send(&mut self, shared: &mut Shared, ended: &Ended, status: WcStatus) {
         let failed = status != WcStatus::Success;
         if ended.signaled || self.signal_all || failed {
@@ -527,6 +527,7 @@ impl QueuePair {
         }
     }
 
+    #[inline(always)]
     pub(crate) fn push(&mut self, shared: &mut Shared, cq: Cq, wc: WorkCompletion, solicited: bool) {
         if !shared.complete(cq, wc, solicited) {
             self.overflowed = true;

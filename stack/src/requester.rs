@@ -402,7 +402,7 @@ impl QueuePair {
     }
 
     /// Completes the oldest send as successful.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn complete_oldest(&mut self, shared: &mut Shared) {
         if let Some(ended) = self.sq.pop(&mut shared.mrs) {
             self.requester.reads_outstanding -= u32::from(ended.is_read_or_atomic);
@@ -509,7 +509,7 @@ impl QueuePair {
     }
 
     /// Writes packet `packet` of the work request `number`, which takes `count` PSNs.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn write_request(
         &self,
         shared: &mut Shared,

@@ -216,7 +216,7 @@ impl QueuePair {
     }
 
     /// Takes the request whose turn it is.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn receive_expected(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         self.note_established(shared);
         match self.execute(shared, packet) {
@@ -263,7 +263,7 @@ impl QueuePair {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(crate) fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let Some(path_mtu) = self.path_mtu() else { return Err(Refusal::Invalid) };
         let opcode = packet.opcode;
@@ -302,7 +302,7 @@ impl QueuePair {
     }
 
     /// Whether the queue pair was given the right to this operation.
-    #[inline]
+    #[inline(always)]
     fn allows(&self, packet: &Packet<'_>) -> bool {
         let needed = match packet.opcode.operation() {
             Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,

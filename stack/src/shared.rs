@@ -108,6 +108,7 @@ impl Shared {
     /// Puts a completion into `cq`. Returns whether there was room; a queue without room says so
     /// once and takes nothing more.
     #[must_use]
+    #[inline(always)]
     pub(crate) fn complete(&mut self, cq: Cq, wc: WorkCompletion, solicited: bool) -> bool {
         let Some(queue) = self.cqs.get_mut(cq.0) else { return false };
         match queue.push(wc, solicited) {

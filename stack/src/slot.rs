@@ -43,7 +43,7 @@ impl<'a> Slot<'a> {
     }
 
     /// Begins a frame whose payload stays where it is, if it is pinned.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn start_pinned<'b>(
         &'b mut self,
         path: &'b PathHeader,

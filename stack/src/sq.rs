@@ -127,7 +127,7 @@ impl SendQueue {
     }
 
     /// Ends `frame` with the `len` bytes of the message `number` from byte `skip` on.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn fill(
         &self,
         frame: FrameBuilder<'_>,
@@ -142,7 +142,7 @@ impl SendQueue {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<&'a [u8]> {
         let index = self.index(number);
         if self.wqes[index].inline {
@@ -205,7 +205,7 @@ impl SendQueue {
     }
 
     /// Takes the oldest out and lets go of its memory.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<Ended> {
         let wqe = self.front()?;
         let ended = Ended {

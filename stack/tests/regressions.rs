@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use ferroce::wire::{Feth, FlushType, Opcode, Selectivity};
 use ferroce::*;
-use packet::{NAK_ACCESS, ack, nak, packet, payload};
+use packet::{NAK_ACCESS, Script, ack, nak, packet, payload};
 use peer::{Peer, RQ, SQ, all_access, pattern};
 
 /// A late duplicate of a READ, answered already, and behind it the message that takes the key away:
@@ -239,34 +239,37 @@ fn a_read_whose_memory_went_away_does_not_fail_the_receive_of_a_later_message() 
     peer.expect_state(QpState::Error);
 }
 
+/// A request comes, and is taken in a poll that sends nothing.
+fn arrive(peer: &mut Peer, request: Script) {
+    peer.arrive([request]);
+    assert_eq!(peer.context.poll(peer.now).unwrap(), 1, "the request comes, and nothing goes");
+}
+
+/// The application answers by a WRITE.
+fn answer(peer: &mut Peer, wr_id: u64, psn: u32) {
+    peer.post_write(wr_id, &pattern(8));
+    peer.expect(Opcode::RC_WRITE_ONLY, psn);
+}
+
 /// An ACK that went out in the poll which took the request was always ahead of the application's
 /// answer, and cost a frame's time on the way back. It goes behind what the application posts between
 /// two polls, and stays there for a while; an answer posted later finds it gone.
 #[test]
 fn an_ack_goes_behind_the_applications_answer() {
-    use Opcode as O;
     let mut peer = Peer::new();
     let mr = peer.memory(&pattern(8));
     let rkey = peer.remote(mr).rkey;
-    let write = |psn| packet(O::RC_WRITE_ONLY, psn).reth(0, rkey, 8).payload(&pattern(8)).ack_req();
-    let arrive = |peer: &mut Peer, turn: u32| {
-        peer.arrive([write(RQ + turn)]);
-        assert_eq!(peer.context.poll(peer.now).unwrap(), 1, "the WRITE comes, and nothing goes");
-    };
-    let answer = |peer: &mut Peer, turn: u32| {
-        peer.post_write(turn.into(), &pattern(8));
-        peer.expect(O::RC_WRITE_ONLY, SQ + turn);
-    };
-    arrive(&mut peer, 0);
+    let write = |psn| packet(Opcode::RC_WRITE_ONLY, psn).reth(0, rkey, 8).payload(&pattern(8)).ack_req();
+    arrive(&mut peer, write(RQ));
     assert_eq!(peer.context.next_timeout(), Some(peer.now), "there is an ACK to send");
-    answer(&mut peer, 0);
+    answer(&mut peer, 0, SQ);
     peer.expect_ack(RQ, 1);
     peer.inject(ack(SQ, 1));
     peer.expect_wc(0, WcStatus::Success);
     // From here on it stays behind answers for 50 µs, and acknowledges all that has come till then.
     for turn in 1..5 {
-        arrive(&mut peer, turn);
-        answer(&mut peer, turn);
+        arrive(&mut peer, write(RQ + turn));
+        answer(&mut peer, turn.into(), SQ + turn);
         peer.inject(ack(SQ + turn, turn + 1));
         peer.expect_wc(turn.into(), WcStatus::Success);
         peer.expect_nothing();
@@ -276,7 +279,7 @@ fn an_ack_goes_behind_the_applications_answer() {
     peer.advance(Duration::from_micros(11));
     peer.expect_ack(RQ + 4, 5);
     // Without an answer it goes with the next poll, and is not forgotten.
-    arrive(&mut peer, 5);
+    arrive(&mut peer, write(RQ + 5));
     peer.expect_ack(RQ + 5, 6);
     assert_eq!(peer.context.next_timeout().filter(|at| *at <= peer.now), None);
     peer.expect_nothing();
@@ -317,8 +320,7 @@ fn an_ack_is_not_lost_with_its_queue_pair() {
     for end in ends {
         let mut peer = Peer::new();
         peer.post_recv(1, 8);
-        peer.arrive([packet(Opcode::RC_SEND_ONLY, RQ).payload(b"bye").ack_req()]);
-        assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
+        arrive(&mut peer, packet(Opcode::RC_SEND_ONLY, RQ).payload(b"bye").ack_req());
         let completion = peer.context.poll_cq(peer.cq).unwrap();
         assert_eq!(completion.map(|wc| wc.status), Some(WcStatus::Success));
         end(&mut peer);
@@ -328,10 +330,8 @@ fn an_ack_is_not_lost_with_its_queue_pair() {
         let mut peer = Peer::new();
         for turn in 0..2 {
             peer.post_recv(1, 8);
-            peer.arrive([packet(Opcode::RC_SEND_ONLY, RQ + turn).payload(b"bye").ack_req()]);
-            assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
-            peer.post_write(2, &pattern(8));
-            peer.expect(Opcode::RC_WRITE_ONLY, SQ + turn);
+            arrive(&mut peer, packet(Opcode::RC_SEND_ONLY, RQ + turn).payload(b"bye").ack_req());
+            answer(&mut peer, 2, SQ + turn);
             if turn == 0 {
                 peer.expect_ack(RQ, 1);
             }
@@ -350,10 +350,8 @@ fn an_ack_is_not_lost_with_an_answer_that_fails() {
     let mut peer = Peer::new();
     for turn in 0..2 {
         peer.post_recv(turn.into(), 8);
-        peer.arrive([packet(Opcode::RC_SEND_ONLY, RQ + turn).payload(b"ask").ack_req()]);
-        assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
-        peer.post_write((10 + turn).into(), &pattern(8));
-        peer.expect(Opcode::RC_WRITE_ONLY, SQ + turn);
+        arrive(&mut peer, packet(Opcode::RC_SEND_ONLY, RQ + turn).payload(b"ask").ack_req());
+        answer(&mut peer, (10 + turn).into(), SQ + turn);
         peer.expect_wc(turn.into(), WcStatus::Success);
         if turn == 0 {
             peer.expect_ack(RQ, 1);
@@ -377,10 +375,8 @@ fn an_ack_is_kept_from_nobody_who_asks_again() {
     let rkey = peer.remote(mr).rkey;
     let write = |psn| packet(Opcode::RC_WRITE_ONLY, psn).reth(0, rkey, 8).payload(&pattern(8)).ack_req();
     for turn in 0..2 {
-        peer.arrive([write(RQ + turn)]);
-        assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
-        peer.post_write(turn.into(), &pattern(8));
-        peer.expect(Opcode::RC_WRITE_ONLY, SQ + turn);
+        arrive(&mut peer, write(RQ + turn));
+        answer(&mut peer, turn.into(), SQ + turn);
         peer.inject(ack(SQ + turn, turn + 1));
         peer.expect_wc(turn.into(), WcStatus::Success);
         if turn == 0 {

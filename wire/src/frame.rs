@@ -154,7 +154,7 @@ impl PathHeader {
     }
 
     /// Writes the lengths, and the IPv4 checksum, of a frame that ends at `end`.
-    #[inline]
+    #[inline(always)]
     fn put_lengths(&self, frame: &mut [u8], end: usize) {
         let network_start = usize::from(self.network_start);
         let packet = &mut frame[network_start..];
@@ -300,7 +300,7 @@ impl<'a> FrameBuilder<'a> {
     }
 
     /// As [`finish`](FrameBuilder::finish), with the ICRC by `crc`.
-    #[inline]
+    #[inline(always)]
     pub fn finish_with(mut self, crc: impl Crc32) -> usize {
         self.end_headers();
         let network = usize::from(self.path.network_start);
@@ -312,7 +312,7 @@ impl<'a> FrameBuilder<'a> {
 
     /// Ends a frame with the payload that is in `pieces`, all together as long as was said. Returns its
     /// bytes, or what it has in `head` and in `tail`, for a payload that is apart.
-    #[inline]
+    #[inline(always)]
     pub fn fill<'p>(mut self, crc: impl Crc32, pieces: impl Iterator<Item = &'p [u8]>) -> (usize, usize) {
         if self.apart.is_none() && self.payload_len < FUSED_MIN {
             let mut rest = self.payload();
