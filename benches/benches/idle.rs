@@ -5,6 +5,10 @@
 //! acknowledgement, when the runner has served it, and to the application's thread having the completion,
 //! which is a second wake-up where that thread blocks. Beside them stands the kernel's own: a datagram
 //! over `lo` to a thread that blocks in `recv`, in the same rounds.
+//!
+//! The runner and the thread that blocks in `recv` have one core, what sends to them and what waits for the
+//! completion the other: a scheduler that wakes a thread on the core of one that spins lets it wait for a
+//! time slice, which is milliseconds.
 
 use std::net::UdpSocket;
 use std::thread;
@@ -14,7 +18,7 @@ use ferroce::driver::loopback;
 use ferroce::{
     Clock, Context, Cq, Data, Delivery, Error, HandleConfig, Idle, PacketDriver, Poller, Qp,
     ReceiveWorkRequest, RemoteAddress, Runner, RunnerConfig, RunnerHandle, SendFlags, SendOp,
-    SendWorkRequest, WcStatus, WorkCompletion,
+    SendWorkRequest, WcStatus, WorkCompletion, pin_to_core,
 };
 use ferroce_benches::pair::{End, Pair, Setup};
 use ferroce_benches::report::{CpuTime, Median, Options};
@@ -35,7 +39,8 @@ const WAYS: [(&str, Idle, Idle); 3] = [
 const LONG: Duration = Duration::from_secs(10);
 
 type Ports = [Box<dyn PacketDriver>; 2];
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+type Outcome<T> = Result<T, Failure>;
 
 /// How much of everything.
 struct Scale {
@@ -52,11 +57,39 @@ fn main() -> Outcome<()> {
         Scale { rest: Duration::from_millis(50), wakeups: 2, rounds: 1, messages: 100 },
         Scale { rest: Duration::from_secs(3), wakeups: 100, rounds: 7, messages: 100_000 },
     );
-    let loopback = measure_idle("loopback", loopback_ports, &scale)?;
-    let af_xdp = measure_af_xdp(&scale)?;
+    let cores = Cores::find();
+    let loopback = measure_idle("loopback", loopback_ports, &scale, cores)?;
+    let af_xdp = measure_af_xdp(&scale, cores)?;
     let rings = measure_rings(&scale)?;
     options.save(&json!({ "bench": "idle", "loopback": loopback, "af_xdp": af_xdp, "rings": rings }))?;
     Ok(())
+}
+
+/// Where threads run; anywhere if this process has but one core.
+#[derive(Clone, Copy)]
+struct Cores {
+    /// Who sends, and who waits for the completion.
+    near: Option<usize>,
+    /// The runner.
+    far: Option<usize>,
+}
+
+impl Cores {
+    fn find() -> Cores {
+        let ids = core_affinity::get_core_ids().unwrap_or_default();
+        match &ids[..] {
+            [near, far, ..] => Cores { near: Some(near.id), far: Some(far.id) },
+            _ => {
+                println!("one core for all threads: wake-ups wait for time slices");
+                Cores { near: None, far: None }
+            }
+        }
+    }
+}
+
+/// Keeps the calling thread on that core.
+fn settle(core: Option<usize>) -> Result<(), Error> {
+    core.map_or(Ok(()), pin_to_core)
 }
 
 fn loopback_ports() -> Outcome<Ports> {
@@ -66,7 +99,7 @@ fn loopback_ports() -> Outcome<Ports> {
 
 /// The same between namespaces; null where that is not possible, and why is said aloud.
 #[cfg(feature = "af_xdp")]
-fn measure_af_xdp(scale: &Scale) -> Outcome<Value> {
+fn measure_af_xdp(scale: &Scale, cores: Cores) -> Outcome<Value> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
     let Some(pair) = namespaces::Pair::new(1500) else { return Ok(Value::Null) };
     let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
@@ -74,17 +107,22 @@ fn measure_af_xdp(scale: &Scale) -> Outcome<Value> {
         let a: Result<_, ferroce::driver::Error> = pair.in_a(open);
         Ok([a?, pair.in_b(open)?])
     };
-    measure_idle("af_xdp on veth", ports, scale)
+    measure_idle("af_xdp on veth", ports, scale, cores)
 }
 
 #[cfg(not(feature = "af_xdp"))]
-fn measure_af_xdp(_: &Scale) -> Outcome<Value> {
+fn measure_af_xdp(_: &Scale, _: Cores) -> Outcome<Value> {
     println!("skipped: built without the AF_XDP driver");
     Ok(Value::Null)
 }
 
 /// Rest and wake-ups, all ways, by turns.
-fn measure_idle(name: &str, ports: impl Fn() -> Outcome<Ports>, scale: &Scale) -> Outcome<Value> {
+fn measure_idle(
+    name: &str,
+    ports: impl Fn() -> Outcome<Ports>,
+    scale: &Scale,
+    cores: Cores,
+) -> Outcome<Value> {
     println!("{name}: a runner with nothing to do, and its first packet after {SILENCE:?} of silence");
     println!(
         "{:>12} {:>14} {:>14} {:>8} {:>12} {:>15} {:>8}",
@@ -97,7 +135,7 @@ fn measure_idle(name: &str, ports: impl Fn() -> Outcome<Ports>, scale: &Scale) -
         let [mut near, far] = Pair::new(ports()?, &setup)?.ends;
         let End { context, cq, qps, mr, .. } = far;
         let qp = qps[0];
-        let runner = Runner::start(context, &RunnerConfig { idle, core: None })?;
+        let runner = Runner::start(context, &RunnerConfig { idle, core: cores.far })?;
         let mut handle = runner.handle(&HandleConfig { idle: waits, ..HandleConfig::default() })?;
         handle.deliver(cq)?;
 
@@ -107,11 +145,11 @@ fn measure_idle(name: &str, ports: impl Fn() -> Outcome<Ports>, scale: &Scale) -
         for n in 0..scale.wakeups as u64 {
             let receive = ReceiveWorkRequest { wr_id: n, sges: &[sge] };
             handle.post_recv(qp, &receive)?;
-            let (answered, delivered) = wake_up(&mut near, &mut handle, n)?;
+            let (answered, delivered) = wake_up(&mut near, &mut handle, n, cores.near)?;
             served.push(answered);
             times.push(delivered);
             if way == "block" {
-                kernel.push(wake_by_kernel()?);
+                kernel.push(wake_by_kernel(cores)?);
             }
         }
         let [served_p50, served_p99] = percentiles(&mut served);
@@ -129,9 +167,10 @@ fn measure_idle(name: &str, ports: impl Fn() -> Outcome<Ports>, scale: &Scale) -
         drop(runner);
     }
     let [p50, p99] = percentiles(&mut kernel);
-    println!("{:>12} {:>14} {:>14} {:>8} {:>12} {p50:>15.1} {p99:>8.1}", "kernel's UDP", "", "", "", "");
+    let late = kernel.iter().filter(|time| **time > 100.0).count();
+    println!("{:>12} {:>14} {p50:>14.1} {p99:>8.1} {late:>5} of {:>3}", "kernel's UDP", "", kernel.len());
     println!();
-    Ok(json!({ "rows": rows, "kernel": { "p50_us": p50, "p99_us": p99 } }))
+    Ok(json!({ "rows": rows, "kernel": { "p50_us": p50, "p99_us": p99, "over_100_us": late } }))
 }
 
 /// The share of a core that the runner's thread has over this time.
@@ -144,24 +183,29 @@ fn share_at_rest(handle: &mut RunnerHandle, time: Duration) -> Result<f64, Error
 
 /// Microseconds from the peer's post to the acknowledgement, and to the completion at a thread that
 /// waits for it.
-fn wake_up(near: &mut End, handle: &mut RunnerHandle, n: u64) -> Outcome<(f64, f64)> {
+fn wake_up(near: &mut End, handle: &mut RunnerHandle, n: u64, core: Option<usize>) -> Outcome<(f64, f64)> {
     thread::scope(|scope| {
-        let waiter = scope.spawn(|| {
+        let waiter = scope.spawn(move || {
+            settle(core)?;
             let delivery = handle.wait(LONG)?;
             let time = Instant::now();
             Ok::<_, Error>((completion(delivery), time))
         });
-        thread::sleep(SILENCE);
-        let mut poller = Poller::spinning();
-        let op = SendOp::SendWithImm(n as u32);
-        let data = Data::Inline(&[0; 8]);
-        let sent = Instant::now();
-        let wr = SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED };
-        near.context.post_send(near.qps[0], &wr)?;
-        while near.context.poll_cq(near.cq)?.is_none() {
-            poller.poll(&mut near.context)?;
-        }
-        let answered = Instant::now();
+        let sender = scope.spawn(move || {
+            settle(core)?;
+            thread::sleep(SILENCE);
+            let mut poller = Poller::spinning();
+            let op = SendOp::SendWithImm(n as u32);
+            let data = Data::Inline(&[0; 8]);
+            let sent = Instant::now();
+            let wr = SendWorkRequest { wr_id: n, op, data, flags: SendFlags::SIGNALED };
+            near.context.post_send(near.qps[0], &wr)?;
+            while near.context.poll_cq(near.cq)?.is_none() {
+                poller.poll(&mut near.context)?;
+            }
+            Ok::<_, Error>((sent, Instant::now()))
+        });
+        let (sent, answered) = sender.join().map_err(|_| "the sending thread panicked")??;
         let (wc, woken) = waiter.join().map_err(|_| "the waiting thread panicked")??;
         assert_eq!((wc.status, wc.immediate), (WcStatus::Success, Some(n as u32)));
         let micros = |end: Instant| (end - sent).as_nanos() as f64 / 1000.0;
@@ -170,15 +214,24 @@ fn wake_up(near: &mut End, handle: &mut RunnerHandle, n: u64) -> Outcome<(f64, f
 }
 
 /// The same with a datagram and a thread that blocks for it.
-fn wake_by_kernel() -> Outcome<f64> {
+fn wake_by_kernel(cores: Cores) -> Outcome<f64> {
     let (near, far) = (UdpSocket::bind("127.0.0.1:0")?, UdpSocket::bind("127.0.0.1:0")?);
     let to = far.local_addr()?;
     far.set_read_timeout(Some(LONG))?;
     thread::scope(|scope| {
-        let waiter = scope.spawn(move || far.recv(&mut [0; 8]).map(|_| Instant::now()));
-        thread::sleep(SILENCE);
-        let sent = Instant::now();
-        near.send_to(&[0; 8], to)?;
+        let waiter = scope.spawn(move || {
+            settle(cores.far)?;
+            far.recv(&mut [0; 8])?;
+            Ok::<_, Failure>(Instant::now())
+        });
+        let sender = scope.spawn(move || {
+            settle(cores.near)?;
+            thread::sleep(SILENCE);
+            let sent = Instant::now();
+            near.send_to(&[0; 8], to)?;
+            Ok::<_, Failure>(sent)
+        });
+        let sent = sender.join().map_err(|_| "the sending thread panicked")??;
         let woken = waiter.join().map_err(|_| "the waiting thread panicked")??;
         Ok((woken - sent).as_nanos() as f64 / 1000.0)
     })
