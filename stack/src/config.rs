@@ -11,6 +11,9 @@ pub(crate) const MAX_WINDOW: u32 = (1 << 23) - 1;
 /// number that is free must be found quickly.
 const MAX_QPS: u32 = 1 << 20;
 
+/// As many as there can be queue pairs.
+const MAX_CONNECTIONS: u32 = MAX_QPS;
+
 /// Of everything else that is counted in a [`Config`].
 const MAX_OBJECTS: u32 = 1 << 24;
 
@@ -38,6 +41,11 @@ pub struct Config {
     pub max_ahs: u32,
     /// Attachments of UD queue pairs to multicast groups.
     pub max_mcast_attachments: u32,
+    /// Connections and searches of the connection manager, those that are not over yet included. It takes
+    /// its memory, about 700 bytes each, with the first `listen`, `connect` or `resolve`.
+    pub max_connections: u32,
+    /// Ports that the connection manager listens on.
+    pub max_listeners: u32,
     /// Asynchronous events that wait to be read; more are dropped and counted, but for completion
     /// events, which always find room.
     pub max_events: u32,
@@ -72,6 +80,8 @@ impl Default for Config {
             max_srqs: 64,
             max_ahs: 256,
             max_mcast_attachments: 256,
+            max_connections: 256,
+            max_listeners: 64,
             max_events: 1024,
             window: DEFAULT_WINDOW,
             reorder_packets: 1024,
@@ -95,6 +105,8 @@ impl Config {
             ("max_srqs", self.max_srqs, 0, MAX_OBJECTS),
             ("max_ahs", self.max_ahs, 0, MAX_OBJECTS),
             ("max_mcast_attachments", self.max_mcast_attachments, 0, MAX_OBJECTS),
+            ("max_connections", self.max_connections, 0, MAX_CONNECTIONS),
+            ("max_listeners", self.max_listeners, 0, MAX_CONNECTIONS),
             ("max_events", self.max_events, 0, MAX_OBJECTS),
             ("window", self.window, 1, MAX_WINDOW),
         ];
@@ -115,7 +127,7 @@ mod tests {
     #[test]
     fn every_number_has_a_limit() {
         type Set = fn(&mut Config) -> &mut u32;
-        let settings: [(&str, Set, u32); 10] = [
+        let settings: [(&str, Set, u32); 12] = [
             ("max_pds", |c| &mut c.max_pds, MAX_OBJECTS),
             ("max_mrs", |c| &mut c.max_mrs, MAX_OBJECTS),
             ("max_mws", |c| &mut c.max_mws, MAX_OBJECTS),
@@ -124,6 +136,8 @@ mod tests {
             ("max_srqs", |c| &mut c.max_srqs, MAX_OBJECTS),
             ("max_ahs", |c| &mut c.max_ahs, MAX_OBJECTS),
             ("max_mcast_attachments", |c| &mut c.max_mcast_attachments, MAX_OBJECTS),
+            ("max_connections", |c| &mut c.max_connections, MAX_CONNECTIONS),
+            ("max_listeners", |c| &mut c.max_listeners, MAX_CONNECTIONS),
             ("max_events", |c| &mut c.max_events, MAX_OBJECTS),
             ("window", |c| &mut c.window, MAX_WINDOW),
         ];

@@ -1,3 +1,4 @@
+mod connections;
 mod datagrams;
 mod memory;
 mod queues;
@@ -124,6 +125,7 @@ impl Context {
             ("srq", shared.srqs.usage()),
             ("ah", shared.ahs.usage()),
             ("qp", qps.usage()),
+            ("connection", self.engine.connections()),
         ];
         let in_use = resources.map(|(kind, (used, _))| (kind, used as u64));
         metrics.push_gauges("resource_in_use", "Objects that exist.", "resource", in_use);
@@ -195,6 +197,9 @@ impl Context {
             return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
         }
         self.send_owed(Some(qp));
+        if let Some((cm, mut verbs)) = self.engine.cm_if_used() {
+            cm.release(qp, &mut verbs);
+        }
         self.engine.destroy_qp(qp);
         self.cq(send_cq)?.users -= 1;
         self.cq(recv_cq)?.users -= 1;
@@ -416,9 +421,9 @@ impl Context {
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        let Shared { now, later, timers, .. } = &self.engine.shared;
+        let Shared { now, later, .. } = &self.engine.shared;
         if later.is_empty() {
-            let timer = timers.next_deadline().map_or(timeout, |at| at.since(*now));
+            let timer = self.engine.next_timeout().map_or(timeout, |at| at.since(*now));
             self.driver.wait(timeout.min(timer))?;
         }
         Ok(())
@@ -436,7 +441,7 @@ impl Context {
         let timer = self.next_timeout();
         let reader = self.exporter.as_ref().map(Exporter::next_look);
         // Frames that the port had no room for; nothing tells when it has.
-        let backlog = (!self.engine.shared.active.is_empty()).then(|| now + BACKLOG_RETRY);
+        let backlog = self.engine.has_backlog().then(|| now + BACKLOG_RETRY);
         [timer, reader, backlog].into_iter().flatten().min().map(|at| at.since(now))
     }
 
@@ -462,7 +467,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if let Some((cm, mut verbs)) = self.engine.cm_if_used() {
+            cm.disconnect_all(&mut verbs);
+        }
         self.send_owed(None);
+        // The peers that are told.
+        if let Err(error) = self.driver.tx_burst(self.engine.shared.now, &mut self.engine) {
+            tracing::debug!("connections end without a word: {error}");
+        }
     }
 }
 

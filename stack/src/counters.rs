@@ -123,6 +123,18 @@ counters! {
     ReqCqeError: "req_cqe_error", Mlx5;
     /// Sends flushed.
     ReqCqeFlushError: "req_cqe_flush_error", Mlx5;
+    /// Messages of the connection manager sent.
+    CmTxMsgs: "cm_tx_msgs", Ferroce;
+    /// Messages of the connection manager sent again, for nobody answered in time.
+    CmTxRetries: "cm_tx_retries", Ferroce;
+    /// Requests for connections or services that were refused.
+    CmTxRejects: "cm_tx_rejects", Ferroce;
+    /// Messages of the connection manager not sent, for too many wait for the port.
+    CmTxDropped: "cm_tx_dropped", Ferroce;
+    /// Messages of the connection manager received.
+    CmRxMsgs: "cm_rx_msgs", Ferroce;
+    /// Messages of the connection manager received again.
+    CmRxDuplicates: "cm_rx_duplicates", Ferroce;
     /// Completions that found their CQ full.
     CqOverflow: "cq_overflow", Ferroce;
     /// Events that found the event queue full.
@@ -183,6 +195,10 @@ counters! {
     RxAccessErrors: "rx_access_errors", Ferroce, dropped;
     /// Dropped: UD packets with another Q_Key.
     RxQkeyMismatch: "rx_qkey_mismatch", Ferroce, dropped;
+    /// Dropped: for QP1, and no message of the connection manager.
+    RxMadErrors: "rx_mad_errors", Ferroce, dropped;
+    /// Dropped: message of the connection manager for no exchange, or another peer's.
+    CmRxUnknown: "cm_rx_unknown", Ferroce, dropped;
     /// Dropped: UD messages longer than the receive.
     RxTooLong: "rx_too_long", Ferroce, dropped;
     /// Dropped: congestion notifications; nothing obeys them yet.

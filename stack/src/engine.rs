@@ -1,6 +1,8 @@
 use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, TAIL_MAX};
+use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, ParseError, Qpn, Service};
 
+use crate::cm::{ConnectionManager, Gsi, Verbs};
 use crate::config::Config;
 use crate::counters::Counter;
 use crate::key_table::KeyTable;
@@ -21,6 +23,10 @@ pub(crate) struct Engine {
     pub(crate) shared: Shared,
     pub(crate) groups: MulticastGroups,
     pub(crate) port: Port,
+    /// Since somebody has asked for connections.
+    cm: Option<Box<ConnectionManager>>,
+    max_connections: u32,
+    max_listeners: u32,
     /// For ports that are sockets, whose kernel numbers packets and does not tell peers' numbers.
     identifications: Identifications,
     /// The last identification that was found out.
@@ -44,6 +50,9 @@ impl Engine {
             identified: 0,
             groups: MulticastGroups::new(config.max_mcast_attachments),
             port,
+            cm: None,
+            max_connections: config.max_connections,
+            max_listeners: config.max_listeners,
             roce_v1: config.roce_v1,
             turn: 0,
             announced: 0,
@@ -85,6 +94,39 @@ impl Engine {
         }
     }
 
+    /// The connection manager, which there is from the first time on, and what it reaches.
+    pub(crate) fn cm(&mut self) -> Result<(&mut ConnectionManager, Verbs<'_>), Error> {
+        let Engine { cm, qps, shared, port, max_connections, max_listeners, .. } = self;
+        if let Some(terms) = port.socket
+            && Qpn::GSI.value() % terms.qpns.1 != terms.qpns.0
+        {
+            return Err(Error::Unsupported(
+                "connections on this context of a group: messages for QP1 come to another one",
+            ));
+        }
+        let cm = cm.get_or_insert_with(|| {
+            Box::new(ConnectionManager::new(*max_connections, *max_listeners, port, shared))
+        });
+        Ok((cm, Verbs { qps, shared, port }))
+    }
+
+    /// The same, if it is there.
+    pub(crate) fn cm_if_used(&mut self) -> Option<(&mut ConnectionManager, Verbs<'_>)> {
+        let Engine { cm, qps, shared, port, .. } = self;
+        Some((cm.as_deref_mut()?, Verbs { qps, shared, port }))
+    }
+
+    /// How many connections there are, and how many there can be.
+    pub(crate) fn connections(&self) -> (usize, usize) {
+        let unused = (0, self.max_connections as usize);
+        self.cm.as_ref().map_or(unused, |cm| cm.usage())
+    }
+
+    /// Whether there are frames that found no room in the port.
+    pub(crate) fn has_backlog(&self) -> bool {
+        !self.shared.active.is_empty() || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
+    }
+
     /// A poll begins.
     pub(crate) fn begin(&mut self, now: Nanos) {
         self.shared.now = now;
@@ -110,10 +152,11 @@ impl Engine {
 
     /// When there is something to do even if no frame comes: at once if an ACK waits for the next poll.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
-        match self.shared.later.is_empty() {
-            true => self.shared.timers.next_deadline(),
-            false => Some(self.shared.now),
+        if !self.shared.later.is_empty() {
+            return Some(self.shared.now);
         }
+        let connections = self.cm.as_ref().and_then(|cm| cm.next_deadline());
+        [self.shared.timers.next_deadline(), connections].into_iter().flatten().min()
     }
 
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
@@ -157,7 +200,9 @@ impl Engine {
         if packet.bth.dest_qpn() == Qpn::MULTICAST {
             return self.dispatch_multicast(packet);
         }
-        let index = self.slot_of(packet.bth.dest_qpn().value()).ok_or(Counter::RxUnknownQp)?;
+        let Some(index) = self.slot_of(packet.bth.dest_qpn().value()) else {
+            return self.receive_mad(packet);
+        };
         let qp = self.qps.at_mut(index).ok_or(Counter::RxUnknownQp)?;
         if qp.service == Service::Ud {
             if !self.port.is_destination(packet) {
@@ -212,6 +257,23 @@ impl Engine {
         }
     }
 
+    /// Takes a packet for no ordinary queue pair: for QP1, or for none.
+    #[cold]
+    fn receive_mad(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
+        let is_for_cm = packet.bth.dest_qpn() == Qpn::GSI && packet.header != NetworkHeader::Grh;
+        let Some((cm, mut verbs)) = self.cm_if_used().filter(|_| is_for_cm) else {
+            return Err(Counter::RxUnknownQp);
+        };
+        if !verbs.port.is_destination(packet) {
+            return Err(Counter::RxWrongAddress);
+        }
+        check_pkey(packet)?;
+        let mad = Gsi::payload(packet)?;
+        let message = CmMessage::parse(mad).map_err(|_| Counter::RxMadErrors)?;
+        verbs.shared.count(Counter::CmRxMsgs);
+        cm.receive(packet, &message, &mut verbs)
+    }
+
     /// A copy for each queue pair that has joined the group.
     fn dispatch_multicast(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
         let group = packet.network().destination;
@@ -239,11 +301,23 @@ impl Engine {
                 qp.on_timer(&mut self.shared);
             }
         }
+        let begun = std::mem::take(&mut self.shared.comm_est);
+        if let Some((cm, mut verbs)) = self.cm_if_used() {
+            if begun {
+                cm.on_first_packets(&mut verbs);
+            }
+            cm.fire_timers(&mut verbs);
+        }
     }
 
     /// The transmit phase: writes one frame of the queue pair whose turn it is.
     #[inline]
     fn transmit(&mut self, slot: &mut Slot<'_>) -> Option<usize> {
+        if let Some(cm) = &mut self.cm
+            && let Some(length) = cm.gsi.transmit(&mut self.shared, slot)
+        {
+            return Some(length);
+        }
         while let Some(index) = self.shared.active.front().copied() {
             if self.turn == QUANTUM {
                 self.turn = 0;

@@ -13,6 +13,7 @@ mod access;
 mod address;
 mod affinity;
 mod ah;
+mod cm;
 mod completer;
 mod config;
 mod context;
@@ -55,6 +56,9 @@ mod wr;
 pub use access::Access;
 pub use address::{AddressVector, GidEntry, Port};
 pub use affinity::pin_to_core;
+pub use cm::{
+    CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PortSpace, PrivateData,
+};
 pub use config::{Config, DEFAULT_WINDOW};
 pub use context::Context;
 pub use counters::{Counter, Counters, Origin};

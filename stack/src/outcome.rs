@@ -157,6 +157,16 @@ impl Outcomes {
         Outcomes { ring: VecDeque::with_capacity(depth), depth, repairs, maybe_owed: false }
     }
 
+    /// For a new connection. Memory that is there already is used again, as far as it goes.
+    pub(crate) fn renewed(mut self, depth: u8, selective_repeat: bool) -> Outcomes {
+        self.ring.clear();
+        if selective_repeat {
+            return Outcomes::new(depth, true);
+        }
+        self.resize(depth);
+        Outcomes { ring: self.ring, depth: self.depth, ..Outcomes::default() }
+    }
+
     /// Forgets the oldest, if all places are taken. One that was never sent is live, and a peer
     /// with more of those than it was told breaks the contract. One that is owed again is not: a
     /// peer that sends something new has its answer already.

@@ -56,7 +56,7 @@ pub(crate) struct Responder {
     min_rnr_timer: Option<RnrTimer>,
     rnr_naks: RnrNaks,
     /// The first request has come.
-    established: bool,
+    pub(crate) established: bool,
 }
 
 /// Keeps whoever repeats one packet from getting an RNR NAK for each.
@@ -105,13 +105,19 @@ impl Default for Responder {
 }
 
 impl Responder {
-    pub(crate) fn new(attributes: &ReadyToReceive) -> Responder {
+    /// For a connection, in the memory of the one before it.
+    pub(crate) fn renewed(self, attributes: &ReadyToReceive) -> Responder {
         Responder {
             expected: attributes.rq_psn,
-            outcomes: Outcomes::new(attributes.max_dest_rd_atomic, attributes.selective_repeat),
+            outcomes: self.outcomes.renewed(attributes.max_dest_rd_atomic, attributes.selective_repeat),
             min_rnr_timer: Some(attributes.min_rnr_timer),
             ..Responder::default()
         }
+    }
+
+    /// Takes the memory for as many READs and atomics now, while that is welcome.
+    pub(crate) fn reserve(&mut self, max_dest_rd_atomic: u8) {
+        self.outcomes.resize(max_dest_rd_atomic);
     }
 
     /// Of an unreliable connection.
@@ -235,6 +241,7 @@ impl QueuePair {
     pub(crate) fn note_established(&mut self, shared: &mut Shared) {
         if self.state == QpState::Rtr && !self.responder.established {
             self.responder.established = true;
+            shared.comm_est = true;
             shared.raise(Event::CommEst(self.handle));
         }
     }

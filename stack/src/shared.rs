@@ -37,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) active: VecDeque<u32>,
     /// Those whose ACK waits for the next poll; they are not in `active`.
     pub(crate) later: Vec<u32>,
+    /// A first packet came to a queue pair in RTR.
+    pub(crate) comm_est: bool,
     /// No ACK is kept back: there may be no more polls.
     pub(crate) hurry: bool,
     pub(crate) window: u32,
@@ -63,6 +65,7 @@ impl Shared {
             timers: TimerWheel::new(config.max_qps),
             active: VecDeque::with_capacity(config.max_qps as usize),
             later: Vec::with_capacity(config.max_qps as usize),
+            comm_est: false,
             hurry: false,
             window: config.window.min(admitted(port)),
             reorder: ReorderPool::new(config.reorder_packets),

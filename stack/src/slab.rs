@@ -134,6 +134,14 @@ impl<T> Slab<T> {
         Some(value)
     }
 
+    pub(crate) fn iter_with_handles(&self) -> impl Iterator<Item = (Handle, &T)> {
+        let slots = (0..).zip(&self.slots);
+        slots.filter_map(|(index, Slot { generation, value })| {
+            let handle = Handle { index, generation: *generation };
+            value.as_ref().map(|value| (handle, value))
+        })
+    }
+
     pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
         self.slots.iter().filter_map(|slot| slot.value.as_ref())
     }

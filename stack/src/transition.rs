@@ -255,7 +255,7 @@ impl QueuePair {
         connection: Connection,
     ) -> Result<(), Error> {
         self.require_init()?;
-        self.responder = Responder::new(attributes);
+        self.responder = std::mem::take(&mut self.responder).renewed(attributes);
         if attributes.selective_repeat {
             shared.reorder.prepare();
             self.selective = Some(Box::new(Selective::new(attributes.rq_psn, shared.window)));

@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce::driver::pcap::Recorder;
 use ferroce::{
-    AddressVector, Config, Context, Cq, DeviceSpec, Event, Gid, Idle, Nanos, Notify, PacketDriver, PathMtu,
-    Pd, Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer, Transition, WorkCompletion, pin_to_core,
+    AddressVector, CmEvent, Config, Context, Cq, DeviceSpec, Event, Gid, Idle, Nanos, Notify, PacketDriver,
+    PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer, Transition, WorkCompletion,
+    pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -229,6 +230,16 @@ impl Endpoint {
         self.context.modify_qp(qp, Transition::ReadyToReceive(receive))?;
         self.context.modify_qp(qp, Transition::ReadyToSend(send))?;
         Ok(())
+    }
+
+    /// The next event of the connection manager, as long as it may take.
+    pub(crate) fn wait_cm_event(&mut self) -> Result<CmEvent, Failure> {
+        loop {
+            if let Some(event) = self.context.next_cm_event() {
+                return Ok(event);
+            }
+            self.poll()?;
+        }
     }
 
     fn check_events(&mut self) -> Result<(), Failure> {

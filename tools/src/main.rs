@@ -8,6 +8,7 @@ mod failure;
 mod netns;
 mod perf;
 mod pingpong;
+mod rping;
 mod selftest;
 mod stat;
 mod tcp;
@@ -33,6 +34,7 @@ enum Command {
     Dissect(dissect::Args),
     Perf(perf::Args),
     Pingpong(pingpong::Args),
+    Rping(rping::Args),
     Stat(stat::Args),
 }
 
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         Command::Dissect(args) => dissect::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Pingpong(args) => pingpong::run(args),
+        Command::Rping(args) => rping::run(args),
         Command::Stat(args) => stat::run(args),
     }
 }

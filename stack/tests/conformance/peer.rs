@@ -558,7 +558,11 @@ impl Peer {
         self.poll();
         let (at, frame) = self.cable.lock().unwrap().from_engine.pop_front()?;
         let got = Got::parse(at, frame);
-        assert!([PEER_QPN, Qpn::MULTICAST].contains(&got.dest_qpn), "destination of {got}: {}", got.dest_qpn);
+        assert!(
+            [PEER_QPN, Qpn::MULTICAST, Qpn::GSI].contains(&got.dest_qpn),
+            "destination of {got}: {}",
+            got.dest_qpn
+        );
         Some(got)
     }
 

@@ -106,6 +106,8 @@ impl RejectReason {
     pub const INVALID_COMM_ID: RejectReason = RejectReason(6);
     /// Nobody listens on the service id.
     pub const INVALID_SERVICE_ID: RejectReason = RejectReason(8);
+    /// The transport can't be had.
+    pub const INVALID_TRANSPORT: RejectReason = RejectReason(9);
     /// The queue pair belongs to a connection that is not over yet.
     pub const STALE_CONNECTION: RejectReason = RejectReason(10);
     /// The GID is not the receiver's.
@@ -125,6 +127,7 @@ impl RejectReason {
             RejectReason::TIMEOUT => "timeout",
             RejectReason::INVALID_COMM_ID => "invalid communication id",
             RejectReason::INVALID_SERVICE_ID => "invalid service id",
+            RejectReason::INVALID_TRANSPORT => "invalid transport",
             RejectReason::STALE_CONNECTION => "stale connection",
             RejectReason::INVALID_GID => "invalid GID",
             RejectReason::INVALID_MTU => "invalid MTU",

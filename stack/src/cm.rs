@@ -1,0 +1,610 @@
+//! The connection manager: IB CM over the general service interface (QP1), with addresses and ports as
+//! rdma_cm has them (protocol.md §2).
+//!
+//! A state machine without IO, as the rest of the engine: MADs come in from the receive phase and wait in
+//! [`Gsi`] for the transmit phase, timers fire with the others. It moves the queue pairs that it was
+//! given, and tells the application by [`CmEvent`]s.
+
+mod active;
+mod communication;
+mod disconnect;
+mod gsi;
+mod passive;
+mod service;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Deref;
+
+use ferroce_driver::Nanos;
+use ferroce_wire::cm::{Apr, CmBody, CmMessage, IpCm, RejectReason, SERVICE_ID_TCP, SERVICE_ID_UDP};
+use ferroce_wire::{Gid, MAD_LEN, MacAddr, Packet, PathMtu, Qpn};
+use rand_chacha::rand_core::RngCore;
+
+use crate::counters::Counter;
+use crate::key_table::KeyTable;
+use crate::qp::{QpType, QueuePair};
+use crate::shared::Shared;
+use crate::slab::{Handle, Slab};
+use crate::timer::TimerWheel;
+use crate::transition::MAX_RD_ATOMIC;
+use crate::{AddressVector, Error, Port};
+use communication::{Communication, State};
+pub(crate) use gsi::Gsi;
+
+/// A connection that is being set up, lives or ends, or the search for a datagram service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CmId(pub(crate) Handle);
+
+/// A port that requests may come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Listener(pub(crate) Handle);
+
+/// Which ports: those of connections, or those of datagram services.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum PortSpace {
+    /// `RDMA_PS_TCP`: connections (RC and UC).
+    Tcp,
+    /// `RDMA_PS_UDP`: datagram services, found by SIDR.
+    Udp,
+}
+
+impl PortSpace {
+    fn service_id(self, port: u16) -> u64 {
+        match self {
+            PortSpace::Tcp => SERVICE_ID_TCP + u64::from(port),
+            PortSpace::Udp => SERVICE_ID_UDP + u64::from(port),
+        }
+    }
+}
+
+/// How many requests wait at a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ListenConfig {
+    /// Requests that nobody has accepted or rejected yet; more are rejected.
+    pub backlog: u32,
+    /// The same from one address, so that one peer does not take all of it.
+    pub per_source: u32,
+}
+
+impl Default for ListenConfig {
+    /// 128 requests, 64 from one address.
+    fn default() -> ListenConfig {
+        ListenConfig { backlog: 128, per_source: 64 }
+    }
+}
+
+/// What an end of a connection asks for, or offers.
+#[derive(Clone, Copy, Debug)]
+pub struct ConnectionParameters<'a> {
+    /// The application's bytes for the other end: at most 56 with a request, 196 with an acceptance.
+    pub private_data: &'a [u8],
+    /// READs and atomics that the peer may have outstanding here, at most 128. What is agreed on is the
+    /// smaller of this and the peer's `initiator_depth`.
+    pub responder_resources: u8,
+    /// READs and atomics of this end outstanding at the peer; likewise.
+    pub initiator_depth: u8,
+    /// Retries after timeouts and sequence errors, 0 to 7. Both ends take the requester's.
+    pub retry_count: u8,
+    /// Retries of the peer after RNR NAKs of this end, 0 to 7. 7 means without end.
+    pub rnr_retry: u8,
+    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. The requester's is taken.
+    pub timeout: u8,
+    /// The requester's choice; `None` for the largest that the interface allows.
+    pub path_mtu: Option<PathMtu>,
+    /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
+    pub cm_timeout: u8,
+    /// How often such a message is sent again, 0 to 15.
+    pub cm_retries: u8,
+}
+
+impl Default for ConnectionParameters<'_> {
+    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.5 s, 15 resends 4.3 s apart.
+    fn default() -> Self {
+        ConnectionParameters {
+            private_data: &[],
+            responder_resources: 16,
+            initiator_depth: 16,
+            retry_count: 7,
+            rnr_retry: 7,
+            timeout: 17,
+            path_mtu: None,
+            cm_timeout: 20,
+            cm_retries: 15,
+        }
+    }
+}
+
+impl ConnectionParameters<'_> {
+    /// Fails on the first that is out of its range.
+    pub(crate) fn check(&self, private_data_max: usize) -> Result<(), Error> {
+        let length = self.private_data.len();
+        let numbers = [
+            ("private_data", length, 0, private_data_max),
+            ("responder_resources", self.responder_resources.into(), 0, MAX_RD_ATOMIC.into()),
+            ("initiator_depth", self.initiator_depth.into(), 0, MAX_RD_ATOMIC.into()),
+            ("retry_count", self.retry_count.into(), 0, 7),
+            ("rnr_retry", self.rnr_retry.into(), 0, 7),
+            ("timeout", self.timeout.into(), 1, 31),
+            ("cm_timeout", self.cm_timeout.into(), 0, 31),
+            ("cm_retries", self.cm_retries.into(), 0, 15),
+        ];
+        for (attribute, value, least, most) in numbers {
+            if value < least || value > most {
+                return Err(Error::invalid(attribute, value, format!("{least} to {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that the other application has sent along. The wire does not tell how many of them count: what
+/// is behind the peer's bytes is zero.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PrivateData {
+    bytes: [u8; PrivateData::MAX],
+    len: u8,
+}
+
+impl PrivateData {
+    /// The longest, of a reply.
+    pub const MAX: usize = 196;
+
+    fn new(data: &[u8]) -> PrivateData {
+        let len = data.len().min(PrivateData::MAX);
+        let mut bytes = [0; PrivateData::MAX];
+        bytes[..len].copy_from_slice(&data[..len]);
+        PrivateData { bytes, len: len as u8 }
+    }
+}
+
+impl Deref for PrivateData {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for PrivateData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        write!(f, "\"{}\"", self[..used].escape_ascii())
+    }
+}
+
+/// A request that came to a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionRequest {
+    /// Where it came to.
+    pub listener: Listener,
+    /// To be accepted or rejected.
+    pub id: CmId,
+    /// Where it came from.
+    pub peer: SocketAddr,
+    /// The address and the port that it asked for.
+    pub local: SocketAddr,
+    /// RC, UC, or UD for a datagram service.
+    pub qp_type: QpType,
+    /// What the peer sent along: 56 bytes, 180 from the seeker of a datagram service.
+    pub private_data: PrivateData,
+    /// READs and atomics that the peer can have outstanding from here; 0 for UD, as the rest.
+    pub responder_resources: u8,
+    /// READs and atomics that it wants to have outstanding here.
+    pub initiator_depth: u8,
+    /// What the peer has chosen; the largest here for UD.
+    pub path_mtu: PathMtu,
+}
+
+/// What happened to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CmEvent {
+    /// Somebody asks for a connection, or for a datagram service.
+    ConnectionRequest(ConnectionRequest),
+    /// The queue pair is in RTS.
+    Established {
+        /// The connection.
+        id: CmId,
+        /// What the peer sent with its acceptance; empty at the accepting end.
+        private_data: PrivateData,
+    },
+    /// A datagram service is found.
+    Resolved {
+        /// The search, which is over.
+        id: CmId,
+        /// The way there, for an address handle.
+        address: AddressVector,
+        /// The queue pair of the service.
+        qpn: Qpn,
+        /// What its datagrams must carry.
+        qkey: u32,
+        /// What the service sent along.
+        private_data: PrivateData,
+    },
+    /// The peer refuses. The id is gone, and the queue pair as it was, or in ERR if it had been accepted.
+    Rejected {
+        /// The connection, or the search.
+        id: CmId,
+        /// Why: for a search the status of the SIDR reply.
+        reason: RejectReason,
+        /// What it sent along.
+        private_data: PrivateData,
+    },
+    /// The peer does not answer. The id is gone.
+    Unreachable {
+        /// The connection, or the search.
+        id: CmId,
+    },
+    /// The connection is over, and its queue pair in ERR.
+    Disconnected {
+        /// The connection.
+        id: CmId,
+    },
+    /// Late packets of the connection are gone from the network, and so is the id.
+    TimewaitExit {
+        /// The connection.
+        id: CmId,
+    },
+}
+
+/// What the connection manager reaches.
+pub(crate) struct Verbs<'a> {
+    pub(crate) qps: &'a mut Slab<QueuePair>,
+    pub(crate) shared: &'a mut Shared,
+    pub(crate) port: &'a Port,
+}
+
+/// Somebody who waits for requests.
+struct Listening {
+    space: PortSpace,
+    address: SocketAddr,
+    config: ListenConfig,
+}
+
+/// Where a message came from, and the way back.
+#[derive(Clone, Copy)]
+struct Arrival {
+    source: Gid,
+    destination: Gid,
+    back: AddressVector,
+}
+
+/// What names an exchange at its beginning: the peer, its id, and which kind of exchange.
+type PeerKey = (Gid, u32, PortSpace);
+
+/// All connections of a context.
+pub(crate) struct ConnectionManager {
+    communications: Slab<Communication>,
+    listeners: Slab<Listening>,
+    /// Our communication ids, which nobody can guess.
+    comm_ids: KeyTable<u32>,
+    /// Requests of peers, by their ids.
+    by_peer: HashMap<PeerKey, u32>,
+    /// Connections, by the peer's queue pair.
+    by_qpn: HashMap<(Gid, Qpn), u32>,
+    timers: TimerWheel,
+    /// Those whose time begins with the next poll: what a verb asks for leaves then.
+    starting: Vec<u32>,
+    events: VecDeque<CmEvent>,
+    events_limit: usize,
+    pub(crate) gsi: Gsi,
+    guid: u64,
+}
+
+impl ConnectionManager {
+    pub(crate) fn new(max_connections: u32, max_listeners: u32, port: &Port, shared: &mut Shared) -> Self {
+        let most = max_connections as usize;
+        ConnectionManager {
+            communications: Slab::new(max_connections),
+            listeners: Slab::new(max_listeners),
+            comm_ids: KeyTable::new(max_connections, 32),
+            // Twice as many places as keys: a table that is half full never grows.
+            by_peer: HashMap::with_capacity(2 * most),
+            by_qpn: HashMap::with_capacity(2 * most),
+            timers: TimerWheel::new(max_connections),
+            starting: Vec::with_capacity(most),
+            events: VecDeque::with_capacity(EVENTS_EACH * most),
+            events_limit: EVENTS_EACH * most,
+            gsi: Gsi::new(),
+            guid: guid(port.mac, shared),
+        }
+    }
+
+    /// Begins to take requests.
+    pub(crate) fn listen(
+        &mut self,
+        space: PortSpace,
+        address: SocketAddr,
+        config: ListenConfig,
+    ) -> Result<Listener, Error> {
+        let same = |l: &&Listening| l.space == space && l.address == address;
+        if self.listeners.iter().any(|l| same(&l)) {
+            return Err(Error::invalid("address", address, "one that nobody of this context listens on"));
+        }
+        let full =
+            Error::Exhausted { kind: "listener", limit: self.listeners.capacity(), setting: "max_listeners" };
+        let listening = Listening { space, address, config };
+        self.listeners.insert_with(|_| listening).map(Listener).ok_or(full)
+    }
+
+    /// Ends a listener. Requests that wait at it are rejected.
+    pub(crate) fn unlisten(&mut self, listener: Listener, verbs: &mut Verbs<'_>) -> bool {
+        if self.listeners.remove(listener.0).is_none() {
+            return false;
+        }
+        let waiting: Vec<CmId> = self
+            .communications
+            .iter()
+            .filter(|c| c.listener == Some(listener) && c.state.awaits_application())
+            .map(|c| c.id)
+            .collect();
+        for id in waiting {
+            self.refuse(id, &[], verbs);
+        }
+        true
+    }
+
+    pub(crate) fn next_event(&mut self) -> Option<CmEvent> {
+        self.events.pop_front()
+    }
+
+    /// When [`fire_timers`](ConnectionManager::fire_timers) has something to do.
+    pub(crate) fn next_deadline(&self) -> Option<Nanos> {
+        self.timers.next_deadline()
+    }
+
+    /// How many exchanges there are, and how many there can be.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        self.communications.usage()
+    }
+
+    /// Takes a MAD that came to QP1; everything but its body has been checked.
+    pub(crate) fn receive(
+        &mut self,
+        packet: &Packet<'_>,
+        message: &CmMessage<'_>,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let arrival = Arrival::of(packet, verbs.port).ok_or(Counter::RxWrongAddress)?;
+        let transaction = message.transaction_id;
+        match message.body {
+            CmBody::Req(req) => self.on_req(&arrival, transaction, req, verbs),
+            CmBody::Rep(rep) => self.on_rep(&arrival, rep, verbs),
+            CmBody::Rtu(rtu) => self.on_rtu(&arrival, rtu, verbs),
+            CmBody::Rej(rej) => self.on_rej(&arrival, rej, verbs),
+            CmBody::Mra(mra) => self.on_mra(&arrival, mra, verbs),
+            CmBody::Dreq(dreq) => self.on_dreq(&arrival, transaction, dreq, verbs),
+            CmBody::Drep(drep) => self.on_drep(&arrival, drep, verbs),
+            CmBody::SidrReq(req) => self.on_sidr_req(&arrival, transaction, req, verbs),
+            CmBody::SidrRep(rep) => self.on_sidr_rep(&arrival, rep),
+            CmBody::Lap(lap) => {
+                let known = self.find(&arrival, lap.remote_comm_id(), lap.local_comm_id());
+                let index = known.ok_or(Counter::CmRxUnknown)?;
+                let apr = Apr::new(lap.remote_comm_id(), lap.local_comm_id(), APR_UNSUPPORTED);
+                self.send(index, transaction, CmBody::Apr(&apr), verbs.shared);
+                Ok(())
+            }
+            CmBody::Apr(_) => Err(Counter::CmRxUnknown),
+        }
+    }
+
+    /// Sends again what was not answered, and ends what never will be.
+    pub(crate) fn fire_timers(&mut self, verbs: &mut Verbs<'_>) {
+        while let Some(index) = self.starting.pop() {
+            // Unless the answer has come already.
+            if self.communications.at(index).is_some_and(|c| c.state.repeats()) {
+                self.wait(index, verbs.shared.now);
+            }
+        }
+        while let Some(index) = self.timers.pop(verbs.shared.now) {
+            let Some(communication) = self.communications.at_mut(index) else { continue };
+            if communication.deadline > verbs.shared.now {
+                self.timers.ensure(index, communication.deadline);
+                continue;
+            }
+            if communication.state.repeats() && communication.retries_left > 0 {
+                communication.retries_left -= 1;
+                verbs.shared.count(Counter::CmTxRetries);
+                self.send_again(index, verbs.shared);
+                self.wait(index, verbs.shared.now);
+            } else {
+                self.give_up(index, verbs);
+            }
+        }
+    }
+
+    /// What becomes of a communication whose time is over.
+    fn give_up(&mut self, index: u32, verbs: &mut Verbs<'_>) {
+        let Some(communication) = self.communications.at(index) else { return };
+        let Communication { id, state, .. } = *communication;
+        match state {
+            State::ReqSent | State::RepSent => {
+                self.reject(index, RejectReason::TIMEOUT, &[], verbs);
+                if state == State::RepSent {
+                    self.fail_qp(index, verbs);
+                }
+                self.events.push_back(CmEvent::Unreachable { id });
+                self.remove(index);
+            }
+            State::SidrSent => {
+                self.events.push_back(CmEvent::Unreachable { id });
+                self.remove(index);
+            }
+            State::ReqReceived | State::SidrReceived => {
+                // An application that has not seen the request never will; one that has is told.
+                let unread = self.events.len();
+                self.events.retain(|event| !matches!(event, CmEvent::ConnectionRequest(r) if r.id == id));
+                if self.events.len() == unread {
+                    self.events.push_back(CmEvent::Unreachable { id });
+                }
+                self.remove(index);
+            }
+            State::DreqSent => {
+                self.events.push_back(CmEvent::Disconnected { id });
+                self.enter_timewait(index, verbs.shared.now);
+            }
+            State::Timewait => {
+                self.events.push_back(CmEvent::TimewaitExit { id });
+                self.remove(index);
+            }
+            State::SidrAnswered => self.remove(index),
+            State::Established => {}
+        }
+    }
+
+    /// The communication with these ids, if the message is of its peer.
+    fn find(&self, arrival: &Arrival, ours: u32, theirs: u32) -> Option<u32> {
+        let index = self.comm_ids.get(ours)?;
+        let communication = self.communications.at(index)?;
+        let is_its = communication.remote_comm_id == theirs && communication.address.gid == arrival.source;
+        is_its.then_some(index)
+    }
+
+    fn at(&mut self, index: u32) -> Option<&mut Communication> {
+        self.communications.at_mut(index)
+    }
+
+    /// Sends a message that is not repeated.
+    fn send(&mut self, index: u32, transaction: u64, body: CmBody<'_>, shared: &mut Shared) {
+        let Some(communication) = self.communications.at(index) else { return };
+        let mut mad = [0; MAD_LEN];
+        CmMessage { transaction_id: transaction, body }.emit(&mut mad);
+        self.gsi.push(communication.header, &mad, shared);
+    }
+
+    /// Sends a message that may have to be sent again.
+    fn send_kept(&mut self, index: u32, body: CmBody<'_>, shared: &mut Shared) {
+        let Some(communication) = self.communications.at_mut(index) else { return };
+        let transaction_id = communication.transaction_id;
+        CmMessage { transaction_id, body }.emit(&mut communication.mad);
+        self.send_again(index, shared);
+    }
+
+    fn send_again(&mut self, index: u32, shared: &mut Shared) {
+        let Some(communication) = self.communications.at(index) else { return };
+        self.gsi.push(communication.header, &communication.mad, shared);
+    }
+
+    /// Answers where there is no communication.
+    fn answer(&mut self, arrival: &Arrival, transaction: u64, body: CmBody<'_>, verbs: &mut Verbs<'_>) {
+        let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return };
+        let mut mad = [0; MAD_LEN];
+        CmMessage { transaction_id: transaction, body }.emit(&mut mad);
+        self.gsi.push(verbs.port.header(&path), &mad, verbs.shared);
+    }
+
+    /// Starts the time that the peer has for its answer.
+    fn wait(&mut self, index: u32, now: Nanos) {
+        let Some(communication) = self.communications.at_mut(index) else { return };
+        communication.deadline = now + time_of(communication.cm_timeout);
+        self.timers.ensure(index, communication.deadline);
+    }
+
+    /// The same for what a verb has asked for.
+    fn wait_from_now_on(&mut self, index: u32) {
+        self.timers.cancel(index);
+        if !self.starting.contains(&index) {
+            self.starting.push(index);
+        }
+    }
+
+    fn remove(&mut self, index: u32) {
+        let Some(communication) = self.communications.at(index) else { return };
+        let Communication { id, address, remote_comm_id, remote_qpn, local_comm_id, space, .. } =
+            *communication;
+        self.timers.cancel(index);
+        self.starting.retain(|other| *other != index);
+        self.comm_ids.retire(local_comm_id);
+        let key = (address.gid, remote_comm_id, space);
+        if self.by_peer.get(&key) == Some(&index) {
+            self.by_peer.remove(&key);
+        }
+        if self.by_qpn.get(&(address.gid, remote_qpn)) == Some(&index) {
+            self.by_qpn.remove(&(address.gid, remote_qpn));
+        }
+        self.communications.remove(id.0);
+    }
+
+    /// Makes room for a new exchange, and draws its communication id.
+    fn begin(
+        &mut self,
+        shared: &mut Shared,
+        make: impl FnOnce((CmId, u32)) -> Communication,
+    ) -> Result<(CmId, u32), Error> {
+        let ConnectionManager { communications, comm_ids, .. } = self;
+        let limit = communications.capacity();
+        let handle = communications.insert_with(|handle| {
+            let comm_id = comm_ids.insert(&mut shared.rng, handle.index, |_| true);
+            make((CmId(handle), comm_id))
+        });
+        let full = Error::Exhausted { kind: "connection", limit, setting: "max_connections" };
+        handle.map(|handle| (CmId(handle), handle.index)).ok_or(full)
+    }
+
+    fn index_of(&self, id: CmId) -> Result<u32, Error> {
+        self.communications.get(id.0).map(|_| id.0.index).ok_or_else(|| gone(id))
+    }
+}
+
+impl Arrival {
+    fn of(packet: &Packet<'_>, port: &Port) -> Option<Arrival> {
+        let network = packet.network();
+        let index = port.gids.iter().position(|entry| entry.gid == network.destination && !entry.roce_v1)?;
+        // The way it came by: nobody is asked for the next hop because of a packet that anybody can send.
+        let mac = packet.link().map(|link| link.source);
+        let back = AddressVector {
+            mac: Some(mac.unwrap_or_default()),
+            traffic_class: network.traffic_class & !ECN,
+            flow_label: network.flow_label,
+            ..AddressVector::new(network.source, index)
+        };
+        Some(Arrival { source: network.source, destination: network.destination, back })
+    }
+
+    /// The addresses that a request names, if they are those that it came with.
+    fn addresses(&self, private_data: &[u8]) -> Result<IpCm, RejectReason> {
+        let addresses = IpCm::parse(private_data).map_err(|_| RejectReason::CONSUMER)?;
+        let came_so = addresses.source == canonical(self.source)
+            && addresses.destination == canonical(self.destination);
+        if came_so { Ok(addresses) } else { Err(RejectReason::INVALID_GID) }
+    }
+}
+
+fn canonical(gid: Gid) -> IpAddr {
+    gid.to_ip().to_canonical()
+}
+
+/// A MAC as EUI-64, as the kernel makes node GUIDs of them; a random one where there is none.
+fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
+    match mac.0 {
+        [0, 0, 0, 0, 0, 0] => shared.rng.next_u64(),
+        [a, b, c, d, e, f] => u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]),
+    }
+}
+
+fn gone(id: CmId) -> Error {
+    Error::InvalidHandle { kind: "connection", handle: format!("{:?}", id.0) }
+}
+
+/// The time that an exponent of the protocol stands for.
+fn time_of(exponent: u8) -> std::time::Duration {
+    std::time::Duration::from_nanos(4096 << exponent.min(31))
+}
+
+/// A connection has one of each kind at most that is unread.
+const EVENTS_EACH: usize = 4;
+/// The two bits of the traffic class that are not the sender's.
+const ECN: u8 = 3;
+/// "APM is not supported": there is one path.
+const APR_UNSUPPORTED: u8 = 1;
+/// Bytes of a request's private data that are the application's.
+pub(crate) const REQ_PRIVATE: usize = 56;
+/// Those of an acceptance.
+pub(crate) const REP_PRIVATE: usize = PrivateData::MAX;
+/// Those of a rejection.
+pub(crate) const REJ_PRIVATE: usize = 148;
+/// Those of the search for a service, and of its answer.
+pub(crate) const SIDR_REQ_PRIVATE: usize = 180;
+pub(crate) const SIDR_REP_PRIVATE: usize = 136;

@@ -1,0 +1,227 @@
+//! The end that asks: REQ out, REP or REJ in, RTU out.
+
+use std::net::SocketAddr;
+
+use ferroce_wire::cm::{
+    CmBody, IpCm, Mra, PathRecord, Rej, RejectReason, Rep, Req, Rtu, Stage, TransportType,
+};
+use ferroce_wire::{PathMtu, Psn, Qpn};
+use rand_chacha::rand_core::RngCore;
+
+use super::communication::{Communication, State, Terms};
+use super::{
+    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, PortSpace, PrivateData, Verbs,
+    canonical, time_of,
+};
+use crate::counters::Counter;
+use crate::qp::QpType;
+use crate::slab::Qp;
+use crate::transition::MAX_RD_ATOMIC;
+use crate::{AddressVector, Error};
+
+impl ConnectionManager {
+    /// Asks for a connection of `qp`, which is in INIT. The way to the peer is known, next hop included.
+    pub(crate) fn connect(
+        &mut self,
+        (qp, local_qpn, qp_type): (Qp, Qpn, QpType),
+        to: SocketAddr,
+        address: AddressVector,
+        path_mtu: PathMtu,
+        parameters: &ConnectionParameters<'_>,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<CmId, Error> {
+        let ConnectionParameters { responder_resources, initiator_depth, cm_timeout, cm_retries, .. } =
+            *parameters;
+        let (rq_psn, transaction_id) = (Psn::new(verbs.shared.rng.next_u32()), verbs.shared.rng.next_u64());
+        let header = verbs.port.header(&address.path(verbs.port, Qpn::GSI, Qpn::GSI)?);
+        let terms = Terms {
+            qp_type,
+            path_mtu,
+            rq_psn,
+            sq_psn: Psn::new(0),
+            max_dest_rd_atomic: responder_resources,
+            max_rd_atomic: initiator_depth,
+            timeout: parameters.timeout,
+            retry_count: parameters.retry_count,
+            rnr_retry: 7,
+        };
+        let service_id = PortSpace::Tcp.service_id(to.port());
+        let (id, index) = self.begin(verbs.shared, |ids| Communication {
+            transaction_id,
+            qp: Some(qp),
+            local_qpn,
+            terms,
+            cm_timeout,
+            retries_left: cm_retries,
+            ..Communication::new(ids, (State::ReqSent, PortSpace::Tcp), address, header)
+        })?;
+        if let Some(queue_pair) = verbs.qps.get_mut(qp.0) {
+            queue_pair.responder.reserve(responder_resources);
+        }
+        let source = verbs.port.gids[address.sgid_index].gid;
+        let mut path = PathRecord::new(source, address.gid);
+        path.set_flow_label(address.flow_label);
+        path.set_traffic_class(address.traffic_class);
+        path.set_hop_limit(address.hop_limit);
+        path.set_service_level(address.service_level);
+        path.set_ack_timeout(parameters.timeout);
+        let local_comm_id = self.communications.at(index).map_or(0, |c| c.local_comm_id);
+        let mut req = Req::new(local_comm_id, service_id, local_qpn, rq_psn, path_mtu, path);
+        req.set_ca_guid(self.guid);
+        req.set_responder_resources(responder_resources);
+        req.set_initiator_depth(initiator_depth);
+        req.set_remote_cm_timeout(cm_timeout);
+        req.set_local_cm_timeout(cm_timeout);
+        req.set_max_cm_retries(cm_retries);
+        req.set_retry_count(parameters.retry_count);
+        req.set_rnr_retry_count(parameters.rnr_retry);
+        req.set_transport(if qp_type == QpType::Uc { TransportType::Uc } else { TransportType::Rc });
+        let source_port = ephemeral_port(verbs.shared.rng.next_u32());
+        let addresses = IpCm { source: canonical(source), source_port, destination: canonical(address.gid) };
+        let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
+        req.private_data[..IpCm::LEN].copy_from_slice(&addresses);
+        let behind = &mut req.private_data[IpCm::LEN..];
+        behind[..parameters.private_data.len()].copy_from_slice(parameters.private_data);
+        self.send_kept(index, CmBody::Req(&req), verbs.shared);
+        self.wait_from_now_on(index);
+        Ok(id)
+    }
+
+    pub(super) fn on_rep(
+        &mut self,
+        arrival: &Arrival,
+        rep: &Rep,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let index = self.comm_ids.get(rep.remote_comm_id()).ok_or(Counter::CmRxUnknown)?;
+        let communication = self.communications.at_mut(index).ok_or(Counter::CmRxUnknown)?;
+        if communication.address.gid != arrival.source {
+            return Err(Counter::CmRxUnknown);
+        }
+        match communication.state {
+            State::ReqSent if communication.space == PortSpace::Tcp => {}
+            State::Established if communication.remote_comm_id == rep.local_comm_id() => {
+                verbs.shared.count(Counter::CmRxDuplicates);
+                // The RTU was lost.
+                self.send_again(index, verbs.shared);
+                return Ok(());
+            }
+            _ => return Err(Counter::CmRxUnknown),
+        }
+        communication.remote_comm_id = rep.local_comm_id();
+        communication.remote_qpn = rep.qpn();
+        let terms = &mut communication.terms;
+        terms.sq_psn = rep.starting_psn();
+        terms.rnr_retry = rep.rnr_retry_count();
+        terms.max_rd_atomic = terms.max_rd_atomic.min(rep.responder_resources());
+        terms.max_dest_rd_atomic = terms.max_dest_rd_atomic.min(rep.initiator_depth().max(1));
+        let (id, key) = (communication.id, (arrival.source, rep.qpn()));
+        if self.by_qpn.contains_key(&key) {
+            self.reject(index, RejectReason::STALE_CONNECTION, &[], verbs);
+            return self.end_refused(index, RejectReason::STALE_CONNECTION, &[]);
+        }
+        let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
+        let ready = rep.qpn().is_ordinary()
+            && communication.make_ready_to_receive(verbs).is_ok()
+            && communication.make_ready_to_send(verbs).is_ok();
+        if !ready {
+            // The application has moved the queue pair meanwhile, or the peer has none.
+            self.reject(index, RejectReason::CONSUMER, &[], verbs);
+            return self.end_refused(index, RejectReason::NO_QP, &[]);
+        }
+        let rtu = Rtu::new(communication.local_comm_id, communication.remote_comm_id);
+        self.by_qpn.insert(key, index);
+        self.timers.cancel(index);
+        if let Some(communication) = self.at(index) {
+            communication.state = State::Established;
+        }
+        self.send_kept(index, CmBody::Rtu(&rtu), verbs.shared);
+        self.events.push_back(CmEvent::Established { id, private_data: PrivateData::new(&rep.private_data) });
+        Ok(())
+    }
+
+    /// The peer needs longer.
+    pub(super) fn on_mra(
+        &mut self,
+        arrival: &Arrival,
+        mra: &Mra,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let index = self.comm_ids.get(mra.remote_comm_id()).ok_or(Counter::CmRxUnknown)?;
+        let communication = self.communications.at_mut(index).ok_or(Counter::CmRxUnknown)?;
+        let waits = matches!(
+            (communication.state, mra.stage()),
+            (State::ReqSent, Some(Stage::Req)) | (State::RepSent, Some(Stage::Rep))
+        );
+        if !waits || communication.address.gid != arrival.source {
+            return Err(Counter::CmRxUnknown);
+        }
+        let longer = time_of(mra.service_timeout()) + time_of(communication.cm_timeout);
+        communication.deadline = verbs.shared.now + longer;
+        Ok(())
+    }
+
+    pub(super) fn on_rej(
+        &mut self,
+        arrival: &Arrival,
+        rej: &Rej,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let index = self.comm_ids.get(rej.remote_comm_id()).ok_or(Counter::CmRxUnknown)?;
+        let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
+        if communication.address.gid != arrival.source || communication.space != PortSpace::Tcp {
+            return Err(Counter::CmRxUnknown);
+        }
+        match communication.state {
+            State::ReqSent => {}
+            State::RepSent if communication.remote_comm_id == rej.local_comm_id() => {
+                self.fail_qp(index, verbs);
+            }
+            _ => return Err(Counter::CmRxUnknown),
+        }
+        self.end_refused(index, rej.reason(), &rej.private_data)
+    }
+
+    pub(super) fn end_refused(
+        &mut self,
+        index: u32,
+        reason: RejectReason,
+        private_data: &[u8],
+    ) -> Result<(), Counter> {
+        if let Some(communication) = self.communications.at(index) {
+            let (id, private_data) = (communication.id, PrivateData::new(private_data));
+            self.events.push_back(CmEvent::Rejected { id, reason, private_data });
+            self.remove(index);
+        }
+        Ok(())
+    }
+
+    /// Tells the peer no.
+    pub(super) fn reject(
+        &mut self,
+        index: u32,
+        reason: RejectReason,
+        private_data: &[u8],
+        verbs: &mut Verbs<'_>,
+    ) {
+        let Some(communication) = self.communications.at(index) else { return };
+        let stage = match communication.state {
+            State::ReqReceived => Stage::Req,
+            State::ReqSent if communication.remote_comm_id != 0 => Stage::Rep,
+            _ => Stage::Other,
+        };
+        let mut rej = Rej::new(communication.local_comm_id, communication.remote_comm_id, stage, reason);
+        rej.private_data[..private_data.len()].copy_from_slice(private_data);
+        self.send(index, communication.transaction_id, CmBody::Rej(&rej), verbs.shared);
+    }
+}
+
+/// What agrees with both ends.
+pub(super) fn agreed(ours: u8, theirs: u8) -> u8 {
+    ours.min(theirs).min(MAX_RD_ATOMIC)
+}
+
+/// Of the range that nobody listens on by habit (RFC 6335).
+pub(super) fn ephemeral_port(random: u32) -> u16 {
+    0xc000 | (random as u16 & 0x3fff)
+}

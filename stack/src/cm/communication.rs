@@ -1,0 +1,173 @@
+//! One exchange with a peer, from its request to its end.
+
+use ferroce_driver::Nanos;
+use ferroce_wire::{MAD_LEN, PathHeader, PathMtu, Psn, Qpn};
+
+use super::{CmId, Listener, PortSpace, Verbs};
+use crate::qp::{Connection, QpType};
+use crate::slab::Qp;
+use crate::{AddressVector, Error, ReadyToReceive, ReadyToSend, RnrTimer, UnreliablePath};
+
+/// How far it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// We asked.
+    ReqSent,
+    /// The peer asked; the application has the word.
+    ReqReceived,
+    /// We accepted; the queue pair receives.
+    RepSent,
+    Established,
+    /// We end it.
+    DreqSent,
+    /// It is over; its ids must not be used again before late packets are gone.
+    Timewait,
+    /// We ask for a datagram service.
+    SidrSent,
+    /// The peer asks for one.
+    SidrReceived,
+    /// It has its answer, which may have to be said again.
+    SidrAnswered,
+}
+
+impl State {
+    /// Whether the last message is sent again until it is answered.
+    pub(super) fn repeats(self) -> bool {
+        matches!(self, State::ReqSent | State::RepSent | State::DreqSent | State::SidrSent)
+    }
+
+    pub(super) fn awaits_application(self) -> bool {
+        matches!(self, State::ReqReceived | State::SidrReceived)
+    }
+}
+
+/// What a queue pair needs to know to be connected; either end has its own view of it. A datagram service
+/// has none.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    pub(super) qp_type: QpType,
+    pub(super) path_mtu: PathMtu,
+    /// What the peer's first packet has.
+    pub(super) rq_psn: Psn,
+    /// What our first packet has.
+    pub(super) sq_psn: Psn,
+    pub(super) max_dest_rd_atomic: u8,
+    pub(super) max_rd_atomic: u8,
+    pub(super) timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry: u8,
+}
+
+impl Default for Terms {
+    fn default() -> Terms {
+        Terms {
+            qp_type: QpType::Ud,
+            path_mtu: PathMtu::Mtu256,
+            rq_psn: Psn::new(0),
+            sq_psn: Psn::new(0),
+            max_dest_rd_atomic: 0,
+            max_rd_atomic: 0,
+            timeout: 0,
+            retry_count: 0,
+            rnr_retry: 0,
+        }
+    }
+}
+
+pub(super) struct Communication {
+    pub(super) id: CmId,
+    pub(super) state: State,
+    pub(super) space: PortSpace,
+    /// Of the messages that we begin.
+    pub(super) transaction_id: u64,
+    pub(super) local_comm_id: u32,
+    /// 0 as long as it is not known.
+    pub(super) remote_comm_id: u32,
+    /// The way to the peer, next hop included.
+    pub(super) address: AddressVector,
+    /// The same for MADs.
+    pub(super) header: PathHeader,
+    /// 0 as long as it is not known.
+    pub(super) remote_qpn: Qpn,
+    pub(super) qp: Option<Qp>,
+    pub(super) local_qpn: Qpn,
+    /// Where it came to.
+    pub(super) listener: Option<Listener>,
+    /// What was asked for.
+    pub(super) service_id: u64,
+    pub(super) terms: Terms,
+    pub(super) cm_timeout: u8,
+    pub(super) retries_left: u8,
+    pub(super) deadline: Nanos,
+    /// The last message that may have to be sent again.
+    pub(super) mad: [u8; MAD_LEN],
+}
+
+impl Communication {
+    /// With a peer of whom only the address is known. MADs go the same way.
+    pub(super) fn new(
+        (id, local_comm_id): (CmId, u32),
+        (state, space): (State, PortSpace),
+        address: AddressVector,
+        header: PathHeader,
+    ) -> Communication {
+        Communication {
+            id,
+            state,
+            space,
+            transaction_id: 0,
+            local_comm_id,
+            remote_comm_id: 0,
+            address,
+            header,
+            remote_qpn: Qpn::default(),
+            qp: None,
+            local_qpn: Qpn::default(),
+            listener: None,
+            service_id: 0,
+            terms: Terms::default(),
+            cm_timeout: 0,
+            retries_left: 0,
+            deadline: Nanos::NEVER,
+            mad: [0; MAD_LEN],
+        }
+    }
+
+    /// INIT → RTR.
+    pub(super) fn make_ready_to_receive(&self, verbs: &mut Verbs<'_>) -> Result<(), Error> {
+        let Verbs { qps, shared, port } = verbs;
+        let Some(qp) = self.qp.and_then(|qp| qps.get_mut(qp.0)) else { return Ok(()) };
+        let path = self.address.path(port, self.local_qpn, self.remote_qpn)?;
+        let Terms { qp_type, path_mtu, rq_psn, max_dest_rd_atomic, .. } = self.terms;
+        let (address, dest_qpn) = (self.address, self.remote_qpn);
+        let connection = Connection::new(&path, port.header(&path), path_mtu, dest_qpn);
+        match qp_type {
+            QpType::Rc => {
+                let min_rnr_timer = RnrTimer::DEFAULT;
+                let attributes = ReadyToReceive {
+                    path_mtu,
+                    max_dest_rd_atomic,
+                    min_rnr_timer,
+                    ..ReadyToReceive::new(address, dest_qpn, rq_psn)
+                };
+                qp.ready_to_receive(shared, &attributes, connection)
+            }
+            _ => {
+                let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
+                qp.ready_to_receive_unreliable(&path, connection)
+            }
+        }
+    }
+
+    /// RTR → RTS.
+    pub(super) fn make_ready_to_send(&self, verbs: &mut Verbs<'_>) -> Result<(), Error> {
+        let Some(qp) = self.qp.and_then(|qp| verbs.qps.get_mut(qp.0)) else { return Ok(()) };
+        let Terms { qp_type, sq_psn, timeout, retry_count, rnr_retry, max_rd_atomic, .. } = self.terms;
+        match qp_type {
+            QpType::Rc => {
+                qp.ready_to_send(ReadyToSend { sq_psn, timeout, retry_count, rnr_retry, max_rd_atomic })
+            }
+            _ => qp.ready_to_send_unreliable(sq_psn),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The end of a connection: DREQ and DREP, and the time until late packets are gone.
+
+use ferroce_driver::Nanos;
+use ferroce_wire::cm::{CmBody, Drep, Dreq, RejectReason};
+
+use super::communication::{Communication, State};
+use super::{Arrival, CmEvent, CmId, ConnectionManager, Verbs, time_of};
+use crate::counters::Counter;
+use crate::slab::Qp;
+
+impl ConnectionManager {
+    /// Ends a connection, or the attempt at one. Returns whether there is such an id.
+    pub(crate) fn disconnect(&mut self, id: CmId, verbs: &mut Verbs<'_>) -> bool {
+        let Ok(index) = self.index_of(id) else { return false };
+        let Some(communication) = self.communications.at(index) else { return false };
+        match communication.state {
+            State::Established | State::RepSent => {
+                let Communication { local_comm_id, remote_comm_id, remote_qpn, .. } = *communication;
+                self.fail_qp(index, verbs);
+                let dreq = Dreq::new(local_comm_id, remote_comm_id, remote_qpn);
+                if let Some(communication) = self.at(index) {
+                    communication.state = State::DreqSent;
+                    communication.retries_left = DREQ_RETRIES.min(communication.retries_left.max(1));
+                }
+                self.send_kept(index, CmBody::Dreq(&dreq), verbs.shared);
+                self.wait_from_now_on(index);
+            }
+            State::ReqSent => {
+                self.reject(index, RejectReason::CONSUMER, &[], verbs);
+                self.remove(index);
+            }
+            State::SidrSent | State::SidrAnswered => self.remove(index),
+            State::ReqReceived | State::SidrReceived => self.refuse(id, &[], verbs),
+            State::DreqSent | State::Timewait => {}
+        }
+        true
+    }
+
+    /// A queue pair is about to go, and its connection with it.
+    pub(crate) fn release(&mut self, qp: Qp, verbs: &mut Verbs<'_>) {
+        let used = |c: &&Communication| c.qp == Some(qp);
+        let Some(id) = self.communications.iter().find(used).map(|c| c.id) else { return };
+        self.disconnect(id, verbs);
+        if let Some(communication) = self.communications.get_mut(id.0) {
+            communication.qp = None;
+        }
+    }
+
+    /// Tells every peer that the connection is over.
+    pub(crate) fn disconnect_all(&mut self, verbs: &mut Verbs<'_>) {
+        let ids: Vec<CmId> = self.communications.iter().map(|c| c.id).collect();
+        ids.into_iter().for_each(|id| {
+            self.disconnect(id, verbs);
+        });
+    }
+
+    pub(super) fn on_dreq(
+        &mut self,
+        arrival: &Arrival,
+        transaction: u64,
+        dreq: &Dreq,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let known = self.find(arrival, dreq.remote_comm_id(), dreq.local_comm_id());
+        let index = known.ok_or(Counter::CmRxUnknown)?;
+        let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
+        if dreq.remote_qpn() != communication.local_qpn {
+            return Err(Counter::CmRxUnknown);
+        }
+        let (id, state) = (communication.id, communication.state);
+        let drep = Drep::new(communication.local_comm_id, communication.remote_comm_id);
+        match state {
+            State::Established | State::RepSent | State::DreqSent => {
+                self.fail_qp(index, verbs);
+                self.send(index, transaction, CmBody::Drep(&drep), verbs.shared);
+                self.events.push_back(CmEvent::Disconnected { id });
+                self.enter_timewait(index, verbs.shared.now);
+            }
+            State::Timewait => {
+                verbs.shared.count(Counter::CmRxDuplicates);
+                self.send(index, transaction, CmBody::Drep(&drep), verbs.shared);
+            }
+            _ => return Err(Counter::CmRxUnknown),
+        }
+        Ok(())
+    }
+
+    pub(super) fn on_drep(
+        &mut self,
+        arrival: &Arrival,
+        drep: &Drep,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let known = self.find(arrival, drep.remote_comm_id(), drep.local_comm_id());
+        let index = known.ok_or(Counter::CmRxUnknown)?;
+        let ended = self.communications.at(index).filter(|c| c.state == State::DreqSent);
+        let id = ended.ok_or(Counter::CmRxUnknown)?.id;
+        self.events.push_back(CmEvent::Disconnected { id });
+        self.enter_timewait(index, verbs.shared.now);
+        Ok(())
+    }
+
+    /// Late packets live as long as an ACK is waited for, there and back.
+    pub(super) fn enter_timewait(&mut self, index: u32, now: Nanos) {
+        self.timers.cancel(index);
+        let Some(communication) = self.communications.at_mut(index) else { return };
+        communication.state = State::Timewait;
+        communication.deadline = now + 2 * time_of(communication.terms.timeout);
+        self.timers.ensure(index, communication.deadline);
+    }
+
+    /// Moves the queue pair to ERR: what is posted is flushed.
+    pub(super) fn fail_qp(&mut self, index: u32, verbs: &mut Verbs<'_>) {
+        let qp = self.communications.at(index).and_then(|c| c.qp);
+        if let Some(qp) = qp.and_then(|qp| verbs.qps.get_mut(qp.0)) {
+            qp.enter_error(verbs.shared);
+        }
+    }
+}
+
+/// A peer that is gone need not be told as often as one that is asked for something.
+const DREQ_RETRIES: u8 = 4;

@@ -1,0 +1,68 @@
+//! The general service interface: queue pair 1, a UD queue pair that sends and takes MADs.
+
+use std::collections::VecDeque;
+
+use ferroce_wire::{Bth, Deth, MAD_LEN, Opcode, Packet, PathHeader, Psn, Qpn};
+
+use crate::counters::Counter;
+use crate::shared::Shared;
+use crate::slot::Slot;
+
+/// What every datagram to QP1 carries (IBA 10.2.5).
+pub(crate) const QKEY: u32 = 0x8001_0000;
+
+/// MADs that wait for the port. Who floods us gets fewer answers; our own are sent again.
+const OUTGOING_MAX: usize = 256;
+
+/// MADs on their way out.
+pub(crate) struct Gsi {
+    outgoing: VecDeque<(PathHeader, [u8; MAD_LEN])>,
+    psn: Psn,
+}
+
+impl Gsi {
+    pub(crate) fn new() -> Gsi {
+        Gsi { outgoing: VecDeque::with_capacity(OUTGOING_MAX), psn: Psn::new(0) }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.outgoing.is_empty()
+    }
+
+    pub(super) fn push(&mut self, header: PathHeader, mad: &[u8; MAD_LEN], shared: &mut Shared) {
+        if self.outgoing.len() < OUTGOING_MAX {
+            self.outgoing.push_back((header, *mad));
+        } else {
+            shared.count(Counter::CmTxDropped);
+        }
+    }
+
+    /// Writes the next MAD.
+    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        let (header, mad) = self.outgoing.front()?;
+        let mut frame = slot.start(header, Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.psn), MAD_LEN)?;
+        frame.put(&Deth::new(QKEY, Qpn::GSI));
+        frame.payload().copy_from_slice(mad);
+        let length = frame.finish_with(shared.crc);
+        self.psn += 1;
+        self.outgoing.pop_front();
+        shared.count(Counter::SentPkts);
+        shared.count(Counter::CmTxMsgs);
+        Some(slot.end((length, 0)))
+    }
+
+    /// The MAD in a packet for QP1.
+    pub(crate) fn payload<'a>(packet: &Packet<'a>) -> Result<&'a [u8], Counter> {
+        if packet.opcode != Opcode::UD_SEND_ONLY {
+            return Err(Counter::RxWrongService);
+        }
+        let deth = packet.deth().ok_or(Counter::RxInvalidRequest)?;
+        if deth.qkey() != QKEY {
+            return Err(Counter::RxQkeyMismatch);
+        }
+        if deth.source_qpn() != Qpn::GSI || !packet.pad_fits() {
+            return Err(Counter::RxInvalidRequest);
+        }
+        Ok(packet.payload)
+    }
+}

@@ -1,0 +1,301 @@
+//! The end that is asked: REQ in, REP or REJ out, RTU in.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ferroce_driver::Nanos;
+use ferroce_wire::cm::{
+    CmBody, IpCm, Mra, Rej, RejectReason, Rep, Req, Rtu, SERVICE_ID_TCP, Stage, TransportType,
+};
+use ferroce_wire::{MacAddr, PathMtu, Psn, Qpn};
+use rand_chacha::rand_core::RngCore;
+
+use super::active::agreed;
+use super::communication::{Communication, State, Terms};
+use super::{
+    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, Listener, PortSpace,
+    PrivateData, Verbs, time_of,
+};
+use crate::counters::Counter;
+use crate::qp::{QpType, QueuePair};
+use crate::slab::{Qp, Slab};
+use crate::{AddressVector, Error};
+
+/// How long a peer is asked to wait for the application, as exponent: 4.3 s, again and again.
+const MRA_TIMEOUT: u8 = 20;
+/// How long a request is kept that nobody answers, however patient the peer says it is.
+const PATIENCE_MAX: std::time::Duration = std::time::Duration::from_secs(120);
+
+impl ConnectionManager {
+    pub(super) fn on_req(
+        &mut self,
+        arrival: &Arrival,
+        transaction: u64,
+        req: &Req,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        if let Some(&index) = self.by_peer.get(&(arrival.source, req.local_comm_id(), PortSpace::Tcp)) {
+            verbs.shared.count(Counter::CmRxDuplicates);
+            self.on_req_again(index, transaction, verbs);
+            return Ok(());
+        }
+        match self.admit(arrival, req, verbs) {
+            Ok((listener, addresses, path_mtu)) => {
+                self.accept_request(arrival, transaction, req, (listener, addresses, path_mtu), verbs);
+            }
+            Err(reason) => {
+                verbs.shared.count(Counter::CmTxRejects);
+                let mut rej = Rej::new(0, req.local_comm_id(), Stage::Req, reason);
+                if reason == RejectReason::INVALID_MTU {
+                    // What would do.
+                    let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
+                    rej.set_info(&[largest.map_or(0, PathMtu::code) << 4]);
+                }
+                self.answer(arrival, transaction, CmBody::Rej(&rej), verbs);
+            }
+        }
+        Ok(())
+    }
+
+    /// The peer has no answer yet.
+    fn on_req_again(&mut self, index: u32, transaction: u64, verbs: &mut Verbs<'_>) {
+        let Some(communication) = self.communications.at(index) else { return };
+        match communication.state {
+            State::ReqReceived => {
+                let (ours, theirs) = (communication.local_comm_id, communication.remote_comm_id);
+                let mra = Mra::new(ours, theirs, Stage::Req, MRA_TIMEOUT);
+                self.send(index, transaction, CmBody::Mra(&mra), verbs.shared);
+            }
+            State::RepSent => self.send_again(index, verbs.shared),
+            _ => {}
+        }
+    }
+
+    /// Who listens, and on what terms; or why nobody does.
+    fn admit(
+        &self,
+        arrival: &Arrival,
+        req: &Req,
+        verbs: &Verbs<'_>,
+    ) -> Result<(Listener, IpCm, PathMtu), RejectReason> {
+        if self.by_qpn.contains_key(&(arrival.source, req.qpn())) || !req.qpn().is_ordinary() {
+            return Err(RejectReason::STALE_CONNECTION);
+        }
+        if req.transport().is_none() {
+            return Err(RejectReason::INVALID_TRANSPORT);
+        }
+        let port = port_of(req.service_id(), SERVICE_ID_TCP).ok_or(RejectReason::INVALID_SERVICE_ID)?;
+        let listener = self.listener(PortSpace::Tcp, arrival, port)?;
+        let addresses = arrival.addresses(&req.private_data)?;
+        let path = &req.primary_path;
+        if path.local_gid() != arrival.source || path.remote_gid() != arrival.destination {
+            return Err(RejectReason::INVALID_GID);
+        }
+        let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
+        let path_mtu = req.path_mtu().filter(|mtu| largest.is_some_and(|most| *mtu <= most));
+        let path_mtu = path_mtu.ok_or(RejectReason::INVALID_MTU)?;
+        self.check_room(listener, arrival)?;
+        Ok((listener, addresses, path_mtu))
+    }
+
+    /// Who listens on a port of the address that a request came to.
+    pub(super) fn listener(
+        &self,
+        space: PortSpace,
+        arrival: &Arrival,
+        port: u16,
+    ) -> Result<Listener, RejectReason> {
+        let to: IpAddr = super::canonical(arrival.destination);
+        let listens = |l: &super::Listening| {
+            let ip = l.address.ip();
+            l.space == space && l.address.port() == port && (ip == to || ip.is_unspecified())
+        };
+        let found = self.listeners.iter_with_handles().find(|(_, l)| listens(l));
+        found.map(|(handle, _)| Listener(handle)).ok_or(RejectReason::INVALID_SERVICE_ID)
+    }
+
+    /// Whether one more may wait.
+    pub(super) fn check_room(&self, listener: Listener, arrival: &Arrival) -> Result<(), RejectReason> {
+        let config = self.listeners.get(listener.0).map(|l| l.config).unwrap_or_default();
+        let mut waiting = 0;
+        let mut of_source = 0;
+        let mine = |c: &&Communication| c.listener == Some(listener) && c.state.awaits_application();
+        for communication in self.communications.iter().filter(mine) {
+            waiting += 1;
+            of_source += u32::from(communication.address.gid == arrival.source);
+        }
+        let room = waiting < config.backlog
+            && of_source < config.per_source
+            && !self.communications.is_full()
+            && self.events.len() < self.events_limit;
+        if room { Ok(()) } else { Err(RejectReason::NO_RESOURCES) }
+    }
+
+    fn accept_request(
+        &mut self,
+        arrival: &Arrival,
+        transaction_id: u64,
+        req: &Req,
+        (listener, addresses, path_mtu): (Listener, IpCm, PathMtu),
+        verbs: &mut Verbs<'_>,
+    ) {
+        let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return };
+        let now = verbs.shared.now;
+        let qp_type = if req.transport() == Some(TransportType::Uc) { QpType::Uc } else { QpType::Rc };
+        let patience = time_of(req.local_cm_timeout()) * (u32::from(req.max_cm_retries()) + 1);
+        let primary = &req.primary_path;
+        let terms = Terms {
+            qp_type,
+            path_mtu,
+            rq_psn: Psn::new(verbs.shared.rng.next_u32()),
+            sq_psn: req.starting_psn(),
+            max_dest_rd_atomic: req.initiator_depth(),
+            max_rd_atomic: req.responder_resources(),
+            timeout: primary.ack_timeout(),
+            retry_count: req.retry_count(),
+            rnr_retry: req.rnr_retry_count(),
+        };
+        let mut address = arrival.back;
+        address.traffic_class = primary.traffic_class();
+        address.flow_label = primary.flow_label();
+        address.service_level = primary.service_level().min(7);
+        let deadline = now + patience.min(PATIENCE_MAX);
+        let header = verbs.port.header(&path);
+        let begun = self.begin(verbs.shared, |ids| Communication {
+            transaction_id,
+            remote_comm_id: req.local_comm_id(),
+            remote_qpn: req.qpn(),
+            listener: Some(listener),
+            terms,
+            deadline,
+            ..Communication::new(ids, (State::ReqReceived, PortSpace::Tcp), address, header)
+        });
+        let Ok((id, index)) = begun else { return };
+        self.by_peer.insert((arrival.source, req.local_comm_id(), PortSpace::Tcp), index);
+        self.by_qpn.insert((arrival.source, req.qpn()), index);
+        self.timers.ensure(index, deadline);
+        let local_port = (req.service_id() - SERVICE_ID_TCP) as u16;
+        self.events.push_back(CmEvent::ConnectionRequest(ConnectionRequest {
+            listener,
+            id,
+            peer: SocketAddr::new(addresses.source, addresses.source_port),
+            local: SocketAddr::new(addresses.destination, local_port),
+            qp_type,
+            private_data: PrivateData::new(&req.private_data[IpCm::LEN..]),
+            responder_resources: req.responder_resources(),
+            initiator_depth: req.initiator_depth(),
+            path_mtu,
+        }));
+    }
+
+    /// The way to who asked, and what it asked for; the next hop is the driver's to find.
+    pub(crate) fn requester(&self, id: CmId) -> Result<(AddressVector, QpType), Error> {
+        let index = self.index_of(id)?;
+        let waiting = self.communications.at(index).filter(|c| c.state.awaits_application());
+        let communication = waiting.ok_or_else(|| {
+            Error::invalid("id", format_args!("{:?}", id.0), "a request that is not answered yet")
+        })?;
+        let asked =
+            if communication.space == PortSpace::Udp { QpType::Ud } else { communication.terms.qp_type };
+        Ok((communication.address, asked))
+    }
+
+    /// Accepts with `qp`, which is in INIT.
+    pub(crate) fn accept(
+        &mut self,
+        id: CmId,
+        (qp, local_qpn): (Qp, Qpn),
+        mac: MacAddr,
+        parameters: &ConnectionParameters<'_>,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Error> {
+        let index = self.index_of(id)?;
+        let guid = self.guid;
+        let Some(communication) = self.communications.at_mut(index) else { return Ok(()) };
+        communication.address.mac = Some(mac);
+        communication.qp = Some(qp);
+        communication.local_qpn = local_qpn;
+        let before = communication.terms;
+        let terms = &mut communication.terms;
+        terms.max_dest_rd_atomic = agreed(parameters.responder_resources, terms.max_dest_rd_atomic);
+        terms.max_rd_atomic = agreed(parameters.initiator_depth, terms.max_rd_atomic);
+        if let Err(error) = communication.make_ready_to_receive(verbs) {
+            communication.qp = None;
+            communication.terms = before;
+            return Err(error);
+        }
+        let Communication { local_comm_id, remote_comm_id, terms, .. } = *communication;
+        communication.state = State::RepSent;
+        communication.cm_timeout = parameters.cm_timeout;
+        communication.retries_left = parameters.cm_retries;
+        let mut rep = Rep::new(local_comm_id, remote_comm_id, local_qpn, terms.rq_psn);
+        rep.set_ca_guid(guid);
+        rep.set_responder_resources(terms.max_dest_rd_atomic);
+        rep.set_initiator_depth(terms.max_rd_atomic);
+        rep.set_rnr_retry_count(parameters.rnr_retry);
+        rep.private_data[..parameters.private_data.len()].copy_from_slice(parameters.private_data);
+        self.send_kept(index, CmBody::Rep(&rep), verbs.shared);
+        self.wait_from_now_on(index);
+        Ok(())
+    }
+
+    /// Says no to a request.
+    pub(crate) fn refuse(&mut self, id: CmId, private_data: &[u8], verbs: &mut Verbs<'_>) {
+        let Ok(index) = self.index_of(id) else { return };
+        match self.communications.at(index).map(|c| c.state) {
+            Some(State::ReqReceived) => {
+                verbs.shared.count(Counter::CmTxRejects);
+                self.reject(index, RejectReason::CONSUMER, private_data, verbs);
+                self.remove(index);
+            }
+            Some(State::SidrReceived) => self.refuse_service(index, private_data, verbs),
+            _ => {}
+        }
+    }
+
+    pub(super) fn on_rtu(
+        &mut self,
+        arrival: &Arrival,
+        rtu: &Rtu,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let known = self.find(arrival, rtu.remote_comm_id(), rtu.local_comm_id());
+        let index = known.ok_or(Counter::CmRxUnknown)?;
+        match self.communications.at(index).map(|c| c.state) {
+            Some(State::RepSent) => self.establish(index, verbs),
+            Some(_) => verbs.shared.count(Counter::CmRxDuplicates),
+            None => {}
+        }
+        Ok(())
+    }
+
+    /// Packets of connections came whose RTU has not come yet: they tell the same.
+    pub(crate) fn on_first_packets(&mut self, verbs: &mut Verbs<'_>) {
+        for index in 0..self.communications.capacity() as u32 {
+            if self.communications.at(index).is_some_and(|c| has_begun(c, verbs.qps)) {
+                self.establish(index, verbs);
+            }
+        }
+    }
+
+    fn establish(&mut self, index: u32, verbs: &mut Verbs<'_>) {
+        let Some(communication) = self.communications.at_mut(index) else { return };
+        // Only the application can have moved the queue pair elsewhere, and it knows.
+        let _ = communication.make_ready_to_send(verbs);
+        communication.state = State::Established;
+        communication.deadline = Nanos::NEVER;
+        let id = communication.id;
+        self.timers.cancel(index);
+        self.events.push_back(CmEvent::Established { id, private_data: PrivateData::new(&[]) });
+    }
+}
+
+/// Whether the peer uses a connection that it has not called ready.
+fn has_begun(communication: &Communication, qps: &Slab<QueuePair>) -> bool {
+    let qp = communication.qp.and_then(|qp| qps.get(qp.0));
+    communication.state == State::RepSent && qp.is_some_and(|qp| qp.responder.established)
+}
+
+/// The port in a service id of a port space.
+pub(super) fn port_of(service_id: u64, space: u64) -> Option<u16> {
+    service_id.checked_sub(space).and_then(|port| u16::try_from(port).ok())
+}

@@ -1,0 +1,161 @@
+//! Datagram services: SIDR, which finds the queue pair behind a port.
+
+use std::net::SocketAddr;
+
+use ferroce_wire::cm::{CmBody, IpCm, RejectReason, SERVICE_ID_UDP, SidrRep, SidrReq};
+use ferroce_wire::{PKEY_DEFAULT, PathMtu, Qpn};
+use rand_chacha::rand_core::RngCore;
+
+use super::active::ephemeral_port;
+use super::communication::{Communication, State};
+use super::passive::port_of;
+use super::{
+    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, Listener, PortSpace,
+    PrivateData, Verbs, canonical, time_of,
+};
+use crate::counters::Counter;
+use crate::qp::QpType;
+use crate::{AddressVector, Error};
+
+/// Statuses of a reply (IBA 12.11.2): nobody serves the id, and the service says no.
+const UNSUPPORTED: u8 = 1;
+const REJECTED: u8 = 2;
+/// How long an answer is kept for a seeker that may not have got it, and a question for the application's
+/// answer, as exponent: 17 s.
+const KEPT: u8 = 22;
+
+impl ConnectionManager {
+    /// Asks for the datagram service at `to`.
+    pub(crate) fn resolve(
+        &mut self,
+        to: SocketAddr,
+        address: AddressVector,
+        parameters: &ConnectionParameters<'_>,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<CmId, Error> {
+        let header = verbs.port.header(&address.path(verbs.port, Qpn::GSI, Qpn::GSI)?);
+        let transaction_id = verbs.shared.rng.next_u64();
+        let source = canonical(verbs.port.gids[address.sgid_index].gid);
+        let source_port = ephemeral_port(verbs.shared.rng.next_u32());
+        let addresses = IpCm { source, source_port, destination: canonical(address.gid) };
+        let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
+        let (id, index) = self.begin(verbs.shared, |ids| Communication {
+            transaction_id,
+            cm_timeout: parameters.cm_timeout,
+            retries_left: parameters.cm_retries,
+            ..Communication::new(ids, (State::SidrSent, PortSpace::Udp), address, header)
+        })?;
+        let request_id = self.communications.at(index).map_or(0, |c| c.local_comm_id);
+        let mut req = SidrReq::new(request_id, PortSpace::Udp.service_id(to.port()), PKEY_DEFAULT);
+        req.private_data[..IpCm::LEN].copy_from_slice(&addresses);
+        let behind = &mut req.private_data[IpCm::LEN..];
+        behind[..parameters.private_data.len()].copy_from_slice(parameters.private_data);
+        self.send_kept(index, CmBody::SidrReq(&req), verbs.shared);
+        self.wait_from_now_on(index);
+        Ok(id)
+    }
+
+    pub(super) fn on_sidr_req(
+        &mut self,
+        arrival: &Arrival,
+        transaction_id: u64,
+        req: &SidrReq,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(), Counter> {
+        let key = (arrival.source, req.request_id(), PortSpace::Udp);
+        if let Some(&index) = self.by_peer.get(&key) {
+            verbs.shared.count(Counter::CmRxDuplicates);
+            if self.communications.at(index).is_some_and(|c| c.state == State::SidrAnswered) {
+                self.send_again(index, verbs.shared);
+            }
+            return Ok(());
+        }
+        let Some((listener, addresses, port)) = self.admit_seeker(arrival, req) else {
+            verbs.shared.count(Counter::CmTxRejects);
+            let rep = SidrRep::refused(req.request_id(), req.service_id(), UNSUPPORTED);
+            self.answer(arrival, transaction_id, CmBody::SidrRep(&rep), verbs);
+            return Ok(());
+        };
+        let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return Ok(()) };
+        let header = verbs.port.header(&path);
+        let deadline = verbs.shared.now + time_of(KEPT);
+        let begun = self.begin(verbs.shared, |ids| Communication {
+            transaction_id,
+            remote_comm_id: req.request_id(),
+            listener: Some(listener),
+            service_id: req.service_id(),
+            deadline,
+            ..Communication::new(ids, (State::SidrReceived, PortSpace::Udp), arrival.back, header)
+        });
+        let Ok((id, index)) = begun else { return Ok(()) };
+        self.by_peer.insert(key, index);
+        self.timers.ensure(index, deadline);
+        let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
+        self.events.push_back(CmEvent::ConnectionRequest(ConnectionRequest {
+            listener,
+            id,
+            peer: SocketAddr::new(addresses.source, addresses.source_port),
+            local: SocketAddr::new(addresses.destination, port),
+            qp_type: QpType::Ud,
+            private_data: PrivateData::new(&req.private_data[IpCm::LEN..]),
+            responder_resources: 0,
+            initiator_depth: 0,
+            path_mtu: largest.unwrap_or(PathMtu::Mtu256),
+        }));
+        Ok(())
+    }
+
+    fn admit_seeker(&self, arrival: &Arrival, req: &SidrReq) -> Option<(Listener, IpCm, u16)> {
+        let port = port_of(req.service_id(), SERVICE_ID_UDP)?;
+        let listener = self.listener(PortSpace::Udp, arrival, port).ok()?;
+        let addresses = arrival.addresses(&req.private_data).ok()?;
+        self.check_room(listener, arrival).ok()?;
+        Some((listener, addresses, port))
+    }
+
+    /// Tells a seeker the queue pair.
+    pub(crate) fn serve(
+        &mut self,
+        id: CmId,
+        (qpn, qkey): (Qpn, u32),
+        private_data: &[u8],
+        verbs: &mut Verbs<'_>,
+    ) {
+        let Some(communication) = self.communications.get(id.0) else { return };
+        let Communication { remote_comm_id, service_id, .. } = *communication;
+        let mut rep = SidrRep::found(remote_comm_id, service_id, qpn, qkey);
+        rep.private_data[..private_data.len()].copy_from_slice(private_data);
+        self.say(id.0.index, &rep, verbs);
+    }
+
+    pub(super) fn refuse_service(&mut self, index: u32, private_data: &[u8], verbs: &mut Verbs<'_>) {
+        let Some(communication) = self.communications.at(index) else { return };
+        let Communication { remote_comm_id, service_id, .. } = *communication;
+        let mut rep = SidrRep::refused(remote_comm_id, service_id, REJECTED);
+        rep.private_data[..private_data.len()].copy_from_slice(private_data);
+        self.say(index, &rep, verbs);
+    }
+
+    fn say(&mut self, index: u32, rep: &SidrRep, verbs: &mut Verbs<'_>) {
+        if let Some(communication) = self.at(index) {
+            communication.state = State::SidrAnswered;
+        }
+        self.send_kept(index, CmBody::SidrRep(rep), verbs.shared);
+    }
+
+    pub(super) fn on_sidr_rep(&mut self, arrival: &Arrival, rep: &SidrRep) -> Result<(), Counter> {
+        let index = self.comm_ids.get(rep.request_id()).ok_or(Counter::CmRxUnknown)?;
+        let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
+        let Communication { id, address, state, .. } = *communication;
+        if state != State::SidrSent || address.gid != arrival.source {
+            return Err(Counter::CmRxUnknown);
+        }
+        let private_data = PrivateData::new(&rep.private_data);
+        self.events.push_back(match rep.status() {
+            0 => CmEvent::Resolved { id, address, qpn: rep.qpn(), qkey: rep.qkey(), private_data },
+            status => CmEvent::Rejected { id, reason: RejectReason(status.into()), private_data },
+        });
+        self.remove(index);
+        Ok(())
+    }
+}

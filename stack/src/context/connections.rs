@@ -1,0 +1,205 @@
+//! Connections by the connection manager.
+
+use std::net::{IpAddr, SocketAddr};
+
+use ferroce_wire::{Gid, MacAddr, PathMtu, Qpn};
+
+use super::{Context, invalid_handle};
+use crate::cm::{
+    CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace, REJ_PRIVATE,
+    REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,
+};
+use crate::qp::{QpState, QpType};
+use crate::{AddressVector, Error, Qp};
+
+impl Context {
+    /// Takes requests for connections ([`PortSpace::Tcp`]) or for a datagram service
+    /// ([`PortSpace::Udp`]) to a port of one of this port's addresses, or of all (`0.0.0.0` or `::`, which
+    /// are the same here). They come as [`CmEvent::ConnectionRequest`].
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an address that is not the port's or has its listener,
+    /// [`Error::Exhausted`]; [`Error::Unsupported`] on a socket that is not the one for QP1.
+    pub fn listen(
+        &mut self,
+        space: PortSpace,
+        address: SocketAddr,
+        config: &ListenConfig,
+    ) -> Result<Listener, Error> {
+        let own = |ip: IpAddr| self.engine.port.gids.iter().any(|entry| entry.gid == Gid::from(ip));
+        if !address.ip().is_unspecified() && !own(address.ip()) {
+            let expected = format!("an address of '{}', or 0.0.0.0 for all", self.engine.port.interface);
+            return Err(Error::invalid("address", address, expected));
+        }
+        self.engine.cm()?.0.listen(space, address, *config)
+    }
+
+    /// Ends a listener; requests that wait at it are rejected.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn unlisten(&mut self, listener: Listener) -> Result<(), Error> {
+        let known = self.with_cm(|cm, verbs| cm.unlisten(listener, verbs));
+        if known == Some(true) { Ok(()) } else { Err(invalid_handle("listener", listener.0)) }
+    }
+
+    /// Asks for a connection of `qp`, RC or UC and in INIT, to a port of a peer. The queue pair is in RTS
+    /// with [`CmEvent::Established`]; with [`CmEvent::Rejected`] and [`CmEvent::Unreachable`] it is as
+    /// before.
+    ///
+    /// Asks the driver for the hardware address, which may block for as long as ARP or ND takes.
+    ///
+    /// # Errors
+    /// [`Error::State`], [`Error::Invalid`], [`Error::PathMtu`], [`Error::Exhausted`],
+    /// [`Error::Unsupported`] on a socket that is not the one for QP1, or the driver's word.
+    pub fn connect(
+        &mut self,
+        qp: Qp,
+        to: SocketAddr,
+        parameters: &ConnectionParameters<'_>,
+    ) -> Result<CmId, Error> {
+        parameters.check(REQ_PRIVATE)?;
+        let named = self.connectable(qp)?;
+        let address = self.way_to(to)?;
+        let port = &self.engine.port;
+        let largest = port.path_mtu(address.gid.is_ipv6());
+        let path_mtu = match parameters.path_mtu {
+            Some(path_mtu) if largest.is_none_or(|most| path_mtu > most) => {
+                let needed = path_mtu.required_l3_mtu(address.gid.is_ipv6());
+                let (interface, mtu) = (port.interface.clone(), port.mtu);
+                return Err(Error::PathMtu { path_mtu, needed, interface, mtu });
+            }
+            chosen => chosen.or(largest).unwrap_or(PathMtu::Mtu256),
+        };
+        let (cm, mut verbs) = self.engine.cm()?;
+        cm.connect(named, to, address, path_mtu, parameters, &mut verbs)
+    }
+
+    /// Accepts a request for a connection with `qp`, of the service that was asked for and in INIT. It
+    /// receives from now on, and is in RTS with [`CmEvent::Established`].
+    ///
+    /// Asks the driver for the hardware address, which may block for as long as ARP or ND takes.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`] for a request that is over, [`Error::State`], [`Error::Invalid`], or the
+    /// driver's word. The request can still be accepted or rejected then.
+    pub fn accept(&mut self, id: CmId, qp: Qp, parameters: &ConnectionParameters<'_>) -> Result<(), Error> {
+        parameters.check(REP_PRIVATE)?;
+        let (address, asked) = self.requester(id)?;
+        let (qp, qpn, qp_type) = self.connectable(qp)?;
+        if qp_type != asked {
+            return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
+        }
+        let mac = MacAddr(self.driver.resolve(address.gid.to_ip())?);
+        let (cm, mut verbs) = self.engine.cm()?;
+        cm.accept(id, (qp, qpn), mac, parameters, &mut verbs)
+    }
+
+    /// Answers the search for a datagram service: `qp`, which is UD, is where it is.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`] for a search that is over, [`Error::Invalid`].
+    pub fn accept_datagrams(&mut self, id: CmId, qp: Qp, private_data: &[u8]) -> Result<(), Error> {
+        check_length(private_data, SIDR_REP_PRIVATE)?;
+        let (_, asked) = self.requester(id)?;
+        let (queue_pair, _) = self.qp(qp)?;
+        let (qpn, qkey) = (queue_pair.qpn, queue_pair.qkey);
+        let qp_type = self.query_qp(qp)?.qp_type;
+        if asked != QpType::Ud || qp_type != asked {
+            return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
+        }
+        self.with_cm(|cm, verbs| cm.serve(id, (qpn, qkey), private_data, verbs));
+        Ok(())
+    }
+
+    /// Says no to a request, or to a search.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`], [`Error::Invalid`].
+    pub fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
+        let (_, asked) = self.requester(id)?;
+        check_length(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
+        self.with_cm(|cm, verbs| cm.refuse(id, private_data, verbs));
+        Ok(())
+    }
+
+    /// Asks a peer for the datagram service at one of its ports: [`CmEvent::Resolved`] says where it is.
+    /// Of `parameters` the private data (180 bytes), `cm_timeout` and `cm_retries` matter.
+    ///
+    /// # Errors
+    /// As [`connect`](Context::connect).
+    pub fn resolve(&mut self, to: SocketAddr, parameters: &ConnectionParameters<'_>) -> Result<CmId, Error> {
+        parameters.check(SIDR_REQ_PRIVATE)?;
+        let address = self.way_to(to)?;
+        let (cm, mut verbs) = self.engine.cm()?;
+        cm.resolve(to, address, parameters, &mut verbs)
+    }
+
+    /// Ends a connection: its queue pair goes to ERR, and the peer is told. [`CmEvent::Disconnected`]
+    /// comes when it has answered. Ends an attempt, or a search, without an event.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
+        // What the application has seen is acknowledged first.
+        self.send_owed(None);
+        let known = self.with_cm(|cm, verbs| cm.disconnect(id, verbs));
+        if known == Some(true) { Ok(()) } else { Err(invalid_handle("connection", id.0)) }
+    }
+
+    /// Takes the oldest event of the connection manager.
+    pub fn next_cm_event(&mut self) -> Option<CmEvent> {
+        self.engine.cm_if_used()?.0.next_event()
+    }
+
+    fn with_cm<T>(&mut self, then: impl FnOnce(&mut ConnectionManager, &mut Verbs<'_>) -> T) -> Option<T> {
+        let (cm, mut verbs) = self.engine.cm_if_used()?;
+        Some(then(cm, &mut verbs))
+    }
+
+    /// Who asked, and for what.
+    fn requester(&mut self, id: CmId) -> Result<(AddressVector, QpType), Error> {
+        let (cm, _) = self.engine.cm_if_used().ok_or_else(|| invalid_handle("connection", id.0))?;
+        cm.requester(id)
+    }
+
+    /// A queue pair that can be connected.
+    fn connectable(&mut self, qp: Qp) -> Result<(Qp, Qpn, QpType), Error> {
+        let (queue_pair, _) = self.qp(qp)?;
+        queue_pair.require("connecting", "INIT", &[QpState::Init])?;
+        let qpn = queue_pair.qpn;
+        let qp_type = self.query_qp(qp)?.qp_type;
+        if qp_type == QpType::Ud {
+            return Err(Error::invalid(
+                "qp",
+                "Ud",
+                "an RC or UC QP; resolve and accept_datagrams are for UD",
+            ));
+        }
+        Ok((qp, qpn, qp_type))
+    }
+
+    /// The way to a peer, next hop included.
+    fn way_to(&mut self, to: SocketAddr) -> Result<AddressVector, Error> {
+        let gid = Gid::from(to.ip().to_canonical());
+        if gid.is_multicast() || to.ip().is_unspecified() {
+            return Err(Error::invalid("address", to, "the address of one peer"));
+        }
+        let port = &self.engine.port;
+        let Some(index) = port.gid_index_for(gid) else {
+            let kind = if gid.is_ipv6() { "IPv6" } else { "IPv4" };
+            let expected =
+                format!("a peer of the IP version of '{}', which has no {kind} address", port.interface);
+            return Err(Error::invalid("address", to, expected));
+        };
+        let mac = Some(MacAddr(self.driver.resolve(gid.to_ip())?));
+        Ok(AddressVector { mac, ..AddressVector::new(gid, index) })
+    }
+}
+
+fn check_length(private_data: &[u8], most: usize) -> Result<(), Error> {
+    match private_data.len() {
+        length if length <= most => Ok(()),
+        length => Err(Error::invalid("private_data", length, format!("0 to {most} bytes"))),
+    }
+}

@@ -1,0 +1,649 @@
+//! G. The connection manager: its messages over QP1, with the peer's by hand.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ferroce::wire::cm::{
+    CmBody, CmMessage, Drep, Dreq, IpCm, Mra, PathRecord, Rej, RejectReason, Rep, Req, Rtu, SERVICE_ID_TCP,
+    SERVICE_ID_UDP, SidrRep, SidrReq, Stage,
+};
+use ferroce::wire::{MAD_LEN, Opcode, PKEY_DEFAULT};
+use ferroce::{
+    CmEvent, CmId, ConnectionParameters, ConnectionRequest, Counter, Event, Gid, ListenConfig, Listener,
+    PathMtu, PortSpace, Psn, QpState, QpType, Qpn, WcStatus,
+};
+
+use crate::packet::{Script, ack, packet};
+use crate::peer::{PEER_QPN, Peer, QKEY, Setup, pattern};
+
+/// The port of the engine's service, and that of the peer's.
+const PORT: u16 = 7471;
+/// What the peer calls its connection.
+const PEER_ID: u32 = 0x5151_0001;
+/// Of the peer's requests.
+const TRANSACTION: u64 = 0x77;
+/// What QP1's datagrams carry.
+const QKEY_GSI: u32 = 0x8001_0000;
+/// The first PSNs that the peer and the scripts ask for.
+const PEER_RQ: u32 = 0x1234;
+const PEER_SQ: u32 = 0x9876;
+
+fn engine() -> Peer {
+    Peer::with(Setup { state: QpState::Init, ..Setup::default() })
+}
+
+fn engine_of(qp_type: QpType) -> Peer {
+    Peer::with(Setup { state: QpState::Init, ..Setup::of(qp_type) })
+}
+
+fn listen(peer: &mut Peer, space: PortSpace) -> Listener {
+    let any = SocketAddr::from(([0, 0, 0, 0], PORT));
+    peer.context.listen(space, any, &ListenConfig::default()).unwrap()
+}
+
+fn service(peer: &Peer) -> SocketAddr {
+    SocketAddr::new(peer.address.source.to_ip(), PORT)
+}
+
+/// A MAD from the peer.
+fn mad(body: CmBody<'_>) -> Script {
+    let mut bytes = [0; MAD_LEN];
+    CmMessage { transaction_id: TRANSACTION, body }.emit(&mut bytes);
+    to_gsi(&bytes)
+}
+
+fn to_gsi(bytes: &[u8]) -> Script {
+    packet(Opcode::UD_SEND_ONLY, 0).dest_qpn(Qpn::GSI).deth(QKEY_GSI, Qpn::GSI).payload(bytes)
+}
+
+/// The one MAD that the engine sent.
+#[track_caller]
+fn take_mad(peer: &mut Peer) -> [u8; MAD_LEN] {
+    let got = peer.take_packets();
+    let [got] = &got[..] else { panic!("{} packets and not one MAD", got.len()) };
+    let deth = got.deth.unwrap();
+    assert_eq!((got.opcode, got.dest_qpn), (Opcode::UD_SEND_ONLY, Qpn::GSI));
+    assert_eq!((deth.qkey(), deth.source_qpn()), (QKEY_GSI, Qpn::GSI));
+    got.payload.as_slice().try_into().unwrap()
+}
+
+/// Takes the one MAD that the engine sent; it must be of that kind.
+macro_rules! take {
+    ($peer:expr, $kind:ident) => {{
+        let bytes = take_mad($peer);
+        let message = CmMessage::parse(&bytes).unwrap();
+        match message.body {
+            CmBody::$kind(body) => (message.transaction_id, *body),
+            other => panic!("{} in place of {}", other.name(), stringify!($kind)),
+        }
+    }};
+}
+
+fn addresses(peer: &Peer) -> [u8; IpCm::LEN] {
+    let (source, destination) = (peer.address.source.to_ip(), peer.address.destination.to_ip());
+    IpCm { source, source_port: 5000, destination }.to_bytes().unwrap()
+}
+
+/// The peer's request for a connection.
+fn req(peer: &Peer) -> Req {
+    let mut path = PathRecord::new(peer.address.source, peer.address.destination);
+    path.set_ack_timeout(14);
+    path.set_hop_limit(64);
+    let service_id = SERVICE_ID_TCP + u64::from(PORT);
+    let mut req = Req::new(PEER_ID, service_id, PEER_QPN, Psn::new(PEER_RQ), PathMtu::Mtu512, path);
+    req.set_responder_resources(8);
+    req.set_initiator_depth(4);
+    req.set_retry_count(6);
+    req.set_rnr_retry_count(5);
+    req.set_remote_cm_timeout(20);
+    req.set_local_cm_timeout(20);
+    req.set_max_cm_retries(15);
+    req.private_data[..IpCm::LEN].copy_from_slice(&addresses(peer));
+    req
+}
+
+/// The peer's acceptance of the engine's request.
+fn rep(req: &Req) -> Rep {
+    let mut rep = Rep::new(PEER_ID, req.local_comm_id(), PEER_QPN, Psn::new(PEER_SQ));
+    rep.set_responder_resources(2);
+    rep.set_initiator_depth(3);
+    rep.set_rnr_retry_count(4);
+    rep
+}
+
+#[track_caller]
+fn request(peer: &mut Peer) -> ConnectionRequest {
+    match peer.context.next_cm_event() {
+        Some(CmEvent::ConnectionRequest(request)) => request,
+        other => panic!("no request: {other:?}"),
+    }
+}
+
+#[track_caller]
+fn expect(peer: &mut Peer, event: CmEvent) {
+    assert_eq!(peer.context.next_cm_event(), Some(event));
+}
+
+#[track_caller]
+fn expect_no_cm_event(peer: &mut Peer) {
+    assert_eq!(peer.context.next_cm_event(), None);
+}
+
+#[track_caller]
+fn expect_established(peer: &mut Peer, expected: CmId) {
+    match peer.context.next_cm_event() {
+        Some(CmEvent::Established { id, .. }) => assert_eq!(id, expected),
+        other => panic!("not established: {other:?}"),
+    }
+    peer.expect_state(QpState::Rts);
+}
+
+#[track_caller]
+fn expect_rejected(peer: &mut Peer, expected: CmId, why: RejectReason) {
+    match peer.context.next_cm_event() {
+        Some(CmEvent::Rejected { id, reason, .. }) => assert_eq!((id, reason), (expected, why)),
+        other => panic!("not rejected: {other:?}"),
+    }
+}
+
+/// The peer connects to the engine.
+fn accept(peer: &mut Peer) -> (CmId, Rep) {
+    peer.inject(mad(CmBody::Req(&req(peer))));
+    let id = request(peer).id;
+    peer.context.accept(id, peer.qp, &ConnectionParameters::default()).unwrap();
+    peer.poll();
+    let (transaction, rep) = take!(peer, Rep);
+    assert_eq!((transaction, rep.remote_comm_id()), (TRANSACTION, PEER_ID));
+    (id, rep)
+}
+
+fn rtu(rep: &Rep) -> Rtu {
+    Rtu::new(PEER_ID, rep.local_comm_id())
+}
+
+/// A connection that the peer asked for.
+fn accepted() -> (Peer, CmId, Rep) {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let (id, rep) = accept(&mut peer);
+    peer.inject(mad(CmBody::Rtu(&rtu(&rep))));
+    expect_established(&mut peer, id);
+    (peer, id, rep)
+}
+
+/// A connection that the engine asks for, as far as its request.
+fn connecting(parameters: &ConnectionParameters<'_>) -> (Peer, CmId, Req) {
+    let mut peer = engine();
+    let to = service(&peer);
+    let id = peer.context.connect(peer.qp, to, parameters).unwrap();
+    peer.poll();
+    let (_, req) = take!(&mut peer, Req);
+    (peer, id, req)
+}
+
+/// What both ends ask for is what the queue pairs get (with a real peer: `tools/tests/rxe.rs`).
+#[test]
+fn both_ends_get_what_was_agreed() {
+    let parameters =
+        ConnectionParameters { timeout: 15, rnr_retry: 3, retry_count: 5, ..ConnectionParameters::default() };
+    let (mut peer, id, sent) = connecting(&parameters);
+    assert_eq!(sent.service_id(), SERVICE_ID_TCP + u64::from(PORT));
+    assert_eq!((sent.qpn(), sent.path_mtu()), (peer.qpn, Some(PathMtu::Mtu4096)));
+    assert_eq!((sent.responder_resources(), sent.initiator_depth()), (16, 16));
+    assert_eq!((sent.retry_count(), sent.rnr_retry_count()), (5, 3));
+    assert_eq!((sent.remote_cm_timeout(), sent.local_cm_timeout(), sent.max_cm_retries()), (20, 20, 15));
+    let path = sent.primary_path;
+    assert_eq!((path.local_gid(), path.remote_gid()), (peer.address.destination, peer.address.source));
+    assert_eq!((path.ack_timeout(), path.hop_limit()), (15, 64));
+    let named = IpCm::parse(&sent.private_data).unwrap();
+    assert_eq!((named.source, named.destination), (path.local_gid().to_ip(), path.remote_gid().to_ip()));
+    peer.inject(mad(CmBody::Rep(&rep(&sent))));
+    take!(&mut peer, Rtu);
+    expect_established(&mut peer, id);
+    let query = peer.query();
+    assert_eq!((query.dest_qpn, query.path_mtu), (Some(PEER_QPN), Some(PathMtu::Mtu4096)));
+    assert_eq!((query.rq_psn, query.sq_psn), (sent.starting_psn(), Psn::new(PEER_SQ)));
+    let send = query.send.unwrap();
+    assert_eq!((send.timeout, send.retry_count, send.rnr_retry), (15, 5, 4));
+    assert_eq!((send.max_rd_atomic, query.max_dest_rd_atomic), (2, 3));
+
+    let (peer, _, rep) = accepted();
+    assert_eq!(rep.qpn(), peer.qpn);
+    assert_eq!((rep.responder_resources(), rep.initiator_depth(), rep.rnr_retry_count()), (4, 8, 7));
+    let query = peer.query();
+    assert_eq!((query.dest_qpn, query.path_mtu), (Some(PEER_QPN), Some(PathMtu::Mtu512)));
+    assert_eq!((query.rq_psn, query.sq_psn), (rep.starting_psn(), Psn::new(PEER_RQ)));
+    let send = query.send.unwrap();
+    assert_eq!((send.timeout, send.retry_count, send.rnr_retry), (14, 6, 5));
+    assert_eq!((send.max_rd_atomic, query.max_dest_rd_atomic), (8, 4));
+}
+
+#[test]
+fn case_110_messages_again() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let asked = mad(CmBody::Req(&req(&peer)));
+    peer.inject(asked.clone());
+    let id = request(&mut peer).id;
+    // The application takes its time, and the peer hears of it.
+    peer.inject(asked.clone());
+    let (_, mra) = take!(&mut peer, Mra);
+    assert_eq!((mra.remote_comm_id(), mra.stage()), (PEER_ID, Some(Stage::Req)));
+    expect_no_cm_event(&mut peer);
+    peer.context.accept(id, peer.qp, &ConnectionParameters::default()).unwrap();
+    peer.poll();
+    let first = take_mad(&mut peer);
+    peer.inject(asked);
+    assert_eq!(take_mad(&mut peer), first, "the same REP");
+    let CmBody::Rep(answer) = CmMessage::parse(&first).unwrap().body else { panic!("no REP") };
+    peer.inject_all([mad(CmBody::Rtu(&rtu(answer))), mad(CmBody::Rtu(&rtu(answer)))]);
+    expect_established(&mut peer, id);
+    expect_no_cm_event(&mut peer);
+    peer.expect_counted(Counter::CmRxDuplicates, 3);
+
+    let (mut peer, id, sent) = connecting(&ConnectionParameters::default());
+    peer.inject(mad(CmBody::Rep(&rep(&sent))));
+    let first = take_mad(&mut peer);
+    expect_established(&mut peer, id);
+    peer.inject(mad(CmBody::Rep(&rep(&sent))));
+    assert_eq!(take_mad(&mut peer), first, "the same RTU");
+    expect_no_cm_event(&mut peer);
+}
+
+#[test]
+fn case_111_nobody_listens_or_the_queue_pair_is_taken() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let mut asked = req(&peer);
+    for service_id in [SERVICE_ID_TCP + 1, SERVICE_ID_UDP + u64::from(PORT), u64::from(PORT), 0] {
+        let path = asked.primary_path;
+        let private_data = asked.private_data;
+        asked = Req::new(PEER_ID, service_id, PEER_QPN, Psn::new(1), PathMtu::Mtu512, path);
+        asked.private_data = private_data;
+        peer.inject(mad(CmBody::Req(&asked)));
+        let (transaction, rej) = take!(&mut peer, Rej);
+        assert_eq!(
+            (transaction, rej.remote_comm_id(), rej.stage()),
+            (TRANSACTION, PEER_ID, Some(Stage::Req))
+        );
+        assert_eq!(rej.reason(), RejectReason::INVALID_SERVICE_ID);
+    }
+    expect_no_cm_event(&mut peer);
+
+    let (mut peer, ..) = accepted();
+    let path = req(&peer).primary_path;
+    let mut again =
+        Req::new(PEER_ID + 1, SERVICE_ID_TCP + u64::from(PORT), PEER_QPN, Psn::new(1), PathMtu::Mtu512, path);
+    again.private_data = req(&peer).private_data;
+    peer.inject(mad(CmBody::Req(&again)));
+    assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::STALE_CONNECTION);
+    peer.expect_state(QpState::Rts);
+    peer.expect_counted(Counter::CmTxRejects, 1);
+}
+
+#[test]
+fn case_112_silent_peer() {
+    let parameters =
+        ConnectionParameters { cm_timeout: 10, cm_retries: 3, ..ConnectionParameters::default() };
+    // 4.096 µs · 2^10, and a tick of the timers.
+    let time = Duration::from_nanos((4096 << 10) + 2048);
+    let (mut peer, id, _) = connecting(&parameters);
+    for _ in 0..3 {
+        peer.expect_nothing();
+        peer.advance(time);
+        take!(&mut peer, Req);
+    }
+    peer.advance(time);
+    let (_, rej) = take!(&mut peer, Rej);
+    assert_eq!(rej.reason(), RejectReason::TIMEOUT);
+    expect(&mut peer, CmEvent::Unreachable { id });
+    peer.expect_state(QpState::Init);
+    peer.expect_counted(Counter::CmTxRetries, 3);
+    // The peer that says it needs longer gets longer.
+    let (to, qp) = (service(&peer), peer.qp);
+    let id = peer.context.connect(qp, to, &parameters).unwrap();
+    peer.poll();
+    let (_, sent) = take!(&mut peer, Req);
+    peer.inject(mad(CmBody::Mra(&Mra::new(PEER_ID, sent.local_comm_id(), Stage::Req, 14))));
+    // 4.096 µs · 2^14 and the time that there was before.
+    peer.advance(16 * time);
+    peer.expect_nothing();
+    peer.advance(time);
+    take!(&mut peer, Req);
+    peer.context.disconnect(id).unwrap();
+    peer.poll();
+    take!(&mut peer, Rej);
+    // Nothing stays behind: there is room for far more attempts than there can be connections.
+    let brief = ConnectionParameters { cm_retries: 0, ..parameters };
+    for _ in 0..300 {
+        let id = peer.context.connect(qp, to, &brief).unwrap();
+        peer.advance(time);
+        expect(&mut peer, CmEvent::Unreachable { id });
+        assert_eq!(peer.take_packets().len(), 2, "REQ and REJ");
+    }
+    assert_eq!(peer.context.next_timeout(), None);
+
+    // An accepted peer that never says that it is ready.
+    listen(&mut peer, PortSpace::Tcp);
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    let id = request(&mut peer).id;
+    peer.context.accept(id, qp, &parameters).unwrap();
+    peer.poll();
+    take!(&mut peer, Rep);
+    for _ in 0..3 {
+        peer.advance(time);
+        take!(&mut peer, Rep);
+    }
+    peer.advance(time);
+    assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::TIMEOUT);
+    expect(&mut peer, CmEvent::Unreachable { id });
+    peer.expect_state(QpState::Error);
+
+    // An application that does not answer.
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    peer.advance(Duration::from_secs(121));
+    expect_no_cm_event(&mut peer);
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    let id = request(&mut peer).id;
+    peer.advance(Duration::from_secs(121));
+    expect(&mut peer, CmEvent::Unreachable { id });
+    assert!(peer.context.accept(id, peer.qp, &parameters).is_err());
+}
+
+#[test]
+fn case_113_data_before_rtu() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    peer.post_recv(1, 8);
+    let (id, rep) = accept(&mut peer);
+    peer.expect_state(QpState::Rtr);
+    let first = rep.starting_psn().value();
+    peer.inject(packet(Opcode::RC_SEND_ONLY, first).payload(b"early").ack_req());
+    peer.expect_ack(first, 1);
+    peer.expect_wc(1, WcStatus::Success);
+    peer.expect_event(Event::CommEst(peer.qp));
+    expect_established(&mut peer, id);
+    peer.inject(mad(CmBody::Rtu(&rtu(&rep))));
+    expect_no_cm_event(&mut peer);
+    peer.post_send(2, b"answer");
+    peer.expect(Opcode::RC_SEND_ONLY, PEER_RQ);
+    peer.inject(ack(PEER_RQ, 1));
+    peer.expect_wc(2, WcStatus::Success);
+}
+
+#[test]
+fn case_114_disconnect() {
+    let (mut peer, id, rep) = accepted();
+    peer.post_recv(1, 8);
+    let dreq = Dreq::new(PEER_ID, rep.local_comm_id(), peer.qpn);
+    peer.inject(mad(CmBody::Dreq(&dreq)));
+    let (transaction, drep) = take!(&mut peer, Drep);
+    assert_eq!((transaction, drep.remote_comm_id()), (TRANSACTION, PEER_ID));
+    expect(&mut peer, CmEvent::Disconnected { id });
+    peer.expect_state(QpState::Error);
+    peer.expect_wc(1, WcStatus::WrFlushErr);
+    // Until late packets are gone the DREP can be had again, and neither end's names can be used anew.
+    peer.inject(mad(CmBody::Dreq(&dreq)));
+    take!(&mut peer, Drep);
+    let path = req(&peer).primary_path;
+    let mut anew =
+        Req::new(9, SERVICE_ID_TCP + u64::from(PORT), PEER_QPN, Psn::new(1), PathMtu::Mtu512, path);
+    anew.private_data = req(&peer).private_data;
+    peer.inject(mad(CmBody::Req(&anew)));
+    assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::STALE_CONNECTION);
+    // Twice the ACK timeout of the REQ, 67 ms.
+    peer.advance(Duration::from_millis(136));
+    expect(&mut peer, CmEvent::TimewaitExit { id });
+    peer.inject(mad(CmBody::Req(&anew)));
+    assert_ne!(request(&mut peer).id, id);
+
+    // From this end.
+    let (mut peer, id, rep) = accepted();
+    peer.context.disconnect(id).unwrap();
+    peer.expect_state(QpState::Error);
+    peer.poll();
+    let (_, dreq) = take!(&mut peer, Dreq);
+    let named = (dreq.local_comm_id(), dreq.remote_comm_id(), dreq.remote_qpn());
+    assert_eq!(named, (rep.local_comm_id(), PEER_ID, PEER_QPN));
+    peer.inject(mad(CmBody::Drep(&Drep::new(PEER_ID, rep.local_comm_id()))));
+    expect(&mut peer, CmEvent::Disconnected { id });
+
+    // With its queue pair.
+    let (mut peer, ..) = accepted();
+    let qp = peer.qp;
+    peer.context.destroy_qp(qp).unwrap();
+    peer.poll();
+    take!(&mut peer, Dreq);
+}
+
+#[test]
+fn case_115_messages_of_others() {
+    let (mut peer, _, rep) = accepted();
+    let (ours, qpn) = (rep.local_comm_id(), peer.qpn);
+    let strangers = [
+        mad(CmBody::Dreq(&Dreq::new(PEER_ID, ours ^ 1, qpn))),
+        mad(CmBody::Dreq(&Dreq::new(PEER_ID ^ 1, ours, qpn))),
+        mad(CmBody::Dreq(&Dreq::new(PEER_ID, ours, PEER_QPN))),
+        mad(CmBody::Drep(&Drep::new(PEER_ID, ours))),
+        mad(CmBody::Rej(&Rej::new(PEER_ID ^ 1, ours, Stage::Rep, RejectReason::CONSUMER))),
+        mad(CmBody::Rej(&Rej::new(PEER_ID, ours, Stage::Other, RejectReason::TIMEOUT))),
+    ];
+    for message in strangers {
+        peer.expect_refused(message, Counter::CmRxUnknown);
+    }
+    // The right ids, from another address.
+    let home = peer.address;
+    peer.address.source = Gid::from("192.0.2.77".parse::<std::net::IpAddr>().unwrap());
+    for message in [
+        mad(CmBody::Dreq(&Dreq::new(PEER_ID, ours, qpn))),
+        mad(CmBody::Rej(&Rej::new(PEER_ID, ours, Stage::Other, RejectReason::TIMEOUT))),
+    ] {
+        peer.expect_refused(message, Counter::CmRxUnknown);
+    }
+    peer.address = home;
+    peer.expect_state(QpState::Rts);
+    expect_no_cm_event(&mut peer);
+
+    // A request that is under way can be refused by its peer only.
+    let (mut peer, id, sent) = connecting(&ConnectionParameters::default());
+    let rej = Rej::new(0, sent.local_comm_id(), Stage::Req, RejectReason::CONSUMER);
+    let home = peer.address;
+    peer.address.source = Gid::from("192.0.2.77".parse::<std::net::IpAddr>().unwrap());
+    peer.expect_refused(mad(CmBody::Rej(&rej)), Counter::CmRxUnknown);
+    peer.address = home;
+    peer.inject(mad(CmBody::Rej(&rej)));
+    expect_rejected(&mut peer, id, RejectReason::CONSUMER);
+    peer.expect_state(QpState::Init);
+}
+
+#[test]
+fn case_116_addresses_that_are_none() {
+    type Change = fn(&mut Req);
+    let changes: [(Change, RejectReason); 7] = [
+        (|req| req.private_data[0] = 1, RejectReason::CONSUMER),
+        (|req| req.private_data[1] = 5 << 4, RejectReason::CONSUMER),
+        (|req| req.private_data[1] = 6 << 4, RejectReason::INVALID_GID),
+        (|req| req.private_data[19] ^= 1, RejectReason::INVALID_GID),
+        (|req| req.private_data[35] ^= 1, RejectReason::INVALID_GID),
+        (
+            |req| req.primary_path = PathRecord::new(Gid([1; 16]), req.primary_path.remote_gid()),
+            RejectReason::INVALID_GID,
+        ),
+        (
+            |req| req.primary_path = PathRecord::new(req.primary_path.local_gid(), Gid([1; 16])),
+            RejectReason::INVALID_GID,
+        ),
+    ];
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    for (change, reason) in changes {
+        let mut asked = req(&peer);
+        change(&mut asked);
+        peer.inject(mad(CmBody::Req(&asked)));
+        assert_eq!(take!(&mut peer, Rej).1.reason(), reason);
+    }
+    // More than the interface has room for: the answer says what would do.
+    let mut small = Peer::with(Setup { state: QpState::Init, ..Setup::default() });
+    listen(&mut small, PortSpace::Tcp);
+    let mut asked = req(&small);
+    asked.set_transport(ferroce::wire::cm::TransportType::Uc);
+    small.inject(mad(CmBody::Req(&asked)));
+    assert_eq!(request(&mut small).qp_type, QpType::Uc);
+    expect_no_cm_event(&mut peer);
+}
+
+#[test]
+fn case_117_private_data_and_services() {
+    let hello = pattern(56);
+    let parameters = ConnectionParameters { private_data: &hello, ..ConnectionParameters::default() };
+    let (mut peer, id, sent) = connecting(&parameters);
+    assert_eq!(sent.private_data[IpCm::LEN..], hello[..]);
+    let mut accepted = rep(&sent);
+    accepted.private_data.copy_from_slice(&pattern(196));
+    peer.inject(mad(CmBody::Rep(&accepted)));
+    take!(&mut peer, Rtu);
+    match peer.context.next_cm_event() {
+        Some(CmEvent::Established { id: named, private_data }) => {
+            assert_eq!((named, &private_data[..]), (id, &pattern(196)[..]));
+        }
+        other => panic!("{other:?}"),
+    }
+    let long = pattern(57);
+    let parameters = ConnectionParameters { private_data: &long, ..ConnectionParameters::default() };
+    let to = service(&peer);
+    let refused = peer.context.connect(peer.qp, to, &parameters).unwrap_err().to_string();
+    assert_eq!(refused, "private_data = 57: 0 to 56");
+
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let mut asked = req(&peer);
+    asked.private_data[IpCm::LEN..].copy_from_slice(&hello);
+    peer.inject(mad(CmBody::Req(&asked)));
+    let came = request(&mut peer);
+    assert_eq!(came.private_data[..], hello[..]);
+    assert_eq!((came.peer.port(), came.local.port(), came.path_mtu), (5000, PORT, PathMtu::Mtu512));
+    let answer = pattern(148);
+    peer.context.reject(came.id, &answer).unwrap();
+    peer.poll();
+    let (_, rej) = take!(&mut peer, Rej);
+    assert_eq!((rej.reason(), &rej.private_data[..]), (RejectReason::CONSUMER, &answer[..]));
+
+    // A datagram service here.
+    let mut peer = Peer::with(Setup::of(QpType::Ud));
+    listen(&mut peer, PortSpace::Udp);
+    let service_id = SERVICE_ID_UDP + u64::from(PORT);
+    let mut seek = SidrReq::new(PEER_ID, service_id, PKEY_DEFAULT);
+    seek.private_data[..IpCm::LEN].copy_from_slice(&addresses(&peer));
+    seek.private_data[IpCm::LEN..].copy_from_slice(&pattern(180));
+    peer.inject(mad(CmBody::SidrReq(&seek)));
+    let came = request(&mut peer);
+    assert_eq!((came.qp_type, &came.private_data[..]), (QpType::Ud, &pattern(180)[..]));
+    let (qp, qpn) = (peer.qp, peer.qpn);
+    peer.context.accept_datagrams(came.id, qp, &pattern(136)).unwrap();
+    peer.poll();
+    let first = take_mad(&mut peer);
+    let CmBody::SidrRep(found) = CmMessage::parse(&first).unwrap().body else { panic!("no SIDR_REP") };
+    assert_eq!((found.status(), found.qpn(), found.qkey()), (0, qpn, QKEY));
+    assert_eq!((found.request_id(), found.service_id()), (PEER_ID, service_id));
+    assert_eq!(found.private_data[..], pattern(136)[..]);
+    peer.inject(mad(CmBody::SidrReq(&seek)));
+    assert_eq!(take_mad(&mut peer), first, "the same answer");
+    let nobody = SidrReq::new(PEER_ID + 1, service_id + 1, PKEY_DEFAULT);
+    peer.inject(mad(CmBody::SidrReq(&nobody)));
+    assert_eq!(take!(&mut peer, SidrRep).1.status(), 1);
+
+    // One at the peer's.
+    let to = service(&peer);
+    let id = peer.context.resolve(to, &ConnectionParameters::default()).unwrap();
+    peer.poll();
+    let (_, seek) = take!(&mut peer, SidrReq);
+    assert_eq!(seek.service_id(), service_id);
+    let mut found = SidrRep::found(seek.request_id(), service_id, PEER_QPN, 0x0123_4567);
+    found.private_data.copy_from_slice(&pattern(136));
+    peer.inject(mad(CmBody::SidrRep(&found)));
+    match peer.context.next_cm_event() {
+        Some(CmEvent::Resolved { id: named, address, qpn, qkey, private_data }) => {
+            assert_eq!((named, qpn, qkey), (id, PEER_QPN, 0x0123_4567));
+            assert_eq!((address.gid, &private_data[..]), (peer.address.source, &pattern(136)[..]));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn case_118_payloads_that_are_no_mad() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let mut good = [0; MAD_LEN];
+    CmMessage { transaction_id: 1, body: CmBody::Req(&req(&peer)) }.emit(&mut good);
+    for length in [0, 24, 252, 255] {
+        peer.expect_refused(to_gsi(&good[..length]), Counter::RxMadErrors);
+    }
+    peer.expect_refused(to_gsi(&[&good[..], &[0; 4]].concat()), Counter::RxMadErrors);
+    // Base version, class, class version, method, attribute.
+    for (at, value) in [(0, 2), (1, 0x03), (2, 1), (3, 0x81), (17, 0x0f), (17, 0x1b)] {
+        let mut bad = good;
+        bad[at] = value;
+        peer.expect_refused(to_gsi(&bad), Counter::RxMadErrors);
+    }
+    let from = |qkey, qpn| packet(Opcode::UD_SEND_ONLY, 0).dest_qpn(Qpn::GSI).deth(qkey, qpn).payload(&good);
+    peer.expect_refused(from(QKEY, Qpn::GSI), Counter::RxQkeyMismatch);
+    peer.expect_refused(from(QKEY_GSI, PEER_QPN), Counter::RxInvalidRequest);
+    let other = packet(Opcode::RC_SEND_ONLY, 0).dest_qpn(Qpn::GSI).payload(&good);
+    peer.expect_refused(other, Counter::RxWrongService);
+    expect_no_cm_event(&mut peer);
+}
+
+#[test]
+fn case_119_flood_of_requests() {
+    let (mut peer, id, rep) = accepted();
+    let mut asked = req(&peer);
+    let mut random = 0x9e37_79b9_u32;
+    for _ in 0..100_000 / 50 {
+        let burst: Vec<Script> = (0..50)
+            .map(|_| {
+                random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                let private_data = asked.private_data;
+                let path = asked.primary_path;
+                let service_id = SERVICE_ID_TCP + u64::from(PORT);
+                let qpn = Qpn::new(random | 2);
+                asked = Req::new(random, service_id, qpn, Psn::new(1), PathMtu::Mtu512, path);
+                asked.set_local_cm_timeout(20);
+                asked.private_data = private_data;
+                mad(CmBody::Req(&asked))
+            })
+            .collect();
+        peer.inject_all(burst);
+        peer.take_packets();
+    }
+    let waiting = std::iter::from_fn(|| peer.context.next_cm_event()).count();
+    assert_eq!(waiting, ListenConfig::default().per_source as usize);
+    let rejects = peer.context.counters().value(Counter::CmTxRejects);
+    println!("case 119: 100000 requests, {waiting} of them wait, {rejects} were refused");
+    // The connection that was there goes on.
+    peer.post_recv(1, 8);
+    let first = rep.starting_psn().value();
+    peer.inject(packet(Opcode::RC_SEND_ONLY, first).payload(b"alive").ack_req());
+    peer.expect_ack(first, 1);
+    peer.expect_wc(1, WcStatus::Success);
+    peer.context.disconnect(id).unwrap();
+    peer.poll();
+    take!(&mut peer, Dreq);
+}
+
+/// UC has no RNR and no READs, and its queue pairs are connected all the same.
+#[test]
+fn unreliable_connections() {
+    let mut peer = engine_of(QpType::Uc);
+    let to = service(&peer);
+    let id = peer.context.connect(peer.qp, to, &ConnectionParameters::default()).unwrap();
+    peer.poll();
+    let (_, sent) = take!(&mut peer, Req);
+    assert_eq!(sent.transport(), Some(ferroce::wire::cm::TransportType::Uc));
+    peer.inject(mad(CmBody::Rep(&rep(&sent))));
+    take!(&mut peer, Rtu);
+    expect_established(&mut peer, id);
+    assert_eq!((peer.query().dest_qpn, peer.query().sq_psn), (Some(PEER_QPN), Psn::new(PEER_SQ)));
+}

@@ -1,0 +1,276 @@
+//! `ferroce rping`: rdma_cm's `rping` on ferroce's stack. Either end can be the real one.
+
+mod advertisement;
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+
+use ferroce::{
+    Access, CmEvent, CmId, ConnectionParameters, Data, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
+    QpConfig, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus,
+};
+use tracing::info;
+
+use crate::endpoint::{Endpoint, Interrupt, PortArgs};
+use crate::failure::{Failure, OrFail};
+use crate::selftest;
+use advertisement::Advertisement;
+
+/// Connects by the connection manager and reads, writes and sends there and back, as rping does.
+///
+/// Without HOST it is the server (`rping -s`) and serves one client; with HOST, an IP address, the client
+/// (`rping -c`). The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in
+/// this process.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    port: PortArgs,
+    /// The server.
+    host: Option<IpAddr>,
+    /// Port of the connection manager.
+    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7174)]
+    cm_port: u16,
+    /// Bytes of a ping; the same at both ends, or more at the server.
+    #[arg(short = 'S', long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(17..=1 << 20))]
+    size: u32,
+    /// Pings; the client decides.
+    #[arg(short = 'C', long, default_value_t = 10)]
+    count: u32,
+    /// Print what came back.
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    match start(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("rping"),
+    }
+}
+
+fn start(args: &Args) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let host = args.host.map(|host| host.to_string());
+    let Some([server, client]) = selftest::ports(&args.port.device, host.as_deref())? else {
+        let mut end = Rping::new(args, &args.port, args.port.open()?, interrupt)?;
+        return match args.host {
+            None => end.serve(),
+            Some(host) => end.call(host),
+        };
+    };
+    let to = server.capabilities().addresses[0];
+    let serve = || Rping::new(args, &args.port.for_server(), server, interrupt.clone())?.serve();
+    let call = || Rping::new(args, &args.port, client, interrupt.clone())?.call(to);
+    selftest::run(&interrupt, serve, call)
+}
+
+const RECEIVE: u64 = 1;
+const SEND: u64 = 2;
+
+struct Rping<'a> {
+    args: &'a Args,
+    end: Endpoint,
+    qp: Qp,
+    /// Where the peer's advertisements arrive.
+    incoming: Mr,
+    /// What goes out, and at the server what was read.
+    source: Mr,
+    /// What comes back.
+    sink: Mr,
+    /// Completions that nobody has waited for yet.
+    sent: u32,
+    received: u32,
+    /// The connection has ended.
+    over: bool,
+}
+
+impl<'a> Rping<'a> {
+    fn new(
+        args: &'a Args,
+        port: &PortArgs,
+        driver: Box<dyn PacketDriver>,
+        interrupt: Interrupt,
+    ) -> Result<Rping<'a>, Failure> {
+        let mut end = Endpoint::new(driver, port, 64, interrupt)?;
+        let pd = end.pd;
+        let mut register = |length: usize, access| -> Result<Mr, Failure> {
+            let memory = Memory::zeroed(length).or_fail(|| format!("memory for {length} bytes"))?;
+            Ok(end.context.register(pd, memory, access)?)
+        };
+        let size = args.size as usize;
+        let incoming = register(Advertisement::LEN, Access::LOCAL_WRITE)?;
+        let source = register(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let sink = register(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let config = QpConfig { max_send_wr: 16, max_recv_wr: 2, ..QpConfig::rc(end.pd, end.cq) };
+        let qp = end.context.create_qp(&config)?;
+        end.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ | Access::REMOTE_WRITE })?;
+        let mut rping = Rping { args, end, qp, incoming, source, sink, sent: 0, received: 0, over: false };
+        rping.post_receive()?;
+        Ok(rping)
+    }
+
+    fn parameters() -> ConnectionParameters<'static> {
+        ConnectionParameters { responder_resources: 1, initiator_depth: 1, ..ConnectionParameters::default() }
+    }
+
+    /// Reads what the client advertises, and writes it to where the client wants it.
+    fn serve(&mut self) -> Result<(), Failure> {
+        let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
+        self.end.context.listen(PortSpace::Tcp, any, &ListenConfig::default())?;
+        info!("waiting for a client on port {}", self.args.cm_port);
+        let CmEvent::ConnectionRequest(request) = self.end.wait_cm_event()? else {
+            return Err(Failure::run("an event of no connection"));
+        };
+        info!(peer = %request.peer, path_mtu = %request.path_mtu, "connection request");
+        self.end.context.accept(request.id, self.qp, &Rping::parameters())?;
+        self.wait_established(request.id)?;
+        let mut pings = 0;
+        while let Some(from) = self.wait_advertisement()? {
+            let length = from.length.min(self.args.size);
+            if from.length > self.args.size {
+                return Err(Failure::usage(format!(
+                    "the client pings with {} bytes; give the server -S {0}",
+                    from.length
+                )));
+            }
+            self.move_data(SendOp::Read(from.remote()), self.source, length)?;
+            self.send(Advertisement::default())?;
+            let Some(to) = self.wait_advertisement()? else { break };
+            self.move_data(SendOp::Write(to.remote()), self.source, to.length.min(length))?;
+            self.send(Advertisement::default())?;
+            pings += 1;
+            self.print(self.source)?;
+        }
+        println!("served {pings} pings");
+        Ok(())
+    }
+
+    fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
+        let to = SocketAddr::new(host, self.args.cm_port);
+        let id = self.end.context.connect(self.qp, to, &Rping::parameters())?;
+        self.wait_established(id)?;
+        for ping in 0..self.args.count {
+            let text = message(ping, self.args.size as usize);
+            self.end.context.bytes_mut(self.source)?.copy_from_slice(&text);
+            self.end.context.bytes_mut(self.sink)?.fill(0);
+            self.advertise(self.source)?;
+            self.expect_go_ahead(ping)?;
+            self.advertise(self.sink)?;
+            self.expect_go_ahead(ping)?;
+            let back = self.end.context.bytes(self.sink)?;
+            if let Some(at) = (0..text.len()).find(|&at| back[at] != text[at]) {
+                return Err(Failure::run(format!(
+                    "ping {ping}: byte {at} came back as {:#04x} instead of {:#04x}",
+                    back[at], text[at]
+                )));
+            }
+            self.print(self.sink)?;
+        }
+        self.end.context.disconnect(id)?;
+        while !matches!(self.end.wait_cm_event()?, CmEvent::Disconnected { .. }) {}
+        println!("{} pings of {} bytes came back right", self.args.count, self.args.size);
+        Ok(())
+    }
+
+    fn wait_established(&mut self, id: CmId) -> Result<(), Failure> {
+        match self.end.wait_cm_event()? {
+            CmEvent::Established { id: connected, .. } if connected == id => Ok(()),
+            CmEvent::Rejected { reason, .. } => Err(Failure::run(format!("the peer refuses: {reason}"))),
+            CmEvent::Unreachable { .. } => Err(Failure::run(
+                "the peer does not answer; is its port 4791 (UDP) open, and does something listen there?",
+            )),
+            other => Err(Failure::run(format!("{other:?} in place of a connection"))),
+        }
+    }
+
+    fn advertise(&mut self, mr: Mr) -> Result<(), Failure> {
+        let remote = self.end.context.remote(mr)?;
+        self.send(Advertisement { address: remote.addr, rkey: remote.rkey.0, length: self.args.size })
+    }
+
+    fn expect_go_ahead(&mut self, ping: u32) -> Result<(), Failure> {
+        let message = self.wait_advertisement()?;
+        message
+            .map(drop)
+            .ok_or_else(|| Failure::run(format!("the server ended the connection at ping {ping}")))
+    }
+
+    fn send(&mut self, advertisement: Advertisement) -> Result<(), Failure> {
+        let bytes = advertisement.to_bytes();
+        self.post(SendOp::Send, Data::Inline(&bytes))?;
+        self.complete(SEND).map(drop)
+    }
+
+    fn move_data(&mut self, op: SendOp, mr: Mr, length: u32) -> Result<(), Failure> {
+        self.post(op, Data::Sges(&[Sge { mr, offset: 0, length }]))?;
+        match self.complete(SEND)? {
+            true => Ok(()),
+            false => Err(Failure::run("the client ended the connection in the middle of a ping")),
+        }
+    }
+
+    fn post(&mut self, op: SendOp, data: Data<'_>) -> Result<(), Failure> {
+        let wr = SendWorkRequest { wr_id: SEND, op, data, flags: SendFlags::SIGNALED };
+        Ok(self.end.context.post_send(self.qp, &wr)?)
+    }
+
+    fn post_receive(&mut self) -> Result<(), Failure> {
+        let sge = Sge { mr: self.incoming, offset: 0, length: Advertisement::LEN as u32 };
+        Ok(self.end.context.post_recv(self.qp, &ReceiveWorkRequest { wr_id: RECEIVE, sges: &[sge] })?)
+    }
+
+    /// The peer's next advertisement; `None` when it has ended the connection.
+    fn wait_advertisement(&mut self) -> Result<Option<Advertisement>, Failure> {
+        if !self.complete(RECEIVE)? {
+            return Ok(None);
+        }
+        let advertisement = Advertisement::parse(self.end.context.bytes(self.incoming)?);
+        self.post_receive()?;
+        Ok(advertisement)
+    }
+
+    /// Waits for a completion of that kind. Returns `false` if the peer ends the connection instead.
+    fn complete(&mut self, wanted: u64) -> Result<bool, Failure> {
+        loop {
+            while let Some(wc) = self.end.completion()? {
+                let what = if wc.wr_id == SEND { "work request" } else { "receive" };
+                match wc.status {
+                    WcStatus::Success if wc.wr_id == SEND => self.sent += 1,
+                    WcStatus::Success => self.received += 1,
+                    WcStatus::WrFlushErr => self.over = true,
+                    _ => return Err(Failure::completion(&wc, what)),
+                }
+            }
+            let count = if wanted == SEND { &mut self.sent } else { &mut self.received };
+            if *count > 0 {
+                *count -= 1;
+                return Ok(true);
+            }
+            if self.over {
+                return Ok(false);
+            }
+            self.end.poll()?;
+        }
+    }
+
+    fn print(&self, mr: Mr) -> Result<(), Failure> {
+        if self.args.verbose {
+            let text = self.end.context.bytes(mr)?;
+            let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
+            println!("ping data: {}", text.escape_ascii());
+        }
+        Ok(())
+    }
+}
+
+/// What rping sends: its number, and letters that move on by one each time; a NUL at the end.
+fn message(ping: u32, size: usize) -> Vec<u8> {
+    let mut text = format!("rdma-ping-{ping}: ").into_bytes();
+    let letters = (b'A'..=b'z').cycle().skip(ping as usize % 58);
+    text.extend(letters.take(size.saturating_sub(text.len())));
+    text.truncate(size);
+    if let Some(last) = text.last_mut() {
+        *last = 0;
+    }
+    text
+}
