@@ -174,6 +174,8 @@ pub struct SocketTerms {
     /// `(rest, divisor)`: queue pair numbers leave this rest by this divisor. By it the kernel tells
     /// contexts that share an address apart, and a sender tells that they may.
     pub qpns: (u32, u32),
+    /// Packets for QP1 come to this socket, and not to another one on its address.
+    pub takes_gsi: bool,
 }
 
 /// What a port is and can do.

@@ -168,6 +168,7 @@ impl Udp {
                     source_port: PORT,
                     receive_buffer,
                     qpns: socket::share(number.0, number.1),
+                    takes_gsi: number.0 == 0,
                 }),
                 mac: interface.mac,
                 addresses: vec![*address],

@@ -14,7 +14,7 @@ mod service;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::Deref;
 
 use ferroce_driver::Nanos;
@@ -259,8 +259,11 @@ pub(crate) struct Verbs<'a> {
 /// Somebody who waits for requests.
 struct Listening {
     space: PortSpace,
+    /// IPv4 addresses as such; unspecified ones all as 0.0.0.0.
     address: SocketAddr,
     config: ListenConfig,
+    /// Requests that nobody has answered, and connections that the peer has not called ready.
+    half_open: Vec<u32>,
 }
 
 /// Where a message came from, and the way back.
@@ -288,7 +291,6 @@ pub(crate) struct ConnectionManager {
     /// Those whose time begins with the next poll: what a verb asks for leaves then.
     starting: Vec<u32>,
     events: VecDeque<CmEvent>,
-    events_limit: usize,
     pub(crate) gsi: Gsi,
     guid: u64,
 }
@@ -305,8 +307,7 @@ impl ConnectionManager {
             by_qpn: HashMap::with_capacity(2 * most),
             timers: TimerWheel::new(max_connections),
             starting: Vec::with_capacity(most),
-            events: VecDeque::with_capacity(EVENTS_EACH * most),
-            events_limit: EVENTS_EACH * most,
+            events: VecDeque::with_capacity((UNREAD_EACH + EVENTS_EACH) * most),
             gsi: Gsi::new(),
             guid: guid(port.mac, shared),
         }
@@ -319,13 +320,16 @@ impl ConnectionManager {
         address: SocketAddr,
         config: ListenConfig,
     ) -> Result<Listener, Error> {
-        let same = |l: &&Listening| l.space == space && l.address == address;
-        if self.listeners.iter().any(|l| same(&l)) {
+        let ip = address.ip().to_canonical();
+        let ip = if ip.is_unspecified() { Ipv4Addr::UNSPECIFIED.into() } else { ip };
+        let address = SocketAddr::new(ip, address.port());
+        if self.listeners.iter().any(|l| l.space == space && l.address == address) {
             return Err(Error::invalid("address", address, "one that nobody of this context listens on"));
         }
         let full =
             Error::Exhausted { kind: "listener", limit: self.listeners.capacity(), setting: "max_listeners" };
-        let listening = Listening { space, address, config };
+        let most = (config.backlog as usize).min(self.communications.capacity());
+        let listening = Listening { space, address, config, half_open: Vec::with_capacity(most) };
         self.listeners.insert_with(|_| listening).map(Listener).ok_or(full)
     }
 
@@ -334,14 +338,12 @@ impl ConnectionManager {
         if self.listeners.remove(listener.0).is_none() {
             return false;
         }
-        let waiting: Vec<CmId> = self
-            .communications
-            .iter()
-            .filter(|c| c.listener == Some(listener) && c.state.awaits_application())
-            .map(|c| c.id)
-            .collect();
-        for id in waiting {
-            self.refuse(id, &[], verbs);
+        for index in 0..self.communications.capacity() as u32 {
+            let waits = |c: &&Communication| c.listener == Some(listener) && c.state.awaits_application();
+            if let Some(id) = self.communications.at(index).filter(waits).map(|c| c.id) {
+                self.take_back_request(id);
+                self.refuse(id, &[], verbs);
+            }
         }
         true
     }
@@ -382,7 +384,7 @@ impl ConnectionManager {
             CmBody::Lap(lap) => {
                 let known = self.find(&arrival, lap.remote_comm_id(), lap.local_comm_id());
                 let index = known.ok_or(Counter::CmRxUnknown)?;
-                let apr = Apr::new(lap.remote_comm_id(), lap.local_comm_id(), APR_UNSUPPORTED);
+                let apr = Apr::new(lap.remote_comm_id(), lap.local_comm_id(), Apr::UNSUPPORTED);
                 self.send(index, transaction, CmBody::Apr(&apr), verbs.shared);
                 Ok(())
             }
@@ -434,9 +436,7 @@ impl ConnectionManager {
             }
             State::ReqReceived | State::SidrReceived => {
                 // An application that has not seen the request never will; one that has is told.
-                let unread = self.events.len();
-                self.events.retain(|event| !matches!(event, CmEvent::ConnectionRequest(r) if r.id == id));
-                if self.events.len() == unread {
+                if !self.take_back_request(id) {
                     self.events.push_back(CmEvent::Unreachable { id });
                 }
                 self.remove(index);
@@ -449,8 +449,22 @@ impl ConnectionManager {
                 self.events.push_back(CmEvent::TimewaitExit { id });
                 self.remove(index);
             }
-            State::SidrAnswered => self.remove(index),
             State::Established => {}
+        }
+    }
+
+    /// Takes back a request that the application has not seen. Returns whether there was one.
+    fn take_back_request(&mut self, id: CmId) -> bool {
+        let unread = self.events.len();
+        self.events.retain(|event| !matches!(event, CmEvent::ConnectionRequest(r) if r.id == id));
+        self.events.len() < unread
+    }
+
+    /// A communication is no longer half open.
+    fn leave_listener(&mut self, index: u32) {
+        let listener = self.communications.at(index).and_then(|c| c.listener);
+        if let Some(listening) = listener.and_then(|listener| self.listeners.get_mut(listener.0)) {
+            listening.half_open.retain(|other| *other != index);
         }
     }
 
@@ -514,6 +528,7 @@ impl ConnectionManager {
         let Some(communication) = self.communications.at(index) else { return };
         let Communication { id, address, remote_comm_id, remote_qpn, local_comm_id, space, .. } =
             *communication;
+        self.leave_listener(index);
         self.timers.cancel(index);
         self.starting.retain(|other| *other != index);
         self.comm_ids.retire(local_comm_id);
@@ -533,8 +548,12 @@ impl ConnectionManager {
         shared: &mut Shared,
         make: impl FnOnce((CmId, u32)) -> Communication,
     ) -> Result<(CmId, u32), Error> {
-        let ConnectionManager { communications, comm_ids, .. } = self;
+        let ConnectionManager { communications, comm_ids, events, .. } = self;
         let limit = communications.capacity();
+        if events.len() >= UNREAD_EACH * limit {
+            let users = "events that the application does not read".to_owned();
+            return Err(Error::Busy { kind: "connection manager", handle: String::new(), users });
+        }
         let handle = communications.insert_with(|handle| {
             let comm_id = comm_ids.insert(&mut shared.rng, handle.index, |_| true);
             make((CmId(handle), comm_id))
@@ -551,6 +570,9 @@ impl ConnectionManager {
 impl Arrival {
     fn of(packet: &Packet<'_>, port: &Port) -> Option<Arrival> {
         let network = packet.network();
+        if network.source.is_multicast() || is_nobody(network.source.to_ip().to_canonical()) {
+            return None;
+        }
         let index = port.gids.iter().position(|entry| entry.gid == network.destination && !entry.roce_v1)?;
         // The way it came by: nobody is asked for the next hop because of a packet that anybody can send.
         let mac = packet.link().map(|link| link.source);
@@ -570,6 +592,11 @@ impl Arrival {
             && addresses.destination == canonical(self.destination);
         if came_so { Ok(addresses) } else { Err(RejectReason::INVALID_GID) }
     }
+}
+
+/// No address of a host.
+fn is_nobody(ip: IpAddr) -> bool {
+    ip.is_unspecified() || ip == IpAddr::V4(Ipv4Addr::BROADCAST)
 }
 
 fn canonical(gid: Gid) -> IpAddr {
@@ -593,12 +620,12 @@ fn time_of(exponent: u8) -> std::time::Duration {
     std::time::Duration::from_nanos(4096 << exponent.min(31))
 }
 
-/// A connection has one of each kind at most that is unread.
+/// Of one connection: request, established, disconnected, the end of timewait.
 const EVENTS_EACH: usize = 4;
+/// With so many unread for each connection that there can be, no new one begins.
+const UNREAD_EACH: usize = 3;
 /// The two bits of the traffic class that are not the sender's.
 const ECN: u8 = 3;
-/// "APM is not supported": there is one path.
-const APR_UNSUPPORTED: u8 = 1;
 /// Bytes of a request's private data that are the application's.
 pub(crate) const REQ_PRIVATE: usize = 56;
 /// Those of an acceptance.

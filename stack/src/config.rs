@@ -42,7 +42,7 @@ pub struct Config {
     /// Attachments of UD queue pairs to multicast groups.
     pub max_mcast_attachments: u32,
     /// Connections and searches of the connection manager, those that are not over yet included. It takes
-    /// its memory, about 700 bytes each, with the first `listen`, `connect` or `resolve`.
+    /// its memory, about 3 KiB each, with the first `listen`, `connect` or `resolve`.
     pub max_connections: u32,
     /// Ports that the connection manager listens on.
     pub max_listeners: u32,

@@ -467,13 +467,14 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        if let Some((cm, mut verbs)) = self.engine.cm_if_used() {
-            cm.disconnect_all(&mut verbs);
-        }
+        // A peer that is told before it has its ACKs takes what was delivered for lost.
         self.send_owed(None);
-        // The peers that are told.
-        if let Err(error) = self.driver.tx_burst(self.engine.shared.now, &mut self.engine) {
-            tracing::debug!("connections end without a word: {error}");
+        while self.engine.cm_if_used().is_some_and(|(cm, mut verbs)| cm.disconnect_some(&mut verbs)) {
+            let Context { driver, engine, .. } = self;
+            if !matches!(driver.tx_burst(engine.shared.now, engine), Ok(1..)) {
+                tracing::debug!("some connections end without a word: the port takes no more");
+                break;
+            }
         }
     }
 }

@@ -97,9 +97,7 @@ impl Engine {
     /// The connection manager, which there is from the first time on, and what it reaches.
     pub(crate) fn cm(&mut self) -> Result<(&mut ConnectionManager, Verbs<'_>), Error> {
         let Engine { cm, qps, shared, port, max_connections, max_listeners, .. } = self;
-        if let Some(terms) = port.socket
-            && Qpn::GSI.value() % terms.qpns.1 != terms.qpns.0
-        {
+        if port.socket.is_some_and(|terms| !terms.takes_gsi) {
             return Err(Error::Unsupported(
                 "connections on this context of a group: messages for QP1 come to another one",
             ));

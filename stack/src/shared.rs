@@ -151,7 +151,8 @@ mod tests {
     #[test]
     fn a_small_buffer_admits_few_packets() {
         let admits = |mtu, receive_buffer| {
-            let socket = Some(SocketTerms { source_port: 4791, receive_buffer, qpns: (0, 1) });
+            let socket =
+                Some(SocketTerms { source_port: 4791, receive_buffer, qpns: (0, 1), takes_gsi: true });
             admitted(&Port {
                 mac: MacAddr::default(),
                 interface: String::new(),

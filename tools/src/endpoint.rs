@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ferroce::driver::pcap::Recorder;
 use ferroce::{
-    AddressVector, CmEvent, Config, Context, Cq, DeviceSpec, Event, Gid, Idle, Nanos, Notify, PacketDriver,
-    PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer, Transition, WorkCompletion,
-    pin_to_core,
+    AddressVector, CmEvent, CmId, Config, ConnectionParameters, Context, Cq, DeviceSpec, Event, Gid, Idle,
+    Nanos, Notify, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer,
+    Transition, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -242,6 +242,14 @@ impl Endpoint {
         }
     }
 
+    /// Waits until the connection is there.
+    pub(crate) fn wait_established(&mut self, id: CmId) -> Result<(), Failure> {
+        match self.wait_cm_event()? {
+            CmEvent::Established { id: connected, .. } if connected == id => Ok(()),
+            other => Err(no_connection(&other)),
+        }
+    }
+
     fn check_events(&mut self) -> Result<(), Failure> {
         while let Some(event) = self.context.next_event() {
             match event {
@@ -256,6 +264,23 @@ impl Endpoint {
 }
 
 /// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.
+/// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
+pub(crate) fn connection_parameters() -> ConnectionParameters<'static> {
+    ConnectionParameters { cm_timeout: 18, cm_retries: 7, ..ConnectionParameters::default() }
+}
+
+/// What came in place of what an end waits for.
+pub(crate) fn no_connection(event: &CmEvent) -> Failure {
+    Failure::run(match event {
+        CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
+        CmEvent::Unreachable { .. } => {
+            "the peer does not answer; is its UDP port 4791 open, and does something listen there?".to_owned()
+        }
+        CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
+        other => format!("{other:?} was not to be expected"),
+    })
+}
+
 pub(crate) fn export(context: &mut Context) {
     if let Err(error) = context.export() {
         warn!("`ferroce stat` will not see this: {error}");

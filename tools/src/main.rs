@@ -12,6 +12,8 @@ mod rping;
 mod selftest;
 mod stat;
 mod tcp;
+mod ucmatose;
+mod udaddy;
 
 use std::io;
 use std::process::ExitCode;
@@ -36,6 +38,8 @@ enum Command {
     Pingpong(pingpong::Args),
     Rping(rping::Args),
     Stat(stat::Args),
+    Ucmatose(ucmatose::Args),
+    Udaddy(udaddy::Args),
 }
 
 fn main() -> ExitCode {
@@ -50,5 +54,7 @@ fn main() -> ExitCode {
         Command::Pingpong(args) => pingpong::run(args),
         Command::Rping(args) => rping::run(args),
         Command::Stat(args) => stat::run(args),
+        Command::Ucmatose(args) => ucmatose::run(args),
+        Command::Udaddy(args) => udaddy::run(args),
     }
 }

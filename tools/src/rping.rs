@@ -6,12 +6,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, CmEvent, CmId, ConnectionParameters, Data, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
+    Access, CmEvent, ConnectionParameters, Data, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
     QpConfig, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus,
 };
 use tracing::info;
 
-use crate::endpoint::{Endpoint, Interrupt, PortArgs};
+use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
 use crate::selftest;
 use advertisement::Advertisement;
@@ -110,7 +110,7 @@ impl<'a> Rping<'a> {
     }
 
     fn parameters() -> ConnectionParameters<'static> {
-        ConnectionParameters { responder_resources: 1, initiator_depth: 1, ..ConnectionParameters::default() }
+        ConnectionParameters { responder_resources: 1, initiator_depth: 1, ..connection_parameters() }
     }
 
     /// Reads what the client advertises, and writes it to where the client wants it.
@@ -123,7 +123,7 @@ impl<'a> Rping<'a> {
         };
         info!(peer = %request.peer, path_mtu = %request.path_mtu, "connection request");
         self.end.context.accept(request.id, self.qp, &Rping::parameters())?;
-        self.wait_established(request.id)?;
+        self.end.wait_established(request.id)?;
         let mut pings = 0;
         while let Some(from) = self.wait_advertisement()? {
             let length = from.length.min(self.args.size);
@@ -148,7 +148,7 @@ impl<'a> Rping<'a> {
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
         let to = SocketAddr::new(host, self.args.cm_port);
         let id = self.end.context.connect(self.qp, to, &Rping::parameters())?;
-        self.wait_established(id)?;
+        self.end.wait_established(id)?;
         for ping in 0..self.args.count {
             let text = message(ping, self.args.size as usize);
             self.end.context.bytes_mut(self.source)?.copy_from_slice(&text);
@@ -170,17 +170,6 @@ impl<'a> Rping<'a> {
         while !matches!(self.end.wait_cm_event()?, CmEvent::Disconnected { .. }) {}
         println!("{} pings of {} bytes came back right", self.args.count, self.args.size);
         Ok(())
-    }
-
-    fn wait_established(&mut self, id: CmId) -> Result<(), Failure> {
-        match self.end.wait_cm_event()? {
-            CmEvent::Established { id: connected, .. } if connected == id => Ok(()),
-            CmEvent::Rejected { reason, .. } => Err(Failure::run(format!("the peer refuses: {reason}"))),
-            CmEvent::Unreachable { .. } => Err(Failure::run(
-                "the peer does not answer; is its port 4791 (UDP) open, and does something listen there?",
-            )),
-            other => Err(Failure::run(format!("{other:?} in place of a connection"))),
-        }
     }
 
     fn advertise(&mut self, mr: Mr) -> Result<(), Failure> {

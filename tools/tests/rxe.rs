@@ -3,12 +3,16 @@
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases.
 
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// `ibv_rc_pingpong`'s port.
 const PORT: u16 = 18515;
+/// The guest's addresses, and ours.
+const GUEST: [&str; 2] = ["10.77.0.11", "fd77::11"];
+const OURS: [&str; 2] = ["10.77.0.1", "fd77::1"];
 /// Jumbo frames, so that every path MTU fits.
 const MTU: &str = "9000";
 /// The whole of one ping-pong, in an emulated guest on a busy machine.
@@ -44,12 +48,27 @@ impl Guest {
         Running::new(command, self.script(&["run", command]))
     }
 
-    /// Starts `ferroce pingpong` beside the guest.
-    fn start_ferroce(&self, device: &str, arguments: &str) -> Running {
+    /// Starts a command of `ferroce` beside the guest.
+    fn start_ferroce(&self, arguments: &str) -> Running {
         let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.netns, env!("CARGO_BIN_EXE_ferroce"), "pingpong", "-d", device]);
-        command.args(arguments.split_whitespace());
-        Running::new(&format!("ferroce pingpong -d {device} {arguments}"), command)
+        command.args(["netns", "exec", &self.netns, env!("CARGO_BIN_EXE_ferroce")]);
+        command.args(arguments.split_whitespace()).env("NO_COLOR", "1").env("RUST_LOG", "info");
+        Running::new(&format!("ferroce {arguments}"), command)
+    }
+
+    /// Starts a server of `ferroce`, and waits until clients may come.
+    fn start_server(&self, arguments: &str) -> Running {
+        let mut server = self.start_ferroce(arguments);
+        server.wait_for("waiting for");
+        server
+    }
+
+    /// Waits until the guest's connection manager listens on a port.
+    fn wait_for_cm_listener(&self, port: u16) {
+        self.start(&format!(
+            "for i in $(seq 100); do rdma resource show cm_id | grep -q 'LISTEN.*:{port} ' && exit; sleep 0.1; done; exit 1"
+        ))
+        .succeed();
     }
 
     /// Waits until something listens on `PORT` in the guest.
@@ -71,12 +90,27 @@ impl Drop for Guest {
 struct Running {
     name: String,
     child: Child,
+    /// What has been read of its errors.
+    said: String,
 }
 
 impl Running {
     fn new(name: &str, mut command: Command) -> Running {
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        Running { name: name.to_owned(), child: child.unwrap_or_else(|e| panic!("{name}: {e}")) }
+        let child = child.unwrap_or_else(|e| panic!("{name}: {e}"));
+        Running { name: name.to_owned(), child, said: String::new() }
+    }
+
+    /// Waits until it says that on stderr.
+    fn wait_for(&mut self, text: &str) {
+        let stderr = self.child.stderr.as_mut().expect("it is piped");
+        while !self.said.contains(text) {
+            // A byte at a time, for what comes behind is read at the end.
+            let mut byte = [0];
+            let count = stderr.read(&mut byte).expect("its errors can be read");
+            assert!(count > 0, "{} ends without '{text}':\n{}", self.name, self.said);
+            self.said.push(byte[0].into());
+        }
     }
 
     /// Waits for it; it must end well and in time. Returns what it printed.
@@ -91,15 +125,25 @@ impl Running {
         }
         let Output { status, stdout, stderr } =
             self.child.wait_with_output().expect("its output can be read");
-        let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+        let text =
+            format!("{}{}{}", self.said, String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
         assert!(status.success(), "{}: {status}\n{text}", self.name);
         text
     }
 }
 
 #[test]
-fn pingpong_with_ibv_rc_pingpong_in_both_roles() {
+fn the_kernels_rdma_rxe() {
     let Some(guest) = Guest::boot() else { return };
+    let cases = pingpong(&guest) + connection_manager(&guest);
+    println!("{cases} runs with rdma_rxe");
+}
+
+fn report(case: &str, device: &str, role: &str) {
+    println!("{case:<60} | {device:<14} | ferroce is the {role:<6} | right");
+}
+
+fn pingpong(guest: &Guest) -> u32 {
     let mut cases = 0;
     for device in ["af_xdp:fe0", "udp:10.77.0.1"] {
         for path_mtu in [1024, 4096] {
@@ -109,23 +153,70 @@ fn pingpong_with_ibv_rc_pingpong_in_both_roles() {
                 let common = format!("-m {path_mtu} -s {size} -n {rounds} -c");
                 let options = format!("-g 1 {common}");
                 let own = if device.starts_with("udp") { &common } else { &options };
+                let case = format!("ibv_rc_pingpong, path MTU {path_mtu}, {size} bytes");
 
                 let theirs = guest.start(&format!("ibv_rc_pingpong {options}"));
                 guest.wait_for_listener();
-                let ours = guest.start_ferroce(device, &format!("{own} 10.77.0.11")).succeed();
+                let ours = guest.start_ferroce(&format!("pingpong -d {device} {own} {}", GUEST[0])).succeed();
                 let theirs = theirs.succeed();
                 assert!(ours.contains("iters in") && theirs.contains("iters in"), "{ours}\n{theirs}");
+                report(&case, device, "client");
 
-                let ours = guest.start_ferroce(device, own);
-                std::thread::sleep(Duration::from_millis(500));
-                let theirs = guest.start(&format!("ibv_rc_pingpong {options} 10.77.0.1")).succeed();
+                let ours = guest.start_server(&format!("pingpong -d {device} {own}"));
+                let theirs = guest.start(&format!("ibv_rc_pingpong {options} {}", OURS[0])).succeed();
                 let ours = ours.succeed();
                 assert!(ours.contains("iters in") && theirs.contains("iters in"), "{ours}\n{theirs}");
-
-                println!("{device}, path MTU {path_mtu}, {size} bytes, {rounds} rounds: either way right");
+                report(&case, device, "server");
                 cases += 2;
             }
         }
     }
-    println!("{cases} ping-pongs with rdma_rxe");
+    cases
+}
+
+/// rdma_cm's own programs, unmodified, against the commands of the same name.
+fn connection_manager(guest: &Guest) -> u32 {
+    /// With the port, and what both ends say at a good end.
+    struct Program {
+        name: &'static str,
+        port: u16,
+        theirs: &'static str,
+        ours: &'static str,
+    }
+    let programs = [
+        Program { name: "rping", port: 7174, theirs: "DISCONNECT EVENT", ours: "pings" },
+        Program { name: "ucmatose", port: 7471, theirs: "return status 0", ours: "disconnected" },
+        Program { name: "udaddy", port: 7174, theirs: "return status 0", ours: "5 received" },
+    ];
+    let mut cases = 0;
+    for (device, versions) in [("af_xdp:fe0", 0..2), ("udp:10.77.0.1", 0..1), ("udp:fd77::1", 1..2)] {
+        for version in versions {
+            let (theirs, ours) = (GUEST[version], OURS[version]);
+            for Program { name, port, theirs: good, ours: good_here } in &programs {
+                let options = "-C 5 -S 300";
+                // udaddy and ucmatose listen on all addresses of one IP version.
+                let (server, client) = match (*name, version) {
+                    ("rping", _) => (format!("rping -s -v -a {theirs}"), format!("rping -c -v -a {ours}")),
+                    (_, 0) => ((*name).to_owned(), format!("{name} -s {ours}")),
+                    (_, _) => (format!("{name} -b {theirs}"), format!("{name} -s {ours}")),
+                };
+                let case = format!("{name}, IPv{}", if version == 0 { 4 } else { 6 });
+
+                let running = guest.start(&format!("{server} {options}"));
+                guest.wait_for_cm_listener(*port);
+                let here = guest.start_ferroce(&format!("{name} -d {device} {options} {theirs}")).succeed();
+                let there = running.succeed();
+                assert!(here.contains(good_here) && there.contains(good), "{case}: {here}\n{there}");
+                report(&case, device, "client");
+
+                let running = guest.start_server(&format!("{name} -d {device} {options}"));
+                let there = guest.start(&format!("{client} {options}")).succeed();
+                let here = running.succeed();
+                assert!(here.contains(good_here) && there.contains(good), "{case}: {here}\n{there}");
+                report(&case, device, "server");
+                cases += 2;
+            }
+        }
+    }
+    cases
 }

@@ -115,6 +115,9 @@ pub(super) fn watch(all: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result<(
     }
 }
 
+/// Takes UDP checksums of zero over IPv6 (linux/udp.h; not in the libc crate).
+const UDP_NO_CHECK6_RX: i32 = 102;
+
 /// Set in the number of each queue pair whose context may be one of several on its address, and in no
 /// other: nothing else tells a sender where packets that leave at once may be for several queue pairs.
 pub(super) const SHARED: u32 = 1;
@@ -199,6 +202,8 @@ fn create(address: IpAddr) -> io::Result<OwnedFd> {
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     if !address.is_ipv4() {
         set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1)?;
+        // The ICRC covers the packet, so peers leave the checksum out (rdma_rxe does).
+        set_option(socket.as_fd(), libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
     }
     Ok(socket)
 }

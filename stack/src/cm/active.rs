@@ -46,19 +46,23 @@ impl ConnectionManager {
             rnr_retry: 7,
         };
         let service_id = PortSpace::Tcp.service_id(to.port());
+        let source = verbs.port.gids[address.sgid_index].gid;
+        let source_port = ephemeral_port(verbs.shared.rng.next_u32());
+        let addresses = IpCm { source: canonical(source), source_port, destination: canonical(address.gid) };
+        let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
         let (id, index) = self.begin(verbs.shared, |ids| Communication {
             transaction_id,
             qp: Some(qp),
             local_qpn,
             terms,
             cm_timeout,
+            cm_retries,
             retries_left: cm_retries,
             ..Communication::new(ids, (State::ReqSent, PortSpace::Tcp), address, header)
         })?;
         if let Some(queue_pair) = verbs.qps.get_mut(qp.0) {
             queue_pair.responder.reserve(responder_resources);
         }
-        let source = verbs.port.gids[address.sgid_index].gid;
         let mut path = PathRecord::new(source, address.gid);
         path.set_flow_label(address.flow_label);
         path.set_traffic_class(address.traffic_class);
@@ -76,9 +80,6 @@ impl ConnectionManager {
         req.set_retry_count(parameters.retry_count);
         req.set_rnr_retry_count(parameters.rnr_retry);
         req.set_transport(if qp_type == QpType::Uc { TransportType::Uc } else { TransportType::Rc });
-        let source_port = ephemeral_port(verbs.shared.rng.next_u32());
-        let addresses = IpCm { source: canonical(source), source_port, destination: canonical(address.gid) };
-        let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
         req.private_data[..IpCm::LEN].copy_from_slice(&addresses);
         let behind = &mut req.private_data[IpCm::LEN..];
         behind[..parameters.private_data.len()].copy_from_slice(parameters.private_data);
@@ -167,15 +168,25 @@ impl ConnectionManager {
         rej: &Rej,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
-        let index = self.comm_ids.get(rej.remote_comm_id()).ok_or(Counter::CmRxUnknown)?;
+        let index = match rej.remote_comm_id() {
+            // A requester that gives up may not know our id yet.
+            0 => self.by_peer.get(&(arrival.source, rej.local_comm_id(), PortSpace::Tcp)).copied(),
+            ours => self.comm_ids.get(ours),
+        };
+        let index = index.ok_or(Counter::CmRxUnknown)?;
         let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
         if communication.address.gid != arrival.source || communication.space != PortSpace::Tcp {
             return Err(Counter::CmRxUnknown);
         }
+        let is_its = communication.remote_comm_id == rej.local_comm_id();
         match communication.state {
-            State::ReqSent => {}
-            State::RepSent if communication.remote_comm_id == rej.local_comm_id() => {
-                self.fail_qp(index, verbs);
+            State::ReqSent if rej.remote_comm_id() != 0 => {}
+            State::RepSent if is_its => self.fail_qp(index, verbs),
+            State::ReqReceived if is_its => {
+                if self.take_back_request(communication.id) {
+                    self.remove(index);
+                    return Ok(());
+                }
             }
             _ => return Err(Counter::CmRxUnknown),
         }
@@ -211,6 +222,10 @@ impl ConnectionManager {
             _ => Stage::Other,
         };
         let mut rej = Rej::new(communication.local_comm_id, communication.remote_comm_id, stage, reason);
+        if reason == RejectReason::TIMEOUT {
+            // By it a peer finds the request of which it has no id.
+            rej.set_info(&self.guid.to_be_bytes());
+        }
         rej.private_data[..private_data.len()].copy_from_slice(private_data);
         self.send(index, communication.transaction_id, CmBody::Rej(&rej), verbs.shared);
     }

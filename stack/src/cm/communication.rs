@@ -26,8 +26,6 @@ pub(super) enum State {
     SidrSent,
     /// The peer asks for one.
     SidrReceived,
-    /// It has its answer, which may have to be said again.
-    SidrAnswered,
 }
 
 impl State {
@@ -97,8 +95,12 @@ pub(super) struct Communication {
     pub(super) service_id: u64,
     pub(super) terms: Terms,
     pub(super) cm_timeout: u8,
+    /// How often a message is sent again.
+    pub(super) cm_retries: u8,
     pub(super) retries_left: u8,
     pub(super) deadline: Nanos,
+    /// When a request is over that nobody answers, however long its peer waits.
+    pub(super) latest: Nanos,
     /// The last message that may have to be sent again.
     pub(super) mad: [u8; MAD_LEN],
 }
@@ -127,8 +129,10 @@ impl Communication {
             service_id: 0,
             terms: Terms::default(),
             cm_timeout: 0,
+            cm_retries: 0,
             retries_left: 0,
             deadline: Nanos::NEVER,
+            latest: Nanos::NEVER,
             mad: [0; MAD_LEN],
         }
     }
@@ -136,7 +140,7 @@ impl Communication {
     /// INIT → RTR.
     pub(super) fn make_ready_to_receive(&self, verbs: &mut Verbs<'_>) -> Result<(), Error> {
         let Verbs { qps, shared, port } = verbs;
-        let Some(qp) = self.qp.and_then(|qp| qps.get_mut(qp.0)) else { return Ok(()) };
+        let qp = self.qp.and_then(|qp| qps.get_mut(qp.0)).ok_or_else(|| no_qp(self))?;
         let path = self.address.path(port, self.local_qpn, self.remote_qpn)?;
         let Terms { qp_type, path_mtu, rq_psn, max_dest_rd_atomic, .. } = self.terms;
         let (address, dest_qpn) = (self.address, self.remote_qpn);
@@ -161,7 +165,7 @@ impl Communication {
 
     /// RTR → RTS.
     pub(super) fn make_ready_to_send(&self, verbs: &mut Verbs<'_>) -> Result<(), Error> {
-        let Some(qp) = self.qp.and_then(|qp| verbs.qps.get_mut(qp.0)) else { return Ok(()) };
+        let qp = self.qp.and_then(|qp| verbs.qps.get_mut(qp.0)).ok_or_else(|| no_qp(self))?;
         let Terms { qp_type, sq_psn, timeout, retry_count, rnr_retry, max_rd_atomic, .. } = self.terms;
         match qp_type {
             QpType::Rc => {
@@ -170,4 +174,8 @@ impl Communication {
             _ => qp.ready_to_send_unreliable(sq_psn),
         }
     }
+}
+
+fn no_qp(communication: &Communication) -> Error {
+    Error::InvalidHandle { kind: "QP", handle: format!("of connection {:?}", communication.id.0) }
 }

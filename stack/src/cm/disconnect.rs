@@ -17,19 +17,20 @@ impl ConnectionManager {
             State::Established | State::RepSent => {
                 let Communication { local_comm_id, remote_comm_id, remote_qpn, .. } = *communication;
                 self.fail_qp(index, verbs);
+                self.leave_listener(index);
                 let dreq = Dreq::new(local_comm_id, remote_comm_id, remote_qpn);
                 if let Some(communication) = self.at(index) {
                     communication.state = State::DreqSent;
-                    communication.retries_left = DREQ_RETRIES.min(communication.retries_left.max(1));
+                    communication.retries_left = DREQ_RETRIES.min(communication.cm_retries);
                 }
                 self.send_kept(index, CmBody::Dreq(&dreq), verbs.shared);
                 self.wait_from_now_on(index);
             }
             State::ReqSent => {
-                self.reject(index, RejectReason::CONSUMER, &[], verbs);
+                self.reject(index, RejectReason::TIMEOUT, &[], verbs);
                 self.remove(index);
             }
-            State::SidrSent | State::SidrAnswered => self.remove(index),
+            State::SidrSent => self.remove(index),
             State::ReqReceived | State::SidrReceived => self.refuse(id, &[], verbs),
             State::DreqSent | State::Timewait => {}
         }
@@ -38,20 +39,26 @@ impl ConnectionManager {
 
     /// A queue pair is about to go, and its connection with it.
     pub(crate) fn release(&mut self, qp: Qp, verbs: &mut Verbs<'_>) {
-        let used = |c: &&Communication| c.qp == Some(qp);
-        let Some(id) = self.communications.iter().find(used).map(|c| c.id) else { return };
-        self.disconnect(id, verbs);
-        if let Some(communication) = self.communications.get_mut(id.0) {
-            communication.qp = None;
+        if let Some(id) = self.user_of(qp) {
+            self.disconnect(id, verbs);
         }
     }
 
-    /// Tells every peer that the connection is over.
-    pub(crate) fn disconnect_all(&mut self, verbs: &mut Verbs<'_>) {
-        let ids: Vec<CmId> = self.communications.iter().map(|c| c.id).collect();
-        ids.into_iter().for_each(|id| {
+    /// The connection that a queue pair is of.
+    pub(crate) fn user_of(&self, qp: Qp) -> Option<CmId> {
+        self.communications.iter().find(|c| c.qp == Some(qp)).map(|c| c.id)
+    }
+
+    /// Ends connections until as many peers are to be told as the port can be given at a time. Returns
+    /// whether there are any.
+    pub(crate) fn disconnect_some(&mut self, verbs: &mut Verbs<'_>) -> bool {
+        let lives =
+            |c: &&Communication| matches!(c.state, State::Established | State::RepSent | State::ReqSent);
+        while !self.gsi.is_full() {
+            let Some(id) = self.communications.iter().find(lives).map(|c| c.id) else { break };
             self.disconnect(id, verbs);
-        });
+        }
+        !self.gsi.is_empty()
     }
 
     pub(super) fn on_dreq(
@@ -61,6 +68,13 @@ impl ConnectionManager {
         dreq: &Dreq,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
+        if self.comm_ids.get(dreq.remote_comm_id()).is_none() {
+            // Of a connection that is over, and whose peer has not heard it.
+            let drep = Drep::new(dreq.remote_comm_id(), dreq.local_comm_id());
+            self.answer(arrival, transaction, CmBody::Drep(&drep), verbs);
+            verbs.shared.count(Counter::CmRxDuplicates);
+            return Ok(());
+        }
         let known = self.find(arrival, dreq.remote_comm_id(), dreq.local_comm_id());
         let index = known.ok_or(Counter::CmRxUnknown)?;
         let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
@@ -100,18 +114,20 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// Late packets live as long as an ACK is waited for, there and back.
+    /// Late packets live as long as an ACK is waited for, there and back; no longer than a network can
+    /// hold them, whatever the peer has asked for.
     pub(super) fn enter_timewait(&mut self, index: u32, now: Nanos) {
         self.timers.cancel(index);
+        self.leave_listener(index);
         let Some(communication) = self.communications.at_mut(index) else { return };
         communication.state = State::Timewait;
-        communication.deadline = now + 2 * time_of(communication.terms.timeout);
+        communication.deadline = now + 2 * time_of(communication.terms.timeout.min(TIMEWAIT_MAX));
         self.timers.ensure(index, communication.deadline);
     }
 
-    /// Moves the queue pair to ERR: what is posted is flushed.
+    /// Moves the queue pair to ERR: what is posted is flushed. It is the application's from then on.
     pub(super) fn fail_qp(&mut self, index: u32, verbs: &mut Verbs<'_>) {
-        let qp = self.communications.at(index).and_then(|c| c.qp);
+        let qp = self.communications.at_mut(index).and_then(|c| c.qp.take());
         if let Some(qp) = qp.and_then(|qp| verbs.qps.get_mut(qp.0)) {
             qp.enter_error(verbs.shared);
         }
@@ -120,3 +136,5 @@ impl ConnectionManager {
 
 /// A peer that is gone need not be told as often as one that is asked for something.
 const DREQ_RETRIES: u8 = 4;
+/// The ACK timeout that counts for the life of late packets at most, as exponent: 1.1 s.
+const TIMEWAIT_MAX: u8 = 18;

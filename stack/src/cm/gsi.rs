@@ -29,8 +29,12 @@ impl Gsi {
         self.outgoing.is_empty()
     }
 
+    pub(super) fn is_full(&self) -> bool {
+        self.outgoing.len() >= OUTGOING_MAX
+    }
+
     pub(super) fn push(&mut self, header: PathHeader, mad: &[u8; MAD_LEN], shared: &mut Shared) {
-        if self.outgoing.len() < OUTGOING_MAX {
+        if !self.is_full() {
             self.outgoing.push_back((header, *mad));
         } else {
             shared.count(Counter::CmTxDropped);

@@ -1,6 +1,6 @@
 //! The end that is asked: REQ in, REP or REJ out, RTU in.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ferroce_driver::Nanos;
 use ferroce_wire::cm::{
@@ -12,11 +12,11 @@ use rand_chacha::rand_core::RngCore;
 use super::active::agreed;
 use super::communication::{Communication, State, Terms};
 use super::{
-    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, Listener, PortSpace,
-    PrivateData, Verbs, time_of,
+    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, ECN, Listener,
+    Listening, PortSpace, PrivateData, Verbs, time_of,
 };
 use crate::counters::Counter;
-use crate::qp::{QpType, QueuePair};
+use crate::qp::{QpState, QpType, QueuePair};
 use crate::slab::{Qp, Slab};
 use crate::{AddressVector, Error};
 
@@ -43,6 +43,7 @@ impl ConnectionManager {
                 self.accept_request(arrival, transaction, req, (listener, addresses, path_mtu), verbs);
             }
             Err(reason) => {
+                self.end_stale(arrival, req, verbs);
                 verbs.shared.count(Counter::CmTxRejects);
                 let mut rej = Rej::new(0, req.local_comm_id(), Stage::Req, reason);
                 if reason == RejectReason::INVALID_MTU {
@@ -56,16 +57,34 @@ impl ConnectionManager {
         Ok(())
     }
 
+    /// A queue pair that the peer uses anew is not that of a connection any more. Ours ends if it is dead
+    /// anyhow; a living one is not ended by what anybody can send.
+    fn end_stale(&mut self, arrival: &Arrival, req: &Req, verbs: &mut Verbs<'_>) {
+        let Some(&index) = self.by_qpn.get(&(arrival.source, req.qpn())) else { return };
+        let Some(communication) = self.communications.at(index) else { return };
+        let qp = communication.qp.and_then(|qp| verbs.qps.get(qp.0));
+        if communication.state == State::Established && qp.is_none_or(|qp| qp.state == QpState::Error) {
+            self.disconnect(communication.id, verbs);
+        }
+    }
+
     /// The peer has no answer yet.
     fn on_req_again(&mut self, index: u32, transaction: u64, verbs: &mut Verbs<'_>) {
-        let Some(communication) = self.communications.at(index) else { return };
+        let Some(communication) = self.communications.at_mut(index) else { return };
+        let (ours, theirs) = (communication.local_comm_id, communication.remote_comm_id);
         match communication.state {
             State::ReqReceived => {
-                let (ours, theirs) = (communication.local_comm_id, communication.remote_comm_id);
+                // It waits longer then, and the application has longer.
+                let longer = verbs.shared.now + 2 * time_of(MRA_TIMEOUT);
+                communication.deadline = communication.deadline.max(longer).min(communication.latest);
                 let mra = Mra::new(ours, theirs, Stage::Req, MRA_TIMEOUT);
                 self.send(index, transaction, CmBody::Mra(&mra), verbs.shared);
             }
             State::RepSent => self.send_again(index, verbs.shared),
+            State::DreqSent | State::Timewait => {
+                let rej = Rej::new(ours, theirs, Stage::Req, RejectReason::STALE_CONNECTION);
+                self.send(index, transaction, CmBody::Rej(&rej), verbs.shared);
+            }
             _ => {}
         }
     }
@@ -105,28 +124,23 @@ impl ConnectionManager {
         port: u16,
     ) -> Result<Listener, RejectReason> {
         let to: IpAddr = super::canonical(arrival.destination);
-        let listens = |l: &super::Listening| {
-            let ip = l.address.ip();
-            l.space == space && l.address.port() == port && (ip == to || ip.is_unspecified())
+        let on = |ip: IpAddr| {
+            let address = SocketAddr::new(ip, port);
+            let mut listeners = self.listeners.iter_with_handles();
+            listeners.find(|(_, l)| l.space == space && l.address == address)
         };
-        let found = self.listeners.iter_with_handles().find(|(_, l)| listens(l));
+        let found = on(to).or_else(|| on(Ipv4Addr::UNSPECIFIED.into()));
         found.map(|(handle, _)| Listener(handle)).ok_or(RejectReason::INVALID_SERVICE_ID)
     }
 
     /// Whether one more may wait.
     pub(super) fn check_room(&self, listener: Listener, arrival: &Arrival) -> Result<(), RejectReason> {
-        let config = self.listeners.get(listener.0).map(|l| l.config).unwrap_or_default();
-        let mut waiting = 0;
-        let mut of_source = 0;
-        let mine = |c: &&Communication| c.listener == Some(listener) && c.state.awaits_application();
-        for communication in self.communications.iter().filter(mine) {
-            waiting += 1;
-            of_source += u32::from(communication.address.gid == arrival.source);
-        }
-        let room = waiting < config.backlog
-            && of_source < config.per_source
-            && !self.communications.is_full()
-            && self.events.len() < self.events_limit;
+        let listening = self.listeners.get(listener.0).ok_or(RejectReason::INVALID_SERVICE_ID)?;
+        let Listening { half_open, config, .. } = listening;
+        let is_of_source =
+            |index: &&u32| self.communications.at(**index).is_some_and(|c| c.address.gid == arrival.source);
+        let room = half_open.len() < half_open.capacity().min(config.backlog as usize)
+            && half_open.iter().filter(is_of_source).count() < config.per_source as usize;
         if room { Ok(()) } else { Err(RejectReason::NO_RESOURCES) }
     }
 
@@ -141,7 +155,8 @@ impl ConnectionManager {
         let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return };
         let now = verbs.shared.now;
         let qp_type = if req.transport() == Some(TransportType::Uc) { QpType::Uc } else { QpType::Rc };
-        let patience = time_of(req.local_cm_timeout()) * (u32::from(req.max_cm_retries()) + 1);
+        // What it takes the peer to give up.
+        let patience = time_of(req.remote_cm_timeout()) * (u32::from(req.max_cm_retries()) + 1);
         let primary = &req.primary_path;
         let terms = Terms {
             qp_type,
@@ -155,7 +170,7 @@ impl ConnectionManager {
             rnr_retry: req.rnr_retry_count(),
         };
         let mut address = arrival.back;
-        address.traffic_class = primary.traffic_class();
+        address.traffic_class = primary.traffic_class() & !ECN;
         address.flow_label = primary.flow_label();
         address.service_level = primary.service_level().min(7);
         let deadline = now + patience.min(PATIENCE_MAX);
@@ -167,9 +182,13 @@ impl ConnectionManager {
             listener: Some(listener),
             terms,
             deadline,
+            latest: now + PATIENCE_MAX,
             ..Communication::new(ids, (State::ReqReceived, PortSpace::Tcp), address, header)
         });
         let Ok((id, index)) = begun else { return };
+        if let Some(listening) = self.listeners.get_mut(listener.0) {
+            listening.half_open.push(index);
+        }
         self.by_peer.insert((arrival.source, req.local_comm_id(), PortSpace::Tcp), index);
         self.by_qpn.insert((arrival.source, req.qpn()), index);
         self.timers.ensure(index, deadline);
@@ -226,6 +245,7 @@ impl ConnectionManager {
         let Communication { local_comm_id, remote_comm_id, terms, .. } = *communication;
         communication.state = State::RepSent;
         communication.cm_timeout = parameters.cm_timeout;
+        communication.cm_retries = parameters.cm_retries;
         communication.retries_left = parameters.cm_retries;
         let mut rep = Rep::new(local_comm_id, remote_comm_id, local_qpn, terms.rq_psn);
         rep.set_ca_guid(guid);
@@ -270,11 +290,14 @@ impl ConnectionManager {
 
     /// Packets of connections came whose RTU has not come yet: they tell the same.
     pub(crate) fn on_first_packets(&mut self, verbs: &mut Verbs<'_>) {
-        for index in 0..self.communications.capacity() as u32 {
-            if self.communications.at(index).is_some_and(|c| has_begun(c, verbs.qps)) {
-                self.establish(index, verbs);
-            }
+        while let Some(index) = self.half_open_that_has_begun(verbs.qps) {
+            self.establish(index, verbs);
         }
+    }
+
+    fn half_open_that_has_begun(&self, qps: &Slab<QueuePair>) -> Option<u32> {
+        let mut half_open = self.listeners.iter().flat_map(|listening| &listening.half_open);
+        half_open.find(|index| self.communications.at(**index).is_some_and(|c| has_begun(c, qps))).copied()
     }
 
     fn establish(&mut self, index: u32, verbs: &mut Verbs<'_>) {
@@ -284,6 +307,7 @@ impl ConnectionManager {
         communication.state = State::Established;
         communication.deadline = Nanos::NEVER;
         let id = communication.id;
+        self.leave_listener(index);
         self.timers.cancel(index);
         self.events.push_back(CmEvent::Established { id, private_data: PrivateData::new(&[]) });
     }

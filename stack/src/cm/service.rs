@@ -20,8 +20,7 @@ use crate::{AddressVector, Error};
 /// Statuses of a reply (IBA 12.11.2): nobody serves the id, and the service says no.
 const UNSUPPORTED: u8 = 1;
 const REJECTED: u8 = 2;
-/// How long an answer is kept for a seeker that may not have got it, and a question for the application's
-/// answer, as exponent: 17 s.
+/// How long a search is kept for the application's answer, as exponent: 17 s.
 const KEPT: u8 = 22;
 
 impl ConnectionManager {
@@ -42,6 +41,7 @@ impl ConnectionManager {
         let (id, index) = self.begin(verbs.shared, |ids| Communication {
             transaction_id,
             cm_timeout: parameters.cm_timeout,
+            cm_retries: parameters.cm_retries,
             retries_left: parameters.cm_retries,
             ..Communication::new(ids, (State::SidrSent, PortSpace::Udp), address, header)
         })?;
@@ -63,18 +63,20 @@ impl ConnectionManager {
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
         let key = (arrival.source, req.request_id(), PortSpace::Udp);
-        if let Some(&index) = self.by_peer.get(&key) {
+        if self.by_peer.contains_key(&key) {
             verbs.shared.count(Counter::CmRxDuplicates);
-            if self.communications.at(index).is_some_and(|c| c.state == State::SidrAnswered) {
-                self.send_again(index, verbs.shared);
-            }
             return Ok(());
         }
-        let Some((listener, addresses, port)) = self.admit_seeker(arrival, req) else {
-            verbs.shared.count(Counter::CmTxRejects);
-            let rep = SidrRep::refused(req.request_id(), req.service_id(), UNSUPPORTED);
-            self.answer(arrival, transaction_id, CmBody::SidrRep(&rep), verbs);
-            return Ok(());
+        let (listener, addresses, port) = match self.admit_seeker(arrival, req) {
+            Ok(admitted) => admitted,
+            // It asks again, and finds room then.
+            Err(RejectReason::NO_RESOURCES) => return Err(Counter::CmRxNoRoom),
+            Err(_) => {
+                verbs.shared.count(Counter::CmTxRejects);
+                let rep = SidrRep::refused(req.request_id(), req.service_id(), UNSUPPORTED);
+                self.answer(arrival, transaction_id, CmBody::SidrRep(&rep), verbs);
+                return Ok(());
+            }
         };
         let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return Ok(()) };
         let header = verbs.port.header(&path);
@@ -87,7 +89,10 @@ impl ConnectionManager {
             deadline,
             ..Communication::new(ids, (State::SidrReceived, PortSpace::Udp), arrival.back, header)
         });
-        let Ok((id, index)) = begun else { return Ok(()) };
+        let (id, index) = begun.map_err(|_| Counter::CmRxNoRoom)?;
+        if let Some(listening) = self.listeners.get_mut(listener.0) {
+            listening.half_open.push(index);
+        }
         self.by_peer.insert(key, index);
         self.timers.ensure(index, deadline);
         let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
@@ -105,12 +110,12 @@ impl ConnectionManager {
         Ok(())
     }
 
-    fn admit_seeker(&self, arrival: &Arrival, req: &SidrReq) -> Option<(Listener, IpCm, u16)> {
-        let port = port_of(req.service_id(), SERVICE_ID_UDP)?;
-        let listener = self.listener(PortSpace::Udp, arrival, port).ok()?;
-        let addresses = arrival.addresses(&req.private_data).ok()?;
-        self.check_room(listener, arrival).ok()?;
-        Some((listener, addresses, port))
+    fn admit_seeker(&self, arrival: &Arrival, req: &SidrReq) -> Result<(Listener, IpCm, u16), RejectReason> {
+        let port = port_of(req.service_id(), SERVICE_ID_UDP).ok_or(RejectReason::INVALID_SERVICE_ID)?;
+        let listener = self.listener(PortSpace::Udp, arrival, port)?;
+        let addresses = arrival.addresses(&req.private_data)?;
+        self.check_room(listener, arrival)?;
+        Ok((listener, addresses, port))
     }
 
     /// Tells a seeker the queue pair.
@@ -136,11 +141,11 @@ impl ConnectionManager {
         self.say(index, &rep, verbs);
     }
 
+    /// With its answer a search is over. A seeker that does not get it asks anew.
     fn say(&mut self, index: u32, rep: &SidrRep, verbs: &mut Verbs<'_>) {
-        if let Some(communication) = self.at(index) {
-            communication.state = State::SidrAnswered;
-        }
-        self.send_kept(index, CmBody::SidrRep(rep), verbs.shared);
+        let Some(communication) = self.communications.at(index) else { return };
+        self.send(index, communication.transaction_id, CmBody::SidrRep(rep), verbs.shared);
+        self.remove(index);
     }
 
     pub(super) fn on_sidr_rep(&mut self, arrival: &Arrival, rep: &SidrRep) -> Result<(), Counter> {

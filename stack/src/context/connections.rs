@@ -168,6 +168,12 @@ impl Context {
         let (queue_pair, _) = self.qp(qp)?;
         queue_pair.require("connecting", "INIT", &[QpState::Init])?;
         let qpn = queue_pair.qpn;
+        if let Some((cm, _)) = self.engine.cm_if_used()
+            && let Some(id) = cm.user_of(qp)
+        {
+            let users = format!("connection {:?}, which is being set up", id.0);
+            return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
+        }
         let qp_type = self.query_qp(qp)?.qp_type;
         if qp_type == QpType::Ud {
             return Err(Error::invalid(

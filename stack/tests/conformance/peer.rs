@@ -566,6 +566,15 @@ impl Peer {
         Some(got)
     }
 
+    /// Ends the context, and puts an empty one in its place. Returns what it sent at its end.
+    pub(crate) fn end(&mut self) -> Vec<Got> {
+        let (port, _) = driver::loopback::pair(&[ENGINE_V4], &[PEER_V4]);
+        let empty = Context::open(Box::new(port), &Config::default()).unwrap();
+        drop(std::mem::replace(&mut self.context, empty));
+        self.cq = self.context.create_cq(1).unwrap();
+        self.take_packets()
+    }
+
     // What the engine tells its application.
 
     /// The next completion, which must be this one.

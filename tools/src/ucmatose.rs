@@ -1,0 +1,211 @@
+//! `ferroce ucmatose`: rdma_cm's `ucmatose` on ferroce's stack. Either end can be the real one.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+
+use ferroce::{
+    Access, CmEvent, CmId, Data, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp, QpConfig,
+    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
+};
+use tracing::info;
+
+use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
+use crate::failure::{Failure, OrFail};
+use crate::selftest;
+
+/// Makes connections by the connection manager and moves SENDs over them, as ucmatose does.
+///
+/// Without HOST it is the server and serves one client; with HOST, an IP address, the client
+/// (`ucmatose -s HOST`). The other end can be an unmodified ucmatose. With `-d loopback` and no HOST, both
+/// ends run in this process.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    port: PortArgs,
+    /// The server.
+    host: Option<IpAddr>,
+    /// Port of the connection manager.
+    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7471)]
+    cm_port: u16,
+    /// Connections; the same at both ends, as the rest.
+    #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
+    connections: u32,
+    /// Messages on each connection, each way.
+    #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=4096))]
+    count: u32,
+    /// Bytes of a message.
+    #[arg(short = 'S', long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    size: u32,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    match start(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("ucmatose"),
+    }
+}
+
+fn start(args: &Args) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let host = args.host.map(|host| host.to_string());
+    let Some([server, client]) = selftest::ports(&args.port.device, host.as_deref())? else {
+        let mut end = Ucmatose::new(args, &args.port, args.port.open()?, interrupt)?;
+        return match args.host {
+            None => end.serve(),
+            Some(host) => end.call(host),
+        };
+    };
+    let to = server.capabilities().addresses[0];
+    let serve = || Ucmatose::new(args, &args.port.for_server(), server, interrupt.clone())?.serve();
+    let call = || Ucmatose::new(args, &args.port, client, interrupt.clone())?.call(to);
+    selftest::run(&interrupt, serve, call)
+}
+
+struct Ucmatose<'a> {
+    args: &'a Args,
+    end: Endpoint,
+    outgoing: Mr,
+    incoming: Mr,
+    connections: Vec<(CmId, Qp)>,
+    sent: u32,
+    received: u32,
+}
+
+impl<'a> Ucmatose<'a> {
+    fn new(
+        args: &'a Args,
+        port: &PortArgs,
+        driver: Box<dyn PacketDriver>,
+        interrupt: Interrupt,
+    ) -> Result<Ucmatose<'a>, Failure> {
+        let work = 2 * args.connections * args.count.max(1);
+        let mut end = Endpoint::new(driver, port, work, interrupt)?;
+        let mut register = |access| -> Result<Mr, Failure> {
+            let memory = Memory::zeroed(args.size as usize).or_fail(|| "memory for a message".into())?;
+            Ok(end.context.register(end.pd, memory, access)?)
+        };
+        let (outgoing, incoming) = (register(Access::NONE)?, register(Access::LOCAL_WRITE)?);
+        Ok(Ucmatose { args, end, outgoing, incoming, connections: Vec::new(), sent: 0, received: 0 })
+    }
+
+    /// Sends first, and ends the connections.
+    fn serve(&mut self) -> Result<(), Failure> {
+        let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
+        self.end.context.listen(PortSpace::Tcp, any, &ListenConfig::default())?;
+        info!("waiting for {} connections on port {}", self.args.connections, self.args.cm_port);
+        let mut established = 0;
+        while established < self.args.connections {
+            match self.end.wait_cm_event()? {
+                CmEvent::ConnectionRequest(request) if self.connections.len() < self.wanted() => {
+                    let qp = self.queue_pair()?;
+                    self.end.context.accept(request.id, qp, &connection_parameters())?;
+                    self.connections.push((request.id, qp));
+                }
+                CmEvent::ConnectionRequest(request) => self.end.context.reject(request.id, &[])?,
+                CmEvent::Established { .. } => established += 1,
+                other => return Err(no_connection(&other)),
+            }
+        }
+        self.send()?;
+        self.receive()?;
+        for (id, _) in &self.connections {
+            self.end.context.disconnect(*id)?;
+        }
+        self.wait_disconnected()?;
+        self.report();
+        Ok(())
+    }
+
+    fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
+        let to = SocketAddr::new(host, self.args.cm_port);
+        for _ in 0..self.args.connections {
+            let qp = self.queue_pair()?;
+            let id = self.end.context.connect(qp, to, &connection_parameters())?;
+            self.end.wait_established(id)?;
+            self.connections.push((id, qp));
+        }
+        self.receive()?;
+        self.send()?;
+        self.wait_disconnected()?;
+        self.report();
+        Ok(())
+    }
+
+    fn wanted(&self) -> usize {
+        self.args.connections as usize
+    }
+
+    /// In INIT, with its receives.
+    fn queue_pair(&mut self) -> Result<Qp, Failure> {
+        let depth = self.args.count.max(1);
+        let config =
+            QpConfig { max_send_wr: depth, max_recv_wr: depth, ..QpConfig::rc(self.end.pd, self.end.cq) };
+        let context = &mut self.end.context;
+        let qp = context.create_qp(&config)?;
+        context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
+        let sges = [Sge { mr: self.incoming, offset: 0, length: self.args.size }];
+        for wr_id in 0..self.args.count {
+            context.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id.into(), sges: &sges })?;
+        }
+        Ok(qp)
+    }
+
+    fn send(&mut self) -> Result<(), Failure> {
+        let sges = [Sge { mr: self.outgoing, offset: 0, length: self.args.size }];
+        for (_, qp) in &self.connections {
+            for wr_id in 0..self.args.count {
+                let (op, data) = (SendOp::Send, Data::Sges(&sges));
+                let wr = SendWorkRequest { wr_id: wr_id.into(), op, data, flags: SendFlags::SIGNALED };
+                self.end.context.post_send(*qp, &wr)?;
+            }
+        }
+        let all = self.args.connections * self.args.count;
+        while self.sent < all {
+            self.take_completions()?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<(), Failure> {
+        let all = self.args.connections * self.args.count;
+        while self.received < all {
+            self.take_completions()?;
+        }
+        Ok(())
+    }
+
+    fn take_completions(&mut self) -> Result<(), Failure> {
+        while let Some(wc) = self.end.completion()? {
+            if wc.status != WcStatus::Success {
+                return Err(Failure::completion(&wc, "message"));
+            }
+            match wc.opcode {
+                WcOpcode::Recv if wc.byte_len != self.args.size => {
+                    let (size, length) = (self.args.size, wc.byte_len);
+                    return Err(Failure::usage(format!(
+                        "a message of {length} bytes; -S {size} at the other end too?"
+                    )));
+                }
+                WcOpcode::Recv => self.received += 1,
+                _ => self.sent += 1,
+            }
+        }
+        self.end.poll().map(drop)
+    }
+
+    fn wait_disconnected(&mut self) -> Result<(), Failure> {
+        let mut left = self.connections.len();
+        while left > 0 {
+            left -= usize::from(matches!(self.end.wait_cm_event()?, CmEvent::Disconnected { .. }));
+        }
+        Ok(())
+    }
+
+    fn report(&self) {
+        let Args { connections, size, .. } = self.args;
+        println!(
+            "{connections} connections, {} messages of {size} bytes sent, {} received, disconnected",
+            self.sent, self.received
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! `ferroce udaddy`: rdma_cm's `udaddy` on ferroce's stack. Either end can be the real one.
+
+use std::net::{IpAddr, SocketAddr};
+use std::process::ExitCode;
+
+use ferroce::{
+    Access, AddressVector, CmEvent, Data, Destination, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
+    QpConfig, QpType, Qpn, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
+    WcStatus,
+};
+use tracing::info;
+
+use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
+use crate::failure::{Failure, OrFail};
+use crate::selftest;
+
+/// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
+///
+/// Without HOST it is the server and serves one client; with HOST, an IP address, the client
+/// (`udaddy -s HOST`). The other end can be an unmodified udaddy. With `-d loopback` and no HOST, both ends
+/// run in this process.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    port: PortArgs,
+    /// The server.
+    host: Option<IpAddr>,
+    /// Port of the connection manager.
+    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7174)]
+    cm_port: u16,
+    /// Datagrams each way; the same at both ends.
+    #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    count: u32,
+    /// Bytes of a datagram; the same at both ends.
+    #[arg(short = 'S', long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    size: u32,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    match start(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("udaddy"),
+    }
+}
+
+fn start(args: &Args) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let host = args.host.map(|host| host.to_string());
+    let Some([server, client]) = selftest::ports(&args.port.device, host.as_deref())? else {
+        let mut end = Udaddy::new(args, &args.port, args.port.open()?, interrupt)?;
+        return match args.host {
+            None => end.serve(),
+            Some(host) => end.call(host),
+        };
+    };
+    let to = server.capabilities().addresses[0];
+    let serve = || Udaddy::new(args, &args.port.for_server(), server, interrupt.clone())?.serve();
+    let call = || Udaddy::new(args, &args.port, client, interrupt.clone())?.call(to);
+    selftest::run(&interrupt, serve, call)
+}
+
+/// `RDMA_UDP_QKEY`: what librdmacm gives every datagram queue pair.
+const QKEY: u32 = 0x0123_4567;
+/// The network header in front of what is received.
+const GRH: u32 = 40;
+
+struct Udaddy<'a> {
+    args: &'a Args,
+    end: Endpoint,
+    qp: Qp,
+    outgoing: Mr,
+    incoming: Mr,
+    sent: u32,
+    received: u32,
+    /// Who sent the last datagram: the immediate says the queue pair.
+    sender: Qpn,
+}
+
+impl<'a> Udaddy<'a> {
+    fn new(
+        args: &'a Args,
+        port: &PortArgs,
+        driver: Box<dyn PacketDriver>,
+        interrupt: Interrupt,
+    ) -> Result<Udaddy<'a>, Failure> {
+        let mut end = Endpoint::new(driver, port, 2 * args.count, interrupt)?;
+        let mut register = |length: u32, access| -> Result<Mr, Failure> {
+            let memory = Memory::zeroed(length as usize).or_fail(|| "memory for a datagram".into())?;
+            Ok(end.context.register(end.pd, memory, access)?)
+        };
+        let outgoing = register(args.size, Access::NONE)?;
+        let incoming = register(args.size + GRH, Access::LOCAL_WRITE)?;
+        let config = QpConfig {
+            qp_type: QpType::Ud,
+            max_send_wr: args.count,
+            max_recv_wr: args.count,
+            ..QpConfig::ud(end.pd, end.cq)
+        };
+        let context = &mut end.context;
+        let qp = context.create_qp(&config)?;
+        let sq_psn = context.random_psn();
+        context.modify_qp(qp, Transition::InitDatagram { qkey: QKEY })?;
+        context.modify_qp(qp, Transition::ReadyToReceiveDatagrams)?;
+        context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn })?;
+        let sges = [Sge { mr: incoming, offset: 0, length: args.size + GRH }];
+        for wr_id in 0..args.count {
+            context.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id.into(), sges: &sges })?;
+        }
+        Ok(Udaddy { args, end, qp, outgoing, incoming, sent: 0, received: 0, sender: Qpn::default() })
+    }
+
+    /// Answers with as many as came.
+    fn serve(&mut self) -> Result<(), Failure> {
+        let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
+        self.end.context.listen(PortSpace::Udp, any, &ListenConfig::default())?;
+        info!("waiting for a client on port {}", self.args.cm_port);
+        match self.end.wait_cm_event()? {
+            CmEvent::ConnectionRequest(request) => {
+                self.end.context.accept_datagrams(request.id, self.qp, &[])?;
+            }
+            other => return Err(no_connection(&other)),
+        }
+        self.receive()?;
+        let mut grh = [0; GRH as usize];
+        grh.copy_from_slice(&self.end.context.bytes(self.incoming)?[..GRH as usize]);
+        let back = self.end.context.address_from_grh(&grh)?;
+        self.send(&back, self.sender, QKEY)?;
+        self.report();
+        Ok(())
+    }
+
+    fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
+        let to = SocketAddr::new(host, self.args.cm_port);
+        self.end.context.resolve(to, &connection_parameters())?;
+        match self.end.wait_cm_event()? {
+            CmEvent::Resolved { address, qpn, qkey, .. } => self.send(&address, qpn, qkey)?,
+            other => return Err(no_connection(&other)),
+        }
+        self.receive()?;
+        self.report();
+        Ok(())
+    }
+
+    fn send(&mut self, address: &AddressVector, qpn: Qpn, qkey: u32) -> Result<(), Failure> {
+        let ah = self.end.context.create_ah(self.end.pd, address)?;
+        let own = self.end.context.query_qp(self.qp)?.qpn;
+        let sges = [Sge { mr: self.outgoing, offset: 0, length: self.args.size }];
+        for wr_id in 0..self.args.count {
+            let op = SendOp::SendToWithImm(Destination { ah, qpn, qkey }, own.value());
+            let data = Data::Sges(&sges);
+            let wr = SendWorkRequest { wr_id: wr_id.into(), op, data, flags: SendFlags::SIGNALED };
+            self.end.context.post_send(self.qp, &wr)?;
+        }
+        while self.sent < self.args.count {
+            self.take_completions()?;
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<(), Failure> {
+        while self.received < self.args.count {
+            self.take_completions()?;
+        }
+        Ok(())
+    }
+
+    fn take_completions(&mut self) -> Result<(), Failure> {
+        while let Some(wc) = self.end.completion()? {
+            if wc.status != WcStatus::Success {
+                return Err(Failure::completion(&wc, "datagram"));
+            }
+            if wc.opcode == WcOpcode::Recv {
+                self.received += 1;
+                self.sender = Qpn::new(wc.immediate.unwrap_or_default());
+            } else {
+                self.sent += 1;
+            }
+        }
+        self.end.poll().map(drop)
+    }
+
+    fn report(&self) {
+        println!("{} datagrams of {} bytes sent, {} received", self.sent, self.args.size, self.received);
+    }
+}

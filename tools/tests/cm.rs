@@ -1,0 +1,38 @@
+//! `ferroce rping`, `ucmatose` and `udaddy` against themselves. Against rdma_cm's: `rxe.rs`.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use ends::{Ferroce, alone};
+
+fn run(arguments: &str) -> ends::Outcome {
+    Ferroce::start(None, arguments).end()
+}
+
+#[test]
+fn the_programs_of_rdma_cm() {
+    let _alone = alone();
+    for (arguments, good) in [
+        ("rping -d loopback -C 5 -S 1000", "5 pings of 1000 bytes came back right"),
+        ("ucmatose -d loopback -c 4 -C 3", "4 connections, 12 messages of 100 bytes sent, 12 received"),
+        ("udaddy -d loopback -C 7 -S 33", "7 datagrams of 33 bytes sent, 7 received"),
+    ] {
+        let outcome = run(arguments);
+        assert_eq!(outcome.code, Some(0), "{arguments}: {outcome:#?}");
+        assert!(outcome.stdout.contains(good), "{arguments}: {outcome:#?}");
+    }
+}
+
+#[test]
+fn what_goes_wrong_is_said() {
+    let _alone = alone();
+    for (arguments, code, said) in [
+        ("rping -d udp:127.0.0.61 -C 1 127.0.0.62", 1, "the peer does not answer"),
+        ("rping -d udp:127.0.0.63 -C 1 ::1", 2, "which has no IPv6 address"),
+        ("udaddy -d loopback -S 5000", 2, "5000 is not in 1..=4096"),
+    ] {
+        let outcome = run(arguments);
+        assert_eq!(outcome.code, Some(code), "{arguments}: {outcome:#?}");
+        assert!(outcome.stderr.contains(said), "{arguments}: {outcome:#?}");
+    }
+}
