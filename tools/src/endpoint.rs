@@ -203,6 +203,16 @@ impl Endpoint {
         })
     }
 
+    /// Fails if a datagram from the GID at `index` is longer than a packet.
+    pub(crate) fn check_datagram(&self, index: usize, size: u32) -> Result<(), Failure> {
+        let most = self.largest_path_mtu(index)?.bytes();
+        if size <= most {
+            return Ok(());
+        }
+        let interface = &self.context.port().interface;
+        Err(Failure::usage(format!("-s {size}: a datagram on '{interface}' has at most {most} bytes")))
+    }
+
     /// INIT → RTR → RTS.
     pub(crate) fn connect(
         &mut self,

@@ -1,4 +1,5 @@
-//! `ferroce pingpong`: `ibv_rc_pingpong` on ferroce's stack. Either end can be the real one.
+//! `ferroce pingpong`: `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong` on ferroce's stack. Either
+//! end can be the real one.
 
 mod destination;
 mod exchange;
@@ -7,8 +8,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ferroce::{
-    Access, AddressVector, Data, Gid, Memory, Mr, PacketDriver, PathMtu, Psn, Qp, QpConfig,
-    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus, WorkCompletion,
+    Access, AddressVector, Data, Gid, Memory, Mr, PacketDriver, PathMtu, Psn, Qp, QpConfig, QpType,
+    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcStatus,
+    WorkCompletion,
 };
 use tracing::{info, warn};
 
@@ -18,10 +20,10 @@ use crate::tcp::Listener;
 use crate::{selftest, tcp};
 use destination::Destination;
 
-/// SENDs back and forth over a Reliable Connection, as ibv_rc_pingpong does.
+/// SENDs back and forth, as ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong do.
 ///
-/// Without HOST it is the server and waits for one client; with HOST the client. The other end can
-/// be an unmodified ibv_rc_pingpong. With `-d loopback` and no HOST, both ends run in this process.
+/// Without HOST it is the server and waits for one client; with HOST the client. The other end can be one
+/// of these, unmodified. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -31,9 +33,12 @@ pub(crate) struct Args {
     /// TCP port of the exchange of addresses.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
     tcp_port: u16,
-    /// Bytes of a message.
-    #[arg(short, long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
-    size: u32,
+    /// Transport service; the unreliable ones do not survive a loss.
+    #[arg(short = 't', long, default_value = "rc")]
+    service: ServiceArg,
+    /// Bytes of a message; 4096 by default, 1024 for ud, where it is a packet's payload at most.
+    #[arg(short, long, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    size: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096; the same at both ends.
     #[arg(short, long, default_value = "1024", value_parser = path_mtu)]
     mtu: PathMtu,
@@ -55,6 +60,24 @@ pub(crate) struct Args {
     /// Check every message that arrives; give it at both ends.
     #[arg(short, long)]
     chk: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum ServiceArg {
+    Rc,
+    Uc,
+    Ud,
+}
+
+impl Args {
+    fn size(&self) -> u32 {
+        self.size.unwrap_or(if self.service == ServiceArg::Ud { 1024 } else { 4096 })
+    }
+
+    /// What stands in front of a message where it arrives: the network header of a datagram.
+    fn offset(&self) -> u32 {
+        if self.service == ServiceArg::Ud { 40 } else { 0 }
+    }
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
@@ -101,6 +124,8 @@ const TIMEOUT: u8 = 14;
 /// Longer than that, so that a peer whose last ACK was lost asks once more in time.
 const LINGER: Duration = Duration::from_millis(100);
 const PAGE: usize = 4096;
+/// Of both ends' datagrams, as ibv_ud_pingpong has it.
+const QKEY: u32 = 0x1111_1111;
 /// What no message holds.
 const UNTOUCHED: u8 = 0xff;
 
@@ -116,6 +141,8 @@ struct PingPong<'a> {
     expected: Vec<u8>,
     /// Receives that are posted.
     receives: u32,
+    /// Where datagrams go.
+    peer: Option<ferroce::Destination>,
 }
 
 /// What a run took.
@@ -131,26 +158,35 @@ impl<'a> PingPong<'a> {
         interrupt: Interrupt,
     ) -> Result<PingPong<'a>, Failure> {
         let mut end = Endpoint::new(driver, port, args.rx_depth + 1, interrupt)?;
-        if args.gid_idx.is_some() {
-            end.gid_index(args.gid_idx, None)?;
+        if args.gid_idx.is_some() || args.service == ServiceArg::Ud {
+            let index = end.gid_index(args.gid_idx, None)?;
+            if args.service == ServiceArg::Ud {
+                end.check_datagram(index, args.size())?;
+            }
         }
         if args.events {
             end.block_when_idle();
         }
         let memory =
             |bytes: &[u8]| Memory::copy_of(bytes).or_fail(|| format!("memory for {} bytes", bytes.len()));
-        let expected = payload(args.size as usize, args.chk);
+        let expected = payload(args.size() as usize, args.chk);
         let outgoing = end.context.register(end.pd, memory(&expected)?, Access::NONE)?;
         let incoming = end.context.register(
             end.pd,
-            memory(&vec![UNTOUCHED; args.size as usize])?,
+            memory(&vec![UNTOUCHED; (args.size() + args.offset()) as usize])?,
             Access::LOCAL_WRITE,
         )?;
-        let config = QpConfig { max_send_wr: 1, max_recv_wr: args.rx_depth, ..QpConfig::rc(end.pd, end.cq) };
-        let qp = end.context.create_qp(&config)?;
-        end.context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
+        let (qp_type, init) = match args.service {
+            ServiceArg::Rc => (QpType::Rc, Transition::Init { access: Access::NONE }),
+            ServiceArg::Uc => (QpType::Uc, Transition::Init { access: Access::NONE }),
+            ServiceArg::Ud => (QpType::Ud, Transition::InitDatagram { qkey: QKEY }),
+        };
+        let limits = QpConfig { max_send_wr: 1, max_recv_wr: args.rx_depth, ..QpConfig::rc(end.pd, end.cq) };
+        let qp = end.context.create_qp(&QpConfig { qp_type, ..limits })?;
+        end.context.modify_qp(qp, init)?;
         let psn = end.context.random_psn();
-        let mut ping_pong = PingPong { args, end, qp, psn, outgoing, incoming, expected, receives: 0 };
+        let mut ping_pong =
+            PingPong { args, end, qp, psn, outgoing, incoming, expected, receives: 0, peer: None };
         ping_pong.post_receives()?;
         Ok(ping_pong)
     }
@@ -189,15 +225,32 @@ impl<'a> PingPong<'a> {
     fn connect(&mut self, gid_index: usize, remote: Destination) -> Result<(), Failure> {
         println!("  local address:  {}", self.destination(gid_index)?);
         println!("  remote address: {remote}");
-        let path = Path {
-            address: AddressVector::new(remote.gid, gid_index),
-            mtu: self.args.mtu,
-            timeout: TIMEOUT,
-            rd_atomic: 1,
-            // ibv_rc_pingpong's exchange has no word for it.
-            selective_repeat: false,
-        };
-        self.end.connect(self.qp, &path, self.psn, (remote.qpn, remote.psn))
+        let (address, path_mtu) = (AddressVector::new(remote.gid, gid_index), self.args.mtu);
+        let (qp, sq_psn) = (self.qp, self.psn);
+        let context = &mut self.end.context;
+        match self.args.service {
+            ServiceArg::Rc => {
+                let path = Path {
+                    address,
+                    mtu: path_mtu,
+                    timeout: TIMEOUT,
+                    rd_atomic: 1,
+                    // ibv_rc_pingpong's exchange has no word for it.
+                    selective_repeat: false,
+                };
+                return self.end.connect(qp, &path, sq_psn, (remote.qpn, remote.psn));
+            }
+            ServiceArg::Uc => {
+                let path = UnreliablePath { address, path_mtu, dest_qpn: remote.qpn, rq_psn: remote.psn };
+                context.modify_qp(qp, Transition::ReadyToReceiveUnreliable(path))?;
+            }
+            ServiceArg::Ud => {
+                context.modify_qp(qp, Transition::ReadyToReceiveDatagrams)?;
+                let ah = context.create_ah(self.end.pd, &address)?;
+                self.peer = Some(ferroce::Destination { ah, qpn: remote.qpn, qkey: QKEY });
+            }
+        }
+        Ok(self.end.context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn })?)
     }
 
     fn exchange_messages(&mut self, first: bool) -> Result<Outcome, Failure> {
@@ -262,14 +315,14 @@ impl<'a> PingPong<'a> {
     }
 
     fn post_send(&mut self) -> Result<(), Failure> {
-        let sge = Sge { mr: self.outgoing, offset: 0, length: self.args.size };
-        let data = Data::Sges(&[sge]);
-        let wr = SendWorkRequest { wr_id: SEND, op: SendOp::Send, data, flags: SendFlags::SIGNALED };
+        let sge = Sge { mr: self.outgoing, offset: 0, length: self.args.size() };
+        let (op, data) = (self.peer.map_or(SendOp::Send, SendOp::SendTo), Data::Sges(&[sge]));
+        let wr = SendWorkRequest { wr_id: SEND, op, data, flags: SendFlags::SIGNALED };
         Ok(self.end.context.post_send(self.qp, &wr)?)
     }
 
     fn post_receives(&mut self) -> Result<(), Failure> {
-        let sge = Sge { mr: self.incoming, offset: 0, length: self.args.size };
+        let sge = Sge { mr: self.incoming, offset: 0, length: self.args.size() + self.args.offset() };
         while self.receives < self.args.rx_depth {
             self.end.context.post_recv(self.qp, &ReceiveWorkRequest { wr_id: RECEIVE, sges: &[sge] })?;
             self.receives += 1;
@@ -278,16 +331,17 @@ impl<'a> PingPong<'a> {
     }
 
     fn check(&mut self, number: u64, length: u32) -> Result<(), Failure> {
-        if length != self.args.size {
-            let size = self.args.size;
+        let (size, offset) = (self.args.size(), self.args.offset());
+        if length != size + offset {
             return Err(Failure::run(format!(
-                "message {number} has {length} bytes; -s {size} at the other end too?"
+                "message {number} has {} bytes; -s {size} at the other end too?",
+                length.saturating_sub(offset)
             )));
         }
         if !self.args.chk {
             return Ok(());
         }
-        let incoming = self.end.context.bytes_mut(self.incoming)?;
+        let incoming = &mut self.end.context.bytes_mut(self.incoming)?[offset as usize..];
         if let Some(at) = (0..incoming.len()).find(|&i| incoming[i] != self.expected[i]) {
             let (found, expected) = (incoming[at], self.expected[at]);
             return Err(Failure::run(format!(
@@ -312,7 +366,7 @@ impl<'a> PingPong<'a> {
 impl Outcome {
     fn print(&self, args: &Args) -> Result<(), Failure> {
         let Outcome { seconds } = self;
-        let (bytes, iters) = (2 * args.iters * u64::from(args.size), args.iters);
+        let (bytes, iters) = (2 * args.iters * u64::from(args.size()), args.iters);
         println!(
             "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec",
             bytes as f64 * 8.0 / seconds / 1e6

@@ -142,6 +142,7 @@ impl<'a> Udaddy<'a> {
     }
 
     fn send(&mut self, address: &AddressVector, qpn: Qpn, qkey: u32) -> Result<(), Failure> {
+        self.end.check_datagram(address.sgid_index, self.args.size)?;
         let ah = self.end.context.create_ah(self.end.pd, address)?;
         let own = self.end.context.query_qp(self.qp)?.qpn;
         let sges = [Sge { mr: self.outgoing, offset: 0, length: self.args.size }];

@@ -16,6 +16,8 @@ fn the_programs_of_rdma_cm() {
         ("rping -d loopback -C 5 -S 1000", "5 pings of 1000 bytes came back right"),
         ("ucmatose -d loopback -c 4 -C 3", "4 connections, 12 messages of 100 bytes sent, 12 received"),
         ("udaddy -d loopback -C 7 -S 33", "7 datagrams of 33 bytes sent, 7 received"),
+        ("pingpong -d loopback -t uc -n 50 -s 5000 -c", "50 iters in"),
+        ("pingpong -d loopback -t ud -n 50 -s 4096 -c", "50 iters in"),
     ] {
         let outcome = run(arguments);
         assert_eq!(outcome.code, Some(0), "{arguments}: {outcome:#?}");
@@ -30,6 +32,7 @@ fn what_goes_wrong_is_said() {
         ("rping -d udp:127.0.0.61 -C 1 127.0.0.62", 1, "the peer does not answer"),
         ("rping -d udp:127.0.0.63 -C 1 ::1", 2, "which has no IPv6 address"),
         ("udaddy -d loopback -S 5000", 2, "5000 is not in 1..=4096"),
+        ("pingpong -d loopback -t ud -s 5000", 2, "-s 5000: a datagram on 'lo"),
     ] {
         let outcome = run(arguments);
         assert_eq!(outcome.code, Some(code), "{arguments}: {outcome:#?}");
