@@ -135,12 +135,12 @@ impl Running {
 #[test]
 fn the_kernels_rdma_rxe() {
     let Some(guest) = Guest::boot() else { return };
-    let cases = pingpong(&guest) + connection_manager(&guest);
+    let cases = pingpong(&guest) + connection_manager(&guest) + with_loss(&guest);
     println!("{cases} runs with rdma_rxe");
 }
 
 fn report(case: &str, device: &str, role: &str) {
-    println!("{case:<60} | {device:<14} | ferroce is the {role:<6} | right");
+    println!("{case:<62} | {device:<14} | ferroce is the {role:<6} | right");
 }
 
 fn pingpong(guest: &Guest) -> u32 {
@@ -162,22 +162,51 @@ fn pingpong(guest: &Guest) -> u32 {
         let own = if device.starts_with("udp") { &common } else { &options };
         let own = format!("pingpong -d {device} -t {service} {own}");
         let program = format!("ibv_{service}_pingpong");
-        let case = format!("{program}, {kind}");
-
-        let theirs = guest.start(&format!("{program} {options}"));
-        guest.wait_for_listener();
-        let ours = guest.start_ferroce(&format!("{own} {}", GUEST[0])).succeed();
-        let theirs = theirs.succeed();
-        assert!(ours.contains("iters in") && theirs.contains("iters in"), "{case}: {ours}\n{theirs}");
-        report(&case, device, "client");
-
-        let ours = guest.start_server(&own);
-        let theirs = guest.start(&format!("{program} {options} {}", OURS[0])).succeed();
-        let ours = ours.succeed();
-        assert!(ours.contains("iters in") && theirs.contains("iters in"), "{case}: {ours}\n{theirs}");
-        report(&case, device, "server");
+        both_roles(guest, &format!("{program}, {kind}"), device, &format!("{program} {options}"), &own);
     }
     2 * runs.len() as u32
+}
+
+/// One of the ping-pongs, which checks what it receives.
+fn both_roles(guest: &Guest, case: &str, device: &str, theirs: &str, own: &str) {
+    let running = guest.start(theirs);
+    guest.wait_for_listener();
+    let here = guest.start_ferroce(&format!("{own} {}", GUEST[0])).succeed();
+    let there = running.succeed();
+    assert!(here.contains("iters in") && there.contains("iters in"), "{case}: {here}\n{there}");
+    report(case, device, "client");
+
+    let running = guest.start_server(own);
+    let there = guest.start(&format!("{theirs} {}", OURS[0])).succeed();
+    let here = running.succeed();
+    assert!(here.contains("iters in") && there.contains("iters in"), "{case}: {here}\n{there}");
+    report(case, device, "server");
+}
+
+/// The guest loses one packet of a hundred, of those that it sends and of those that it receives.
+fn with_loss(guest: &Guest) -> u32 {
+    let lossy = "tc qdisc add dev eth0 root netem loss 1% limit 100000 && \
+                 ip link set ifb0 mtu 9000 up && tc qdisc add dev ifb0 root netem loss 1% limit 100000 && \
+                 tc qdisc add dev eth0 ingress && \
+                 tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0";
+    guest.start(lossy).succeed();
+    let mut cases = 0;
+    for device in ["af_xdp:fe0", "udp:10.77.0.1"] {
+        for (size, rounds) in [(1000, 200), (65536, 20), (1 << 20, 2)] {
+            let gid = if device.starts_with("udp") { "" } else { "-g 1" };
+            let kind = format!("-m 1024 -s {size} -n {rounds} -c");
+            let case = format!("ibv_rc_pingpong, {kind}, 1 % loss each way");
+            let theirs = format!("ibv_rc_pingpong -g 1 {kind}");
+            both_roles(guest, &case, device, &theirs, &format!("pingpong -d {device} {gid} {kind}"));
+            cases += 2;
+        }
+    }
+    let lost = guest.start("tc -s qdisc show | grep -A1 netem | grep -o 'dropped [0-9]*'").succeed();
+    let lost: Vec<u32> =
+        lost.lines().filter_map(|line| line.strip_prefix("dropped ")?.parse().ok()).collect();
+    println!("lost on the way out and in: {lost:?}");
+    assert!(lost.len() == 2 && lost.iter().all(|packets| *packets > 0), "{lost:?}");
+    cases
 }
 
 /// rdma_cm's own programs, unmodified, against the commands of the same name.
