@@ -1,0 +1,122 @@
+//! What the connection manager tells the application.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::ops::Deref;
+
+use ferroce_wire::cm::RejectReason;
+use ferroce_wire::{PathMtu, Qpn};
+
+use super::{CmId, Listener};
+use crate::AddressVector;
+use crate::qp::QpType;
+
+/// Bytes that the other application has sent along. The wire does not tell how many of them count: what
+/// is behind the peer's bytes is zero.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct PrivateData {
+    bytes: [u8; PrivateData::MAX],
+    len: u8,
+}
+
+impl PrivateData {
+    /// The longest, of a reply.
+    pub const MAX: usize = 196;
+
+    pub(super) fn new(data: &[u8]) -> PrivateData {
+        let len = data.len().min(PrivateData::MAX);
+        let mut bytes = [0; PrivateData::MAX];
+        bytes[..len].copy_from_slice(&data[..len]);
+        PrivateData { bytes, len: len as u8 }
+    }
+}
+
+impl Deref for PrivateData {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for PrivateData {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let used = self.iter().rposition(|byte| *byte != 0).map_or(0, |last| last + 1);
+        write!(f, "\"{}\"", self[..used].escape_ascii())
+    }
+}
+
+/// A request that came to a listener.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionRequest {
+    /// Where it came to.
+    pub listener: Listener,
+    /// To be accepted or rejected.
+    pub id: CmId,
+    /// Where it came from.
+    pub peer: SocketAddr,
+    /// The address and the port that it asked for.
+    pub local: SocketAddr,
+    /// RC, UC, or UD for a datagram service.
+    pub qp_type: QpType,
+    /// What the peer sent along: 56 bytes, 180 from the seeker of a datagram service.
+    pub private_data: PrivateData,
+    /// READs and atomics that the peer can have outstanding from here; 0 for UD, as the rest.
+    pub responder_resources: u8,
+    /// READs and atomics that it wants to have outstanding here.
+    pub initiator_depth: u8,
+    /// What the peer has chosen; the largest here for UD.
+    pub path_mtu: PathMtu,
+}
+
+/// What happened to a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CmEvent {
+    /// Somebody asks for a connection, or for a datagram service.
+    ConnectionRequest(ConnectionRequest),
+    /// The queue pair is in RTS.
+    Established {
+        /// The connection.
+        id: CmId,
+        /// What the peer sent with its acceptance; empty at the accepting end.
+        private_data: PrivateData,
+    },
+    /// A datagram service is found.
+    Resolved {
+        /// The search, which is over.
+        id: CmId,
+        /// The way there, for an address handle.
+        address: AddressVector,
+        /// The queue pair of the service.
+        qpn: Qpn,
+        /// What its datagrams must carry.
+        qkey: u32,
+        /// What the service sent along.
+        private_data: PrivateData,
+    },
+    /// The peer refuses. The id is gone, and the queue pair as it was, or in ERR if it had been accepted.
+    Rejected {
+        /// The connection, or the search.
+        id: CmId,
+        /// Why: for a search the status of the SIDR reply.
+        reason: RejectReason,
+        /// What it sent along.
+        private_data: PrivateData,
+    },
+    /// The peer does not answer. The id is gone.
+    Unreachable {
+        /// The connection, or the search.
+        id: CmId,
+    },
+    /// The connection is over, and its queue pair in ERR.
+    Disconnected {
+        /// The connection.
+        id: CmId,
+    },
+    /// Late packets of the connection are gone from the network, and so is the id.
+    TimewaitExit {
+        /// The connection.
+        id: CmId,
+    },
+}
