@@ -26,7 +26,7 @@ use crate::key_table::KeyTable;
 use crate::qp::QueuePair;
 use crate::shared::Shared;
 use crate::slab::{Handle, Slab};
-use crate::timer::TimerWheel;
+use crate::timer::{TimerWheel, time_of};
 use crate::transition::MAX_RD_ATOMIC;
 use crate::{AddressVector, Error, Port};
 use communication::{Communication, State};
@@ -272,8 +272,7 @@ impl ConnectionManager {
             CmBody::SidrReq(req) => self.on_sidr_req(&arrival, transaction, req, verbs),
             CmBody::SidrRep(rep) => self.on_sidr_rep(&arrival, rep),
             CmBody::Lap(lap) => {
-                let known = self.find(&arrival, lap.remote_comm_id(), lap.local_comm_id());
-                let index = known.ok_or(Counter::CmRxUnknown)?;
+                let index = self.find_pair(&arrival, lap.remote_comm_id(), lap.local_comm_id())?;
                 let apr = Apr::new(lap.remote_comm_id(), lap.local_comm_id(), Apr::UNSUPPORTED);
                 self.send(index, transaction, CmBody::Apr(&apr), verbs.shared);
                 Ok(())
@@ -350,6 +349,13 @@ impl ConnectionManager {
         self.events.len() < unread
     }
 
+    /// A communication is half open.
+    fn join_listener(&mut self, listener: Listener, index: u32) {
+        if let Some(listening) = self.listeners.get_mut(listener.0) {
+            listening.half_open.push(index);
+        }
+    }
+
     /// A communication is no longer half open.
     fn leave_listener(&mut self, index: u32) {
         let listener = self.communications.at(index).and_then(|c| c.listener);
@@ -358,16 +364,18 @@ impl ConnectionManager {
         }
     }
 
-    /// The communication with these ids, if the message is of its peer.
-    fn find(&self, arrival: &Arrival, ours: u32, theirs: u32) -> Option<u32> {
-        let index = self.comm_ids.get(ours)?;
-        let communication = self.communications.at(index)?;
-        let is_its = communication.remote_comm_id == theirs && communication.address.gid == arrival.source;
-        is_its.then_some(index)
+    /// The communication with our id, if the message is of its peer.
+    fn find(&self, arrival: &Arrival, ours: u32) -> Result<u32, Counter> {
+        let known = self.comm_ids.get(ours).ok_or(Counter::CmRxUnknown)?;
+        let communication = self.communications.at(known).ok_or(Counter::CmRxUnknown)?;
+        if communication.address.gid == arrival.source { Ok(known) } else { Err(Counter::CmRxUnknown) }
     }
 
-    fn at(&mut self, index: u32) -> Option<&mut Communication> {
-        self.communications.at_mut(index)
+    /// The same by both ids.
+    fn find_pair(&self, arrival: &Arrival, ours: u32, theirs: u32) -> Result<u32, Counter> {
+        let index = self.find(arrival, ours)?;
+        let is_its = self.communications.at(index).is_some_and(|c| c.remote_comm_id == theirs);
+        if is_its { Ok(index) } else { Err(Counter::CmRxUnknown) }
     }
 
     /// Sends a message that is not repeated.
@@ -503,11 +511,6 @@ fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
 
 fn gone(id: CmId) -> Error {
     Error::InvalidHandle { kind: "connection", handle: format!("{:?}", id.0) }
-}
-
-/// The time that an exponent of the protocol stands for.
-fn time_of(exponent: u8) -> std::time::Duration {
-    std::time::Duration::from_nanos(4096 << exponent.min(31))
 }
 
 /// Of one connection: request, established, disconnected, the end of timewait.

@@ -15,6 +15,7 @@ use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
 use crate::slot::Slot;
 use crate::sq::Wqe;
+use crate::timer::time_of;
 use crate::wr::SendOp;
 use crate::{QpUpdate, ReadyToSend};
 
@@ -150,7 +151,7 @@ impl Requester {
     fn ack_timeout(&self) -> Option<Duration> {
         match self.attributes.timeout {
             0 => None,
-            n => Some(Duration::from_nanos(4096 << n)),
+            n => Some(time_of(n)),
         }
     }
 }

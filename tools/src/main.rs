@@ -8,6 +8,7 @@ mod failure;
 mod netns;
 mod perf;
 mod pingpong;
+mod role;
 mod rping;
 mod selftest;
 mod stat;

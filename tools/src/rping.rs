@@ -13,7 +13,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
-use crate::selftest;
+use crate::role::{self, End};
 use advertisement::Advertisement;
 
 /// Connects by the connection manager and reads, writes and sends there and back, as rping does.
@@ -42,26 +42,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    match start(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("rping"),
-    }
-}
-
-fn start(args: &Args) -> Result<(), Failure> {
-    let interrupt = Interrupt::install()?;
-    let host = args.host.map(|host| host.to_string());
-    let Some([server, client]) = selftest::ports(&args.port.device, host.as_deref())? else {
-        let mut end = Rping::new(args, &args.port, args.port.open()?, interrupt)?;
-        return match args.host {
-            None => end.serve(),
-            Some(host) => end.call(host),
-        };
-    };
-    let to = server.capabilities().addresses[0];
-    let serve = || Rping::new(args, &args.port.for_server(), server, interrupt.clone())?.serve();
-    let call = || Rping::new(args, &args.port, client, interrupt.clone())?.call(to);
-    selftest::run(&interrupt, serve, call)
+    role::play("rping", &args.port, args.host, |port, driver, interrupt| {
+        Rping::new(&args, port, driver, interrupt)
+    })
 }
 
 const RECEIVE: u64 = 1;
@@ -84,35 +67,7 @@ struct Rping<'a> {
     over: bool,
 }
 
-impl<'a> Rping<'a> {
-    fn new(
-        args: &'a Args,
-        port: &PortArgs,
-        driver: Box<dyn PacketDriver>,
-        interrupt: Interrupt,
-    ) -> Result<Rping<'a>, Failure> {
-        let mut end = Endpoint::new(driver, port, 64, interrupt)?;
-        let pd = end.pd;
-        let mut register = |length: usize, access| -> Result<Mr, Failure> {
-            let memory = Memory::zeroed(length).or_fail(|| format!("memory for {length} bytes"))?;
-            Ok(end.context.register(pd, memory, access)?)
-        };
-        let size = args.size as usize;
-        let incoming = register(Advertisement::LEN, Access::LOCAL_WRITE)?;
-        let source = register(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
-        let sink = register(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let config = QpConfig { max_send_wr: 16, max_recv_wr: 2, ..QpConfig::rc(end.pd, end.cq) };
-        let qp = end.context.create_qp(&config)?;
-        end.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ | Access::REMOTE_WRITE })?;
-        let mut rping = Rping { args, end, qp, incoming, source, sink, sent: 0, received: 0, over: false };
-        rping.post_receive()?;
-        Ok(rping)
-    }
-
-    fn parameters() -> ConnectionParameters<'static> {
-        ConnectionParameters { responder_resources: 1, initiator_depth: 1, ..connection_parameters() }
-    }
-
+impl End for Rping<'_> {
     /// Reads what the client advertises, and writes it to where the client wants it.
     fn serve(&mut self) -> Result<(), Failure> {
         let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
@@ -170,6 +125,36 @@ impl<'a> Rping<'a> {
         while !matches!(self.end.wait_cm_event()?, CmEvent::Disconnected { .. }) {}
         println!("{} pings of {} bytes came back right", self.args.count, self.args.size);
         Ok(())
+    }
+}
+
+impl<'a> Rping<'a> {
+    fn new(
+        args: &'a Args,
+        port: &PortArgs,
+        driver: Box<dyn PacketDriver>,
+        interrupt: Interrupt,
+    ) -> Result<Rping<'a>, Failure> {
+        let mut end = Endpoint::new(driver, port, 64, interrupt)?;
+        let pd = end.pd;
+        let mut register = |length: usize, access| -> Result<Mr, Failure> {
+            let memory = Memory::zeroed(length).or_fail(|| format!("memory for {length} bytes"))?;
+            Ok(end.context.register(pd, memory, access)?)
+        };
+        let size = args.size as usize;
+        let incoming = register(Advertisement::LEN, Access::LOCAL_WRITE)?;
+        let source = register(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
+        let sink = register(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let config = QpConfig { max_send_wr: 16, max_recv_wr: 2, ..QpConfig::rc(end.pd, end.cq) };
+        let qp = end.context.create_qp(&config)?;
+        end.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ | Access::REMOTE_WRITE })?;
+        let mut rping = Rping { args, end, qp, incoming, source, sink, sent: 0, received: 0, over: false };
+        rping.post_receive()?;
+        Ok(rping)
+    }
+
+    fn parameters() -> ConnectionParameters<'static> {
+        ConnectionParameters { responder_resources: 1, initiator_depth: 1, ..connection_parameters() }
     }
 
     fn advertise(&mut self, mr: Mr) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
 use crate::failure::{Failure, OrFail};
-use crate::selftest;
+use crate::role::{self, End};
 
 /// Makes connections by the connection manager and moves SENDs over them, as ucmatose does.
 ///
@@ -39,26 +39,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    match start(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("ucmatose"),
-    }
-}
-
-fn start(args: &Args) -> Result<(), Failure> {
-    let interrupt = Interrupt::install()?;
-    let host = args.host.map(|host| host.to_string());
-    let Some([server, client]) = selftest::ports(&args.port.device, host.as_deref())? else {
-        let mut end = Ucmatose::new(args, &args.port, args.port.open()?, interrupt)?;
-        return match args.host {
-            None => end.serve(),
-            Some(host) => end.call(host),
-        };
-    };
-    let to = server.capabilities().addresses[0];
-    let serve = || Ucmatose::new(args, &args.port.for_server(), server, interrupt.clone())?.serve();
-    let call = || Ucmatose::new(args, &args.port, client, interrupt.clone())?.call(to);
-    selftest::run(&interrupt, serve, call)
+    role::play("ucmatose", &args.port, args.host, |port, driver, interrupt| {
+        Ucmatose::new(&args, port, driver, interrupt)
+    })
 }
 
 struct Ucmatose<'a> {
@@ -71,23 +54,7 @@ struct Ucmatose<'a> {
     received: u32,
 }
 
-impl<'a> Ucmatose<'a> {
-    fn new(
-        args: &'a Args,
-        port: &PortArgs,
-        driver: Box<dyn PacketDriver>,
-        interrupt: Interrupt,
-    ) -> Result<Ucmatose<'a>, Failure> {
-        let work = 2 * args.connections * args.count.max(1);
-        let mut end = Endpoint::new(driver, port, work, interrupt)?;
-        let mut register = |access| -> Result<Mr, Failure> {
-            let memory = Memory::zeroed(args.size as usize).or_fail(|| "memory for a message".into())?;
-            Ok(end.context.register(end.pd, memory, access)?)
-        };
-        let (outgoing, incoming) = (register(Access::NONE)?, register(Access::LOCAL_WRITE)?);
-        Ok(Ucmatose { args, end, outgoing, incoming, connections: Vec::new(), sent: 0, received: 0 })
-    }
-
+impl End for Ucmatose<'_> {
     /// Sends first, and ends the connections.
     fn serve(&mut self) -> Result<(), Failure> {
         let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
@@ -129,6 +96,24 @@ impl<'a> Ucmatose<'a> {
         self.wait_disconnected()?;
         self.report();
         Ok(())
+    }
+}
+
+impl<'a> Ucmatose<'a> {
+    fn new(
+        args: &'a Args,
+        port: &PortArgs,
+        driver: Box<dyn PacketDriver>,
+        interrupt: Interrupt,
+    ) -> Result<Ucmatose<'a>, Failure> {
+        let work = 2 * args.connections * args.count.max(1);
+        let mut end = Endpoint::new(driver, port, work, interrupt)?;
+        let mut register = |access| -> Result<Mr, Failure> {
+            let memory = Memory::zeroed(args.size as usize).or_fail(|| "memory for a message".into())?;
+            Ok(end.context.register(end.pd, memory, access)?)
+        };
+        let (outgoing, incoming) = (register(Access::NONE)?, register(Access::LOCAL_WRITE)?);
+        Ok(Ucmatose { args, end, outgoing, incoming, connections: Vec::new(), sent: 0, received: 0 })
     }
 
     fn wanted(&self) -> usize {

@@ -5,14 +5,14 @@ use std::process::ExitCode;
 
 use ferroce::{
     Access, AddressVector, CmEvent, Data, Destination, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
-    QpConfig, QpType, Qpn, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
+    QpConfig, Qpn, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
     WcStatus,
 };
 use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
 use crate::failure::{Failure, OrFail};
-use crate::selftest;
+use crate::role::{self, End};
 
 /// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
 ///
@@ -37,26 +37,9 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    match start(&args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("udaddy"),
-    }
-}
-
-fn start(args: &Args) -> Result<(), Failure> {
-    let interrupt = Interrupt::install()?;
-    let host = args.host.map(|host| host.to_string());
-    let Some([server, client]) = selftest::ports(&args.port.device, host.as_deref())? else {
-        let mut end = Udaddy::new(args, &args.port, args.port.open()?, interrupt)?;
-        return match args.host {
-            None => end.serve(),
-            Some(host) => end.call(host),
-        };
-    };
-    let to = server.capabilities().addresses[0];
-    let serve = || Udaddy::new(args, &args.port.for_server(), server, interrupt.clone())?.serve();
-    let call = || Udaddy::new(args, &args.port, client, interrupt.clone())?.call(to);
-    selftest::run(&interrupt, serve, call)
+    role::play("udaddy", &args.port, args.host, |port, driver, interrupt| {
+        Udaddy::new(&args, port, driver, interrupt)
+    })
 }
 
 /// `RDMA_UDP_QKEY`: what librdmacm gives every datagram queue pair.
@@ -76,39 +59,7 @@ struct Udaddy<'a> {
     sender: Qpn,
 }
 
-impl<'a> Udaddy<'a> {
-    fn new(
-        args: &'a Args,
-        port: &PortArgs,
-        driver: Box<dyn PacketDriver>,
-        interrupt: Interrupt,
-    ) -> Result<Udaddy<'a>, Failure> {
-        let mut end = Endpoint::new(driver, port, 2 * args.count, interrupt)?;
-        let mut register = |length: u32, access| -> Result<Mr, Failure> {
-            let memory = Memory::zeroed(length as usize).or_fail(|| "memory for a datagram".into())?;
-            Ok(end.context.register(end.pd, memory, access)?)
-        };
-        let outgoing = register(args.size, Access::NONE)?;
-        let incoming = register(args.size + GRH, Access::LOCAL_WRITE)?;
-        let config = QpConfig {
-            qp_type: QpType::Ud,
-            max_send_wr: args.count,
-            max_recv_wr: args.count,
-            ..QpConfig::ud(end.pd, end.cq)
-        };
-        let context = &mut end.context;
-        let qp = context.create_qp(&config)?;
-        let sq_psn = context.random_psn();
-        context.modify_qp(qp, Transition::InitDatagram { qkey: QKEY })?;
-        context.modify_qp(qp, Transition::ReadyToReceiveDatagrams)?;
-        context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn })?;
-        let sges = [Sge { mr: incoming, offset: 0, length: args.size + GRH }];
-        for wr_id in 0..args.count {
-            context.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id.into(), sges: &sges })?;
-        }
-        Ok(Udaddy { args, end, qp, outgoing, incoming, sent: 0, received: 0, sender: Qpn::default() })
-    }
-
+impl End for Udaddy<'_> {
     /// Answers with as many as came.
     fn serve(&mut self) -> Result<(), Failure> {
         let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
@@ -139,6 +90,36 @@ impl<'a> Udaddy<'a> {
         self.receive()?;
         self.report();
         Ok(())
+    }
+}
+
+impl<'a> Udaddy<'a> {
+    fn new(
+        args: &'a Args,
+        port: &PortArgs,
+        driver: Box<dyn PacketDriver>,
+        interrupt: Interrupt,
+    ) -> Result<Udaddy<'a>, Failure> {
+        let mut end = Endpoint::new(driver, port, 2 * args.count, interrupt)?;
+        let mut register = |length: u32, access| -> Result<Mr, Failure> {
+            let memory = Memory::zeroed(length as usize).or_fail(|| "memory for a datagram".into())?;
+            Ok(end.context.register(end.pd, memory, access)?)
+        };
+        let outgoing = register(args.size, Access::NONE)?;
+        let incoming = register(args.size + GRH, Access::LOCAL_WRITE)?;
+        let config =
+            QpConfig { max_send_wr: args.count, max_recv_wr: args.count, ..QpConfig::ud(end.pd, end.cq) };
+        let context = &mut end.context;
+        let qp = context.create_qp(&config)?;
+        let sq_psn = context.random_psn();
+        context.modify_qp(qp, Transition::InitDatagram { qkey: QKEY })?;
+        context.modify_qp(qp, Transition::ReadyToReceiveDatagrams)?;
+        context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn })?;
+        let sges = [Sge { mr: incoming, offset: 0, length: args.size + GRH }];
+        for wr_id in 0..args.count {
+            context.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id.into(), sges: &sges })?;
+        }
+        Ok(Udaddy { args, end, qp, outgoing, incoming, sent: 0, received: 0, sender: Qpn::default() })
     }
 
     fn send(&mut self, address: &AddressVector, qpn: Qpn, qkey: u32) -> Result<(), Failure> {

@@ -16,7 +16,6 @@ use super::{
 use crate::counters::Counter;
 use crate::qp::QpType;
 use crate::slab::Qp;
-use crate::transition::MAX_RD_ATOMIC;
 use crate::{AddressVector, Error};
 
 impl ConnectionManager {
@@ -94,11 +93,8 @@ impl ConnectionManager {
         rep: &Rep,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
-        let index = self.comm_ids.get(rep.remote_comm_id()).ok_or(Counter::CmRxUnknown)?;
+        let index = self.find(arrival, rep.remote_comm_id())?;
         let communication = self.communications.at_mut(index).ok_or(Counter::CmRxUnknown)?;
-        if communication.address.gid != arrival.source {
-            return Err(Counter::CmRxUnknown);
-        }
         match communication.state {
             State::ReqSent if communication.space == PortSpace::Tcp => {}
             State::Established if communication.remote_comm_id == rep.local_comm_id() => {
@@ -133,7 +129,7 @@ impl ConnectionManager {
         let rtu = Rtu::new(communication.local_comm_id, communication.remote_comm_id);
         self.by_qpn.insert(key, index);
         self.timers.cancel(index);
-        if let Some(communication) = self.at(index) {
+        if let Some(communication) = self.communications.at_mut(index) {
             communication.state = State::Established;
         }
         self.send_kept(index, CmBody::Rtu(&rtu), verbs.shared);
@@ -148,13 +144,13 @@ impl ConnectionManager {
         mra: &Mra,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
-        let index = self.comm_ids.get(mra.remote_comm_id()).ok_or(Counter::CmRxUnknown)?;
+        let index = self.find(arrival, mra.remote_comm_id())?;
         let communication = self.communications.at_mut(index).ok_or(Counter::CmRxUnknown)?;
         let waits = matches!(
             (communication.state, mra.stage()),
             (State::ReqSent, Some(Stage::Req)) | (State::RepSent, Some(Stage::Rep))
         );
-        if !waits || communication.address.gid != arrival.source {
+        if !waits {
             return Err(Counter::CmRxUnknown);
         }
         let longer = time_of(mra.service_timeout()) + time_of(communication.cm_timeout);
@@ -170,12 +166,14 @@ impl ConnectionManager {
     ) -> Result<(), Counter> {
         let index = match rej.remote_comm_id() {
             // A requester that gives up may not know our id yet.
-            0 => self.by_peer.get(&(arrival.source, rej.local_comm_id(), PortSpace::Tcp)).copied(),
-            ours => self.comm_ids.get(ours),
+            0 => {
+                let named = self.by_peer.get(&(arrival.source, rej.local_comm_id(), PortSpace::Tcp));
+                *named.ok_or(Counter::CmRxUnknown)?
+            }
+            ours => self.find(arrival, ours)?,
         };
-        let index = index.ok_or(Counter::CmRxUnknown)?;
         let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
-        if communication.address.gid != arrival.source || communication.space != PortSpace::Tcp {
+        if communication.space != PortSpace::Tcp {
             return Err(Counter::CmRxUnknown);
         }
         let is_its = communication.remote_comm_id == rej.local_comm_id();
@@ -229,11 +227,6 @@ impl ConnectionManager {
         rej.private_data[..private_data.len()].copy_from_slice(private_data);
         self.send(index, communication.transaction_id, CmBody::Rej(&rej), verbs.shared);
     }
-}
-
-/// What agrees with both ends.
-pub(super) fn agreed(ours: u8, theirs: u8) -> u8 {
-    ours.min(theirs).min(MAX_RD_ATOMIC)
 }
 
 /// Of the range that nobody listens on by habit (RFC 6335).

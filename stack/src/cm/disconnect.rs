@@ -19,7 +19,7 @@ impl ConnectionManager {
                 self.fail_qp(index, verbs);
                 self.leave_listener(index);
                 let dreq = Dreq::new(local_comm_id, remote_comm_id, remote_qpn);
-                if let Some(communication) = self.at(index) {
+                if let Some(communication) = self.communications.at_mut(index) {
                     communication.state = State::DreqSent;
                     communication.retries_left = DREQ_RETRIES.min(communication.cm_retries);
                 }
@@ -75,8 +75,7 @@ impl ConnectionManager {
             verbs.shared.count(Counter::CmRxDuplicates);
             return Ok(());
         }
-        let known = self.find(arrival, dreq.remote_comm_id(), dreq.local_comm_id());
-        let index = known.ok_or(Counter::CmRxUnknown)?;
+        let index = self.find_pair(arrival, dreq.remote_comm_id(), dreq.local_comm_id())?;
         let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
         if dreq.remote_qpn() != communication.local_qpn {
             return Err(Counter::CmRxUnknown);
@@ -105,8 +104,7 @@ impl ConnectionManager {
         drep: &Drep,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
-        let known = self.find(arrival, drep.remote_comm_id(), drep.local_comm_id());
-        let index = known.ok_or(Counter::CmRxUnknown)?;
+        let index = self.find_pair(arrival, drep.remote_comm_id(), drep.local_comm_id())?;
         let ended = self.communications.at(index).filter(|c| c.state == State::DreqSent);
         let id = ended.ok_or(Counter::CmRxUnknown)?.id;
         self.events.push_back(CmEvent::Disconnected { id });

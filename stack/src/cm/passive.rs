@@ -9,7 +9,6 @@ use ferroce_wire::cm::{
 use ferroce_wire::{MacAddr, PathMtu, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
-use super::active::agreed;
 use super::communication::{Communication, State, Terms};
 use super::{
     Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, ECN, Listener,
@@ -18,6 +17,7 @@ use super::{
 use crate::counters::Counter;
 use crate::qp::{QpState, QpType, QueuePair};
 use crate::slab::{Qp, Slab};
+use crate::transition::MAX_RD_ATOMIC;
 use crate::{AddressVector, Error};
 
 /// How long a peer is asked to wait for the application, as exponent: 4.3 s, again and again.
@@ -186,9 +186,7 @@ impl ConnectionManager {
             ..Communication::new(ids, (State::ReqReceived, PortSpace::Tcp), address, header)
         });
         let Ok((id, index)) = begun else { return };
-        if let Some(listening) = self.listeners.get_mut(listener.0) {
-            listening.half_open.push(index);
-        }
+        self.join_listener(listener, index);
         self.by_peer.insert((arrival.source, req.local_comm_id(), PortSpace::Tcp), index);
         self.by_qpn.insert((arrival.source, req.qpn()), index);
         self.timers.ensure(index, deadline);
@@ -278,8 +276,7 @@ impl ConnectionManager {
         rtu: &Rtu,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
-        let known = self.find(arrival, rtu.remote_comm_id(), rtu.local_comm_id());
-        let index = known.ok_or(Counter::CmRxUnknown)?;
+        let index = self.find_pair(arrival, rtu.remote_comm_id(), rtu.local_comm_id())?;
         match self.communications.at(index).map(|c| c.state) {
             Some(State::RepSent) => self.establish(index, verbs),
             Some(_) => verbs.shared.count(Counter::CmRxDuplicates),
@@ -311,6 +308,11 @@ impl ConnectionManager {
         self.timers.cancel(index);
         self.events.push_back(CmEvent::Established { id, private_data: PrivateData::new(&[]) });
     }
+}
+
+/// What suits both ends.
+fn agreed(ours: u8, theirs: u8) -> u8 {
+    ours.min(theirs).min(MAX_RD_ATOMIC)
 }
 
 /// Whether the peer uses a connection that it has not called ready.

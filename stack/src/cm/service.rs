@@ -90,9 +90,7 @@ impl ConnectionManager {
             ..Communication::new(ids, (State::SidrReceived, PortSpace::Udp), arrival.back, header)
         });
         let (id, index) = begun.map_err(|_| Counter::CmRxNoRoom)?;
-        if let Some(listening) = self.listeners.get_mut(listener.0) {
-            listening.half_open.push(index);
-        }
+        self.join_listener(listener, index);
         self.by_peer.insert(key, index);
         self.timers.ensure(index, deadline);
         let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
@@ -149,10 +147,10 @@ impl ConnectionManager {
     }
 
     pub(super) fn on_sidr_rep(&mut self, arrival: &Arrival, rep: &SidrRep) -> Result<(), Counter> {
-        let index = self.comm_ids.get(rep.request_id()).ok_or(Counter::CmRxUnknown)?;
+        let index = self.find(arrival, rep.request_id())?;
         let communication = self.communications.at(index).ok_or(Counter::CmRxUnknown)?;
         let Communication { id, address, state, .. } = *communication;
-        if state != State::SidrSent || address.gid != arrival.source {
+        if state != State::SidrSent {
             return Err(Counter::CmRxUnknown);
         }
         let private_data = PrivateData::new(&rep.private_data);

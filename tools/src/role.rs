@@ -1,0 +1,52 @@
+//! The two roles of a program of rdma_cm, of which this process plays one, or both over the loopback driver.
+
+use std::net::IpAddr;
+use std::process::ExitCode;
+
+use ferroce::PacketDriver;
+
+use crate::endpoint::{Interrupt, PortArgs};
+use crate::failure::Failure;
+use crate::selftest;
+
+/// One end of such a program.
+pub(crate) trait End {
+    /// Waits for a client, and serves it.
+    fn serve(&mut self) -> Result<(), Failure>;
+
+    /// Connects to the server there, and does the client's part.
+    fn call(&mut self, host: IpAddr) -> Result<(), Failure>;
+}
+
+/// Plays the server without a host, the client with one; both on a device that reaches no other process.
+pub(crate) fn play<E: End>(
+    command: &str,
+    port: &PortArgs,
+    host: Option<IpAddr>,
+    new: impl Fn(&PortArgs, Box<dyn PacketDriver>, Interrupt) -> Result<E, Failure> + Sync,
+) -> ExitCode {
+    match start(port, host, new) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(command),
+    }
+}
+
+fn start<E: End>(
+    port: &PortArgs,
+    host: Option<IpAddr>,
+    new: impl Fn(&PortArgs, Box<dyn PacketDriver>, Interrupt) -> Result<E, Failure> + Sync,
+) -> Result<(), Failure> {
+    let interrupt = Interrupt::install()?;
+    let name = host.map(|host| host.to_string());
+    let Some([server, client]) = selftest::ports(&port.device, name.as_deref())? else {
+        let mut end = new(port, port.open()?, interrupt)?;
+        return match host {
+            None => end.serve(),
+            Some(host) => end.call(host),
+        };
+    };
+    let to = server.capabilities().addresses[0];
+    let serve = || new(&port.for_server(), server, interrupt.clone())?.serve();
+    let call = || new(port, client, interrupt.clone())?.call(to);
+    selftest::run(&interrupt, serve, call)
+}
