@@ -181,7 +181,7 @@ fn connecting(parameters: &ConnectionParameters<'_>) -> (Peer, CmId, Req) {
     (peer, id, req)
 }
 
-/// What both ends ask for is what the queue pairs get (with a real peer: `tools/tests/rxe.rs`).
+/// What both ends ask for is what the queue pairs get (with a real peer: `tools/tests/rxe`).
 #[test]
 fn both_ends_get_what_was_agreed() {
     let parameters =

@@ -36,8 +36,8 @@ mod switch;
 /// Cases that have no test here, and why.
 const PENDING: [(RangeInclusive<u32>, &str); 3] = [
     (101..=108, "DCQCN does not exist yet"),
-    (109..=109, "needs the kernel's connection manager: tools/tests/rxe.rs"),
-    (127..=127, "needs another implementation; part of it is tools/tests/rxe.rs"),
+    (109..=109, "needs the kernel's connection manager: tools/tests/rxe"),
+    (127..=127, "needs another implementation; part of it is tools/tests/rxe"),
 ];
 
 /// Every case is one test and one row of the README, or pending in both lists.

@@ -1,146 +1,13 @@
-//! The kernel's rdma_rxe in a virtual machine, as the peer.
-//!
-//! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
-//! root); elsewhere it says why not. One boot serves all cases.
+//! The programs of rdma-core, unmodified in the guest.
 
-use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use crate::guest::{GUEST, Guest, OURS, report};
 
-/// `ibv_rc_pingpong`'s port.
+/// The port of the ping-pongs.
 const PORT: u16 = 18515;
-/// The guest's addresses, and ours.
-const GUEST: [&str; 2] = ["10.77.0.11", "fd77::11"];
-const OURS: [&str; 2] = ["10.77.0.1", "fd77::1"];
-/// Jumbo frames, so that every path MTU fits.
-const MTU: &str = "9000";
-/// The whole of one ping-pong, in an emulated guest on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 
-struct Guest {
-    cache: PathBuf,
-    netns: String,
-}
-
-impl Guest {
-    fn boot() -> Option<Guest> {
-        let Some(cache) = std::env::var_os("FERROCE_RXE_CACHE") else {
-            println!(
-                "skipped: FERROCE_RXE_CACHE is not set, so there is no guest with rdma_rxe; ./do test as root makes one"
-            );
-            return None;
-        };
-        let guest = Guest { cache: cache.into(), netns: format!("ferroce-rxe-{}", std::process::id()) };
-        let up = guest.script(&["up", MTU]).status().expect("tools/interop/rxe runs");
-        assert!(up.success(), "the guest does not come up");
-        Some(guest)
-    }
-
-    fn script(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/rxe"));
-        command.env("RXE_CACHE", &self.cache).env("RXE_NETNS", &self.netns).args(arguments);
-        command
-    }
-
-    /// Starts a command in the guest.
-    fn start(&self, command: &str) -> Running {
-        Running::new(command, self.script(&["run", command]))
-    }
-
-    /// Starts a command of `ferroce` beside the guest.
-    fn start_ferroce(&self, arguments: &str) -> Running {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.netns, env!("CARGO_BIN_EXE_ferroce")]);
-        command.args(arguments.split_whitespace()).env("NO_COLOR", "1").env("RUST_LOG", "info");
-        Running::new(&format!("ferroce {arguments}"), command)
-    }
-
-    /// Starts a server of `ferroce`, and waits until clients may come.
-    fn start_server(&self, arguments: &str) -> Running {
-        let mut server = self.start_ferroce(arguments);
-        server.wait_for("waiting for");
-        server
-    }
-
-    /// Waits until the guest's connection manager listens on a port.
-    fn wait_for_cm_listener(&self, port: u16) {
-        self.start(&format!(
-            "for i in $(seq 100); do rdma resource show cm_id | grep -q 'LISTEN.*:{port} ' && exit; sleep 0.1; done; exit 1"
-        ))
-        .succeed();
-    }
-
-    /// Waits until something listens on `PORT` in the guest.
-    fn wait_for_listener(&self) {
-        let wait = format!(
-            "for i in $(seq 100); do grep -q ':{PORT:04X} 00000000:0000 0A' /proc/net/tcp /proc/net/tcp6 && exit; \
-             grep -q ':{PORT:04X} 0\\{{32\\}}:0000 0A' /proc/net/tcp6 && exit; sleep 0.1; done; exit 1"
-        );
-        self.start(&wait).succeed();
-    }
-}
-
-impl Drop for Guest {
-    fn drop(&mut self) {
-        let _ = self.script(&["down"]).status();
-    }
-}
-
-struct Running {
-    name: String,
-    child: Child,
-    /// What has been read of its errors.
-    said: String,
-}
-
-impl Running {
-    fn new(name: &str, mut command: Command) -> Running {
-        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-        let child = child.unwrap_or_else(|e| panic!("{name}: {e}"));
-        Running { name: name.to_owned(), child, said: String::new() }
-    }
-
-    /// Waits until it says that on stderr.
-    fn wait_for(&mut self, text: &str) {
-        let stderr = self.child.stderr.as_mut().expect("it is piped");
-        while !self.said.contains(text) {
-            // A byte at a time, for what comes behind is read at the end.
-            let mut byte = [0];
-            let count = stderr.read(&mut byte).expect("its errors can be read");
-            assert!(count > 0, "{} ends without '{text}':\n{}", self.name, self.said);
-            self.said.push(byte[0].into());
-        }
-    }
-
-    /// Waits for it; it must end well and in time. Returns what it printed.
-    fn succeed(mut self) -> String {
-        let start = Instant::now();
-        while self.child.try_wait().expect("a child can be waited for").is_none() {
-            if start.elapsed() > PATIENCE {
-                let _ = self.child.kill();
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        let Output { status, stdout, stderr } =
-            self.child.wait_with_output().expect("its output can be read");
-        let text =
-            format!("{}{}{}", self.said, String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-        assert!(status.success(), "{}: {status}\n{text}", self.name);
-        text
-    }
-}
-
-#[test]
-fn the_kernels_rdma_rxe() {
-    let Some(guest) = Guest::boot() else { return };
-    let cases = pingpong(&guest) + connection_manager(&guest) + with_loss(&guest);
-    println!("{cases} runs with rdma_rxe");
-}
-
-fn report(case: &str, device: &str, role: &str) {
-    println!("{case:<62} | {device:<14} | ferroce is the {role:<6} | right");
+/// Runs them all; returns how often.
+pub(crate) fn run(guest: &Guest) -> u32 {
+    pingpong(guest) + connection_manager(guest) + with_loss(guest)
 }
 
 fn pingpong(guest: &Guest) -> u32 {
@@ -170,7 +37,7 @@ fn pingpong(guest: &Guest) -> u32 {
 /// One of the ping-pongs, which checks what it receives.
 fn both_roles(guest: &Guest, case: &str, device: &str, theirs: &str, own: &str) {
     let running = guest.start(theirs);
-    guest.wait_for_listener();
+    guest.wait_for_listener(PORT);
     let here = guest.start_ferroce(&format!("{own} {}", GUEST[0])).succeed();
     let there = running.succeed();
     assert!(here.contains("iters in") && there.contains("iters in"), "{case}: {here}\n{there}");
