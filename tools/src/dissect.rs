@@ -3,7 +3,7 @@
 mod cm;
 mod crc;
 mod diagnosis;
-mod layers;
+pub(crate) mod layers;
 mod psn;
 mod record;
 mod summary;

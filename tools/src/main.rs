@@ -8,6 +8,7 @@ mod failure;
 mod netns;
 mod perf;
 mod pingpong;
+mod replay;
 mod role;
 mod rping;
 mod selftest;
@@ -37,6 +38,7 @@ enum Command {
     Dissect(dissect::Args),
     Perf(perf::Args),
     Pingpong(pingpong::Args),
+    Replay(replay::Args),
     Rping(rping::Args),
     Stat(stat::Args),
     Ucmatose(ucmatose::Args),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
         Command::Dissect(args) => dissect::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Pingpong(args) => pingpong::run(args),
+        Command::Replay(args) => replay::run(args),
         Command::Rping(args) => rping::run(args),
         Command::Stat(args) => stat::run(args),
         Command::Ucmatose(args) => ucmatose::run(args),

@@ -6,34 +6,34 @@ use ferroce_wire::{Gid, Grh, MacAddr, NetworkHeader, ROCE_V1_ETHERTYPE, ROCE_V2_
 use zerocopy::FromBytes;
 
 /// The link headers of a frame, and the rest.
-pub(super) struct Layers<'a> {
+pub(crate) struct Layers<'a> {
     /// Source and destination, where the frame has an Ethernet header.
-    pub(super) ethernet: Option<(MacAddr, MacAddr)>,
+    pub(crate) ethernet: Option<(MacAddr, MacAddr)>,
     /// Outermost first.
-    pub(super) vlans: Vec<VlanTag>,
+    pub(crate) vlans: Vec<VlanTag>,
     ethertype: u16,
     /// From the network header on.
-    pub(super) network: &'a [u8],
+    pub(crate) network: &'a [u8],
 }
 
 /// What stands in front of a BTH.
 #[derive(Clone, Copy)]
-pub(super) struct Transport {
-    pub(super) header: NetworkHeader,
-    pub(super) source: Gid,
-    pub(super) destination: Gid,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: u8,
+pub(crate) struct Transport {
+    pub(crate) header: NetworkHeader,
+    pub(crate) source: Gid,
+    pub(crate) destination: Gid,
+    pub(crate) traffic_class: u8,
+    pub(crate) hop_limit: u8,
     /// IPv6 and GRH.
-    pub(super) flow_label: Option<u32>,
+    pub(crate) flow_label: Option<u32>,
     /// IPv4.
-    pub(super) identification: Option<u16>,
-    pub(super) source_port: Option<u16>,
-    pub(super) udp_checksum: Option<u16>,
+    pub(crate) identification: Option<u16>,
+    pub(crate) source_port: Option<u16>,
+    pub(crate) udp_checksum: Option<u16>,
     /// Where the BTH starts in the network packet.
-    pub(super) bth_start: usize,
+    pub(crate) bth_start: usize,
     /// Where the ICRC ends by the innermost length field.
-    pub(super) end: usize,
+    pub(crate) end: usize,
 }
 
 const IPV4: u16 = 0x0800;
@@ -43,7 +43,7 @@ const VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 
 impl<'a> Layers<'a> {
     /// `None` if the frame ends in its link headers.
-    pub(super) fn split(link_type: LinkType, frame: &'a [u8]) -> Option<Layers<'a>> {
+    pub(crate) fn split(link_type: LinkType, frame: &'a [u8]) -> Option<Layers<'a>> {
         let u16_at = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
         let (ethernet, ethertype, rest) = match link_type {
             LinkType::Ethernet => {
@@ -70,12 +70,12 @@ impl<'a> Layers<'a> {
     }
 
     /// Whether this is a packet that starts with a GRH.
-    pub(super) fn is_roce_v1(&self) -> bool {
+    pub(crate) fn is_roce_v1(&self) -> bool {
         self.ethertype == ROCE_V1_ETHERTYPE
     }
 
     /// The headers in front of the BTH; `None` if this is not RoCE, or cut off before that shows.
-    pub(super) fn transport(&self) -> Option<Transport> {
+    pub(crate) fn transport(&self) -> Option<Transport> {
         let packet = self.network;
         match self.ethertype {
             IPV4 => {

@@ -1,0 +1,248 @@
+//! The engine's packets beside the recorded ones: what must be the same, and what may differ.
+
+use std::collections::{BTreeMap, HashMap};
+
+use ferroce::wire::{Nak, Operation, Service, Syndrome, credits};
+
+use super::conversation::{Conversation, Event};
+use super::judge::hex;
+use super::packet::Seen;
+use super::play::Played;
+use super::rule::{Finding, Rule, Weight};
+
+/// What differs between the recorded end and the engine in its place.
+pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
+    let mut comparison = Comparison { of, findings: Vec::new() };
+    let side = |events: &[Event]| -> Vec<Event> {
+        events.iter().filter(|event| event.from == played.end).cloned().collect()
+    };
+    let (recorded, engine) = (side(&of.events), side(&played.events));
+    comparison.requests(&recorded, &engine);
+    comparison.responses(&recorded, &engine);
+    comparison.findings
+}
+
+struct Comparison<'a> {
+    of: &'a Conversation,
+    findings: Vec<Finding>,
+}
+
+impl Comparison<'_> {
+    fn violation(&mut self, rule: Rule, frame: u64, text: impl Into<String>) {
+        self.findings.push(Finding { rule, weight: Weight::Violation, frame, text: text.into() });
+    }
+
+    fn lawful(&mut self, rule: Rule, frame: u64, text: impl Into<String>) {
+        self.findings.push(Finding { rule, weight: Weight::Lawful, frame, text: text.into() });
+    }
+
+    fn requests(&mut self, recorded: &[Event], engine: &[Event]) {
+        let (theirs, ours) = (self.firsts(recorded), self.firsts(engine));
+        let known = super::message::Messages::among(self.of, recorded, recorded.first().map_or(0, |e| e.from));
+        for (psn, there) in &theirs {
+            let is_known = self.of.service == Service::Ud || known.at(*psn).is_some();
+            if !is_known {
+                continue; // before the first whole message, or behind the last
+            }
+            match ours.get(psn) {
+                Some(here) => self.request(there, here),
+                None => {
+                    let text = format!("{} at PSN {} is not sent", there.opcode, hex(*psn));
+                    self.violation(Rule::Content, there.frame, text);
+                }
+            }
+        }
+        if let Some((psn, here)) = ours.iter().find(|(psn, _)| !theirs.contains_key(psn) && known.at(**psn).is_none()) {
+            let text = format!("{} at PSN {} was not recorded", here.opcode, hex(*psn));
+            self.violation(Rule::Content, here.frame, text);
+        }
+        let repeats = |events: &[Event], firsts: &BTreeMap<i64, Seen>| {
+            events.iter().filter(|event| event.packet.is_request()).count() - firsts.len()
+        };
+        let (there, here) = (repeats(recorded, &theirs), repeats(engine, &ours));
+        if there != here && self.of.service == Service::Rc {
+            let frame = recorded.first().map_or(0, |event| event.packet.frame);
+            let text = format!("{there} packets were repeated, here {here}: timers, and what was under way, are each end's own");
+            self.lawful(Rule::Repeats, frame, text);
+        }
+    }
+
+    /// The first transmissions, by PSN; of datagrams by number, for their PSNs count other peers too.
+    fn firsts(&self, events: &[Event]) -> BTreeMap<i64, Seen> {
+        let mut firsts = BTreeMap::new();
+        let mut reads: Vec<(i64, i64)> = Vec::new();
+        let requests = events.iter().filter(|e| e.packet.is_request() && e.packet.icrc_is_right);
+        for (number, event) in requests.enumerate() {
+            let key = if self.of.service == Service::Ud { number as i64 } else { event.psn };
+            let span = self.of.span(&event.packet);
+            // A READ that goes on is a repeat.
+            if reads.iter().rev().take(256).any(|(start, end)| key > *start && key < *end) {
+                continue;
+            }
+            if span > 1 {
+                reads.push((key, key + span));
+            }
+            firsts.entry(key).or_insert_with(|| (*event.packet).clone());
+        }
+        firsts
+    }
+
+    fn request(&mut self, there: &Seen, here: &Seen) {
+        let frame = there.frame;
+        let same = there.opcode == here.opcode
+            && there.reth == here.reth
+            && there.atomic == here.atomic
+            && there.feth == here.feth
+            && there.immediate == here.immediate
+            && there.invalidates == here.invalidates
+            && there.deth.map(|deth| deth.qkey()) == here.deth.map(|deth| deth.qkey())
+            && there.bth.dest_qpn() == here.bth.dest_qpn()
+            && there.bth.solicited() == here.bth.solicited();
+        if !same {
+            let text = format!("{} at PSN {} has other headers than the recorded {}", here.opcode, hex(here.psn().value().into()), there.opcode);
+            self.violation(Rule::Content, frame, text);
+        } else if there.payload() != here.payload() {
+            let text = format!("{} at PSN {} has another payload", here.opcode, hex(here.psn().value().into()));
+            self.violation(Rule::Content, frame, text);
+        }
+        if there.bth.pad() != here.bth.pad() {
+            let text = format!("pad {}: was {}", here.bth.pad(), there.bth.pad());
+            self.violation(Rule::Pad, frame, text);
+        }
+        if there.bth.ack_req() != here.bth.ack_req() {
+            let asks = |packet: &Seen| if packet.bth.ack_req() { "asks" } else { "does not ask" };
+            let text = format!("the recorded packet {} for an ACK, ferroce's {}", asks(there), asks(here));
+            self.lawful(Rule::AckRequest, frame, text);
+        }
+        self.choices(there, here);
+    }
+
+    /// What every implementation chooses.
+    fn choices(&mut self, there: &Seen, here: &Seen) {
+        if there.bth.mig_req() != here.bth.mig_req() {
+            let value = u8::from(there.bth.mig_req());
+            self.lawful(Rule::MigrationRequest, there.frame, format!("MigReq was {value}"));
+        }
+        if there.source_port != here.source_port {
+            self.lawful(Rule::SourcePort, there.frame, "the UDP source port is another");
+        }
+    }
+
+    fn responses(&mut self, recorded: &[Event], engine: &[Event]) {
+        self.refusals(recorded, engine);
+        let mut there: HashMap<i64, Vec<&Seen>> = HashMap::new();
+        let answers = |events: &'_ [Event]| -> Vec<Event> {
+            events.iter().filter(|event| event.packet.is_response() && event.packet.icrc_is_right).cloned().collect()
+        };
+        let (recorded, engine) = (answers(recorded), answers(engine));
+        for event in &recorded {
+            there.entry(event.psn).or_default().push(&event.packet);
+        }
+        for event in &engine {
+            let here = &event.packet;
+            let Some(candidates) = there.get(&event.psn) else { continue };
+            self.response(candidates, here, event.psn);
+        }
+        let count = |events: &[Event]| {
+            let acks = events.iter().filter(|event| event.packet.opcode.operation() == Operation::Acknowledge);
+            acks.filter(|event| !is_nak(&event.packet)).count()
+        };
+        let (was, is) = (count(&recorded), count(&engine));
+        if was != is {
+            let frame = recorded.first().map_or(0, |event| event.packet.frame);
+            self.lawful(Rule::AckCoalescing, frame, format!("{was} ACKs were recorded, here are {is}"));
+        }
+    }
+
+    fn response(&mut self, candidates: &[&Seen], here: &Seen, psn: i64) {
+        let operation = here.opcode.operation();
+        let alike: Vec<&&Seen> = candidates.iter().filter(|there| there.opcode.operation() == operation).collect();
+        let Some(first) = alike.first() else { return };
+        match operation {
+            Operation::ReadResponse => {
+                if !alike.iter().any(|there| there.payload() == here.payload()) {
+                    let text = format!("the READ response of PSN {} has another payload", hex(psn));
+                    self.violation(Rule::Data, first.frame, text);
+                } else if !alike.iter().any(|there| there.opcode == here.opcode) {
+                    let text = format!("{} at PSN {}, recorded as {}: where the READ was taken up again", here.opcode, hex(psn), first.opcode);
+                    self.lawful(Rule::ReadShape, first.frame, text);
+                }
+            }
+            Operation::AtomicAcknowledge => {
+                if !alike.iter().any(|there| there.original == here.original) {
+                    let text = format!("the atomic at PSN {} returns {:#x?}, recorded {:#x?}", hex(psn), here.original, first.original);
+                    self.violation(Rule::Data, first.frame, text);
+                }
+            }
+            _ => {}
+        }
+        let code = |packet: &Seen| match packet.aeth?.syndrome()? {
+            Syndrome::Ack { credit_code } => Some(credit_code),
+            _ => None,
+        };
+        if let (Some(was), Some(is)) = (code(first), code(here))
+            && was != is
+        {
+            let told = |code: u8| credits(code).map_or("no limit".to_owned(), |credits| credits.to_string());
+            self.lawful(Rule::CreditCode, first.frame, format!("credits were {}, here {}", told(was), told(is)));
+        }
+        self.choices(first, here);
+    }
+
+    /// The NAKs, one by one.
+    fn refusals(&mut self, recorded: &[Event], engine: &[Event]) {
+        let naks = |events: &'_ [Event]| -> Vec<(i64, u8, u64)> {
+            let responses = events.iter().filter(|event| is_nak(&event.packet) && event.packet.icrc_is_right);
+            let byte = |event: &Event| event.packet.aeth.map_or(0, |aeth| aeth.syndrome_byte());
+            responses.map(|event| (event.psn, byte(event), event.packet.frame)).collect()
+        };
+        let (there, mut here) = (naks(recorded), naks(engine));
+        for (psn, byte, frame) in there {
+            if let Some(at) = here.iter().position(|(p, b, _)| *p == psn && *b == byte) {
+                here.remove(at);
+                continue;
+            }
+            let other = here.iter().position(|(p, ..)| *p == psn);
+            let was = name(byte);
+            match other.map(|at| here.remove(at)) {
+                Some((_, is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {
+                    let text = format!("refused with {} where {was} was recorded: a message longer than its receive is an invalid request", name(is));
+                    self.lawful(Rule::NakCode, frame, text);
+                }
+                Some((_, is, _)) => {
+                    let text = format!("PSN {} is answered with {}, recorded {was}", hex(psn), name(is));
+                    self.violation(Rule::Refusal, frame, text);
+                }
+                // Whether gaps are told is judged by what reached the engine.
+                None if byte == 0x60 => {
+                    let text = format!("{was} for PSN {} was recorded: here the packets before it came", hex(psn));
+                    self.lawful(Rule::Repeats, frame, text);
+                }
+                None => self.violation(Rule::Refusal, frame, format!("{was} for PSN {} was recorded, here is none", hex(psn))),
+            }
+        }
+        for (psn, byte, frame) in here {
+            if byte != 0x60 {
+                self.violation(Rule::Refusal, frame, format!("{} for PSN {} was not recorded", name(byte), hex(psn)));
+            }
+        }
+    }
+}
+
+fn is_nak(packet: &Seen) -> bool {
+    packet.is_response() && packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20)
+}
+
+fn name(syndrome: u8) -> String {
+    match Syndrome::from_byte(syndrome) {
+        Some(Syndrome::RnrNak(timer)) => format!("an RNR NAK of {:?}", timer.duration()),
+        Some(Syndrome::Nak(nak)) => match nak {
+            Nak::PsnSequenceError => "a sequence error NAK".into(),
+            Nak::InvalidRequest => "NAK invalid request".into(),
+            Nak::RemoteAccessError => "NAK remote access error".into(),
+            Nak::RemoteOperationalError => "NAK remote operational error".into(),
+            Nak::InvalidRdRequest => "NAK invalid RD request".into(),
+        },
+        _ => format!("syndrome {syndrome:#04x}"),
+    }
+}

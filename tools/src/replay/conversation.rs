@@ -1,0 +1,384 @@
+//! Who talks to whom in a capture: connections, told apart and paired, with what the packets tell of
+//! their attributes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::rc::Rc;
+
+use ferroce::wire::cm::{CmBody, CmMessage};
+use ferroce::wire::{Opcode, Operation, PayloadRule, Service};
+use ferroce::{Gid, PathMtu, Psn, Qpn};
+
+use super::packet::Seen;
+
+/// Packets between two queue pairs.
+#[derive(Debug)]
+pub(super) struct Conversation {
+    pub(super) service: Service,
+    pub(super) ends: [End; 2],
+    pub(super) path_mtu: PathMtu,
+    /// How the path MTU is known.
+    pub(super) path_mtu_from: &'static str,
+    pub(super) events: Vec<Event>,
+    /// What the connection manager said of it.
+    pub(super) agreed: Option<Agreed>,
+}
+
+/// One of the two queue pairs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct End {
+    pub(super) gid: Gid,
+    /// Unknown if nothing was sent to it.
+    pub(super) qpn: Option<Qpn>,
+}
+
+/// A packet of a conversation.
+#[derive(Clone, Debug)]
+pub(super) struct Event {
+    /// Which end sent it.
+    pub(super) from: usize,
+    pub(super) packet: Rc<Seen>,
+    /// Its PSN without the wrap, in the numbering of whoever sends the requests.
+    pub(super) psn: i64,
+    /// What came later shows that it did not arrive.
+    pub(super) lost: bool,
+}
+
+/// What a REQ and its REP say, by end.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Agreed {
+    pub(super) start: [Psn; 2],
+    pub(super) path_mtu: Option<PathMtu>,
+    /// READs and atomics that an end may have outstanding.
+    pub(super) depth: [u8; 2],
+    /// By which an end repeats what is not acknowledged, as a power of two of 4.096 µs.
+    pub(super) timeout: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry: u8,
+}
+
+/// What a user says that the packets do not.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Given {
+    pub(super) path_mtu: Option<PathMtu>,
+    /// Queue pair numbers that belong together.
+    pub(super) pairs: Vec<(Qpn, Qpn)>,
+}
+
+/// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
+type Flow = (Gid, Gid, Qpn, Service);
+
+impl Event {
+    /// The end whose requests number it.
+    pub(super) fn space(&self) -> usize {
+        if self.packet.is_request() { self.from } else { 1 - self.from }
+    }
+}
+
+impl Conversation {
+    /// All conversations of a capture, but those of QP1, in the order of their first packets.
+    pub(super) fn find(packets: &[Rc<Seen>], given: &Given) -> Vec<Conversation> {
+        let setups = setups(packets);
+        let partners = pair_flows(packets, &setups, given);
+        let mut found: Vec<Conversation> = Vec::new();
+        let mut by_flow: HashMap<Flow, usize> = HashMap::new();
+        let mut datagrams: HashMap<[(Gid, Qpn); 2], usize> = HashMap::new();
+        for packet in packets {
+            let (to, service) = (packet.bth.dest_qpn(), packet.service());
+            let index = match (service, packet.deth) {
+                _ if to == Qpn::GSI => continue,
+                (Service::Ud, Some(deth)) => {
+                    let mut ends = [(packet.source, deth.source_qpn()), (packet.destination, to)];
+                    let as_sent = ends.map(|(gid, qpn)| End { gid, qpn: Some(qpn) });
+                    ends.sort_by_key(|(gid, qpn)| (gid.0, qpn.value()));
+                    *datagrams.entry(ends).or_insert_with(|| {
+                        found.push(Conversation::new(Service::Ud, as_sent));
+                        found.len() - 1
+                    })
+                }
+                (Service::Ud, None) => continue,
+                // A CNP is for the queue pair whatever its service.
+                (Service::Cnp, _) => {
+                    let of = |service| by_flow.get(&(packet.source, packet.destination, to, service));
+                    match of(Service::Rc).or_else(|| of(Service::Uc)) {
+                        Some(index) => *index,
+                        None => continue,
+                    }
+                }
+                (service, _) => {
+                    let flow = (packet.source, packet.destination, to, service);
+                    match by_flow.get(&flow) {
+                        Some(index) => *index,
+                        None => {
+                            let back = partners.get(&flow).copied();
+                            let ends = [
+                                End { gid: packet.source, qpn: back },
+                                End { gid: packet.destination, qpn: Some(to) },
+                            ];
+                            found.push(Conversation::new(service, ends));
+                            let index = found.len() - 1;
+                            by_flow.insert(flow, index);
+                            if let Some(back) = back {
+                                by_flow.insert((packet.destination, packet.source, back, service), index);
+                            }
+                            index
+                        }
+                    }
+                }
+            };
+            found[index].take(packet);
+        }
+        for conversation in &mut found {
+            conversation.agreed = setups.iter().rev().find_map(|setup| setup.fits(&conversation.ends));
+            conversation.number();
+            conversation.find_path_mtu(given);
+            conversation.find_losses();
+        }
+        found
+    }
+
+    fn new(service: Service, ends: [End; 2]) -> Conversation {
+        Conversation {
+            service,
+            ends,
+            path_mtu: PathMtu::Mtu1024,
+            path_mtu_from: "",
+            events: Vec::new(),
+            agreed: None,
+        }
+    }
+
+    fn take(&mut self, packet: &Rc<Seen>) {
+        let is_first = match (self.service, packet.deth) {
+            (Service::Ud, Some(deth)) => {
+                self.ends[0].gid == packet.source && self.ends[0].qpn == Some(deth.source_qpn())
+            }
+            // Both ends may have one address (a host that talks to itself).
+            _ => self.ends[1].gid == packet.destination && self.ends[1].qpn == Some(packet.bth.dest_qpn()),
+        };
+        let from = usize::from(!is_first);
+        self.events.push(Event { from, packet: Rc::clone(packet), psn: 0, lost: false });
+    }
+
+    /// Numbers the packets without wraps.
+    fn number(&mut self) {
+        let mut newest: [Option<i64>; 2] =
+            [0, 1].map(|end| self.agreed.map(|agreed| i64::from(agreed.start[end].value()) - 1));
+        // Requests decide; an ACK before the first of them is of one that was not recorded.
+        for end in [0, 1] {
+            let first = self.events.iter().find(|event| event.space() == end && event.packet.is_request());
+            let first = first.or_else(|| self.events.iter().find(|event| event.space() == end));
+            newest[end] = newest[end].or_else(|| first.map(|e| i64::from(e.packet.psn().value())));
+        }
+        for event in &mut self.events {
+            let Some(newest) = &mut newest[event.space()] else { continue };
+            event.psn = *newest + i64::from(event.packet.psn().distance(wrapped(*newest)));
+            if event.packet.is_request() {
+                *newest = (*newest).max(event.psn);
+            }
+        }
+    }
+
+    fn find_path_mtu(&mut self, given: &Given) {
+        let full = self.events.iter().find_map(|event| {
+            let len = u32::try_from(event.packet.payload().len()).ok()?;
+            PathMtu::try_from(len).ok().filter(|_| event.packet.opcode.payload() == PayloadRule::Full)
+        });
+        (self.path_mtu, self.path_mtu_from) = if let Some(mtu) = given.path_mtu {
+            (mtu, "given")
+        } else if let Some(mtu) = full {
+            (mtu, "from a full packet")
+        } else if let Some(mtu) = self.agreed.and_then(|agreed| agreed.path_mtu) {
+            (mtu, "from the connection manager")
+        } else if let Some(mtu) = self.path_mtu_of_reads() {
+            (mtu, "from the PSNs of a READ")
+        } else {
+            let longest = self.events.iter().map(|event| event.packet.payload().len()).max().unwrap_or(0);
+            let fits = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize >= longest.max(1024));
+            (fits.unwrap_or(PathMtu::Mtu4096), "taken for granted")
+        };
+    }
+
+    /// From how far the request behind a READ is away.
+    fn path_mtu_of_reads(&self) -> Option<PathMtu> {
+        let mut firsts: BTreeMap<(usize, i64), u32> = BTreeMap::new();
+        for event in self.events.iter().filter(|event| event.packet.is_request()) {
+            let read = event.packet.reth.filter(|_| event.packet.opcode == Opcode::RC_READ_REQUEST);
+            firsts.entry((event.from, event.psn)).or_insert(read.map_or(0, |reth| reth.length()));
+        }
+        let mut next = firsts.iter().skip(1);
+        firsts.iter().find_map(|((end, psn), length)| {
+            let ((next_end, next_psn), _) = next.next()?;
+            let fits = |mtu: &PathMtu| i64::from(mtu.packets(*length)) == next_psn - psn;
+            let candidates = || PathMtu::ALL.into_iter().filter(fits);
+            (end == next_end && *length > 256 && candidates().count() == 1).then(candidates)?.next()
+        })
+    }
+
+    /// Finds packets that were recorded and did not arrive: what a NAK or a repeated READ asks for.
+    fn find_losses(&mut self) {
+        for at in 0..self.events.len() {
+            let (asker, missing) = {
+                let event = &self.events[at];
+                let packet = &event.packet;
+                let is_sequence_error = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
+                if packet.is_response() && is_sequence_error {
+                    (event.from, event.psn)
+                } else if packet.opcode == Opcode::RC_READ_REQUEST && self.is_resumed(at) {
+                    (event.from, event.psn)
+                } else {
+                    continue;
+                }
+            };
+            let is_request = self.events[at].packet.is_response();
+            for event in &mut self.events[..at] {
+                let kind = if is_request { event.packet.is_request() } else { event.packet.is_response() };
+                // A READ request asks for all its responses; a NAK names it by the first.
+                event.lost |= event.from != asker && event.psn == missing && kind;
+            }
+        }
+        for event in &mut self.events {
+            event.lost |= !event.packet.icrc_is_right;
+        }
+    }
+
+    /// Whether the READ request at `at` goes on with an earlier one, from behind its start.
+    fn is_resumed(&self, at: usize) -> bool {
+        let event = &self.events[at];
+        self.events[..at].iter().any(|earlier| {
+            let span = self.span(&earlier.packet);
+            earlier.from == event.from
+                && earlier.packet.opcode == Opcode::RC_READ_REQUEST
+                && event.psn > earlier.psn
+                && event.psn < earlier.psn + span
+        })
+    }
+
+    /// How many PSNs a request takes up.
+    pub(super) fn span(&self, request: &Seen) -> i64 {
+        match (request.opcode.operation(), request.reth) {
+            (Operation::ReadRequest, Some(reth)) => i64::from(self.path_mtu.packets(reth.length())),
+            _ => 1,
+        }
+    }
+}
+
+/// The PSN on the wire.
+pub(super) fn wrapped(psn: i64) -> Psn {
+    Psn::new((psn & 0x00ff_ffff) as u32)
+}
+
+/// A connection that the connection manager made.
+struct Setup {
+    /// Who asked, and who was asked.
+    ends: [(Gid, Qpn); 2],
+    agreed: Agreed,
+}
+
+impl Setup {
+    fn fits(&self, ends: &[End; 2]) -> Option<Agreed> {
+        let is = |end: usize, who: usize| {
+            ends[end].gid == self.ends[who].0 && ends[end].qpn.is_none_or(|qpn| qpn == self.ends[who].1)
+        };
+        let known = ends.iter().any(|end| end.qpn.is_some());
+        if known && is(0, 0) && is(1, 1) {
+            Some(self.agreed)
+        } else if known && is(0, 1) && is(1, 0) {
+            let Agreed { start: [a, b], depth: [c, d], .. } = self.agreed;
+            Some(Agreed { start: [b, a], depth: [d, c], ..self.agreed })
+        } else {
+            None
+        }
+    }
+}
+
+/// Connections of which REQ and REP are in the capture.
+fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
+    let mut asked = HashMap::new();
+    let mut setups = Vec::new();
+    for packet in packets.iter().filter(|p| p.bth.dest_qpn() == Qpn::GSI && p.icrc_is_right) {
+        let Ok(message) = CmMessage::parse(packet.payload()) else { continue };
+        match message.body {
+            CmBody::Req(req) => {
+                asked.insert((packet.source, req.local_comm_id()), (packet.destination, *req));
+            }
+            CmBody::Rep(rep) => {
+                let key = (packet.destination, rep.remote_comm_id());
+                let Some((from, req)) = asked.get(&key).filter(|(from, _)| *from == packet.source) else {
+                    continue;
+                };
+                let agreed = Agreed {
+                    start: [req.starting_psn(), rep.starting_psn()],
+                    path_mtu: req.path_mtu(),
+                    // What the one may ask is what the other has said it takes.
+                    depth: [rep.responder_resources(), rep.initiator_depth()],
+                    timeout: req.primary_path.ack_timeout(),
+                    retry_count: req.retry_count(),
+                    rnr_retry: req.rnr_retry_count(),
+                };
+                setups.push(Setup { ends: [(key.0, req.qpn()), (*from, rep.qpn())], agreed });
+            }
+            _ => {}
+        }
+    }
+    setups
+}
+
+/// The queue pair that a flow of a connection comes from: by the connection manager, as given, or as
+/// the responses answer the requests.
+fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given) -> HashMap<Flow, Qpn> {
+    let mut votes: HashMap<(Flow, Qpn), u64> = HashMap::new();
+    // By the two hosts, the flow and the PSN: where the request was seen last.
+    let mut requests: HashMap<(Gid, Gid, Psn), Vec<(usize, Qpn)>> = HashMap::new();
+    for (index, packet) in packets.iter().enumerate() {
+        let to = packet.bth.dest_qpn();
+        if packet.service() != Service::Rc {
+            continue;
+        }
+        let (here, there, psn) = (packet.source, packet.destination, packet.psn());
+        if packet.is_request() {
+            requests.entry((here, there, psn)).or_default().push((index, to));
+        } else if packet.is_response() {
+            let candidates = requests.get(&(there, here, psn));
+            let Some((_, asked)) = candidates.and_then(|list| list.last()) else { continue };
+            let flow = (here, there, to, Service::Rc);
+            // A port of the same number both ways is a hash of both queue pairs, more often than not.
+            let same_port = packets[..index].iter().rev().take(256).any(|p| {
+                p.source == there && p.bth.dest_qpn() == *asked && p.source_port == packet.source_port
+            });
+            *votes.entry((flow, *asked)).or_default() += if same_port { 4 } else { 1 };
+        }
+    }
+    let mut partners: HashMap<Flow, Qpn> = HashMap::new();
+    let mut tie = |a: (Gid, Qpn), b: (Gid, Qpn), service: Service| {
+        let (there, back) = ((a.0, b.0, b.1, service), (b.0, a.0, a.1, service));
+        if !partners.contains_key(&there) && !partners.contains_key(&back) {
+            partners.insert(there, a.1);
+            partners.insert(back, b.1);
+        }
+    };
+    for (a, b) in &given.pairs {
+        let mut flows = packets.iter().filter(|p| p.bth.dest_qpn() == *b || p.bth.dest_qpn() == *a);
+        if let Some(p) = flows.next() {
+            let (to_a, to_b) = if p.bth.dest_qpn() == *a {
+                (p.destination, p.source)
+            } else {
+                (p.source, p.destination)
+            };
+            tie((to_a, *a), (to_b, *b), p.service());
+        }
+    }
+    for setup in setups {
+        for service in [Service::Rc, Service::Uc] {
+            tie(setup.ends[0], setup.ends[1], service);
+        }
+    }
+    let mut ranked: Vec<_> = votes.into_iter().collect();
+    ranked.sort_by_key(|(((here, there, to, _), asked), votes)| {
+        (std::cmp::Reverse(*votes), here.0, there.0, to.value(), asked.value())
+    });
+    for (((here, there, to, service), asked), _) in ranked {
+        // The flow `here` > `there` to `to` answers requests to `asked`, so that it comes from there.
+        tie((here, asked), (there, to), service);
+    }
+    partners
+}

@@ -1,0 +1,623 @@
+//! Whether an end keeps the rules, by its packets alone: the recorded ones, of which some may be
+//! missing in the capture, and the engine's, of which none is.
+
+use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
+use std::time::Duration;
+
+use ferroce::Nanos;
+use ferroce::wire::{Nak, Opcode, Operation, Position, Service, Successor, Syndrome, credits};
+
+use super::conversation::{Conversation, Event};
+use super::message::Messages;
+use super::packet::Seen;
+use super::rule::{Finding, Rule, Weight};
+
+/// What was measured of an end, in the way of Lumina's analysers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Measured {
+    /// From the packet that shows a gap to the NAK.
+    pub(super) nak_generation: Vec<Duration>,
+    /// From the NAK to the first packet that is repeated.
+    pub(super) nak_reaction: Vec<Duration>,
+    /// From an RNR NAK to the repeat.
+    pub(super) rnr_wait: Vec<Duration>,
+    /// Between two CNPs.
+    pub(super) cnp_interval: Vec<Duration>,
+    /// Times that the end began again at the PSN of the NAK, of all times.
+    pub(super) go_back_n: (u64, u64),
+    /// Request packets that were sent again.
+    pub(super) repeats: u64,
+    pub(super) requests: u64,
+    pub(super) responses: u64,
+    pub(super) cnps: u64,
+    /// Packets that came marked by a switch.
+    pub(super) marked: u64,
+    pub(super) naks: u64,
+    pub(super) rnr_naks: u64,
+}
+
+/// Judges the end `side` by `events`. `strict` is the first PSNs of both ends where every packet is
+/// known, as the engine's are.
+pub(super) fn judge(
+    of: &Conversation,
+    events: &[Event],
+    side: usize,
+    strict: Option<[i64; 2]>,
+) -> (Vec<Finding>, Measured) {
+    let mut judge = Judge {
+        of,
+        side,
+        strict: strict.is_some(),
+        own: Messages::among(of, events, side),
+        theirs: Messages::among(of, events, 1 - side),
+        requester: Requester { next: strict.map(|starts| starts[side]), ..Requester::default() },
+        responder: Responder { expected: strict.map(|starts| starts[1 - side]), ..Responder::default() },
+        newest_ever: newest(of, events, 1 - side),
+        findings: Vec::new(),
+        measured: Measured::default(),
+    };
+    for event in events {
+        judge.event(event);
+    }
+    judge.end();
+    (judge.findings, judge.measured)
+}
+
+struct Judge<'a> {
+    of: &'a Conversation,
+    side: usize,
+    strict: bool,
+    own: Messages,
+    theirs: Messages,
+    requester: Requester,
+    responder: Responder,
+    /// The last PSN that the other end's requests take up in all the capture.
+    newest_ever: Option<i64>,
+    findings: Vec<Finding>,
+    measured: Measured,
+}
+
+/// What is known of the end as a requester.
+#[derive(Default)]
+struct Requester {
+    /// The next PSN; known from the start, or since the first packet.
+    next: Option<i64>,
+    firsts: HashMap<i64, Rc<Seen>>,
+    /// READs, as first PSN, PSN behind, and request.
+    reads: Vec<(i64, i64, Rc<Seen>)>,
+    /// A sequence error NAK that was not reacted to yet.
+    asked: Option<(i64, Nanos)>,
+    /// An RNR NAK: PSN, when, and how long to wait.
+    not_ready: Option<(i64, Nanos, Duration)>,
+}
+
+/// What is known of the end as a responder.
+#[derive(Default)]
+struct Responder {
+    expected: Option<i64>,
+    /// The gap has been told, or must not be.
+    quiet: bool,
+    /// A gap that must be told: since which frame, and when.
+    due: Option<(u64, Nanos)>,
+    last_nak: Option<i64>,
+    /// The newest PSN that was acknowledged, and when.
+    acked: Option<(i64, Nanos)>,
+    /// The newest PSN of which the sender wants an ACK.
+    wanted: Option<(i64, u64)>,
+    /// READ requests as they came, resumed ones too: first PSN, PSN behind, and frame.
+    reads: Vec<(i64, i64)>,
+    answered: HashSet<i64>,
+    /// What came twice and must be answered: its PSN and operation.
+    duplicate: Option<(i64, Operation, u64)>,
+    /// How far the MSNs are ahead of what was recorded.
+    msn_before: Option<u32>,
+    /// It has refused a request, and its queue pair is in error.
+    is_dead: bool,
+    last_cnp: Option<Nanos>,
+}
+
+/// Clocks of captures, and packets that cross.
+const SLACK: Duration = Duration::from_micros(200);
+
+impl Judge<'_> {
+    fn violation(&mut self, rule: Rule, frame: u64, text: impl Into<String>) {
+        self.findings.push(Finding { rule, weight: Weight::Violation, frame, text: text.into() });
+    }
+
+    fn lawful(&mut self, rule: Rule, frame: u64, text: impl Into<String>) {
+        self.findings.push(Finding { rule, weight: Weight::Lawful, frame, text: text.into() });
+    }
+
+    fn event(&mut self, event: &Event) {
+        let packet = &event.packet;
+        if event.from != self.side {
+            self.measured.marked += u64::from(packet.is_marked());
+            if event.lost {
+                return;
+            }
+            if packet.is_request() {
+                self.settle_duplicate();
+                self.settle_gap();
+                self.request_came(event);
+            } else if packet.is_response() {
+                self.response_came(event);
+            }
+            return;
+        }
+        if !packet.icrc_is_right {
+            if self.strict {
+                self.violation(Rule::Icrc, packet.frame, format!("{} with a wrong ICRC", packet.opcode));
+            } else {
+                self.lawful(Rule::Icrc, packet.frame, "its ICRC is wrong where it was recorded; `ferroce dissect` tells more");
+            }
+            return;
+        }
+        self.header(packet);
+        if packet.is_request() {
+            self.measured.requests += 1;
+            self.request_left(event);
+        } else if packet.is_response() {
+            self.measured.responses += 1;
+            self.response_left(event);
+        } else if packet.is_cnp() {
+            self.cnp_left(packet);
+        }
+    }
+
+    /// What every packet must be.
+    fn header(&mut self, packet: &Seen) {
+        let (opcode, frame) = (packet.opcode, packet.frame);
+        if !packet.pad_fits && !packet.is_cnp() {
+            let text = format!("pad {} behind {} bytes", packet.bth.pad(), packet.payload().len());
+            self.violation(Rule::Pad, frame, text);
+        }
+        if packet.bth.transport_version() != 0 {
+            let text = format!("transport version {}: must be 0", packet.bth.transport_version());
+            self.violation(Rule::Header, frame, text);
+        }
+        if packet.bth.pkey().0 & 0x7fff != 0x7fff {
+            self.violation(Rule::Header, frame, format!("P_Key {:#06x}: RoCE has 0xffff", packet.bth.pkey().0));
+        }
+        let may_solicit = packet.ends() && (opcode.operation() == Operation::Send || packet.immediate.is_some());
+        if packet.bth.solicited() && !may_solicit {
+            self.violation(Rule::Header, frame, format!("{opcode} with the solicited event bit"));
+        }
+        let (len, mtu) = (packet.payload().len(), self.of.path_mtu.bytes() as usize);
+        if self.of.service != Service::Ud && !packet.is_cnp() && !opcode.payload().admits(len, mtu) {
+            self.violation(Rule::PayloadLength, frame, format!("{opcode} with {len} bytes under path MTU {mtu}"));
+        }
+    }
+
+    // As a requester.
+
+    fn request_left(&mut self, event: &Event) {
+        let (packet, psn) = (&event.packet, event.psn);
+        if self.of.service == Service::Ud {
+            return; // its PSNs count the packets to all its peers, and nobody looks at them
+        }
+        let span = self.of.span(packet);
+        let frame = packet.frame;
+        let first = self.requester.firsts.get(&psn).cloned();
+        let inside = self.requester.reads.iter().rev().find(|(start, end, _)| psn > *start && psn < *end).cloned();
+        let is_repeat = first.is_some() || inside.is_some();
+        if is_repeat {
+            self.measured.repeats += 1;
+            self.reaction(packet, psn);
+        }
+        let is_read = packet.opcode == Opcode::RC_READ_REQUEST;
+        if let Some(first) = first {
+            let same_work = first.opcode == packet.opcode
+                && first.payload() == packet.payload()
+                && first.reth.map(|r| (r.va(), r.rkey())) == packet.reth.map(|r| (r.va(), r.rkey()))
+                && first.immediate == packet.immediate
+                && first.atomic == packet.atomic;
+            if !same_work {
+                let text = format!("PSN {} was {} in frame {}, and is {} with other contents", hex(psn), first.opcode, first.frame, packet.opcode);
+                self.violation(Rule::Repeat, frame, text);
+            }
+        } else if let Some((start, end, read)) = inside {
+            let (before, now) = (read.reth, packet.reth);
+            let mtu = u64::from(self.of.path_mtu.bytes());
+            match (is_read, before, now) {
+                (true, Some(before), Some(now)) => {
+                    let done = (psn - start) as u64 * mtu;
+                    let right = now.rkey() == before.rkey()
+                        && now.va() == before.va().wrapping_add(done)
+                        && u64::from(now.length()) <= u64::from(before.length()) - done;
+                    if !right {
+                        let text = format!(
+                            "a READ is taken up again at PSN {} with address {:#x} and {} bytes: must be {:#x} and at most {}",
+                            hex(psn), now.va(), now.length(), before.va().wrapping_add(done), u64::from(before.length()) - done
+                        );
+                        self.violation(Rule::ReadResume, frame, text);
+                    }
+                }
+                _ => {
+                    let text = format!("{} at PSN {}, which belongs to the READ of PSN {} to {}", packet.opcode, hex(psn), hex(start), hex(end - 1));
+                    self.violation(Rule::PsnStep, frame, text);
+                }
+            }
+        } else {
+            if self.strict && self.requester.next.is_some_and(|next| next != psn) {
+                let next = self.requester.next.unwrap_or(psn);
+                self.violation(Rule::PsnStep, frame, format!("PSN {}: must be {}", hex(psn), hex(next)));
+            }
+            self.order(packet, psn);
+            self.requester.firsts.insert(psn, Rc::clone(packet));
+            if is_read {
+                self.requester.reads.push((psn, psn + span, Rc::clone(packet)));
+            }
+            let next = self.requester.next.unwrap_or(psn).max(psn + span);
+            self.requester.next = Some(next);
+        }
+    }
+
+    /// Whether a new packet may come behind the one before.
+    fn order(&mut self, packet: &Seen, psn: i64) {
+        let before = self.requester.firsts.get(&(psn - 1)).map(|before| before.opcode.successor());
+        let behind_read = self.requester.reads.last().is_some_and(|(_, end, _)| *end == psn);
+        let expected = if behind_read { Some(Successor::NewMessage) } else { before };
+        if expected.is_some_and(|expected| !packet.opcode.may_come(expected)) {
+            let text = format!("{} at PSN {} does not go on with the packet before", packet.opcode, hex(psn));
+            self.violation(Rule::OpcodeOrder, packet.frame, text);
+        }
+    }
+
+    /// A packet is repeated: is it the one that was asked for, and not too early?
+    fn reaction(&mut self, packet: &Seen, psn: i64) {
+        if let Some((asked, at)) = self.requester.asked.take() {
+            self.measured.nak_reaction.push(packet.at.since(at));
+            self.measured.go_back_n.1 += 1;
+            if psn == asked {
+                self.measured.go_back_n.0 += 1;
+            } else if self.strict {
+                let text = format!("PSN {} is repeated first: the NAK names {}", hex(psn), hex(asked));
+                self.violation(Rule::GoBackN, packet.frame, text);
+            }
+        }
+        if let Some((refused, at, wait)) = self.requester.not_ready
+            && psn >= refused
+        {
+            let waited = packet.at.since(at);
+            self.measured.rnr_wait.push(waited);
+            let slack = if self.strict { Duration::ZERO } else { SLACK };
+            // Earlier than the slack it may have been on its way when the NAK came.
+            if waited + slack / 20 < wait && waited >= slack {
+                let text = format!("PSN {} again after {waited:?}: the RNR NAK asks for {wait:?}", hex(psn));
+                self.violation(Rule::RnrWait, packet.frame, text);
+            }
+            self.requester.not_ready = None;
+        }
+    }
+
+    fn response_came(&mut self, event: &Event) {
+        let Some(syndrome) = event.packet.aeth.and_then(|aeth| aeth.syndrome()) else { return };
+        match syndrome {
+            Syndrome::Nak(Nak::PsnSequenceError) => {
+                let is_known = self.requester.next.is_some_and(|next| event.psn < next);
+                if is_known && self.requester.not_ready.is_none() {
+                    self.requester.asked = Some((event.psn, event.packet.at));
+                }
+            }
+            Syndrome::RnrNak(timer) => {
+                self.requester.asked = None;
+                self.requester.not_ready = Some((event.psn, event.packet.at, timer.duration()));
+            }
+            _ => {}
+        }
+    }
+
+    // As a responder.
+
+    fn request_came(&mut self, event: &Event) {
+        if self.of.service != Service::Rc {
+            return;
+        }
+        let (packet, psn) = (&event.packet, event.psn);
+        let span = self.of.span(packet);
+        if packet.opcode == Opcode::RC_READ_REQUEST {
+            self.responder.reads.push((psn, psn + span));
+        }
+        let expected = *self.responder.expected.get_or_insert(psn);
+        if self.responder.is_dead {
+            return;
+        }
+        if psn == expected {
+            self.responder.expected = Some(psn + span);
+            self.responder.quiet = false;
+            if packet.bth.ack_req() {
+                self.responder.wanted = Some((psn + span - 1, packet.frame));
+            }
+        } else if psn > expected {
+            if !self.responder.quiet {
+                self.responder.due = Some((packet.frame, packet.at));
+                self.responder.quiet = true;
+            }
+        } else if packet.bth.ack_req() || packet.opcode.is_answered_explicitly() {
+            self.responder.duplicate = Some((psn, packet.opcode.operation(), packet.frame));
+        }
+    }
+
+    /// What came twice should have been answered by now.
+    fn settle_duplicate(&mut self) {
+        if let Some((psn, operation, frame)) = self.responder.duplicate.take()
+            && self.strict
+            && !self.responder.is_dead
+        {
+            let text = format!("{operation:?} at PSN {} came again and is not answered", hex(psn));
+            self.violation(Rule::Duplicate, frame, text);
+        }
+    }
+
+    /// A gap should have been told by now.
+    fn settle_gap(&mut self) {
+        if let Some((frame, _)) = self.responder.due.take()
+            && self.strict
+            && !self.responder.is_dead
+        {
+            let text = format!("PSN {} is missing, and no NAK tells it", hex(self.responder.expected.unwrap_or(0)));
+            self.violation(Rule::NakMissing, frame, text);
+        }
+    }
+
+    fn response_left(&mut self, event: &Event) {
+        let (packet, psn) = (&event.packet, event.psn);
+        let is_read = packet.opcode.operation() == Operation::ReadResponse;
+        if let Some(aeth) = packet.aeth {
+            match aeth.syndrome() {
+                None => {
+                    let text = format!("syndrome {:#04x} does not exist", aeth.syndrome_byte());
+                    self.violation(Rule::Syndrome, packet.frame, text);
+                }
+                Some(Syndrome::Nak(Nak::PsnSequenceError)) => self.sequence_error(packet, psn),
+                Some(Syndrome::RnrNak(_)) => {
+                    self.measured.rnr_naks += 1;
+                    self.take_back(psn);
+                    self.responder.quiet = true;
+                    self.responder.due = None;
+                }
+                Some(Syndrome::Nak(_)) => {
+                    self.measured.naks += 1;
+                    self.take_back(psn);
+                    self.responder.is_dead = true;
+                    self.responder.due = None;
+                }
+                Some(Syndrome::Ack { credit_code }) => {
+                    let posted = self.theirs.list.iter().filter(|message| message.takes_receive()).count();
+                    if self.strict && credits(credit_code).is_some_and(|credits| credits as usize > posted) {
+                        let text = format!("credit code {credit_code} where {posted} receives were posted in all");
+                        self.violation(Rule::Credits, packet.frame, text);
+                    }
+                    self.acknowledged(packet, psn, is_read);
+                }
+            }
+            self.msn(packet, aeth.msn(), psn);
+        } else if is_read {
+            self.acknowledged(packet, psn, true);
+        }
+        if is_read {
+            self.read_response(packet, psn);
+        }
+        if let Some((asked, operation, _)) = self.responder.duplicate {
+            let explicit = matches!(operation, Operation::ReadRequest) || operation_is_atomic(operation);
+            if !explicit || psn == asked {
+                self.responder.duplicate = None;
+            }
+        }
+    }
+
+    /// A message was refused: it has not been carried out after all.
+    fn take_back(&mut self, psn: i64) {
+        let Responder { expected, wanted, .. } = &mut self.responder;
+        *expected = expected.map(|expected| expected.min(psn));
+        if wanted.is_some_and(|(wanted, _)| wanted >= psn) {
+            *wanted = None;
+        }
+    }
+
+    fn sequence_error(&mut self, packet: &Seen, psn: i64) {
+        self.measured.naks += 1;
+        let responder = &mut self.responder;
+        if let Some((_, at)) = responder.due.take() {
+            self.measured.nak_generation.push(packet.at.since(at));
+        }
+        if self.strict {
+            let expected = self.responder.expected.unwrap_or(psn);
+            if self.responder.last_nak == Some(psn) {
+                self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
+            } else if psn != expected {
+                let text = format!("a NAK for PSN {}: {} is missing", hex(psn), hex(expected));
+                self.violation(Rule::NakPsn, packet.frame, text);
+            }
+        } else if self.responder.last_nak == Some(psn) {
+            self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
+        } else if self.responder.acked.is_some_and(|(acked, at)| psn <= acked && packet.at.since(at) > SLACK * 5) {
+            let text = format!("a NAK for PSN {}, which was acknowledged before", hex(psn));
+            self.violation(Rule::NakPsn, packet.frame, text);
+        }
+        self.responder.last_nak = Some(psn);
+        if !self.strict {
+            self.responder.expected = Some(psn);
+        }
+    }
+
+    fn acknowledged(&mut self, packet: &Seen, psn: i64, is_read: bool) {
+        if self.strict {
+            let expected = self.responder.expected.unwrap_or(0);
+            if psn >= expected {
+                let text = format!("PSN {} is acknowledged, and {} has not come", hex(psn), hex(expected));
+                self.violation(Rule::AckPsn, packet.frame, text);
+            }
+            let explicit = is_read || packet.original.is_some();
+            if let Some((acked, _)) = self.responder.acked
+                && psn < acked
+                && !explicit
+            {
+                let text = format!("PSN {} is acknowledged after {}", hex(psn), hex(acked));
+                self.violation(Rule::AckPsn, packet.frame, text);
+            }
+        } else {
+            if self.newest_ever.is_some_and(|newest| psn > newest) {
+                let text = format!("PSN {} is acknowledged, which was never sent", hex(psn));
+                self.violation(Rule::AckPsn, packet.frame, text);
+            }
+            // What was not recorded has come.
+            let expected = self.responder.expected.get_or_insert(psn + 1);
+            *expected = (*expected).max(psn + 1);
+        }
+        let newest = self.responder.acked.is_none_or(|(acked, _)| psn > acked);
+        if newest {
+            self.responder.acked = Some((psn, packet.at));
+        }
+    }
+
+    fn msn(&mut self, packet: &Seen, msn: u32, psn: i64) {
+        if self.theirs.cut.is_some_and(|(cut, _)| psn >= cut) || self.theirs.list.is_empty() {
+            return;
+        }
+        let is_nak = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20);
+        // A NAK is for a packet that is not done.
+        let least = self.theirs.ended_by(if is_nak { psn - 1 } else { psn }) as u32;
+        let expected = self.responder.expected.unwrap_or(psn + 1);
+        // A READ may count when it is validated, at the PSN of its request.
+        let begun = match self.theirs.at(psn) {
+            Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
+            _ => 0,
+        };
+        let most = (self.theirs.ended_by(expected - 1) as u32).max(least + begun);
+        let known = self.strict || (self.of.agreed.is_some() && self.theirs.orphans == 0);
+        let before = match self.responder.msn_before {
+            Some(before) => before,
+            None if known || (least..=most).contains(&msn) => 0,
+            // The connection is older than the capture.
+            None => msn.wrapping_sub(least) & MSN_MASK,
+        };
+        self.responder.msn_before = Some(before);
+        let counted = msn.wrapping_sub(before) & MSN_MASK;
+        let impossible = before > MSN_MASK - self.theirs.list.len() as u32;
+        if counted < least || counted > most || impossible {
+            let (least, most) = (least.wrapping_add(before) & MSN_MASK, most.wrapping_add(before) & MSN_MASK);
+            let least = if impossible { self.theirs.ended_by(psn) as u32 } else { least };
+            let range = if least >= most { format!("{least}") } else { format!("{least} to {most}") };
+            self.violation(Rule::Msn, packet.frame, format!("MSN {msn} at PSN {}: must be {range}", hex(psn)));
+            if impossible {
+                self.responder.msn_before = Some(0);
+            }
+        }
+    }
+
+    fn read_response(&mut self, packet: &Seen, psn: i64) {
+        self.responder.answered.insert(psn);
+        let Some(message) = self.theirs.at(psn) else { return };
+        if message.operation() != Some(Operation::ReadRequest) {
+            // FLUSH and ATOMIC WRITE are answered so, too.
+            return;
+        }
+        let (first, last, len) = (message.first, message.last, message.remote().map_or(0, |(_, _, len)| len));
+        let mtu = u64::from(self.of.path_mtu.bytes());
+        let due = if psn == last { len - (last - first) as u64 * mtu } else { mtu };
+        if packet.payload().len() as u64 != due {
+            let text = format!("{} with {} bytes at PSN {}: must have {due}", packet.opcode, packet.payload().len(), hex(psn));
+            self.violation(Rule::ReadResponse, packet.frame, text);
+            return;
+        }
+        let asked: Vec<(i64, i64)> =
+            self.responder.reads.iter().rev().filter(|(start, end)| psn >= *start && psn < *end).copied().collect();
+        if asked.is_empty() {
+            return; // the request was not recorded
+        }
+        let shape = |(start, end): &(i64, i64)| match (psn == *start, psn == end - 1) {
+            (true, true) => Position::Only,
+            (true, false) => Position::First,
+            (false, true) => Position::Last,
+            (false, false) => Position::Middle,
+        };
+        let position = packet.opcode.position();
+        if asked.iter().any(|read| shape(read) == position) {
+            return;
+        }
+        let due = shape(&asked[0]);
+        if !self.strict && asked.iter().any(|(start, _)| psn == *start) {
+            let text = format!(
+                "a READ that was taken up again is answered with {position:?} first, where {due:?} is due: \
+                 rdma_rxe does, and a requester has to take it"
+            );
+            self.lawful(Rule::ReadShape, packet.frame, text);
+        } else {
+            let text = format!("{} at PSN {}: {due:?} is due", packet.opcode, hex(psn));
+            self.violation(Rule::ReadResponse, packet.frame, text);
+        }
+    }
+
+    fn cnp_left(&mut self, packet: &Seen) {
+        self.measured.cnps += 1;
+        if packet.payload().len() != 16 || packet.payload().iter().any(|byte| *byte != 0) {
+            self.violation(Rule::Cnp, packet.frame, "a CNP whose payload is not 16 zeros");
+        }
+        if !packet.bth.becn() {
+            self.violation(Rule::Cnp, packet.frame, "a CNP without the BECN bit");
+        }
+        if let Some(last) = self.responder.last_cnp.replace(packet.at) {
+            self.measured.cnp_interval.push(packet.at.since(last));
+        }
+    }
+
+    fn end(&mut self) {
+        self.settle_duplicate();
+        self.settle_gap();
+        self.lengths();
+        if !self.strict || self.responder.is_dead {
+            return;
+        }
+        if let Some((wanted, frame)) = self.responder.wanted
+            && self.responder.acked.is_none_or(|(acked, _)| acked < wanted)
+        {
+            let text = format!("PSN {} asks for an ACK and gets none", hex(wanted));
+            self.violation(Rule::AckMissing, frame, text);
+        }
+        let expected = self.responder.expected.unwrap_or(0);
+        let reads = self.theirs.list.iter().filter(|message| message.operation() == Some(Operation::ReadRequest));
+        let missing = reads.filter(|message| message.last < expected).find_map(|message| {
+            let psn = (message.first..=message.last).find(|psn| !self.responder.answered.contains(psn))?;
+            Some((message.frame, psn))
+        });
+        if let Some((frame, psn)) = missing {
+            self.violation(Rule::ReadResponse, frame, format!("no response for PSN {} of a READ", hex(psn)));
+        }
+    }
+
+    /// Whether the packets of each WRITE are what its RETH announced.
+    fn lengths(&mut self) {
+        let mtu = self.of.path_mtu.bytes() as usize;
+        let mut wrong = Vec::new();
+        for message in &self.own.list {
+            let (payload, whole) = message.payload(mtu);
+            if let (Some(Operation::Write), Some((_, _, len)), true) = (message.operation(), message.remote(), whole)
+                && payload.len() as u64 != len
+            {
+                wrong.push((message.frame, format!("a WRITE of {} bytes announces {len}", payload.len())));
+            }
+        }
+        for (frame, text) in wrong {
+            self.violation(Rule::PayloadLength, frame, text);
+        }
+    }
+}
+
+const MSN_MASK: u32 = 0x00ff_ffff;
+
+/// The last PSN that the requests of an end take up.
+fn newest(of: &Conversation, events: &[Event], end: usize) -> Option<i64> {
+    let requests = events.iter().filter(|event| event.from == end && event.packet.is_request());
+    requests.map(|event| event.psn + of.span(&event.packet) - 1).max()
+}
+
+fn operation_is_atomic(operation: Operation) -> bool {
+    matches!(operation, Operation::CompareSwap | Operation::FetchAdd)
+}
+
+/// A PSN as it is on the wire.
+pub(super) fn hex(psn: i64) -> String {
+    format!("{:#08x}", psn & 0x00ff_ffff)
+}

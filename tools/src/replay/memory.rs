@@ -1,0 +1,240 @@
+//! The memory of the end that the engine replaces, as the packets of the other end reached it.
+
+use std::collections::BTreeMap;
+
+use ferroce::wire::Operation;
+use ferroce::{Access, Context, Memory, Mr, Pd, RKey};
+
+use super::conversation::Conversation;
+use super::message::{Message, Messages};
+use super::rule::{Finding, Rule, Weight};
+use crate::failure::{Failure, OrFail};
+
+/// Regions that the other ends name, each at its recorded address and with a key of the engine's.
+pub(super) struct Exposed {
+    regions: Vec<Region>,
+}
+
+/// A stretch of addresses under one recorded key.
+struct Region {
+    rkey: RKey,
+    start: u64,
+    len: u64,
+    mr: Mr,
+    own: RKey,
+}
+
+/// What a look at memory found.
+pub(super) enum Found {
+    /// So many bytes are as they were sent.
+    Right(u64),
+    /// With the frame of the message.
+    Wrong(u64, String),
+}
+
+/// What is known of a key before it is registered.
+#[derive(Default)]
+struct Wanted {
+    /// Address ranges, and what was done there with success.
+    ranges: Vec<(u64, u64, Access)>,
+    invalidated: bool,
+}
+
+/// Ranges with less between them are one region.
+const NEAR: u64 = 1 << 20;
+/// Memory that a replay takes for regions, at most.
+const MOST: u64 = 4 << 30;
+/// What nothing was written to yet.
+const BLANK: u8 = 0xdd;
+
+impl Exposed {
+    /// Registers what the other ends reached with success.
+    pub(super) fn new(
+        context: &mut Context,
+        pd: Pd,
+        conversations: &[Conversation],
+        places: &[(usize, usize)],
+    ) -> Result<Exposed, Failure> {
+        let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
+        for (index, end) in places {
+            let of = &conversations[*index];
+            for message in Messages::of(of, 1 - end).list {
+                if was_refused(of, *end, &message) {
+                    continue;
+                }
+                if let Some(key) = message.tail().and_then(|packet| packet.invalidates) {
+                    wanted.entry(key.0).or_default().invalidated = true;
+                }
+                if let Some((addr, rkey, len @ 1..)) = message.remote() {
+                    let access = match message.operation() {
+                        Some(Operation::Write | Operation::AtomicWrite) => Access::REMOTE_WRITE,
+                        Some(Operation::ReadRequest) => Access::REMOTE_READ,
+                        Some(Operation::Flush) => Access::FLUSH_GLOBAL,
+                        _ => Access::REMOTE_ATOMIC,
+                    };
+                    let end = addr.checked_add(len).ok_or_else(|| {
+                        Failure::run(format!("frame {}: {addr:#x} and {len} bytes more is no address", message.frame))
+                    })?;
+                    wanted.entry(rkey.0).or_default().ranges.push((addr, end, access));
+                }
+            }
+        }
+        let mut exposed = Exposed { regions: Vec::new() };
+        let mut total = 0u64;
+        for (rkey, Wanted { mut ranges, invalidated }) in wanted {
+            if ranges.is_empty() {
+                ranges.push((0, 8, Access::NONE));
+            }
+            ranges.sort_by_key(|(start, ..)| *start);
+            let mut merged: Vec<(u64, u64, Access)> = Vec::new();
+            for (start, end, access) in ranges {
+                match merged.last_mut() {
+                    Some(last) if start <= last.1.saturating_add(NEAR) => {
+                        *last = (last.0, last.1.max(end), last.2 | access);
+                    }
+                    _ => merged.push((start, end, access)),
+                }
+            }
+            for (start, end, access) in merged {
+                total += end - start;
+                if total > MOST {
+                    return Err(Failure::run(format!(
+                        "the packets reach {total} bytes of memory under R_Key {rkey:#010x} and before; a replay takes {MOST} at most"
+                    )));
+                }
+                let kept = if invalidated { Access::REMOTE_INVALIDATE } else { Access::NONE };
+                let access = access | kept | Access::LOCAL_WRITE;
+                exposed.register(context, pd, RKey(rkey), (start, end), access)?;
+            }
+        }
+        Ok(exposed)
+    }
+
+    fn register(
+        &mut self,
+        context: &mut Context,
+        pd: Pd,
+        rkey: RKey,
+        (start, end): (u64, u64),
+        access: Access,
+    ) -> Result<(), Failure> {
+        let len = end - start;
+        let mut memory = Memory::zeroed(len as usize).or_fail(|| format!("{len} bytes of memory"))?;
+        memory.fill(BLANK);
+        let registered = context.register_at(pd, memory, access, start);
+        let mr = registered.map_err(|error| Failure::run(error.to_string()))?;
+        let own = context.remote(mr)?.rkey;
+        self.regions.push(Region { rkey, start, len, mr, own });
+        Ok(())
+    }
+
+    /// The engine's key for a recorded one at an address; the recorded one where there is none.
+    pub(super) fn translate(&self, rkey: RKey, va: u64) -> RKey {
+        self.at(rkey, va).map_or(rkey, |region| region.own)
+    }
+
+    /// The engine's key for a recorded one, whatever the address.
+    pub(super) fn translate_any(&self, rkey: RKey) -> RKey {
+        self.regions.iter().find(|region| region.rkey == rkey).map_or(rkey, |region| region.own)
+    }
+
+    fn at(&self, rkey: RKey, va: u64) -> Option<&Region> {
+        self.regions.iter().find(|r| r.rkey == rkey && va.checked_sub(r.start).is_some_and(|at| at < r.len))
+    }
+
+    /// Puts in place what the recorded end's memory held when a READ or an atomic came: its answer tells.
+    pub(super) fn prepare(
+        &self,
+        context: &mut Context,
+        of: &Conversation,
+        index: usize,
+        findings: &mut Vec<Finding>,
+    ) -> Result<(), Failure> {
+        let request = &of.events[index];
+        let packet = &request.packet;
+        let end = 1 - request.from;
+        if let Some(atomic) = packet.atomic {
+            let is_new = !of.events[..index].iter().any(|earlier| {
+                earlier.from == request.from && earlier.psn == request.psn && !earlier.lost
+            });
+            let mut answers = of.events[index..].iter().filter(|event| event.from == end);
+            let original = answers.find(|event| event.psn == request.psn).and_then(|e| e.packet.original);
+            if let (true, Some(original)) = (is_new, original) {
+                let before = self.put(context, atomic.rkey(), atomic.va(), &original.to_ne_bytes())?;
+                let blank = u64::from_ne_bytes([BLANK; 8]);
+                if let Some(before) = before.filter(|before| ![original, blank].contains(before)) {
+                    let text = format!(
+                        "an atomic found {original:#x} where the packets before left {before:#x}: \
+                         somebody else wrote there, or one was carried out twice"
+                    );
+                    let weight = Weight::Lawful;
+                    findings.push(Finding { rule: Rule::LocalChange, weight, frame: packet.frame, text });
+                }
+            }
+        } else if let (Operation::ReadRequest, Some(reth)) = (packet.opcode.operation(), packet.reth) {
+            let mtu = u64::from(of.path_mtu.bytes());
+            let span = of.span(packet);
+            let mut told = vec![false; span as usize];
+            // The answer to this request comes behind it; of what never came there is an older one, maybe.
+            let behind = of.events[index..].iter();
+            let before = of.events[..index].iter().rev();
+            for event in behind.chain(before) {
+                let place = event.psn - request.psn;
+                let is_answer = event.from == end && event.packet.opcode.operation() == Operation::ReadResponse;
+                if !is_answer || place < 0 || place >= span || !event.packet.icrc_is_right {
+                    continue;
+                }
+                if !std::mem::replace(&mut told[place as usize], true) {
+                    let va = reth.va().wrapping_add(place as u64 * mtu);
+                    self.put(context, reth.rkey(), va, event.packet.payload())?;
+                }
+                if told.iter().all(|told| *told) {
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes into a region and returns the first 8 bytes that were there.
+    fn put(&self, context: &mut Context, rkey: RKey, va: u64, bytes: &[u8]) -> Result<Option<u64>, Failure> {
+        let Some(region) = self.at(rkey, va) else { return Ok(None) };
+        let at = (va - region.start) as usize;
+        let Some(room) = context.bytes_mut(region.mr)?.get_mut(at..at + bytes.len()) else { return Ok(None) };
+        let before = room.first_chunk().map(|bytes| u64::from_ne_bytes(*bytes));
+        room.copy_from_slice(bytes);
+        Ok(before)
+    }
+
+    /// Compares WRITEs that the engine has answered, as frame, key, address and payload, with memory.
+    pub(super) fn check(
+        &self,
+        context: &Context,
+        written: Vec<(u64, RKey, u64, Vec<u8>)>,
+    ) -> Result<Vec<Found>, Failure> {
+        let mut found = Vec::new();
+        for (number, (frame, rkey, va, payload)) in written.iter().enumerate() {
+            let overwritten = written[number + 1..].iter().any(|(_, key, later, bytes)| {
+                key == rkey && *later < va + payload.len() as u64 && *va < later + bytes.len() as u64
+            });
+            let Some(region) = self.at(*rkey, *va).filter(|_| !overwritten) else { continue };
+            let at = (va - region.start) as usize;
+            let memory = context.bytes(region.mr)?.get(at..at + payload.len());
+            found.push(match memory.and_then(|memory| memory.iter().zip(payload).position(|(a, b)| a != b)) {
+                None => Found::Right(payload.len() as u64),
+                Some(at) => {
+                    Found::Wrong(*frame, format!("byte {at} of a WRITE of {} is not in memory", payload.len()))
+                }
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// Whether the recorded end refused a message.
+fn was_refused(of: &Conversation, end: usize, message: &Message) -> bool {
+    of.events.iter().any(|event| {
+        let nak = event.packet.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64));
+        nak && event.from == end && event.psn >= message.first && event.psn <= message.last
+    })
+}

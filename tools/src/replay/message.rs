@@ -1,0 +1,152 @@
+//! What an application posted, told from the packets that it led to.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+use ferroce::wire::{Operation, Position};
+use ferroce::{Nanos, RKey};
+
+use super::conversation::{Conversation, Event};
+use super::packet::Seen;
+
+/// One work request of an end, as its first transmission shows it.
+#[derive(Clone, Debug)]
+pub(super) struct Message {
+    /// First and last PSN, those of a READ's responses included.
+    pub(super) first: i64,
+    pub(super) last: i64,
+    /// When its first packet was seen.
+    pub(super) at: Nanos,
+    /// Its request packets by place; `None` for those that were never seen.
+    pub(super) packets: Vec<Option<Rc<Seen>>>,
+    /// Frame of the first packet that was seen.
+    pub(super) frame: u64,
+}
+
+/// The messages of one end.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Messages {
+    pub(super) list: Vec<Message>,
+    /// From here on nothing is known for sure: a message did not end, or it is not known how long it is.
+    pub(super) cut: Option<(i64, u64)>,
+    /// Packets before the first message that is whole.
+    pub(super) orphans: usize,
+}
+
+impl Message {
+    fn head(&self) -> Option<&Rc<Seen>> {
+        self.packets.first()?.as_ref()
+    }
+
+    pub(super) fn operation(&self) -> Option<Operation> {
+        Some(self.packets.iter().flatten().next()?.opcode.operation())
+    }
+
+    /// The opcode of the last request packet.
+    pub(super) fn tail(&self) -> Option<&Rc<Seen>> {
+        self.packets.last()?.as_ref()
+    }
+
+    /// Whether it takes a receive of the other end.
+    pub(super) fn takes_receive(&self) -> bool {
+        let immediate = self.tail().is_some_and(|packet| packet.immediate.is_some());
+        self.operation() == Some(Operation::Send) || immediate
+    }
+
+    /// Address, key and length that it names at the other end.
+    pub(super) fn remote(&self) -> Option<(u64, RKey, u64)> {
+        let head = self.head()?;
+        let by_reth = head.reth.map(|reth| (reth.va(), reth.rkey(), u64::from(reth.length())));
+        by_reth.or_else(|| head.atomic.map(|atomic| (atomic.va(), atomic.rkey(), 8)))
+    }
+
+    /// Bytes of its payload, and whether each packet of them was seen.
+    pub(super) fn payload(&self, path_mtu: usize) -> (Vec<u8>, bool) {
+        let mut bytes = Vec::new();
+        let mut whole = true;
+        let last = self.packets.len().saturating_sub(1);
+        for (place, packet) in self.packets.iter().enumerate() {
+            match packet {
+                Some(packet) => bytes.extend_from_slice(packet.payload()),
+                None => {
+                    whole = false;
+                    let rest = self.remote().map_or(0, |(_, _, len)| len as usize % path_mtu);
+                    let len = if place == last && rest > 0 { rest } else { path_mtu };
+                    bytes.resize(bytes.len() + len, 0);
+                }
+            }
+        }
+        (bytes, whole)
+    }
+
+    /// Bytes that a receive must have for it.
+    pub(super) fn receive_len(&self, path_mtu: usize) -> usize {
+        if self.operation() == Some(Operation::Send) { self.payload(path_mtu).0.len() } else { 0 }
+    }
+}
+
+impl Messages {
+    /// The messages that an end of a conversation sent, as recorded.
+    pub(super) fn of(conversation: &Conversation, end: usize) -> Messages {
+        Messages::among(conversation, &conversation.events, end)
+    }
+
+    /// The messages that an end of a conversation sent among these packets.
+    pub(super) fn among(conversation: &Conversation, events: &[Event], end: usize) -> Messages {
+        let mut firsts: BTreeMap<i64, Rc<Seen>> = BTreeMap::new();
+        for event in events {
+            if event.from == end && event.packet.is_request() && event.packet.icrc_is_right {
+                firsts.entry(event.psn).or_insert_with(|| Rc::clone(&event.packet));
+            }
+        }
+        let mut messages = Messages::default();
+        let mut rest = firsts.iter().peekable();
+        let mut next = None;
+        while let Some((psn, packet)) = rest.next() {
+            if next.is_some_and(|next| *psn < next) {
+                continue; // a READ, taken up again
+            }
+            if !packet.starts() {
+                // The start was not seen.
+                if messages.list.is_empty() {
+                    messages.orphans += 1;
+                } else {
+                    messages.cut.get_or_insert((*psn, packet.frame));
+                }
+                continue;
+            }
+            if messages.cut.is_some() {
+                break;
+            }
+            let mut packets = vec![Some(Rc::clone(packet))];
+            let mut ended = packet.opcode.position() == Position::Only;
+            while let Some((at, packet)) = rest.next_if(|(at, packet)| !ended && !packet.starts() && *at - psn - (packets.len() as i64) < MAX_HOLE) {
+                packets.resize((at - psn) as usize, None);
+                packets.push(Some(Rc::clone(packet)));
+                ended = packet.ends();
+            }
+            if !ended {
+                messages.cut = Some((*psn, packet.frame));
+                break;
+            }
+            let last = psn + conversation.span(packet).max(packets.len() as i64) - 1;
+            next = Some(last + 1);
+            messages.list.push(Message { first: *psn, last, at: packet.at, frame: packet.frame, packets });
+        }
+        messages
+    }
+
+    /// The message that a PSN belongs to.
+    pub(super) fn at(&self, psn: i64) -> Option<&Message> {
+        let index = self.list.partition_point(|message| message.last < psn);
+        self.list.get(index).filter(|message| message.first <= psn)
+    }
+
+    /// How many messages end at or before a PSN.
+    pub(super) fn ended_by(&self, psn: i64) -> usize {
+        self.list.partition_point(|message| message.last <= psn)
+    }
+}
+
+/// Packets of a message that may be missing in a row.
+const MAX_HOLE: i64 = 4096;

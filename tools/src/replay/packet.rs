@@ -1,0 +1,112 @@
+//! A RoCE packet, recorded or sent by the engine, taken apart once.
+
+use std::ops::Range;
+
+use ferroce::wire::{
+    Aeth, AtomicEth, Bth, Deth, Feth, NetworkHeader, Opcode, Operation, Packet, ParseError, Position, Reth,
+    Service,
+};
+use ferroce::{Gid, Nanos, Psn, RKey};
+
+/// One packet with a transport header that could be read.
+#[derive(Clone, Debug)]
+pub(super) struct Seen {
+    /// Its number in the capture, from 1; of an engine's packet, that of the recorded packet before it.
+    pub(super) frame: u64,
+    pub(super) at: Nanos,
+    pub(super) header: NetworkHeader,
+    pub(super) source: Gid,
+    pub(super) destination: Gid,
+    pub(super) traffic_class: u8,
+    pub(super) source_port: Option<u16>,
+    pub(super) opcode: Opcode,
+    pub(super) bth: Bth,
+    pub(super) deth: Option<Deth>,
+    pub(super) reth: Option<Reth>,
+    pub(super) feth: Option<Feth>,
+    pub(super) atomic: Option<AtomicEth>,
+    pub(super) aeth: Option<Aeth>,
+    /// What an atomic found.
+    pub(super) original: Option<u64>,
+    pub(super) immediate: Option<u32>,
+    pub(super) invalidates: Option<RKey>,
+    pub(super) icrc_is_right: bool,
+    pub(super) pad_fits: bool,
+    /// From the network header to the ICRC.
+    pub(super) bytes: Vec<u8>,
+    payload: Range<usize>,
+}
+
+impl Seen {
+    /// Takes a packet apart that begins with its network header.
+    pub(super) fn new(frame: u64, at: Nanos, bytes: &[u8], is_roce_v1: bool) -> Result<Seen, ParseError> {
+        let packet = if is_roce_v1 { Packet::decode_grh(bytes) } else { Packet::decode_ip(bytes) }?;
+        let network = packet.network();
+        let extensions = packet.opcode.extensions_len();
+        let start = packet.header.bth_start() + Bth::LEN + extensions;
+        let len = packet.covered().len() + ferroce::wire::ICRC_LEN;
+        Ok(Seen {
+            frame,
+            at,
+            header: packet.header,
+            source: network.source,
+            destination: network.destination,
+            traffic_class: network.traffic_class,
+            source_port: network.source_port,
+            opcode: packet.opcode,
+            bth: *packet.bth,
+            deth: packet.deth().copied(),
+            reth: packet.reth().copied(),
+            feth: packet.feth().copied(),
+            atomic: packet.atomic_eth().copied(),
+            aeth: packet.aeth().copied(),
+            original: packet.atomic_ack_eth().map(|header| header.original()),
+            immediate: packet.immdt().map(|header| header.value()),
+            invalidates: packet.ieth().map(|header| header.rkey()),
+            icrc_is_right: packet.check_icrc().is_ok(),
+            pad_fits: packet.pad_fits(),
+            payload: start..start + packet.payload.len(),
+            bytes: bytes[..len].to_vec(),
+        })
+    }
+
+    pub(super) fn payload(&self) -> &[u8] {
+        &self.bytes[self.payload.clone()]
+    }
+
+    pub(super) fn psn(&self) -> Psn {
+        self.bth.psn()
+    }
+
+    pub(super) fn service(&self) -> Service {
+        self.opcode.service()
+    }
+
+    pub(super) fn is_request(&self) -> bool {
+        self.opcode.is_request()
+    }
+
+    /// Whether it answers requests: an ACK, a NAK, a READ response, an Atomic Acknowledge.
+    pub(super) fn is_response(&self) -> bool {
+        use Operation::{Acknowledge, AtomicAcknowledge, ReadResponse};
+        matches!(self.opcode.operation(), ReadResponse | Acknowledge | AtomicAcknowledge)
+    }
+
+    pub(super) fn is_cnp(&self) -> bool {
+        self.opcode == Opcode::CNP
+    }
+
+    pub(super) fn is_marked(&self) -> bool {
+        self.traffic_class & 3 == 3
+    }
+
+    /// Whether a message starts with it.
+    pub(super) fn starts(&self) -> bool {
+        matches!(self.opcode.position(), Position::First | Position::Only)
+    }
+
+    /// Whether a message ends with it.
+    pub(super) fn ends(&self) -> bool {
+        matches!(self.opcode.position(), Position::Last | Position::Only)
+    }
+}

@@ -1,0 +1,247 @@
+//! What `ferroce replay` says.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::Capture;
+use super::conversation::Conversation;
+use super::judge::{Measured, hex};
+use super::play::Played;
+use super::rule::{Finding, Rule, Weight};
+
+/// The whole report. Field names are stable: scripts read them.
+#[derive(Serialize)]
+pub(super) struct Report {
+    frames: u64,
+    roce_packets: usize,
+    unreadable: u64,
+    conversations: Vec<ConversationReport>,
+    /// What each engine counted, by the address that it had.
+    counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
+    verdict: Verdict,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Verdict {
+    Conforms,
+    DiffersLawfully,
+    Violates,
+}
+
+#[derive(Serialize)]
+struct ConversationReport {
+    title: String,
+    ends: Vec<EndReport>,
+}
+
+/// An end, as recorded or with the engine in its place.
+#[derive(Serialize)]
+pub(super) struct EndReport {
+    who: String,
+    verdict: Verdict,
+    summary: String,
+    findings: Vec<Group>,
+    measured: Vec<String>,
+}
+
+/// All findings by one rule.
+#[derive(Serialize)]
+struct Group {
+    rule: Rule,
+    weight: Weight,
+    count: usize,
+    first: Finding,
+}
+
+impl Report {
+    pub(super) fn new(capture: &Capture, conversations: &[Conversation]) -> Report {
+        let reports = conversations.iter().map(|conversation| {
+            let name = |end: usize| {
+                let qpn = conversation.ends[end].qpn.map_or("?".to_owned(), |qpn| qpn.to_string());
+                format!("{} qp {qpn}", conversation.ends[end].gid)
+            };
+            let starts = [0, 1].map(|end| {
+                let mut requests = conversation.events.iter().filter(|e| e.from == end && e.packet.is_request());
+                requests.next().map_or("none".to_owned(), |event| hex(event.psn))
+            });
+            let cm = if conversation.agreed.is_some() { ", set up by the connection manager" } else { "" };
+            let mut title = format!("{:?} {} <> {}", conversation.service, name(0), name(1));
+            let _ = write!(title, ": {} packets, first PSNs {} and {}", conversation.events.len(), starts[0], starts[1]);
+            let _ = write!(title, ", path MTU {} ({}){cm}", conversation.path_mtu.bytes(), conversation.path_mtu_from);
+            ConversationReport { title: title.replace("Rc ", "RC ").replace("Uc ", "UC ").replace("Ud ", "UD "), ends: Vec::new() }
+        });
+        Report {
+            frames: capture.frames,
+            roce_packets: capture.packets.len(),
+            unreadable: capture.unreadable,
+            conversations: reports.collect(),
+            counters: Vec::new(),
+            verdict: Verdict::Conforms,
+        }
+    }
+
+    /// Adds what is said of an end of a conversation.
+    pub(super) fn recorded(&mut self, conversation: usize, end: EndReport) {
+        self.verdict = self.verdict.max(end.verdict);
+        self.conversations[conversation].ends.push(end);
+    }
+
+    pub(super) fn counters(&mut self, role: IpAddr, counters: Vec<(&'static str, u64)>) {
+        self.counters.push((role, counters.into_iter().collect()));
+    }
+
+    pub(super) fn violations(&self) -> usize {
+        let ends = self.conversations.iter().flat_map(|conversation| &conversation.ends);
+        ends.filter(|end| end.verdict == Verdict::Violates).count()
+    }
+
+    pub(super) fn print(&self, json: bool) {
+        match json {
+            true => match serde_json::to_string_pretty(self) {
+                Ok(text) => println!("{text}"),
+                Err(error) => eprintln!("ferroce replay: {error}"),
+            },
+            false => print!("{}", self.text()),
+        }
+    }
+
+    fn text(&self) -> String {
+        let mut text = format!("{} frames, {} RoCE packets", self.frames, self.roce_packets as u64 + self.unreadable);
+        if self.unreadable > 0 {
+            let _ = write!(text, ", {} of them not looked into (cut short, or of unknown opcode)", self.unreadable);
+        }
+        text.push('\n');
+        for conversation in &self.conversations {
+            let _ = writeln!(text, "\n{}", conversation.title);
+            for end in &conversation.ends {
+                let _ = writeln!(text, "  {}: {}; {}", end.who, end.verdict.text(), end.summary);
+                for Group { rule, weight, count, first } in &end.findings {
+                    let weight = if *weight == Weight::Lawful { "lawful" } else { "VIOLATION" };
+                    let times = if *count > 1 { format!(" x{count}, first") } else { String::new() };
+                    let _ = writeln!(text, "    {weight} {}{times} at frame {}: {}", rule.name(), first.frame, first.text);
+                }
+                for line in &end.measured {
+                    let _ = writeln!(text, "    measured {line}");
+                }
+            }
+        }
+        let _ = writeln!(text);
+        for (role, counters) in &self.counters {
+            let shown = counters.iter().filter(|(name, _)| SHOWN.contains(name));
+            let shown: Vec<String> = shown.map(|(name, value)| format!("{name} {value}")).collect();
+            if !shown.is_empty() {
+                let _ = writeln!(text, "ferroce as {role} counted: {}", shown.join(", "));
+            }
+        }
+        let _ = writeln!(text, "{}", self.verdict.text());
+        text
+    }
+}
+
+/// Counters that tell what happened on the way.
+const SHOWN: [&str; 10] = [
+    "out_of_sequence",
+    "packet_seq_err",
+    "implied_nak_seq_err",
+    "duplicate_request",
+    "local_ack_timeout_err",
+    "retransmitted_pkts",
+    "rnr_nak_retry_err",
+    "send_rnr_err",
+    "rx_icrc_encapsulated",
+    "np_cnp_sent",
+];
+
+impl Verdict {
+    fn of(findings: &[Finding]) -> Verdict {
+        match findings.iter().map(|finding| finding.weight).max() {
+            None => Verdict::Conforms,
+            Some(Weight::Lawful) => Verdict::DiffersLawfully,
+            Some(Weight::Violation) => Verdict::Violates,
+        }
+    }
+
+    fn text(self) -> &'static str {
+        match self {
+            Verdict::Conforms => "conforms",
+            Verdict::DiffersLawfully => "differs lawfully",
+            Verdict::Violates => "VIOLATES",
+        }
+    }
+}
+
+impl EndReport {
+    /// Of an end as it was recorded.
+    pub(super) fn recorded(of: &Conversation, end: usize, findings: Vec<Finding>, measured: &Measured) -> EndReport {
+        let who = format!("{} as recorded", of.ends[end].gid);
+        EndReport::new(who, counts(measured), findings, lines(measured))
+    }
+
+    /// Of the engine in the place of an end.
+    pub(super) fn played(of: &Conversation, played: &Played, findings: Vec<Finding>, measured: &Measured) -> EndReport {
+        let who = format!("ferroce as {}", of.ends[played.end].gid);
+        let (messages, bytes) = played.compared;
+        let mut summary = counts(measured);
+        let _ = write!(summary, "; {} posted, {messages} compared in memory ({bytes} bytes)", played.posted);
+        EndReport::new(who, summary, findings, Vec::new())
+    }
+
+    fn new(who: String, summary: String, findings: Vec<Finding>, measured: Vec<String>) -> EndReport {
+        let verdict = Verdict::of(&findings);
+        let mut groups: BTreeMap<(std::cmp::Reverse<Weight>, Rule), Vec<Finding>> = BTreeMap::new();
+        for finding in findings {
+            groups.entry((std::cmp::Reverse(finding.weight), finding.rule)).or_default().push(finding);
+        }
+        let findings = groups.into_iter().filter_map(|((std::cmp::Reverse(weight), rule), mut all)| {
+            let count = all.len();
+            all.sort_by_key(|finding| finding.frame);
+            Some(Group { rule, weight, count, first: all.into_iter().next()? })
+        });
+        EndReport { who, verdict, summary, findings: findings.collect(), measured }
+    }
+}
+
+fn counts(measured: &Measured) -> String {
+    let mut text = format!("{} requests, {} responses", measured.requests, measured.responses);
+    let others = [
+        (measured.repeats, "repeated"),
+        (measured.naks, "NAKs"),
+        (measured.rnr_naks, "RNR NAKs"),
+        (measured.cnps, "CNPs"),
+        (measured.marked, "marked packets came"),
+    ];
+    for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
+        let _ = write!(text, ", {count} {what}");
+    }
+    text
+}
+
+fn lines(measured: &Measured) -> Vec<String> {
+    let mut lines = Vec::new();
+    let (right, all) = measured.go_back_n;
+    if all > 0 {
+        lines.push(format!("go-back-N: {right} of {all} times from the PSN of the NAK"));
+    }
+    let spreads = [
+        ("from gap to NAK", &measured.nak_generation),
+        ("from NAK to repeat", &measured.nak_reaction),
+        ("from RNR NAK to repeat", &measured.rnr_wait),
+        ("between CNPs", &measured.cnp_interval),
+    ];
+    for (what, times) in spreads {
+        let mut times = times.clone();
+        times.sort();
+        let at = |part: usize| times.get((times.len() * part / 100).min(times.len().saturating_sub(1)));
+        if let (Some(least), Some(median), Some(high), Some(most)) = (times.first(), at(50), at(99), times.last()) {
+            let us = |time: &Duration| format!("{:.1}", time.as_nanos() as f64 / 1e3);
+            let (least, median, high, most) = (us(least), us(median), us(high), us(most));
+            lines.push(format!("{what}: {} times, least {least} us, p50 {median}, p99 {high}, most {most}", times.len()));
+        }
+    }
+    lines
+}
