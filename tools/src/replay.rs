@@ -15,13 +15,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::rc::Rc;
 
+use ferroce::wire::ParseError;
 use ferroce::{Gid, Nanos, PathMtu, Qpn};
 use ferroce_driver::pcap::{LinkType, Reader};
 
 use crate::dissect::layers::Layers;
 use crate::failure::Failure;
 use crate::pingpong::path_mtu;
-use conversation::{Conversation, Given};
+use conversation::{Conversation, Foreign, Given};
 use packet::Seen;
 use report::{EndReport, Report};
 
@@ -68,7 +69,7 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn replay(args: &Args) -> Result<Report, Failure> {
     let capture = Capture::read(&args.file)?;
     let given = Given { path_mtu: args.mtu, pairs: args.pairs.clone() };
-    let conversations = Conversation::find(&capture.packets, &given);
+    let conversations = Conversation::find(&capture.packets, &capture.foreign, &given);
     let addresses: Vec<Gid> = conversations.iter().flat_map(|c| c.ends.map(|end| end.gid)).collect();
     if let Some(role) = args.roles.iter().find(|role| !addresses.contains(&Gid::from(**role))) {
         let mut known: Vec<String> = addresses.iter().map(|gid| gid.to_ip().to_string()).collect();
@@ -129,14 +130,16 @@ fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<(IpAddr, Vec<(
 pub(crate) struct Capture {
     packets: Vec<Rc<Seen>>,
     frames: u64,
-    /// RoCE packets that are cut short or have an opcode that is unknown.
+    /// Packets with an opcode that is a manufacturer's.
+    foreign: Vec<Foreign>,
+    /// RoCE packets that are cut short or contradict themselves.
     unreadable: u64,
 }
 
 impl Capture {
     fn read(path: &Path) -> Result<Capture, Failure> {
         let mut reader = Reader::open(path)?;
-        let mut capture = Capture { packets: Vec::new(), frames: 0, unreadable: 0 };
+        let mut capture = Capture { packets: Vec::new(), frames: 0, foreign: Vec::new(), unreadable: 0 };
         let mut start = None;
         while let Some(record) = reader.next_record()? {
             capture.frames += 1;
@@ -147,14 +150,19 @@ impl Capture {
                 )));
             }
             let Some(layers) = Layers::split(record.link_type, record.captured) else { continue };
-            if layers.transport().is_none() {
-                continue;
-            }
+            let Some(transport) = layers.transport() else { continue };
             // Virtual time starts at a second, so that there is something before it.
             let start = *start.get_or_insert(record.timestamp);
             let at = Nanos(SECOND + record.timestamp.saturating_sub(start));
             match Seen::new(capture.frames, at, layers.network, layers.is_roce_v1()) {
                 Ok(packet) => capture.packets.push(Rc::new(packet)),
+                Err(ParseError::Opcode(opcode)) => {
+                    let bth = layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
+                    let to = bth.map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
+                    let (source, destination) = (transport.source, transport.destination);
+                    let foreign = Foreign { frame: capture.frames, source, destination, to: Qpn::new(to), opcode };
+                    capture.foreign.push(foreign);
+                }
                 Err(_) => capture.unreadable += 1,
             }
         }

@@ -6,6 +6,7 @@ use ferroce::wire::{Nak, Operation, Service, Syndrome, credits};
 
 use super::conversation::{Conversation, Event};
 use super::judge::hex;
+use super::message::Messages;
 use super::packet::Seen;
 use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
@@ -17,8 +18,14 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
         events.iter().filter(|event| event.from == played.end).cloned().collect()
     };
     let (recorded, engine) = (side(&of.events), side(&played.events));
-    comparison.requests(&recorded, &engine);
-    comparison.responses(&recorded, &engine);
+    comparison.requests(&recorded, &engine, played.end);
+    // What the engine was never asked it cannot answer.
+    let asked = |event: &Event| {
+        let mut requests = played.events.iter().filter(|e| e.from != played.end && e.packet.is_request());
+        requests.any(|request| event.psn >= request.psn && event.psn < request.psn + of.span(&request.packet))
+    };
+    let answered: Vec<Event> = recorded.into_iter().filter(|e| e.packet.is_response() && asked(e)).collect();
+    comparison.responses(&answered, &engine);
     comparison.findings
 }
 
@@ -36,9 +43,9 @@ impl Comparison<'_> {
         self.findings.push(Finding { rule, weight: Weight::Lawful, frame, text: text.into() });
     }
 
-    fn requests(&mut self, recorded: &[Event], engine: &[Event]) {
+    fn requests(&mut self, recorded: &[Event], engine: &[Event], end: usize) {
         let (theirs, ours) = (self.firsts(recorded), self.firsts(engine));
-        let known = super::message::Messages::among(self.of, recorded, recorded.first().map_or(0, |e| e.from));
+        let known = Messages::of(self.of, end);
         for (psn, there) in &theirs {
             let is_known = self.of.service == Service::Ud || known.at(*psn).is_some();
             if !is_known {
@@ -97,7 +104,7 @@ impl Comparison<'_> {
             && there.invalidates == here.invalidates
             && there.deth.map(|deth| deth.qkey()) == here.deth.map(|deth| deth.qkey())
             && there.bth.dest_qpn() == here.bth.dest_qpn()
-            && there.bth.solicited() == here.bth.solicited();
+            && (there.bth.solicited() == here.bth.solicited() || !there.may_solicit());
         if !same {
             let text = format!("{} at PSN {} has other headers than the recorded {}", here.opcode, hex(here.psn().value().into()), there.opcode);
             self.violation(Rule::Content, frame, text);
@@ -218,12 +225,23 @@ impl Comparison<'_> {
                     let text = format!("{was} for PSN {} was recorded: here the packets before it came", hex(psn));
                     self.lawful(Rule::Repeats, frame, text);
                 }
+                None if byte >> 5 == 1 => {
+                    let text = format!("{was} for PSN {} was recorded: here the receive was posted by then", hex(psn));
+                    self.lawful(Rule::Receives, frame, text);
+                }
                 None => self.violation(Rule::Refusal, frame, format!("{was} for PSN {} was recorded, here is none", hex(psn))),
             }
         }
         for (psn, byte, frame) in here {
-            if byte != 0x60 {
-                self.violation(Rule::Refusal, frame, format!("{} for PSN {} was not recorded", name(byte), hex(psn)));
+            let (told, is) = (format!("{} for PSN {} was not recorded", name(byte), hex(psn)), byte >> 5);
+            let is_open = recorded.iter().all(|event| event.psn < psn || is_nak(&event.packet));
+            match is {
+                // The recorded end had none either, or its answer was not recorded.
+                1 if is_open || recorded.iter().any(|event| event.psn == psn && is_nak(&event.packet)) => {
+                    self.lawful(Rule::Receives, frame, format!("{told}: here the receive was posted later"));
+                }
+                3 if byte == 0x60 => {}
+                _ => self.violation(Rule::Refusal, frame, told),
             }
         }
     }

@@ -21,6 +21,8 @@ pub(super) struct Conversation {
     pub(super) events: Vec<Event>,
     /// What the connection manager said of it.
     pub(super) agreed: Option<Agreed>,
+    /// Where it stops to be judged: the frame, and the opcode there that is a manufacturer's.
+    pub(super) foreign: Option<(u64, u8)>,
 }
 
 /// One of the two queue pairs.
@@ -64,6 +66,16 @@ pub(super) struct Given {
     pub(super) pairs: Vec<(Qpn, Qpn)>,
 }
 
+/// A packet whose opcode is none of the standard's: nobody knows how it changes the numbering.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Foreign {
+    pub(super) frame: u64,
+    pub(super) source: Gid,
+    pub(super) destination: Gid,
+    pub(super) to: Qpn,
+    pub(super) opcode: u8,
+}
+
 /// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
 type Flow = (Gid, Gid, Qpn, Service);
 
@@ -76,7 +88,7 @@ impl Event {
 
 impl Conversation {
     /// All conversations of a capture, but those of QP1, in the order of their first packets.
-    pub(super) fn find(packets: &[Rc<Seen>], given: &Given) -> Vec<Conversation> {
+    pub(super) fn find(packets: &[Rc<Seen>], foreign: &[Foreign], given: &Given) -> Vec<Conversation> {
         let setups = setups(packets);
         let partners = pair_flows(packets, &setups, given);
         let mut found: Vec<Conversation> = Vec::new();
@@ -127,6 +139,14 @@ impl Conversation {
             };
             found[index].take(packet);
         }
+        for packet in foreign {
+            let Foreign { frame, source, destination, to, opcode } = *packet;
+            let index = by_flow.get(&(source, destination, to, Service::Rc));
+            if let Some(conversation) = index.and_then(|index| found.get_mut(*index)) {
+                conversation.events.retain(|event| event.packet.frame < frame);
+                conversation.foreign.get_or_insert((frame, opcode));
+            }
+        }
         for conversation in &mut found {
             conversation.agreed = setups.iter().rev().find_map(|setup| setup.fits(&conversation.ends));
             conversation.number();
@@ -144,6 +164,7 @@ impl Conversation {
             path_mtu_from: "",
             events: Vec::new(),
             agreed: None,
+            foreign: None,
         }
     }
 
@@ -237,7 +258,7 @@ impl Conversation {
             }
         }
         for event in &mut self.events {
-            event.lost |= !event.packet.icrc_is_right;
+            event.lost |= !event.packet.is_acceptable();
         }
     }
 
@@ -307,7 +328,8 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
                     continue;
                 };
                 let agreed = Agreed {
-                    start: [req.starting_psn(), rep.starting_psn()],
+                    // Each says from where it expects the other's requests.
+                    start: [rep.starting_psn(), req.starting_psn()],
                     path_mtu: req.path_mtu(),
                     // What the one may ask is what the other has said it takes.
                     depth: [rep.responder_resources(), rep.initiator_depth()],

@@ -53,6 +53,7 @@ pub(super) fn judge(
         theirs: Messages::among(of, events, 1 - side),
         requester: Requester { next: strict.map(|starts| starts[side]), ..Requester::default() },
         responder: Responder { expected: strict.map(|starts| starts[1 - side]), ..Responder::default() },
+        oldest_ever: oldest(events, 1 - side),
         newest_ever: newest(of, events, 1 - side),
         findings: Vec::new(),
         measured: Measured::default(),
@@ -72,7 +73,8 @@ struct Judge<'a> {
     theirs: Messages,
     requester: Requester,
     responder: Responder,
-    /// The last PSN that the other end's requests take up in all the capture.
+    /// The first and the last PSN that the other end's requests take up in all the capture.
+    oldest_ever: Option<i64>,
     newest_ever: Option<i64>,
     findings: Vec<Finding>,
     measured: Measured,
@@ -110,8 +112,12 @@ struct Responder {
     answered: HashSet<i64>,
     /// What came twice and must be answered: its PSN and operation.
     duplicate: Option<(i64, Operation, u64)>,
-    /// How far the MSNs are ahead of what was recorded.
-    msn_before: Option<u32>,
+    /// How many messages there may have been before the capture, least and most, as the MSNs so far tell.
+    before: Option<(i64, i64)>,
+    /// The newest MSN, without wraps.
+    newest_msn: i64,
+    /// READs that end without having been seen to begin: they may count or not.
+    strays: i64,
     /// It has refused a request, and its queue pair is in error.
     is_dead: bool,
     last_cnp: Option<Nanos>,
@@ -179,8 +185,7 @@ impl Judge<'_> {
         if packet.bth.pkey().0 & 0x7fff != 0x7fff {
             self.violation(Rule::Header, frame, format!("P_Key {:#06x}: RoCE has 0xffff", packet.bth.pkey().0));
         }
-        let may_solicit = packet.ends() && (opcode.operation() == Operation::Send || packet.immediate.is_some());
-        if packet.bth.solicited() && !may_solicit {
+        if packet.bth.solicited() && !packet.may_solicit() {
             self.violation(Rule::Header, frame, format!("{opcode} with the solicited event bit"));
         }
         let (len, mtu) = (packet.payload().len(), self.of.path_mtu.bytes() as usize);
@@ -364,6 +369,10 @@ impl Judge<'_> {
     fn response_left(&mut self, event: &Event) {
         let (packet, psn) = (&event.packet, event.psn);
         let is_read = packet.opcode.operation() == Operation::ReadResponse;
+        let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
+        if is_read && packet.ends() && began != Some(true) {
+            self.responder.strays += 1;
+        }
         if let Some(aeth) = packet.aeth {
             match aeth.syndrome() {
                 None => {
@@ -473,37 +482,46 @@ impl Judge<'_> {
     }
 
     fn msn(&mut self, packet: &Seen, msn: u32, psn: i64) {
-        if self.theirs.cut.is_some_and(|(cut, _)| psn >= cut) || self.theirs.list.is_empty() {
+        let is_open = self.theirs.cut.is_some_and(|(cut, _)| psn >= cut);
+        // Of what was sent before the capture began nobody knows how many messages it was.
+        if is_open || self.theirs.list.is_empty() || self.oldest_ever.is_none_or(|oldest| psn + 1 < oldest) {
             return;
         }
         let is_nak = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20);
         // A NAK is for a packet that is not done.
-        let least = self.theirs.ended_by(if is_nak { psn - 1 } else { psn }) as u32;
+        let least = self.theirs.ended_by(if is_nak { psn - 1 } else { psn }) as i64;
         let expected = self.responder.expected.unwrap_or(psn + 1);
         // A READ may count when it is validated, at the PSN of its request.
         let begun = match self.theirs.at(psn) {
             Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
             _ => 0,
         };
-        let most = (self.theirs.ended_by(expected - 1) as u32).max(least + begun);
-        let known = self.strict || (self.of.agreed.is_some() && self.theirs.orphans == 0);
-        let before = match self.responder.msn_before {
+        let most = (self.theirs.ended_by(expected - 1) as i64).max(least + begun) + self.responder.strays;
+        let is_known = self.strict || (self.of.agreed.is_some() && self.theirs.orphans == 0);
+        let (fewest, largest) = match self.responder.before {
             Some(before) => before,
-            None if known || (least..=most).contains(&msn) => 0,
-            // The connection is older than the capture.
-            None => msn.wrapping_sub(least) & MSN_MASK,
-        };
-        self.responder.msn_before = Some(before);
-        let counted = msn.wrapping_sub(before) & MSN_MASK;
-        let impossible = before > MSN_MASK - self.theirs.list.len() as u32;
-        if counted < least || counted > most || impossible {
-            let (least, most) = (least.wrapping_add(before) & MSN_MASK, most.wrapping_add(before) & MSN_MASK);
-            let least = if impossible { self.theirs.ended_by(psn) as u32 } else { least };
-            let range = if least >= most { format!("{least}") } else { format!("{least} to {most}") };
-            self.violation(Rule::Msn, packet.frame, format!("MSN {msn} at PSN {}: must be {range}", hex(psn)));
-            if impossible {
-                self.responder.msn_before = Some(0);
+            None => {
+                self.responder.newest_msn = i64::from(msn);
+                if is_known { (0, 0) } else { (i64::MIN, i64::MAX) }
             }
+        };
+        let newest = self.responder.newest_msn;
+        let far = (i64::from(msn) - newest) & MSN_MASK;
+        let counted = newest + if far > MSN_MASK / 2 { far - MSN_MASK - 1 } else { far };
+        self.responder.newest_msn = newest.max(counted);
+        // Nothing was before if it would have to be less than nothing.
+        let floor = if counted <= self.theirs.list.len() as i64 { 0 } else { i64::MIN };
+        let before = (fewest.max(counted - most).max(floor), largest.min(counted - least));
+        if before.0 > before.1 {
+            let (from, to) = (least.saturating_add(fewest.max(floor)), most.saturating_add(largest));
+            let range = match () {
+                () if largest == i64::MAX => format!("at least {least}"),
+                () if from >= to => from.to_string(),
+                () => format!("{from} to {to}"),
+            };
+            self.violation(Rule::Msn, packet.frame, format!("MSN {msn} at PSN {}: must be {range}", hex(psn)));
+        } else {
+            self.responder.before = Some(before);
         }
     }
 
@@ -605,7 +623,12 @@ impl Judge<'_> {
     }
 }
 
-const MSN_MASK: u32 = 0x00ff_ffff;
+const MSN_MASK: i64 = 0x00ff_ffff;
+
+/// The first PSN of the requests of an end.
+fn oldest(events: &[Event], end: usize) -> Option<i64> {
+    events.iter().filter(|event| event.from == end && event.packet.is_request()).map(|event| event.psn).min()
+}
 
 /// The last PSN that the requests of an end take up.
 fn newest(of: &Conversation, events: &[Event], end: usize) -> Option<i64> {

@@ -29,8 +29,9 @@ pub(super) struct Messages {
     pub(super) list: Vec<Message>,
     /// From here on nothing is known for sure: a message did not end, or it is not known how long it is.
     pub(super) cut: Option<(i64, u64)>,
-    /// Packets before the first message that is whole.
+    /// Packets before the first message that is whole, and where messages end among them.
     pub(super) orphans: usize,
+    orphan_ends: Vec<i64>,
 }
 
 impl Message {
@@ -94,7 +95,12 @@ impl Messages {
     /// The messages that an end of a conversation sent among these packets.
     pub(super) fn among(conversation: &Conversation, events: &[Event], end: usize) -> Messages {
         let mut firsts: BTreeMap<i64, Rc<Seen>> = BTreeMap::new();
+        // Responses that begin in the middle are to a READ that began before.
+        let mut begun: BTreeMap<i64, bool> = BTreeMap::new();
         for event in events {
+            if event.from != end && event.packet.opcode.operation() == Operation::ReadResponse {
+                *begun.entry(event.psn).or_default() |= event.packet.starts();
+            }
             if event.from == end && event.packet.is_request() && event.packet.icrc_is_right {
                 firsts.entry(event.psn).or_insert_with(|| Rc::clone(&event.packet));
             }
@@ -106,10 +112,15 @@ impl Messages {
             if next.is_some_and(|next| *psn < next) {
                 continue; // a READ, taken up again
             }
-            if !packet.starts() {
+            let is_resumed =
+                packet.opcode.operation() == Operation::ReadRequest && begun.get(psn) == Some(&false);
+            if !packet.starts() || is_resumed {
                 // The start was not seen.
                 if messages.list.is_empty() {
                     messages.orphans += 1;
+                    if packet.ends() && !is_resumed {
+                        messages.orphan_ends.push(*psn);
+                    }
                 } else {
                     messages.cut.get_or_insert((*psn, packet.frame));
                 }
@@ -144,7 +155,7 @@ impl Messages {
 
     /// How many messages end at or before a PSN.
     pub(super) fn ended_by(&self, psn: i64) -> usize {
-        self.list.partition_point(|message| message.last <= psn)
+        self.orphan_ends.partition_point(|last| *last <= psn) + self.list.partition_point(|message| message.last <= psn)
     }
 }
 

@@ -82,6 +82,16 @@ impl Seen {
         self.opcode.service()
     }
 
+    /// Whether a receiver may look at it further: ICRC, transport version and P_Key are right.
+    pub(super) fn is_acceptable(&self) -> bool {
+        self.icrc_is_right && self.bth.transport_version() == 0 && self.bth.pkey().0 & 0x7fff == 0x7fff
+    }
+
+    /// Whether it may carry the solicited event bit.
+    pub(super) fn may_solicit(&self) -> bool {
+        self.ends() && (self.opcode.operation() == Operation::Send || self.immediate.is_some())
+    }
+
     pub(super) fn is_request(&self) -> bool {
         self.opcode.is_request()
     }

@@ -1,7 +1,7 @@
 //! The engine in the place of one recorded end: what its application posted and what the other end
 //! sent, at the recorded times; what the engine sends is kept.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
@@ -321,7 +321,7 @@ impl<'a> Stage<'a> {
                 step(at, What::Receive(number), number, of.theirs.list[number].frame);
             }
             for (index, event) in of.of.events.iter().enumerate() {
-                if event.from != of.end && !event.lost_to_engine() {
+                if event.from != of.end && of.is_understood(event) {
                     step(event.packet.at, What::Packet(index), index, event.packet.frame);
                 }
             }
@@ -369,7 +369,7 @@ impl<'a> Stage<'a> {
                 if packet.is_request() {
                     lane.newest[from] = lane.newest[from].max(psn);
                 }
-                lane.played.events.push(Event { from, packet, psn, lost: false });
+                lane.played.events.push(Event { from, packet, psn, lost: event.lost });
             }
         }
         Ok(())
@@ -423,6 +423,18 @@ const ETHERNET_LEN: usize = 14;
 impl Lane<'_> {
     fn mr(&self) -> Result<Mr, Failure> {
         self.memory.ok_or_else(|| Failure::run("a message without memory"))
+    }
+
+    /// Whether the engine is to get one of their packets: not what did not arrive, and not what belongs
+    /// to messages of which the capture has only a part. What is damaged it must see, to refuse it.
+    fn is_understood(&self, event: &Event) -> bool {
+        let packet = &event.packet;
+        let is_known = match self.of.service {
+            Service::Rc | Service::Uc if packet.is_request() => self.theirs.at(event.psn).is_some(),
+            Service::Rc | Service::Uc if packet.is_response() => self.own.at(event.psn).is_some(),
+            _ => true,
+        };
+        if packet.is_acceptable() { is_known && !event.lost } else { true }
     }
 
     fn fault(&mut self, rule: Rule, frame: u64, text: String) {
@@ -717,7 +729,7 @@ impl Lane<'_> {
         let ours = self.played.events.iter().rev().take(LOOK_BACK).filter(|event| event.from == end);
         let newest = ours.filter(|event| positive(&event.packet)).map(|event| event.psn).max();
         let Some(newest) = newest else { return Vec::new() };
-        let until = theirs.ended_by(newest).max(self.answered);
+        let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
         let fresh = theirs.list[self.answered..until].iter();
         let written = fresh.filter(|message| message.operation() == Some(Operation::Write));
         let answered = written.filter_map(|message| {
@@ -737,13 +749,6 @@ impl Lane<'_> {
 
 /// The engine's answers of one settling are among so many.
 const LOOK_BACK: usize = 8192;
-
-impl Event {
-    /// Whether the engine must not get it. What is damaged it must see to refuse.
-    fn lost_to_engine(&self) -> bool {
-        self.lost && self.packet.icrc_is_right
-    }
-}
 
 pub(super) fn is_rnr_nak(packet: &Seen) -> bool {
     packet.is_response() && packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >> 5 == 1)
@@ -779,24 +784,27 @@ fn rnr_timer(of: &Conversation, end: usize) -> RnrTimer {
     code.unwrap_or(RnrTimer::DEFAULT)
 }
 
+/// Shorter than this, a repeat may be due to packets that the capture does not have.
+const CROSSING: Duration = Duration::from_millis(2);
+
 /// The ACK timeout of the recorded end: by the connection manager, or as its repeats out of silence show;
 /// 0, which is none, where there are no such.
 fn ack_timeout(of: &Conversation, end: usize) -> u8 {
     if let Some(agreed) = of.agreed {
         return agreed.timeout;
     }
-    let mut sent: HashMap<i64, Nanos> = HashMap::new();
-    let mut heard = Nanos::ZERO;
+    let mut sent: HashSet<i64> = HashSet::new();
     let mut shortest: Option<Duration> = None;
-    for event in &of.events {
-        let at = event.packet.at;
-        if event.from != end {
-            heard = at;
-        } else if event.packet.is_request()
-            && let Some(before) = sent.insert(event.psn, at)
-            && heard < before
-        {
-            let silence = at.since(before);
+    for (index, event) in of.events.iter().enumerate() {
+        if event.from != end || !event.packet.is_request() || sent.insert(event.psn) {
+            continue;
+        }
+        // Out of silence from both, and not because the other end asked for it.
+        let Some(before) = index.checked_sub(1).and_then(|before| of.events.get(before)) else { continue };
+        let heard = of.events[..index].iter().rfind(|event| event.from != end);
+        let silence = event.packet.at.since(before.packet.at);
+        let is_asked = heard.is_some_and(|heard| heard.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20));
+        if !is_asked && silence > CROSSING {
             shortest = Some(shortest.map_or(silence, |shortest| shortest.min(silence)));
         }
     }

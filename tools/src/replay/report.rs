@@ -18,6 +18,8 @@ use super::rule::{Finding, Rule, Weight};
 pub(super) struct Report {
     frames: u64,
     roce_packets: usize,
+    /// With an opcode that is a manufacturer's.
+    foreign: usize,
     unreadable: u64,
     conversations: Vec<ConversationReport>,
     /// What each engine counted, by the address that it had.
@@ -63,7 +65,7 @@ impl Report {
         let reports = conversations.iter().map(|conversation| {
             let name = |end: usize| {
                 let qpn = conversation.ends[end].qpn.map_or("?".to_owned(), |qpn| qpn.to_string());
-                format!("{} qp {qpn}", conversation.ends[end].gid)
+                format!("{} qp {qpn}", conversation.ends[end].gid.to_ip())
             };
             let starts = [0, 1].map(|end| {
                 let mut requests = conversation.events.iter().filter(|e| e.from == end && e.packet.is_request());
@@ -73,11 +75,15 @@ impl Report {
             let mut title = format!("{:?} {} <> {}", conversation.service, name(0), name(1));
             let _ = write!(title, ": {} packets, first PSNs {} and {}", conversation.events.len(), starts[0], starts[1]);
             let _ = write!(title, ", path MTU {} ({}){cm}", conversation.path_mtu.bytes(), conversation.path_mtu_from);
+            if let Some((frame, opcode)) = conversation.foreign {
+                let _ = write!(title, ", judged up to frame {frame}: opcode {opcode:#04x} is a manufacturer's");
+            }
             ConversationReport { title: title.replace("Rc ", "RC ").replace("Uc ", "UC ").replace("Ud ", "UD "), ends: Vec::new() }
         });
         Report {
             frames: capture.frames,
             roce_packets: capture.packets.len(),
+            foreign: capture.foreign.len(),
             unreadable: capture.unreadable,
             conversations: reports.collect(),
             counters: Vec::new(),
@@ -111,9 +117,13 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("{} frames, {} RoCE packets", self.frames, self.roce_packets as u64 + self.unreadable);
+        let packets = self.roce_packets as u64 + self.foreign as u64 + self.unreadable;
+        let mut text = format!("{} frames, {packets} RoCE packets", self.frames);
+        if self.foreign > 0 {
+            let _ = write!(text, ", {} with a manufacturer's opcode", self.foreign);
+        }
         if self.unreadable > 0 {
-            let _ = write!(text, ", {} of them not looked into (cut short, or of unknown opcode)", self.unreadable);
+            let _ = write!(text, ", {} cut short or in contradiction with themselves", self.unreadable);
         }
         text.push('\n');
         for conversation in &self.conversations {
@@ -178,13 +188,13 @@ impl Verdict {
 impl EndReport {
     /// Of an end as it was recorded.
     pub(super) fn recorded(of: &Conversation, end: usize, findings: Vec<Finding>, measured: &Measured) -> EndReport {
-        let who = format!("{} as recorded", of.ends[end].gid);
+        let who = format!("{} as recorded", of.ends[end].gid.to_ip());
         EndReport::new(who, counts(measured), findings, lines(measured))
     }
 
     /// Of the engine in the place of an end.
     pub(super) fn played(of: &Conversation, played: &Played, findings: Vec<Finding>, measured: &Measured) -> EndReport {
-        let who = format!("ferroce as {}", of.ends[played.end].gid);
+        let who = format!("ferroce as {}", of.ends[played.end].gid.to_ip());
         let (messages, bytes) = played.compared;
         let mut summary = counts(measured);
         let _ = write!(summary, "; {} posted, {messages} compared in memory ({bytes} bytes)", played.posted);

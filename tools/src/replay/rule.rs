@@ -69,6 +69,8 @@ pub(super) enum Rule {
     ReadShape,
     Repeats,
     LocalChange,
+    /// When receives were posted is told by the packets only roughly.
+    Receives,
 }
 
 /// How much a finding weighs.
@@ -129,6 +131,7 @@ impl Rule {
             Rule::ReadShape => "read-shape",
             Rule::Repeats => "repeats",
             Rule::LocalChange => "local-change",
+            Rule::Receives => "receives",
         }
     }
 }
