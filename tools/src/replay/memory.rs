@@ -56,10 +56,19 @@ impl Exposed {
         places: &[(usize, usize)],
     ) -> Result<Exposed, Failure> {
         let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
+        // What was refused under a key may have been refused again, behind the end of the capture.
+        let mut refused: Vec<RKey> = Vec::new();
+        for (index, end) in places {
+            let of = &conversations[*index];
+            let messages = Messages::of(of, 1 - end).list;
+            let keys = messages.iter().filter(|m| was_refused(of, *end, m)).filter_map(Message::remote);
+            refused.extend(keys.map(|(_, rkey, _)| rkey));
+        }
         for (index, end) in places {
             let of = &conversations[*index];
             for message in Messages::of(of, 1 - end).list {
-                if was_refused(of, *end, &message) {
+                let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey));
+                if was_refused(of, *end, &message) || (is_refused && !was_answered(of, *end, &message)) {
                     continue;
                 }
                 if let Some(key) = message.tail().and_then(|packet| packet.invalidates) {
@@ -229,6 +238,14 @@ impl Exposed {
         }
         Ok(found)
     }
+}
+
+/// Whether the recorded end is known to have carried a message out.
+fn was_answered(of: &Conversation, end: usize, message: &Message) -> bool {
+    of.events.iter().any(|event| {
+        let is_nak = event.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20);
+        event.from == end && event.packet.is_response() && !is_nak && event.psn >= message.last
+    })
 }
 
 /// Whether the recorded end refused a message.

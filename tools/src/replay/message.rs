@@ -15,7 +15,7 @@ pub(super) struct Message {
     /// First and last PSN, those of a READ's responses included.
     pub(super) first: i64,
     pub(super) last: i64,
-    /// When its first packet was seen.
+    /// When it was posted at the latest: its first packet was seen, or one of a message behind it.
     pub(super) at: Nanos,
     /// Its request packets by place; `None` for those that were never seen.
     pub(super) packets: Vec<Option<Rc<Seen>>>,
@@ -143,6 +143,12 @@ impl Messages {
             let last = psn + conversation.span(packet).max(packets.len() as i64) - 1;
             next = Some(last + 1);
             messages.list.push(Message { first: *psn, last, at: packet.at, frame: packet.frame, packets });
+        }
+        // They are posted in order, whichever was seen first.
+        let mut earliest = Nanos::NEVER;
+        for message in messages.list.iter_mut().rev() {
+            earliest = earliest.min(message.at);
+            message.at = earliest;
         }
         messages
     }

@@ -520,12 +520,6 @@ impl Lane<'_> {
             times.push((number, time));
         }
         // They are taken in order.
-        let mut earliest = Nanos::NEVER;
-        for (_, time) in times.iter_mut().rev() {
-            if let Some(time) = time {
-                earliest = earliest.min(*time);
-            }
-        }
         let mut latest = Nanos::ZERO;
         let mut ordered = Vec::new();
         for (number, time) in times {
