@@ -37,7 +37,7 @@ mod switch;
 const PENDING: [(RangeInclusive<u32>, &str); 3] = [
     (101..=108, "DCQCN does not exist yet"),
     (109..=109, "needs the kernel's connection manager: tools/tests/rxe"),
-    (127..=127, "needs another implementation; part of it is tools/tests/rxe"),
+    (127..=127, "needs the kernel's rdma_rxe: tools/tests/rxe"),
 ];
 
 /// Every case is one test and one row of the README, or pending in both lists.

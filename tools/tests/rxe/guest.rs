@@ -1,9 +1,15 @@
 //! The guest, and programs that run in it and beside it.
 
+use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsFd;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 /// The guest's addresses, and ours.
 pub(crate) const GUEST: [&str; 2] = ["10.77.0.11", "fd77::11"];
@@ -33,6 +39,19 @@ impl Guest {
         Some(guest)
     }
 
+    /// Runs `f` in a thread inside the guest's network namespace.
+    pub(crate) fn inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        let namespace = File::open(format!("/run/netns/{}", self.netns)).expect("the namespace exists");
+        thread::scope(|scope| {
+            let thread = scope.spawn(move || {
+                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
+                    .expect("root may enter it");
+                f()
+            });
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
     fn script(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/rxe"));
         command.env("RXE_CACHE", &self.cache).env("RXE_NETNS", &self.netns).args(arguments);
@@ -57,6 +76,25 @@ impl Guest {
         let mut server = self.start_ferroce(arguments);
         server.wait_for("waiting for");
         server
+    }
+
+    /// From now on the guest loses one packet of a hundred, of those that it sends and of those that it
+    /// receives.
+    pub(crate) fn lose_packets(&self) {
+        let lossy = "tc qdisc add dev eth0 root netem loss 1% limit 100000 && \
+                     ip link set ifb0 mtu 9000 up && tc qdisc add dev ifb0 root netem loss 1% limit 100000 && \
+                     tc qdisc add dev eth0 ingress && \
+                     tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0";
+        self.start(lossy).succeed();
+    }
+
+    /// Tells how many packets were lost until now, each way; there must have been some.
+    pub(crate) fn check_losses(&self) {
+        let lost = self.start("tc -s qdisc show | grep -A1 netem | grep -o 'dropped [0-9]*'").succeed();
+        let lost: Vec<u32> =
+            lost.lines().filter_map(|line| line.strip_prefix("dropped ")?.parse().ok()).collect();
+        println!("lost on the way out and in: {lost:?}");
+        assert!(lost.len() == 2 && lost.iter().all(|packets| *packets > 0), "{lost:?}");
     }
 
     /// Waits until the guest's connection manager listens on a port.
@@ -118,7 +156,7 @@ impl Running {
                 let _ = self.child.kill();
                 break;
             }
-            std::thread::sleep(Duration::from_millis(20));
+            thread::sleep(Duration::from_millis(20));
         }
         let Output { status, stdout, stderr } =
             self.child.wait_with_output().expect("its output can be read");
@@ -132,4 +170,9 @@ impl Running {
 /// Prints a line of the matrix.
 pub(crate) fn report(case: &str, device: &str, role: &str) {
     println!("{case:<62} | {device:<14} | ferroce is the {role:<6} | right");
+}
+
+/// Prints a line of the matrix of verbs.
+pub(crate) fn report_outcome(case: &str, device: &str, asker: &str, outcome: &str) {
+    println!("{case:<50} | {device:<13} | {asker:>7} asks | {outcome}");
 }

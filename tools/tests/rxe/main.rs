@@ -3,14 +3,29 @@
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases.
 
+mod ends;
+mod errors;
 mod guest;
+mod peer;
 mod programs;
+mod verbs;
+mod work;
 
 use guest::Guest;
+use peer::Peer;
 
 #[test]
 fn the_kernels_rdma_rxe() {
     let Some(guest) = Guest::boot() else { return };
-    let runs = programs::run(&guest);
-    println!("{runs} runs with rdma_rxe");
+    Peer::start(&guest);
+    let exchanges = verbs::run(&guest) + errors::run(&guest);
+    let programs = programs::run(&guest);
+    guest.lose_packets();
+    let (lossy, lossy_programs) = (verbs::with_loss(&guest), programs::with_loss(&guest));
+    guest.check_losses();
+    println!(
+        "{} exchanges of verbs, {lossy} of them with loss, and {} runs of programs with rdma_rxe: all right",
+        exchanges + lossy,
+        programs + lossy_programs
+    );
 }
