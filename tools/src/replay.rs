@@ -3,12 +3,15 @@
 mod compare;
 mod conversation;
 mod judge;
+mod lane;
 mod memory;
 mod message;
 mod packet;
 mod play;
+mod recorded;
 mod report;
 mod rule;
+mod translation;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -78,7 +81,11 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         return Err(Failure::usage(format!(
             "--role {role}: nobody has this address in {}; {}",
             args.file.display(),
-            if known.is_empty() { "there is no conversation".to_owned() } else { format!("there are {}", known.join(", ")) }
+            if known.is_empty() {
+                "there is no conversation".to_owned()
+            } else {
+                format!("there are {}", known.join(", "))
+            }
         )));
     }
     let mut report = Report::new(&capture, &conversations);
@@ -157,10 +164,12 @@ impl Capture {
             match Seen::new(capture.frames, at, layers.network, layers.is_roce_v1()) {
                 Ok(packet) => capture.packets.push(Rc::new(packet)),
                 Err(ParseError::Opcode(opcode)) => {
-                    let bth = layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
+                    let bth =
+                        layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
                     let to = bth.map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
                     let (source, destination) = (transport.source, transport.destination);
-                    let foreign = Foreign { frame: capture.frames, source, destination, to: Qpn::new(to), opcode };
+                    let foreign =
+                        Foreign { frame: capture.frames, source, destination, to: Qpn::new(to), opcode };
                     capture.foreign.push(foreign);
                 }
                 Err(_) => capture.unreadable += 1,

@@ -59,7 +59,9 @@ impl Comparison<'_> {
                 }
             }
         }
-        if let Some((psn, here)) = ours.iter().find(|(psn, _)| !theirs.contains_key(psn) && known.at(**psn).is_none()) {
+        if let Some((psn, here)) =
+            ours.iter().find(|(psn, _)| !theirs.contains_key(psn) && known.at(**psn).is_none())
+        {
             let text = format!("{} at PSN {} was not recorded", here.opcode, hex(*psn));
             self.violation(Rule::Content, here.frame, text);
         }
@@ -69,7 +71,9 @@ impl Comparison<'_> {
         let (there, here) = (repeats(recorded, &theirs), repeats(engine, &ours));
         if there != here && self.of.service == Service::Rc {
             let frame = recorded.first().map_or(0, |event| event.packet.frame);
-            let text = format!("{there} packets were repeated, here {here}: timers, and what was under way, are each end's own");
+            let text = format!(
+                "{there} packets were repeated, here {here}: timers, and what was under way, are each end's own"
+            );
             self.lawful(Rule::Repeats, frame, text);
         }
     }
@@ -106,10 +110,16 @@ impl Comparison<'_> {
             && there.bth.dest_qpn() == here.bth.dest_qpn()
             && (there.bth.solicited() == here.bth.solicited() || !there.may_solicit());
         if !same {
-            let text = format!("{} at PSN {} has other headers than the recorded {}", here.opcode, hex(here.psn().value().into()), there.opcode);
+            let text = format!(
+                "{} at PSN {} has other headers than the recorded {}",
+                here.opcode,
+                hex(here.psn().value().into()),
+                there.opcode
+            );
             self.violation(Rule::Content, frame, text);
         } else if there.payload() != here.payload() {
-            let text = format!("{} at PSN {} has another payload", here.opcode, hex(here.psn().value().into()));
+            let text =
+                format!("{} at PSN {} has another payload", here.opcode, hex(here.psn().value().into()));
             self.violation(Rule::Content, frame, text);
         }
         if there.bth.pad() != here.bth.pad() {
@@ -139,7 +149,11 @@ impl Comparison<'_> {
         self.refusals(recorded, engine);
         let mut there: HashMap<i64, Vec<&Seen>> = HashMap::new();
         let answers = |events: &'_ [Event]| -> Vec<Event> {
-            events.iter().filter(|event| event.packet.is_response() && event.packet.icrc_is_right).cloned().collect()
+            events
+                .iter()
+                .filter(|event| event.packet.is_response() && event.packet.icrc_is_right)
+                .cloned()
+                .collect()
         };
         let (recorded, engine) = (answers(recorded), answers(engine));
         for event in &recorded {
@@ -151,7 +165,8 @@ impl Comparison<'_> {
             self.response(candidates, here, event.psn);
         }
         let count = |events: &[Event]| {
-            let acks = events.iter().filter(|event| event.packet.opcode.operation() == Operation::Acknowledge);
+            let acks =
+                events.iter().filter(|event| event.packet.opcode.operation() == Operation::Acknowledge);
             acks.filter(|event| !is_nak(&event.packet)).count()
         };
         let (was, is) = (count(&recorded), count(&engine));
@@ -163,7 +178,8 @@ impl Comparison<'_> {
 
     fn response(&mut self, candidates: &[&Seen], here: &Seen, psn: i64) {
         let operation = here.opcode.operation();
-        let alike: Vec<&&Seen> = candidates.iter().filter(|there| there.opcode.operation() == operation).collect();
+        let alike: Vec<&&Seen> =
+            candidates.iter().filter(|there| there.opcode.operation() == operation).collect();
         let Some(first) = alike.first() else { return };
         match operation {
             Operation::ReadResponse => {
@@ -171,15 +187,23 @@ impl Comparison<'_> {
                     let text = format!("the READ response of PSN {} has another payload", hex(psn));
                     self.violation(Rule::Data, first.frame, text);
                 } else if !alike.iter().any(|there| there.opcode == here.opcode) {
-                    let text = format!("{} at PSN {}, recorded as {}: where the READ was taken up again", here.opcode, hex(psn), first.opcode);
+                    let text = format!(
+                        "{} at PSN {}, recorded as {}: where the READ was taken up again",
+                        here.opcode,
+                        hex(psn),
+                        first.opcode
+                    );
                     self.lawful(Rule::ReadShape, first.frame, text);
                 }
             }
-            Operation::AtomicAcknowledge => {
-                if !alike.iter().any(|there| there.original == here.original) {
-                    let text = format!("the atomic at PSN {} returns {:#x?}, recorded {:#x?}", hex(psn), here.original, first.original);
-                    self.violation(Rule::Data, first.frame, text);
-                }
+            Operation::AtomicAcknowledge if !alike.iter().any(|there| there.original == here.original) => {
+                let text = format!(
+                    "the atomic at PSN {} returns {:#x?}, recorded {:#x?}",
+                    hex(psn),
+                    here.original,
+                    first.original
+                );
+                self.violation(Rule::Data, first.frame, text);
             }
             _ => {}
         }
@@ -191,7 +215,11 @@ impl Comparison<'_> {
             && was != is
         {
             let told = |code: u8| credits(code).map_or("no limit".to_owned(), |credits| credits.to_string());
-            self.lawful(Rule::CreditCode, first.frame, format!("credits were {}, here {}", told(was), told(is)));
+            self.lawful(
+                Rule::CreditCode,
+                first.frame,
+                format!("credits were {}, here {}", told(was), told(is)),
+            );
         }
         self.choices(first, here);
     }
@@ -213,7 +241,10 @@ impl Comparison<'_> {
             let was = name(byte);
             match other.map(|at| here.remove(at)) {
                 Some((_, is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {
-                    let text = format!("refused with {} where {was} was recorded: a message longer than its receive is an invalid request", name(is));
+                    let text = format!(
+                        "refused with {} where {was} was recorded: a message longer than its receive is an invalid request",
+                        name(is)
+                    );
                     self.lawful(Rule::NakCode, frame, text);
                 }
                 Some((_, is, _)) => {
@@ -222,14 +253,22 @@ impl Comparison<'_> {
                 }
                 // Whether gaps are told is judged by what reached the engine.
                 None if byte == 0x60 => {
-                    let text = format!("{was} for PSN {} was recorded: here the packets before it came", hex(psn));
+                    let text =
+                        format!("{was} for PSN {} was recorded: here the packets before it came", hex(psn));
                     self.lawful(Rule::Repeats, frame, text);
                 }
                 None if byte >> 5 == 1 => {
-                    let text = format!("{was} for PSN {} was recorded: here the receive was posted by then", hex(psn));
+                    let text = format!(
+                        "{was} for PSN {} was recorded: here the receive was posted by then",
+                        hex(psn)
+                    );
                     self.lawful(Rule::Receives, frame, text);
                 }
-                None => self.violation(Rule::Refusal, frame, format!("{was} for PSN {} was recorded, here is none", hex(psn))),
+                None => self.violation(
+                    Rule::Refusal,
+                    frame,
+                    format!("{was} for PSN {} was recorded, here is none", hex(psn)),
+                ),
             }
         }
         for (psn, byte, frame) in here {

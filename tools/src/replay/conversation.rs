@@ -238,21 +238,15 @@ impl Conversation {
     /// Finds packets that were recorded and did not arrive: what a NAK or a repeated READ asks for.
     fn find_losses(&mut self) {
         for at in 0..self.events.len() {
-            let (asker, missing) = {
-                let event = &self.events[at];
-                let packet = &event.packet;
-                let is_sequence_error = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
-                if packet.is_response() && is_sequence_error {
-                    (event.from, event.psn)
-                } else if packet.opcode == Opcode::RC_READ_REQUEST && self.is_resumed(at) {
-                    (event.from, event.psn)
-                } else {
-                    continue;
-                }
-            };
-            let is_request = self.events[at].packet.is_response();
-            for event in &mut self.events[..at] {
-                let kind = if is_request { event.packet.is_request() } else { event.packet.is_response() };
+            let event = &self.events[at];
+            let (packet, asker, missing) = (&event.packet, event.from, event.psn);
+            let is_sequence_error = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
+            let is_told = packet.is_response() && is_sequence_error;
+            if !is_told && (packet.opcode != Opcode::RC_READ_REQUEST || !self.is_resumed(at)) {
+                continue;
+            }
+            for event in self.events[..at].iter_mut().rev().take(LOOK_BACK) {
+                let kind = if is_told { event.packet.is_request() } else { event.packet.is_response() };
                 // A READ request asks for all its responses; a NAK names it by the first.
                 event.lost |= event.from != asker && event.psn == missing && kind;
             }
@@ -265,7 +259,7 @@ impl Conversation {
     /// Whether the READ request at `at` goes on with an earlier one, from behind its start.
     fn is_resumed(&self, at: usize) -> bool {
         let event = &self.events[at];
-        self.events[..at].iter().any(|earlier| {
+        self.events[..at].iter().rev().take(LOOK_BACK).any(|earlier| {
             let span = self.span(&earlier.packet);
             earlier.from == event.from
                 && earlier.packet.opcode == Opcode::RC_READ_REQUEST
@@ -282,6 +276,9 @@ impl Conversation {
         }
     }
 }
+
+/// What is asked for again was sent among so many packets.
+const LOOK_BACK: usize = 8192;
 
 /// The PSN on the wire.
 pub(super) fn wrapped(psn: i64) -> Psn {
@@ -381,11 +378,8 @@ fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given) -> HashMap<
     for (a, b) in &given.pairs {
         let mut flows = packets.iter().filter(|p| p.bth.dest_qpn() == *b || p.bth.dest_qpn() == *a);
         if let Some(p) = flows.next() {
-            let (to_a, to_b) = if p.bth.dest_qpn() == *a {
-                (p.destination, p.source)
-            } else {
-                (p.source, p.destination)
-            };
+            let (to_a, to_b) =
+                if p.bth.dest_qpn() == *a { (p.destination, p.source) } else { (p.source, p.destination) };
             tie((to_a, *a), (to_b, *b), p.service());
         }
     }

@@ -155,7 +155,11 @@ impl Judge<'_> {
             if self.strict {
                 self.violation(Rule::Icrc, packet.frame, format!("{} with a wrong ICRC", packet.opcode));
             } else {
-                self.lawful(Rule::Icrc, packet.frame, "its ICRC is wrong where it was recorded; `ferroce dissect` tells more");
+                self.lawful(
+                    Rule::Icrc,
+                    packet.frame,
+                    "its ICRC is wrong where it was recorded; `ferroce dissect` tells more",
+                );
             }
             return;
         }
@@ -183,14 +187,22 @@ impl Judge<'_> {
             self.violation(Rule::Header, frame, text);
         }
         if packet.bth.pkey().0 & 0x7fff != 0x7fff {
-            self.violation(Rule::Header, frame, format!("P_Key {:#06x}: RoCE has 0xffff", packet.bth.pkey().0));
+            self.violation(
+                Rule::Header,
+                frame,
+                format!("P_Key {:#06x}: RoCE has 0xffff", packet.bth.pkey().0),
+            );
         }
         if packet.bth.solicited() && !packet.may_solicit() {
             self.violation(Rule::Header, frame, format!("{opcode} with the solicited event bit"));
         }
         let (len, mtu) = (packet.payload().len(), self.of.path_mtu.bytes() as usize);
         if self.of.service != Service::Ud && !packet.is_cnp() && !opcode.payload().admits(len, mtu) {
-            self.violation(Rule::PayloadLength, frame, format!("{opcode} with {len} bytes under path MTU {mtu}"));
+            self.violation(
+                Rule::PayloadLength,
+                frame,
+                format!("{opcode} with {len} bytes under path MTU {mtu}"),
+            );
         }
     }
 
@@ -204,7 +216,8 @@ impl Judge<'_> {
         let span = self.of.span(packet);
         let frame = packet.frame;
         let first = self.requester.firsts.get(&psn).cloned();
-        let inside = self.requester.reads.iter().rev().find(|(start, end, _)| psn > *start && psn < *end).cloned();
+        let inside =
+            self.requester.reads.iter().rev().find(|(start, end, _)| psn > *start && psn < *end).cloned();
         let is_repeat = first.is_some() || inside.is_some();
         if is_repeat {
             self.measured.repeats += 1;
@@ -218,7 +231,13 @@ impl Judge<'_> {
                 && first.immediate == packet.immediate
                 && first.atomic == packet.atomic;
             if !same_work {
-                let text = format!("PSN {} was {} in frame {}, and is {} with other contents", hex(psn), first.opcode, first.frame, packet.opcode);
+                let text = format!(
+                    "PSN {} was {} in frame {}, and is {} with other contents",
+                    hex(psn),
+                    first.opcode,
+                    first.frame,
+                    packet.opcode
+                );
                 self.violation(Rule::Repeat, frame, text);
             }
         } else if let Some((start, end, read)) = inside {
@@ -233,13 +252,23 @@ impl Judge<'_> {
                     if !right {
                         let text = format!(
                             "a READ is taken up again at PSN {} with address {:#x} and {} bytes: must be {:#x} and at most {}",
-                            hex(psn), now.va(), now.length(), before.va().wrapping_add(done), u64::from(before.length()) - done
+                            hex(psn),
+                            now.va(),
+                            now.length(),
+                            before.va().wrapping_add(done),
+                            u64::from(before.length()) - done
                         );
                         self.violation(Rule::ReadResume, frame, text);
                     }
                 }
                 _ => {
-                    let text = format!("{} at PSN {}, which belongs to the READ of PSN {} to {}", packet.opcode, hex(psn), hex(start), hex(end - 1));
+                    let text = format!(
+                        "{} at PSN {}, which belongs to the READ of PSN {} to {}",
+                        packet.opcode,
+                        hex(psn),
+                        hex(start),
+                        hex(end - 1)
+                    );
                     self.violation(Rule::PsnStep, frame, text);
                 }
             }
@@ -361,7 +390,8 @@ impl Judge<'_> {
             && self.strict
             && !self.responder.is_dead
         {
-            let text = format!("PSN {} is missing, and no NAK tells it", hex(self.responder.expected.unwrap_or(0)));
+            let text =
+                format!("PSN {} is missing, and no NAK tells it", hex(self.responder.expected.unwrap_or(0)));
             self.violation(Rule::NakMissing, frame, text);
         }
     }
@@ -395,7 +425,8 @@ impl Judge<'_> {
                 Some(Syndrome::Ack { credit_code }) => {
                     let posted = self.theirs.list.iter().filter(|message| message.takes_receive()).count();
                     if self.strict && credits(credit_code).is_some_and(|credits| credits as usize > posted) {
-                        let text = format!("credit code {credit_code} where {posted} receives were posted in all");
+                        let text =
+                            format!("credit code {credit_code} where {posted} receives were posted in all");
                         self.violation(Rule::Credits, packet.frame, text);
                     }
                     self.acknowledged(packet, psn, is_read);
@@ -441,7 +472,11 @@ impl Judge<'_> {
             }
         } else if self.responder.last_nak == Some(psn) {
             self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
-        } else if self.responder.acked.is_some_and(|(acked, at)| psn <= acked && packet.at.since(at) > SLACK * 5) {
+        } else if self
+            .responder
+            .acked
+            .is_some_and(|(acked, at)| psn <= acked && packet.at.since(at) > SLACK * 5)
+        {
             let text = format!("a NAK for PSN {}, which was acknowledged before", hex(psn));
             self.violation(Rule::NakPsn, packet.frame, text);
         }
@@ -519,7 +554,11 @@ impl Judge<'_> {
                 () if from >= to => from.to_string(),
                 () => format!("{from} to {to}"),
             };
-            self.violation(Rule::Msn, packet.frame, format!("MSN {msn} at PSN {}: must be {range}", hex(psn)));
+            self.violation(
+                Rule::Msn,
+                packet.frame,
+                format!("MSN {msn} at PSN {}: must be {range}", hex(psn)),
+            );
         } else {
             self.responder.before = Some(before);
         }
@@ -536,12 +575,23 @@ impl Judge<'_> {
         let mtu = u64::from(self.of.path_mtu.bytes());
         let due = if psn == last { len - (last - first) as u64 * mtu } else { mtu };
         if packet.payload().len() as u64 != due {
-            let text = format!("{} with {} bytes at PSN {}: must have {due}", packet.opcode, packet.payload().len(), hex(psn));
+            let text = format!(
+                "{} with {} bytes at PSN {}: must have {due}",
+                packet.opcode,
+                packet.payload().len(),
+                hex(psn)
+            );
             self.violation(Rule::ReadResponse, packet.frame, text);
             return;
         }
-        let asked: Vec<(i64, i64)> =
-            self.responder.reads.iter().rev().filter(|(start, end)| psn >= *start && psn < *end).copied().collect();
+        let asked: Vec<(i64, i64)> = self
+            .responder
+            .reads
+            .iter()
+            .rev()
+            .filter(|(start, end)| psn >= *start && psn < *end)
+            .copied()
+            .collect();
         if asked.is_empty() {
             return; // the request was not recorded
         }
@@ -595,7 +645,8 @@ impl Judge<'_> {
             self.violation(Rule::AckMissing, frame, text);
         }
         let expected = self.responder.expected.unwrap_or(0);
-        let reads = self.theirs.list.iter().filter(|message| message.operation() == Some(Operation::ReadRequest));
+        let reads =
+            self.theirs.list.iter().filter(|message| message.operation() == Some(Operation::ReadRequest));
         let missing = reads.filter(|message| message.last < expected).find_map(|message| {
             let psn = (message.first..=message.last).find(|psn| !self.responder.answered.contains(psn))?;
             Some((message.frame, psn))
@@ -611,7 +662,8 @@ impl Judge<'_> {
         let mut wrong = Vec::new();
         for message in &self.own.list {
             let (payload, whole) = message.payload(mtu);
-            if let (Some(Operation::Write), Some((_, _, len)), true) = (message.operation(), message.remote(), whole)
+            if let (Some(Operation::Write), Some((_, _, len)), true) =
+                (message.operation(), message.remote(), whole)
                 && payload.len() as u64 != len
             {
                 wrong.push((message.frame, format!("a WRITE of {} bytes announces {len}", payload.len())));

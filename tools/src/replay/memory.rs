@@ -82,7 +82,10 @@ impl Exposed {
                         _ => Access::REMOTE_ATOMIC,
                     };
                     let end = addr.checked_add(len).ok_or_else(|| {
-                        Failure::run(format!("frame {}: {addr:#x} and {len} bytes more is no address", message.frame))
+                        Failure::run(format!(
+                            "frame {}: {addr:#x} and {len} bytes more is no address",
+                            message.frame
+                        ))
                     })?;
                     wanted.entry(rkey.0).or_default().ranges.push((addr, end, access));
                 }
@@ -163,9 +166,9 @@ impl Exposed {
         let packet = &request.packet;
         let end = 1 - request.from;
         if let Some(atomic) = packet.atomic {
-            let is_new = !of.events[..index].iter().any(|earlier| {
-                earlier.from == request.from && earlier.psn == request.psn && !earlier.lost
-            });
+            let is_new = !of.events[..index]
+                .iter()
+                .any(|earlier| earlier.from == request.from && earlier.psn == request.psn && !earlier.lost);
             let mut answers = of.events[index..].iter().filter(|event| event.from == end);
             let original = answers.find(|event| event.psn == request.psn).and_then(|e| e.packet.original);
             if let (true, Some(original)) = (is_new, original) {
@@ -189,7 +192,8 @@ impl Exposed {
             let before = of.events[..index].iter().rev();
             for event in behind.chain(before) {
                 let place = event.psn - request.psn;
-                let is_answer = event.from == end && event.packet.opcode.operation() == Operation::ReadResponse;
+                let is_answer =
+                    event.from == end && event.packet.opcode.operation() == Operation::ReadResponse;
                 if !is_answer || place < 0 || place >= span || !event.packet.icrc_is_right {
                     continue;
                 }
@@ -229,12 +233,15 @@ impl Exposed {
             let Some(region) = self.at(*rkey, *va).filter(|_| !overwritten) else { continue };
             let at = (va - region.start) as usize;
             let memory = context.bytes(region.mr)?.get(at..at + payload.len());
-            found.push(match memory.and_then(|memory| memory.iter().zip(payload).position(|(a, b)| a != b)) {
-                None => Found::Right(payload.len() as u64),
-                Some(at) => {
-                    Found::Wrong(*frame, format!("byte {at} of a WRITE of {} is not in memory", payload.len()))
-                }
-            });
+            found.push(
+                match memory.and_then(|memory| memory.iter().zip(payload).position(|(a, b)| a != b)) {
+                    None => Found::Right(payload.len() as u64),
+                    Some(at) => Found::Wrong(
+                        *frame,
+                        format!("byte {at} of a WRITE of {} is not in memory", payload.len()),
+                    ),
+                },
+            );
         }
         Ok(found)
     }

@@ -131,7 +131,9 @@ impl Messages {
             }
             let mut packets = vec![Some(Rc::clone(packet))];
             let mut ended = packet.opcode.position() == Position::Only;
-            while let Some((at, packet)) = rest.next_if(|(at, packet)| !ended && !packet.starts() && *at - psn - (packets.len() as i64) < MAX_HOLE) {
+            while let Some((at, packet)) = rest.next_if(|(at, packet)| {
+                !ended && !packet.starts() && *at - psn - (packets.len() as i64) < MAX_HOLE
+            }) {
                 packets.resize((at - psn) as usize, None);
                 packets.push(Some(Rc::clone(packet)));
                 ended = packet.ends();
@@ -161,7 +163,8 @@ impl Messages {
 
     /// How many messages end at or before a PSN.
     pub(super) fn ended_by(&self, psn: i64) -> usize {
-        self.orphan_ends.partition_point(|last| *last <= psn) + self.list.partition_point(|message| message.last <= psn)
+        self.orphan_ends.partition_point(|last| *last <= psn)
+            + self.list.partition_point(|message| message.last <= psn)
     }
 }
 

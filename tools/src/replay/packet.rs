@@ -102,6 +102,10 @@ impl Seen {
         matches!(self.opcode.operation(), ReadResponse | Acknowledge | AtomicAcknowledge)
     }
 
+    pub(super) fn is_rnr_nak(&self) -> bool {
+        self.is_response() && self.aeth.is_some_and(|aeth| aeth.syndrome_byte() >> 5 == 1)
+    }
+
     pub(super) fn is_cnp(&self) -> bool {
         self.opcode == Opcode::CNP
     }

@@ -68,17 +68,33 @@ impl Report {
                 format!("{} qp {qpn}", conversation.ends[end].gid.to_ip())
             };
             let starts = [0, 1].map(|end| {
-                let mut requests = conversation.events.iter().filter(|e| e.from == end && e.packet.is_request());
+                let mut requests =
+                    conversation.events.iter().filter(|e| e.from == end && e.packet.is_request());
                 requests.next().map_or("none".to_owned(), |event| hex(event.psn))
             });
             let cm = if conversation.agreed.is_some() { ", set up by the connection manager" } else { "" };
             let mut title = format!("{:?} {} <> {}", conversation.service, name(0), name(1));
-            let _ = write!(title, ": {} packets, first PSNs {} and {}", conversation.events.len(), starts[0], starts[1]);
-            let _ = write!(title, ", path MTU {} ({}){cm}", conversation.path_mtu.bytes(), conversation.path_mtu_from);
+            let _ = write!(
+                title,
+                ": {} packets, first PSNs {} and {}",
+                conversation.events.len(),
+                starts[0],
+                starts[1]
+            );
+            let _ = write!(
+                title,
+                ", path MTU {} ({}){cm}",
+                conversation.path_mtu.bytes(),
+                conversation.path_mtu_from
+            );
             if let Some((frame, opcode)) = conversation.foreign {
-                let _ = write!(title, ", judged up to frame {frame}: opcode {opcode:#04x} is a manufacturer's");
+                let _ =
+                    write!(title, ", judged up to frame {frame}: opcode {opcode:#04x} is a manufacturer's");
             }
-            ConversationReport { title: title.replace("Rc ", "RC ").replace("Uc ", "UC ").replace("Ud ", "UD "), ends: Vec::new() }
+            ConversationReport {
+                title: title.replace("Rc ", "RC ").replace("Uc ", "UC ").replace("Ud ", "UD "),
+                ends: Vec::new(),
+            }
         });
         Report {
             frames: capture.frames,
@@ -133,7 +149,13 @@ impl Report {
                 for Group { rule, weight, count, first } in &end.findings {
                     let weight = if *weight == Weight::Lawful { "lawful" } else { "VIOLATION" };
                     let times = if *count > 1 { format!(" x{count}, first") } else { String::new() };
-                    let _ = writeln!(text, "    {weight} {}{times} at frame {}: {}", rule.name(), first.frame, first.text);
+                    let _ = writeln!(
+                        text,
+                        "    {weight} {}{times} at frame {}: {}",
+                        rule.name(),
+                        first.frame,
+                        first.text
+                    );
                 }
                 for line in &end.measured {
                     let _ = writeln!(text, "    measured {line}");
@@ -187,13 +209,23 @@ impl Verdict {
 
 impl EndReport {
     /// Of an end as it was recorded.
-    pub(super) fn recorded(of: &Conversation, end: usize, findings: Vec<Finding>, measured: &Measured) -> EndReport {
+    pub(super) fn recorded(
+        of: &Conversation,
+        end: usize,
+        findings: Vec<Finding>,
+        measured: &Measured,
+    ) -> EndReport {
         let who = format!("{} as recorded", of.ends[end].gid.to_ip());
         EndReport::new(who, counts(measured), findings, lines(measured))
     }
 
     /// Of the engine in the place of an end.
-    pub(super) fn played(of: &Conversation, played: &Played, findings: Vec<Finding>, measured: &Measured) -> EndReport {
+    pub(super) fn played(
+        of: &Conversation,
+        played: &Played,
+        findings: Vec<Finding>,
+        measured: &Measured,
+    ) -> EndReport {
         let who = format!("ferroce as {}", of.ends[played.end].gid.to_ip());
         let (messages, bytes) = played.compared;
         let mut summary = counts(measured);
@@ -247,10 +279,15 @@ fn lines(measured: &Measured) -> Vec<String> {
         let mut times = times.clone();
         times.sort();
         let at = |part: usize| times.get((times.len() * part / 100).min(times.len().saturating_sub(1)));
-        if let (Some(least), Some(median), Some(high), Some(most)) = (times.first(), at(50), at(99), times.last()) {
+        if let (Some(least), Some(median), Some(high), Some(most)) =
+            (times.first(), at(50), at(99), times.last())
+        {
             let us = |time: &Duration| format!("{:.1}", time.as_nanos() as f64 / 1e3);
             let (least, median, high, most) = (us(least), us(median), us(high), us(most));
-            lines.push(format!("{what}: {} times, least {least} us, p50 {median}, p99 {high}, most {most}", times.len()));
+            lines.push(format!(
+                "{what}: {} times, least {least} us, p50 {median}, p99 {high}, most {most}",
+                times.len()
+            ));
         }
     }
     lines

@@ -1,0 +1,464 @@
+//! One queue pair of the engine, in the place of a recorded one.
+
+use std::collections::VecDeque;
+use std::rc::Rc;
+
+use ferroce::wire::{Operation, Service, Syndrome};
+use ferroce::{
+    Access, AddressVector, Context, Cq, Data, Destination, GidEntry, MacAddr, Memory, Mr, Pd, Qp, QpConfig,
+    QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags,
+    SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+};
+
+use super::conversation::{Conversation, Event, wrapped};
+use super::message::{Message, Messages};
+use super::packet::Seen;
+use super::play::{DEPTH, Played};
+use super::recorded::{ack_timeout, permissions, refused_as_too_long, rnr_timer};
+use super::rule::{Finding, Rule, Weight};
+use crate::failure::{Failure, OrFail};
+
+/// One queue pair of the engine.
+pub(super) struct Lane<'a> {
+    pub(super) end: usize,
+    pub(super) of: &'a Conversation,
+    pub(super) qp: Qp,
+    pub(super) qpn: Qpn,
+    /// The other end's queue pair, or a number that nobody has.
+    peer: Qpn,
+    pub(super) own: Messages,
+    pub(super) theirs: Messages,
+    destination: Option<Destination>,
+    /// Where payload goes out from, READs and receives come in.
+    memory: Option<Mr>,
+    /// By message, where in that memory.
+    sources: Vec<(u64, u32)>,
+    sinks: Vec<(u64, u32)>,
+    /// Messages that wait for room in the send queue.
+    waiting: VecDeque<usize>,
+    /// Their messages that ended at the engine, as its answers tell.
+    answered: usize,
+    /// The newest PSN of either end's requests.
+    pub(super) newest: [i64; 2],
+    pub(super) played: Played,
+}
+
+/// Marks the receives among the work request's numbers.
+const RECEIVE: u64 = 1 << 63;
+/// From here on, numbers for queue pairs that nothing was sent to.
+const NOBODY: u32 = 0x00e0_0000;
+/// The engine's answers of one settling are among so many.
+const LOOK_BACK: usize = 8192;
+
+impl<'a> Lane<'a> {
+    /// A queue pair that is connected as the recorded one was.
+    pub(super) fn new(
+        context: &mut Context,
+        (pd, cq): (Pd, Cq),
+        (index, of): (usize, &'a Conversation),
+        end: usize,
+        (number, far): (u32, MacAddr),
+        timeout: Option<u8>,
+    ) -> Result<Lane<'a>, Failure> {
+        let (own, theirs) = (Messages::of(of, end), Messages::of(of, 1 - end));
+        let start = |whose: usize, messages: &Messages| {
+            let agreed = of.agreed.map(|agreed| i64::from(agreed.start[whose].value()));
+            let seen = messages.list.first().map(|message| message.first);
+            // What was sent before the capture began is acknowledged in it.
+            let before = || {
+                let mut answers = of.events.iter().filter(|event| event.space() == whose);
+                answers.next().map(|event| event.psn + 1)
+            };
+            if messages.orphans > 0 { seen } else { agreed.or(seen) }.or_else(before).unwrap_or(0)
+        };
+        let starts =
+            if end == 0 { [start(0, &own), start(1, &theirs)] } else { [start(0, &theirs), start(1, &own)] };
+        let config = QpConfig {
+            qp_type: qp_type(of.service),
+            max_send_wr: DEPTH,
+            max_recv_wr: DEPTH,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            signal_all: true,
+            ..QpConfig::rc(pd, cq)
+        };
+        let qp = context.create_qp(&config)?;
+        let qpn = context.query_qp(qp)?.qpn;
+        let peer = of.ends[1 - end].qpn.unwrap_or(Qpn::new(NOBODY + number));
+        let address = address(context, of, end, far)?;
+        let rq_psn = wrapped(starts[1 - end]);
+        let sq_psn = wrapped(starts[end]);
+        let steps = match of.service {
+            Service::Ud | Service::Cnp => {
+                let qkey = of.events.iter().find(|e| e.from != end).and_then(|e| e.packet.deth);
+                vec![
+                    Transition::InitDatagram { qkey: qkey.map_or(0, |deth| deth.qkey()) },
+                    Transition::ReadyToReceiveDatagrams,
+                    Transition::ReadyToSendUnreliable { sq_psn },
+                ]
+            }
+            Service::Uc => {
+                let path = UnreliablePath { address, path_mtu: of.path_mtu, dest_qpn: peer, rq_psn };
+                vec![
+                    Transition::Init { access: Access::REMOTE_WRITE },
+                    Transition::ReadyToReceiveUnreliable(path),
+                    Transition::ReadyToSendUnreliable { sq_psn },
+                ]
+            }
+            Service::Rc => vec![
+                Transition::Init { access: permissions(of, end, &theirs) },
+                Transition::ReadyToReceive(ReadyToReceive {
+                    path_mtu: of.path_mtu,
+                    max_dest_rd_atomic: 128,
+                    min_rnr_timer: rnr_timer(of, end),
+                    ..ReadyToReceive::new(address, peer, rq_psn)
+                }),
+                Transition::ReadyToSend(ReadyToSend {
+                    sq_psn,
+                    timeout: timeout.unwrap_or_else(|| ack_timeout(of, end)),
+                    retry_count: of.agreed.map_or(7, |agreed| agreed.retry_count),
+                    rnr_retry: of.agreed.map_or(7, |agreed| agreed.rnr_retry),
+                    max_rd_atomic: 128,
+                }),
+            ],
+        };
+        for step in steps {
+            context.modify_qp(qp, step)?;
+        }
+        let destination = match of.service {
+            Service::Ud => {
+                let qkey = of.events.iter().find(|e| e.from == end).and_then(|e| e.packet.deth);
+                let ah = context.create_ah(pd, &address)?;
+                Some(Destination { ah, qpn: peer, qkey: qkey.map_or(0, |deth| deth.qkey()) })
+            }
+            _ => None,
+        };
+        let mut lane = Lane {
+            end,
+            of,
+            qp,
+            qpn,
+            peer,
+            own,
+            theirs,
+            destination,
+            memory: None,
+            sources: Vec::new(),
+            sinks: Vec::new(),
+            waiting: VecDeque::new(),
+            answered: 0,
+            newest: starts.map(|start| start - 1),
+            played: Played {
+                conversation: index,
+                end,
+                events: Vec::new(),
+                findings: Vec::new(),
+                compared: (0, 0),
+                posted: 0,
+                starts,
+            },
+        };
+        lane.fill(context, pd)?;
+        Ok(lane)
+    }
+
+    /// Posts the receive for one of their messages.
+    pub(super) fn post_receive(&self, context: &mut Context, number: usize) -> Result<(), Failure> {
+        let (offset, length) = self.sinks[self.own.list.len() + number];
+        let sges = [Sge { mr: self.mr()?, offset, length }];
+        let wr = ReceiveWorkRequest { wr_id: RECEIVE | number as u64, sges: &sges };
+        Ok(context.post_recv(self.qp, &wr)?)
+    }
+
+    /// Adds one of our messages to what is posted as soon as there is room.
+    pub(super) fn send(&mut self, context: &mut Context, number: usize) -> Result<(), Failure> {
+        self.waiting.push_back(number);
+        self.post(context)
+    }
+
+    fn mr(&self) -> Result<Mr, Failure> {
+        self.memory.ok_or_else(|| Failure::run("a message without memory"))
+    }
+
+    /// Whether the engine is to get one of their packets: not what did not arrive, and not what belongs
+    /// to messages of which the capture has only a part. What is damaged it must see, to refuse it.
+    pub(super) fn is_understood(&self, event: &Event) -> bool {
+        let packet = &event.packet;
+        let is_known = match self.of.service {
+            Service::Rc | Service::Uc if packet.is_request() => self.theirs.at(event.psn).is_some(),
+            Service::Rc | Service::Uc if packet.is_response() => self.own.at(event.psn).is_some(),
+            _ => true,
+        };
+        if packet.is_acceptable() { is_known && !event.lost } else { true }
+    }
+
+    pub(super) fn fault(&mut self, rule: Rule, frame: u64, text: String) {
+        self.played.findings.push(Finding { rule, weight: Weight::Violation, frame, text });
+    }
+
+    /// Registers what is sent, and room for what is read and received.
+    fn fill(&mut self, context: &mut Context, pd: Pd) -> Result<(), Failure> {
+        let mtu = self.of.path_mtu.bytes() as usize;
+        let mut bytes = Vec::new();
+        let mut place = |payload: &[u8]| {
+            let offset = bytes.len() as u64;
+            bytes.extend_from_slice(payload);
+            bytes.resize(bytes.len().next_multiple_of(8), 0);
+            (offset, payload.len() as u32)
+        };
+        for message in &self.own.list {
+            let (payload, _) = message.payload(mtu);
+            self.sources.push(place(&payload));
+        }
+        for message in &self.own.list {
+            let len = match message.operation() {
+                Some(Operation::ReadRequest) => message.remote().map_or(0, |(_, _, len)| len as usize),
+                Some(Operation::CompareSwap | Operation::FetchAdd) => 8,
+                _ => 0,
+            };
+            self.sinks.push(place(&vec![0xee; len]));
+        }
+        let area = if self.of.service == Service::Ud { 40 } else { 0 };
+        for message in &self.theirs.list {
+            let too_long = refused_as_too_long(self.of, self.end, message);
+            let len = too_long.unwrap_or_else(|| message.receive_len(mtu) + area);
+            self.sinks.push(place(&vec![0xee; len]));
+        }
+        bytes.resize(bytes.len().max(8), 0);
+        let memory = Memory::copy_of(&bytes).or_fail(|| format!("{} bytes of memory", bytes.len()))?;
+        let registered = context.register(pd, memory, Access::LOCAL_WRITE);
+        self.memory = Some(registered.map_err(|error| Failure::run(error.to_string()))?);
+        Ok(())
+    }
+
+    /// Posts what waits, as far as there is room.
+    pub(super) fn post(&mut self, context: &mut Context) -> Result<(), Failure> {
+        while let Some(number) = self.waiting.front().copied() {
+            if context.query_qp(self.qp)?.state != QpState::Rts {
+                return Ok(()); // the engine has given the connection up
+            }
+            let (op, (offset, length)) = self.work(number)?;
+            let sges = [Sge { mr: self.mr()?, offset, length }];
+            let data = Data::Sges(if length == 0 { &[] } else { &sges });
+            let tail = self.own.list[number].tail();
+            let solicited = tail.is_some_and(|packet| packet.bth.solicited());
+            let flags = SendFlags { solicited, ..SendFlags::SIGNALED };
+            match context.post_send(self.qp, &SendWorkRequest { wr_id: number as u64, op, data, flags }) {
+                Ok(()) => self.played.posted += 1,
+                Err(ferroce::Error::QueueFull { .. }) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            self.waiting.pop_front();
+        }
+        Ok(())
+    }
+
+    /// The work request of one of our messages, and its local memory.
+    fn work(&self, number: usize) -> Result<(SendOp, (u64, u32)), Failure> {
+        let message = &self.own.list[number];
+        let (source, sink) = (self.sources[number], self.sinks[number]);
+        let tail = message.tail().ok_or_else(|| Failure::run("a message without packets"))?;
+        let head = message.packets.first().and_then(Option::as_ref).unwrap_or(tail);
+        let remote = message.remote().map(|(addr, rkey, _)| RemoteAddress { addr, rkey });
+        let missing = || Failure::run(format!("frame {}: {} without its headers", head.frame, head.opcode));
+        let op = match (head.opcode.operation(), tail.immediate, remote) {
+            (Operation::Send, immediate, _) => match (self.destination, immediate, tail.invalidates) {
+                (Some(to), None, _) => SendOp::SendTo(to),
+                (Some(to), Some(immediate), _) => SendOp::SendToWithImm(to, immediate),
+                (None, Some(immediate), _) => SendOp::SendWithImm(immediate),
+                (None, None, Some(rkey)) => SendOp::SendWithInvalidate(rkey),
+                (None, None, None) => SendOp::Send,
+            },
+            (Operation::Write, Some(immediate), Some(remote)) => SendOp::WriteWithImm(remote, immediate),
+            (Operation::Write, None, Some(remote)) => SendOp::Write(remote),
+            (Operation::ReadRequest, _, Some(remote)) => return Ok((SendOp::Read(remote), sink)),
+            (Operation::CompareSwap, _, Some(remote)) => {
+                let atomic = head.atomic.ok_or_else(missing)?;
+                let (compare, swap) = (atomic.compare(), atomic.swap_or_add());
+                return Ok((SendOp::CompareSwap { remote, compare, swap }, sink));
+            }
+            (Operation::FetchAdd, _, Some(remote)) => {
+                let add = head.atomic.ok_or_else(missing)?.swap_or_add();
+                return Ok((SendOp::FetchAdd { remote, add }, sink));
+            }
+            (Operation::AtomicWrite, _, Some(remote)) => SendOp::AtomicWrite(remote),
+            (Operation::Flush, _, Some(remote)) => {
+                let feth = head.feth.ok_or_else(missing)?;
+                let length = head.reth.map_or(0, |reth| reth.length());
+                let selectivity = feth.selectivity().ok_or_else(missing)?;
+                SendOp::Flush { remote, length, selectivity, kind: feth.flush_type() }
+            }
+            _ => return Err(missing()),
+        };
+        Ok((op, source))
+    }
+
+    /// Whether it was this queue pair that sent a packet.
+    pub(super) fn sent(&self, packet: &Seen) -> bool {
+        let source = packet.deth.is_none_or(|deth| deth.source_qpn() == self.qpn);
+        let is_ours = packet.service() == self.of.service || packet.is_cnp();
+        is_ours
+            && source
+            && packet.bth.dest_qpn() == self.peer
+            && packet.destination == self.of.ends[1 - self.end].gid
+    }
+
+    /// Keeps a packet of the engine.
+    pub(super) fn keep(&mut self, packet: Seen) {
+        let space = if packet.is_request() { self.end } else { 1 - self.end };
+        let newest = &mut self.newest[space];
+        let psn = *newest + i64::from(packet.psn().distance(wrapped(*newest)));
+        if packet.is_request() {
+            *newest = (*newest).max(psn);
+        }
+        self.played.events.push(Event { from: self.end, packet: Rc::new(packet), psn, lost: false });
+    }
+
+    /// Compares what has arrived with what was sent.
+    pub(super) fn completed(&mut self, context: &mut Context, wc: &WorkCompletion) -> Result<(), Failure> {
+        let number = (wc.wr_id & !RECEIVE) as usize;
+        let mtu = self.of.path_mtu.bytes() as usize;
+        let received = wc.wr_id & RECEIVE != 0;
+        let messages = if received { &self.theirs } else { &self.own };
+        let Some(message) = messages.list.get(number).cloned() else {
+            return Ok(());
+        };
+        let frame = message.frame;
+        let (offset, _) = self.sinks[if received { self.own.list.len() + number } else { number }];
+        if received {
+            if wc.status != WcStatus::Success {
+                return Ok(());
+            }
+            let area = if self.of.service == Service::Ud { 40 } else { 0 };
+            let (payload, whole) = message.payload(mtu);
+            let immediate = message.tail().and_then(|packet| packet.immediate);
+            if wc.opcode == WcOpcode::Recv && wc.byte_len as usize != payload.len() + area {
+                let text = format!("{} bytes received of a SEND of {}", wc.byte_len, payload.len() + area);
+                self.fault(Rule::Data, frame, text);
+            } else if wc.immediate != immediate {
+                let text = format!("immediate {:?} received, {immediate:?} was sent", wc.immediate);
+                self.fault(Rule::Data, frame, text);
+            } else if wc.opcode == WcOpcode::Recv && whole {
+                self.compare(context, offset + area as u64, &payload, frame, "received")?;
+            }
+            return Ok(());
+        }
+        let refused = self.of.events.iter().any(|event| {
+            let nak = event.packet.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64));
+            nak && event.from != self.end && event.psn <= message.last
+        });
+        if wc.status != WcStatus::Success {
+            if !refused {
+                let text = format!("the work request ended with {:?}", wc.status);
+                self.fault(Rule::Completion, frame, text);
+            }
+            return Ok(());
+        }
+        if wc.opcode == WcOpcode::RdmaRead
+            && let Some(expected) = self.read_data(&message)
+        {
+            self.compare(context, offset, &expected, frame, "read")?;
+        }
+        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd) {
+            let answers = self.of.events.iter().filter(|event| event.from != self.end);
+            let original = answers.filter(|e| e.psn == message.first).find_map(|e| e.packet.original);
+            if let Some(original) = original {
+                self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the responses to a READ brought, if all of them were recorded.
+    fn read_data(&self, message: &Message) -> Option<Vec<u8>> {
+        let (_, _, len) = message.remote()?;
+        let mut data = vec![None; (message.last - message.first + 1) as usize];
+        for event in &self.of.events {
+            let is_response = event.packet.opcode.operation() == Operation::ReadResponse;
+            if event.from != self.end && is_response && !event.lost {
+                let place = usize::try_from(event.psn - message.first).ok();
+                if let Some(slot) = place.and_then(|place| data.get_mut(place)) {
+                    slot.get_or_insert(Rc::clone(&event.packet));
+                }
+            }
+        }
+        let mut bytes = Vec::with_capacity(len as usize);
+        for packet in data {
+            bytes.extend_from_slice(packet?.payload());
+        }
+        (bytes.len() as u64 == len).then_some(bytes)
+    }
+
+    fn compare(
+        &mut self,
+        context: &Context,
+        offset: u64,
+        expected: &[u8],
+        frame: u64,
+        what: &str,
+    ) -> Result<(), Failure> {
+        let bytes = context.bytes(self.mr()?)?;
+        let found = bytes.get(offset as usize..).and_then(|rest| rest.get(..expected.len()));
+        match found.and_then(|found| found.iter().zip(expected).position(|(a, b)| a != b)) {
+            None => {
+                self.played.compared.0 += 1;
+                self.played.compared.1 += expected.len() as u64;
+            }
+            Some(at) => {
+                let text = format!("byte {at} of {} {what} is not what was recorded", expected.len());
+                self.fault(Rule::Data, frame, text);
+            }
+        }
+        Ok(())
+    }
+
+    /// Their WRITEs that the engine has acknowledged since the last time.
+    pub(super) fn newly_answered(&mut self) -> Vec<(u64, RKey, u64, Vec<u8>)> {
+        let (end, theirs) = (self.end, &self.theirs);
+        let mtu = self.of.path_mtu.bytes() as usize;
+        let positive = |packet: &Seen| {
+            let syndrome = packet.aeth.and_then(|aeth| aeth.syndrome());
+            packet.is_response() && syndrome.is_none_or(|s| matches!(s, Syndrome::Ack { .. }))
+        };
+        let ours = self.played.events.iter().rev().take(LOOK_BACK).filter(|event| event.from == end);
+        let newest = ours.filter(|event| positive(&event.packet)).map(|event| event.psn).max();
+        let Some(newest) = newest else { return Vec::new() };
+        let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
+        let fresh = theirs.list[self.answered..until].iter();
+        let written = fresh.filter(|message| message.operation() == Some(Operation::Write));
+        let answered = written.filter_map(|message| {
+            let (payload, whole) = message.payload(mtu);
+            let (addr, rkey, _) = message.remote()?;
+            whole.then_some((message.frame, rkey, addr, payload))
+        });
+        let answered = answered.collect();
+        self.answered = until;
+        answered
+    }
+}
+
+/// The way to the other end.
+fn address(context: &Context, of: &Conversation, end: usize, far: MacAddr) -> Result<AddressVector, Failure> {
+    let gid = of.ends[1 - end].gid;
+    if gid.is_multicast() {
+        return Err(Failure::run(format!("{} is a multicast group; such datagrams are not replayed", gid)));
+    }
+    let first = of.events.iter().find(|event| event.from == end);
+    let is_v1 = of.events.iter().any(|event| event.packet.source_port.is_none());
+    let own = |entry: &GidEntry| entry.gid == of.ends[end].gid && entry.roce_v1 == is_v1;
+    let gids = &context.port().gids;
+    let sgid_index = gids.iter().position(own).ok_or_else(|| Failure::run("an end without address"))?;
+    Ok(AddressVector {
+        mac: Some(far),
+        traffic_class: first.map_or(0, |event| event.packet.traffic_class),
+        ..AddressVector::new(gid, sgid_index)
+    })
+}
+
+fn qp_type(service: Service) -> QpType {
+    match service {
+        Service::Rc | Service::Cnp => QpType::Rc,
+        Service::Uc => QpType::Uc,
+        Service::Ud => QpType::Ud,
+    }
+}

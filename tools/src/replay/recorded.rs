@@ -1,0 +1,124 @@
+//! What the recorded end's application and its queue pair were like, as the packets tell.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use ferroce::wire::{Operation, Syndrome};
+use ferroce::{Access, Nanos, RnrTimer};
+
+use super::conversation::{Conversation, Event};
+use super::message::{Message, Messages};
+
+/// What the other end may do through the queue pair: all but what it was refused as not allowed there.
+pub(super) fn permissions(of: &Conversation, end: usize, theirs: &Messages) -> Access {
+    let mut refused = Vec::new();
+    for event in of.events.iter().filter(|event| event.from == end) {
+        if event.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x61)
+            && let Some(message) = theirs.at(event.psn)
+        {
+            refused.extend(message.operation());
+        }
+    }
+    let kinds = [
+        (Access::REMOTE_WRITE, [Operation::Write, Operation::AtomicWrite]),
+        (Access::REMOTE_READ, [Operation::ReadRequest; 2]),
+        (Access::REMOTE_ATOMIC, [Operation::CompareSwap, Operation::FetchAdd]),
+        (Access::FLUSH_GLOBAL, [Operation::Flush; 2]),
+    ];
+    let allowed = kinds.iter().filter(|(_, operations)| !operations.iter().any(|o| refused.contains(o)));
+    allowed.fold(Access::NONE, |access, (kind, _)| access | *kind)
+}
+
+/// The timer that the recorded end put into its RNR NAKs.
+pub(super) fn rnr_timer(of: &Conversation, end: usize) -> RnrTimer {
+    let mut told = of.events.iter().filter(|event| event.from == end);
+    let code = told.find_map(|event| match event.packet.aeth?.syndrome()? {
+        Syndrome::RnrNak(timer) => Some(timer),
+        _ => None,
+    });
+    code.unwrap_or(RnrTimer::DEFAULT)
+}
+
+/// Shorter than this, a repeat may be due to packets that the capture does not have.
+const CROSSING: Duration = Duration::from_millis(2);
+
+/// The ACK timeout of the recorded end: by the connection manager, or as its repeats out of silence show;
+/// 0, which is none, where there are no such.
+pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
+    if let Some(agreed) = of.agreed {
+        return agreed.timeout;
+    }
+    let mut sent: HashSet<i64> = HashSet::new();
+    let mut shortest: Option<Duration> = None;
+    for (index, event) in of.events.iter().enumerate() {
+        if event.from != end || !event.packet.is_request() || sent.insert(event.psn) {
+            continue;
+        }
+        // Out of silence from both, and not because the other end asked for it.
+        let Some(before) = index.checked_sub(1).and_then(|before| of.events.get(before)) else { continue };
+        let heard = of.events[..index].iter().rfind(|event| event.from != end);
+        let silence = event.packet.at.since(before.packet.at);
+        let is_asked =
+            heard.is_some_and(|heard| heard.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20));
+        if !is_asked && silence > CROSSING {
+            shortest = Some(shortest.map_or(silence, |shortest| shortest.min(silence)));
+        }
+    }
+    let Some(shortest) = shortest else { return 0 };
+    // A tenth for the coarse clocks of both.
+    let units = (shortest.as_nanos() * 11 / 10 / 4096).max(1);
+    (units.ilog2() as u8).min(31)
+}
+
+/// The length of a receive that a message was refused for.
+pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Message) -> Option<usize> {
+    let refused = of.events.iter().find_map(|event| {
+        let byte = event.packet.aeth.filter(|_| event.from == end)?.syndrome_byte();
+        let inside = event.psn >= message.first && event.psn <= message.last;
+        (inside && matches!(byte, 0x61 | 0x63)).then_some(event.psn)
+    })?;
+    (message.operation() == Some(Operation::Send)).then_some(())?;
+    let mtu = of.path_mtu.bytes() as usize;
+    let before = (refused - message.first) as usize * mtu;
+    Some(message.payload(mtu).0.len().saturating_sub(1).min(before))
+}
+
+/// When receives were posted, as far as the packets tell: before the message came, or after the last
+/// time that there was none.
+pub(super) fn receive_times(of: &Conversation, end: usize, theirs: &Messages) -> Vec<(usize, Nanos)> {
+    let takers: Vec<usize> = (0..theirs.list.len()).filter(|n| theirs.list[*n].takes_receive()).collect();
+    let mut times: Vec<(usize, Option<Nanos>)> = Vec::new();
+    for number in takers {
+        let message = &theirs.list[number];
+        let inside = |event: &&Event| event.psn >= message.first && event.psn <= message.last;
+        let told = of.events.iter().filter(|event| event.from == end && event.packet.is_rnr_nak());
+        let last_told = told.filter(inside).map(|event| event.packet.at).max();
+        let time = match last_told {
+            None => Some(message.at),
+            Some(told) => {
+                let mut again = of.events.iter().filter(|event| event.from != end);
+                let comes_again =
+                    again.any(|event| event.packet.is_request() && event.packet.at > told && inside(&event));
+                // The last of them may have been told in vain again, without a record of it.
+                let taken = of.events.iter().any(|event| {
+                    event.from == end
+                        && event.psn >= message.last
+                        && event.packet.at > told
+                        && event.packet.is_response()
+                        && !event.packet.is_rnr_nak()
+                });
+                (comes_again && taken).then_some(told)
+            }
+        };
+        times.push((number, time));
+    }
+    // They are taken in order.
+    let mut latest = Nanos::ZERO;
+    let mut ordered = Vec::new();
+    for (number, time) in times {
+        let Some(time) = time else { break };
+        latest = latest.max(time);
+        ordered.push((number, latest));
+    }
+    ordered
+}
