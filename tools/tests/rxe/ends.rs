@@ -106,6 +106,19 @@ impl Ends {
         counters.value(Counter::SendRnrErr) + counters.value(Counter::RnrNakRetryErr)
     }
 
+    /// How often the engine noticed that something was lost, on either way.
+    pub(crate) fn repairs(&self) -> u64 {
+        let counters = self.context.counters();
+        let signs = [
+            Counter::OutOfSequence,
+            Counter::PacketSeqErr,
+            Counter::ImpliedNakSeqErr,
+            Counter::LocalAckTimeoutErr,
+            Counter::DuplicateRequest,
+        ];
+        signs.map(|sign| counters.value(sign)).iter().sum()
+    }
+
     // --- memory ---
 
     /// Memory at both ends, with what the other may do there.

@@ -64,8 +64,8 @@ const RECEIVE: (u64, u32) = (8192, 256);
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A request that the other end refuses, so that both queue pairs fail.
-struct Refusal {
-    name: &'static str,
+pub(crate) struct Refusal {
+    pub(crate) name: &'static str,
     verb: Verb,
     request: Request,
     /// The key is none.
@@ -87,7 +87,7 @@ const fn fails(status: u64) -> [u64; 3] {
     [status, FLUSHED, FLUSHED]
 }
 
-fn refusals() -> Vec<Refusal> {
+pub(crate) fn refusals() -> Vec<Refusal> {
     let all = everything() | Access::MW_BIND;
     let request =
         Request { offset: 64, length: 64, remote_offset: 128, compare: 1, swap: 2, ..Request::EMPTY };
@@ -232,7 +232,7 @@ fn refusals() -> Vec<Refusal> {
     ]
 }
 
-fn refused(ends: &mut Ends, asker: Side, case: &Refusal) -> Outcome {
+pub(crate) fn refused(ends: &mut Ends, asker: Side, case: &Refusal) -> Outcome {
     let other = asker.other();
     let who_refuses = usize::from(other == Side::Ferroce);
     let mut access = [everything(); 2];
@@ -319,7 +319,7 @@ fn invalidated_key(ends: &mut Ends, asker: Side) -> Outcome {
 }
 
 /// The asker waits as it is told, and tries again.
-fn late_receive(ends: &mut Ends, asker: Side) -> Outcome {
+pub(crate) fn late_receive(ends: &mut Ends, asker: Side) -> Outcome {
     let other = asker.other();
     let memories = ends.memories(LENGTH, [everything(); 2]);
     // 41 ms; without end.
@@ -360,11 +360,11 @@ fn late_receive(ends: &mut Ends, asker: Side) -> Outcome {
 }
 
 /// The asker gives up; the other has done nothing wrong.
-fn no_receive(ends: &mut Ends, asker: Side) -> Outcome {
+pub(crate) fn no_receive(ends: &mut Ends, asker: Side) -> Outcome {
     gives_up(ends, asker, Verb::Send, WcStatus::RnrRetryExcErr)
 }
 
-fn gone(ends: &mut Ends, asker: Side) -> Outcome {
+pub(crate) fn gone(ends: &mut Ends, asker: Side) -> Outcome {
     gives_up(ends, asker, Verb::Write, WcStatus::RetryExcErr)
 }
 

@@ -78,14 +78,23 @@ impl Guest {
         server
     }
 
-    /// From now on the guest loses one packet of a hundred, of those that it sends and of those that it
-    /// receives.
-    pub(crate) fn lose_packets(&self) {
-        let lossy = "tc qdisc add dev eth0 root netem loss 1% limit 100000 && \
-                     ip link set ifb0 mtu 9000 up && tc qdisc add dev ifb0 root netem loss 1% limit 100000 && \
-                     tc qdisc add dev eth0 ingress && \
-                     tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0";
-        self.start(lossy).succeed();
+    /// From now on the guest loses so many packets of a hundred, of those that it sends and of those that
+    /// it receives.
+    pub(crate) fn lose_packets(&self, percent: u32) {
+        let lossy = format!(
+            "tc qdisc add dev eth0 root netem loss {percent}% limit 100000 && \
+             ip link set ifb0 mtu 9000 up && tc qdisc add dev ifb0 root netem loss {percent}% limit 100000 && \
+             tc qdisc add dev eth0 ingress && \
+             tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0"
+        );
+        self.start(&lossy).succeed();
+    }
+
+    /// Ends that.
+    pub(crate) fn lose_nothing(&self) {
+        let whole =
+            "tc qdisc del dev eth0 ingress && tc qdisc del dev ifb0 root && tc qdisc del dev eth0 root";
+        self.start(whole).succeed();
     }
 
     /// Tells how many packets were lost until now, each way; there must have been some.

@@ -7,7 +7,7 @@ use ferroce::{Access, PathMtu, QpType};
 
 use crate::ends::{Ends, Memories, Pair};
 use crate::guest::{Guest, report_outcome};
-use crate::work::{Part, Queue, Request, Side, Terms, Verb, everything};
+use crate::work::{Completion, Part, Queue, Request, Side, Terms, Verb, everything};
 
 /// Runs them all; returns how many exchanges that were.
 pub(crate) fn run(guest: &Guest) -> u32 {
@@ -146,6 +146,18 @@ fn long(ends: &mut Ends, tally: &mut Tally, port: &Port) {
     ends.release_memories(&memories);
 }
 
+/// One exchange by itself, of these sizes or of all that matter.
+pub(crate) fn alone(
+    ends: &mut Ends,
+    terms: &Terms,
+    (asker, verb): (Side, Verb),
+    given: Option<&[u32]>,
+) -> Result<(), String> {
+    let memories = ends.memories(SMALL, [everything() | Access::MW_BIND; 2]);
+    let sizes = given.map_or_else(|| sizes(terms.service, terms.path_mtu), <[u32]>::to_vec);
+    exchange(ends, &memories, terms, (asker, verb), &sizes)
+}
+
 /// One exchange over queue pairs of its own.
 fn exchange(
     ends: &mut Ends,
@@ -216,7 +228,7 @@ fn messages(
     let expected: Vec<_> = (bound..bound + sizes.len()).map(|n| (n as u64, 0, verb.opcode())).collect();
     let found: Vec<_> = done.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
     if found != expected {
-        return Err(format!("{} completes with {done:?}", asker.name()));
+        return Err(format!("{} completes with {}", asker.name(), first_wrong(&done, sizes.len())));
     }
     if verb.takes_receive() {
         let received = ends.poll(other, pair, Queue::Receive, sizes.len());
@@ -229,10 +241,8 @@ fn messages(
                     && (wc.imm, wc.invalidated) == (imm, invalidated)
             });
             if !right {
-                return Err(format!(
-                    "{} receives message {number} of {requests:?} as {received:?}",
-                    other.name()
-                ));
+                let found = received.get(number);
+                return Err(format!("{} receives message {number}, {request:?}, as {found:?}", other.name()));
             }
         }
     }
@@ -253,6 +263,12 @@ fn messages(
         return Err("a queue pair has failed".to_owned());
     }
     Ok(())
+}
+
+/// What to tell of completions that are not all in success.
+fn first_wrong(found: &[Completion], expected: usize) -> String {
+    let first = found.iter().find(|wc| wc.status != 0);
+    format!("{} of {expected}, the first in error {first:?}", found.len())
 }
 
 /// Messages one behind the other, gaps between them.
@@ -312,7 +328,7 @@ fn atomics(ends: &mut Ends, pair: &mut Pair, asker: Side, verb: Verb) -> Result<
     let expected: Vec<_> = (0..COUNT).map(|number| (number, 0, verb.opcode())).collect();
     let found: Vec<_> = done.iter().map(|wc| (wc.wr_id, wc.status, wc.opcode)).collect();
     if found != expected {
-        return Err(format!("{} completes with {done:?}", asker.name()));
+        return Err(format!("{} completes with {}", asker.name(), first_wrong(&done, requests.len())));
     }
     let (found_here, found_there) = (ends.peek(asker, &memories), ends.peek(other, &memories));
     ends.release_memories(&memories);
