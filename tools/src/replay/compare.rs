@@ -231,13 +231,13 @@ impl Comparison<'_> {
             let byte = |event: &Event| event.packet.aeth.map_or(0, |aeth| aeth.syndrome_byte());
             responses.map(|event| (event.psn, byte(event), event.packet.frame)).collect()
         };
-        let (there, mut here) = (naks(recorded), naks(engine));
+        let (mut there, mut here) = (naks(recorded), naks(engine));
+        there.retain(|(psn, byte, _)| {
+            let same = here.iter().position(|(p, b, _)| p == psn && b == byte);
+            same.map(|at| here.remove(at)).is_none()
+        });
         for (psn, byte, frame) in there {
-            if let Some(at) = here.iter().position(|(p, b, _)| *p == psn && *b == byte) {
-                here.remove(at);
-                continue;
-            }
-            let other = here.iter().position(|(p, ..)| *p == psn);
+            let other = here.iter().position(|(p, ..)| *p == psn && byte != 0x60);
             let was = name(byte);
             match other.map(|at| here.remove(at)) {
                 Some((_, is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {

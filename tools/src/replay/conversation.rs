@@ -242,6 +242,11 @@ impl Conversation {
             let (packet, asker, missing) = (&event.packet, event.from, event.psn);
             let is_sequence_error = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
             let is_told = packet.is_response() && is_sequence_error;
+            // What had no receive did arrive; rdma_rxe NAKs the packets behind it, too.
+            let mut before = self.events[..at].iter().rev().take(LOOK_BACK);
+            if is_told && before.any(|e| e.from == asker && e.psn == missing && e.packet.is_rnr_nak()) {
+                continue;
+            }
             if !is_told && (packet.opcode != Opcode::RC_READ_REQUEST || !self.is_resumed(at)) {
                 continue;
             }

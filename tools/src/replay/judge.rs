@@ -103,6 +103,8 @@ struct Responder {
     /// A gap that must be told: since which frame, and when.
     due: Option<(u64, Nanos)>,
     last_nak: Option<i64>,
+    /// The PSN that there was no receive for.
+    not_ready: Option<i64>,
     /// The newest PSN that was acknowledged, and when.
     acked: Option<(i64, Nanos)>,
     /// The newest PSN of which the sender wants an ACK.
@@ -303,15 +305,19 @@ impl Judge<'_> {
         if let Some((asked, at)) = self.requester.asked.take() {
             self.measured.nak_reaction.push(packet.at.since(at));
             self.measured.go_back_n.1 += 1;
+            // A READ or an atomic before it whose answer was lost, or came out of turn, comes first.
+            let first = self.requester.firsts.get(&psn);
+            let is_unanswered = first.is_none_or(|first| first.opcode.is_answered_explicitly());
             if psn == asked {
                 self.measured.go_back_n.0 += 1;
-            } else if self.strict {
+            } else if self.strict && !(psn < asked && is_unanswered) {
                 let text = format!("PSN {} is repeated first: the NAK names {}", hex(psn), hex(asked));
                 self.violation(Rule::GoBackN, packet.frame, text);
             }
         }
+        // Packets behind the refused one may still have been on their way.
         if let Some((refused, at, wait)) = self.requester.not_ready
-            && psn >= refused
+            && psn == refused
         {
             let waited = packet.at.since(at);
             self.measured.rnr_wait.push(waited);
@@ -412,6 +418,7 @@ impl Judge<'_> {
                 Some(Syndrome::Nak(Nak::PsnSequenceError)) => self.sequence_error(packet, psn),
                 Some(Syndrome::RnrNak(_)) => {
                     self.measured.rnr_naks += 1;
+                    self.responder.not_ready = Some(psn);
                     self.take_back(psn);
                     self.responder.quiet = true;
                     self.responder.due = None;
@@ -470,6 +477,9 @@ impl Judge<'_> {
                 let text = format!("a NAK for PSN {}: {} is missing", hex(psn), hex(expected));
                 self.violation(Rule::NakPsn, packet.frame, text);
             }
+        } else if self.responder.not_ready == Some(psn) {
+            let text = "a sequence error NAK behind the RNR NAK of the same PSN: rdma_rxe sends it, and a requester waits all the same";
+            self.lawful(Rule::NakOnce, packet.frame, text);
         } else if self.responder.last_nak == Some(psn) {
             self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
         } else if self

@@ -348,7 +348,8 @@ impl<'a> Lane<'a> {
             nak && event.from != self.end && event.psn <= message.last
         });
         if wc.status != WcStatus::Success {
-            if !refused {
+            // The first error flushes the rest.
+            if !refused && wc.status != WcStatus::WrFlushErr {
                 let text = format!("the work request ended with {:?}", wc.status);
                 self.fault(Rule::Completion, frame, text);
             }

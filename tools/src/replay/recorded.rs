@@ -39,6 +39,10 @@ pub(super) fn rnr_timer(of: &Conversation, end: usize) -> RnrTimer {
     code.unwrap_or(RnrTimer::DEFAULT)
 }
 
+/// By which power of two the engine is slower than the recorded end: the other end's recorded packets
+/// answer the recorded repeats, so the engine had better not be first.
+const PATIENCE: u8 = 2;
+
 /// Shorter than this, a repeat may be due to packets that the capture does not have.
 const CROSSING: Duration = Duration::from_millis(2);
 
@@ -46,10 +50,10 @@ const CROSSING: Duration = Duration::from_millis(2);
 /// 0, which is none, where there are no such.
 pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
     if let Some(agreed) = of.agreed {
-        return agreed.timeout;
+        return if agreed.timeout == 0 { 0 } else { (agreed.timeout + PATIENCE).min(31) };
     }
     let mut sent: HashSet<i64> = HashSet::new();
-    let mut shortest: Option<Duration> = None;
+    let mut longest: Option<Duration> = None;
     for (index, event) in of.events.iter().enumerate() {
         if event.from != end || !event.packet.is_request() || sent.insert(event.psn) {
             continue;
@@ -61,13 +65,14 @@ pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
         let is_asked =
             heard.is_some_and(|heard| heard.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20));
         if !is_asked && silence > CROSSING {
-            shortest = Some(shortest.map_or(silence, |shortest| shortest.min(silence)));
+            longest = longest.max(Some(silence));
         }
     }
-    let Some(shortest) = shortest else { return 0 };
+    // The longest: a slow peer looks like a timer, too.
+    let Some(longest) = longest else { return 0 };
     // A tenth for the coarse clocks of both.
-    let units = (shortest.as_nanos() * 11 / 10 / 4096).max(1);
-    (units.ilog2() as u8).min(31)
+    let units = (longest.as_nanos() * 11 / 10 / 4096).max(1);
+    (units.ilog2() as u8 + PATIENCE).min(31)
 }
 
 /// The length of a receive that a message was refused for.
