@@ -1,6 +1,5 @@
 //! What the recorded end's application and its queue pair were like, as the packets tell.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use ferroce::wire::{Operation, Syndrome};
@@ -52,23 +51,20 @@ pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
     if let Some(agreed) = of.agreed {
         return if agreed.timeout == 0 { 0 } else { (agreed.timeout + PATIENCE).min(31) };
     }
-    let mut sent: HashSet<i64> = HashSet::new();
+    let mut next = i64::MIN;
     let mut longest: Option<Duration> = None;
-    for (index, event) in of.events.iter().enumerate() {
-        if event.from != end || !event.packet.is_request() || sent.insert(event.psn) {
-            continue;
-        }
-        // Out of silence from both, and not because the other end asked for it.
-        let Some(before) = index.checked_sub(1).and_then(|before| of.events.get(before)) else { continue };
-        let heard = of.events[..index].iter().rfind(|event| event.from != end);
-        let silence = event.packet.at.since(before.packet.at);
-        let is_asked =
-            heard.is_some_and(|heard| heard.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20));
-        if !is_asked && silence > CROSSING {
-            longest = longest.max(Some(silence));
+    let mut last = Nanos::ZERO;
+    for event in &of.events {
+        let packet = &event.packet;
+        let silence = packet.at.since(std::mem::replace(&mut last, packet.at));
+        if event.from == end && packet.is_request() {
+            if event.psn < next {
+                longest = longest.max(Some(silence)).filter(|longest| *longest > CROSSING);
+            }
+            next = next.max(event.psn + of.span(packet));
         }
     }
-    // The longest: a slow peer looks like a timer, too.
+    // The longest: to be slow does no harm here.
     let Some(longest) = longest else { return 0 };
     // A tenth for the coarse clocks of both.
     let units = (longest.as_nanos() * 11 / 10 / 4096).max(1);
