@@ -138,7 +138,10 @@ impl Messages {
                 packets.push(Some(Rc::clone(packet)));
                 ended = packet.ends();
             }
-            if !ended {
+            // What is missing may be the end of this message and the start of another.
+            let announced = packet.reth.map(|reth| conversation.path_mtu.packets(reth.length()) as usize);
+            let is_sure = packets.iter().all(Option::is_some) || announced == Some(packets.len());
+            if !ended || !is_sure {
                 messages.cut = Some((*psn, packet.frame));
                 break;
             }
