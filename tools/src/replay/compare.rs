@@ -18,7 +18,7 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
         events.iter().filter(|event| event.from == played.end).cloned().collect()
     };
     let (recorded, engine) = (side(&of.events), side(&played.events));
-    comparison.requests(&recorded, &engine, played.end);
+    comparison.requests(&recorded, &engine, played);
     // What the engine was never asked it cannot answer.
     let asked = |event: &Event| {
         let mut requests = played.events.iter().filter(|e| e.from != played.end && e.packet.is_request());
@@ -43,9 +43,9 @@ impl Comparison<'_> {
         self.findings.push(Finding { rule, weight: Weight::Lawful, frame, text: text.into() });
     }
 
-    fn requests(&mut self, recorded: &[Event], engine: &[Event], end: usize) {
+    fn requests(&mut self, recorded: &[Event], engine: &[Event], played: &Played) {
         let (theirs, ours) = (self.firsts(recorded), self.firsts(engine));
-        let known = Messages::of(self.of, end);
+        let known = Messages::of(self.of, played.end);
         for (psn, there) in &theirs {
             let is_known = self.of.service == Service::Ud || known.at(*psn).is_some();
             if !is_known {
@@ -53,6 +53,7 @@ impl Comparison<'_> {
             }
             match ours.get(psn) {
                 Some(here) => self.request(there, here),
+                None if played.given_up.is_some_and(|given_up| *psn >= given_up) => {}
                 None => {
                     let text = format!("{} at PSN {} is not sent", there.opcode, hex(*psn));
                     self.violation(Rule::Content, there.frame, text);

@@ -541,7 +541,8 @@ impl Judge<'_> {
             Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
             _ => 0,
         };
-        let most = (self.theirs.ended_by(expected - 1) as i64).max(least + begun) + self.responder.strays;
+        let most = (self.theirs.ended_by(expected - 1) as i64).max(least + begun);
+        let most = most + self.responder.strays + self.theirs.unseen;
         let is_known = self.strict || (self.of.agreed.is_some() && self.theirs.orphans == 0);
         let (fewest, largest) = match self.responder.before {
             Some(before) => before,
@@ -616,7 +617,7 @@ impl Judge<'_> {
             return;
         }
         let due = shape(&asked[0]);
-        if !self.strict && asked.iter().any(|(start, _)| psn == *start) {
+        if !self.strict && psn != first && asked.iter().any(|(start, _)| psn == *start) {
             let text = format!(
                 "a READ that was taken up again is answered with {position:?} first, where {due:?} is due: \
                  rdma_rxe does, and a requester has to take it"

@@ -155,6 +155,7 @@ impl<'a> Lane<'a> {
                 findings: Vec::new(),
                 compared: (0, 0),
                 posted: 0,
+                given_up: None,
                 starts,
             },
         };
@@ -348,6 +349,15 @@ impl<'a> Lane<'a> {
             nak && event.from != self.end && event.psn <= message.last
         });
         if wc.status != WcStatus::Success {
+            let by_answer = [WcStatus::LocQpOpErr, WcStatus::BadRespErr, WcStatus::LocLenErr];
+            if by_answer.contains(&wc.status) {
+                // The recorded answer was wrong, as the judge says of that end.
+                self.played.given_up.get_or_insert(message.first);
+                let text = format!("the recorded answer is refused: {:?}", wc.status);
+                let weight = Weight::Lawful;
+                self.played.findings.push(Finding { rule: Rule::Completion, weight, frame, text });
+                return Ok(());
+            }
             // The first error flushes the rest.
             if !refused && wc.status != WcStatus::WrFlushErr {
                 let text = format!("the work request ended with {:?}", wc.status);

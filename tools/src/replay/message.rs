@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use ferroce::wire::{Operation, Position};
+use ferroce::wire::{Operation, Position, Service};
 use ferroce::{Nanos, RKey};
 
 use super::conversation::{Conversation, Event};
@@ -32,6 +32,8 @@ pub(super) struct Messages {
     /// Packets before the first message that is whole, and where messages end among them.
     pub(super) orphans: usize,
     orphan_ends: Vec<i64>,
+    /// PSNs among them that were not seen: each may have been a message.
+    pub(super) unseen: i64,
 }
 
 impl Message {
@@ -112,8 +114,14 @@ impl Messages {
             if next.is_some_and(|next| *psn < next) {
                 continue; // a READ, taken up again
             }
-            let is_resumed =
-                packet.opcode.operation() == Operation::ReadRequest && begun.get(psn) == Some(&false);
+            let is_resumed = packet.opcode.operation() == Operation::ReadRequest
+                && begun.get(psn) == Some(&false)
+                && next != Some(*psn);
+            if next.is_some_and(|next| *psn > next) && conversation.service == Service::Rc {
+                // What is between was not recorded.
+                messages.cut.get_or_insert((*psn, packet.frame));
+                break;
+            }
             if !packet.starts() || is_resumed {
                 // The start was not seen.
                 if messages.list.is_empty() {
@@ -148,6 +156,9 @@ impl Messages {
             let last = psn + conversation.span(packet).max(packets.len() as i64) - 1;
             next = Some(last + 1);
             messages.list.push(Message { first: *psn, last, at: packet.at, frame: packet.frame, packets });
+        }
+        if let (Some((oldest, _)), Some(first)) = (firsts.first_key_value(), messages.list.first()) {
+            messages.unseen = first.first - oldest - messages.orphans as i64;
         }
         // They are posted in order, whichever was seen first.
         let mut earliest = Nanos::NEVER;

@@ -30,6 +30,8 @@ pub(super) struct Played {
     pub(super) compared: (u64, u64),
     /// How many messages the application posted.
     pub(super) posted: u64,
+    /// The first PSN of a message that the engine gave up for what the other end sent.
+    pub(super) given_up: Option<i64>,
     /// The first PSN of either end.
     pub(super) starts: [i64; 2],
 }

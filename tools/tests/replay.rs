@@ -1,0 +1,237 @@
+//! Captures, replayed: each gives its report, no part of one gives a false violation, and what breaks a
+//! rule is found.
+
+mod wild;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use wild::{Frames, Random};
+
+fn fixtures() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcap-fixtures")
+}
+
+/// The captures, by name without extension.
+fn captures() -> BTreeMap<String, PathBuf> {
+    let entries = fs::read_dir(fixtures()).expect("pcap-fixtures is there");
+    let paths = entries.map(|entry| entry.expect("an entry").path());
+    let captures = paths.filter(|path| path.extension().is_some_and(|e| e == "pcap" || e == "pcapng"));
+    captures.map(|path| (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)).collect()
+}
+
+fn replay(file: &Path, options: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce"));
+    command.arg("replay").args(options).arg(file).output().expect("ferroce runs")
+}
+
+fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+/// `FERROCE_WRITE_REPORTS=1` writes them anew.
+#[test]
+fn every_capture_gives_its_report() {
+    let write = std::env::var_os("FERROCE_WRITE_REPORTS").is_some();
+    let mut wrong = Vec::new();
+    let captures = captures();
+    for (name, path) in &captures {
+        let report = fixtures().join(format!("reports/{name}.txt"));
+        let said = text(&replay(path, &[]));
+        if write {
+            fs::write(&report, &said).expect("the report can be written");
+        }
+        let expected = fs::read_to_string(&report).unwrap_or_default();
+        if said != expected {
+            let differs = said.lines().zip(expected.lines()).find(|(a, b)| a != b);
+            wrong.push(format!("{name}: {differs:#?}"));
+        }
+    }
+    for entry in fs::read_dir(fixtures().join("reports")).expect("the reports are there") {
+        let name = entry.expect("an entry").path();
+        let name = name.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        assert!(captures.contains_key(&name), "reports/{name}.txt is of no capture");
+    }
+    println!("{} captures replayed", captures.len());
+    assert!(wrong.is_empty(), "{} of {} reports:\n{}", wrong.len(), captures.len(), wrong.join("\n"));
+}
+
+/// A capture may begin and end anywhere.
+#[test]
+fn no_part_of_a_capture_is_found_to_violate() {
+    let mut random = Random::new("FERROCE_REPLAY_SEED");
+    let directory = Scratch::new("parts");
+    let mut parts = 0;
+    for (name, path) in captures() {
+        // rdma_rxe breaks a rule in it: it acknowledges a SEND that it does not count.
+        let Some(frames) = Frames::read(&path).filter(|_| name != "rc_send_inval") else { continue };
+        for _ in 0..3 {
+            let from = random.below(frames.len());
+            let to = from + 1 + random.below(frames.len() - from);
+            let part = directory.0.join("part.pcap");
+            frames.part(from, to).write(&part);
+            let output = replay(&part, &[]);
+            let seed = random.seed;
+            assert_eq!(
+                output.status.code(),
+                Some(0),
+                "{name}, frames {from} to {to} (FERROCE_REPLAY_SEED={seed} cargo test -p ferroce-tools --test replay):\n{}",
+                text(&output)
+            );
+            parts += 1;
+        }
+    }
+    println!("{parts} parts of captures");
+    assert!(parts > 100);
+}
+
+/// A recorded end that breaks a rule is named, with the rule.
+#[test]
+fn a_broken_rule_is_found_in_a_capture() {
+    /// What is done to the capture, and the side and rule that must be named.
+    struct Broken {
+        what: &'static str,
+        capture: &'static str,
+        breaks: fn(&mut Frames),
+        who: &'static str,
+        rule: &'static str,
+    }
+    const ASKS: &str = "10.77.0.11 as recorded";
+    const ANSWERS: &str = "10.77.0.12 as recorded";
+    // Frame numbers from 1, as `ferroce dissect` shows them.
+    let broken = [
+        Broken {
+            what: "MSN counted twice",
+            capture: "rc_write",
+            breaks: |frames| frames.edit(4, |bth| bth[15] += 1),
+            who: ANSWERS,
+            rule: "msn",
+        },
+        Broken {
+            what: "a gap told twice",
+            capture: "rc_write_loss",
+            breaks: |frames| frames.repeat(6),
+            who: ANSWERS,
+            rule: "nak-once",
+        },
+        Broken {
+            what: "a READ response with the opcode of another place",
+            capture: "rc_read",
+            breaks: |frames| frames.edit(10, |bth| bth[0] = 0x0f),
+            who: ANSWERS,
+            rule: "read-response",
+        },
+        Broken {
+            what: "an ACK for what was never sent",
+            capture: "rc_write",
+            breaks: |frames| frames.edit(4, |bth| bth[9] ^= 0x10),
+            who: ANSWERS,
+            rule: "ack-psn",
+        },
+        Broken {
+            what: "a syndrome that does not exist",
+            capture: "rc_send",
+            breaks: |frames| frames.edit(2, |bth| bth[12] = 0x5f),
+            who: ANSWERS,
+            rule: "syndrome",
+        },
+        Broken {
+            what: "no pad behind one byte",
+            capture: "rc_send",
+            breaks: |frames| {
+                frames.edit(3, |bth| bth[1] &= 0xcf);
+                frames.shorten(3, 3);
+                frames.edit(3, |_| {});
+            },
+            who: ASKS,
+            rule: "pad",
+        },
+        Broken {
+            what: "Middle as First",
+            capture: "rc_reorder",
+            breaks: |frames| frames.edit(2, |bth| bth[0] = 0x00),
+            who: ASKS,
+            rule: "opcode-order",
+        },
+        Broken {
+            what: "a repeat with another payload",
+            capture: "rc_rnr_nak",
+            breaks: |frames| frames.edit(3, |bth| bth[20] ^= 1),
+            who: ASKS,
+            rule: "repeat",
+        },
+        Broken {
+            what: "a repeat before the RNR timer",
+            capture: "rc_rnr_nak",
+            breaks: |frames| frames.hurry(3, 40_000_000),
+            who: ASKS,
+            rule: "rnr-wait",
+        },
+        Broken {
+            what: "a READ that goes on at a wrong address",
+            capture: "rc_read_loss",
+            breaks: |frames| frames.edit(25, |bth| bth[19] ^= 4),
+            who: ASKS,
+            rule: "read-resume",
+        },
+        Broken {
+            what: "a transport version",
+            capture: "rc_send",
+            breaks: |frames| frames.edit(1, |bth| bth[1] |= 1),
+            who: ASKS,
+            rule: "header",
+        },
+    ];
+    let directory = Scratch::new("broken");
+    for Broken { what, capture, breaks, who, rule } in broken {
+        let mut frames = Frames::read(&fixtures().join(format!("{capture}.pcap"))).expect("a pcap file");
+        breaks(&mut frames);
+        let file = directory.0.join("broken.pcap");
+        frames.write(&file);
+        let output = replay(&file, &[]);
+        let said = text(&output);
+        let mut behind = said.lines().skip_while(|line| !line.trim_start().starts_with(who));
+        let verdict = behind.next().unwrap_or_default();
+        let mut findings = behind.take_while(|line| line.starts_with("    "));
+        assert!(
+            output.status.code() == Some(1)
+                && verdict.contains("VIOLATES")
+                && findings.any(|line| line.trim_start().starts_with(&format!("VIOLATION {rule}"))),
+            "{what}: {who} must be found to break '{rule}':\n{said}"
+        );
+        println!("{what:<50} | {capture:<15} | {who}: {rule}");
+    }
+}
+
+#[test]
+fn an_address_that_nobody_has_is_refused_by_name() {
+    let output = replay(&fixtures().join("rc_send.pcap"), &["--role", "192.0.2.1"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("192.0.2.1") && said.contains("10.77.0.11, 10.77.0.12"), "{said}");
+    let none = replay(Path::new("nowhere.pcap"), &[]);
+    assert_eq!(none.status.code(), Some(2), "{}", text(&none));
+    let role = replay(&fixtures().join("rc_send.pcap"), &["--role", "10.77.0.12", "--json"]);
+    let report: serde_json::Value = serde_json::from_slice(&role.stdout).expect("JSON");
+    let ends = report["conversations"][0]["ends"].as_array().expect("ends").len();
+    assert_eq!((ends, report["verdict"].as_str()), (3, Some("differs-lawfully")));
+}
+
+/// A folder that goes when the test ends.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(purpose: &str) -> Scratch {
+        let path = std::env::temp_dir().join(format!("ferroce-replay-{purpose}-{}", std::process::id()));
+        fs::create_dir_all(&path).expect("a folder for the test");
+        Scratch(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

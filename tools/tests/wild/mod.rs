@@ -1,0 +1,115 @@
+//! Captures that are taken apart, changed and put together again.
+
+use std::path::Path;
+
+use ferroce_driver::pcap::{LinkType, Reader};
+use ferroce_wire::{Bth, ICRC_LEN, NetworkHeader, Packet, icrc};
+
+/// The Ethernet frames of a capture, with their times.
+#[derive(Clone)]
+pub(crate) struct Frames(Vec<(u64, Vec<u8>)>);
+
+impl Frames {
+    /// `None` if there is something else in it.
+    pub(crate) fn read(path: &Path) -> Option<Frames> {
+        let mut reader = Reader::open(path).expect("a capture");
+        let mut frames = Vec::new();
+        while let Some(record) = reader.next_record().expect("a whole capture") {
+            if record.link_type != LinkType::Ethernet {
+                return None;
+            }
+            frames.push((record.timestamp, record.captured.to_vec()));
+        }
+        Some(Frames(frames))
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Those from one to before another, counted from 0.
+    pub(crate) fn part(&self, from: usize, to: usize) -> Frames {
+        Frames(self.0[from..to].to_vec())
+    }
+
+    /// As a pcap file with nanoseconds.
+    pub(crate) fn write(&self, path: &Path) {
+        let mut bytes = Vec::new();
+        for word in [0xa1b2_3c4d_u32, 2 | 4 << 16, 0, 0, 65535, 1] {
+            bytes.extend(word.to_le_bytes());
+        }
+        for (time, frame) in &self.0 {
+            let len = frame.len() as u32;
+            for word in [(time / 1_000_000_000) as u32, (time % 1_000_000_000) as u32, len, len] {
+                bytes.extend(word.to_le_bytes());
+            }
+            bytes.extend(frame);
+        }
+        std::fs::write(path, bytes).expect("the file can be written");
+    }
+
+    /// Changes a frame, counted from 1, from its BTH on, and makes its ICRC right again.
+    pub(crate) fn edit(&mut self, number: usize, change: fn(&mut [u8])) {
+        let frame = &mut self.0[number - 1].1;
+        let packet = Packet::decode(frame).expect("a RoCE packet");
+        let header: NetworkHeader = packet.header;
+        let start = ETHERNET + header.bth_start();
+        let end = ETHERNET + packet.covered().len();
+        assert!(end >= start + Bth::LEN);
+        change(&mut frame[start..end]);
+        let right = icrc::compute(header, &frame[ETHERNET..end]).expect("its headers");
+        frame[end..end + ICRC_LEN].copy_from_slice(&right.to_le_bytes());
+    }
+
+    /// Takes bytes away from the end of a packet over IPv4, counted from 1, before its ICRC.
+    pub(crate) fn shorten(&mut self, number: usize, bytes: usize) {
+        let frame = &mut self.0[number - 1].1;
+        let end = frame.len() - ICRC_LEN;
+        frame.drain(end - bytes..end);
+        for at in [ETHERNET + 2, ETHERNET + 24] {
+            let length = u16::from_be_bytes([frame[at], frame[at + 1]]) - bytes as u16;
+            frame[at..at + 2].copy_from_slice(&length.to_be_bytes());
+        }
+    }
+
+    /// Puts a frame, counted from 1, into the capture once more, right behind.
+    pub(crate) fn repeat(&mut self, number: usize) {
+        let (time, frame) = self.0[number - 1].clone();
+        self.0.insert(number, (time + 1000, frame));
+    }
+
+    /// Moves a frame and all behind it to the front by so many nanoseconds.
+    pub(crate) fn hurry(&mut self, number: usize, nanoseconds: u64) {
+        for (time, _) in &mut self.0[number - 1..] {
+            *time -= nanoseconds;
+        }
+    }
+}
+
+const ETHERNET: usize = 14;
+
+/// A source of numbers that is the same for the same seed.
+pub(crate) struct Random {
+    pub(crate) seed: u64,
+    state: u64,
+}
+
+impl Random {
+    /// The seed is in the environment, or anything.
+    pub(crate) fn new(variable: &str) -> Random {
+        let given = std::env::var(variable).ok().and_then(|seed| seed.parse().ok());
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        let seed = given.unwrap_or_else(|| since.map_or(1, |since| since.as_nanos() as u64));
+        println!("{variable}={seed}");
+        Random { seed, state: seed }
+    }
+
+    /// From 0 to before `end` (splitmix64).
+    pub(crate) fn below(&mut self, end: usize) -> usize {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.state;
+        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ z >> 31) % end as u64) as usize
+    }
+}
