@@ -158,7 +158,12 @@ impl Running {
     }
 
     /// Waits for it; it must end well and in time. Returns what it printed.
-    pub(crate) fn succeed(mut self) -> String {
+    pub(crate) fn succeed(self) -> String {
+        self.finish().unwrap_or_else(|failure| panic!("{failure}"))
+    }
+
+    /// Waits for it, and returns what it printed; as an error if it does not end well and in time.
+    pub(crate) fn finish(mut self) -> Result<String, String> {
         let start = Instant::now();
         while self.child.try_wait().expect("a child can be waited for").is_none() {
             if start.elapsed() > PATIENCE {
@@ -171,8 +176,7 @@ impl Running {
             self.child.wait_with_output().expect("its output can be read");
         let text =
             format!("{}{}{}", self.said, String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
-        assert!(status.success(), "{}: {status}\n{text}", self.name);
-        text
+        if status.success() { Ok(text) } else { Err(format!("{}: {status}\n{text}", self.name)) }
     }
 }
 
