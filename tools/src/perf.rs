@@ -199,6 +199,10 @@ impl Args {
                 "-D: this operation's server counts messages too, and perftest does not say how many come; \
                  give -n at both ends",
             ),
+            (
+                self.plan().doorbell() && self.iters == Some(1),
+                "-n 1: WRITE latency is timed from one WRITE to the next there, so 2 or more",
+            ),
         ];
         match refused.iter().find(|(given, _)| *given) {
             Some((_, why)) => Err(Failure::usage(format!("the other end is perftest; {why}"))),

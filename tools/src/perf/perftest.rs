@@ -7,6 +7,7 @@ mod message;
 use std::time::{Duration, Instant};
 
 use ferroce::{AddressVector, PathMtu, RKey, RemoteAddress};
+use hdrhistogram::Histogram;
 use tracing::info;
 
 use super::client::{Stop, histogram, lap};
@@ -46,7 +47,11 @@ pub(super) fn measure(
             connection.wait(session, 0, Wait::Measurement)?;
         }
         let mut latencies = (mode == Mode::Lat).then(histogram).transpose()?;
-        let time = lap(session, &targets, until, latencies.as_mut())?;
+        let time = if session.plan.doorbell() {
+            bounce(session, count, latencies.as_mut())?
+        } else {
+            lap(session, &targets, until, latencies.as_mut())?
+        };
         let messages = session.lanes.iter().map(|lane| lane.posted).sum();
         let latency = latencies.map(|histogram| Latency::new(&histogram, session.plan.echoes()));
         results.push(Measurement::new(*size, messages, time, None, latency));
@@ -78,7 +83,9 @@ pub(super) fn serve(
         if operation == Operation::Send {
             connection.wait(session, 0, Wait::Measurement)?;
         }
-        if session.plan.echoes() {
+        if session.plan.doorbell() {
+            bounce(session, count, None)?;
+        } else if session.plan.echoes() {
             while session.lanes[0].posted < count {
                 session.turn()?;
                 session.echo(count)?;
@@ -99,6 +106,38 @@ pub(super) fn serve(
     }
     connection.close(session)?;
     Ok(connection.path_mtu)
+}
+
+/// WRITEs to and fro, so many each way. The server is the first, otherwise than with SENDs, so what a client
+/// can time is from one of its WRITEs to the next. Returns the time that all took.
+fn bounce(
+    session: &mut Session<Exchange>,
+    count: u64,
+    mut latencies: Option<&mut Histogram<u64>>,
+) -> Result<Duration, Failure> {
+    let started = session.end.now();
+    let mut last = None;
+    if session.role == Origin::Server {
+        session.post(0)?;
+    }
+    for message in 0..count {
+        while !session.rung(message)? {
+            session.turn()?;
+        }
+        if session.lanes[0].posted == count {
+            continue;
+        }
+        while session.lanes[0].posted - session.lanes[0].completed >= session.plan.tx_depth.into() {
+            session.turn()?;
+        }
+        let now = session.end.now();
+        if let (Some(latencies), Some(last)) = (&mut latencies, last.replace(now)) {
+            latencies.saturating_record(u64::try_from(now.since(last).as_nanos()).unwrap_or(u64::MAX));
+        }
+        session.post(0)?;
+    }
+    session.settle()?;
+    Ok(session.end.now().since(started))
 }
 
 /// Queue pairs that are connected, as both ends have told them.

@@ -433,8 +433,12 @@ impl<C: Beside> Session<C> {
                 RECEIVED => format!("receive {}", lane.received),
                 _ => "receive".into(),
             };
-            let gone = if self.lost.is_some() { "; its control connection is closed too" } else { "" };
-            return Err(Failure::Run(format!("{}{gone}", Failure::completion(wc, &work))));
+            let mut reason = Failure::completion(wc, &work).to_string();
+            if self.lost.is_some() {
+                reason += "; its control connection is closed too";
+                reason += C::ADVICE;
+            }
+            return Err(Failure::Run(reason));
         }
         match kind {
             SENT => lane.completed += 1,
