@@ -4,12 +4,12 @@ mod client;
 mod control;
 mod message;
 mod pattern;
+mod perftest;
 mod plan;
 mod report;
 mod server;
 mod session;
 
-use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -24,16 +24,22 @@ use crate::{selftest, tcp};
 use client::Stop;
 use control::Control;
 use pattern::Origin;
+use perftest::Exchange;
 use plan::{AtomicType, MAX_DEPTH, MAX_SIZE, Mode, Operation, Plan};
 use report::Report;
 use server::Wishes;
-use session::Session;
+use session::{Beside, Session};
 
 /// Measures bandwidth or latency of one operation between two ends.
 ///
 /// Without HOST it is the server and waits for one client; with HOST the client, which decides
 /// sizes, counts and depths for both. With `-d loopback` and no HOST, both ends run in this process.
 /// If either end is killed, the other one ends with a work completion in error and exit status 1.
+///
+/// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server finds
+/// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q and -a, for perftest
+/// does not exchange them, and -n counts the messages of each queue pair. What only two of these can do,
+/// --check and --selective-repeat, is refused.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct Args {
     /// What is measured.
@@ -54,7 +60,8 @@ pub(crate) struct Args {
     /// All sizes from 2 B to 8 MiB, each for 5000 messages or 256 MiB, whichever is less.
     #[arg(short, long, conflicts_with = "size")]
     all: bool,
-    /// Messages of each size; 5000 for bandwidth by default, 1000 for latency.
+    /// Messages of each size; 5000 for bandwidth by default, 1000 for latency, and with perftest 1000 for
+    /// bandwidth too unless of WRITE.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1 << 48))]
     iters: Option<u64>,
     /// Seconds for each size, instead of -n.
@@ -93,6 +100,9 @@ pub(crate) struct Args {
     /// Compare every byte that arrives with what it must be, at the end where it arrives.
     #[arg(long)]
     check: bool,
+    /// The server is one of perftest's programs.
+    #[arg(long, conflicts_with_all = ["check", "selective_repeat"])]
+    perftest: bool,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
@@ -109,9 +119,17 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn start(args: &Args) -> Result<Report, Failure> {
     let plan = args.plan();
     plan.check_limits()?;
-    args.sizes().iter().try_for_each(|(size, _)| plan.check_size(*size))?;
+    args.sizes(args.perftest).iter().try_for_each(|(size, _)| plan.check_size(*size))?;
+    if args.perftest {
+        args.check_perftest()?;
+    }
     let interrupt = Interrupt::install()?;
     let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
+        if args.perftest && args.host.is_none() {
+            return Err(Failure::usage(
+                "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
+            ));
+        }
         let driver = args.port.open()?;
         let end = args.endpoint(driver, &args.port, &interrupt)?;
         return match &args.host {
@@ -146,14 +164,15 @@ impl Args {
     }
 
     /// What is to be measured, and for how long.
-    fn sizes(&self) -> Vec<(u32, Stop)> {
-        let count = self.iters.unwrap_or(if self.mode == Mode::Bw { 5000 } else { 1000 });
+    fn sizes(&self, perftest: bool) -> Vec<(u32, Stop)> {
+        let many = self.mode == Mode::Bw && (!perftest || self.operation == Operation::Write);
+        let count = self.iters.unwrap_or(if many { 5000 } else { 1000 });
         let stop = match (self.duration, self.bytes) {
             (Some(time), _) => Stop::After(time),
             (_, Some(bytes)) => Stop::Bytes(bytes),
             _ => Stop::Messages(count),
         };
-        let chosen = self.iters.is_some() || self.duration.is_some() || self.bytes.is_some();
+        let chosen = perftest || self.iters.is_some() || self.duration.is_some() || self.bytes.is_some();
         if self.all && self.operation != Operation::Atomic {
             let limited = |size: u32| Stop::Messages(count.min(u64::from(ALL_SIZES_BYTES / size)));
             return (1..=23)
@@ -167,6 +186,28 @@ impl Args {
             (_, Mode::Lat) => 2,
         };
         vec![(self.size.unwrap_or(size), stop)]
+    }
+
+    /// What can't be done together with one of perftest's programs.
+    fn check_perftest(&self) -> Result<(), Failure> {
+        let counted = self.operation == Operation::Send || self.plan().echoes();
+        let refused = [
+            (self.check, "--check: perftest does not say what its messages hold"),
+            (self.selective_repeat, "--selective-repeat: perftest can't agree to it"),
+            (
+                counted && self.duration.is_some(),
+                "-D: this operation's server counts messages too, and perftest does not say how many come; \
+                 give -n at both ends",
+            ),
+            (
+                self.plan().doorbell() && self.iters == Some(1),
+                "-n 1: WRITE latency is timed from one WRITE to the next there, so 2 or more",
+            ),
+        ];
+        match refused.iter().find(|(given, _)| *given) {
+            Some((_, why)) => Err(Failure::usage(format!("the other end is perftest; {why}"))),
+            None => Ok(()),
+        }
     }
 
     fn endpoint(
@@ -185,9 +226,16 @@ impl Args {
 
     fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
-        let stream = listener.accept(|| end.poll().map(drop))?;
-        let mut session = self.session(end, stream, Origin::Server)?;
+        let mut stream = listener.accept(|| end.poll().map(drop))?;
+        let greeting = control::hear(&mut stream, &end.interrupt)?;
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu };
+        if perftest::is_client(&greeting) {
+            self.check_perftest()?;
+            let mut session = self.session(end, Exchange::new(stream, &greeting)?, Origin::Server);
+            let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
+            return Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
+        }
+        let mut session = self.session(end, Control::answer(stream, greeting)?, Origin::Server);
         let path_mtu = server::run(&mut session, wishes)?;
         Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
     }
@@ -196,14 +244,20 @@ impl Args {
         let stream = tcp::connect(host, tcp_port)?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
         let gid_index = end.gid_index(self.gid_index, Some(Gid::from(peer.ip().to_canonical())))?;
-        let mut session = self.session(end, stream, Origin::Client)?;
-        let (path_mtu, results) = client::run(&mut session, &self.sizes(), gid_index, self.mtu)?;
+        if self.perftest {
+            let mut session = self.session(end, Exchange::new(stream, &[])?, Origin::Client);
+            let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu };
+            let (path_mtu, results) = perftest::measure(&mut session, &self.sizes(true), wishes)?;
+            return Ok(Report::new("client", &session.end, &session.plan, path_mtu, results));
+        }
+        let control = Control::greet(stream, &end.interrupt)?;
+        let mut session = self.session(end, control, Origin::Client);
+        let (path_mtu, results) = client::run(&mut session, &self.sizes(false), gid_index, self.mtu)?;
         Ok(Report::new("client", &session.end, &session.plan, path_mtu, results))
     }
 
-    fn session(&self, end: Endpoint, stream: TcpStream, role: Origin) -> Result<Session, Failure> {
-        let control = Control::new(stream, &end.interrupt)?;
-        Ok(Session::new(end, control, self.plan(), role))
+    fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Session<C> {
+        Session::new(end, control, self.plan(), role)
     }
 }
 

@@ -1,12 +1,15 @@
 //! The TCP connections beside a measurement, over which its ends find each other.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
+
+/// How long the other end may leave what is sent to it.
+const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where a server waits for its client.
 pub(crate) struct Listener(TcpListener);
@@ -65,6 +68,65 @@ impl Listener {
                 Err(error) => return Err(Failure::run(format!("accepting a client: {error}"))),
             }
         }
+    }
+}
+
+/// A connection that never blocks.
+pub(crate) struct Link {
+    stream: TcpStream,
+    open: bool,
+}
+
+impl Link {
+    pub(crate) fn new(stream: TcpStream) -> Result<Link, Failure> {
+        stream.set_nodelay(true).or_fail(|| "control connection".into())?;
+        stream.set_nonblocking(true).or_fail(|| "control connection".into())?;
+        Ok(Link { stream, open: true })
+    }
+
+    /// Whether more may come.
+    pub(crate) fn is_open(&self) -> bool {
+        self.open
+    }
+
+    /// Sends all of it. If the other end is gone, [`receive`](Link::receive) will tell.
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
+        let deadline = Instant::now() + SEND_PATIENCE;
+        let mut rest = bytes;
+        while !rest.is_empty() && self.open {
+            match self.stream.write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.open = false,
+            }
+        }
+    }
+
+    /// Hands over what has arrived. Returns whether there was anything, and whether more may come.
+    pub(crate) fn receive(
+        &mut self,
+        mut take: impl FnMut(&[u8]) -> Result<(), Failure>,
+    ) -> Result<(bool, bool), Failure> {
+        let mut chunk = [0; 4096];
+        let mut any = false;
+        loop {
+            match self.stream.read(&mut chunk) {
+                Ok(0) => self.open = false,
+                Ok(count) => {
+                    take(&chunk[..count])?;
+                    any = true;
+                    continue;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => self.open = false,
+            }
+            break;
+        }
+        Ok((any, self.open))
     }
 }
 

@@ -140,5 +140,11 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
     corpus.add("exchange", "table", &frame(&[3, 1], [1, 4 * 52], &endpoint.repeat(4)))?;
     corpus.add("exchange", "refusal", &frame(&[3, 1], [2, 4], b"full"))?;
     corpus.add("exchange", "ready", &frame(&[3, 1], [3, 0], &[]))?;
+    corpus.add("exchange", "perftest-version", b"\x04\x006.06\0\0\0\0\0\0\0\0\0\0\0\0")?;
+    corpus.add("exchange", "perftest-pages", b"\x04\x01\0\0\x10\0\0\0\0\x40")?;
+    corpus.add("exchange", "perftest-mtu", b"\x04\x025\0")?;
+    let destination = b"\x04\x030000:0010:000011:b2f5a0:000004d2:00007f6b3c0d1000:\
+        00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:0b:00000000:\0";
+    corpus.add("exchange", "perftest-destination", destination)?;
     Ok(())
 }

@@ -8,7 +8,7 @@ use hdrhistogram::Histogram;
 use super::message::{Message, Offer};
 use super::plan::{Layout, Mode, Operation, Plan, shares};
 use super::report::{Latency, Measurement};
-use super::session::{Session, unexpected};
+use super::session::{Beside, Session, unexpected};
 use crate::failure::Failure;
 
 /// When a measurement ends.
@@ -17,6 +17,17 @@ pub(super) enum Stop {
     Messages(u64),
     Bytes(u64),
     After(Duration),
+}
+
+impl Stop {
+    /// How many messages of `size` bytes that is at most, and when it ends.
+    pub(super) fn limits(self, size: u32, now: Nanos) -> (u64, Option<Nanos>) {
+        match self {
+            Stop::Messages(count) => (count, None),
+            Stop::Bytes(bytes) => (bytes.div_ceil(size.into()), None),
+            Stop::After(time) => (u64::MAX, Some(now + time)),
+        }
+    }
 }
 
 /// Measures messages of each of `sizes`. Returns the path MTU too, which the server decides.
@@ -59,49 +70,59 @@ fn chosen(answer: &Offer) -> Result<PathMtu, Failure> {
 /// Laps, until `stop`. What is filled and compared in between is not measured.
 fn measure(session: &mut Session, size: u32, stop: Stop) -> Result<Measurement, Failure> {
     let plan = session.plan.clone();
-    let (total, until) = match stop {
-        Stop::Messages(count) => (count, None),
-        Stop::Bytes(bytes) => (bytes.div_ceil(size.into()), None),
-        Stop::After(time) => (u64::MAX, Some(session.end.now() + time)),
-    };
+    let (total, until) = stop.limits(size, session.end.now());
     let per_lap =
         if plan.check { Layout::new(&plan, size).slots.saturating_mul(plan.qps.into()) } else { u64::MAX };
     let mut latencies = (plan.mode == Mode::Lat).then(histogram).transpose()?;
     let (mut messages, mut time, mut verified) = (0, Duration::ZERO, 0);
-    let mut lap = 0;
+    let mut number = 0;
     while messages < total && until.is_none_or(|until| session.end.now() < until) {
         let targets = shares((total - messages).min(per_lap), plan.qps);
-        session.prepare(lap, &targets)?;
-        session.control.send(&Message::Lap { number: lap, messages: targets.clone() })?;
+        session.prepare(number, &targets)?;
+        session.control.send(&Message::Lap { number, messages: targets.clone() })?;
         session.expect(&Message::Ready)?;
-        let started = session.end.now();
-        match &mut latencies {
-            None => move_many(session, &targets, until)?,
-            Some(latencies) => move_singly(session, targets[0], until, latencies)?,
-        }
-        time += session.end.now().since(started);
+        time += lap(session, &targets, until, latencies.as_mut())?;
         let done: Vec<u64> = session.lanes.iter().map(|lane| lane.posted).collect();
         session.control.send(&Message::LapDone { messages: done.clone() })?;
         match session.wait_message()? {
             Message::Verified { bytes } => verified += bytes,
             other => return Err(unexpected(&other)),
         }
-        verified += session.verify(lap, &done)?;
+        verified += session.verify(number, &done)?;
         messages += done.iter().sum::<u64>();
-        lap += 1;
+        number += 1;
     }
     let latency = latencies.map(|histogram| Latency::new(&histogram, plan.echoes()));
     Ok(Measurement::new(size, messages, time, plan.check.then_some(verified), latency))
 }
 
+/// Moves so many messages on each queue pair, or as many as until then. Returns the time that it took.
+pub(super) fn lap<C: Beside>(
+    session: &mut Session<C>,
+    targets: &[u64],
+    until: Option<Nanos>,
+    latencies: Option<&mut Histogram<u64>>,
+) -> Result<Duration, Failure> {
+    let started = session.end.now();
+    match latencies {
+        None => move_many(session, targets, until)?,
+        Some(latencies) => move_singly(session, targets[0], until, latencies)?,
+    }
+    Ok(session.end.now().since(started))
+}
+
 /// Nanoseconds, up to a minute, to three digits.
-fn histogram() -> Result<Histogram<u64>, Failure> {
+pub(super) fn histogram() -> Result<Histogram<u64>, Failure> {
     Histogram::new_with_bounds(1, 60_000_000_000, 3)
         .map_err(|error| Failure::run(format!("histogram: {error}")))
 }
 
 /// Keeps all lanes busy.
-fn move_many(session: &mut Session, targets: &[u64], until: Option<Nanos>) -> Result<(), Failure> {
+fn move_many<C: Beside>(
+    session: &mut Session<C>,
+    targets: &[u64],
+    until: Option<Nanos>,
+) -> Result<(), Failure> {
     let depth = u64::from(session.plan.tx_depth);
     loop {
         let open = until.is_none_or(|until| session.end.now() < until);
@@ -124,8 +145,8 @@ fn move_many(session: &mut Session, targets: &[u64], until: Option<Nanos>) -> Re
 }
 
 /// One message after the other, each timed.
-fn move_singly(
-    session: &mut Session,
+fn move_singly<C: Beside>(
+    session: &mut Session<C>,
     target: u64,
     until: Option<Nanos>,
     latencies: &mut Histogram<u64>,

@@ -2,15 +2,16 @@
 //! name the protocol and its version.
 
 use std::collections::VecDeque;
-use std::io::{ErrorKind, Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::message::{Incoming, Message};
+use super::session::Beside;
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
-use crate::tcp::read_exact;
+use crate::tcp::{Link, read_exact};
 
 /// The protocol and its version.
 const PREAMBLE: &[u8; 8] = b"frcperf\x02";
@@ -20,19 +21,39 @@ const MAX_WAITING: usize = 16;
 
 /// The connection, which never blocks once it is made.
 pub(super) struct Control {
-    stream: TcpStream,
+    link: Link,
     incoming: Incoming,
     messages: VecDeque<Message>,
-    open: bool,
+}
+
+/// What either end says first.
+pub(super) type Greeting = [u8; PREAMBLE.len()];
+
+/// Hears what the other end says first.
+pub(super) fn hear(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<Greeting, Failure> {
+    let mut greeting = [0; PREAMBLE.len()];
+    read_exact(stream, &mut greeting, PATIENCE, interrupt)?;
+    Ok(greeting)
 }
 
 impl Control {
-    /// Greets the other end.
-    pub(super) fn new(mut stream: TcpStream, interrupt: &Interrupt) -> Result<Control, Failure> {
-        stream.set_nodelay(true).or_fail(|| "control connection".into())?;
+    /// Greets the server. Nothing is heard of one of perftest's, which waits for more.
+    pub(super) fn greet(mut stream: TcpStream, interrupt: &Interrupt) -> Result<Control, Failure> {
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
-        let mut greeting = [0; PREAMBLE.len()];
-        read_exact(&mut stream, &mut greeting, PATIENCE, interrupt)?;
+        let greeting = hear(&mut stream, interrupt).map_err(|failure| match failure {
+            Failure::Run(reason) => Failure::Run(format!("{reason}; is it perftest's? Then give --perftest")),
+            other => other,
+        })?;
+        Control::new(stream, greeting)
+    }
+
+    /// Greets a client that has said that.
+    pub(super) fn answer(mut stream: TcpStream, greeting: Greeting) -> Result<Control, Failure> {
+        stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
+        Control::new(stream, greeting)
+    }
+
+    fn new(stream: TcpStream, greeting: Greeting) -> Result<Control, Failure> {
         if &greeting != PREAMBLE {
             return Err(Failure::run(format!(
                 "the other end greets with '{}' instead of '{}': it is not `ferroce perf`, or of another version",
@@ -40,48 +61,13 @@ impl Control {
                 PREAMBLE.escape_ascii()
             )));
         }
-        stream.set_nonblocking(true).or_fail(|| "control connection".into())?;
-        Ok(Control { stream, incoming: Incoming::default(), messages: VecDeque::new(), open: true })
+        Ok(Control { link: Link::new(stream)?, incoming: Incoming::default(), messages: VecDeque::new() })
     }
 
-    /// Sends a message. If the other end is gone, [`receive`](Control::receive) will tell.
+    /// Sends a message. If the other end is gone, [`receive`](Beside::receive) will tell.
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
-        let bytes = message.to_bytes().map_err(Failure::run)?;
-        let deadline = Instant::now() + PATIENCE;
-        let mut rest = &bytes[..];
-        while !rest.is_empty() && self.open {
-            match self.stream.write(rest) {
-                Ok(written) => rest = &rest[written..],
-                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
-                    thread::sleep(Duration::from_millis(1));
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(_) => self.open = false,
-            }
-        }
+        self.link.send(&message.to_bytes().map_err(Failure::run)?);
         Ok(())
-    }
-
-    /// Takes what has arrived. Returns whether there was anything, and whether more may come.
-    pub(super) fn receive(&mut self) -> Result<(bool, bool), Failure> {
-        let mut chunk = [0; 4096];
-        let mut any = false;
-        loop {
-            match self.stream.read(&mut chunk) {
-                Ok(0) => self.open = false,
-                Ok(count) => {
-                    self.incoming.extend(&chunk[..count]);
-                    self.sort()?;
-                    any = true;
-                    continue;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(_) => self.open = false,
-            }
-            break;
-        }
-        Ok((any, self.open))
     }
 
     /// Waits until the other end has closed the connection, within patience.
@@ -98,28 +84,43 @@ impl Control {
     pub(super) fn take(&mut self) -> Option<Message> {
         self.messages.pop_front()
     }
+}
 
-    pub(super) fn has_message(&self) -> bool {
+/// Takes the messages that are whole.
+fn sort(incoming: &mut Incoming, messages: &mut VecDeque<Message>) -> Result<(), Failure> {
+    while let Some(message) = incoming.next().map_err(Failure::run)? {
+        match message {
+            Message::Alive => {}
+            Message::Failed { reason } => {
+                return Err(Failure::run(format!("the other end failed: {reason}")));
+            }
+            _ if messages.len() == MAX_WAITING => {
+                return Err(Failure::run(format!("the other end sent over {MAX_WAITING} messages unasked")));
+            }
+            other => messages.push_back(other),
+        }
+    }
+    Ok(())
+}
+
+impl Beside for Control {
+    const HEARTBEATS: bool = true;
+    const ADVICE: &'static str = "";
+
+    fn receive(&mut self) -> Result<(bool, bool), Failure> {
+        let Control { link, incoming, messages } = self;
+        link.receive(|bytes| {
+            incoming.extend(bytes);
+            sort(incoming, messages)
+        })
+    }
+
+    fn has_message(&self) -> bool {
         !self.messages.is_empty()
     }
 
-    /// Takes the messages that are whole.
-    fn sort(&mut self) -> Result<(), Failure> {
-        while let Some(message) = self.incoming.next().map_err(Failure::run)? {
-            match message {
-                Message::Alive => {}
-                Message::Failed { reason } => {
-                    return Err(Failure::run(format!("the other end failed: {reason}")));
-                }
-                _ if self.messages.len() == MAX_WAITING => {
-                    return Err(Failure::run(format!(
-                        "the other end sent over {MAX_WAITING} messages unasked"
-                    )));
-                }
-                other => self.messages.push_back(other),
-            }
-        }
-        Ok(())
+    fn keep_alive(&mut self) -> Result<(), Failure> {
+        self.send(&Message::Alive)
     }
 }
 
@@ -135,8 +136,9 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut peer = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("a connection");
         peer.write_all(PREAMBLE).expect("room in the socket");
-        let (stream, _) = listener.accept().expect("the peer");
-        let mut control = Control::new(stream, &Interrupt::default()).expect("a right greeting");
+        let (mut stream, _) = listener.accept().expect("the peer");
+        let greeting = hear(&mut stream, &Interrupt::default()).expect("a greeting");
+        let mut control = Control::answer(stream, greeting).expect("a right greeting");
         let ready = Message::Ready.to_bytes().expect("plain");
         peer.write_all(&ready.repeat(MAX_WAITING + 1)).expect("room in the socket");
         drop(peer);

@@ -139,6 +139,12 @@ impl Layout {
         Layout { slots: 1, ..Layout::new(plan, size) }
     }
 
+    /// One message for each queue pair, and the next queue pair's `spacing` bytes behind, or more.
+    pub(super) fn spaced(plan: &Plan, size: u32, spacing: u32) -> Layout {
+        let stride = u64::from(size.max(spacing)).next_multiple_of(8);
+        Layout { size, slots: 1, stride, qps: plan.qps.into() }
+    }
+
     /// Bytes of the region.
     pub(super) fn len(&self) -> u64 {
         self.slots * self.stride * self.qps
@@ -146,7 +152,12 @@ impl Layout {
 
     /// Where a message lies.
     pub(super) fn offset(&self, qp: usize, message: u64) -> u64 {
-        (qp as u64 * self.slots + message % self.slots) * self.stride
+        qp as u64 * self.slots * self.stride + self.slot_offset(message)
+    }
+
+    /// Where a message lies behind the first one of its queue pair.
+    pub(super) fn slot_offset(&self, message: u64) -> u64 {
+        message % self.slots * self.stride
     }
 
     /// The bytes of a message.

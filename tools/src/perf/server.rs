@@ -107,22 +107,14 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
     session.settle()?;
     session.prepare(number, messages)?;
     session.control.send(&Message::Ready)?;
-    let echoes = session.plan.echoes().then_some(session.plan.operation);
     let done = loop {
         match session.control.take() {
             Some(Message::LapDone { messages: done }) => break done,
             Some(other) => return Err(unexpected(&other)),
             None => session.turn()?,
         }
-        let lane = session.lanes[0];
-        let next = lane.posted;
-        let arrived = match echoes {
-            None => false,
-            Some(Operation::Write) => next < messages[0] && session.rung(next)?,
-            Some(_) => lane.received > next,
-        };
-        if arrived && next - lane.completed < u64::from(session.plan.tx_depth) {
-            session.post(0)?;
+        if session.plan.echoes() {
+            session.echo(messages[0])?;
         }
     };
     if done.len() != messages.len() || done.iter().zip(messages).any(|(done, wanted)| done > wanted) {

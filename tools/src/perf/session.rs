@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use ferroce::{
     Access, AddressVector, Data, Gid, Memory, Mr, Nanos, PathMtu, Psn, Qp, QpConfig, Qpn, RKey,
-    ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus,
-    WorkCompletion,
+    ReceiveWorkRequest, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Transition,
+    WcStatus, WorkCompletion,
 };
 use tracing::warn;
 
@@ -18,14 +18,14 @@ use super::plan::{AtomicType, Layout, Operation, Plan};
 use crate::endpoint::{Endpoint, Path, RETRY_COUNT};
 use crate::failure::{Failure, OrFail};
 
-/// One end of a measurement.
-pub(super) struct Session {
+/// One end of a measurement, with the TCP connection beside it.
+pub(super) struct Session<C = Control> {
     // Before the connection, whose end tells that the port is closed.
     pub(super) end: Endpoint,
-    pub(super) control: Control,
+    pub(super) control: C,
     pub(super) plan: Plan,
     /// Which end this is.
-    role: Origin,
+    pub(super) role: Origin,
     pub(super) lanes: Vec<Lane>,
     regions: Option<Regions>,
     /// When the control connection was looked at, heard from, and last spoken to.
@@ -36,12 +36,30 @@ pub(super) struct Session {
     lost: Option<Nanos>,
 }
 
+/// What a session must know of the TCP connection beside it, whatever is spoken there.
+pub(super) trait Beside {
+    /// Whether both ends say now and then that they are still there.
+    const HEARTBEATS: bool;
+    /// What may be the matter if the other end goes too early.
+    const ADVICE: &'static str;
+
+    /// Takes what has arrived. Returns whether there was anything, and whether more may come.
+    fn receive(&mut self) -> Result<(bool, bool), Failure>;
+
+    /// Whether something has arrived that nobody has taken yet.
+    fn has_message(&self) -> bool;
+
+    /// Says that this end is still there.
+    fn keep_alive(&mut self) -> Result<(), Failure>;
+}
+
 /// A queue pair and how far it has come.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lane {
     qp: Qp,
-    qpn: Qpn,
-    psn: Psn,
+    pub(super) qpn: Qpn,
+    pub(super) psn: Psn,
+    /// Where this queue pair's messages start in the other end's memory.
     remote: RemoteAddress,
     /// Sends posted and completed in this lap.
     pub(super) posted: u64,
@@ -74,8 +92,8 @@ const RECEIVED: u64 = 1;
 /// Receives nothing, but ends when the queue pair does.
 const SENTINEL: u64 = 2;
 
-impl Session {
-    pub(super) fn new(mut end: Endpoint, control: Control, plan: Plan, role: Origin) -> Session {
+impl<C: Beside> Session<C> {
+    pub(super) fn new(mut end: Endpoint, control: C, plan: Plan, role: Origin) -> Session<C> {
         let now = end.now();
         Session {
             end,
@@ -91,20 +109,14 @@ impl Session {
         }
     }
 
-    /// Makes the queue pairs and memory for messages of `size` bytes, and says how to reach them.
-    pub(super) fn open(
-        &mut self,
-        size: u32,
-        gid_index: usize,
-        path_mtu: Option<PathMtu>,
-    ) -> Result<Offer, Failure> {
+    /// Makes memory that is laid out like that, a server's counters of atomics in their own way, and
+    /// the queue pairs. Returns what the other end may reach.
+    pub(super) fn create(&mut self, layout: Layout, counters: Layout) -> Result<RemoteMemory, Failure> {
         let Plan { operation, qps, tx_depth, rx_depth, .. } = self.plan;
-        self.plan.check_size(size)?;
+        self.plan.check_size(layout.size)?;
         self.end.replace_cq(qps * (tx_depth.next_power_of_two() + rx_depth.next_power_of_two()))?;
-        let regions = self.register(size)?;
+        let regions = self.register(layout, counters)?;
         self.regions = Some(regions);
-        let exposed = if operation == Operation::Read { regions.source } else { regions.sink };
-        let memory = self.end.context.remote(exposed)?;
         let config = QpConfig {
             max_send_wr: tx_depth,
             max_recv_wr: rx_depth,
@@ -134,39 +146,33 @@ impl Session {
                 counted: 0,
             });
         }
-        let gid = self.end.context.port().gids[gid_index].gid;
-        Ok(Offer {
-            size,
-            gid: Ipv6Addr::from(gid.0),
-            qps: self.lanes.iter().map(|lane| (lane.qpn.value(), lane.psn.value())).collect(),
-            memory: (memory.addr, memory.rkey.0, memory.length),
-            path_mtu: path_mtu.map(PathMtu::bytes),
-            largest_path_mtu: self.end.largest_path_mtu(gid_index)?.bytes(),
-            selective_repeat: self.plan.selective_repeat,
-        })
+        let exposed = if operation == Operation::Read { regions.source } else { regions.sink };
+        Ok(self.end.context.remote(exposed)?)
     }
 
-    /// Connects the queue pairs to those of the other end.
-    pub(super) fn connect(&mut self, offer: &Offer, gid_index: usize, mtu: PathMtu) -> Result<(), Failure> {
-        if offer.qps.len() != self.lanes.len() {
-            let (theirs, ours) = (offer.qps.len(), self.lanes.len());
-            return Err(Failure::run(format!("the other end offers {theirs} queue pairs for {ours}")));
-        }
-        let path = Path {
-            address: AddressVector::new(Gid(offer.gid.octets()), gid_index),
+    /// Connects a queue pair to one of the other end, whose memory for it is at `remote`.
+    pub(super) fn connect_lane(
+        &mut self,
+        index: usize,
+        path: &Path,
+        remote: RemoteAddress,
+        peer: (Qpn, Psn),
+    ) -> Result<(), Failure> {
+        let lane = &mut self.lanes[index];
+        lane.remote = remote;
+        let (qp, local_psn) = (lane.qp, lane.psn);
+        self.end.connect(qp, path, local_psn, peer)
+    }
+
+    /// How the queue pairs reach the other end.
+    pub(super) fn path(&self, address: AddressVector, mtu: PathMtu) -> Path {
+        Path {
+            address,
             mtu,
             timeout: self.plan.timeout,
             rd_atomic: self.plan.outstanding,
-            selective_repeat: self.plan.selective_repeat && offer.selective_repeat,
-        };
-        let (addr, rkey, _) = offer.memory;
-        for (index, &(qpn, psn)) in offer.qps.iter().enumerate() {
-            let lane = &mut self.lanes[index];
-            lane.remote = RemoteAddress { addr, rkey: RKey(rkey) };
-            let (qp, local_psn) = (lane.qp, lane.psn);
-            self.end.connect(qp, &path, local_psn, (Qpn::new(qpn), Psn::new(psn)))?;
+            selective_repeat: self.plan.selective_repeat,
         }
-        Ok(())
     }
 
     /// Ends the queue pairs and gives the memory back.
@@ -198,6 +204,11 @@ impl Session {
                 }
             }
         }
+        self.begin(messages)
+    }
+
+    /// Counts anew, and posts receives for so many messages on each queue pair.
+    pub(super) fn begin(&mut self, messages: &[u64]) -> Result<(), Failure> {
         let receives =
             self.plan.operation == Operation::Send && (self.role == Origin::Server || self.plan.echoes());
         for (lane, count) in self.lanes.iter_mut().zip(messages) {
@@ -214,10 +225,10 @@ impl Session {
         let at = |offset: u64| RemoteAddress { addr: remote.addr.wrapping_add(offset), ..remote };
         // Both ends lay out alike what is moved by address.
         let (from, into) = (source_layout.offset(index, message), sink_layout.offset(index, message));
-        let counter = at(8 * index as u64);
+        let (there, counter) = (at(source_layout.slot_offset(message)), at(0));
         let (op, mr, offset, length) = match self.plan.operation {
-            Operation::Write => (SendOp::Write(at(from)), source, from, source_layout.size),
-            Operation::Read => (SendOp::Read(at(into)), sink, into, sink_layout.size),
+            Operation::Write => (SendOp::Write(there), source, from, source_layout.size),
+            Operation::Read => (SendOp::Read(there), sink, into, sink_layout.size),
             Operation::Send => (SendOp::Send, source, from, source_layout.size),
             Operation::Atomic => {
                 let value = counted + message;
@@ -238,6 +249,29 @@ impl Session {
         let wr = SendWorkRequest { wr_id: SENT << 32 | index as u64, op, data, flags: SendFlags::SIGNALED };
         self.end.context.post_send(qp, &wr)?;
         self.lanes[index].posted += 1;
+        Ok(())
+    }
+
+    /// Sends a message of a latency test back if it has come, as many as `total` in all.
+    pub(super) fn echo(&mut self, total: u64) -> Result<(), Failure> {
+        let lane = self.lanes[0];
+        let next = lane.posted;
+        let arrived = match self.plan.operation {
+            Operation::Write => next < total && self.rung(next)?,
+            _ => lane.received > next,
+        };
+        if arrived && next - lane.completed < u64::from(self.plan.tx_depth) {
+            self.post(0)?;
+        }
+        Ok(())
+    }
+
+    /// From now on messages have so many bytes, no more than the slots have.
+    pub(super) fn resize(&mut self, size: u32) -> Result<(), Failure> {
+        let mut regions = self.regions()?;
+        regions.source_layout.size = size;
+        regions.sink_layout.size = size;
+        self.regions = Some(regions);
         Ok(())
     }
 
@@ -328,22 +362,6 @@ impl Session {
         Ok(())
     }
 
-    /// Turns until a message of the other end is there.
-    pub(super) fn wait_message(&mut self) -> Result<Message, Failure> {
-        loop {
-            if let Some(message) = self.control.take() {
-                return Ok(message);
-            }
-            self.turn()?;
-        }
-    }
-
-    /// The next message, which must be `wanted`.
-    pub(super) fn expect(&mut self, wanted: &Message) -> Result<(), Failure> {
-        let message = self.wait_message()?;
-        if message == *wanted { Ok(()) } else { Err(unexpected(&message)) }
-    }
-
     /// Turns until all that was posted is complete.
     pub(super) fn settle(&mut self) -> Result<(), Failure> {
         while self.lanes.iter().any(|lane| lane.completed < lane.posted) {
@@ -352,9 +370,8 @@ impl Session {
         Ok(())
     }
 
-    fn register(&mut self, size: u32) -> Result<Regions, Failure> {
+    fn register(&mut self, layout: Layout, counters: Layout) -> Result<Regions, Failure> {
         let plan = &self.plan;
-        let layout = Layout::new(plan, size);
         let server = self.role == Origin::Server;
         let sends = match plan.operation {
             Operation::Write | Operation::Send => !server || plan.echoes(),
@@ -362,8 +379,7 @@ impl Session {
             Operation::Atomic => false,
         };
         let takes = plan.operation == Operation::Atomic || !sends || plan.echoes();
-        let counters = server && plan.operation == Operation::Atomic;
-        let sink_layout = if counters { Layout::single(plan, size) } else { layout };
+        let sink_layout = if server && plan.operation == Operation::Atomic { counters } else { layout };
         let length = |used: bool, layout: Layout| if used { layout.len() } else { 8 };
         let memory = |length: u64| {
             let megabytes = length >> 20;
@@ -417,8 +433,12 @@ impl Session {
                 RECEIVED => format!("receive {}", lane.received),
                 _ => "receive".into(),
             };
-            let gone = if self.lost.is_some() { "; its control connection is closed too" } else { "" };
-            return Err(Failure::Run(format!("{}{gone}", Failure::completion(wc, &work))));
+            let mut reason = Failure::completion(wc, &work).to_string();
+            if self.lost.is_some() {
+                reason += "; its control connection is closed too";
+                reason += C::ADVICE;
+            }
+            return Err(Failure::Run(reason));
         }
         match kind {
             SENT => lane.completed += 1,
@@ -443,19 +463,23 @@ impl Session {
         if self.control.has_message() {
             return Ok(());
         }
-        if !open || now.since(self.heard) > LONGEST_SILENCE {
+        let silent = C::HEARTBEATS && now.since(self.heard) > LONGEST_SILENCE;
+        if !open || silent {
             return self.lose(now, if open { "is silent" } else { "is closed" });
         }
         if now.since(self.spoke) > HEARTBEAT {
             self.spoke = now;
-            self.control.send(&Message::Alive)?;
+            self.control.keep_alive()?;
         }
         Ok(())
     }
 
     fn lose(&mut self, now: Nanos, how: &str) -> Result<(), Failure> {
         if self.lanes.is_empty() {
-            return Err(Failure::run(format!("the control connection {how}: the other end is gone")));
+            return Err(Failure::run(format!(
+                "the control connection {how}: the other end is gone{}",
+                C::ADVICE
+            )));
         }
         let under_way = self.lanes.iter().any(|lane| lane.completed < lane.posted);
         let patience = if under_way { retry_budget(self.plan.timeout) } else { Duration::ZERO };
@@ -472,7 +496,66 @@ impl Session {
         while let Some(wc) = self.end.completion()? {
             self.account(&wc)?;
         }
-        Err(Failure::run("the control connection is closed: the other end is gone"))
+        Err(Failure::run(format!("the control connection is closed: the other end is gone{}", C::ADVICE)))
+    }
+}
+
+impl Session {
+    /// Makes the queue pairs and memory for messages of `size` bytes, and says how to reach them.
+    pub(super) fn open(
+        &mut self,
+        size: u32,
+        gid_index: usize,
+        path_mtu: Option<PathMtu>,
+    ) -> Result<Offer, Failure> {
+        self.plan.check_size(size)?;
+        let memory = self.create(Layout::new(&self.plan, size), Layout::single(&self.plan, size))?;
+        let gid = self.end.context.port().gids[gid_index].gid;
+        Ok(Offer {
+            size,
+            gid: Ipv6Addr::from(gid.0),
+            qps: self.lanes.iter().map(|lane| (lane.qpn.value(), lane.psn.value())).collect(),
+            memory: (memory.addr, memory.rkey.0, memory.length),
+            path_mtu: path_mtu.map(PathMtu::bytes),
+            largest_path_mtu: self.end.largest_path_mtu(gid_index)?.bytes(),
+            selective_repeat: self.plan.selective_repeat,
+        })
+    }
+
+    /// Connects the queue pairs to those of the other end.
+    pub(super) fn connect(&mut self, offer: &Offer, gid_index: usize, mtu: PathMtu) -> Result<(), Failure> {
+        if offer.qps.len() != self.lanes.len() {
+            let (theirs, ours) = (offer.qps.len(), self.lanes.len());
+            return Err(Failure::run(format!("the other end offers {theirs} queue pairs for {ours}")));
+        }
+        let mut path = self.path(AddressVector::new(Gid(offer.gid.octets()), gid_index), mtu);
+        path.selective_repeat &= offer.selective_repeat;
+        let (addr, rkey, _) = offer.memory;
+        let Regions { source_layout, .. } = self.regions()?;
+        let atomic = self.plan.operation == Operation::Atomic;
+        let layout = if atomic { Layout::single(&self.plan, offer.size) } else { source_layout };
+        for (index, &(qpn, psn)) in offer.qps.iter().enumerate() {
+            let addr = addr.wrapping_add(layout.offset(index, 0));
+            let remote = RemoteAddress { addr, rkey: RKey(rkey) };
+            self.connect_lane(index, &path, remote, (Qpn::new(qpn), Psn::new(psn)))?;
+        }
+        Ok(())
+    }
+
+    /// Turns until a message of the other end is there.
+    pub(super) fn wait_message(&mut self) -> Result<Message, Failure> {
+        loop {
+            if let Some(message) = self.control.take() {
+                return Ok(message);
+            }
+            self.turn()?;
+        }
+    }
+
+    /// The next message, which must be `wanted`.
+    pub(super) fn expect(&mut self, wanted: &Message) -> Result<(), Failure> {
+        let message = self.wait_message()?;
+        if message == *wanted { Ok(()) } else { Err(unexpected(&message)) }
     }
 }
 

@@ -5,6 +5,7 @@
 #[path = "../../../src/failure.rs"]
 mod failure;
 mod perf;
+mod perftest;
 mod pingpong;
 mod rendezvous;
 
@@ -12,10 +13,11 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else { return };
-    match kind % 4 {
+    match kind % 5 {
         0 => pingpong::run(bytes),
         1 => perf::run(bytes),
         2 => rendezvous::hello(bytes),
-        _ => rendezvous::answer(bytes),
+        3 => rendezvous::answer(bytes),
+        _ => perftest::run(bytes),
     }
 });

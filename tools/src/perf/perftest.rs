@@ -1,0 +1,310 @@
+//! Against the programs of perftest, `ib_write_bw` and its kin, through the exchange that they have among
+//! themselves. Sizes and counts are not part of it: each end goes by its own command line.
+
+mod exchange;
+mod message;
+
+use std::time::{Duration, Instant};
+
+use ferroce::{AddressVector, PathMtu, RKey, RemoteAddress};
+use hdrhistogram::Histogram;
+use tracing::info;
+
+use super::client::{Stop, histogram, lap};
+use super::pattern::Origin;
+use super::plan::{Layout, Mode, Operation, Plan};
+use super::report::{Latency, Measurement};
+use super::server::Wishes;
+use super::session::{Beside, Session};
+use crate::failure::Failure;
+use exchange::Wait;
+use message::{BandwidthReport, Destination, SystemData, Version};
+
+pub(super) use exchange::Exchange;
+
+/// Whether a client that says this first is one of perftest's.
+pub(super) fn is_client(greeting: &[u8]) -> bool {
+    Version::may_start(greeting)
+}
+
+/// Measures messages of each of `sizes`, of each queue pair so many. Returns the path MTU too, the smaller
+/// of both ends'.
+pub(super) fn measure(
+    session: &mut Session<Exchange>,
+    sizes: &[(u32, Stop)],
+    wishes: Wishes,
+) -> Result<(PathMtu, Vec<Measurement>), Failure> {
+    let connection = Connection::establish(session, sizes, wishes)?;
+    let Plan { operation, mode, .. } = session.plan;
+    let mut results = Vec::new();
+    let mut report = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
+    for (size, stop) in sizes {
+        session.resize(*size)?;
+        let (count, until) = stop.limits(*size, session.end.now());
+        let targets = vec![count; session.lanes.len()];
+        session.begin(&targets)?;
+        if operation == Operation::Send {
+            connection.wait(session, 0, Wait::Measurement)?;
+        }
+        let mut latencies = (mode == Mode::Lat).then(histogram).transpose()?;
+        let time = if session.plan.doorbell() {
+            bounce(session, count, latencies.as_mut())?
+        } else {
+            lap(session, &targets, until, latencies.as_mut())?
+        };
+        let messages = session.lanes.iter().map(|lane| lane.posted).sum();
+        let latency = latencies.map(|histogram| Latency::new(&histogram, session.plan.echoes()));
+        results.push(Measurement::new(*size, messages, time, None, latency));
+        report = bandwidth(*size, messages, time);
+        connection.end_size(session, sizes)?;
+    }
+    if mode == Mode::Bw && operation != Operation::Send {
+        connection.wait(session, 0, Wait::Measurement)?;
+        swap_report(session, report)?;
+    }
+    connection.close(session)?;
+    Ok((connection.path_mtu, results))
+}
+
+/// Serves one client to its end. Returns the path MTU.
+pub(super) fn serve(
+    session: &mut Session<Exchange>,
+    sizes: &[(u32, Stop)],
+    wishes: Wishes,
+) -> Result<PathMtu, Failure> {
+    let connection = Connection::establish(session, sizes, wishes)?;
+    let Plan { operation, mode, .. } = session.plan;
+    // Of READs, atomics and WRITEs for bandwidth a server hears nothing before they are done.
+    let takes_part = operation == Operation::Send || session.plan.echoes();
+    for (size, stop) in sizes.iter().filter(|_| takes_part) {
+        session.resize(*size)?;
+        let (count, _) = stop.limits(*size, session.end.now());
+        session.begin(&vec![count; session.lanes.len()])?;
+        if operation == Operation::Send {
+            connection.wait(session, 0, Wait::Measurement)?;
+        }
+        if session.plan.doorbell() {
+            bounce(session, count, None)?;
+        } else if session.plan.echoes() {
+            while session.lanes[0].posted < count {
+                session.turn()?;
+                session.echo(count)?;
+            }
+            session.settle()?;
+        } else {
+            while session.lanes.iter().any(|lane| lane.received < count) {
+                session.turn()?;
+            }
+        }
+        connection.end_size(session, sizes)?;
+    }
+    if mode == Mode::Bw && operation != Operation::Send {
+        connection.wait(session, 0, Wait::Measurement)?;
+        let nothing = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
+        let BandwidthReport { size, messages, average, rate, .. } = swap_report(session, nothing)?;
+        info!(size, messages, average, rate, "the client reports");
+    }
+    connection.close(session)?;
+    Ok(connection.path_mtu)
+}
+
+/// WRITEs to and fro, so many each way. The server is the first, otherwise than with SENDs, so what a client
+/// can time is from one of its WRITEs to the next. Returns the time that all took.
+fn bounce(
+    session: &mut Session<Exchange>,
+    count: u64,
+    mut latencies: Option<&mut Histogram<u64>>,
+) -> Result<Duration, Failure> {
+    let started = session.end.now();
+    let mut last = None;
+    if session.role == Origin::Server {
+        session.post(0)?;
+    }
+    for message in 0..count {
+        while !session.rung(message)? {
+            session.turn()?;
+        }
+        if session.lanes[0].posted == count {
+            continue;
+        }
+        while session.lanes[0].posted - session.lanes[0].completed >= session.plan.tx_depth.into() {
+            session.turn()?;
+        }
+        let now = session.end.now();
+        if let (Some(latencies), Some(last)) = (&mut latencies, last.replace(now)) {
+            latencies.saturating_record(u64::try_from(now.since(last).as_nanos()).unwrap_or(u64::MAX));
+        }
+        session.post(0)?;
+    }
+    session.settle()?;
+    Ok(session.end.now().since(started))
+}
+
+/// Queue pairs that are connected, as both ends have told them.
+struct Connection {
+    ours: Vec<Destination>,
+    theirs: Vec<Destination>,
+    path_mtu: PathMtu,
+}
+
+impl Connection {
+    fn establish(
+        session: &mut Session<Exchange>,
+        sizes: &[(u32, Stop)],
+        wishes: Wishes,
+    ) -> Result<Connection, Failure> {
+        let version = session.swap(Version::OURS.to_message(), Wait::Patiently)?;
+        let version = Version::from_message(&version).map_err(Failure::run)?;
+        info!("the other end is perftest {version}");
+        let [page, line] = SystemData::OURS.to_messages();
+        let system_data = [session.swap(page, Wait::Patiently)?, session.swap(line, Wait::Patiently)?];
+        let system_data = SystemData::from_messages(system_data).map_err(Failure::run)?;
+        let path_mtu = swap_path_mtu(session, wishes)?;
+        let peer = match session.role {
+            Origin::Client => None,
+            Origin::Server => Some(session.await_destination()?.gid),
+        };
+        let gid_index = session.end.gid_index(wishes.gid_index, peer)?;
+
+        let largest = sizes.iter().map(|(size, _)| *size).max().unwrap_or_default();
+        let spacing = system_data.larger(SystemData::OURS).cycle_buffer;
+        let layout = Layout::spaced(&session.plan, largest, spacing);
+        let memory = session.create(layout, layout)?;
+        let ours = session.lanes.iter().enumerate().map(|(index, lane)| Destination {
+            lid: 0,
+            outstanding: session.plan.outstanding.into(),
+            qpn: lane.qpn,
+            psn: lane.psn,
+            rkey: memory.rkey.0,
+            addr: memory.addr.wrapping_add(layout.offset(index, 0)),
+            gid: session.end.context.port().gids[gid_index].gid,
+            srqn: 0,
+        });
+        let mut connection = Connection { ours: ours.collect(), theirs: Vec::new(), path_mtu };
+        connection.swap_destinations(session)?;
+        for (index, peer) in connection.theirs.iter().enumerate() {
+            let mut path = session.path(AddressVector::new(peer.gid, gid_index), path_mtu);
+            // A client may ask for no more at a time than the server has offered.
+            let offered = u8::try_from(peer.outstanding).unwrap_or(u8::MAX);
+            path.rd_atomic = path.rd_atomic.min(offered).max(1);
+            let remote = RemoteAddress { addr: peer.addr, rkey: RKey(peer.rkey) };
+            session.connect_lane(index, &path, remote, (peer.qpn, peer.psn))?;
+        }
+        connection.wait_connected(session, version)?;
+        info!(%path_mtu, "connected");
+        Ok(connection)
+    }
+
+    /// Tells the other end's queue pairs and this end's, one after the other.
+    fn swap_destinations(&mut self, session: &mut Session<Exchange>) -> Result<(), Failure> {
+        // For latency of what needs no receives, the first one is told twice.
+        let Plan { operation, mode, .. } = session.plan;
+        if mode == Mode::Lat && operation != Operation::Send {
+            session.swap_destination(self.ours[0], Wait::Patiently)?;
+        }
+        for ours in &self.ours {
+            self.theirs.push(session.swap_destination(*ours, Wait::Patiently)?);
+        }
+        Ok(())
+    }
+
+    /// Waits until the other end has connected its queue pairs.
+    fn wait_connected(&self, session: &mut Session<Exchange>, version: Version) -> Result<(), Failure> {
+        let again = if version.repeats_addresses() { self.ours.len() } else { 0 };
+        let send = session.plan.operation == Operation::Send;
+        if send {
+            self.wait(session, 0, Wait::Patiently)?;
+        }
+        (0..again).try_for_each(|index| self.wait(session, index, Wait::Patiently))?;
+        if send { Ok(()) } else { self.wait(session, 0, Wait::Patiently) }
+    }
+
+    /// Waits until the other end is as far as this one: both tell a queue pair again.
+    fn wait(&self, session: &mut Session<Exchange>, index: usize, wait: Wait) -> Result<(), Failure> {
+        let again = session.swap_destination(self.ours[index], wait)?;
+        if again == self.theirs[index] {
+            return Ok(());
+        }
+        let (first, again) = (self.theirs[index].to_message(), again.to_message());
+        Err(Failure::run(format!(
+            "perftest's queue pair {index} was '{}' and is now '{}'; -q {} at both ends?",
+            first.escape_ascii(),
+            again.escape_ascii(),
+            self.ours.len()
+        )))
+    }
+
+    /// Behind all SENDs of a size among several, the ends wait for each other.
+    fn end_size(&self, session: &mut Session<Exchange>, sizes: &[(u32, Stop)]) -> Result<(), Failure> {
+        let Plan { operation, mode, .. } = session.plan;
+        if operation == Operation::Send && mode == Mode::Bw && sizes.len() > 1 {
+            self.wait(session, 0, Wait::Measurement)?;
+        }
+        Ok(())
+    }
+
+    /// The end, of which neither end tells the other after WRITE latency.
+    fn close(&self, session: &mut Session<Exchange>) -> Result<(), Failure> {
+        if !session.plan.doorbell() {
+            self.wait(session, 0, Wait::Measurement)?;
+        }
+        linger(session)
+    }
+}
+
+fn swap_path_mtu(session: &mut Session<Exchange>, wishes: Wishes) -> Result<PathMtu, Failure> {
+    // A server does not know yet which of its addresses it will use.
+    let indices = match wishes.gid_index {
+        Some(index) => index..index + 1,
+        None => 0..session.end.context.port().gids.len(),
+    };
+    let largest =
+        indices.map(|index| session.end.largest_path_mtu(index)).reduce(|a, b| Ok(a?.min(b?))).transpose()?;
+    let largest = largest.unwrap_or(PathMtu::Mtu256);
+    let ours = wishes.path_mtu.unwrap_or(largest);
+    if ours > largest {
+        return Err(Failure::usage(format!("path MTU (-m) {ours}: the interface allows {largest}")));
+    }
+    let theirs = session.swap(message::path_mtu_to_message(ours), Wait::Patiently)?;
+    Ok(ours.min(message::path_mtu_from_message(theirs).map_err(Failure::run)?))
+}
+
+fn swap_report(session: &mut Session<Exchange>, ours: BandwidthReport) -> Result<BandwidthReport, Failure> {
+    let mut numbers = ours.to_messages();
+    for number in &mut numbers {
+        *number = session.swap(*number, Wait::Measurement)?;
+    }
+    Ok(BandwidthReport::from_messages(numbers))
+}
+
+/// In MiB/s, as perftest counts unless it is told otherwise.
+fn bandwidth(size: u32, messages: u64, time: Duration) -> BandwidthReport {
+    let size = u64::from(size);
+    let rate = messages as f64 / time.as_secs_f64().max(1e-9);
+    BandwidthReport {
+        size,
+        messages,
+        peak: 0.0,
+        average: rate * size as f64 / f64::from(1 << 20),
+        rate: rate / 1e6,
+    }
+}
+
+/// Goes on acknowledging until the other end has gone. Our client goes first of two of ours.
+fn linger(session: &mut Session<Exchange>) -> Result<(), Failure> {
+    let patience = match session.role {
+        Origin::Server => Duration::from_secs(10),
+        // Without a word at the end, the server's last WRITE may still want its ACK: it may ask again.
+        Origin::Client if session.plan.doorbell() => {
+            Duration::from_nanos(8192 << session.plan.timeout).min(Duration::from_secs(2))
+        }
+        // Old versions say one word more before they go, and fail if nobody takes it.
+        Origin::Client => Duration::from_millis(100),
+    };
+    let deadline = Instant::now() + patience;
+    while session.control.is_open() && Instant::now() < deadline {
+        session.end.poll()?;
+        session.control.receive()?;
+    }
+    Ok(())
+}

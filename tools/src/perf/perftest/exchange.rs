@@ -1,0 +1,146 @@
+//! The TCP connection to a program of perftest.
+
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use super::message::{DESTINATION, Destination};
+use crate::failure::Failure;
+use crate::perf::pattern::Origin;
+use crate::perf::session::{Beside, Session};
+use crate::tcp::Link;
+
+/// A connection where either end speaks in its turn, the client first.
+pub(in crate::perf) struct Exchange {
+    link: Link,
+    /// What has come and nobody has taken yet.
+    incoming: Vec<u8>,
+    /// Whether its next word is waited for: only then does what has come keep an end from being noticed.
+    awaited: bool,
+}
+
+/// More than any end says before it is answered: one that says more is no perftest.
+const MAX_WAITING: usize = 1024;
+/// How long the other end may take for its next word before the measurement. perftest's own programs
+/// sleep and set up their memory meanwhile.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long to wait for the other end's word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Until it must have come.
+    Patiently,
+    /// As long as the measurement takes there.
+    Measurement,
+}
+
+impl Exchange {
+    /// With what has already been read from the stream.
+    pub(in crate::perf) fn new(stream: TcpStream, read: &[u8]) -> Result<Exchange, Failure> {
+        Ok(Exchange { link: Link::new(stream)?, incoming: read.to_vec(), awaited: false })
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.link.is_open()
+    }
+}
+
+impl Beside for Exchange {
+    const HEARTBEATS: bool = false;
+    const ADVICE: &'static str =
+        "; what perftest says there may tell why, and both ends want the same -s, -n, -q and -a";
+
+    fn receive(&mut self) -> Result<(bool, bool), Failure> {
+        let incoming = &mut self.incoming;
+        self.link.receive(|bytes| {
+            if incoming.len() + bytes.len() > MAX_WAITING {
+                return Err(Failure::run(format!(
+                    "the other end sent over {MAX_WAITING} bytes unasked: it is no perftest"
+                )));
+            }
+            incoming.extend_from_slice(bytes);
+            Ok(())
+        })
+    }
+
+    fn has_message(&self) -> bool {
+        self.awaited && !self.incoming.is_empty()
+    }
+
+    fn keep_alive(&mut self) -> Result<(), Failure> {
+        Ok(())
+    }
+}
+
+impl Session<Exchange> {
+    /// Says `ours` and hears as many bytes, in turn.
+    pub(super) fn swap<const LENGTH: usize>(
+        &mut self,
+        ours: [u8; LENGTH],
+        wait: Wait,
+    ) -> Result<[u8; LENGTH], Failure> {
+        let take = |incoming: &[u8]| Ok(incoming.first_chunk().map(|theirs| (*theirs, LENGTH)));
+        self.converse(&ours, wait, take)
+    }
+
+    /// Says where a queue pair is, and hears of one of the other end.
+    pub(super) fn swap_destination(&mut self, ours: Destination, wait: Wait) -> Result<Destination, Failure> {
+        self.converse(&ours.to_message(), wait, |incoming| {
+            Ok(Destination::from_start(incoming)?.map(|theirs| (theirs, DESTINATION)))
+        })
+    }
+
+    /// Hears of a queue pair of the other end, which is not yet answered.
+    pub(super) fn await_destination(&mut self) -> Result<Destination, Failure> {
+        self.hear(
+            Wait::Patiently,
+            |incoming| Ok(Destination::from_start(incoming)?.map(|theirs| (theirs, 0))),
+        )
+    }
+
+    fn converse<T>(
+        &mut self,
+        ours: &[u8],
+        wait: Wait,
+        take: impl Fn(&[u8]) -> Result<Option<(T, usize)>, String>,
+    ) -> Result<T, Failure> {
+        if self.role == Origin::Client {
+            self.control.link.send(ours);
+        }
+        let theirs = self.hear(wait, take)?;
+        if self.role == Origin::Server {
+            self.control.link.send(ours);
+        }
+        Ok(theirs)
+    }
+
+    /// Turns until the other end has said what `take` wants, which returns it and its bytes.
+    fn hear<T>(
+        &mut self,
+        wait: Wait,
+        take: impl Fn(&[u8]) -> Result<Option<(T, usize)>, String>,
+    ) -> Result<T, Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        self.control.awaited = true;
+        loop {
+            let incoming = &mut self.control.incoming;
+            if let Some((theirs, length)) = take(incoming).map_err(Failure::run)? {
+                incoming.drain(..length);
+                self.control.awaited = false;
+                return Ok(theirs);
+            }
+            let have = incoming.len();
+            if have > 0 && !self.control.is_open() {
+                return Err(Failure::run(format!(
+                    "the other end closed the connection in the middle of a word, after {have} bytes of it"
+                )));
+            }
+            if wait == Wait::Patiently && Instant::now() > deadline {
+                return Err(Failure::run(format!(
+                    "perftest has said {have} bytes of its next word within {} s",
+                    PATIENCE.as_secs()
+                )));
+            }
+            self.turn()?;
+        }
+    }
+}
