@@ -2,6 +2,7 @@
 
 mod demo;
 mod devinfo;
+mod diagnosis;
 mod dissect;
 mod endpoint;
 mod failure;
