@@ -72,8 +72,14 @@ const MAX_SEEN: usize = 32;
 impl Diagnosis {
     /// Takes note of the addresses of a packet.
     pub(crate) fn learn(&mut self, packet: &Packet<'_>) {
-        self.add(packet.network().source);
-        self.add(packet.network().destination);
+        let network = packet.network();
+        self.learn_addresses(network.source, network.destination);
+    }
+
+    /// Takes note of addresses that packets are known to be sent between.
+    pub(crate) fn learn_addresses(&mut self, source: Gid, destination: Gid) {
+        self.add(source);
+        self.add(destination);
     }
 
     /// Takes note of the addresses that a connection is asked for between.

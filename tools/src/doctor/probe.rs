@@ -1,0 +1,236 @@
+//! Packets with known contents, and what is left of them where they arrive.
+
+use std::net::IpAddr;
+
+use ferroce::wire::{
+    Bth, Deth, Encapsulation, FrameBuilder, Identifications, NetworkHeader, Opcode, Packet, ParseError,
+    PathAddress, PathHeader, icrc,
+};
+use ferroce::{Gid, MacAddr, Psn, Qpn};
+use serde::{Deserialize, Serialize};
+
+use super::message::Hello;
+use crate::diagnosis::Diagnosis;
+
+/// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Probe {
+    /// Which of all.
+    pub(super) number: u16,
+    /// DSCP and ECN.
+    pub(super) traffic_class: u8,
+    /// Bytes of the IP packet.
+    pub(super) length: u32,
+}
+
+/// What stands in a packet's network headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Headers {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    pub(super) source_port: u16,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+    /// IPv4: identification, and flags with the fragment offset. `None` where a socket hides them.
+    pub(super) ipv4: Option<(u16, u16)>,
+}
+
+/// A probe that has arrived.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Sighting {
+    pub(super) number: u16,
+    pub(super) headers: Headers,
+    /// Why the ICRC is wrong, if it is.
+    pub(super) icrc: Option<String>,
+    /// How often it came.
+    pub(super) copies: u8,
+}
+
+/// Probes of one check.
+pub(super) const MAX_PROBES: usize = 64;
+/// What probes leave with.
+pub(super) const HOP_LIMIT: u8 = 64;
+
+/// In front of each probe's payload, before token and number.
+const MAGIC: &[u8; 8] = b"frcprobe";
+const PREFIX: usize = MAGIC.len() + 8 + 2;
+/// Of no queue pair here: numbers are drawn, and an engine that gets a probe counts and drops it.
+const QPN: Qpn = Qpn::new(0x00ff_fffe);
+
+impl Headers {
+    /// What probes between these ends leave with.
+    pub(super) fn sent(from: &Hello, to: IpAddr, probe: &Probe) -> Headers {
+        Headers {
+            source: from.address,
+            destination: to,
+            source_port: from.source_port,
+            traffic_class: probe.traffic_class,
+            hop_limit: HOP_LIMIT,
+            // As every driver sends: no identification, and DF.
+            ipv4: to.is_ipv4().then_some((0, 0x4000)),
+        }
+    }
+
+    fn of(packet: &Packet<'_>, is_socket: bool) -> Headers {
+        let network = packet.network();
+        let bytes = packet.network_bytes();
+        let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let is_told = packet.header == NetworkHeader::Ipv4 && !is_socket;
+        Headers {
+            source: network.source.to_ip(),
+            destination: network.destination.to_ip(),
+            source_port: network.source_port.unwrap_or(0),
+            traffic_class: network.traffic_class,
+            hop_limit: network.hop_limit,
+            ipv4: is_told.then(|| (word(4), word(6))),
+        }
+    }
+
+    /// What the ICRC covers and is not as it was sent.
+    pub(super) fn rewritten(&self, seen: &Headers) -> Vec<String> {
+        let mut changes = Vec::new();
+        let mut compare = |name: &str, was: String, is: String| {
+            if was != is {
+                changes.push(format!("{name} {was} -> {is}"));
+            }
+        };
+        compare("source address", self.source.to_string(), seen.source.to_string());
+        compare("destination address", self.destination.to_string(), seen.destination.to_string());
+        compare("source port", self.source_port.to_string(), seen.source_port.to_string());
+        if let (Some(was), Some(is)) = (self.ipv4, seen.ipv4) {
+            compare("IPv4 identification", format!("{:#06x}", was.0), format!("{:#06x}", is.0));
+            compare("IPv4 flags", format!("{:#06x}", was.1), format!("{:#06x}", is.1));
+        }
+        changes
+    }
+}
+
+/// Writes a probe's frame, from the Ethernet header on or, for a socket, from the IP header on. Returns its
+/// length; `None` if `buffer` is too small for it.
+pub(super) fn write(
+    buffer: &mut [u8],
+    from: &Hello,
+    to: IpAddr,
+    [source_mac, destination_mac]: [MacAddr; 2],
+    probe: &Probe,
+) -> Option<usize> {
+    let Headers { source, destination, source_port, traffic_class, hop_limit, .. } =
+        Headers::sent(from, to, probe);
+    let header = PathHeader::new(&PathAddress {
+        source_mac,
+        destination_mac,
+        vlan: None,
+        source: Gid::from(source),
+        destination: Gid::from(destination),
+        encapsulation: Encapsulation::RoceV2 { source_port },
+        traffic_class,
+        flow_label: 0,
+        hop_limit,
+        identification: 0,
+    });
+    let header = if from.is_socket { header.without_link() } else { header };
+    let opcode = Opcode::UD_SEND_ONLY;
+    let overhead =
+        header.network().bth_start() + Bth::LEN + opcode.extensions_len() + ferroce::wire::ICRC_LEN;
+    let length = (probe.length as usize).checked_sub(overhead)? & !3;
+    let mut frame =
+        FrameBuilder::start(buffer, &header, Bth::new(opcode, QPN, Psn::new(probe.number.into())), length)?;
+    frame.put(&Deth::new(0, QPN));
+    fill(frame.payload(), from.token, probe.number)?;
+    Some(frame.finish())
+}
+
+fn fill(payload: &mut [u8], token: u64, number: u16) -> Option<()> {
+    let (prefix, rest) = payload.split_first_chunk_mut::<PREFIX>()?;
+    prefix[..8].copy_from_slice(MAGIC);
+    prefix[8..16].copy_from_slice(&token.to_be_bytes());
+    prefix[16..].copy_from_slice(&number.to_be_bytes());
+    rest.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
+    Some(())
+}
+
+/// Says it if a payload is not what was written.
+fn damage(payload: &[u8], token: u64, number: u16) -> Option<String> {
+    let mut written = vec![0; payload.len()];
+    fill(&mut written, token, number)?;
+    match written.iter().zip(payload).filter(|(was, is)| was != is).count() {
+        0 => None,
+        count => Some(format!("{count} bytes of the payload")),
+    }
+}
+
+/// Looks out for the probes of one end.
+pub(super) struct Lookout {
+    from: Hello,
+    to: IpAddr,
+    /// Of the end that looks.
+    is_socket: bool,
+    probes: Vec<Probe>,
+    seen: Vec<Sighting>,
+    diagnosis: Diagnosis,
+    identifications: Identifications,
+}
+
+impl Lookout {
+    pub(super) fn new(from: &Hello, to: IpAddr, is_socket: bool, probes: Vec<Probe>) -> Lookout {
+        let mut diagnosis = Diagnosis::default();
+        diagnosis.learn_addresses(from.address.into(), to.into());
+        Lookout {
+            from: from.clone(),
+            to,
+            is_socket,
+            probes,
+            seen: Vec::new(),
+            diagnosis,
+            identifications: Identifications::default(),
+        }
+    }
+
+    /// Takes a frame that has come.
+    pub(super) fn frame(&mut self, frame: &[u8]) {
+        let decoded = if self.is_socket { Packet::decode_ip(frame) } else { Packet::decode(frame) };
+        let Ok(packet) = decoded else { return };
+        let Some(probe) = self.probe(&packet) else { return };
+        let Probe { number, .. } = probe;
+        if let Some(sighting) = self.seen.iter_mut().find(|sighting| sighting.number == number) {
+            sighting.copies = sighting.copies.saturating_add(1);
+            return;
+        }
+        let headers = Headers::of(&packet, self.is_socket);
+        let checked = if self.is_socket {
+            packet.check_guessed(icrc::Portable, &mut self.identifications).map(drop)
+        } else {
+            packet.check_icrc()
+        };
+        let icrc = match checked {
+            Err(ParseError::Icrc { .. }) => {
+                let mut changes = Headers::sent(&self.from, self.to, &probe).rewritten(&headers);
+                changes.extend(damage(packet.payload, self.from.token, number));
+                // Both ends are known here, so what is seen to differ needs no guess.
+                Some(match changes.is_empty() {
+                    true => self.diagnosis.explain(&packet).cause.to_string(),
+                    false => changes.join(", "),
+                })
+            }
+            _ => None,
+        };
+        self.seen.push(Sighting { number, headers, icrc, copies: 1 });
+    }
+
+    /// The probe that this is, whatever became of its headers.
+    fn probe(&self, packet: &Packet<'_>) -> Option<Probe> {
+        let prefix = packet.payload.first_chunk::<PREFIX>()?;
+        let is_ours = prefix.starts_with(MAGIC) && prefix[8..16] == self.from.token.to_be_bytes();
+        let number = u16::from_be_bytes([prefix[16], prefix[17]]);
+        self.probes.iter().copied().find(|probe| is_ours && probe.number == number)
+    }
+
+    /// Whether each has come.
+    pub(super) fn is_complete(&self) -> bool {
+        self.seen.len() == self.probes.len()
+    }
+
+    pub(super) fn into_seen(self) -> Vec<Sighting> {
+        self.seen
+    }
+}
