@@ -1,5 +1,8 @@
 //! The TCP connection beside the check: [messages](Message), after eight bytes of either end that name
 //! the protocol and its version.
+//!
+//! It must live where large packets vanish, for that is what it is to tell. So a message goes in pieces,
+//! each of which waits for a byte of the other end: TCP never has enough at once for a large segment.
 
 use std::io::Write;
 use std::net::{IpAddr, TcpStream};
@@ -14,6 +17,11 @@ use crate::tcp::read_exact;
 const PREAMBLE: &[u8; 8] = b"frcdoct\x01";
 /// Either end answers within two resolutions of a neighbour and a wait for packets.
 const PATIENCE: Duration = Duration::from_secs(15);
+
+/// Fits the smallest path MTU there is.
+const PIECE: usize = 200;
+/// The receiver of a piece says so.
+const GO_ON: u8 = b'+';
 
 pub(super) struct Control {
     stream: TcpStream,
@@ -46,7 +54,15 @@ impl Control {
 
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
         let bytes = message.to_bytes().map_err(Failure::run)?;
-        self.stream.write_all(&bytes).or_fail(|| "telling the other end".into())
+        for piece in bytes.chunks(PIECE) {
+            self.stream.write_all(piece).or_fail(|| "telling the other end".into())?;
+            let mut answer = [0];
+            read_exact(&mut self.stream, &mut answer, PATIENCE, &self.interrupt)?;
+            if answer != [GO_ON] {
+                return Err(Failure::run("the other end broke off in the middle of a control message"));
+            }
+        }
+        Ok(())
     }
 
     /// The next message; `None` once the other end has hung up between two.
@@ -58,9 +74,14 @@ impl Control {
         }
         let mut prefix = [0; 4];
         read_exact(&mut self.stream, &mut prefix, PATIENCE, &self.interrupt)?;
-        let mut body = vec![0; message::length(prefix).map_err(Failure::run)?];
-        read_exact(&mut self.stream, &mut body, PATIENCE, &self.interrupt)?;
-        match Message::parse(&body).map_err(Failure::run)? {
+        let mut bytes = prefix.to_vec();
+        bytes.resize(prefix.len() + message::length(prefix).map_err(Failure::run)?, 0);
+        let mut had = prefix.len();
+        for piece in bytes.chunks_mut(PIECE) {
+            read_exact(&mut self.stream, &mut piece[std::mem::take(&mut had)..], PATIENCE, &self.interrupt)?;
+            self.stream.write_all(&[GO_ON]).or_fail(|| "telling the other end".into())?;
+        }
+        match Message::parse(&bytes[prefix.len()..]).map_err(Failure::run)? {
             Message::Failed(reason) => Err(Failure::run(format!("the other end failed: {reason}"))),
             message => Ok(Some(message)),
         }

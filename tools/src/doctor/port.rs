@@ -7,12 +7,10 @@ use ferroce::driver::{Layer, PacketDriver};
 use ferroce::{Clock, MacAddr};
 
 use super::message::Hello;
-use super::probe::{self, Lookout, Probe};
+use super::probe::{self, COPIES, Lookout, Probe};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
-/// How often each probe is sent, so that a lost packet is not taken for a way that is closed.
-pub(super) const COPIES: u8 = 3;
 /// Between two probes, so that no queue on the way overflows and no kernel puts two into one.
 const PAUSE: Duration = Duration::from_millis(1);
 /// How long probes may be under way.

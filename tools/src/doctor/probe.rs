@@ -48,6 +48,8 @@ pub(super) struct Sighting {
 
 /// Probes of one check.
 pub(super) const MAX_PROBES: usize = 64;
+/// How often each is sent, so that a lost packet is not taken for a way that is closed.
+pub(super) const COPIES: u8 = 3;
 /// What probes leave with.
 pub(super) const HOP_LIMIT: u8 = 64;
 
@@ -225,9 +227,9 @@ impl Lookout {
         self.probes.iter().copied().find(|probe| is_ours && probe.number == number)
     }
 
-    /// Whether each has come.
+    /// Whether all copies of each have come.
     pub(super) fn is_complete(&self) -> bool {
-        self.seen.len() == self.probes.len()
+        self.seen.len() == self.probes.len() && self.seen.iter().all(|sighting| sighting.copies >= COPIES)
     }
 
     pub(super) fn into_seen(self) -> Vec<Sighting> {
