@@ -147,7 +147,7 @@ fn create(ipv6: bool, kind: i32) -> io::Result<OwnedFd> {
 fn checksum(message: &[u8]) -> u16 {
     let words =
         message.chunks(2).map(|pair| u32::from(pair[0]) << 8 | pair.get(1).map_or(0, |b| u32::from(*b)));
-    let sum = words.fold(0, |sum: u32, word| sum + word);
+    let sum: u32 = words.sum();
     let sum = (sum & 0xffff) + (sum >> 16);
     !((sum & 0xffff) + (sum >> 16)) as u16
 }

@@ -22,10 +22,10 @@ use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
 use control::{Control, unexpected};
-use message::{Hello, Message};
+use message::{Hello, Message, Probe, Sighting};
 use path::Way;
 use port::Port;
-use probe::{Lookout, Probe, Sighting};
+use probe::Lookout;
 use report::{Check, Report};
 
 /// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; and says the cure.

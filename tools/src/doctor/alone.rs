@@ -38,7 +38,7 @@ pub(super) fn checks(
     interrupt: &Interrupt,
 ) -> Result<Vec<Check>, Failure> {
     let capabilities = driver.capabilities().clone();
-    let (event, answers) = ask(driver, peer, interrupt)?;
+    let (event, answers) = ask(driver, source, peer, interrupt)?;
     let [udp, icrc, path_mtu, marks] = NAMES;
     let mut checks = Vec::new();
     let wrong = answers.iter().find_map(|answer| answer.wrong.as_deref());
@@ -71,7 +71,8 @@ pub(super) fn checks(
                 format!(
                     "there: is there a RoCE device for {peer} (`rdma link`), is rdma_cm loaded (`modprobe rdma_cm`), \
                      does the firewall let UDP port 4791 in (`nft add rule inet filter input udp dport 4791 \
-                     accept`)? Or start `ferroce doctor -d DEV` there, to tell one way from the other"
+                     accept`), is there a NAT between, which makes the ICRC wrong? `ferroce doctor -d DEV` there tells one \
+                     way from the other"
                 ),
             ));
             checks.push(Check::not_checked(icrc, "nothing came back"));
@@ -96,12 +97,15 @@ pub(super) fn checks(
 /// Asks the peer's connection manager for a service that nobody has.
 fn ask(
     driver: Box<dyn PacketDriver>,
+    source: IpAddr,
     peer: IpAddr,
     interrupt: &Interrupt,
 ) -> Result<(CmEvent, Vec<Answer>), Failure> {
     let is_socket = matches!(driver.capabilities().layer, Layer::Ip(_));
     let seen = Arc::new(Mutex::new(Vec::new()));
-    let tap = Tap { driver, seen: seen.clone() };
+    // With one address there is one GID to send from.
+    let capabilities = Capabilities { addresses: vec![source], ..driver.capabilities().clone() };
+    let tap = Tap { driver, capabilities, seen: seen.clone() };
     let mut context = Context::open(Box::new(tap), &Config::default())?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
     let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
@@ -236,12 +240,13 @@ fn largest_echo(own: &Capabilities, peer: IpAddr, wanted: PathMtu) -> Result<Opt
 /// Keeps what comes in beside handing it on, wrong ICRCs included.
 struct Tap {
     driver: Box<dyn PacketDriver>,
+    capabilities: Capabilities,
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
 impl PacketDriver for Tap {
     fn capabilities(&self) -> &Capabilities {
-        self.driver.capabilities()
+        &self.capabilities
     }
 
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {

@@ -1,12 +1,14 @@
 //! The end that is asked.
 
+use std::net::{IpAddr, Ipv4Addr};
+
 use ferroce::driver::PacketDriver;
 use tracing::{info, warn};
 
 use super::control::{Control, unexpected};
-use super::message::{Hello, Message};
+use super::message::{Hello, Message, Probe};
 use super::port::Port;
-use super::probe::{Lookout, Probe};
+use super::probe::Lookout;
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::tcp::Listener;
@@ -53,17 +55,27 @@ fn answer(port: &mut Port, control: &mut Control, interrupt: &Interrupt) -> Resu
         match message {
             Message::Expect(probes) => expect(port, control, &asks, &own, probes, interrupt)?,
             Message::Send(probes) => {
-                // Only from an address of its own, and only as much as a check takes.
-                let sent = match own.addresses.contains(&own.address) {
-                    true => port.send(&own, asks.address, &probes),
-                    false => {
-                        Err(Failure::run(format!("{} is no address of '{}'", own.address, own.interface)))
-                    }
-                };
+                let sent = check_addresses(&own, asks.address);
+                let sent = sent.and_then(|()| port.send(&own, asks.address, &probes));
                 control.send(&Message::Sent(sent.err().map(|failure| failure.to_string())))?;
             }
             other => return Err(unexpected(&other)),
         }
+    }
+    Ok(())
+}
+
+/// Whoever asks says where it is. Probes go from an address of this end to one host.
+fn check_addresses(own: &Hello, to: IpAddr) -> Result<(), Failure> {
+    let Hello { address, interface, .. } = own;
+    if !own.addresses.contains(address) {
+        return Err(Failure::run(format!("{address} is no address of '{interface}'")));
+    }
+    let is_broadcast = to == IpAddr::V4(Ipv4Addr::BROADCAST);
+    if to.is_ipv4() != address.is_ipv4() || to.is_multicast() || to.is_unspecified() || is_broadcast {
+        return Err(Failure::run(format!(
+            "{to} is not the address of one host, of the IP version of {address}"
+        )));
     }
     Ok(())
 }

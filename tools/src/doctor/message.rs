@@ -5,8 +5,6 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::probe::{MAX_PROBES, Probe, Sighting};
-
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
     /// The one who asks begins; the other one answers with its own.
@@ -46,7 +44,43 @@ pub(super) struct Hello {
     pub(super) is_socket: bool,
 }
 
+/// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Probe {
+    /// Which of all.
+    pub(super) number: u16,
+    /// DSCP and ECN.
+    pub(super) traffic_class: u8,
+    /// Bytes of the IP packet.
+    pub(super) length: u32,
+}
+
+/// What stands in a packet's network headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Headers {
+    pub(super) source: IpAddr,
+    pub(super) destination: IpAddr,
+    pub(super) source_port: u16,
+    pub(super) traffic_class: u8,
+    pub(super) hop_limit: u8,
+    /// IPv4: identification, and flags with the fragment offset. `None` where a socket hides them.
+    pub(super) ipv4: Option<(u16, u16)>,
+}
+
+/// A probe that has arrived.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Sighting {
+    pub(super) number: u16,
+    pub(super) headers: Headers,
+    /// Why the ICRC is wrong, if it is.
+    pub(super) icrc: Option<String>,
+    /// How often it came.
+    pub(super) copies: u8,
+}
+
 const MAX_LENGTH: u32 = 64 << 10;
+/// Probes of one check.
+const MAX_PROBES: usize = 64;
 const MAX_ADDRESSES: usize = 256;
 
 /// The length of the message behind these bytes.

@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use ferroce::PathMtu;
 
-use super::message::Hello;
-use super::probe::{COPIES, HOP_LIMIT, Headers, Probe, Sighting};
+use super::message::{Headers, Hello, Probe, Sighting};
+use super::probe::{COPIES, HOP_LIMIT};
 use super::report::Check;
 
 /// DSCPs that networks have classes for: the eight class selectors, and AF31, AF41 and EF.

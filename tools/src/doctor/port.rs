@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use ferroce::driver::{Layer, PacketDriver};
 use ferroce::{Clock, MacAddr};
 
-use super::message::Hello;
-use super::probe::{self, COPIES, Lookout, Probe};
+use super::message::{Hello, Probe};
+use super::probe::{self, COPIES, Lookout};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 

@@ -7,47 +7,10 @@ use ferroce::wire::{
     PathAddress, PathHeader, icrc,
 };
 use ferroce::{Gid, MacAddr, Psn, Qpn};
-use serde::{Deserialize, Serialize};
 
-use super::message::Hello;
+use super::message::{Headers, Hello, Probe, Sighting};
 use crate::diagnosis::Diagnosis;
 
-/// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Probe {
-    /// Which of all.
-    pub(super) number: u16,
-    /// DSCP and ECN.
-    pub(super) traffic_class: u8,
-    /// Bytes of the IP packet.
-    pub(super) length: u32,
-}
-
-/// What stands in a packet's network headers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Headers {
-    pub(super) source: IpAddr,
-    pub(super) destination: IpAddr,
-    pub(super) source_port: u16,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: u8,
-    /// IPv4: identification, and flags with the fragment offset. `None` where a socket hides them.
-    pub(super) ipv4: Option<(u16, u16)>,
-}
-
-/// A probe that has arrived.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sighting {
-    pub(super) number: u16,
-    pub(super) headers: Headers,
-    /// Why the ICRC is wrong, if it is.
-    pub(super) icrc: Option<String>,
-    /// How often it came.
-    pub(super) copies: u8,
-}
-
-/// Probes of one check.
-pub(super) const MAX_PROBES: usize = 64;
 /// How often each is sent, so that a lost packet is not taken for a way that is closed.
 pub(super) const COPIES: u8 = 3;
 /// What probes leave with.
@@ -234,5 +197,119 @@ impl Lookout {
 
     pub(super) fn into_seen(self) -> Vec<Sighting> {
         self.seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(address: &str, is_socket: bool) -> Hello {
+        Hello {
+            address: address.parse().expect("an address"),
+            to: address.parse().expect("an address"),
+            addresses: Vec::new(),
+            interface: "veth0".into(),
+            mtu: 4200,
+            driver: "sim".into(),
+            token: 0x0123_4567_89ab_cdef,
+            source_port: 53447,
+            is_socket,
+        }
+    }
+
+    const PROBE: Probe = Probe { number: 7, traffic_class: 0x6a, length: 1088 };
+
+    /// What is seen of the probe from `from` to `to` after `change` has had its way with it.
+    fn seen(from: &str, to: &str, is_socket: bool, change: impl Fn(&mut [u8])) -> Vec<Sighting> {
+        let from = hello(from, is_socket);
+        let to = to.parse().expect("an address");
+        let mut frame = [0; 4200];
+        let macs = [MacAddr([2; 6]), MacAddr([4; 6])];
+        let len = write(&mut frame, &from, to, macs, &PROBE).expect("room");
+        let start = if is_socket { 0 } else { 14 };
+        assert_eq!(len - start, 1088, "as long as asked for");
+        change(&mut frame[start..len]);
+        let mut lookout = Lookout::new(&from, to, is_socket, vec![PROBE]);
+        lookout.frame(&frame[..len]);
+        lookout.frame(&frame[..len]);
+        lookout.into_seen()
+    }
+
+    #[test]
+    fn a_probe_arrives_as_it_was_sent() {
+        for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            for is_socket in [false, true] {
+                let [sighting] = &seen(from, to, is_socket, |_| {})[..] else { panic!("one probe") };
+                let sent = Headers::sent(&hello(from, is_socket), to.parse().expect("an address"), &PROBE);
+                let is_told = !is_socket && from.contains('.');
+                let sent = Headers { ipv4: sent.ipv4.filter(|_| is_told), ..sent };
+                assert_eq!((sighting.number, sighting.copies, &sighting.icrc), (7, 2, &None));
+                assert_eq!(sighting.headers, sent);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_rewritten_is_named() {
+        let v4 = |change: fn(&mut [u8])| seen("10.0.0.1", "10.0.0.2", false, change);
+        let v6 = |change: fn(&mut [u8])| seen("fd00::1", "fd00::2", false, change);
+        let cases = [
+            (v4(|p| p[12..16].copy_from_slice(&[192, 0, 2, 7])), "source address 10.0.0.1 -> 192.0.2.7"),
+            (v4(|p| p[19] = 9), "destination address 10.0.0.2 -> 10.0.0.9"),
+            (v4(|p| p[20..22].copy_from_slice(&[4, 0])), "source port 53447 -> 1024"),
+            (v4(|p| p[4] = 0x12), "IPv4 identification 0x0000 -> 0x1200"),
+            (v4(|p| p[6] = 0), "IPv4 flags 0x4000 -> 0x0000"),
+            (v4(|p| p[500] ^= 1), "1 bytes of the payload"),
+            // The last byte of all.
+            (v4(|p| p[1087] ^= 1), "corrupted: the ICRC itself"),
+            (v6(|p| p[23] = 9), "source address fd00::1 -> fd00::9"),
+            (v6(|p| p[40] = 0), "source port 53447 -> 199"),
+        ];
+        for (seen, expected) in cases {
+            let [sighting] = &seen[..] else { panic!("{expected}: not seen") };
+            assert_eq!(sighting.icrc.as_deref(), Some(expected));
+        }
+        let both = v4(|p| {
+            p[15] = 9;
+            p[21] ^= 1;
+        });
+        let expected = "source address 10.0.0.1 -> 10.0.0.9, source port 53447 -> 53446";
+        assert_eq!(both[0].icrc.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn what_may_change_makes_no_icrc_wrong() {
+        let [sighting] = &seen("10.0.0.1", "10.0.0.2", false, |p| (p[1], p[8]) = (3, 61))[..] else {
+            panic!("one probe");
+        };
+        assert_eq!((sighting.headers.traffic_class, sighting.headers.hop_limit), (3, 61));
+        assert_eq!(sighting.icrc, None);
+    }
+
+    /// A socket does not see the identification, so it finds out what was sent.
+    #[test]
+    fn a_socket_sees_what_the_kernel_tells() {
+        let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[5] = 3)[..] else { panic!("one probe") };
+        assert_eq!((sighting.headers.ipv4, &sighting.icrc), (None, &None));
+        let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[15] = 9)[..] else { panic!("one probe") };
+        assert_eq!(sighting.icrc.as_deref(), Some("source address 10.0.0.1 -> 10.0.0.9"));
+    }
+
+    #[test]
+    fn packets_of_others_are_none() {
+        let other_token = |p: &mut [u8]| p[28 + 12 + 8 + 10] ^= 1;
+        assert!(seen("10.0.0.1", "10.0.0.2", false, other_token).is_empty());
+        assert!(
+            seen("10.0.0.1", "10.0.0.2", false, |p| p[28 + 12 + 8 + 17] = 8).is_empty(),
+            "another number"
+        );
+        let from = hello("10.0.0.1", false);
+        let to = "10.0.0.2".parse().expect("an address");
+        for length in [0, 47, 60, 5000] {
+            let probe = Probe { length, ..PROBE };
+            let macs = [MacAddr([2; 6]); 2];
+            assert_eq!(write(&mut [0; 4200], &from, to, macs, &probe), None, "{length} bytes");
+        }
     }
 }

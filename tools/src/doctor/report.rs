@@ -82,6 +82,8 @@ impl Report {
         println!("{} seen from {}", self.peer, self.device);
         println!("{:<width$} | result      | what was seen, and the cure", "check");
         for Check { check, result, seen, cure } in &self.checks {
+            // The other end has a say in it, but none in how a terminal behaves.
+            let seen = seen.replace(char::is_control, "?");
             println!("{check:<width$} | {:<11} | {seen}", result.word());
             if let Some(cure) = cure {
                 println!("{:<width$} |             | cure: {cure}", "");
