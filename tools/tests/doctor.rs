@@ -302,8 +302,8 @@ fn a_way_that_bleaches() {
     for (version, peer) in ["ip", "ip6"].into_iter().zip(PEER) {
         way.rule(&format!("forward oifname to-b {version} dscp set cs0"));
         way.check(peer).fails(&["DSCP there"], &["bleached: 8 -> 0, 16 -> 0", "56 -> 0", "trust dscp"]);
-        way.rule(&format!("forward oifname to-a {version} dscp 26 {version} dscp set 10"));
-        way.check(peer).fails(&["DSCP back"], &["re-marked: 26 -> 10 /"]);
+        way.rule(&format!("forward oifname to-a {version} dscp 26 {version} dscp set 27"));
+        way.check(peer).fails(&["DSCP back"], &["re-marked: 26 -> 27 /"]);
         way.rule(&format!("forward oifname to-a {version} ecn set not-ect"));
         let words = ["ECT(1) -> Not-ECT, ECT(0) -> Not-ECT, CE -> Not-ECT", "RFC 6040"];
         way.check(peer).fails(&["ECN back"], &words);
@@ -388,6 +388,14 @@ fn a_peer_behind_a_nat() {
     let Some(way) = Way::with_rules() else { return };
     let end = Ferroce::start(Some(&way.b), "rping -d veth0");
     wait_for_engine(&way);
+    // The one of two addresses that was asked for is the one that asks.
+    run("ip", &format!("-n {} addr add 10.1.1.3/24 dev veth0", way.a));
+    way.rule("forward ip saddr 10.1.1.2 udp dport 4791 drop");
+    let other = way.check(&format!("-x 2 {}", PEER[0]));
+    other.is_well();
+    assert!(other.text("GID").contains("index 2, ::ffff:10.1.1.3"), "{:#?}", other.report);
+    assert!(other.text("route").contains("leave from 10.1.1.2, these from 10.1.1.3"), "{:#?}", other.report);
+    way.check(&format!("-x 1 {}", PEER[0])).fails(&["UDP 4791"], &["does not answer"]);
     way.rule("nat oifname to-a udp dport 4791 snat ip to 10.1.1.1");
     way.check(PEER[0]).fails(&["ICRC"], &["address rewritten, was 10.1.2.2 to 10.1.1.2", "NAT"]);
     end.interrupt();
