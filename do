@@ -35,9 +35,9 @@ build_packages="gcc make pkg-config m4 clang libclang1-14 libelf-dev zlib1g-dev"
 # What the DPDK driver builds with beside these, and the drivers of its devices.
 dpdk_packages="libdpdk-dev dpdk"
 run_packages="iproute2"
-# tshark judges frames beside us, ethtool turns offloads on and off; the others make the guest of
-# tools/interop/rxe.
-test_packages="tshark ethtool util-linux procps perl cpio xz-utils binutils"
+# tshark judges frames beside us, ethtool turns offloads on and off, nftables spoils packets on their
+# way; the others make the guest of tools/interop/rxe.
+test_packages="tshark ethtool nftables util-linux procps perl cpio xz-utils binutils"
 # valgrind counts instructions.
 bench_packages="valgrind"
 

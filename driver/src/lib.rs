@@ -13,7 +13,8 @@
 //! | `dpdk` | ports of DPDK: cards bound to user space, virtual devices (feature `dpdk`) |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
-//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`].
+//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`]. [`netlink`]
+//! and [`echo`] ask the kernel, and a peer's.
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;
@@ -21,6 +22,7 @@ mod crc;
 pub mod cycles;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;
+pub mod echo;
 mod frame;
 pub mod loopback;
 pub mod memory;

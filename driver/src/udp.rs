@@ -28,6 +28,7 @@ use crate::netlink::{Interface, Netlink};
 use crate::waker::Doorbell;
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, SocketTerms, Stats};
 use receive::Receiver;
+pub(crate) use socket::set_option;
 use transmit::{Refused, Transmitter};
 
 /// RoCEv2's UDP port, to and from which all packets go.

@@ -1,8 +1,6 @@
 //! `ferroce dissect`: what is in a capture, packet by packet and in sum.
 
 mod cm;
-mod crc;
-mod diagnosis;
 pub(crate) mod layers;
 mod psn;
 mod record;
@@ -18,8 +16,8 @@ use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn, icrc
 
 use serde::Serialize;
 
+use crate::diagnosis::{Cause, Diagnosis};
 use cm::CmFields;
-use diagnosis::{Cause, Diagnosis};
 use layers::Layers;
 use record::{Record, Verdict};
 use summary::Summary;

@@ -2,7 +2,9 @@
 
 mod demo;
 mod devinfo;
+mod diagnosis;
 mod dissect;
+mod doctor;
 mod endpoint;
 mod failure;
 mod netns;
@@ -36,6 +38,7 @@ enum Command {
     Demo(demo::Args),
     Devinfo(devinfo::Args),
     Dissect(dissect::Args),
+    Doctor(doctor::Args),
     Perf(perf::Args),
     Pingpong(pingpong::Args),
     Replay(replay::Args),
@@ -53,6 +56,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(args),
         Command::Devinfo(args) => devinfo::run(args),
         Command::Dissect(args) => dissect::run(args),
+        Command::Doctor(args) => doctor::run(args),
         Command::Perf(args) => perf::run(args),
         Command::Pingpong(args) => pingpong::run(args),
         Command::Replay(args) => replay::run(args),

@@ -253,7 +253,12 @@ fn bind(socket: BorrowedFd<'_>, address: SocketAddr) -> io::Result<()> {
 }
 
 /// `T` is an `int` or one of the structures that the kernel reads as they are.
-fn set_option<T: Copy>(socket: BorrowedFd<'_>, level: i32, option: i32, value: T) -> io::Result<()> {
+pub(crate) fn set_option<T: Copy>(
+    socket: BorrowedFd<'_>,
+    level: i32,
+    option: i32,
+    value: T,
+) -> io::Result<()> {
     let len = size_of::<T>() as libc::socklen_t;
     // SAFETY: pointer and length describe `value`, which outlives the call, as does what it points to.
     match unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, (&raw const value).cast(), len) } {

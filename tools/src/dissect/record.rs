@@ -9,8 +9,8 @@ use serde::{Serialize, Serializer};
 use zerocopy::FromBytes;
 
 use super::cm::CmFields;
-use super::diagnosis::Cause;
 use super::layers::{Layers, Transport};
+use crate::diagnosis::Cause;
 
 /// Whether the ICRC is right.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]

@@ -5,6 +5,7 @@
 //! fills that with captures instead.
 
 mod captures;
+mod doctor;
 mod ends;
 mod errors;
 mod guest;
@@ -28,7 +29,7 @@ fn the_kernels_rdma_rxe() {
         return;
     }
     let exchanges = verbs::run(&guest) + errors::run(&guest);
-    let programs = programs::run(&guest) + perftest::run(&guest);
+    let programs = programs::run(&guest) + perftest::run(&guest) + doctor::run(&guest);
     guest.lose_packets(1);
     let (lossy, lossy_programs) = (verbs::with_loss(&guest), programs::with_loss(&guest));
     guest.check_losses();

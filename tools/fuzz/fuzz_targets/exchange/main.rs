@@ -1,6 +1,7 @@
 //! What a peer says outside of RoCE, before there is a connection: of the bytes the first says to whom.
 #![no_main]
 
+mod doctor;
 #[expect(dead_code, reason = "shared with the command, which uses all of it")]
 #[path = "../../../src/failure.rs"]
 mod failure;
@@ -13,11 +14,12 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {
     let Some((kind, bytes)) = input.split_first() else { return };
-    match kind % 5 {
+    match kind % 6 {
         0 => pingpong::run(bytes),
         1 => perf::run(bytes),
         2 => rendezvous::hello(bytes),
         3 => rendezvous::answer(bytes),
-        _ => perftest::run(bytes),
+        4 => perftest::run(bytes),
+        _ => doctor::run(bytes),
     }
 });

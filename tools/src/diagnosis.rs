@@ -1,5 +1,7 @@
 //! What probably made an ICRC wrong.
 
+mod crc;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::net::IpAddr;
@@ -7,11 +9,11 @@ use std::net::IpAddr;
 use ferroce_wire::cm::{CmBody, CmMessage, IpCm};
 use ferroce_wire::{Bth, Gid, NetworkHeader, Packet};
 
-use super::crc::{backward, forward};
+use crc::{backward, forward};
 
 /// A likely cause of a wrong ICRC.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
+pub(crate) enum Cause {
     /// The bytes are in the wrong order.
     ByteOrder,
     /// It is 0: recorded before the sender's hardware filled it in, most likely.
@@ -40,15 +42,15 @@ pub(super) enum Cause {
 }
 
 /// The answer of [`Diagnosis::explain`].
-pub(super) struct Explained {
-    pub(super) cause: Cause,
+pub(crate) struct Explained {
+    pub(crate) cause: Cause,
     /// The packet before of the same flow, held to be corrupted, has this cause too.
-    pub(super) also_explains_previous: Option<&'static str>,
+    pub(crate) also_explains_previous: Option<&'static str>,
 }
 
 /// Knows what was seen so far.
 #[derive(Default)]
-pub(super) struct Diagnosis {
+pub(crate) struct Diagnosis {
     /// Addresses of other packets, and those that the connection manager talks about.
     seen: Vec<Gid>,
     /// By source, destination and source port.
@@ -69,13 +71,19 @@ const MAX_SEEN: usize = 32;
 
 impl Diagnosis {
     /// Takes note of the addresses of a packet.
-    pub(super) fn learn(&mut self, packet: &Packet<'_>) {
-        self.add(packet.network().source);
-        self.add(packet.network().destination);
+    pub(crate) fn learn(&mut self, packet: &Packet<'_>) {
+        let network = packet.network();
+        self.learn_addresses(network.source, network.destination);
+    }
+
+    /// Takes note of addresses that packets are known to be sent between.
+    pub(crate) fn learn_addresses(&mut self, source: Gid, destination: Gid) {
+        self.add(source);
+        self.add(destination);
     }
 
     /// Takes note of the addresses that a connection is asked for between.
-    pub(super) fn learn_from_cm(&mut self, message: &CmMessage<'_>) {
+    pub(crate) fn learn_from_cm(&mut self, message: &CmMessage<'_>) {
         let private_data = match message.body {
             CmBody::Req(req) => {
                 self.add(req.primary_path.local_gid());
@@ -101,7 +109,7 @@ impl Diagnosis {
     }
 
     /// Finds a cause for the wrong ICRC of `packet`.
-    pub(super) fn explain(&mut self, packet: &Packet<'_>) -> Explained {
+    pub(crate) fn explain(&mut self, packet: &Packet<'_>) -> Explained {
         let network = packet.network();
         let key = (network.source, network.destination, network.source_port);
         let mut also_explains_previous = None;
@@ -322,7 +330,7 @@ impl<'p, 'a> Case<'p, 'a> {
 
 impl Cause {
     /// A name that does not change.
-    pub(super) fn slug(&self) -> &'static str {
+    pub(crate) fn slug(&self) -> &'static str {
         match self {
             Cause::ByteOrder => "byte_order",
             Cause::NotFilledIn => "not_filled_in",
@@ -337,7 +345,7 @@ impl Cause {
     }
 
     /// Whether the headers can still be believed.
-    pub(super) fn is_systematic(&self) -> bool {
+    pub(crate) fn is_systematic(&self) -> bool {
         self.slug() != "corrupted"
     }
 }

@@ -1,0 +1,15 @@
+#[path = "../../../src/doctor/message.rs"]
+mod message;
+
+use message::{Message, length};
+
+/// A message of `ferroce doctor`.
+pub fn run(bytes: &[u8]) {
+    let Some((prefix, body)) = bytes.split_first_chunk() else { return };
+    let Ok(length) = length(*prefix) else { return };
+    let Some(body) = body.get(..length) else { return };
+    let Ok(message) = Message::parse(body) else { return };
+    // It may have come in fewer bytes than it would be said in here.
+    let Ok(again) = message.to_bytes() else { return };
+    assert_eq!(Message::parse(&again[prefix.len()..]).as_ref(), Ok(&message));
+}

@@ -1,0 +1,228 @@
+//! `ferroce doctor`: what stands between two ends, and what to do about it.
+
+mod alone;
+mod control;
+mod far;
+mod local;
+mod message;
+mod path;
+mod port;
+mod probe;
+mod report;
+
+use std::net::{IpAddr, ToSocketAddrs};
+use std::process::ExitCode;
+
+use ferroce::driver::PacketDriver;
+use ferroce::{DeviceSpec, PathMtu};
+
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+use crate::pingpong::path_mtu;
+use crate::tcp::Listener;
+use crate::{selftest, tcp};
+use control::{Control, unexpected};
+use message::{Hello, Message, Probe, Sighting};
+use path::Way;
+use port::Port;
+use probe::Lookout;
+use report::{Check, Report};
+
+/// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; and says the cure.
+///
+/// Without PEER it is the far end, which answers until it is interrupted. A PEER that runs no `ferroce
+/// doctor` is checked as far as its connection manager and ICMP tell. With `-d loopback` and no PEER,
+/// both ends run in this process. Exit status: 0 if no check failed, 1 if one did.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct Args {
+    /// The other end, a name or an IP address.
+    peer: Option<String>,
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0, udp:192.0.2.1); by default the
+    /// interface of the kernel's route to PEER.
+    #[arg(short, long)]
+    device: Option<DeviceSpec>,
+    /// TCP port of the control connection.
+    #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18516)]
+    tcp_port: u16,
+    /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
+    #[arg(short = 'x', long, value_name = "INDEX")]
+    gid_index: Option<usize>,
+    /// The path MTU that is wanted; by default the largest that the interface allows.
+    #[arg(short, long, value_parser = path_mtu)]
+    mtu: Option<PathMtu>,
+    /// Print one JSON object.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(args: Args) -> ExitCode {
+    match start(&args) {
+        Ok(Some(report)) => report.print(args.json),
+        Ok(None) => ExitCode::SUCCESS,
+        Err(failure) => failure.report("doctor"),
+    }
+}
+
+/// The far end has nothing to report.
+fn start(args: &Args) -> Result<Option<Report>, Failure> {
+    let interrupt = Interrupt::install()?;
+    let (device, peer) = match (&args.device, &args.peer) {
+        (Some(device), peer) => (device.clone(), peer.as_deref()),
+        (None, Some(peer)) => (local::device_towards(address(peer, None)?)?, Some(peer.as_str())),
+        (None, None) => {
+            return Err(Failure::usage(
+                "name a peer to be checked, or with -d the device on which checks are answered",
+            ));
+        }
+    };
+    if let Some([far, near]) = selftest::ports(&device, peer)? {
+        let listener = Listener::local()?;
+        let tcp_port = listener.port()?;
+        let to = far.capabilities().addresses[0];
+        let serve = || far::serve(far, &listener, &interrupt, true);
+        let ask = || args.check(near, &to.to_string(), to, tcp_port, &interrupt);
+        return selftest::run(&interrupt, serve, ask).map(Some);
+    }
+    let driver = device.open()?;
+    let Some(peer) = peer else {
+        return far::serve(driver, &Listener::any(args.tcp_port)?, &interrupt, false).map(|()| None);
+    };
+    let to = address(peer, Some(&driver.capabilities().addresses))?;
+    args.check(driver, peer, to, args.tcp_port, &interrupt).map(Some)
+}
+
+impl Args {
+    fn check(
+        &self,
+        driver: Box<dyn PacketDriver>,
+        peer: &str,
+        to: IpAddr,
+        tcp_port: u16,
+        interrupt: &Interrupt,
+    ) -> Result<Report, Failure> {
+        let mut port = Port::new(driver);
+        let capabilities = port.driver.capabilities().clone();
+        let device = format!("{}:{}", capabilities.driver, capabilities.interface);
+        let (source, gid) = local::gid(&capabilities, self.gid_index, to);
+        let mut checks = vec![gid];
+        let Some(source) = source else { return Ok(Report::new(peer, device, checks)) };
+        checks.extend(local::checks(&capabilities, source, to));
+        let resolved = port.driver.resolve(to);
+        let is_reached = resolved.is_ok();
+        checks.push(local::neighbour_check(resolved, to, port.is_socket()));
+        if !is_reached {
+            return Ok(Report::new(peer, device, checks));
+        }
+        let wanted = self.mtu.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
+        // Over loopback, packets and control connection have different addresses.
+        let host = if capabilities.driver == "loopback" { "127.0.0.1" } else { peer };
+        match tcp::connect(host, tcp_port).and_then(|stream| Control::new(stream, interrupt)) {
+            Ok(mut control) => {
+                checks.extend(self.check_with(&mut port, &mut control, source, to, interrupt)?);
+            }
+            Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+            Err(failure) => {
+                checks.push(Check::note(
+                    FAR_END,
+                    format!("no doctor there ({failure}); what follows is seen from here alone"),
+                    "`ferroce doctor -d DEV` there, to check each way by itself",
+                ));
+                checks.extend(alone::checks(port.driver, source, to, wanted, interrupt)?);
+            }
+        }
+        Ok(Report::new(peer, device, checks))
+    }
+
+    /// With a doctor at either end.
+    fn check_with(
+        &self,
+        port: &mut Port,
+        control: &mut Control,
+        source: IpAddr,
+        to: IpAddr,
+        interrupt: &Interrupt,
+    ) -> Result<Vec<Check>, Failure> {
+        let own = port.hello(source, to);
+        let answer = control.ask(&Message::Hello(own.clone()))?;
+        let Message::Hello(far) = answer else { return Err(unexpected(&answer)) };
+        let row = format!("doctor on '{}' ({}), MTU {}", far.interface, far.driver, far.mtu);
+        if !far.addresses.contains(&to) {
+            let addresses: Vec<_> = far.addresses.iter().map(IpAddr::to_string).collect();
+            return Ok(vec![Check::failed(
+                FAR_END,
+                format!("{row}, whose addresses are {}, not {to}", addresses.join(", ")),
+                format!("give one of these as PEER, or start it there with -d for the interface of {to}"),
+            )]);
+        }
+        let mut checks = vec![Check::ok(FAR_END, row)];
+        let (there, seen) = outward(port, control, &own, &far)?;
+        let way = |is_outward, probes: &[Probe], seen: &[Sighting]| {
+            let (from, to) = if is_outward { (&own, &far) } else { (&far, &own) };
+            let wanted = self.mtu.or(PathMtu::largest_for(from.mtu, own.address.is_ipv6()));
+            Way { from, to, probes, seen, wanted, is_outward }.checks()
+        };
+        checks.extend(way(true, &there, &seen));
+        let back = path::probes(far.mtu, to.is_ipv6());
+        match inward(port, control, &own, &far, &back, interrupt)? {
+            Ok(seen) => checks.extend(way(false, &back, &seen)),
+            Err(refused) => checks.push(Check::failed(
+                "UDP 4791 back",
+                format!("{to} can't send to {source}: {refused}"),
+                format!("there: `ip route get {source}`, `ip neigh`"),
+            )),
+        }
+        Ok(checks)
+    }
+}
+
+const FAR_END: &str = "far end";
+
+/// Sends probes. Returns what was sent, and what has arrived.
+fn outward(
+    port: &mut Port,
+    control: &mut Control,
+    own: &Hello,
+    far: &Hello,
+) -> Result<(Vec<Probe>, Vec<Sighting>), Failure> {
+    let probes = path::probes(own.mtu, own.address.is_ipv6());
+    match control.ask(&Message::Expect(probes.clone()))? {
+        Message::Ready => {}
+        other => return Err(unexpected(&other)),
+    }
+    port.send(own, far.address, &probes)?;
+    match control.ask(&Message::Collect)? {
+        Message::Seen(seen) => Ok((probes, seen)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Lets the other end send probes. Returns what has arrived, or why nothing could be sent.
+fn inward(
+    port: &mut Port,
+    control: &mut Control,
+    own: &Hello,
+    far: &Hello,
+    probes: &[Probe],
+    interrupt: &Interrupt,
+) -> Result<Result<Vec<Sighting>, String>, Failure> {
+    let mut lookout = Lookout::new(far, own.address, port.is_socket(), probes.to_vec());
+    match control.ask(&Message::Send(probes.to_vec()))? {
+        Message::Sent(None) => {}
+        Message::Sent(Some(refused)) => return Ok(Err(refused)),
+        other => return Err(unexpected(&other)),
+    }
+    port.collect(&mut lookout, interrupt)?;
+    Ok(Ok(lookout.into_seen()))
+}
+
+/// The address of a peer, of an IP version that the device has if there is a choice.
+fn address(peer: &str, own: Option<&[IpAddr]>) -> Result<IpAddr, Failure> {
+    let found = (peer, 0)
+        .to_socket_addrs()
+        .map_err(|error| Failure::usage(format!("peer '{peer}': {error}; a name or an IP address")))?;
+    let found: Vec<IpAddr> = found.map(|address| address.ip().to_canonical()).collect();
+    let suits =
+        |address: &&IpAddr| own.is_none_or(|own| own.iter().any(|a| a.is_ipv4() == address.is_ipv4()));
+    let chosen = found.iter().find(suits).or(found.first());
+    chosen.copied().ok_or_else(|| Failure::usage(format!("peer '{peer}' has no address")))
+}

@@ -1,0 +1,282 @@
+//! What can be told of a peer that runs nothing of ours: its connection manager answers, and ICMP does.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Waker;
+use std::time::Duration;
+
+use ferroce::driver::echo::{Echo, Pinger};
+use ferroce::driver::netlink::Netlink;
+use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, PacketDriver, Stats};
+use ferroce::wire::{Identifications, Packet, ParseError, icrc};
+use ferroce::{
+    Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PathMtu, Poller, QpConfig, Transition,
+};
+
+use super::local;
+use super::path::ecn_name;
+use super::probe::HOP_LIMIT;
+use super::report::Check;
+use crate::diagnosis::Diagnosis;
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+
+/// "tcpmux", which no RDMA service uses.
+const UNUSED_PORT: u16 = 1;
+/// Answers that are looked at.
+const MAX_SEEN: usize = 64;
+const ECHO_PATIENCE: Duration = Duration::from_millis(800);
+
+const NAMES: [&str; 4] = ["UDP 4791", "ICRC", "path MTU", "DSCP and ECN"];
+
+/// Every check that needs no doctor at the other end.
+pub(super) fn checks(
+    driver: Box<dyn PacketDriver>,
+    source: IpAddr,
+    peer: IpAddr,
+    wanted: Option<PathMtu>,
+    interrupt: &Interrupt,
+) -> Result<Vec<Check>, Failure> {
+    let capabilities = driver.capabilities().clone();
+    let (event, answers) = ask(driver, source, peer, interrupt)?;
+    let [udp, icrc, path_mtu, marks] = NAMES;
+    let mut checks = Vec::new();
+    let wrong = answers.iter().find_map(|answer| answer.wrong.as_deref());
+    let said = match event {
+        CmEvent::Rejected { reason, .. } => Some(format!("refuses, as it should ({reason})")),
+        CmEvent::Established { .. } => Some("accepts".to_owned()),
+        _ => None,
+    };
+    match (&said, answers.is_empty()) {
+        (Some(said), _) => {
+            let ask =
+                format!("its connection manager, asked for port {UNUSED_PORT}, {said}: both ways are open");
+            checks.push(Check::ok(udp, ask));
+            checks.push(Check::ok(icrc, "right both ways: it answers, and its answer is right"));
+        }
+        (None, false) => {
+            checks.push(Check::ok(udp, format!("{} packets come from there", answers.len())));
+            checks.push(Check::failed(
+                icrc,
+                format!("of its answer: {}", wrong.unwrap_or("right, but it is no answer to what was asked")),
+                "leave UDP port 4791 out of NAT and of whatever rewrites IP headers on the way",
+            ));
+        }
+        (None, true) => {
+            let kernel = local::ask_kernel(source, peer);
+            let detail = kernel.map_or(String::new(), |said| format!("; {said}"));
+            checks.push(Check::failed(
+                udp,
+                format!("its connection manager does not answer{detail}"),
+                format!(
+                    "there: is there a RoCE device for {peer} (`rdma link`), is rdma_cm loaded (`modprobe rdma_cm`), \
+                     does the firewall let UDP port 4791 in (`nft add rule inet filter input udp dport 4791 \
+                     accept`), is there a NAT between, which makes the ICRC wrong? `ferroce doctor -d DEV` there tells one \
+                     way from the other"
+                ),
+            ));
+            checks.push(Check::not_checked(icrc, "nothing came back"));
+        }
+    }
+    checks.push(echo_check(path_mtu, &capabilities, peer, wanted));
+    checks.push(match answers.first() {
+        None => Check::not_checked(marks, "nothing came back"),
+        Some(Answer { traffic_class, hop_limit, .. }) => Check::not_checked(
+            marks,
+            format!(
+                "its answer came with DSCP {}, {}, hop limit {hop_limit} ({HOP_LIMIT} leave from most hosts); \
+                 what it was sent with, and how our packets arrive, only `ferroce doctor` there can tell",
+                traffic_class >> 2,
+                ecn_name(*traffic_class)
+            ),
+        ),
+    });
+    Ok(checks)
+}
+
+/// Asks the peer's connection manager for a service that nobody has.
+fn ask(
+    driver: Box<dyn PacketDriver>,
+    source: IpAddr,
+    peer: IpAddr,
+    interrupt: &Interrupt,
+) -> Result<(CmEvent, Vec<Answer>), Failure> {
+    let is_socket = matches!(driver.capabilities().layer, Layer::Ip(_));
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    // With one address there is one GID to send from.
+    let capabilities = Capabilities { addresses: vec![source], ..driver.capabilities().clone() };
+    let tap = Tap { driver, capabilities, seen: seen.clone() };
+    let mut context = Context::open(Box::new(tap), &Config::default())?;
+    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
+    let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+    context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
+    // 1.07 s, four times.
+    let parameters =
+        ConnectionParameters { cm_timeout: 18, cm_retries: 3, ..ConnectionParameters::default() };
+    context.connect(qp, SocketAddr::new(peer, UNUSED_PORT), &parameters)?;
+    let mut poller = Poller::new();
+    let event = loop {
+        interrupt.check()?;
+        poller.poll(&mut context)?;
+        if let Some(event) = context.next_cm_event() {
+            break event;
+        }
+    };
+    if let CmEvent::Established { id, .. } = event {
+        context.disconnect(id)?;
+        poller.poll(&mut context)?;
+    }
+    let frames = std::mem::take(&mut *seen.lock().unwrap_or_else(PoisonError::into_inner));
+    Ok((event, answers(&frames, is_socket, &context, peer)))
+}
+
+/// A packet that came while we asked.
+struct Answer {
+    traffic_class: u8,
+    hop_limit: u8,
+    /// Why the ICRC is wrong, if it is.
+    wrong: Option<String>,
+}
+
+fn answers(frames: &[Vec<u8>], is_socket: bool, context: &Context, peer: IpAddr) -> Vec<Answer> {
+    let mut diagnosis = Diagnosis::default();
+    let mut identifications = Identifications::default();
+    for own in &context.port().gids {
+        diagnosis.learn_addresses(Gid::from(peer), own.gid);
+    }
+    let mut answers = Vec::new();
+    for frame in frames {
+        let decoded = if is_socket { Packet::decode_ip(frame) } else { Packet::decode(frame) };
+        let Ok(packet) = decoded else { continue };
+        let network = packet.network();
+        let checked = match is_socket {
+            true => packet.check_guessed(icrc::Portable, &mut identifications).map(drop),
+            false => packet.check_icrc(),
+        };
+        let wrong = match checked {
+            Err(ParseError::Icrc { .. }) => Some(diagnosis.explain(&packet).cause.to_string()),
+            _ => None,
+        };
+        // Others may talk to this port too; a wrong one may be the peer's under another address.
+        if network.source == Gid::from(peer) || wrong.is_some() {
+            let ferroce::wire::Network { traffic_class, hop_limit, .. } = network;
+            answers.push(Answer { traffic_class, hop_limit, wrong });
+        }
+    }
+    answers
+}
+
+/// Which path MTUs echo requests as long as their packets pass for.
+fn echo_check(name: &'static str, own: &Capabilities, peer: IpAddr, wanted: Option<PathMtu>) -> Check {
+    let ipv6 = peer.is_ipv6();
+    let Some(wanted) = wanted else {
+        let needed = PathMtu::Mtu1024.required_l3_mtu(ipv6);
+        return Check::failed(
+            name,
+            format!("'{}' has an MTU of {}, too small for any", own.interface, own.mtu),
+            format!("`ip link set {} mtu 1500`; path MTU 1024 needs {needed}", own.interface),
+        );
+    };
+    let needed = wanted.required_l3_mtu(ipv6);
+    if own.mtu < needed {
+        return Check::failed(
+            name,
+            format!("path MTU {} needs {needed} bytes, '{}' has {}", wanted.bytes(), own.interface, own.mtu),
+            format!("`ip link set {} mtu {needed}` or more", own.interface),
+        );
+    }
+    match largest_echo(own, peer, wanted) {
+        Err(why) => Check::not_checked(name, why),
+        Ok(Some(largest)) if largest >= wanted => Check::ok(
+            name,
+            format!("{}: echo requests of {needed} bytes come back unfragmented", wanted.bytes()),
+        ),
+        Ok(largest) => {
+            let passes = largest.map_or("none".to_owned(), |path_mtu| path_mtu.bytes().to_string());
+            let smaller = largest.map_or(String::new(), |path_mtu| {
+                format!("; or use path MTU {0} at both ends (`-m {0}`)", path_mtu.bytes())
+            });
+            Check::failed(
+                name,
+                format!(
+                    "{passes} at most: echo requests of {needed} bytes, as for path MTU {}, do not come back",
+                    wanted.bytes()
+                ),
+                format!(
+                    "raise the MTU to {needed} or more (`ip link set DEV mtu {}`) at {peer} and at every router and \
+                     switch between{smaller}",
+                    own.mtu
+                ),
+            )
+        }
+    }
+}
+
+fn largest_echo(own: &Capabilities, peer: IpAddr, wanted: PathMtu) -> Result<Option<PathMtu>, String> {
+    let found = Netlink::open().and_then(|netlink| netlink.interface(&own.interface));
+    let scope = found.map_err(|error| format!("no echo request from here: {error}"))?.index;
+    let socket = |error| format!("no echo request from here: {error}");
+    let mut pinger = Pinger::new(peer, scope).map_err(socket)?;
+    let mut ask = |length| -> Result<bool, String> {
+        // Twice, for one may be lost.
+        for _ in 0..2 {
+            if pinger.ask(length, ECHO_PATIENCE).map_err(socket)? == Echo::Answered {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    };
+    if !ask(64)? {
+        return Err(format!("{peer} answers no ICMP echo"));
+    }
+    for path_mtu in PathMtu::ALL.into_iter().rev().filter(|path_mtu| *path_mtu <= wanted) {
+        if ask(path_mtu.required_l3_mtu(peer.is_ipv6()))? {
+            return Ok(Some(path_mtu));
+        }
+    }
+    Ok(None)
+}
+
+/// Keeps what comes in beside handing it on, wrong ICRCs included.
+struct Tap {
+    driver: Box<dyn PacketDriver>,
+    capabilities: Capabilities,
+    seen: Arc<Mutex<Vec<Vec<u8>>>>,
+}
+
+impl PacketDriver for Tap {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut take = |frame: &[u8]| {
+            if seen.len() < MAX_SEEN {
+                seen.push(frame.to_vec());
+            }
+            sink.take(frame);
+        };
+        self.driver.rx_burst(now, &mut take)
+    }
+
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+        self.driver.tx_burst(now, source)
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        self.driver.wait(timeout)
+    }
+
+    fn waker(&self) -> Option<Waker> {
+        self.driver.waker()
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+        self.driver.resolve(peer)
+    }
+
+    fn stats(&self) -> Stats {
+        self.driver.stats()
+    }
+}

@@ -1,0 +1,188 @@
+//! What can be told without a packet: interface, GID, route.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use ferroce::driver::netlink::{Interface, Netlink};
+use ferroce::driver::{Capabilities, Error};
+use ferroce::{DeviceSpec, Gid, PathMtu};
+
+use super::report::Check;
+use crate::failure::Failure;
+
+/// The interface by which the kernel would reach a peer.
+pub(super) fn device_towards(peer: IpAddr) -> Result<DeviceSpec, Failure> {
+    let none = || Failure::usage(format!("the kernel has no route to {peer}; name the interface: -d eth0"));
+    let any: IpAddr = if peer.is_ipv4() { [0; 4].into() } else { [0; 16].into() };
+    // Connecting sends nothing; it only asks for the way.
+    let socket = UdpSocket::bind((any, 0)).map_err(|_| none())?;
+    socket.connect((peer, ferroce::wire::ROCE_V2_PORT)).map_err(|_| none())?;
+    let own = socket.local_addr().map_err(|_| none())?.ip();
+    let interfaces = Netlink::open()?.interfaces()?;
+    let owner = interfaces.into_iter().find(|i| i.addresses.iter().any(|(address, _)| *address == own));
+    match owner {
+        Some(interface) if interface.loopback => Err(Failure::usage(format!(
+            "{peer} is this host itself; for a check within it, give each end a socket: `ferroce doctor -d \
+             udp:127.0.0.1` and `ferroce doctor -d udp:127.0.0.2 127.0.0.1`"
+        ))),
+        Some(interface) => Ok(DeviceSpec::Interface(interface.name)),
+        None => Err(none()),
+    }
+}
+
+/// The GID to send from: that of the index, or the first of the peer's kind.
+pub(super) fn gid(
+    capabilities: &Capabilities,
+    wanted: Option<usize>,
+    peer: IpAddr,
+) -> (Option<IpAddr>, Check) {
+    const NAME: &str = "GID";
+    let table = &capabilities.addresses;
+    let kind = |address: IpAddr| (address.is_ipv6(), Gid::from(address).is_link_local());
+    let suitable = table.iter().position(|address| kind(*address) == kind(peer));
+    let rows: Vec<_> = table.iter().enumerate().map(|(i, a)| format!("{i} {}", Gid::from(*a))).collect();
+    let listed = format!("the table of '{}' has {}", capabilities.interface, rows.join(", "));
+    let version = if peer.is_ipv4() { "IPv4" } else { "IPv6" };
+    let take = match suitable {
+        Some(index) => format!("`-x {index}`"),
+        None if Gid::from(peer).is_link_local() => {
+            format!("`ip link set {} addrgenmode eui64`, for a link-local address", capabilities.interface)
+        }
+        None => {
+            format!("`ip addr add ADDRESS/PREFIX dev {}`, with an {version} address", capabilities.interface)
+        }
+    };
+    let index = wanted.or(suitable);
+    let Some((index, address)) = index.and_then(|index| Some((index, *table.get(index)?))) else {
+        let what = match wanted {
+            Some(index) => format!("there is no index {index}: {listed}"),
+            None => format!("none for an {version} peer: {listed}"),
+        };
+        return (None, Check::failed(NAME, what, take));
+    };
+    let row = format!("index {index}, {}, RoCE v2", Gid::from(address));
+    let check = match (kind(address), kind(peer)) {
+        (own, far) if own == far => Check::ok(NAME, format!("{row}; {listed}")),
+        ((false, _), _) => {
+            return (None, Check::failed(NAME, format!("{row}, is of IPv4, {peer} of IPv6"), take));
+        }
+        (_, (false, _)) => {
+            return (None, Check::failed(NAME, format!("{row}, is of IPv6, {peer} of IPv4"), take));
+        }
+        ((_, true), _) => {
+            Check::failed(NAME, format!("{row}, is link-local: no router takes it to {peer}"), take)
+        }
+        _ => Check::note(NAME, format!("{row}, is not link-local, {peer} is"), take),
+    };
+    (Some(address), check)
+}
+
+/// Interface, route and next hop, of a device that the kernel knows.
+pub(super) fn checks(capabilities: &Capabilities, source: IpAddr, peer: IpAddr) -> Vec<Check> {
+    const NAMES: [&str; 2] = ["interface", "route"];
+    let found = Netlink::open().and_then(|netlink| {
+        let interface = netlink.interface(&capabilities.interface)?;
+        Ok((netlink, interface))
+    });
+    let (netlink, interface) = match found {
+        Ok(found) => found,
+        Err(Error::NoInterface { name, .. }) => {
+            return NAMES
+                .map(|check| Check::not_checked(check, format!("'{name}' is no interface of the kernel's")))
+                .into();
+        }
+        Err(error) => return NAMES.map(|check| Check::not_checked(check, error.to_string())).into(),
+    };
+    vec![interface_check(capabilities, &interface, peer), route_check(&netlink, &interface, source, peer)]
+}
+
+fn interface_check(capabilities: &Capabilities, interface: &Interface, peer: IpAddr) -> Check {
+    const NAME: &str = "interface";
+    let Interface { name, mtu, .. } = interface;
+    let ipv6 = peer.is_ipv6();
+    let path_mtu = PathMtu::largest_for(*mtu, ipv6);
+    let largest = path_mtu.map_or("none".to_owned(), |path_mtu| path_mtu.bytes().to_string());
+    let row = format!("'{name}', {}, MTU {mtu}: path MTU {largest}", capabilities.driver);
+    if !interface.up {
+        return Check::failed(NAME, format!("{row}; it is down"), format!("`ip link set {name} up`"));
+    }
+    if !interface.carrier {
+        return Check::failed(NAME, format!("{row}; no carrier"), "plug it in, or set its other end up");
+    }
+    // A socket hears all queues.
+    if interface.rx_queues > 1 && capabilities.driver == "af_xdp" {
+        return Check::note(
+            NAME,
+            format!("{row}; RoCE may arrive on any of {} receive queues", interface.rx_queues),
+            format!("`ethtool -L {name} combined 1`, or a flow rule for UDP port 4791"),
+        );
+    }
+    if path_mtu < Some(PathMtu::Mtu1024) {
+        return Check::note(NAME, row, format!("`ip link set {name} mtu 1500`, for path MTU 1024"));
+    }
+    Check::ok(NAME, row)
+}
+
+fn route_check(netlink: &Netlink, interface: &Interface, source: IpAddr, peer: IpAddr) -> Check {
+    const NAME: &str = "route";
+    let name = &interface.name;
+    if interface.addresses.iter().any(|(address, _)| *address == peer) && !interface.loopback {
+        return Check::note(NAME, format!("{peer} is this host itself"), "check from another host");
+    }
+    let route = match netlink.route(interface, peer) {
+        Ok(route) => route,
+        Err(error) => {
+            return Check::failed(
+                NAME,
+                error.to_string(),
+                format!(
+                    "`ip route add {peer} via GATEWAY dev {name}`, or -d with the interface of `ip route get {peer}`"
+                ),
+            );
+        }
+    };
+    let way = match route.gateway {
+        Some(gateway) => format!("by {gateway}"),
+        None => "on the link".to_owned(),
+    };
+    if let Some(other) = route.source.filter(|other| *other != source) {
+        return Check::note(
+            NAME,
+            format!("{way}; the kernel's own packets leave from {other}, these from {source}"),
+            format!("-x with the index of {other}, unless {peer} knows the way back to {source}"),
+        );
+    }
+    Check::ok(NAME, way)
+}
+
+/// Whether somebody answers for the next hop.
+pub(super) fn neighbour_check(resolved: Result<[u8; 6], Error>, peer: IpAddr, is_socket: bool) -> Check {
+    const NAME: &str = "next hop";
+    match resolved {
+        Ok(_) if is_socket => Check::not_checked(NAME, "the kernel resolves it for a socket"),
+        Ok(mac) => Check::ok(NAME, ferroce::MacAddr(mac).to_string()),
+        Err(error @ Error::NoNeighbour { .. }) => Check::failed(
+            NAME,
+            error.to_string(),
+            format!(
+                "see that {peer} is up, in the same VLAN and subnet: `ip neigh show {peer}`, `arping {peer}`"
+            ),
+        ),
+        Err(error) => Check::failed(NAME, error.to_string(), format!("see `ip route get {peer}`")),
+    }
+}
+
+/// What a plain UDP packet to port 4791 gets back, if anything.
+pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<String> {
+    let socket = UdpSocket::bind((source, 0)).ok()?;
+    socket.connect(SocketAddr::new(peer, ferroce::wire::ROCE_V2_PORT)).ok()?;
+    socket.set_read_timeout(Some(std::time::Duration::from_millis(500))).ok()?;
+    socket.send(&[0]).ok()?;
+    let error = socket.recv(&mut [0; 64]).err()?;
+    match error.kind() {
+        std::io::ErrorKind::ConnectionRefused => {
+            Some(format!("{peer} says by ICMP that nothing has its UDP port 4791"))
+        }
+        std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => None,
+        _ => Some(format!("a plain packet there gets the answer: {error}")),
+    }
+}

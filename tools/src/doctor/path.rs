@@ -1,0 +1,283 @@
+//! What the probes of one direction tell of the way between two ends.
+
+use std::net::IpAddr;
+
+use ferroce::PathMtu;
+
+use super::message::{Headers, Hello, Probe, Sighting};
+use super::probe::{COPIES, HOP_LIMIT};
+use super::report::Check;
+
+/// DSCPs that networks have classes for: the eight class selectors, and AF31, AF41 and EF.
+const DSCPS: [u8; 11] = [0, 8, 16, 24, 26, 32, 34, 40, 46, 48, 56];
+const ECN: [&str; 4] = ["Not-ECT", "ECT(1)", "ECT(0)", "CE"];
+/// Where the numbers of each kind of probe begin; the path MTU, DSCP or ECN codepoint is added.
+const SIZES: u16 = 0;
+const CLASSES: u16 = 100;
+const MARKS: u16 = 200;
+/// Bytes of a probe whose size does not matter.
+const SHORT: u32 = 100;
+
+/// All probes of an end whose interface has this MTU.
+pub(super) fn probes(mtu: u32, ipv6: bool) -> Vec<Probe> {
+    let sizes = PathMtu::ALL.into_iter().map(|path_mtu| Probe {
+        number: SIZES + u16::from(path_mtu.code()),
+        traffic_class: 0,
+        length: path_mtu.required_l3_mtu(ipv6),
+    });
+    let short = |number, traffic_class| Probe { number, traffic_class, length: SHORT };
+    let classes = DSCPS.into_iter().map(|dscp| short(CLASSES + u16::from(dscp), dscp << 2 | 0b10));
+    let marks = (0..4).map(|ecn| short(MARKS + u16::from(ecn), ecn));
+    sizes.filter(|probe| probe.length <= mtu).chain(classes).chain(marks).collect()
+}
+
+/// One direction: what was sent, and what came of it.
+pub(super) struct Way<'a> {
+    pub(super) from: &'a Hello,
+    pub(super) to: &'a Hello,
+    pub(super) probes: &'a [Probe],
+    pub(super) seen: &'a [Sighting],
+    /// The largest path MTU that the sender's interface has room for, or the one asked for.
+    pub(super) wanted: Option<PathMtu>,
+    /// From the end that asks.
+    pub(super) is_outward: bool,
+}
+
+impl Way<'_> {
+    /// Every check of this direction.
+    pub(super) fn checks(&self) -> Vec<Check> {
+        if self.seen.is_empty() {
+            let why = "no packet arrives";
+            let [_, icrc, path_mtu, dscp, ecn] = self.names();
+            let rest = [icrc, path_mtu, dscp, ecn].map(|name| Check::not_checked(name, why));
+            return [self.reachability()].into_iter().chain(rest).collect();
+        }
+        vec![self.reachability(), self.icrc(), self.path_mtu(), self.dscp(), self.ecn()]
+    }
+
+    fn names(&self) -> [&'static str; 5] {
+        match self.is_outward {
+            true => ["UDP 4791 there", "ICRC there", "path MTU there", "DSCP there", "ECN there"],
+            false => ["UDP 4791 back", "ICRC back", "path MTU back", "DSCP back", "ECN back"],
+        }
+    }
+
+    fn reachability(&self) -> Check {
+        let [name, ..] = self.names();
+        let (from, to) = (self.from.address, self.to.address);
+        let short = |number: u16| number >= CLASSES;
+        let sent = self.probes.iter().filter(|probe| short(probe.number)).count() * usize::from(COPIES);
+        let came = self.seen.iter().filter(|s| short(s.number)).map(|s| usize::from(s.copies)).sum::<usize>();
+        if self.seen.is_empty() {
+            return Check::failed(
+                name,
+                format!("of {sent} packets from {from} to {to}, none arrives"),
+                format!(
+                    "let UDP port 4791 through in firewalls and routers on the way (`nft add rule inet filter \
+                     forward udp dport 4791 accept`, `iptables -I FORWARD -p udp --dport 4791 -j ACCEPT`; INPUT at \
+                     {to} itself), and see `ip route get {to}`"
+                ),
+            );
+        }
+        let hops: Vec<u8> = self.seen.iter().map(|s| HOP_LIMIT.saturating_sub(s.headers.hop_limit)).collect();
+        let routers = match (hops.iter().min(), hops.iter().max()) {
+            (Some(0), Some(0)) => "no router between".to_owned(),
+            (Some(least), Some(most)) if least == most => format!("{least} router(s) between"),
+            (Some(least), Some(most)) => format!("{least} to {most} routers between"),
+            _ => String::new(),
+        };
+        let seen = format!("{came} of {sent} packets arrive, {routers}");
+        if came < sent {
+            return Check::note(
+                name,
+                format!("{seen}: {} lost or more", sent - came),
+                "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between",
+            );
+        }
+        Check::ok(name, seen)
+    }
+
+    fn icrc(&self) -> Check {
+        let [_, name, ..] = self.names();
+        let mut wrong: Vec<&str> = self.seen.iter().filter_map(|s| s.icrc.as_deref()).collect();
+        let count = wrong.len();
+        wrong.sort_unstable();
+        wrong.dedup();
+        let Some(first) = wrong.first() else {
+            let hidden = match (self.to.is_socket, self.to.address) {
+                (true, IpAddr::V4(_)) => "; a socket can't see if the IPv4 identification was rewritten",
+                _ => "",
+            };
+            return Check::ok(name, format!("right in {} different packets{hidden}", self.seen.len()));
+        };
+        let others = match wrong.len() {
+            1 => String::new(),
+            more => format!(", and {} other changes", more - 1),
+        };
+        let is_address = first.contains("address");
+        let seen = format!(
+            "wrong in {count} of {} packets: {first}{others}{}",
+            self.seen.len(),
+            if is_address { ", as a NAT does" } else { "" }
+        );
+        let cure = if is_address || first.contains("port") {
+            "leave UDP port 4791 out of NAT, for the ICRC covers addresses and ports (`nft insert rule ip nat \
+             postrouting udp dport 4791 accept`, `iptables -t nat -I POSTROUTING -p udp --dport 4791 -j ACCEPT`), \
+             or route without one"
+        } else if first.contains("identification") || first.contains("flags") {
+            "stop whatever rewrites IPv4 headers on the way: scrubbing in a firewall, a tunnel that clears DF"
+        } else {
+            "look for what changes packets on the way (a proxy, a tunnel, a faulty link): capture at both ends, \
+             and compare with `ferroce dissect`"
+        };
+        Check::failed(name, seen, cure)
+    }
+
+    fn path_mtu(&self) -> Check {
+        let [_, _, name, ..] = self.names();
+        let ipv6 = self.to.address.is_ipv6();
+        let Some(wanted) = self.wanted else {
+            return Check::failed(
+                name,
+                format!("'{}' of {} has an MTU of {}", self.from.interface, self.from.address, self.from.mtu),
+                format!("`ip link set {} mtu 1500`, or 4200 for a path MTU of 4096", self.from.interface),
+            );
+        };
+        let arrives =
+            |path_mtu: &PathMtu| self.seen.iter().any(|s| s.number == SIZES + u16::from(path_mtu.code()));
+        let needed = wanted.required_l3_mtu(ipv6);
+        // What the sender's interface has no room for was not sent.
+        if self.from.mtu < needed {
+            return Check::failed(
+                name,
+                format!(
+                    "path MTU {} needs packets of {needed} bytes, '{}' of {} has an MTU of {}",
+                    wanted.bytes(),
+                    self.from.interface,
+                    self.from.address,
+                    self.from.mtu
+                ),
+                format!("`ip link set {} mtu {needed}` there or more, 4200 for all", self.from.interface),
+            );
+        }
+        let largest = PathMtu::ALL.into_iter().take_while(|path_mtu| arrives(path_mtu)).last();
+        if largest >= Some(wanted) {
+            return Check::ok(name, format!("{}: packets of {needed} bytes arrive", wanted.bytes()));
+        }
+        let passes = largest.map_or("none".to_owned(), |path_mtu| path_mtu.bytes().to_string());
+        let stuck = PathMtu::ALL.into_iter().find(|path_mtu| !arrives(path_mtu)).unwrap_or(wanted);
+        let seen = format!(
+            "{passes} at most: packets of {} bytes, for path MTU {}, do not arrive, though '{}' of {} sends them",
+            stuck.required_l3_mtu(ipv6),
+            stuck.bytes(),
+            self.from.interface,
+            self.from.address
+        );
+        let smaller = match largest {
+            Some(path_mtu) => format!(
+                "; or use path MTU {0} (`-m {0}`), which ferroce chooses itself after `ip link set {1} mtu {2}`",
+                path_mtu.bytes(),
+                self.from.interface,
+                path_mtu.required_l3_mtu(ipv6).max(if path_mtu == PathMtu::Mtu1024 { 1500 } else { 0 })
+            ),
+            None => String::new(),
+        };
+        let cure = if self.to.mtu < needed {
+            format!(
+                "'{}' of {} has an MTU of {}: `ip link set {} mtu {}` there{smaller}",
+                self.to.interface,
+                self.to.address,
+                self.to.mtu,
+                self.to.interface,
+                needed.max(self.from.mtu)
+            )
+        } else {
+            format!(
+                "both interfaces have room, so a link between has not: raise the MTU of every router and switch \
+                 to {needed} and more (`ip link set DEV mtu {}`){smaller}",
+                self.from.mtu
+            )
+        };
+        Check::failed(name, seen, cure)
+    }
+
+    fn dscp(&self) -> Check {
+        let [_, _, _, name, _] = self.names();
+        let mut changes = Vec::new();
+        let mut missing = Vec::new();
+        for dscp in DSCPS {
+            match self.sighting(CLASSES + u16::from(dscp)) {
+                Some(headers) if headers.traffic_class >> 2 != dscp => {
+                    changes.push((dscp, headers.traffic_class >> 2));
+                }
+                Some(_) => {}
+                None => missing.push(dscp.to_string()),
+            }
+        }
+        let trust = "let every switch and router on the way trust DSCP (`mlnx_qos -i DEV --trust dscp` on the \
+                     cards, 'trust dscp' on switch ports), and take rules away that set it";
+        if let Some((_, first)) = changes.first() {
+            let list: Vec<_> = changes.iter().map(|(was, is)| format!("{was} -> {is}")).collect();
+            let kind = match (first, changes.iter().all(|(_, is)| is == first)) {
+                (0, true) => "bleached",
+                _ => "re-marked",
+            };
+            return Check::failed(name, format!("{kind}: {}", list.join(", ")), trust);
+        }
+        if !missing.is_empty() {
+            return Check::failed(
+                name,
+                format!("packets with DSCP {} do not arrive, others do", missing.join(", ")),
+                "look for a policer or a rule that drops these classes on the way",
+            );
+        }
+        Check::ok(name, format!("{} arrive as they were sent", DSCPS.map(|dscp| dscp.to_string()).join(", ")))
+    }
+
+    fn ecn(&self) -> Check {
+        let [.., name] = self.names();
+        let mut changes = Vec::new();
+        let mut marked = 0;
+        for (mark, was) in (0u8..).zip(ECN) {
+            let Some(headers) = self.sighting(MARKS + u16::from(mark)) else {
+                return Check::failed(
+                    name,
+                    format!("packets with {was} do not arrive, others do"),
+                    "look for a rule on the way that drops by ECN",
+                );
+            };
+            let is = headers.traffic_class & 3;
+            match (mark, is) {
+                _ if mark == is => {}
+                // That is what a congested switch does.
+                (1 | 2, 3) => marked += 1,
+                _ => changes.push(format!("{was} -> {}", ECN[usize::from(is)])),
+            }
+        }
+        if !changes.is_empty() {
+            return Check::failed(
+                name,
+                format!("rewritten: {}", changes.join(", ")),
+                "take rules away that set ECN or all of TOS, and let tunnels carry it (RFC 6040): without it \
+                 switches drop instead of mark, and no rate control hears of congestion",
+            );
+        }
+        match marked {
+            0 => Check::ok(name, "Not-ECT, ECT(0), ECT(1) and CE arrive as they were sent"),
+            _ => Check::note(
+                name,
+                format!("kept, but {marked} of 2 packets are marked CE on the way"),
+                "the way is congested now, or marks too early: see the switches' ECN thresholds",
+            ),
+        }
+    }
+
+    fn sighting(&self, number: u16) -> Option<&Headers> {
+        self.seen.iter().find(|s| s.number == number).map(|s| &s.headers)
+    }
+}
+
+/// A codepoint's name.
+pub(super) fn ecn_name(traffic_class: u8) -> &'static str {
+    ECN[usize::from(traffic_class & 3)]
+}

@@ -1,0 +1,94 @@
+//! A port without an engine on it: frames of known contents out, and what comes in as it came.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use ferroce::driver::{Layer, PacketDriver};
+use ferroce::{Clock, MacAddr};
+
+use super::message::{Hello, Probe};
+use super::probe::{self, COPIES, Lookout};
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+
+/// Between two probes, so that no queue on the way overflows and no kernel puts two into one.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How long probes may be under way.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+pub(super) struct Port {
+    pub(super) driver: Box<dyn PacketDriver>,
+    clock: Clock,
+    token: u64,
+}
+
+impl Port {
+    pub(super) fn new(driver: Box<dyn PacketDriver>) -> Port {
+        let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let token = since.as_nanos() as u64 ^ u64::from(std::process::id()) << 48;
+        Port { driver, clock: Clock::start(), token }
+    }
+
+    pub(super) fn is_socket(&self) -> bool {
+        matches!(self.driver.capabilities().layer, Layer::Ip(_))
+    }
+
+    /// What is told to the other end.
+    pub(super) fn hello(&self, address: IpAddr, to: IpAddr) -> Hello {
+        let capabilities = self.driver.capabilities();
+        Hello {
+            address,
+            to,
+            addresses: capabilities.addresses.clone(),
+            interface: capabilities.interface.clone(),
+            mtu: capabilities.mtu,
+            driver: capabilities.driver.to_owned(),
+            token: self.token,
+            source_port: match capabilities.layer {
+                Layer::Ip(terms) => terms.source_port,
+                Layer::Ethernet => SOURCE_PORT,
+            },
+            is_socket: self.is_socket(),
+        }
+    }
+
+    /// Sends probes from one of the port's addresses, each several times, and takes what comes meanwhile.
+    pub(super) fn send(&mut self, from: &Hello, to: IpAddr, probes: &[Probe]) -> Result<(), Failure> {
+        let capabilities = self.driver.capabilities();
+        let (own, mtu) = (MacAddr(capabilities.mac), capabilities.mtu);
+        let macs = [own, MacAddr(self.driver.resolve(to)?)];
+        for _ in 0..COPIES {
+            for probe in probes.iter().filter(|probe| probe.length <= mtu) {
+                let mut next = Some(probe);
+                let mut source =
+                    |buffer: &mut [u8]| next.take().and_then(|p| probe::write(buffer, from, to, macs, p));
+                self.driver.tx_burst(self.clock.now(), &mut source)?;
+                self.receive(&mut |_| {})?;
+                std::thread::sleep(PAUSE);
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands over what has come.
+    pub(super) fn receive(&mut self, sink: &mut dyn FnMut(&[u8])) -> Result<(), Failure> {
+        let mut take = |frame: &[u8]| sink(frame);
+        // A socket looks for none once behind a burst.
+        while self.driver.rx_burst(self.clock.now(), &mut take)? > 0 {}
+        Ok(())
+    }
+
+    /// Takes what comes until it is all there, or can't come any more.
+    pub(super) fn collect(&mut self, lookout: &mut Lookout, interrupt: &Interrupt) -> Result<(), Failure> {
+        let deadline = Instant::now() + PATIENCE;
+        while !lookout.is_complete() && Instant::now() < deadline {
+            interrupt.check()?;
+            self.receive(&mut |frame| lookout.frame(frame))?;
+            self.driver.wait(Duration::from_millis(2))?;
+        }
+        self.receive(&mut |frame| lookout.frame(frame))
+    }
+}
+
+/// As of a queue pair; a socket has its own.
+const SOURCE_PORT: u16 = 0xd0c7;

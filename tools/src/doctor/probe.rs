@@ -1,0 +1,315 @@
+//! Packets with known contents, and what is left of them where they arrive.
+
+use std::net::IpAddr;
+
+use ferroce::wire::{
+    Bth, Deth, Encapsulation, FrameBuilder, Identifications, NetworkHeader, Opcode, Packet, ParseError,
+    PathAddress, PathHeader, icrc,
+};
+use ferroce::{Gid, MacAddr, Psn, Qpn};
+
+use super::message::{Headers, Hello, Probe, Sighting};
+use crate::diagnosis::Diagnosis;
+
+/// How often each is sent, so that a lost packet is not taken for a way that is closed.
+pub(super) const COPIES: u8 = 3;
+/// What probes leave with.
+pub(super) const HOP_LIMIT: u8 = 64;
+
+/// In front of each probe's payload, before token and number.
+const MAGIC: &[u8; 8] = b"frcprobe";
+const PREFIX: usize = MAGIC.len() + 8 + 2;
+/// Of no queue pair here: numbers are drawn, and an engine that gets a probe counts and drops it.
+const QPN: Qpn = Qpn::new(0x00ff_fffe);
+
+impl Headers {
+    /// What probes between these ends leave with.
+    pub(super) fn sent(from: &Hello, to: IpAddr, probe: &Probe) -> Headers {
+        Headers {
+            source: from.address,
+            destination: to,
+            source_port: from.source_port,
+            traffic_class: probe.traffic_class,
+            hop_limit: HOP_LIMIT,
+            // As every driver sends: no identification, and DF.
+            ipv4: to.is_ipv4().then_some((0, 0x4000)),
+        }
+    }
+
+    fn of(packet: &Packet<'_>, is_socket: bool) -> Headers {
+        let network = packet.network();
+        let bytes = packet.network_bytes();
+        let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
+        let is_told = packet.header == NetworkHeader::Ipv4 && !is_socket;
+        Headers {
+            source: network.source.to_ip(),
+            destination: network.destination.to_ip(),
+            source_port: network.source_port.unwrap_or(0),
+            traffic_class: network.traffic_class,
+            hop_limit: network.hop_limit,
+            ipv4: is_told.then(|| (word(4), word(6))),
+        }
+    }
+
+    /// What the ICRC covers and is not as it was sent.
+    pub(super) fn rewritten(&self, seen: &Headers) -> Vec<String> {
+        let mut changes = Vec::new();
+        let mut compare = |name: &str, was: String, is: String| {
+            if was != is {
+                changes.push(format!("{name} {was} -> {is}"));
+            }
+        };
+        compare("source address", self.source.to_string(), seen.source.to_string());
+        compare("destination address", self.destination.to_string(), seen.destination.to_string());
+        compare("source port", self.source_port.to_string(), seen.source_port.to_string());
+        if let (Some(was), Some(is)) = (self.ipv4, seen.ipv4) {
+            compare("IPv4 identification", format!("{:#06x}", was.0), format!("{:#06x}", is.0));
+            compare("IPv4 flags", format!("{:#06x}", was.1), format!("{:#06x}", is.1));
+        }
+        changes
+    }
+}
+
+/// Writes a probe's frame, from the Ethernet header on or, for a socket, from the IP header on. Returns its
+/// length; `None` if `buffer` is too small for it.
+pub(super) fn write(
+    buffer: &mut [u8],
+    from: &Hello,
+    to: IpAddr,
+    [source_mac, destination_mac]: [MacAddr; 2],
+    probe: &Probe,
+) -> Option<usize> {
+    let Headers { source, destination, source_port, traffic_class, hop_limit, .. } =
+        Headers::sent(from, to, probe);
+    let header = PathHeader::new(&PathAddress {
+        source_mac,
+        destination_mac,
+        vlan: None,
+        source: Gid::from(source),
+        destination: Gid::from(destination),
+        encapsulation: Encapsulation::RoceV2 { source_port },
+        traffic_class,
+        flow_label: 0,
+        hop_limit,
+        identification: 0,
+    });
+    let header = if from.is_socket { header.without_link() } else { header };
+    let opcode = Opcode::UD_SEND_ONLY;
+    let overhead =
+        header.network().bth_start() + Bth::LEN + opcode.extensions_len() + ferroce::wire::ICRC_LEN;
+    let length = (probe.length as usize).checked_sub(overhead)? & !3;
+    let mut frame =
+        FrameBuilder::start(buffer, &header, Bth::new(opcode, QPN, Psn::new(probe.number.into())), length)?;
+    frame.put(&Deth::new(0, QPN));
+    fill(frame.payload(), from.token, probe.number)?;
+    Some(frame.finish())
+}
+
+fn fill(payload: &mut [u8], token: u64, number: u16) -> Option<()> {
+    let (prefix, rest) = payload.split_first_chunk_mut::<PREFIX>()?;
+    prefix[..8].copy_from_slice(MAGIC);
+    prefix[8..16].copy_from_slice(&token.to_be_bytes());
+    prefix[16..].copy_from_slice(&number.to_be_bytes());
+    rest.iter_mut().enumerate().for_each(|(i, byte)| *byte = i as u8);
+    Some(())
+}
+
+/// Says it if a payload is not what was written.
+fn damage(payload: &[u8], token: u64, number: u16) -> Option<String> {
+    let mut written = vec![0; payload.len()];
+    fill(&mut written, token, number)?;
+    match written.iter().zip(payload).filter(|(was, is)| was != is).count() {
+        0 => None,
+        count => Some(format!("{count} bytes of the payload")),
+    }
+}
+
+/// Looks out for the probes of one end.
+pub(super) struct Lookout {
+    from: Hello,
+    to: IpAddr,
+    /// Of the end that looks.
+    is_socket: bool,
+    probes: Vec<Probe>,
+    seen: Vec<Sighting>,
+    diagnosis: Diagnosis,
+    identifications: Identifications,
+}
+
+impl Lookout {
+    pub(super) fn new(from: &Hello, to: IpAddr, is_socket: bool, probes: Vec<Probe>) -> Lookout {
+        let mut diagnosis = Diagnosis::default();
+        diagnosis.learn_addresses(from.address.into(), to.into());
+        Lookout {
+            from: from.clone(),
+            to,
+            is_socket,
+            probes,
+            seen: Vec::new(),
+            diagnosis,
+            identifications: Identifications::default(),
+        }
+    }
+
+    /// Takes a frame that has come.
+    pub(super) fn frame(&mut self, frame: &[u8]) {
+        let decoded = if self.is_socket { Packet::decode_ip(frame) } else { Packet::decode(frame) };
+        let Ok(packet) = decoded else { return };
+        let Some(probe) = self.probe(&packet) else { return };
+        let Probe { number, .. } = probe;
+        if let Some(sighting) = self.seen.iter_mut().find(|sighting| sighting.number == number) {
+            sighting.copies = sighting.copies.saturating_add(1);
+            return;
+        }
+        let headers = Headers::of(&packet, self.is_socket);
+        let checked = if self.is_socket {
+            packet.check_guessed(icrc::Portable, &mut self.identifications).map(drop)
+        } else {
+            packet.check_icrc()
+        };
+        let icrc = match checked {
+            Err(ParseError::Icrc { .. }) => {
+                let mut changes = Headers::sent(&self.from, self.to, &probe).rewritten(&headers);
+                changes.extend(damage(packet.payload, self.from.token, number));
+                // Both ends are known here, so what is seen to differ needs no guess.
+                Some(match changes.is_empty() {
+                    true => self.diagnosis.explain(&packet).cause.to_string(),
+                    false => changes.join(", "),
+                })
+            }
+            _ => None,
+        };
+        self.seen.push(Sighting { number, headers, icrc, copies: 1 });
+    }
+
+    /// The probe that this is, whatever became of its headers.
+    fn probe(&self, packet: &Packet<'_>) -> Option<Probe> {
+        let prefix = packet.payload.first_chunk::<PREFIX>()?;
+        let is_ours = prefix.starts_with(MAGIC) && prefix[8..16] == self.from.token.to_be_bytes();
+        let number = u16::from_be_bytes([prefix[16], prefix[17]]);
+        self.probes.iter().copied().find(|probe| is_ours && probe.number == number)
+    }
+
+    /// Whether all copies of each have come.
+    pub(super) fn is_complete(&self) -> bool {
+        self.seen.len() == self.probes.len() && self.seen.iter().all(|sighting| sighting.copies >= COPIES)
+    }
+
+    pub(super) fn into_seen(self) -> Vec<Sighting> {
+        self.seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(address: &str, is_socket: bool) -> Hello {
+        Hello {
+            address: address.parse().expect("an address"),
+            to: address.parse().expect("an address"),
+            addresses: Vec::new(),
+            interface: "veth0".into(),
+            mtu: 4200,
+            driver: "sim".into(),
+            token: 0x0123_4567_89ab_cdef,
+            source_port: 53447,
+            is_socket,
+        }
+    }
+
+    const PROBE: Probe = Probe { number: 7, traffic_class: 0x6a, length: 1088 };
+
+    /// What is seen of the probe from `from` to `to` after `change` has had its way with it.
+    fn seen(from: &str, to: &str, is_socket: bool, change: impl Fn(&mut [u8])) -> Vec<Sighting> {
+        let from = hello(from, is_socket);
+        let to = to.parse().expect("an address");
+        let mut frame = [0; 4200];
+        let macs = [MacAddr([2; 6]), MacAddr([4; 6])];
+        let len = write(&mut frame, &from, to, macs, &PROBE).expect("room");
+        let start = if is_socket { 0 } else { 14 };
+        assert_eq!(len - start, 1088, "as long as asked for");
+        change(&mut frame[start..len]);
+        let mut lookout = Lookout::new(&from, to, is_socket, vec![PROBE]);
+        lookout.frame(&frame[..len]);
+        lookout.frame(&frame[..len]);
+        lookout.into_seen()
+    }
+
+    #[test]
+    fn a_probe_arrives_as_it_was_sent() {
+        for (from, to) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
+            for is_socket in [false, true] {
+                let [sighting] = &seen(from, to, is_socket, |_| {})[..] else { panic!("one probe") };
+                let sent = Headers::sent(&hello(from, is_socket), to.parse().expect("an address"), &PROBE);
+                let is_told = !is_socket && from.contains('.');
+                let sent = Headers { ipv4: sent.ipv4.filter(|_| is_told), ..sent };
+                assert_eq!((sighting.number, sighting.copies, &sighting.icrc), (7, 2, &None));
+                assert_eq!(sighting.headers, sent);
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_rewritten_is_named() {
+        let v4 = |change: fn(&mut [u8])| seen("10.0.0.1", "10.0.0.2", false, change);
+        let v6 = |change: fn(&mut [u8])| seen("fd00::1", "fd00::2", false, change);
+        let cases = [
+            (v4(|p| p[12..16].copy_from_slice(&[192, 0, 2, 7])), "source address 10.0.0.1 -> 192.0.2.7"),
+            (v4(|p| p[19] = 9), "destination address 10.0.0.2 -> 10.0.0.9"),
+            (v4(|p| p[20..22].copy_from_slice(&[4, 0])), "source port 53447 -> 1024"),
+            (v4(|p| p[4] = 0x12), "IPv4 identification 0x0000 -> 0x1200"),
+            (v4(|p| p[6] = 0), "IPv4 flags 0x4000 -> 0x0000"),
+            (v4(|p| p[500] ^= 1), "1 bytes of the payload"),
+            // The last byte of all.
+            (v4(|p| p[1087] ^= 1), "corrupted: the ICRC itself"),
+            (v6(|p| p[23] = 9), "source address fd00::1 -> fd00::9"),
+            (v6(|p| p[40] = 0), "source port 53447 -> 199"),
+        ];
+        for (seen, expected) in cases {
+            let [sighting] = &seen[..] else { panic!("{expected}: not seen") };
+            assert_eq!(sighting.icrc.as_deref(), Some(expected));
+        }
+        let both = v4(|p| {
+            p[15] = 9;
+            p[21] ^= 1;
+        });
+        let expected = "source address 10.0.0.1 -> 10.0.0.9, source port 53447 -> 53446";
+        assert_eq!(both[0].icrc.as_deref(), Some(expected));
+    }
+
+    #[test]
+    fn what_may_change_makes_no_icrc_wrong() {
+        let [sighting] = &seen("10.0.0.1", "10.0.0.2", false, |p| (p[1], p[8]) = (3, 61))[..] else {
+            panic!("one probe");
+        };
+        assert_eq!((sighting.headers.traffic_class, sighting.headers.hop_limit), (3, 61));
+        assert_eq!(sighting.icrc, None);
+    }
+
+    /// A socket does not see the identification, so it finds out what was sent.
+    #[test]
+    fn a_socket_sees_what_the_kernel_tells() {
+        let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[5] = 3)[..] else { panic!("one probe") };
+        assert_eq!((sighting.headers.ipv4, &sighting.icrc), (None, &None));
+        let [sighting] = &seen("10.0.0.1", "10.0.0.2", true, |p| p[15] = 9)[..] else { panic!("one probe") };
+        assert_eq!(sighting.icrc.as_deref(), Some("source address 10.0.0.1 -> 10.0.0.9"));
+    }
+
+    #[test]
+    fn packets_of_others_are_none() {
+        let other_token = |p: &mut [u8]| p[28 + 12 + 8 + 10] ^= 1;
+        assert!(seen("10.0.0.1", "10.0.0.2", false, other_token).is_empty());
+        assert!(
+            seen("10.0.0.1", "10.0.0.2", false, |p| p[28 + 12 + 8 + 17] = 8).is_empty(),
+            "another number"
+        );
+        let from = hello("10.0.0.1", false);
+        let to = "10.0.0.2".parse().expect("an address");
+        for length in [0, 47, 60, 5000] {
+            let probe = Probe { length, ..PROBE };
+            let macs = [MacAddr([2; 6]); 2];
+            assert_eq!(write(&mut [0; 4200], &from, to, macs, &probe), None, "{length} bytes");
+        }
+    }
+}

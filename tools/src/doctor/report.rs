@@ -1,0 +1,110 @@
+//! What was checked, as a table or as JSON.
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+
+/// How a check ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Verdict {
+    Ok,
+    /// No fault, but worth knowing.
+    Note,
+    Failed,
+    /// It could not be told; what was seen says why.
+    NotChecked,
+}
+
+/// One line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Check {
+    pub(super) check: &'static str,
+    pub(super) result: Verdict,
+    pub(super) seen: String,
+    /// A command, or a setting.
+    pub(super) cure: Option<String>,
+}
+
+impl Check {
+    pub(super) fn ok(check: &'static str, seen: impl Into<String>) -> Check {
+        Check { check, result: Verdict::Ok, seen: seen.into(), cure: None }
+    }
+
+    pub(super) fn note(check: &'static str, seen: impl Into<String>, cure: impl Into<String>) -> Check {
+        Check { check, result: Verdict::Note, seen: seen.into(), cure: Some(cure.into()) }
+    }
+
+    pub(super) fn failed(check: &'static str, seen: impl Into<String>, cure: impl Into<String>) -> Check {
+        Check { check, result: Verdict::Failed, seen: seen.into(), cure: Some(cure.into()) }
+    }
+
+    pub(super) fn not_checked(check: &'static str, why: impl Into<String>) -> Check {
+        Check { check, result: Verdict::NotChecked, seen: why.into(), cure: None }
+    }
+}
+
+/// All of them.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    /// As it was given.
+    pub(super) peer: String,
+    pub(super) device: String,
+    /// No check failed.
+    pub(super) well: bool,
+    pub(super) checks: Vec<Check>,
+}
+
+impl Report {
+    pub(super) fn new(peer: &str, device: String, checks: Vec<Check>) -> Report {
+        let well = checks.iter().all(|check| check.result != Verdict::Failed);
+        Report { peer: peer.to_owned(), device, well, checks }
+    }
+
+    /// Returns the exit status: 0 if no check failed, otherwise 1.
+    pub(super) fn print(&self, json: bool) -> ExitCode {
+        if json {
+            match serde_json::to_string_pretty(self) {
+                Ok(text) => println!("{text}"),
+                Err(error) => {
+                    eprintln!("ferroce doctor: {error}");
+                    return ExitCode::FAILURE;
+                }
+            }
+        } else {
+            self.print_table();
+        }
+        ExitCode::from(u8::from(!self.well))
+    }
+
+    fn print_table(&self) {
+        let width = self.checks.iter().map(|check| check.check.chars().count()).max().unwrap_or(0);
+        println!("{} seen from {}", self.peer, self.device);
+        println!("{:<width$} | result      | what was seen, and the cure", "check");
+        for Check { check, result, seen, cure } in &self.checks {
+            // The other end has a say in it, but none in how a terminal behaves.
+            let seen = seen.replace(char::is_control, "?");
+            println!("{check:<width$} | {:<11} | {seen}", result.word());
+            if let Some(cure) = cure {
+                println!("{:<width$} |             | cure: {cure}", "");
+            }
+        }
+        let failed = self.checks.iter().filter(|check| check.result == Verdict::Failed).count();
+        match failed {
+            0 => println!("all is well, as far as it could be checked"),
+            1 => println!("1 check failed"),
+            _ => println!("{failed} checks failed"),
+        }
+    }
+}
+
+impl Verdict {
+    fn word(self) -> &'static str {
+        match self {
+            Verdict::Ok => "ok",
+            Verdict::Note => "note",
+            Verdict::Failed => "FAILED",
+            Verdict::NotChecked => "not checked",
+        }
+    }
+}

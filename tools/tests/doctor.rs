@@ -1,0 +1,427 @@
+//! `ferroce doctor` on ways that are as they should be, and on ways that are not.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ends::{Ferroce, Outcome, alone, has, is_root, refused};
+use serde_json::Value;
+
+/// The far end, over IPv4 and over IPv6.
+const PEER: [&str; 2] = ["10.1.2.2", "fd12::2"];
+const MTU: u32 = 4200;
+
+/// Two ends, `a` and `b`, with `veth0` each, and a router between them.
+struct Way {
+    a: String,
+    router: String,
+    b: String,
+}
+
+impl Way {
+    /// `None`, with the reason printed, where there can be none.
+    fn new() -> Option<Way> {
+        if !is_root() {
+            println!("skipped: needs root, for network namespaces and AF_XDP");
+            return None;
+        }
+        if Command::new("ip").arg("-V").output().is_err() {
+            println!("skipped: no `ip` command (package iproute2)");
+            return None;
+        }
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let id = format!("{}-{}", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed));
+        let way = Way {
+            a: format!("ferroce-doctor-{id}-a"),
+            router: format!("ferroce-doctor-{id}-r"),
+            b: format!("ferroce-doctor-{id}-b"),
+        };
+        for namespace in [&way.a, &way.router, &way.b] {
+            run("ip", &format!("netns add {namespace}"));
+            run("ip", &format!("-n {namespace} link set lo up"));
+        }
+        let router = &way.router;
+        for (end, port, net) in [(&way.a, "to-a", 1), (&way.b, "to-b", 2)] {
+            run(
+                "ip",
+                &format!(
+                    "-n {end} link add veth0 mtu {MTU} type veth peer name {port} netns {router} mtu {MTU}"
+                ),
+            );
+            for (namespace, device, last) in [(end, "veth0", 2), (router, port, 1)] {
+                run("ip", &format!("-n {namespace} addr add 10.1.{net}.{last}/24 dev {device}"));
+                run("ip", &format!("-n {namespace} addr add fd1{net}::{last}/64 dev {device} nodad"));
+                run("ip", &format!("-n {namespace} link set {device} up"));
+            }
+            run("ip", &format!("-n {end} route add default via 10.1.{net}.1"));
+            run("ip", &format!("-n {end} -6 route add default via fd1{net}::1"));
+        }
+        run(
+            "ip",
+            &format!("netns exec {router} sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1"),
+        );
+        Some(way)
+    }
+
+    /// With rules of nftables at the router.
+    fn with_rules() -> Option<Way> {
+        if !has("nft") {
+            println!("skipped: no `nft` command (package nftables), which changes packets on their way");
+            return None;
+        }
+        let way = Way::new()?;
+        way.nft("add table inet way");
+        way.nft("add chain inet way forward { type filter hook forward priority 0 ; }");
+        way.nft("add chain inet way nat { type nat hook postrouting priority 100 ; }");
+        Some(way)
+    }
+
+    fn nft(&self, arguments: &str) {
+        run("ip", &format!("netns exec {} nft {arguments}", self.router));
+    }
+
+    /// Replaces the router's rules by one.
+    fn rule(&self, rule: &str) {
+        self.nft("flush table inet way");
+        self.nft(&format!("add rule inet way {rule}"));
+    }
+
+    fn far_end(&self, device: &str) -> Ferroce {
+        Ferroce::server(&self.b, &format!("doctor -d {device}"))
+    }
+
+    /// What the near end says of it.
+    fn check(&self, arguments: &str) -> Found {
+        Found::new(Ferroce::start(Some(&self.a), &format!("doctor --json {arguments}")).end())
+    }
+}
+
+impl Drop for Way {
+    fn drop(&mut self) {
+        for namespace in [&self.a, &self.router, &self.b] {
+            let _ = Command::new("ip").args(["netns", "del", namespace]).status();
+        }
+    }
+}
+
+fn run(program: &str, arguments: &str) {
+    let output = Command::new(program).args(arguments.split_whitespace()).output().unwrap();
+    assert!(output.status.success(), "{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A report.
+struct Found {
+    outcome: Outcome,
+    report: Value,
+}
+
+impl Found {
+    fn new(outcome: Outcome) -> Found {
+        let report = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {outcome:#?}"));
+        Found { outcome, report }
+    }
+
+    fn checks(&self) -> &Vec<Value> {
+        self.report["checks"].as_array().unwrap()
+    }
+
+    /// The names of those with this result.
+    fn with(&self, result: &str) -> Vec<&str> {
+        let checks = self.checks().iter().filter(|check| check["result"] == result);
+        checks.map(|check| check["check"].as_str().unwrap()).collect()
+    }
+
+    /// What was seen, and the cure.
+    fn text(&self, check: &str) -> String {
+        let found = self.checks().iter().find(|row| row["check"] == check);
+        let row = found.unwrap_or_else(|| panic!("no check '{check}' in {:#?}", self.report));
+        format!("{} / {}", row["seen"].as_str().unwrap(), row["cure"].as_str().unwrap_or("none"))
+    }
+
+    fn is_well(&self) {
+        assert_eq!((self.with("failed"), self.outcome.code), (vec![], Some(0)), "{:#?}", self.report);
+        assert_eq!(self.report["well"], true);
+    }
+
+    /// These checks fail and no others, and each says these words.
+    fn fails(&self, checks: &[&str], words: &[&str]) {
+        assert_eq!(
+            (self.with("failed"), self.outcome.code),
+            (checks.to_vec(), Some(1)),
+            "{:#?}",
+            self.report
+        );
+        assert_eq!(self.report["well"], false);
+        for check in checks {
+            let text = self.text(check);
+            words.iter().for_each(|word| assert!(text.contains(word), "{check}: no '{word}' in {text}"));
+        }
+    }
+}
+
+/// Every check of both ends.
+const ALL: [&str; 15] = [
+    "GID",
+    "interface",
+    "route",
+    "next hop",
+    "far end",
+    "UDP 4791 there",
+    "ICRC there",
+    "path MTU there",
+    "DSCP there",
+    "ECN there",
+    "UDP 4791 back",
+    "ICRC back",
+    "path MTU back",
+    "DSCP back",
+    "ECN back",
+];
+
+#[test]
+fn both_ends_in_one_process() {
+    let found = Found::new(Ferroce::start(None, "doctor -d loopback --json").end());
+    found.is_well();
+    assert_eq!(found.with("not_checked"), ["interface", "route"]);
+    assert_eq!(found.checks().len(), ALL.len());
+    let table = Ferroce::start(None, "doctor -d loopback").end();
+    assert!(table.stdout.contains("path MTU back  | ok"), "{}", table.stdout);
+}
+
+#[test]
+fn what_can_not_be_checked_is_refused() {
+    refused(&[
+        ("doctor", &["name a peer", "-d"]),
+        ("doctor 127.0.0.1", &["this host itself", "udp:127.0.0.2"]),
+        ("doctor -d loopback 10.0.0.1", &["can't be reached over -d loopback"]),
+        ("doctor no.such.host.invalid", &["no.such.host.invalid"]),
+        ("doctor -d loopback -m 1000", &["1000", "1024"]),
+    ]);
+}
+
+#[test]
+fn a_way_that_is_well() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    for far in ["veth0", "udp:10.1.2.2"] {
+        let _far = way.far_end(far);
+        for near in ["", "-d udp:veth0 "] {
+            let found = way.check(&format!("{near}{}", PEER[0]));
+            found.is_well();
+            assert_eq!(
+                found.with("ok").len() + found.with("not_checked").len(),
+                ALL.len(),
+                "{:#?}",
+                found.report
+            );
+            assert!(found.text("UDP 4791 there").starts_with("45 of 45 packets arrive, 1 router"));
+            assert!(found.text("path MTU back").starts_with("4096:"), "{:#?}", found.report);
+            // Only whoever sees whole frames can tell.
+            let hidden = "can't see if the IPv4 identification was rewritten";
+            assert_eq!(found.text("ICRC there").contains(hidden), far != "veth0", "{:#?}", found.report);
+        }
+    }
+    let _far = way.far_end("veth0");
+    let found = way.check(PEER[1]);
+    found.is_well();
+    assert_eq!(found.with("ok"), ALL);
+}
+
+#[test]
+fn a_link_that_is_too_small() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    run("ip", &format!("-n {} link set to-b mtu 1500", way.router));
+    let _far = way.far_end("veth0");
+    for peer in PEER {
+        let found = way.check(peer);
+        let words = ["1024 at most", "path MTU 2048", "a link between has not", "-m 1024", "mtu 4200"];
+        found.fails(&["path MTU there", "path MTU back"], &words);
+    }
+    // What passes is enough for whoever wants no more.
+    way.check(&format!("-m 1024 {}", PEER[0])).is_well();
+    way.check(&format!("-d udp:veth0 {}", PEER[0]))
+        .fails(&["path MTU there", "path MTU back"], &["1024 at most"]);
+    let found = way.check(&format!("-m 4096 {}", PEER[0]));
+    found.fails(&["path MTU there", "path MTU back"], &["4160 and more"]);
+}
+
+#[test]
+fn an_end_that_is_too_small() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    run("ip", &format!("-n {} link set veth0 mtu 1500", way.b));
+    let _far = way.far_end("veth0");
+    let found = way.check(PEER[0]);
+    found.fails(
+        &["path MTU there"],
+        &["1024 at most", "'veth0' of 10.1.2.2 has an MTU of 1500", "mtu 4200` there"],
+    );
+    let found = way.check(&format!("-m 4096 {}", PEER[0]));
+    assert!(found.text("path MTU back").contains("`ip link set veth0 mtu 4160`"), "{:#?}", found.report);
+}
+
+#[test]
+fn a_way_that_translates_addresses() {
+    let _alone = alone();
+    let cases = [
+        // An address of the router's own, and one that the far end has no way to.
+        ("to-b", "ip to 10.1.2.1", PEER[0], "ICRC there", "source address 10.1.1.2 -> 10.1.2.1, as"),
+        ("to-b", "ip to 192.0.2.7", PEER[0], "ICRC there", "source address 10.1.1.2 -> 192.0.2.7, as"),
+        ("to-b", "ip to 10.1.2.1:1024", PEER[0], "ICRC there", "source port 53447 -> 1024"),
+        ("to-a", "ip6 to fd11::77", PEER[1], "ICRC back", "source address fd12::2 -> fd11::77, as"),
+    ];
+    for (port, to, peer, check, change) in cases {
+        // The router remembers flows, so each has one of its own.
+        let Some(way) = Way::with_rules() else { return };
+        let _far = way.far_end("veth0");
+        way.rule(&format!("nat oifname {port} udp dport 4791 snat {to}"));
+        way.check(peer).fails(&[check], &[change, "a NAT does", "in 20 of 20", "nft insert rule"]);
+    }
+}
+
+#[test]
+fn a_way_that_rewrites() {
+    let _alone = alone();
+    let Some(way) = Way::with_rules() else { return };
+    let _far = way.far_end("veth0");
+    way.rule("forward oifname to-b udp dport 4791 ip id set 0x1234");
+    way.check(PEER[0])
+        .fails(&["ICRC there"], &["IPv4 identification 0x0000 -> 0x1234", "rewrites IPv4 headers"]);
+    way.rule("forward oifname to-a udp dport 4791 @th,512,16 set 0xbeef");
+    way.check(PEER[0]).fails(&["ICRC back"], &["2 bytes of the payload", "ferroce dissect"]);
+}
+
+#[test]
+fn a_way_that_bleaches() {
+    let _alone = alone();
+    let Some(way) = Way::with_rules() else { return };
+    let _far = way.far_end("veth0");
+    for (version, peer) in ["ip", "ip6"].into_iter().zip(PEER) {
+        way.rule(&format!("forward oifname to-b {version} dscp set cs0"));
+        way.check(peer).fails(&["DSCP there"], &["bleached: 8 -> 0, 16 -> 0", "56 -> 0", "trust dscp"]);
+        way.rule(&format!("forward oifname to-a {version} dscp 26 {version} dscp set 27"));
+        way.check(peer).fails(&["DSCP back"], &["re-marked: 26 -> 27 /"]);
+        way.rule(&format!("forward oifname to-a {version} ecn set not-ect"));
+        let words = ["ECT(1) -> Not-ECT, ECT(0) -> Not-ECT, CE -> Not-ECT", "RFC 6040"];
+        way.check(peer).fails(&["ECN back"], &words);
+    }
+    // What a congested switch does is no fault.
+    way.rule("forward oifname to-b ip ecn ect0 ip ecn set ce");
+    let found = way.check(PEER[0]);
+    found.is_well();
+    assert_eq!(found.with("note"), ["ECN there"]);
+    way.rule("forward oifname to-b ip dscp 46 udp dport 4791 drop");
+    way.check(PEER[0]).fails(&["DSCP there"], &["DSCP 46 do not arrive"]);
+}
+
+#[test]
+fn a_way_that_is_closed() {
+    let _alone = alone();
+    let Some(way) = Way::with_rules() else { return };
+    {
+        let _far = way.far_end("veth0");
+        for (port, closed, open) in [("to-b", "there", "back"), ("to-a", "back", "there")] {
+            way.rule(&format!("forward oifname {port} udp dport 4791 drop"));
+            let found = way.check(PEER[0]);
+            found.fails(
+                &[&format!("UDP 4791 {closed}")],
+                &["none arrives", "udp dport 4791 accept", "ip route get"],
+            );
+            let unknown = ["ICRC", "path MTU", "DSCP", "ECN"].map(|check| format!("{check} {closed}"));
+            assert_eq!(found.with("not_checked"), unknown);
+            assert!(found.text(&format!("UDP 4791 {open}")).starts_with("45 of 45"), "{:#?}", found.report);
+        }
+        // A few losses are said, and no more.
+        way.rule("forward oifname to-b udp dport 4791 limit rate over 30/second burst 50 packets drop");
+        let found = way.check(PEER[0]);
+        assert_eq!(found.with("note"), ["UDP 4791 there"], "{:#?}", found.report);
+    }
+    // Without a doctor there, nobody answers at all.
+    let found = way.check(PEER[0]);
+    found.fails(&["UDP 4791"], &["does not answer", "`ferroce doctor -d DEV` there", "rdma_cm"]);
+    assert!(found.text("far end").contains("no doctor there"), "{:#?}", found.report);
+}
+
+#[test]
+fn a_peer_without_a_doctor() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    let end = Ferroce::start(Some(&way.b), "rping -d veth0");
+    wait_for_engine(&way);
+    let checks =
+        ["GID", "interface", "route", "next hop", "far end", "UDP 4791", "ICRC", "path MTU", "DSCP and ECN"];
+    for arguments in [PEER[0], PEER[1]] {
+        let found = way.check(arguments);
+        found.is_well();
+        assert_eq!(
+            found.checks().iter().map(|row| row["check"].as_str().unwrap()).collect::<Vec<_>>(),
+            checks
+        );
+        assert!(found.text("UDP 4791").contains("refuses, as it should (invalid service id)"));
+        assert!(found.text("ICRC").contains("right both ways"));
+        assert!(found.text("path MTU").starts_with("4096: echo requests of 41"), "{:#?}", found.report);
+        assert!(found.text("DSCP and ECN").contains("DSCP 0, Not-ECT, hop limit 63"), "{:#?}", found.report);
+    }
+    run("ip", &format!("-n {} link set to-a mtu 1500", way.router));
+    way.check(PEER[0]).fails(&["path MTU"], &["1024 at most", "raise the MTU to 4160"]);
+    end.interrupt();
+    assert_eq!(end.end().code, Some(130));
+}
+
+/// Waits until the engine at the far end answers.
+fn wait_for_engine(way: &Way) {
+    for _ in 0..5 {
+        if way.check(PEER[0]).outcome.code == Some(0) {
+            return;
+        }
+    }
+    panic!("rping does not answer");
+}
+
+/// An answer whose ICRC the way spoils is seen without a doctor there, too.
+#[test]
+fn a_peer_behind_a_nat() {
+    let _alone = alone();
+    let Some(way) = Way::with_rules() else { return };
+    let end = Ferroce::start(Some(&way.b), "rping -d veth0");
+    wait_for_engine(&way);
+    // The one of two addresses that was asked for is the one that asks.
+    run("ip", &format!("-n {} addr add 10.1.1.3/24 dev veth0", way.a));
+    way.rule("forward ip saddr 10.1.1.2 udp dport 4791 drop");
+    let other = way.check(&format!("-x 2 {}", PEER[0]));
+    other.is_well();
+    assert!(other.text("GID").contains("index 2, ::ffff:10.1.1.3"), "{:#?}", other.report);
+    assert!(other.text("route").contains("leave from 10.1.1.2, these from 10.1.1.3"), "{:#?}", other.report);
+    way.check(&format!("-x 1 {}", PEER[0])).fails(&["UDP 4791"], &["does not answer"]);
+    way.rule("nat oifname to-a udp dport 4791 snat ip to 10.1.1.1");
+    way.check(PEER[0]).fails(&["ICRC"], &["address rewritten, was 10.1.2.2 to 10.1.1.2", "NAT"]);
+    end.interrupt();
+    assert_eq!(end.end().code, Some(130));
+}
+
+#[test]
+fn what_is_wrong_here() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    let _far = way.far_end("veth0");
+    way.check(&format!("-d veth0 -x 9 {}", PEER[0])).fails(&["GID"], &["no index 9", "`-x 1`"]);
+    let local = way.check(&format!("-d veth0 -x 0 {}", PEER[1]));
+    assert_eq!(local.with("failed")[0], "GID", "{:#?}", local.report);
+    assert!(local.text("GID").contains("link-local: no router takes it"), "{:#?}", local.report);
+    way.check(&format!("-d udp:10.1.1.2 {}", PEER[1]))
+        .fails(&["GID"], &["none for an IPv6 peer", "ip addr add"]);
+    // The far end's device has not the address that it was reached by.
+    run("ip", &format!("-n {} addr add 10.9.9.9/32 dev lo", way.b));
+    run("ip", &format!("-n {} route add 10.9.9.9/32 via 10.1.2.2", way.router));
+    way.check("10.9.9.9").fails(&["far end"], &["not 10.9.9.9", "10.1.2.2"]);
+    run("ip", &format!("-n {} route del default", way.a));
+    way.check(&format!("-d veth0 {}", PEER[0]))
+        .fails(&["route", "next hop"], &["no route to 10.1.2.2", "ip route"]);
+    run("ip", &format!("-n {} link set veth0 mtu 200", way.a));
+    let found = way.check("-d veth0 10.1.1.77");
+    found.fails(&["next hop"], &["does not answer ARP", "ip neigh show 10.1.1.77"]);
+    assert!(found.text("interface").contains("path MTU none"), "{:#?}", found.report);
+}

@@ -1,0 +1,22 @@
+//! `ferroce doctor` and a peer that knows nothing of it.
+
+use crate::guest::{GUEST, Guest, report};
+
+/// Runs it over each driver and IP version; returns how often.
+pub(crate) fn run(guest: &Guest) -> u32 {
+    let ways = [("af_xdp:fe0", 0), ("af_xdp:fe0", 1), ("udp:10.77.0.1", 0), ("udp:fd77::1", 1)];
+    for (device, version) in ways {
+        let said = guest.start_ferroce(&format!("doctor -d {device} {}", GUEST[version])).succeed();
+        for words in [
+            "no doctor there",
+            "refuses, as it should (invalid service id)",
+            "right both ways",
+            "all is well",
+        ] {
+            assert!(said.contains(words), "{device}: no '{words}' in {said}");
+        }
+        assert!(said.contains("path MTU     | ok          | 4096:"), "{said}");
+        report(&format!("doctor, IPv{}", if version == 0 { 4 } else { 6 }), device, "client");
+    }
+    ways.len() as u32
+}
