@@ -195,8 +195,6 @@ impl Live {
             max_connections: 1,
             max_listeners: 1,
             max_mws: 1,
-            max_connections: 1,
-            max_listeners: 1,
             flush: true,
             atomic_write: true,
             max_events: MAX_EVENTS,
