@@ -154,6 +154,10 @@ impl Dissector {
             Ok(_) => record.icrc = Verdict::Truncated,
             Err(error) => {
                 record.icrc = verdict_without_opcode(error, &transport, &whole, present, &mut record);
+                if matches!(error, ParseError::Opcode(_)) && record.icrc == Verdict::Ok {
+                    record.unknown_opcode = true;
+                    summary.count_unknown(&record, (transport.source, transport.destination));
+                }
                 if record.icrc != Verdict::Truncated || record.bth.is_some() {
                     record.error = Some(error.to_string());
                 }

@@ -2,6 +2,7 @@
 
 mod compare;
 mod conversation;
+mod exchange;
 mod judge;
 mod lane;
 mod memory;
@@ -26,6 +27,7 @@ use crate::dissect::layers::Layers;
 use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use conversation::{Conversation, Foreign, Given};
+use exchange::Exchange;
 use packet::Seen;
 use report::{EndReport, Report};
 
@@ -94,6 +96,9 @@ fn replay(args: &Args) -> Result<Report, Failure> {
             let (findings, measured) = judge::judge(conversation, &conversation.events, end, None);
             report.recorded(index, EndReport::recorded(conversation, end, findings, &measured));
         }
+    }
+    for exchange in Exchange::find(&capture.packets) {
+        report.exchange(&exchange);
     }
     for (role, places) in plays(&conversations, &args.roles) {
         let (played, counters) = play::play(&conversations, &places, args.qp_timeout)?;

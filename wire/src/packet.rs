@@ -39,8 +39,8 @@ pub enum ParseError {
         /// What the IP header leaves.
         available: usize,
     },
-    /// An opcode that does not exist, or is not implemented by anyone (RD).
-    #[error("opcode {0:#04x} does not exist")]
+    /// An opcode that the standard does not have (a manufacturer may), or that nobody implements (RD).
+    #[error("opcode {0:#04x} is none of the standard's")]
     Opcode(u8),
     /// Shorter than the headers of its opcode, its pad and its ICRC.
     #[error("{present} bytes after the network headers; opcode and pad need {needed}")]

@@ -75,6 +75,9 @@ pub(super) struct Record {
     /// Whether the PSN can be believed although the ICRC is wrong.
     #[serde(skip)]
     pub(super) systematic: bool,
+    /// Whether all that is wrong with it is an opcode that the standard does not have.
+    #[serde(skip)]
+    pub(super) unknown_opcode: bool,
     /// Why a packet is malformed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
@@ -130,7 +133,7 @@ pub(super) struct BthFields {
     becn: bool,
     pub(super) dest_qp: u32,
     ack_req: bool,
-    psn: u32,
+    pub(super) psn: u32,
 }
 
 #[derive(Serialize)]
@@ -228,6 +231,7 @@ impl Record {
             cause: None,
             cause_text: None,
             systematic: false,
+            unknown_opcode: false,
             error: None,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Service};
+use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Psn, Service};
 use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
@@ -19,7 +19,9 @@ pub(super) struct Summary {
     pub(super) icrc_bad: u64,
     pub(super) icrc_truncated: u64,
     pub(super) icrc_unchecked: u64,
-    /// Packets with an `error`, whatever their ICRC.
+    /// Packets with an opcode that the standard does not have, and a right ICRC: a manufacturer's.
+    unknown_opcodes: u64,
+    /// Other packets with an `error`, whatever their ICRC.
     malformed: u64,
     /// Of bad ICRCs, by name.
     causes: BTreeMap<&'static str, u64>,
@@ -56,7 +58,8 @@ impl Summary {
     /// Counts a RoCE packet by its verdict.
     pub(super) fn count(&mut self, record: &Record) {
         self.roce_packets += 1;
-        self.malformed += u64::from(record.error.is_some());
+        self.unknown_opcodes += u64::from(record.unknown_opcode);
+        self.malformed += u64::from(record.error.is_some() && !record.unknown_opcode);
         *match record.icrc {
             Verdict::Ok => &mut self.icrc_ok,
             Verdict::Bad => &mut self.icrc_bad,
@@ -79,24 +82,37 @@ impl Summary {
         *self.causes.entry(cause).or_default() += 1;
     }
 
-    /// Counts a packet in its flow. `extensions`: the capture has all its extension headers.
-    pub(super) fn count_flow(&mut self, record: &Record, packet: &Packet<'_>, extensions: bool) {
-        let network = &packet.network();
-        let deth = packet.deth().filter(|_| extensions);
-        let source_qp = deth.map(|deth| deth.source_qpn().value());
-        let key = (network.source, network.destination, packet.bth.dest_qpn().value(), source_qp);
+    /// Counts a packet with an opcode that the standard does not have in its flow. Whatever it is, it has a PSN.
+    pub(super) fn count_unknown(&mut self, record: &Record, (source, destination): (Gid, Gid)) {
+        let Some(bth) = &record.bth else { return };
+        let flow = self.flow(record, (source, destination, bth.dest_qp, None));
+        flow.packets += 1;
+        *flow.opcodes.entry("UNKNOWN").or_default() += 1;
+        flow.requests.observe(Psn::new(bth.psn), Span::ONE, true);
+    }
+
+    fn flow(&mut self, record: &Record, key: Key) -> &mut Flow {
         let flows = &mut self.flows;
         let index = *self.by_key.entry(key).or_insert_with(|| {
             flows.push(Flow {
                 source: record.network().source.to_string(),
                 destination: record.network().destination.to_string(),
                 dest_qp: key.2,
-                source_qp,
+                source_qp: key.3,
                 ..Flow::default()
             });
             flows.len() - 1
         });
-        let flow = &mut self.flows[index];
+        &mut self.flows[index]
+    }
+
+    /// Counts a packet in its flow. `extensions`: the capture has all its extension headers.
+    pub(super) fn count_flow(&mut self, record: &Record, packet: &Packet<'_>, extensions: bool) {
+        let network = &packet.network();
+        let deth = packet.deth().filter(|_| extensions);
+        let source_qp = deth.map(|deth| deth.source_qpn().value());
+        let key = (network.source, network.destination, packet.bth.dest_qpn().value(), source_qp);
+        let flow = self.flow(record, key);
         flow.packets += 1;
         flow.payload_bytes += packet.payload.len() as u64;
         flow.icrc_bad += u64::from(record.icrc == Verdict::Bad);
@@ -115,7 +131,8 @@ impl Summary {
         if packet.opcode.payload() == PayloadRule::Full {
             mtus.learn(packet.payload.len());
         }
-        flow.follow(packet, *mtus, extensions);
+        let mtus = *mtus;
+        self.flow(record, key).follow(packet, mtus, extensions);
     }
 }
 
@@ -139,7 +156,11 @@ impl fmt::Display for Summary {
         writeln!(f)?;
         write!(f, "{} frames, {} RoCE packets: ICRC {} ok", self.frames, self.roce_packets, self.icrc_ok)?;
         write!(f, ", {} bad, {} truncated", self.icrc_bad, self.icrc_truncated)?;
-        writeln!(f, ", {} unchecked; {} malformed", self.icrc_unchecked, self.malformed)?;
+        write!(f, ", {} unchecked; {} malformed", self.icrc_unchecked, self.malformed)?;
+        if self.unknown_opcodes > 0 {
+            write!(f, ", {} with opcodes that the standard does not have", self.unknown_opcodes)?;
+        }
+        writeln!(f)?;
         for (cause, count) in &self.causes {
             writeln!(f, "  bad ICRC: {cause} x{count}")?;
         }

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::Capture;
 use super::conversation::Conversation;
+use super::exchange::{Exchange, Judged};
 use super::judge::{Measured, hex};
 use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
@@ -111,6 +112,22 @@ impl Report {
     pub(super) fn recorded(&mut self, conversation: usize, end: EndReport) {
         self.verdict = self.verdict.max(end.verdict);
         self.conversations[conversation].ends.push(end);
+    }
+
+    /// Adds what is said of the connection manager's messages between two hosts.
+    pub(super) fn exchange(&mut self, exchange: &Exchange) {
+        let [a, b] = exchange.hosts.map(|host| host.to_ip());
+        let title = format!("Connection manager {a} <> {b}: {} messages", exchange.len());
+        let judged = exchange.judge().into_iter().zip([a, b]);
+        let ends: Vec<EndReport> = judged
+            .map(|(Judged { findings, said }, host)| {
+                let said: Vec<String> = said.iter().map(|(name, count)| format!("{count} {name}")).collect();
+                let said = if said.is_empty() { "silent".to_owned() } else { said.join(", ") };
+                EndReport::new(format!("{host} as recorded"), said, findings, Vec::new())
+            })
+            .collect();
+        self.verdict = ends.iter().map(|end| end.verdict).fold(self.verdict, Verdict::max);
+        self.conversations.push(ConversationReport { title, ends });
     }
 
     pub(super) fn counters(&mut self, role: IpAddr, counters: Vec<(&'static str, u64)>) {

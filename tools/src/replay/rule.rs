@@ -50,6 +50,15 @@ pub(super) enum Rule {
     Header,
     /// A CNP has its shape (§7).
     Cnp,
+    // Of the connection manager.
+    /// A MAD of 256 bytes over QP1 that can be read (§2, GMP).
+    CmMessage,
+    /// The addresses in the private data are those of the packet (§2, IP-CM).
+    CmAddresses,
+    /// A request that comes again is the same.
+    CmRepeat,
+    /// An answer names the id and the transaction of what it answers.
+    CmAnswer,
     // Of the engine beside the record.
     /// What was posted is what is sent.
     Content,
@@ -118,6 +127,10 @@ impl Rule {
             Rule::Icrc => "icrc",
             Rule::Header => "header",
             Rule::Cnp => "cnp",
+            Rule::CmMessage => "cm-message",
+            Rule::CmAddresses => "cm-addresses",
+            Rule::CmRepeat => "cm-repeat",
+            Rule::CmAnswer => "cm-answer",
             Rule::Content => "content",
             Rule::Data => "data",
             Rule::Completion => "completion",

@@ -1,0 +1,219 @@
+//! The connection manager's messages between two hosts, judged by what they say of each other.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use ferroce::wire::cm::{CmBody, CmMessage, IpCm, SERVICE_ID_TCP, SERVICE_ID_UDP};
+use ferroce::wire::{MAD_LEN, MadHeader, Opcode};
+use ferroce::{Gid, Qpn};
+
+use super::packet::Seen;
+use super::rule::{Finding, Rule, Weight};
+
+/// What went over QP1 between two hosts.
+#[derive(Debug)]
+pub(super) struct Exchange {
+    pub(super) hosts: [Gid; 2],
+    messages: Vec<Rc<Seen>>,
+}
+
+/// What is said of one host.
+#[derive(Debug, Default)]
+pub(super) struct Judged {
+    pub(super) findings: Vec<Finding>,
+    /// How often it said what, in the order of the first time.
+    pub(super) said: Vec<(&'static str, u64)>,
+}
+
+/// What is known of a request, by who sent it and its id.
+struct Asked {
+    transaction_id: u64,
+    by: Gid,
+    mad: Vec<u8>,
+}
+
+/// The private Q_Key of QP1 (protocol.md §1).
+const GSI_QKEY: u32 = 0x8001_0000;
+/// A port is the last 16 bits of the service id.
+const PORT_BITS: u64 = 0xffff;
+
+impl Exchange {
+    /// All exchanges of a capture, by pair of hosts.
+    pub(super) fn find(packets: &[Rc<Seen>]) -> Vec<Exchange> {
+        let mut found: Vec<Exchange> = Vec::new();
+        for packet in packets.iter().filter(|packet| packet.bth.dest_qpn() == Qpn::GSI && is_cm(packet)) {
+            let is_between = |exchange: &&mut Exchange| {
+                [exchange.hosts, [exchange.hosts[1], exchange.hosts[0]]]
+                    .contains(&[packet.source, packet.destination])
+            };
+            match found.iter_mut().find(is_between) {
+                Some(exchange) => exchange.messages.push(Rc::clone(packet)),
+                None => {
+                    let hosts = [packet.source, packet.destination];
+                    found.push(Exchange { hosts, messages: vec![Rc::clone(packet)] });
+                }
+            }
+        }
+        found
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Judges both hosts, in their order.
+    pub(super) fn judge(&self) -> [Judged; 2] {
+        let mut judged = [Judged::default(), Judged::default()];
+        let mut requests: HashMap<(Gid, u32), Asked> = HashMap::new();
+        let mut ends: HashMap<(Gid, u32), Asked> = HashMap::new();
+        for packet in &self.messages {
+            let judged = &mut judged[usize::from(packet.source != self.hosts[0])];
+            if !packet.icrc_is_right {
+                continue; // nobody gets to see it
+            }
+            shape(packet, judged);
+            let message = match CmMessage::parse(packet.payload()) {
+                Ok(message) => message,
+                Err(error) => {
+                    judged.fault(
+                        Rule::CmMessage,
+                        packet,
+                        format!("no message of the connection manager: {error}"),
+                    );
+                    continue;
+                }
+            };
+            judged.count(message.body.name());
+            let (here, there) = (packet.source, packet.destination);
+            let transaction_id = message.transaction_id;
+            let asked = || Asked { transaction_id, by: here, mad: packet.payload().to_vec() };
+            match message.body {
+                CmBody::Req(req) => {
+                    addresses(packet, req.service_id(), &req.private_data, judged);
+                    repeated(&requests, (here, req.local_comm_id()), packet, transaction_id, judged);
+                    requests.insert((here, req.local_comm_id()), asked());
+                }
+                CmBody::SidrReq(req) => {
+                    addresses(packet, req.service_id(), &req.private_data, judged);
+                    repeated(&requests, (here, req.request_id()), packet, transaction_id, judged);
+                    requests.insert((here, req.request_id()), asked());
+                }
+                CmBody::Rep(rep) => {
+                    answers(&requests, (there, rep.remote_comm_id()), packet, transaction_id, judged);
+                    if !rep.qpn().is_ordinary() {
+                        judged.fault(Rule::CmMessage, packet, format!("a REP with queue pair {}", rep.qpn()));
+                    }
+                }
+                CmBody::SidrRep(rep) => {
+                    answers(&requests, (there, rep.request_id()), packet, transaction_id, judged);
+                }
+                CmBody::Dreq(dreq) => {
+                    ends.insert((here, dreq.local_comm_id()), asked());
+                }
+                CmBody::Drep(drep) => {
+                    answers(&ends, (there, drep.remote_comm_id()), packet, transaction_id, judged);
+                }
+                // A REJ may also be of a REP, an MRA of a DREQ: they name either end's id.
+                _ => {}
+            }
+        }
+        judged
+    }
+}
+
+impl Judged {
+    fn fault(&mut self, rule: Rule, packet: &Seen, text: String) {
+        self.findings.push(Finding { rule, weight: Weight::Violation, frame: packet.frame, text });
+    }
+
+    fn count(&mut self, name: &'static str) {
+        match self.said.iter_mut().find(|(said, _)| *said == name) {
+            Some((_, count)) => *count += 1,
+            None => self.said.push((name, 1)),
+        }
+    }
+}
+
+/// Whether it is of the connection manager, and not of another management class.
+fn is_cm(packet: &Seen) -> bool {
+    packet.payload().get(1) == Some(&MadHeader::CLASS_CM)
+}
+
+/// What every message over QP1 has (protocol.md §2, GMP).
+fn shape(packet: &Seen, judged: &mut Judged) {
+    let deth = packet.deth.map(|deth| (deth.qkey(), deth.source_qpn()));
+    if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload().len() != MAD_LEN {
+        let text =
+            format!("{} of {} bytes: must be a UD SEND of {MAD_LEN}", packet.opcode, packet.payload().len());
+        judged.fault(Rule::CmMessage, packet, text);
+    } else if deth != Some((GSI_QKEY, Qpn::GSI)) {
+        judged.fault(
+            Rule::CmMessage,
+            packet,
+            format!("Q_Key and queue pair {deth:x?}: must be {GSI_QKEY:#x} and 1"),
+        );
+    }
+}
+
+/// Whether the addresses in rdma_cm's private data are those of the packet.
+fn addresses(packet: &Seen, service_id: u64, private_data: &[u8], judged: &mut Judged) {
+    if ![SERVICE_ID_TCP, SERVICE_ID_UDP].contains(&(service_id & !PORT_BITS)) {
+        return; // not rdma_cm's: the private data are the application's
+    }
+    match IpCm::parse(private_data) {
+        Err(error) => judged.fault(Rule::CmAddresses, packet, error.to_string()),
+        Ok(ip)
+            if (Gid::from(ip.source), Gid::from(ip.destination)) != (packet.source, packet.destination) =>
+        {
+            let text = format!("says it goes from {} to {}", ip.source, ip.destination);
+            judged.fault(Rule::CmAddresses, packet, text);
+        }
+        Ok(_) => {}
+    }
+}
+
+/// Whether a request that comes again says the same.
+fn repeated(
+    requests: &HashMap<(Gid, u32), Asked>,
+    key: (Gid, u32),
+    packet: &Seen,
+    transaction_id: u64,
+    judged: &mut Judged,
+) {
+    if let Some(before) = requests.get(&key)
+        && before.transaction_id == transaction_id
+        && before.mad != packet.payload()
+    {
+        judged.fault(
+            Rule::CmRepeat,
+            packet,
+            format!("the request {:#010x} comes again with other contents", key.1),
+        );
+    }
+}
+
+/// Whether an answer names an id and a transaction that somebody asked with.
+fn answers(
+    asked: &HashMap<(Gid, u32), Asked>,
+    key: (Gid, u32),
+    packet: &Seen,
+    transaction_id: u64,
+    judged: &mut Judged,
+) {
+    let same = asked.values().find(|asked| asked.by == key.0 && asked.transaction_id == transaction_id);
+    match asked.get(&key) {
+        Some(request) if request.transaction_id != transaction_id => {
+            let text = format!(
+                "answers id {:#010x} in transaction {transaction_id:#x}: it was asked in {:#x}",
+                key.1, request.transaction_id
+            );
+            judged.fault(Rule::CmAnswer, packet, text);
+        }
+        // The request may be older than the capture, unless its transaction is known under another id.
+        None if same.is_some() => {
+            let text = format!("answers id {:#010x}, which nobody asked with in this transaction", key.1);
+            judged.fault(Rule::CmAnswer, packet, text);
+        }
+        _ => {}
+    }
+}
