@@ -28,6 +28,7 @@ use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use conversation::{Conversation, Foreign, Given};
 use exchange::Exchange;
+use message::Messages;
 use packet::Seen;
 use report::{EndReport, Report};
 
@@ -100,12 +101,20 @@ fn replay(args: &Args) -> Result<Report, Failure> {
     for exchange in Exchange::find(&capture.packets) {
         report.exchange(&exchange);
     }
-    for (role, places) in plays(&conversations, &args.roles) {
+    for (role, mut places) in plays(&conversations, &args.roles) {
+        let mut budget = Budget::default();
+        places.retain(|(index, end)| match budget.admit(&conversations[*index], *end) {
+            Ok(()) => true,
+            Err(reason) => {
+                report.recorded(*index, EndReport::not_played(&conversations[*index], *end, reason));
+                false
+            }
+        });
         let (played, counters) = play::play(&conversations, &places, args.qp_timeout)?;
         for played in played {
             let conversation = &conversations[played.conversation];
             let (mut findings, measured) =
-                judge::judge(conversation, &played.events, played.end, Some(played.starts));
+                judge::judge(conversation, &played.events, played.end, Some(played.strict()));
             findings.extend(played.findings.iter().cloned());
             findings.extend(compare::compare(conversation, &played));
             let end = EndReport::played(conversation, &played, findings, &measured);
@@ -114,6 +123,42 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         report.counters(role, counters);
     }
     Ok(report)
+}
+
+/// What one engine may take, so that no capture takes all of a machine.
+#[derive(Default)]
+struct Budget {
+    queue_pairs: usize,
+    bytes: u64,
+}
+
+impl Budget {
+    const QUEUE_PAIRS: usize = 1024;
+    const BYTES: u64 = 1 << 30;
+
+    /// Adds an end of a conversation, or says why it is not played.
+    fn admit(&mut self, conversation: &Conversation, end: usize) -> Result<(), String> {
+        if !conversation.knows_path_mtu() {
+            return Err("the packets do not tell the path MTU; --mtu does".into());
+        }
+        let mtu = conversation.path_mtu.bytes() as usize;
+        let messages = [end, 1 - end].map(|end| Messages::of(conversation, end).list);
+        let bytes = messages
+            .iter()
+            .flatten()
+            .map(|message| message.payload_bound(mtu) + message.remote().map_or(0, |(_, _, len)| len));
+        let bytes = bytes.fold(self.bytes, u64::saturating_add);
+        if bytes > Budget::BYTES || self.queue_pairs == Budget::QUEUE_PAIRS {
+            return Err(format!(
+                "it would take {bytes} bytes and {} queue pairs: {} and {} are for one engine; --role takes a part",
+                self.queue_pairs + 1,
+                Budget::BYTES,
+                Budget::QUEUE_PAIRS
+            ));
+        }
+        (self.bytes, self.queue_pairs) = (bytes, self.queue_pairs + 1);
+        Ok(())
+    }
 }
 
 /// Who takes which place: an address, with the conversations and ends that are its.
@@ -163,9 +208,9 @@ impl Capture {
             }
             let Some(layers) = Layers::split(record.link_type, record.captured) else { continue };
             let Some(transport) = layers.transport() else { continue };
-            // Virtual time starts at a second, so that there is something before it.
+            // Virtual time starts with an hour: captures of several queues are not in order.
             let start = *start.get_or_insert(record.timestamp);
-            let at = Nanos(SECOND + record.timestamp.saturating_sub(start));
+            let at = Nanos(record.timestamp.saturating_add(HOUR).saturating_sub(start));
             match Seen::new(capture.frames, at, layers.network, layers.is_roce_v1()) {
                 Ok(packet) => capture.packets.push(Rc::new(packet)),
                 Err(ParseError::Opcode(opcode)) => {
@@ -186,7 +231,7 @@ impl Capture {
     }
 }
 
-const SECOND: u64 = 1_000_000_000;
+const HOUR: u64 = 3_600_000_000_000;
 
 fn pair(text: &str) -> Result<(Qpn, Qpn), String> {
     let number = |text: &str| {

@@ -20,10 +20,8 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let (recorded, engine) = (side(&of.events), side(&played.events));
     comparison.requests(&recorded, &engine, played);
     // What the engine was never asked it cannot answer.
-    let asked = |event: &Event| {
-        let mut requests = played.events.iter().filter(|e| e.from != played.end && e.packet.is_request());
-        requests.any(|request| event.psn >= request.psn && event.psn < request.psn + of.span(&request.packet))
-    };
+    let came = Messages::among(of, &played.events, 1 - played.end);
+    let asked = |event: &Event| came.at(event.psn).is_some();
     let answered: Vec<Event> = recorded.into_iter().filter(|e| e.packet.is_response() && asked(e)).collect();
     comparison.responses(&answered, &engine);
     comparison.findings
@@ -45,7 +43,7 @@ impl Comparison<'_> {
 
     fn requests(&mut self, recorded: &[Event], engine: &[Event], played: &Played) {
         let (theirs, ours) = (self.firsts(recorded), self.firsts(engine));
-        let known = Messages::of(self.of, played.end);
+        let known = Messages::posted(self.of, played.end);
         for (psn, there) in &theirs {
             let is_known = self.of.service == Service::Ud || known.at(*psn).is_some();
             if !is_known {
@@ -168,10 +166,10 @@ impl Comparison<'_> {
         let count = |events: &[Event]| {
             let acks =
                 events.iter().filter(|event| event.packet.opcode.operation() == Operation::Acknowledge);
-            acks.filter(|event| !is_nak(&event.packet)).count()
+            acks.filter(|event| !event.packet.is_nak()).count()
         };
         let (was, is) = (count(&recorded), count(&engine));
-        if was != is {
+        if was != is && was > 0 {
             let frame = recorded.first().map_or(0, |event| event.packet.frame);
             self.lawful(Rule::AckCoalescing, frame, format!("{was} ACKs were recorded, here are {is}"));
         }
@@ -228,7 +226,7 @@ impl Comparison<'_> {
     /// The NAKs, one by one.
     fn refusals(&mut self, recorded: &[Event], engine: &[Event]) {
         let naks = |events: &'_ [Event]| -> Vec<(i64, u8, u64)> {
-            let responses = events.iter().filter(|event| is_nak(&event.packet) && event.packet.icrc_is_right);
+            let responses = events.iter().filter(|event| event.packet.is_nak() && event.packet.icrc_is_right);
             let byte = |event: &Event| event.packet.aeth.map_or(0, |aeth| aeth.syndrome_byte());
             responses.map(|event| (event.psn, byte(event), event.packet.frame)).collect()
         };
@@ -238,7 +236,7 @@ impl Comparison<'_> {
             same.map(|at| here.remove(at)).is_none()
         });
         for (psn, byte, frame) in there {
-            let other = here.iter().position(|(p, ..)| *p == psn && byte != 0x60);
+            let other = here.iter().position(|(p, b, _)| *p == psn && ![*b, byte].contains(&0x60));
             let was = name(byte);
             match other.map(|at| here.remove(at)) {
                 Some((_, is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {
@@ -274,12 +272,12 @@ impl Comparison<'_> {
         }
         for (psn, byte, frame) in here {
             let (told, is) = (format!("{} for PSN {} was not recorded", name(byte), hex(psn)), byte >> 5);
-            let is_open = recorded.iter().all(|event| event.psn < psn || is_nak(&event.packet));
+            let is_open = recorded.iter().all(|event| event.psn < psn || event.packet.is_nak());
             match is {
                 // The recorded end's answer may be behind the end of the capture.
                 3 if is_open => {}
                 // The recorded end had none either, or its answer was not recorded.
-                1 if is_open || recorded.iter().any(|event| event.psn == psn && is_nak(&event.packet)) => {
+                1 if is_open || recorded.iter().any(|event| event.psn == psn && event.packet.is_nak()) => {
                     self.lawful(Rule::Receives, frame, format!("{told}: here the receive was posted later"));
                 }
                 3 if byte == 0x60 => {}
@@ -287,10 +285,6 @@ impl Comparison<'_> {
             }
         }
     }
-}
-
-fn is_nak(packet: &Seen) -> bool {
-    packet.is_response() && packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20)
 }
 
 fn name(syndrome: u8) -> String {

@@ -21,6 +21,10 @@ pub(super) struct Conversation {
     pub(super) events: Vec<Event>,
     /// What the connection manager said of it.
     pub(super) agreed: Option<Agreed>,
+    /// What either end refused for good, by PSN in order.
+    pub(super) refusals: [Vec<i64>; 2],
+    /// The newest PSN that either end answered otherwise.
+    pub(super) answered: [Option<i64>; 2],
     /// Where it stops to be judged: the frame, and the opcode there that is a manufacturer's.
     pub(super) foreign: Option<(u64, u8)>,
 }
@@ -94,8 +98,34 @@ impl Conversation {
         let mut found: Vec<Conversation> = Vec::new();
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
         let mut datagrams: HashMap<[(Gid, Qpn); 2], usize> = HashMap::new();
+        // The PSN behind the newest request of a flow.
+        let mut next: HashMap<Flow, Psn> = HashMap::new();
+        let mut renewed = setups.iter().peekable();
         for packet in packets {
             let (to, service) = (packet.bth.dest_qpn(), packet.service());
+            // A queue pair that is connected anew begins another conversation.
+            while let Some(setup) = renewed.next_if(|setup| setup.frame < packet.frame) {
+                let [a, b] = setup.ends;
+                for service in [Service::Rc, Service::Uc] {
+                    by_flow.remove(&(a.0, b.0, b.1, service));
+                    by_flow.remove(&(b.0, a.0, a.1, service));
+                }
+            }
+            if packet.is_request() && matches!(service, Service::Rc | Service::Uc) {
+                let flow = (packet.source, packet.destination, to, service);
+                let far = |next: &Psn| packet.psn().distance(*next).unsigned_abs() > FAR;
+                if packet.starts() && next.get(&flow).is_some_and(far) {
+                    by_flow.remove(&flow);
+                    if let Some(back) = partners.get(&flow) {
+                        let back = (packet.destination, packet.source, *back, service);
+                        by_flow.remove(&back);
+                        next.remove(&back);
+                    }
+                }
+                let reads = packet.reth.filter(|_| packet.opcode == Opcode::RC_READ_REQUEST);
+                let span = reads.map_or(1, |reth| PathMtu::Mtu1024.packets(reth.length()));
+                next.insert(flow, packet.psn() + span);
+            }
             let index = match (service, packet.deth) {
                 _ if to == Qpn::GSI => continue,
                 (Service::Ud, Some(deth)) => {
@@ -148,10 +178,13 @@ impl Conversation {
             }
         }
         for conversation in &mut found {
-            conversation.agreed = setups.iter().rev().find_map(|setup| setup.fits(&conversation.ends));
+            let start = conversation.events.first().map_or(0, |event| event.packet.frame);
+            let before = setups.iter().rev().filter(|setup| setup.frame < start);
+            conversation.agreed = before.filter_map(|setup| setup.fits(&conversation.ends)).next();
             conversation.number();
             conversation.find_path_mtu(given);
             conversation.find_losses();
+            conversation.find_answers();
         }
         found
     }
@@ -164,6 +197,8 @@ impl Conversation {
             path_mtu_from: "",
             events: Vec::new(),
             agreed: None,
+            refusals: [Vec::new(), Vec::new()],
+            answered: [None, None],
             foreign: None,
         }
     }
@@ -202,7 +237,8 @@ impl Conversation {
     fn find_path_mtu(&mut self, given: &Given) {
         let full = self.events.iter().find_map(|event| {
             let len = u32::try_from(event.packet.payload().len()).ok()?;
-            PathMtu::try_from(len).ok().filter(|_| event.packet.opcode.payload() == PayloadRule::Full)
+            let is_full = event.packet.is_acceptable() && event.packet.opcode.payload() == PayloadRule::Full;
+            PathMtu::try_from(len).ok().filter(|_| is_full)
         });
         (self.path_mtu, self.path_mtu_from) = if let Some(mtu) = given.path_mtu {
             (mtu, "given")
@@ -215,7 +251,7 @@ impl Conversation {
         } else {
             let longest = self.events.iter().map(|event| event.packet.payload().len()).max().unwrap_or(0);
             let fits = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize >= longest.max(1024));
-            (fits.unwrap_or(PathMtu::Mtu4096), "taken for granted")
+            (fits.unwrap_or(PathMtu::Mtu4096), GUESSED)
         };
     }
 
@@ -226,13 +262,19 @@ impl Conversation {
             let read = event.packet.reth.filter(|_| event.packet.opcode == Opcode::RC_READ_REQUEST);
             firsts.entry((event.from, event.psn)).or_insert(read.map_or(0, |reth| reth.length()));
         }
-        let mut next = firsts.iter().skip(1);
-        firsts.iter().find_map(|((end, psn), length)| {
-            let ((next_end, next_psn), _) = next.next()?;
-            let fits = |mtu: &PathMtu| i64::from(mtu.packets(*length)) == next_psn - psn;
-            let candidates = || PathMtu::ALL.into_iter().filter(fits);
-            (end == next_end && *length > 256 && candidates().count() == 1).then(candidates)?.next()
-        })
+        // Those that fit every READ with a new request right behind; what goes on with a READ is none.
+        let mut fitting = PathMtu::ALL.to_vec();
+        let mut seen = false;
+        for (((end, psn), length), ((next_end, next_psn), next_length)) in
+            firsts.iter().zip(firsts.iter().skip(1))
+        {
+            if end == next_end && *length > PathMtu::Mtu256.bytes() && next_length != length {
+                fitting.retain(|mtu| i64::from(mtu.packets(*length)) <= next_psn - psn);
+                seen |= PathMtu::ALL.iter().any(|mtu| i64::from(mtu.packets(*length)) == next_psn - psn);
+            }
+        }
+        // A smaller one would leave PSNs of READs to other requests.
+        fitting.first().copied().filter(|mtu| seen && *mtu != PathMtu::Mtu256)
     }
 
     /// Finds packets that were recorded and did not arrive: what a NAK or a repeated READ asks for.
@@ -261,6 +303,31 @@ impl Conversation {
         }
     }
 
+    fn find_answers(&mut self) {
+        for event in self.events.iter().filter(|event| event.packet.is_response()) {
+            if event.packet.is_refusal() {
+                self.refusals[event.from].push(event.psn);
+            } else if !event.packet.is_nak() {
+                self.answered[event.from] = self.answered[event.from].max(Some(event.psn));
+            }
+        }
+        self.refusals.iter_mut().for_each(|refusals| refusals.sort_unstable());
+    }
+
+    /// The first PSN of a range that an end refused.
+    pub(super) fn refused(&self, end: usize, first: i64, last: i64) -> Option<i64> {
+        let refusals = &self.refusals[end];
+        let at = refusals.partition_point(|psn| *psn < first);
+        refusals.get(at).copied().filter(|psn| *psn <= last)
+    }
+
+    /// Whether the path MTU, and so how many PSNs a READ takes up, is more than a guess.
+    pub(super) fn knows_path_mtu(&self) -> bool {
+        let long =
+            |event: &Event| event.packet.reth.is_some_and(|reth| reth.length() > PathMtu::Mtu256.bytes());
+        self.path_mtu_from != GUESSED || !self.events.iter().any(long)
+    }
+
     /// Whether the READ request at `at` goes on with an earlier one, from behind its start.
     fn is_resumed(&self, at: usize) -> bool {
         let event = &self.events[at];
@@ -285,6 +352,12 @@ impl Conversation {
 /// What is asked for again was sent among so many packets.
 const LOOK_BACK: usize = 8192;
 
+/// A request so far from the one before is of another connection between queue pairs of the same numbers.
+const FAR: u32 = 1 << 20;
+
+/// How a path MTU is known that is not known.
+const GUESSED: &str = "taken for granted";
+
 /// The PSN on the wire.
 pub(super) fn wrapped(psn: i64) -> Psn {
     Psn::new((psn & 0x00ff_ffff) as u32)
@@ -292,6 +365,8 @@ pub(super) fn wrapped(psn: i64) -> Psn {
 
 /// A connection that the connection manager made.
 struct Setup {
+    /// Of the REP.
+    frame: u64,
     /// Who asked, and who was asked.
     ends: [(Gid, Qpn); 2],
     agreed: Agreed,
@@ -339,7 +414,11 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
                     retry_count: req.retry_count(),
                     rnr_retry: req.rnr_retry_count(),
                 };
-                setups.push(Setup { ends: [(key.0, req.qpn()), (*from, rep.qpn())], agreed });
+                setups.push(Setup {
+                    frame: packet.frame,
+                    ends: [(key.0, req.qpn()), (*from, rep.qpn())],
+                    agreed,
+                });
             }
             _ => {}
         }

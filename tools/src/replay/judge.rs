@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce::Nanos;
 use ferroce::wire::{Nak, Opcode, Operation, Position, Service, Successor, Syndrome, credits};
 
-use super::conversation::{Conversation, Event};
+use super::conversation::{Conversation, Event, wrapped};
 use super::message::Messages;
 use super::packet::Seen;
 use super::rule::{Finding, Rule, Weight};
@@ -37,13 +37,21 @@ pub(super) struct Measured {
     pub(super) rnr_naks: u64,
 }
 
-/// Judges the end `side` by `events`. `strict` is the first PSNs of both ends where every packet is
-/// known, as the engine's are.
+/// What is known where every packet is, as of the engine.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Strict {
+    /// The first PSNs of both ends.
+    pub(super) starts: [i64; 2],
+    /// From which event on its queue pair was in error, for one of its own work requests.
+    pub(super) dead_from: Option<usize>,
+}
+
+/// Judges the end `side` by `events`, strictly where every packet is known.
 pub(super) fn judge(
     of: &Conversation,
     events: &[Event],
     side: usize,
-    strict: Option<[i64; 2]>,
+    strict: Option<Strict>,
 ) -> (Vec<Finding>, Measured) {
     let mut judge = Judge {
         of,
@@ -51,16 +59,22 @@ pub(super) fn judge(
         strict: strict.is_some(),
         own: Messages::among(of, events, side),
         theirs: Messages::among(of, events, 1 - side),
-        requester: Requester { next: strict.map(|starts| starts[side]), ..Requester::default() },
-        responder: Responder { expected: strict.map(|starts| starts[1 - side]), ..Responder::default() },
+        requester: Requester { next: strict.map(|strict| strict.starts[side]), ..Requester::default() },
+        responder: Responder {
+            expected: strict.map(|strict| strict.starts[1 - side]),
+            ..Responder::default()
+        },
         oldest_ever: oldest(events, 1 - side),
         newest_ever: newest(of, events, 1 - side),
         findings: Vec::new(),
         measured: Measured::default(),
     };
-    for event in events {
+    let dead_from = strict.and_then(|strict| strict.dead_from);
+    for (index, event) in events.iter().enumerate() {
+        judge.responder.is_dead |= dead_from == Some(index);
         judge.event(event);
     }
+    judge.responder.is_dead |= dead_from.is_some();
     judge.end();
     (judge.findings, judge.measured)
 }
@@ -112,18 +126,28 @@ struct Responder {
     /// READ requests as they came, resumed ones too: first PSN, PSN behind, and frame.
     reads: Vec<(i64, i64)>,
     answered: HashSet<i64>,
+    /// What atomics returned, by PSN.
+    originals: HashMap<i64, u64>,
     /// What came twice and must be answered: its PSN and operation.
     duplicate: Option<(i64, Operation, u64)>,
     /// How many messages there may have been before the capture, least and most, as the MSNs so far tell.
     before: Option<(i64, i64)>,
     /// The newest MSN, without wraps.
-    newest_msn: i64,
+    newest_msn: Option<i64>,
+    /// The capture has the connection's first message.
+    is_start: bool,
     /// READs that end without having been seen to begin: they may count or not.
     strays: i64,
     /// It has refused a request, and its queue pair is in error.
     is_dead: bool,
     last_cnp: Option<Nanos>,
 }
+
+/// What is under way is among so many READs.
+const LOOK_BACK: usize = 1024;
+
+/// Nobody has so many packets under way.
+const NO_WINDOW: i64 = 1 << 16;
 
 /// Clocks of captures, and packets that cross.
 const SLACK: Duration = Duration::from_micros(200);
@@ -218,20 +242,34 @@ impl Judge<'_> {
         let span = self.of.span(packet);
         let frame = packet.frame;
         let first = self.requester.firsts.get(&psn).cloned();
-        let inside =
-            self.requester.reads.iter().rev().find(|(start, end, _)| psn > *start && psn < *end).cloned();
+        let inside = self
+            .requester
+            .reads
+            .iter()
+            .rev()
+            .take(LOOK_BACK)
+            .find(|(start, end, _)| psn > *start && psn < *end)
+            .cloned();
+        let inside = inside.filter(|_| self.of.knows_path_mtu());
+        let is_read = packet.opcode == Opcode::RC_READ_REQUEST;
         let is_repeat = first.is_some() || inside.is_some();
         if is_repeat {
             self.measured.repeats += 1;
             self.reaction(packet, psn);
         }
-        let is_read = packet.opcode == Opcode::RC_READ_REQUEST;
         if let Some(first) = first {
             let same_work = first.opcode == packet.opcode
                 && first.payload() == packet.payload()
                 && first.reth.map(|r| (r.va(), r.rkey())) == packet.reth.map(|r| (r.va(), r.rkey()))
                 && first.immediate == packet.immediate
-                && first.atomic == packet.atomic;
+                && first.invalidates == packet.invalidates
+                && first.feth == packet.feth
+                && first.atomic == packet.atomic
+                && match (first.reth, packet.reth) {
+                    // A READ may ask for less.
+                    (Some(first), Some(now)) if is_read => now.length() <= first.length(),
+                    (first, now) => first.map(|r| r.length()) == now.map(|r| r.length()),
+                };
             if !same_work {
                 let text = format!(
                     "PSN {} was {} in frame {}, and is {} with other contents",
@@ -374,8 +412,28 @@ impl Judge<'_> {
                 self.responder.due = Some((packet.frame, packet.at));
                 self.responder.quiet = true;
             }
-        } else if packet.bth.ack_req() || packet.opcode.is_answered_explicitly() {
+        } else if self.must_be_answered(packet, psn) {
             self.responder.duplicate = Some((psn, packet.opcode.operation(), packet.frame));
+        }
+    }
+
+    /// Whether a request that came before must be answered again: not one that says something else.
+    fn must_be_answered(&self, packet: &Seen, psn: i64) -> bool {
+        if !packet.opcode.is_answered_explicitly() {
+            return packet.bth.ack_req();
+        }
+        let Some(message) = self.theirs.at(psn) else { return false };
+        let Some(first) = message.packets.first().and_then(Option::as_ref) else { return false };
+        match (first.reth, packet.reth) {
+            _ if first.opcode != packet.opcode => false,
+            (Some(first), Some(again)) => {
+                let done = (psn - message.first) as u64 * u64::from(self.of.path_mtu.bytes());
+                let rest = u64::from(first.length()).saturating_sub(done);
+                again.rkey() == first.rkey()
+                    && again.va() == first.va().wrapping_add(done)
+                    && u64::from(again.length()) <= rest
+            }
+            _ => first.atomic == packet.atomic,
         }
     }
 
@@ -430,8 +488,11 @@ impl Judge<'_> {
                     self.responder.due = None;
                 }
                 Some(Syndrome::Ack { credit_code }) => {
-                    let posted = self.theirs.list.iter().filter(|message| message.takes_receive()).count();
-                    if self.strict && credits(credit_code).is_some_and(|credits| credits as usize > posted) {
+                    let told = credits(credit_code).filter(|_| self.strict);
+                    let posted = || self.theirs.list.iter().filter(|message| message.takes_receive()).count();
+                    if let Some((told, posted)) = told.map(|told| (told as usize, posted()))
+                        && told > posted
+                    {
                         let text =
                             format!("credit code {credit_code} where {posted} receives were posted in all");
                         self.violation(Rule::Credits, packet.frame, text);
@@ -445,6 +506,16 @@ impl Judge<'_> {
         }
         if is_read {
             self.read_response(packet, psn);
+        }
+        if let Some(original) = packet.original {
+            let before = *self.responder.originals.entry(psn).or_insert(original);
+            if before != original {
+                let text = format!(
+                    "the atomic at PSN {} returned {before:#x} before, now {original:#x}: it was carried out twice",
+                    hex(psn)
+                );
+                self.violation(Rule::Duplicate, packet.frame, text);
+            }
         }
         if let Some((asked, operation, _)) = self.responder.duplicate {
             let explicit = matches!(operation, Operation::ReadRequest) || operation_is_atomic(operation);
@@ -512,7 +583,8 @@ impl Judge<'_> {
                 self.violation(Rule::AckPsn, packet.frame, text);
             }
         } else {
-            if self.newest_ever.is_some_and(|newest| psn > newest) {
+            // A little beyond it may be packets that the capture does not have.
+            if self.newest_ever.is_some_and(|newest| psn > newest + NO_WINDOW) {
                 let text = format!("PSN {} is acknowledged, which was never sent", hex(psn));
                 self.violation(Rule::AckPsn, packet.frame, text);
             }
@@ -528,43 +600,53 @@ impl Judge<'_> {
 
     fn msn(&mut self, packet: &Seen, msn: u32, psn: i64) {
         let is_open = self.theirs.cut.is_some_and(|(cut, _)| psn >= cut);
+        let is_behind = self.newest_ever.is_none_or(|newest| psn > newest);
         // Of what was sent before the capture began nobody knows how many messages it was.
-        if is_open || self.theirs.list.is_empty() || self.oldest_ever.is_none_or(|oldest| psn + 1 < oldest) {
+        if is_open || is_behind || self.oldest_ever.is_none_or(|oldest| psn + 1 < oldest) {
             return;
         }
-        let is_nak = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20);
+        let Some(oldest) = self.theirs.list.first().map(|message| message.first) else { return };
+        let is_nak = packet.is_nak();
         // A NAK is for a packet that is not done.
         let least = self.theirs.ended_by(if is_nak { psn - 1 } else { psn }) as i64;
-        let expected = self.responder.expected.unwrap_or(psn + 1);
         // A READ may count when it is validated, at the PSN of its request.
         let begun = match self.theirs.at(psn) {
             Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
             _ => 0,
         };
-        let most = (self.theirs.ended_by(expected - 1) as i64).max(least + begun);
-        let most = most + self.responder.strays + self.theirs.unseen;
-        let is_known = self.strict || (self.of.agreed.is_some() && self.theirs.orphans == 0);
-        let (fewest, largest) = match self.responder.before {
-            Some(before) => before,
-            None => {
-                self.responder.newest_msn = i64::from(msn);
-                if is_known { (0, 0) } else { (i64::MIN, i64::MAX) }
+        let expected = self.responder.expected.unwrap_or(psn + 1);
+        let done = (self.theirs.ended_by(expected - 1) as i64).max(least + begun);
+        let is_start = self.of.agreed.is_some_and(|agreed| agreed.start[1 - self.side] == wrapped(oldest));
+        let counted = match self.responder.newest_msn {
+            None => i64::from(msn),
+            Some(newest) => {
+                let far = (i64::from(msn) - newest) & MSN_MASK;
+                newest + if far > MSN_MASK / 2 { far - MSN_MASK - 1 } else { far }
             }
         };
-        let newest = self.responder.newest_msn;
-        let far = (i64::from(msn) - newest) & MSN_MASK;
-        let counted = newest + if far > MSN_MASK / 2 { far - MSN_MASK - 1 } else { far };
-        self.responder.newest_msn = newest.max(counted);
-        // Nothing was before if it would have to be less than nothing.
-        let floor = if counted <= self.theirs.list.len() as i64 { 0 } else { i64::MIN };
-        let before = (fewest.max(counted - most).max(floor), largest.min(counted - least));
+        // The first answer of a connection that begins here has the MSN of its message.
+        let begins = self.responder.newest_msn.is_none()
+            && self.theirs.orphans == 0
+            && (least..=done).contains(&counted)
+            && counted == least + begun;
+        self.responder.newest_msn = self.responder.newest_msn.max(Some(counted));
+        self.responder.is_start |= self.strict || is_start || begins;
+        let (fewest, largest) = match self.responder.is_start {
+            true => (0, 0),
+            false => self.responder.before.unwrap_or((i64::MIN, i64::MAX)),
+        };
+        // What was done before the capture and is only repeated in it counts already.
+        let most = match (self.responder.is_start, self.theirs.cut) {
+            (true, _) => done + self.responder.strays,
+            (false, None) => {
+                self.theirs.ended_by(i64::MAX) as i64 + self.responder.strays + self.theirs.unseen + begun
+            }
+            (false, Some(_)) => i64::MAX,
+        };
+        let before = (fewest.max(counted.saturating_sub(most)), largest.min(counted - least));
         if before.0 > before.1 {
-            let (from, to) = (least.saturating_add(fewest.max(floor)), most.saturating_add(largest));
-            let range = match () {
-                () if largest == i64::MAX => format!("at least {least}"),
-                () if from >= to => from.to_string(),
-                () => format!("{from} to {to}"),
-            };
+            let (from, to) = (least.saturating_add(fewest), most.saturating_add(largest));
+            let range = if from >= to { from.to_string() } else { format!("{from} to {to}") };
             self.violation(
                 Rule::Msn,
                 packet.frame,
@@ -595,11 +677,15 @@ impl Judge<'_> {
             self.violation(Rule::ReadResponse, packet.frame, text);
             return;
         }
+        if !self.of.knows_path_mtu() {
+            return;
+        }
         let asked: Vec<(i64, i64)> = self
             .responder
             .reads
             .iter()
             .rev()
+            .take(LOOK_BACK)
             .filter(|(start, end)| psn >= *start && psn < *end)
             .copied()
             .collect();
@@ -617,6 +703,9 @@ impl Judge<'_> {
             return;
         }
         let due = shape(&asked[0]);
+        if !self.strict && packet.starts() && psn != first {
+            return; // the request that it answers was not recorded
+        }
         if !self.strict && psn != first && asked.iter().any(|(start, _)| psn == *start) {
             let text = format!(
                 "a READ that was taken up again is answered with {position:?} first, where {due:?} is due: \
@@ -669,15 +758,14 @@ impl Judge<'_> {
 
     /// Whether the packets of each WRITE are what its RETH announced.
     fn lengths(&mut self) {
-        let mtu = self.of.path_mtu.bytes() as usize;
         let mut wrong = Vec::new();
         for message in &self.own.list {
-            let (payload, whole) = message.payload(mtu);
+            let sent: usize = message.packets.iter().flatten().map(|packet| packet.payload().len()).sum();
             if let (Some(Operation::Write), Some((_, _, len)), true) =
-                (message.operation(), message.remote(), whole)
-                && payload.len() as u64 != len
+                (message.operation(), message.remote(), message.is_whole())
+                && sent as u64 != len
             {
-                wrong.push((message.frame, format!("a WRITE of {} bytes announces {len}", payload.len())));
+                wrong.push((message.frame, format!("a WRITE of {sent} bytes announces {len}")));
             }
         }
         for (frame, text) in wrong {

@@ -1,6 +1,6 @@
 //! One queue pair of the engine, in the place of a recorded one.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
 use ferroce::wire::{Operation, Service, Syndrome};
@@ -36,6 +36,13 @@ pub(super) struct Lane<'a> {
     sinks: Vec<(u64, u32)>,
     /// Messages that wait for room in the send queue.
     waiting: VecDeque<usize>,
+    /// Receives for their messages that wait for room in the receive queue.
+    waiting_receives: VecDeque<usize>,
+    /// The newest PSN of their atomics that the engine has answered.
+    atomics: HashSet<i64>,
+    /// The turn in which their messages ended, by the last PSN, and the turn that it is.
+    ended: Vec<(i64, u64)>,
+    pub(super) turn: u64,
     /// Their messages that ended at the engine, as its answers tell.
     answered: usize,
     /// The newest PSN of either end's requests.
@@ -60,7 +67,7 @@ impl<'a> Lane<'a> {
         (number, far): (u32, MacAddr),
         timeout: Option<u8>,
     ) -> Result<Lane<'a>, Failure> {
-        let (own, theirs) = (Messages::of(of, end), Messages::of(of, 1 - end));
+        let (own, theirs) = (Messages::posted(of, end), Messages::of(of, 1 - end));
         let start = |whose: usize, messages: &Messages| {
             let agreed = of.agreed.map(|agreed| i64::from(agreed.start[whose].value()));
             let seen = messages.list.first().map(|message| message.first);
@@ -69,14 +76,14 @@ impl<'a> Lane<'a> {
                 let mut answers = of.events.iter().filter(|event| event.space() == whose);
                 answers.next().map(|event| event.psn + 1)
             };
-            if messages.orphans > 0 { seen } else { agreed.or(seen) }.or_else(before).unwrap_or(0)
+            seen.or(agreed).or_else(before).unwrap_or(0)
         };
         let starts =
             if end == 0 { [start(0, &own), start(1, &theirs)] } else { [start(0, &theirs), start(1, &own)] };
         let config = QpConfig {
             qp_type: qp_type(of.service),
-            max_send_wr: DEPTH,
-            max_recv_wr: DEPTH,
+            max_send_wr: depth(&own),
+            max_recv_wr: depth(&theirs),
             max_send_sge: 1,
             max_recv_sge: 1,
             signal_all: true,
@@ -146,6 +153,10 @@ impl<'a> Lane<'a> {
             sources: Vec::new(),
             sinks: Vec::new(),
             waiting: VecDeque::new(),
+            waiting_receives: VecDeque::new(),
+            atomics: HashSet::new(),
+            ended: Vec::new(),
+            turn: 0,
             answered: 0,
             newest: starts.map(|start| start - 1),
             played: Played {
@@ -156,6 +167,7 @@ impl<'a> Lane<'a> {
                 compared: (0, 0),
                 posted: 0,
                 given_up: None,
+                dead_from: None,
                 starts,
             },
         };
@@ -164,11 +176,56 @@ impl<'a> Lane<'a> {
     }
 
     /// Posts the receive for one of their messages.
-    pub(super) fn post_receive(&self, context: &mut Context, number: usize) -> Result<(), Failure> {
-        let (offset, length) = self.sinks[self.own.list.len() + number];
-        let sges = [Sge { mr: self.mr()?, offset, length }];
-        let wr = ReceiveWorkRequest { wr_id: RECEIVE | number as u64, sges: &sges };
-        Ok(context.post_recv(self.qp, &wr)?)
+    pub(super) fn receive(&mut self, context: &mut Context, number: usize) -> Result<(), Failure> {
+        self.waiting_receives.push_back(number);
+        self.post_receives(context)
+    }
+
+    fn post_receives(&mut self, context: &mut Context) -> Result<(), Failure> {
+        while let Some(number) = self.waiting_receives.front().copied() {
+            let (offset, length) = self.sinks[self.own.list.len() + number];
+            let sges = [Sge { mr: self.mr()?, offset, length }];
+            let wr = ReceiveWorkRequest { wr_id: RECEIVE | number as u64, sges: &sges };
+            match context.post_recv(self.qp, &wr) {
+                Ok(()) => {}
+                Err(ferroce::Error::QueueFull { .. }) => return Ok(()),
+                Err(error) => return Err(error.into()),
+            }
+            self.waiting_receives.pop_front();
+        }
+        Ok(())
+    }
+
+    /// Whether the engine has carried out one of their atomics.
+    pub(super) fn has_answered(&self, psn: i64) -> bool {
+        self.atomics.contains(&psn)
+    }
+
+    /// Notes that one of their packets reached the engine.
+    pub(super) fn note_arrival(&mut self, event: &Event) {
+        self.turn += 1;
+        if event.packet.is_request() {
+            self.newest[event.from] = self.newest[event.from].max(event.psn);
+            if event.packet.ends() {
+                self.ended.push((event.psn, self.turn));
+            }
+        }
+        let packet = Rc::clone(&event.packet);
+        self.played.events.push(Event { from: event.from, packet, psn: event.psn, lost: event.lost });
+    }
+
+    /// Whether the engine has not sent all that was posted, and still may.
+    pub(super) fn has_unsent(&self) -> bool {
+        let last = self.own.list.last().map(|message| message.first);
+        self.played.dead_from.is_none() && last.is_some_and(|last| self.newest[self.end] < last)
+    }
+
+    /// What the application never got to post is nobody's fault.
+    pub(super) fn end(mut self) -> Played {
+        if let Some(message) = self.waiting.front().and_then(|number| self.own.list.get(*number)) {
+            self.played.given_up = Some(self.played.given_up.map_or(message.first, |g| g.min(message.first)));
+        }
+        self.played
     }
 
     /// Adds one of our messages to what is posted as soon as there is room.
@@ -201,15 +258,20 @@ impl<'a> Lane<'a> {
     fn fill(&mut self, context: &mut Context, pd: Pd) -> Result<(), Failure> {
         let mtu = self.of.path_mtu.bytes() as usize;
         let mut bytes = Vec::new();
-        let mut place = |payload: &[u8]| {
-            let offset = bytes.len() as u64;
-            bytes.extend_from_slice(payload);
+        // A payload, or room of some length.
+        let mut place = |payload: Result<&[u8], usize>| {
+            let offset = bytes.len();
+            match payload {
+                Ok(payload) => bytes.extend_from_slice(payload),
+                Err(len) => bytes.resize(offset + len, 0xee),
+            }
+            let len = bytes.len() - offset;
             bytes.resize(bytes.len().next_multiple_of(8), 0);
-            (offset, payload.len() as u32)
+            (offset as u64, len as u32)
         };
         for message in &self.own.list {
             let (payload, _) = message.payload(mtu);
-            self.sources.push(place(&payload));
+            self.sources.push(place(Ok(&payload)));
         }
         for message in &self.own.list {
             let len = match message.operation() {
@@ -217,13 +279,13 @@ impl<'a> Lane<'a> {
                 Some(Operation::CompareSwap | Operation::FetchAdd) => 8,
                 _ => 0,
             };
-            self.sinks.push(place(&vec![0xee; len]));
+            self.sinks.push(place(Err(len)));
         }
         let area = if self.of.service == Service::Ud { 40 } else { 0 };
         for message in &self.theirs.list {
             let too_long = refused_as_too_long(self.of, self.end, message);
             let len = too_long.unwrap_or_else(|| message.receive_len(mtu) + area);
-            self.sinks.push(place(&vec![0xee; len]));
+            self.sinks.push(place(Err(len)));
         }
         bytes.resize(bytes.len().max(8), 0);
         let memory = Memory::copy_of(&bytes).or_fail(|| format!("{} bytes of memory", bytes.len()))?;
@@ -234,6 +296,7 @@ impl<'a> Lane<'a> {
 
     /// Posts what waits, as far as there is room.
     pub(super) fn post(&mut self, context: &mut Context) -> Result<(), Failure> {
+        self.post_receives(context)?;
         while let Some(number) = self.waiting.front().copied() {
             if context.query_qp(self.qp)?.state != QpState::Rts {
                 return Ok(()); // the engine has given the connection up
@@ -312,6 +375,9 @@ impl<'a> Lane<'a> {
         if packet.is_request() {
             *newest = (*newest).max(psn);
         }
+        if packet.original.is_some() {
+            self.atomics.insert(psn);
+        }
         self.played.events.push(Event { from: self.end, packet: Rc::new(packet), psn, lost: false });
     }
 
@@ -344,25 +410,8 @@ impl<'a> Lane<'a> {
             }
             return Ok(());
         }
-        let refused = self.of.events.iter().any(|event| {
-            let nak = event.packet.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64));
-            nak && event.from != self.end && event.psn <= message.last
-        });
         if wc.status != WcStatus::Success {
-            let by_answer = [WcStatus::LocQpOpErr, WcStatus::BadRespErr, WcStatus::LocLenErr];
-            if by_answer.contains(&wc.status) {
-                // The recorded answer was wrong, as the judge says of that end.
-                self.played.given_up.get_or_insert(message.first);
-                let text = format!("the recorded answer is refused: {:?}", wc.status);
-                let weight = Weight::Lawful;
-                self.played.findings.push(Finding { rule: Rule::Completion, weight, frame, text });
-                return Ok(());
-            }
-            // The first error flushes the rest.
-            if !refused && wc.status != WcStatus::WrFlushErr {
-                let text = format!("the work request ended with {:?}", wc.status);
-                self.fault(Rule::Completion, frame, text);
-            }
+            self.failed(wc.status, &message);
             return Ok(());
         }
         if wc.opcode == WcOpcode::RdmaRead
@@ -378,6 +427,28 @@ impl<'a> Lane<'a> {
             }
         }
         Ok(())
+    }
+
+    /// A work request of ours has ended in error; what is behind it goes no further.
+    fn failed(&mut self, status: WcStatus, message: &Message) {
+        let first = self.played.given_up.map_or(message.first, |given_up| given_up.min(message.first));
+        self.played.given_up = Some(first);
+        self.played.dead_from.get_or_insert(self.played.events.len());
+        let (weight, text) = match status {
+            // The first error flushes the rest.
+            WcStatus::WrFlushErr => return,
+            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => (
+                Weight::Lawful,
+                format!("{status:?}: the recorded answers are to the recorded end's own repeats"),
+            ),
+            // The judge says so of the other end.
+            WcStatus::LocQpOpErr | WcStatus::BadRespErr | WcStatus::LocLenErr => {
+                (Weight::Lawful, format!("the recorded answer is refused: {status:?}"))
+            }
+            _ if self.of.refused(1 - self.end, i64::MIN, message.last).is_some() => return,
+            _ => (Weight::Violation, format!("the work request ended with {status:?}")),
+        };
+        self.played.findings.push(Finding { rule: Rule::Completion, weight, frame: message.frame, text });
     }
 
     /// What the responses to a READ brought, if all of them were recorded.
@@ -435,17 +506,28 @@ impl<'a> Lane<'a> {
         let newest = ours.filter(|event| positive(&event.packet)).map(|event| event.psn).max();
         let Some(newest) = newest else { return Vec::new() };
         let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
+        // Only what ended in this very turn: since then nobody else has written there.
+        let turn = self.turn;
+        let ended = &self.ended;
         let fresh = theirs.list[self.answered..until].iter();
-        let written = fresh.filter(|message| message.operation() == Some(Operation::Write));
+        let written = fresh.filter(|message| {
+            let last =
+                ended.iter().rev().take_while(|(_, at)| *at == turn).any(|(psn, _)| *psn == message.last);
+            last && message.operation() == Some(Operation::Write) && message.is_whole()
+        });
         let answered = written.filter_map(|message| {
-            let (payload, whole) = message.payload(mtu);
             let (addr, rkey, _) = message.remote()?;
-            whole.then_some((message.frame, rkey, addr, payload))
+            Some((message.frame, rkey, addr, message.payload(mtu).0))
         });
         let answered = answered.collect();
         self.answered = until;
         answered
     }
+}
+
+/// Places of a queue for so many messages.
+fn depth(messages: &Messages) -> u32 {
+    (messages.list.len() as u32).next_power_of_two().clamp(16, DEPTH)
 }
 
 /// The way to the other end.

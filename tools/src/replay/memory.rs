@@ -43,7 +43,7 @@ struct Wanted {
 /// Ranges with less between them are one region.
 const NEAR: u64 = 1 << 20;
 /// Memory that a replay takes for regions, at most.
-const MOST: u64 = 4 << 30;
+const MOST: u64 = 1 << 30;
 /// What nothing was written to yet.
 const BLANK: u8 = 0xdd;
 
@@ -81,12 +81,8 @@ impl Exposed {
                         Some(Operation::Flush) => Access::FLUSH_GLOBAL,
                         _ => Access::REMOTE_ATOMIC,
                     };
-                    let end = addr.checked_add(len).ok_or_else(|| {
-                        Failure::run(format!(
-                            "frame {}: {addr:#x} and {len} bytes more is no address",
-                            message.frame
-                        ))
-                    })?;
+                    // What is no address at all nobody registers.
+                    let Some(end) = addr.checked_add(len) else { continue };
                     wanted.entry(rkey.0).or_default().ranges.push((addr, end, access));
                 }
             }
@@ -110,7 +106,7 @@ impl Exposed {
             for (start, end, access) in merged {
                 total += end - start;
                 if total > MOST {
-                    return Err(Failure::run(format!(
+                    return Err(Failure::usage(format!(
                         "the packets reach {total} bytes of memory under R_Key {rkey:#010x} and before; a replay takes {MOST} at most"
                     )));
                 }
@@ -155,23 +151,24 @@ impl Exposed {
     }
 
     /// Puts in place what the recorded end's memory held when a READ or an atomic came: its answer tells.
+    /// `is_done`: the engine has carried it out before.
     pub(super) fn prepare(
         &self,
         context: &mut Context,
         of: &Conversation,
         index: usize,
+        is_done: bool,
         findings: &mut Vec<Finding>,
     ) -> Result<(), Failure> {
         let request = &of.events[index];
         let packet = &request.packet;
         let end = 1 - request.from;
         if let Some(atomic) = packet.atomic {
-            let is_new = !of.events[..index]
-                .iter()
-                .any(|earlier| earlier.from == request.from && earlier.psn == request.psn && !earlier.lost);
-            let mut answers = of.events[index..].iter().filter(|event| event.from == end);
-            let original = answers.find(|event| event.psn == request.psn).and_then(|e| e.packet.original);
-            if let (true, Some(original)) = (is_new, original) {
+            // All answers to it are the same, and the one to this packet may be missing.
+            let mut answers = of.events.iter().filter(|event| event.from == end);
+            let original =
+                answers.find_map(|event| event.packet.original.filter(|_| event.psn == request.psn));
+            if let (false, Some(original)) = (is_done, original) {
                 let before = self.put(context, atomic.rkey(), atomic.va(), &original.to_ne_bytes())?;
                 let blank = u64::from_ne_bytes([BLANK; 8]);
                 if let Some(before) = before.filter(|before| ![original, blank].contains(before)) {
@@ -249,16 +246,10 @@ impl Exposed {
 
 /// Whether the recorded end is known to have carried a message out.
 fn was_answered(of: &Conversation, end: usize, message: &Message) -> bool {
-    of.events.iter().any(|event| {
-        let is_nak = event.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20);
-        event.from == end && event.packet.is_response() && !is_nak && event.psn >= message.last
-    })
+    of.answered[end].is_some_and(|answered| answered >= message.last)
 }
 
 /// Whether the recorded end refused a message.
 fn was_refused(of: &Conversation, end: usize, message: &Message) -> bool {
-    of.events.iter().any(|event| {
-        let nak = event.packet.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64));
-        nak && event.from == end && event.psn >= message.first && event.psn <= message.last
-    })
+    of.refused(end, message.first, message.last).is_some()
 }

@@ -82,6 +82,17 @@ impl Message {
         (bytes, whole)
     }
 
+    /// Bytes of its payload, at most.
+    pub(super) fn payload_bound(&self, path_mtu: usize) -> u64 {
+        let seen = self.packets.iter().flatten().map(|packet| packet.payload().len()).max().unwrap_or(0);
+        self.packets.len() as u64 * seen.max(if self.packets.len() > 1 { path_mtu } else { 0 }) as u64
+    }
+
+    /// Whether each of its packets was seen.
+    pub(super) fn is_whole(&self) -> bool {
+        self.packets.iter().all(Option::is_some)
+    }
+
     /// Bytes that a receive must have for it.
     pub(super) fn receive_len(&self, path_mtu: usize) -> usize {
         if self.operation() == Some(Operation::Send) { self.payload(path_mtu).0.len() } else { 0 }
@@ -92,6 +103,17 @@ impl Messages {
     /// The messages that an end of a conversation sent, as recorded.
     pub(super) fn of(conversation: &Conversation, end: usize) -> Messages {
         Messages::among(conversation, &conversation.events, end)
+    }
+
+    /// Those that the engine can send in the place of an end: it numbers its packets through.
+    pub(super) fn posted(conversation: &Conversation, end: usize) -> Messages {
+        let mut messages = Messages::of(conversation, end);
+        let hole = messages.list.windows(2).position(|pair| pair[1].first != pair[0].last + 1);
+        if let Some(at) = hole.filter(|_| conversation.service == Service::Uc) {
+            messages.cut = Some((messages.list[at].last + 1, messages.list[at].frame));
+            messages.list.truncate(at + 1);
+        }
+        messages
     }
 
     /// The messages that an end of a conversation sent among these packets.
@@ -117,9 +139,9 @@ impl Messages {
             let is_resumed = packet.opcode.operation() == Operation::ReadRequest
                 && begun.get(psn) == Some(&false)
                 && next != Some(*psn);
-            if next.is_some_and(|next| *psn > next) && conversation.service == Service::Rc {
+            if let Some(missing) = next.filter(|next| psn > next && conversation.service == Service::Rc) {
                 // What is between was not recorded.
-                messages.cut.get_or_insert((*psn, packet.frame));
+                messages.cut.get_or_insert((missing, packet.frame));
                 break;
             }
             if !packet.starts() || is_resumed {

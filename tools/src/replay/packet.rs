@@ -106,6 +106,16 @@ impl Seen {
         self.is_response() && self.aeth.is_some_and(|aeth| aeth.syndrome_byte() >> 5 == 1)
     }
 
+    /// Whether it refuses a request for good.
+    pub(super) fn is_refusal(&self) -> bool {
+        self.is_response() && self.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64))
+    }
+
+    /// Whether it is a NAK of any kind, RNR too.
+    pub(super) fn is_nak(&self) -> bool {
+        self.is_response() && self.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20)
+    }
+
     pub(super) fn is_cnp(&self) -> bool {
         self.opcode == Opcode::CNP
     }

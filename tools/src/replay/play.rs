@@ -2,12 +2,12 @@
 //! sent, at the recorded times; what the engine sends is kept.
 
 use std::net::IpAddr;
-use std::rc::Rc;
 
 use ferroce::driver::loopback::{Loopback, Switch, SwitchConfig};
 use ferroce::{Config, Context, Cq, MacAddr, Nanos, PacketDriver};
 
 use super::conversation::{Conversation, Event};
+use super::judge::Strict;
 use super::lane::Lane;
 use super::memory::{Exposed, Found};
 use super::packet::Seen;
@@ -30,10 +30,19 @@ pub(super) struct Played {
     pub(super) compared: (u64, u64),
     /// How many messages the application posted.
     pub(super) posted: u64,
-    /// The first PSN of a message that the engine gave up for what the other end sent.
+    /// The first PSN of a message that the engine gave up, or never got to send.
     pub(super) given_up: Option<i64>,
+    /// From which of `events` on its queue pair was in error, for one of its own work requests.
+    pub(super) dead_from: Option<usize>,
     /// The first PSN of either end.
     pub(super) starts: [i64; 2],
+}
+
+impl Played {
+    /// For the judge.
+    pub(super) fn strict(&self) -> Strict {
+        Strict { starts: self.starts, dead_from: self.dead_from }
+    }
 }
 
 /// What an engine counted, by name.
@@ -53,8 +62,9 @@ pub(super) fn play(
         stage.carry_out(&step)?;
         stage.settle(step.frame)?;
     }
+    stage.finish()?;
     let counters = stage.context.counters().iter().filter(|(_, value)| *value > 0).collect();
-    Ok((stage.lanes.into_iter().map(|lane| lane.played).collect(), counters))
+    Ok((stage.lanes.into_iter().map(Lane::end).collect(), counters))
 }
 
 /// Largest IP packet between the engine and the recorded side.
@@ -181,14 +191,31 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
+    /// Lets out what waits for a timer when nothing more happens.
+    fn finish(&mut self) -> Result<(), Failure> {
+        for _ in 0..LAST_TIMERS {
+            let waits = self.lanes.iter().any(Lane::has_unsent);
+            let Some(timer) = self.context.next_timeout().filter(|_| waits) else { break };
+            self.run_until(timer)?;
+        }
+        Ok(())
+    }
+
     fn carry_out(&mut self, step: &Step) -> Result<(), Failure> {
         let lane = &mut self.lanes[step.lane];
         match step.what {
-            What::Receive(number) => lane.post_receive(&mut self.context, number)?,
+            What::Receive(number) => lane.receive(&mut self.context, number)?,
             What::Send(number) => lane.send(&mut self.context, number)?,
             What::Packet(index) => {
                 let event = &lane.of.events[index];
-                self.exposed.prepare(&mut self.context, lane.of, index, &mut lane.played.findings)?;
+                let is_done = lane.has_answered(event.psn);
+                self.exposed.prepare(
+                    &mut self.context,
+                    lane.of,
+                    index,
+                    is_done,
+                    &mut lane.played.findings,
+                )?;
                 let frame = translated(&event.packet, lane.qpn, &self.exposed, self.near_mac, self.far_mac);
                 let mut frame = Some(frame);
                 self.far.tx_burst(self.now, &mut |room: &mut [u8]| {
@@ -196,12 +223,7 @@ impl<'a> Stage<'a> {
                     room.get_mut(..frame.len())?.copy_from_slice(&frame);
                     Some(frame.len())
                 })?;
-                let packet = Rc::clone(&event.packet);
-                let (from, psn) = (event.from, event.psn);
-                if packet.is_request() {
-                    lane.newest[from] = lane.newest[from].max(psn);
-                }
-                lane.played.events.push(Event { from, packet, psn, lost: event.lost });
+                lane.note_arrival(event);
             }
         }
         Ok(())
@@ -212,7 +234,7 @@ impl<'a> Stage<'a> {
         loop {
             let mut moved = self.context.poll(self.now)?;
             let (lanes, now) = (&mut self.lanes, self.now);
-            moved += self.far.rx_burst(now, &mut |bytes: &[u8]| {
+            let mut take = |bytes: &[u8]| {
                 let is_v1 = bytes.get(12..14) == Some(&[0x89, 0x15]);
                 let packet = bytes.get(ETHERNET_LEN..).map(|packet| Seen::new(frame, now, packet, is_v1));
                 if let Some(Ok(packet)) = packet
@@ -220,7 +242,14 @@ impl<'a> Stage<'a> {
                 {
                     lane.keep(packet);
                 }
-            })?;
+            };
+            // All of it: what the cable has no room for is lost.
+            loop {
+                match self.far.rx_burst(now, &mut take)? {
+                    0 => break,
+                    received => moved += received,
+                }
+            }
             while let Some(wc) = self.context.poll_cq(self.cq)? {
                 if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.qp == wc.qp) {
                     lane.completed(&mut self.context, &wc)?;
@@ -247,3 +276,5 @@ impl<'a> Stage<'a> {
 }
 
 const ETHERNET_LEN: usize = 14;
+/// Timers that may run behind the end of a capture.
+const LAST_TIMERS: usize = 64;

@@ -73,11 +73,7 @@ pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
 
 /// The length of a receive that a message was refused for.
 pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Message) -> Option<usize> {
-    let refused = of.events.iter().find_map(|event| {
-        let byte = event.packet.aeth.filter(|_| event.from == end)?.syndrome_byte();
-        let inside = event.psn >= message.first && event.psn <= message.last;
-        (inside && matches!(byte, 0x61 | 0x63)).then_some(event.psn)
-    })?;
+    let refused = of.refused(end, message.first, message.last)?;
     (message.operation() == Some(Operation::Send)).then_some(())?;
     let mtu = of.path_mtu.bytes() as usize;
     let before = (refused - message.first) as usize * mtu;
@@ -88,12 +84,13 @@ pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Messa
 /// time that there was none.
 pub(super) fn receive_times(of: &Conversation, end: usize, theirs: &Messages) -> Vec<(usize, Nanos)> {
     let takers: Vec<usize> = (0..theirs.list.len()).filter(|n| theirs.list[*n].takes_receive()).collect();
+    let told: Vec<&Event> =
+        of.events.iter().filter(|event| event.from == end && event.packet.is_rnr_nak()).collect();
     let mut times: Vec<(usize, Option<Nanos>)> = Vec::new();
     for number in takers {
         let message = &theirs.list[number];
         let inside = |event: &&Event| event.psn >= message.first && event.psn <= message.last;
-        let told = of.events.iter().filter(|event| event.from == end && event.packet.is_rnr_nak());
-        let last_told = told.filter(inside).map(|event| event.packet.at).max();
+        let last_told = told.iter().copied().filter(inside).map(|event| event.packet.at).max();
         let time = match last_told {
             None => Some(message.at),
             Some(told) => {

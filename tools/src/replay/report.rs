@@ -31,6 +31,7 @@ pub(super) struct Report {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
+    NotPlayed,
     Conforms,
     DiffersLawfully,
     Violates,
@@ -217,6 +218,7 @@ impl Verdict {
 
     fn text(self) -> &'static str {
         match self {
+            Verdict::NotPlayed => "not played",
             Verdict::Conforms => "conforms",
             Verdict::DiffersLawfully => "differs lawfully",
             Verdict::Violates => "VIOLATES",
@@ -248,6 +250,18 @@ impl EndReport {
         let mut summary = counts(measured);
         let _ = write!(summary, "; {} posted, {messages} compared in memory ({bytes} bytes)", played.posted);
         EndReport::new(who, summary, findings, Vec::new())
+    }
+
+    /// Of an end that no engine takes the place of.
+    pub(super) fn not_played(of: &Conversation, end: usize, reason: String) -> EndReport {
+        let who = format!("ferroce as {}", of.ends[end].gid.to_ip());
+        EndReport {
+            who,
+            verdict: Verdict::NotPlayed,
+            summary: reason,
+            findings: Vec::new(),
+            measured: Vec::new(),
+        }
     }
 
     fn new(who: String, summary: String, findings: Vec<Finding>, measured: Vec<String>) -> EndReport {

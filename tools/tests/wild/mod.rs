@@ -5,9 +5,9 @@ use std::path::Path;
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::{Bth, ICRC_LEN, NetworkHeader, Packet, icrc};
 
-/// The Ethernet frames of a capture, with their times.
+/// The Ethernet frames of a capture, with their times and how long they were.
 #[derive(Clone)]
-pub(crate) struct Frames(Vec<(u64, Vec<u8>)>);
+pub(crate) struct Frames(Vec<(u64, Vec<u8>, u32)>);
 
 impl Frames {
     /// `None` if there is something else in it.
@@ -18,7 +18,7 @@ impl Frames {
             if record.link_type != LinkType::Ethernet {
                 return None;
             }
-            frames.push((record.timestamp, record.captured.to_vec()));
+            frames.push((record.timestamp, record.captured.to_vec(), record.original_len));
         }
         Some(Frames(frames))
     }
@@ -32,15 +32,36 @@ impl Frames {
         Frames(self.0[from..to].to_vec())
     }
 
+    /// Without one of them, counted from 0.
+    pub(crate) fn without(&self, number: usize) -> Frames {
+        let mut frames = self.clone();
+        frames.0.remove(number);
+        frames
+    }
+
+    /// Each no longer than that, as `tcpdump -s` records them.
+    pub(crate) fn cut(&self, length: usize) -> Frames {
+        let mut frames = self.clone();
+        frames.0.iter_mut().for_each(|(_, bytes, _)| bytes.truncate(length));
+        frames
+    }
+
+    /// Only those that one side sent: that of the frame `number`, counted from 0.
+    pub(crate) fn one_way(&self, number: usize) -> Frames {
+        let source = |frame: &[u8]| frame.get(6..12).map(<[u8]>::to_vec);
+        let wanted = source(&self.0[number].1);
+        Frames(self.0.iter().filter(|(_, bytes, _)| source(bytes) == wanted).cloned().collect())
+    }
+
     /// As a pcap file with nanoseconds.
     pub(crate) fn write(&self, path: &Path) {
         let mut bytes = Vec::new();
         for word in [0xa1b2_3c4d_u32, 2 | 4 << 16, 0, 0, 65535, 1] {
             bytes.extend(word.to_le_bytes());
         }
-        for (time, frame) in &self.0 {
+        for (time, frame, original) in &self.0 {
             let len = frame.len() as u32;
-            for word in [(time / 1_000_000_000) as u32, (time % 1_000_000_000) as u32, len, len] {
+            for word in [(time / 1_000_000_000) as u32, (time % 1_000_000_000) as u32, len, *original] {
                 bytes.extend(word.to_le_bytes());
             }
             bytes.extend(frame);
@@ -74,13 +95,13 @@ impl Frames {
 
     /// Puts a frame, counted from 1, into the capture once more, right behind.
     pub(crate) fn repeat(&mut self, number: usize) {
-        let (time, frame) = self.0[number - 1].clone();
-        self.0.insert(number, (time + 1000, frame));
+        let (time, frame, original) = self.0[number - 1].clone();
+        self.0.insert(number, (time + 1000, frame, original));
     }
 
     /// Moves a frame and all behind it to the front by so many nanoseconds.
     pub(crate) fn hurry(&mut self, number: usize, nanoseconds: u64) {
-        for (time, _) in &mut self.0[number - 1..] {
+        for (time, ..) in &mut self.0[number - 1..] {
             *time -= nanoseconds;
         }
     }
