@@ -20,6 +20,8 @@ usage: ./do JOB [ARGUMENT...]
   model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied
   asan               the tests under the address sanitizer
+  mutations [NAME...]
+                     breaks the engine in a copy, one rule at a time; each must change a replay's report
   fuzz [SECONDS] [TARGET...]
                      each fuzz target, or those named, for SECONDS (300)
   fuzz-coverage      which lines of the sources the corpus reaches (after ./do fuzz)
@@ -214,6 +216,7 @@ model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --no
 lint) lint ;;
 asan) asan --lib --bins --tests "$@" ;;
 fuzz) fuzz "$@" ;;
+mutations) tools/mutations "$@" ;;
 fuzz-coverage) fuzz_coverage "$@" ;;
 '' | -h | --help | help) usage ;;
 *) usage >&2; die "no job '$job'" ;;

@@ -172,8 +172,16 @@ fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<(IpAddr, Vec<(
             if !is_wanted || conversation.ends.iter().any(|end| end.gid.is_multicast()) {
                 continue;
             }
-            // A host that talks to itself is played twice.
-            let fits = |places: &[(usize, usize)]| !places.contains(&(index, 1 - end));
+            // A host that talks to itself is played twice, and so is a queue pair that was connected anew.
+            let peer = |index: usize, end: usize| {
+                let other = conversations[index].ends[1 - end];
+                (other.gid, other.qpn)
+            };
+            let fits = |places: &[(usize, usize)]| {
+                let taken =
+                    |(other, at): &(usize, usize)| *other == index || peer(*other, *at) == peer(index, end);
+                !places.iter().any(taken)
+            };
             match plays.iter_mut().find(|(role, places)| *role == address && fits(places)) {
                 Some((_, places)) => places.push((index, end)),
                 None => plays.push((address, vec![(index, end)])),

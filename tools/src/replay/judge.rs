@@ -102,6 +102,8 @@ struct Requester {
     firsts: HashMap<i64, Rc<Seen>>,
     /// READs, as first PSN, PSN behind, and request.
     reads: Vec<(i64, i64, Rc<Seen>)>,
+    /// The newest PSN that was acknowledged.
+    acked: Option<i64>,
     /// A sequence error NAK that was not reacted to yet.
     asked: Option<(i64, Nanos)>,
     /// An RNR NAK: PSN, when, and how long to wait.
@@ -270,7 +272,9 @@ impl Judge<'_> {
                     (Some(first), Some(now)) if is_read => now.length() <= first.length(),
                     (first, now) => first.map(|r| r.length()) == now.map(|r| r.length()),
                 };
-            if !same_work {
+            // What is done already is not sent again: that is another connection of the same numbers.
+            let is_done = !self.strict && self.requester.acked.is_some_and(|acked| acked >= psn);
+            if !same_work && !is_done {
                 let text = format!(
                     "PSN {} was {} in frame {}, and is {} with other contents",
                     hex(psn),
@@ -382,7 +386,8 @@ impl Judge<'_> {
                 self.requester.asked = None;
                 self.requester.not_ready = Some((event.psn, event.packet.at, timer.duration()));
             }
-            _ => {}
+            Syndrome::Ack { .. } => self.requester.acked = self.requester.acked.max(Some(event.psn)),
+            Syndrome::Nak(_) => {}
         }
     }
 

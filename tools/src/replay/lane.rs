@@ -38,7 +38,9 @@ pub(super) struct Lane<'a> {
     waiting: VecDeque<usize>,
     /// Receives for their messages that wait for room in the receive queue.
     waiting_receives: VecDeque<usize>,
-    /// The newest PSN of their atomics that the engine has answered.
+    /// The next PSN of their requests, receives permitting.
+    due: i64,
+    /// PSNs of their atomics that the engine has answered.
     atomics: HashSet<i64>,
     /// The turn in which their messages ended, by the last PSN, and the turn that it is.
     ended: Vec<(i64, u64)>,
@@ -154,6 +156,7 @@ impl<'a> Lane<'a> {
             sinks: Vec::new(),
             waiting: VecDeque::new(),
             waiting_receives: VecDeque::new(),
+            due: starts[1 - end],
             atomics: HashSet::new(),
             ended: Vec::new(),
             turn: 0,
@@ -196,14 +199,17 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Whether the engine has carried out one of their atomics.
-    pub(super) fn has_answered(&self, psn: i64) -> bool {
-        self.atomics.contains(&psn)
+    /// Whether the engine has carried out a request of theirs, if it is an atomic, and whether it is due.
+    pub(super) fn standing(&self, psn: i64) -> (bool, bool) {
+        (self.atomics.contains(&psn), psn == self.due)
     }
 
     /// Notes that one of their packets reached the engine.
     pub(super) fn note_arrival(&mut self, event: &Event) {
         self.turn += 1;
+        if event.packet.is_request() && event.psn == self.due {
+            self.due += self.of.span(&event.packet);
+        }
         if event.packet.is_request() {
             self.newest[event.from] = self.newest[event.from].max(event.psn);
             if event.packet.ends() {

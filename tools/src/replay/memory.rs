@@ -151,13 +151,13 @@ impl Exposed {
     }
 
     /// Puts in place what the recorded end's memory held when a READ or an atomic came: its answer tells.
-    /// `is_done`: the engine has carried it out before.
+    /// `is_done`: the engine has carried it out before; `in_turn`: it does so now.
     pub(super) fn prepare(
         &self,
         context: &mut Context,
         of: &Conversation,
         index: usize,
-        is_done: bool,
+        (is_done, in_turn): (bool, bool),
         findings: &mut Vec<Finding>,
     ) -> Result<(), Failure> {
         let request = &of.events[index];
@@ -171,7 +171,7 @@ impl Exposed {
             if let (false, Some(original)) = (is_done, original) {
                 let before = self.put(context, atomic.rkey(), atomic.va(), &original.to_ne_bytes())?;
                 let blank = u64::from_ne_bytes([BLANK; 8]);
-                if let Some(before) = before.filter(|before| ![original, blank].contains(before)) {
+                if let Some(before) = before.filter(|before| in_turn && ![original, blank].contains(before)) {
                     let text = format!(
                         "an atomic found {original:#x} where the packets before left {before:#x}: \
                          somebody else wrote there, or one was carried out twice"

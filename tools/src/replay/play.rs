@@ -208,12 +208,12 @@ impl<'a> Stage<'a> {
             What::Send(number) => lane.send(&mut self.context, number)?,
             What::Packet(index) => {
                 let event = &lane.of.events[index];
-                let is_done = lane.has_answered(event.psn);
+                let standing = lane.standing(event.psn);
                 self.exposed.prepare(
                     &mut self.context,
                     lane.of,
                     index,
-                    is_done,
+                    standing,
                     &mut lane.played.findings,
                 )?;
                 let frame = translated(&event.packet, lane.qpn, &self.exposed, self.near_mac, self.far_mac);
