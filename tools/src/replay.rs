@@ -28,7 +28,6 @@ use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use conversation::{Conversation, Foreign, Given};
 use exchange::Exchange;
-use message::Messages;
 use packet::Seen;
 use report::{EndReport, Report};
 
@@ -103,7 +102,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
     }
     for (role, mut places) in plays(&conversations, &args.roles) {
         let mut budget = Budget::default();
-        places.retain(|(index, end)| match budget.admit(&conversations[*index], *end) {
+        places.retain(|(index, end)| match budget.admit(&conversations[*index]) {
             Ok(()) => true,
             Err(reason) => {
                 report.recorded(*index, EndReport::not_played(&conversations[*index], *end, reason));
@@ -137,15 +136,13 @@ impl Budget {
     const BYTES: u64 = 1 << 30;
 
     /// Adds an end of a conversation, or says why it is not played.
-    fn admit(&mut self, conversation: &Conversation, end: usize) -> Result<(), String> {
+    fn admit(&mut self, conversation: &Conversation) -> Result<(), String> {
         if !conversation.knows_path_mtu() {
             return Err("the packets do not tell the path MTU; --mtu does".into());
         }
         let mtu = conversation.path_mtu.bytes() as usize;
-        let messages = [end, 1 - end].map(|end| Messages::of(conversation, end).list);
+        let messages = conversation.messages.iter().flat_map(|messages| &messages.list);
         let bytes = messages
-            .iter()
-            .flatten()
             .map(|message| message.payload_bound(mtu) + message.remote().map_or(0, |(_, _, len)| len));
         let bytes = bytes.fold(self.bytes, u64::saturating_add);
         if bytes > Budget::BYTES || self.queue_pairs == Budget::QUEUE_PAIRS {

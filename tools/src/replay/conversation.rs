@@ -8,6 +8,7 @@ use ferroce::wire::cm::{CmBody, CmMessage};
 use ferroce::wire::{Opcode, Operation, PayloadRule, Service};
 use ferroce::{Gid, PathMtu, Psn, Qpn};
 
+use super::message::Messages;
 use super::packet::Seen;
 
 /// Packets between two queue pairs.
@@ -21,6 +22,8 @@ pub(super) struct Conversation {
     pub(super) events: Vec<Event>,
     /// What the connection manager said of it.
     pub(super) agreed: Option<Agreed>,
+    /// What either end's application posted.
+    pub(super) messages: [Messages; 2],
     /// What either end refused for good, by PSN in order.
     pub(super) refusals: [Vec<i64>; 2],
     /// The newest PSN that either end answered otherwise.
@@ -185,6 +188,8 @@ impl Conversation {
             conversation.find_path_mtu(given);
             conversation.find_losses();
             conversation.find_answers();
+            conversation.messages =
+                [0, 1].map(|end| Messages::among(conversation, &conversation.events, end));
         }
         found
     }
@@ -197,6 +202,7 @@ impl Conversation {
             path_mtu_from: "",
             events: Vec::new(),
             agreed: None,
+            messages: Default::default(),
             refusals: [Vec::new(), Vec::new()],
             answered: [None, None],
             foreign: None,

@@ -3,7 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
-use ferroce::wire::{Operation, Service, Syndrome};
+use ferroce::wire::{Operation, Service};
 use ferroce::{
     Access, AddressVector, Context, Cq, Data, Destination, GidEntry, MacAddr, Memory, Mr, Pd, Qp, QpConfig,
     QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags,
@@ -45,6 +45,8 @@ pub(super) struct Lane<'a> {
     /// The turn in which their messages ended, by the last PSN, and the turn that it is.
     ended: Vec<(i64, u64)>,
     pub(super) turn: u64,
+    /// The newest PSN that the engine has answered, but by a NAK.
+    newest_answer: Option<i64>,
     /// Their messages that ended at the engine, as its answers tell.
     answered: usize,
     /// The newest PSN of either end's requests.
@@ -56,8 +58,6 @@ pub(super) struct Lane<'a> {
 const RECEIVE: u64 = 1 << 63;
 /// From here on, numbers for queue pairs that nothing was sent to.
 const NOBODY: u32 = 0x00e0_0000;
-/// The engine's answers of one settling are among so many.
-const LOOK_BACK: usize = 8192;
 
 impl<'a> Lane<'a> {
     /// A queue pair that is connected as the recorded one was.
@@ -69,7 +69,7 @@ impl<'a> Lane<'a> {
         (number, far): (u32, MacAddr),
         timeout: Option<u8>,
     ) -> Result<Lane<'a>, Failure> {
-        let (own, theirs) = (Messages::posted(of, end), Messages::of(of, 1 - end));
+        let (own, theirs) = (Messages::posted(of, end), of.messages[1 - end].clone());
         let start = |whose: usize, messages: &Messages| {
             let agreed = of.agreed.map(|agreed| i64::from(agreed.start[whose].value()));
             let seen = messages.list.first().map(|message| message.first);
@@ -160,6 +160,7 @@ impl<'a> Lane<'a> {
             atomics: HashSet::new(),
             ended: Vec::new(),
             turn: 0,
+            newest_answer: None,
             answered: 0,
             newest: starts.map(|start| start - 1),
             played: Played {
@@ -240,6 +241,11 @@ impl<'a> Lane<'a> {
         self.post(context)
     }
 
+    /// Bytes in front of what is received: the network header of datagrams.
+    fn header_area(&self) -> usize {
+        if self.of.service == Service::Ud { 40 } else { 0 }
+    }
+
     fn mr(&self) -> Result<Mr, Failure> {
         self.memory.ok_or_else(|| Failure::run("a message without memory"))
     }
@@ -287,7 +293,7 @@ impl<'a> Lane<'a> {
             };
             self.sinks.push(place(Err(len)));
         }
-        let area = if self.of.service == Service::Ud { 40 } else { 0 };
+        let area = self.header_area();
         for message in &self.theirs.list {
             let too_long = refused_as_too_long(self.of, self.end, message);
             let len = too_long.unwrap_or_else(|| message.receive_len(mtu) + area);
@@ -384,6 +390,9 @@ impl<'a> Lane<'a> {
         if packet.original.is_some() {
             self.atomics.insert(psn);
         }
+        if packet.is_response() && !packet.is_nak() {
+            self.newest_answer = self.newest_answer.max(Some(psn));
+        }
         self.played.events.push(Event { from: self.end, packet: Rc::new(packet), psn, lost: false });
     }
 
@@ -402,7 +411,7 @@ impl<'a> Lane<'a> {
             if wc.status != WcStatus::Success {
                 return Ok(());
             }
-            let area = if self.of.service == Service::Ud { 40 } else { 0 };
+            let area = self.header_area();
             let (payload, whole) = message.payload(mtu);
             let immediate = message.tail().and_then(|packet| packet.immediate);
             if wc.opcode == WcOpcode::Recv && wc.byte_len as usize != payload.len() + area {
@@ -502,15 +511,9 @@ impl<'a> Lane<'a> {
 
     /// Their WRITEs that the engine has acknowledged since the last time.
     pub(super) fn newly_answered(&mut self) -> Vec<(u64, RKey, u64, Vec<u8>)> {
-        let (end, theirs) = (self.end, &self.theirs);
+        let theirs = &self.theirs;
         let mtu = self.of.path_mtu.bytes() as usize;
-        let positive = |packet: &Seen| {
-            let syndrome = packet.aeth.and_then(|aeth| aeth.syndrome());
-            packet.is_response() && syndrome.is_none_or(|s| matches!(s, Syndrome::Ack { .. }))
-        };
-        let ours = self.played.events.iter().rev().take(LOOK_BACK).filter(|event| event.from == end);
-        let newest = ours.filter(|event| positive(&event.packet)).map(|event| event.psn).max();
-        let Some(newest) = newest else { return Vec::new() };
+        let Some(newest) = self.newest_answer else { return Vec::new() };
         let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
         // Only what ended in this very turn: since then nobody else has written there.
         let turn = self.turn;

@@ -6,7 +6,7 @@ use ferroce::wire::Operation;
 use ferroce::{Access, Context, Memory, Mr, Pd, RKey};
 
 use super::conversation::Conversation;
-use super::message::{Message, Messages};
+use super::message::Message;
 use super::rule::{Finding, Rule, Weight};
 use crate::failure::{Failure, OrFail};
 
@@ -60,15 +60,18 @@ impl Exposed {
         let mut refused: Vec<RKey> = Vec::new();
         for (index, end) in places {
             let of = &conversations[*index];
-            let messages = Messages::of(of, 1 - end).list;
-            let keys = messages.iter().filter(|m| was_refused(of, *end, m)).filter_map(Message::remote);
+            let keys = of.messages[1 - end]
+                .list
+                .iter()
+                .filter(|m| was_refused(of, *end, m))
+                .filter_map(Message::remote);
             refused.extend(keys.map(|(_, rkey, _)| rkey));
         }
         for (index, end) in places {
             let of = &conversations[*index];
-            for message in Messages::of(of, 1 - end).list {
+            for message in &of.messages[1 - end].list {
                 let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey));
-                if was_refused(of, *end, &message) || (is_refused && !was_answered(of, *end, &message)) {
+                if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {
                     continue;
                 }
                 if let Some(key) = message.tail().and_then(|packet| packet.invalidates) {

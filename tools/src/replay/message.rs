@@ -100,14 +100,9 @@ impl Message {
 }
 
 impl Messages {
-    /// The messages that an end of a conversation sent, as recorded.
-    pub(super) fn of(conversation: &Conversation, end: usize) -> Messages {
-        Messages::among(conversation, &conversation.events, end)
-    }
-
     /// Those that the engine can send in the place of an end: it numbers its packets through.
     pub(super) fn posted(conversation: &Conversation, end: usize) -> Messages {
-        let mut messages = Messages::of(conversation, end);
+        let mut messages = conversation.messages[end].clone();
         let hole = messages.list.windows(2).position(|pair| pair[1].first != pair[0].last + 1);
         if let Some(at) = hole.filter(|_| conversation.service == Service::Uc) {
             messages.cut = Some((messages.list[at].last + 1, messages.list[at].frame));

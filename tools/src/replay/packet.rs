@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use ferroce::wire::{
-    Aeth, AtomicEth, Bth, Deth, Feth, NetworkHeader, Opcode, Operation, Packet, ParseError, Position, Reth,
-    Service,
+    Aeth, AtomicEth, Bth, Deth, Feth, NetworkHeader, Opcode, Operation, PKEY_DEFAULT, Packet, ParseError,
+    Position, Reth, Service,
 };
 use ferroce::{Gid, Nanos, Psn, RKey};
 
@@ -84,7 +84,7 @@ impl Seen {
 
     /// Whether a receiver may look at it further: ICRC, transport version and P_Key are right.
     pub(super) fn is_acceptable(&self) -> bool {
-        self.icrc_is_right && self.bth.transport_version() == 0 && self.bth.pkey().0 & 0x7fff == 0x7fff
+        self.icrc_is_right && self.bth.transport_version() == 0 && PKEY_DEFAULT.admits(self.bth.pkey())
     }
 
     /// Whether it may carry the solicited event bit.

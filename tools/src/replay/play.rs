@@ -182,10 +182,11 @@ impl<'a> Stage<'a> {
 
     /// Lets virtual time go by.
     fn run_until(&mut self, at: Nanos) -> Result<(), Failure> {
-        let frame = self.lanes.iter().filter_map(|lane| Some(lane.played.events.last()?.packet.frame)).max();
         while let Some(timer) = self.context.next_timeout().filter(|timer| *timer <= at) {
+            let frames = self.lanes.iter().filter_map(|lane| Some(lane.played.events.last()?.packet.frame));
+            let frame = frames.max().unwrap_or(0);
             self.now = self.now.max(timer);
-            self.settle(frame.unwrap_or(0))?;
+            self.settle(frame)?;
         }
         self.now = self.now.max(at);
         Ok(())

@@ -1,10 +1,9 @@
 //! What is judged, and how a packet can stand to it.
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 /// What a packet is held to, or may differ in.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rule {
     // Of requesters.
     /// Each request packet has the next PSN; a READ takes as many as its responses (protocol.md §4).
@@ -100,6 +99,12 @@ pub(super) struct Finding {
     /// The frame in the capture; of the engine's packets, the last frame before it.
     pub(super) frame: u64,
     pub(super) text: String,
+}
+
+impl Serialize for Rule {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
 }
 
 impl Rule {

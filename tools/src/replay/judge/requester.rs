@@ -1,0 +1,207 @@
+//! An end as a requester: its requests, and its reaction to NAKs.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+use std::time::Duration;
+
+use ferroce::Nanos;
+use ferroce::wire::{Nak, Opcode, Operation, Service, Successor, Syndrome};
+
+use super::{Judge, LOOK_BACK, SLACK, goes_on, hex};
+use crate::replay::conversation::Event;
+use crate::replay::packet::Seen;
+use crate::replay::rule::Rule;
+
+/// What is known of the end as a requester.
+#[derive(Default)]
+pub(super) struct Requester {
+    /// The next PSN; known from the start, or since the first packet.
+    next: Option<i64>,
+    firsts: HashMap<i64, Rc<Seen>>,
+    /// READs, as first PSN, PSN behind, and request.
+    reads: Vec<(i64, i64, Rc<Seen>)>,
+    /// The newest PSN that was acknowledged.
+    acked: Option<i64>,
+    /// A sequence error NAK that was not reacted to yet.
+    asked: Option<(i64, Nanos)>,
+    /// An RNR NAK: PSN, when, and how long to wait.
+    not_ready: Option<(i64, Nanos, Duration)>,
+}
+
+impl Requester {
+    /// Whose first PSN is `next`, if it is known.
+    pub(super) fn starting(next: Option<i64>) -> Requester {
+        Requester { next, ..Requester::default() }
+    }
+}
+
+impl Judge<'_> {
+    pub(super) fn request_left(&mut self, event: &Event) {
+        let (packet, psn) = (&event.packet, event.psn);
+        if self.of.service == Service::Ud {
+            return; // its PSNs count the packets to all its peers, and nobody looks at them
+        }
+        let span = self.of.span(packet);
+        let frame = packet.frame;
+        let first = self.requester.firsts.get(&psn).cloned();
+        let inside = self
+            .requester
+            .reads
+            .iter()
+            .rev()
+            .take(LOOK_BACK)
+            .find(|(start, end, _)| psn > *start && psn < *end)
+            .cloned();
+        let inside = inside.filter(|_| self.of.knows_path_mtu());
+        let is_read = packet.opcode == Opcode::RC_READ_REQUEST;
+        let is_repeat = first.is_some() || inside.is_some();
+        if is_repeat {
+            self.measured.repeats += 1;
+            self.reaction(packet, psn);
+        }
+        if let Some(first) = first {
+            let same_work = first.opcode == packet.opcode
+                && first.payload() == packet.payload()
+                && first.reth.map(|r| (r.va(), r.rkey())) == packet.reth.map(|r| (r.va(), r.rkey()))
+                && first.immediate == packet.immediate
+                && first.invalidates == packet.invalidates
+                && first.feth == packet.feth
+                && first.atomic == packet.atomic
+                && match (first.reth, packet.reth) {
+                    // A READ may ask for less.
+                    (Some(first), Some(now)) if is_read => now.length() <= first.length(),
+                    (first, now) => first.map(|r| r.length()) == now.map(|r| r.length()),
+                };
+            // What is done already is not sent again: that is another connection of the same numbers.
+            let is_done = !self.strict && self.requester.acked.is_some_and(|acked| acked >= psn);
+            if !same_work && !is_done {
+                let text = format!(
+                    "PSN {} was {} in frame {}, and is {} with other contents",
+                    hex(psn),
+                    first.opcode,
+                    first.frame,
+                    packet.opcode
+                );
+                self.violation(Rule::Repeat, frame, text);
+            }
+        } else if let Some((start, end, read)) = inside {
+            let (before, now) = (read.reth, packet.reth);
+            let mtu = u64::from(self.of.path_mtu.bytes());
+            match (is_read, before, now) {
+                (true, Some(before), Some(now)) => {
+                    let done = (psn - start) as u64 * mtu;
+                    if !goes_on(&before, &now, done) {
+                        let text = format!(
+                            "a READ is taken up again at PSN {} with address {:#x} and {} bytes: must be {:#x} and at most {}",
+                            hex(psn),
+                            now.va(),
+                            now.length(),
+                            before.va().wrapping_add(done),
+                            u64::from(before.length()) - done
+                        );
+                        self.violation(Rule::ReadResume, frame, text);
+                    }
+                }
+                _ => {
+                    let text = format!(
+                        "{} at PSN {}, which belongs to the READ of PSN {} to {}",
+                        packet.opcode,
+                        hex(psn),
+                        hex(start),
+                        hex(end - 1)
+                    );
+                    self.violation(Rule::PsnStep, frame, text);
+                }
+            }
+        } else {
+            if self.strict && self.requester.next.is_some_and(|next| next != psn) {
+                let next = self.requester.next.unwrap_or(psn);
+                self.violation(Rule::PsnStep, frame, format!("PSN {}: must be {}", hex(psn), hex(next)));
+            }
+            self.order(packet, psn);
+            self.requester.firsts.insert(psn, Rc::clone(packet));
+            if is_read {
+                self.requester.reads.push((psn, psn + span, Rc::clone(packet)));
+            }
+            let next = self.requester.next.unwrap_or(psn).max(psn + span);
+            self.requester.next = Some(next);
+        }
+    }
+
+    /// Whether a new packet may come behind the one before.
+    fn order(&mut self, packet: &Seen, psn: i64) {
+        let before = self.requester.firsts.get(&(psn - 1)).map(|before| before.opcode.successor());
+        let behind_read = self.requester.reads.last().is_some_and(|(_, end, _)| *end == psn);
+        let expected = if behind_read { Some(Successor::NewMessage) } else { before };
+        if expected.is_some_and(|expected| !packet.opcode.may_come(expected)) {
+            let text = format!("{} at PSN {} does not go on with the packet before", packet.opcode, hex(psn));
+            self.violation(Rule::OpcodeOrder, packet.frame, text);
+        }
+    }
+
+    /// A packet is repeated: is it the one that was asked for, and not too early?
+    fn reaction(&mut self, packet: &Seen, psn: i64) {
+        if let Some((asked, at)) = self.requester.asked.take() {
+            self.measured.nak_reaction.push(packet.at.since(at));
+            self.measured.go_back_n.1 += 1;
+            // A READ or an atomic before it whose answer was lost, or came out of turn, comes first.
+            let first = self.requester.firsts.get(&psn);
+            let is_unanswered = first.is_none_or(|first| first.opcode.is_answered_explicitly());
+            if psn == asked {
+                self.measured.go_back_n.0 += 1;
+            } else if self.strict && !(psn < asked && is_unanswered) {
+                let text = format!("PSN {} is repeated first: the NAK names {}", hex(psn), hex(asked));
+                self.violation(Rule::GoBackN, packet.frame, text);
+            }
+        }
+        // Packets behind the refused one may still have been on their way.
+        if let Some((refused, at, wait)) = self.requester.not_ready
+            && psn == refused
+        {
+            let waited = packet.at.since(at);
+            self.measured.rnr_wait.push(waited);
+            let slack = if self.strict { Duration::ZERO } else { SLACK };
+            // Earlier than the slack it may have been on its way when the NAK came.
+            if waited + slack / 20 < wait && waited >= slack {
+                let text = format!("PSN {} again after {waited:?}: the RNR NAK asks for {wait:?}", hex(psn));
+                self.violation(Rule::RnrWait, packet.frame, text);
+            }
+            self.requester.not_ready = None;
+        }
+    }
+
+    pub(super) fn response_came(&mut self, event: &Event) {
+        let Some(syndrome) = event.packet.aeth.and_then(|aeth| aeth.syndrome()) else { return };
+        match syndrome {
+            Syndrome::Nak(Nak::PsnSequenceError) => {
+                let is_known = self.requester.next.is_some_and(|next| event.psn < next);
+                if is_known && self.requester.not_ready.is_none() {
+                    self.requester.asked = Some((event.psn, event.packet.at));
+                }
+            }
+            Syndrome::RnrNak(timer) => {
+                self.requester.asked = None;
+                self.requester.not_ready = Some((event.psn, event.packet.at, timer.duration()));
+            }
+            Syndrome::Ack { .. } => self.requester.acked = self.requester.acked.max(Some(event.psn)),
+            Syndrome::Nak(_) => {}
+        }
+    }
+
+    /// Whether the packets of each WRITE are what its RETH announced.
+    pub(super) fn lengths(&mut self) {
+        let mut wrong = Vec::new();
+        for message in &self.own.list {
+            let sent: usize = message.packets.iter().flatten().map(|packet| packet.payload().len()).sum();
+            if let (Some(Operation::Write), Some((_, _, len)), true) =
+                (message.operation(), message.remote(), message.is_whole())
+                && sent as u64 != len
+            {
+                wrong.push((message.frame, format!("a WRITE of {sent} bytes announces {len}")));
+            }
+        }
+        for (frame, text) in wrong {
+            self.violation(Rule::PayloadLength, frame, text);
+        }
+    }
+}
