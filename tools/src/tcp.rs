@@ -145,6 +145,21 @@ pub(crate) fn connect(host: &str, port: u16) -> Result<TcpStream, Failure> {
     Err(Failure::Run(refused))
 }
 
+/// What either end of a control connection says first: the protocol and its version.
+pub(crate) type Greeting = [u8; 8];
+
+/// Fails if the other end's greeting is not that of `ferroce COMMAND`.
+pub(crate) fn check_greeting(found: &Greeting, right: &Greeting, command: &str) -> Result<(), Failure> {
+    if found == right {
+        return Ok(());
+    }
+    Err(Failure::run(format!(
+        "the other end greets with '{}' instead of '{}': it is not `ferroce {command}`, or of another version",
+        found.escape_ascii(),
+        right.escape_ascii()
+    )))
+}
+
 /// Fills `buffer`, within `patience`.
 pub(crate) fn read_exact(
     stream: &mut TcpStream,

@@ -11,10 +11,10 @@ use std::time::Duration;
 use super::message::{self, Message};
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
-use crate::tcp::read_exact;
+use crate::tcp::{Greeting, check_greeting, read_exact};
 
 /// The protocol and its version.
-const PREAMBLE: &[u8; 8] = b"frcdoct\x01";
+const PREAMBLE: &Greeting = b"frcdoct\x01";
 /// Either end answers within two resolutions of a neighbour and a wait for packets.
 const PATIENCE: Duration = Duration::from_secs(15);
 
@@ -36,13 +36,7 @@ impl Control {
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
         let mut greeting = [0; PREAMBLE.len()];
         read_exact(&mut stream, &mut greeting, PATIENCE, interrupt)?;
-        if &greeting != PREAMBLE {
-            return Err(Failure::run(format!(
-                "the other end greets with '{}' instead of '{}': it is not `ferroce doctor`, or of another version",
-                greeting.escape_ascii(),
-                PREAMBLE.escape_ascii()
-            )));
-        }
+        check_greeting(&greeting, PREAMBLE, "doctor")?;
         Ok(Control { stream, interrupt: interrupt.clone() })
     }
 

@@ -11,10 +11,10 @@ use super::message::{Incoming, Message};
 use super::session::Beside;
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
-use crate::tcp::{Link, read_exact};
+use crate::tcp::{Greeting, Link, check_greeting, read_exact};
 
 /// The protocol and its version.
-const PREAMBLE: &[u8; 8] = b"frcperf\x02";
+const PREAMBLE: &Greeting = b"frcperf\x02";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Messages that wait to be taken. Either end speaks in its turn, so one that sends more is broken.
 const MAX_WAITING: usize = 16;
@@ -25,9 +25,6 @@ pub(super) struct Control {
     incoming: Incoming,
     messages: VecDeque<Message>,
 }
-
-/// What either end says first.
-pub(super) type Greeting = [u8; PREAMBLE.len()];
 
 /// Hears what the other end says first.
 pub(super) fn hear(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<Greeting, Failure> {
@@ -54,13 +51,7 @@ impl Control {
     }
 
     fn new(stream: TcpStream, greeting: Greeting) -> Result<Control, Failure> {
-        if &greeting != PREAMBLE {
-            return Err(Failure::run(format!(
-                "the other end greets with '{}' instead of '{}': it is not `ferroce perf`, or of another version",
-                greeting.escape_ascii(),
-                PREAMBLE.escape_ascii()
-            )));
-        }
+        check_greeting(&greeting, PREAMBLE, "perf")?;
         Ok(Control { link: Link::new(stream)?, incoming: Incoming::default(), messages: VecDeque::new() })
     }
 

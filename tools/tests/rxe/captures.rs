@@ -37,112 +37,84 @@ pub(crate) fn make(guest: &Guest, folder: &Path) -> u32 {
 /// What a capture holds.
 struct Exchange {
     name: &'static str,
-    ipv6: bool,
-    /// Percent of the packets that the guest loses, each way.
-    loss: u32,
-    run: fn(&mut Ends, Side) -> Result<(), String>,
+    course: Course,
 }
 
-fn exchanges() -> Vec<Exchange> {
-    let base = Exchange { name: "", ipv6: false, loss: 0, run: |_, _| Ok(()) };
-    vec![
-        Exchange { name: "rc_send", run: |ends, side| plain(ends, side, QpType::Rc, Verb::Send), ..base },
-        Exchange {
-            name: "rc_send_imm",
-            run: |ends, side| plain(ends, side, QpType::Rc, Verb::SendImm),
-            ..base
-        },
-        Exchange {
-            name: "rc_send_inval",
-            run: |ends, side| plain(ends, side, QpType::Rc, Verb::SendInvalidate),
-            ..base
-        },
-        Exchange { name: "rc_write", run: |ends, side| plain(ends, side, QpType::Rc, Verb::Write), ..base },
-        Exchange {
-            name: "rc_write_imm",
-            run: |ends, side| plain(ends, side, QpType::Rc, Verb::WriteImm),
-            ..base
-        },
-        Exchange { name: "rc_read", run: |ends, side| plain(ends, side, QpType::Rc, Verb::Read), ..base },
-        Exchange {
-            name: "rc_fetch_add",
-            run: |ends, side| plain(ends, side, QpType::Rc, Verb::FetchAdd),
-            ..base
-        },
-        Exchange {
-            name: "rc_cmp_swap",
-            run: |ends, side| plain(ends, side, QpType::Rc, Verb::CompareSwap),
-            ..base
-        },
-        Exchange {
-            name: "rc_write_ipv6",
-            ipv6: true,
-            run: |ends, side| plain(ends, side, QpType::Rc, Verb::Write),
-            ..base
-        },
-        Exchange {
-            name: "rc_read_ipv6",
-            ipv6: true,
-            run: |ends, side| plain(ends, side, QpType::Rc, Verb::Read),
-            ..base
-        },
-        Exchange { name: "uc_send", run: |ends, side| plain(ends, side, QpType::Uc, Verb::Send), ..base },
-        Exchange { name: "uc_write", run: |ends, side| plain(ends, side, QpType::Uc, Verb::Write), ..base },
-        Exchange {
-            name: "uc_write_imm",
-            run: |ends, side| plain(ends, side, QpType::Uc, Verb::WriteImm),
-            ..base
-        },
-        Exchange { name: "ud_send", run: |ends, side| plain(ends, side, QpType::Ud, Verb::Send), ..base },
-        Exchange {
-            name: "ud_send_imm_ipv6",
-            ipv6: true,
-            run: |ends, side| plain(ends, side, QpType::Ud, Verb::SendImm),
-            ..base
-        },
-        Exchange { name: "mtu4096_send", run: |ends, side| largest(ends, side, Verb::Send), ..base },
-        Exchange { name: "mtu4096_write", run: |ends, side| largest(ends, side, Verb::Write), ..base },
-        Exchange { name: "mtu4096_read", run: |ends, side| largest(ends, side, Verb::Read), ..base },
-        Exchange { name: "rc_send_loss", loss: 10, run: |ends, side| long(ends, side, Verb::Send), ..base },
-        Exchange { name: "rc_write_loss", loss: 10, run: |ends, side| long(ends, side, Verb::Write), ..base },
-        Exchange { name: "rc_read_loss", loss: 10, run: |ends, side| long(ends, side, Verb::Read), ..base },
-        Exchange {
-            name: "rc_fetch_add_loss",
-            loss: 10,
-            run: |ends, side| long(ends, side, Verb::FetchAdd),
-            ..base
-        },
-        Exchange { name: "rc_rnr_nak", run: |ends, side| errors::late_receive(ends, side).map(drop), ..base },
-        Exchange {
-            name: "rc_rnr_exceeded",
-            run: |ends, side| errors::no_receive(ends, side).map(drop),
-            ..base
-        },
-        Exchange { name: "rc_timeout", run: |ends, side| errors::gone(ends, side).map(drop), ..base },
-        Exchange {
-            name: "rc_nak_access",
-            run: |ends, side| refusal(ends, side, "WRITE of three packets, wrong R_Key"),
-            ..base
-        },
-        Exchange {
-            name: "rc_nak_bounds",
-            run: |ends, side| refusal(ends, side, "READ, one byte before the start"),
-            ..base
-        },
-        Exchange {
-            name: "rc_nak_no_permission",
-            run: |ends, side| refusal(ends, side, "WRITE, the queue pair does not allow it"),
-            ..base
-        },
-        Exchange {
-            name: "rc_nak_too_long",
-            run: |ends, side| refusal(ends, side, "SEND, longer than the receive"),
-            ..base
-        },
+/// What happens in it.
+enum Course {
+    /// All sizes that matter, with the path MTU of the usual Ethernet.
+    Plain(QpType, Verb),
+    /// With the largest path MTU.
+    Largest(Verb),
+    /// Packets enough to lose some.
+    Lossy(Verb),
+    Fault(fn(&mut Ends, Side) -> Result<(), String>),
+    /// A refusal, by its name.
+    Refused(&'static str),
+}
+
+/// Percent of the packets that the guest loses, each way.
+const LOSS: u32 = 10;
+
+fn exchanges() -> impl Iterator<Item = Exchange> {
+    use Course::{Fault, Largest, Lossy, Plain, Refused};
+    use QpType::{Rc, Uc, Ud};
+    use Verb::{CompareSwap, FetchAdd, Read, Send, SendImm, SendInvalidate, Write, WriteImm};
+    [
+        ("rc_send", Plain(Rc, Send)),
+        ("rc_send_imm", Plain(Rc, SendImm)),
+        ("rc_send_inval", Plain(Rc, SendInvalidate)),
+        ("rc_write", Plain(Rc, Write)),
+        ("rc_write_imm", Plain(Rc, WriteImm)),
+        ("rc_read", Plain(Rc, Read)),
+        ("rc_fetch_add", Plain(Rc, FetchAdd)),
+        ("rc_cmp_swap", Plain(Rc, CompareSwap)),
+        ("rc_write_ipv6", Plain(Rc, Write)),
+        ("rc_read_ipv6", Plain(Rc, Read)),
+        ("uc_send", Plain(Uc, Send)),
+        ("uc_write", Plain(Uc, Write)),
+        ("uc_write_imm", Plain(Uc, WriteImm)),
+        ("ud_send", Plain(Ud, Send)),
+        ("ud_send_imm_ipv6", Plain(Ud, SendImm)),
+        ("mtu4096_send", Largest(Send)),
+        ("mtu4096_write", Largest(Write)),
+        ("mtu4096_read", Largest(Read)),
+        ("rc_send_loss", Lossy(Send)),
+        ("rc_write_loss", Lossy(Write)),
+        ("rc_read_loss", Lossy(Read)),
+        ("rc_fetch_add_loss", Lossy(FetchAdd)),
+        ("rc_rnr_nak", Fault(|ends, side| errors::late_receive(ends, side).map(drop))),
+        ("rc_rnr_exceeded", Fault(|ends, side| errors::no_receive(ends, side).map(drop))),
+        ("rc_timeout", Fault(|ends, side| errors::gone(ends, side).map(drop))),
+        ("rc_nak_access", Refused("WRITE of three packets, wrong R_Key")),
+        ("rc_nak_bounds", Refused("READ, one byte before the start")),
+        ("rc_nak_no_permission", Refused("WRITE, the queue pair does not allow it")),
+        ("rc_nak_too_long", Refused("SEND, longer than the receive")),
     ]
+    .into_iter()
+    .map(|(name, course)| Exchange { name, course })
 }
 
-/// All sizes that matter, with the path MTU of the usual Ethernet.
+impl Exchange {
+    fn is_ipv6(&self) -> bool {
+        self.name.ends_with("_ipv6")
+    }
+
+    fn is_lossy(&self) -> bool {
+        matches!(self.course, Course::Lossy(_))
+    }
+
+    fn run(&self, ends: &mut Ends, asker: Side) -> Result<(), String> {
+        match self.course {
+            Course::Plain(service, verb) => plain(ends, asker, service, verb),
+            Course::Largest(verb) => largest(ends, asker, verb),
+            Course::Lossy(verb) => long(ends, asker, verb),
+            Course::Fault(run) => run(ends, asker),
+            Course::Refused(name) => refusal(ends, asker, name),
+        }
+    }
+}
+
 fn plain(ends: &mut Ends, asker: Side, service: QpType, verb: Verb) -> Result<(), String> {
     verbs::alone(ends, &Terms::new(service, PathMtu::Mtu1024), (asker, verb), None)
 }
@@ -152,7 +124,6 @@ fn largest(ends: &mut Ends, asker: Side, verb: Verb) -> Result<(), String> {
     verbs::alone(ends, &terms, (asker, verb), Some(&[0, 1, 4096, 4097, 10_000]))
 }
 
-/// Packets enough to lose some.
 fn long(ends: &mut Ends, asker: Side, verb: Verb) -> Result<(), String> {
     let terms = Terms { timeout: 15, ..Terms::new(QpType::Rc, PathMtu::Mtu1024) };
     verbs::alone(ends, &terms, (asker, verb), Some(&[6000; 4]))
@@ -168,18 +139,18 @@ fn record(guest: &Guest, file: &Path, exchange: &Exchange, asker: Side) {
     for _ in 0..10 {
         let driver = DEVICE.parse::<DeviceSpec>().expect("a device").open().expect("fe0 is there");
         let recorder = Recorder::create(driver, file).expect("the capture can be written");
-        let mut ends = Ends::over(guest, Box::new(recorder), exchange.ipv6);
-        if exchange.loss > 0 {
-            guest.lose_packets(exchange.loss);
+        let mut ends = Ends::over(guest, Box::new(recorder), exchange.is_ipv6());
+        if exchange.is_lossy() {
+            guest.lose_packets(LOSS);
         }
-        let outcome = (exchange.run)(&mut ends, asker);
-        if exchange.loss > 0 {
+        let outcome = exchange.run(&mut ends, asker);
+        if exchange.is_lossy() {
             guest.lose_nothing();
         }
         // What is still on its way belongs to it.
         ends.run_for(Duration::from_millis(100));
         outcome.unwrap_or_else(|reason| panic!("{}: {reason}", file.display()));
-        if exchange.loss == 0 || ends.repairs() >= 2 {
+        if !exchange.is_lossy() || ends.repairs() >= 2 {
             return;
         }
     }
