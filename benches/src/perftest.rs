@@ -57,7 +57,7 @@ fn both(command: &str, device: &str, options: &[String]) -> Result<String, Strin
     let server = Stopped(start(&[]).map_err(none)?);
     // It listens soon; nothing tells when.
     std::thread::sleep(Duration::from_millis(500));
-    let client = start(&["localhost"]).map_err(none)?;
+    let client = start(&["127.0.0.1"]).map_err(none)?;
     let Output { status, stdout, stderr } = client.wait_with_output().map_err(none)?;
     drop(server);
     if !status.success() {

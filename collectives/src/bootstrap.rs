@@ -1,4 +1,5 @@
 use std::env;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::time::Duration;
 
@@ -56,6 +57,16 @@ impl Bootstrap {
     /// # Errors
     /// Likewise.
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Bootstrap, Error> {
+        Bootstrap::from_names(variable, |host, port| {
+            (host, port).to_socket_addrs()?.next().ok_or_else(no_address)
+        })
+    }
+
+    /// As [`from_variables`](Bootstrap::from_variables), with names looked up by `resolve`.
+    fn from_names(
+        variable: impl Fn(&str) -> Option<String>,
+        resolve: impl Fn(&str, u16) -> io::Result<SocketAddr>,
+    ) -> Result<Bootstrap, Error> {
         let number = |name: &'static str, expected: &str| -> Result<u32, Error> {
             required(&variable, name)?.trim().parse().map_err(|_| Error::Environment {
                 variable: name,
@@ -77,13 +88,11 @@ impl Bootstrap {
             expected: "a TCP port, 1 to 65535".to_owned(),
         };
         let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(bad_port)?;
-        let unresolved = |problem: String| Error::Environment {
+        let master = resolve(&host, port).map_err(|problem| Error::Environment {
             variable: "MASTER_ADDR",
             problem: format!("is '{host}'"),
             expected: format!("an IP address or a name that resolves ({problem})"),
-        };
-        let mut addresses = (host.as_str(), port).to_socket_addrs().map_err(|e| unresolved(e.to_string()))?;
-        let master = addresses.next().ok_or_else(|| unresolved("no address".to_owned()))?;
+        })?;
         let mut bootstrap = Bootstrap::new(rank, size, master)?;
         if host.parse::<IpAddr>().is_err() {
             let any: IpAddr = match master {
@@ -116,6 +125,10 @@ impl Bootstrap {
     }
 }
 
+fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "no address")
+}
+
 fn required(variable: &impl Fn(&str) -> Option<String>, name: &'static str) -> Result<String, Error> {
     variable(name).ok_or_else(|| Error::Environment {
         variable: name,
@@ -129,8 +142,11 @@ mod tests {
     use super::*;
 
     fn from(pairs: &[(&str, &str)]) -> Result<Bootstrap, Error> {
-        let lookup = |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        Bootstrap::from_variables(lookup)
+        Bootstrap::from_variables(lookup(pairs))
+    }
+
+    fn lookup(pairs: &[(&str, &str)]) -> impl Fn(&str) -> Option<String> {
+        |name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned())
     }
 
     const TORCHRUN: [(&str, &str); 4] =
@@ -149,11 +165,23 @@ mod tests {
     #[test]
     fn a_name_is_listened_for_everywhere() {
         let mut pairs = TORCHRUN;
-        pairs[2].1 = "localhost";
-        let bootstrap = from(&pairs).unwrap();
-        assert!(bootstrap.master.ip().is_loopback());
-        assert!(bootstrap.listen.ip().is_unspecified());
-        assert_eq!(bootstrap.listen.is_ipv4(), bootstrap.master.is_ipv4());
+        pairs[2].1 = "head.example";
+        // No resolver is asked: what it knows is the machine's affair.
+        for (address, any) in [("192.0.2.9", "0.0.0.0:29500"), ("2001:db8::9", "[::]:29500")] {
+            let resolve = |name: &str, port| {
+                assert_eq!(name, "head.example");
+                Ok(SocketAddr::new(address.parse().unwrap(), port))
+            };
+            let bootstrap = Bootstrap::from_names(lookup(&pairs), resolve).unwrap();
+            assert_eq!(bootstrap.master, SocketAddr::new(address.parse().unwrap(), 29500));
+            assert_eq!(bootstrap.listen, any.parse().unwrap());
+        }
+        let unknown = |_: &str, _| Err(no_address());
+        let message = Bootstrap::from_names(lookup(&pairs), unknown).unwrap_err().to_string();
+        assert!(
+            message.contains("MASTER_ADDR is 'head.example'") && message.contains("no address"),
+            "{message}"
+        );
     }
 
     #[test]
