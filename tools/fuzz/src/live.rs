@@ -257,12 +257,21 @@ impl Live {
         live
     }
 
-    /// RESET: whatever was posted is gone, and so is what the window was bound to.
-    pub(crate) fn reset(&mut self) {
+    /// ERR by the application's wish. Returns what was sent first, as each verb does that ends what a queue
+    /// pair says: the ACK that it owes goes out ahead of the end, and with it what is owed before that. To be
+    /// judged by what was true before the verb; after it nothing may be sent.
+    pub(crate) fn stop(&mut self) -> Vec<Vec<u8>> {
+        self.modify(Transition::Error);
+        self.cable.take()
+    }
+
+    /// RESET: whatever was posted is gone, and so is what the window was bound to. Returns what was sent
+    /// first.
+    pub(crate) fn reset(&mut self) -> Vec<Vec<u8>> {
         self.modify(Transition::Reset);
         assert_eq!(self.poll_cq(), None, "a completion of what was before RESET");
         self.drain_events();
-        self.forget_window();
+        self.cable.take()
     }
 
     /// The queue pair has flushed its binds, or taken its window with it.
@@ -272,17 +281,26 @@ impl Live {
         self.observe_window();
     }
 
-    /// The queue pair goes, and another takes its place.
-    pub(crate) fn replace(&mut self) {
+    /// The queue pair goes, and another takes its place. Returns what was sent first.
+    pub(crate) fn replace(&mut self) -> Vec<Vec<u8>> {
+        let sent = self.destroy_qp();
+        (self.qp, self.qpn) = create_qp(&mut self.context, &self.setup, self.pd, self.cq, self.srq);
+        sent
+    }
+
+    /// The queue pair goes. Returns what was sent first.
+    pub(crate) fn destroy_qp(&mut self) -> Vec<Vec<u8>> {
+        self.drain_events();
         self.context.destroy_qp(self.qp).expect("a queue pair can always be destroyed");
         assert_eq!(self.poll_cq(), None, "a completion of a queue pair that is gone");
+        assert_eq!(self.context.next_timeout(), None, "a timer of a queue pair that is gone");
         self.drain_events();
-        self.forget_window();
-        (self.qp, self.qpn) = create_qp(&mut self.context, &self.setup, self.pd, self.cq, self.srq);
+        self.cable.take()
     }
 
     /// From RESET to where the set-up wants it.
     pub(crate) fn connect(&mut self) {
+        self.forget_window();
         let setup = self.setup;
         let sgid_index = self.context.port().gid_index_for(self.gids.0).expect("one of each kind");
         let address = AddressVector { mac: Some(PEER_MAC), ..AddressVector::new(self.gids.0, sgid_index) };
@@ -434,11 +452,12 @@ impl Live {
         }
     }
 
-    /// The frame (if any) arrives, and the engine has a turn; `each` sees what it sends.
-    pub(crate) fn turn(&mut self, frame: &[u8], each: impl FnMut(&[u8])) {
+    /// The frame (if any) arrives, and the engine has a turn. Returns what it sends.
+    pub(crate) fn turn(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
+        assert!(self.cable.take().is_empty(), "a verb has sent that ends nothing");
         self.cable.send(frame);
         self.context.poll(self.now).expect("the cable does not break");
-        self.cable.receive(each);
+        self.cable.take()
     }
 
     /// Moves the clock to the next timer, or by so much if there is none that soon.
@@ -718,12 +737,10 @@ impl Live {
         })
     }
 
-    /// Destroys everything: nothing may hold on to anything.
+    /// Destroys everything that is left when the queue pair is gone: nothing may hold on to anything.
     pub(crate) fn destroy(mut self) {
-        self.drain_events();
-        self.context.destroy_qp(self.qp).expect("a queue pair can always be destroyed");
-        assert_eq!(self.context.next_timeout(), None, "a timer of a queue pair that is gone");
-        self.turn(&[], |frame| panic!("a frame of a queue pair that is gone: {frame:02x?}"));
+        let sent = self.turn(&[]);
+        assert!(sent.is_empty(), "frames of a queue pair that is gone: {sent:02x?}");
         self.forget_window();
         if let Some(srq) = self.srq {
             self.context.destroy_srq(srq).expect("nobody takes from it any more");
