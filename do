@@ -24,7 +24,10 @@ usage: ./do JOB [ARGUMENT...]
                      breaks the engine in a copy, one rule at a time; each must change a replay's report
   fuzz [SECONDS] [TARGET...]
                      each fuzz target, or those named, for SECONDS (300)
-  fuzz-coverage      which lines of the sources the corpus reaches (after ./do fuzz)
+  fuzz-replay TARGET FILE...
+                     inputs of a target once more, such as a finding
+  fuzz-coverage [TARGET...]
+                     which lines of the sources the corpus reaches (after ./do fuzz)
   ferroce ARG...     the command itself
 TEXT
 }
@@ -123,6 +126,12 @@ lint() {
     cargo fmt --all --check
     cargo clippy --workspace --all-targets "${features[@]}" -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps "${features[@]}"
+    cargo fmt --manifest-path tools/fuzz/Cargo.toml --check
+    if need g++; then
+        fuzz_cargo clippy --all-targets -- -D warnings
+    else
+        say "without g++ the fuzz targets are not linted"
+    fi
 }
 
 # The sanitizers and the fuzzer are unstable features; this makes the stable toolchain take them.
@@ -132,46 +141,72 @@ asan() {
     choose_features
     # The suppressions are by function, so somebody must know the functions.
     need llvm-14 || true
-    local host; host=$(rustc -vV | awk '/^host/ {print $2}')
     export ASAN_OPTIONS=suppressions=$PWD/driver/asan.supp ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14
     export LSAN_OPTIONS=suppressions=$PWD/driver/lsan.supp:print_suppressions=0
-    RUSTFLAGS="-Zsanitizer=address" unstable cargo test --target "$host" --target-dir target/asan \
+    RUSTFLAGS="-Zsanitizer=address" unstable cargo test --target "$(host)" --target-dir target/asan \
         -p ferroce-wire -p ferroce-driver -p ferroce -p ferroce-collectives -p ferroce-tools "${features[@]}" "$@"
 }
 
-# Installs cargo-fuzz and sets `targets` to those named, or all.
-fuzz_targets() { # [TARGET...]
-    need g++ || true
-    command -v cargo-fuzz >/dev/null || { say "installing cargo-fuzz"; cargo install --quiet --locked cargo-fuzz; }
+# cargo in the fuzzer's workspace, with the flags that libFuzzer wants of what it drives: those of
+# cargo-fuzz, which this saves an installation. The code under test is safe Rust, and without the address
+# sanitizer (SANITIZER=address) runs several times as often.
+fuzz_cargo() { # SUBCOMMAND [ARGUMENT...]
+    local flags="-Cpasses=sancov-module --cfg fuzzing -Cdebug-assertions -Ccodegen-units=1" option subcommand=$1
+    for option in level=4 inline-8bit-counters pc-table trace-compares; do
+        flags+=" -Cllvm-args=-sanitizer-coverage-$option"
+    done
+    [ "${SANITIZER:-none}" = none ] || flags+=" -Zsanitizer=$SANITIZER"
+    shift
+    RUSTFLAGS="$flags ${FUZZ_FLAGS:-}" unstable cargo "$subcommand" --quiet --locked --release \
+        --manifest-path tools/fuzz/Cargo.toml --target "$(host)" --target-dir "${FUZZ_DIR:-target/fuzz}" "$@"
+}
+
+host() { rustc -vV | awk '/^host/ {print $2}'; }
+
+# Builds the targets and their first corpora, and sets `targets` to those named, or all, and `programs` to
+# where they are.
+fuzz_build() { # [TARGET...]
+    need g++ || die "libFuzzer is built with g++"
+    fuzz_cargo build --bins --examples
+    programs=${FUZZ_DIR:-target/fuzz}/$(host)/release
+    local known target
+    known=$(cargo metadata --no-deps --locked --format-version 1 --manifest-path tools/fuzz/Cargo.toml |
+        grep -o '"kind":\["bin"\][^}]*"name":"[a-z_]*"' | sed 's/.*"name":"\(.*\)"/\1/')
+    [ -n "$known" ] || die "no fuzz targets in tools/fuzz/Cargo.toml"
     targets=("$@")
-    # shellcheck disable=SC2207
-    [ $# -gt 0 ] || targets=($(unstable cargo fuzz list --fuzz-dir tools/fuzz))
-    cargo run --quiet --manifest-path tools/fuzz/Cargo.toml --example seeds
+    # shellcheck disable=SC2206
+    [ $# -gt 0 ] || targets=($known)
+    for target in "${targets[@]}"; do
+        grep -qx "$target" <<<"$known" || die "no fuzz target '$target'; there are: ${known//$'\n'/ }"
+    done
+    "$programs/examples/seeds" >/dev/null
 }
 
 fuzz() {
-    local seconds=${1:-300} target targets log table status=0
+    local seconds=${1:-300} targets programs target log table finding status=0
     [ $# -eq 0 ] || shift
-    fuzz_targets "$@"
+    [[ $seconds =~ ^[1-9][0-9]*$ ]] || die "fuzz for '$seconds' s: SECONDS is a number from 1 on"
+    fuzz_build "$@"
     log=$(mktemp) table=$(mktemp)
-    # The code under test is safe Rust, and without the address sanitizer runs several times as often.
-    local options=(--fuzz-dir tools/fuzz --sanitizer "${SANITIZER:-none}")
-    unstable cargo fuzz build "${options[@]}"
     printf 'target\texecutions\tper s\tedges\tof\tcorpus\tresult\n' >"$table"
     for target in "${targets[@]}"; do
         say "fuzzing $target for $seconds s"
-        local result="no finding"
-        unstable cargo fuzz run "${options[@]}" "$target" -- \
+        local result="no finding" artifacts=tools/fuzz/artifacts/$target
+        mkdir -p "$artifacts"
+        "$programs/$target" "tools/fuzz/corpus/$target" -artifact_prefix="$artifacts/" \
             -max_total_time="$seconds" -max_len=4096 -timeout=10 -print_final_stats=1 >"$log" 2>&1 || {
             result=FINDING status=1
             # The reason, and how to see it again.
             grep -aE 'panicked at|^==[0-9]+==' -A 2 "$log" >&2 || tail -40 "$log" >&2
-            sed -n "s|.*Test unit written to |replay: RUSTC_BOOTSTRAP=1 cargo fuzz run ${options[*]} $target |p" "$log" >&2
+            finding=$(sed -n 's|.*Test unit written to ||p' "$log" | tail -1)
+            if [ -n "$finding" ]; then
+                say "replay: ./do fuzz-replay $target $finding"
+                say "or elsewhere, with this in FILE: base64 -d <<<$(base64 -w 0 "$finding") >FILE"
+            fi
         }
         awk -v target="$target" -v seconds="$seconds" -v result="$result" '
             /Loaded 1 modules/ { gsub(/[^0-9 ]/, " "); split($0, n, " "); of = n[2] }
             / cov: / { for (i = 1; i < NF; i++) { if ($i == "cov:") cov = $(i + 1); if ($i == "corp:") corpus = $(i + 1) } }
-            / INITED / { begun = 1 }
             /^#[0-9]+/ { runs = substr($1, 2) }
             /stat::number_of_executed_units/ { runs = $2 }
             /stat::average_exec_per_sec/ { rate = $2 }
@@ -179,29 +214,41 @@ fuzz() {
                   printf "%s\t%d\t%d\t%d\t%d\t%d\t%s\n", target, runs, rate ? rate : runs / seconds, cov, of, corpus, result }' \
             "$log" | tee -a "$table" >&2
     done
-    awk -F '\t' '{ printf "%-18s %12s %8s %7s %7s %7s  %s\n", $1, $2, $3, $4, $5, $6, $7 }' "$table"
+    awk -F '\t' '{ printf "%-18s %12s %8s %7s %7s %7s  %s\n", $1, $2, $3, $4, $5, $6, $7 }
+         NR > 1 { runs += $2; reached += $4; of += $5; found += $7 == "FINDING" }
+         END { printf "fuzz: %d targets, %d executions, %d of %d edges, %d findings\n", NR - 1, runs, reached, of, found }' \
+        "$table"
     rm -f "$log" "$table"
     return "$status"
+}
+
+fuzz_replay() { # TARGET FILE...
+    [ $# -ge 2 ] || die "fuzz-replay needs a target and the files to run"
+    local targets programs target=$1
+    shift
+    fuzz_build "$target"
+    exec "$programs/$target" "$@"
 }
 
 # The lines that the corpora reach. The compiler's own LLVM tools must read what the compiler writes:
 # Debian's are of another version.
 fuzz_coverage() {
-    local target targets tools host profiles=() objects=()
-    fuzz_targets "$@"
-    host=$(rustc -vV | awk '/^host/ {print $2}')
-    tools=$(rustc --print sysroot)/lib/rustlib/$host/bin
+    local target targets programs tools profiles objects=()
+    tools=$(rustc --print sysroot)/lib/rustlib/$(host)/bin
     [ -x "$tools/llvm-cov" ] || rustup component add llvm-tools || die "needs the compiler's llvm-tools"
+    FUZZ_FLAGS=-Cinstrument-coverage FUZZ_DIR=target/fuzz-coverage fuzz_build "$@"
+    programs=target/fuzz-coverage/$(host)/release
+    profiles=$(mktemp -d)
     for target in "${targets[@]}"; do
         say "coverage of $target"
-        unstable cargo fuzz coverage --fuzz-dir tools/fuzz "$target" >/dev/null 2>&1 || die "no coverage of $target"
-        profiles+=("tools/fuzz/coverage/$target/coverage.profdata")
-        # cargo-fuzz builds these here, whatever CARGO_TARGET_DIR says.
-        objects+=(-object "target/$host/coverage/$host/release/$target")
+        LLVM_PROFILE_FILE="$profiles/$target.profraw" "$programs/$target" "tools/fuzz/corpus/$target" -runs=0 \
+            >/dev/null 2>&1 || die "no coverage of $target"
+        objects+=(-object "$programs/$target")
     done
-    "$tools/llvm-profdata" merge -o tools/fuzz/coverage/all.profdata "${profiles[@]}"
-    "$tools/llvm-cov" report "${objects[@]:1}" -instr-profile=tools/fuzz/coverage/all.profdata \
+    "$tools/llvm-profdata" merge -o "$profiles/all.profdata" "$profiles"/*.profraw
+    "$tools/llvm-cov" report "${objects[@]:1}" -instr-profile="$profiles/all.profdata" \
         -ignore-filename-regex='(registry|rustc|tools/fuzz)/' -show-region-summary=false -show-branch-summary=false
+    rm -r "$profiles"
 }
 
 job=${1:-}
@@ -216,6 +263,7 @@ model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --no
 lint) lint ;;
 asan) asan --lib --bins --tests "$@" ;;
 fuzz) fuzz "$@" ;;
+fuzz-replay) fuzz_replay "$@" ;;
 mutations) tools/mutations "$@" ;;
 fuzz-coverage) fuzz_coverage "$@" ;;
 '' | -h | --help | help) usage ;;

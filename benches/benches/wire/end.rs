@@ -34,7 +34,7 @@ pub(crate) struct Job {
     pub(crate) millis: u64,
     /// Gives up what root may do, before it opens anything.
     pub(crate) as_nobody: bool,
-    /// Where shared memory goes.
+    /// Where shared memory is handed over.
     pub(crate) shared: String,
     pub(crate) contender: Contender,
 }

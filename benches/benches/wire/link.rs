@@ -38,7 +38,7 @@ pub(crate) struct Link {
     mtu: u32,
     /// Of each end, none on loopback.
     namespaces: Vec<String>,
-    /// The directory of sockets and shared memory.
+    /// The directory of sockets.
     directory: PathBuf,
     pub(crate) description: String,
     /// So that no two jobs meet in one socket or file.
@@ -154,7 +154,7 @@ impl Link {
         self.directory.join(format!("log-{end}"))
     }
 
-    /// The beginning of names for shared memory.
+    /// The beginning of names for sockets where shared memory is handed over.
     pub(crate) fn shared(&self) -> String {
         self.directory.join(format!("ring-{}", self.job.get())).display().to_string()
     }

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::shared::{Consumer, Producer};
+use ferroce::driver::shared::Producer;
 use ferroce::driver::{Capabilities, Crc32, Layer};
 use ferroce::{Clock, Memory, PacketDriver};
 use hdrhistogram::Histogram;
@@ -12,6 +12,7 @@ use hdrhistogram::Histogram;
 use crate::case::{Case, RoundTrip, Seen};
 use crate::end::{Outcome, Stage, Watch};
 use crate::memory::{fill, verify};
+use crate::ring::Handover;
 
 /// Frames offered to the port at once, as many as its bursts have.
 const BURST: u64 = 64;
@@ -41,7 +42,7 @@ struct Port {
     link: usize,
     /// Frames that are not known to have been taken: rings and socket buffers hold as many.
     window: u64,
-    /// Where a ring for tokens may be.
+    /// Where the ring for tokens is handed over.
     shared: String,
 }
 
@@ -129,12 +130,12 @@ impl Port {
         let headers = set_lengths(headers, length, *link);
         let (link, length) = (*link, length - (ETHERNET - *link));
         stage.peer.meet()?;
-        let mut tokens = Consumer::open(shared.as_str())?;
+        let mut tokens = Handover::take(shared)?;
         stage.peer.meet()?;
         let (mut sent, mut room) = (0u64, *window);
         let (start, time) = (Instant::now(), stage.warm_up() + stage.time());
         while start.elapsed() < time {
-            room += token * tokens.pop(usize::MAX, |_| ()) as u64;
+            room += token * tokens.pop(usize::MAX, |_| ())? as u64;
             let mut burst = 0..room.min(BURST);
             let before = sent;
             driver.tx_burst(clock.now(), &mut |buffer: &mut [u8]| {
@@ -163,9 +164,10 @@ impl Port {
     fn receive(&mut self, stage: &mut Stage<'_>, mut take: impl FnMut(&[u8]) -> bool) -> Outcome<Seen> {
         let Port { driver, clock, shared, link, window, .. } = self;
         let token = *window / TOKENS;
-        let mut tokens = Producer::create(shared.as_str(), 64, 1)?;
-        // Made, and opened at the other end.
+        let mut tokens = Producer::create(64, 1)?;
+        let handover = Handover::at(shared)?;
         stage.peer.meet()?;
+        handover.give(&tokens)?;
         stage.peer.meet()?;
         let (mut got, mut given, mut sent) = (0u64, 0, None);
         let mut watch = Watch::new();
@@ -176,7 +178,7 @@ impl Port {
             })?;
             if came > 0 {
                 meter.count(got);
-                given += token * tokens.push(((got - given) / token) as usize, |_| ()) as u64;
+                given += token * tokens.push(((got - given) / token) as usize, |_| ())? as u64;
             } else if watch.due() {
                 sent = match sent {
                     None => stage.peer.heard()?,

@@ -1,10 +1,11 @@
 //! A ring of slots in memory that both processes share: the ceiling.
 
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Instant;
 
 use ferroce::Memory;
 use ferroce::driver::Crc32;
-use ferroce::driver::shared::{Consumer, Producer};
+use ferroce::driver::shared::{Consumer, FullSlot, Producer, VacantSlot};
 use hdrhistogram::Histogram;
 
 use crate::case::{Case, RoundTrip, Seen};
@@ -30,9 +31,12 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
         let length = if crc { slot + 4 } else { slot };
         let seed = n as u64;
         if stage.starts() {
-            let mut producer = Producer::create(&path, slots, length)?;
-            stage.record(|stage| produce(stage, &mut producer, slot, crc, seed))?;
-            // It is open by now at the other end.
+            let mut producer = Producer::create(slots, length)?;
+            let handover = Handover::at(&path)?;
+            stage.record(|stage| {
+                handover.give(&producer)?;
+                produce(stage, &mut producer, slot, crc, seed)
+            })?;
         } else {
             stage.record(|stage| consume(stage, &path, slot, crc, seed))?;
         }
@@ -40,24 +44,55 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
     Ok("shared memory, no wire".to_owned())
 }
 
+/// A socket where an end hands over the memory of a ring. It is there before the ends meet.
+pub(crate) struct Handover<'a> {
+    listener: UnixListener,
+    path: &'a str,
+}
+
+impl Handover<'_> {
+    pub(crate) fn at(path: &str) -> Outcome<Handover<'_>> {
+        Ok(Handover { listener: UnixListener::bind(path)?, path })
+    }
+
+    pub(crate) fn give(&self, producer: &Producer) -> Outcome<()> {
+        Ok(producer.send(&self.listener.accept()?.0)?)
+    }
+
+    /// The other end's ring.
+    pub(crate) fn take(path: &str) -> Outcome<Consumer> {
+        Ok(Consumer::receive(&UnixStream::connect(path)?)?)
+    }
+}
+
+impl Drop for Handover<'_> {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(self.path);
+    }
+}
+
 /// A slot there and one back.
 fn round_trips(stage: &mut Stage<'_>, path: &str) -> Outcome<Seen> {
     let role = stage.job.role;
-    let mut out = Producer::create(format!("{path}-{role}"), 2, 64)?;
+    let mut out = Producer::create(2, 64)?;
+    let [own, other] = [role, 1 - role].map(|role| format!("{path}-{role}"));
+    let handover = Handover::at(&own)?;
     stage.peer.meet()?;
-    let mut back = Consumer::open(format!("{path}-{}", 1 - role))?;
+    let connected = UnixStream::connect(&other)?;
+    handover.give(&out)?;
+    let mut back = Consumer::receive(&connected)?;
     stage.peer.meet()?;
     let mut times = Histogram::<u64>::new(3)?;
-    let (mut count, mut watch, start) = (0, Watch::new(), Instant::now());
+    let (mut count, mut watch, start, mut bytes) = (0, Watch::new(), Instant::now(), [0; 64]);
     loop {
         let sent = Instant::now();
         if stage.starts() {
             if start.elapsed() > stage.time() {
                 break;
             }
-            out.push(1, |slot| slot.fill(1));
+            out.push(1, |mut slot| slot.write(0, &[1; 64]))?;
         }
-        while back.pop(1, |_| ()) == 0 {
+        while back.pop(1, |slot| slot.read(0, &mut bytes))? == 0 {
             if watch.due() {
                 if !stage.starts() && stage.peer.heard::<()>()?.is_some() {
                     return Ok(Seen { handled: count, ..Seen::default() });
@@ -69,7 +104,7 @@ fn round_trips(stage: &mut Stage<'_>, path: &str) -> Outcome<Seen> {
         if stage.starts() {
             times.record(sent.elapsed().as_nanos() as u64)?;
         } else {
-            out.push(1, |slot| slot.fill(1));
+            out.push(1, |mut slot| slot.write(0, &[1; 64]))?;
         }
     }
     stage.peer.tell(&())?;
@@ -85,19 +120,18 @@ fn produce(stage: &mut Stage<'_>, ring: &mut Producer, size: usize, check: bool,
     let (mut sent, mut turns, mut next) = (0u64, 0u32, 0);
     while turns % 64 != 0 || start.elapsed() < time {
         turns = turns.wrapping_add(1);
-        if ring.free(BURST) < BURST {
+        if ring.free(BURST)? < BURST {
             continue;
         }
-        sent += ring.push(BURST, |slot| {
+        let push = |mut slot: VacantSlot<'_>| {
             let from = &memory[next * size..(next + 1) * size];
+            slot.write(0, from);
             if check {
-                let (body, sum) = slot.split_at_mut(size);
-                sum.copy_from_slice(&crc.copy(!0, from, body).to_le_bytes());
-            } else {
-                slot.copy_from_slice(from);
+                slot.write(size, &crc.update(!0, from).to_le_bytes());
             }
             next = if next + 1 == messages { 0 } else { next + 1 };
-        }) as u64;
+        };
+        sent += ring.push(BURST, push)? as u64;
     }
     stage.peer.tell(&sent)?;
     stage.peer.hear::<()>()?;
@@ -107,23 +141,24 @@ fn produce(stage: &mut Stage<'_>, ring: &mut Producer, size: usize, check: bool,
 fn consume(stage: &mut Stage<'_>, path: &str, size: usize, check: bool, seed: u64) -> Outcome<Seen> {
     let (crc, messages) = (Crc32::detect(), Stage::footprint(size) / size);
     let mut memory = Memory::zeroed(messages * size)?;
-    let mut ring = Consumer::open(path)?;
+    let mut ring = Handover::take(path)?;
     stage.peer.meet()?;
     let (mut got, mut bad, mut next, mut sent) = (0u64, 0u64, 0, None);
     let mut meter = Meter::new(stage.warm_up());
     let (mut watch, mut bursts) = (Watch::new(), 0u32);
     loop {
-        let whole = ring.full(BURST) >= BURST;
-        let came = ring.pop(if whole { BURST } else { 0 }, |slot| {
+        let whole = ring.full(BURST)? >= BURST;
+        let pop = |slot: FullSlot<'_>| {
             let to = &mut memory[next * size..(next + 1) * size];
+            slot.read(0, to);
             if check {
-                let (body, sum) = slot.split_at(size);
-                bad += u64::from(sum != crc.copy(!0, body, to).to_le_bytes());
-            } else {
-                to.copy_from_slice(slot);
+                let mut sum = [0; 4];
+                slot.read(size, &mut sum);
+                bad += u64::from(sum != crc.update(!0, to).to_le_bytes());
             }
             next = if next + 1 == messages { 0 } else { next + 1 };
-        });
+        };
+        let came = ring.pop(if whole { BURST } else { 0 }, pop)?;
         got += came as u64;
         if came > 0 {
             // A clock read for each burst would be a part of what is measured.

@@ -8,6 +8,8 @@ use ferroce::QpType;
 use ferroce::driver::pcap::Reader;
 use ferroce::wire::{Packet, Qpn, Service};
 use ferroce_fuzz::{requester, responder, selective};
+// It is built with the flags of the targets, and this has what they call.
+use libfuzzer_sys as _;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));

@@ -57,7 +57,10 @@ fuzz_target!(|frame: &[u8]| {
     builder.payload().copy_from_slice(packet.payload);
     let length = builder.finish();
     let again = Packet::parse(&buffer[..length]).expect("what is emitted parses");
-    assert_eq!((again.link(), again.network(), again.opcode), (packet.link(), packet.network(), packet.opcode));
+    assert_eq!(
+        (again.link(), again.network(), again.opcode),
+        (packet.link(), packet.network(), packet.opcode)
+    );
     assert_eq!((again.bth, again.payload), (packet.bth, packet.payload));
     assert_eq!((again.deth(), again.reth()), (packet.deth(), packet.reth()));
     assert_eq!((again.atomic_eth(), again.aeth()), (packet.atomic_eth(), packet.aeth()));

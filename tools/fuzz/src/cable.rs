@@ -21,9 +21,7 @@ const MAX_FRAME: usize = MTU as usize + 18;
 #[derive(Default)]
 struct Frames {
     to_engine: Vec<u8>,
-    from_engine: Vec<u8>,
-    /// Where each frame of `from_engine` ends.
-    ends: Vec<usize>,
+    from_engine: Vec<Vec<u8>>,
     /// How many frames the port still takes.
     room: usize,
 }
@@ -60,18 +58,9 @@ impl Cable {
         self.lock().room = room;
     }
 
-    /// Takes what the engine has sent since it was last asked.
-    pub(crate) fn receive(&self, mut each: impl FnMut(&[u8])) {
-        // Not under the lock: a finding while it is held would hide the reason behind a poisoned lock.
-        let (bytes, ends) = {
-            let mut frames = self.lock();
-            (std::mem::take(&mut frames.from_engine), std::mem::take(&mut frames.ends))
-        };
-        let mut start = 0;
-        for &end in &ends {
-            each(&bytes[start..end]);
-            start = end;
-        }
+    /// Takes the frames that the engine has sent since it was last asked.
+    pub(crate) fn take(&self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.lock().from_engine)
     }
 
     fn lock(&self) -> MutexGuard<'_, Frames> {
@@ -100,11 +89,7 @@ impl PacketDriver for CablePort {
         Ok(1)
     }
 
-    fn tx_burst(
-        &mut self,
-        _: Nanos,
-        source: &mut dyn FrameSource,
-    ) -> Result<usize, driver::Error> {
+    fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         let mut frames = self.cable.lock();
         let mut sent = 0;
         while frames.room > 0 {
@@ -112,9 +97,7 @@ impl PacketDriver for CablePort {
             self.buffer.fill(0xa5);
             let Some(length) = source.write(&mut self.buffer) else { break };
             frames.room -= 1;
-            frames.from_engine.extend_from_slice(&self.buffer[..length]);
-            let end = frames.from_engine.len();
-            frames.ends.push(end);
+            frames.from_engine.push(self.buffer[..length].to_vec());
             sent += 1;
         }
         Ok(sent)

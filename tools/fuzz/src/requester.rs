@@ -270,9 +270,10 @@ impl Target {
     fn modify(&mut self, choice: u8) {
         let state = self.live.query().state;
         match choice & 3 {
-            0 => self.live.modify(Transition::Error),
+            0 => self.stop(),
             1 => {
-                self.live.reset();
+                let sent = self.live.reset();
+                self.check_sent(&sent, is_up(state));
                 self.requests.clear();
                 self.live.connect();
                 self.next_psn = self.live.setup.sq_psn;
@@ -290,21 +291,32 @@ impl Target {
     /// One turn of the engine, with this frame if it has bytes, and everything that must hold after it.
     fn turn(&mut self, frame: &[u8]) {
         let before = self.live.query();
-        let mut sent = Vec::new();
-        self.live.turn(frame, |frame| sent.push(frame.to_vec()));
+        let sent = self.live.turn(frame);
         let after = self.live.query();
         let packet = self.live.admitted(frame);
-        let up = matches!(before.state, QpState::Rts | QpState::Sqd);
+        let up = is_up(before.state);
         let response = packet.as_ref().filter(|packet| up && !packet.opcode.is_request());
         let response = response.filter(|packet| packet.bth.psn().distance(self.sent) < 0);
         let landed = response.and_then(|packet| self.land(packet));
         self.live.check_memory();
         let local_fault = self.complete(response, landed, after.state, after.outstanding_sends);
-        for frame in &sent {
+        let may = up && (after.state != QpState::Error || local_fault || self.live.overflows() > 0);
+        self.check_sent(&sent, may);
+    }
+
+    /// ERR by the application's wish.
+    fn stop(&mut self) {
+        let state = self.live.query().state;
+        let sent = self.live.stop();
+        self.check_sent(&sent, is_up(state));
+    }
+
+    /// `may`: requests may be sent.
+    fn check_sent(&mut self, sent: &[Vec<u8>], may: bool) {
+        for frame in sent {
             let packet = packet::parse_own(frame);
             assert_eq!(packet.bth.dest_qpn(), PEER_QPN);
             if packet.opcode.is_request() {
-                let may = up && (after.state != QpState::Error || local_fault || self.live.overflows() > 0);
                 assert!(may, "{} is sent in ERR", packet.opcode);
                 self.check_request(&packet);
             } else {
@@ -549,12 +561,18 @@ impl Target {
     fn finish(mut self) {
         self.live.set_room(usize::MAX);
         self.turn(&[]);
-        self.live.modify(Transition::Error);
+        self.stop();
         self.turn(&[]);
         assert!(self.requests.is_empty(), "work without a completion");
-        self.live.drain_events();
+        let sent = self.live.destroy_qp();
+        self.check_sent(&sent, false);
         self.live.destroy();
     }
+}
+
+/// Whether a queue pair in this state sends requests.
+fn is_up(state: QpState) -> bool {
+    matches!(state, QpState::Rts | QpState::Sqd)
 }
 
 fn covers(request: &Request, psn: Psn) -> bool {

@@ -286,12 +286,10 @@ impl Target {
     fn modify(&mut self, choice: u8) {
         let state = self.live.query().state;
         match choice & 3 {
-            0 => {
-                self.live.modify(Transition::Error);
-                self.mute = true;
-            }
+            0 => self.stop(),
             1 => {
-                self.live.reset();
+                let sent = self.live.reset();
+                self.check_all_sent(&sent, state);
                 self.live.connect();
                 self.expected = self.live.setup.rq_psn;
                 self.msn = 0;
@@ -313,8 +311,7 @@ impl Target {
     fn turn(&mut self, frame: &[u8]) {
         let before = self.live.query().state;
         let (drops, overflows) = (self.drops(), self.live.overflows());
-        let mut sent = Vec::new();
-        self.live.turn(frame, |frame| sent.push(frame.to_vec()));
+        let sent = self.live.turn(frame);
         let after = self.live.query();
         let packet = self.live.admitted(frame).filter(|_| Live::is_up(before));
         if let Some(packet) = &packet
@@ -360,8 +357,20 @@ impl Target {
         }
         self.live.observe_window();
         self.live.check_memory();
-        for frame in &sent {
-            self.check_sent(frame, after.state);
+        self.check_all_sent(&sent, after.state);
+    }
+
+    /// ERR by the application's wish.
+    fn stop(&mut self) {
+        let state = self.live.query().state;
+        let sent = self.live.stop();
+        self.check_all_sent(&sent, state);
+        self.mute = true;
+    }
+
+    fn check_all_sent(&self, sent: &[Vec<u8>], state: QpState) {
+        for frame in sent {
+            self.check_sent(frame, state);
         }
     }
 
@@ -694,8 +703,7 @@ impl Target {
         self.live.set_room(usize::MAX);
         self.turn(&[]);
         self.poll_cq(usize::MAX);
-        self.live.modify(Transition::Error);
-        self.mute = true;
+        self.stop();
         self.turn(&[]);
         self.poll_cq(usize::MAX);
         if self.live.overflows() == 0 {
@@ -703,6 +711,8 @@ impl Target {
             let left = (self.receives.len(), self.completions.len());
             assert_eq!(left, (shared, 0), "receives without a completion");
         }
+        let sent = self.live.destroy_qp();
+        self.check_all_sent(&sent, QpState::Error);
         self.live.destroy();
     }
 }

@@ -7,7 +7,9 @@ use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
 use ferroce::wire::{Opcode, Packet, Sack, Syndrome};
-use ferroce::{Counter, Data, Psn, QpState, QpType, SendOp, SendWorkRequest, Transition, WcStatus};
+use ferroce::{
+    Counter, Data, Psn, QpAttributes, QpState, QpType, SendOp, SendWorkRequest, Transition, WcStatus,
+};
 
 use crate::input::Input;
 use crate::live::{Live, PEER_QPN, Piece, REGION, Setup};
@@ -271,18 +273,8 @@ impl Target {
 
     fn modify(&mut self, choice: u8) {
         match (choice & 7, self.live.query().state) {
-            (0, _) => {
-                self.live.modify(Transition::Error);
-                self.mute = true;
-            }
-            (1 | 2, _) => {
-                if choice & 1 == 0 {
-                    self.live.replace();
-                } else {
-                    self.live.reset();
-                }
-                self.connect();
-            }
+            (0, _) => self.stop(),
+            (1 | 2, _) => self.reconnect(choice & 1 != 0),
             (3, QpState::Rts) => self.live.modify(Transition::Drain),
             (_, QpState::Sqd) => {
                 // Refused until it is drained.
@@ -293,8 +285,19 @@ impl Target {
         self.turn(&[]);
     }
 
-    /// A new connection: of the old one nothing is left.
-    fn connect(&mut self) {
+    /// ERR by the application's wish.
+    fn stop(&mut self) {
+        let before = self.live.query();
+        let sent = self.live.stop();
+        self.check_sent(&sent, &before);
+        self.mute = true;
+    }
+
+    /// A new connection, after RESET or of another queue pair: of the old one nothing is left.
+    fn reconnect(&mut self, reset: bool) {
+        let before = self.live.query();
+        let sent = if reset { self.live.reset() } else { self.live.replace() };
+        self.check_sent(&sent, &before);
         self.live.connect();
         self.sends.clear();
         self.receives.clear();
@@ -305,35 +308,39 @@ impl Target {
 
     /// One turn of the engine, with this frame if it has bytes, and everything that must hold after it.
     fn turn(&mut self, frame: &[u8]) {
-        let up = Live::is_up(self.live.query().state);
-        let mut sent = Vec::new();
-        self.live.turn(frame, |frame| sent.push(frame.to_vec()));
-        let packet = self.live.admitted(frame).filter(|_| up);
+        let before = self.live.query();
+        let sent = self.live.turn(frame);
+        let packet = self.live.admitted(frame).filter(|_| Live::is_up(before.state));
         if let Some(packet) = packet.filter(|packet| packet.opcode.is_request()) {
             self.came.insert(packet.bth.psn().value());
         }
         self.check_memory(packet.as_ref());
-        let expected = self.live.query().rq_psn;
-        for frame in &sent {
+        let after = self.live.query();
+        self.check_sent(&sent, &QpAttributes { state: before.state, ..after });
+        self.live.drain_events();
+    }
+
+    /// What was sent while the queue pair was in this state, and expected this PSN.
+    fn check_sent(&self, sent: &[Vec<u8>], qp: &QpAttributes) {
+        for frame in sent {
             let packet = packet::parse_own(frame);
             assert_eq!(packet.bth.dest_qpn(), PEER_QPN);
             assert!(!self.mute, "{} after the application stopped the queue pair", packet.opcode);
             let psn = packet.bth.psn();
             if packet.opcode.is_request() {
-                assert!(up, "{} is sent in ERR", packet.opcode);
+                assert!(Live::is_up(qp.state), "{} is sent in ERR", packet.opcode);
                 let known = self.sends.iter().any(|request| request.index(psn).is_some());
                 assert!(known, "{} at {psn:?}, where nothing was posted", packet.opcode);
             }
             if packet.opcode == Opcode::SELECTIVE_ACKNOWLEDGE {
                 let sack = packet.sack().expect("128 bytes");
-                assert_eq!(psn, expected, "what is missing");
+                assert_eq!(psn, qp.rq_psn, "what is missing");
                 let named = (0..Sack::SPAN).map(|i| psn + i).filter(|psn| sack.holds(*psn));
                 assert!(named.clone().all(|psn| self.came.contains(&psn.value())), "what never came is held");
                 let room = usize::from(self.live.setup.reorder_packets.unwrap_or(0));
                 assert!(named.count() <= room, "more is held than there is room for");
             }
         }
-        self.live.drain_events();
     }
 
     /// Memory changes where what came may change it, and is known from then on.
@@ -413,19 +420,13 @@ impl Target {
     fn finish(mut self, reset: bool) {
         self.live.set_room(usize::MAX);
         self.turn(&[]);
-        self.live.modify(Transition::Error);
-        self.mute = true;
+        self.stop();
         self.turn(&[]);
         self.poll_cq();
         let unsaid = self.sends.iter().filter(|request| request.signaled).count();
         assert_eq!((unsaid, self.receives.len()), (0, 0), "work requests without a completion");
         assert_eq!(self.live.overflows(), 0);
-        if reset {
-            self.live.reset();
-        } else {
-            self.live.replace();
-        }
-        self.connect();
+        self.reconnect(reset);
         let full = |live: &Live| live.context.counters().value(Counter::RxReorderFull);
         let (before, room) = (full(&self.live), u32::from(self.live.setup.reorder_packets.unwrap_or(0)));
         for i in 0..=room {
@@ -434,6 +435,9 @@ impl Target {
             self.turn(&frame);
             assert_eq!(full(&self.live) - before, u64::from(i == room), "room for {i} of {room} packets");
         }
+        let before = self.live.query();
+        let sent = self.live.destroy_qp();
+        self.check_sent(&sent, &before);
         self.live.destroy();
     }
 }
