@@ -83,6 +83,28 @@ impl Port {
         })
     }
 
+    /// The hardware address that answers to a packet go to: the one that it came from. A port below
+    /// which there is no link has none, and no answer needs one. `None` if no answer can go there: the
+    /// address is not one station's, or the packet claims to be this port's own and is not.
+    pub(crate) fn way_back(&self, packet: &Packet<'_>) -> Option<MacAddr> {
+        if self.socket.is_some() {
+            return Some(MacAddr::default());
+        }
+        let mac = packet.source_mac()?;
+        let source = packet.network().source;
+        let is_own = self.gids.iter().any(|entry| entry.gid == source);
+        (mac == self.mac || mac.is_station() && !is_own).then_some(mac)
+    }
+
+    /// The index of the RoCE v2 GID that a packet was sent to; of its VLAN, where several VLANs have it.
+    pub(crate) fn index_of_destination(&self, packet: &Packet<'_>) -> Option<usize> {
+        let (destination, vlan) = (packet.network().destination, packet.vlan());
+        let find = |is_on: &dyn Fn(Option<u16>) -> bool| {
+            self.gids.iter().position(|e| e.gid == destination && !e.roce_v1 && is_on(e.vlan))
+        };
+        find(&|own| own == vlan).or_else(|| find(&|own| may_be_on(packet, own)))
+    }
+
     /// The largest path MTU over IPv6 (`true`) or IPv4.
     pub fn path_mtu(&self, ipv6: bool) -> Option<PathMtu> {
         PathMtu::largest_for(self.mtu, ipv6)

@@ -25,7 +25,7 @@ use crate::counters::Counter;
 use crate::key_table::KeyTable;
 use crate::qp::QueuePair;
 use crate::shared::Shared;
-use crate::slab::{Handle, Slab};
+use crate::slab::{Handle, Qp, Slab};
 use crate::timer::{TimerWheel, time_of};
 use crate::transition::MAX_RD_ATOMIC;
 use crate::{AddressVector, Error, Port};
@@ -152,8 +152,8 @@ struct Listening {
     /// IPv4 addresses as such; unspecified ones all as 0.0.0.0.
     address: SocketAddr,
     config: ListenConfig,
-    /// Requests that nobody has answered, and connections that the peer has not called ready.
-    half_open: Vec<u32>,
+    /// Requests that nobody has answered, and connections that the peer has not called ready; and whose.
+    half_open: Vec<(u32, Gid)>,
 }
 
 /// Where a message came from, and the way back.
@@ -177,6 +177,8 @@ pub(crate) struct ConnectionManager {
     by_peer: HashMap<PeerKey, u32>,
     /// Connections, by the peer's queue pair.
     by_qpn: HashMap<(Gid, Qpn), u32>,
+    /// Connections, by the queue pair here.
+    by_qp: HashMap<Qp, u32>,
     timers: TimerWheel,
     /// Those whose time begins with the next poll: what a verb asks for leaves then.
     starting: Vec<u32>,
@@ -195,6 +197,7 @@ impl ConnectionManager {
             // Twice as many places as keys: a table that is half full never grows.
             by_peer: HashMap::with_capacity(2 * most),
             by_qpn: HashMap::with_capacity(2 * most),
+            by_qp: HashMap::with_capacity(2 * most),
             timers: TimerWheel::new(max_connections),
             starting: Vec::with_capacity(most),
             events: VecDeque::with_capacity((UNREAD_EACH + EVENTS_EACH) * most),
@@ -285,7 +288,8 @@ impl ConnectionManager {
     pub(crate) fn fire_timers(&mut self, verbs: &mut Verbs<'_>) {
         while let Some(index) = self.starting.pop() {
             // Unless the answer has come already.
-            if self.communications.at(index).is_some_and(|c| c.state.repeats()) {
+            if let Some(begun) = self.communications.at_mut(index).filter(|c| c.state.repeats()) {
+                begun.begin_waiting(verbs.shared.now);
                 self.wait(index, verbs.shared.now);
             }
         }
@@ -295,7 +299,8 @@ impl ConnectionManager {
                 self.timers.ensure(index, communication.deadline);
                 continue;
             }
-            if communication.state.repeats() && communication.retries_left > 0 {
+            let may_repeat = communication.retries_left > 0 && communication.latest > verbs.shared.now;
+            if communication.state.repeats() && may_repeat {
                 communication.retries_left -= 1;
                 verbs.shared.count(Counter::CmTxRetries);
                 self.send_again(index, verbs.shared);
@@ -350,9 +355,9 @@ impl ConnectionManager {
     }
 
     /// A communication is half open.
-    fn join_listener(&mut self, listener: Listener, index: u32) {
+    fn join_listener(&mut self, listener: Listener, index: u32, source: Gid) {
         if let Some(listening) = self.listeners.get_mut(listener.0) {
-            listening.half_open.push(index);
+            listening.half_open.push((index, source));
         }
     }
 
@@ -360,7 +365,7 @@ impl ConnectionManager {
     fn leave_listener(&mut self, index: u32) {
         let listener = self.communications.at(index).and_then(|c| c.listener);
         if let Some(listening) = listener.and_then(|listener| self.listeners.get_mut(listener.0)) {
-            listening.half_open.retain(|other| *other != index);
+            listening.half_open.retain(|(other, _)| *other != index);
         }
     }
 
@@ -410,7 +415,7 @@ impl ConnectionManager {
     /// Starts the time that the peer has for its answer.
     fn wait(&mut self, index: u32, now: Nanos) {
         let Some(communication) = self.communications.at_mut(index) else { return };
-        communication.deadline = now + time_of(communication.cm_timeout);
+        communication.wait_until(now + time_of(communication.cm_timeout));
         self.timers.ensure(index, communication.deadline);
     }
 
@@ -427,6 +432,7 @@ impl ConnectionManager {
         let Communication { id, address, remote_comm_id, remote_qpn, local_comm_id, space, .. } =
             *communication;
         self.leave_listener(index);
+        self.release_qp(index);
         self.timers.cancel(index);
         self.starting.retain(|other| *other != index);
         self.comm_ids.retire(local_comm_id);
@@ -438,6 +444,21 @@ impl ConnectionManager {
             self.by_qpn.remove(&(address.gid, remote_qpn));
         }
         self.communications.remove(id.0);
+    }
+
+    /// The connection is `qp`'s from now on.
+    fn take_qp(&mut self, index: u32, qp: Qp) {
+        if let Some(communication) = self.communications.at_mut(index) {
+            communication.qp = Some(qp);
+            self.by_qp.insert(qp, index);
+        }
+    }
+
+    /// The queue pair is the application's again.
+    fn release_qp(&mut self, index: u32) -> Option<Qp> {
+        let qp = self.communications.at_mut(index)?.qp.take()?;
+        self.by_qp.remove(&qp);
+        Some(qp)
     }
 
     /// Makes room for a new exchange, and draws its communication id.
@@ -471,11 +492,10 @@ impl Arrival {
         if network.source.is_multicast() || is_nobody(network.source.to_ip().to_canonical()) {
             return None;
         }
-        let index = port.gids.iter().position(|entry| entry.gid == network.destination && !entry.roce_v1)?;
+        let index = port.index_of_destination(packet)?;
         // The way it came by: nobody is asked for the next hop because of a packet that anybody can send.
-        let mac = packet.link().map(|link| link.source);
         let back = AddressVector {
-            mac: Some(mac.unwrap_or_default()),
+            mac: Some(port.way_back(packet)?),
             traffic_class: network.traffic_class & !ECN,
             flow_label: network.flow_label,
             ..AddressVector::new(network.source, index)

@@ -197,7 +197,7 @@ counters! {
     RxQkeyMismatch: "rx_qkey_mismatch", Ferroce, dropped;
     /// Dropped: for QP1, and no message of the connection manager.
     RxMadErrors: "rx_mad_errors", Ferroce, dropped;
-    /// Dropped: search for a datagram service while too many wait for their answer.
+    /// Dropped: requests of the connection manager while too many wait for their answer.
     CmRxNoRoom: "cm_rx_no_room", Ferroce, dropped;
     /// Dropped: message of the connection manager for no exchange, or another peer's.
     CmRxUnknown: "cm_rx_unknown", Ferroce, dropped;

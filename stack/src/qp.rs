@@ -524,6 +524,7 @@ impl QueuePair {
             qp: self.handle,
             qpn: self.qpn,
             src_qpn: self.connection.as_ref().map(|c| c.dest_qpn).unwrap_or_default(),
+            source_mac: None,
         }
     }
 

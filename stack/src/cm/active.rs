@@ -51,7 +51,6 @@ impl ConnectionManager {
         let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
         let (id, index) = self.begin(verbs.shared, |ids| Communication {
             transaction_id,
-            qp: Some(qp),
             local_qpn,
             terms,
             cm_timeout,
@@ -59,6 +58,7 @@ impl ConnectionManager {
             retries_left: cm_retries,
             ..Communication::new(ids, (State::ReqSent, PortSpace::Tcp), address, header)
         })?;
+        self.take_qp(index, qp);
         if let Some(queue_pair) = verbs.qps.get_mut(qp.0) {
             queue_pair.responder.reserve(responder_resources);
         }
@@ -137,7 +137,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// The peer needs longer.
+    /// The peer needs longer. It may say so again and again, and has two minutes in all.
     pub(super) fn on_mra(
         &mut self,
         arrival: &Arrival,
@@ -154,7 +154,8 @@ impl ConnectionManager {
             return Err(Counter::CmRxUnknown);
         }
         let longer = time_of(mra.service_timeout()) + time_of(communication.cm_timeout);
-        communication.deadline = verbs.shared.now + longer;
+        communication.wait_until(verbs.shared.now + longer);
+        self.timers.ensure(index, communication.deadline);
         Ok(())
     }
 

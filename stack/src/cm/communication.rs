@@ -1,12 +1,19 @@
 //! One exchange with a peer, from its request to its end.
 
+use std::time::Duration;
+
 use ferroce_driver::Nanos;
 use ferroce_wire::{MAD_LEN, PathHeader, PathMtu, Psn, Qpn};
 
 use super::{CmId, Listener, PortSpace, Verbs};
 use crate::qp::{Connection, QpType};
 use crate::slab::Qp;
+use crate::timer::time_of;
 use crate::{AddressVector, Error, ReadyToReceive, ReadyToSend, RnrTimer, UnreliablePath};
+
+/// How long an exchange waits for an answer because the other end wants it to: a request for the
+/// application's, since it came, and a message for the peer's, since it first left.
+pub(super) const PATIENCE_MAX: Duration = Duration::from_secs(120);
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +106,8 @@ pub(super) struct Communication {
     pub(super) cm_retries: u8,
     pub(super) retries_left: u8,
     pub(super) deadline: Nanos,
-    /// When a request is over that nobody answers, however long its peer waits.
+    /// When what nobody answers is over, however much time the peer asks for: [`PATIENCE_MAX`] after the
+    /// first message went or came.
     pub(super) latest: Nanos,
     /// The last message that may have to be sent again.
     pub(super) mad: [u8; MAD_LEN],
@@ -135,6 +143,18 @@ impl Communication {
             latest: Nanos::NEVER,
             mad: [0; MAD_LEN],
         }
+    }
+
+    /// The first of a message's transmissions leaves now. What the application has chosen itself may take
+    /// longer than a peer can ask for, and is not cut short.
+    pub(super) fn begin_waiting(&mut self, now: Nanos) {
+        let chosen = time_of(self.cm_timeout) * (u32::from(self.retries_left) + 1);
+        self.latest = now + chosen.max(PATIENCE_MAX);
+    }
+
+    /// Waits until `deadline`, or for as long as there is.
+    pub(super) fn wait_until(&mut self, deadline: Nanos) {
+        self.deadline = deadline.min(self.latest);
     }
 
     /// INIT → RTR.

@@ -90,7 +90,7 @@ impl ConnectionManager {
             ..Communication::new(ids, (State::SidrReceived, PortSpace::Udp), arrival.back, header)
         });
         let (id, index) = begun.map_err(|_| Counter::CmRxNoRoom)?;
-        self.join_listener(listener, index);
+        self.join_listener(listener, index, arrival.source);
         self.by_peer.insert(key, index);
         self.timers.ensure(index, deadline);
         let largest = verbs.port.path_mtu(arrival.source.is_ipv6());

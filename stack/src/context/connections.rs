@@ -78,21 +78,20 @@ impl Context {
     /// Accepts a request for a connection with `qp`, of the service that was asked for and in INIT. It
     /// receives from now on, and is in RTS with [`CmEvent::Established`].
     ///
-    /// Asks the driver for the hardware address, which may block for as long as ARP or ND takes.
+    /// Never blocks: the connection goes to the hardware address that the request came from.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`] for a request that is over, [`Error::State`], [`Error::Invalid`], or the
-    /// driver's word. The request can still be accepted or rejected then.
+    /// [`Error::InvalidHandle`] for a request that is over, [`Error::State`], [`Error::Invalid`]. The
+    /// request can still be accepted or rejected then.
     pub fn accept(&mut self, id: CmId, qp: Qp, parameters: &ConnectionParameters<'_>) -> Result<(), Error> {
         parameters.check(REP_PRIVATE)?;
-        let (address, asked) = self.requester(id)?;
+        let asked = self.asked_for(id)?;
         let (qp, qpn, qp_type) = self.connectable(qp)?;
         if qp_type != asked {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
         }
-        let mac = MacAddr(self.driver.resolve(address.gid.to_ip())?);
         let (cm, mut verbs) = self.engine.cm()?;
-        cm.accept(id, (qp, qpn), mac, parameters, &mut verbs)
+        cm.accept(id, (qp, qpn), parameters, &mut verbs)
     }
 
     /// Answers the search for a datagram service: `qp`, which is UD, is where it is.
@@ -101,7 +100,7 @@ impl Context {
     /// [`Error::InvalidHandle`] for a search that is over, [`Error::Invalid`].
     pub fn accept_datagrams(&mut self, id: CmId, qp: Qp, private_data: &[u8]) -> Result<(), Error> {
         check_length(private_data, SIDR_REP_PRIVATE)?;
-        let (_, asked) = self.requester(id)?;
+        let asked = self.asked_for(id)?;
         let (queue_pair, _) = self.qp(qp)?;
         let (qpn, qkey) = (queue_pair.qpn, queue_pair.qkey);
         let qp_type = self.query_qp(qp)?.qp_type;
@@ -117,7 +116,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Invalid`].
     pub fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        let (_, asked) = self.requester(id)?;
+        let asked = self.asked_for(id)?;
         check_length(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
         self.with_cm(|cm, verbs| cm.refuse(id, private_data, verbs));
         Ok(())
@@ -157,10 +156,10 @@ impl Context {
         Some(then(cm, &mut verbs))
     }
 
-    /// Who asked, and for what.
-    fn requester(&mut self, id: CmId) -> Result<(AddressVector, QpType), Error> {
+    /// What was asked for.
+    fn asked_for(&mut self, id: CmId) -> Result<QpType, Error> {
         let (cm, _) = self.engine.cm_if_used().ok_or_else(|| invalid_handle("connection", id.0))?;
-        cm.requester(id)
+        cm.asked_for(id)
     }
 
     /// A queue pair that can be connected.

@@ -539,6 +539,11 @@ impl Peer {
         self.cable.lock().unwrap().poison = poison;
     }
 
+    /// How often the port has been asked for a way, which may block.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.cable.lock().unwrap().resolved
+    }
+
     #[track_caller]
     pub(crate) fn expect_nothing(&mut self) {
         self.poll();
@@ -667,6 +672,8 @@ struct Cable {
     poison: u8,
     /// What the engine has allocated while it took frames and made some.
     allocations: u64,
+    /// How often the port was asked for a way.
+    resolved: u64,
 }
 
 struct CablePort {
@@ -717,6 +724,7 @@ impl PacketDriver for CablePort {
     }
 
     fn resolve(&mut self, _: IpAddr) -> Result<[u8; 6], driver::Error> {
+        self.cable.lock().unwrap().resolved += 1;
         Ok(PEER_MAC.0)
     }
 
