@@ -4,7 +4,7 @@ use ferroce_wire::{
     source_port,
 };
 
-use crate::Error;
+use crate::{Error, PkeyTable};
 
 /// A row of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Port {
     /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the
     /// same once more as v1, then those of [`Context::add_gid`](crate::Context::add_gid).
     pub gids: Vec<GidEntry>,
+    /// The P_Key table: the default one, then those of [`Context::add_pkey`](crate::Context::add_pkey).
+    pub pkeys: PkeyTable,
     /// What its socket demands, if it is one: packets start at the IP header there.
     pub(crate) socket: Option<SocketTerms>,
 }
@@ -48,7 +50,14 @@ impl Port {
             Layer::Ip(terms) => Some(terms),
             Layer::Ethernet => None,
         };
-        Port { mac: MacAddr(*mac), interface: interface.clone(), mtu: *mtu, gids, socket }
+        Port {
+            mac: MacAddr(*mac),
+            interface: interface.clone(),
+            mtu: *mtu,
+            gids,
+            pkeys: PkeyTable::new(),
+            socket,
+        }
     }
 
     /// The headers of a path, from where frames start.

@@ -18,7 +18,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ferroce_driver::Nanos;
 use ferroce_wire::cm::{Apr, CmBody, CmMessage, IpCm, RejectReason, SERVICE_ID_TCP, SERVICE_ID_UDP};
-use ferroce_wire::{Gid, MAD_LEN, MacAddr, Packet, PathMtu, Qpn};
+use ferroce_wire::{Gid, MAD_LEN, MacAddr, PKey, Packet, PathMtu, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use crate::counters::Counter;
@@ -66,12 +66,14 @@ pub struct ListenConfig {
     pub backlog: u32,
     /// The same from one address, so that one peer does not take all of it.
     pub per_source: u32,
+    /// Only requests for this partition, by the index of its P_Key in the port's table; `None` for all.
+    pub pkey_index: Option<usize>,
 }
 
 impl Default for ListenConfig {
-    /// 128 requests, 64 from one address.
+    /// 128 requests, 64 from one address, of any partition.
     fn default() -> ListenConfig {
-        ListenConfig { backlog: 128, per_source: 64 }
+        ListenConfig { backlog: 128, per_source: 64, pkey_index: None }
     }
 }
 
@@ -93,6 +95,9 @@ pub struct ConnectionParameters<'a> {
     pub timeout: u8,
     /// The requester's choice; `None` for the largest that the interface allows.
     pub path_mtu: Option<PathMtu>,
+    /// The requester's choice of a partition, by the index of its P_Key in the port's table. `None` for
+    /// that of the queue pair; for a search, which has none, the first. Both ends' queue pairs get it.
+    pub pkey_index: Option<usize>,
     /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
     pub cm_timeout: u8,
     /// How often such a message is sent again, 0 to 15.
@@ -110,6 +115,7 @@ impl Default for ConnectionParameters<'_> {
             rnr_retry: 7,
             timeout: 17,
             path_mtu: None,
+            pkey_index: None,
             cm_timeout: 20,
             cm_retries: 15,
         }
@@ -162,6 +168,8 @@ struct Arrival {
     source: Gid,
     destination: Gid,
     back: AddressVector,
+    /// The P_Key of the port's table that it came by.
+    pkey: PKey,
 }
 
 /// What names an exchange at its beginning: the peer, its id, and which kind of exchange.
@@ -255,14 +263,21 @@ impl ConnectionManager {
         self.communications.usage()
     }
 
-    /// Takes a MAD that came to QP1; everything but its body has been checked.
+    /// Exchanges and listeners of a partition.
+    pub(crate) fn pkey_users(&self, index: usize) -> usize {
+        let communications = self.communications.iter().filter(|c| c.pkey_index == index).count();
+        communications + self.listeners.iter().filter(|l| l.config.pkey_index == Some(index)).count()
+    }
+
+    /// Takes a MAD that came to QP1 in the partition of `pkey`; everything but its body has been checked.
     pub(crate) fn receive(
         &mut self,
         packet: &Packet<'_>,
+        pkey: PKey,
         message: &CmMessage<'_>,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
-        let arrival = Arrival::of(packet, verbs.port).ok_or(Counter::RxWrongAddress)?;
+        let arrival = Arrival::of(packet, pkey, verbs.port).ok_or(Counter::RxWrongAddress)?;
         let transaction = message.transaction_id;
         match message.body {
             CmBody::Req(req) => self.on_req(&arrival, transaction, req, verbs),
@@ -388,7 +403,7 @@ impl ConnectionManager {
         let Some(communication) = self.communications.at(index) else { return };
         let mut mad = [0; MAD_LEN];
         CmMessage { transaction_id: transaction, body }.emit(&mut mad);
-        self.gsi.push(communication.header, &mad, shared);
+        self.gsi.push(communication.header, communication.pkey, &mad, shared);
     }
 
     /// Sends a message that may have to be sent again.
@@ -401,7 +416,7 @@ impl ConnectionManager {
 
     fn send_again(&mut self, index: u32, shared: &mut Shared) {
         let Some(communication) = self.communications.at(index) else { return };
-        self.gsi.push(communication.header, &communication.mad, shared);
+        self.gsi.push(communication.header, communication.pkey, &communication.mad, shared);
     }
 
     /// Answers where there is no communication.
@@ -409,7 +424,7 @@ impl ConnectionManager {
         let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return };
         let mut mad = [0; MAD_LEN];
         CmMessage { transaction_id: transaction, body }.emit(&mut mad);
-        self.gsi.push(verbs.port.header(&path), &mad, verbs.shared);
+        self.gsi.push(verbs.port.header(&path), arrival.pkey, &mad, verbs.shared);
     }
 
     /// Starts the time that the peer has for its answer.
@@ -487,7 +502,7 @@ impl ConnectionManager {
 }
 
 impl Arrival {
-    fn of(packet: &Packet<'_>, port: &Port) -> Option<Arrival> {
+    fn of(packet: &Packet<'_>, pkey: PKey, port: &Port) -> Option<Arrival> {
         let network = packet.network();
         if network.source.is_multicast() || is_nobody(network.source.to_ip().to_canonical()) {
             return None;
@@ -500,7 +515,7 @@ impl Arrival {
             flow_label: network.flow_label,
             ..AddressVector::new(network.source, index)
         };
-        Some(Arrival { source: network.source, destination: network.destination, back })
+        Some(Arrival { source: network.source, destination: network.destination, back, pkey })
     }
 
     /// The addresses that a request names, if they are those that it came with.

@@ -157,6 +157,8 @@ counters! {
     EventQpLastWqeReached: "event_qp_last_wqe_reached", Verbs;
     /// SRQs below their limit, raised as events.
     EventSrqLimitReached: "event_srq_limit_reached", Verbs;
+    /// Packets and requests of other partitions, raised as events.
+    EventPkeyViolation: "event_pkey_violation", Ferroce;
     /// Dropped: no receive was posted for the message.
     OutOfBuffer: "out_of_buffer", Mlx5, dropped;
     /// Dropped: wrong ICRC.
@@ -267,6 +269,7 @@ impl Counter {
             Event::SqDrained(_) => Counter::EventSqDrained,
             Event::QpLastWqeReached(_) => Counter::EventQpLastWqeReached,
             Event::SrqLimitReached(_) => Counter::EventSrqLimitReached,
+            Event::PkeyViolation { .. } => Counter::EventPkeyViolation,
         }
     }
 }

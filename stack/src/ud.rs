@@ -42,7 +42,7 @@ impl QueuePair {
                 None => Opcode::UD_SEND_ONLY,
                 Some(_) => Opcode::UD_SEND_ONLY_WITH_IMMEDIATE,
             };
-            let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn());
+            let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn()).in_partition(self.pkey);
             bth.set_solicited(wqe.flags.solicited);
             let header = ah.header(self.qpn, to.qpn);
             let mut frame = slot.start(&header, bth, wqe.length as usize)?;

@@ -33,6 +33,9 @@ impl ConnectionManager {
             *parameters;
         let (rq_psn, transaction_id) = (Psn::new(verbs.shared.rng.next_u32()), verbs.shared.rng.next_u64());
         let header = verbs.port.header(&address.path(verbs.port, Qpn::GSI, Qpn::GSI)?);
+        let own = || verbs.qps.get(qp.0).map_or(0, |qp| qp.pkey_index);
+        let pkey_index = parameters.pkey_index.unwrap_or_else(own);
+        let pkey = verbs.port.pkey(pkey_index)?;
         let terms = Terms {
             qp_type,
             path_mtu,
@@ -52,6 +55,8 @@ impl ConnectionManager {
         let (id, index) = self.begin(verbs.shared, |ids| Communication {
             transaction_id,
             local_qpn,
+            pkey_index,
+            pkey,
             terms,
             cm_timeout,
             cm_retries,
@@ -71,6 +76,7 @@ impl ConnectionManager {
         let local_comm_id = self.communications.at(index).map_or(0, |c| c.local_comm_id);
         let mut req = Req::new(local_comm_id, service_id, local_qpn, rq_psn, path_mtu, path);
         req.set_ca_guid(self.guid);
+        req.set_pkey(pkey);
         req.set_responder_resources(responder_resources);
         req.set_initiator_depth(initiator_depth);
         req.set_remote_cm_timeout(cm_timeout);

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{MAD_LEN, PathHeader, PathMtu, Psn, Qpn};
+use ferroce_wire::{MAD_LEN, PKEY_DEFAULT, PKey, PathHeader, PathMtu, Psn, Qpn};
 
 use super::{CmId, Listener, PortSpace, Verbs};
 use crate::qp::{Connection, QpType};
@@ -92,6 +92,9 @@ pub(super) struct Communication {
     pub(super) address: AddressVector,
     /// The same for MADs.
     pub(super) header: PathHeader,
+    /// The partition, of its messages and of its queue pair: an index of the port's table, and the key there.
+    pub(super) pkey_index: usize,
+    pub(super) pkey: PKey,
     /// 0 as long as it is not known.
     pub(super) remote_qpn: Qpn,
     pub(super) qp: Option<Qp>,
@@ -130,6 +133,8 @@ impl Communication {
             remote_comm_id: 0,
             address,
             header,
+            pkey_index: 0,
+            pkey: PKEY_DEFAULT,
             remote_qpn: Qpn::default(),
             qp: None,
             local_qpn: Qpn::default(),
@@ -165,7 +170,7 @@ impl Communication {
         let Terms { qp_type, path_mtu, rq_psn, max_dest_rd_atomic, .. } = self.terms;
         let (address, dest_qpn) = (self.address, self.remote_qpn);
         let connection = Connection::new(&path, port.header(&path), path_mtu, dest_qpn);
-        match qp_type {
+        let made = match qp_type {
             QpType::Rc => {
                 let min_rnr_timer = RnrTimer::DEFAULT;
                 let attributes = ReadyToReceive {
@@ -180,7 +185,11 @@ impl Communication {
                 let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
                 qp.ready_to_receive_unreliable(&path, connection)
             }
+        };
+        if made.is_ok() {
+            (qp.pkey_index, qp.pkey) = (self.pkey_index, self.pkey);
         }
+        made
     }
 
     /// RTR → RTS.

@@ -6,7 +6,7 @@ use ferroce_driver::Nanos;
 use ferroce_wire::cm::{
     CmBody, IpCm, Mra, Rej, RejectReason, Rep, Req, Rtu, SERVICE_ID_TCP, Stage, TransportType,
 };
-use ferroce_wire::{PathMtu, Psn, Qpn};
+use ferroce_wire::{PKey, PathMtu, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use super::communication::{Communication, PATIENCE_MAX, State, Terms};
@@ -22,6 +22,28 @@ use crate::transition::MAX_RD_ATOMIC;
 
 /// How long a peer is asked to wait for the application, as exponent: 4.3 s, again and again.
 const MRA_TIMEOUT: u8 = 20;
+
+/// What is known of a request that may wait.
+struct Admitted {
+    listener: Listener,
+    addresses: IpCm,
+    path_mtu: PathMtu,
+    /// Of the port's table: index and key.
+    partition: (usize, PKey),
+}
+
+impl Verbs<'_> {
+    /// The P_Key here for a request that names `pkey`. The standard has no reason to reject one that is not
+    /// there; Linux says so too (`cm_req_handler`: the path can't be used from this port).
+    pub(super) fn partition(&mut self, arrival: &Arrival, pkey: PKey) -> Result<(usize, PKey), RejectReason> {
+        let pkeys = &self.port.pkeys;
+        let found = pkeys.index_admitting(pkey).and_then(|index| Some((index, pkeys.get(index)?)));
+        if found.is_none() {
+            self.shared.raise_pkey_violation(None, arrival.source, pkey);
+        }
+        found.ok_or(RejectReason::INVALID_GID)
+    }
+}
 
 impl ConnectionManager {
     pub(super) fn on_req(
@@ -86,12 +108,7 @@ impl ConnectionManager {
     }
 
     /// Who listens, and on what terms; or why nobody does.
-    fn admit(
-        &self,
-        arrival: &Arrival,
-        req: &Req,
-        verbs: &Verbs<'_>,
-    ) -> Result<(Listener, IpCm, PathMtu), RejectReason> {
+    fn admit(&self, arrival: &Arrival, req: &Req, verbs: &mut Verbs<'_>) -> Result<Admitted, RejectReason> {
         if self.by_qpn.contains_key(&(arrival.source, req.qpn())) || !req.qpn().is_ordinary() {
             return Err(RejectReason::STALE_CONNECTION);
         }
@@ -99,7 +116,8 @@ impl ConnectionManager {
             return Err(RejectReason::INVALID_TRANSPORT);
         }
         let port = port_of(req.service_id(), SERVICE_ID_TCP).ok_or(RejectReason::INVALID_SERVICE_ID)?;
-        let listener = self.listener(PortSpace::Tcp, arrival, port)?;
+        let partition = verbs.partition(arrival, req.pkey())?;
+        let listener = self.listener(PortSpace::Tcp, arrival, port, partition.0)?;
         let addresses = arrival.addresses(&req.private_data)?;
         let path = &req.primary_path;
         if path.local_gid() != arrival.source || path.remote_gid() != arrival.destination {
@@ -109,7 +127,7 @@ impl ConnectionManager {
         let path_mtu = req.path_mtu().filter(|mtu| largest.is_some_and(|most| *mtu <= most));
         let path_mtu = path_mtu.ok_or(RejectReason::INVALID_MTU)?;
         self.check_room(listener, arrival)?;
-        Ok((listener, addresses, path_mtu))
+        Ok(Admitted { listener, addresses, path_mtu, partition })
     }
 
     /// Who listens on a port of the address that a request came to.
@@ -118,6 +136,7 @@ impl ConnectionManager {
         space: PortSpace,
         arrival: &Arrival,
         port: u16,
+        pkey_index: usize,
     ) -> Result<Listener, RejectReason> {
         let to: IpAddr = super::canonical(arrival.destination);
         let on = |ip: IpAddr| {
@@ -126,6 +145,8 @@ impl ConnectionManager {
             listeners.find(|(_, l)| l.space == space && l.address == address)
         };
         let found = on(to).or_else(|| on(Ipv4Addr::UNSPECIFIED.into()));
+        let hears = |l: &Listening| l.config.pkey_index.is_none_or(|own| own == pkey_index);
+        let found = found.filter(|(_, listening)| hears(listening));
         found.map(|(handle, _)| Listener(handle)).ok_or(RejectReason::INVALID_SERVICE_ID)
     }
 
@@ -144,11 +165,12 @@ impl ConnectionManager {
         arrival: &Arrival,
         transaction_id: u64,
         req: &Req,
-        (listener, addresses, path_mtu): (Listener, IpCm, PathMtu),
+        admitted: Admitted,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
         let path = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI);
         let path = path.map_err(|_| Counter::RxWrongAddress)?;
+        let Admitted { listener, addresses, path_mtu, partition: (pkey_index, pkey) } = admitted;
         let now = verbs.shared.now;
         let qp_type = if req.transport() == Some(TransportType::Uc) { QpType::Uc } else { QpType::Rc };
         // What it takes the peer to give up.
@@ -175,6 +197,8 @@ impl ConnectionManager {
             transaction_id,
             remote_comm_id: req.local_comm_id(),
             remote_qpn: req.qpn(),
+            pkey_index,
+            pkey,
             listener: Some(listener),
             terms,
             deadline,
@@ -198,18 +222,21 @@ impl ConnectionManager {
             responder_resources: req.responder_resources(),
             initiator_depth: req.initiator_depth(),
             path_mtu,
+            pkey_index,
         }));
         Ok(())
     }
 
-    /// What was asked for.
-    pub(crate) fn asked_for(&self, id: CmId) -> Result<QpType, Error> {
+    /// What was asked for, and the partition by its index.
+    pub(crate) fn asked_for(&self, id: CmId) -> Result<(QpType, usize), Error> {
         let index = self.index_of(id)?;
         let waiting = self.communications.at(index).filter(|c| c.state.awaits_application());
         let communication = waiting.ok_or_else(|| {
             Error::invalid("id", format_args!("{:?}", id.0), "a request that is not answered yet")
         })?;
-        Ok(if communication.space == PortSpace::Udp { QpType::Ud } else { communication.terms.qp_type })
+        let is_service = communication.space == PortSpace::Udp;
+        let qp_type = if is_service { QpType::Ud } else { communication.terms.qp_type };
+        Ok((qp_type, communication.pkey_index))
     }
 
     /// Accepts with `qp`, which is in INIT.

@@ -31,6 +31,9 @@ impl Context {
             let expected = format!("an address of '{}', or 0.0.0.0 for all", self.engine.port.interface);
             return Err(Error::invalid("address", address, expected));
         }
+        if let Some(index) = config.pkey_index {
+            self.engine.port.pkey(index)?;
+        }
         self.engine.cm()?.0.listen(space, address, *config)
     }
 
@@ -85,7 +88,11 @@ impl Context {
     /// request can still be accepted or rejected then.
     pub fn accept(&mut self, id: CmId, qp: Qp, parameters: &ConnectionParameters<'_>) -> Result<(), Error> {
         parameters.check(REP_PRIVATE)?;
-        let asked = self.asked_for(id)?;
+        let (asked, pkey_index) = self.asked_for(id)?;
+        if let Some(other) = parameters.pkey_index.filter(|chosen| *chosen != pkey_index) {
+            let expected = format!("{pkey_index}, as the request has it, or None");
+            return Err(Error::invalid("pkey_index", other, expected));
+        }
         let (qp, qpn, qp_type) = self.connectable(qp)?;
         if qp_type != asked {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
@@ -100,12 +107,16 @@ impl Context {
     /// [`Error::InvalidHandle`] for a search that is over, [`Error::Invalid`].
     pub fn accept_datagrams(&mut self, id: CmId, qp: Qp, private_data: &[u8]) -> Result<(), Error> {
         check_length(private_data, SIDR_REP_PRIVATE)?;
-        let asked = self.asked_for(id)?;
+        let (asked, pkey_index) = self.asked_for(id)?;
         let (queue_pair, _) = self.qp(qp)?;
-        let (qpn, qkey) = (queue_pair.qpn, queue_pair.qkey);
+        let (qpn, qkey, own_index) = (queue_pair.qpn, queue_pair.qkey, queue_pair.pkey_index);
         let qp_type = self.query_qp(qp)?.qp_type;
         if asked != QpType::Ud || qp_type != asked {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
+        }
+        if own_index != pkey_index {
+            let expected = format!("a QP with the P_Key at index {pkey_index}, by which the search came");
+            return Err(Error::invalid("pkey_index", own_index, expected));
         }
         self.with_cm(|cm, verbs| cm.serve(id, (qpn, qkey), private_data, verbs));
         Ok(())
@@ -116,7 +127,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Invalid`].
     pub fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        let asked = self.asked_for(id)?;
+        let (asked, _) = self.asked_for(id)?;
         check_length(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
         self.with_cm(|cm, verbs| cm.refuse(id, private_data, verbs));
         Ok(())
@@ -156,8 +167,8 @@ impl Context {
         Some(then(cm, &mut verbs))
     }
 
-    /// What was asked for.
-    fn asked_for(&mut self, id: CmId) -> Result<QpType, Error> {
+    /// What was asked for, and the partition by its index.
+    fn asked_for(&mut self, id: CmId) -> Result<(QpType, usize), Error> {
         let (cm, _) = self.engine.cm_if_used().ok_or_else(|| invalid_handle("connection", id.0))?;
         cm.asked_for(id)
     }

@@ -32,6 +32,7 @@ mod packet;
 mod pair;
 mod pairs;
 mod peer;
+mod pkeys;
 mod selective;
 mod switch;
 
