@@ -25,6 +25,11 @@ mod junk;
 #[cfg(feature = "af_xdp")]
 #[path = "../../driver/tests/common/mod.rs"]
 mod namespaces;
+#[cfg(feature = "af_xdp")]
+#[path = "../../stack/tests/strangers/mod.rs"]
+#[expect(unreachable_pub, reason = "a module shared with the tests of the stack")]
+#[expect(clippy::expect_used, reason = "a measurement that can't go on fails")]
+mod strangers;
 
 const ROUNDS: usize = 9;
 const PACKETS: u64 = 40_000;
@@ -358,6 +363,31 @@ fn measure_af_xdp(rounds: usize, packets: u64) -> Result<Value, ferroce::Error> 
     Ok(results)
 }
 
+/// 1,000 connections between two namespaces, and what requests from hosts that are not there add to their
+/// round trips; client and server each on a thread of its own.
+#[cfg(feature = "af_xdp")]
+fn measure_strangers(seconds: u64) -> Result<Value, ferroce::Error> {
+    use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
+    let Some(namespaces) = namespaces::Pair::new(1500) else { return Ok(Value::Null) };
+    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
+    let ports: Result<_, driver::Error> = namespaces.in_a(open).and_then(|a| Ok([a, namespaces.in_b(open)?]));
+    let plan = strangers::Plan { connections: 1000, rate: 10_000, time: Duration::from_secs(seconds) };
+    let outcome = strangers::run(ports?, &plan)?;
+    println!("{outcome}");
+    let [alone, beside] = [outcome.alone, outcome.beside]
+        .map(|l| json!({ "median_us": l.median, "p99_us": l.p99, "max_us": l.max }));
+    Ok(json!({
+        "alone": alone, "beside": beside, "asked": outcome.asked, "accepted": outcome.accepted,
+        "refused": outcome.refused, "retransmitted": outcome.retransmitted,
+    }))
+}
+
+#[cfg(not(feature = "af_xdp"))]
+fn measure_strangers(_: u64) -> Result<Value, ferroce::Error> {
+    println!("skipped: built without the AF_XDP driver");
+    Ok(Value::Null)
+}
+
 #[cfg(not(feature = "af_xdp"))]
 fn measure_af_xdp(_: usize, _: u64) -> Result<Value, ferroce::Error> {
     println!("skipped: built without the AF_XDP driver");
@@ -378,6 +408,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!();
     println!("the same between namespaces over AF_XDP, the kernel's part included:");
     let af_xdp = measure_af_xdp(rounds, packets / 4)?;
-    let results = json!({ "bench": "flood", "costs": costs, "ring": ring, "af_xdp": af_xdp });
+    println!();
+    println!(
+        "8-byte WRITEs of 1,000 connections over AF_XDP beside REQs from absent addresses, all accepted:"
+    );
+    let strangers = measure_strangers(options.scale(2, 10))?;
+    let results = json!({
+        "bench": "flood", "costs": costs, "ring": ring, "af_xdp": af_xdp, "strangers": strangers,
+    });
     Ok(options.save(&results)?)
 }

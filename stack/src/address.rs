@@ -4,7 +4,7 @@ use ferroce_wire::{
     source_port,
 };
 
-use crate::Error;
+use crate::{Error, PkeyTable};
 
 /// A row of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +29,8 @@ pub struct Port {
     /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the
     /// same once more as v1, then those of [`Context::add_gid`](crate::Context::add_gid).
     pub gids: Vec<GidEntry>,
+    /// The P_Key table: the default one, then those of [`Context::add_pkey`](crate::Context::add_pkey).
+    pub pkeys: PkeyTable,
     /// What its socket demands, if it is one: packets start at the IP header there.
     pub(crate) socket: Option<SocketTerms>,
 }
@@ -48,7 +50,14 @@ impl Port {
             Layer::Ip(terms) => Some(terms),
             Layer::Ethernet => None,
         };
-        Port { mac: MacAddr(*mac), interface: interface.clone(), mtu: *mtu, gids, socket }
+        Port {
+            mac: MacAddr(*mac),
+            interface: interface.clone(),
+            mtu: *mtu,
+            gids,
+            pkeys: PkeyTable::new(),
+            socket,
+        }
     }
 
     /// The headers of a path, from where frames start.
@@ -81,6 +90,28 @@ impl Port {
         self.gids.iter().any(|entry| {
             entry.gid == destination && entry.roce_v1 == roce_v1 && may_be_on(packet, entry.vlan)
         })
+    }
+
+    /// The hardware address that answers to a packet go to: the one that it came from. A port below
+    /// which there is no link has none, and no answer needs one. `None` if no answer can go there: the
+    /// address is not one station's, or the packet claims to be this port's own and is not.
+    pub(crate) fn way_back(&self, packet: &Packet<'_>) -> Option<MacAddr> {
+        if self.socket.is_some() {
+            return Some(MacAddr::default());
+        }
+        let mac = packet.source_mac()?;
+        let source = packet.network().source;
+        let is_own = self.gids.iter().any(|entry| entry.gid == source);
+        (mac == self.mac || mac.is_station() && !is_own).then_some(mac)
+    }
+
+    /// The index of the RoCE v2 GID that a packet was sent to; of its VLAN, where several VLANs have it.
+    pub(crate) fn index_of_destination(&self, packet: &Packet<'_>) -> Option<usize> {
+        let (destination, vlan) = (packet.network().destination, packet.vlan());
+        let find = |is_on: &dyn Fn(Option<u16>) -> bool| {
+            self.gids.iter().position(|e| e.gid == destination && !e.roce_v1 && is_on(e.vlan))
+        };
+        find(&|own| own == vlan).or_else(|| find(&|own| may_be_on(packet, own)))
     }
 
     /// The largest path MTU over IPv6 (`true`) or IPv4.

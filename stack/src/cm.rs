@@ -18,14 +18,14 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ferroce_driver::Nanos;
 use ferroce_wire::cm::{Apr, CmBody, CmMessage, IpCm, RejectReason, SERVICE_ID_TCP, SERVICE_ID_UDP};
-use ferroce_wire::{Gid, MAD_LEN, MacAddr, Packet, PathMtu, Qpn};
+use ferroce_wire::{Gid, MAD_LEN, MacAddr, PKey, Packet, PathMtu, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use crate::counters::Counter;
 use crate::key_table::KeyTable;
 use crate::qp::QueuePair;
 use crate::shared::Shared;
-use crate::slab::{Handle, Slab};
+use crate::slab::{Handle, Qp, Slab};
 use crate::timer::{TimerWheel, time_of};
 use crate::transition::MAX_RD_ATOMIC;
 use crate::{AddressVector, Error, Port};
@@ -66,12 +66,14 @@ pub struct ListenConfig {
     pub backlog: u32,
     /// The same from one address, so that one peer does not take all of it.
     pub per_source: u32,
+    /// Only requests for this partition, by the index of its P_Key in the port's table; `None` for all.
+    pub pkey_index: Option<usize>,
 }
 
 impl Default for ListenConfig {
-    /// 128 requests, 64 from one address.
+    /// 128 requests, 64 from one address, of any partition.
     fn default() -> ListenConfig {
-        ListenConfig { backlog: 128, per_source: 64 }
+        ListenConfig { backlog: 128, per_source: 64, pkey_index: None }
     }
 }
 
@@ -93,6 +95,9 @@ pub struct ConnectionParameters<'a> {
     pub timeout: u8,
     /// The requester's choice; `None` for the largest that the interface allows.
     pub path_mtu: Option<PathMtu>,
+    /// The requester's choice of a partition, by the index of its P_Key in the port's table. `None` for
+    /// that of the queue pair; for a search, which has none, the first. Both ends' queue pairs get it.
+    pub pkey_index: Option<usize>,
     /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
     pub cm_timeout: u8,
     /// How often such a message is sent again, 0 to 15.
@@ -110,6 +115,7 @@ impl Default for ConnectionParameters<'_> {
             rnr_retry: 7,
             timeout: 17,
             path_mtu: None,
+            pkey_index: None,
             cm_timeout: 20,
             cm_retries: 15,
         }
@@ -152,8 +158,8 @@ struct Listening {
     /// IPv4 addresses as such; unspecified ones all as 0.0.0.0.
     address: SocketAddr,
     config: ListenConfig,
-    /// Requests that nobody has answered, and connections that the peer has not called ready.
-    half_open: Vec<u32>,
+    /// Requests that nobody has answered, and connections that the peer has not called ready; and whose.
+    half_open: Vec<(u32, Gid)>,
 }
 
 /// Where a message came from, and the way back.
@@ -162,6 +168,8 @@ struct Arrival {
     source: Gid,
     destination: Gid,
     back: AddressVector,
+    /// The P_Key of the port's table that it came by.
+    pkey: PKey,
 }
 
 /// What names an exchange at its beginning: the peer, its id, and which kind of exchange.
@@ -177,6 +185,8 @@ pub(crate) struct ConnectionManager {
     by_peer: HashMap<PeerKey, u32>,
     /// Connections, by the peer's queue pair.
     by_qpn: HashMap<(Gid, Qpn), u32>,
+    /// Connections, by the queue pair here.
+    by_qp: HashMap<Qp, u32>,
     timers: TimerWheel,
     /// Those whose time begins with the next poll: what a verb asks for leaves then.
     starting: Vec<u32>,
@@ -195,6 +205,7 @@ impl ConnectionManager {
             // Twice as many places as keys: a table that is half full never grows.
             by_peer: HashMap::with_capacity(2 * most),
             by_qpn: HashMap::with_capacity(2 * most),
+            by_qp: HashMap::with_capacity(2 * most),
             timers: TimerWheel::new(max_connections),
             starting: Vec::with_capacity(most),
             events: VecDeque::with_capacity((UNREAD_EACH + EVENTS_EACH) * most),
@@ -252,14 +263,21 @@ impl ConnectionManager {
         self.communications.usage()
     }
 
-    /// Takes a MAD that came to QP1; everything but its body has been checked.
+    /// Exchanges and listeners of a partition.
+    pub(crate) fn pkey_users(&self, index: usize) -> usize {
+        let communications = self.communications.iter().filter(|c| c.pkey_index == index).count();
+        communications + self.listeners.iter().filter(|l| l.config.pkey_index == Some(index)).count()
+    }
+
+    /// Takes a MAD that came to QP1 in the partition of `pkey`; everything but its body has been checked.
     pub(crate) fn receive(
         &mut self,
         packet: &Packet<'_>,
+        pkey: PKey,
         message: &CmMessage<'_>,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Counter> {
-        let arrival = Arrival::of(packet, verbs.port).ok_or(Counter::RxWrongAddress)?;
+        let arrival = Arrival::of(packet, pkey, verbs.port).ok_or(Counter::RxWrongAddress)?;
         let transaction = message.transaction_id;
         match message.body {
             CmBody::Req(req) => self.on_req(&arrival, transaction, req, verbs),
@@ -285,7 +303,8 @@ impl ConnectionManager {
     pub(crate) fn fire_timers(&mut self, verbs: &mut Verbs<'_>) {
         while let Some(index) = self.starting.pop() {
             // Unless the answer has come already.
-            if self.communications.at(index).is_some_and(|c| c.state.repeats()) {
+            if let Some(begun) = self.communications.at_mut(index).filter(|c| c.state.repeats()) {
+                begun.begin_waiting(verbs.shared.now);
                 self.wait(index, verbs.shared.now);
             }
         }
@@ -295,7 +314,8 @@ impl ConnectionManager {
                 self.timers.ensure(index, communication.deadline);
                 continue;
             }
-            if communication.state.repeats() && communication.retries_left > 0 {
+            let may_repeat = communication.retries_left > 0 && communication.latest > verbs.shared.now;
+            if communication.state.repeats() && may_repeat {
                 communication.retries_left -= 1;
                 verbs.shared.count(Counter::CmTxRetries);
                 self.send_again(index, verbs.shared);
@@ -350,9 +370,9 @@ impl ConnectionManager {
     }
 
     /// A communication is half open.
-    fn join_listener(&mut self, listener: Listener, index: u32) {
+    fn join_listener(&mut self, listener: Listener, index: u32, source: Gid) {
         if let Some(listening) = self.listeners.get_mut(listener.0) {
-            listening.half_open.push(index);
+            listening.half_open.push((index, source));
         }
     }
 
@@ -360,7 +380,7 @@ impl ConnectionManager {
     fn leave_listener(&mut self, index: u32) {
         let listener = self.communications.at(index).and_then(|c| c.listener);
         if let Some(listening) = listener.and_then(|listener| self.listeners.get_mut(listener.0)) {
-            listening.half_open.retain(|other| *other != index);
+            listening.half_open.retain(|(other, _)| *other != index);
         }
     }
 
@@ -383,7 +403,7 @@ impl ConnectionManager {
         let Some(communication) = self.communications.at(index) else { return };
         let mut mad = [0; MAD_LEN];
         CmMessage { transaction_id: transaction, body }.emit(&mut mad);
-        self.gsi.push(communication.header, &mad, shared);
+        self.gsi.push(communication.header, communication.pkey, &mad, shared);
     }
 
     /// Sends a message that may have to be sent again.
@@ -396,7 +416,7 @@ impl ConnectionManager {
 
     fn send_again(&mut self, index: u32, shared: &mut Shared) {
         let Some(communication) = self.communications.at(index) else { return };
-        self.gsi.push(communication.header, &communication.mad, shared);
+        self.gsi.push(communication.header, communication.pkey, &communication.mad, shared);
     }
 
     /// Answers where there is no communication.
@@ -404,13 +424,13 @@ impl ConnectionManager {
         let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return };
         let mut mad = [0; MAD_LEN];
         CmMessage { transaction_id: transaction, body }.emit(&mut mad);
-        self.gsi.push(verbs.port.header(&path), &mad, verbs.shared);
+        self.gsi.push(verbs.port.header(&path), arrival.pkey, &mad, verbs.shared);
     }
 
     /// Starts the time that the peer has for its answer.
     fn wait(&mut self, index: u32, now: Nanos) {
         let Some(communication) = self.communications.at_mut(index) else { return };
-        communication.deadline = now + time_of(communication.cm_timeout);
+        communication.wait_until(now + time_of(communication.cm_timeout));
         self.timers.ensure(index, communication.deadline);
     }
 
@@ -427,6 +447,7 @@ impl ConnectionManager {
         let Communication { id, address, remote_comm_id, remote_qpn, local_comm_id, space, .. } =
             *communication;
         self.leave_listener(index);
+        self.release_qp(index);
         self.timers.cancel(index);
         self.starting.retain(|other| *other != index);
         self.comm_ids.retire(local_comm_id);
@@ -438,6 +459,21 @@ impl ConnectionManager {
             self.by_qpn.remove(&(address.gid, remote_qpn));
         }
         self.communications.remove(id.0);
+    }
+
+    /// The connection is `qp`'s from now on.
+    fn take_qp(&mut self, index: u32, qp: Qp) {
+        if let Some(communication) = self.communications.at_mut(index) {
+            communication.qp = Some(qp);
+            self.by_qp.insert(qp, index);
+        }
+    }
+
+    /// The queue pair is the application's again.
+    fn release_qp(&mut self, index: u32) -> Option<Qp> {
+        let qp = self.communications.at_mut(index)?.qp.take()?;
+        self.by_qp.remove(&qp);
+        Some(qp)
     }
 
     /// Makes room for a new exchange, and draws its communication id.
@@ -466,21 +502,20 @@ impl ConnectionManager {
 }
 
 impl Arrival {
-    fn of(packet: &Packet<'_>, port: &Port) -> Option<Arrival> {
+    fn of(packet: &Packet<'_>, pkey: PKey, port: &Port) -> Option<Arrival> {
         let network = packet.network();
         if network.source.is_multicast() || is_nobody(network.source.to_ip().to_canonical()) {
             return None;
         }
-        let index = port.gids.iter().position(|entry| entry.gid == network.destination && !entry.roce_v1)?;
+        let index = port.index_of_destination(packet)?;
         // The way it came by: nobody is asked for the next hop because of a packet that anybody can send.
-        let mac = packet.link().map(|link| link.source);
         let back = AddressVector {
-            mac: Some(mac.unwrap_or_default()),
+            mac: Some(port.way_back(packet)?),
             traffic_class: network.traffic_class & !ECN,
             flow_label: network.flow_label,
             ..AddressVector::new(network.source, index)
         };
-        Some(Arrival { source: network.source, destination: network.destination, back })
+        Some(Arrival { source: network.source, destination: network.destination, back, pkey })
     }
 
     /// The addresses that a request names, if they are those that it came with.

@@ -7,7 +7,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
-use ferroce_wire::{MacAddr, PathAddress, Psn, Qpn};
+use ferroce_wire::{MacAddr, PKey, PathAddress, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use crate::config::Config;
@@ -87,6 +87,32 @@ impl Context {
             return Err(Error::invalid("gid", entry.gid, "an address of this port, not a multicast group"));
         }
         self.engine.add_gid(entry)
+    }
+
+    /// Adds a P_Key to the port's table and returns its index, which queue pairs
+    /// ([`QpUpdate::pkey_index`]) and connections ([`ConnectionParameters`](crate::ConnectionParameters))
+    /// name. Two limited members of a partition do not hear each other; a full member hears all.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for partition 0, and for a key that is there; [`Error::Exhausted`].
+    pub fn add_pkey(&mut self, pkey: PKey) -> Result<usize, Error> {
+        self.engine.port.pkeys.add(pkey)
+    }
+
+    /// Removes the P_Key at an index of the port's table; the default one too, if nobody uses it.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for an index without a key, [`Error::Busy`] while queue pairs that are not in
+    /// RESET, connections or listeners use it.
+    pub fn remove_pkey(&mut self, index: usize) -> Result<(), Error> {
+        let pkey = self.engine.port.pkey(index)?;
+        let (qps, connections) = self.engine.pkey_users(index);
+        if qps + connections > 0 {
+            let users = format!("{qps} queue pairs, {connections} connections and listeners");
+            return Err(Error::Busy { kind: "P_Key", handle: format!("{pkey} at index {index}"), users });
+        }
+        self.engine.port.pkeys.remove(index);
+        Ok(())
     }
 
     /// Limits and capabilities of this context.
@@ -222,11 +248,12 @@ impl Context {
         if matches!(transition, Transition::Error | Transition::Reset) {
             self.send_owed(Some(qp));
         }
-        let (queue_pair, shared) = self.qp(qp)?;
+        let Engine { qps, shared, port, .. } = &mut self.engine;
+        let queue_pair = qps.get_mut(qp.0).ok_or_else(|| invalid_handle("QP", qp.0))?;
         transition.check_service(queue_pair.service)?;
         match transition {
-            Transition::Init { access } => queue_pair.init(access),
-            Transition::InitDatagram { qkey } => queue_pair.init_datagram(qkey),
+            Transition::Init { access } => queue_pair.init(access, port),
+            Transition::InitDatagram { qkey } => queue_pair.init_datagram(qkey, port),
             Transition::ReadyToReceive(attributes) => {
                 queue_pair.require_init()?;
                 attributes.check()?;
@@ -260,13 +287,15 @@ impl Context {
     fn update(&mut self, qp: Qp, update: &QpUpdate) -> Result<(), Error> {
         let (queue_pair, _) = self.qp(qp)?;
         queue_pair.check_update(update)?;
+        let pkey = update.pkey_index.map(|index| self.engine.port.pkey(index)).transpose()?;
+        let (queue_pair, _) = self.qp(qp)?;
         let moved = match (update.address, queue_pair.connection, queue_pair.responder.expected_psn()) {
             (Some(address), Some(Connection { path_mtu, dest_qpn, .. }), rq_psn) => {
                 Some(self.connection(qp, &UnreliablePath { address, path_mtu, dest_qpn, rq_psn })?)
             }
             _ => None,
         };
-        self.qp(qp)?.0.update(update, moved);
+        self.qp(qp)?.0.update(update, moved, pkey);
         Ok(())
     }
 

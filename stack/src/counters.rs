@@ -157,6 +157,8 @@ counters! {
     EventQpLastWqeReached: "event_qp_last_wqe_reached", Verbs;
     /// SRQs below their limit, raised as events.
     EventSrqLimitReached: "event_srq_limit_reached", Verbs;
+    /// Packets and requests of other partitions, raised as events.
+    EventPkeyViolation: "event_pkey_violation", Ferroce;
     /// Dropped: no receive was posted for the message.
     OutOfBuffer: "out_of_buffer", Mlx5, dropped;
     /// Dropped: wrong ICRC.
@@ -197,7 +199,7 @@ counters! {
     RxQkeyMismatch: "rx_qkey_mismatch", Ferroce, dropped;
     /// Dropped: for QP1, and no message of the connection manager.
     RxMadErrors: "rx_mad_errors", Ferroce, dropped;
-    /// Dropped: search for a datagram service while too many wait for their answer.
+    /// Dropped: requests of the connection manager while too many wait for their answer.
     CmRxNoRoom: "cm_rx_no_room", Ferroce, dropped;
     /// Dropped: message of the connection manager for no exchange, or another peer's.
     CmRxUnknown: "cm_rx_unknown", Ferroce, dropped;
@@ -267,6 +269,7 @@ impl Counter {
             Event::SqDrained(_) => Counter::EventSqDrained,
             Event::QpLastWqeReached(_) => Counter::EventQpLastWqeReached,
             Event::SrqLimitReached(_) => Counter::EventSrqLimitReached,
+            Event::PkeyViolation { .. } => Counter::EventPkeyViolation,
         }
     }
 }

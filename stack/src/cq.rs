@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 
-use ferroce_wire::{Qpn, RKey};
+use ferroce_wire::{MacAddr, Qpn, RKey};
 
 use crate::slab::Qp;
 
@@ -69,6 +69,8 @@ pub struct WorkCompletion {
     pub qpn: Qpn,
     /// The sender's queue pair.
     pub src_qpn: Qpn,
+    /// The hardware address that a datagram came from; `None` for all else, and over a socket.
+    pub source_mac: Option<MacAddr>,
 }
 
 /// Which completions raise an [`Event::Completion`](crate::Event::Completion).

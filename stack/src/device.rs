@@ -29,6 +29,8 @@ pub struct DeviceAttributes {
     pub max_cq: u32,
     /// Queue pairs.
     pub max_qp: u32,
+    /// P_Keys.
+    pub max_pkeys: usize,
     /// READs, atomics, FLUSHes and ATOMIC WRITEs that a queue pair has outstanding, each way.
     pub max_qp_rd_atom: u8,
     /// Memory windows are of type 2B: each belongs to the queue pair that bound it.
@@ -49,6 +51,7 @@ impl DeviceAttributes {
             max_mw: config.max_mws,
             max_cq: config.max_cqs,
             max_qp: config.max_qps,
+            max_pkeys: crate::PkeyTable::MAX,
             max_qp_rd_atom: MAX_RD_ATOMIC,
             mem_window_type_2b: true,
             flush_global: config.flush,

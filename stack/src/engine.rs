@@ -1,13 +1,13 @@
 use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, TAIL_MAX};
 use ferroce_wire::cm::CmMessage;
-use ferroce_wire::{Identifications, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, ParseError, Qpn, Service};
+use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
 use crate::cm::{ConnectionManager, Gsi, Verbs};
 use crate::config::Config;
 use crate::counters::Counter;
 use crate::key_table::KeyTable;
 use crate::multicast::MulticastGroups;
-use crate::qp::{QpConfig, QueuePair};
+use crate::qp::{QpConfig, QpState, QueuePair};
 use crate::shared::Shared;
 use crate::slab::{Qp, Slab};
 use crate::slot::Slot;
@@ -69,6 +69,13 @@ impl Engine {
         }
         self.port.gids.push(entry);
         Ok(self.port.gids.len() - 1)
+    }
+
+    /// How many queue pairs use a P_Key, and how many connections and listeners.
+    pub(crate) fn pkey_users(&self, index: usize) -> (usize, usize) {
+        let uses = |qp: &&QueuePair| qp.state != QpState::Reset && qp.pkey_index == index;
+        let connections = self.cm.as_ref().map_or(0, |cm| cm.pkey_users(index));
+        (self.qps.iter().filter(uses).count(), connections)
     }
 
     /// `receives` are the PD and the pieces of its SRQ's receives.
@@ -212,7 +219,9 @@ impl Engine {
                 return Err(Counter::RxWrongAddress);
             }
         }
-        check_pkey(packet)?;
+        if !qp.pkey.admits(packet.bth.pkey()) {
+            return Err(self.shared.refuse_pkey(Some(qp.handle), packet));
+        }
         if packet.opcode == Opcode::CNP {
             return Err(Counter::RpCnpIgnored);
         }
@@ -265,11 +274,14 @@ impl Engine {
         if !verbs.port.is_destination(packet) {
             return Err(Counter::RxWrongAddress);
         }
-        check_pkey(packet)?;
+        let pkeys = &verbs.port.pkeys;
+        let Some(pkey) = pkeys.index_admitting(packet.bth.pkey()).and_then(|index| pkeys.get(index)) else {
+            return Err(verbs.shared.refuse_pkey(None, packet));
+        };
         let mad = Gsi::payload(packet)?;
         let message = CmMessage::parse(mad).map_err(|_| Counter::RxMadErrors)?;
         verbs.shared.count(Counter::CmRxMsgs);
-        cm.receive(packet, &message, &mut verbs)
+        cm.receive(packet, pkey, &message, &mut verbs)
     }
 
     /// A copy for each queue pair that has joined the group.
@@ -278,18 +290,22 @@ impl Engine {
         if !self.groups.has_members(group) {
             return Err(Counter::RxUnknownQp);
         }
-        check_pkey(packet)?;
         if packet.opcode.service() != Service::Ud {
             return Err(Counter::RxWrongService);
         }
+        // A group is one in each partition: members in another one have nothing to do with this packet.
+        let mut heard = false;
         for index in self.groups.members(group) {
-            let Some(qp) = self.qps.at_mut(index) else { continue };
+            let Some(qp) = self.qps.at_mut(index).filter(|qp| qp.pkey.admits(packet.bth.pkey())) else {
+                continue;
+            };
+            heard = true;
             if let Err(reason) = qp.receive_datagram(&mut self.shared, packet) {
                 self.shared.count(reason);
             }
             qp.settle(&mut self.shared);
         }
-        Ok(())
+        if heard { Ok(()) } else { Err(self.shared.refuse_pkey(None, packet)) }
     }
 
     /// The timers that are due.
@@ -402,7 +418,3 @@ const SEGMENTS_MAX: u16 = 64;
 /// How far behind the last identification that was found the next one is looked for. A peer that
 /// numbers all its packets, as rdma_rxe does, sends to others in between.
 const SUCCESSORS: u16 = 64;
-
-fn check_pkey(packet: &Packet<'_>) -> Result<(), Counter> {
-    if PKEY_DEFAULT.admits(packet.bth.pkey()) { Ok(()) } else { Err(Counter::RxPkeyMismatch) }
-}

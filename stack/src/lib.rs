@@ -33,6 +33,7 @@ mod mr;
 mod multicast;
 mod mw;
 mod outcome;
+mod pkey;
 mod poller;
 mod psn_set;
 mod qp;
@@ -70,10 +71,13 @@ pub use exporter::Exported;
 pub use ferroce_driver as driver;
 pub use ferroce_driver::{Clock, Memory, Nanos, PacketDriver};
 pub use ferroce_wire as wire;
-pub use ferroce_wire::{FlushType, Gid, MacAddr, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity};
+pub use ferroce_wire::{
+    FlushType, Gid, MacAddr, PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity,
+};
 pub use idle::Idle;
 pub use metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample};
 pub use mr::RemoteMemory;
+pub use pkey::PkeyTable;
 pub use poller::Poller;
 pub use qp::{QpAttributes, QpConfig, QpState, QpType};
 pub use runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, Stopped};

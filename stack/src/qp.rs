@@ -1,5 +1,6 @@
 use ferroce_wire::{
-    Gid, NetworkHeader, Packet, PathAddress, PathHeader, PathMtu, Psn, Qpn, RnrTimer, Service,
+    Gid, NetworkHeader, PKEY_DEFAULT, PKey, Packet, PathAddress, PathHeader, PathMtu, Psn, Qpn, RnrTimer,
+    Service,
 };
 
 use crate::address::may_be_on;
@@ -174,6 +175,11 @@ pub struct QpAttributes {
     pub access: Access,
     /// The Q_Key; `None` but for UD.
     pub qkey: Option<u32>,
+    /// Which P_Key of the port's table it has; the first unless an update or the connection manager has
+    /// said otherwise.
+    pub pkey_index: usize,
+    /// That key: what its packets carry, and what decides which it takes.
+    pub pkey: PKey,
     /// The PSN expected next from the peer.
     pub rq_psn: Psn,
     /// The PSN of the next new request.
@@ -260,6 +266,8 @@ pub(crate) struct QueuePair {
     pub(crate) access: Access,
     /// UD: what datagrams must carry.
     pub(crate) qkey: u32,
+    pub(crate) pkey: PKey,
+    pub(crate) pkey_index: usize,
     pub(crate) address: Option<AddressVector>,
     pub(crate) connection: Option<Connection>,
     pub(crate) sq: SendQueue,
@@ -299,6 +307,8 @@ impl QueuePair {
             state: QpState::Reset,
             access: Access::NONE,
             qkey: 0,
+            pkey: PKEY_DEFAULT,
+            pkey_index: 0,
             address: None,
             connection: None,
             sq: SendQueue::new(config.max_send_wr, config.max_send_sge, config.max_inline_data, filler),
@@ -330,6 +340,8 @@ impl QueuePair {
             selective_repeat: self.selective.is_some(),
             access: self.access,
             qkey: (self.service == Service::Ud).then_some(self.qkey),
+            pkey_index: self.pkey_index,
+            pkey: self.pkey,
             rq_psn: self.responder.expected_psn(),
             sq_psn: self.requester.next_psn(),
             send: (is_rc && may_send).then(|| self.requester.attributes()),
@@ -453,6 +465,7 @@ impl QueuePair {
         self.address = None;
         self.access = Access::NONE;
         self.qkey = 0;
+        self.pkey_index = 0;
         self.responded = false;
         self.overflowed = false;
         self.state = QpState::Reset;
@@ -524,6 +537,7 @@ impl QueuePair {
             qp: self.handle,
             qpn: self.qpn,
             src_qpn: self.connection.as_ref().map(|c| c.dest_qpn).unwrap_or_default(),
+            source_mac: None,
         }
     }
 

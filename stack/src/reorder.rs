@@ -166,7 +166,7 @@ impl QueuePair {
             return None;
         }
         let psn = self.responder.expected_psn();
-        let bth = Bth::new(Opcode::SELECTIVE_ACKNOWLEDGE, connection.dest_qpn, psn);
+        let bth = Bth::new(Opcode::SELECTIVE_ACKNOWLEDGE, connection.dest_qpn, psn).in_partition(self.pkey);
         let mut frame = slot.start(&connection.header, bth, Sack::LEN)?;
         frame.put(&Aeth::new(Syndrome::ACK, msn));
         frame.payload().copy_from_slice(Sack::new(reorder.held.bits()).bytes());

@@ -530,7 +530,7 @@ impl QueuePair {
         }
         let payload = if wqe.kind.has_payload { rest.min(connection.path_mtu.bytes()) } else { 0 };
 
-        let mut bth = Bth::new(opcode, connection.dest_qpn, psn);
+        let mut bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
         let answers = is_last || payload == 0 && wqe.kind.is_read_or_atomic;
         let is_due = answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || must_ask;
         bth.set_ack_req(is_due && self.service == Service::Rc);

@@ -158,6 +158,7 @@ mod tests {
                 interface: String::new(),
                 mtu,
                 gids: Vec::new(),
+                pkeys: crate::PkeyTable::new(),
                 socket,
             })
         };

@@ -1,14 +1,14 @@
 //! How a queue pair moves from state to state (protocol.md §6). The type of a transition says what
 //! it requires; what it may bring besides is an update of its own.
 
-use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};
+use ferroce_wire::{PKey, PathMtu, Psn, Qpn, RnrTimer, Service};
 
 use crate::qp::{Connection, QpState, QueuePair};
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::selective::Selective;
 use crate::shared::Shared;
-use crate::{Access, AddressVector, Error};
+use crate::{Access, AddressVector, Error, Port};
 
 /// A move from state to state, with all that the move requires and nothing else.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +106,8 @@ pub struct QpUpdate {
     pub access: Option<Access>,
     /// UD, in INIT, RTS and SQD.
     pub qkey: Option<u32>,
+    /// Which P_Key of the port's table; in INIT and SQD. A queue pair has the first, unless told otherwise.
+    pub pkey_index: Option<usize>,
     /// RC, in RTS and SQD.
     pub min_rnr_timer: Option<RnrTimer>,
     /// RC and UC, in SQD: another way to the same queue pair.
@@ -200,9 +202,10 @@ impl QpUpdate {
     fn check(&self, service: Service, state: QpState) -> Result<(), Error> {
         use QpState::{Init, Rts, Sqd};
         use Service::{Rc, Uc, Ud};
-        let attributes: [(&'static str, bool, &[Service], &[QpState]); 9] = [
+        let attributes: [(&'static str, bool, &[Service], &[QpState]); 10] = [
             ("access", self.access.is_some(), &[Rc, Uc], &[Init, Rts, Sqd]),
             ("qkey", self.qkey.is_some(), &[Ud], &[Init, Rts, Sqd]),
+            ("pkey_index", self.pkey_index.is_some(), &[Rc, Uc, Ud], &[Init, Sqd]),
             ("min_rnr_timer", self.min_rnr_timer.is_some(), &[Rc], &[Rts, Sqd]),
             ("address", self.address.is_some(), &[Rc, Uc], &[Sqd]),
             ("timeout", self.timeout.is_some(), &[Rc], &[Sqd]),
@@ -230,15 +233,17 @@ fn at_most(attribute: &'static str, value: u8, most: u8) -> Result<(), Error> {
 }
 
 impl QueuePair {
-    pub(crate) fn init(&mut self, access: Access) -> Result<(), Error> {
+    pub(crate) fn init(&mut self, access: Access, port: &Port) -> Result<(), Error> {
         self.require("Init", "RESET or INIT", &[QpState::Reset, QpState::Init])?;
+        self.pkey = port.pkey(self.pkey_index)?;
         self.access = access;
         self.state = QpState::Init;
         Ok(())
     }
 
-    pub(crate) fn init_datagram(&mut self, qkey: u32) -> Result<(), Error> {
+    pub(crate) fn init_datagram(&mut self, qkey: u32, port: &Port) -> Result<(), Error> {
         self.require("InitDatagram", "RESET or INIT", &[QpState::Reset, QpState::Init])?;
+        self.pkey = port.pkey(self.pkey_index)?;
         self.qkey = qkey;
         self.state = QpState::Init;
         Ok(())
@@ -333,8 +338,10 @@ impl QueuePair {
     }
 
     /// Takes over an update that passed [`check_update`](QueuePair::check_update), with the
-    /// connection on the new way if there is one.
-    pub(crate) fn update(&mut self, update: &QpUpdate, connection: Option<Connection>) {
+    /// connection on the new way and the key at the new index if there is one.
+    pub(crate) fn update(&mut self, update: &QpUpdate, connection: Option<Connection>, pkey: Option<PKey>) {
+        self.pkey = pkey.unwrap_or(self.pkey);
+        self.pkey_index = update.pkey_index.unwrap_or(self.pkey_index);
         self.access = update.access.unwrap_or(self.access);
         self.qkey = update.qkey.unwrap_or(self.qkey);
         self.address = update.address.or(self.address);

@@ -42,7 +42,7 @@ impl QueuePair {
                 None => Opcode::UD_SEND_ONLY,
                 Some(_) => Opcode::UD_SEND_ONLY_WITH_IMMEDIATE,
             };
-            let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn());
+            let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn()).in_partition(self.pkey);
             bth.set_solicited(wqe.flags.solicited);
             let header = ah.header(self.qpn, to.qpn);
             let mut frame = slot.start(&header, bth, wqe.length as usize)?;
@@ -98,7 +98,9 @@ impl QueuePair {
         shared.mrs.scatter(receive.sges, GRH_AREA as u32, packet.payload);
         let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
         let (byte_len, src_qpn) = (length as u32, deth.source_qpn());
-        self.complete_receive(shared, packet, WorkCompletion { byte_len, grh: true, src_qpn, ..plain });
+        let source_mac = packet.source_mac().filter(|mac| mac.is_station());
+        let wc = WorkCompletion { byte_len, grh: true, src_qpn, source_mac, ..plain };
+        self.complete_receive(shared, packet, wc);
         Ok(())
     }
 }

@@ -113,6 +113,9 @@ fn a_flood_alone_changes_nothing() {
     for (end, before) in pair.ends.iter_mut().zip(before) {
         assert_eq!(end.context.query_qp(end.qp).unwrap(), before);
         assert_eq!(end.context.counters().value(Counter::SentPkts), 0, "a flood is not answered");
+        // Of a flood from other partitions there is one word, whatever its length.
+        let told = end.context.next_event();
+        assert!(matches!(told, Some(Event::PkeyViolation { qp: Some(qp), .. }) if qp == end.qp), "{told:?}");
         assert_eq!((end.context.next_event(), end.context.poll_cq(end.cq).unwrap()), (None, None));
     }
     assert_counted(&pair, &flooder);

@@ -417,15 +417,17 @@ fn answers_to_datagrams() {
             a.post_send(3, SendOp::SendTo(to), 64, 8);
             wire.run();
             wire.expect_wc(0, 3);
-            let qpn = wire.expect_wc(1, 1).src_qpn;
+            let wc = wire.expect_wc(1, 1);
 
             let [a, b] = &mut wire.pair.ends;
             let grh: [u8; 40] = b.context.bytes(b.mr).unwrap()[..40].try_into().unwrap();
-            let back = b.context.address_from_grh(&grh).unwrap();
+            let back = b.context.address_from_wc(&wc, &grh).unwrap();
             let own = a.context.port().gids[index(a)].gid;
-            assert_eq!(back, AddressVector { mac: back.mac, ..way(AddressVector::new(own, index(b))) });
+            // Where it came from, so that nobody is asked for the way.
+            let mac = Some(a.context.port().mac);
+            assert_eq!(back, AddressVector { mac, ..way(AddressVector::new(own, index(b))) });
             let ah = b.context.create_ah(b.pd, &back).unwrap();
-            b.post_send(4, SendOp::SendTo(Destination { ah, qpn, qkey: QKEY }), 128, 8);
+            b.post_send(4, SendOp::SendTo(Destination { ah, qpn: wc.src_qpn, qkey: QKEY }), 128, 8);
             wire.take();
             wire.run();
             wire.expect_wc(1, 4);
@@ -436,13 +438,13 @@ fn answers_to_datagrams() {
 
             // What no datagram to this port begins with.
             let context = &wire.pair.ends[0].context;
-            assert!(context.address_from_grh(&[0; 40]).is_err());
-            assert!(context.address_from_grh(&[0x60; 40]).is_err());
-            let is_own = context.address_from_grh(&grh);
+            assert!(context.address_from_wc(&wc, &[0; 40]).is_err());
+            assert!(context.address_from_wc(&wc, &[0x60; 40]).is_err());
+            let is_own = context.address_from_wc(&wc, &grh);
             assert_eq!(is_own.is_ok(), to_group, "to another port: {is_own:?}");
             let mut dirty = grh;
             dirty[if ipv6 { 6 } else { 0 }] = 1;
-            assert!(wire.pair.ends[1].context.address_from_grh(&dirty).is_err());
+            assert!(wire.pair.ends[1].context.address_from_wc(&wc, &dirty).is_err());
         }
     }
 }

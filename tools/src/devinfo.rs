@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use ferroce::driver::netlink::{Interface, Netlink, XdpMode};
 use ferroce::driver::{Capabilities, Layer};
-use ferroce::{DeviceSpec, Gid, MacAddr, PathMtu};
+use ferroce::{DeviceSpec, Gid, MacAddr, PKEY_DEFAULT, PathMtu};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -90,6 +90,8 @@ struct DeviceInfo {
     mtu: u32,
     max_frame: usize,
     gids: Vec<GidInfo>,
+    /// As a program finds them; it may add more.
+    pkeys: Vec<String>,
 }
 
 /// Everything that can be told, and whether the device could be opened.
@@ -183,6 +185,7 @@ impl DeviceInfo {
             mtu: capabilities.mtu,
             max_frame: capabilities.max_frame,
             gids: gid_table(&capabilities.addresses),
+            pkeys: vec![PKEY_DEFAULT.to_string()],
         }
     }
 }
@@ -194,6 +197,7 @@ impl DevInfo {
             println!("device {}: {} on {}", device.driver, device.description, device.interface);
             println!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu);
             print_gids(&device.gids);
+            device.pkeys.iter().enumerate().for_each(|(index, pkey)| println!("  P_Key {index}  {pkey}"));
         }
         println!("drivers in this build: {}", self.drivers.join(", "));
         self.missing.iter().for_each(|missing| println!("missing: {missing}"));

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ferroce::driver::pcap::Recorder;
 use ferroce::{
     AddressVector, CmEvent, CmId, Config, ConnectionParameters, Context, Cq, DeviceSpec, Event, Gid, Idle,
-    Nanos, Notify, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive, ReadyToSend, RnrTimer,
-    Transition, WorkCompletion, pin_to_core,
+    Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive,
+    ReadyToSend, RnrTimer, Transition, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -33,6 +33,10 @@ pub(crate) struct PortArgs {
     /// The same as --idle spin.
     #[arg(long)]
     pub(crate) spin: bool,
+    /// The one P_Key of this end's port, in place of 0xffff: a partition in its low 15 bits, and 0x8000 for a
+    /// full member. Both ends must be of one partition, and one of them a full member.
+    #[arg(long, value_name = "KEY", value_parser = parse_pkey)]
+    pub(crate) pkey: Option<PKey>,
     /// Record all frames of this end into a pcapng file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
@@ -44,10 +48,21 @@ impl PortArgs {
         Ok(self.device.open()?)
     }
 
-    /// For the server of a self-test: core and capture are the client's.
+    /// For the server of a self-test: core and capture are the client's. It is a full member, so that the
+    /// client may be a limited one.
     pub(crate) fn for_server(&self) -> PortArgs {
-        PortArgs { core: None, pcap: None, ..self.clone() }
+        let pkey = self.pkey.map(|pkey| PKey(pkey.0 | 0x8000));
+        PortArgs { core: None, pcap: None, pkey, ..self.clone() }
     }
+}
+
+fn parse_pkey(text: &str) -> Result<PKey, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(hex) => u16::from_str_radix(hex, 16),
+        None => text.parse(),
+    };
+    let pkey = number.ok().map(PKey).filter(|pkey| pkey.is_valid());
+    pkey.ok_or_else(|| "a P_Key is a number of 16 bits, as 0x8001, with a partition in the low 15".to_owned())
 }
 
 /// Set by SIGINT and SIGTERM; a second signal ends the process at once.
@@ -119,6 +134,11 @@ impl Endpoint {
             None => driver,
         };
         let mut context = Context::open(driver, &Config::default())?;
+        if let Some(pkey) = args.pkey.filter(|pkey| *pkey != PKEY_DEFAULT) {
+            // Everything is under the first key unless it asks for another.
+            context.remove_pkey(0)?;
+            context.add_pkey(pkey)?;
+        }
         export(&mut context);
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(cq_capacity)?;
@@ -265,7 +285,8 @@ impl Endpoint {
             match event {
                 // Work requests tell why in their completions.
                 Event::Completion(_) => self.notified = true,
-                Event::CommEst(_) | Event::SqDrained(_) => {}
+                // Anybody can send packets of another partition; they are counted.
+                Event::CommEst(_) | Event::SqDrained(_) | Event::PkeyViolation { .. } => {}
                 other => return Err(Failure::run(format!("asynchronous event {other:?}"))),
             }
         }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use ferroce::{
     Access, AddressVector, CmEvent, Data, Destination, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
     QpConfig, Qpn, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
-    WcStatus,
+    WcStatus, WorkCompletion,
 };
 use tracing::info;
 
@@ -56,7 +56,8 @@ struct Udaddy<'a> {
     sent: u32,
     received: u32,
     /// Who sent the last datagram: the immediate says the queue pair.
-    sender: Qpn,
+    /// The last datagram that came.
+    last: Option<WorkCompletion>,
 }
 
 impl End for Udaddy<'_> {
@@ -72,10 +73,12 @@ impl End for Udaddy<'_> {
             other => return Err(no_connection(&other)),
         }
         self.receive()?;
-        let mut grh = [0; GRH as usize];
-        grh.copy_from_slice(&self.end.context.bytes(self.incoming)?[..GRH as usize]);
-        let back = self.end.context.address_from_grh(&grh)?;
-        self.send(&back, self.sender, QKEY)?;
+        if let Some(last) = self.last {
+            let mut grh = [0; GRH as usize];
+            grh.copy_from_slice(&self.end.context.bytes(self.incoming)?[..GRH as usize]);
+            let back = self.end.context.address_from_wc(&last, &grh)?;
+            self.send(&back, Qpn::new(last.immediate.unwrap_or_default()), QKEY)?;
+        }
         self.report();
         Ok(())
     }
@@ -119,7 +122,7 @@ impl<'a> Udaddy<'a> {
         for wr_id in 0..args.count {
             context.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id.into(), sges: &sges })?;
         }
-        Ok(Udaddy { args, end, qp, outgoing, incoming, sent: 0, received: 0, sender: Qpn::default() })
+        Ok(Udaddy { args, end, qp, outgoing, incoming, sent: 0, received: 0, last: None })
     }
 
     fn send(&mut self, address: &AddressVector, qpn: Qpn, qkey: u32) -> Result<(), Failure> {
@@ -153,7 +156,7 @@ impl<'a> Udaddy<'a> {
             }
             if wc.opcode == WcOpcode::Recv {
                 self.received += 1;
-                self.sender = Qpn::new(wc.immediate.unwrap_or_default());
+                self.last = Some(wc);
             } else {
                 self.sent += 1;
             }

@@ -25,6 +25,38 @@ fn the_programs_of_rdma_cm() {
     }
 }
 
+/// Both ends in a partition of their own, the client a limited member of it: no packet is of another one.
+#[test]
+fn the_programs_in_a_partition() {
+    let _alone = alone();
+    let capture = concat!(env!("CARGO_TARGET_TMPDIR"), "/partition.pcapng");
+    for program in [
+        "rping -C 3",
+        "ucmatose -c 2 -C 3",
+        "udaddy -C 3",
+        "pingpong -n 20 -c",
+        "pingpong -t uc -n 20 -c",
+        "pingpong -t ud -s 1000 -n 20 -c",
+        "perf write bw -n 20",
+    ] {
+        let arguments = format!("{program} -d loopback --pkey 0x0001 --pcap {capture}");
+        let outcome = run(&arguments);
+        assert_eq!(outcome.code, Some(0), "{arguments}: {outcome:#?}");
+        let packets = run(&format!("dissect --json {capture}")).stdout;
+        let keys: std::collections::BTreeSet<u64> = packets
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap()["pkey"].as_u64())
+            .collect();
+        // The client's packets and the server's.
+        assert_eq!(keys, [0x0001, 0x8001].into(), "{arguments}");
+    }
+    for bad in ["0", "0x8000", "0x10000", "all"] {
+        let outcome = run(&format!("rping -d loopback --pkey {bad}"));
+        assert_eq!(outcome.code, Some(2), "{bad}: {outcome:#?}");
+        assert!(outcome.stderr.contains("as 0x8001"), "{bad}: {outcome:#?}");
+    }
+}
+
 #[test]
 fn what_goes_wrong_is_said() {
     let _alone = alone();

@@ -10,8 +10,10 @@ fn loopback_says_what_it_is() {
     let info = Ferroce::start(None, "devinfo -d loopback --json").end().json();
     assert_eq!(info["device"]["driver"], "loopback");
     assert_eq!(info["device"]["gids"][0]["gid"], "::ffff:127.0.0.1");
+    assert_eq!(info["device"]["pkeys"], serde_json::json!(["0xffff"]));
     let text = Ferroce::start(None, "devinfo -d loopback").end();
     assert!(text.stdout.contains("GID  0  ::ffff:127.0.0.1"), "{text:#?}");
+    assert!(text.stdout.contains("P_Key 0  0xffff"), "{text:#?}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::{Opcode, Psn, Qpn};
 
-/// The one partition key that RoCEv2 has: the default partition, full member.
+/// The partition key that every RoCEv2 port has: the default partition, full member.
 pub const PKEY_DEFAULT: PKey = PKey(0xffff);
 
 /// A partition key: 15 bits of partition and the full-member bit.
@@ -17,6 +17,22 @@ impl PKey {
     /// and at least one of the two a full member (protocol.md §1).
     pub const fn admits(self, other: PKey) -> bool {
         (self.0 ^ other.0) & 0x7fff == 0 && (self.0 | other.0) & 0x8000 != 0
+    }
+
+    /// Whether it is a full member's, and not a limited one's.
+    pub const fn is_full_member(self) -> bool {
+        self.0 & 0x8000 != 0
+    }
+
+    /// Whether it names a partition: 0 is none.
+    pub const fn is_valid(self) -> bool {
+        self.0 & 0x7fff != 0
+    }
+}
+
+impl fmt::Display for PKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#06x}", self.0)
     }
 }
 
@@ -45,6 +61,7 @@ impl Bth {
 
     /// A header with MigReq set (as ConnectX sends; protocol.md §1), the default P_Key and
     /// everything else clear.
+    #[inline]
     pub fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Bth {
         Bth {
             opcode: opcode.byte(),
@@ -98,6 +115,13 @@ impl Bth {
     /// The partition key.
     pub fn pkey(&self) -> PKey {
         PKey(self.pkey.get())
+    }
+
+    /// The same with another [`pkey`](Bth::pkey).
+    #[inline]
+    pub fn in_partition(mut self, pkey: PKey) -> Bth {
+        self.set_pkey(pkey);
+        self
     }
 
     /// Sets [`pkey`](Bth::pkey).

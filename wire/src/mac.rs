@@ -4,6 +4,13 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct MacAddr(pub [u8; 6]);
 
+impl MacAddr {
+    /// Whether it can be one station's: neither a group's (IEEE 802's I/G bit), nor all zeros.
+    pub const fn is_station(self) -> bool {
+        self.0[0] & 1 == 0 && !matches!(self.0, [0, 0, 0, 0, 0, 0])
+    }
+}
+
 impl fmt::Display for MacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;

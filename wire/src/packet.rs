@@ -408,6 +408,11 @@ impl<'a> Packet<'a> {
         Some(Link { destination: MacAddr(ethernet.destination), source: MacAddr(ethernet.source), vlan })
     }
 
+    /// The hardware address of who sent it, if the bytes started with an Ethernet header.
+    pub fn source_mac(&self) -> Option<MacAddr> {
+        self.link.get(6..)?.first_chunk().copied().map(MacAddr)
+    }
+
     /// The VLAN in the 802.1Q tag, if there is one.
     pub fn vlan(&self) -> Option<u16> {
         let tag = self.link.get(ETHERNET_LEN..)?.first_chunk()?;

@@ -33,6 +33,9 @@ impl ConnectionManager {
             *parameters;
         let (rq_psn, transaction_id) = (Psn::new(verbs.shared.rng.next_u32()), verbs.shared.rng.next_u64());
         let header = verbs.port.header(&address.path(verbs.port, Qpn::GSI, Qpn::GSI)?);
+        let own = || verbs.qps.get(qp.0).map_or(0, |qp| qp.pkey_index);
+        let pkey_index = parameters.pkey_index.unwrap_or_else(own);
+        let pkey = verbs.port.pkey(pkey_index)?;
         let terms = Terms {
             qp_type,
             path_mtu,
@@ -51,14 +54,16 @@ impl ConnectionManager {
         let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
         let (id, index) = self.begin(verbs.shared, |ids| Communication {
             transaction_id,
-            qp: Some(qp),
             local_qpn,
+            pkey_index,
+            pkey,
             terms,
             cm_timeout,
             cm_retries,
             retries_left: cm_retries,
             ..Communication::new(ids, (State::ReqSent, PortSpace::Tcp), address, header)
         })?;
+        self.take_qp(index, qp);
         if let Some(queue_pair) = verbs.qps.get_mut(qp.0) {
             queue_pair.responder.reserve(responder_resources);
         }
@@ -71,6 +76,7 @@ impl ConnectionManager {
         let local_comm_id = self.communications.at(index).map_or(0, |c| c.local_comm_id);
         let mut req = Req::new(local_comm_id, service_id, local_qpn, rq_psn, path_mtu, path);
         req.set_ca_guid(self.guid);
+        req.set_pkey(pkey);
         req.set_responder_resources(responder_resources);
         req.set_initiator_depth(initiator_depth);
         req.set_remote_cm_timeout(cm_timeout);
@@ -137,7 +143,7 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// The peer needs longer.
+    /// The peer needs longer. It may say so again and again, and has two minutes in all.
     pub(super) fn on_mra(
         &mut self,
         arrival: &Arrival,
@@ -154,7 +160,8 @@ impl ConnectionManager {
             return Err(Counter::CmRxUnknown);
         }
         let longer = time_of(mra.service_timeout()) + time_of(communication.cm_timeout);
-        communication.deadline = verbs.shared.now + longer;
+        communication.wait_until(verbs.shared.now + longer);
+        self.timers.ensure(index, communication.deadline);
         Ok(())
     }
 

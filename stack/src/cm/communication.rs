@@ -1,12 +1,19 @@
 //! One exchange with a peer, from its request to its end.
 
+use std::time::Duration;
+
 use ferroce_driver::Nanos;
-use ferroce_wire::{MAD_LEN, PathHeader, PathMtu, Psn, Qpn};
+use ferroce_wire::{MAD_LEN, PKEY_DEFAULT, PKey, PathHeader, PathMtu, Psn, Qpn};
 
 use super::{CmId, Listener, PortSpace, Verbs};
 use crate::qp::{Connection, QpType};
 use crate::slab::Qp;
+use crate::timer::time_of;
 use crate::{AddressVector, Error, ReadyToReceive, ReadyToSend, RnrTimer, UnreliablePath};
+
+/// How long an exchange waits for an answer because the other end wants it to: a request for the
+/// application's, since it came, and a message for the peer's, since it first left.
+pub(super) const PATIENCE_MAX: Duration = Duration::from_secs(120);
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +92,9 @@ pub(super) struct Communication {
     pub(super) address: AddressVector,
     /// The same for MADs.
     pub(super) header: PathHeader,
+    /// The partition, of its messages and of its queue pair: an index of the port's table, and the key there.
+    pub(super) pkey_index: usize,
+    pub(super) pkey: PKey,
     /// 0 as long as it is not known.
     pub(super) remote_qpn: Qpn,
     pub(super) qp: Option<Qp>,
@@ -99,7 +109,8 @@ pub(super) struct Communication {
     pub(super) cm_retries: u8,
     pub(super) retries_left: u8,
     pub(super) deadline: Nanos,
-    /// When a request is over that nobody answers, however long its peer waits.
+    /// When what nobody answers is over, however much time the peer asks for: [`PATIENCE_MAX`] after the
+    /// first message went or came.
     pub(super) latest: Nanos,
     /// The last message that may have to be sent again.
     pub(super) mad: [u8; MAD_LEN],
@@ -122,6 +133,8 @@ impl Communication {
             remote_comm_id: 0,
             address,
             header,
+            pkey_index: 0,
+            pkey: PKEY_DEFAULT,
             remote_qpn: Qpn::default(),
             qp: None,
             local_qpn: Qpn::default(),
@@ -137,6 +150,18 @@ impl Communication {
         }
     }
 
+    /// The first of a message's transmissions leaves now. What the application has chosen itself may take
+    /// longer than a peer can ask for, and is not cut short.
+    pub(super) fn begin_waiting(&mut self, now: Nanos) {
+        let chosen = time_of(self.cm_timeout) * (u32::from(self.retries_left) + 1);
+        self.latest = now + chosen.max(PATIENCE_MAX);
+    }
+
+    /// Waits until `deadline`, or for as long as there is.
+    pub(super) fn wait_until(&mut self, deadline: Nanos) {
+        self.deadline = deadline.min(self.latest);
+    }
+
     /// INIT → RTR.
     pub(super) fn make_ready_to_receive(&self, verbs: &mut Verbs<'_>) -> Result<(), Error> {
         let Verbs { qps, shared, port } = verbs;
@@ -145,7 +170,7 @@ impl Communication {
         let Terms { qp_type, path_mtu, rq_psn, max_dest_rd_atomic, .. } = self.terms;
         let (address, dest_qpn) = (self.address, self.remote_qpn);
         let connection = Connection::new(&path, port.header(&path), path_mtu, dest_qpn);
-        match qp_type {
+        let made = match qp_type {
             QpType::Rc => {
                 let min_rnr_timer = RnrTimer::DEFAULT;
                 let attributes = ReadyToReceive {
@@ -160,7 +185,11 @@ impl Communication {
                 let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
                 qp.ready_to_receive_unreliable(&path, connection)
             }
+        };
+        if made.is_ok() {
+            (qp.pkey_index, qp.pkey) = (self.pkey_index, self.pkey);
         }
+        made
     }
 
     /// RTR → RTS.

@@ -46,7 +46,7 @@ impl ConnectionManager {
 
     /// The connection that a queue pair is of.
     pub(crate) fn user_of(&self, qp: Qp) -> Option<CmId> {
-        self.communications.iter().find(|c| c.qp == Some(qp)).map(|c| c.id)
+        self.communications.at(*self.by_qp.get(&qp)?).map(|c| c.id)
     }
 
     /// Ends connections until as many peers are to be told as the port can be given at a time. Returns
@@ -125,7 +125,7 @@ impl ConnectionManager {
 
     /// Moves the queue pair to ERR: what is posted is flushed. It is the application's from then on.
     pub(super) fn fail_qp(&mut self, index: u32, verbs: &mut Verbs<'_>) {
-        let qp = self.communications.at_mut(index).and_then(|c| c.qp.take());
+        let qp = self.release_qp(index);
         if let Some(qp) = qp.and_then(|qp| verbs.qps.get_mut(qp.0)) {
             qp.enter_error(verbs.shared);
         }

@@ -67,6 +67,8 @@ pub struct ConnectionRequest {
     pub initiator_depth: u8,
     /// What the peer has chosen; the largest here for UD.
     pub path_mtu: PathMtu,
+    /// The partition that it has chosen, in the port's P_Key table.
+    pub pkey_index: usize,
 }
 
 /// What happened to a connection.

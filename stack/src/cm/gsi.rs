@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use ferroce_wire::{Bth, Deth, MAD_LEN, Opcode, Packet, PathHeader, Psn, Qpn};
+use ferroce_wire::{Bth, Deth, MAD_LEN, Opcode, PKey, Packet, PathHeader, Psn, Qpn};
 
 use crate::counters::Counter;
 use crate::shared::Shared;
@@ -16,7 +16,7 @@ const OUTGOING_MAX: usize = 256;
 
 /// MADs on their way out.
 pub(crate) struct Gsi {
-    outgoing: VecDeque<(PathHeader, [u8; MAD_LEN])>,
+    outgoing: VecDeque<(PathHeader, PKey, [u8; MAD_LEN])>,
     psn: Psn,
 }
 
@@ -33,9 +33,9 @@ impl Gsi {
         self.outgoing.len() >= OUTGOING_MAX
     }
 
-    pub(super) fn push(&mut self, header: PathHeader, mad: &[u8; MAD_LEN], shared: &mut Shared) {
+    pub(super) fn push(&mut self, header: PathHeader, pkey: PKey, mad: &[u8; MAD_LEN], shared: &mut Shared) {
         if !self.is_full() {
-            self.outgoing.push_back((header, *mad));
+            self.outgoing.push_back((header, pkey, *mad));
         } else {
             shared.count(Counter::CmTxDropped);
         }
@@ -43,8 +43,9 @@ impl Gsi {
 
     /// Writes the next MAD.
     pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
-        let (header, mad) = self.outgoing.front()?;
-        let mut frame = slot.start(header, Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.psn), MAD_LEN)?;
+        let (header, pkey, mad) = self.outgoing.front()?;
+        let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.psn).in_partition(*pkey);
+        let mut frame = slot.start(header, bth, MAD_LEN)?;
         frame.put(&Deth::new(QKEY, Qpn::GSI));
         frame.payload().copy_from_slice(mad);
         let length = frame.finish_with(shared.crc);

@@ -6,24 +6,44 @@ use ferroce_driver::Nanos;
 use ferroce_wire::cm::{
     CmBody, IpCm, Mra, Rej, RejectReason, Rep, Req, Rtu, SERVICE_ID_TCP, Stage, TransportType,
 };
-use ferroce_wire::{MacAddr, PathMtu, Psn, Qpn};
+use ferroce_wire::{PKey, PathMtu, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
-use super::communication::{Communication, State, Terms};
+use super::communication::{Communication, PATIENCE_MAX, State, Terms};
 use super::{
     Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, ECN, Listener,
     Listening, PortSpace, PrivateData, Verbs, time_of,
 };
+use crate::Error;
 use crate::counters::Counter;
 use crate::qp::{QpState, QpType, QueuePair};
 use crate::slab::{Qp, Slab};
 use crate::transition::MAX_RD_ATOMIC;
-use crate::{AddressVector, Error};
 
 /// How long a peer is asked to wait for the application, as exponent: 4.3 s, again and again.
 const MRA_TIMEOUT: u8 = 20;
-/// How long a request is kept that nobody answers, however patient the peer says it is.
-const PATIENCE_MAX: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// What is known of a request that may wait.
+struct Admitted {
+    listener: Listener,
+    addresses: IpCm,
+    path_mtu: PathMtu,
+    /// Of the port's table: index and key.
+    partition: (usize, PKey),
+}
+
+impl Verbs<'_> {
+    /// The P_Key here for a request that names `pkey`. The standard has no reason to reject one that is not
+    /// there; Linux says so too (`cm_req_handler`: the path can't be used from this port).
+    pub(super) fn partition(&mut self, arrival: &Arrival, pkey: PKey) -> Result<(usize, PKey), RejectReason> {
+        let pkeys = &self.port.pkeys;
+        let found = pkeys.index_admitting(pkey).and_then(|index| Some((index, pkeys.get(index)?)));
+        if found.is_none() {
+            self.shared.raise_pkey_violation(None, arrival.source, pkey);
+        }
+        found.ok_or(RejectReason::INVALID_GID)
+    }
+}
 
 impl ConnectionManager {
     pub(super) fn on_req(
@@ -39,9 +59,7 @@ impl ConnectionManager {
             return Ok(());
         }
         match self.admit(arrival, req, verbs) {
-            Ok((listener, addresses, path_mtu)) => {
-                self.accept_request(arrival, transaction, req, (listener, addresses, path_mtu), verbs);
-            }
+            Ok(admitted) => self.accept_request(arrival, transaction, req, admitted, verbs)?,
             Err(reason) => {
                 self.end_stale(arrival, req, verbs);
                 verbs.shared.count(Counter::CmTxRejects);
@@ -76,7 +94,7 @@ impl ConnectionManager {
             State::ReqReceived => {
                 // It waits longer then, and the application has longer.
                 let longer = verbs.shared.now + 2 * time_of(MRA_TIMEOUT);
-                communication.deadline = communication.deadline.max(longer).min(communication.latest);
+                communication.wait_until(communication.deadline.max(longer));
                 let mra = Mra::new(ours, theirs, Stage::Req, MRA_TIMEOUT);
                 self.send(index, transaction, CmBody::Mra(&mra), verbs.shared);
             }
@@ -90,12 +108,7 @@ impl ConnectionManager {
     }
 
     /// Who listens, and on what terms; or why nobody does.
-    fn admit(
-        &self,
-        arrival: &Arrival,
-        req: &Req,
-        verbs: &Verbs<'_>,
-    ) -> Result<(Listener, IpCm, PathMtu), RejectReason> {
+    fn admit(&self, arrival: &Arrival, req: &Req, verbs: &mut Verbs<'_>) -> Result<Admitted, RejectReason> {
         if self.by_qpn.contains_key(&(arrival.source, req.qpn())) || !req.qpn().is_ordinary() {
             return Err(RejectReason::STALE_CONNECTION);
         }
@@ -103,7 +116,8 @@ impl ConnectionManager {
             return Err(RejectReason::INVALID_TRANSPORT);
         }
         let port = port_of(req.service_id(), SERVICE_ID_TCP).ok_or(RejectReason::INVALID_SERVICE_ID)?;
-        let listener = self.listener(PortSpace::Tcp, arrival, port)?;
+        let partition = verbs.partition(arrival, req.pkey())?;
+        let listener = self.listener(PortSpace::Tcp, arrival, port, partition.0)?;
         let addresses = arrival.addresses(&req.private_data)?;
         let path = &req.primary_path;
         if path.local_gid() != arrival.source || path.remote_gid() != arrival.destination {
@@ -113,7 +127,7 @@ impl ConnectionManager {
         let path_mtu = req.path_mtu().filter(|mtu| largest.is_some_and(|most| *mtu <= most));
         let path_mtu = path_mtu.ok_or(RejectReason::INVALID_MTU)?;
         self.check_room(listener, arrival)?;
-        Ok((listener, addresses, path_mtu))
+        Ok(Admitted { listener, addresses, path_mtu, partition })
     }
 
     /// Who listens on a port of the address that a request came to.
@@ -122,6 +136,7 @@ impl ConnectionManager {
         space: PortSpace,
         arrival: &Arrival,
         port: u16,
+        pkey_index: usize,
     ) -> Result<Listener, RejectReason> {
         let to: IpAddr = super::canonical(arrival.destination);
         let on = |ip: IpAddr| {
@@ -130,6 +145,8 @@ impl ConnectionManager {
             listeners.find(|(_, l)| l.space == space && l.address == address)
         };
         let found = on(to).or_else(|| on(Ipv4Addr::UNSPECIFIED.into()));
+        let hears = |l: &Listening| l.config.pkey_index.is_none_or(|own| own == pkey_index);
+        let found = found.filter(|(_, listening)| hears(listening));
         found.map(|(handle, _)| Listener(handle)).ok_or(RejectReason::INVALID_SERVICE_ID)
     }
 
@@ -137,10 +154,9 @@ impl ConnectionManager {
     pub(super) fn check_room(&self, listener: Listener, arrival: &Arrival) -> Result<(), RejectReason> {
         let listening = self.listeners.get(listener.0).ok_or(RejectReason::INVALID_SERVICE_ID)?;
         let Listening { half_open, config, .. } = listening;
-        let is_of_source =
-            |index: &&u32| self.communications.at(**index).is_some_and(|c| c.address.gid == arrival.source);
+        let of_source = || half_open.iter().filter(|(_, source)| *source == arrival.source).count();
         let room = half_open.len() < half_open.capacity().min(config.backlog as usize)
-            && half_open.iter().filter(is_of_source).count() < config.per_source as usize;
+            && of_source() < config.per_source as usize;
         if room { Ok(()) } else { Err(RejectReason::NO_RESOURCES) }
     }
 
@@ -149,10 +165,12 @@ impl ConnectionManager {
         arrival: &Arrival,
         transaction_id: u64,
         req: &Req,
-        (listener, addresses, path_mtu): (Listener, IpCm, PathMtu),
+        admitted: Admitted,
         verbs: &mut Verbs<'_>,
-    ) {
-        let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return };
+    ) -> Result<(), Counter> {
+        let path = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI);
+        let path = path.map_err(|_| Counter::RxWrongAddress)?;
+        let Admitted { listener, addresses, path_mtu, partition: (pkey_index, pkey) } = admitted;
         let now = verbs.shared.now;
         let qp_type = if req.transport() == Some(TransportType::Uc) { QpType::Uc } else { QpType::Rc };
         // What it takes the peer to give up.
@@ -179,14 +197,17 @@ impl ConnectionManager {
             transaction_id,
             remote_comm_id: req.local_comm_id(),
             remote_qpn: req.qpn(),
+            pkey_index,
+            pkey,
             listener: Some(listener),
             terms,
             deadline,
             latest: now + PATIENCE_MAX,
             ..Communication::new(ids, (State::ReqReceived, PortSpace::Tcp), address, header)
         });
-        let Ok((id, index)) = begun else { return };
-        self.join_listener(listener, index);
+        // It asks again, and finds room then.
+        let (id, index) = begun.map_err(|_| Counter::CmRxNoRoom)?;
+        self.join_listener(listener, index, arrival.source);
         self.by_peer.insert((arrival.source, req.local_comm_id(), PortSpace::Tcp), index);
         self.by_qpn.insert((arrival.source, req.qpn()), index);
         self.timers.ensure(index, deadline);
@@ -201,19 +222,21 @@ impl ConnectionManager {
             responder_resources: req.responder_resources(),
             initiator_depth: req.initiator_depth(),
             path_mtu,
+            pkey_index,
         }));
+        Ok(())
     }
 
-    /// The way to who asked, and what it asked for; the next hop is the driver's to find.
-    pub(crate) fn requester(&self, id: CmId) -> Result<(AddressVector, QpType), Error> {
+    /// What was asked for, and the partition by its index.
+    pub(crate) fn asked_for(&self, id: CmId) -> Result<(QpType, usize), Error> {
         let index = self.index_of(id)?;
         let waiting = self.communications.at(index).filter(|c| c.state.awaits_application());
         let communication = waiting.ok_or_else(|| {
             Error::invalid("id", format_args!("{:?}", id.0), "a request that is not answered yet")
         })?;
-        let asked =
-            if communication.space == PortSpace::Udp { QpType::Ud } else { communication.terms.qp_type };
-        Ok((communication.address, asked))
+        let is_service = communication.space == PortSpace::Udp;
+        let qp_type = if is_service { QpType::Ud } else { communication.terms.qp_type };
+        Ok((qp_type, communication.pkey_index))
     }
 
     /// Accepts with `qp`, which is in INIT.
@@ -221,23 +244,21 @@ impl ConnectionManager {
         &mut self,
         id: CmId,
         (qp, local_qpn): (Qp, Qpn),
-        mac: MacAddr,
         parameters: &ConnectionParameters<'_>,
         verbs: &mut Verbs<'_>,
     ) -> Result<(), Error> {
         let index = self.index_of(id)?;
         let guid = self.guid;
+        self.take_qp(index, qp);
         let Some(communication) = self.communications.at_mut(index) else { return Ok(()) };
-        communication.address.mac = Some(mac);
-        communication.qp = Some(qp);
         communication.local_qpn = local_qpn;
         let before = communication.terms;
         let terms = &mut communication.terms;
         terms.max_dest_rd_atomic = agreed(parameters.responder_resources, terms.max_dest_rd_atomic);
         terms.max_rd_atomic = agreed(parameters.initiator_depth, terms.max_rd_atomic);
         if let Err(error) = communication.make_ready_to_receive(verbs) {
-            communication.qp = None;
             communication.terms = before;
+            self.release_qp(index);
             return Err(error);
         }
         let Communication { local_comm_id, remote_comm_id, terms, .. } = *communication;
@@ -293,8 +314,8 @@ impl ConnectionManager {
     }
 
     fn half_open_that_has_begun(&self, qps: &Slab<QueuePair>) -> Option<u32> {
-        let mut half_open = self.listeners.iter().flat_map(|listening| &listening.half_open);
-        half_open.find(|index| self.communications.at(**index).is_some_and(|c| has_begun(c, qps))).copied()
+        let mut half_open = self.listeners.iter().flat_map(|listening| &listening.half_open).map(|(n, _)| *n);
+        half_open.find(|index| self.communications.at(*index).is_some_and(|c| has_begun(c, qps)))
     }
 
     fn establish(&mut self, index: u32, verbs: &mut Verbs<'_>) {

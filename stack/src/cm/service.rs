@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use ferroce_wire::cm::{CmBody, IpCm, RejectReason, SERVICE_ID_UDP, SidrRep, SidrReq};
-use ferroce_wire::{PKEY_DEFAULT, PathMtu, Qpn};
+use ferroce_wire::{PKey, PathMtu, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use super::active::ephemeral_port;
@@ -33,6 +33,8 @@ impl ConnectionManager {
         verbs: &mut Verbs<'_>,
     ) -> Result<CmId, Error> {
         let header = verbs.port.header(&address.path(verbs.port, Qpn::GSI, Qpn::GSI)?);
+        let pkey_index = parameters.pkey_index.unwrap_or(0);
+        let pkey = verbs.port.pkey(pkey_index)?;
         let transaction_id = verbs.shared.rng.next_u64();
         let source = canonical(verbs.port.gids[address.sgid_index].gid);
         let source_port = ephemeral_port(verbs.shared.rng.next_u32());
@@ -40,13 +42,15 @@ impl ConnectionManager {
         let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
         let (id, index) = self.begin(verbs.shared, |ids| Communication {
             transaction_id,
+            pkey_index,
+            pkey,
             cm_timeout: parameters.cm_timeout,
             cm_retries: parameters.cm_retries,
             retries_left: parameters.cm_retries,
             ..Communication::new(ids, (State::SidrSent, PortSpace::Udp), address, header)
         })?;
         let request_id = self.communications.at(index).map_or(0, |c| c.local_comm_id);
-        let mut req = SidrReq::new(request_id, PortSpace::Udp.service_id(to.port()), PKEY_DEFAULT);
+        let mut req = SidrReq::new(request_id, PortSpace::Udp.service_id(to.port()), pkey);
         req.private_data[..IpCm::LEN].copy_from_slice(&addresses);
         let behind = &mut req.private_data[IpCm::LEN..];
         behind[..parameters.private_data.len()].copy_from_slice(parameters.private_data);
@@ -67,7 +71,8 @@ impl ConnectionManager {
             verbs.shared.count(Counter::CmRxDuplicates);
             return Ok(());
         }
-        let (listener, addresses, port) = match self.admit_seeker(arrival, req) {
+        let admitted = self.admit_seeker(arrival, req, verbs);
+        let (listener, addresses, port, (pkey_index, pkey)) = match admitted {
             Ok(admitted) => admitted,
             // It asks again, and finds room then.
             Err(RejectReason::NO_RESOURCES) => return Err(Counter::CmRxNoRoom),
@@ -84,13 +89,15 @@ impl ConnectionManager {
         let begun = self.begin(verbs.shared, |ids| Communication {
             transaction_id,
             remote_comm_id: req.request_id(),
+            pkey_index,
+            pkey,
             listener: Some(listener),
             service_id: req.service_id(),
             deadline,
             ..Communication::new(ids, (State::SidrReceived, PortSpace::Udp), arrival.back, header)
         });
         let (id, index) = begun.map_err(|_| Counter::CmRxNoRoom)?;
-        self.join_listener(listener, index);
+        self.join_listener(listener, index, arrival.source);
         self.by_peer.insert(key, index);
         self.timers.ensure(index, deadline);
         let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
@@ -104,16 +111,23 @@ impl ConnectionManager {
             responder_resources: 0,
             initiator_depth: 0,
             path_mtu: largest.unwrap_or(PathMtu::Mtu256),
+            pkey_index,
         }));
         Ok(())
     }
 
-    fn admit_seeker(&self, arrival: &Arrival, req: &SidrReq) -> Result<(Listener, IpCm, u16), RejectReason> {
+    fn admit_seeker(
+        &self,
+        arrival: &Arrival,
+        req: &SidrReq,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(Listener, IpCm, u16, (usize, PKey)), RejectReason> {
         let port = port_of(req.service_id(), SERVICE_ID_UDP).ok_or(RejectReason::INVALID_SERVICE_ID)?;
-        let listener = self.listener(PortSpace::Udp, arrival, port)?;
+        let partition = verbs.partition(arrival, req.pkey())?;
+        let listener = self.listener(PortSpace::Udp, arrival, port, partition.0)?;
         let addresses = arrival.addresses(&req.private_data)?;
         self.check_room(listener, arrival)?;
-        Ok((listener, addresses, port))
+        Ok((listener, addresses, port, partition))
     }
 
     /// Tells a seeker the queue pair.

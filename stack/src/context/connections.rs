@@ -31,6 +31,9 @@ impl Context {
             let expected = format!("an address of '{}', or 0.0.0.0 for all", self.engine.port.interface);
             return Err(Error::invalid("address", address, expected));
         }
+        if let Some(index) = config.pkey_index {
+            self.engine.port.pkey(index)?;
+        }
         self.engine.cm()?.0.listen(space, address, *config)
     }
 
@@ -78,21 +81,24 @@ impl Context {
     /// Accepts a request for a connection with `qp`, of the service that was asked for and in INIT. It
     /// receives from now on, and is in RTS with [`CmEvent::Established`].
     ///
-    /// Asks the driver for the hardware address, which may block for as long as ARP or ND takes.
+    /// Never blocks: the connection goes to the hardware address that the request came from.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`] for a request that is over, [`Error::State`], [`Error::Invalid`], or the
-    /// driver's word. The request can still be accepted or rejected then.
+    /// [`Error::InvalidHandle`] for a request that is over, [`Error::State`], [`Error::Invalid`]. The
+    /// request can still be accepted or rejected then.
     pub fn accept(&mut self, id: CmId, qp: Qp, parameters: &ConnectionParameters<'_>) -> Result<(), Error> {
         parameters.check(REP_PRIVATE)?;
-        let (address, asked) = self.requester(id)?;
+        let (asked, pkey_index) = self.asked_for(id)?;
+        if let Some(other) = parameters.pkey_index.filter(|chosen| *chosen != pkey_index) {
+            let expected = format!("{pkey_index}, as the request has it, or None");
+            return Err(Error::invalid("pkey_index", other, expected));
+        }
         let (qp, qpn, qp_type) = self.connectable(qp)?;
         if qp_type != asked {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
         }
-        let mac = MacAddr(self.driver.resolve(address.gid.to_ip())?);
         let (cm, mut verbs) = self.engine.cm()?;
-        cm.accept(id, (qp, qpn), mac, parameters, &mut verbs)
+        cm.accept(id, (qp, qpn), parameters, &mut verbs)
     }
 
     /// Answers the search for a datagram service: `qp`, which is UD, is where it is.
@@ -101,12 +107,16 @@ impl Context {
     /// [`Error::InvalidHandle`] for a search that is over, [`Error::Invalid`].
     pub fn accept_datagrams(&mut self, id: CmId, qp: Qp, private_data: &[u8]) -> Result<(), Error> {
         check_length(private_data, SIDR_REP_PRIVATE)?;
-        let (_, asked) = self.requester(id)?;
+        let (asked, pkey_index) = self.asked_for(id)?;
         let (queue_pair, _) = self.qp(qp)?;
-        let (qpn, qkey) = (queue_pair.qpn, queue_pair.qkey);
+        let (qpn, qkey, own_index) = (queue_pair.qpn, queue_pair.qkey, queue_pair.pkey_index);
         let qp_type = self.query_qp(qp)?.qp_type;
         if asked != QpType::Ud || qp_type != asked {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
+        }
+        if own_index != pkey_index {
+            let expected = format!("a QP with the P_Key at index {pkey_index}, by which the search came");
+            return Err(Error::invalid("pkey_index", own_index, expected));
         }
         self.with_cm(|cm, verbs| cm.serve(id, (qpn, qkey), private_data, verbs));
         Ok(())
@@ -117,7 +127,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Invalid`].
     pub fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        let (_, asked) = self.requester(id)?;
+        let (asked, _) = self.asked_for(id)?;
         check_length(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
         self.with_cm(|cm, verbs| cm.refuse(id, private_data, verbs));
         Ok(())
@@ -157,10 +167,10 @@ impl Context {
         Some(then(cm, &mut verbs))
     }
 
-    /// Who asked, and for what.
-    fn requester(&mut self, id: CmId) -> Result<(AddressVector, QpType), Error> {
+    /// What was asked for, and the partition by its index.
+    fn asked_for(&mut self, id: CmId) -> Result<(QpType, usize), Error> {
         let (cm, _) = self.engine.cm_if_used().ok_or_else(|| invalid_handle("connection", id.0))?;
-        cm.requester(id)
+        cm.asked_for(id)
     }
 
     /// A queue pair that can be connected.

@@ -4,7 +4,7 @@ use ferroce_wire::{Encapsulation, Gid, PathMtu, Qpn, Service};
 
 use super::{Context, invalid_handle};
 use crate::ah::AddressHandle;
-use crate::{AddressVector, Ah, Error, Pd, Qp};
+use crate::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
 
 impl Context {
     /// Creates an address handle: the way of datagrams to a port, or to a multicast group.
@@ -30,12 +30,15 @@ impl Context {
         ah.map(Ah).ok_or(full)
     }
 
-    /// The way back to the sender of a datagram, from the first 40 bytes of its receive.
+    /// The way back to the sender of a datagram, from its completion and the first 40 bytes of its
+    /// receive. The answer goes to the hardware address that the datagram came from, so an address handle
+    /// for it is made without asking anybody.
     ///
     /// # Errors
     /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.
-    pub fn address_from_grh(&self, grh: &[u8; 40]) -> Result<AddressVector, Error> {
-        crate::ah::reverse(&self.engine.port, grh)
+    pub fn address_from_wc(&self, wc: &WorkCompletion, grh: &[u8; 40]) -> Result<AddressVector, Error> {
+        let back = crate::ah::reverse(&self.engine.port, grh)?;
+        Ok(AddressVector { mac: wc.source_mac, ..back })
     }
 
     /// Destroys an address handle. Datagrams that are posted with it and have not left end in

@@ -85,7 +85,7 @@ impl QueuePair {
         syndrome: Syndrome,
     ) -> Option<usize> {
         let connection = self.connection.as_ref()?;
-        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn);
+        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn).in_partition(self.pkey);
         let mut frame = slot.start(&connection.header, bth, 0)?;
         frame.put(&Aeth::new(syndrome, self.responder.msn));
         shared.count(Counter::SentPkts);
@@ -124,7 +124,7 @@ impl QueuePair {
         let to_pin = payload.filter(|grant| slot.wants_pin(grant.len()));
         let pinned = to_pin.and_then(|grant| mrs.pin_granted(grant));
         let payload = payload.map_or(&[][..], |grant| mrs.granted(grant));
-        let bth = Bth::new(opcode, connection.dest_qpn, psn);
+        let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
         let Some(mut frame) = slot.start_pinned(&connection.header, bth, payload.len(), pinned) else {
             return Wrote::Nothing;
         };

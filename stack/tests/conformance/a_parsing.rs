@@ -1,7 +1,7 @@
 //! Section A: parsing, ICRC, demultiplexing.
 
 use ferroce::WcStatus::Success;
-use ferroce::wire::{Encapsulation, NetworkHeader, Opcode, PKEY_DEFAULT, Packet, ParseError, Qpn};
+use ferroce::wire::{Encapsulation, NetworkHeader, Opcode, PKEY_DEFAULT, PKey, Packet, ParseError, Qpn};
 use ferroce::{Access, Counter, Event, Memory, QpConfig, QpState, QpType, Transition};
 
 use crate::packet::{BTH, IP, UDP, ack, packet, reseal};
@@ -372,7 +372,7 @@ fn case_013_partition_key() {
         peer.expect_wc(n as u64, Success);
     }
     for pkey in [0x1234, 0x9234, 0xfffe, 0x0000] {
-        peer.expect_dropped(peer.frame(&request(RQ + 2, pkey)), Counter::RxPkeyMismatch);
+        peer.expect_foreign(peer.frame(&request(RQ + 2, pkey)), Some(peer.qp), PKey(pkey));
     }
 }
 

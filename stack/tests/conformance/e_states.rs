@@ -3,9 +3,9 @@
 use ferroce::WcStatus::{LocProtErr, RemOpErr, Success, WrFlushErr};
 use ferroce::wire::Opcode;
 use ferroce::{
-    Access, AddressVector, Counter, Data, Error, Event, Gid, Memory, PathMtu, Psn, QpAttributes, QpState,
-    QpType, QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RnrTimer, SendFlags, SendOp,
-    SendWorkRequest, Sge, Transition, UnreliablePath,
+    Access, AddressVector, Counter, Data, Error, Event, Gid, Memory, PKEY_DEFAULT, PKey, PathMtu, Psn,
+    QpAttributes, QpState, QpType, QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RnrTimer,
+    SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 
 use crate::packet::{NAK_OPERATIONAL, ack, nak, packet};
@@ -71,6 +71,7 @@ fn every_update_in_every_state() {
     for (qp_type, state) in types_and_states() {
         for (name, update, services, states) in updates() {
             let Some(mut peer) = in_state(qp_type, state) else { continue };
+            peer.context.add_pkey(PKEYS[1]).unwrap();
             let before = peer.query();
             let what = format!("{name} of {qp_type:?} in {state:?}");
             let is_at_home = services.contains(&qp_type) && states.contains(&state);
@@ -421,15 +422,19 @@ fn end_of(transition: Transition, qp_type: QpType, state: QpState) -> Option<QpS
     }
 }
 
+/// The port's table.
+const PKEYS: [PKey; 2] = [PKEY_DEFAULT, PKey(0x8001)];
+
 type Row = (&'static str, fn(&Peer) -> QpUpdate, &'static [QpType], &'static [QpState]);
 
 /// Each attribute with a value that it does not have, and where it may change.
-fn updates() -> [Row; 9] {
+fn updates() -> [Row; 10] {
     use QpState::{Init, Rts, Sqd};
     use QpType::{Rc, Uc, Ud};
     const NONE: QpUpdate = QpUpdate {
         access: None,
         qkey: None,
+        pkey_index: None,
         min_rnr_timer: None,
         address: None,
         timeout: None,
@@ -441,6 +446,7 @@ fn updates() -> [Row; 9] {
     [
         ("access", |_| QpUpdate { access: Some(Access::REMOTE_READ), ..NONE }, &[Rc, Uc], &[Init, Rts, Sqd]),
         ("qkey", |_| QpUpdate { qkey: Some(5), ..NONE }, &[Ud], &[Init, Rts, Sqd]),
+        ("pkey_index", |_| QpUpdate { pkey_index: Some(1), ..NONE }, &[Rc, Uc, Ud], &[Init, Sqd]),
         ("min_rnr_timer", |_| QpUpdate { min_rnr_timer: RnrTimer::new(3), ..NONE }, &[Rc], &[Rts, Sqd]),
         (
             "address",
@@ -471,6 +477,8 @@ fn updated(before: QpAttributes, update: &QpUpdate) -> QpAttributes {
     QpAttributes {
         access: update.access.unwrap_or(before.access),
         qkey: update.qkey.or(before.qkey),
+        pkey_index: update.pkey_index.unwrap_or(before.pkey_index),
+        pkey: if update.pkey_index.is_some() { PKEYS[1] } else { before.pkey },
         min_rnr_timer: update.min_rnr_timer.or(before.min_rnr_timer),
         address: update.address.or(before.address),
         max_dest_rd_atomic: update.max_dest_rd_atomic.unwrap_or(before.max_dest_rd_atomic),

@@ -20,6 +20,8 @@ mod e_services;
 mod e_states;
 mod fuzz;
 mod g_cm;
+mod g_exchange;
+mod g_hostile;
 mod h_behaviour;
 mod h_go_back_n;
 mod i_security;
@@ -30,6 +32,7 @@ mod packet;
 mod pair;
 mod pairs;
 mod peer;
+mod pkeys;
 mod selective;
 mod switch;
 

@@ -15,7 +15,7 @@ use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, Stats};
 use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Sack, Syndrome};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
-    Nanos, PacketDriver, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey,
+    Nanos, PKey, PacketDriver, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey,
     ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, RemoteMemory, RnrTimer, SendFlags,
     SendOp, SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath, WcStatus, WorkCompletion,
 };
@@ -422,12 +422,26 @@ impl Peer {
     /// event, and the queue pair is as it was.
     #[track_caller]
     pub(crate) fn expect_dropped(&mut self, frame: Vec<u8>, reason: Counter) {
+        self.expect_dropped_with(frame, &[reason], None);
+    }
+
+    /// The frame arrives and is dropped for its P_Key, and the application is told.
+    #[track_caller]
+    pub(crate) fn expect_foreign(&mut self, frame: Vec<u8>, qp: Option<Qp>, pkey: PKey) {
+        let event = Event::PkeyViolation { qp, pkey, source: self.address.source };
+        let reasons = [Counter::EventPkeyViolation, Counter::RxPkeyMismatch];
+        self.expect_dropped_with(frame, &reasons, Some(event));
+    }
+
+    #[track_caller]
+    fn expect_dropped_with(&mut self, frame: Vec<u8>, reasons: &[Counter], event: Option<Event>) {
         self.poll();
         let before = self.query();
         let counters = self.context.counters().clone();
         self.inject_frame(frame);
         self.expect_nothing();
         self.expect_no_wc();
+        assert_eq!(self.context.next_event(), event, "what a dropped frame told");
         self.expect_no_event();
         assert_eq!(self.query(), before, "a dropped frame changed the queue pair");
         let changed: Vec<(&str, u64)> = counters
@@ -436,7 +450,8 @@ impl Peer {
             .filter(|(old, new)| old != new && new.0 != Counter::RcvdPkts.name())
             .map(|(old, new)| (new.0, new.1 - old.1))
             .collect();
-        assert_eq!(changed, [(reason.name(), 1)], "what the drop was counted as");
+        let expected: Vec<(&str, u64)> = reasons.iter().map(|reason| (reason.name(), 1)).collect();
+        assert_eq!(changed, expected, "what the drop was counted as");
     }
 
     /// The packet is dropped in silence: one count under `reason`, and the queue pair goes on.
@@ -537,6 +552,11 @@ impl Peer {
     /// From now on the port's buffers hold bytes that no other `poison` has at the same place.
     pub(crate) fn poison(&mut self, poison: u8) {
         self.cable.lock().unwrap().poison = poison;
+    }
+
+    /// How often the port has been asked for a way, which may block.
+    pub(crate) fn resolved(&self) -> u64 {
+        self.cable.lock().unwrap().resolved
     }
 
     #[track_caller]
@@ -667,6 +687,8 @@ struct Cable {
     poison: u8,
     /// What the engine has allocated while it took frames and made some.
     allocations: u64,
+    /// How often the port was asked for a way.
+    resolved: u64,
 }
 
 struct CablePort {
@@ -717,6 +739,7 @@ impl PacketDriver for CablePort {
     }
 
     fn resolve(&mut self, _: IpAddr) -> Result<[u8; 6], driver::Error> {
+        self.cable.lock().unwrap().resolved += 1;
         Ok(PEER_MAC.0)
     }
 

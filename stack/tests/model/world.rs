@@ -322,7 +322,7 @@ impl World {
         if is_datagram {
             let (area, rest) = buffer.split_at(GRH as usize);
             let area = area.first_chunk().ok_or_else(|| Disagreement("short".to_owned()))?;
-            let back = context.address_from_grh(area)?;
+            let back = context.address_from_wc(wc, area)?;
             ensure!(back.gid == *peer, "a datagram from {back:?}");
             completion.byte_len = wc.byte_len.saturating_sub(GRH);
             buffer = rest;

@@ -581,6 +581,7 @@ impl Target {
                 qp: self.live.qp,
                 qpn: self.live.qpn,
                 src_qpn: packet.deth().map_or(PEER_QPN, |deth| deth.source_qpn()),
+                source_mac: packet.deth().and(packet.source_mac()),
             });
         }
         if let Some(answer) = effect.answer {

@@ -1,0 +1,109 @@
+//! Partition keys: the port's table, and what becomes of packets of other partitions (protocol.md §1).
+
+use ferroce_wire::{Gid, PKEY_DEFAULT, PKey, Packet};
+
+use crate::counters::Counter;
+use crate::event::Event;
+use crate::shared::Shared;
+use crate::slab::Qp;
+use crate::{Error, Port};
+
+/// The P_Keys of a port: at first the default one alone, as RoCEv2 has it. An index stays what it is; a row
+/// that was removed holds 0, which is nobody's key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PkeyTable {
+    rows: Vec<PKey>,
+}
+
+impl PkeyTable {
+    /// The most rows.
+    pub const MAX: usize = 128;
+
+    pub(crate) fn new() -> PkeyTable {
+        let mut rows = Vec::with_capacity(PkeyTable::MAX);
+        rows.push(PKEY_DEFAULT);
+        PkeyTable { rows }
+    }
+
+    /// The key at `index`.
+    pub fn get(&self, index: usize) -> Option<PKey> {
+        self.rows.get(index).copied().filter(|pkey| *pkey != REMOVED)
+    }
+
+    /// The index of a key, membership included.
+    pub fn index_of(&self, pkey: PKey) -> Option<usize> {
+        self.iter().find(|(_, own)| *own == pkey).map(|(index, _)| index)
+    }
+
+    /// The index of the key under which `other` may be received: a full member's before a limited one's.
+    pub fn index_admitting(&self, other: PKey) -> Option<usize> {
+        let admitting = || self.iter().filter(|(_, own)| own.admits(other));
+        let full = admitting().find(|(_, own)| own.is_full_member());
+        full.or_else(|| admitting().next()).map(|(index, _)| index)
+    }
+
+    /// All keys with their indices.
+    pub fn iter(&self) -> impl Iterator<Item = (usize, PKey)> {
+        self.rows.iter().copied().enumerate().filter(|(_, pkey)| *pkey != REMOVED)
+    }
+
+    pub(crate) fn add(&mut self, pkey: PKey) -> Result<usize, Error> {
+        if !pkey.is_valid() {
+            return Err(Error::invalid("pkey", pkey, "a partition other than 0 in its low 15 bits"));
+        }
+        if let Some(index) = self.index_of(pkey) {
+            return Err(Error::invalid(
+                "pkey",
+                pkey,
+                format!("one that is not in the table, at index {index}"),
+            ));
+        }
+        if let Some(index) = self.rows.iter().position(|row| *row == REMOVED) {
+            self.rows[index] = pkey;
+            return Ok(index);
+        }
+        if self.rows.len() == PkeyTable::MAX {
+            return Err(Error::Exhausted { kind: "P_Key", limit: PkeyTable::MAX, setting: "PkeyTable::MAX" });
+        }
+        self.rows.push(pkey);
+        Ok(self.rows.len() - 1)
+    }
+
+    pub(crate) fn remove(&mut self, index: usize) {
+        if let Some(row) = self.rows.get_mut(index) {
+            *row = REMOVED;
+        }
+    }
+}
+
+impl Port {
+    /// The key at an index that somebody has named.
+    pub(crate) fn pkey(&self, index: usize) -> Result<PKey, Error> {
+        self.pkeys.get(index).ok_or_else(|| {
+            let rows: Vec<String> =
+                self.pkeys.iter().map(|(index, pkey)| format!("{index}: {pkey}")).collect();
+            let expected =
+                format!("an index of the P_Key table of '{}', which has {}", self.interface, rows.join(", "));
+            Error::invalid("pkey_index", index, expected)
+        })
+    }
+}
+
+impl Shared {
+    /// A packet is of a partition that nobody here is in. The application hears of the first; of more when
+    /// it has read that.
+    #[cold]
+    pub(crate) fn refuse_pkey(&mut self, qp: Option<Qp>, packet: &Packet<'_>) -> Counter {
+        self.raise_pkey_violation(qp, packet.network().source, packet.bth.pkey());
+        Counter::RxPkeyMismatch
+    }
+
+    /// The same of a request for another partition than its packet's.
+    pub(crate) fn raise_pkey_violation(&mut self, qp: Option<Qp>, source: Gid, pkey: PKey) {
+        if !self.events.has_pkey_violation() {
+            self.raise(Event::PkeyViolation { qp, pkey, source });
+        }
+    }
+}
+
+const REMOVED: PKey = PKey(0);

@@ -1,0 +1,171 @@
+//! G. The connection manager beside those who lie about where they are, and those who keep others waiting.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use ferroce::wire::cm::{CmBody, Mra, Stage};
+use ferroce::wire::{Opcode, VlanTag};
+use ferroce::{
+    CmEvent, CmId, ConnectionParameters, Counter, Gid, GidEntry, MacAddr, PortSpace, QpState, QpType,
+};
+
+use crate::g_exchange::*;
+use crate::peer::{Peer, QKEY, Setup};
+
+const STRANGER: MacAddr = MacAddr([2, 0, 0, 0, 0, 0x77]);
+
+/// From now on the peer is a host that nobody would find.
+fn as_stranger(peer: &mut Peer) {
+    peer.address.source = Gid::from("192.0.2.77".parse::<IpAddr>().unwrap());
+    peer.address.source_mac = STRANGER;
+}
+
+/// Who the frames are for that the engine sent.
+fn destinations(peer: &mut Peer) -> Vec<MacAddr> {
+    let packets = peer.take_packets();
+    packets.iter().map(|got| MacAddr(*got.frame.first_chunk().unwrap())).collect()
+}
+
+/// One REQ with the source address of a host that is not there, and `accept` asked the port for its
+/// hardware address: seconds in which the context did nothing for anybody else.
+#[test]
+fn a_request_is_answered_where_it_came_from() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    as_stranger(&mut peer);
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    let id = request(&mut peer).id;
+    peer.context.accept(id, peer.qp, &ConnectionParameters::default()).unwrap();
+    assert_eq!(peer.resolved(), 0, "the port was asked for a way because of a packet");
+    peer.poll();
+    let rep = peer.expect(Opcode::UD_SEND_ONLY, 0);
+    assert_eq!(rep.frame[..6], STRANGER.0);
+    // So does what the connection sends.
+    assert_eq!(peer.query().address.unwrap().mac, Some(STRANGER));
+}
+
+/// The same for datagrams: neither the answer to a search nor that to a datagram asks anybody.
+#[test]
+fn a_datagram_is_answered_where_it_came_from() {
+    let mut peer = Peer::with(Setup::of(QpType::Ud));
+    listen(&mut peer, PortSpace::Udp);
+    as_stranger(&mut peer);
+    peer.inject(mad(CmBody::SidrReq(&sidr_req(&peer))));
+    let (id, qp) = (request(&mut peer).id, peer.qp);
+    peer.context.accept_datagrams(id, qp, &[]).unwrap();
+    assert_eq!(destinations(&mut peer), [STRANGER]);
+
+    let mr = peer.post_recv(1, 48);
+    let hello = crate::packet::packet(Opcode::UD_SEND_ONLY, 0).deth(QKEY, crate::peer::PEER_QPN);
+    peer.inject(hello.payload(b"datagram"));
+    let wc = peer.expect_wc(1, ferroce::WcStatus::Success);
+    let back = peer.context.address_from_wc(&wc, peer.bytes(mr).first_chunk().unwrap()).unwrap();
+    assert_eq!((back.gid, back.mac), (peer.address.source, Some(STRANGER)));
+    peer.context.create_ah(peer.pd, &back).unwrap();
+    assert_eq!(peer.resolved(), 0, "the port was asked for a way because of a packet");
+}
+
+/// No answer can go to a group or to nobody, and the port's own address comes from the port alone.
+#[test]
+fn requests_from_no_station() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    for mac in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1], [0; 6]] {
+        peer.address.source_mac = MacAddr(mac);
+        peer.expect_refused(mad(CmBody::Req(&req(&peer))), Counter::RxWrongAddress);
+    }
+    peer.address.source_mac = STRANGER;
+    peer.address.source = peer.address.destination;
+    peer.expect_refused(mad(CmBody::Req(&req(&peer))), Counter::RxWrongAddress);
+    expect_no_cm_event(&mut peer);
+    // A port that hears itself.
+    peer.address.source_mac = peer.address.destination_mac;
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    let came = request(&mut peer);
+    assert_eq!(came.peer.ip(), came.local.ip());
+}
+
+/// An address that several VLANs have is answered on the one that the request came by.
+#[test]
+fn a_request_is_answered_on_its_vlan() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let gid = peer.address.destination;
+    for vlan in [100, 200] {
+        peer.context.add_gid(GidEntry { gid, roce_v1: false, vlan: Some(vlan) }).unwrap();
+    }
+    peer.address.vlan = Some(VlanTag { id: 200, priority: 0 });
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    let id = request(&mut peer).id;
+    peer.context.accept(id, peer.qp, &ConnectionParameters::default()).unwrap();
+    peer.poll();
+    let rep = peer.expect(Opcode::UD_SEND_ONLY, 0);
+    assert_eq!(rep.frame[12..16], [0x81, 0, 0, 200]);
+}
+
+/// As long as the peer sends MRAs of 2.4 hours, for two minutes and no longer.
+#[track_caller]
+fn put_off(peer: &mut Peer, id: CmId, mra: Mra) {
+    let second = Duration::from_secs(1);
+    for _ in 0..118 {
+        peer.inject(mad(CmBody::Mra(&mra)));
+        peer.advance(second);
+        assert_eq!(peer.context.next_cm_event(), None, "the peer has asked for more time");
+    }
+    peer.take_packets();
+    for _ in 0..3 {
+        peer.inject(mad(CmBody::Mra(&mra)));
+        peer.advance(second);
+    }
+    assert_eq!(take!(peer, Rej).1.reason(), ferroce::wire::cm::RejectReason::TIMEOUT);
+    expect(peer, CmEvent::Unreachable { id });
+    // The exchange is over, and so is what the MRA named.
+    peer.expect_refused(mad(CmBody::Mra(&mra)), Counter::CmRxUnknown);
+    assert_eq!(peer.context.next_timeout(), None);
+}
+
+/// `service_timeout` 31 is 2.4 hours, and a peer that sent it again and again kept `connect` for as long as
+/// it liked.
+#[test]
+fn a_connect_is_not_put_off_for_ever() {
+    let (mut peer, id, sent) = connecting(&ConnectionParameters::default());
+    put_off(&mut peer, id, Mra::new(PEER_ID, sent.local_comm_id(), Stage::Req, 31));
+    peer.expect_state(QpState::Init);
+}
+
+/// The same for a listener's half-open connections, and one MRA alone.
+#[test]
+fn an_acceptance_is_not_put_off_for_ever() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let (id, rep) = accept(&mut peer);
+    put_off(&mut peer, id, Mra::new(PEER_ID, rep.local_comm_id(), Stage::Rep, 31));
+    peer.expect_state(QpState::Error);
+
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let (id, rep) = accept(&mut peer);
+    peer.inject(mad(CmBody::Mra(&Mra::new(PEER_ID, rep.local_comm_id(), Stage::Rep, 31))));
+    peer.advance(Duration::from_secs(119));
+    peer.expect_nothing();
+    peer.advance(Duration::from_secs(2));
+    take!(&mut peer, Rej);
+    expect(&mut peer, CmEvent::Unreachable { id });
+    peer.expect_state(QpState::Error);
+}
+
+/// What the application itself has chosen is not cut short by a peer that asks for more.
+#[test]
+fn a_patient_application_stays_patient() {
+    // 16 messages, 17 s apart.
+    let parameters = ConnectionParameters { cm_timeout: 22, ..ConnectionParameters::default() };
+    let (mut peer, id, sent) = connecting(&parameters);
+    for _ in 0..270 {
+        peer.inject(mad(CmBody::Mra(&Mra::new(PEER_ID, sent.local_comm_id(), Stage::Req, 31))));
+        peer.advance(Duration::from_secs(1));
+        expect_no_cm_event(&mut peer);
+    }
+    peer.advance(Duration::from_secs(6));
+    peer.take_packets();
+    expect(&mut peer, CmEvent::Unreachable { id });
+}

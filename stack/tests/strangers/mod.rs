@@ -1,0 +1,359 @@
+//! Connections at work while strangers ask for more who are not there: REQs whose source addresses are on
+//! the link and nobody's. An application that accepts them all must not be held up by any.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats};
+use ferroce::wire::cm::{CmBody, CmMessage, IpCm, PathRecord, Req, SERVICE_ID_TCP};
+use ferroce::wire::{Bth, Deth, Encapsulation, FrameBuilder, MAD_LEN, Opcode, PathAddress, PathHeader};
+use ferroce::*;
+
+/// How much of everything.
+pub struct Plan {
+    /// Connections that work.
+    pub connections: u32,
+    /// REQs of strangers in a second.
+    pub rate: u64,
+    /// How long the connections work: once alone, and once beside the strangers.
+    pub time: Duration,
+}
+
+/// What came of it.
+#[derive(Debug)]
+pub struct Outcome {
+    /// Round trips without the strangers.
+    pub alone: Latencies,
+    /// Round trips while they ask.
+    pub beside: Latencies,
+    /// REQs that were sent.
+    pub asked: u64,
+    /// Those that the application accepted.
+    pub accepted: u64,
+    /// Those that were refused, for too many waited.
+    pub refused: u64,
+    /// Packets that the connections sent again.
+    pub retransmitted: u64,
+}
+
+/// Round trips of 8-byte WRITEs, in microseconds.
+#[derive(Debug)]
+pub struct Latencies {
+    /// How many.
+    pub count: usize,
+    /// Half of them took so long or less.
+    pub median: f64,
+    /// 99 of 100 did.
+    pub p99: f64,
+    /// The longest.
+    pub max: f64,
+}
+
+/// Connects `ports`, the client's and the server's, and works.
+///
+/// # Panics
+/// When a connection ends or the strangers are not heard.
+pub fn run([client, server]: [Box<dyn PacketDriver>; 2], plan: &Plan) -> Result<Outcome, Error> {
+    let (near, far) = (ipv4(&*client), ipv4(&*server));
+    let count = plan.rate * plan.time.as_secs().max(1);
+    let frames = (0..count).map(|n| frame(&*client, &*server, n as u32)).collect();
+    let allowed = Arc::new(AtomicU64::new(0));
+    let client = Strangers { port: client, frames, next: 0, allowed: allowed.clone() };
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let serving = scope.spawn(|| serve(server, near, plan.connections, &stop));
+        let worked = work(client, far, plan, &allowed);
+        stop.store(true, Relaxed);
+        let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        // The client ends no connection before the server has looked at it.
+        let ([alone, beside], client) = worked?;
+        let retransmitted = client.context.counters().value(Counter::RetransmittedPkts);
+        let (accepted, refused) = served?;
+        let asked = allowed.load(Relaxed).min(count);
+        Ok(Outcome { alone, beside, asked, accepted, refused, retransmitted })
+    })
+}
+
+/// Where the service is.
+const PORT: u16 = 7471;
+/// Requests that wait at a time.
+const BACKLOG: u32 = 128;
+/// WRITEs under way, each of another connection.
+const DEPTH: usize = 8;
+
+/// One end: a context with memory, and where all completes.
+struct End {
+    context: Context,
+    clock: Clock,
+    pd: Pd,
+    cq: Cq,
+    mr: Mr,
+}
+
+impl End {
+    fn open(port: Box<dyn PacketDriver>, connections: u32) -> Result<End, Error> {
+        // Beside those that work there are those that wait, and those that are just over.
+        let most = connections + 4 * BACKLOG;
+        let config = Config { max_qps: most, max_connections: most, ..Config::default() };
+        let mut context = Context::open(port, &config)?;
+        let (pd, cq) = (context.alloc_pd()?, context.create_cq(4 * most)?);
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let mr = context.register(pd, Memory::zeroed(4096)?, access)?;
+        Ok(End { context, clock: Clock::start(), pd, cq, mr })
+    }
+
+    /// In INIT.
+    fn queue_pair(&mut self) -> Result<Qp, Error> {
+        let small = QpConfig { max_send_wr: 4, max_recv_wr: 1, ..QpConfig::rc(self.pd, self.cq) };
+        let qp = self.context.create_qp(&small)?;
+        self.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
+        Ok(qp)
+    }
+
+    fn poll(&mut self) -> Result<(), Error> {
+        if self.context.poll(self.clock.now())? == 0 {
+            thread::yield_now();
+        }
+        Ok(())
+    }
+
+    fn is_alive(&self, qp: Qp) -> Result<bool, Error> {
+        Ok(self.context.query_qp(qp)?.state == QpState::Rts)
+    }
+}
+
+/// Connects, and measures round trips alone and beside the strangers.
+fn work(
+    port: Strangers,
+    far: IpAddr,
+    plan: &Plan,
+    allowed: &AtomicU64,
+) -> Result<([Latencies; 2], End), Error> {
+    let mut end = End::open(Box::new(port), plan.connections)?;
+    let parameters = ConnectionParameters { timeout: 14, ..ConnectionParameters::default() };
+    let mut qps = Vec::new();
+    let mut remote = None;
+    for _ in 0..plan.connections {
+        let qp = end.queue_pair()?;
+        end.context.connect(qp, SocketAddr::new(far, PORT), &parameters)?;
+        qps.push(qp);
+        remote = Some(loop {
+            end.poll()?;
+            match end.context.next_cm_event() {
+                Some(CmEvent::Established { private_data, .. }) => break remote_address(&private_data),
+                Some(other) => panic!("not connected: {other:?}"),
+                None => {}
+            }
+        });
+    }
+    let Some(remote) = remote else { panic!("a plan without connections") };
+    let alone = round_trips(&mut end, &qps, remote, plan.time, |_| {})?;
+    let beside = round_trips(&mut end, &qps, remote, plan.time, |elapsed| {
+        allowed.store((elapsed.as_secs_f64() * plan.rate as f64) as u64, Relaxed);
+    })?;
+    for qp in &qps {
+        assert!(end.is_alive(*qp)?, "a connection ended: {:?}", end.context.query_qp(*qp)?);
+    }
+    assert_eq!(end.context.next_cm_event(), None);
+    Ok(([alone, beside], end))
+}
+
+/// All connections in turns, some at a time; `meanwhile` is told how much time has passed.
+fn round_trips(
+    end: &mut End,
+    qps: &[Qp],
+    remote: RemoteAddress,
+    time: Duration,
+    meanwhile: impl Fn(Duration),
+) -> Result<Latencies, Error> {
+    let sges = [Sge { mr: end.mr, offset: 0, length: 8 }];
+    let start = Instant::now();
+    let mut posted = vec![start; qps.len()];
+    let (mut next, mut under_way) = (0, 0);
+    let mut round_trips = Vec::new();
+    while start.elapsed() < time || under_way > 0 {
+        meanwhile(start.elapsed());
+        while under_way < DEPTH.min(qps.len()) && start.elapsed() < time {
+            posted[next] = Instant::now();
+            let (op, data) = (SendOp::Write(remote), Data::Sges(&sges));
+            let wr = SendWorkRequest { wr_id: next as u64, op, data, flags: SendFlags::SIGNALED };
+            end.context.post_send(qps[next], &wr)?;
+            (next, under_way) = ((next + 1) % qps.len(), under_way + 1);
+        }
+        end.poll()?;
+        while let Some(wc) = end.context.poll_cq(end.cq)? {
+            assert_eq!(wc.status, WcStatus::Success, "connection {} of {}", wc.wr_id, qps.len());
+            round_trips.push(posted[wc.wr_id as usize].elapsed().as_secs_f64() * 1e6);
+            under_way -= 1;
+        }
+    }
+    round_trips.sort_by(f64::total_cmp);
+    let at = |share: f64| round_trips[((round_trips.len() - 1) as f64 * share) as usize];
+    Ok(Latencies { count: round_trips.len(), median: at(0.5), p99: at(0.99), max: at(1.0) })
+}
+
+/// Accepts everybody, the strangers too. Returns how many of those were accepted, and how many refused.
+fn serve(
+    port: Box<dyn PacketDriver>,
+    near: IpAddr,
+    connections: u32,
+    stop: &AtomicBool,
+) -> Result<(u64, u64), Error> {
+    let mut end = End::open(port, connections)?;
+    let listen = ListenConfig { backlog: BACKLOG, ..ListenConfig::default() };
+    end.context.listen(PortSpace::Tcp, SocketAddr::from(([0, 0, 0, 0], PORT)), &listen)?;
+    let RemoteMemory { addr, rkey, .. } = end.context.remote(end.mr)?;
+    let remote = [&addr.to_be_bytes()[..], &rkey.0.to_be_bytes()].concat();
+    // Nobody hears the answers to strangers: they are not repeated for long.
+    let brief = ConnectionParameters { cm_timeout: 14, cm_retries: 1, ..ConnectionParameters::default() };
+    let lasting = ConnectionParameters { private_data: &remote, ..ConnectionParameters::default() };
+    let (mut friends, mut strangers) = (Vec::new(), Vec::new());
+    let mut accepted = 0;
+    while !stop.load(Relaxed) {
+        end.poll()?;
+        while let Some(event) = end.context.next_cm_event() {
+            match event {
+                CmEvent::ConnectionRequest(request) => {
+                    let qp = end.queue_pair()?;
+                    let is_friend = request.peer.ip() == near;
+                    let parameters = if is_friend { &lasting } else { &brief };
+                    end.context.accept(request.id, qp, parameters)?;
+                    if is_friend {
+                        friends.push(qp);
+                    } else {
+                        strangers.push((request.id, qp));
+                        accepted += 1;
+                    }
+                }
+                CmEvent::Unreachable { id } => {
+                    if let Some(at) = strangers.iter().position(|(stranger, _)| *stranger == id) {
+                        end.context.destroy_qp(strangers.swap_remove(at).1)?;
+                    }
+                }
+                CmEvent::Established { .. } => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    for qp in friends {
+        assert!(end.is_alive(qp)?, "a connection ended: {:?}", end.context.query_qp(qp)?);
+    }
+    Ok((accepted, end.context.counters().value(Counter::CmTxRejects)))
+}
+
+fn remote_address(private_data: &[u8]) -> RemoteAddress {
+    let (addr, rest) = private_data.split_first_chunk().expect("as the server wrote it");
+    let (rkey, _) = rest.split_first_chunk().expect("as the server wrote it");
+    RemoteAddress { addr: u64::from_be_bytes(*addr), rkey: RKey(u32::from_be_bytes(*rkey)) }
+}
+
+fn ipv4(port: &dyn PacketDriver) -> IpAddr {
+    let mut addresses = port.capabilities().addresses.iter();
+    *addresses.find(|address| address.is_ipv4()).expect("a port with an IPv4 address")
+}
+
+/// The REQ of stranger `n`. Hosts 10 to 249 of the server's /24 are not there, and have hardware addresses
+/// all the same.
+fn frame(client: &dyn PacketDriver, server: &dyn PacketDriver, n: u32) -> Vec<u8> {
+    let IpAddr::V4(far) = ipv4(server) else { unreachable!("it is one") };
+    let [a, b, c, _] = far.octets();
+    let source = IpAddr::V4(Ipv4Addr::new(a, b, c, 10 + (n % 240) as u8));
+    let destination = IpAddr::V4(far);
+    let [.., x, y, z, w] = client.capabilities().mac;
+    let path = PathAddress {
+        source_mac: MacAddr([2, 0x55, x, y ^ 0xff, z, w.wrapping_add((n % 240) as u8)]),
+        destination_mac: MacAddr(server.capabilities().mac),
+        vlan: None,
+        source: source.into(),
+        destination: destination.into(),
+        encapsulation: Encapsulation::RoceV2 { source_port: 0xc123 },
+        traffic_class: 0,
+        flow_label: 0,
+        hop_limit: 64,
+        identification: 0,
+    };
+    let mut record = PathRecord::new(source.into(), destination.into());
+    record.set_ack_timeout(14);
+    record.set_hop_limit(64);
+    let qpn = Qpn::new(2 + n);
+    let mut req =
+        Req::new(1 + n, SERVICE_ID_TCP + u64::from(PORT), qpn, Psn::new(n), PathMtu::Mtu1024, record);
+    req.set_remote_cm_timeout(20);
+    req.set_max_cm_retries(15);
+    let addresses = IpCm { source, source_port: 5000, destination }.to_bytes().expect("of one kind");
+    req.private_data[..IpCm::LEN].copy_from_slice(&addresses);
+    let mut mad = [0; MAD_LEN];
+    CmMessage { transaction_id: n.into(), body: CmBody::Req(&req) }.emit(&mut mad);
+    let mut bytes = vec![0; 512];
+    let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::new(n));
+    let path = PathHeader::new(&path);
+    let mut frame = FrameBuilder::start(&mut bytes, &path, bth, MAD_LEN).expect("there is room");
+    frame.put(&Deth::new(0x8001_0000, Qpn::GSI));
+    frame.payload().copy_from_slice(&mad);
+    let length = frame.finish();
+    bytes.truncate(length);
+    bytes
+}
+
+/// The client's port, by which the strangers send, too.
+struct Strangers {
+    port: Box<dyn PacketDriver>,
+    frames: Vec<Vec<u8>>,
+    next: usize,
+    /// How many have been sent at most.
+    allowed: Arc<AtomicU64>,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Outcome { alone, beside, asked, accepted, refused, retransmitted } = self;
+        for (when, Latencies { count, median, p99, max }) in [("alone", alone), ("beside the flood", beside)]
+        {
+            writeln!(
+                f,
+                "{when:<16} {count:>8} round trips, {median:>7.1} us median, {p99:>7.1} p99, {max:>8.1} max"
+            )?;
+        }
+        let (median, p99) = (beside.median - alone.median, beside.p99 - alone.p99);
+        writeln!(f, "added by {asked} requests: {median:.1} us median, {p99:.1} p99")?;
+        write!(
+            f,
+            "{accepted} accepted, {refused} refused; {retransmitted} packets of the connections sent again"
+        )
+    }
+}
+
+impl PacketDriver for Strangers {
+    fn capabilities(&self) -> &Capabilities {
+        self.port.capabilities()
+    }
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
+        self.port.rx_burst(now, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
+        let Strangers { port, frames, next, allowed } = self;
+        let most = frames.len().min(allowed.load(Relaxed) as usize);
+        port.tx_burst(now, &mut |buffer: &mut [u8]| {
+            if let Some(length) = source.write(buffer) {
+                return Some(length);
+            }
+            let frame = frames[..most].get(*next)?;
+            buffer[..frame.len()].copy_from_slice(frame);
+            *next += 1;
+            Some(frame.len())
+        })
+    }
+    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
+        self.port.wait(timeout)
+    }
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+        self.port.resolve(peer)
+    }
+    fn stats(&self) -> Stats {
+        self.port.stats()
+    }
+}
