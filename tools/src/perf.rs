@@ -10,6 +10,7 @@ mod report;
 mod server;
 mod session;
 
+use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
+use crate::visitors::{Heard, await_client};
 use crate::{selftest, tcp};
 use client::Stop;
 use control::Control;
@@ -109,8 +111,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    let result = start(&args).map(|report| report.print(args.json));
-    match result {
+    let result = start(&args).and_then(|report| report.print(args.json));
+    match result.and_then(|()| args.port.check_recording()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("perf"),
     }
@@ -226,17 +228,20 @@ impl Args {
 
     fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
-        let mut stream = listener.accept(|| end.poll().map(drop))?;
-        let greeting = control::hear(&mut stream, &end.interrupt)?;
+        let meanwhile = || end.poll().map(drop);
+        let (stream, client) = await_client(listener, meanwhile, control::GREETING, Client::of)?;
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu };
-        if perftest::is_client(&greeting) {
-            self.check_perftest()?;
-            let mut session = self.session(end, Exchange::new(stream, &greeting)?, Origin::Server);
-            let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
-            return Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
-        }
-        let mut session = self.session(end, Control::answer(stream, greeting)?, Origin::Server);
-        let path_mtu = server::run(&mut session, wishes)?;
+        let plan = match client {
+            Client::Ferroce(plan) => plan,
+            Client::Perftest(version) => {
+                self.check_perftest()?;
+                let mut session = self.session(end, Exchange::new(stream, &version)?, Origin::Server);
+                let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
+                return Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
+            }
+        };
+        let mut session = self.session(end, Control::new(stream)?, Origin::Server);
+        let path_mtu = server::run(&mut session, plan, wishes)?;
         Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
     }
 
@@ -258,6 +263,29 @@ impl Args {
 
     fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Session<C> {
         Session::new(end, control, self.plan(), role)
+    }
+}
+
+/// A client, by its first words.
+enum Client {
+    /// What it wants to measure.
+    Ferroce(Plan),
+    /// One of perftest's programs, and its version.
+    Perftest(Vec<u8>),
+}
+
+impl Client {
+    fn of(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<Client>, Failure> {
+        if let Some(heard) = perftest::judge(said)? {
+            return Ok(match heard {
+                Heard::Needs(bytes) => Heard::Needs(bytes),
+                Heard::Client(()) => Heard::Client(Client::Perftest(said.to_vec())),
+            });
+        }
+        Ok(match control::judge(stream, said)? {
+            Heard::Needs(bytes) => Heard::Needs(bytes),
+            Heard::Client(plan) => Heard::Client(Client::Ferroce(plan)),
+        })
     }
 }
 

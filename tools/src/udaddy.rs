@@ -12,6 +12,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
 use crate::failure::{Failure, OrFail};
+use crate::output::say;
 use crate::role::{self, End};
 
 /// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
@@ -76,8 +77,7 @@ impl End for Udaddy<'_> {
         grh.copy_from_slice(&self.end.context.bytes(self.incoming)?[..GRH as usize]);
         let back = self.end.context.address_from_grh(&grh)?;
         self.send(&back, self.sender, QKEY)?;
-        self.report();
-        Ok(())
+        self.report()
     }
 
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
@@ -88,8 +88,7 @@ impl End for Udaddy<'_> {
             other => return Err(no_connection(&other)),
         }
         self.receive()?;
-        self.report();
-        Ok(())
+        self.report()
     }
 }
 
@@ -149,7 +148,7 @@ impl<'a> Udaddy<'a> {
     fn take_completions(&mut self) -> Result<(), Failure> {
         while let Some(wc) = self.end.completion()? {
             if wc.status != WcStatus::Success {
-                return Err(Failure::completion(&wc, "datagram"));
+                return Err(self.end.failed(&wc, "datagram"));
             }
             if wc.opcode == WcOpcode::Recv {
                 self.received += 1;
@@ -161,7 +160,7 @@ impl<'a> Udaddy<'a> {
         self.end.poll().map(drop)
     }
 
-    fn report(&self) {
-        println!("{} datagrams of {} bytes sent, {} received", self.sent, self.args.size, self.received);
+    fn report(&self) -> Result<(), Failure> {
+        say!("{} datagrams of {} bytes sent, {} received", self.sent, self.args.size, self.received)
     }
 }

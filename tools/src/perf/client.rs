@@ -6,7 +6,7 @@ use ferroce::{Nanos, PathMtu};
 use hdrhistogram::Histogram;
 
 use super::message::{Message, Offer};
-use super::plan::{Layout, Mode, Operation, Plan, shares};
+use super::plan::{Layout, MAX_MESSAGES, Mode, Operation, Plan, shares};
 use super::report::{Latency, Measurement};
 use super::session::{Beside, Session, unexpected};
 use crate::failure::Failure;
@@ -25,7 +25,7 @@ impl Stop {
         match self {
             Stop::Messages(count) => (count, None),
             Stop::Bytes(bytes) => (bytes.div_ceil(size.into()), None),
-            Stop::After(time) => (u64::MAX, Some(now + time)),
+            Stop::After(time) => (MAX_MESSAGES, Some(now + time)),
         }
     }
 }

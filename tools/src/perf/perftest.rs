@@ -6,7 +6,7 @@ mod message;
 
 use std::time::{Duration, Instant};
 
-use ferroce::{AddressVector, PathMtu, RKey, RemoteAddress};
+use ferroce::{AddressVector, Counter, PathMtu, RKey, RemoteAddress};
 use hdrhistogram::Histogram;
 use tracing::info;
 
@@ -17,14 +17,20 @@ use super::report::{Latency, Measurement};
 use super::server::Wishes;
 use super::session::{Beside, Session};
 use crate::failure::Failure;
+use crate::visitors::Heard;
 use exchange::Wait;
 use message::{BandwidthReport, Destination, SystemData, Version};
 
 pub(super) use exchange::Exchange;
 
-/// Whether a client that says this first is one of perftest's.
-pub(super) fn is_client(greeting: &[u8]) -> bool {
-    Version::may_start(greeting)
+/// Hears a client, which says its version; `None` if it is not one of perftest's.
+pub(super) fn judge(said: &[u8]) -> Result<Option<Heard<()>>, Failure> {
+    if !Version::may_start(said) {
+        return Ok(None);
+    }
+    let Some(version) = said.first_chunk() else { return Ok(Some(Heard::Needs(message::VERSION))) };
+    Version::from_message(version).map_err(Failure::run)?;
+    Ok(Some(Heard::Client(())))
 }
 
 /// Measures messages of each of `sizes`, of each queue pair so many. Returns the path MTU too, the smaller
@@ -76,6 +82,7 @@ pub(super) fn serve(
     let Plan { operation, mode, .. } = session.plan;
     // Of READs, atomics and WRITEs for bandwidth a server hears nothing before they are done.
     let takes_part = operation == Operation::Send || session.plan.echoes();
+    let mut made = 1;
     for (size, stop) in sizes.iter().filter(|_| takes_part) {
         session.resize(*size)?;
         let (count, _) = stop.limits(*size, session.end.now());
@@ -103,9 +110,30 @@ pub(super) fn serve(
         let nothing = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
         let BandwidthReport { size, messages, average, rate, .. } = swap_report(session, nothing)?;
         info!(size, messages, average, rate, "the client reports");
+        made = messages.max(1);
     }
     connection.close(session)?;
+    if !takes_part {
+        check_requests(session, made)?;
+    }
     Ok(connection.path_mtu)
+}
+
+/// Fails if fewer requests have come than the client has made: what says so there says nothing of this end.
+fn check_requests(session: &Session<Exchange>, made: u64) -> Result<(), Failure> {
+    let counter = match session.plan.operation {
+        Operation::Read => Counter::RxReadRequests,
+        Operation::Atomic => Counter::RxAtomicRequests,
+        Operation::Write | Operation::Send => Counter::RxWriteRequests,
+    };
+    let came = session.end.context.counters().value(counter);
+    if came >= made {
+        return Ok(());
+    }
+    let (name, evidence) = (session.plan.name(), session.end.evidence());
+    Err(Failure::run(format!(
+        "of {made} requests that the client has made, {came} have come: is it one for `perf {name}`?{evidence}"
+    )))
 }
 
 /// WRITEs to and fro, so many each way. The server is the first, otherwise than with SENDs, so what a client

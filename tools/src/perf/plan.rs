@@ -58,6 +58,8 @@ pub(super) struct Plan {
 pub(super) const MAX_QPS: u32 = 64;
 pub(super) const MAX_DEPTH: u32 = 16384;
 pub(super) const MAX_SIZE: u32 = 1 << 30;
+/// On a queue pair in one lap: more than any run lasts for.
+pub(super) const MAX_MESSAGES: u64 = 1 << 48;
 const MAX_REGION: u64 = 4 << 30;
 
 impl Plan {
@@ -91,6 +93,21 @@ impl Plan {
             return Err(Failure::usage(format!("size (-s) {size}: atomics have 8 bytes")));
         }
         Ok(())
+    }
+
+    /// Checks how many messages of `size` bytes on each queue pair come next. All that are compared are
+    /// there at the end of a lap.
+    pub(super) fn check_lap(&self, size: u32, messages: &[u64]) -> Result<(), Failure> {
+        let most = if self.check { Layout::new(self, size).slots } else { MAX_MESSAGES };
+        match messages.iter().find(|count| **count > most) {
+            Some(count) => {
+                let why = if self.check { "under --check" } else { "at a time" };
+                Err(Failure::run(format!(
+                    "the client counts {count} messages of {size} bytes on a queue pair: at most {most} {why}"
+                )))
+            }
+            None => Ok(()),
+        }
     }
 
     /// `write bw`, as on the command line.
@@ -222,6 +239,16 @@ mod tests {
         assert!(plan(64, true).check_size(MAX_SIZE).is_err());
         let atomic = Plan { operation: Operation::Atomic, ..plan(1, true) };
         assert!(atomic.check_size(8).is_ok() && atomic.check_size(16).is_err());
+    }
+
+    #[test]
+    fn laps_are_bounded() {
+        let slots = Layout::new(&plan(1, true), 65536).slots;
+        assert!(plan(1, true).check_lap(65536, &[slots]).is_ok());
+        let refusal = plan(1, true).check_lap(65536, &[slots + 1]).expect_err("too many").to_string();
+        assert!(refusal.contains(&slots.to_string()) && refusal.contains("--check"), "{refusal}");
+        assert!(plan(1, false).check_lap(1, &[MAX_MESSAGES]).is_ok());
+        assert!(plan(2, false).check_lap(1, &[0, u64::MAX]).is_err());
     }
 
     #[test]

@@ -9,6 +9,8 @@ use serde::Serialize;
 
 use super::plan::Plan;
 use crate::endpoint::Endpoint;
+use crate::failure::Failure;
+use crate::output::say;
 
 /// One end's account of a run.
 #[derive(Debug, Serialize)]
@@ -131,55 +133,60 @@ impl Report {
         }
     }
 
-    pub(super) fn print(&self, json: bool) {
+    pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
         if json {
-            match serde_json::to_string_pretty(self) {
-                Ok(text) => println!("{text}"),
-                Err(error) => eprintln!("ferroce perf: report: {error}"),
-            }
-            return;
+            let text = serde_json::to_string_pretty(self);
+            return say!("{}", text.map_err(|error| Failure::run(format!("report: {error}")))?);
         }
-        println!(
+        say!(
             "{} ({}): {} on {}, path MTU {}, {} QP(s), tx depth {}",
-            self.test, self.role, self.driver, self.interface, self.path_mtu, self.qps, self.tx_depth
-        );
-        println!("driver: {}", self.driver_description);
+            self.test,
+            self.role,
+            self.driver,
+            self.interface,
+            self.path_mtu,
+            self.qps,
+            self.tx_depth
+        )?;
+        say!("driver: {}", self.driver_description)?;
         if self.results.iter().any(|result| result.latency.is_some()) {
-            self.print_latencies();
+            self.print_latencies()?;
         } else if !self.results.is_empty() {
-            self.print_bandwidths();
+            self.print_bandwidths()?;
         }
         let verified = self.results.iter().filter_map(|result| result.verified_bytes).reduce(|a, b| a + b);
         if let Some(verified) = verified {
-            println!("{verified} bytes compared, all right");
+            say!("{verified} bytes compared, all right")?;
         }
-        println!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets);
+        say!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets)
     }
 
-    fn print_bandwidths(&self) {
-        println!("{:>10} {:>12} {:>10} {:>12} {:>12}", "bytes", "messages", "seconds", "Gb/s", "Mmsg/s");
+    fn print_bandwidths(&self) -> Result<(), Failure> {
+        say!("{:>10} {:>12} {:>10} {:>12} {:>12}", "bytes", "messages", "seconds", "Gb/s", "Mmsg/s")?;
         for m in &self.results {
-            println!(
+            say!(
                 "{:>10} {:>12} {:>10.3} {:>12.3} {:>12.4}",
                 m.size,
                 m.messages,
                 m.seconds,
                 m.gigabits_per_second,
                 m.messages_per_second / 1e6
-            );
+            )?;
         }
+        Ok(())
     }
 
-    fn print_latencies(&self) {
+    fn print_latencies(&self) -> Result<(), Failure> {
         let of = self.results.iter().find_map(|m| m.latency.as_ref()).map_or("", |latency| latency.of);
-        println!("latency of {of} in µs");
+        say!("latency of {of} in µs")?;
         let columns =
             ["min", "mean", "p50", "p99", "p99.9", "p99.99", "max"].map(|c| format!("{c:>9}")).join(" ");
-        println!("{:>10} {:>10} {columns} {:>10}", "bytes", "messages", "kmsg/s");
+        say!("{:>10} {:>10} {columns} {:>10}", "bytes", "messages", "kmsg/s")?;
         for m in &self.results {
             let Some(Latency { min, mean, p50, p99, p999, p9999, max, .. }) = &m.latency else { continue };
             let values = [min, mean, p50, p99, p999, p9999, max].map(|v| format!("{v:>9.2}")).join(" ");
-            println!("{:>10} {:>10} {values} {:>10.2}", m.size, m.messages, m.messages_per_second / 1e3);
+            say!("{:>10} {:>10} {values} {:>10.2}", m.size, m.messages, m.messages_per_second / 1e3)?;
         }
+        Ok(())
     }
 }

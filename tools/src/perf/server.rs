@@ -17,8 +17,8 @@ pub(super) struct Wishes {
 
 /// Serves one client to its end. `session.plan` is what the command line asks for. Returns the
 /// path MTU of the last measurement.
-pub(super) fn run(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Failure> {
-    let result = serve(session, wishes);
+pub(super) fn run(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
+    let result = serve(session, plan, wishes);
     if let Err(failure) = &result {
         // If this does not arrive either, the closed connection tells enough.
         session.control.send(&Message::Failed { reason: failure.to_string() })?;
@@ -26,14 +26,9 @@ pub(super) fn run(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Fail
     result
 }
 
-fn serve(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Failure> {
-    match session.wait_message()? {
-        Message::Plan(plan) => {
-            agree(&session.plan, &plan)?;
-            session.plan = plan;
-        }
-        other => return Err(unexpected(&other)),
-    }
+fn serve(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
+    agree(&session.plan, &plan)?;
+    session.plan = plan;
     session.control.send(&Message::Ready)?;
     let mut path_mtu = PathMtu::Mtu256;
     loop {
@@ -67,7 +62,10 @@ fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<Pa
     session.control.send(&Message::Connect(answer))?;
     loop {
         match session.wait_message()? {
-            Message::Lap { number, messages } => serve_lap(session, number, &messages)?,
+            Message::Lap { number, messages } => {
+                session.plan.check_lap(offer.size, &messages)?;
+                serve_lap(session, number, &messages)?;
+            }
             Message::Close => break,
             other => return Err(unexpected(&other)),
         }

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 use std::time::Duration;
 
 use ferroce::{
-    Access, AddressVector, Data, Gid, Memory, Mr, Nanos, PathMtu, Psn, Qp, QpConfig, Qpn, RKey,
+    Access, AddressVector, Counter, Data, Gid, Memory, Mr, Nanos, PathMtu, Psn, Qp, QpConfig, Qpn, RKey,
     ReceiveWorkRequest, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Transition,
     WcStatus, WorkCompletion,
 };
@@ -16,7 +16,7 @@ use super::message::{Message, Offer};
 use super::pattern::{Origin, Pattern};
 use super::plan::{AtomicType, Layout, Operation, Plan};
 use crate::endpoint::{Endpoint, Path, RETRY_COUNT};
-use crate::failure::{Failure, OrFail};
+use crate::failure::{Failure, OrFail, legible};
 
 /// One end of a measurement, with the TCP connection beside it.
 pub(super) struct Session<C = Control> {
@@ -32,6 +32,9 @@ pub(super) struct Session<C = Control> {
     looked: Nanos,
     heard: Nanos,
     spoke: Nanos,
+    /// How many packets had come when they were counted, and since when there are no more.
+    packets: u64,
+    quiet: Nanos,
     /// The other end is gone; what is under way has until then to end by itself.
     lost: Option<Nanos>,
 }
@@ -42,6 +45,8 @@ pub(super) trait Beside {
     const HEARTBEATS: bool;
     /// What may be the matter if the other end goes too early.
     const ADVICE: &'static str;
+    /// What may be the matter if it does not answer.
+    const UNANSWERED: &'static str;
 
     /// Takes what has arrived. Returns whether there was anything, and whether more may come.
     fn receive(&mut self) -> Result<(bool, bool), Failure>;
@@ -51,6 +56,9 @@ pub(super) trait Beside {
 
     /// Says that this end is still there.
     fn keep_alive(&mut self) -> Result<(), Failure>;
+
+    /// Why nothing more will come of it, where no packet has come for so long.
+    fn stuck(&self, quiet: Duration) -> Option<String>;
 }
 
 /// A queue pair and how far it has come.
@@ -105,6 +113,8 @@ impl<C: Beside> Session<C> {
             looked: now,
             heard: now,
             spoke: now,
+            packets: 0,
+            quiet: now,
             lost: None,
         }
     }
@@ -433,7 +443,13 @@ impl<C: Beside> Session<C> {
                 RECEIVED => format!("receive {}", lane.received),
                 _ => "receive".into(),
             };
-            let mut reason = Failure::completion(wc, &work).to_string();
+            if kind == SENTINEL && wc.status == WcStatus::LocLenErr {
+                return Err(self.out_of_place());
+            }
+            let mut reason = self.end.failed(wc, &work).to_string();
+            if wc.status == WcStatus::RetryExcErr {
+                reason += C::UNANSWERED;
+            }
             if self.lost.is_some() {
                 reason += "; its control connection is closed too";
                 reason += C::ADVICE;
@@ -443,15 +459,41 @@ impl<C: Beside> Session<C> {
         match kind {
             SENT => lane.completed += 1,
             RECEIVED => {
+                self.check_length(wc.byte_len)?;
+                let lane = &mut self.lanes[index];
                 lane.received += 1;
                 self.post_receives(index)?;
             }
-            _ => return Err(Failure::run("a message where none was expected")),
+            _ => return Err(self.out_of_place()),
         }
         Ok(())
     }
 
+    /// What a SEND is where nothing is received.
+    fn out_of_place(&self) -> Failure {
+        let name = self.plan.name();
+        Failure::run(format!(
+            "the other end sent a SEND, and this is `perf {name}`: both need the same operation"
+        ))
+    }
+
+    /// Fails if a message that has come is not as long as those that are measured.
+    fn check_length(&self, length: u32) -> Result<(), Failure> {
+        let size = self.regions()?.sink_layout.size;
+        if length == size {
+            return Ok(());
+        }
+        Err(Failure::run(format!(
+            "a message of {length} bytes came in place of {size}: both ends need the same size (-s)"
+        )))
+    }
+
     fn look(&mut self, now: Nanos) -> Result<(), Failure> {
+        self.end.check_service()?;
+        let packets = self.end.context.counters().value(Counter::RcvdPkts);
+        if packets != self.packets {
+            (self.packets, self.quiet) = (packets, now);
+        }
         if let Some(deadline) = self.lost {
             return if now >= deadline { self.flush() } else { Ok(()) };
         }
@@ -467,6 +509,9 @@ impl<C: Beside> Session<C> {
         if !open || silent {
             return self.lose(now, if open { "is silent" } else { "is closed" });
         }
+        if let Some(reason) = self.control.stuck(now.since(self.quiet)) {
+            return Err(Failure::run(reason + &self.end.evidence()));
+        }
         if now.since(self.spoke) > HEARTBEAT {
             self.spoke = now;
             self.control.keep_alive()?;
@@ -477,8 +522,9 @@ impl<C: Beside> Session<C> {
     fn lose(&mut self, now: Nanos, how: &str) -> Result<(), Failure> {
         if self.lanes.is_empty() {
             return Err(Failure::run(format!(
-                "the control connection {how}: the other end is gone{}",
-                C::ADVICE
+                "the control connection {how}: the other end is gone{}{}",
+                C::ADVICE,
+                self.end.evidence()
             )));
         }
         let under_way = self.lanes.iter().any(|lane| lane.completed < lane.posted);
@@ -496,7 +542,11 @@ impl<C: Beside> Session<C> {
         while let Some(wc) = self.end.completion()? {
             self.account(&wc)?;
         }
-        Err(Failure::run(format!("the control connection is closed: the other end is gone{}", C::ADVICE)))
+        Err(Failure::run(format!(
+            "the control connection is closed: the other end is gone{}{}",
+            C::ADVICE,
+            self.end.evidence()
+        )))
     }
 }
 
@@ -560,7 +610,7 @@ impl Session {
 }
 
 pub(super) fn unexpected(message: &Message) -> Failure {
-    Failure::run(format!("the other end sent {message:?} out of turn"))
+    Failure::run(format!("the other end sent {} out of turn", legible(&format!("{message:?}"))))
 }
 
 /// Differs from message to message in a slot, and from a cleared one.
