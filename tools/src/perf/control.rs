@@ -124,6 +124,11 @@ impl Beside for Control {
         self.send(&Message::Alive)
     }
 
+    /// It says so in a message.
+    fn is_over(&self, _quiet: Duration) -> bool {
+        false
+    }
+
     /// It says itself what is the matter, or is silent.
     fn stuck(&self, _quiet: Duration) -> Option<String> {
         None

@@ -25,10 +25,7 @@ pub(super) enum Message {
     LapDone {
         messages: Vec<u64>,
     },
-    /// Bytes that were compared and right.
-    Verified {
-        bytes: u64,
-    },
+    Verified(Tally),
     /// Client: these queue pairs are done with. The server answers `Closed`.
     Close,
     Closed,
@@ -40,6 +37,18 @@ pub(super) enum Message {
     Failed {
         reason: String,
     },
+}
+
+/// What came of a lap at the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tally {
+    /// Bytes that were compared and right.
+    pub(super) verified: u64,
+    /// The client's messages that have not come.
+    pub(super) lost: u64,
+    /// What the server has sent on each queue pair, where both ends do, and the nanoseconds that it took.
+    pub(super) sent: Vec<u64>,
+    pub(super) nanoseconds: u64,
 }
 
 /// One end's queue pairs.

@@ -3,12 +3,13 @@
 
 mod exchange;
 mod message;
+pub(super) mod rdma_cm;
 
 use std::time::{Duration, Instant};
 
 use ferroce::{AddressVector, Counter, PathMtu, RKey, RemoteAddress};
 use hdrhistogram::Histogram;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::client::{Stop, histogram, lap};
 use super::pattern::Origin;
@@ -41,7 +42,7 @@ pub(super) fn measure(
     wishes: Wishes,
 ) -> Result<(PathMtu, Vec<Measurement>), Failure> {
     let connection = Connection::establish(session, sizes, wishes)?;
-    let Plan { operation, mode, .. } = session.plan;
+    let Plan { operation, mode, bidirectional, .. } = session.plan;
     let mut results = Vec::new();
     let mut report = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
     for (size, stop) in sizes {
@@ -49,7 +50,7 @@ pub(super) fn measure(
         let (count, until) = stop.limits(*size, session.end.now());
         let targets = vec![count; session.lanes.len()];
         session.begin(&targets)?;
-        if operation == Operation::Send {
+        if operation == Operation::Send || bidirectional {
             connection.wait(session, 0, Wait::Measurement)?;
         }
         let mut latencies = (mode == Mode::Lat).then(histogram).transpose()?;
@@ -58,13 +59,16 @@ pub(super) fn measure(
         } else {
             lap(session, &targets, until, latencies.as_mut())?
         };
-        let messages = session.lanes.iter().map(|lane| lane.posted).sum();
-        let latency = latencies.map(|histogram| Latency::new(&histogram, session.plan.echoes()));
-        results.push(Measurement::new(*size, messages, time, None, latency));
+        let mut messages = session.sent().iter().sum();
         report = bandwidth(*size, messages, time);
+        if bidirectional {
+            messages += both_ways(&connection, session, sizes, report)?.messages;
+        }
+        let latency = latencies.map(|histogram| Latency::new(&histogram, session.plan.echoes()));
+        results.push(Measurement::new(*size, messages, time, None, None, latency));
         connection.end_size(session, sizes)?;
     }
-    if mode == Mode::Bw && operation != Operation::Send {
+    if mode == Mode::Bw && operation != Operation::Send && !bidirectional {
         connection.wait(session, 0, Wait::Measurement)?;
         swap_report(session, report)?;
     }
@@ -79,18 +83,23 @@ pub(super) fn serve(
     wishes: Wishes,
 ) -> Result<PathMtu, Failure> {
     let connection = Connection::establish(session, sizes, wishes)?;
-    let Plan { operation, mode, .. } = session.plan;
+    let Plan { operation, mode, bidirectional, .. } = session.plan;
     // Of READs, atomics and WRITEs for bandwidth a server hears nothing before they are done.
-    let takes_part = operation == Operation::Send || session.plan.echoes();
+    let takes_part = operation == Operation::Send || session.plan.goes_both_ways();
     let mut made = 1;
     for (size, stop) in sizes.iter().filter(|_| takes_part) {
         session.resize(*size)?;
-        let (count, _) = stop.limits(*size, session.end.now());
-        session.begin(&vec![count; session.lanes.len()])?;
-        if operation == Operation::Send {
+        let (count, until) = stop.limits(*size, session.end.now());
+        let targets = vec![count; session.lanes.len()];
+        session.begin(&targets)?;
+        if operation == Operation::Send || bidirectional {
             connection.wait(session, 0, Wait::Measurement)?;
         }
-        if session.plan.doorbell() {
+        if bidirectional {
+            let time = lap(session, &targets, until, None)?;
+            let messages = session.sent().iter().sum();
+            both_ways(&connection, session, sizes, bandwidth(*size, messages, time))?;
+        } else if session.plan.doorbell() {
             bounce(session, count, None)?;
         } else if session.plan.echoes() {
             while session.lanes[0].posted < count {
@@ -99,14 +108,19 @@ pub(super) fn serve(
             }
             session.settle()?;
         } else {
-            while session.lanes.iter().any(|lane| lane.received < count) {
-                session.turn()?;
-            }
+            tell_lost(session.await_messages(&targets, false)?);
         }
         connection.end_size(session, sizes)?;
     }
-    if mode == Mode::Bw && operation != Operation::Send {
+    if mode == Mode::Bw && operation != Operation::Send && !bidirectional {
         connection.wait(session, 0, Wait::Measurement)?;
+        session.drain()?;
+        if session.end.context.counters().value(Counter::RcvdPkts) == 0 {
+            return Err(Failure::run(
+                "the client is done without a packet, or waits for both ends to send (-b): give -b at both ends or \
+                 at none",
+            ));
+        }
         let nothing = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
         let BandwidthReport { size, messages, average, rate, .. } = swap_report(session, nothing)?;
         info!(size, messages, average, rate, "the client reports");
@@ -119,6 +133,31 @@ pub(super) fn serve(
     Ok(connection.path_mtu)
 }
 
+/// The end of a size that both ends have sent: what it came to here and there. Returns the other end's report.
+fn both_ways(
+    connection: &Connection,
+    session: &mut Session<Exchange>,
+    sizes: &[(u32, Stop)],
+    ours: BandwidthReport,
+) -> Result<BandwidthReport, Failure> {
+    let targets = session.sent();
+    if session.plan.operation == Operation::Send {
+        tell_lost(session.await_messages(&targets, false)?);
+    } else if sizes.len() > 1 {
+        connection.wait(session, 0, Wait::Measurement)?;
+    }
+    let theirs = swap_report(session, ours)?;
+    let BandwidthReport { size, messages, average, rate, .. } = theirs;
+    info!(size, messages, average, rate, "the other end reports");
+    Ok(theirs)
+}
+
+fn tell_lost(messages: u64) {
+    if messages > 0 {
+        warn!(messages, "lost");
+    }
+}
+
 /// Fails if fewer requests have come than the client has made: what says so there says nothing of this end.
 fn check_requests(session: &Session<Exchange>, made: u64) -> Result<(), Failure> {
     let counter = match session.plan.operation {
@@ -127,7 +166,8 @@ fn check_requests(session: &Session<Exchange>, made: u64) -> Result<(), Failure>
         Operation::Write | Operation::Send => Counter::RxWriteRequests,
     };
     let came = session.end.context.counters().value(counter);
-    if came >= made {
+    if came >= made || (came > 0 && !session.plan.is_reliable()) {
+        tell_lost(made.saturating_sub(came));
         return Ok(());
     }
     let (name, evidence) = (session.plan.name(), session.end.evidence());
@@ -151,6 +191,7 @@ fn bounce(
     for message in 0..count {
         while !session.rung(message)? {
             session.turn()?;
+            session.check_lost(message)?;
         }
         if session.lanes[0].posted == count {
             continue;
@@ -195,6 +236,7 @@ impl Connection {
         let gid_index = session.end.gid_index(wishes.gid_index, peer)?;
 
         let largest = sizes.iter().map(|(size, _)| *size).max().unwrap_or_default();
+        session.plan.check_datagram(largest, path_mtu)?;
         let spacing = system_data.larger(SystemData::OURS).cycle_buffer;
         let layout = Layout::spaced(&session.plan, largest, spacing);
         let memory = session.create(layout, layout)?;

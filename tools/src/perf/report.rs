@@ -7,7 +7,7 @@ use ferroce::{Counter, PathMtu};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::plan::Plan;
+use super::plan::{Plan, Service};
 use crate::endpoint::Endpoint;
 use crate::failure::Failure;
 use crate::output::say;
@@ -21,6 +21,8 @@ pub(super) struct Report {
     driver_description: String,
     interface: String,
     path_mtu: u32,
+    service: Service,
+    bidirectional: bool,
     qps: u32,
     tx_depth: u32,
     selective_repeat: bool,
@@ -43,6 +45,8 @@ pub(super) struct Measurement {
     messages_per_second: f64,
     /// Bytes that were compared with what they must be; null without --check.
     verified_bytes: Option<u64>,
+    /// Messages that have not come, beside those that have; null where none can be lost.
+    lost_messages: Option<u64>,
     latency: Option<Latency>,
 }
 
@@ -86,8 +90,10 @@ impl Measurement {
         messages: u64,
         time: Duration,
         verified_bytes: Option<u64>,
+        lost_messages: Option<u64>,
         latency: Option<Latency>,
     ) -> Measurement {
+        let messages = messages.saturating_sub(lost_messages.unwrap_or(0));
         let bytes = messages * u64::from(size);
         // A run of nothing takes no time.
         let seconds = time.as_secs_f64().max(1e-9);
@@ -99,6 +105,7 @@ impl Measurement {
             gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
             messages_per_second: messages as f64 / seconds,
             verified_bytes,
+            lost_messages,
             latency,
         }
     }
@@ -123,6 +130,8 @@ impl Report {
             driver_description: capabilities.description.clone(),
             interface: capabilities.interface.clone(),
             path_mtu: path_mtu.bytes(),
+            service: plan.service,
+            bidirectional: plan.bidirectional,
             qps: plan.qps,
             tx_depth: plan.tx_depth,
             selective_repeat: plan.selective_repeat,
@@ -138,14 +147,16 @@ impl Report {
             let text = serde_json::to_string_pretty(self);
             return say!("{}", text.map_err(|error| Failure::run(format!("report: {error}")))?);
         }
+        let ways = if self.bidirectional { ", both ways" } else { "" };
         say!(
-            "{} ({}): {} on {}, path MTU {}, {} QP(s), tx depth {}",
+            "{} ({}): {} on {}, path MTU {}, {} {} QP(s), tx depth {}{ways}",
             self.test,
             self.role,
             self.driver,
             self.interface,
             self.path_mtu,
             self.qps,
+            self.service.name(),
             self.tx_depth
         )?;
         say!("driver: {}", self.driver_description)?;
@@ -157,6 +168,10 @@ impl Report {
         let verified = self.results.iter().filter_map(|result| result.verified_bytes).reduce(|a, b| a + b);
         if let Some(verified) = verified {
             say!("{verified} bytes compared, all right")?;
+        }
+        let lost = self.results.iter().filter_map(|result| result.lost_messages).reduce(|a, b| a + b);
+        if let Some(lost) = lost {
+            say!("{lost} messages lost")?;
         }
         say!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets)
     }

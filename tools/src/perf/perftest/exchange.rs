@@ -78,11 +78,15 @@ impl Beside for Exchange {
         Ok(())
     }
 
+    fn is_over(&self, quiet: Duration) -> bool {
+        self.awaited.is_none() && !self.incoming.is_empty() && quiet > EARLY
+    }
+
     fn stuck(&self, quiet: Duration) -> Option<String> {
         if self.awaited == Some(Wait::Patiently) {
             return None;
         }
-        let what = if self.awaited.is_none() && !self.incoming.is_empty() && quiet > EARLY {
+        let what = if self.is_over(quiet) {
             "perftest has ended its part, and not all that it was to send has come".to_owned()
         } else if quiet > LONGEST_SILENCE {
             format!("perftest has sent no packet and said no word for {} s", LONGEST_SILENCE.as_secs())
