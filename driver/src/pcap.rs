@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Write};
 use std::net::IpAddr;
 use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -18,10 +19,21 @@ pub use reader::{LinkType, Reader, Record};
 /// the nanosecond, and marked as inbound or outbound. The file is written by the thread that drives
 /// the port, through a buffer that is flushed each second of the engine's time and on drop. If it
 /// can't be written any more, that is said once as an error, the frames from then on are
-/// [counted](Recorder::unrecorded), and traffic goes on.
+/// [counted](Recorder::unrecorded), the [`Recording`] knows why, and traffic goes on.
 pub struct Recorder<D> {
     driver: D,
     capture: Capture,
+}
+
+/// What becomes of a capture. It outlives its recorder, whose last frames are written when it is dropped.
+#[derive(Clone, Debug, Default)]
+pub struct Recording(Arc<OnceLock<String>>);
+
+impl Recording {
+    /// The file and why it could no longer be written; `None` if it has all that was recorded until now.
+    pub fn failure(&self) -> Option<&str> {
+        self.0.get().map(String::as_str)
+    }
 }
 
 impl<D: PacketDriver> Recorder<D> {
@@ -49,6 +61,11 @@ impl<D: PacketDriver> Recorder<D> {
         let capture =
             Capture::start(Box::new(file), path.display().to_string(), capabilities).map_err(failed)?;
         Ok(Recorder { driver, capture })
+    }
+
+    /// What will be known of the capture, also when the recorder is gone.
+    pub fn recording(&self) -> Recording {
+        self.capture.recording.clone()
     }
 
     /// Frames that passed since the file could no longer be written. What the buffer held at that
@@ -127,7 +144,8 @@ struct Capture {
     /// The engine's time and the wall clock's at the first burst.
     start: Option<(Nanos, Duration)>,
     flushed: Nanos,
-    broken: bool,
+    /// Broken once it has failed.
+    recording: Recording,
     unrecorded: u64,
 }
 
@@ -159,11 +177,12 @@ impl Capture {
         option(&mut interface, OPT_ENDOFOPT, &[]);
         write_block(&mut file, INTERFACE_DESCRIPTION, &[&interface])?;
         file.flush()?;
-        Ok(Capture { file, path, start: None, flushed: Nanos::ZERO, broken: false, unrecorded: 0 })
+        let recording = Recording::default();
+        Ok(Capture { file, path, start: None, flushed: Nanos::ZERO, recording, unrecorded: 0 })
     }
 
     fn record(&mut self, now: Nanos, direction: Direction, frame: &[u8]) {
-        if self.broken {
+        if self.recording.failure().is_some() {
             self.unrecorded += 1;
             return;
         }
@@ -195,7 +214,7 @@ impl Capture {
     }
 
     fn flush(&mut self) {
-        if !self.broken
+        if self.recording.failure().is_none()
             && let Err(error) = self.file.flush()
         {
             self.give_up(&error);
@@ -203,8 +222,8 @@ impl Capture {
     }
 
     fn give_up(&mut self, error: &io::Error) {
-        self.broken = true;
-        tracing::error!("capture '{}': {error}; it ends here, traffic goes on", self.path);
+        let failure = self.recording.0.get_or_init(|| format!("capture '{}': {error}", self.path));
+        tracing::error!("{failure}; it ends here, traffic goes on");
     }
 
     fn wall(&mut self, now: Nanos) -> Duration {

@@ -150,6 +150,7 @@ impl QueuePair {
             return;
         }
         if packet.payload.len() != expected as usize {
+            self.note_length(packet);
             self.fail_oldest(shared, WcStatus::LocLenErr);
             return;
         }

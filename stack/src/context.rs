@@ -21,7 +21,7 @@ use crate::shared::Shared;
 use crate::slab::{Handle, Slab};
 use crate::srq::SharedReceiveQueue;
 use crate::{
-    AddressVector, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Metrics, Pd, Port, Qp,
+    AddressVector, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Metrics, Mismatch, Pd, Port, Qp,
     QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, SendOp, SendWorkRequest, Srq, Transition,
     UnreliablePath,
 };
@@ -338,6 +338,12 @@ impl Context {
     pub fn query_qp(&self, qp: Qp) -> Result<QpAttributes, Error> {
         let queue_pair = self.engine.qps.get(qp.0).ok_or_else(|| invalid_handle("QP", qp.0))?;
         Ok(queue_pair.attributes())
+    }
+
+    /// Which queue pairs have had a packet of a peer that is set up otherwise than they are, and what the
+    /// first one showed: why a work request was refused, or packets are dropped.
+    pub fn mismatches(&self) -> impl Iterator<Item = (Qpn, Mismatch)> {
+        self.engine.qps.iter().filter_map(|qp| Some((qp.qpn, qp.mismatch?)))
     }
 
     /// Posts a send. It leaves with the next polls.

@@ -229,6 +229,7 @@ impl Engine {
             return Err(Counter::RxUnknownOpcode);
         }
         if packet.opcode.service() != qp.service {
+            qp.note_service(packet.opcode);
             return Err(Counter::RxWrongService);
         }
         let taken = match qp.service {

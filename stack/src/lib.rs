@@ -29,6 +29,7 @@ mod idle;
 mod key_table;
 mod kind;
 mod metrics;
+mod mismatch;
 mod mr;
 mod multicast;
 mod mw;
@@ -76,6 +77,7 @@ pub use ferroce_wire::{
 };
 pub use idle::Idle;
 pub use metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample};
+pub use mismatch::Mismatch;
 pub use mr::RemoteMemory;
 pub use pkey::PkeyTable;
 pub use poller::Poller;

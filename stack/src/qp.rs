@@ -8,6 +8,7 @@ use crate::config::MAX_WINDOW;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::event::Event;
+use crate::mismatch::Mismatch;
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::rq::{MAX_MESSAGE, ReceiveQueue};
@@ -283,6 +284,8 @@ pub(crate) struct QueuePair {
     responded: bool,
     /// A completion found no room: the queue pair is to fail.
     overflowed: bool,
+    /// What a packet has shown about the peer.
+    pub(crate) mismatch: Option<Mismatch>,
 }
 
 impl QueuePair {
@@ -319,6 +322,15 @@ impl QueuePair {
             scheduled: false,
             responded: false,
             overflowed: false,
+            mismatch: None,
+        }
+    }
+
+    pub(crate) fn qp_type(&self) -> QpType {
+        match self.service {
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+            Service::Rc | Service::Cnp => QpType::Rc,
         }
     }
 
@@ -326,11 +338,7 @@ impl QueuePair {
         let is_rc = self.service == Service::Rc;
         let may_send = matches!(self.state, QpState::Rts | QpState::Sqd);
         QpAttributes {
-            qp_type: match self.service {
-                Service::Uc => QpType::Uc,
-                Service::Ud => QpType::Ud,
-                Service::Rc | Service::Cnp => QpType::Rc,
-            },
+            qp_type: self.qp_type(),
             state: self.state,
             sq_draining: self.state == QpState::Sqd && !self.is_drained(),
             qpn: self.qpn,
@@ -468,6 +476,7 @@ impl QueuePair {
         self.pkey_index = 0;
         self.responded = false;
         self.overflowed = false;
+        self.mismatch = None;
         self.state = QpState::Reset;
     }
 

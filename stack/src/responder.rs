@@ -278,7 +278,7 @@ impl QueuePair {
         let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
         let exists = shared.device.supports(opcode.operation());
         if !exists || !opcode.may_come(self.responder.successor) || !self.allows(packet) {
-            return Err(Refusal::Invalid);
+            return Err(self.out_of_place(packet));
         }
         let needs_receive = match opcode.operation() {
             Operation::Send => matches!(opcode.position(), Position::First | Position::Only),
@@ -293,7 +293,7 @@ impl QueuePair {
             self.responder.message = Message::Send { received: 0 };
         }
         if !payload_fits || !packet.pad_fits() || !length_fits {
-            return Err(Refusal::Invalid);
+            return Err(self.misfit(packet));
         }
         match opcode.operation() {
             Operation::Send => self.execute_send(shared, packet)?,
@@ -310,7 +310,7 @@ impl QueuePair {
 
     /// Whether the queue pair was given the right to this operation.
     #[inline(always)]
-    fn allows(&self, packet: &Packet<'_>) -> bool {
+    pub(crate) fn allows(&self, packet: &Packet<'_>) -> bool {
         let needed = match packet.opcode.operation() {
             Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,
             Operation::ReadRequest => Access::REMOTE_READ,

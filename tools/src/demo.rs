@@ -9,7 +9,7 @@ mod supervisor;
 mod values;
 
 use std::fs;
-use std::io::{self, Write};
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -23,6 +23,7 @@ use ferroce_driver::loopback::{Switch, SwitchConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::netns::{self, Lab};
+use crate::output::say;
 use rank::{Event, Fault, Plan};
 use report::{RankLog, Report};
 use supervisor::{Message, Supervisor};
@@ -92,9 +93,10 @@ pub(crate) fn run(args: Args) -> ExitCode {
     match result {
         Ok(report) => {
             let text = if args.json { serde_json::json!(report).to_string() } else { report.to_string() };
-            // Whoever reads may have enough.
-            let _ = writeln!(io::stdout(), "{text}");
-            ExitCode::from(u8::from(!report.wrong.is_empty()))
+            match say!("{text}") {
+                Ok(()) => ExitCode::from(u8::from(!report.wrong.is_empty())),
+                Err(failure) => failure.report("demo"),
+            }
         }
         Err(error) => {
             eprintln!("ferroce demo: {error}");

@@ -10,6 +10,7 @@ use ferroce::{DeviceSpec, Gid, MacAddr, PKEY_DEFAULT, PathMtu};
 use serde::Serialize;
 
 use crate::failure::Failure;
+use crate::output::say;
 
 /// Shows interfaces with their GID tables and path MTUs, and what keeps them from the faster modes.
 ///
@@ -29,15 +30,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Ok(gathered) => gathered,
         Err(failure) => return failure.report("devinfo"),
     };
-    if args.json {
-        match serde_json::to_string_pretty(&info) {
-            Ok(text) => println!("{text}"),
-            Err(error) => return Failure::run(error.to_string()).report("devinfo"),
-        }
-    } else {
-        info.print();
-    }
-    match opened {
+    let printed = if args.json { info.print_json() } else { info.print() };
+    match printed.and(opened) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("devinfo"),
     }
@@ -153,22 +147,22 @@ impl InterfaceInfo {
         }
     }
 
-    fn print(&self) {
+    fn print(&self) -> Result<(), Failure> {
         let state = match (self.up, self.carrier) {
             (false, _) => "down",
             (true, false) => "up, no carrier",
             (true, true) => "up",
         };
         let kind = self.kind.as_deref().map(|kind| format!(" ({kind})")).unwrap_or_default();
-        println!("{}{kind}: {state}, MAC {}, {} receive queue(s)", self.name, self.mac, self.rx_queues);
+        say!("{}{kind}: {state}, MAC {}, {} receive queue(s)", self.name, self.mac, self.rx_queues)?;
         let bytes = |mtu: Option<u32>| mtu.map_or("none".to_owned(), |bytes| bytes.to_string());
         let (v4, v6) = (bytes(self.path_mtu_ipv4), bytes(self.path_mtu_ipv6));
-        println!("  MTU {}: path MTU {v4} over IPv4, {v6} over IPv6", self.mtu);
-        print_gids(&self.gids);
+        say!("  MTU {}: path MTU {v4} over IPv4, {v6} over IPv6", self.mtu)?;
+        print_gids(&self.gids)?;
         if let Some(program) = &self.xdp_program {
-            println!("  XDP program {program}");
+            say!("  XDP program {program}")?;
         }
-        self.missing.iter().for_each(|missing| println!("  missing: {missing}"));
+        self.missing.iter().try_for_each(|missing| say!("  missing: {missing}"))
     }
 }
 
@@ -191,19 +185,26 @@ impl DeviceInfo {
 }
 
 impl DevInfo {
-    fn print(&self) {
-        self.interfaces.iter().for_each(InterfaceInfo::print);
+    fn print_json(&self) -> Result<(), Failure> {
+        let text = serde_json::to_string_pretty(self);
+        say!("{}", text.map_err(|error| Failure::run(error.to_string()))?)
+    }
+
+    fn print(&self) -> Result<(), Failure> {
+        self.interfaces.iter().try_for_each(InterfaceInfo::print)?;
         if let Some(device) = &self.device {
-            println!("device {}: {} on {}", device.driver, device.description, device.interface);
-            println!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu);
-            print_gids(&device.gids);
-            device.pkeys.iter().enumerate().for_each(|(index, pkey)| println!("  P_Key {index}  {pkey}"));
+            say!("device {}: {} on {}", device.driver, device.description, device.interface)?;
+            say!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu)?;
+            print_gids(&device.gids)?;
+            let mut pkeys = device.pkeys.iter().enumerate();
+            pkeys.try_for_each(|(index, pkey)| say!("  P_Key {index}  {pkey}"))?;
         }
-        println!("drivers in this build: {}", self.drivers.join(", "));
-        self.missing.iter().for_each(|missing| println!("missing: {missing}"));
+        say!("drivers in this build: {}", self.drivers.join(", "))?;
+        self.missing.iter().try_for_each(|missing| say!("missing: {missing}"))?;
         if self.missing.is_empty() {
-            println!("nothing is missing for AF_XDP in this process");
+            say!("nothing is missing for AF_XDP in this process")?;
         }
+        Ok(())
     }
 }
 
@@ -216,8 +217,8 @@ fn gid_table(addresses: &[IpAddr]) -> Vec<GidInfo> {
     addresses.iter().enumerate().map(row).collect()
 }
 
-fn print_gids(gids: &[GidInfo]) {
-    gids.iter().for_each(|row| println!("  GID {:>2}  {:<40} {}", row.index, row.gid, row.kind));
+fn print_gids(gids: &[GidInfo]) -> Result<(), Failure> {
+    gids.iter().try_for_each(|row| say!("  GID {:>2}  {:<40} {}", row.index, row.gid, row.kind))
 }
 
 fn interface_missing(interface: &Interface) -> Vec<String> {

@@ -2,10 +2,10 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use ferroce::driver::pcap::Recorder;
+use ferroce::driver::pcap::{Recorder, Recording};
 use ferroce::{
     AddressVector, CmEvent, CmId, Config, ConnectionParameters, Context, Cq, DeviceSpec, Event, Gid, Idle,
     Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive,
@@ -40,12 +40,23 @@ pub(crate) struct PortArgs {
     /// Record all frames of this end into a pcapng file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
+    /// What becomes of that.
+    #[arg(skip)]
+    recording: Arc<OnceLock<Recording>>,
 }
 
 impl PortArgs {
     /// Opens the device that `--device` names.
     pub(crate) fn open(&self) -> Result<Box<dyn PacketDriver>, Failure> {
         Ok(self.device.open()?)
+    }
+
+    /// Fails if `--pcap` has not got all frames. The last are written when the endpoint is dropped.
+    pub(crate) fn check_recording(&self) -> Result<(), Failure> {
+        match self.recording.get().and_then(|recording| recording.failure()) {
+            Some(failure) => Err(Failure::run(format!("{failure}; the rest is not recorded"))),
+            None => Ok(()),
+        }
     }
 
     /// For the server of a self-test: core and capture are the client's. It is a full member, so that the
@@ -97,6 +108,10 @@ pub(crate) struct Endpoint {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) interrupt: Interrupt,
+    /// What `--device` named.
+    pub(crate) device: String,
+    /// The other end, once it is known.
+    pub(crate) peer: Option<Gid>,
     poller: Poller,
     /// A completion event has come since the CQ was armed.
     notified: bool,
@@ -130,7 +145,11 @@ impl Endpoint {
             info!(core, "poll loop pinned");
         }
         let driver = match &args.pcap {
-            Some(path) => Box::new(Recorder::create(driver, path)?),
+            Some(path) => {
+                let recorder = Recorder::create(driver, path)?;
+                args.recording.get_or_init(|| recorder.recording());
+                Box::new(recorder)
+            }
             None => driver,
         };
         let mut context = Context::open(driver, &Config::default())?;
@@ -143,7 +162,8 @@ impl Endpoint {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(cq_capacity)?;
         let poller = Poller::idling(if args.spin { Idle::Spin } else { args.idle });
-        Ok(Endpoint { context, pd, cq, interrupt, poller, notified: false })
+        let device = args.device.to_string();
+        Ok(Endpoint { context, pd, cq, interrupt, device, peer: None, poller, notified: false })
     }
 
     /// One turn of the poll loop.
@@ -257,6 +277,7 @@ impl Endpoint {
             rnr_retry: RETRY_COUNT,
             max_rd_atomic: path.rd_atomic,
         };
+        self.peer = Some(path.address.gid);
         self.context.modify_qp(qp, Transition::ReadyToReceive(receive))?;
         self.context.modify_qp(qp, Transition::ReadyToSend(send))?;
         Ok(())
@@ -287,14 +308,13 @@ impl Endpoint {
                 Event::Completion(_) => self.notified = true,
                 // Anybody can send packets of another partition; they are counted.
                 Event::CommEst(_) | Event::SqDrained(_) | Event::PkeyViolation { .. } => {}
-                other => return Err(Failure::run(format!("asynchronous event {other:?}"))),
+                other => return Err(self.struck(&other)),
             }
         }
         Ok(())
     }
 }
 
-/// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.
 /// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
 pub(crate) fn connection_parameters() -> ConnectionParameters<'static> {
     ConnectionParameters { cm_timeout: 18, cm_retries: 7, ..ConnectionParameters::default() }
@@ -312,6 +332,7 @@ pub(crate) fn no_connection(event: &CmEvent) -> Failure {
     })
 }
 
+/// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.
 pub(crate) fn export(context: &mut Context) {
     if let Err(error) = context.export() {
         warn!("`ferroce stat` will not see this: {error}");

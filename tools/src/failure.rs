@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
-use ferroce::{WcStatus, WorkCompletion, driver};
+use ferroce::driver;
 
 /// Why a command failed; decides its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -28,21 +28,6 @@ impl Failure {
         Failure::Usage(reason.into())
     }
 
-    /// A work completion in error, and what it means.
-    pub(crate) fn completion(wc: &WorkCompletion, work: &str) -> Failure {
-        let meaning = match wc.status {
-            WcStatus::RetryExcErr => "the peer does not answer any more, and the retries are used up",
-            WcStatus::RnrRetryExcErr => "the peer has no receive posted, and the retries are used up",
-            WcStatus::RemAccessErr => "the peer does not allow this access to its memory",
-            WcStatus::RemInvReqErr => "the peer refuses the request as invalid",
-            WcStatus::RemOpErr => "the peer could not carry out the request",
-            WcStatus::WrFlushErr => "flushed, because the queue pair is in the error state",
-            WcStatus::LocLenErr => "the message is longer than the receive",
-            _ => "see the verbs' ibv_poll_cq for this status",
-        };
-        Failure::Run(format!("QP {}: {work} completed with {:?}: {meaning}", wc.qpn, wc.status))
-    }
-
     /// Says it on stderr.
     pub(crate) fn report(&self, command: &str) -> ExitCode {
         eprintln!("ferroce {command}: {self}");
@@ -52,6 +37,23 @@ impl Failure {
             Failure::Interrupted => ExitCode::from(130),
         }
     }
+}
+
+/// A peer's bytes, for people: escaped, and cut where they are many.
+pub(crate) fn quote(bytes: &[u8]) -> String {
+    const MOST: usize = 128;
+    match bytes.get(..MOST).filter(|_| bytes.len() > MOST) {
+        None => format!("'{}'", bytes.escape_ascii()),
+        Some(start) => format!("'{}'... ({} bytes)", start.escape_ascii(), bytes.len()),
+    }
+}
+
+/// A peer's text, for people: without control characters, and cut where it is long.
+pub(crate) fn legible(text: &str) -> String {
+    const MOST: usize = 1024;
+    let cut = if text.chars().nth(MOST).is_some() { "..." } else { "" };
+    let visible = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    text.chars().take(MOST).map(visible).chain(cut.chars()).collect()
 }
 
 impl From<ferroce::Error> for Failure {

@@ -1,5 +1,6 @@
 //! The `ferroce` command.
 
+mod cause;
 mod demo;
 mod devinfo;
 mod diagnosis;
@@ -8,6 +9,7 @@ mod doctor;
 mod endpoint;
 mod failure;
 mod netns;
+mod output;
 mod perf;
 mod pingpong;
 mod replay;
@@ -18,6 +20,7 @@ mod stat;
 mod tcp;
 mod ucmatose;
 mod udaddy;
+mod visitors;
 
 use std::io;
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ mod report;
 mod server;
 mod session;
 
+use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -20,12 +21,14 @@ use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
+use crate::visitors::{Heard, await_client};
 use crate::{selftest, tcp};
 use client::Stop;
 use control::Control;
 use pattern::Origin;
 use perftest::Exchange;
-use plan::{AtomicType, MAX_DEPTH, MAX_SIZE, Mode, Operation, Plan};
+use perftest::rdma_cm::{self, Ear};
+use plan::{AtomicType, MAX_DEPTH, MAX_SIZE, Mode, Operation, Plan, Service};
 use report::Report;
 use server::Wishes;
 use session::{Beside, Session};
@@ -53,8 +56,8 @@ pub(crate) struct Args {
     /// TCP port of the control connection.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
     tcp_port: u16,
-    /// Bytes of a message, as 65536, 64KiB or 1MiB; 65536 for bandwidth by default, 2 for latency,
-    /// always 8 for atomics.
+    /// Bytes of a message, as 65536, 64KiB or 1MiB; 65536 for bandwidth by default (1024 of UD), 2 for
+    /// latency, always 8 for atomics.
     #[arg(short, long, value_parser = message_size)]
     size: Option<u32>,
     /// All sizes from 2 B to 8 MiB, each for 5000 messages or 256 MiB, whichever is less.
@@ -73,6 +76,12 @@ pub(crate) struct Args {
     /// Queue pairs.
     #[arg(short, long = "qp", value_name = "QPS", default_value_t = 1)]
     qps: u32,
+    /// Transport service: RC, UC (WRITE and SEND) or UD (SEND); the client decides, with perftest each end.
+    #[arg(short = 'c', long, default_value = "RC", ignore_case = true)]
+    service: Service,
+    /// Both ends send at the same time; the client decides, with perftest each end.
+    #[arg(short, long)]
+    bidirectional: bool,
     /// Path MTU: 256, 512, 1024, 2048 or 4096; by default the largest that both interfaces allow.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
@@ -109,8 +118,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    let result = start(&args).map(|report| report.print(args.json));
-    match result {
+    let result = start(&args).and_then(|report| report.print(args.json));
+    match result.and_then(|()| args.port.check_recording()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("perf"),
     }
@@ -119,6 +128,9 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn start(args: &Args) -> Result<Report, Failure> {
     let plan = args.plan();
     plan.check_limits()?;
+    if args.all && args.service == Service::Ud {
+        return Err(Failure::usage("--all: UD has messages of one packet; give sizes one by one with -s"));
+    }
     args.sizes(args.perftest).iter().try_for_each(|(size, _)| plan.check_size(*size))?;
     if args.perftest {
         args.check_perftest()?;
@@ -153,6 +165,8 @@ impl Args {
             operation: self.operation,
             mode: self.mode,
             atomic: self.atomic,
+            service: self.service,
+            bidirectional: self.bidirectional,
             qps: self.qps,
             tx_depth: self.tx_depth,
             rx_depth: self.rx_depth,
@@ -182,6 +196,7 @@ impl Args {
         }
         let size = match (self.operation, self.mode) {
             (Operation::Atomic, _) => 8,
+            (_, Mode::Bw) if self.service == Service::Ud => 1024,
             (_, Mode::Bw) => 65536,
             (_, Mode::Lat) => 2,
         };
@@ -226,22 +241,30 @@ impl Args {
 
     fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
-        let mut stream = listener.accept(|| end.poll().map(drop))?;
-        let greeting = control::hear(&mut stream, &end.interrupt)?;
+        let ear = Ear::open(&mut end, listener.port()?)?;
+        let meanwhile = || end.poll().and_then(|_| Ear::check(&mut end));
+        let (stream, client) = await_client(listener, meanwhile, control::GREETING, Client::of)?;
+        ear.close(&mut end)?;
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu };
-        if perftest::is_client(&greeting) {
-            self.check_perftest()?;
-            let mut session = self.session(end, Exchange::new(stream, &greeting)?, Origin::Server);
-            let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
-            return Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
-        }
-        let mut session = self.session(end, Control::answer(stream, greeting)?, Origin::Server);
-        let path_mtu = server::run(&mut session, wishes)?;
+        let plan = match client {
+            Client::Ferroce(plan) => plan,
+            Client::Perftest(version) => {
+                self.check_perftest()?;
+                let mut session = self.session(end, Exchange::new(stream, &version)?, Origin::Server);
+                let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
+                return Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
+            }
+        };
+        let mut session = self.session(end, Control::new(stream)?, Origin::Server);
+        let path_mtu = server::run(&mut session, plan, wishes)?;
         Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
     }
 
-    fn measure(&self, end: Endpoint, host: &str, tcp_port: u16) -> Result<Report, Failure> {
-        let stream = tcp::connect(host, tcp_port)?;
+    fn measure(&self, mut end: Endpoint, host: &str, tcp_port: u16) -> Result<Report, Failure> {
+        let stream = tcp::connect(host, tcp_port).map_err(|failure| match failure {
+            Failure::Run(_) if self.perftest => rdma_cm::explain(&mut end, host, tcp_port, failure),
+            other => other,
+        })?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
         let gid_index = end.gid_index(self.gid_index, Some(Gid::from(peer.ip().to_canonical())))?;
         if self.perftest {
@@ -258,6 +281,29 @@ impl Args {
 
     fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Session<C> {
         Session::new(end, control, self.plan(), role)
+    }
+}
+
+/// A client, by its first words.
+enum Client {
+    /// What it wants to measure.
+    Ferroce(Plan),
+    /// One of perftest's programs, and its version.
+    Perftest(Vec<u8>),
+}
+
+impl Client {
+    fn of(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<Client>, Failure> {
+        if let Some(heard) = perftest::judge(said)? {
+            return Ok(match heard {
+                Heard::Needs(bytes) => Heard::Needs(bytes),
+                Heard::Client(()) => Heard::Client(Client::Perftest(said.to_vec())),
+            });
+        }
+        Ok(match control::judge(stream, said)? {
+            Heard::Needs(bytes) => Heard::Needs(bytes),
+            Heard::Client(plan) => Heard::Client(Client::Ferroce(plan)),
+        })
     }
 }
 

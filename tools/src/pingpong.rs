@@ -16,7 +16,9 @@ use tracing::{info, warn};
 
 use crate::endpoint::{Endpoint, Interrupt, Path, PortArgs};
 use crate::failure::{Failure, OrFail};
+use crate::output::say;
 use crate::tcp::Listener;
+use crate::visitors::await_client;
 use crate::{selftest, tcp};
 use destination::Destination;
 
@@ -81,7 +83,7 @@ impl Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    match start(&args) {
+    match start(&args).and_then(|()| args.port.check_recording()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("pingpong"),
     }
@@ -194,8 +196,8 @@ impl<'a> PingPong<'a> {
     fn serve(&mut self, listener: &Listener) -> Result<Outcome, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
         let interrupt = self.end.interrupt.clone();
-        let mut stream = listener.accept(|| self.end.poll().map(drop))?;
-        let remote = exchange::receive(&mut stream, &interrupt)?;
+        let meanwhile = || self.end.poll().map(drop);
+        let (mut stream, remote) = await_client(listener, meanwhile, exchange::FIRST, exchange::judge)?;
         let index = self.end.gid_index(self.args.gid_idx, Some(remote.gid))?;
         let local = self.destination(index)?;
         self.connect(index, remote)?;
@@ -223,8 +225,9 @@ impl<'a> PingPong<'a> {
     }
 
     fn connect(&mut self, gid_index: usize, remote: Destination) -> Result<(), Failure> {
-        println!("  local address:  {}", self.destination(gid_index)?);
-        println!("  remote address: {remote}");
+        say!("  local address:  {}", self.destination(gid_index)?)?;
+        say!("  remote address: {remote}")?;
+        self.end.peer = Some(remote.gid);
         let (address, path_mtu) = (AddressVector::new(remote.gid, gid_index), self.args.mtu);
         let (qp, sq_psn) = (self.qp, self.psn);
         let context = &mut self.end.context;
@@ -268,8 +271,9 @@ impl<'a> PingPong<'a> {
             let Some(wc) = self.next_completion()? else {
                 if !sending && self.end.now().since(heard) > LONGEST_SILENCE {
                     return Err(Failure::run(format!(
-                        "the peer has sent nothing for {} s, after {received} of {iters} messages",
-                        LONGEST_SILENCE.as_secs()
+                        "the peer has sent nothing for {} s, after {received} of {iters} messages{}",
+                        LONGEST_SILENCE.as_secs(),
+                        self.end.evidence()
                     )));
                 }
                 continue;
@@ -278,7 +282,7 @@ impl<'a> PingPong<'a> {
             let number = if wc.wr_id == SEND { sent } else { received };
             if wc.status != WcStatus::Success {
                 let what = if wc.wr_id == SEND { "SEND" } else { "receive" };
-                return Err(Failure::completion(&wc, &format!("{what} {number} of {iters}")));
+                return Err(self.end.failed(&wc, &format!("{what} {number} of {iters}")));
             }
             if wc.wr_id == SEND {
                 sent += 1;
@@ -367,15 +371,9 @@ impl Outcome {
     fn print(&self, args: &Args) -> Result<(), Failure> {
         let Outcome { seconds } = self;
         let (bytes, iters) = (2 * args.iters * u64::from(args.size()), args.iters);
-        println!(
-            "{bytes} bytes in {seconds:.2} seconds = {:.2} Mbit/sec",
-            bytes as f64 * 8.0 / seconds / 1e6
-        );
-        println!(
-            "{iters} iters in {seconds:.2} seconds = {:.2} usec/iter",
-            seconds * 1e6 / iters.max(1) as f64
-        );
-        Ok(())
+        let (rate, time) = (bytes as f64 * 8.0 / seconds / 1e6, seconds * 1e6 / iters.max(1) as f64);
+        say!("{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec")?;
+        say!("{iters} iters in {seconds:.2} seconds = {time:.2} usec/iter")
     }
 }
 

@@ -40,13 +40,16 @@ fn start<E: End>(
     let name = host.map(|host| host.to_string());
     let Some([server, client]) = selftest::ports(&port.device, name.as_deref())? else {
         let mut end = new(port, port.open()?, interrupt)?;
-        return match host {
-            None => end.serve(),
-            Some(host) => end.call(host),
-        };
+        match host {
+            None => end.serve()?,
+            Some(host) => end.call(host)?,
+        }
+        drop(end);
+        return port.check_recording();
     };
     let to = server.capabilities().addresses[0];
     let serve = || new(&port.for_server(), server, interrupt.clone())?.serve();
     let call = || new(port, client, interrupt.clone())?.call(to);
-    selftest::run(&interrupt, serve, call)
+    selftest::run(&interrupt, serve, call)?;
+    port.check_recording()
 }

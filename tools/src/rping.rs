@@ -7,12 +7,14 @@ use std::process::ExitCode;
 
 use ferroce::{
     Access, CmEvent, ConnectionParameters, Data, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
-    QpConfig, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcStatus,
+    QpConfig, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
+use crate::output::say;
 use crate::role::{self, End};
 use advertisement::Advertisement;
 
@@ -90,14 +92,19 @@ impl End for Rping<'_> {
             }
             self.move_data(SendOp::Read(from.remote()), self.source, length)?;
             self.send(Advertisement::default())?;
-            let Some(to) = self.wait_advertisement()? else { break };
+            let to = self.wait_advertisement()?.ok_or_else(abandoned)?;
             self.move_data(SendOp::Write(to.remote()), self.source, to.length.min(length))?;
             self.send(Advertisement::default())?;
             pings += 1;
             self.print(self.source)?;
         }
-        println!("served {pings} pings");
-        Ok(())
+        if pings == 0 {
+            let evidence = self.end.evidence();
+            return Err(Failure::run(format!(
+                "the client ended the connection without a ping: is it rping, and not another program?{evidence}"
+            )));
+        }
+        say!("served {pings} pings")
     }
 
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
@@ -123,8 +130,7 @@ impl End for Rping<'_> {
         }
         self.end.context.disconnect(id)?;
         while !matches!(self.end.wait_cm_event()?, CmEvent::Disconnected { .. }) {}
-        println!("{} pings of {} bytes came back right", self.args.count, self.args.size);
-        Ok(())
+        say!("{} pings of {} bytes came back right", self.args.count, self.args.size)
     }
 }
 
@@ -172,15 +178,12 @@ impl<'a> Rping<'a> {
     fn send(&mut self, advertisement: Advertisement) -> Result<(), Failure> {
         let bytes = advertisement.to_bytes();
         self.post(SendOp::Send, Data::Inline(&bytes))?;
-        self.complete(SEND).map(drop)
+        if self.complete(SEND)? { Ok(()) } else { Err(abandoned()) }
     }
 
     fn move_data(&mut self, op: SendOp, mr: Mr, length: u32) -> Result<(), Failure> {
         self.post(op, Data::Sges(&[Sge { mr, offset: 0, length }]))?;
-        match self.complete(SEND)? {
-            true => Ok(()),
-            false => Err(Failure::run("the client ended the connection in the middle of a ping")),
-        }
+        if self.complete(SEND)? { Ok(()) } else { Err(abandoned()) }
     }
 
     fn post(&mut self, op: SendOp, data: Data<'_>) -> Result<(), Failure> {
@@ -210,9 +213,12 @@ impl<'a> Rping<'a> {
                 let what = if wc.wr_id == SEND { "work request" } else { "receive" };
                 match wc.status {
                     WcStatus::Success if wc.wr_id == SEND => self.sent += 1,
-                    WcStatus::Success => self.received += 1,
+                    WcStatus::Success => {
+                        check_message(&wc)?;
+                        self.received += 1;
+                    }
                     WcStatus::WrFlushErr => self.over = true,
-                    _ => return Err(Failure::completion(&wc, what)),
+                    _ => return Err(self.end.failed(&wc, what)),
                 }
             }
             let count = if wanted == SEND { &mut self.sent } else { &mut self.received };
@@ -231,10 +237,28 @@ impl<'a> Rping<'a> {
         if self.args.verbose {
             let text = self.end.context.bytes(mr)?;
             let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
-            println!("ping data: {}", text.escape_ascii());
+            say!("ping data: {}", text.escape_ascii())?;
         }
         Ok(())
     }
+}
+
+/// The peer has ended the connection where it may not.
+fn abandoned() -> Failure {
+    Failure::run("the peer ended the connection in the middle of a ping")
+}
+
+/// Fails if what has come is no message of rping's.
+fn check_message(wc: &WorkCompletion) -> Result<(), Failure> {
+    let length = wc.byte_len as usize;
+    if wc.opcode == WcOpcode::Recv && length == Advertisement::LEN {
+        return Ok(());
+    }
+    let what = if wc.opcode == WcOpcode::Recv { "a SEND" } else { "an RDMA WRITE with immediate" };
+    Err(Failure::run(format!(
+        "{what} of {length} bytes came in place of rping's SEND of {}: the peer is another program",
+        Advertisement::LEN
+    )))
 }
 
 /// What rping sends: its number, and letters that move on by one each time; a NUL at the end.

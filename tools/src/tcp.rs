@@ -57,16 +57,26 @@ impl Listener {
     ) -> Result<TcpStream, Failure> {
         loop {
             meanwhile()?;
-            match self.0.accept() {
-                Ok((stream, _)) => {
-                    stream.set_nonblocking(false).or_fail(|| "accepting a client".into())?;
-                    return Ok(stream);
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    thread::sleep(Duration::from_millis(5))
-                }
-                Err(error) => return Err(Failure::run(format!("accepting a client: {error}"))),
+            if let Some((stream, _)) = self.try_accept()? {
+                stream.set_nonblocking(false).or_fail(|| "accepting a client".into())?;
+                return Ok(stream);
             }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Whoever has connected, and from where; the connection does not block.
+    pub(crate) fn try_accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
+        match self.0.accept() {
+            Ok((stream, from)) => {
+                stream.set_nonblocking(true).or_fail(|| "accepting a client".into())?;
+                Ok(Some((stream, from)))
+            }
+            // Out of descriptors, or the visitor has gone already: that passes.
+            Err(error) if error.kind() == ErrorKind::InvalidInput => {
+                Err(Failure::run(format!("accepting a client: {error}")))
+            }
+            Err(_) => Ok(None),
         }
     }
 }

@@ -11,6 +11,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
 use crate::failure::{Failure, OrFail};
+use crate::output::say;
 use crate::role::{self, End};
 
 /// Makes connections by the connection manager and moves SENDs over them, as ucmatose does.
@@ -79,8 +80,7 @@ impl End for Ucmatose<'_> {
             self.end.context.disconnect(*id)?;
         }
         self.wait_disconnected()?;
-        self.report();
-        Ok(())
+        self.report()
     }
 
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
@@ -94,8 +94,7 @@ impl End for Ucmatose<'_> {
         self.receive()?;
         self.send()?;
         self.wait_disconnected()?;
-        self.report();
-        Ok(())
+        self.report()
     }
 }
 
@@ -162,7 +161,7 @@ impl<'a> Ucmatose<'a> {
     fn take_completions(&mut self) -> Result<(), Failure> {
         while let Some(wc) = self.end.completion()? {
             if wc.status != WcStatus::Success {
-                return Err(Failure::completion(&wc, "message"));
+                return Err(self.end.failed(&wc, "message"));
             }
             match wc.opcode {
                 WcOpcode::Recv if wc.byte_len != self.args.size => {
@@ -186,11 +185,12 @@ impl<'a> Ucmatose<'a> {
         Ok(())
     }
 
-    fn report(&self) {
+    fn report(&self) -> Result<(), Failure> {
         let Args { connections, size, .. } = self.args;
-        println!(
+        say!(
             "{connections} connections, {} messages of {size} bytes sent, {} received, disconnected",
-            self.sent, self.received
-        );
+            self.sent,
+            self.received
+        )
     }
 }

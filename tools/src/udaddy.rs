@@ -12,6 +12,7 @@ use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
 use crate::failure::{Failure, OrFail};
+use crate::output::say;
 use crate::role::{self, End};
 
 /// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
@@ -55,8 +56,7 @@ struct Udaddy<'a> {
     incoming: Mr,
     sent: u32,
     received: u32,
-    /// Who sent the last datagram: the immediate says the queue pair.
-    /// The last datagram that came.
+    /// The last datagram that came: its immediate says the queue pair to answer to.
     last: Option<WorkCompletion>,
 }
 
@@ -79,8 +79,7 @@ impl End for Udaddy<'_> {
             let back = self.end.context.address_from_wc(&last, &grh)?;
             self.send(&back, Qpn::new(last.immediate.unwrap_or_default()), QKEY)?;
         }
-        self.report();
-        Ok(())
+        self.report()
     }
 
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
@@ -91,8 +90,7 @@ impl End for Udaddy<'_> {
             other => return Err(no_connection(&other)),
         }
         self.receive()?;
-        self.report();
-        Ok(())
+        self.report()
     }
 }
 
@@ -152,7 +150,7 @@ impl<'a> Udaddy<'a> {
     fn take_completions(&mut self) -> Result<(), Failure> {
         while let Some(wc) = self.end.completion()? {
             if wc.status != WcStatus::Success {
-                return Err(Failure::completion(&wc, "datagram"));
+                return Err(self.end.failed(&wc, "datagram"));
             }
             if wc.opcode == WcOpcode::Recv {
                 self.received += 1;
@@ -164,7 +162,7 @@ impl<'a> Udaddy<'a> {
         self.end.poll().map(drop)
     }
 
-    fn report(&self) {
-        println!("{} datagrams of {} bytes sent, {} received", self.sent, self.args.size, self.received);
+    fn report(&self) -> Result<(), Failure> {
+        say!("{} datagrams of {} bytes sent, {} received", self.sent, self.args.size, self.received)
     }
 }

@@ -67,6 +67,36 @@ fn every_operation_by_selective_repeat() {
 }
 
 #[test]
+fn both_ways_and_over_each_service() {
+    let _alone = alone();
+    for (test, messages) in [
+        ("write bw -b -n 300 -q 2 --check", 600),
+        ("read bw -b -n 300 --check", 600),
+        ("send bw --bidirectional -n 300 --check", 600),
+        ("write bw -c UC -n 300", 300),
+        ("send bw --service uc -n 300 -s 3000", 300),
+        ("send bw --service ud -n 300", 300),
+        ("send bw -c UD -b -n 300 -q 2", 600),
+        ("send lat -c UD -n 100", 100),
+        ("send lat -c UC -n 100 -s 5000", 100),
+        ("write lat -c UC -n 100", 100),
+    ] {
+        let report = loopback(test);
+        let result = &report["results"][0];
+        assert_eq!(result["messages"], messages, "{test}: {report}");
+        let lost = if report["service"] == "rc" { Value::Null } else { 0.into() };
+        assert_eq!(result["lost_messages"], lost, "{test}: {report}");
+        if test.contains("--check") {
+            assert_eq!(result["verified_bytes"], messages * 65536, "{test}: {report}");
+        }
+        assert_eq!(report["bidirectional"], test.contains("-b"), "{report}");
+    }
+    // Until the time is up, both of them.
+    let report = loopback("write bw -b -D 0.3");
+    assert!(report["results"][0]["messages"].as_u64().unwrap() > 0, "{report}");
+}
+
+#[test]
 fn the_smallest_queues_do() {
     let _alone = alone();
     for test in ["write lat", "send lat", "send bw", "read bw", "atomic bw"] {
@@ -197,6 +227,14 @@ fn bad_input_is_named() {
         ("perf write bw -d loopback -q 65", &["-q", "65", "64"]),
         ("perf write lat -d loopback -q 2", &["-q", "2", "write lat"]),
         ("perf atomic bw -d loopback -s 16", &["-s", "16", "8 bytes"]),
+        ("perf read bw -d loopback -c UC", &["-c UC", "read bw", "RC"]),
+        ("perf write bw -d loopback -c UD", &["-c UD", "write bw", "RC"]),
+        ("perf write bw -d loopback -c XRC", &["'XRC'", "rc, uc, ud"]),
+        ("perf send bw -d loopback -c UD -s 5000", &["-s", "5000", "4096"]),
+        ("perf send bw -d loopback -c UD --all", &["--all", "-s"]),
+        ("perf send bw -d loopback -c UC --check", &["--check", "UC"]),
+        ("perf send lat -d loopback -b", &["-b", "send lat"]),
+        ("perf atomic bw -d loopback -b", &["-b", "atomic bw"]),
         ("perf write bw -d loopback -D 0", &["'0'", "seconds"]),
         ("perf write bw -d loopback -x 7", &["GID index 7", "::ffff:127.0.0."]),
         ("perf write bw -d loopback --core 4096 -n 1", &["--core", "4096", "0"]),

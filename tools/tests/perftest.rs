@@ -6,11 +6,17 @@
 mod ends;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ends::{Ferroce, Outcome, alone, refused};
+use ferroce::{
+    Access, AddressVector, CmEvent, Config, ConnectionParameters, Context, Cq, Data, Destination, DeviceSpec,
+    Gid, ListenConfig, Memory, Mr, PathMtu, Pd, Poller, PortSpace, Psn, Qp, QpConfig, QpType, Qpn, RKey,
+    ReadyToReceive, ReadyToSend, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge, Transition,
+    UnreliablePath, WcStatus,
+};
 use serde_json::Value;
 
 #[test]
@@ -29,9 +35,30 @@ fn every_operation_over_loopback() {
 }
 
 #[test]
+fn both_ways_and_over_each_service() {
+    let _alone = alone();
+    for (test, messages) in [
+        ("write bw -b -n 300 -q 2", 1200),
+        ("read bw -b -n 300", 600),
+        ("send bw -b -n 300", 600),
+        ("write bw -c UC -n 300", 300),
+        ("send bw -c UC -n 300 -s 3000", 300),
+        ("send bw -c UD -n 300", 300),
+        ("write bw -c UC -b -n 300", 600),
+        ("send bw -c UD -b -n 300 -q 2", 1200),
+        ("send lat -c UD -n 100", 100),
+        ("send lat -c UC -n 100 -s 5000", 100),
+        ("write lat -c UC -n 100", 100),
+    ] {
+        let report = loopback(test);
+        assert_eq!(report["results"][0]["messages"], messages, "{test}: {report}");
+    }
+}
+
+#[test]
 fn all_sizes_follow_one_another() {
     let _alone = alone();
-    for test in ["write bw", "send bw", "write lat", "send lat"] {
+    for test in ["write bw", "send bw", "write lat", "send lat", "write bw -b", "read bw -b", "send bw -b"] {
         let report = loopback(&format!("{test} --all -n 5"));
         let sizes: Vec<_> =
             report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
@@ -55,25 +82,76 @@ fn passive_servers_follow_every_version() {
     for version in ["5.5", "5.60", "5.70", "5.99", "6.06", "6.29"] {
         for test in ["write bw", "read bw", "atomic bw", "read lat", "atomic lat"] {
             let (server, mut client) = Client::of(test);
+            let mut requester = Requester::new(QpType::Rc);
             client.agree(version);
-            let first = if test.ends_with("lat") { 2 } else { 1 };
-            let again = if version < "5.70" { 0 } else { 1 };
-            let answers: Vec<_> = (0..first + again + 1).map(|_| client.swap(DESTINATION)).collect();
-            assert!(answers.iter().all(|answer| *answer == answers[0]), "{version}, {test}");
-            if test.ends_with("bw") {
-                client.swap(DESTINATION);
-                for number in [4096, 100, 0, 0, 0] {
-                    client.swap(&u64::to_be_bytes(number));
-                }
-            }
-            client.swap(DESTINATION);
-            client.stream.write_all(b"done\0").unwrap();
-            drop(client);
+            requester.connect(client.tell(test, version, &requester.destination()));
+            requester.request(test, 10);
+            client.part(test, &requester.destination(), 10);
             let outcome = server.end();
             assert_eq!(outcome.code, Some(0), "{version}, {test}: {outcome:#?}");
             assert!(outcome.stdout.contains("path MTU 1024"), "{outcome:#?}");
         }
     }
+}
+
+#[test]
+fn a_client_that_sends_otherwise_than_it_says_is_named() {
+    let _alone = alone();
+    for (test, qp_type, sends, named) in [
+        // The client completes its WRITEs itself, and reports them all.
+        ("write bw", QpType::Uc, "write", &["the peer sends UC packets", "service", "-c"][..]),
+        ("send bw", QpType::Uc, "send", &["the peer sends UC packets", "-c"]),
+        ("send bw", QpType::Ud, "send", &["the peer sends UD packets", "-c"]),
+        ("send bw -c UD", QpType::Rc, "send", &["the peer sends RC packets", "UD", "-c"]),
+        ("read bw", QpType::Rc, "write", &["refused here", "RDMA_WRITE_ONLY", "same operation"]),
+        ("write bw", QpType::Rc, "send", &["sent a SEND", "perf write bw"]),
+        ("send bw", QpType::Rc, "long send", &["a message of 77 bytes", "65536", "-s"]),
+        // Some do come, but fewer than it says.
+        ("write bw", QpType::Rc, "write", &["of 100 requests", "10 have come"]),
+        ("atomic bw", QpType::Rc, "nothing", &["without a packet", "-b at both ends"]),
+    ] {
+        let (server, mut client) = Client::of(test);
+        let mut requester = Requester::new(qp_type);
+        client.agree("6.06");
+        requester.connect(client.tell(test, "6.06", &requester.destination()));
+        if test.starts_with("send") {
+            client.swap(&requester.destination());
+        }
+        requester.request(sends, 10);
+        client.leave(test, &requester.destination(), 100);
+        let outcome = server.end();
+        assert_eq!(outcome.code, Some(1), "{test}, {qp_type:?} {sends}: {outcome:#?}");
+        for word in named {
+            assert!(
+                outcome.stderr.contains(word),
+                "{test}, {qp_type:?} {sends}: no '{word}' in {outcome:#?}"
+            );
+        }
+        assert!(outcome.took < Duration::from_secs(15), "{outcome:#?}");
+    }
+}
+
+#[test]
+fn clients_and_servers_of_the_connection_manager_are_named() {
+    let _alone = alone();
+    let (server, client) = Client::of("write bw");
+    let port = client.stream.peer_addr().unwrap().port();
+    let mut requester = Requester::new(QpType::Rc);
+    requester.call(SocketAddr::new(server_address().parse().unwrap(), port));
+    fails(server.end(), &["-R", &requester_address()]);
+    drop(requester);
+
+    let mut listener = Requester::new(QpType::Rc);
+    let any = SocketAddr::from(([0, 0, 0, 0], 18539));
+    listener.context.listen(PortSpace::Tcp, any, &ListenConfig::default()).unwrap();
+    let arguments =
+        format!("perf write bw -d udp:{} -p 18539 --perftest {}", server_address(), requester_address());
+    let client = Ferroce::start(None, &arguments);
+    listener.answer();
+    fails(client.end(), &["-R", "18539"]);
+    // Nobody is there.
+    let arguments = arguments.replace("18539", "18540");
+    fails(Ferroce::start(None, &arguments).end(), &["Connection refused", "is the server running?"]);
 }
 
 #[test]
@@ -88,7 +166,12 @@ fn what_is_no_perftest_is_named() {
     ] {
         let (server, mut client) = Client::of("write bw");
         client.stream.write_all(greeting).unwrap();
-        fails(server.end(), named);
+        // It waits for another one.
+        std::thread::sleep(Duration::from_millis(300));
+        server.interrupt();
+        let outcome = server.end();
+        assert_eq!(outcome.code, Some(130), "{outcome:#?}");
+        named.iter().for_each(|word| assert!(outcome.stderr.contains(word), "no '{word}' in {outcome:#?}"));
     }
 }
 
@@ -182,9 +265,7 @@ const DESTINATION: &[u8; 108] = b"0000:0001:000011:b2f5a0:000004d2:00007f6b3c0d1
 impl Client {
     /// Of a server of `test` that waits for it.
     fn of(test: &str) -> (Ferroce, Client) {
-        // Nobody else's address.
-        let [.., a, b] = std::process::id().to_be_bytes();
-        let arguments = format!("perf {test} -n 10 -d udp:127.78.{a}.{b} -p 0");
+        let arguments = format!("perf {test} -n 10 -d udp:{} -p 0", server_address());
         let mut server = Ferroce::spawn(Command::new(env!("CARGO_BIN_EXE_ferroce")), &arguments);
         let ready = server.ready();
         let port: u16 = ready.rsplit(' ').next().unwrap().parse().unwrap();
@@ -201,6 +282,43 @@ impl Client {
         answer
     }
 
+    /// Tells of a queue pair until both are connected, and hears of the server's.
+    fn tell(&mut self, test: &str, own: &str, destination: &[u8]) -> Vec<u8> {
+        let first = if test.contains("lat") && !test.starts_with("send") { 2 } else { 1 };
+        let again = if own < "5.70" { 0 } else { 1 };
+        let answers: Vec<_> = (0..first + again + 1).map(|_| self.swap(destination)).collect();
+        assert!(answers.iter().all(|answer| *answer == answers[0]), "{own}, {test}");
+        answers.into_iter().next().unwrap()
+    }
+
+    /// All that comes behind the requests, so many by this client's account.
+    fn part(mut self, test: &str, destination: &[u8], messages: u64) {
+        if test.ends_with("bw") {
+            self.swap(destination);
+            for number in [4096, messages, 0, 0, 0] {
+                self.swap(&u64::to_be_bytes(number));
+            }
+        }
+        self.swap(destination);
+        self.stream.write_all(b"done\0").unwrap();
+    }
+
+    /// The same, of which the server may not hear the end.
+    fn leave(mut self, test: &str, destination: &[u8], messages: u64) {
+        let mut words = vec![destination.to_vec()];
+        if test.ends_with("bw") && !test.starts_with("send") {
+            words.extend([4096, messages, 0, 0, 0].map(|number| u64::to_be_bytes(number).to_vec()));
+            words.push(destination.to_vec());
+        }
+        for word in words {
+            let mut answer = vec![0; word.len()];
+            let gone = self.stream.write_all(&word).is_err() || self.stream.read_exact(&mut answer).is_err();
+            if gone {
+                return;
+            }
+        }
+    }
+
     /// All that comes before the queue pairs.
     fn agree(&mut self, own: &str) {
         // Before 6.28, so that the other end leaves out what that brought.
@@ -209,6 +327,135 @@ impl Client {
         assert_eq!(self.swap(&64u32.to_be_bytes()), 64u32.to_be_bytes());
         // The interface is larger, and the smaller one counts.
         assert_eq!(self.swap(b"3\0"), b"5\0");
+    }
+}
+
+/// Nobody else's addresses.
+fn server_address() -> String {
+    let [.., a, b] = std::process::id().to_be_bytes();
+    format!("127.78.{a}.{b}")
+}
+
+fn requester_address() -> String {
+    server_address().replace("127.78", "127.79")
+}
+
+/// The queue pair of a script.
+struct Requester {
+    context: Context,
+    poller: Poller,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    mr: Mr,
+    remote: RemoteAddress,
+    to: Option<Destination>,
+}
+
+impl Requester {
+    fn new(qp_type: QpType) -> Requester {
+        let device: DeviceSpec = format!("udp:{}", requester_address()).parse().unwrap();
+        let mut context = Context::open(device.open().unwrap(), &Config::default()).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+        let mr = context.register(pd, Memory::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
+        let qp = context.create_qp(&QpConfig { qp_type, ..QpConfig::rc(pd, cq) }).unwrap();
+        let init = match qp_type {
+            QpType::Ud => Transition::InitDatagram { qkey: 0x1111_1111 },
+            _ => Transition::Init { access: Access::NONE },
+        };
+        context.modify_qp(qp, init).unwrap();
+        let remote = RemoteAddress { addr: 0, rkey: RKey(0) };
+        Requester { context, poller: Poller::new(), pd, cq, qp, mr, remote, to: None }
+    }
+
+    fn destination(&self) -> Vec<u8> {
+        let (qpn, gid) = (self.context.query_qp(self.qp).unwrap().qpn, self.context.port().gids[0].gid);
+        let gid: String = gid.0.iter().map(|byte| format!("{byte:02x}:")).collect();
+        let text = format!("0000:0010:{:06x}:000000:00000000:0000000000000000:{gid}00000000:\0", qpn.value());
+        text.into_bytes()
+    }
+
+    /// To the queue pair that the server has told of.
+    fn connect(&mut self, told: Vec<u8>) {
+        let text = String::from_utf8(told).unwrap();
+        let field = |at: usize| u64::from_str_radix(text.split(':').nth(at).unwrap(), 16).unwrap();
+        self.remote = RemoteAddress { addr: field(5), rkey: RKey(field(4) as u32) };
+        let (dest_qpn, rq_psn) = (Qpn::new(field(2) as u32), Psn::new(field(3) as u32));
+        let gid = Gid::from(server_address().parse::<IpAddr>().unwrap());
+        let (address, psn) = (AddressVector::new(gid, 0), Psn::new(0));
+        let (context, path_mtu) = (&mut self.context, PathMtu::Mtu1024);
+        match context.query_qp(self.qp).unwrap().qp_type {
+            QpType::Rc => {
+                let peer = ReadyToReceive { path_mtu, ..ReadyToReceive::new(address, dest_qpn, rq_psn) };
+                context.modify_qp(self.qp, Transition::ReadyToReceive(peer)).unwrap();
+                return context.modify_qp(self.qp, Transition::ReadyToSend(ReadyToSend::new(psn))).unwrap();
+            }
+            QpType::Uc => {
+                let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
+                context.modify_qp(self.qp, Transition::ReadyToReceiveUnreliable(path)).unwrap();
+            }
+            QpType::Ud => {
+                context.modify_qp(self.qp, Transition::ReadyToReceiveDatagrams).unwrap();
+                let ah = context.create_ah(self.pd, &address).unwrap();
+                self.to = Some(Destination { ah, qpn: dest_qpn, qkey: 0x1111_1111 });
+            }
+        }
+        context.modify_qp(self.qp, Transition::ReadyToSendUnreliable { sq_psn: psn }).unwrap();
+    }
+
+    /// Makes so many requests of a kind, each of which may fail.
+    fn request(&mut self, kind: &str, count: u64) {
+        let (remote, mr) = (self.remote, self.mr);
+        let kind = kind.trim_end_matches(" bw").trim_end_matches(" lat");
+        let (op, length) = match kind {
+            "write" => (SendOp::Write(remote), 8),
+            "read" => (SendOp::Read(remote), 8),
+            "atomic" => (SendOp::FetchAdd { remote, add: 1 }, 8),
+            "send" | "long send" => (self.to.map_or(SendOp::Send, SendOp::SendTo), 77),
+            _ => return,
+        };
+        for _ in 0..count {
+            let data = Data::Sges(&[Sge { mr, offset: 0, length }]);
+            let wr = SendWorkRequest { wr_id: 0, op, data, flags: SendFlags::SIGNALED };
+            if self.context.post_send(self.qp, &wr).is_err() || !self.complete() {
+                return;
+            }
+        }
+    }
+
+    fn complete(&mut self) -> bool {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            self.poller.poll(&mut self.context).unwrap();
+            if let Some(wc) = self.context.poll_cq(self.cq).unwrap() {
+                return wc.status == WcStatus::Success;
+            }
+            assert!(Instant::now() < deadline, "no completion");
+        }
+    }
+
+    /// Asks for a connection, as perftest with -R; it is refused.
+    fn call(&mut self, to: SocketAddr) {
+        self.context.connect(self.qp, to, &ConnectionParameters::default()).unwrap();
+        assert!(matches!(self.event(), CmEvent::Rejected { .. }));
+    }
+
+    /// Takes a connection, as perftest with -R.
+    fn answer(&mut self) {
+        let CmEvent::ConnectionRequest(request) = self.event() else { panic!("no request") };
+        self.context.accept(request.id, self.qp, &ConnectionParameters::default()).unwrap();
+        while !matches!(self.event(), CmEvent::Disconnected { .. }) {}
+    }
+
+    fn event(&mut self) -> CmEvent {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        loop {
+            self.poller.poll(&mut self.context).unwrap();
+            if let Some(event) = self.context.next_cm_event() {
+                return event;
+            }
+            assert!(Instant::now() < deadline, "no event");
+        }
     }
 }
 

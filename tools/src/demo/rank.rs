@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ferroce::{Config, Context, Counter, DeviceSpec, PacketDriver, PathMtu};
 use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
 use ferroce_driver::Stats;
-use ferroce_driver::pcap::Recorder;
+use ferroce_driver::pcap::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 
 use super::shapes::Tensor;
@@ -218,16 +218,23 @@ pub(super) fn run(
     pcap: Option<&Path>,
     tell: &mut dyn FnMut(Event),
 ) {
+    let mut recording = Recording::default();
     let recorded = match pcap {
-        Some(file) => Recorder::create(driver, file).map(|recorder| Box::new(recorder) as _),
+        Some(file) => Recorder::create(driver, file).map(|recorder| {
+            recording = recorder.recording();
+            Box::new(recorder) as _
+        }),
         None => Ok(driver),
     };
     let result = recorded
         .map_err(Error::from)
         .and_then(|driver| all_reduce_all(plan, bootstrap, Box::new(Stoppable { driver, stop }), tell));
-    if let Err(error) = result {
-        tell(Event::Failed { reason: error.to_string() });
-    }
+    // The last frames are written when the driver goes.
+    tell(match (result, recording.failure()) {
+        (Err(error), _) => Event::Failed { reason: error.to_string() },
+        (Ok(_), Some(reason)) => Event::Failed { reason: reason.to_owned() },
+        (Ok(totals), None) => Event::Finished(totals),
+    });
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -248,7 +255,7 @@ fn all_reduce_all(
     bootstrap: Bootstrap,
     driver: Box<dyn PacketDriver>,
     tell: &mut dyn FnMut(Event),
-) -> Result<(), Error> {
+) -> Result<Totals, Error> {
     let mut context = Context::open(driver, &Config::default())?;
     export(&mut context);
     tell(Event::Opened(Opened::new(&context, plan.path_mtu)));
@@ -268,9 +275,7 @@ fn all_reduce_all(
         let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
         tell(Event::Round { times, elements, wrong });
     }
-    let context = communicator.finish()?;
-    tell(Event::Finished(Totals::of(&context)));
-    Ok(())
+    Ok(Totals::of(&communicator.finish()?))
 }
 
 /// Fills the buffers with the rank's values of a round.

@@ -5,11 +5,11 @@ use std::time::Duration;
 use ferroce::{Nanos, PathMtu};
 use hdrhistogram::Histogram;
 
-use super::message::{Message, Offer};
-use super::plan::{Layout, Mode, Operation, Plan, shares};
+use super::message::{Message, Offer, Tally};
+use super::plan::{Layout, MAX_MESSAGES, Mode, Operation, Plan, shares};
 use super::report::{Latency, Measurement};
 use super::session::{Beside, Session, unexpected};
-use crate::failure::Failure;
+use crate::failure::{Failure, legible};
 
 /// When a measurement ends.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +25,7 @@ impl Stop {
         match self {
             Stop::Messages(count) => (count, None),
             Stop::Bytes(bytes) => (bytes.div_ceil(size.into()), None),
-            Stop::After(time) => (u64::MAX, Some(now + time)),
+            Stop::After(time) => (MAX_MESSAGES, Some(now + time)),
         }
     }
 }
@@ -74,26 +74,48 @@ fn measure(session: &mut Session, size: u32, stop: Stop) -> Result<Measurement, 
     let per_lap =
         if plan.check { Layout::new(&plan, size).slots.saturating_mul(plan.qps.into()) } else { u64::MAX };
     let mut latencies = (plan.mode == Mode::Lat).then(histogram).transpose()?;
-    let (mut messages, mut time, mut verified) = (0, Duration::ZERO, 0);
-    let mut number = 0;
-    while messages < total && until.is_none_or(|until| session.end.now() < until) {
-        let targets = shares((total - messages).min(per_lap), plan.qps);
+    let (mut messages, mut lost, mut time, mut verified) = (0, 0, Duration::ZERO, 0);
+    let (mut number, mut sent) = (0, 0);
+    while sent < total && until.is_none_or(|until| session.end.now() < until) {
+        let targets = shares((total - sent).min(per_lap), plan.qps);
         session.prepare(number, &targets)?;
         session.control.send(&Message::Lap { number, messages: targets.clone() })?;
         session.expect(&Message::Ready)?;
-        time += lap(session, &targets, until, latencies.as_mut())?;
-        let done: Vec<u64> = session.lanes.iter().map(|lane| lane.posted).collect();
+        let took = lap(session, &targets, until, latencies.as_mut())?;
+        let done = session.sent();
         session.control.send(&Message::LapDone { messages: done.clone() })?;
-        match session.wait_message()? {
-            Message::Verified { bytes } => verified += bytes,
+        let tally = match session.wait_message()? {
+            Message::Verified(tally) => tally,
             other => return Err(unexpected(&other)),
-        }
-        verified += session.verify(number, &done)?;
+        };
+        verified += tally.verified;
+        lost += tally.lost;
+        sent += done.iter().sum::<u64>();
         messages += done.iter().sum::<u64>();
+        if plan.bidirectional {
+            check_tally(&tally, &targets)?;
+            lost += if plan.is_counted() { session.await_messages(&tally.sent, true)? } else { 0 };
+            messages += tally.sent.iter().sum::<u64>();
+        }
+        time += took.max(Duration::from_nanos(tally.nanoseconds));
+        let arrived =
+            if plan.bidirectional && plan.operation != Operation::Read { &tally.sent } else { &done };
+        verified += session.verify(number, arrived)?;
         number += 1;
     }
+    let lost = (!plan.is_reliable()).then_some(lost);
     let latency = latencies.map(|histogram| Latency::new(&histogram, plan.echoes()));
-    Ok(Measurement::new(size, messages, time, plan.check.then_some(verified), latency))
+    Ok(Measurement::new(size, messages, time, plan.check.then_some(verified), lost, latency))
+}
+
+/// Fails if the server has not sent as much as both ends agreed on, or less.
+fn check_tally(tally: &Tally, targets: &[u64]) -> Result<(), Failure> {
+    let sent = &tally.sent;
+    if sent.len() == targets.len() && sent.iter().zip(targets).all(|(sent, target)| sent <= target) {
+        return Ok(());
+    }
+    let sent = legible(&format!("{sent:?}"));
+    Err(Failure::run(format!("the server has sent {sent} messages of {targets:?} on each queue pair")))
 }
 
 /// Moves so many messages on each queue pair, or as many as until then. Returns the time that it took.
@@ -123,21 +145,9 @@ fn move_many<C: Beside>(
     targets: &[u64],
     until: Option<Nanos>,
 ) -> Result<(), Failure> {
-    let depth = u64::from(session.plan.tx_depth);
     loop {
         let open = until.is_none_or(|until| session.end.now() < until);
-        let mut left = false;
-        for (index, target) in targets.iter().enumerate() {
-            while open
-                && session.lanes[index].posted < *target
-                && session.lanes[index].posted - session.lanes[index].completed < depth
-            {
-                session.post(index)?;
-            }
-            let lane = session.lanes[index];
-            left |= lane.completed < lane.posted || (open && lane.posted < *target);
-        }
-        if !left {
+        if !session.keep_busy(targets, open)? {
             return Ok(());
         }
         session.turn()?;
@@ -161,6 +171,7 @@ fn move_singly<C: Beside>(
         session.post(0)?;
         loop {
             session.turn()?;
+            session.check_lost(message)?;
             let lane = session.lanes[0];
             let arrived = match operation {
                 Operation::Read | Operation::Atomic => lane.completed > message,

@@ -7,14 +7,16 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::message::{Incoming, Message};
-use super::session::Beside;
+use super::message::{Incoming, LENGTH, Message};
+use super::plan::Plan;
+use super::session::{Beside, unexpected};
 use crate::endpoint::Interrupt;
-use crate::failure::{Failure, OrFail};
+use crate::failure::{Failure, OrFail, legible};
 use crate::tcp::{Greeting, Link, check_greeting, read_exact};
+use crate::visitors::Heard;
 
 /// The protocol and its version.
-const PREAMBLE: &Greeting = b"frcperf\x02";
+const PREAMBLE: &Greeting = b"frcperf\x03";
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Messages that wait to be taken. Either end speaks in its turn, so one that sends more is broken.
 const MAX_WAITING: usize = 16;
@@ -26,32 +28,39 @@ pub(super) struct Control {
     messages: VecDeque<Message>,
 }
 
-/// Hears what the other end says first.
-pub(super) fn hear(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<Greeting, Failure> {
-    let mut greeting = [0; PREAMBLE.len()];
-    read_exact(stream, &mut greeting, PATIENCE, interrupt)?;
-    Ok(greeting)
+/// Bytes that tell who speaks.
+pub(super) const GREETING: usize = PREAMBLE.len();
+
+/// Hears a client, which greets, is greeted, and says its plan.
+pub(super) fn judge(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<Plan>, Failure> {
+    let Some((greeting, rest)) = said.split_first_chunk() else { return Ok(Heard::Needs(GREETING)) };
+    check_greeting(greeting, PREAMBLE, "perf")?;
+    if rest.is_empty() {
+        stream.write_all(PREAMBLE).or_fail(|| "greeting it".into())?;
+    }
+    let whole = Message::whole(rest).map_err(Failure::run)?;
+    let Some(body) = rest.get(LENGTH..whole) else { return Ok(Heard::Needs(GREETING + whole)) };
+    match Message::from_body(body).map_err(Failure::run)? {
+        Message::Plan(plan) => Ok(Heard::Client(plan)),
+        other => Err(unexpected(&other)),
+    }
 }
 
 impl Control {
     /// Greets the server. Nothing is heard of one of perftest's, which waits for more.
     pub(super) fn greet(mut stream: TcpStream, interrupt: &Interrupt) -> Result<Control, Failure> {
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
-        let greeting = hear(&mut stream, interrupt).map_err(|failure| match failure {
+        let mut greeting = [0; GREETING];
+        read_exact(&mut stream, &mut greeting, PATIENCE, interrupt).map_err(|failure| match failure {
             Failure::Run(reason) => Failure::Run(format!("{reason}; is it perftest's? Then give --perftest")),
             other => other,
         })?;
-        Control::new(stream, greeting)
-    }
-
-    /// Greets a client that has said that.
-    pub(super) fn answer(mut stream: TcpStream, greeting: Greeting) -> Result<Control, Failure> {
-        stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
-        Control::new(stream, greeting)
-    }
-
-    fn new(stream: TcpStream, greeting: Greeting) -> Result<Control, Failure> {
         check_greeting(&greeting, PREAMBLE, "perf")?;
+        Control::new(stream)
+    }
+
+    /// To an end that has been greeted.
+    pub(super) fn new(stream: TcpStream) -> Result<Control, Failure> {
         Ok(Control { link: Link::new(stream)?, incoming: Incoming::default(), messages: VecDeque::new() })
     }
 
@@ -83,7 +92,7 @@ fn sort(incoming: &mut Incoming, messages: &mut VecDeque<Message>) -> Result<(),
         match message {
             Message::Alive => {}
             Message::Failed { reason } => {
-                return Err(Failure::run(format!("the other end failed: {reason}")));
+                return Err(Failure::run(format!("the other end failed: {}", legible(&reason))));
             }
             _ if messages.len() == MAX_WAITING => {
                 return Err(Failure::run(format!("the other end sent over {MAX_WAITING} messages unasked")));
@@ -97,6 +106,7 @@ fn sort(incoming: &mut Incoming, messages: &mut VecDeque<Message>) -> Result<(),
 impl Beside for Control {
     const HEARTBEATS: bool = true;
     const ADVICE: &'static str = "";
+    const UNANSWERED: &'static str = "";
 
     fn receive(&mut self) -> Result<(bool, bool), Failure> {
         let Control { link, incoming, messages } = self;
@@ -113,6 +123,16 @@ impl Beside for Control {
     fn keep_alive(&mut self) -> Result<(), Failure> {
         self.send(&Message::Alive)
     }
+
+    /// It says so in a message.
+    fn is_over(&self, _quiet: Duration) -> bool {
+        false
+    }
+
+    /// It says itself what is the matter, or is silent.
+    fn stuck(&self, _quiet: Duration) -> Option<String> {
+        None
+    }
 }
 
 #[cfg(test)]
@@ -126,10 +146,8 @@ mod tests {
     fn messages_that_nobody_takes_are_bounded() {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut peer = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("a connection");
-        peer.write_all(PREAMBLE).expect("room in the socket");
-        let (mut stream, _) = listener.accept().expect("the peer");
-        let greeting = hear(&mut stream, &Interrupt::default()).expect("a greeting");
-        let mut control = Control::answer(stream, greeting).expect("a right greeting");
+        let (stream, _) = listener.accept().expect("the peer");
+        let mut control = Control::new(stream).expect("a connection");
         let ready = Message::Ready.to_bytes().expect("plain");
         peer.write_all(&ready.repeat(MAX_WAITING + 1)).expect("room in the socket");
         drop(peer);

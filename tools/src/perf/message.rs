@@ -6,6 +6,7 @@ use std::net::Ipv6Addr;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
+use crate::failure::{legible, quote};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -24,10 +25,7 @@ pub(super) enum Message {
     LapDone {
         messages: Vec<u64>,
     },
-    /// Bytes that were compared and right.
-    Verified {
-        bytes: u64,
-    },
+    Verified(Tally),
     /// Client: these queue pairs are done with. The server answers `Closed`.
     Close,
     Closed,
@@ -39,6 +37,18 @@ pub(super) enum Message {
     Failed {
         reason: String,
     },
+}
+
+/// What came of a lap at the server.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Tally {
+    /// Bytes that were compared and right.
+    pub(super) verified: u64,
+    /// The client's messages that have not come.
+    pub(super) lost: u64,
+    /// What the server has sent on each queue pair, where both ends do, and the nanoseconds that it took.
+    pub(super) sent: Vec<u64>,
+    pub(super) nanoseconds: u64,
 }
 
 /// One end's queue pairs.
@@ -60,8 +70,26 @@ pub(super) struct Offer {
 }
 
 const MAX_LENGTH: usize = 64 << 10;
+/// Bytes of a message's length.
+pub(super) const LENGTH: usize = 4;
 
 impl Message {
+    /// How many bytes a message is long, with its length, of which `bytes` are the start.
+    pub(super) fn whole(bytes: &[u8]) -> Result<usize, String> {
+        let Some(length) = bytes.first_chunk() else { return Ok(LENGTH) };
+        let length = u32::from_be_bytes(*length) as usize;
+        if length > MAX_LENGTH {
+            return Err(format!("a control message of {length} bytes; at most {MAX_LENGTH}"));
+        }
+        Ok(LENGTH + length)
+    }
+
+    /// Reads a message, its length left out.
+    pub(super) fn from_body(body: &[u8]) -> Result<Message, String> {
+        serde_json::from_slice(body)
+            .map_err(|error| format!("control message {}: {}", quote(body), legible(&error.to_string())))
+    }
+
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let body = serde_json::to_vec(self).map_err(|error| format!("control message: {error}"))?;
         let mut bytes = (body.len() as u32).to_be_bytes().to_vec();
@@ -81,15 +109,10 @@ impl Incoming {
 
     /// The oldest message, once all of it is there.
     pub(super) fn next(&mut self) -> Result<Option<Message>, String> {
-        let Some((length, rest)) = self.0.split_first_chunk() else { return Ok(None) };
-        let length = u32::from_be_bytes(*length) as usize;
-        if length > MAX_LENGTH {
-            return Err(format!("a control message of {length} bytes; at most {MAX_LENGTH}"));
-        }
-        let Some(body) = rest.get(..length) else { return Ok(None) };
-        let message = serde_json::from_slice(body)
-            .map_err(|error| format!("control message '{}': {error}", body.escape_ascii()))?;
-        self.0.drain(..4 + length);
+        let whole = Message::whole(&self.0)?;
+        let Some(body) = self.0.get(LENGTH..whole) else { return Ok(None) };
+        let message = Message::from_body(body)?;
+        self.0.drain(..whole);
         Ok(Some(message))
     }
 }

@@ -3,12 +3,13 @@
 
 mod exchange;
 mod message;
+pub(super) mod rdma_cm;
 
 use std::time::{Duration, Instant};
 
-use ferroce::{AddressVector, PathMtu, RKey, RemoteAddress};
+use ferroce::{AddressVector, Counter, PathMtu, RKey, RemoteAddress};
 use hdrhistogram::Histogram;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::client::{Stop, histogram, lap};
 use super::pattern::Origin;
@@ -17,14 +18,20 @@ use super::report::{Latency, Measurement};
 use super::server::Wishes;
 use super::session::{Beside, Session};
 use crate::failure::Failure;
+use crate::visitors::Heard;
 use exchange::Wait;
 use message::{BandwidthReport, Destination, SystemData, Version};
 
 pub(super) use exchange::Exchange;
 
-/// Whether a client that says this first is one of perftest's.
-pub(super) fn is_client(greeting: &[u8]) -> bool {
-    Version::may_start(greeting)
+/// Hears a client, which says its version; `None` if it is not one of perftest's.
+pub(super) fn judge(said: &[u8]) -> Result<Option<Heard<()>>, Failure> {
+    if !Version::may_start(said) {
+        return Ok(None);
+    }
+    let Some(version) = said.first_chunk() else { return Ok(Some(Heard::Needs(message::VERSION))) };
+    Version::from_message(version).map_err(Failure::run)?;
+    Ok(Some(Heard::Client(())))
 }
 
 /// Measures messages of each of `sizes`, of each queue pair so many. Returns the path MTU too, the smaller
@@ -35,7 +42,7 @@ pub(super) fn measure(
     wishes: Wishes,
 ) -> Result<(PathMtu, Vec<Measurement>), Failure> {
     let connection = Connection::establish(session, sizes, wishes)?;
-    let Plan { operation, mode, .. } = session.plan;
+    let Plan { operation, mode, bidirectional, .. } = session.plan;
     let mut results = Vec::new();
     let mut report = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
     for (size, stop) in sizes {
@@ -43,7 +50,7 @@ pub(super) fn measure(
         let (count, until) = stop.limits(*size, session.end.now());
         let targets = vec![count; session.lanes.len()];
         session.begin(&targets)?;
-        if operation == Operation::Send {
+        if operation == Operation::Send || bidirectional {
             connection.wait(session, 0, Wait::Measurement)?;
         }
         let mut latencies = (mode == Mode::Lat).then(histogram).transpose()?;
@@ -52,13 +59,16 @@ pub(super) fn measure(
         } else {
             lap(session, &targets, until, latencies.as_mut())?
         };
-        let messages = session.lanes.iter().map(|lane| lane.posted).sum();
-        let latency = latencies.map(|histogram| Latency::new(&histogram, session.plan.echoes()));
-        results.push(Measurement::new(*size, messages, time, None, latency));
+        let mut messages = session.sent().iter().sum();
         report = bandwidth(*size, messages, time);
+        if bidirectional {
+            messages += both_ways(&connection, session, sizes, report)?.messages;
+        }
+        let latency = latencies.map(|histogram| Latency::new(&histogram, session.plan.echoes()));
+        results.push(Measurement::new(*size, messages, time, None, None, latency));
         connection.end_size(session, sizes)?;
     }
-    if mode == Mode::Bw && operation != Operation::Send {
+    if mode == Mode::Bw && operation != Operation::Send && !bidirectional {
         connection.wait(session, 0, Wait::Measurement)?;
         swap_report(session, report)?;
     }
@@ -73,17 +83,23 @@ pub(super) fn serve(
     wishes: Wishes,
 ) -> Result<PathMtu, Failure> {
     let connection = Connection::establish(session, sizes, wishes)?;
-    let Plan { operation, mode, .. } = session.plan;
+    let Plan { operation, mode, bidirectional, .. } = session.plan;
     // Of READs, atomics and WRITEs for bandwidth a server hears nothing before they are done.
-    let takes_part = operation == Operation::Send || session.plan.echoes();
+    let takes_part = operation == Operation::Send || session.plan.goes_both_ways();
+    let mut made = 1;
     for (size, stop) in sizes.iter().filter(|_| takes_part) {
         session.resize(*size)?;
-        let (count, _) = stop.limits(*size, session.end.now());
-        session.begin(&vec![count; session.lanes.len()])?;
-        if operation == Operation::Send {
+        let (count, until) = stop.limits(*size, session.end.now());
+        let targets = vec![count; session.lanes.len()];
+        session.begin(&targets)?;
+        if operation == Operation::Send || bidirectional {
             connection.wait(session, 0, Wait::Measurement)?;
         }
-        if session.plan.doorbell() {
+        if bidirectional {
+            let time = lap(session, &targets, until, None)?;
+            let messages = session.sent().iter().sum();
+            both_ways(&connection, session, sizes, bandwidth(*size, messages, time))?;
+        } else if session.plan.doorbell() {
             bounce(session, count, None)?;
         } else if session.plan.echoes() {
             while session.lanes[0].posted < count {
@@ -92,20 +108,72 @@ pub(super) fn serve(
             }
             session.settle()?;
         } else {
-            while session.lanes.iter().any(|lane| lane.received < count) {
-                session.turn()?;
-            }
+            tell_lost(session.await_messages(&targets, false)?);
         }
         connection.end_size(session, sizes)?;
     }
-    if mode == Mode::Bw && operation != Operation::Send {
+    if mode == Mode::Bw && operation != Operation::Send && !bidirectional {
         connection.wait(session, 0, Wait::Measurement)?;
+        session.drain()?;
+        if session.end.context.counters().value(Counter::RcvdPkts) == 0 {
+            return Err(Failure::run(
+                "the client is done without a packet, or waits for both ends to send (-b): give -b at both ends or \
+                 at none",
+            ));
+        }
         let nothing = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
         let BandwidthReport { size, messages, average, rate, .. } = swap_report(session, nothing)?;
         info!(size, messages, average, rate, "the client reports");
+        made = messages.max(1);
     }
     connection.close(session)?;
+    if !takes_part {
+        check_requests(session, made)?;
+    }
     Ok(connection.path_mtu)
+}
+
+/// The end of a size that both ends have sent: what it came to here and there. Returns the other end's report.
+fn both_ways(
+    connection: &Connection,
+    session: &mut Session<Exchange>,
+    sizes: &[(u32, Stop)],
+    ours: BandwidthReport,
+) -> Result<BandwidthReport, Failure> {
+    let targets = session.sent();
+    if session.plan.operation == Operation::Send {
+        tell_lost(session.await_messages(&targets, false)?);
+    } else if sizes.len() > 1 {
+        connection.wait(session, 0, Wait::Measurement)?;
+    }
+    let theirs = swap_report(session, ours)?;
+    let BandwidthReport { size, messages, average, rate, .. } = theirs;
+    info!(size, messages, average, rate, "the other end reports");
+    Ok(theirs)
+}
+
+fn tell_lost(messages: u64) {
+    if messages > 0 {
+        warn!(messages, "lost");
+    }
+}
+
+/// Fails if fewer requests have come than the client has made: what says so there says nothing of this end.
+fn check_requests(session: &Session<Exchange>, made: u64) -> Result<(), Failure> {
+    let counter = match session.plan.operation {
+        Operation::Read => Counter::RxReadRequests,
+        Operation::Atomic => Counter::RxAtomicRequests,
+        Operation::Write | Operation::Send => Counter::RxWriteRequests,
+    };
+    let came = session.end.context.counters().value(counter);
+    if came >= made || (came > 0 && !session.plan.is_reliable()) {
+        tell_lost(made.saturating_sub(came));
+        return Ok(());
+    }
+    let (name, evidence) = (session.plan.name(), session.end.evidence());
+    Err(Failure::run(format!(
+        "of {made} requests that the client has made, {came} have come: is it one for `perf {name}`?{evidence}"
+    )))
 }
 
 /// WRITEs to and fro, so many each way. The server is the first, otherwise than with SENDs, so what a client
@@ -123,6 +191,7 @@ fn bounce(
     for message in 0..count {
         while !session.rung(message)? {
             session.turn()?;
+            session.check_lost(message)?;
         }
         if session.lanes[0].posted == count {
             continue;
@@ -167,6 +236,7 @@ impl Connection {
         let gid_index = session.end.gid_index(wishes.gid_index, peer)?;
 
         let largest = sizes.iter().map(|(size, _)| *size).max().unwrap_or_default();
+        session.plan.check_datagram(largest, path_mtu)?;
         let spacing = system_data.larger(SystemData::OURS).cycle_buffer;
         let layout = Layout::spaced(&session.plan, largest, spacing);
         let memory = session.create(layout, layout)?;

@@ -1,6 +1,7 @@
 //! What is measured: agreed between both ends before the first packet.
 
 use clap::ValueEnum;
+use ferroce::PathMtu;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
@@ -35,12 +36,40 @@ pub(crate) enum AtomicType {
     CmpAndSwap,
 }
 
+/// Transport service, as perftest has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Service {
+    /// Reliable connection.
+    #[value(alias = "RC")]
+    Rc,
+    /// Unreliable connection: WRITE and SEND.
+    #[value(alias = "UC")]
+    Uc,
+    /// Unreliable datagrams: SENDs of one packet.
+    #[value(alias = "UD")]
+    Ud,
+}
+
+impl Service {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Service::Rc => "RC",
+            Service::Uc => "UC",
+            Service::Ud => "UD",
+        }
+    }
+}
+
 /// The client's wishes; the server follows them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Plan {
     pub(super) operation: Operation,
     pub(super) mode: Mode,
     pub(super) atomic: AtomicType,
+    pub(super) service: Service,
+    /// Both ends send at the same time.
+    pub(super) bidirectional: bool,
     pub(super) qps: u32,
     pub(super) tx_depth: u32,
     pub(super) rx_depth: u32,
@@ -58,6 +87,8 @@ pub(super) struct Plan {
 pub(super) const MAX_QPS: u32 = 64;
 pub(super) const MAX_DEPTH: u32 = 16384;
 pub(super) const MAX_SIZE: u32 = 1 << 30;
+/// On a queue pair in one lap: more than any run lasts for.
+pub(super) const MAX_MESSAGES: u64 = 1 << 48;
 const MAX_REGION: u64 = 4 << 30;
 
 impl Plan {
@@ -75,7 +106,34 @@ impl Plan {
                 return Err(Failure::usage(format!("{what} {value}: {least} to {most} for {}", self.name())));
             }
         }
-        Ok(())
+        self.check_combination()
+    }
+
+    /// Checks what goes together.
+    fn check_combination(&self) -> Result<(), Failure> {
+        let Plan { operation, service, .. } = *self;
+        let is_on = match service {
+            Service::Rc => true,
+            Service::Uc => matches!(operation, Operation::Write | Operation::Send),
+            Service::Ud => operation == Operation::Send,
+        };
+        let (name, test) = (service.name(), self.name());
+        let refused = [
+            (!is_on, format!("-c {name}: {test} needs RC; UC has WRITE and SEND, UD has SEND")),
+            (self.check && !self.is_reliable(), format!("--check: {name} may lose messages; -c RC does not")),
+            (
+                self.selective_repeat && !self.is_reliable(),
+                format!("--selective-repeat: {name} repeats nothing; it is for -c RC"),
+            ),
+            (
+                self.bidirectional && (self.mode == Mode::Lat || operation == Operation::Atomic),
+                format!("-b: bandwidth of WRITE, READ and SEND is measured both ways, not {test}"),
+            ),
+        ];
+        match refused.into_iter().find(|(given, _)| *given) {
+            Some((_, why)) => Err(Failure::Usage(why)),
+            None => Ok(()),
+        }
     }
 
     /// Checks the length of a message.
@@ -93,6 +151,31 @@ impl Plan {
         Ok(())
     }
 
+    /// Checks the length of a message that is one packet.
+    pub(super) fn check_datagram(&self, size: u32, path_mtu: PathMtu) -> Result<(), Failure> {
+        if self.service != Service::Ud || size <= path_mtu.bytes() {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "size (-s) {size}: UD has at most {path_mtu} bytes, the path MTU of both ends"
+        )))
+    }
+
+    /// Checks how many messages of `size` bytes on each queue pair come next. All that are compared are
+    /// there at the end of a lap.
+    pub(super) fn check_lap(&self, size: u32, messages: &[u64]) -> Result<(), Failure> {
+        let most = if self.check { Layout::new(self, size).slots } else { MAX_MESSAGES };
+        match messages.iter().find(|count| **count > most) {
+            Some(count) => {
+                let why = if self.check { "under --check" } else { "at a time" };
+                Err(Failure::run(format!(
+                    "the client counts {count} messages of {size} bytes on a queue pair: at most {most} {why}"
+                )))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// `write bw`, as on the command line.
     pub(super) fn name(&self) -> String {
         format!("{:?} {:?}", self.operation, self.mode).to_lowercase()
@@ -101,6 +184,26 @@ impl Plan {
     /// Whether the server sends each message back: SEND and WRITE latency is half a round trip.
     pub(super) fn echoes(&self) -> bool {
         self.mode == Mode::Lat && matches!(self.operation, Operation::Write | Operation::Send)
+    }
+
+    /// Whether the server sends messages too.
+    pub(super) fn goes_both_ways(&self) -> bool {
+        self.echoes() || self.bidirectional
+    }
+
+    /// Whether this end can tell how many messages have come, and need: all SENDs, and WRITEs that may be lost.
+    pub(super) fn is_counted(&self) -> bool {
+        self.operation == Operation::Send || !self.is_reliable()
+    }
+
+    /// Whether all that is sent arrives.
+    pub(super) fn is_reliable(&self) -> bool {
+        self.service == Service::Rc
+    }
+
+    /// Bytes in front of a message where it arrives: the network header of a datagram.
+    pub(super) fn header(&self) -> u32 {
+        if self.service == Service::Ud { 40 } else { 0 }
     }
 
     /// Whether the last byte of a message tells that it has arrived: nothing else does for a WRITE.
@@ -127,7 +230,7 @@ const UNCHECKED_BYTES: u64 = 256 << 10;
 
 impl Layout {
     pub(super) fn new(plan: &Plan, size: u32) -> Layout {
-        let stride = u64::from(size).next_multiple_of(8);
+        let stride = u64::from(size + plan.header()).next_multiple_of(8);
         let qps = u64::from(plan.qps);
         let budget = if plan.check { LAP_BYTES } else { UNCHECKED_BYTES };
         let most = if plan.check { u64::MAX } else { u64::from(plan.tx_depth) };
@@ -141,7 +244,7 @@ impl Layout {
 
     /// One message for each queue pair, and the next queue pair's `spacing` bytes behind, or more.
     pub(super) fn spaced(plan: &Plan, size: u32, spacing: u32) -> Layout {
-        let stride = u64::from(size.max(spacing)).next_multiple_of(8);
+        let stride = u64::from((size + plan.header()).max(spacing)).next_multiple_of(8);
         Layout { size, slots: 1, stride, qps: plan.qps.into() }
     }
 
@@ -182,6 +285,8 @@ mod tests {
             operation: Operation::Write,
             mode: Mode::Bw,
             atomic: AtomicType::FetchAndAdd,
+            service: Service::Rc,
+            bidirectional: false,
             qps,
             tx_depth: 128,
             rx_depth: 512,
@@ -222,6 +327,16 @@ mod tests {
         assert!(plan(64, true).check_size(MAX_SIZE).is_err());
         let atomic = Plan { operation: Operation::Atomic, ..plan(1, true) };
         assert!(atomic.check_size(8).is_ok() && atomic.check_size(16).is_err());
+    }
+
+    #[test]
+    fn laps_are_bounded() {
+        let slots = Layout::new(&plan(1, true), 65536).slots;
+        assert!(plan(1, true).check_lap(65536, &[slots]).is_ok());
+        let refusal = plan(1, true).check_lap(65536, &[slots + 1]).expect_err("too many").to_string();
+        assert!(refusal.contains(&slots.to_string()) && refusal.contains("--check"), "{refusal}");
+        assert!(plan(1, false).check_lap(1, &[MAX_MESSAGES]).is_ok());
+        assert!(plan(2, false).check_lap(1, &[0, u64::MAX]).is_err());
     }
 
     #[test]

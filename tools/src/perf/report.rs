@@ -7,8 +7,10 @@ use ferroce::{Counter, PathMtu};
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::plan::Plan;
+use super::plan::{Plan, Service};
 use crate::endpoint::Endpoint;
+use crate::failure::Failure;
+use crate::output::say;
 
 /// One end's account of a run.
 #[derive(Debug, Serialize)]
@@ -19,6 +21,8 @@ pub(super) struct Report {
     driver_description: String,
     interface: String,
     path_mtu: u32,
+    service: Service,
+    bidirectional: bool,
     qps: u32,
     tx_depth: u32,
     selective_repeat: bool,
@@ -41,6 +45,8 @@ pub(super) struct Measurement {
     messages_per_second: f64,
     /// Bytes that were compared with what they must be; null without --check.
     verified_bytes: Option<u64>,
+    /// Messages that have not come, beside those that have; null where none can be lost.
+    lost_messages: Option<u64>,
     latency: Option<Latency>,
 }
 
@@ -84,8 +90,10 @@ impl Measurement {
         messages: u64,
         time: Duration,
         verified_bytes: Option<u64>,
+        lost_messages: Option<u64>,
         latency: Option<Latency>,
     ) -> Measurement {
+        let messages = messages.saturating_sub(lost_messages.unwrap_or(0));
         let bytes = messages * u64::from(size);
         // A run of nothing takes no time.
         let seconds = time.as_secs_f64().max(1e-9);
@@ -97,6 +105,7 @@ impl Measurement {
             gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
             messages_per_second: messages as f64 / seconds,
             verified_bytes,
+            lost_messages,
             latency,
         }
     }
@@ -121,6 +130,8 @@ impl Report {
             driver_description: capabilities.description.clone(),
             interface: capabilities.interface.clone(),
             path_mtu: path_mtu.bytes(),
+            service: plan.service,
+            bidirectional: plan.bidirectional,
             qps: plan.qps,
             tx_depth: plan.tx_depth,
             selective_repeat: plan.selective_repeat,
@@ -131,55 +142,66 @@ impl Report {
         }
     }
 
-    pub(super) fn print(&self, json: bool) {
+    pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
         if json {
-            match serde_json::to_string_pretty(self) {
-                Ok(text) => println!("{text}"),
-                Err(error) => eprintln!("ferroce perf: report: {error}"),
-            }
-            return;
+            let text = serde_json::to_string_pretty(self);
+            return say!("{}", text.map_err(|error| Failure::run(format!("report: {error}")))?);
         }
-        println!(
-            "{} ({}): {} on {}, path MTU {}, {} QP(s), tx depth {}",
-            self.test, self.role, self.driver, self.interface, self.path_mtu, self.qps, self.tx_depth
-        );
-        println!("driver: {}", self.driver_description);
+        let ways = if self.bidirectional { ", both ways" } else { "" };
+        say!(
+            "{} ({}): {} on {}, path MTU {}, {} {} QP(s), tx depth {}{ways}",
+            self.test,
+            self.role,
+            self.driver,
+            self.interface,
+            self.path_mtu,
+            self.qps,
+            self.service.name(),
+            self.tx_depth
+        )?;
+        say!("driver: {}", self.driver_description)?;
         if self.results.iter().any(|result| result.latency.is_some()) {
-            self.print_latencies();
+            self.print_latencies()?;
         } else if !self.results.is_empty() {
-            self.print_bandwidths();
+            self.print_bandwidths()?;
         }
         let verified = self.results.iter().filter_map(|result| result.verified_bytes).reduce(|a, b| a + b);
         if let Some(verified) = verified {
-            println!("{verified} bytes compared, all right");
+            say!("{verified} bytes compared, all right")?;
         }
-        println!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets);
+        let lost = self.results.iter().filter_map(|result| result.lost_messages).reduce(|a, b| a + b);
+        if let Some(lost) = lost {
+            say!("{lost} messages lost")?;
+        }
+        say!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets)
     }
 
-    fn print_bandwidths(&self) {
-        println!("{:>10} {:>12} {:>10} {:>12} {:>12}", "bytes", "messages", "seconds", "Gb/s", "Mmsg/s");
+    fn print_bandwidths(&self) -> Result<(), Failure> {
+        say!("{:>10} {:>12} {:>10} {:>12} {:>12}", "bytes", "messages", "seconds", "Gb/s", "Mmsg/s")?;
         for m in &self.results {
-            println!(
+            say!(
                 "{:>10} {:>12} {:>10.3} {:>12.3} {:>12.4}",
                 m.size,
                 m.messages,
                 m.seconds,
                 m.gigabits_per_second,
                 m.messages_per_second / 1e6
-            );
+            )?;
         }
+        Ok(())
     }
 
-    fn print_latencies(&self) {
+    fn print_latencies(&self) -> Result<(), Failure> {
         let of = self.results.iter().find_map(|m| m.latency.as_ref()).map_or("", |latency| latency.of);
-        println!("latency of {of} in µs");
+        say!("latency of {of} in µs")?;
         let columns =
             ["min", "mean", "p50", "p99", "p99.9", "p99.99", "max"].map(|c| format!("{c:>9}")).join(" ");
-        println!("{:>10} {:>10} {columns} {:>10}", "bytes", "messages", "kmsg/s");
+        say!("{:>10} {:>10} {columns} {:>10}", "bytes", "messages", "kmsg/s")?;
         for m in &self.results {
             let Some(Latency { min, mean, p50, p99, p999, p9999, max, .. }) = &m.latency else { continue };
             let values = [min, mean, p50, p99, p999, p9999, max].map(|v| format!("{v:>9.2}")).join(" ");
-            println!("{:>10} {:>10} {values} {:>10.2}", m.size, m.messages, m.messages_per_second / 1e3);
+            say!("{:>10} {:>10} {values} {:>10.2}", m.size, m.messages, m.messages_per_second / 1e3)?;
         }
+        Ok(())
     }
 }

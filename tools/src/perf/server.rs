@@ -3,7 +3,7 @@
 use ferroce::{Gid, PathMtu};
 use tracing::info;
 
-use super::message::{Message, Offer};
+use super::message::{Message, Offer, Tally};
 use super::plan::{Operation, Plan};
 use super::session::{Session, unexpected};
 use crate::failure::Failure;
@@ -17,8 +17,8 @@ pub(super) struct Wishes {
 
 /// Serves one client to its end. `session.plan` is what the command line asks for. Returns the
 /// path MTU of the last measurement.
-pub(super) fn run(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Failure> {
-    let result = serve(session, wishes);
+pub(super) fn run(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
+    let result = serve(session, plan, wishes);
     if let Err(failure) = &result {
         // If this does not arrive either, the closed connection tells enough.
         session.control.send(&Message::Failed { reason: failure.to_string() })?;
@@ -26,14 +26,9 @@ pub(super) fn run(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Fail
     result
 }
 
-fn serve(session: &mut Session, wishes: Wishes) -> Result<PathMtu, Failure> {
-    match session.wait_message()? {
-        Message::Plan(plan) => {
-            agree(&session.plan, &plan)?;
-            session.plan = plan;
-        }
-        other => return Err(unexpected(&other)),
-    }
+fn serve(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
+    agree(&session.plan, &plan)?;
+    session.plan = plan;
     session.control.send(&Message::Ready)?;
     let mut path_mtu = PathMtu::Mtu256;
     loop {
@@ -61,13 +56,17 @@ fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<Pa
     let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
     let mut answer = session.open(offer.size, gid_index, wishes.path_mtu)?;
     let path_mtu = negotiate(&answer, offer)?;
+    session.plan.check_datagram(offer.size, path_mtu)?;
     answer.path_mtu = Some(path_mtu.bytes());
     session.connect(offer, gid_index, path_mtu)?;
     info!(size = offer.size, %path_mtu, "connected");
     session.control.send(&Message::Connect(answer))?;
     loop {
         match session.wait_message()? {
-            Message::Lap { number, messages } => serve_lap(session, number, &messages)?,
+            Message::Lap { number, messages } => {
+                session.plan.check_lap(offer.size, &messages)?;
+                serve_lap(session, number, &messages)?;
+            }
             Message::Close => break,
             other => return Err(unexpected(&other)),
         }
@@ -107,6 +106,8 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
     session.settle()?;
     session.prepare(number, messages)?;
     session.control.send(&Message::Ready)?;
+    let started = session.end.now();
+    let mut sent_by = None;
     let done = loop {
         match session.control.take() {
             Some(Message::LapDone { messages: done }) => break done,
@@ -116,17 +117,25 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
         if session.plan.echoes() {
             session.echo(messages[0])?;
         }
+        if session.plan.bidirectional && !session.keep_busy(messages, true)? && sent_by.is_none() {
+            sent_by = Some(session.end.now());
+        }
     };
     if done.len() != messages.len() || done.iter().zip(messages).any(|(done, wanted)| done > wanted) {
         return Err(Failure::run(format!("the client has sent {done:?} of {messages:?} messages")));
     }
-    if session.plan.operation == Operation::Send {
-        while session.lanes.iter().zip(&done).any(|(lane, done)| lane.received < *done) {
-            session.turn()?;
-        }
+    // A client that ends before its count has run out of time, and this end with it.
+    let open = session.plan.bidirectional && done == messages;
+    while session.keep_busy(messages, open)? {
+        session.turn()?;
     }
-    let bytes = session.verify(number, &done)?;
-    session.control.send(&Message::Verified { bytes })
+    let nanoseconds = sent_by.unwrap_or_else(|| session.end.now()).since(started).as_nanos();
+    let lost = if session.plan.is_counted() { session.await_messages(&done, true)? } else { 0 };
+    let sent = session.sent();
+    let arrived = if session.plan.operation == Operation::Read { &sent } else { &done };
+    let verified = session.verify(number, arrived)?;
+    let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
+    session.control.send(&Message::Verified(Tally { verified, lost, sent, nanoseconds }))
 }
 
 #[cfg(test)]

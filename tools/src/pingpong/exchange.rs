@@ -11,9 +11,12 @@ use ferroce::Gid;
 
 use super::destination::{Destination, MESSAGE};
 use crate::endpoint::Interrupt;
-use crate::failure::{Failure, OrFail};
+use crate::failure::{Failure, OrFail, quote};
 use crate::tcp::read_exact;
+use crate::visitors::Heard;
 
+/// Bytes that a client says first.
+pub(super) const FIRST: usize = MESSAGE;
 const DONE: &[u8; 5] = b"done\0";
 /// How long the other end may take for its part.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -23,14 +26,29 @@ pub(super) fn send(stream: &mut TcpStream, destination: Destination) -> Result<(
     stream.write_all(&destination.to_message()).or_fail(|| "sending the own address".into())
 }
 
-/// Learns of the peer.
+/// Hears a client, which says where it is.
+pub(super) fn judge(_: &mut TcpStream, said: &[u8]) -> Result<Heard<Destination>, Failure> {
+    let Some(message) = said.first_chunk() else { return Ok(Heard::Needs(MESSAGE)) };
+    parse(message).map(Heard::Client)
+}
+
+/// Learns of the server, which answers.
 pub(super) fn receive(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<Destination, Failure> {
     let mut message = [0; MESSAGE];
-    read_exact(stream, &mut message, PATIENCE, interrupt)?;
-    let destination = Destination::from_message(&message).ok_or_else(|| {
+    read_exact(stream, &mut message, PATIENCE, interrupt).map_err(|failure| match failure {
+        Failure::Run(reason) => Failure::Run(format!(
+            "{reason}; ibv_srq_pingpong, which is not spoken here, would wait for more queue pairs"
+        )),
+        other => other,
+    })?;
+    parse(&message)
+}
+
+fn parse(message: &[u8; MESSAGE]) -> Result<Destination, Failure> {
+    let destination = Destination::from_message(message).ok_or_else(|| {
         Failure::run(format!(
-            "the peer sent '{}', which is not LID:QPN:PSN:GID as ibv_rc_pingpong has it",
-            message.escape_ascii()
+            "the peer sent {}, which is not LID:QPN:PSN:GID as ibv_rc_pingpong has it",
+            quote(message)
         ))
     })?;
     if destination.gid == Gid::default() {
@@ -48,11 +66,14 @@ pub(super) fn send_done(stream: &mut TcpStream) -> Result<(), Failure> {
 pub(super) fn receive_done(stream: &mut TcpStream, interrupt: &Interrupt) -> Result<(), Failure> {
     let mut done = [0; DONE.len()];
     read_exact(stream, &mut done, PATIENCE, interrupt)?;
+    if &done == b"0000:" {
+        return Err(Failure::run(
+            "the client tells of several queue pairs: it is ibv_srq_pingpong, which is not spoken here; take \
+             ibv_rc_pingpong there",
+        ));
+    }
     if &done != DONE {
-        return Err(Failure::run(format!(
-            "the client ended with '{}' instead of 'done'",
-            done.escape_ascii()
-        )));
+        return Err(Failure::run(format!("the client ended with {} instead of 'done'", quote(&done))));
     }
     Ok(())
 }

@@ -14,8 +14,8 @@ pub(in crate::perf) struct Exchange {
     link: Link,
     /// What has come and nobody has taken yet.
     incoming: Vec<u8>,
-    /// Whether its next word is waited for: only then does what has come keep an end from being noticed.
-    awaited: bool,
+    /// How its next word is waited for, if it is: only then does what has come keep an end from being noticed.
+    awaited: Option<Wait>,
 }
 
 /// More than any end says before it is answered: one that says more is no perftest.
@@ -23,6 +23,12 @@ const MAX_WAITING: usize = 1024;
 /// How long the other end may take for its next word before the measurement. perftest's own programs
 /// sleep and set up their memory meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A word that comes before its time is one of an end that will send nothing more, after so long without a
+/// packet.
+const EARLY: Duration = Duration::from_millis(500);
+/// During a measurement, for packets and words.
+const LONGEST_SILENCE: Duration = Duration::from_secs(30);
 
 /// How long to wait for the other end's word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,7 +42,7 @@ pub(super) enum Wait {
 impl Exchange {
     /// With what has already been read from the stream.
     pub(in crate::perf) fn new(stream: TcpStream, read: &[u8]) -> Result<Exchange, Failure> {
-        Ok(Exchange { link: Link::new(stream)?, incoming: read.to_vec(), awaited: false })
+        Ok(Exchange { link: Link::new(stream)?, incoming: read.to_vec(), awaited: None })
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -48,6 +54,8 @@ impl Beside for Exchange {
     const HEARTBEATS: bool = false;
     const ADVICE: &'static str =
         "; what perftest says there may tell why, and both ends want the same -s, -n, -q and -a";
+    const UNANSWERED: &'static str =
+        "; perftest drops what comes if it was started with another -c than this end";
 
     fn receive(&mut self) -> Result<(bool, bool), Failure> {
         let incoming = &mut self.incoming;
@@ -63,11 +71,29 @@ impl Beside for Exchange {
     }
 
     fn has_message(&self) -> bool {
-        self.awaited && !self.incoming.is_empty()
+        self.awaited.is_some() && !self.incoming.is_empty()
     }
 
     fn keep_alive(&mut self) -> Result<(), Failure> {
         Ok(())
+    }
+
+    fn is_over(&self, quiet: Duration) -> bool {
+        self.awaited.is_none() && !self.incoming.is_empty() && quiet > EARLY
+    }
+
+    fn stuck(&self, quiet: Duration) -> Option<String> {
+        if self.awaited == Some(Wait::Patiently) {
+            return None;
+        }
+        let what = if self.is_over(quiet) {
+            "perftest has ended its part, and not all that it was to send has come".to_owned()
+        } else if quiet > LONGEST_SILENCE {
+            format!("perftest has sent no packet and said no word for {} s", LONGEST_SILENCE.as_secs())
+        } else {
+            return None;
+        };
+        Some(format!("{what}: both ends need the same program, -s, -n, -q, -a and -b"))
     }
 }
 
@@ -120,12 +146,12 @@ impl Session<Exchange> {
         take: impl Fn(&[u8]) -> Result<Option<(T, usize)>, String>,
     ) -> Result<T, Failure> {
         let deadline = Instant::now() + PATIENCE;
-        self.control.awaited = true;
+        self.control.awaited = Some(wait);
         loop {
             let incoming = &mut self.control.incoming;
             if let Some((theirs, length)) = take(incoming).map_err(Failure::run)? {
                 incoming.drain(..length);
-                self.control.awaited = false;
+                self.control.awaited = None;
                 return Ok(theirs);
             }
             let have = incoming.len();

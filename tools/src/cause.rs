@@ -1,0 +1,117 @@
+//! Why work failed: which end refused it, and what this end's queue pairs and counters say of the cause.
+
+use ferroce::{Counter, Event, Mismatch, WcOpcode, WcStatus, WorkCompletion};
+
+use crate::endpoint::Endpoint;
+use crate::failure::Failure;
+
+impl Endpoint {
+    /// A work completion in error.
+    pub(crate) fn failed(&self, wc: &WorkCompletion, work: &str) -> Failure {
+        let is_receive = matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
+        let mut reason = format!(
+            "QP {}: {work} completed with {:?}: {}",
+            wc.qpn,
+            wc.status,
+            meaning(wc.status, is_receive)
+        );
+        reason += &self.evidence();
+        match wc.status {
+            WcStatus::RetryExcErr => reason += &self.referral(),
+            WcStatus::RemInvReqErr if !is_receive && !self.has_mismatch() => {
+                reason += "; are operation, size (-s) and path MTU (-m) the same at both ends?";
+            }
+            _ => {}
+        }
+        Failure::Run(reason)
+    }
+
+    /// An asynchronous event that ends the work.
+    pub(crate) fn struck(&self, event: &Event) -> Failure {
+        let what = match event {
+            Event::QpReqErr(_) => "a request of the peer is refused here: invalid, or not allowed".to_owned(),
+            Event::QpAccessErr(_) => {
+                "a request of the peer is refused here: it names memory that it may not reach".to_owned()
+            }
+            other => format!("asynchronous event {other:?}"),
+        };
+        Failure::Run(what + &self.evidence())
+    }
+
+    /// What has gone wrong at this end until now, each after a semicolon; nothing if nothing has.
+    pub(crate) fn evidence(&self) -> String {
+        let mut found: Vec<String> = Vec::new();
+        for (_, mismatch) in self.context.mismatches() {
+            let clause = format!("{mismatch}: {}", remedy(&mismatch));
+            if !found.contains(&clause) {
+                found.push(clause);
+            }
+        }
+        let counters = self.context.counters();
+        let icrc = counters.value(Counter::RxIcrcEncapsulated);
+        let drops = Counter::all().filter(|counter| counter.is_drop() && counters.value(*counter) > 0);
+        if icrc > 0 {
+            let name = Counter::RxIcrcEncapsulated.name();
+            found.push(format!("{icrc} packets dropped for a wrong ICRC ({name}){}", self.referral()));
+        } else if let Some(counter) = drops.max_by_key(|counter| counters.value(*counter)) {
+            let count = counters.value(counter);
+            let help = counter.help().trim_start_matches("Dropped: ").trim_end_matches('.');
+            found.push(format!("{count} packets dropped here ({}: {help})", counter.name()));
+        }
+        found.iter().map(|clause| format!("; {clause}")).collect()
+    }
+
+    /// Whether a packet has shown that the peer is set up otherwise.
+    pub(crate) fn has_mismatch(&self) -> bool {
+        self.context.mismatches().next().is_some()
+    }
+
+    /// Fails once a packet has shown that the peer speaks another transport service: nothing will come of it.
+    pub(crate) fn check_service(&self) -> Result<(), Failure> {
+        if self.context.counters().value(Counter::RxWrongService) == 0 {
+            return Ok(());
+        }
+        let mut mismatches = self.context.mismatches().map(|(_, mismatch)| mismatch);
+        match mismatches.find(|mismatch| matches!(mismatch, Mismatch::Service { .. })) {
+            Some(mismatch) => Err(Failure::run(format!("{mismatch}: {}", remedy(&mismatch)))),
+            None => Ok(()),
+        }
+    }
+
+    /// Who can tell more of the way to the peer.
+    fn referral(&self) -> String {
+        let peer = self.peer.map_or("PEER".to_owned(), |peer| peer.to_ip().to_string());
+        let device = &self.device;
+        format!("; `ferroce doctor -d {device} {peer}` examines the way")
+    }
+}
+
+/// What a status means, and which end refused.
+fn meaning(status: WcStatus, is_receive: bool) -> &'static str {
+    match (status, is_receive) {
+        (WcStatus::RetryExcErr, _) => "the peer does not answer any more, and the retries are used up",
+        (WcStatus::RnrRetryExcErr, _) => "the peer has no receive posted, and the retries are used up",
+        (WcStatus::WrFlushErr, _) => "flushed, because the queue pair is in the error state",
+        (WcStatus::RemAccessErr, false) => "refused by the peer: it does not allow this access to its memory",
+        (WcStatus::RemInvReqErr, false) => "refused by the peer as invalid",
+        (WcStatus::RemOpErr, false) => "refused by the peer: it could not carry out the request",
+        (WcStatus::RemAccessErr, true) => "refused here: the peer named memory that it may not reach",
+        (WcStatus::RemInvReqErr, true) => "refused here: the peer's request is invalid",
+        (WcStatus::LocLenErr, true) => {
+            "refused here: the message is longer than the receive; is the size (-s) the same at both ends?"
+        }
+        (WcStatus::LocLenErr, false) => "refused here: the answer is not as long as what was asked for",
+        (WcStatus::LocProtErr, _) => "refused here: the memory of the work request is not there for it",
+        (WcStatus::LocQpOpErr, false) => "refused here: the answer is not one to this request",
+        _ => "see the verbs' ibv_poll_cq for this status",
+    }
+}
+
+fn remedy(mismatch: &Mismatch) -> &'static str {
+    match mismatch {
+        Mismatch::Service { .. } => "both ends need the same transport service (-c in perf and perftest)",
+        Mismatch::PathMtu { .. } => "both ends need the same path MTU (-m)",
+        Mismatch::Access { .. } => "start both ends for the same operation, with -b at both or at none",
+        _ => "both ends need the same settings",
+    }
+}

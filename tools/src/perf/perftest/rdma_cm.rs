@@ -1,0 +1,86 @@
+//! perftest with -R or -z, which meets its peer by the connection manager instead of over TCP. That is not
+//! spoken, but it is recognized, so that neither end waits without knowing why.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use ferroce::wire::cm::RejectReason;
+use ferroce::{
+    Access, CmEvent, ConnectionParameters, ListenConfig, Listener, PortSpace, QpConfig, Transition,
+};
+
+use crate::endpoint::Endpoint;
+use crate::failure::Failure;
+
+const PORT_SPACES: [PortSpace; 2] = [PortSpace::Tcp, PortSpace::Udp];
+/// For a refusal to leave, and for a server to answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
+/// A server's ear for clients that come so.
+pub(in crate::perf) struct Ear(Vec<Listener>);
+
+impl Ear {
+    /// Listens on the port that a client would take.
+    pub(in crate::perf) fn open(end: &mut Endpoint, port: u16) -> Result<Ear, Failure> {
+        let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
+        let mut listen = |space| end.context.listen(space, any, &ListenConfig::default());
+        Ok(Ear(PORT_SPACES.into_iter().map(&mut listen).collect::<Result<_, _>>()?))
+    }
+
+    /// Refuses a client that has come so, and fails.
+    pub(in crate::perf) fn check(end: &mut Endpoint) -> Result<(), Failure> {
+        let Some(CmEvent::ConnectionRequest(request)) = end.context.next_cm_event() else { return Ok(()) };
+        end.context.reject(request.id, &[])?;
+        let deadline = Instant::now() + Duration::from_millis(100);
+        while Instant::now() < deadline {
+            end.poll()?;
+        }
+        Err(Failure::run(format!(
+            "the client at {} connects by the connection manager (-R or -z in perftest), which is not spoken here: \
+             leave that away there",
+            request.peer.ip()
+        )))
+    }
+
+    pub(in crate::perf) fn close(self, end: &mut Endpoint) -> Result<(), Failure> {
+        self.0.into_iter().try_for_each(|listener| Ok(end.context.unlisten(listener)?))
+    }
+}
+
+/// Why a server does not take a TCP connection: `failure`, unless it listens by the connection manager.
+pub(in crate::perf) fn explain(end: &mut Endpoint, host: &str, port: u16, failure: Failure) -> Failure {
+    let addresses = (host, port).to_socket_addrs().into_iter().flatten();
+    let reachable = |ip: IpAddr| end.context.port().gids.iter().any(|row| row.gid.is_ipv6() == ip.is_ipv6());
+    let Some(to) = addresses.into_iter().find(|to| reachable(to.ip())) else { return failure };
+    match listens(end, to) {
+        Ok(true) => Failure::run(format!(
+            "the server at {to} listens by the connection manager: it was started with -R or -z, which is not \
+             spoken here; leave that away there"
+        )),
+        Err(Failure::Interrupted) => Failure::Interrupted,
+        Ok(false) | Err(_) => failure,
+    }
+}
+
+fn listens(end: &mut Endpoint, to: SocketAddr) -> Result<bool, Failure> {
+    let qp = end.context.create_qp(&QpConfig::rc(end.pd, end.cq))?;
+    end.context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
+    let parameters =
+        ConnectionParameters { cm_timeout: 17, cm_retries: 4, ..ConnectionParameters::default() };
+    let id = end.context.connect(qp, to, &parameters)?;
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        end.poll()?;
+        match end.context.next_cm_event() {
+            Some(CmEvent::Established { .. }) => {
+                end.context.disconnect(id)?;
+                end.poll()?;
+                return Ok(true);
+            }
+            Some(CmEvent::Rejected { reason, .. }) => return Ok(reason != RejectReason::INVALID_SERVICE_ID),
+            Some(CmEvent::Unreachable { .. }) => return Ok(false),
+            _ => {}
+        }
+    }
+    Ok(false)
+}

@@ -1,0 +1,182 @@
+//! Whoever connects to the TCP port of a server, without being the client that it waits for, and a client of
+//! `ferroce perf` that counts what can't be.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use ends::{Ferroce, Outcome, alone};
+use serde_json::{Value, json};
+
+/// An address of the loopback interface that is nobody else's.
+fn address(last: u8) -> String {
+    let [.., a, b] = std::process::id().to_be_bytes();
+    format!("127.{}.{a}.{b}", 80 + last)
+}
+
+/// A server of `command`, and its port.
+fn server(command: &str) -> (Ferroce, u16) {
+    let arguments = format!("{command} -d udp:{} -p 0", address(0));
+    let mut server = Ferroce::spawn(Command::new(env!("CARGO_BIN_EXE_ferroce")), &arguments);
+    let port = server.ready().rsplit(' ').next().unwrap().parse().unwrap();
+    (server, port)
+}
+
+fn visit(port: u16) -> TcpStream {
+    TcpStream::connect(("127.0.0.1", port)).unwrap()
+}
+
+#[test]
+fn visitors_neither_end_a_server_nor_hold_it_up() {
+    let _alone = alone();
+    for command in ["perf write bw -n 20", "pingpong -n 20"] {
+        let (server, port) = server(command);
+        drop(visit(port));
+        for junk in [
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            b"frcperf\x01",
+            b"frcperf\x03\xff\xff\xff\xff",
+            b"frcperf\x03\0\0\0\x07\"Alive\"",
+            b"6.0.1 (perftest)",
+            b"4.33\0\0\0\0\0\0\0\0\0\0\0\0",
+        ] {
+            let mut visitor = visit(port);
+            visitor.write_all(&junk.repeat(if command.starts_with("perf") { 1 } else { 8 })).unwrap();
+        }
+        // These say nothing more, for longer than the test takes.
+        let mut silent: Vec<TcpStream> = (0..40).map(|_| visit(port)).collect();
+        silent[5].write_all(b"frcperf\x03").unwrap();
+        silent[6].write_all(b"6.06\0").unwrap();
+
+        let client =
+            Ferroce::start(None, &format!("{command} -d udp:{} -p {port} 127.0.0.1", address(1))).end();
+        let server = server.end();
+        assert_eq!((client.code, server.code), (Some(0), Some(0)), "{command}: {client:#?} {server:#?}");
+        assert!(client.took < Duration::from_secs(5), "{command}: {client:#?}");
+        let lines = server.stderr.lines().filter(|line| line.contains("is no client")).count();
+        // A line for each that has closed or said something else, and for those beyond the limit.
+        assert!((6..=24).contains(&lines), "{command}: {lines} lines in {}", server.stderr);
+    }
+}
+
+#[test]
+fn a_server_that_waits_among_visitors_is_interrupted() {
+    let _alone = alone();
+    let (server, port) = server("perf write bw");
+    let _silent: Vec<TcpStream> = (0..4).map(|_| visit(port)).collect();
+    thread::sleep(Duration::from_millis(100));
+    server.signal("TERM");
+    let outcome = server.end();
+    assert_eq!(outcome.code, Some(130), "{outcome:#?}");
+    assert!(outcome.took < Duration::from_secs(2), "{outcome:#?}");
+}
+
+#[test]
+fn counts_that_can_not_be_are_refused() {
+    let _alone = alone();
+    for (test, check, count, named) in [
+        // Of one byte nothing is left to be compared, so that no comparison ends it.
+        ("write lat", true, u64::MAX, &["18446744073709551615", "at most 8388608", "--check"][..]),
+        ("write bw", false, u64::MAX, &["18446744073709551615", "at most 281474976710656"]),
+    ] {
+        let (server, port) = server(&format!("perf {test}"));
+        let mut client = Client::of(port, test, check);
+        client.say(&json!({"Lap": {"number": 0, "messages": [count]}}));
+        client.say(&json!({"LapDone": {"messages": [count]}}));
+        thread::sleep(Duration::from_millis(300));
+        drop(client);
+        let outcome = ends_by_itself(server);
+        assert_eq!(outcome.code, Some(1), "{test}: {outcome:#?}");
+        named.iter().for_each(|word| assert!(outcome.stderr.contains(word), "{test}: {outcome:#?}"));
+    }
+}
+
+#[test]
+fn what_a_peer_says_is_cut_where_it_is_long() {
+    let _alone = alone();
+    let long = "A".repeat(60_000);
+    for message in [json!({ long.clone(): 1 }), json!({"Failed": {"reason": format!("\u{1b}[2J{long}")}})] {
+        let (server, port) = server("perf write bw");
+        let mut client = Client::of(port, "write bw", false);
+        client.say(&message);
+        let outcome = ends_by_itself(server);
+        assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+        assert!(outcome.stderr.len() < 6000, "{} bytes", outcome.stderr.len());
+        assert!(outcome.stderr.contains("AAAA") && !outcome.stderr.contains('\u{1b}'), "{outcome:#?}");
+    }
+}
+
+#[test]
+fn ibv_srq_pingpong_is_named() {
+    let _alone = alone();
+    let (server, port) = server("pingpong");
+    let mut client = visit(port);
+    for qpn in 0..16 {
+        let own = format!("0000:0001{qpn:02x}:abcdef:00000000000000000000ffff7f000001\0");
+        // It may have gone already.
+        let _ = client.write_all(own.as_bytes());
+    }
+    let outcome = server.end();
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.stderr.contains("ibv_srq_pingpong"), "{outcome:#?}");
+}
+
+/// It must, for it ignored signals where it looped.
+fn ends_by_itself(server: Ferroce) -> Outcome {
+    let outcome = server.end();
+    assert!(outcome.took < Duration::from_secs(10), "{outcome:#?}");
+    outcome
+}
+
+/// A script in place of a client of `ferroce perf`.
+struct Client(TcpStream);
+
+impl Client {
+    /// Agrees on a plan and connects a queue pair.
+    fn of(port: u16, test: &str, check: bool) -> Client {
+        let (operation, mode) = test.split_once(' ').unwrap();
+        let mut client = Client(visit(port));
+        client.0.write_all(b"frcperf\x03").unwrap();
+        client.say(&json!({"Plan": {
+            "operation": operation, "mode": mode, "atomic": "FetchAndAdd", "service": "rc", "bidirectional": false,
+            "qps": 1, "tx_depth": 128, "rx_depth": 512, "outstanding": 16, "timeout": 14,
+            "selective_repeat": false, "check": check,
+        }}));
+        let mut greeting = [0; 8];
+        client.0.read_exact(&mut greeting).unwrap();
+        assert_eq!(client.hear(), json!("Ready"));
+        let size = if test.ends_with("lat") { 1 } else { 65536 };
+        client.say(&json!({"Connect": {
+            "size": size, "gid": format!("::ffff:{}", address(1)), "qps": [[17, 0]], "memory": [0, 1, 65536],
+            "path_mtu": null, "largest_path_mtu": 1024, "selective_repeat": false,
+        }}));
+        assert!(client.hear().get("Connect").is_some());
+        client
+    }
+
+    fn say(&mut self, message: &Value) {
+        let body = message.to_string();
+        // The other end may have gone.
+        let _ = self.0.write_all(&(body.len() as u32).to_be_bytes());
+        let _ = self.0.write_all(body.as_bytes());
+    }
+
+    /// The next message that says something.
+    fn hear(&mut self) -> Value {
+        loop {
+            let mut length = [0; 4];
+            self.0.read_exact(&mut length).unwrap();
+            let mut body = vec![0; u32::from_be_bytes(length) as usize];
+            self.0.read_exact(&mut body).unwrap();
+            let message = serde_json::from_slice(&body).unwrap();
+            if message != json!("Alive") {
+                return message;
+            }
+        }
+    }
+}
