@@ -451,11 +451,14 @@ impl QueuePair {
     pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer) {
         /// The value of `rnr_retry` that means "without end".
         const FOREVER: u8 = 7;
-        if self.requester.waits_for_receiver() {
+        let requester = &mut self.requester;
+        let deadline = shared.now + timer.duration();
+        if requester.waits_for_receiver() {
+            // Nothing was repeated since the one before, so this is no further retry.
+            requester.rnr_deadline = requester.rnr_deadline.max(deadline);
             return;
         }
         shared.count(Counter::RnrNakRetryErr);
-        let requester = &mut self.requester;
         if requester.attributes.rnr_retry != FOREVER {
             if requester.rnr_retries_left == 0 {
                 shared.count(Counter::ReqRnrRetriesExceeded);
@@ -464,7 +467,7 @@ impl QueuePair {
             }
             requester.rnr_retries_left -= 1;
         }
-        requester.rnr_deadline = shared.now + timer.duration();
+        requester.rnr_deadline = deadline;
         requester.ack_deadline = Nanos::NEVER;
         shared.timers.ensure(self.handle.0.index, requester.rnr_deadline);
         self.go_back();

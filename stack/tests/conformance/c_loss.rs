@@ -286,6 +286,48 @@ fn case_049_nothing_cuts_the_rnr_wait_short() {
     }
 }
 
+/// The receiver's word counts again when it is repeated: the longer wait wins, and a NAK during the wait
+/// spends no retry.
+#[test]
+fn a_second_rnr_nak_prolongs_the_wait() {
+    const HALF: Duration = Duration::from_micros(640);
+    const RNR_10_US: u8 = NAK_RNR | 1;
+    // One retry, which the first NAK takes: charging the second would end the connection.
+    let mut peer = Peer::with(Setup { rnr_retry: 1, ..Setup::default() });
+    peer.post_send(1, b"one");
+    peer.post_send(2, b"two");
+    assert_eq!(peer.take_packets().len(), 2);
+    peer.inject(nak(RNR_1280_US, SQ, 0));
+    peer.advance(HALF);
+    let last = peer.now;
+    peer.inject(nak(RNR_1280_US, SQ, 0));
+    // One that asks for less than is left takes nothing away.
+    peer.inject(nak(RNR_10_US, SQ, 0));
+    peer.advance(WAIT_1280_US - Duration::from_nanos(1));
+    peer.expect_nothing();
+    peer.expect_no_wc();
+    peer.advance(Duration::from_micros(50));
+    let resent = peer.take_packets();
+    assert_eq!(psns(&resent), [SQ, SQ + 1]);
+    assert!(resent[0].at.since(last) >= WAIT_1280_US);
+
+    // One of a later PSN acknowledges what is before it, and that wait is over: its own begins.
+    peer.inject(nak(RNR_1280_US, SQ, 0));
+    peer.expect_wc(1, RnrRetryExcErr);
+    peer.expect_wc(2, WrFlushErr);
+    let mut peer = Peer::with(Setup { rnr_retry: 1, ..Setup::default() });
+    peer.post_send(1, b"one");
+    peer.post_send(2, b"two");
+    assert_eq!(peer.take_packets().len(), 2);
+    peer.inject(nak(RNR_1280_US, SQ, 0));
+    peer.inject(nak(RNR_10_US, SQ + 1, 1));
+    peer.expect_wc(1, Success);
+    peer.advance(HALF);
+    assert_eq!(psns(&peer.take_packets()), [SQ + 1]);
+    peer.inject(ack(SQ + 1, 2));
+    peer.expect_wc(2, Success);
+}
+
 #[test]
 fn case_050_rnr_retries() {
     for rnr_retry in [0, 2] {

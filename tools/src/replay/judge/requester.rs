@@ -24,8 +24,17 @@ pub(super) struct Requester {
     acked: Option<i64>,
     /// A sequence error NAK that was not reacted to yet.
     asked: Option<(i64, Nanos)>,
-    /// An RNR NAK: PSN, when, and how long to wait.
-    not_ready: Option<(i64, Nanos, Duration)>,
+    /// What was told by RNR NAKs and not repeated yet.
+    not_ready: Option<NotReady>,
+}
+
+/// A wait for the receiver.
+#[derive(Clone, Copy)]
+struct NotReady {
+    psn: i64,
+    /// When the newest RNR NAK of it came, and the latest time that any of them asks for.
+    told: Nanos,
+    until: Nanos,
 }
 
 impl Requester {
@@ -155,14 +164,15 @@ impl Judge<'_> {
             }
         }
         // Packets behind the refused one may still have been on their way.
-        if let Some((refused, at, wait)) = self.requester.not_ready
+        if let Some(NotReady { psn: refused, told, until }) = self.requester.not_ready
             && psn == refused
         {
-            let waited = packet.at.since(at);
+            let waited = packet.at.since(told);
             self.measured.rnr_wait.push(waited);
             let slack = if self.strict { Duration::ZERO } else { SLACK };
             // Earlier than the slack it may have been on its way when the NAK came.
-            if waited + slack / 20 < wait && waited >= slack {
+            if packet.at + slack / 20 < until && waited >= slack {
+                let wait = until.since(told);
                 let text = format!("PSN {} again after {waited:?}: the RNR NAK asks for {wait:?}", hex(psn));
                 self.violation(Rule::RnrWait, packet.frame, text);
             }
@@ -181,7 +191,10 @@ impl Judge<'_> {
             }
             Syndrome::RnrNak(timer) => {
                 self.requester.asked = None;
-                self.requester.not_ready = Some((event.psn, event.packet.at, timer.duration()));
+                let (psn, told) = (event.psn, event.packet.at);
+                let before = self.requester.not_ready.filter(|before| before.psn == psn);
+                let until = (told + timer.duration()).max(before.map_or(Nanos::ZERO, |before| before.until));
+                self.requester.not_ready = Some(NotReady { psn, told, until });
             }
             Syndrome::Ack { .. } => self.requester.acked = self.requester.acked.max(Some(event.psn)),
             Syndrome::Nak(_) => {}
