@@ -10,10 +10,12 @@ One connection at a time; each line that comes is a command, each line that goes
   {"do": "check", as fill, "ms": T}                   -> wrong: the first byte that is not as filled, or null; looks again
                                                          until it is, or T ms have passed. SEED null: anything may be there
   {"do": "peek", "memory": M, "offset": O, "length": N} -> hex;    {"do": "poke", "memory": M, "offset": O, "hex": H}
-  {"do": "queue_pair", "kind": "rc|uc|ud"}            -> id, qpn
+  {"do": "queue_pair", "kind": "rc|uc|ud", "srq": S}  -> id, qpn              (srq: receives are the SRQ's; may be absent)
   {"do": "connect", "qp": Q, "gid": G, "sgid_index": I, "qpn": N, "mtu": BYTES, "sq_psn": P, "rq_psn": P, "access": A,
    "timeout": 18, "retry": 7, "rnr_retry": 7, "rnr_timer": 12, "traffic_class": 0, "flow_label": 0}      (to RTS)
-  {"do": "receive", "qp": Q, "memory": M, "parts": [[OFFSET, LENGTH], ...]}
+  {"do": "srq"}                                       -> id
+  {"do": "join", "qp": Q, "group": ADDRESS}              (a UD queue pair takes what is sent to a multicast group)
+  {"do": "receive", "qp": Q, "memory": M, "parts": [[OFFSET, LENGTH], ...]}                       (or of an SRQ, as qp)
   {"do": "send", "qp": Q, "op": OP, "memory": M, "parts": [{"offset": O, "length": N, "addr": A, "rkey": K, "imm": I,
    "compare": C, "swap": S, "invalidate": K, "fence": false}, ...]}    OP: a key of OPERATIONS
                                                           (ud: "to": {"gid", "sgid_index", "qpn", "traffic_class"} beside)
@@ -22,8 +24,9 @@ One connection at a time; each line that comes is a command, each line that goes
                                                          imm, invalidated: N of them, or what there is after T ms
   {"do": "state", "qp": Q}                            -> state: the verbs' number
   {"do": "destroy", "id": N};    {"do": "release"}       one object; all
+  {"do": "all", "commands": [COMMAND, ...]}           -> answers, of each; it ends with the first that fails
 
-Work requests are numbered from 0 for each queue of a queue pair.
+Work requests are numbered from 0 for each queue of a queue pair, and for each SRQ.
 """
 import ctypes
 import json
@@ -39,6 +42,7 @@ from pyverbs.device import Context
 from pyverbs.mr import MR, MW, MWBindInfo
 from pyverbs.pd import PD
 from pyverbs.qp import QP, QPAttr, QPCap, QPInitAttr
+from pyverbs.srq import SRQ, SrqAttr, SrqInitAttr
 from pyverbs.wr import RecvWR, SendWR, SGE
 
 PORT = 18600
@@ -68,20 +72,67 @@ def pattern(length, seed):
 
 
 class QueuePair:
-    def __init__(self, peer, kind):
+    def __init__(self, peer, kind, srq=None):
         self.kind = kind
         self.queues = {"send": CQ(peer.context, 2 * DEPTH), "receive": CQ(peer.context, 2 * DEPTH)}
         cap = QPCap(max_send_wr=DEPTH, max_recv_wr=DEPTH, max_send_sge=1, max_recv_sge=1)
-        init = QPInitAttr(qp_type=KINDS[kind], scq=self.queues["send"], rcq=self.queues["receive"], cap=cap, sq_sig_all=1)
+        init = QPInitAttr(qp_type=KINDS[kind], scq=self.queues["send"], rcq=self.queues["receive"], cap=cap,
+                          srq=srq and srq.srq, sq_sig_all=1)
         self.qp = QP(peer.pd, init)
         self.sent = self.received = 0
         # rxe looks an address handle up when it sends, so it lives as long as the queue pair.
         self.address_handles = []
+        self.memberships = []
+
+    def join(self, group):
+        """pyverbs has no call for it, so libibverbs is asked, by the address of the queue pair that pyverbs holds."""
+        libibverbs = ctypes.CDLL("libibverbs.so.1", use_errno=True)
+        raw = socket.inet_pton(socket.AF_INET, group)
+        gid = bytes(10) + b"\xff\xff" + raw
+        if libibverbs.ibv_attach_mcast(ctypes.c_void_p(self.address()), gid, 0):
+            raise OSError(ctypes.get_errno(), "ibv_attach_mcast")
+        # The card hears the group, and the kernel does not turn away what comes for it.
+        membership = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        index = socket.if_nametoindex("eth0")
+        membership.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, raw + bytes(4) + index.to_bytes(4, sys.byteorder))
+        self.memberships.append((libibverbs, gid, membership))
+
+    def address(self):
+        """Of the `struct ibv_qp`: its queue pair number is at 52. Read as a file, for a word may be no address."""
+        with open("/proc/self/mem", "rb", 0) as memory:
+            words = ctypes.string_at(id(self.qp), sys.getsizeof(self.qp))
+            for at in range(16, len(words) - 7, 8):
+                candidate = int.from_bytes(words[at:at + 8], sys.byteorder)
+                try:
+                    memory.seek(candidate + 52)
+                    if int.from_bytes(memory.read(4), sys.byteorder) == self.qp.qp_num:
+                        return candidate
+                except (OSError, ValueError, OverflowError):
+                    continue
+        raise RuntimeError("no ibv_qp in pyverbs' object")
+
+    def post_recv(self, request):
+        self.qp.post_recv(request)
 
     def close(self):
+        for libibverbs, gid, membership in self.memberships:
+            libibverbs.ibv_detach_mcast(ctypes.c_void_p(self.address()), gid, 0)
+            membership.close()
         self.qp.close()
         for thing in [*self.queues.values(), *self.address_handles]:
             thing.close()
+
+
+class SharedReceives:
+    def __init__(self, peer):
+        self.srq = SRQ(peer.pd, SrqInitAttr(SrqAttr(max_wr=2 * DEPTH)))
+        self.received = 0
+
+    def post_recv(self, request):
+        self.srq.post_recv(request)
+
+    def close(self):
+        self.srq.close()
 
 
 class Peer:
@@ -144,8 +195,14 @@ class Peer:
     # --- queue pairs ---
 
     def queue_pair(self, c):
-        pair = QueuePair(self, c["kind"])
+        pair = QueuePair(self, c["kind"], self.objects[c["srq"]] if "srq" in c else None)
         return {"id": self.keep(pair), "qpn": pair.qp.qp_num}
+
+    def srq(self, c):
+        return {"id": self.keep(SharedReceives(self))}
+
+    def join(self, c):
+        self.objects[c["qp"]].join(c["group"])
 
     def route(self, c):
         raw = socket.inet_pton(socket.AF_INET6, c["gid"]).hex()          # pyverbs takes only the long form
@@ -178,11 +235,11 @@ class Peer:
     # --- work ---
 
     def receive(self, c):
-        pair, mr = self.objects[c["qp"]], self.objects[c["memory"]]
+        queue, mr = self.objects[c["qp"]], self.objects[c["memory"]]
         for offset, length in c["parts"]:
             sge = SGE(mr.buf + offset, length, mr.lkey)
-            pair.qp.post_recv(RecvWR(wr_id=pair.received, num_sge=1, sg=[sge]))
-            pair.received += 1
+            queue.post_recv(RecvWR(wr_id=queue.received, num_sge=1, sg=[sge]))
+            queue.received += 1
 
     def send(self, c):
         pair, mr, op = self.objects[c["qp"]], self.objects[c["memory"]], c["op"]
@@ -235,9 +292,15 @@ class Peer:
 
     # --- the connection ---
 
+    def all(self, c):
+        return {"answers": [self.carry_out(command) for command in c["commands"]]}
+
+    def carry_out(self, command):
+        return {"ok": True, **(getattr(self, command["do"])(command) or {})}
+
     def release(self, c):
         """Ends everything, in an order that no use forbids."""
-        for kind in (MW, QueuePair, MR):
+        for kind in (MW, QueuePair, SharedReceives, MR):
             for name in [n for n, thing in self.objects.items() if isinstance(thing, kind)]:
                 self.objects.pop(name).close()
 
@@ -245,7 +308,7 @@ class Peer:
         for line in stream.makefile("r"):
             try:
                 command = json.loads(line)
-                answer = {"ok": True, **(getattr(self, command["do"])(command) or {})}
+                answer = self.carry_out(command)
             except Exception as reason:             # whatever it is, whoever asked wants to know
                 answer = {"error": f"{line.strip()[:200]}: {type(reason).__name__}: {reason}"}
             stream.sendall(json.dumps(answer).encode() + b"\n")
