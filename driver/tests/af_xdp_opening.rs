@@ -183,7 +183,7 @@ fn child() {
     let _port = AfXdp::open(&AfXdpConfig::new(VETH)).unwrap();
     println!("\nchild: open");
     if role == "panic" {
-        let _ = std::io::stdin().read_line(&mut String::new());
+        let _ = io::stdin().read_line(&mut String::new());
         panic!("as told");
     }
     thread::sleep(Duration::from_secs(60));
