@@ -84,6 +84,10 @@ impl UdpConfig {
 pub struct Udp {
     capabilities: Capabilities,
     socket: OwnedFd,
+    /// MADs leave by it, if this port has QP1; nothing comes to it. What goes to a host that does not
+    /// answer ARP or ND waits in the kernel for seconds and takes its socket's send buffer, and anybody can
+    /// ask for connections in the names of such hosts: the answers must not hold up queue pairs.
+    for_mads: Option<OwnedFd>,
     /// Connected to each peer in turn, for what the kernel says to that.
     probe: UdpSocket,
     address: IpAddr,
@@ -112,8 +116,10 @@ impl Udp {
     /// [`Error::InterfaceDown`], [`Error::Permission`] (for busy polling), [`Error::Os`].
     pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
         let place = Place::find(config.address)?;
+        let for_mads = socket::open(config, &place, false)?;
         let socket = socket::open(config, &place, false)?;
-        Udp::on(socket, config, &place, (0, 1))
+        socket::close_to_others([&for_mads, &socket], &place)?;
+        Udp::on((socket, Some(for_mads)), config, &place, (0, 1))
     }
 
     /// Opens `count` sockets on one address, each for a context of its own: packets go to the one
@@ -135,17 +141,27 @@ impl Udp {
         }
         let config = UdpConfig { aggregation: false, ..*config };
         let place = Place::find(config.address)?;
+        let for_mads = socket::open(&config, &place, false)?;
         let sockets = (0..count).map(|_| socket::open(&config, &place, true));
         let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+        socket::close_to_others(sockets.iter().chain([&for_mads]), &place)?;
         if let Some(first) = sockets.first() {
             socket::steer_by_qpn(first.as_fd(), count as u32)
                 .map_err(|source| os_error("choosing sockets by queue pair number", &place, source))?;
         }
+        // The first context has QP1, and nobody else sends for it.
+        let mut for_mads = Some(for_mads);
         let shares = sockets.into_iter().zip(0..);
-        shares.map(|(socket, index)| Udp::on(socket, &config, &place, (index, count as u32))).collect()
+        let on = |(socket, index)| Udp::on((socket, for_mads.take()), &config, &place, (index, count as u32));
+        shares.map(on).collect()
     }
 
-    fn on(socket: OwnedFd, config: &UdpConfig, place: &Place, number: (u32, u32)) -> Result<Udp, Error> {
+    fn on(
+        (socket, for_mads): (OwnedFd, Option<OwnedFd>),
+        config: &UdpConfig,
+        place: &Place,
+        number: (u32, u32),
+    ) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
         let Place { interface, address, scope } = place;
         let mtu = interface.mtu.min(MTU_MAX);
@@ -185,6 +201,7 @@ impl Udp {
             sockets: socket::watched(socket.as_fd()).map_err(os)?,
             doorbell: Doorbell::new().map_err(os)?,
             socket,
+            for_mads,
             groups: Vec::new(),
             send_first: false,
             unlooked: 0,
@@ -195,9 +212,10 @@ impl Udp {
 
     /// Sends what is written. Returns whether all of it has left, or was dropped.
     fn flush(&mut self) -> bool {
-        let Udp { transmitter, socket, stats, told, capabilities, .. } = self;
+        let Udp { transmitter, socket, for_mads, stats, told, capabilities, .. } = self;
         let segmentation = transmitter.segmentation;
-        let flushed = transmitter.flush(socket.as_fd(), stats, |refused| {
+        let for_mads = for_mads.as_ref().unwrap_or(socket).as_fd();
+        let flushed = transmitter.flush(socket.as_fd(), for_mads, stats, |refused| {
             let reason = (refused.error.raw_os_error(), refused.peer);
             if told.replace(reason) != Some(reason) {
                 tell(refused, &capabilities.interface);
