@@ -84,6 +84,10 @@ impl UdpConfig {
 pub struct Udp {
     capabilities: Capabilities,
     socket: OwnedFd,
+    /// MADs leave by it, if this port has QP1; nothing comes to it. What goes to a host that does not
+    /// answer ARP or ND waits in the kernel for seconds and takes its socket's send buffer, and anybody can
+    /// ask for connections in the names of such hosts: the answers must not hold up queue pairs.
+    for_mads: Option<OwnedFd>,
     /// Connected to each peer in turn, for what the kernel says to that.
     probe: UdpSocket,
     address: IpAddr,
@@ -99,8 +103,7 @@ pub struct Udp {
     send_first: bool,
     /// Bursts since the last look.
     unlooked: u8,
-    /// What was said of the last send that was refused.
-    told: Option<(Option<i32>, IpAddr)>,
+    told: Told,
     stats: Stats,
 }
 
@@ -112,8 +115,10 @@ impl Udp {
     /// [`Error::InterfaceDown`], [`Error::Permission`] (for busy polling), [`Error::Os`].
     pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
         let place = Place::find(config.address)?;
+        let for_mads = socket::open(config, &place, false)?;
         let socket = socket::open(config, &place, false)?;
-        Udp::on(socket, config, &place, (0, 1))
+        socket::close_to_others([&for_mads, &socket], &place)?;
+        Udp::on((socket, Some(for_mads)), config, &place, (0, 1))
     }
 
     /// Opens `count` sockets on one address, each for a context of its own: packets go to the one
@@ -135,17 +140,27 @@ impl Udp {
         }
         let config = UdpConfig { aggregation: false, ..*config };
         let place = Place::find(config.address)?;
+        let for_mads = socket::open(&config, &place, false)?;
         let sockets = (0..count).map(|_| socket::open(&config, &place, true));
         let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+        socket::close_to_others(sockets.iter().chain([&for_mads]), &place)?;
         if let Some(first) = sockets.first() {
             socket::steer_by_qpn(first.as_fd(), count as u32)
                 .map_err(|source| os_error("choosing sockets by queue pair number", &place, source))?;
         }
+        // The first context has QP1, and nobody else sends for it.
+        let mut for_mads = Some(for_mads);
         let shares = sockets.into_iter().zip(0..);
-        shares.map(|(socket, index)| Udp::on(socket, &config, &place, (index, count as u32))).collect()
+        let on = |(socket, index)| Udp::on((socket, for_mads.take()), &config, &place, (index, count as u32));
+        shares.map(on).collect()
     }
 
-    fn on(socket: OwnedFd, config: &UdpConfig, place: &Place, number: (u32, u32)) -> Result<Udp, Error> {
+    fn on(
+        (socket, for_mads): (OwnedFd, Option<OwnedFd>),
+        config: &UdpConfig,
+        place: &Place,
+        number: (u32, u32),
+    ) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
         let Place { interface, address, scope } = place;
         let mtu = interface.mtu.min(MTU_MAX);
@@ -185,21 +200,22 @@ impl Udp {
             sockets: socket::watched(socket.as_fd()).map_err(os)?,
             doorbell: Doorbell::new().map_err(os)?,
             socket,
+            for_mads,
             groups: Vec::new(),
             send_first: false,
             unlooked: 0,
-            told: None,
+            told: Told::default(),
             stats: Stats::default(),
         })
     }
 
     /// Sends what is written. Returns whether all of it has left, or was dropped.
-    fn flush(&mut self) -> bool {
-        let Udp { transmitter, socket, stats, told, capabilities, .. } = self;
+    fn flush(&mut self, now: Nanos) -> bool {
+        let Udp { transmitter, socket, for_mads, stats, told, capabilities, .. } = self;
         let segmentation = transmitter.segmentation;
-        let flushed = transmitter.flush(socket.as_fd(), stats, |refused| {
-            let reason = (refused.error.raw_os_error(), refused.peer);
-            if told.replace(reason) != Some(reason) {
+        let for_mads = for_mads.as_ref().unwrap_or(socket).as_fd();
+        let flushed = transmitter.flush(socket.as_fd(), for_mads, stats, |refused| {
+            if told.is_news((refused.error.raw_os_error(), refused.peer), now) {
                 tell(refused, &capabilities.interface);
             }
         });
@@ -249,10 +265,10 @@ impl PacketDriver for Udp {
         Ok(received)
     }
 
-    fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
         let mut taken = 0;
         let mut more = true;
-        while self.flush() && more {
+        while self.flush(now) && more {
             let (count, full) = self.transmitter.fill(source, &mut self.stats);
             (taken, more) = (taken + count, full);
             if count == 0 {
@@ -409,6 +425,27 @@ fn describe(
 }
 
 /// Says why packets are dropped.
+/// What was said of sends that were refused: anybody may have led to them, and somebody reads the log.
+#[derive(Debug, Default)]
+struct Told {
+    last: Option<(Refusal, Nanos)>,
+}
+
+/// The kernel's reason, and whom it was for.
+type Refusal = (Option<i32>, IpAddr);
+
+impl Told {
+    /// Whether to say this: something else than last time, and no more than once a second.
+    fn is_news(&mut self, refusal: Refusal, now: Nanos) -> bool {
+        let is_news =
+            self.last.is_none_or(|(last, at)| last != refusal && now.since(at) >= Duration::from_secs(1));
+        if is_news {
+            self.last = Some((refusal, now));
+        }
+        is_news
+    }
+}
+
 fn tell(refused: &Refused, interface: &str) {
     let Refused { error, peer, packet } = refused;
     if error.raw_os_error() == Some(libc::EMSGSIZE) {
@@ -422,4 +459,24 @@ fn tell(refused: &Refused, interface: &str) {
 
 fn os_error(what: &'static str, place: &Place, source: io::Error) -> Error {
     Error::Os { what, interface: place.interface.name.clone(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A line for each packet, as there was when they went to many hosts in turns, can stop who writes it.
+    #[test]
+    fn refusals_are_told_once_a_second() {
+        let mut told = Told::default();
+        let peer = |n: u64| IpAddr::from([10, 0, 0, n as u8]);
+        let said = |told: &mut Told, ms: u64| {
+            let now = Nanos(ms * 1_000_000);
+            (0..100).filter(|n| told.is_news((Some(libc::EHOSTUNREACH), peer(*n)), now)).count()
+        };
+        assert_eq!([0, 10, 999, 1000, 1001, 1999, 2000].map(|ms| said(&mut told, ms)), [1, 0, 0, 1, 0, 0, 1]);
+        // The same again and again is no news.
+        let last = told.last.map(|(refusal, _)| refusal).expect("something was said");
+        assert!(!told.is_news(last, Nanos(10_000_000_000)));
+    }
 }

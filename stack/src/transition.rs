@@ -13,12 +13,13 @@ use crate::{Access, AddressVector, Error, Port};
 /// A move from state to state, with all that the move requires and nothing else.
 #[derive(Clone, Copy, Debug)]
 pub enum Transition {
-    /// RC and UC, RESET → INIT, or INIT → INIT.
+    /// RC and UC, RESET → INIT, or INIT → INIT. The P_Key is the first of the port's table; another one is
+    /// [`QpUpdate::pkey_index`].
     Init {
         /// What the peer may do through this queue pair.
         access: Access,
     },
-    /// UD, RESET → INIT, or INIT → INIT.
+    /// UD, RESET → INIT, or INIT → INIT; the P_Key as for `Init`.
     InitDatagram {
         /// What datagrams to this queue pair must carry.
         qkey: u32,

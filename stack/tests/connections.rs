@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use ferroce::PacketDriver;
 use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
+use ferroce::driver::udp::{Udp, UdpConfig};
 use strangers::{Outcome, Plan};
 
 /// One such request stopped the context for 3 s, and ended innocent connections with `RetryExcErr`.
@@ -29,4 +30,16 @@ fn strangers_end_no_connection() {
     assert!(asked > 1000, "{asked} requests");
     // All of them were heard, unless the port lost some.
     assert!(accepted > 100 && accepted + refused > asked / 2, "{accepted} accepted and {refused} refused");
+}
+
+/// A socket's answers to them wait for ARP in the kernel. They took the send buffer of everybody's packets.
+#[test]
+fn strangers_do_not_stop_a_socket() {
+    let Some(namespaces) = namespaces::Pair::new(1500) else { return };
+    let client = namespaces.in_a(|| AfXdp::open(&AfXdpConfig::new(namespaces::VETH)).unwrap());
+    let server = namespaces.in_b(|| Udp::open(&UdpConfig::new("10.9.0.2".parse().unwrap())).unwrap());
+    let plan = Plan { connections: 100, rate: 20_000, time: Duration::from_secs(3) };
+    let outcome = strangers::run([Box::new(client), Box::new(server)], &plan).unwrap();
+    println!("{outcome}");
+    assert!(outcome.accepted > 100 && outcome.asked > 10_000, "{outcome}");
 }

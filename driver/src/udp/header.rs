@@ -93,6 +93,11 @@ pub(super) struct Key {
 }
 
 impl Key {
+    /// Whether it is a MAD, for QP1.
+    pub(super) fn is_mad(&self) -> bool {
+        self.qpn == [0, 0, 1]
+    }
+
     /// Of a packet of the IP version whose headers are `len` long; `None` if it is not one to be sent.
     pub(super) fn of(packet: &[u8], len: usize) -> Option<Key> {
         let qpn: [u8; 3] = *packet.get(len + 5..)?.first_chunk()?;

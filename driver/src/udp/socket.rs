@@ -10,11 +10,13 @@ use crate::Error;
 /// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
 const BUFFER: i32 = 8 << 20;
 
-/// A socket on port 4791 of the place's address; with `shared`, others may be on it too.
+/// A socket on port 4791 of the place's address. Others may be bound to it until
+/// [`close_to_others`]; the last one receives. With `shared`, it is one of several that do.
 pub(super) fn open(config: &UdpConfig, place: &Place, shared: bool) -> Result<OwnedFd, Error> {
     let os = |source| os_error("setting up the UDP socket", place, source);
     let socket = create(config.address).map_err(os)?;
     let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
+    set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).map_err(os)?;
     if shared {
         set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(os)?;
     }
@@ -61,6 +63,17 @@ pub(super) fn open(config: &UdpConfig, place: &Place, shared: bool) -> Result<Ow
         }
     })?;
     Ok(socket)
+}
+
+/// From now on nobody else can be bound to where these sockets are.
+pub(super) fn close_to_others<'a>(
+    sockets: impl IntoIterator<Item = &'a OwnedFd>,
+    place: &Place,
+) -> Result<(), Error> {
+    sockets.into_iter().try_for_each(|socket| {
+        set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 0)
+            .map_err(|source| os_error("keeping UDP port 4791 to itself", place, source))
+    })
 }
 
 /// A member of a multicast group, with a socket that hears what is sent to it.

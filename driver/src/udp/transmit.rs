@@ -144,15 +144,18 @@ impl Transmitter {
     }
 
     /// Sends what is written. What the kernel refuses is dropped and told to `refused`, unless it is
-    /// only that there is no room: then `false`, and it stays.
+    /// only that there is no room: then `false`, and it stays. MADs have a socket of their own, and those
+    /// that find no room there are dropped: who sent them sends them again.
     pub(super) fn flush(
         &mut self,
         socket: BorrowedFd<'_>,
+        for_mads: BorrowedFd<'_>,
         stats: &mut Stats,
         mut refused: impl FnMut(&Refused),
     ) -> bool {
         while self.done < self.groups.len() {
-            match self.send(socket) {
+            let is_mad = self.groups[self.done].key.is_mad();
+            match self.send(if is_mad { for_mads } else { socket }, is_mad) {
                 Ok(sent) => {
                     for group in &self.groups[self.done..self.done + sent] {
                         stats.tx_frames += group.segments as u64;
@@ -161,6 +164,10 @@ impl Transmitter {
                     self.done += sent;
                 }
                 Err(error) => match error.raw_os_error() {
+                    Some(libc::EAGAIN) if is_mad => {
+                        stats.tx_dropped += self.groups[self.done].segments as u64;
+                        self.done += 1;
+                    }
                     Some(libc::EAGAIN) => return false,
                     Some(libc::EINTR) => {}
                     code => {
@@ -183,9 +190,11 @@ impl Transmitter {
         true
     }
 
-    /// One system call. Returns how many groups it sent.
-    fn send(&self, socket: BorrowedFd<'_>) -> io::Result<usize> {
-        match &self.groups[self.done..] {
+    /// One system call, for groups of MADs or of anything else. Returns how many groups it sent.
+    fn send(&self, socket: BorrowedFd<'_>, mads: bool) -> io::Result<usize> {
+        let rest = &self.groups[self.done..];
+        let alike = rest.iter().take_while(|group| group.key.is_mad() == mads).count();
+        match &rest[..alike] {
             [group] => self.send_one(socket, group),
             groups => self.send_several(socket, groups),
         }
