@@ -20,6 +20,7 @@ usage: ./do JOB [ARGUMENT...]
   model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied
   asan               the tests under the address sanitizer
+  loom               the runner's sleep and wake-ups in every order that the memory model allows
   mutations [NAME...]
                      breaks the engine in a copy, one rule at a time; each must change a replay's report
   fuzz [SECONDS] [TARGET...]
@@ -127,6 +128,8 @@ lint() {
     cargo clippy --workspace --all-targets "${features[@]}" -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps "${features[@]}"
     cargo fmt --manifest-path tools/fuzz/Cargo.toml --check
+    cargo fmt --manifest-path stack/loom/Cargo.toml --check
+    loom_cargo clippy --all-targets -- -D warnings
     if need g++; then
         fuzz_cargo clippy --all-targets -- -D warnings
     else
@@ -145,6 +148,13 @@ asan() {
     export LSAN_OPTIONS=suppressions=$PWD/driver/lsan.supp:print_suppressions=0
     RUSTFLAGS="-Zsanitizer=address" unstable cargo test --target "$(host)" --target-dir target/asan \
         -p ferroce-wire -p ferroce-driver -p ferroce -p ferroce-collectives -p ferroce-tools "${features[@]}" "$@"
+}
+
+# cargo in the workspace of the loom tests.
+loom_cargo() { # SUBCOMMAND [ARGUMENT...]
+    local subcommand=$1
+    shift
+    cargo "$subcommand" --quiet --locked --release --manifest-path stack/loom/Cargo.toml --target-dir target/loom "$@"
 }
 
 # cargo in the fuzzer's workspace, with the flags that libFuzzer wants of what it drives: those of
@@ -262,6 +272,7 @@ soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --no-de
 model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --no-default-features --test model -- --nocapture ;;
 lint) lint ;;
 asan) asan --lib --bins --tests "$@" ;;
+loom) loom_cargo test -- --show-output "$@" ;;
 fuzz) fuzz "$@" ;;
 fuzz-replay) fuzz_replay "$@" ;;
 mutations) tools/mutations "$@" ;;

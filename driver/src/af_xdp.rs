@@ -54,6 +54,7 @@ mod filter;
 mod frames;
 mod layout;
 mod membership;
+mod rx_chunks;
 mod socket;
 
 use std::io;
@@ -75,6 +76,7 @@ use attachment::Attachment;
 use frames::{Frames, Pages, TxSlots};
 use layout::{FRAME_OVERHEAD, Layout, MAX_CHUNKS_PER_SLOT, check};
 use membership::Membership;
+use rx_chunks::{Received, RxChunks};
 use socket::{Bound, bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 
 /// What to open.
@@ -123,6 +125,7 @@ pub struct AfXdp {
     completion: CompQueue,
     frames: Frames,
     slots: TxSlots,
+    rx_chunks: RxChunks,
     tx_ring: u32,
     /// A burst of descriptors, received or completed.
     burst: Box<[FrameDesc]>,
@@ -212,6 +215,7 @@ impl AfXdp {
             tx,
             completion,
             slots: TxSlots::new(tx_chunks, layout.chunks_per_slot as usize, layout.umem),
+            rx_chunks: RxChunks::new(rx_chunks, layout.umem.frame_size().get() as usize),
             frames,
             tx_ring: layout.tx_ring,
             burst: vec![FrameDesc::default(); BURST].into(),
@@ -231,7 +235,10 @@ impl AfXdp {
         while self.slots.any_in_flight() {
             // SAFETY: the completion ring belongs to the UMEM of `frames`.
             let n = unsafe { self.completion.consume(&mut self.burst) };
-            self.burst[..n].iter().for_each(|descriptor| self.slots.complete(descriptor));
+            for descriptor in &self.burst[..n] {
+                let done = self.slots.complete(descriptor.addr());
+                self.stats.bad_descriptors += u64::from(!done);
+            }
             if n < self.burst.len() {
                 break;
             }
@@ -257,6 +264,19 @@ impl AfXdp {
         Ok(())
     }
 
+    /// Takes the chunks of the first `n` descriptors of the burst from the kernel. Returns, a bit each, whose
+    /// chunk it had, and which of these can be used.
+    fn take(&mut self, n: usize) -> (u64, u64) {
+        let (mut ours, mut usable) = (0, 0);
+        for (i, descriptor) in self.burst[..n].iter().enumerate() {
+            let received = self.rx_chunks.take(descriptor.addr(), descriptor.lengths().data());
+            ours |= u64::from(received != Received::Foreign) << i;
+            usable |= u64::from(received == Received::Piece) << i;
+        }
+        self.stats.bad_descriptors += n as u64 - u64::from(usable.count_ones());
+        (ours, usable)
+    }
+
     /// Tells the sink what is coming. The frames were written by another core: fetching the headers
     /// of all of them at once takes as long as fetching one.
     fn announce(&self, received: &[FrameDesc], sink: &mut dyn FrameSink) {
@@ -269,6 +289,20 @@ impl AfXdp {
             // SAFETY: the kernel has handed this chunk over, and has not got it back.
             sink.announce(unsafe { self.frames.bytes(descriptor.addr(), descriptor.lengths().data()) });
         }
+    }
+
+    /// Gives the kernel the chunks of the first `n` descriptors of the burst, of those that are `ours`.
+    fn refill(&mut self, n: usize, ours: u64) {
+        let mut kept = 0;
+        for i in (0..n).filter(|i| ours >> i & 1 == 1) {
+            self.rx_chunks.give_back(self.burst[i].addr());
+            self.burst[kept] = self.burst[i];
+            kept += 1;
+        }
+        // SAFETY: these chunks came from this UMEM's receive ring, each once, and are not used any more. The
+        // fill ring has two entries for each receive chunk, so there is room.
+        let refilled = unsafe { self.fill.produce(&self.burst[..kept]) };
+        debug_assert_eq!(refilled, kept);
     }
 
     /// Lets the kernel look for frames where it does not do so by itself: a driver that sleeps
@@ -306,13 +340,19 @@ impl PacketDriver for AfXdp {
             self.drive_receive()?;
             return Ok(0);
         }
+        let (ours, usable) = self.take(n);
+        let all = u64::MAX >> (BURST - n);
         let received = &self.burst[..n];
-        if n > 1 {
+        if n > 1 && usable == all {
             self.announce(received, sink);
         }
         let before = self.stats.rx_frames;
-        for descriptor in received {
-            // SAFETY: the kernel has just handed this chunk over; it gets it back below.
+        for (i, descriptor) in received.iter().enumerate() {
+            if usable >> i & 1 == 0 {
+                self.assembly.skip(descriptor);
+                continue;
+            }
+            // SAFETY: the kernel had this chunk and has handed it over; it gets it back below.
             let frame = unsafe { self.assembly.add(&mut self.frames, descriptor) };
             let Some(frame) = frame else { continue };
             // A veth (or an interface in promiscuous mode) also delivers frames for others.
@@ -324,10 +364,7 @@ impl PacketDriver for AfXdp {
         }
         // SAFETY: the chunks of this burst are still ours.
         unsafe { self.assembly.let_go(&self.frames) };
-        // SAFETY: these chunks came from this UMEM's receive ring and are not used any more. The
-        // fill ring has two entries for each receive chunk, so there is room.
-        let refilled = unsafe { self.fill.produce(received) };
-        debug_assert_eq!(refilled, n);
+        self.refill(n, ours);
         if self.fill.needs_wakeup() {
             self.drive_receive()?;
         }
@@ -418,7 +455,7 @@ impl PacketDriver for AfXdp {
     }
 }
 
-/// Descriptors taken from a ring at once.
+/// Descriptors taken from a ring at once: as many as a mask has bits.
 const BURST: usize = 64;
 /// How soon frames that the kernel left in the transmit ring are offered again.
 const TX_RETRY: Duration = Duration::from_micros(200);

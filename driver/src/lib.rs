@@ -220,6 +220,9 @@ pub struct Stats {
     pub tx_bytes: u64,
     /// Frames taken by `tx_burst` that the port failed to send.
     pub tx_dropped: u64,
+    /// Entries of the device's rings that name no buffer which it had: they were ignored. More than none
+    /// is a fault of the kernel or of the device's driver.
+    pub bad_descriptors: u64,
 }
 
 /// Why a driver could not be opened, or why it stopped.

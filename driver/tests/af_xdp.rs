@@ -32,6 +32,7 @@ fn frames_cross_bit_exact_at_mtu_9000() {
     }
     assert_eq!((a.stats().rx_dropped, b.stats().rx_dropped), (0, 0));
     assert_eq!((a.stats().tx_dropped, b.stats().tx_dropped), (0, 0));
+    assert_eq!((a.stats().bad_descriptors, b.stats().bad_descriptors), (0, 0));
 }
 
 #[test]

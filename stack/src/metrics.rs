@@ -101,7 +101,8 @@ impl Metrics {
 
     /// Under the names of the kernel's statistics of an interface.
     pub(crate) fn push_driver(&mut self, stats: &Stats) {
-        let Stats { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped } = *stats;
+        let Stats { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, bad_descriptors } =
+            *stats;
         for (name, help, value) in [
             ("rx_packets", "Frames that the driver has received.", rx_frames),
             ("rx_bytes", "Bytes of those.", rx_bytes),
@@ -109,6 +110,7 @@ impl Metrics {
             ("tx_packets", "Frames that the driver has sent.", tx_frames),
             ("tx_bytes", "Bytes of those.", tx_bytes),
             ("tx_dropped", "Frames that the port failed to send.", tx_dropped),
+            ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
         ] {
             self.push(name, help, MetricKind::Counter, None, value);
         }

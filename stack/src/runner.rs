@@ -1,14 +1,14 @@
 //! A context on a thread of its own, and what other threads reach it through.
 
-mod bell;
 mod command;
 mod handle;
 mod port;
+mod sync;
+mod wakeup;
 
 use std::collections::HashSet;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -22,7 +22,8 @@ use crate::{Context, Cq, Error, Idle, pin_to_core};
 
 pub use command::Delivery;
 pub use handle::RunnerHandle;
-use port::{Desk, Port};
+use port::Port;
+use wakeup::{Desk, End, Sleep, lock};
 
 /// How a [`Runner`] runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,8 +146,7 @@ impl Runner {
 
     fn join(&mut self) -> Option<thread::Result<Stopped>> {
         let thread = self.thread.take()?;
-        self.shared.stopping.store(true, Ordering::Release);
-        self.shared.tell_news();
+        self.shared.sleep.stop(|| self.shared.wake());
         Some(thread.join())
     }
 }
@@ -169,15 +169,9 @@ const LONGEST: Duration = Duration::from_secs(3600);
 struct Shared {
     may_block: bool,
     waker: Option<Waker>,
-    /// The runner is about to block, or does: who has something for it has to wake it.
-    sleeping: AtomicBool,
-    /// Counts what is to be looked at besides rings: handles that come and go, the wish to stop.
-    news: AtomicU32,
-    stopping: AtomicBool,
-    /// Why the runner has ended.
-    reason: OnceLock<Arc<str>>,
+    sleep: Sleep,
+    end: End,
     arrivals: Mutex<Vec<Port>>,
-    desks: Mutex<Vec<Arc<Desk>>>,
     /// The completion queues that have a handle.
     claimed: Mutex<HashSet<Cq>>,
 }
@@ -187,12 +181,9 @@ impl Shared {
         Shared {
             may_block: idle.may_block(),
             waker,
-            sleeping: AtomicBool::new(false),
-            news: AtomicU32::new(0),
-            stopping: AtomicBool::new(false),
-            reason: OnceLock::new(),
+            sleep: Sleep::new(),
+            end: End::new(),
             arrivals: Mutex::default(),
-            desks: Mutex::default(),
             claimed: Mutex::default(),
         }
     }
@@ -206,8 +197,8 @@ impl Shared {
         }
         let (to_runner, from_handle) = RingBuffer::new(commands as usize);
         let (to_handle, from_runner) = RingBuffer::new(deliveries as usize);
-        let desk = Arc::new(Desk::default());
-        lock(&self.desks).push(desk.clone());
+        let desk = Arc::new(Desk::new());
+        self.end.join(desk.clone());
         lock(&self.arrivals).push(Port::new(from_handle, to_handle, desk.clone()));
         self.tell_news();
         // A runner that ends after this finds the desk in the list and rings.
@@ -220,23 +211,22 @@ impl Shared {
         if !self.may_block {
             return;
         }
-        // Either the runner sees it in its last look, or this thread sees that it sleeps.
-        fence(Ordering::SeqCst);
-        if self.sleeping.load(Ordering::Relaxed)
-            && self.sleeping.swap(false, Ordering::Relaxed)
-            && let Some(waker) = &self.waker
-        {
+        self.sleep.nudge(|| self.wake());
+    }
+
+    fn tell_news(&self) {
+        self.sleep.tell_news(|| self.wake());
+    }
+
+    /// Ends the runner's wait.
+    fn wake(&self) {
+        if let Some(waker) = &self.waker {
             waker.wake_by_ref();
         }
     }
 
-    fn tell_news(&self) {
-        self.news.fetch_add(1, Ordering::Release);
-        self.nudge();
-    }
-
     fn check(&self) -> Result<(), Error> {
-        match self.reason.get() {
+        match self.end.reason() {
             None => Ok(()),
             Some(reason) => Err(Error::RunnerEnded { reason: reason.clone() }),
         }
@@ -244,10 +234,10 @@ impl Shared {
 
     /// Tells every handle that the runner has ended; the first reason counts.
     fn end(&self, reason: &str) {
-        let _ = self.reason.set(reason.into());
+        self.end.set(reason);
         // The rings of handles that nobody took in go now.
         lock(&self.arrivals).clear();
-        lock(&self.desks).iter().for_each(|desk| desk.bell.ring());
+        self.end.tell();
     }
 }
 
@@ -258,11 +248,6 @@ impl Drop for Farewell {
     fn drop(&mut self) {
         self.0.end("its thread panicked, in a closure that was called on it");
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing that is done under these locks can be half done.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The loop of the runner's thread.
@@ -295,13 +280,13 @@ impl Turns {
     }
 
     fn is_told_to_stop(&mut self) -> bool {
-        let news = self.shared.news.load(Ordering::Acquire);
+        let news = self.shared.sleep.news();
         if news == self.seen {
             return false;
         }
         self.seen = news;
         self.take_news();
-        self.shared.stopping.load(Ordering::Acquire)
+        self.shared.sleep.is_stopping()
     }
 
     /// Commands, frames and timers, completions. Returns how much there was of all of them.
@@ -322,11 +307,11 @@ impl Turns {
         self.ports.append(&mut lock(&self.shared.arrivals));
         let Turns { context, ports, shared, .. } = self;
         ports.retain_mut(|port| {
-            if !port.desk.left.load(Ordering::Acquire) {
+            if !port.desk.has_left() {
                 return true;
             }
             port.take_last_commands(context);
-            lock(&shared.desks).retain(|desk| !Arc::ptr_eq(desk, &port.desk));
+            shared.end.forget(&port.desk);
             false
         });
     }
@@ -342,16 +327,14 @@ impl Turns {
     fn block(&mut self) -> Result<(), Error> {
         let Turns { context, ports, shared, clock, seen, .. } = self;
         ports.iter().for_each(Port::announce_rest);
-        shared.sleeping.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        let mut result = Ok(());
-        if shared.news.load(Ordering::Acquire) == *seen && ports.iter().all(Port::may_rest) {
+        let block = || {
             let longest = if shared.waker.is_some() { LONGEST } else { BLIND };
             let quiet = context.quiet_for(clock.now());
-            result = context.wait(quiet.map_or(longest, |time| time.min(longest)));
-        }
-        shared.sleeping.store(false, Ordering::Relaxed);
-        result
+            context.wait(quiet.map_or(longest, |time| time.min(longest)))
+        };
+        let slept = shared.sleep.sleep(*seen, || ports.iter().all(Port::may_rest), block);
+        ports.iter().for_each(Port::end_rest);
+        slept.unwrap_or(Ok(()))
     }
 }
 

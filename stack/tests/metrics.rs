@@ -59,6 +59,7 @@ fn requests_are_counted_by_kind_at_both_ends() {
     let metrics = pair.ends[1].context.metrics();
     assert_eq!(value(&metrics, "rx_read_requests", None), 1);
     assert_eq!(value(&metrics, "rx_packets", None), far.value(Counter::RcvdPkts));
+    assert_eq!(value(&metrics, "bad_descriptors", None), 0);
     assert_eq!(value(&metrics, "qps", Some("rts")), 1);
     assert_eq!(value(&metrics, "resource_in_use", Some("mr")), 1);
     assert_eq!(value(&metrics, "resource_limit", Some("qp")), u64::from(Config::default().max_qps));

@@ -27,8 +27,8 @@ enum State {
     InPlace { start: usize, len: usize, end: usize },
     /// `len` bytes are in the buffer.
     Copied { len: usize },
-    /// The frame is larger than any should be; its rest is being skipped.
-    Oversize,
+    /// The frame is larger than any should be, or lacks a piece; its rest is being skipped.
+    Skipped,
 }
 
 impl Assembly {
@@ -72,7 +72,7 @@ impl Assembly {
             }
             // SAFETY: the caller keeps the contract, which is that of `bytes`.
             State::Copied { .. } => self.append(unsafe { frames.bytes(addr, len) }),
-            State::Oversize => State::Oversize,
+            State::Skipped => State::Skipped,
         };
         if piece.has_more_frames() {
             return None;
@@ -90,6 +90,15 @@ impl Assembly {
         }
     }
 
+    /// Takes note of a piece that can't be used: its frame is dropped.
+    pub(super) fn skip(&mut self, piece: &FrameDesc) {
+        self.state = State::Skipped;
+        if !piece.has_more_frames() {
+            self.state = State::Between;
+            self.dropped += 1;
+        }
+    }
+
     /// Saves what has come of a frame, for its chunks go back to the kernel now.
     ///
     /// # Safety
@@ -104,7 +113,7 @@ impl Assembly {
         !matches!(self.state, State::Between)
     }
 
-    /// Frames dropped because they were too large.
+    /// Frames dropped because they were too large, or lacked a piece.
     pub(super) fn dropped(&self) -> u64 {
         self.dropped
     }
@@ -120,13 +129,13 @@ impl Assembly {
     }
 
     fn append(&mut self, piece: &[u8]) -> State {
-        let State::Copied { len } = self.state else { return State::Oversize };
+        let State::Copied { len } = self.state else { return State::Skipped };
         match self.buffer.get_mut(len..len + piece.len()) {
             Some(room) => {
                 room.copy_from_slice(piece);
                 State::Copied { len: len + piece.len() }
             }
-            None => State::Oversize,
+            None => State::Skipped,
         }
     }
 }
@@ -234,5 +243,34 @@ mod tests {
         assert_eq!(lab.add(2 * DATA + 1, &[2, 3, 4], true), None);
         assert_eq!(lab.assembly.dropped(), 2);
         assert_eq!(lab.add(60, &[2], false).map(|f| f.len()), Some(60));
+    }
+
+    #[test]
+    fn a_frame_that_lacks_a_piece_is_dropped_whole() {
+        let Some(mut lab) = Lab::new(3 * DATA) else { return };
+        for at in 0..3 {
+            for bursts in [false, true] {
+                let dropped = lab.assembly.dropped();
+                for (i, chunk) in [2, 3, 4].into_iter().enumerate() {
+                    let mut piece = lab.chunks[chunk];
+                    // SAFETY: nothing was given to the kernel.
+                    unsafe { lab.frames.umem.data_mut(&mut piece) }.cursor().set_pos(DATA);
+                    piece.set_options(if i < 2 { CONTINUED } else { 0 });
+                    if i == at {
+                        lab.assembly.skip(&piece);
+                    } else {
+                        // SAFETY: as above.
+                        assert_eq!(unsafe { lab.assembly.add(&mut lab.frames, &piece) }, None);
+                    }
+                    if bursts {
+                        // SAFETY: as above.
+                        unsafe { lab.assembly.let_go(&lab.frames) };
+                    }
+                }
+                assert_eq!(lab.assembly.dropped(), dropped + 1);
+                // The next one is whole.
+                assert_eq!(lab.add(2 * DATA, &[2, 3], bursts).map(|f| f.len()), Some(2 * DATA));
+            }
+        }
     }
 }

@@ -123,7 +123,7 @@ pub(super) struct TxSlots {
     chunk_data: usize,
     /// Slots that hold no frame, the last used on top: its memory is still in the cache.
     free: Vec<usize>,
-    /// Descriptors of each slot that the kernel has.
+    /// The chunks of each slot that the kernel has, a bit each.
     in_flight: Box<[u8]>,
 }
 
@@ -186,17 +186,28 @@ impl TxSlots {
             out.set_options(if piece + 1 < count { CONTINUED } else { 0 });
         }
         self.free.pop();
-        self.in_flight[slot] = count as u8;
+        self.in_flight[slot] = (1 << count) - 1;
         count
     }
 
-    /// Takes back a descriptor that the kernel is done with.
-    pub(super) fn complete(&mut self, descriptor: &FrameDesc) {
-        let slot = descriptor.addr() / self.chunk_size / self.chunks_per_slot;
-        self.in_flight[slot] -= 1;
-        if self.in_flight[slot] == 0 {
+    /// Takes back the chunk at this address, with which the kernel says that it is done. Returns whether it
+    /// had it: else nothing happens, for a slot that is free twice would hold two frames at once.
+    #[must_use]
+    pub(super) fn complete(&mut self, address: usize) -> bool {
+        let number = address / self.chunk_size;
+        if self.chunks.get(number).is_none_or(|chunk| chunk.addr() != address) {
+            return false;
+        }
+        let (slot, bit) = (number / self.chunks_per_slot, 1 << (number % self.chunks_per_slot));
+        // The last chunks may be too few for a slot.
+        let Some(in_flight) = self.in_flight.get_mut(slot).filter(|in_flight| **in_flight & bit != 0) else {
+            return false;
+        };
+        *in_flight ^= bit;
+        if *in_flight == 0 {
             self.free.push(slot);
         }
+        true
     }
 
     /// Whether the kernel has any descriptor.
@@ -305,10 +316,42 @@ mod tests {
             assert!(seen == pattern, "frame of {len} bytes");
             for d in &out[..n] {
                 assert!(slots.any_in_flight());
-                slots.complete(d);
+                assert!(slots.complete(d.addr()));
             }
             assert_eq!(slots.peek(), Some(slot));
             assert!(!slots.any_in_flight());
         }
+    }
+
+    #[test]
+    fn a_completion_of_what_is_not_in_flight_changes_nothing() {
+        let Some((mut frames, mut slots, chunks)) = slot_of_three() else { return };
+        let (first, second) = (chunks[0].addr(), chunks[3].addr());
+        // Nothing is in flight; beyond the slots; beside a chunk's data; nowhere.
+        let strange = [first, second, 6 * 4096 + 256, 6 * 4096, 0, 255, 257, 4096, 1 << 40, usize::MAX];
+        for address in strange {
+            assert!(!slots.complete(address), "{address:#x}");
+        }
+        let slot = slots.peek().unwrap();
+        assert_eq!(slot, 0);
+        let mut out = [FrameDesc::default(); 3];
+        let length = slots.chunk_data + 1;
+        slots.buffer(slot, &mut frames, length).fill(1);
+        assert_eq!(slots.fill(slot, length, &mut frames, &mut out), 2);
+        for _ in 0..3 {
+            // The third chunk holds nothing of this frame.
+            for address in [second, chunks[2].addr(), first + 1, first - 256, first + 4095, usize::MAX] {
+                assert!(!slots.complete(address), "{address:#x}");
+            }
+            assert_eq!(slots.peek(), Some(1));
+        }
+        assert!(slots.complete(out[1].addr()));
+        assert!(!slots.complete(out[1].addr()), "twice");
+        assert!(slots.any_in_flight());
+        assert!(slots.complete(out[0].addr()));
+        assert!(!slots.complete(out[0].addr()), "twice");
+        // Each slot is free once.
+        assert_eq!(slots.free, [1, 0]);
+        assert!(!slots.any_in_flight());
     }
 }

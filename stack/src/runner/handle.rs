@@ -1,14 +1,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, PushError};
 
+use super::Shared;
 use super::command::{Command, Delivery, Job, MAX_INLINE, MAX_SGES, Payload, Queue};
-use super::port::Desk;
-use super::{Shared, lock};
+use super::wakeup::{Desk, lock};
 use crate::idle::Idler;
 use crate::{
     Context, Cq, Data, Error, Idle, Memory, Mr, Qp, ReceiveWorkRequest, RegisterError, SendWorkRequest, Srq,
@@ -114,11 +113,10 @@ impl RunnerHandle {
         if let Ok(delivery) = self.deliveries.pop() {
             return Ok(Some(delivery));
         }
-        // Without a fence: a flag that is seen late is seen by the next poll, or by the next wait.
-        if self.desk.stalled.load(Ordering::Relaxed) && self.desk.stalled.swap(false, Ordering::Relaxed) {
+        if self.desk.is_stalled() {
             self.shared.nudge();
         }
-        if self.shared.reason.get().is_some() {
+        if self.shared.end.reason().is_some() {
             // It has delivered everything before it ended.
             return match self.deliveries.pop() {
                 Ok(delivery) => Ok(Some(delivery)),
@@ -152,10 +150,10 @@ impl RunnerHandle {
                 let RunnerHandle { deliveries, desk, shared, .. } = self;
                 desk.bell.sleep(left, || {
                     // Behind the fence, so that the runner does not sleep over room that was made.
-                    if desk.stalled.swap(false, Ordering::Relaxed) {
+                    if desk.is_stalled() {
                         shared.nudge();
                     }
-                    !deliveries.is_empty() || shared.reason.get().is_some()
+                    !deliveries.is_empty() || shared.end.reason().is_some()
                 });
             }
         }
@@ -244,7 +242,7 @@ impl RunnerHandle {
                     desk.bell.sleep(LONGEST_SLEEP, || {
                         answered = answer.try_recv().ok();
                         answered.is_some()
-                            || shared.reason.get().is_some()
+                            || shared.end.reason().is_some()
                             || is_full(deliveries)
                             || waiting.is_some() && !commands.is_full()
                     });
@@ -269,8 +267,8 @@ impl RunnerHandle {
     }
 
     #[cfg(test)]
-    pub(super) fn desk(&self) -> &Desk {
-        &self.desk
+    pub(super) fn is_stalled(&self) -> bool {
+        self.desk.is_stalled()
     }
 
     fn full(&self) -> Error {
@@ -286,7 +284,7 @@ impl Drop for RunnerHandle {
             claimed.remove(cq);
         });
         drop(claimed);
-        self.desk.left.store(true, Ordering::Release);
+        self.desk.leave();
         self.shared.tell_news();
     }
 }

@@ -1,25 +1,13 @@
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use rtrb::{Consumer, Producer, PushError};
 
-use super::bell::Bell;
 use super::command::{Command, Delivery};
+use super::wakeup::Desk;
 use crate::{Context, Cq};
 
 /// Commands of one handle before the others have their turn.
 const BURST: usize = 64;
-
-/// What a handle and its port have in common beside the rings.
-#[derive(Debug, Default)]
-pub(super) struct Desk {
-    /// Rung by the runner when commands were taken or something was delivered.
-    pub(super) bell: Bell,
-    /// The runner sleeps although it could not deliver everything: who makes room has to wake it.
-    pub(super) stalled: AtomicBool,
-    /// The handle is gone.
-    pub(super) left: AtomicBool,
-}
 
 /// The runner's side of a handle.
 pub(super) struct Port {
@@ -111,7 +99,12 @@ impl Port {
 
     /// Before the last look: what is stuck is the handle's to tell.
     pub(super) fn announce_rest(&self) {
-        self.desk.stalled.store(self.is_full || self.held.is_some(), Ordering::Relaxed);
+        self.desk.announce(self.is_full || self.held.is_some());
+    }
+
+    /// After the runner's sleep.
+    pub(super) fn end_rest(&self) {
+        self.desk.announce(false);
     }
 
     /// Whether there is nothing to do before the handle does something.

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+use std::sync::atomic::Ordering;
+
 use ferroce_driver::loopback;
 use ferroce_wire::Psn;
 
@@ -107,17 +109,17 @@ fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
     while turns.turn().unwrap() > 0 {}
     assert!(rests(&turns), "nobody takes what it delivers");
     turns.ports.iter().for_each(Port::announce_rest);
-    assert!(handle.desk().stalled.load(Ordering::Relaxed));
+    assert!(handle.is_stalled());
     assert!(matches!(handle.poll().unwrap(), Some(Delivery::Refused { wr_id: 5, .. })));
     assert!(!rests(&turns), "there is room again");
     // Sees that the runner may sleep over it, once it has taken all.
-    turns.shared.sleeping.store(true, Ordering::Relaxed);
+    turns.shared.sleep.sleeping().store(true, Ordering::Relaxed);
     let mut refused = 1;
     while let Some(delivery) = handle.poll().unwrap() {
         assert!(matches!(delivery, Delivery::Refused { wr_id: 5, .. }));
         refused += 1;
     }
-    assert!(!turns.shared.sleeping.load(Ordering::Relaxed), "it was woken");
+    assert!(!turns.shared.sleep.sleeping().load(Ordering::Relaxed), "it was woken");
     while refused < 12 {
         turns.turn().unwrap();
         refused += std::iter::from_fn(|| handle.poll().unwrap()).count();

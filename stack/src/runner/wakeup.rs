@@ -1,0 +1,209 @@
+//! How a runner and its handles sleep and wake each other, without a lock on the way of what goes through
+//! their rings; and how all learn of the end.
+//!
+//! Whoever is about to sleep says so, fences, and looks once more at what it waits for. Whoever has done
+//! something fences, and looks whether the other one sleeps. Of the two looks, one sees the other's store.
+//!
+//! `stack/loom` compiles this file with loom's atomics and runs it against a stub of the rings in every
+//! order that the memory model allows, also without each of the fences.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use super::sync::{AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, OnceLock, fence};
+
+/// The runner's sleep, and what it has to look at besides rings.
+pub(super) struct Sleep {
+    /// The runner is about to block, or does: who has something for it has to wake it.
+    sleeping: AtomicBool,
+    /// Counts handles that come and go, and the wish to stop.
+    news: AtomicU32,
+    stopping: AtomicBool,
+}
+
+impl Sleep {
+    pub(super) fn new() -> Sleep {
+        Sleep { sleeping: AtomicBool::new(false), news: AtomicU32::new(0), stopping: AtomicBool::new(false) }
+    }
+
+    /// Something is in a ring, or has room again: calls `wake` if the runner sleeps.
+    pub(super) fn nudge(&self, wake: impl FnOnce()) {
+        // Either the runner sees it in its last look, or this thread sees that it sleeps.
+        fence(Ordering::SeqCst);
+        if self.sleeping.load(Ordering::Relaxed) && self.take() {
+            wake();
+        }
+    }
+
+    /// The first who sees that the runner sleeps wakes it. (A swap would do: as it reads what it replaces, the
+    /// runner's next store comes after it. loom does not know that of one that changes nothing.)
+    fn take(&self) -> bool {
+        self.sleeping.compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// There are news, which were stored before.
+    pub(super) fn tell_news(&self, wake: impl FnOnce()) {
+        self.news.fetch_add(1, Ordering::Release);
+        self.nudge(wake);
+    }
+
+    /// The runner is to stop.
+    pub(super) fn stop(&self, wake: impl FnOnce()) {
+        self.stopping.store(true, Ordering::Release);
+        self.tell_news(wake);
+    }
+
+    /// Whether the runner is to stop; looked at when there are news.
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// How many news there have been.
+    pub(super) fn news(&self) -> u32 {
+        self.news.load(Ordering::Acquire)
+    }
+
+    /// Calls `block`, from which `wake` ends, unless there are other news than those `seen`, or the last look
+    /// at the rings finds something to do.
+    pub(super) fn sleep<R>(
+        &self,
+        seen: u32,
+        may_rest: impl FnOnce() -> bool,
+        block: impl FnOnce() -> R,
+    ) -> Option<R> {
+        self.sleeping.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        let result = (self.news() == seen && may_rest()).then(block);
+        self.sleeping.store(false, Ordering::Relaxed);
+        result
+    }
+
+    #[cfg(test)]
+    pub(super) fn sleeping(&self) -> &AtomicBool {
+        &self.sleeping
+    }
+}
+
+/// Wakes the one thread that waits for changes which another one makes. Costs a fence and a load
+/// while nobody waits.
+#[derive(Debug)]
+pub(super) struct Bell {
+    waiting: AtomicBool,
+    rung: Mutex<bool>,
+    ringing: Condvar,
+}
+
+impl Bell {
+    fn new() -> Bell {
+        Bell { waiting: AtomicBool::new(false), rung: Mutex::new(false), ringing: Condvar::new() }
+    }
+
+    /// Something has changed.
+    pub(super) fn ring(&self) {
+        // Either the other thread sees the change in its last look, or this one sees it waiting.
+        fence(Ordering::SeqCst);
+        if self.waiting.load(Ordering::Relaxed) {
+            *lock(&self.rung) = true;
+            self.ringing.notify_one();
+        }
+    }
+
+    /// Sleeps until it rings, or for `timeout`; not at all if `is_ready` says so. May end early.
+    pub(super) fn sleep(&self, timeout: Duration, is_ready: impl FnOnce() -> bool) {
+        self.waiting.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !is_ready() {
+            let mut rung = lock(&self.rung);
+            if !*rung {
+                let woken = self.ringing.wait_timeout(rung, timeout);
+                rung = woken.unwrap_or_else(PoisonError::into_inner).0;
+            }
+            *rung = false;
+        }
+        self.waiting.store(false, Ordering::Relaxed);
+    }
+}
+
+/// What a handle and its port have in common beside the rings.
+#[derive(Debug)]
+pub(super) struct Desk {
+    /// Rung by the runner when commands were taken or something was delivered.
+    pub(super) bell: Bell,
+    /// The runner sleeps, or is about to, although it could not deliver everything: who makes room has to wake
+    /// it. Only the runner stores this: a handle that took it down before it has made room, and while the runner
+    /// is not yet asleep, would leave nobody to wake it.
+    stalled: AtomicBool,
+    /// The handle is gone.
+    left: AtomicBool,
+}
+
+impl Desk {
+    pub(super) fn new() -> Desk {
+        Desk { bell: Bell::new(), stalled: AtomicBool::new(false), left: AtomicBool::new(false) }
+    }
+
+    /// The runner tells before its last look whether it has something that finds no room, and when it has slept
+    /// that it has not.
+    pub(super) fn announce(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::Relaxed);
+    }
+
+    /// Whether the runner has to be nudged by who has made room. Without a fence: what is seen late is seen when
+    /// the handle asks again, or behind the fence of its own sleep.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// The handle goes; it has to tell the news.
+    pub(super) fn leave(&self) {
+        self.left.store(true, Ordering::Release);
+    }
+
+    pub(super) fn has_left(&self) -> bool {
+        self.left.load(Ordering::Acquire)
+    }
+}
+
+/// The end of the runner, of which every handle is told.
+pub(super) struct End {
+    reason: OnceLock<Arc<str>>,
+    desks: Mutex<Vec<Arc<Desk>>>,
+}
+
+impl End {
+    pub(super) fn new() -> End {
+        End { reason: OnceLock::new(), desks: Mutex::new(Vec::new()) }
+    }
+
+    /// A handle comes. It has to look at the reason after this: an end that is not there yet finds its desk
+    /// and rings.
+    pub(super) fn join(&self, desk: Arc<Desk>) {
+        lock(&self.desks).push(desk);
+    }
+
+    /// A handle has gone.
+    pub(super) fn forget(&self, desk: &Arc<Desk>) {
+        lock(&self.desks).retain(|other| !Arc::ptr_eq(other, desk));
+    }
+
+    /// Why the runner has ended, if it has.
+    pub(super) fn reason(&self) -> Option<&Arc<str>> {
+        self.reason.get()
+    }
+
+    /// The runner has ended; the first reason counts.
+    pub(super) fn set(&self, reason: &str) {
+        let _ = self.reason.set(reason.into());
+    }
+
+    /// Wakes every handle, which finds the reason.
+    pub(super) fn tell(&self) {
+        lock(&self.desks).iter().for_each(|desk| desk.bell.ring());
+    }
+}
+
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that is done under these locks can be half done.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
