@@ -18,8 +18,10 @@ impl Endpoint {
         reason += &self.evidence();
         match wc.status {
             WcStatus::RetryExcErr => reason += &self.referral(),
-            WcStatus::RemInvReqErr if !is_receive && !self.has_mismatch() => {
-                reason += "; are operation, size (-s) and path MTU (-m) the same at both ends?";
+            WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr
+                if !is_receive && !self.has_mismatch() =>
+            {
+                reason += "; are operation, direction, size (-s) and path MTU (-m) the same at both ends?";
             }
             _ => {}
         }
@@ -31,7 +33,9 @@ impl Endpoint {
         let what = match event {
             Event::QpReqErr(_) => "a request of the peer is refused here: invalid, or not allowed".to_owned(),
             Event::QpAccessErr(_) => {
-                "a request of the peer is refused here: it names memory that it may not reach".to_owned()
+                "a request of the peer is refused here: it names memory that it may not reach; are size (-s), \
+                 queue pairs (-q) and direction (-b) the same at both ends?"
+                    .to_owned()
             }
             other => format!("asynchronous event {other:?}"),
         };

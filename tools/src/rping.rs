@@ -13,7 +13,7 @@ use ferroce::{
 use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
-use crate::failure::{Failure, OrFail};
+use crate::failure::{Failure, OrFail, quote};
 use crate::output::say;
 use crate::role::{self, End};
 use advertisement::Advertisement;
@@ -78,6 +78,7 @@ impl End for Rping<'_> {
         let CmEvent::ConnectionRequest(request) = self.end.wait_cm_event()? else {
             return Err(Failure::run("an event of no connection"));
         };
+        let brought = request.private_data;
         info!(peer = %request.peer, path_mtu = %request.path_mtu, "connection request");
         self.end.context.accept(request.id, self.qp, &Rping::parameters())?;
         self.end.wait_established(request.id)?;
@@ -99,10 +100,14 @@ impl End for Rping<'_> {
             self.print(self.source)?;
         }
         if pings == 0 {
-            let evidence = self.end.evidence();
-            return Err(Failure::run(format!(
-                "the client ended the connection without a ping: is it rping, and not another program?{evidence}"
-            )));
+            let mut why = "the client ended the connection without a ping: is it another program?".to_owned();
+            if let Some(last) = brought.iter().rposition(|byte| *byte != 0) {
+                why += &format!(
+                    " Its request brought private data, as rping's does not: {}",
+                    quote(&brought[..=last])
+                );
+            }
+            return Err(Failure::run(why + &self.end.evidence()));
         }
         say!("served {pings} pings")
     }

@@ -113,12 +113,12 @@ fn exchanges(corpus: &Corpus) -> Result<(), Box<dyn Error>> {
     let pingpong = b"\x000000:000011:abcdef:00000000000000000000ffff0a4d000b\0";
     corpus.add("exchange", "pingpong", pingpong)?;
     let control = [
-        r#"{"Plan":{"operation":"write","mode":"bw","atomic":"FetchAndAdd","qps":2,"tx_depth":128,"rx_depth":512,"outstanding":16,"timeout":14,"selective_repeat":true,"check":true}}"#,
+        r#"{"Plan":{"operation":"write","mode":"bw","atomic":"FetchAndAdd","service":"rc","bidirectional":true,"qps":2,"tx_depth":128,"rx_depth":512,"outstanding":16,"timeout":14,"selective_repeat":true,"check":true}}"#,
         r#"{"Connect":{"size":65536,"gid":"::ffff:10.0.0.1","qps":[[17,4096]],"memory":[0,7,65536],"path_mtu":null,"largest_path_mtu":1024,"selective_repeat":true}}"#,
         r#"{"Lap":{"number":1,"messages":[5,5]}}"#,
         r#""Ready""#,
         r#"{"LapDone":{"messages":[5,5]}}"#,
-        r#"{"Verified":{"bytes":10}}"#,
+        r#"{"Verified":{"verified":10,"lost":0,"sent":[5,5],"nanoseconds":1000}}"#,
         r#"{"Failed":{"reason":"no"}}"#,
         r#""Alive""#,
     ];

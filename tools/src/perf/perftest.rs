@@ -116,10 +116,11 @@ pub(super) fn serve(
         connection.wait(session, 0, Wait::Measurement)?;
         session.drain()?;
         if session.end.context.counters().value(Counter::RcvdPkts) == 0 {
-            return Err(Failure::run(
-                "the client is done without a packet, or waits for both ends to send (-b): give -b at both ends or \
-                 at none",
-            ));
+            let name = session.plan.name();
+            return Err(Failure::run(format!(
+                "the client waits for this end and has not sent a packet: it is another program than the one for \
+                 `perf {name}`, or -b was given at one end alone"
+            )));
         }
         let nothing = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
         let BandwidthReport { size, messages, average, rate, .. } = swap_report(session, nothing)?;
@@ -149,6 +150,10 @@ fn both_ways(
     let theirs = swap_report(session, ours)?;
     let BandwidthReport { size, messages, average, rate, .. } = theirs;
     info!(size, messages, average, rate, "the other end reports");
+    if session.plan.operation != Operation::Send {
+        session.drain()?;
+        check_requests(session, messages.max(1))?;
+    }
     Ok(theirs)
 }
 
@@ -158,21 +163,17 @@ fn tell_lost(messages: u64) {
     }
 }
 
-/// Fails if fewer requests have come than the client has made: what says so there says nothing of this end.
+/// Fails if fewer requests have come than the other end has made: what it completes says nothing of this end.
 fn check_requests(session: &Session<Exchange>, made: u64) -> Result<(), Failure> {
-    let counter = match session.plan.operation {
-        Operation::Read => Counter::RxReadRequests,
-        Operation::Atomic => Counter::RxAtomicRequests,
-        Operation::Write | Operation::Send => Counter::RxWriteRequests,
-    };
-    let came = session.end.context.counters().value(counter);
+    let came = session.requests();
     if came >= made || (came > 0 && !session.plan.is_reliable()) {
         tell_lost(made.saturating_sub(came));
         return Ok(());
     }
     let (name, evidence) = (session.plan.name(), session.end.evidence());
     Err(Failure::run(format!(
-        "of {made} requests that the client has made, {came} have come: is it one for `perf {name}`?{evidence}"
+        "of {made} requests by the other end's account, {came} have come: is it the program for `perf {name}`, and \
+         -b at both ends or at none?{evidence}"
     )))
 }
 

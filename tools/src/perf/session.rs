@@ -38,7 +38,7 @@ pub(super) struct Session<C = Control> {
     quiet: Nanos,
     /// The other end has ended its part of the lap: what has not come of it is lost.
     over: bool,
-    /// WRITEs that had come before the lap.
+    /// Requests of the operation that had come before the lap.
     earlier: u64,
     /// The other end is gone; what is under way has until then to end by itself.
     lost: Option<Nanos>,
@@ -219,8 +219,21 @@ impl<C: Beside> Session<C> {
     fn arrived(&self) -> u64 {
         match self.plan.operation {
             Operation::Send => self.lanes.iter().map(|lane| lane.received).sum(),
-            _ => self.end.context.counters().value(Counter::RxWriteRequests) - self.earlier,
+            _ => self.requests(),
         }
+    }
+
+    /// Requests of the lap that have come.
+    pub(super) fn requests(&self) -> u64 {
+        self.all_requests() - self.earlier
+    }
+
+    fn all_requests(&self) -> u64 {
+        self.end.context.counters().value(match self.plan.operation {
+            Operation::Write | Operation::Send => Counter::RxWriteRequests,
+            Operation::Read => Counter::RxReadRequests,
+            Operation::Atomic => Counter::RxAtomicRequests,
+        })
     }
 
     /// Fails if a message or its answer is lost, and nothing will repeat it.

@@ -1,6 +1,7 @@
-//! The eight programs of perftest for RC, unmodified in the guest.
+//! perftest's programs, unmodified in the guest: the eight for RC, both ways, the other services, and what is
+//! recognized and refused.
 
-use crate::guest::{GUEST, Guest, OURS, report};
+use crate::guest::{GUEST, Guest, OURS, Running, report};
 
 /// The port of their exchange.
 const PORT: u16 = 18515;
@@ -26,7 +27,53 @@ pub(crate) fn run(guest: &Guest) -> u32 {
             runs += both_roles(guest, operation, "lat", device, one, gid);
         }
     }
-    runs
+    for (operation, mode, kind) in [
+        ("write", "bw", "-b -s 4096 -n 100"),
+        ("read", "bw", "-b -s 4096 -n 100 -q 2"),
+        ("send", "bw", "-b -s 4096 -n 100"),
+        ("send", "bw", "-c UD -s 1024 -n 100"),
+        ("send", "bw", "-c UD -b -s 1024 -n 100"),
+        ("send", "lat", "-c UD -s 100 -n 50"),
+        ("send", "bw", "-c UC -s 5000 -n 50"),
+        ("write", "bw", "-c UC -s 5000 -n 50"),
+        ("write", "lat", "-c UC -s 100 -n 50"),
+    ] {
+        runs += both_roles(guest, operation, mode, "af_xdp:fe0", kind, 1);
+    }
+    runs + refusals(guest)
+}
+
+/// Programs and options that can't be served; each names what it is.
+fn refusals(guest: &Guest) -> u32 {
+    let servers = [
+        ("ib_write_bw -F -x 1 -c UC -n 100", "perf write bw", "the peer sends UC packets"),
+        ("ib_send_bw -F -x 1 -c UD -n 100", "perf send bw", "the peer sends UD packets"),
+        ("ib_write_bw -F -x 1 -n 100", "perf read bw", "the same operation"),
+        ("ib_send_bw -F -x 1 -n 100 -s 4096", "perf send bw -s 2048", "the size (-s)"),
+        ("ib_send_bw -F -x 1 -n 100 -s 4096", "perf send bw -n 200 -s 4096", "-n"),
+        ("ib_write_bw -F -x 1 -R", "perf write bw", "-R"),
+        ("ibv_srq_pingpong -g 1", "pingpong -g 1", "ibv_srq_pingpong"),
+        ("riostream -S 64 -C 10 -p 7471 -s", "rping -p 7471", "without a ping"),
+    ];
+    for (theirs, ours, named) in servers {
+        let running = guest.start_server(&format!("{ours} -d af_xdp:fe0"));
+        let there = guest.start(&format!("timeout 20 {theirs} {}", OURS[0]));
+        is_named(running, theirs, ours, named);
+        // Whether it fails too is its own affair.
+        let _ = there.finish();
+    }
+    let running = guest.start("timeout 30 ib_write_bw -F -x 1 -R");
+    guest.wait_for_cm_listener(PORT);
+    let ours = "perf write bw -d af_xdp:fe0 --perftest";
+    is_named(guest.start_ferroce(&format!("{ours} {}", GUEST[0])), "ib_write_bw -R", ours, "-R");
+    let _ = running.finish();
+    servers.len() as u32 + 1
+}
+
+fn is_named(running: Running, theirs: &str, ours: &str, named: &str) {
+    let said = running.finish().expect_err("what can't be served is a failure");
+    assert!(said.contains("exit status: 1") && said.contains(named), "{theirs}: no '{named}' in {said}");
+    println!("{theirs:<62} | {ours}: names '{named}'");
 }
 
 /// One program, which counts what it sends or receives, with the GID of that index in the guest.
@@ -37,13 +84,15 @@ fn both_roles(guest: &Guest, operation: &str, mode: &str, device: &str, kind: &s
     let ours = format!("perf {operation} {mode} -d {device} -u 18 {kind}");
     let case = format!("{program}, {kind}, IPv{}", if gid == 1 { 4 } else { 6 });
     // TCP is over IPv4, whatever the GIDs are.
-    let messages = |report: &str| count(report, kind);
+    let messages = |report: &str| count(report, kind, 1);
+    // A client of ours counts both directions.
+    let ways = if kind.contains("-b") { 2 } else { 1 };
 
     let running = guest.start(&theirs);
     guest.wait_for_listener(PORT);
     let here = guest.start_ferroce(&format!("{ours} --perftest {}", GUEST[0])).succeed();
     let there = running.succeed();
-    assert!(messages(&here), "{case}: {here}\n{there}");
+    assert!(count(&here, kind, ways), "{case}: {here}\n{there}");
     // Of READs and atomics for latency, a passive server tells nothing.
     let passive = mode == "lat" && (operation == "read" || operation == "atomic");
     assert!(passive || messages(&there), "{case}: {here}\n{there}");
@@ -57,13 +106,13 @@ fn both_roles(guest: &Guest, operation: &str, mode: &str, device: &str, kind: &s
     2
 }
 
-/// Whether a report has a line of the messages that `kind` asks for, and of their size.
-fn count(report: &str, kind: &str) -> bool {
+/// Whether a report has a line of the messages that `kind` asks for, in so many directions, and of their size.
+fn count(report: &str, kind: &str, ways: u64) -> bool {
     let option = |name: &str, default: u64| {
         let mut words = kind.split_whitespace().skip_while(|word| *word != name).skip(1);
         words.next().map_or(default, |value| value.parse().expect("a number"))
     };
-    let wanted = [option("-s", 8), option("-n", 0) * option("-q", 1)];
+    let wanted = [option("-s", 8), option("-n", 0) * option("-q", 1) * ways];
     report.lines().any(|line| {
         let numbers: Vec<_> = line.split_whitespace().map_while(|word| word.parse::<f64>().ok()).collect();
         numbers.len() > 3 && numbers.starts_with(&wanted.map(|number| number as f64))

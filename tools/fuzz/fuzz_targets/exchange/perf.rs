@@ -39,6 +39,8 @@ fn look_at(message: Message) {
                 let layout = Layout::new(&plan, size);
                 let last = layout.range(plan.qps as usize - 1, layout.slots - 1);
                 assert!(last.end as u64 <= layout.len() && last.len() == size as usize);
+                // All that is compared has its place.
+                assert!(!plan.check || plan.check_lap(size, &[layout.slots + 1]).is_err());
             }
         }
     }

@@ -55,7 +55,7 @@ impl Beside for Exchange {
     const ADVICE: &'static str =
         "; what perftest says there may tell why, and both ends want the same -s, -n, -q and -a";
     const UNANSWERED: &'static str =
-        "; perftest drops what comes if it was started with another -c than this end";
+        "; perftest drops what comes if it was started with another -c there (RC, UC or UD)";
 
     fn receive(&mut self) -> Result<(bool, bool), Failure> {
         let incoming = &mut self.incoming;

@@ -1,7 +1,7 @@
 //! The queue pairs of a measurement, the memory that they move, and what is posted to them.
 
 use ferroce::{
-    Access, AddressVector, Counter, Data, Destination, Memory, PathMtu, Psn, QpConfig, QpType, Qpn, RKey,
+    Access, AddressVector, Data, Destination, Memory, PathMtu, Psn, QpConfig, QpType, Qpn, RKey,
     ReceiveWorkRequest, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Transition,
     UnreliablePath,
 };
@@ -131,7 +131,7 @@ impl<C: Beside> Session<C> {
         let receives = self.plan.operation == Operation::Send
             && (self.role == Origin::Server || self.plan.goes_both_ways());
         self.over = false;
-        self.earlier = self.end.context.counters().value(Counter::RxWriteRequests);
+        self.earlier = self.all_requests();
         self.quiet = self.end.now();
         for (lane, count) in self.lanes.iter_mut().zip(messages) {
             (lane.posted, lane.completed, lane.receives, lane.received) = (0, 0, 0, 0);
