@@ -234,13 +234,13 @@ fn make_private(directory: &Path) -> io::Result<()> {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
         _ => {}
     }
-    check_private(directory)
+    check_private(directory, geteuid().as_raw())
 }
 
 /// Where everybody may write, somebody else may have been there before.
-fn check_private(directory: &Path) -> io::Result<()> {
+fn check_private(directory: &Path, uid: u32) -> io::Result<()> {
     let found = directory.symlink_metadata()?;
-    let (uid, mode) = (geteuid().as_raw(), found.mode() & 0o7777);
+    let mode = found.mode() & 0o7777;
     if found.is_dir() && found.uid() == uid && mode & 0o077 == 0 {
         return Ok(());
     }
@@ -253,7 +253,7 @@ fn check_private(directory: &Path) -> io::Result<()> {
 /// Removes the sockets of dead processes. One that still takes connections is of a live process,
 /// which another PID namespace can hide.
 fn remove_abandoned(directory: &Path) {
-    if check_private(directory).is_err() {
+    if check_private(directory, geteuid().as_raw()).is_err() {
         return;
     }
     for path in list(directory).unwrap_or_default() {
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_can_look_into_is_refused() {
+    fn a_directory_that_others_can_look_into_or_made_is_refused() {
         let directory = std::env::temp_dir().join(format!("ferroce-exporter-{}", std::process::id()));
         make_private(&directory).unwrap();
         make_private(&directory).unwrap();
@@ -337,6 +337,10 @@ mod tests {
             let refused = make_private(&directory).unwrap_err().to_string();
             assert!(refused.contains(&format!("{mode:04o}")) && refused.contains("0700"), "{refused}");
         }
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+        let own = geteuid().as_raw();
+        let refused = check_private(&directory, own + 1).unwrap_err().to_string();
+        assert!(refused.contains(&format!("of uid {} with mode 0700; it is of uid {own}", own + 1)), "{refused}");
         fs::remove_dir(&directory).unwrap();
         symlink("/", &directory).unwrap();
         assert!(make_private(&directory).is_err(), "a link to somewhere else");
