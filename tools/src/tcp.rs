@@ -156,17 +156,41 @@ impl Link {
 
 /// Connects to a server.
 pub(crate) fn connect(host: &str, port: u16) -> Result<TcpStream, Failure> {
+    Ok(try_connect(host, port)?)
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) struct NoConnection {
+    reason: Failure,
+    /// The peer has refused it, so the way there and back is open.
+    pub(crate) by_peer: bool,
+}
+
+impl From<NoConnection> for Failure {
+    fn from(failed: NoConnection) -> Failure {
+        failed.reason
+    }
+}
+
+/// As [`connect`], and tells what a failure says of the way.
+pub(crate) fn try_connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
+    let unusable = |why: String| NoConnection { reason: Failure::usage(why), by_peer: false };
     let addresses = (host, port)
         .to_socket_addrs()
-        .map_err(|error| Failure::usage(format!("host '{host}': {error}; a name or an IP address")))?;
-    let mut refused = format!("host '{host}' has no address");
+        .map_err(|error| unusable(format!("host '{host}': {error}; a name or an IP address")))?;
+    let mut reason = format!("host '{host}' has no address");
+    let mut by_peer = false;
     for address in addresses {
         match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
             Ok(stream) => return Ok(stream),
-            Err(error) => refused = format!("connecting to {address}: {error}; is the server running?"),
+            Err(error) => {
+                by_peer |= error.kind() == ErrorKind::ConnectionRefused;
+                reason = format!("connecting to {address}: {error}; is the server running?");
+            }
         }
     }
-    Err(Failure::Run(refused))
+    Err(NoConnection { reason: Failure::Run(reason), by_peer })
 }
 
 /// What either end of a control connection says first: the protocol and its version.
