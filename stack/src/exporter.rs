@@ -200,7 +200,10 @@ mod tests {
         fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
         let own = geteuid().as_raw();
         let refused = Directory::open(&directory, own + 1).unwrap_err().to_string();
-        assert!(refused.contains(&format!("of uid {} with mode 0700; it is of uid {own}", own + 1)), "{refused}");
+        assert!(
+            refused.contains(&format!("of uid {} with mode 0700; it is of uid {own}", own + 1)),
+            "{refused}"
+        );
         fs::remove_dir(&directory).unwrap();
         symlink("/", &directory).unwrap();
         assert!(make_private(&directory).is_err(), "a link to somewhere else");

@@ -415,7 +415,8 @@ fn a_peer_that_a_nat_keeps_from_answering() {
     let end = Ferroce::start(Some(&way.b), "rping -d veth0");
     wait_for_engine(&way);
     let before = |text: &str, first: &str, second: &str| {
-        let [first, second] = [first, second].map(|word| text.find(word).unwrap_or_else(|| panic!("no '{word}' in {text}")));
+        let [first, second] =
+            [first, second].map(|word| text.find(word).unwrap_or_else(|| panic!("no '{word}' in {text}")));
         first < second
     };
     way.rule("nat oifname to-b udp dport 4791 snat ip to 10.1.2.1");
@@ -490,7 +491,8 @@ fn nobody_gets_probes_that_has_not_asked() {
     victim.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
     let receive = || {
         let mut buffer = [0; 5000];
-        std::iter::from_fn(|| victim.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec())).collect::<Vec<_>>()
+        std::iter::from_fn(|| victim.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec()))
+            .collect::<Vec<_>>()
     };
     let mut client = Client::at("127.0.0.3");
     let answer = client.send_probes(64, 4000);

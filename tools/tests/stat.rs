@@ -370,7 +370,10 @@ fn what_others_put_into_tmp_stops_nobody() {
     let address = address_of(&mut server);
     for _ in 0..2 {
         let answer = ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n");
-        assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("ferroce_sent_pkts_total{"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.contains("ferroce_sent_pkts_total{"),
+            "{answer}"
+        );
     }
     server.signal("TERM");
     let server = server.end();
@@ -432,7 +435,11 @@ fn who_says_it_is_the_kernels_word() {
     litter.socket(&own_directory(), "0.claim", Some(text(claim, 2)));
     let told = stat(&format!("{own} --json")).json();
     let labels = &told[0]["labels"];
-    assert_eq!((&labels["pid"], &labels["uid"]), (&own.as_str().into(), &uid().to_string().into()), "{told:#}");
+    assert_eq!(
+        (&labels["pid"], &labels["uid"]),
+        (&own.as_str().into(), &uid().to_string().into()),
+        "{told:#}"
+    );
     for format in ["", "--prometheus"] {
         let outcome = stat(&format!("{own} {format}"));
         assert!(outcome.stdout.contains("claim") && !outcome.stdout.contains('\x1b'), "{outcome:#?}");

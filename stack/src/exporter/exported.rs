@@ -117,7 +117,8 @@ impl Exported {
             shares[number].left_out += 1;
         }
         for (user, share) in self.users.iter().zip(shares).filter(|(_, share)| share.left_out > 0) {
-            let more = format!("{} more sockets are left out: too many, too long or too slow", share.left_out);
+            let more =
+                format!("{} more sockets are left out: too many, too long or too slow", share.left_out);
             answers.push((user.directory.path().to_owned(), Err(io::Error::other(more))));
         }
         answers.sort_by(|(a, _), (b, _)| a.cmp(b));

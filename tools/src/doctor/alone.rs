@@ -104,9 +104,8 @@ fn silence_cure(peer: IpAddr, others_pass: bool, kernel_answers: bool) -> String
                insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
     let firewall = "a firewall there or between: let UDP port 4791 through (`nft add rule inet filter input udp dport \
                     4791 accept`)";
-    let device = format!(
-        "is there a RoCE device for {peer} (`rdma link`), is rdma_cm loaded (`modprobe rdma_cm`)?"
-    );
+    let device =
+        format!("is there a RoCE device for {peer} (`rdma link`), is rdma_cm loaded (`modprobe rdma_cm`)?");
     let host = format!("is {peer} up, and is there a way to it (`ip route get {peer}`)?");
     let causes = match (others_pass, kernel_answers) {
         // A plain packet got as far as the peer's kernel, which has nothing for it.

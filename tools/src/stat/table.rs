@@ -32,13 +32,14 @@ impl Table {
         for (number, metrics) in contexts.iter().enumerate() {
             let gap = if number == 0 { "" } else { "\n" };
             let _ = writeln!(text, "{gap}{}", title(metrics));
-            let before =
-                last.as_ref().and_then(|(seconds, last)| Some((seconds, counts(last.get(metrics.labels())?))));
+            let before = last
+                .as_ref()
+                .and_then(|(seconds, last)| Some((seconds, counts(last.get(metrics.labels())?))));
             for metric in metrics.iter() {
                 for sample in metric.samples.iter().filter(|sample| self.all || sample.value > 0) {
-                    let old = before.as_ref().and_then(|(seconds, counts)| {
-                        Some((*counts.get(&key(metric, sample))?, **seconds))
-                    });
+                    let old = before
+                        .as_ref()
+                        .and_then(|(seconds, counts)| Some((*counts.get(&key(metric, sample))?, **seconds)));
                     let rate = old.map(|(old, seconds)| sample.value.saturating_sub(old) as f64 / seconds);
                     row(&mut text, metric, sample, last.is_some(), rate);
                 }
