@@ -194,8 +194,15 @@ impl<'a> PingPong<'a> {
     fn serve(&mut self, listener: &Listener) -> Result<Outcome, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
         let interrupt = self.end.interrupt.clone();
-        let mut stream = listener.accept(|| self.end.poll().map(drop))?;
-        let remote = exchange::receive(&mut stream, &interrupt)?;
+        let (mut stream, remote) = loop {
+            let mut stream = listener.accept(|| self.end.poll().map(drop))?;
+            match exchange::receive(&mut stream, &interrupt) {
+                Ok(remote) => break (stream, remote),
+                Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+                // Whoever just knocks has ended nothing.
+                Err(failure) => warn!("no client: {failure}"),
+            }
+        };
         let index = self.end.gid_index(self.args.gid_idx, Some(remote.gid))?;
         let local = self.destination(index)?;
         self.connect(index, remote)?;

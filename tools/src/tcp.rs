@@ -221,6 +221,13 @@ pub(crate) fn read_exact(
     let mut have = 0;
     while have < buffer.len() {
         interrupt.check()?;
+        // Also of one that sends a byte now and then.
+        if Instant::now() > deadline {
+            return Err(Failure::run(format!(
+                "the peer sent {have} of {} bytes over TCP within {patience:?}",
+                buffer.len()
+            )));
+        }
         match stream.read(&mut buffer[have..]) {
             Ok(0) => {
                 return Err(Failure::run(format!(
@@ -231,18 +238,34 @@ pub(crate) fn read_exact(
             Ok(n) => have += n,
             Err(error)
                 if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted]
-                    .contains(&error.kind()) =>
-            {
-                if Instant::now() > deadline {
-                    return Err(Failure::run(format!(
-                        "the peer sent {have} of {} bytes over TCP within {} s",
-                        buffer.len(),
-                        patience.as_secs()
-                    )));
-                }
-            }
+                    .contains(&error.kind()) => {}
             Err(error) => return Err(Failure::run(format!("reading from the peer over TCP: {error}"))),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_sends_byte_after_byte_has_its_time() {
+        let listener = Listener::local().expect("a port");
+        let mut slow = connect("127.0.0.1", listener.port().expect("its port")).expect("a connection");
+        let mut stream = listener.accept(|| Ok(())).expect("the peer");
+        let started = Instant::now();
+        let writer = thread::spawn(move || {
+            while slow.write_all(b"x").is_ok() && started.elapsed() < Duration::from_secs(5) {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let patience = Duration::from_millis(200);
+        let result = read_exact(&mut stream, &mut [0; 400], patience, &Interrupt::default());
+        let took = started.elapsed();
+        drop(stream);
+        writer.join().expect("no panic");
+        assert!(result.is_err_and(|failure| failure.to_string().contains("of 400 bytes")));
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
 }

@@ -41,7 +41,7 @@ pub(super) fn checks(
     let capabilities = driver.capabilities().clone();
     let (event, answers) = ask(driver, source, peer, interrupt)?;
     let [udp, icrc, path_mtu, marks] = NAMES;
-    let (echo, icmp_passes) = echo_check(path_mtu, &capabilities, peer, wanted);
+    let (echo, icmp_passes) = echo_check(path_mtu, &capabilities, peer, wanted, interrupt)?;
     let mut checks = Vec::new();
     let wrong = answers.iter().find_map(|answer| answer.wrong.as_deref());
     let said = match event {
@@ -195,10 +195,12 @@ fn echo_check(
     own: &Capabilities,
     peer: IpAddr,
     wanted: Option<PathMtu>,
-) -> (Check, bool) {
-    let largest = largest_echo(own, peer, wanted);
+    interrupt: &Interrupt,
+) -> Result<(Check, bool), Failure> {
+    let largest = largest_echo(own, peer, wanted, interrupt);
+    interrupt.check()?;
     let passes = largest.is_ok();
-    (path_mtu_check(name, own, peer, wanted, largest), passes)
+    Ok((path_mtu_check(name, own, peer, wanted, largest), passes))
 }
 
 fn path_mtu_check(
@@ -257,6 +259,7 @@ fn largest_echo(
     own: &Capabilities,
     peer: IpAddr,
     wanted: Option<PathMtu>,
+    interrupt: &Interrupt,
 ) -> Result<Option<PathMtu>, String> {
     let found = Netlink::open().and_then(|netlink| netlink.interface(&own.interface));
     let scope = found.map_err(|error| format!("no echo request from here: {error}"))?.index;
@@ -265,6 +268,7 @@ fn largest_echo(
     let mut ask = |length| -> Result<bool, String> {
         // Twice, for one may be lost.
         for _ in 0..2 {
+            interrupt.check().map_err(|interrupted| interrupted.to_string())?;
             if pinger.ask(length, ECHO_PATIENCE).map_err(socket)? == Echo::Answered {
                 return Ok(true);
             }
