@@ -23,8 +23,8 @@ use crate::Metrics;
 const LONGEST_SEARCH: Duration = Duration::from_secs(1);
 /// Users that are looked at.
 const MAX_USERS: usize = 256;
-/// What is wrong with so many is said.
-const MAX_SKIPPED: usize = 16;
+/// What is wrong with so many directories is said, and with so many sockets of one user.
+const MAX_NAMED: usize = 16;
 
 /// How long a process has to answer.
 const LONGEST_ANSWER: Duration = Duration::from_secs(1);
@@ -47,6 +47,8 @@ pub struct Exported {
     /// What looks like a directory of sockets and is none that can be trusted, and why; and where
     /// there is more than is looked at.
     pub skipped: Vec<(PathBuf, io::Error)>,
+    /// More that were skipped.
+    unnamed: usize,
 }
 
 #[derive(Debug)]
@@ -67,8 +69,18 @@ impl Exported {
         }
         exported.look_into(own, uid);
         exported.look_into(OF_ROOT.into(), 0);
-        exported.search(OF_SESSIONS, "", |session| session.join("ferroce"), deadline);
-        exported.search(OF_OTHERS, OTHERS_PREFIX, |directory| directory, deadline);
+        let in_session: fn(PathBuf) -> PathBuf = |session| session.join("ferroce");
+        for (parent, prefix, within) in
+            [(OF_SESSIONS, "", in_session), (OF_OTHERS, OTHERS_PREFIX, |directory| directory)]
+        {
+            if let Err(error) = exported.search(parent, prefix, within, deadline) {
+                exported.skipped.push((parent.into(), error));
+            }
+        }
+        if exported.unnamed > 0 {
+            let more = io::Error::other(format!("{} more like these are skipped", exported.unnamed));
+            exported.skipped.push((OF_OTHERS.into(), more));
+        }
         exported.users.sort_by(|a, b| a.directory.path().cmp(b.directory.path()));
         exported
     }
@@ -83,7 +95,7 @@ impl Exported {
     /// Those that have ended meanwhile are left out. Every value has the labels `pid` and `uid`, which
     /// are the kernel's word.
     pub fn read(&self) -> Vec<(PathBuf, io::Result<Metrics>)> {
-        let mut answers = Vec::new();
+        let mut answers: Vec<Answer> = Vec::new();
         let end = Instant::now() + LONGEST_ROUND;
         let mut shares = vec![Share::default(); self.users.len()];
         let mut sockets = self.in_turn();
@@ -96,7 +108,9 @@ impl Exported {
                 if shares[number].is_below(MAX_OF_USER) && Share::total(&shares).is_below(MAX_OF_ALL) {
                     match Conversation::begin(number, user, name) {
                         Ok(begun) => open.extend(begun),
-                        Err(error) => answers.push((user.directory.path().join(name), Err(error))),
+                        Err(error) => {
+                            shares[number].fail(&mut answers, user.directory.path().join(name), error)
+                        }
                     }
                 } else {
                     shares[number].left_out += 1;
@@ -110,7 +124,10 @@ impl Exported {
                 let share = &mut shares[conversation.user];
                 share.contexts += 1;
                 share.bytes += conversation.text.len();
-                answers.push(conversation.answer());
+                match conversation.answer() {
+                    (path, Ok(metrics)) => answers.push((path, Ok(metrics))),
+                    (path, Err(error)) => share.fail(&mut answers, path, error),
+                }
             }
         }
         for (number, ..) in sockets {
@@ -118,7 +135,7 @@ impl Exported {
         }
         for (user, share) in self.users.iter().zip(shares).filter(|(_, share)| share.left_out > 0) {
             let more =
-                format!("{} more sockets are left out: too many, too long or too slow", share.left_out);
+                format!("{} more are left out: too many, too long, too slow or no contexts", share.left_out);
             answers.push((user.directory.path().to_owned(), Err(io::Error::other(more))));
         }
         answers.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -136,28 +153,32 @@ impl Exported {
         })
     }
 
-    /// Looks at what users have in `parent`, where the uid is what follows `prefix` in a name.
-    fn search(&mut self, parent: &str, prefix: &str, within: fn(PathBuf) -> PathBuf, deadline: Instant) {
+    /// Looks at what users have in `parent`, where the uid is what follows `prefix` in a name. Fails where
+    /// there is more than is looked at.
+    fn search(
+        &mut self,
+        parent: &str,
+        prefix: &str,
+        within: fn(PathBuf) -> PathBuf,
+        deadline: Instant,
+    ) -> io::Result<()> {
         let entries = match fs::read_dir(parent) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return,
-            Err(error) => return self.skip(parent.into(), error),
-            Ok(entries) => entries,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            entries => entries?,
         };
         for entry in entries {
-            let entry = match entry {
-                Ok(entry) => entry,
-                Err(error) => return self.skip(parent.into(), error),
-            };
+            let entry = entry?;
+            if Instant::now() > deadline {
+                return Err(io::Error::other(format!("is not read through within {LONGEST_SEARCH:?}")));
+            }
+            if self.users.len() == MAX_USERS {
+                return Err(io::Error::other(format!("has more than {MAX_USERS} users")));
+            }
             if let Some(uid) = entry.file_name().to_str().and_then(|name| uid_of(name, prefix)) {
                 self.look_into(within(entry.path()), uid);
             }
-            let more = match () {
-                () if Instant::now() > deadline => format!("is not read through within {LONGEST_SEARCH:?}"),
-                () if self.users.len() >= MAX_USERS => format!("has more than {MAX_USERS} users"),
-                () => continue,
-            };
-            return self.skip(parent.into(), io::Error::other(more));
         }
+        Ok(())
     }
 
     fn look_into(&mut self, path: PathBuf, owner: u32) {
@@ -180,8 +201,9 @@ impl Exported {
     }
 
     fn skip(&mut self, path: PathBuf, error: io::Error) {
-        if self.skipped.len() < MAX_SKIPPED {
-            self.skipped.push((path, error));
+        match self.skipped.len() < MAX_NAMED {
+            true => self.skipped.push((path, error)),
+            false => self.unnamed += 1,
         }
     }
 }
@@ -192,11 +214,16 @@ fn uid_of(name: &str, prefix: &str) -> Option<u32> {
     digits.parse().ok().filter(|uid: &u32| uid.to_string() == digits)
 }
 
+/// What one of them says.
+type Answer = (PathBuf, io::Result<Metrics>);
+
 /// What was read of a user, and what was not.
 #[derive(Clone, Copy, Debug, Default)]
 struct Share {
     contexts: usize,
     bytes: usize,
+    /// Those that are named.
+    failures: usize,
     left_out: usize,
 }
 
@@ -205,8 +232,17 @@ impl Share {
         shares.iter().fold(Share::default(), |sum, share| Share {
             contexts: sum.contexts + share.contexts,
             bytes: sum.bytes + share.bytes,
-            left_out: 0,
+            ..sum
         })
+    }
+
+    /// One of them can't be read.
+    fn fail(&mut self, answers: &mut Vec<Answer>, path: PathBuf, error: io::Error) {
+        match self.failures < MAX_NAMED {
+            true => answers.push((path, Err(error))),
+            false => self.left_out += 1,
+        }
+        self.failures += 1;
     }
 
     fn is_below(&self, (contexts, bytes): (usize, usize)) -> bool {
@@ -280,7 +316,7 @@ impl Conversation {
     }
 
     /// What it said.
-    fn answer(self) -> (PathBuf, io::Result<Metrics>) {
+    fn answer(self) -> Answer {
         let Conversation { path, peer, text, end, .. } = self;
         let read = || {
             end.unwrap_or(Ok(()))?;
