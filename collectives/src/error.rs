@@ -62,7 +62,7 @@ pub enum Error {
         size: u32,
         /// For how long rank 0 waited.
         waited: Duration,
-        /// Who came and was refused, and why; empty if nobody was.
+        /// Who came and was refused, and why, and what kept others out; empty if nothing did.
         refused: String,
     },
     /// Rank 0 refused this rank.

@@ -2,17 +2,19 @@
 //! `rendezvous/frame.rs`. Nothing is waited for without a deadline.
 
 mod frame;
+mod lobby;
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, warn};
+use tracing::debug;
 use zerocopy::IntoBytes;
 
 pub(crate) use frame::Endpoint;
 use frame::{Answer, Hello, MAX_REFUSAL, REFUSAL, Reply, TABLE, table};
+use lobby::Lobby;
 
 use crate::{Bootstrap, Error};
 
@@ -110,12 +112,10 @@ impl Point {
 /// Between two looks at sockets that have nothing.
 const PAUSE: Duration = Duration::from_millis(1);
 const CONNECT_PAUSE: Duration = Duration::from_millis(20);
+/// One attempt to connect. What nobody answers is asked more and more rarely within it.
+const LONGEST_ATTEMPT: Duration = Duration::from_secs(5);
 /// A rank waits so much longer than rank 0, whose refusal says which rank is missing.
 const GRACE: Duration = Duration::from_secs(2);
-/// Connections that have not said who they are; more are turned away.
-const MAX_UNKNOWN: usize = 256;
-/// Refusals that rank 0 remembers, to tell them should ranks be missing.
-const MAX_REMEMBERED: usize = 8;
 
 fn broken(rank: u32, peer: u32, problem: String) -> Error {
     Error::Bootstrap { rank, peer: format!("rank {peer}"), problem }
@@ -144,26 +144,18 @@ fn root(
     };
     listener.set_nonblocking(true).map_err(listen_error)?;
     let address = listener.local_addr().map_err(listen_error)?;
-    let mut lobby = Lobby { size, endpoint, unknown: Vec::new(), known: Vec::new(), refused: Vec::new() };
-    lobby.known.resize_with(size as usize - 1, || None);
-    while lobby.known.iter().any(Option::is_none) {
+    let mut lobby = Lobby::new(size, endpoint);
+    while !lobby.is_complete() {
         if Instant::now() >= deadline {
-            let missing = lobby.missing();
-            let reason = format!("{missing} missing of {size} ranks after {timeout:?}");
-            for (_, stream) in lobby.known.iter_mut().flatten() {
-                refuse(stream, &reason);
-            }
-            let refused = match lobby.refused.as_slice() {
-                [] => String::new(),
-                refused => format!("; refused: {}", refused.join("; ")),
-            };
+            let (missing, refused) = (lobby.missing(), lobby.problems());
+            lobby.dismiss(&format!("{missing} missing of {size} ranks after {timeout:?}"));
             return Err(Error::Missing { address, missing, size, waited: timeout, refused });
         }
-        if !lobby.accept(&listener).map_err(listen_error)? & !lobby.listen() {
+        if !lobby.attend(&listener) {
             sleep(PAUSE);
         }
     }
-    let (others, streams): (Vec<Endpoint>, Vec<TcpStream>) = lobby.known.into_iter().flatten().unzip();
+    let (others, streams) = lobby.into_known();
     let endpoints: Vec<Endpoint> = [endpoint].into_iter().chain(others).collect();
     let mut table = Reply::new(TABLE, size_of_val(&*endpoints)).as_bytes().to_vec();
     table.extend_from_slice(endpoints.as_bytes());
@@ -182,112 +174,6 @@ fn root(
     Ok((endpoints, session))
 }
 
-/// Who has come to rank 0.
-struct Lobby {
-    size: u32,
-    endpoint: Endpoint,
-    unknown: Vec<Visitor>,
-    /// Of ranks 1, 2, ...
-    known: Vec<Option<(Endpoint, TcpStream)>>,
-    refused: Vec<String>,
-}
-
-struct Visitor {
-    stream: TcpStream,
-    from: SocketAddr,
-    bytes: [u8; size_of::<Hello>()],
-    filled: usize,
-}
-
-impl Lobby {
-    /// Takes a connection, if there is one.
-    fn accept(&mut self, listener: &TcpListener) -> io::Result<bool> {
-        let (stream, from) = match listener.accept() {
-            Ok(accepted) => accepted,
-            Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(false),
-            // The visitor has given up before it was let in.
-            Err(e) if matches!(e.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {
-                return Ok(true);
-            }
-            Err(e) => return Err(e),
-        };
-        if self.unknown.len() == MAX_UNKNOWN {
-            warn!(%from, "turned away: {MAX_UNKNOWN} connections have not said yet who they are");
-            return Ok(true);
-        }
-        stream.set_nonblocking(true)?;
-        // A hint for latency; the rendezvous works without.
-        if let Err(error) = stream.set_nodelay(true) {
-            debug!(%from, %error, "TCP_NODELAY");
-        }
-        self.unknown.push(Visitor { stream, from, bytes: [0; _], filled: 0 });
-        Ok(true)
-    }
-
-    /// Hears what visitors have to say. Whether anybody said anything.
-    fn listen(&mut self) -> bool {
-        let mut heard = false;
-        let mut index = 0;
-        while index < self.unknown.len() {
-            match self.unknown[index].read() {
-                Ok(None) => {
-                    index += 1;
-                    continue;
-                }
-                Ok(Some(hello)) => {
-                    let Visitor { stream, from, .. } = self.unknown.swap_remove(index);
-                    self.welcome(stream, from, &hello);
-                }
-                Err(problem) => {
-                    let Visitor { stream, from, .. } = self.unknown.swap_remove(index);
-                    self.turn_away(stream, from, problem);
-                }
-            }
-            heard = true;
-        }
-        heard
-    }
-
-    fn welcome(&mut self, stream: TcpStream, from: SocketAddr, hello: &Hello) {
-        let rank = hello.rank.get();
-        let is_here = |rank: u32| self.known[rank as usize - 1].is_some();
-        let problem = hello.problem(self.size, &self.endpoint, is_here);
-        match problem {
-            None => {
-                debug!(rank, %from, "met");
-                self.known[rank as usize - 1] = Some((hello.endpoint, stream));
-            }
-            Some(problem) => self.turn_away(stream, from, problem),
-        }
-    }
-
-    fn turn_away(&mut self, mut stream: TcpStream, from: SocketAddr, problem: String) {
-        warn!(%from, "refused: {problem}");
-        refuse(&mut stream, &problem);
-        if self.refused.len() < MAX_REMEMBERED {
-            self.refused.push(format!("{from}: {problem}"));
-        }
-    }
-
-    fn missing(&self) -> String {
-        let missing: Vec<String> = (1..)
-            .zip(&self.known)
-            .filter(|(_, known)| known.is_none())
-            .map(|(r, _): (u32, _)| r.to_string())
-            .collect();
-        format!("{} {}", if missing.len() == 1 { "rank" } else { "ranks" }, missing.join(", "))
-    }
-}
-
-impl Visitor {
-    /// The hello, once all of it is there.
-    fn read(&mut self) -> Result<Option<Hello>, String> {
-        let n = read_some(&mut self.stream, &mut self.bytes[self.filled..]).map_err(|e| e.to_string())?;
-        self.filled += n;
-        Hello::parse(&self.bytes[..self.filled])
-    }
-}
-
 /// Says why, if the socket takes it; the connection ends in any case.
 fn refuse(stream: &mut TcpStream, reason: &str) {
     let reason = &reason.as_bytes()[..reason.len().min(MAX_REFUSAL)];
@@ -302,38 +188,74 @@ fn worker(
     endpoint: Endpoint,
     deadline: Instant,
 ) -> Result<(Vec<Endpoint>, Session), Error> {
-    let &Bootstrap { rank, size, master, .. } = bootstrap;
-    let mut stream = connect(bootstrap, deadline)?;
+    let rank = bootstrap.rank;
+    let mut broke: Option<io::Error> = None;
+    loop {
+        let mut stream = connect(bootstrap, deadline).map_err(|error| match &broke {
+            None => error,
+            Some(broke) => broken(rank, 0, format!("{broke}; then: {error}")),
+        })?;
+        match introduce(&mut stream, bootstrap, endpoint, deadline + GRACE)? {
+            Ok(endpoints) => return Ok((endpoints, Session { rank, role: Role::Worker(stream) })),
+            Err(error) if Instant::now() >= deadline => return Err(broken(rank, 0, error.to_string())),
+            Err(error) => {
+                debug!(rank, %error, "rank 0 has not answered; once more");
+                broke = Some(error);
+                sleep(CONNECT_PAUSE);
+            }
+        }
+    }
+}
+
+/// Says who this is, and takes the table; or why there was no answer at all, which may be otherwise the
+/// next time.
+fn introduce(
+    stream: &mut TcpStream,
+    &Bootstrap { rank, size, master, .. }: &Bootstrap,
+    endpoint: Endpoint,
+    deadline: Instant,
+) -> Result<Result<Vec<Endpoint>, io::Error>, Error> {
     let failed = |problem: String| broken(rank, 0, problem);
     let io_failed = |e: io::Error| failed(e.to_string());
     if let Err(error) = stream.set_nodelay(true) {
         debug!(%error, "TCP_NODELAY");
     }
-    let hello = Hello::new(rank, size, endpoint);
-    stream.write_all(hello.as_bytes()).map_err(io_failed)?;
-    let deadline = deadline + GRACE;
     let mut start = [0; size_of::<Reply>()];
-    read_until(&mut stream, &mut start, deadline).map_err(io_failed)?;
+    let (first, rest) = start.split_at_mut(1);
+    let hello = Hello::new(rank, size, endpoint);
+    let said = stream.write_all(hello.as_bytes());
+    if let Err(error) = said.and_then(|()| read_until(stream, first, deadline)) {
+        return Ok(Err(error));
+    }
+    read_until(stream, rest, deadline).map_err(io_failed)?;
     let answer = Answer::parse(&start, size).map_err(failed)?;
     let mut body = vec![0; answer.length()];
-    read_until(&mut stream, &mut body, deadline).map_err(io_failed)?;
+    read_until(stream, &mut body, deadline).map_err(io_failed)?;
     let endpoints = match answer {
         Answer::Table(_) => table(&body, rank, &endpoint).map_err(failed)?,
         Answer::Refusal(_) => {
-            let reason = String::from_utf8_lossy(&body).into_owned();
+            // Whoever it is, it has no say in how a terminal behaves.
+            let reason = String::from_utf8_lossy(&body).replace(char::is_control, "\u{fffd}");
             return Err(Error::Refused { rank, address: master, reason });
         }
     };
     stream.set_nonblocking(true).map_err(io_failed)?;
-    Ok((endpoints, Session { rank, role: Role::Worker(stream) }))
+    Ok(Ok(endpoints))
 }
 
 /// Tries until somebody listens, since the ranks start in any order.
 fn connect(bootstrap: &Bootstrap, deadline: Instant) -> Result<TcpStream, Error> {
     let &Bootstrap { rank, master: address, timeout, .. } = bootstrap;
     loop {
-        let left = deadline.saturating_duration_since(Instant::now()).max(PAUSE);
-        match TcpStream::connect_timeout(&address, left) {
+        let left = deadline.saturating_duration_since(Instant::now()).clamp(PAUSE, LONGEST_ATTEMPT);
+        let connected = TcpStream::connect_timeout(&address, left).and_then(|stream| {
+            // Where nobody listens, the kernel may give a connection the very port that it is for.
+            match stream.local_addr()? == stream.peer_addr()? {
+                true => Err(ErrorKind::ConnectionRefused.into()),
+                false => Ok(stream),
+            }
+        });
+        match connected {
             Ok(stream) => return Ok(stream),
             Err(source) if Instant::now() >= deadline => {
                 return Err(Error::Connect { rank, address, waited: timeout, source });

@@ -13,12 +13,13 @@
 //! | `dpdk` | ports of DPDK: cards bound to user space, virtual devices (feature `dpdk`) |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
-//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`]. [`netlink`]
-//! and [`echo`] ask the kernel, and a peer's.
+//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`]. [`netlink`],
+//! [`credentials`] and [`echo`] ask the kernel, and a peer's.
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;
 mod crc;
+pub mod credentials;
 pub mod cycles;
 #[cfg(feature = "dpdk")]
 pub mod dpdk;

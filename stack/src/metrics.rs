@@ -2,6 +2,7 @@
 //! Prometheus (exposition format 0.0.4).
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::slice;
 
@@ -10,7 +11,7 @@ use ferroce_driver::Stats;
 use crate::counters::{Counter, Counters};
 
 /// A name and its value, as `device="eth0"`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Label {
     /// Letters, digits and underscores.
     pub name: Cow<'static, str>,
@@ -25,7 +26,7 @@ impl Label {
 }
 
 /// Whether a value only grows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MetricKind {
     /// It only grows.
     Counter,
@@ -74,7 +75,7 @@ pub struct Exposition<'a>(pub &'a [Metrics]);
 pub struct MetricsError {
     /// The number of the line, from 1.
     pub line: usize,
-    /// The line.
+    /// The line, or the start of a long one.
     pub text: String,
     /// What would be right.
     pub expected: &'static str,
@@ -160,17 +161,37 @@ impl Metrics {
         self.metrics.iter()
     }
 
-    /// Reads what [`Display`](fmt::Display) writes, of this version or another one.
+    /// Reads what [`Display`](fmt::Display) writes, of this version or another one: at most 4096 values of
+    /// 16 labels each, in lines of 4096 bytes.
     ///
     /// # Errors
     /// [`MetricsError`] for the first line that is something else.
     pub fn parse(text: &str) -> Result<Metrics, MetricsError> {
         let mut parser = Parser::default();
         for (number, line) in text.lines().enumerate() {
-            let error = |expected| MetricsError { line: number + 1, text: line.to_owned(), expected };
+            let start = || line.chars().take(SHOWN).collect();
+            let error = |expected| MetricsError { line: number + 1, text: start(), expected };
             parser.line(line).map_err(error)?;
         }
         Ok(parser.finish())
+    }
+
+    /// As it came from this process, whatever it says of itself: these labels are the kernel's word, and
+    /// nothing in the text moves a terminal.
+    pub(crate) fn of_process(mut self, pid: u32, uid: u32) -> Result<Metrics, &'static str> {
+        let is_known = |label: &Label| ["pid", "uid"].contains(&&*label.name);
+        self.labels.retain(|label| !is_known(label));
+        for metric in &mut self.metrics {
+            make_plain(&mut metric.help);
+            for label in metric.samples.iter_mut().filter_map(|sample| sample.label.as_mut()) {
+                if is_known(label) {
+                    return Err("its values are of several processes");
+                }
+                make_plain(&mut label.value);
+            }
+        }
+        self.labels.iter_mut().for_each(|label| make_plain(&mut label.value));
+        Ok(self.with_label("pid", pid).with_label("uid", uid))
     }
 }
 
@@ -186,28 +207,44 @@ const COUNTER_SUFFIX: &str = "_total";
 impl fmt::Display for Exposition<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Contexts of other versions may have metrics that the first does not have.
-        for (number, first) in self.0.iter().enumerate() {
-            for metric in &first.metrics {
-                let known = self.0[..number].iter().any(|before| before.find(&metric.name).is_some());
-                if !known {
-                    metric.write_header(f)?;
-                    self.0[number..].iter().try_for_each(|metrics| metrics.write_samples(f, metric))?;
+        let mut places = HashMap::new();
+        let mut families: Vec<Vec<(&Metrics, &Metric)>> = Vec::new();
+        for metrics in self.0 {
+            for metric in &metrics.metrics {
+                let place = *places.entry(metric.full_name()).or_insert(families.len());
+                if place == families.len() {
+                    families.push(Vec::new());
                 }
+                families[place].push((metrics, metric));
             }
+        }
+        for family in families {
+            if let Some((_, first)) = family.first() {
+                first.write_header(f)?;
+            }
+            family.into_iter().try_for_each(|(metrics, metric)| metric.write_samples(f, &metrics.labels))?;
         }
         Ok(())
     }
 }
 
-impl Metrics {
-    fn find(&self, name: &str) -> Option<&Metric> {
-        self.metrics.iter().find(|metric| metric.name == name)
+impl Metric {
+    fn write_header(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.full_name();
+        write!(f, "# HELP {name} ")?;
+        write_escaped(f, &self.help, false)?;
+        let kind = match self.kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+        };
+        writeln!(f, "\n# TYPE {name} {kind}")
     }
 
-    fn write_samples(&self, f: &mut fmt::Formatter<'_>, like: &Metric) -> fmt::Result {
-        for sample in self.find(&like.name).map_or(&[][..], |metric| &metric.samples) {
-            like.write_name(f)?;
-            for (number, Label { name, value }) in self.labels.iter().chain(&sample.label).enumerate() {
+    fn write_samples(&self, f: &mut fmt::Formatter<'_>, common: &[Label]) -> fmt::Result {
+        let full_name = self.full_name();
+        for sample in &self.samples {
+            f.write_str(&full_name)?;
+            for (number, Label { name, value }) in common.iter().chain(&sample.label).enumerate() {
                 write!(f, "{}{name}=\"", if number == 0 { '{' } else { ',' })?;
                 write_escaped(f, value, true)?;
                 f.write_char('"')?;
@@ -216,25 +253,10 @@ impl Metrics {
         }
         Ok(())
     }
-}
 
-impl Metric {
-    fn write_header(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("# HELP ")?;
-        self.write_name(f)?;
-        f.write_char(' ')?;
-        write_escaped(f, &self.help, false)?;
-        f.write_str("\n# TYPE ")?;
-        self.write_name(f)?;
-        f.write_str(match self.kind {
-            MetricKind::Counter => " counter\n",
-            MetricKind::Gauge => " gauge\n",
-        })
-    }
-
-    fn write_name(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn full_name(&self) -> String {
         let suffix = if self.kind == MetricKind::Counter { COUNTER_SUFFIX } else { "" };
-        write!(f, "{PREFIX}{}{suffix}", self.name)
+        format!("{PREFIX}{}{suffix}", self.name)
     }
 }
 
@@ -247,6 +269,20 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, quoted: bool) -> fmt::R
     })
 }
 
+/// In place of what moves a terminal.
+fn make_plain(text: &mut Cow<'static, str>) {
+    if text.contains(char::is_control) {
+        *text = text.replace(char::is_control, "\u{fffd}").into();
+    }
+}
+
+/// What a text has at most: 20 times the values of a context.
+const MAX_VALUES: usize = 4096;
+const MAX_LABELS: usize = 16;
+const LONGEST_LINE: usize = 4096;
+/// Characters of a line that is refused.
+const SHOWN: usize = 120;
+
 /// Reads a text line by line.
 #[derive(Default)]
 struct Parser {
@@ -255,10 +291,16 @@ struct Parser {
     /// The type that came last, likewise.
     kind: Option<(String, MetricKind)>,
     metrics: Vec<(Metric, Vec<Vec<Label>>)>,
+    /// Where each is, by its full name.
+    places: HashMap<String, usize>,
+    values: usize,
 }
 
 impl Parser {
     fn line(&mut self, line: &str) -> Result<(), &'static str> {
+        if line.len() > LONGEST_LINE {
+            return Err("a line has at most 4096 bytes");
+        }
         if let Some(help) = line.strip_prefix("# HELP ") {
             let (name, help) = help.split_once(' ').unwrap_or((help, ""));
             self.help = Some((name.to_owned(), unescape(help)?));
@@ -276,6 +318,10 @@ impl Parser {
     }
 
     fn sample(&mut self, line: &str) -> Result<(), &'static str> {
+        if self.values == MAX_VALUES {
+            return Err("a text has at most 4096 values");
+        }
+        self.values += 1;
         let end = line.find(['{', ' ']).ok_or("a value is 'NAME{LABEL=\"VALUE\",...} NUMBER'")?;
         let (full_name, rest) = line.split_at(end);
         let (labels, value) = parse_labels(rest)?;
@@ -289,14 +335,16 @@ impl Parser {
         let name =
             name.filter(|name| is_name(name)).ok_or("a name is 'ferroce_NAME', or 'ferroce_NAME_total'")?;
         let sample = Sample { label: None, value };
-        match self.metrics.last_mut().filter(|(last, _)| last.name == name) {
-            Some((metric, all)) => {
+        match self.places.get(full_name) {
+            Some(&place) => {
+                let (metric, all) = &mut self.metrics[place];
                 metric.samples.push(sample);
                 all.push(labels);
             }
             None => {
                 let help = self.help.take().filter(|(name, _)| name == full_name).map(|(_, help)| help);
                 let (name, help) = (name.to_owned().into(), help.unwrap_or_default().into());
+                self.places.insert(full_name.to_owned(), self.metrics.len());
                 self.metrics.push((Metric { name, help, kind, samples: vec![sample] }, vec![labels]));
             }
         }
@@ -331,8 +379,12 @@ fn parse_labels(text: &str) -> Result<(Vec<Label>, &str), &'static str> {
     let mut labels = Vec::new();
     while !rest.starts_with('}') {
         let (name, value) = rest.split_once("=\"").ok_or(EXPECTED)?;
-        if !is_name(name) {
-            return Err("a label's name is letters, digits and underscores");
+        // Prometheus has those that begin with two underscores for itself.
+        if !is_name(name) || name.starts_with("__") || name.starts_with(|c: char| c.is_ascii_digit()) {
+            return Err("a label's name is letters, digits and underscores, and begins with a letter");
+        }
+        if labels.len() == MAX_LABELS || labels.iter().any(|label: &Label| label.name == name) {
+            return Err("a value has at most 16 labels, each once");
         }
         let mut escaped = false;
         let end = value.find(|c| {
@@ -415,7 +467,7 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
         assert_eq!(scrape.samples.len(), written);
         for found in &scrape.samples {
             let bare = found.metric.strip_prefix(PREFIX).unwrap();
-            let metric = metrics.find(bare.strip_suffix(COUNTER_SUFFIX).unwrap_or(bare)).expect(bare);
+            let metric = metrics.iter().find(|metric| metric.full_name() == found.metric).expect(bare);
             assert_eq!(scrape.docs[&found.metric], metric.help);
             assert_eq!((found.labels.get("device"), found.labels.get("driver")), (Some("eth0"), Some("sim")));
             let own =
@@ -467,11 +519,52 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
             ("# TYPE ferroce_a gauge\nferroce_a{b c=\"\"} 1", "a label's name"),
             ("# TYPE other gauge\nother 1", "ferroce_NAME"),
             ("# TYPE ferroce_a counter\nferroce_a 1", "_total"),
+            ("# TYPE ferroce_a gauge\nferroce_a{b=\"\",b=\"\"} 1", "each once"),
+            ("# TYPE ferroce_a gauge\nferroce_a{__name__=\"up\"} 1", "begins with a letter"),
+            (&format!("# HELP ferroce_a {}", "x".repeat(4096)), "at most 4096 bytes"),
+            (&format!("# TYPE ferroce_a gauge{}", "\nferroce_a 1".repeat(4097)), "at most 4096 values"),
+            (&format!("# TYPE ferroce_a gauge\nferroce_a{{{}}} 1", labels(17)), "at most 16 labels"),
         ] {
             let refused = Metrics::parse(text).expect_err(text);
             assert!(refused.to_string().contains(expected), "{text}: {refused}");
             assert_eq!(refused.line, text.lines().count(), "{refused}");
         }
+    }
+
+    /// So many different ones.
+    fn labels(count: usize) -> String {
+        (0..count).map(|number| format!("l{number}=\"x\",")).collect()
+    }
+
+    /// A name may come again behind others, and one may be written as another metric is.
+    #[test]
+    fn each_name_is_explained_once() {
+        let text = "# TYPE ferroce_a_total counter\nferroce_a_total{l=\"1\"} 1\n# TYPE ferroce_b gauge\nferroce_b 1\n\
+                    # TYPE ferroce_a_total gauge\nferroce_a_total{l=\"2\"} 2\n";
+        let metrics = Metrics::parse(text).unwrap();
+        assert_eq!(metrics.iter().map(|metric| metric.samples.len()).collect::<Vec<_>>(), [2, 1]);
+        let text = Exposition(&[sample("eth0", 1), metrics]).to_string();
+        assert_eq!(text.matches("# TYPE ferroce_a_total ").count(), 1, "{text}");
+        assert_eq!(judge(&text).samples.iter().filter(|found| found.metric == "ferroce_a_total").count(), 2);
+    }
+
+    #[test]
+    fn what_a_process_says_of_itself_is_not_believed() {
+        let text = |own: &str| {
+            format!(
+                "# HELP ferroce_a \x1b[2Jx\n# TYPE ferroce_a gauge\nferroce_a{{device=\"\x1b]0;x\x07\",pid=\"1\",uid=\"0\"}} 1\n\
+                 ferroce_a{{device=\"\x1b]0;x\x07\",pid=\"1\",uid=\"0\",{own}=\"\u{9b}2J\"}} 2\n"
+            )
+        };
+        let read = |own| Metrics::parse(&text(own)).unwrap().of_process(7, 1000);
+        let metrics = read("state").unwrap();
+        let label = |name| metrics.label(name);
+        assert_eq!((label("pid"), label("uid")), (Some("7"), Some("1000")));
+        assert_eq!(metrics.labels().len(), 3);
+        let text = metrics.to_string();
+        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        let of_several = text.replace("pid=\"7\",uid=\"1000\"} 1", "pid=\"8\",uid=\"1000\"} 1");
+        assert!(Metrics::parse(&of_several).unwrap().of_process(7, 1000).is_err());
     }
 
     proptest! {

@@ -124,7 +124,7 @@ fn marks_of_congestion_are_counted_where_they_arrive() {
 /// The sockets of this process, and of which context they are, oldest first.
 fn own_sockets() -> Vec<PathBuf> {
     let pid = format!("{}.", std::process::id());
-    let mut sockets = Exported::find().unwrap().sockets;
+    let mut sockets: Vec<PathBuf> = Exported::find().sockets().collect();
     sockets.retain(|path| path.file_name().unwrap().to_str().unwrap().starts_with(&pid));
     sockets
 }

@@ -12,6 +12,7 @@ mod report;
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use ferroce::driver::PacketDriver;
 use ferroce::{DeviceSpec, PathMtu};
@@ -21,7 +22,7 @@ use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
-use control::{Control, unexpected};
+use control::{Control, Limits, unexpected};
 use message::{Hello, Message, Probe, Sighting};
 use path::Way;
 use port::Port;
@@ -116,7 +117,10 @@ impl Args {
         let wanted = self.mtu.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
         // Over loopback, packets and control connection have different addresses.
         let host = if capabilities.driver == "loopback" { "127.0.0.1" } else { peer };
-        match tcp::connect(host, tcp_port).and_then(|stream| Control::new(stream, interrupt)) {
+        let connected = tcp::try_connect(host, tcp_port);
+        let tcp_passes = connected.as_ref().map_or_else(|refused| refused.by_peer, |_| true);
+        let control = connected.map_err(Failure::from);
+        match control.and_then(|stream| Control::new(stream, LIMITS, interrupt)) {
             Ok(mut control) => {
                 checks.extend(self.check_with(&mut port, &mut control, source, to, interrupt)?);
             }
@@ -127,7 +131,7 @@ impl Args {
                     format!("no doctor there ({failure}); what follows is seen from here alone"),
                     "`ferroce doctor -d DEV` there, to check each way by itself",
                 ));
-                checks.extend(alone::checks(port.driver, source, to, wanted, interrupt)?);
+                checks.extend(alone::checks(port.driver, source, to, wanted, tcp_passes, interrupt)?);
             }
         }
         Ok(Report::new(peer, device, checks))
@@ -165,10 +169,18 @@ impl Args {
         let back = path::probes(far.mtu, to.is_ipv6());
         match inward(port, control, &own, &far, &back, interrupt)? {
             Ok(seen) => checks.extend(way(false, &back, &seen)),
-            Err(refused) => checks.push(Check::failed(
+            Err(Unsent::Refused(refused)) => checks.push(Check::failed(
                 "UDP 4791 back",
                 format!("{to} can't send to {source}: {refused}"),
                 format!("there: `ip route get {source}`, `ip neigh`"),
+            )),
+            Err(Unsent::Unheard(refused)) => checks.push(Check::failed(
+                "UDP 4791 back",
+                format!("{to} sends no more to {source}: {refused}"),
+                format!(
+                    "leave UDP port 4791 out of NAT on the way, let it through firewalls, and see `ip route get \
+                     {source}` there"
+                ),
             )),
         }
         Ok(checks)
@@ -176,6 +188,15 @@ impl Args {
 }
 
 const FAR_END: &str = "far end";
+/// The far end answers within two resolutions of a neighbour and a wait for packets.
+const LIMITS: Limits = Limits { answer: Duration::from_secs(15), whole: Duration::from_secs(60) };
+
+/// Why the other end has sent no probes.
+enum Unsent {
+    Refused(String),
+    /// It comes from another address, where what it sends is not heard.
+    Unheard(String),
+}
 
 /// Sends probes. Returns what was sent, and what has arrived.
 fn outward(
@@ -196,7 +217,7 @@ fn outward(
     }
 }
 
-/// Lets the other end send probes. Returns what has arrived, or why nothing could be sent.
+/// Lets the other end send probes. Returns what has arrived, or why nothing was sent.
 fn inward(
     port: &mut Port,
     control: &mut Control,
@@ -204,11 +225,20 @@ fn inward(
     far: &Hello,
     probes: &[Probe],
     interrupt: &Interrupt,
-) -> Result<Result<Vec<Sighting>, String>, Failure> {
+) -> Result<Result<Vec<Sighting>, Unsent>, Failure> {
     let mut lookout = Lookout::new(far, own.address, port.is_socket(), probes.to_vec());
-    match control.ask(&Message::Send(probes.to_vec()))? {
+    let mut answer = control.ask(&Message::Send(probes.to_vec()))?;
+    let mut unsent: fn(String) -> Unsent = Unsent::Refused;
+    if answer == Message::Challenge {
+        let token = port.challenge(interrupt)?;
+        if token.is_none() {
+            unsent = Unsent::Unheard;
+        }
+        answer = control.ask(&Message::Proof(token))?;
+    }
+    match answer {
         Message::Sent(None) => {}
-        Message::Sent(Some(refused)) => return Ok(Err(refused)),
+        Message::Sent(Some(refused)) => return Ok(Err(unsent(refused))),
         other => return Err(unexpected(&other)),
     }
     port.collect(&mut lookout, interrupt)?;

@@ -102,6 +102,15 @@ impl Interrupt {
     }
 }
 
+/// For a command that leaves nothing behind: SIGINT and SIGTERM end the process at once, with status 130.
+pub(crate) fn end_at_once_on_signals() -> Result<(), Failure> {
+    for signal in [SIGINT, SIGTERM] {
+        flag::register_conditional_shutdown(signal, 130, Arc::new(AtomicBool::new(true)))
+            .or_fail(|| "handling signals".into())?;
+    }
+    Ok(())
+}
+
 /// A context with one protection domain and one completion queue.
 pub(crate) struct Endpoint {
     pub(crate) context: Context,

@@ -3,9 +3,10 @@
 mod http;
 mod table;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -14,8 +15,8 @@ use ferroce::{Exported, Exposition, MetricKind, Metrics};
 use serde::Serialize;
 use tracing::{info, warn};
 
-use crate::endpoint::Interrupt;
-use crate::failure::{Failure, OrFail};
+use crate::endpoint::end_at_once_on_signals;
+use crate::failure::Failure;
 use table::Table;
 
 /// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
@@ -49,23 +50,24 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    let result = Interrupt::install().and_then(|interrupt| args.show(&interrupt));
-    match result {
+    // It leaves nothing behind, whatever it is in the middle of.
+    match end_at_once_on_signals().and_then(|()| args.show()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report("stat"),
     }
 }
 
 impl Args {
-    fn show(&self, interrupt: &Interrupt) -> Result<(), Failure> {
+    fn show(&self) -> Result<(), Failure> {
+        let mut said = HashSet::new();
         if let Some(address) = self.listen {
-            return http::serve(address, interrupt, || Ok(Exposition(&self.find()?.chosen).to_string()));
+            return http::serve(address, || Exposition(&self.find(&mut said).chosen).to_string());
         }
         let mut table = Table::new(self.all);
         let mut turn = 0;
         loop {
             let began = Instant::now();
-            let contexts = match self.find()?.or_explain() {
+            let contexts = match self.find(&mut said).or_explain() {
                 Err(_) if turn > 0 => {
                     info!("what was watched has ended");
                     return Ok(());
@@ -84,25 +86,38 @@ impl Args {
             turn += 1;
             match self.watch {
                 Some(seconds) if written.is_ok() && self.count.is_none_or(|count| turn < count) => {
-                    wait_until(began + Duration::from_secs(seconds.into()), interrupt)?;
+                    let next = began + Duration::from_secs(seconds.into());
+                    thread::sleep(next.saturating_duration_since(Instant::now()));
                 }
                 _ => return Ok(()),
             }
         }
     }
 
-    fn find(&self) -> Result<Found, Failure> {
-        let exported = Exported::find().or_fail(|| "looking for ferroce processes".into())?;
+    /// Looks at all of them, and says what is wrong with some unless it `said` so the last time.
+    fn find(&self, said: &mut HashSet<String>) -> Found {
+        let exported = Exported::find();
         let mut found =
             Found { wanted: self.which.clone(), forbidden: exported.forbidden.len(), ..Found::default() };
+        let mut complaints = HashSet::new();
+        let mut complain = |path: &Path, error: &io::Error| {
+            // Others have named it.
+            let complaint = format!("{path:?}: {error}");
+            if !said.contains(&complaint) {
+                warn!("{complaint}");
+            }
+            complaints.insert(complaint);
+        };
+        exported.skipped.iter().for_each(|(path, error)| complain(path, error));
         for (path, metrics) in exported.read() {
             match metrics {
                 Ok(metrics) if self.wants(&metrics) => found.chosen.push(metrics),
                 Ok(metrics) => found.others.push(metrics),
-                Err(error) => warn!("{}: {error}", path.display()),
+                Err(error) => complain(&path, &error),
             }
         }
-        Ok(found)
+        *said = complaints;
+        found
     }
 
     fn wants(&self, metrics: &Metrics) -> bool {
@@ -111,6 +126,9 @@ impl Args {
         self.which.as_deref().is_none_or(is_wanted)
     }
 }
+
+/// Contexts that are named where another one is asked for.
+const MAX_NAMED: usize = 32;
 
 /// The contexts on this machine.
 #[derive(Default)]
@@ -130,8 +148,12 @@ impl Found {
         }
         let mut reason = match &self.wanted {
             Some(wanted) if !self.others.is_empty() => {
-                let others: Vec<_> = self.others.iter().map(table::title).collect();
-                format!("no process and no device '{wanted}'; there are: {}", others.join("; "))
+                let others: Vec<_> = self.others.iter().take(MAX_NAMED).map(table::title).collect();
+                let more = match self.others.len() - others.len() {
+                    0 => String::new(),
+                    more => format!("; and {more} more"),
+                };
+                format!("no process and no device '{wanted}'; there are: {}{more}", others.join("; "))
             }
             _ => "no running ferroce process to be seen; `ferroce perf`, `pingpong` and `demo` show themselves, other \
                   programs by Context::export"
@@ -141,17 +163,6 @@ impl Found {
             reason += "; those of other users can't be seen without being root (permission denied)";
         }
         Err(Failure::Run(reason))
-    }
-}
-
-fn wait_until(time: Instant, interrupt: &Interrupt) -> Result<(), Failure> {
-    loop {
-        interrupt.check()?;
-        match time.checked_duration_since(Instant::now()) {
-            // Short, so that signals are noticed.
-            Some(left) => thread::sleep(left.min(Duration::from_millis(50))),
-            None => return Ok(()),
-        }
     }
 }
 

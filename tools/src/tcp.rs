@@ -2,8 +2,11 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tracing::warn;
 
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
@@ -11,8 +14,15 @@ use crate::failure::{Failure, OrFail};
 /// How long the other end may leave what is sent to it.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
+/// So many visitors come in before those that are there are heard.
+const MAX_NEW: usize = 16;
+
 /// Where a server waits for its client.
-pub(crate) struct Listener(TcpListener);
+pub(crate) struct Listener {
+    listener: TcpListener,
+    /// That clients can't be let in has been said.
+    is_troubled: AtomicBool,
+}
 
 impl Listener {
     /// On all addresses of the machine.
@@ -39,7 +49,7 @@ impl Listener {
 
     fn new(listener: TcpListener) -> Result<Listener, Failure> {
         listener.set_nonblocking(true).or_fail(|| "listening".into())?;
-        Ok(Listener(listener))
+        Ok(Listener { listener, is_troubled: AtomicBool::new(false) })
     }
 
     pub(crate) fn port(&self) -> Result<u16, Failure> {
@@ -47,36 +57,34 @@ impl Listener {
     }
 
     pub(crate) fn address(&self) -> Result<SocketAddr, Failure> {
-        self.0.local_addr().or_fail(|| "listening".into())
+        self.listener.local_addr().or_fail(|| "listening".into())
     }
 
-    /// Waits for a client, without end. Does `meanwhile` again and again; its failure ends the wait.
-    pub(crate) fn accept(
-        &self,
-        mut meanwhile: impl FnMut() -> Result<(), Failure>,
-    ) -> Result<TcpStream, Failure> {
-        loop {
-            meanwhile()?;
-            if let Some((stream, _)) = self.try_accept()? {
-                stream.set_nonblocking(false).or_fail(|| "accepting a client".into())?;
-                return Ok(stream);
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
+    /// Those who wait to be let in, with where they come from; some of them, if they are many, so that those who
+    /// are in are heard too. Their connections block.
+    pub(crate) fn newcomers(&self) -> impl Iterator<Item = (TcpStream, SocketAddr)> {
+        (0..MAX_NEW).map_while(|_| self.poll())
     }
 
-    /// Whoever has connected, and from where; the connection does not block.
-    pub(crate) fn try_accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
-        match self.0.accept() {
-            Ok((stream, from)) => {
-                stream.set_nonblocking(true).or_fail(|| "accepting a client".into())?;
-                Ok(Some((stream, from)))
+    fn poll(&self) -> Option<(TcpStream, SocketAddr)> {
+        let accepted = self.listener.accept().and_then(|(stream, from)| {
+            stream.set_nonblocking(false)?;
+            Ok((stream, from))
+        });
+        match accepted {
+            Ok(newcomer) => {
+                self.is_troubled.store(false, Ordering::Relaxed);
+                Some(newcomer)
             }
-            // Out of descriptors, or the visitor has gone already: that passes.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                Err(Failure::run(format!("accepting a client: {error}")))
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            // All that keeps a client from being let in passes: it has given up, the way to it has gone,
+            // there is no descriptor for it now.
+            Err(error) => {
+                if !self.is_troubled.swap(true, Ordering::Relaxed) {
+                    warn!("a client can't be let in: {error}");
+                }
+                None
             }
-            Err(_) => Ok(None),
         }
     }
 }
@@ -142,17 +150,41 @@ impl Link {
 
 /// Connects to a server.
 pub(crate) fn connect(host: &str, port: u16) -> Result<TcpStream, Failure> {
+    Ok(try_connect(host, port)?)
+}
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(crate) struct NoConnection {
+    reason: Failure,
+    /// The peer has refused it, so the way there and back is open.
+    pub(crate) by_peer: bool,
+}
+
+impl From<NoConnection> for Failure {
+    fn from(failed: NoConnection) -> Failure {
+        failed.reason
+    }
+}
+
+/// As [`connect`], and tells what a failure says of the way.
+pub(crate) fn try_connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
+    let unusable = |why: String| NoConnection { reason: Failure::usage(why), by_peer: false };
     let addresses = (host, port)
         .to_socket_addrs()
-        .map_err(|error| Failure::usage(format!("host '{host}': {error}; a name or an IP address")))?;
-    let mut refused = format!("host '{host}' has no address");
+        .map_err(|error| unusable(format!("host '{host}': {error}; a name or an IP address")))?;
+    let mut reason = format!("host '{host}' has no address");
+    let mut by_peer = false;
     for address in addresses {
         match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
             Ok(stream) => return Ok(stream),
-            Err(error) => refused = format!("connecting to {address}: {error}; is the server running?"),
+            Err(error) => {
+                by_peer |= error.kind() == ErrorKind::ConnectionRefused;
+                reason = format!("connecting to {address}: {error}; is the server running?");
+            }
         }
     }
-    Err(Failure::Run(refused))
+    Err(NoConnection { reason: Failure::Run(reason), by_peer })
 }
 
 /// What either end of a control connection says first: the protocol and its version.
@@ -183,6 +215,13 @@ pub(crate) fn read_exact(
     let mut have = 0;
     while have < buffer.len() {
         interrupt.check()?;
+        // Also of one that sends a byte now and then.
+        if Instant::now() > deadline {
+            return Err(Failure::run(format!(
+                "the peer sent {have} of {} bytes over TCP within {patience:?}",
+                buffer.len()
+            )));
+        }
         match stream.read(&mut buffer[have..]) {
             Ok(0) => {
                 return Err(Failure::run(format!(
@@ -193,18 +232,39 @@ pub(crate) fn read_exact(
             Ok(n) => have += n,
             Err(error)
                 if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted]
-                    .contains(&error.kind()) =>
-            {
-                if Instant::now() > deadline {
-                    return Err(Failure::run(format!(
-                        "the peer sent {have} of {} bytes over TCP within {} s",
-                        buffer.len(),
-                        patience.as_secs()
-                    )));
-                }
-            }
+                    .contains(&error.kind()) => {}
             Err(error) => return Err(Failure::run(format!("reading from the peer over TCP: {error}"))),
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_that_sends_byte_after_byte_has_its_time() {
+        let listener = Listener::local().expect("a port");
+        let mut slow = connect("127.0.0.1", listener.port().expect("its port")).expect("a connection");
+        let mut stream = loop {
+            match listener.newcomers().next() {
+                Some((stream, _)) => break stream,
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        let started = Instant::now();
+        let writer = thread::spawn(move || {
+            while slow.write_all(b"x").is_ok() && started.elapsed() < Duration::from_secs(5) {
+                thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let patience = Duration::from_millis(200);
+        let result = read_exact(&mut stream, &mut [0; 400], patience, &Interrupt::default());
+        let took = started.elapsed();
+        drop(stream);
+        writer.join().expect("no panic");
+        assert!(result.is_err_and(|failure| failure.to_string().contains("of 400 bytes")));
+        assert!(took < Duration::from_secs(2), "{took:?}");
+    }
 }

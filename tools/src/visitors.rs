@@ -48,7 +48,8 @@ pub(crate) fn await_client<T>(
     let mut visitors: Vec<Visitor> = Vec::new();
     loop {
         meanwhile()?;
-        while let Some((stream, from)) = listener.try_accept()? {
+        for (stream, from) in listener.newcomers() {
+            stream.set_nonblocking(true).or_fail(|| "accepting a client".into())?;
             if visitors.len() == MOST {
                 send_away(&visitors.remove(0), "it has said too little for too long");
             }

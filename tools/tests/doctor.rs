@@ -3,11 +3,15 @@
 
 mod ends;
 
+use std::io::{Read, Write};
+use std::net::{TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
 
 use ends::{Ferroce, Outcome, alone, has, is_root, refused};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The far end, over IPv4 and over IPv6.
 const PEER: [&str; 2] = ["10.1.2.2", "fd12::2"];
@@ -400,6 +404,142 @@ fn a_peer_behind_a_nat() {
     way.check(PEER[0]).fails(&["ICRC"], &["address rewritten, was 10.1.2.2 to 10.1.1.2", "NAT"]);
     end.interrupt();
     assert_eq!(end.end().code, Some(130));
+}
+
+/// What comes back over TCP and ICMP shows that host and route are well; a request whose ICRC is wrong is
+/// dropped without a word.
+#[test]
+fn a_peer_that_a_nat_keeps_from_answering() {
+    let _alone = alone();
+    let Some(way) = Way::with_rules() else { return };
+    let end = Ferroce::start(Some(&way.b), "rping -d veth0");
+    wait_for_engine(&way);
+    let before = |text: &str, first: &str, second: &str| {
+        let [first, second] =
+            [first, second].map(|word| text.find(word).unwrap_or_else(|| panic!("no '{word}' in {text}")));
+        first < second
+    };
+    way.rule("nat oifname to-b udp dport 4791 snat ip to 10.1.2.1");
+    let found = way.check(PEER[0]);
+    found.fails(&["UDP 4791"], &["does not answer; though TCP and ICMP pass", "postrouting udp dport 4791"]);
+    let text = found.text("UDP 4791");
+    assert!(before(&text, "NAT", "firewall") && before(&text, "firewall", "rdma link"), "{text}");
+    // Where nothing passes, a NAT is the least likely.
+    way.rule("forward oifname to-b drop");
+    let found = way.check(PEER[0]);
+    found.fails(&["UDP 4791"], &["does not answer", "`ip route get 10.1.2.2`"]);
+    let text = found.text("UDP 4791");
+    assert!(before(&text, "ip route get", "firewall") && before(&text, "rdma link", "NAT"), "{text}");
+    end.interrupt();
+    assert_eq!(end.end().code, Some(130));
+}
+
+/// A client of the far end that says what it likes.
+struct Client(TcpStream);
+
+impl Client {
+    const FAR: &str = "127.0.0.1:18516";
+
+    /// Says that it has this address.
+    fn at(address: &str) -> Client {
+        let mut stream = TcpStream::connect(Client::FAR).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.write_all(b"frcdoct\x01").unwrap();
+        stream.read_exact(&mut [0; 8]).unwrap();
+        let mut client = Client(stream);
+        let hello = json!({
+            "address": address, "to": "127.0.0.1", "addresses": [address], "interface": "lo", "mtu": 4200,
+            "driver": "udp", "token": 1, "source_port": 4791, "is_socket": true
+        });
+        let answer = client.ask(&json!({ "Hello": hello }));
+        assert_eq!(answer["Hello"]["address"], "127.0.0.1", "{answer}");
+        client
+    }
+
+    fn ask(&mut self, message: &Value) -> Value {
+        let body = message.to_string();
+        let bytes = [&(body.len() as u32).to_be_bytes(), body.as_bytes()].concat();
+        for piece in bytes.chunks(200) {
+            self.0.write_all(piece).unwrap();
+            self.0.read_exact(&mut [0]).unwrap();
+        }
+        let mut prefix = [0; 4];
+        self.0.read_exact(&mut prefix).unwrap();
+        let mut body = vec![0; u32::from_be_bytes(prefix) as usize];
+        let mut had = prefix.len();
+        for piece in [&prefix[..], &body].concat().chunks(200).map(<[u8]>::len).collect::<Vec<_>>() {
+            let at = had - prefix.len();
+            self.0.read_exact(&mut body[at..at + piece - if at == 0 { prefix.len() } else { 0 }]).unwrap();
+            had += piece - if at == 0 { prefix.len() } else { 0 };
+            self.0.write_all(b"+").unwrap();
+        }
+        serde_json::from_slice(&body).unwrap()
+    }
+
+    fn send_probes(&mut self, count: u16, length: u32) -> Value {
+        let probe = |number| json!({ "number": number, "traffic_class": 0, "length": length });
+        self.ask(&json!({ "Send": (0..count).map(probe).collect::<Vec<_>>() }))
+    }
+}
+
+#[test]
+fn nobody_gets_probes_that_has_not_asked() {
+    let _alone = alone();
+    let mut far = Ferroce::start(None, "doctor -d udp:127.0.0.1");
+    far.ready();
+    let victim = UdpSocket::bind("127.0.0.3:4791").unwrap();
+    victim.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+    let receive = || {
+        let mut buffer = [0; 5000];
+        std::iter::from_fn(|| victim.recv(&mut buffer).ok().map(|length| buffer[..length].to_vec()))
+            .collect::<Vec<_>>()
+    };
+    let mut client = Client::at("127.0.0.3");
+    let answer = client.send_probes(64, 4000);
+    let packets = receive();
+    let bytes: usize = packets.iter().map(Vec::len).sum();
+    assert!((1..=300).contains(&bytes), "{bytes} bytes in {} packets; {answer}", packets.len());
+    assert_eq!(answer, "Challenge");
+    let answer = client.ask(&json!({ "Proof": 1 }));
+    let refused = answer["Sent"].as_str().unwrap_or_default();
+    assert!(refused.contains("comes from 127.0.0.1") && refused.contains("to 127.0.0.3"), "{answer}");
+    assert_eq!(receive().len(), 0);
+
+    // Whoever hears it is there; and has had enough after four rounds.
+    assert_eq!(client.send_probes(1, 1000), "Challenge");
+    let packet = receive().pop().unwrap();
+    let token = u64::from_be_bytes(packet[20 + 8..][..8].try_into().unwrap());
+    assert_eq!(client.ask(&json!({ "Proof": token })), json!({ "Sent": null }));
+    assert_eq!(receive().iter().filter(|packet| packet.len() > 900).count(), 3);
+    for _ in 0..2 {
+        assert_eq!(client.send_probes(1, 1000), json!({ "Sent": null }));
+    }
+    let answer = client.send_probes(1, 1000);
+    assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("4 rounds")), "{answer}");
+    let answer = Client::at("127.0.0.1").send_probes(1, 60_000);
+    assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("60000 bytes; 64 to 4200")), "{answer}");
+    far.interrupt();
+    assert_eq!(far.end().code, Some(130));
+}
+
+#[test]
+fn visitors_that_say_nothing_keep_no_check_waiting() {
+    let _alone = alone();
+    let mut far = Ferroce::start(None, "doctor -d udp:127.0.0.1");
+    far.ready();
+    let mut idle: Vec<_> = (0..100).map(|_| TcpStream::connect(Client::FAR).unwrap()).collect();
+    idle[99].write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    // Its packets leave from another address than its control connection.
+    let found = Found::new(Ferroce::start(None, "doctor --json -d udp:127.0.0.2 127.0.0.1").end());
+    assert!(found.text("UDP 4791 back").starts_with("45 of 45"), "{:#?}", found.report);
+    assert!(found.outcome.took < Duration::from_secs(15), "{:?}", found.outcome.took);
+    // In the middle of a check it hears signals, too.
+    let _waiting = Client::at("127.0.0.1");
+    thread::sleep(Duration::from_millis(200));
+    far.signal("TERM");
+    let far = far.end();
+    assert_eq!(far.code, Some(130), "{far:#?}");
+    assert!(far.took < Duration::from_secs(1), "{:?}", far.took);
 }
 
 #[test]

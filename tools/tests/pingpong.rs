@@ -3,6 +3,9 @@
 
 mod ends;
 
+use std::io::Write;
+use std::net::TcpStream;
+
 use ends::{Ferroce, Pair, SERVER, VETH, alone, both, refused};
 
 const LINES: [&str; 4] = [
@@ -38,6 +41,23 @@ fn over_af_xdp_at_all_sizes() {
             assert!(end.stderr.contains("af_xdp"), "{}", end.stderr);
         }
     }
+}
+
+#[test]
+fn whoever_just_knocks_ends_no_server() {
+    let _alone = alone();
+    let mut server = Ferroce::start(None, "pingpong -d udp:127.0.0.1 -p 18533 -n 20");
+    server.ready();
+    drop(TcpStream::connect("127.0.0.1:18533").unwrap());
+    TcpStream::connect("127.0.0.1:18533").unwrap().write_all(&[b'\x1b'; 100]).unwrap();
+    let client = Ferroce::start(None, "pingpong -d udp:127.0.0.2 -p 18533 -n 20 127.0.0.1").end();
+    assert_eq!(client.code, Some(0), "{client:#?}");
+    let server = server.end();
+    assert_eq!(server.code, Some(0), "{server:#?}");
+    assert!(
+        server.stderr.contains("closed the TCP connection") && !server.stderr.contains('\x1b'),
+        "{server:#?}"
+    );
 }
 
 #[test]

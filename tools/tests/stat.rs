@@ -7,11 +7,12 @@ use std::collections::HashSet;
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use ends::{Ferroce, LIMIT, Outcome, Pair, SERVER, VETH, alone, refused};
@@ -43,15 +44,18 @@ fn counter(context: &Value, name: &str) -> u64 {
 
 /// The sockets that a process has or had, where this user's are.
 fn sockets(pid: u32) -> Vec<PathBuf> {
-    let directory = match std::env::var_os("XDG_RUNTIME_DIR") {
-        _ if uid() == 0 => PathBuf::from("/run/ferroce"),
-        Some(session) => PathBuf::from(session).join("ferroce"),
-        None => PathBuf::from(format!("/tmp/ferroce-{}", uid())),
-    };
-    let entries = fs::read_dir(directory).into_iter().flatten();
+    let entries = fs::read_dir(own_directory()).into_iter().flatten();
     let of_process =
         |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().starts_with(&format!("{pid}."));
     entries.map(|entry| entry.unwrap().path()).filter(of_process).collect()
+}
+
+fn own_directory() -> PathBuf {
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        _ if uid() == 0 => PathBuf::from("/run/ferroce"),
+        Some(session) => PathBuf::from(session).join("ferroce"),
+        None => PathBuf::from(format!("/tmp/ferroce-{}", uid())),
+    }
 }
 
 fn uid() -> u32 {
@@ -195,9 +199,7 @@ fn a_prometheus_server_is_answered_over_http() {
     let _alone = alone();
     let process = running();
     let mut server = Ferroce::start(None, &format!("stat {} --listen 127.0.0.1:0", process.pid()));
-    let said = server.ready();
-    let address = said.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap().to_owned();
-
+    let address = address_of(&mut server);
     let answer = ask(&address, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200 OK\r\n") && head.contains("text/plain; version=0.0.4"), "{head}");
@@ -293,6 +295,207 @@ fn an_ordinary_user_sees_their_own_and_root_sees_them_too() {
     fs::remove_file(Path::new(&program)).unwrap();
     assert_eq!(unshown.code, Some(0), "{unshown:#?}");
     assert!(unshown.stderr.contains("0755") && unshown.stderr.contains("ferroce stat"), "{unshown:#?}");
+}
+
+/// Files and directories that are removed on drop.
+#[derive(Default)]
+struct Litter(Vec<PathBuf>);
+
+impl Litter {
+    fn path(&mut self, path: impl Into<PathBuf>) -> PathBuf {
+        self.0.push(path.into());
+        self.0.last().unwrap().clone()
+    }
+
+    /// A socket in `directory` whose every reader gets `text`, or nothing at all.
+    fn socket(&mut self, directory: &Path, name: &str, text: Option<String>) -> PathBuf {
+        let path = self.path(directory.join(format!("{}.{name}", std::process::id())));
+        let listener = UnixListener::bind(&path).unwrap();
+        thread::spawn(move || {
+            let mut readers = Vec::new();
+            for stream in listener.incoming() {
+                let mut stream = stream.unwrap();
+                if let Some(text) = &text {
+                    // It may have enough.
+                    let _ = stream.write_all(text.as_bytes());
+                } else {
+                    readers.push(stream);
+                }
+            }
+        });
+        path
+    }
+}
+
+impl Drop for Litter {
+    fn drop(&mut self) {
+        for path in self.0.iter().rev() {
+            let _ = fs::remove_file(path).or_else(|_| fs::remove_dir(path));
+        }
+    }
+}
+
+/// A text of so many metrics.
+fn text(labels: &str, metrics: usize) -> String {
+    let of = |n| format!("# TYPE ferroce_m{n} gauge\nferroce_m{n}{{{labels}}} 1\n");
+    (0..metrics).map(of).collect()
+}
+
+#[test]
+fn what_others_put_into_tmp_stops_nobody() {
+    let _alone = alone();
+    let process = running();
+    let mut litter = Litter::default();
+    // Nobody has such a number.
+    let mut next = u64::from(4_000_000_000 + std::process::id() % 1_000_000 * 10);
+    let mut named = || {
+        next += 1;
+        litter.path(format!("/tmp/ferroce-{next}"))
+    };
+    let [circle, dangling, fifo, of_other, elsewhere] = [named(), named(), named(), named(), named()];
+    symlink(&circle, &circle).unwrap();
+    symlink("/no/such/directory", &dangling).unwrap();
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    fs::create_dir(&of_other).unwrap();
+    symlink(own_directory(), &elsewhere).unwrap();
+    let skipped = [&circle, &dangling, &fifo, &of_other, &elsewhere];
+
+    let outcome = stat(&process.pid().to_string());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    assert!(outcome.stdout.contains(&format!("pid {}", process.pid())), "{outcome:#?}");
+    for path in skipped {
+        assert!(outcome.stderr.contains(path.to_str().unwrap()), "{}: {outcome:#?}", path.display());
+    }
+    let mut server = Ferroce::start(None, &format!("stat {} --listen 127.0.0.1:0", process.pid()));
+    let address = address_of(&mut server);
+    for _ in 0..2 {
+        let answer = ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n");
+        assert!(
+            answer.starts_with("HTTP/1.1 200") && answer.contains("ferroce_sent_pkts_total{"),
+            "{answer}"
+        );
+    }
+    server.signal("TERM");
+    let server = server.end();
+    assert_eq!(server.code, Some(130));
+    // What stays as it is is said once.
+    assert_eq!(server.stderr.matches(circle.to_str().unwrap()).count(), 1, "{server:#?}");
+}
+
+/// What a server that listens on a port of the kernel's choice says of it.
+fn address_of(server: &mut Ferroce) -> String {
+    let said = server.ready();
+    said.split("http://").nth(1).and_then(|rest| rest.split('/').next()).unwrap().to_owned()
+}
+
+/// One socket of 8,000 labels, and 40 of 15,000 metrics each.
+#[test]
+fn what_is_too_much_is_refused_at_once() {
+    let _alone = alone();
+    let process = running();
+    let refuses = |name: &str, reason: &str| {
+        let outcome = stat(&process.pid().to_string());
+        assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+        assert!(outcome.took < Duration::from_secs(20), "{:?}", outcome.took);
+        let said = outcome.stderr.lines().find(|line| line.contains(name)).unwrap_or_default();
+        assert!(said.contains(reason) && said.len() < 1000, "{said}");
+        outcome
+    };
+    let mut litter = Litter::default();
+    let labels: String = (0..8_000).map(|n| format!("l{n}=\"x\",")).collect();
+    litter.socket(&own_directory(), "0.labels", Some(text(&labels, 2)));
+    refuses("0.labels", "at most 4096 bytes");
+    drop(litter);
+
+    let mut litter = Litter::default();
+    let many = text("device=\"x\"", 15_000);
+    for number in 0..40 {
+        litter.socket(&own_directory(), &format!("{number}.many"), Some(many.clone()));
+    }
+    let outcome = refuses(".many", "more than a context does");
+    // 16 of them by name.
+    assert_eq!(outcome.stderr.matches(".many").count(), 16, "{outcome:#?}");
+    assert!(outcome.stderr.contains("24 more are left out"), "{outcome:#?}");
+}
+
+#[test]
+fn a_signal_ends_it_while_it_waits() {
+    let _alone = alone();
+    let process = running();
+    let mut litter = Litter::default();
+    litter.socket(&own_directory(), "0.silent", None);
+    for (arguments, signal) in [("", "TERM"), ("--watch 100", "INT"), ("--listen 127.0.0.1:0", "TERM")] {
+        let waiting = Ferroce::start(None, &format!("stat {} {arguments}", process.pid()));
+        thread::sleep(Duration::from_millis(500));
+        waiting.signal(signal);
+        let outcome = waiting.end();
+        assert_eq!(outcome.code, Some(130), "{arguments}: {outcome:#?}");
+        assert!(outcome.took < Duration::from_secs(1), "{arguments}: {outcome:#?}");
+    }
+}
+
+#[test]
+fn who_says_it_is_the_kernels_word() {
+    let _alone = alone();
+    let mut litter = Litter::default();
+    let process = running();
+    let own = std::process::id().to_string();
+    let claim = "device=\"claim\x1b[2J\",pid=\"1\",uid=\"0\"";
+    litter.socket(&own_directory(), "0.claim", Some(text(claim, 2)));
+    let told = stat(&format!("{own} --json")).json();
+    let labels = &told[0]["labels"];
+    assert_eq!(
+        (&labels["pid"], &labels["uid"]),
+        (&own.as_str().into(), &uid().to_string().into()),
+        "{told:#}"
+    );
+    for format in ["", "--prometheus"] {
+        let outcome = stat(&format!("{own} {format}"));
+        assert!(outcome.stdout.contains("claim") && !outcome.stdout.contains('\x1b'), "{outcome:#?}");
+    }
+    assert_eq!(stat("1 --json").code, Some(1));
+
+    if uid() != 0 {
+        println!("skipped in part: needs root, to give a directory away");
+        return;
+    }
+    // Two in a directory of somebody else's: one that root listens on, and a link to one of root's.
+    let directory = litter.path(format!("/tmp/ferroce-{}", 3_000_000_000 + std::process::id()));
+    fs::DirBuilder::new().mode(0o700).create(&directory).unwrap();
+    let mut inside = Litter::default();
+    let foreign = inside.socket(&directory, "0.foreign", Some(text("device=\"foreign\"", 1)));
+    let link = inside.path(directory.join("1.0.link"));
+    symlink(&sockets(process.pid())[0], &link).unwrap();
+    chown(&directory, Some(3_000_000_000 + std::process::id()), None).unwrap();
+    let outcome = stat(&process.pid().to_string());
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    for (path, reason) in [(&foreign, "of uid 0 listens there"), (&link, "is no socket")] {
+        let said = outcome.stderr.lines().find(|line| line.contains(path.to_str().unwrap()));
+        assert!(said.is_some_and(|said| said.contains(reason)), "{outcome:#?}");
+    }
+}
+
+#[test]
+fn clients_that_say_nothing_keep_no_scrape_out() {
+    let _alone = alone();
+    let process = running();
+    let mut server = Ferroce::start(None, &format!("stat {} --listen 127.0.0.1:0", process.pid()));
+    let address = address_of(&mut server);
+    let idle: Vec<_> = (0..100).map(|_| TcpStream::connect(&address).unwrap()).collect();
+    // One byte after the other.
+    let mut slow = TcpStream::connect(&address).unwrap();
+    let started = Instant::now();
+    for _ in 0..3 {
+        slow.write_all(b"G").unwrap();
+        let answer = ask(&address, b"GET /metrics HTTP/1.1\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    while slow.write_all(b"x").is_ok() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it takes one byte after the other for ever");
+        thread::sleep(Duration::from_millis(100));
+    }
+    drop(idle);
 }
 
 #[test]

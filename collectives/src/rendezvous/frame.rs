@@ -176,9 +176,10 @@ fn check_start(bytes: &[u8]) -> Result<(), String> {
         return Err(format!("'{}' is no start of ferroce's bootstrap protocol", magic.escape_ascii()));
     }
     match bytes.get(4..8).and_then(|version| U32::read_from_bytes(version).ok()) {
-        Some(version) if version.get() != VERSION => {
-            Err(format!("bootstrap protocol version {version}; this is version {VERSION}"))
-        }
+        Some(version) if version.get() != VERSION => Err(format!(
+            "bootstrap protocol version {version}; this is version {VERSION}: every rank needs the same \
+                 version of ferroce"
+        )),
         _ => Ok(()),
     }
 }

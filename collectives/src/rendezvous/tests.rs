@@ -1,4 +1,6 @@
-use std::net::{Ipv4Addr, Shutdown};
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, Shutdown, SocketAddr};
+use std::process::{Command, Stdio};
 use std::thread;
 
 use zerocopy::FromBytes;
@@ -230,4 +232,125 @@ fn a_rank_that_leaves_before_the_sync_is_named() {
         let message = root.join().unwrap();
         assert!(message.contains("rank 1: it closed the connection"), "{message}");
     });
+}
+
+/// Rank 0 and rank 1, once `before` has done to the port what it will.
+fn meet_after(before: impl FnOnce(SocketAddr)) {
+    let (listener, address) = listener();
+    let slow = Duration::from_secs(20);
+    thread::scope(|scope| {
+        let root = bootstrap(0, 2, address).listener(listener).timeout(slow);
+        let root = scope.spawn(move || rendezvous(root, endpoint(0)));
+        before(address);
+        let worker = rendezvous(bootstrap(1, 2, address).timeout(slow), endpoint(1));
+        for met in [worker, root.join().unwrap()] {
+            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+        }
+    });
+}
+
+#[test]
+fn connections_that_say_nothing_keep_no_rank_out() {
+    let mut idle = Vec::new();
+    meet_after(|address| {
+        idle.extend((0..300).map(|_| TcpStream::connect(address).unwrap()));
+        // Until all are let in.
+        sleep(Duration::from_millis(300));
+    });
+}
+
+#[test]
+fn a_visitor_has_its_time() {
+    meet_after(|address| {
+        let [mut silent, mut half] = [(), ()].map(|()| TcpStream::connect(address).unwrap());
+        half.write_all(&hello(1, 2).as_bytes()[..20]).unwrap();
+        for (stream, said) in [(&mut silent, ""), (&mut half, "no complete hello")] {
+            stream.set_read_timeout(Some(lobby::PATIENCE * 3)).unwrap();
+            let mut told = Vec::new();
+            stream.read_to_end(&mut told).unwrap();
+            assert!(String::from_utf8_lossy(&told).contains(said), "{said}: {told:?}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_has_gone_may_come_again() {
+    let (listener, address) = listener();
+    let slow = Duration::from_secs(20);
+    thread::scope(|scope| {
+        let root = bootstrap(0, 3, address).listener(listener).timeout(slow);
+        let root = scope.spawn(move || rendezvous(root, endpoint(0)));
+        let mut first = TcpStream::connect(address).unwrap();
+        first.write_all(hello(1, 3).as_bytes()).unwrap();
+        sleep(Duration::from_millis(300));
+        drop(first);
+        sleep(Duration::from_millis(300));
+        let one = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), endpoint(1)));
+        sleep(Duration::from_millis(300));
+        let two = rendezvous(bootstrap(2, 3, address).timeout(slow), endpoint(2));
+        for met in [root.join().unwrap(), one.join().unwrap(), two] {
+            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1, 2].map(endpoint));
+        }
+    });
+}
+
+/// What it says may be longer than a hello of this version.
+#[test]
+fn a_peer_of_another_version_is_told_so_whatever_it_says() {
+    meet_after(|address| {
+        let newer = Hello { version: U32::new(9), ..hello(1, 2) };
+        let long = [newer.as_bytes(), &[0; 60_000]].concat();
+        for _ in 0..20 {
+            let told = answer(address, &long).expect("no word");
+            assert!(told.contains("version 9; this is version 1: every rank needs"), "{told}");
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_is_let_go_of_comes_again() {
+    let (listener, address) = listener();
+    thread::scope(|scope| {
+        let worker = bootstrap(1, 2, address).timeout(Duration::from_secs(20));
+        let worker = scope.spawn(move || rendezvous(worker, endpoint(1)));
+        // One connection is reset, one is closed.
+        drop(listener.accept().unwrap());
+        let (mut second, _) = listener.accept().unwrap();
+        second.read_exact(&mut [0; size_of::<Hello>()]).unwrap();
+        drop(second);
+        let root = bootstrap(0, 2, address).timeout(Duration::from_secs(20)).listener(listener);
+        for met in [rendezvous(root, endpoint(0)), worker.join().unwrap()] {
+            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+        }
+    });
+}
+
+/// A rank 0 that may open few files, as a process of its own.
+const FEW_FILES: &str = "FERROCE_TEST_FEW_FILES";
+
+#[test]
+fn a_lack_of_descriptors_passes() {
+    let slow = Duration::from_secs(20);
+    if std::env::var_os(FEW_FILES).is_some() {
+        let (listener, address) = listener();
+        println!("\nat {address}");
+        let met = rendezvous(bootstrap(0, 2, address).listener(listener).timeout(slow), endpoint(0));
+        assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+        return;
+    }
+    let name = "rendezvous::tests::a_lack_of_descriptors_passes";
+    let mut root = Command::new("sh");
+    root.args(["-c", "ulimit -n 40 && exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
+    root.args(["--exact", name, "--nocapture"]).env(FEW_FILES, "1").stdout(Stdio::piped());
+    let mut root = root.spawn().unwrap();
+    let mut lines = BufReader::new(root.stdout.take().unwrap()).lines();
+    let address = lines.find_map(|line| line.unwrap().strip_prefix("at ")?.parse::<SocketAddr>().ok());
+    let address = address.expect("an address");
+    let idle: Vec<_> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
+    sleep(Duration::from_millis(300));
+    let met = rendezvous(bootstrap(1, 2, address).timeout(slow), endpoint(1));
+    let rest: Vec<_> = lines.map_while(Result::ok).collect();
+    assert!(root.wait().unwrap().success(), "{rest:#?}");
+    assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1].map(endpoint));
+    drop(idle);
 }

@@ -35,11 +35,13 @@ pub(super) fn checks(
     source: IpAddr,
     peer: IpAddr,
     wanted: Option<PathMtu>,
+    tcp_passes: bool,
     interrupt: &Interrupt,
 ) -> Result<Vec<Check>, Failure> {
     let capabilities = driver.capabilities().clone();
     let (event, answers) = ask(driver, source, peer, interrupt)?;
     let [udp, icrc, path_mtu, marks] = NAMES;
+    let (echo, icmp_passes) = echo_check(path_mtu, &capabilities, peer, wanted, interrupt)?;
     let mut checks = Vec::new();
     let wrong = answers.iter().find_map(|answer| answer.wrong.as_deref());
     let said = match event {
@@ -63,22 +65,24 @@ pub(super) fn checks(
             ));
         }
         (None, true) => {
+            let passing = match (tcp_passes, icmp_passes) {
+                (true, true) => Some("TCP and ICMP pass"),
+                (true, false) => Some("TCP passes"),
+                (false, true) => Some("ICMP passes"),
+                (false, false) => None,
+            };
             let kernel = local::ask_kernel(source, peer);
-            let detail = kernel.map_or(String::new(), |said| format!("; {said}"));
+            let details = [passing.map(|passing| format!("though {passing}")), kernel.clone()];
+            let detail: String = details.into_iter().flatten().map(|said| format!("; {said}")).collect();
             checks.push(Check::failed(
                 udp,
                 format!("its connection manager does not answer{detail}"),
-                format!(
-                    "there: is there a RoCE device for {peer} (`rdma link`), is rdma_cm loaded (`modprobe rdma_cm`), \
-                     does the firewall let UDP port 4791 in (`nft add rule inet filter input udp dport 4791 \
-                     accept`), is there a NAT between, which makes the ICRC wrong? `ferroce doctor -d DEV` there tells one \
-                     way from the other"
-                ),
+                silence_cure(peer, passing.is_some(), kernel.is_some()),
             ));
             checks.push(Check::not_checked(icrc, "nothing came back"));
         }
     }
-    checks.push(echo_check(path_mtu, &capabilities, peer, wanted));
+    checks.push(echo);
     checks.push(match answers.first() {
         None => Check::not_checked(marks, "nothing came back"),
         Some(Answer { traffic_class, hop_limit, .. }) => Check::not_checked(
@@ -92,6 +96,25 @@ pub(super) fn checks(
         ),
     });
     Ok(checks)
+}
+
+/// What to look at when nothing of RoCE comes back, the likeliest first.
+fn silence_cure(peer: IpAddr, others_pass: bool, kernel_answers: bool) -> String {
+    let nat = "a NAT between makes the ICRC wrong, which covers addresses and ports: leave UDP port 4791 out of it (`nft \
+               insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
+    let firewall = "a firewall there or between: let UDP port 4791 through (`nft add rule inet filter input udp dport \
+                    4791 accept`)";
+    let device =
+        format!("is there a RoCE device for {peer} (`rdma link`), is rdma_cm loaded (`modprobe rdma_cm`)?");
+    let host = format!("is {peer} up, and is there a way to it (`ip route get {peer}`)?");
+    let causes = match (others_pass, kernel_answers) {
+        // A plain packet got as far as the peer's kernel, which has nothing for it.
+        (_, true) => [device.as_str(), nat, firewall].to_vec(),
+        // What else passes shows that host and route are well.
+        (true, false) => [nat, firewall, device.as_str()].to_vec(),
+        (false, false) => [host.as_str(), firewall, device.as_str(), nat].to_vec(),
+    };
+    format!("{}; `ferroce doctor -d DEV` there tells one way from the other", causes.join("; then: "))
 }
 
 /// Asks the peer's connection manager for a service that nobody has.
@@ -166,8 +189,27 @@ fn answers(frames: &[Vec<u8>], is_socket: bool, context: &Context, peer: IpAddr)
     answers
 }
 
-/// Which path MTUs echo requests as long as their packets pass for.
-fn echo_check(name: &'static str, own: &Capabilities, peer: IpAddr, wanted: Option<PathMtu>) -> Check {
+/// Which path MTUs echo requests as long as their packets pass for; and whether any pass.
+fn echo_check(
+    name: &'static str,
+    own: &Capabilities,
+    peer: IpAddr,
+    wanted: Option<PathMtu>,
+    interrupt: &Interrupt,
+) -> Result<(Check, bool), Failure> {
+    let largest = largest_echo(own, peer, wanted, interrupt);
+    interrupt.check()?;
+    let passes = largest.is_ok();
+    Ok((path_mtu_check(name, own, peer, wanted, largest), passes))
+}
+
+fn path_mtu_check(
+    name: &'static str,
+    own: &Capabilities,
+    peer: IpAddr,
+    wanted: Option<PathMtu>,
+    largest: Result<Option<PathMtu>, String>,
+) -> Check {
     let ipv6 = peer.is_ipv6();
     let Some(wanted) = wanted else {
         let needed = PathMtu::Mtu1024.required_l3_mtu(ipv6);
@@ -185,7 +227,7 @@ fn echo_check(name: &'static str, own: &Capabilities, peer: IpAddr, wanted: Opti
             format!("`ip link set {} mtu {needed}` or more", own.interface),
         );
     }
-    match largest_echo(own, peer, wanted) {
+    match largest {
         Err(why) => Check::not_checked(name, why),
         Ok(Some(largest)) if largest >= wanted => Check::ok(
             name,
@@ -212,7 +254,13 @@ fn echo_check(name: &'static str, own: &Capabilities, peer: IpAddr, wanted: Opti
     }
 }
 
-fn largest_echo(own: &Capabilities, peer: IpAddr, wanted: PathMtu) -> Result<Option<PathMtu>, String> {
+/// The largest path MTU up to `wanted` that passes; or why none could be asked for.
+fn largest_echo(
+    own: &Capabilities,
+    peer: IpAddr,
+    wanted: Option<PathMtu>,
+    interrupt: &Interrupt,
+) -> Result<Option<PathMtu>, String> {
     let found = Netlink::open().and_then(|netlink| netlink.interface(&own.interface));
     let scope = found.map_err(|error| format!("no echo request from here: {error}"))?.index;
     let socket = |error| format!("no echo request from here: {error}");
@@ -220,6 +268,7 @@ fn largest_echo(own: &Capabilities, peer: IpAddr, wanted: PathMtu) -> Result<Opt
     let mut ask = |length| -> Result<bool, String> {
         // Twice, for one may be lost.
         for _ in 0..2 {
+            interrupt.check().map_err(|interrupted| interrupted.to_string())?;
             if pinger.ask(length, ECHO_PATIENCE).map_err(socket)? == Echo::Answered {
                 return Ok(true);
             }
@@ -229,7 +278,7 @@ fn largest_echo(own: &Capabilities, peer: IpAddr, wanted: PathMtu) -> Result<Opt
     if !ask(64)? {
         return Err(format!("{peer} answers no ICMP echo"));
     }
-    for path_mtu in PathMtu::ALL.into_iter().rev().filter(|path_mtu| *path_mtu <= wanted) {
+    for path_mtu in PathMtu::ALL.into_iter().rev().filter(|path_mtu| Some(*path_mtu) <= wanted) {
         if ask(path_mtu.required_l3_mtu(peer.is_ipv6()))? {
             return Ok(Some(path_mtu));
         }

@@ -4,9 +4,9 @@
 //! It must live where large packets vanish, for that is what it is to tell. So a message goes in pieces,
 //! each of which waits for a byte of the other end: TCP never has enough at once for a large segment.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, TcpStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::message::{self, Message};
 use crate::endpoint::Interrupt;
@@ -15,29 +15,55 @@ use crate::tcp::{Greeting, check_greeting, read_exact};
 
 /// The protocol and its version.
 const PREAMBLE: &Greeting = b"frcdoct\x01";
-/// Either end answers within two resolutions of a neighbour and a wait for packets.
-const PATIENCE: Duration = Duration::from_secs(15);
-
 /// Fits the smallest path MTU there is.
 const PIECE: usize = 200;
 /// The receiver of a piece says so.
 const GO_ON: u8 = b'+';
 
+/// Characters of a message that is out of place.
+const SHOWN: usize = 80;
+/// How often interrupts are looked for.
+const TICK: Duration = Duration::from_millis(50);
+
 pub(super) struct Control {
     stream: TcpStream,
     interrupt: Interrupt,
+    limits: Limits,
+    deadline: Instant,
+}
+
+/// How long the other end may take.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// For one answer.
+    pub(super) answer: Duration,
+    /// For all of it.
+    pub(super) whole: Duration,
 }
 
 impl Control {
     /// Greets the other end.
-    pub(super) fn new(mut stream: TcpStream, interrupt: &Interrupt) -> Result<Control, Failure> {
+    pub(super) fn new(
+        mut stream: TcpStream,
+        limits: Limits,
+        interrupt: &Interrupt,
+    ) -> Result<Control, Failure> {
         stream.set_nodelay(true).or_fail(|| "control connection".into())?;
-        stream.set_write_timeout(Some(PATIENCE)).or_fail(|| "control connection".into())?;
+        // So little is under way at a time that it never waits.
+        stream.set_write_timeout(Some(limits.answer)).or_fail(|| "control connection".into())?;
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
+        let mut control =
+            Control { stream, interrupt: interrupt.clone(), limits, deadline: Instant::now() + limits.whole };
         let mut greeting = [0; PREAMBLE.len()];
-        read_exact(&mut stream, &mut greeting, PATIENCE, interrupt)?;
+        control.read_exact(&mut greeting)?;
         check_greeting(&greeting, PREAMBLE, "doctor")?;
-        Ok(Control { stream, interrupt: interrupt.clone() })
+        Ok(control)
+    }
+
+    /// Begins the time anew, with other limits.
+    pub(super) fn limit(&mut self, limits: Limits) {
+        self.limits = limits;
+        self.deadline = Instant::now() + limits.whole;
     }
 
     /// The address at the other end.
@@ -51,7 +77,7 @@ impl Control {
         for piece in bytes.chunks(PIECE) {
             self.stream.write_all(piece).or_fail(|| "telling the other end".into())?;
             let mut answer = [0];
-            read_exact(&mut self.stream, &mut answer, PATIENCE, &self.interrupt)?;
+            self.read_exact(&mut answer)?;
             if answer != [GO_ON] {
                 return Err(Failure::run("the other end broke off in the middle of a control message"));
             }
@@ -61,24 +87,54 @@ impl Control {
 
     /// The next message; `None` once the other end has hung up between two.
     pub(super) fn receive(&mut self) -> Result<Option<Message>, Failure> {
-        // Only a peek tells an end between two messages from one within.
-        self.stream.set_read_timeout(Some(PATIENCE)).or_fail(|| "control connection".into())?;
-        if let Ok(0) = self.stream.peek(&mut [0]) {
+        if !self.has_more()? {
             return Ok(None);
         }
         let mut prefix = [0; 4];
-        read_exact(&mut self.stream, &mut prefix, PATIENCE, &self.interrupt)?;
+        self.read_exact(&mut prefix)?;
         let mut bytes = prefix.to_vec();
         bytes.resize(prefix.len() + message::length(prefix).map_err(Failure::run)?, 0);
         let mut had = prefix.len();
         for piece in bytes.chunks_mut(PIECE) {
-            read_exact(&mut self.stream, &mut piece[std::mem::take(&mut had)..], PATIENCE, &self.interrupt)?;
+            self.read_exact(&mut piece[std::mem::take(&mut had)..])?;
             self.stream.write_all(&[GO_ON]).or_fail(|| "telling the other end".into())?;
         }
         match Message::parse(&bytes[prefix.len()..]).map_err(Failure::run)? {
             Message::Failed(reason) => Err(Failure::run(format!("the other end failed: {reason}"))),
             message => Ok(Some(message)),
         }
+    }
+
+    /// Waits for the next message; only a peek tells an end between two from one within. Without either
+    /// in time, the read that follows says so.
+    fn has_more(&mut self) -> Result<bool, Failure> {
+        self.stream.set_read_timeout(Some(TICK)).or_fail(|| "control connection".into())?;
+        let deadline = Instant::now() + self.patience()?;
+        while Instant::now() < deadline {
+            self.interrupt.check()?;
+            match self.stream.peek(&mut [0]) {
+                Ok(length) => return Ok(length > 0),
+                Err(error)
+                    if [ErrorKind::WouldBlock, ErrorKind::TimedOut, ErrorKind::Interrupted]
+                        .contains(&error.kind()) => {}
+                Err(error) => return Err(error).or_fail(|| "control connection".into()),
+            }
+        }
+        Ok(true)
+    }
+
+    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<(), Failure> {
+        let patience = self.patience()?;
+        read_exact(&mut self.stream, buffer, patience, &self.interrupt)
+    }
+
+    /// For what comes next.
+    fn patience(&self) -> Result<Duration, Failure> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Failure::run(format!("the other end takes more than {:?}", self.limits.whole)));
+        }
+        Ok(left.min(self.limits.answer))
     }
 
     /// Sends a message and takes the answer.
@@ -90,5 +146,6 @@ impl Control {
 
 /// What came in place of an answer.
 pub(super) fn unexpected(message: &Message) -> Failure {
-    Failure::run(format!("the other end says {message:?}, which was not asked for"))
+    let said: String = format!("{message:?}").chars().take(SHOWN).collect();
+    Failure::run(format!("the other end says {said}, which was not asked for"))
 }

@@ -1,17 +1,32 @@
 //! The end that is asked.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::fs::File;
+use std::io::Read;
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpStream};
+use std::sync::mpsc::{self, Sender};
+use std::thread;
+use std::time::Duration;
 
 use ferroce::driver::PacketDriver;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
-use super::control::{Control, unexpected};
+use super::control::{Control, Limits, unexpected};
 use super::message::{Hello, Message, Probe};
 use super::port::Port;
-use super::probe::Lookout;
+use super::probe::{CHALLENGE, Lookout};
 use crate::endpoint::Interrupt;
-use crate::failure::Failure;
+use crate::failure::{Failure, OrFail};
 use crate::tcp::Listener;
+
+/// For whoever has not said yet what is to be checked.
+const TO_GREET: Limits = Limits { answer: Duration::from_secs(3), whole: Duration::from_secs(3) };
+/// For a check; whoever waits behind it has more patience.
+const TO_CHECK: Limits = Limits { answer: Duration::from_secs(10), whole: Duration::from_secs(12) };
+/// Connections that have not said it yet. One more, and the oldest goes.
+const MAX_VISITORS: usize = 64;
+/// Rounds of probes of a check, there and back.
+const MAX_ROUNDS: u32 = 4;
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// Serves one client after the other, until it is interrupted; or just one.
 pub(super) fn serve(
@@ -22,12 +37,20 @@ pub(super) fn serve(
 ) -> Result<(), Failure> {
     let mut port = Port::new(driver);
     info!("waiting for a client on TCP port {}", listener.port()?);
+    let (told, greeted) = mpsc::channel();
+    let mut door = Door { visitors: Vec::new(), next: 0, told, interrupt };
     loop {
-        let stream = listener.accept(|| {
-            interrupt.check()?;
-            port.receive(&mut |_| {})
-        })?;
-        match Control::new(stream, interrupt).and_then(|control| session(&mut port, control, interrupt)) {
+        interrupt.check()?;
+        port.receive(&mut |_| {})?;
+        for (stream, _) in listener.newcomers() {
+            door.let_in(stream);
+        }
+        let Ok((number, guest)) = greeted.try_recv() else {
+            thread::sleep(PAUSE);
+            continue;
+        };
+        door.visitors.retain(|visitor: &Visitor| visitor.number != number);
+        match guest.and_then(|guest: Guest| session(&mut port, guest, interrupt)) {
             result if only_one => return result,
             Ok(()) => {}
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
@@ -36,26 +59,95 @@ pub(super) fn serve(
     }
 }
 
-fn session(port: &mut Port, mut control: Control, interrupt: &Interrupt) -> Result<(), Failure> {
-    let result = answer(port, &mut control, interrupt);
+/// Who is being greeted, each by a thread: whoever says nothing keeps nobody else waiting.
+struct Door<'a> {
+    /// The oldest first.
+    visitors: Vec<Visitor>,
+    /// The number of the next one.
+    next: u64,
+    told: Sender<(u64, Result<Guest, Failure>)>,
+    interrupt: &'a Interrupt,
+}
+
+struct Visitor {
+    number: u64,
+    stream: TcpStream,
+}
+
+/// One that has said what is to be checked.
+struct Guest {
+    control: Control,
+    hello: Hello,
+}
+
+impl Door<'_> {
+    fn let_in(&mut self, stream: TcpStream) {
+        if self.visitors.len() == MAX_VISITORS {
+            let Visitor { stream, .. } = self.visitors.remove(0);
+            // Its thread sees the end of it.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        let number = self.next;
+        self.next += 1;
+        let Ok(second) = stream.try_clone() else {
+            return debug!("a client can't be let in: no descriptor for it");
+        };
+        self.visitors.push(Visitor { number, stream: second });
+        let (told, interrupt) = (self.told.clone(), self.interrupt.clone());
+        thread::spawn(move || {
+            // Nobody listens any more if the server has ended.
+            let _ = told.send((number, greet(stream, &interrupt)));
+        });
+    }
+}
+
+fn greet(stream: TcpStream, interrupt: &Interrupt) -> Result<Guest, Failure> {
+    let mut control = Control::new(stream, TO_GREET, interrupt)?;
+    let failure = match control.receive() {
+        Ok(Some(Message::Hello(hello))) => return Ok(Guest { control, hello }),
+        Ok(Some(other)) => unexpected(&other),
+        Ok(None) => Failure::run("the other end hung up before it said what is to be checked"),
+        Err(failure) => failure,
+    };
+    tell(&mut control, &failure);
+    Err(failure)
+}
+
+/// Says why there is no check, or no more of it.
+fn tell(control: &mut Control, failure: &Failure) {
+    // It may be gone.
+    let _ = control.send(&Message::Failed(failure.to_string()));
+}
+
+fn session(port: &mut Port, mut guest: Guest, interrupt: &Interrupt) -> Result<(), Failure> {
+    guest.control.limit(TO_CHECK);
+    let result = answer(port, &mut guest, interrupt);
     if let Err(failure) = &result {
-        // It may be gone, too.
-        let _ = control.send(&Message::Failed(failure.to_string()));
+        tell(&mut guest.control, failure);
     }
     result
 }
 
-fn answer(port: &mut Port, control: &mut Control, interrupt: &Interrupt) -> Result<(), Failure> {
-    let Some(first) = control.receive()? else { return Ok(()) };
-    let Message::Hello(asks) = first else { return Err(unexpected(&first)) };
+fn answer(port: &mut Port, guest: &mut Guest, interrupt: &Interrupt) -> Result<(), Failure> {
+    let Guest { control, hello: asks } = guest;
     let own = port.hello(asks.to, asks.address);
     info!(from = %control.peer()?, "a check between {} and {}", asks.address, asks.to);
     control.send(&Message::Hello(own.clone()))?;
+    let mut is_there = asks.address == control.peer()?;
+    let mut round = 0;
     while let Some(message) = control.receive()? {
+        round += 1;
+        if round > MAX_ROUNDS {
+            return Err(Failure::run(format!("a check has {MAX_ROUNDS} rounds of probes at most")));
+        }
         match message {
-            Message::Expect(probes) => expect(port, control, &asks, &own, probes, interrupt)?,
+            Message::Expect(probes) => expect(port, control, asks, &own, probes, interrupt)?,
             Message::Send(probes) => {
-                let sent = check_addresses(&own, asks.address);
+                let mut sent = check_addresses(&own, asks.address);
+                if sent.is_ok() && !is_there {
+                    sent = challenge(port, control, &own, asks.address)?;
+                    is_there = sent.is_ok();
+                }
                 let sent = sent.and_then(|()| port.send(&own, asks.address, &probes));
                 control.send(&Message::Sent(sent.err().map(|failure| failure.to_string())))?;
             }
@@ -80,6 +172,38 @@ fn check_addresses(own: &Hello, to: IpAddr) -> Result<(), Failure> {
     Ok(())
 }
 
+/// One whose control connection comes from elsewhere than it says may want packets sent to somebody else. So
+/// it gets one small probe, with a token that it must tell. Fails within if it does not.
+fn challenge(
+    port: &mut Port,
+    control: &mut Control,
+    own: &Hello,
+    to: IpAddr,
+) -> Result<Result<(), Failure>, Failure> {
+    let token = random()?;
+    let unknown = Hello { token, ..own.clone() };
+    if let Err(failure) = port.send(&unknown, to, &[CHALLENGE]) {
+        return Ok(Err(failure));
+    }
+    match control.ask(&Message::Challenge)? {
+        Message::Proof(Some(told)) if told == token => Ok(Ok(())),
+        Message::Proof(_) => Ok(Err(Failure::run(format!(
+            "this control connection comes from {}, and a packet that was sent to {to} was not heard by its \
+             other end",
+            control.peer()?
+        )))),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn random() -> Result<u64, Failure> {
+    let mut bytes = [0; 8];
+    File::open("/dev/urandom")
+        .and_then(|mut file| file.read_exact(&mut bytes))
+        .or_fail(|| "reading /dev/urandom".into())?;
+    Ok(u64::from_ne_bytes(bytes))
+}
+
 /// Looks out for probes until the client has sent them all.
 fn expect(
     port: &mut Port,
@@ -90,12 +214,10 @@ fn expect(
     interrupt: &Interrupt,
 ) -> Result<(), Failure> {
     let mut lookout = Lookout::new(from, own.address, port.is_socket(), probes);
-    control.send(&Message::Ready)?;
     // The port holds more than a check sends; they are taken once the client says that it is done.
-    match control.receive()? {
-        Some(Message::Collect) => port.collect(&mut lookout, interrupt)?,
-        Some(other) => return Err(unexpected(&other)),
-        None => return Ok(()),
+    match control.ask(&Message::Ready)? {
+        Message::Collect => port.collect(&mut lookout, interrupt)?,
+        other => return Err(unexpected(&other)),
     }
     control.send(&Message::Seen(lookout.into_seen()))
 }

@@ -1,7 +1,9 @@
 //! What the two ends of a check tell each other: JSON, after its length as a big-endian `u32` of at most
 //! 64 KiB.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +17,12 @@ pub(super) enum Message {
     /// They have been sent. The answer is `Seen`.
     Collect,
     Seen(Vec<Sighting>),
-    /// The other way: send these. The answer is `Sent`.
+    /// The other way: send these. The answer is `Sent`, or first a `Challenge`.
     Send(Vec<Probe>),
+    /// A packet with a random token was sent to the address that the one who asks has named. The answer is
+    /// `Proof`: the token, if the packet has come.
+    Challenge,
+    Proof(Option<u64>),
     /// What kept them from being sent, if anything did.
     Sent(Option<String>),
     /// The end of it, and why.
@@ -82,6 +88,11 @@ const MAX_LENGTH: u32 = 64 << 10;
 /// Probes of one check.
 const MAX_PROBES: usize = 64;
 const MAX_ADDRESSES: usize = 256;
+/// Bytes of a probe's IP packet.
+const PROBE_LENGTHS: RangeInclusive<u32> = 64..=4200;
+/// Characters of a text, and of what is said of a message that is none.
+const LONGEST_TEXT: usize = 1000;
+const SHOWN: usize = 80;
 
 /// The length of the message behind these bytes.
 pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
@@ -99,20 +110,55 @@ impl Message {
         Ok([&prefix[..], &body].concat())
     }
 
-    /// Reads what is behind the length.
+    /// Reads what is behind the length. Texts are cut, and nothing in them moves a terminal.
     pub(super) fn parse(body: &[u8]) -> Result<Message, String> {
-        let message = serde_json::from_slice(body)
-            .map_err(|error| format!("control message '{}': {error}", body.escape_ascii()))?;
-        let (kind, count, most) = match &message {
-            Message::Expect(probes) | Message::Send(probes) => ("probes", probes.len(), MAX_PROBES),
-            Message::Seen(sightings) => ("sightings", sightings.len(), MAX_PROBES),
-            Message::Hello(hello) => ("addresses", hello.addresses.len(), MAX_ADDRESSES),
-            _ => return Ok(message),
-        };
-        if count > most {
-            return Err(format!("a control message with {count} {kind}; at most {most}"));
+        let start = &body[..body.len().min(SHOWN)];
+        let mut message = serde_json::from_slice(body)
+            .map_err(|error| format!("control message '{}': {error}", start.escape_ascii()))?;
+        match &mut message {
+            Message::Expect(probes) | Message::Send(probes) => {
+                check_count("probes", probes.len(), MAX_PROBES)?;
+                check_probes(probes)?;
+            }
+            Message::Seen(sightings) => {
+                check_count("sightings", sightings.len(), MAX_PROBES)?;
+                sightings.iter_mut().filter_map(|sighting| sighting.icrc.as_mut()).for_each(make_plain);
+            }
+            Message::Hello(hello) => {
+                check_count("addresses", hello.addresses.len(), MAX_ADDRESSES)?;
+                [&mut hello.interface, &mut hello.driver].into_iter().for_each(make_plain);
+            }
+            Message::Sent(Some(text)) | Message::Failed(text) => make_plain(text),
+            _ => {}
         }
         Ok(message)
+    }
+}
+
+fn check_count(kind: &str, count: usize, most: usize) -> Result<(), String> {
+    if count > most {
+        return Err(format!("a control message with {count} {kind}; at most {most}"));
+    }
+    Ok(())
+}
+
+fn check_probes(probes: &[Probe]) -> Result<(), String> {
+    let mut numbers = HashSet::new();
+    for Probe { number, length, .. } in probes {
+        if !PROBE_LENGTHS.contains(length) {
+            let (least, most) = (PROBE_LENGTHS.start(), PROBE_LENGTHS.end());
+            return Err(format!("a probe of {length} bytes; {least} to {most} are right"));
+        }
+        if !numbers.insert(number) {
+            return Err(format!("two probes with the number {number}"));
+        }
+    }
+    Ok(())
+}
+
+fn make_plain(text: &mut String) {
+    if text.contains(char::is_control) || text.chars().nth(LONGEST_TEXT).is_some() {
+        *text = text.chars().take(LONGEST_TEXT).map(|c| if c.is_control() { '?' } else { c }).collect();
     }
 }
 
@@ -135,9 +181,20 @@ mod tests {
     fn what_is_too_much_is_refused() {
         assert!(length([0, 1, 0, 1]).is_err_and(|error| error.contains("65537")));
         assert!(length([0; 4]).is_err() && length([0xff; 4]).is_err());
-        let probes = vec![Probe { number: 0, traffic_class: 0, length: 100 }; MAX_PROBES + 1];
-        let bytes = Message::Send(probes).to_bytes().expect("short enough");
-        assert!(Message::parse(&bytes[4..]).is_err_and(|error| error.contains("probes")));
+        let probe = Probe { number: 0, traffic_class: 0, length: 100 };
+        for (probes, reason) in [
+            (vec![probe; MAX_PROBES + 1], "65 probes; at most 64"),
+            (vec![Probe { length: 4201, ..probe }], "4201 bytes; 64 to 4200"),
+            (vec![probe; 2], "the number 0"),
+        ] {
+            let bytes = Message::Send(probes).to_bytes().expect("short enough");
+            assert!(Message::parse(&bytes[4..]).is_err_and(|error| error.contains(reason)), "{reason}");
+        }
+        let nonsense = Message::parse(&[0xff; 5000]).expect_err("no JSON");
+        assert!(nonsense.len() < 500, "{nonsense}");
+        let bytes = Message::Failed("\x1b[2J".repeat(5000)).to_bytes().expect("short enough");
+        let Ok(Message::Failed(text)) = Message::parse(&bytes[4..]) else { panic!("a text") };
+        assert!(text.starts_with("?[2J?[2J") && text.len() == LONGEST_TEXT, "{text}");
         assert!(Message::parse(b"{\"Collect\":1}").is_err());
         assert!(Message::parse(&[0xff; 10]).is_err());
     }

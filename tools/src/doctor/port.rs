@@ -78,6 +78,20 @@ impl Port {
         Ok(())
     }
 
+    /// The token of the challenge that comes, if one does.
+    pub(super) fn challenge(&mut self, interrupt: &Interrupt) -> Result<Option<u64>, Failure> {
+        let (deadline, is_socket) = (Instant::now() + PATIENCE, self.is_socket());
+        let mut token = None;
+        loop {
+            interrupt.check()?;
+            self.receive(&mut |frame| token = token.or_else(|| probe::challenge(frame, is_socket)))?;
+            if token.is_some() || Instant::now() > deadline {
+                return Ok(token);
+            }
+            self.driver.wait(Duration::from_millis(2))?;
+        }
+    }
+
     /// Takes what comes until it is all there, or can't come any more.
     pub(super) fn collect(&mut self, lookout: &mut Lookout, interrupt: &Interrupt) -> Result<(), Failure> {
         let deadline = Instant::now() + PATIENCE;

@@ -22,6 +22,17 @@ const PREFIX: usize = MAGIC.len() + 8 + 2;
 /// Of no queue pair here: numbers are drawn, and an engine that gets a probe counts and drops it.
 const QPN: Qpn = Qpn::new(0x00ff_fffe);
 
+/// A probe whose token nobody has been told.
+pub(super) const CHALLENGE: Probe = Probe { number: 1000, traffic_class: 0, length: 100 };
+
+/// The token of a challenge, if this is one.
+pub(super) fn challenge(frame: &[u8], is_socket: bool) -> Option<u64> {
+    let decoded = if is_socket { Packet::decode_ip(frame) } else { Packet::decode(frame) };
+    let prefix: &[u8; PREFIX] = decoded.ok()?.payload.first_chunk()?;
+    let (token, number) = prefix.strip_prefix(MAGIC)?.split_first_chunk()?;
+    (number == CHALLENGE.number.to_be_bytes()).then(|| u64::from_be_bytes(*token))
+}
+
 impl Headers {
     /// What probes between these ends leave with.
     pub(super) fn sent(from: &Hello, to: IpAddr, probe: &Probe) -> Headers {
@@ -251,6 +262,20 @@ mod tests {
     }
 
     #[test]
+    fn a_challenge_is_read_wherever_it_arrives() {
+        for is_socket in [false, true] {
+            let from = hello("10.0.0.1", is_socket);
+            let to = "10.0.0.2".parse().expect("an address");
+            let mut frame = [0; 200];
+            let macs = [MacAddr([2; 6]); 2];
+            let len = write(&mut frame, &from, to, macs, &CHALLENGE).expect("room");
+            assert_eq!(challenge(&frame[..len], is_socket), Some(from.token));
+            let len = write(&mut frame, &from, to, macs, &Probe { length: 100, ..PROBE }).expect("room");
+            assert_eq!(challenge(&frame[..len], is_socket), None);
+        }
+    }
+
+    #[test]
     fn what_was_rewritten_is_named() {
         let v4 = |change: fn(&mut [u8])| seen("10.0.0.1", "10.0.0.2", false, change);
         let v6 = |change: fn(&mut [u8])| seen("fd00::1", "fd00::2", false, change);
@@ -298,6 +323,7 @@ mod tests {
 
     #[test]
     fn packets_of_others_are_none() {
+        assert_eq!(challenge(&[0; 100], false), None);
         let other_token = |p: &mut [u8]| p[28 + 12 + 8 + 10] ^= 1;
         assert!(seen("10.0.0.1", "10.0.0.2", false, other_token).is_empty());
         assert!(

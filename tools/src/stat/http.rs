@@ -1,43 +1,160 @@
-//! `GET /metrics` for a Prometheus server: one client at a time, each with little time and memory.
+//! `GET /metrics` for Prometheus servers: several clients at once, each with little time and memory.
 
-use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::rc::Rc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use httparse::{EMPTY_HEADER, Request, Status};
 use tracing::{debug, info};
 
-use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::tcp::Listener;
 
-/// How long a client may take for its request, and to take its answer.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a client may take for its request, and then for its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one that has its answer may leave it lying.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// At one more, the oldest that says nothing goes.
+const MAX_CLIENTS: usize = 64;
 /// Bytes of a request, and lines of it, at most.
 const LARGEST_REQUEST: usize = 8192;
 const MAX_HEADERS: usize = 64;
+/// Pieces of it that are taken in one turn.
+const PIECES: usize = 16;
+/// Between two looks at clients that have nothing to say.
+const PAUSE: Duration = Duration::from_millis(5);
 
-/// Answers until it is interrupted, with what `text` returns each time.
-pub(super) fn serve(
-    address: SocketAddr,
-    interrupt: &Interrupt,
-    text: impl Fn() -> Result<String, Failure>,
-) -> Result<(), Failure> {
+/// Answers until a signal ends the process. Those who ask at the same time get the same `text`.
+pub(super) fn serve(address: SocketAddr, mut text: impl FnMut() -> String) -> Result<(), Failure> {
     let listener = Listener::at(address)?;
     info!("waiting for a client of http://{}/metrics", listener.address()?);
+    // The oldest first.
+    let mut clients: Vec<Client> = Vec::with_capacity(MAX_CLIENTS);
     loop {
-        let mut stream = listener.accept(|| interrupt.check())?;
-        let answer = match read_request(&mut stream) {
-            Ok(request) => request.answer(&text),
-            Err(error) => {
-                debug!("a client that asks for nothing: {error}");
-                continue;
+        // Whoever has to wait for the others' text is not late for that.
+        let now = Instant::now();
+        let new: Vec<_> = listener.newcomers().collect();
+        let mut is_idle = new.is_empty();
+        for client in new.into_iter().filter_map(|(stream, _)| Client::new(stream)) {
+            if clients.len() == MAX_CLIENTS {
+                let oldest = clients.iter().position(|client| !client.has_asked()).unwrap_or(0);
+                debug!("more than {MAX_CLIENTS} clients, so one that asks for nothing goes");
+                clients.remove(oldest);
             }
-        };
-        if let Err(error) = stream.set_write_timeout(Some(PATIENCE)).and_then(|()| stream.write_all(&answer))
-        {
-            debug!("a client that takes no answer: {error}");
+            clients.push(client);
         }
+        clients.iter_mut().for_each(Client::listen);
+        if clients.iter().any(Client::waits_for_metrics) {
+            let text = Rc::from(text());
+            clients.iter_mut().for_each(|client| client.answer(&text));
+            is_idle = false;
+        }
+        clients.retain_mut(|client| client.speak() && now < client.deadline);
+        if is_idle {
+            thread::sleep(PAUSE);
+        }
+    }
+}
+
+struct Client {
+    stream: TcpStream,
+    deadline: Instant,
+    state: State,
+}
+
+enum State {
+    /// What has come of the request.
+    Asks(Vec<u8>),
+    WaitsForMetrics {
+        head_only: bool,
+    },
+    /// Bytes that are still to be written, of the head and then of the text.
+    IsTold {
+        head: Vec<u8>,
+        body: Rc<str>,
+        written: usize,
+    },
+    /// It has its answer, unless the connection ends before it has read it.
+    HasIt,
+    IsGone,
+}
+
+impl Client {
+    fn new(stream: TcpStream) -> Option<Client> {
+        stream.set_nonblocking(true).ok()?;
+        Some(Client { stream, deadline: Instant::now() + PATIENCE, state: State::Asks(Vec::new()) })
+    }
+
+    fn has_asked(&self) -> bool {
+        matches!(self.state, State::WaitsForMetrics { .. } | State::IsTold { .. })
+    }
+
+    fn waits_for_metrics(&self) -> bool {
+        matches!(self.state, State::WaitsForMetrics { .. })
+    }
+
+    /// Takes what it has to say.
+    fn listen(&mut self) {
+        let mut piece = [0; 1024];
+        for _ in 0..PIECES {
+            // What comes behind a request is not looked at, but a connection that is closed over it is reset.
+            if !matches!(self.state, State::Asks(_) | State::HasIt) {
+                return;
+            }
+            let length = match self.stream.read(&mut piece) {
+                Ok(length) => length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(_) => 0,
+            };
+            if length == 0 {
+                self.state = State::IsGone;
+            }
+            if let State::Asks(request) = &mut self.state {
+                request.extend(piece.iter().take(length));
+                if let Some(wanted) = Wanted::read(request) {
+                    self.state = wanted.state();
+                    self.deadline = Instant::now() + PATIENCE;
+                }
+            }
+        }
+    }
+
+    /// Has the text, if it waits for it.
+    fn answer(&mut self, text: &Rc<str>) {
+        if let State::WaitsForMetrics { head_only } = self.state {
+            let head = head("200 OK", text.len());
+            let body = if head_only { "".into() } else { text.clone() };
+            self.state = State::IsTold { head, body, written: 0 };
+            self.deadline = Instant::now() + PATIENCE;
+        }
+    }
+
+    /// Writes what the socket takes. Returns whether it is still there.
+    fn speak(&mut self) -> bool {
+        while let State::IsTold { head, body, written } = &mut self.state {
+            let rest = match head.get(*written..) {
+                Some(rest) if !rest.is_empty() => rest,
+                _ => &body.as_bytes()[*written - head.len()..],
+            };
+            if rest.is_empty() {
+                self.deadline = Instant::now() + FAREWELL;
+                self.state = match self.stream.shutdown(Shutdown::Write) {
+                    Ok(()) => State::HasIt,
+                    Err(_) => State::IsGone,
+                };
+                break;
+            }
+            match self.stream.write(rest) {
+                Ok(length) => *written += length,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(_) => self.state = State::IsGone,
+            }
+        }
+        !matches!(self.state, State::IsGone)
     }
 }
 
@@ -49,34 +166,15 @@ enum Wanted {
     Nonsense,
 }
 
-fn read_request(stream: &mut TcpStream) -> io::Result<Wanted> {
-    let deadline = Instant::now() + PATIENCE;
-    let mut bytes = Vec::with_capacity(LARGEST_REQUEST);
-    let mut piece = [0; 1024];
-    while bytes.len() < LARGEST_REQUEST {
-        let left = deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero());
-        stream.set_read_timeout(Some(left.ok_or(io::ErrorKind::TimedOut)?))?;
-        let length = match stream.read(&mut piece)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            length => length,
-        };
-        bytes.extend(piece.iter().take(length));
-        if let Some(wanted) = Wanted::read(&bytes) {
-            return Ok(wanted);
-        }
-    }
-    Ok(Wanted::Nonsense)
-}
-
 impl Wanted {
     /// From the head of a request, if it is complete.
     fn read(bytes: &[u8]) -> Option<Wanted> {
         let mut headers = [EMPTY_HEADER; MAX_HEADERS];
         let mut request = Request::new(&mut headers);
         match request.parse(bytes) {
-            Ok(Status::Partial) => return None,
+            Ok(Status::Partial) if bytes.len() < LARGEST_REQUEST => return None,
             Ok(Status::Complete(_)) => {}
-            Err(_) => return Some(Wanted::Nonsense),
+            _ => return Some(Wanted::Nonsense),
         }
         let path = request.path.unwrap_or_default().split('?').next();
         Some(match (request.method, path) {
@@ -88,24 +186,22 @@ impl Wanted {
         })
     }
 
-    fn answer(self, text: impl Fn() -> Result<String, Failure>) -> Vec<u8> {
-        let (status, body) = match &self {
-            Wanted::Metrics { .. } => match text() {
-                Ok(text) => ("200 OK", text),
-                Err(failure) => ("500 Internal Server Error", format!("{failure}\n")),
-            },
-            Wanted::OtherPath => ("404 Not Found", "there is only /metrics\n".to_owned()),
-            Wanted::OtherMethod => {
-                ("405 Method Not Allowed\r\nAllow: GET, HEAD", "only GET and HEAD\n".to_owned())
-            }
-            Wanted::Nonsense => ("400 Bad Request", "not an HTTP request\n".to_owned()),
+    /// What becomes of whoever wants it.
+    fn state(self) -> State {
+        let (status, body) = match self {
+            Wanted::Metrics { head_only } => return State::WaitsForMetrics { head_only },
+            Wanted::OtherPath => ("404 Not Found", "there is only /metrics\n"),
+            Wanted::OtherMethod => ("405 Method Not Allowed\r\nAllow: GET, HEAD", "only GET and HEAD\n"),
+            Wanted::Nonsense => ("400 Bad Request", "not an HTTP request\n"),
         };
-        let length = body.len();
-        let shown = if matches!(self, Wanted::Metrics { head_only: true }) { "" } else { &body };
-        format!(
-            "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\n\
-             Connection: close\r\n\r\n{shown}"
-        )
-        .into_bytes()
+        State::IsTold { head: head(status, body.len()), body: body.into(), written: 0 }
     }
+}
+
+fn head(status: &str, length: usize) -> Vec<u8> {
+    format!(
+        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\nContent-Length: {length}\r\n\
+         Connection: close\r\n\r\n"
+    )
+    .into_bytes()
 }

@@ -1,0 +1,55 @@
+//! Who is at the other end of a Unix socket, by the kernel's word.
+
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+
+/// The process at the other end, as it was when the connection was made: whoever connected has that of the
+/// process that listened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// 0 for a process that is in no PID namespace of ours.
+    pub pid: u32,
+    /// The effective user ID.
+    pub uid: u32,
+}
+
+impl Credentials {
+    /// Of the other end (SO_PEERCRED).
+    ///
+    /// # Errors
+    /// That of the system call.
+    pub fn of_peer(stream: &UnixStream) -> io::Result<Credentials> {
+        let mut found = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of_val(&found) as libc::socklen_t;
+        // SAFETY: pointer and length describe `found`, in which all bytes are valid and which outlives the
+        // call.
+        let result = unsafe {
+            libc::getsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERCRED,
+                (&raw mut found).cast(),
+                &raw mut len,
+            )
+        };
+        match result {
+            0 => Ok(Credentials { pid: found.pid.unsigned_abs(), uid: found.uid }),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn the_other_end_of_a_pair_is_this_process() {
+        let (one, _other) = UnixStream::pair().unwrap();
+        let uid = std::fs::metadata("/proc/self").unwrap().uid();
+        assert_eq!(Credentials::of_peer(&one).unwrap(), Credentials { pid: std::process::id(), uid });
+    }
+}

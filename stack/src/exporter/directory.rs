@@ -1,0 +1,111 @@
+//! A directory of sockets that one user alone can reach.
+//!
+//! Some are where everybody may write, and root looks into those of all users. So a directory is opened
+//! once, without following a link, and what was opened is what is checked; its entries are reached from
+//! there.
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags};
+use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Entries that are looked at.
+const MAX_ENTRIES: usize = 4096;
+
+#[derive(Debug)]
+pub(super) struct Directory {
+    fd: OwnedFd,
+    path: PathBuf,
+    owner: u32,
+}
+
+impl Directory {
+    /// Opens a directory that must be of `owner` with mode 0700.
+    pub(super) fn open(path: &Path, owner: u32) -> io::Result<Directory> {
+        let wanted = format!("must be a directory of uid {owner} with mode 0700");
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let fd = fs::openat(CWD, path, flags, Mode::empty()).map_err(|error| {
+            match io::Error::from(error) {
+                // That is what the kernel says of a link.
+                error if error.kind() == ErrorKind::NotADirectory => {
+                    io::Error::new(error.kind(), format!("{wanted}; it is a link or a file; remove it"))
+                }
+                error => error,
+            }
+        })?;
+        let found = fs::fstat(&fd)?;
+        let mode = found.st_mode & 0o7777;
+        if found.st_uid != owner || mode & 0o077 != 0 {
+            let uid = found.st_uid;
+            return Err(io::Error::other(format!(
+                "{wanted}; it is of uid {uid} with mode {mode:04o}; remove it"
+            )));
+        }
+        Ok(Directory { fd, path: path.to_owned(), owner })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn owner(&self) -> u32 {
+        self.owner
+    }
+
+    /// What is named as a socket is, in order.
+    pub(super) fn names(&self) -> io::Result<Vec<OsString>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.fd)?.take(MAX_ENTRIES) {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if pid_of(name).is_some() {
+                names.push(name.to_owned());
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    /// Connects to a socket, without waiting: a process that answers nobody any more has a full backlog.
+    /// The stream does not block.
+    pub(super) fn connect(&self, name: &OsStr) -> io::Result<UnixStream> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let entry = fs::openat(&self.fd, name, flags, Mode::empty())?;
+        if FileType::from_raw_mode(fs::fstat(&entry)?.st_mode) != FileType::Socket {
+            return Err(io::Error::other("is no socket"));
+        }
+        // Whatever is under that name by now, this is what was looked at; and it is never too long.
+        let address = SocketAddrUnix::new(format!("/proc/self/fd/{}", entry.as_raw_fd()))?;
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        net::connect(&socket, &address).map_err(|error| match io::Error::from(error) {
+            error if error.kind() == ErrorKind::NotFound => {
+                io::Error::other("can't be reached, for there is no /proc")
+            }
+            error => error,
+        })?;
+        Ok(socket.into())
+    }
+
+    /// Removes the sockets of dead processes. One that still takes connections is of a live process,
+    /// which another PID namespace can hide.
+    pub(super) fn remove_abandoned(&self) {
+        for name in self.names().unwrap_or_default() {
+            let dead = pid_of(&name).is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists());
+            let refuses = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
+            if dead && self.connect(&name).is_err_and(refuses) {
+                let _ = fs::unlinkat(&self.fd, &name, AtFlags::empty());
+            }
+        }
+    }
+}
+
+/// Of the name of a socket, `PID.NUMBER.DEVICE`.
+fn pid_of(name: &OsStr) -> Option<u32> {
+    name.to_str()?.split_once('.')?.0.parse().ok()
+}
