@@ -115,6 +115,7 @@ impl Udp {
     /// [`Error::InterfaceDown`], [`Error::Permission`] (for busy polling), [`Error::Os`].
     pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
         let place = Place::find(config.address)?;
+        // The one that is bound last receives.
         let for_mads = socket::open(config, &place, false)?;
         let socket = socket::open(config, &place, false)?;
         socket::close_to_others([&for_mads, &socket], &place)?;
@@ -140,9 +141,10 @@ impl Udp {
         }
         let config = UdpConfig { aggregation: false, ..*config };
         let place = Place::find(config.address)?;
-        let for_mads = socket::open(&config, &place, false)?;
         let sockets = (0..count).map(|_| socket::open(&config, &place, true));
         let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+        // The program deals with the first `count` sockets; this one is behind them.
+        let for_mads = socket::open(&config, &place, true)?;
         socket::close_to_others(sockets.iter().chain([&for_mads]), &place)?;
         if let Some(first) = sockets.first() {
             socket::steer_by_qpn(first.as_fd(), count as u32)

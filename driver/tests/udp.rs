@@ -247,26 +247,65 @@ fn a_group_has_each_packet_where_its_queue_pair_is() {
         drop(open(loopback(5))); // free now
         let mut group = Udp::open_group(&UdpConfig::new(loopback(5)), count).unwrap();
         let mut peer = open(loopback(6));
-        let shape = Shape::new(loopback(6), loopback(5));
-        let qpns: Vec<u32> = (0..400).map(|n| (n * 0x9e3b) & 0x00ff_ffff | 1).collect();
-        let packets: Vec<_> =
-            qpns.iter().enumerate().map(|(n, qpn)| Shape { qpn: *qpn, ..shape }.packet(64, n)).collect();
-        for batch in packets.chunks(100) {
-            send(&mut peer, batch);
-        }
-        for (index, port) in group.iter_mut().enumerate() {
-            let Layer::Ip(terms) = port.capabilities().layer else { panic!("a socket") };
-            let (rest, count) = (2 * index as u32 + 1, 2 * count as u32);
-            assert_eq!(terms.qpns, (rest, count));
-            let mine = qpns.iter().zip(&packets).filter(|(qpn, _)| *qpn % count == rest);
-            let mine: Vec<_> = mine.map(|(_, packet)| comparable(packet)).collect();
-            assert!(mine.len() > 60);
-            let received: Vec<_> =
-                receive(port, mine.len()).iter().map(|packet| comparable(packet)).collect();
-            assert!(received == mine, "socket {index} of {count}");
-        }
+        expect_dealt(&mut group, &mut peer, Shape::new(loopback(6), loopback(5)));
     }
     assert!(Udp::open_group(&UdpConfig::new(loopback(5)), 0).is_err());
+}
+
+/// What `peer` sends comes to each of `group` by its queue pair numbers.
+#[track_caller]
+fn expect_dealt(group: &mut [Udp], peer: &mut Udp, shape: Shape) {
+    let count = group.len();
+    let qpns: Vec<u32> = (0..400).map(|n| (n * 0x9e3b) & 0x00ff_ffff | 1).collect();
+    let packets: Vec<_> =
+        qpns.iter().enumerate().map(|(n, qpn)| Shape { qpn: *qpn, ..shape }.packet(64, n)).collect();
+    for batch in packets.chunks(100) {
+        send(peer, batch);
+    }
+    for (index, port) in group.iter_mut().enumerate() {
+        let Layer::Ip(terms) = port.capabilities().layer else { panic!("a socket") };
+        let (rest, count) = (2 * index as u32 + 1, 2 * count as u32);
+        assert_eq!(terms.qpns, (rest, count));
+        let mine = qpns.iter().zip(&packets).filter(|(qpn, _)| *qpn % count == rest);
+        let mine: Vec<_> = mine.map(|(_, packet)| comparable(packet)).collect();
+        assert!(mine.len() > 60);
+        let received: Vec<_> = receive(port, mine.len()).iter().map(|packet| comparable(packet)).collect();
+        assert!(received == mine, "socket {index} of {count}");
+    }
+}
+
+/// MADs leave by a socket of their own, from the same address and port, and nothing comes to it, whatever
+/// the kernel's order is of sockets that share an address.
+#[test]
+fn mads_leave_by_a_socket_that_receives_nothing() {
+    let Some(pair) = pair(1500) else { return };
+    for [near, far] in [["10.9.0.1", "10.9.0.2"], ["fd09::1", "fd09::2"]] {
+        let [near, far]: [IpAddr; 2] = [near, far].map(|address| address.parse().unwrap());
+        let mut peer = pair.in_a(|| Udp::open(&UdpConfig::new(near)).unwrap());
+        for count in [1, 3] {
+            let open = || Udp::open_group(&UdpConfig::new(far), count).unwrap();
+            let mut group = pair.in_b(open);
+            if count > 1 {
+                expect_dealt(&mut group, &mut peer, Shape::new(near, far));
+            }
+            let (out, back) = (Shape { qpn: 1, ..Shape::new(near, far) }, Shape::new(far, near));
+            for (n, qpn) in [1, 6, 1, 1, 8, 10, 1].into_iter().enumerate() {
+                let asked = out.packet(256, n);
+                send(&mut peer, std::slice::from_ref(&asked));
+                assert_eq!(comparable(&receive(&mut group[0], 1)[0]), comparable(&asked));
+                // Answers of both kinds in one burst keep their order and their port.
+                let answers = [qpn, 1, 4].map(|qpn| Shape { qpn, ..back }.packet(256, n));
+                send(&mut group[0], &answers);
+                let mut received: Vec<_> = receive(&mut peer, 3).iter().map(|p| comparable(p)).collect();
+                let mut expected: Vec<_> = answers.iter().map(|p| comparable(p)).collect();
+                (received.sort(), expected.sort());
+                assert!(received == expected, "{count} sockets on {far}, round {n}");
+            }
+            // Nobody else finds room there.
+            let refusal = pair.in_b(|| Udp::open(&UdpConfig::new(far)).map(drop)).unwrap_err();
+            assert!(matches!(refusal, Error::PortInUse { .. }), "{refusal}");
+        }
+    }
 }
 
 #[test]

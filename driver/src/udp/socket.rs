@@ -10,8 +10,8 @@ use crate::Error;
 /// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
 const BUFFER: i32 = 8 << 20;
 
-/// A socket on port 4791 of the place's address. Others may be bound to it until
-/// [`close_to_others`]; the last one receives. With `shared`, it is one of several that do.
+/// A socket on port 4791 of the place's address. Others may be bound to it until [`close_to_others`]; with
+/// `shared`, [`steer_by_qpn`] says which of them receives.
 pub(super) fn open(config: &UdpConfig, place: &Place, shared: bool) -> Result<OwnedFd, Error> {
     let os = |source| os_error("setting up the UDP socket", place, source);
     let socket = create(config.address).map_err(os)?;

@@ -66,8 +66,9 @@ pub fn run([client, server]: [Box<dyn PacketDriver>; 2], plan: &Plan) -> Result<
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         let serving = scope.spawn(|| serve(server, near, plan.connections, &stop));
+        let at_end = StopAtEnd(&stop);
         let worked = work(client, far, plan, &allowed);
-        stop.store(true, Relaxed);
+        drop(at_end);
         let served = serving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         // The client ends no connection before the server has looked at it.
         let ([alone, beside], client) = worked?;
@@ -76,6 +77,15 @@ pub fn run([client, server]: [Box<dyn PacketDriver>; 2], plan: &Plan) -> Result<
         let asked = allowed.load(Relaxed).min(count);
         Ok(Outcome { alone, beside, asked, accepted, refused, retransmitted })
     })
+}
+
+/// The server stops when the client has ended, by a panic too.
+struct StopAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for StopAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
+    }
 }
 
 /// Where the service is.
@@ -134,7 +144,7 @@ fn work(
     allowed: &AtomicU64,
 ) -> Result<([Latencies; 2], End), Error> {
     let mut end = End::open(Box::new(port), plan.connections)?;
-    let parameters = ConnectionParameters { timeout: 14, ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters { timeout: 15, ..ConnectionParameters::default() };
     let mut qps = Vec::new();
     let mut remote = None;
     for _ in 0..plan.connections {
