@@ -69,6 +69,9 @@ need() { # PACKAGE...
     DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $lacking >/dev/null
 }
 
+# Whether there is what libFuzzer is built with.
+has_cxx() { command -v g++ >/dev/null || need g++; }
+
 # Sets `features`: without the packages of a driver the rest is built all the same.
 choose_features() {
     features=()
@@ -130,7 +133,7 @@ lint() {
     cargo fmt --manifest-path tools/fuzz/Cargo.toml --check
     cargo fmt --manifest-path stack/loom/Cargo.toml --check
     loom_cargo clippy --all-targets -- -D warnings
-    if need g++; then
+    if has_cxx; then
         fuzz_cargo clippy --all-targets -- -D warnings
     else
         say "without g++ the fuzz targets are not linted"
@@ -176,7 +179,7 @@ host() { rustc -vV | awk '/^host/ {print $2}'; }
 # Builds the targets and their first corpora, and sets `targets` to those named, or all, and `programs` to
 # where they are.
 fuzz_build() { # [TARGET...]
-    need g++ || die "libFuzzer is built with g++"
+    has_cxx || die "libFuzzer is built with g++"
     fuzz_cargo build --bins --examples
     programs=${FUZZ_DIR:-target/fuzz}/$(host)/release
     local known target
@@ -247,7 +250,6 @@ fuzz_coverage() {
     tools=$(rustc --print sysroot)/lib/rustlib/$(host)/bin
     [ -x "$tools/llvm-cov" ] || rustup component add llvm-tools || die "needs the compiler's llvm-tools"
     FUZZ_FLAGS=-Cinstrument-coverage FUZZ_DIR=target/fuzz-coverage fuzz_build "$@"
-    programs=target/fuzz-coverage/$(host)/release
     profiles=$(mktemp -d)
     for target in "${targets[@]}"; do
         say "coverage of $target"
