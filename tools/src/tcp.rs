@@ -2,8 +2,11 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use tracing::warn;
 
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
@@ -12,7 +15,11 @@ use crate::failure::{Failure, OrFail};
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Where a server waits for its client.
-pub(crate) struct Listener(TcpListener);
+pub(crate) struct Listener {
+    listener: TcpListener,
+    /// That clients can't be let in has been said.
+    is_troubled: AtomicBool,
+}
 
 impl Listener {
     /// On all addresses of the machine.
@@ -39,7 +46,7 @@ impl Listener {
 
     fn new(listener: TcpListener) -> Result<Listener, Failure> {
         listener.set_nonblocking(true).or_fail(|| "listening".into())?;
-        Ok(Listener(listener))
+        Ok(Listener { listener, is_troubled: AtomicBool::new(false) })
     }
 
     pub(crate) fn port(&self) -> Result<u16, Failure> {
@@ -47,7 +54,7 @@ impl Listener {
     }
 
     pub(crate) fn address(&self) -> Result<SocketAddr, Failure> {
-        self.0.local_addr().or_fail(|| "listening".into())
+        self.listener.local_addr().or_fail(|| "listening".into())
     }
 
     /// Waits for a client, without end. Does `meanwhile` again and again; its failure ends the wait.
@@ -57,26 +64,33 @@ impl Listener {
     ) -> Result<TcpStream, Failure> {
         loop {
             meanwhile()?;
-            if let Some((stream, _)) = self.try_accept()? {
-                stream.set_nonblocking(false).or_fail(|| "accepting a client".into())?;
-                return Ok(stream);
+            match self.poll() {
+                Some(stream) => return Ok(stream),
+                None => thread::sleep(Duration::from_millis(5)),
             }
-            thread::sleep(Duration::from_millis(5));
         }
     }
 
-    /// Whoever has connected, and from where; the connection does not block.
-    pub(crate) fn try_accept(&self) -> Result<Option<(TcpStream, SocketAddr)>, Failure> {
-        match self.0.accept() {
-            Ok((stream, from)) => {
-                stream.set_nonblocking(true).or_fail(|| "accepting a client".into())?;
-                Ok(Some((stream, from)))
+    /// A client, if one waits.
+    pub(crate) fn poll(&self) -> Option<TcpStream> {
+        let accepted = self.listener.accept().and_then(|(stream, _)| {
+            stream.set_nonblocking(false)?;
+            Ok(stream)
+        });
+        match accepted {
+            Ok(stream) => {
+                self.is_troubled.store(false, Ordering::Relaxed);
+                Some(stream)
             }
-            // Out of descriptors, or the visitor has gone already: that passes.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                Err(Failure::run(format!("accepting a client: {error}")))
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            // All that keeps a client from being let in passes: it has given up, the way to it has gone,
+            // there is no descriptor for it now.
+            Err(error) => {
+                if !self.is_troubled.swap(true, Ordering::Relaxed) {
+                    warn!("a client can't be let in: {error}");
+                }
+                None
             }
-            Err(_) => Ok(None),
         }
     }
 }

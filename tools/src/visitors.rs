@@ -48,7 +48,10 @@ pub(crate) fn await_client<T>(
     let mut visitors: Vec<Visitor> = Vec::new();
     loop {
         meanwhile()?;
-        while let Some((stream, from)) = listener.try_accept()? {
+        while let Some(stream) = listener.poll() {
+            // Who has gone again is no visitor.
+            let Ok(from) = stream.peer_addr() else { continue };
+            stream.set_nonblocking(true).or_fail(|| "accepting a client".into())?;
             if visitors.len() == MOST {
                 send_away(&visitors.remove(0), "it has said too little for too long");
             }
