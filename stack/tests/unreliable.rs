@@ -336,6 +336,54 @@ fn updates_take_effect() {
 }
 
 /// A SEND without payload, to the queue pair under test.
+/// What a packet shows of a peer that is set up otherwise is kept: the first, until the queue pair is reset.
+#[test]
+fn mismatches_are_kept_for_the_application() {
+    let mismatch = |peer: &Peer| peer.context.mismatches().map(|(_, mismatch)| mismatch).collect::<Vec<_>>();
+    for qp_type in TYPES {
+        let mut peer = Peer::with(Setup::of(qp_type));
+        peer.post_recv(1, 1000);
+        peer.inject(message(qp_type, RQ));
+        assert_eq!(mismatch(&peer), [], "{qp_type:?}");
+        for other in TYPES.into_iter().filter(|other| *other != qp_type) {
+            peer.inject(message(other, RQ + 1));
+        }
+        let first = TYPES.into_iter().find(|other| *other != qp_type).unwrap();
+        let opcode = match first {
+            QpType::Rc => Opcode::RC_SEND_ONLY,
+            _ => Opcode::UC_SEND_ONLY,
+        };
+        assert_eq!(mismatch(&peer), [Mismatch::Service { packet: opcode, qp_type }], "{qp_type:?}");
+        peer.modify(Transition::Reset);
+        assert_eq!(mismatch(&peer), [], "{qp_type:?}");
+    }
+    let path_mtu = PathMtu::Mtu256;
+    for (qp_type, opcode, payload) in [
+        (QpType::Rc, Opcode::RC_SEND_FIRST, 128),
+        (QpType::Rc, Opcode::RC_SEND_ONLY, 512),
+        (QpType::Uc, Opcode::UC_SEND_FIRST, 512),
+    ] {
+        let mut peer = Peer::with(Setup { mtu: path_mtu, ..Setup::of(qp_type) });
+        peer.post_recv(1, 1000);
+        peer.inject(packet(opcode, RQ).payload(&pattern(payload)));
+        let expected = Mismatch::PathMtu { packet: opcode, payload: payload as u32, path_mtu };
+        assert_eq!(mismatch(&peer), [expected], "{opcode}");
+        let text = expected.to_string();
+        assert!(text.contains(opcode.name()) && text.contains("256"), "{text}");
+    }
+    // An answer that is as long as the asked one's packets are not.
+    let mut peer = Peer::with(Setup { mtu: path_mtu, ..Setup::default() });
+    peer.post_read(1, 512);
+    peer.take_packets();
+    peer.inject(packet::read_response(Opcode::RC_RDMA_READ_RESPONSE_FIRST, SQ, &pattern(128)));
+    let packet = Opcode::RC_RDMA_READ_RESPONSE_FIRST;
+    assert_eq!(mismatch(&peer), [Mismatch::PathMtu { packet, payload: 128, path_mtu }]);
+
+    let mut peer = Peer::with(Setup { access: Access::NONE, ..Setup::default() });
+    peer.inject(packet::packet(Opcode::RC_RDMA_WRITE_ONLY, RQ).reth(0, RKey(1), 4).payload(b"data"));
+    assert_eq!(mismatch(&peer), [Mismatch::Access { packet: Opcode::RC_RDMA_WRITE_ONLY }]);
+}
+
 fn message(qp_type: QpType, psn: u32) -> packet::Script {
     match qp_type {
         QpType::Rc => packet(Opcode::RC_SEND_ONLY, psn),

@@ -1,6 +1,8 @@
 //! Why work failed: which end refused it, and what this end's queue pairs and counters say of the cause.
 
-use ferroce::{Counter, Event, Mismatch, WcOpcode, WcStatus, WorkCompletion};
+use std::time::Duration;
+
+use ferroce::{Counter, Event, Mismatch, Nanos, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::endpoint::Endpoint;
 use crate::failure::Failure;
@@ -87,6 +89,37 @@ impl Endpoint {
         let peer = self.peer.map_or("PEER".to_owned(), |peer| peer.to_ip().to_string());
         let device = &self.device;
         format!("; `ferroce doctor -d {device} {peer}` examines the way")
+    }
+}
+
+/// For an end that waits for a number of messages, and does not know whether the peer still sends.
+pub(crate) struct Patience {
+    come: u32,
+    since: Nanos,
+}
+
+impl Patience {
+    /// How long nothing may come.
+    const LONGEST: Duration = Duration::from_secs(30);
+
+    pub(crate) fn new(end: &mut Endpoint) -> Patience {
+        Patience { come: 0, since: end.now() }
+    }
+
+    /// Fails when no more than the last time have come for too long.
+    pub(crate) fn check(&mut self, end: &mut Endpoint, come: u32, wanted: u32) -> Result<(), Failure> {
+        let now = end.now();
+        if come != self.come {
+            *self = Patience { come, since: now };
+        }
+        if now.since(self.since) <= Patience::LONGEST {
+            return Ok(());
+        }
+        let (seconds, evidence) = (Patience::LONGEST.as_secs(), end.evidence());
+        Err(Failure::run(format!(
+            "the peer has sent nothing for {seconds} s, after {come} of {wanted} messages; are count (-C) and size \
+             (-S) the same at both ends?{evidence}"
+        )))
     }
 }
 

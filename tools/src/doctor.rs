@@ -58,7 +58,7 @@ pub(crate) struct Args {
 
 pub(crate) fn run(args: Args) -> ExitCode {
     match start(&args) {
-        Ok(Some(report)) => report.print(args.json),
+        Ok(Some(report)) => report.print(args.json).unwrap_or_else(|failure| failure.report("doctor")),
         Ok(None) => ExitCode::SUCCESS,
         Err(failure) => failure.report("doctor"),
     }

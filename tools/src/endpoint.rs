@@ -92,9 +92,9 @@ impl Interrupt {
         Ok(interrupt)
     }
 
-    /// As a signal would. Returns whether it was not set before.
-    pub(crate) fn set(&self) -> bool {
-        !self.0.swap(true, Ordering::Relaxed)
+    /// As a signal would.
+    pub(crate) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 
     pub(crate) fn check(&self) -> Result<(), Failure> {

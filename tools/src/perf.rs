@@ -40,7 +40,7 @@ use session::{Beside, Session};
 /// If either end is killed, the other one ends with a work completion in error and exit status 1.
 ///
 /// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server finds
-/// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q and -a, for perftest
+/// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q, -a, -b and -c, for perftest
 /// does not exchange them, and -n counts the messages of each queue pair. What only two of these can do,
 /// --check and --selective-repeat, is refused.
 #[derive(clap::Args, Clone, Debug)]

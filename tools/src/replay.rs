@@ -62,11 +62,8 @@ pub(crate) struct Args {
 }
 
 pub(crate) fn run(args: Args) -> ExitCode {
-    match replay(&args) {
-        Ok(report) => {
-            report.print(args.json);
-            ExitCode::from(u8::from(report.violations() > 0))
-        }
+    match replay(&args).and_then(|report| report.print(args.json).map(|()| report)) {
+        Ok(report) => ExitCode::from(u8::from(report.violations() > 0)),
         Err(failure) => failure.report("replay"),
     }
 }

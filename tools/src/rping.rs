@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[arg(short = 'S', long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(17..=1 << 20))]
     size: u32,
     /// Pings; the client decides.
-    #[arg(short = 'C', long, default_value_t = 10)]
+    #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
     /// Print what came back.
     #[arg(short, long)]

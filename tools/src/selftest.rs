@@ -31,24 +31,40 @@ pub(crate) fn ports(
 }
 
 /// Runs the server on a thread of its own and the client on this one. Where one fails, the other is
-/// interrupted; the failure that came first is returned.
+/// interrupted.
 pub(crate) fn run<T>(
     interrupt: &Interrupt,
     server: impl FnOnce() -> Result<(), Failure> + Send,
     client: impl FnOnce() -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    // With each failure, whether the other end was all right at that time.
-    let ended = |failure| (interrupt.set(), failure);
+    let ended = |failure| {
+        interrupt.set();
+        failure
+    };
     let (served, result) = thread::scope(|scope| {
         let server = scope.spawn(|| server().map_err(ended));
         let result = client().map_err(ended);
-        let served =
-            server.join().unwrap_or_else(|_| Err((true, Failure::run("the server's thread panicked"))));
+        let served = server.join().unwrap_or_else(|_| Err(Failure::run("the server's thread panicked")));
         (served, result)
     });
     match (served, result) {
-        (Ok(()), result) => result.map_err(|(_, failure)| failure),
-        (Err((first, failure)), Err(_)) if first => Err(failure),
-        (Err(_), Err((_, failure))) | (Err((_, failure)), Ok(_)) => Err(failure),
+        (Ok(()), result) => result,
+        (Err(failure), Ok(_)) => Err(failure),
+        (Err(server), Err(client)) => Err(of_both(server, client)),
+    }
+}
+
+/// What is said where both ends fail: one of them because of the other, and nobody knows which was the first.
+fn of_both(server: Failure, client: Failure) -> Failure {
+    let (at_server, at_client) = (server.to_string(), client.to_string());
+    match (server, client) {
+        (Failure::Interrupted, other) | (other, Failure::Interrupted) => other,
+        (server, _) if at_client.contains(&at_server) => server,
+        (_, client) if at_server.contains(&at_client) => client,
+        (server, client) => {
+            let text = format!("{at_client}; the server: {at_server}");
+            let is_usage = [&server, &client].iter().any(|failure| matches!(failure, Failure::Usage(_)));
+            if is_usage { Failure::Usage(text) } else { Failure::Run(text) }
+        }
     }
 }

@@ -9,6 +9,7 @@ use ferroce::{
 };
 use tracing::info;
 
+use crate::cause::Patience;
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
@@ -152,8 +153,10 @@ impl<'a> Ucmatose<'a> {
 
     fn receive(&mut self) -> Result<(), Failure> {
         let all = self.args.connections * self.args.count;
+        let mut patience = Patience::new(&mut self.end);
         while self.received < all {
             self.take_completions()?;
+            patience.check(&mut self.end, self.received, all)?;
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use ferroce::{
 };
 use tracing::info;
 
+use crate::cause::Patience;
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
@@ -141,8 +142,10 @@ impl<'a> Udaddy<'a> {
     }
 
     fn receive(&mut self) -> Result<(), Failure> {
+        let mut patience = Patience::new(&mut self.end);
         while self.received < self.args.count {
             self.take_completions()?;
+            patience.check(&mut self.end, self.received, self.args.count)?;
         }
         Ok(())
     }

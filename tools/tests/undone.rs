@@ -62,6 +62,9 @@ fn an_output_that_can_not_be_written_is_a_failure() {
         "devinfo",
         "devinfo --json",
         &format!("dissect {capture}"),
+        &format!("replay {capture}"),
+        &format!("replay --json {capture}"),
+        "doctor -d loopback",
     ] {
         let full = |stdout: Stdio| {
             let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce"));

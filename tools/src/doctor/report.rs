@@ -4,6 +4,9 @@ use std::process::ExitCode;
 
 use serde::Serialize;
 
+use crate::failure::Failure;
+use crate::output::say;
+
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -62,38 +65,33 @@ impl Report {
     }
 
     /// Returns the exit status: 0 if no check failed, otherwise 1.
-    pub(super) fn print(&self, json: bool) -> ExitCode {
+    pub(super) fn print(&self, json: bool) -> Result<ExitCode, Failure> {
         if json {
-            match serde_json::to_string_pretty(self) {
-                Ok(text) => println!("{text}"),
-                Err(error) => {
-                    eprintln!("ferroce doctor: {error}");
-                    return ExitCode::FAILURE;
-                }
-            }
+            let text = serde_json::to_string_pretty(self);
+            say!("{}", text.map_err(|error| Failure::run(error.to_string()))?)?;
         } else {
-            self.print_table();
+            self.print_table()?;
         }
-        ExitCode::from(u8::from(!self.well))
+        Ok(ExitCode::from(u8::from(!self.well)))
     }
 
-    fn print_table(&self) {
+    fn print_table(&self) -> Result<(), Failure> {
         let width = self.checks.iter().map(|check| check.check.chars().count()).max().unwrap_or(0);
-        println!("{} seen from {}", self.peer, self.device);
-        println!("{:<width$} | result      | what was seen, and the cure", "check");
+        say!("{} seen from {}", self.peer, self.device)?;
+        say!("{:<width$} | result      | what was seen, and the cure", "check")?;
         for Check { check, result, seen, cure } in &self.checks {
             // The other end has a say in it, but none in how a terminal behaves.
             let seen = seen.replace(char::is_control, "?");
-            println!("{check:<width$} | {:<11} | {seen}", result.word());
+            say!("{check:<width$} | {:<11} | {seen}", result.word())?;
             if let Some(cure) = cure {
-                println!("{:<width$} |             | cure: {cure}", "");
+                say!("{:<width$} |             | cure: {cure}", "")?;
             }
         }
         let failed = self.checks.iter().filter(|check| check.result == Verdict::Failed).count();
         match failed {
-            0 => println!("all is well, as far as it could be checked"),
-            1 => println!("1 check failed"),
-            _ => println!("{failed} checks failed"),
+            0 => say!("all is well, as far as it could be checked"),
+            1 => say!("1 check failed"),
+            _ => say!("{failed} checks failed"),
         }
     }
 }

@@ -13,6 +13,8 @@ use super::exchange::{Exchange, Judged};
 use super::judge::{Measured, hex};
 use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
+use crate::failure::Failure;
+use crate::output::say;
 
 /// The whole report. Field names are stable: scripts read them.
 #[derive(Serialize)]
@@ -140,14 +142,12 @@ impl Report {
         ends.filter(|end| end.verdict == Verdict::Violates).count()
     }
 
-    pub(super) fn print(&self, json: bool) {
-        match json {
-            true => match serde_json::to_string_pretty(self) {
-                Ok(text) => println!("{text}"),
-                Err(error) => eprintln!("ferroce replay: {error}"),
-            },
-            false => print!("{}", self.text()),
+    pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
+        if json {
+            let text = serde_json::to_string_pretty(self);
+            return say!("{}", text.map_err(|error| Failure::run(error.to_string()))?);
         }
+        say!("{}", self.text().trim_end_matches('\n'))
     }
 
     fn text(&self) -> String {

@@ -53,7 +53,7 @@ impl Exchange {
 impl Beside for Exchange {
     const HEARTBEATS: bool = false;
     const ADVICE: &'static str =
-        "; what perftest says there may tell why, and both ends want the same -s, -n, -q and -a";
+        "; what perftest says there may tell why, and both ends want the same -s, -n, -q, -a, -b and -c";
     const UNANSWERED: &'static str =
         "; perftest drops what comes if it was started with another -c there (RC, UC or UD)";
 
@@ -93,7 +93,7 @@ impl Beside for Exchange {
         } else {
             return None;
         };
-        Some(format!("{what}: both ends need the same program, -s, -n, -q, -a and -b"))
+        Some(format!("{what}: both ends need the same program, -s, -n, -q, -a, -b and -c"))
     }
 }
 
