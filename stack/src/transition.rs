@@ -261,6 +261,7 @@ impl QueuePair {
             self.selective = Some(Box::new(Selective::new(attributes.rq_psn, shared.window)));
         }
         self.connect(attributes.address, connection);
+        self.join_destination(shared, attributes.address.gid);
         Ok(())
     }
 
@@ -334,7 +335,11 @@ impl QueuePair {
 
     /// Takes over an update that passed [`check_update`](QueuePair::check_update), with the
     /// connection on the new way if there is one.
-    pub(crate) fn update(&mut self, update: &QpUpdate, connection: Option<Connection>) {
+    pub(crate) fn update(&mut self, shared: &mut Shared, update: &QpUpdate, connection: Option<Connection>) {
+        if let (Some(address), Service::Rc) = (update.address, self.service) {
+            self.leave_destination(shared);
+            self.join_destination(shared, address.gid);
+        }
         self.access = update.access.unwrap_or(self.access);
         self.qkey = update.qkey.unwrap_or(self.qkey);
         self.address = update.address.or(self.address);
