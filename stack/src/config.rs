@@ -49,7 +49,8 @@ pub struct Config {
     /// Asynchronous events that wait to be read; more are dropped and counted, but for completion
     /// events, which always find room.
     pub max_events: u32,
-    /// Unacknowledged packets a queue pair, 1 to 2²³ − 1.
+    /// Unacknowledged packets to one destination, 1 to 2²³ − 1: of a queue pair, and of all the go-back-N queue
+    /// pairs that send there together, but for 4 packets or one READ that each of them may have.
     pub window: u32,
     /// Packets that came before their turn and are held, for all queue pairs together that have
     /// agreed on selective repeat; about 4 KiB each. What finds no room is sent again.

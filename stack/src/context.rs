@@ -295,7 +295,8 @@ impl Context {
             }
             _ => None,
         };
-        self.qp(qp)?.0.update(update, moved, pkey);
+        let (queue_pair, shared) = self.qp(qp)?;
+        queue_pair.update(shared, update, moved, pkey);
         Ok(())
     }
 

@@ -20,6 +20,7 @@ mod context;
 mod counters;
 mod cq;
 mod crc;
+mod destination;
 mod device;
 mod engine;
 mod error;

@@ -7,6 +7,7 @@ use crate::address::may_be_on;
 use crate::config::MAX_WINDOW;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
+use crate::destination::Destination;
 use crate::event::Event;
 use crate::mismatch::Mismatch;
 use crate::requester::Requester;
@@ -271,6 +272,8 @@ pub(crate) struct QueuePair {
     pub(crate) pkey_index: usize,
     pub(crate) address: Option<AddressVector>,
     pub(crate) connection: Option<Connection>,
+    /// Where its packets in flight count, unless it repeats selectively or is not reliable.
+    pub(crate) destination: Option<Destination>,
     pub(crate) sq: SendQueue,
     /// With an SRQ it holds only the receive of the message under way.
     pub(crate) rq: ReceiveQueue,
@@ -314,6 +317,7 @@ impl QueuePair {
             pkey_index: 0,
             address: None,
             connection: None,
+            destination: None,
             sq: SendQueue::new(config.max_send_wr, config.max_send_sge, config.max_inline_data, filler),
             rq,
             requester: Requester::default(),
@@ -441,6 +445,7 @@ impl QueuePair {
         let failed_before = self.state == QpState::Error;
         self.state = QpState::Error;
         self.requester.stop();
+        self.forget_in_flight(shared);
         self.release_held(shared);
         self.flush(shared);
         if self.srq.is_some() && !failed_before {
@@ -465,6 +470,8 @@ impl QueuePair {
         }
         shared.timers.cancel(self.handle.0.index);
         shared.mrs.unbind_windows_of(self.handle);
+        self.forget_in_flight(shared);
+        self.leave_destination(shared);
         self.requester = Requester::default();
         self.responder = Responder::default();
         self.release_held(shared);

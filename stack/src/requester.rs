@@ -9,6 +9,7 @@ use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, RnrTim
 use crate::Access;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus};
+use crate::destination::Flight;
 use crate::kind::{Kind, Place};
 use crate::mw::MwBind;
 use crate::qp::{QpState, QueuePair};
@@ -35,6 +36,7 @@ pub(crate) struct Requester {
     /// The work request that is sent next, and which packet of it. Behind `sent` during a replay.
     cursor: u32,
     cursor_packet: u32,
+    pub(crate) flight: Flight,
     /// READs and atomics that are started and not complete.
     reads_outstanding: u32,
     retries_left: u8,
@@ -65,6 +67,7 @@ impl Requester {
             next: attributes.sq_psn,
             cursor: head,
             cursor_packet: 0,
+            flight: Flight::new(attributes.sq_psn),
             reads_outstanding: 0,
             retries_left: attributes.retry_count,
             rnr_retries_left: attributes.rnr_retry,
@@ -190,10 +193,13 @@ impl QueuePair {
                 return None;
             }
             let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
-            let must_ask = self.fills_window(shared, psn);
-            let length = self.write_request(shared, slot, (number, packet, count), must_ask)?;
+            let asks = self.fills_window(shared, psn)
+                || kind.is_read_or_atomic
+                || after.0 == after.1
+                || after.0.is_multiple_of(ACK_REQ_INTERVAL);
+            let length = self.write_request(shared, slot, (number, packet, count), asks)?;
             if self.service == Service::Rc {
-                self.advance(shared, kind, psn, count, after);
+                self.advance(shared, kind, psn, (count, asks), after);
             } else {
                 self.advance_unacknowledged(shared, number, psn);
             }
@@ -285,26 +291,6 @@ impl QueuePair {
         self.selective.is_some() && kind.is_read && packet > 0
     }
 
-    /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
-    /// needs room for its whole response, unless nothing else is in flight.
-    #[inline]
-    fn window_admits(&self, shared: &Shared, psn: Psn, wanted: u32) -> bool {
-        if let Some(selective) = &self.selective {
-            return selective.scoreboard.admits(self.requester.una, psn, wanted);
-        }
-        let in_flight = psn.distance(self.requester.una).max(0) as u32;
-        in_flight == 0 || in_flight.saturating_add(wanted) <= shared.window
-    }
-
-    /// Whether nothing more may be sent behind a packet at `psn`: it must be acknowledged.
-    #[inline]
-    fn fills_window(&mut self, shared: &Shared, psn: Psn) -> bool {
-        match &mut self.selective {
-            Some(selective) => selective.scoreboard.must_ask(self.requester.una, psn),
-            None => psn.distance(self.requester.una) as u32 + 1 == shared.window,
-        }
-    }
-
     /// Moves on behind a packet at `psn` that was written and takes `count` PSNs: `next` of the `packets`
     /// of its work request is sent next.
     #[inline(always)]
@@ -313,13 +299,14 @@ impl QueuePair {
         shared: &mut Shared,
         kind: &Kind,
         psn: Psn,
-        count: u32,
+        (count, asks): (u32, bool),
         (next, packets): (u32, u32),
     ) {
         let is_later_part = self.is_later_part(kind, self.requester.cursor_packet);
         if let Some(selective) = &mut self.selective {
             selective.scoreboard.note_sent(psn, count, kind.is_read_or_atomic, shared.now);
         }
+        self.note_departure(shared, psn, count, asks);
         let requester = &mut self.requester;
         requester.reads_outstanding += u32::from(is_later_part);
         let end = psn + count;
@@ -390,6 +377,7 @@ impl QueuePair {
 
     /// Progress: everything before `una` is acknowledged.
     pub(crate) fn acknowledged(&mut self, shared: &mut Shared, una: Psn) {
+        self.note_arrival(shared, una);
         let requester = &mut self.requester;
         requester.una = una;
         requester.retries_left = requester.attributes.retry_count;
@@ -470,7 +458,7 @@ impl QueuePair {
         requester.rnr_deadline = deadline;
         requester.ack_deadline = Nanos::NEVER;
         shared.timers.ensure(self.handle.0.index, requester.rnr_deadline);
-        self.go_back();
+        self.go_back(shared);
     }
 
     /// Sends again from the oldest packet that is not acknowledged, or gives up.
@@ -481,15 +469,16 @@ impl QueuePair {
             return;
         }
         self.requester.retries_left -= 1;
-        self.go_back();
+        self.go_back(shared);
         self.arm_ack_timer(shared);
         self.schedule(shared);
     }
 
-    fn go_back(&mut self) {
+    fn go_back(&mut self, shared: &mut Shared) {
         if let Some(selective) = &mut self.selective {
             return selective.scoreboard.lose_all(self.requester.una, self.requester.sent);
         }
+        self.forget_in_flight(shared);
         self.requester.cursor = self.sq.head();
         self.requester.cursor_packet = 0;
         self.skip_acknowledged();
@@ -512,14 +501,14 @@ impl QueuePair {
         }
     }
 
-    /// Writes packet `packet` of the work request `number`, which takes `count` PSNs.
+    /// Writes packet `packet` of the work request `number`, which takes `count` PSNs and may ask for an answer.
     #[inline(always)]
     pub(crate) fn write_request(
         &self,
         shared: &mut Shared,
         slot: &mut Slot<'_>,
         (number, packet, count): (u32, u32, u32),
-        must_ask: bool,
+        asks: bool,
     ) -> Option<usize> {
         let connection = self.connection.as_ref()?;
         let wqe = self.sq.wqe(number);
@@ -534,9 +523,7 @@ impl QueuePair {
         let payload = if wqe.kind.has_payload { rest.min(connection.path_mtu.bytes()) } else { 0 };
 
         let mut bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
-        let answers = is_last || payload == 0 && wqe.kind.is_read_or_atomic;
-        let is_due = answers || (packet + 1).is_multiple_of(ACK_REQ_INTERVAL) || must_ask;
-        bth.set_ack_req(is_due && self.service == Service::Rc);
+        bth.set_ack_req(asks && self.service == Service::Rc);
         bth.set_solicited(wqe.flags.solicited && is_last && wqe.kind.notifies);
 
         let wants_pin = slot.wants_pin(payload);

@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::counters::{Counter, Counters};
 use crate::cq::{CompletionQueue, Pushed, WorkCompletion};
 use crate::crc::Crc;
+use crate::destination::Destinations;
 use crate::device::DeviceAttributes;
 use crate::event::{Event, EventQueue};
 use crate::mr::MemoryRegions;
@@ -41,7 +42,9 @@ pub(crate) struct Shared {
     pub(crate) comm_est: bool,
     /// No ACK is kept back: there may be no more polls.
     pub(crate) hurry: bool,
+    /// Packets in flight to one destination.
     pub(crate) window: u32,
+    pub(crate) destinations: Destinations,
     pub(crate) reorder: ReorderPool,
     /// Requests that name memory which they may not reach are dropped.
     pub(crate) drop_access_errors: bool,
@@ -68,6 +71,7 @@ impl Shared {
             comm_est: false,
             hurry: false,
             window: config.window.min(admitted(port)),
+            destinations: Destinations::new(config.max_qps),
             reorder: ReorderPool::new(config.reorder_packets),
             drop_access_errors: config.drop_access_errors,
             crc: Crc::detect(),

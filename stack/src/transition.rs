@@ -267,6 +267,7 @@ impl QueuePair {
             self.selective = Some(Box::new(Selective::new(attributes.rq_psn, shared.window)));
         }
         self.connect(attributes.address, connection);
+        self.join_destination(shared, attributes.address.gid);
         Ok(())
     }
 
@@ -340,7 +341,17 @@ impl QueuePair {
 
     /// Takes over an update that passed [`check_update`](QueuePair::check_update), with the
     /// connection on the new way and the key at the new index if there is one.
-    pub(crate) fn update(&mut self, update: &QpUpdate, connection: Option<Connection>, pkey: Option<PKey>) {
+    pub(crate) fn update(
+        &mut self,
+        shared: &mut Shared,
+        update: &QpUpdate,
+        connection: Option<Connection>,
+        pkey: Option<PKey>,
+    ) {
+        if let (Some(address), Service::Rc) = (update.address, self.service) {
+            self.leave_destination(shared);
+            self.join_destination(shared, address.gid);
+        }
         self.pkey = pkey.unwrap_or(self.pkey);
         self.pkey_index = update.pkey_index.unwrap_or(self.pkey_index);
         self.access = update.access.unwrap_or(self.access);

@@ -14,9 +14,14 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcap-fixtures")
 }
 
+/// Where captures are, each with a folder of their reports.
+fn folders() -> [PathBuf; 2] {
+    [fixtures(), fixtures().join("impaired")]
+}
+
 /// The captures, by name without extension.
 fn captures() -> BTreeMap<String, PathBuf> {
-    let entries = fs::read_dir(fixtures()).expect("pcap-fixtures is there");
+    let entries = folders().into_iter().flat_map(|folder| fs::read_dir(folder).expect("captures are there"));
     let paths = entries.map(|entry| entry.expect("an entry").path());
     let captures = paths.filter(|path| path.extension().is_some_and(|e| e == "pcap" || e == "pcapng"));
     captures.map(|path| (path.file_stem().unwrap_or_default().to_string_lossy().into_owned(), path)).collect()
@@ -38,7 +43,7 @@ fn every_capture_gives_its_report() {
     let mut wrong = Vec::new();
     let captures = captures();
     for (name, path) in &captures {
-        let report = fixtures().join(format!("reports/{name}.txt"));
+        let report = path.with_file_name("reports").join(format!("{name}.txt"));
         let said = text(&replay(path, &[]));
         if write {
             fs::write(&report, &said).expect("the report can be written");
@@ -49,7 +54,9 @@ fn every_capture_gives_its_report() {
             wrong.push(format!("{name}: {differs:#?}"));
         }
     }
-    for entry in fs::read_dir(fixtures().join("reports")).expect("the reports are there") {
+    let reports =
+        folders().map(|folder| fs::read_dir(folder.join("reports")).expect("the reports are there"));
+    for entry in reports.into_iter().flatten() {
         let name = entry.expect("an entry").path();
         let name = name.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         assert!(captures.contains_key(&name), "reports/{name}.txt is of no capture");

@@ -10,13 +10,15 @@ use ferroce::{DeviceSpec, PathMtu, QpType};
 use crate::ends::Ends;
 use crate::errors;
 use crate::guest::{GUEST, Guest, OURS};
+use crate::impaired::{IMPAIRMENTS, PROGRAMS};
 use crate::verbs;
 use crate::work::{Side, Terms, Verb};
 
 const DEVICE: &str = "af_xdp:fe0";
+const PERFTEST_PORT: u16 = 18515;
 
-/// Makes all of them in `folder`; returns how many.
-pub(crate) fn make(guest: &Guest, folder: &Path) -> u32 {
+/// Makes those that are `wanted`, by name, in `folder`; returns how many.
+pub(crate) fn make(guest: &Guest, folder: &Path, wanted: &(dyn Fn(&str) -> bool + Sync)) -> u32 {
     std::fs::create_dir_all(folder).expect("a folder for captures");
     let exchanges = guest.inside(|| {
         let mut count = 0;
@@ -24,6 +26,9 @@ pub(crate) fn make(guest: &Guest, folder: &Path) -> u32 {
             for asker in Side::BOTH {
                 let role = if asker == Side::Ferroce { "asks" } else { "answers" };
                 let name = format!("ferroce_{role}_{}", exchange.name);
+                if !wanted(&name) {
+                    continue;
+                }
                 record(guest, &folder.join(format!("{name}.pcapng")), &exchange, asker);
                 println!("{name}");
                 count += 1;
@@ -31,7 +36,76 @@ pub(crate) fn make(guest: &Guest, folder: &Path) -> u32 {
         }
         count
     });
-    exchanges + connection_manager(guest, folder)
+    let impaired = guest.inside(|| impaired(guest, folder, wanted));
+    let connections = if wanted("connection_manager") { connection_manager(guest, folder) } else { 0 };
+    exchanges + impaired + impaired_programs(guest, folder, wanted) + connections
+}
+
+/// Several queue pairs at once, in each kind of bad weather.
+fn impaired(guest: &Guest, folder: &Path, wanted: &dyn Fn(&str) -> bool) -> u32 {
+    let mut count = 0;
+    for (how, netem) in IMPAIRMENTS {
+        for (what, program) in PROGRAMS {
+            for asker in Side::BOTH {
+                let role = if asker == Side::Ferroce { "asks" } else { "answers" };
+                let name = format!("ferroce_{role}_{how}_{what}");
+                if !wanted(&name) {
+                    continue;
+                }
+                let driver = DEVICE.parse::<DeviceSpec>().expect("a device").open().expect("fe0 is there");
+                let file = folder.join(format!("{name}.pcapng"));
+                let recorder = Recorder::create(driver, &file).expect("the capture can be written");
+                let mut ends = Ends::over(guest, Box::new(recorder), false);
+                guest.impair(netem);
+                let outcome = program(&mut ends, guest, asker, how);
+                guest.impair_nothing();
+                ends.run_for(Duration::from_millis(100));
+                outcome.unwrap_or_else(|reason| panic!("{name}: {reason}"));
+                println!("{name}");
+                count += 1;
+            }
+        }
+    }
+    count
+}
+
+/// perftest's programs with several queue pairs, events, inline data, an SRQ, and small path MTUs.
+fn impaired_programs(guest: &Guest, folder: &Path, wanted: &dyn Fn(&str) -> bool) -> u32 {
+    let programs = [
+        ("loss", "write_bw_q8", "write bw", "ib_write_bw", "-q 8 -s 4096 -n 10", ""),
+        ("reorder", "send_bw_events", "send bw", "ib_send_bw", "-s 3000 -n 20", "-e"),
+        ("duplicate", "write_lat_inline", "write lat", "ib_write_lat", "-s 64 -n 50", "-I 64"),
+        ("corrupt", "send_bw_srq", "send bw", "ib_send_bw", "-q 4 -s 3000 -n 10 -m 1024", "--use-srq"),
+        ("delay", "read_bw_m256", "read bw", "ib_read_bw", "-s 3000 -n 20 -m 256", ""),
+    ];
+    let mut count = 0;
+    for (how, what, own, theirs, both, more) in programs {
+        let netem = IMPAIRMENTS.iter().find(|(name, _)| *name == how).expect("it is one of them").1;
+        for role in ["asks", "answers"] {
+            let name = format!("ferroce_{role}_{how}_{what}");
+            if !wanted(&name) {
+                continue;
+            }
+            let file = folder.join(format!("{name}.pcapng")).display().to_string();
+            let own = format!("perf {own} -d {DEVICE} -u 14 {both} --pcap {file}");
+            let theirs = format!("timeout 50 {theirs} -F -x 1 -u 14 {both} {more}");
+            guest.impair(netem);
+            if role == "asks" {
+                let running = guest.start(&theirs);
+                guest.wait_for_listener(PERFTEST_PORT);
+                guest.start_ferroce(&format!("{own} --perftest {}", GUEST[0])).succeed();
+                running.succeed();
+            } else {
+                let running = guest.start_server(&own);
+                guest.start(&format!("{theirs} {}", OURS[0])).succeed();
+                running.succeed();
+            }
+            guest.impair_nothing();
+            println!("{name}");
+            count += 1;
+        }
+    }
+    count
 }
 
 /// What a capture holds.
@@ -145,7 +219,7 @@ fn record(guest: &Guest, file: &Path, exchange: &Exchange, asker: Side) {
         }
         let outcome = exchange.run(&mut ends, asker);
         if exchange.is_lossy() {
-            guest.lose_nothing();
+            guest.impair_nothing();
         }
         // What is still on its way belongs to it.
         ends.run_for(Duration::from_millis(100));

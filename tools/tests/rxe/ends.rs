@@ -1,15 +1,19 @@
 //! Both ends of an exchange, the engine's here and rdma_rxe's in the guest, under the same verbs.
 
+mod commands;
+mod groups;
+
 use std::time::{Duration, Instant};
 
 use ferroce::wire::Gid;
 use ferroce::{
-    Access, AddressVector, Ah, Config, Context, Counter, Cq, Data, Destination, DeviceSpec, Memory, Mr, Pd,
-    Poller, Psn, Qp, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
-    RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
+    Access, AddressVector, Ah, Config, Context, Counter, Cq, Data, DeviceSpec, Memory, Mr, Pd, Poller, Psn,
+    Qp, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress,
+    RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 use serde_json::{Value, json};
 
+use self::groups::SharedReceives;
 use crate::guest::{GUEST, Guest};
 use crate::peer::Peer;
 use crate::work::{Completion, Part, Queue, Request, Side, Terms, Verb};
@@ -44,6 +48,8 @@ pub(crate) struct Pair {
     qpn_here: u32,
     qpn_there: u32,
     to_there: Option<Ah>,
+    /// Where datagrams go in place of the peer.
+    group: Option<Gid>,
     posted: [u64; 2],
 }
 
@@ -54,6 +60,9 @@ pub(crate) struct Ends {
     peer: Peer,
     pd: Pd,
     queues: [Cq; 2],
+    shared: Option<SharedReceives>,
+    /// Commands to the peer that are kept, to be told all at once.
+    kept: Option<Vec<Value>>,
     sgid_index: usize,
     gid_here: Gid,
     gid_there: Gid,
@@ -79,17 +88,19 @@ impl Ends {
         // Most of the time it waits for the guest.
         let poller = Poller::new();
         let peer = Peer::connect(guest);
-        Ends { context, poller, peer, pd, queues, sgid_index, gid_here, gid_there, ipv6 }
-    }
-
-    /// Sends a command to the peer, which must do it; the engine goes on meanwhile.
-    fn ask(&mut self, command: &Value) -> Value {
-        self.try_to_ask(command).unwrap_or_else(|error| panic!("the peer: {error}"))
-    }
-
-    fn try_to_ask(&mut self, command: &Value) -> Result<Value, String> {
-        let Ends { context, poller, peer, .. } = self;
-        peer.ask(command, || turn(context, poller))
+        Ends {
+            context,
+            poller,
+            peer,
+            pd,
+            queues,
+            shared: None,
+            kept: None,
+            sgid_index,
+            gid_here,
+            gid_there,
+            ipv6,
+        }
     }
 
     /// Lets the engine run for a time.
@@ -243,13 +254,18 @@ impl Ends {
             QpType::Uc => "uc",
             QpType::Ud => "ud",
         };
-        let answer = self.ask(&json!({"do": "queue_pair", "kind": kind}));
+        let mut command = json!({"do": "queue_pair", "kind": kind});
+        if let Some(shared) = &self.shared {
+            command["srq"] = shared.there.into();
+        }
+        let answer = self.ask(&command);
         let (there, qpn_there) = (number(&answer["id"]), number(&answer["qpn"]) as u32);
         let [send_cq, recv_cq] = self.queues;
         let config = QpConfig {
             qp_type: service,
             send_cq,
             recv_cq,
+            srq: self.shared.map(|shared| shared.here),
             signal_all: true,
             ..QpConfig::rc(self.pd, send_cq)
         };
@@ -283,12 +299,12 @@ impl Ends {
                 to_there = Some(self.context.create_ah(self.pd, &address).expect("an address handle"));
             }
         }
-        self.ask(&json!({
+        self.tell(json!({
             "do": "connect", "qp": there, "gid": text(self.gid_here), "sgid_index": self.index_there(), "qpn": qpn_here,
             "mtu": path_mtu.bytes(), "sq_psn": PSN_THERE, "rq_psn": PSN_HERE, "access": verbs_access(access),
             "timeout": timeout, "retry": retry_count, "rnr_retry": rnr_retry, "rnr_timer": rnr_timer,
         }));
-        Pair { here, there, qpn_here, qpn_there, to_there, posted: [0; 2] }
+        Pair { here, there, qpn_here, qpn_there, to_there, group: None, posted: [0; 2] }
     }
 
     /// Ends both queue pairs.
@@ -304,7 +320,7 @@ impl Ends {
     pub(crate) fn close_side(&mut self, side: Side, pair: &Pair) {
         match side {
             Side::Ferroce => self.context.destroy_qp(pair.here).expect("a queue pair"),
-            Side::Rxe => drop(self.ask(&json!({"do": "destroy", "id": pair.there}))),
+            Side::Rxe => self.tell(json!({"do": "destroy", "id": pair.there})),
         }
     }
 
@@ -331,14 +347,21 @@ impl Ends {
 
     // --- work ---
 
-    /// Posts receives.
+    /// Posts receives, to the SRQ if there is one.
     pub(crate) fn receive(&mut self, side: Side, pair: &mut Pair, memories: &Memories, parts: &[(u64, u32)]) {
         if side == Side::Rxe {
-            self.ask(&json!({"do": "receive", "qp": pair.there, "memory": memories.there, "parts": parts}));
+            let queue = self.shared.map_or(pair.there, |shared| shared.there);
+            self.tell(json!({"do": "receive", "qp": queue, "memory": memories.there, "parts": parts}));
             return;
         }
         for &(offset, length) in parts {
             let sges = [Sge { mr: memories.here, offset, length }];
+            if let Some(shared) = &mut self.shared {
+                let wr = ReceiveWorkRequest { wr_id: shared.posted, sges: &sges };
+                self.context.post_srq_recv(shared.here, &wr).expect("a receive");
+                shared.posted += 1;
+                continue;
+            }
             let wr = ReceiveWorkRequest { wr_id: pair.posted[1], sges: &sges };
             self.context.post_recv(pair.here, &wr).expect("a receive");
             pair.posted[1] += 1;
@@ -380,12 +403,16 @@ impl Ends {
                     })
                 })
                 .collect();
-            let to =
-                json!({"gid": text(self.gid_here), "sgid_index": self.index_there(), "qpn": pair.qpn_here});
-            self.try_to_ask(&json!({
+            let to = self.destination_there(pair);
+            let command = json!({
                 "do": "send", "qp": pair.there, "op": verb.name_there(), "memory": memories.there, "parts": parts,
                 "to": to,
-            }))?;
+            });
+            if self.keeps() {
+                self.tell(command);
+            } else {
+                self.try_to_ask(&command)?;
+            }
             return Ok(());
         }
         for request in requests {
@@ -393,7 +420,7 @@ impl Ends {
                 addr: memories.addr_there.wrapping_add_signed(request.remote_offset),
                 rkey: RKey(request.rkey.unwrap_or(memories.rkey_there)),
             };
-            let to = pair.to_there.map(|ah| Destination { ah, qpn: Qpn::new(pair.qpn_there), qkey: QKEY });
+            let to = Ends::destination(pair);
             let op = match (verb, to) {
                 (Verb::Send, None) => SendOp::Send,
                 (Verb::SendImm, None) => SendOp::SendWithImm(request.imm),

@@ -81,17 +81,22 @@ impl Guest {
     /// From now on the guest loses so many packets of a hundred, of those that it sends and of those that
     /// it receives.
     pub(crate) fn lose_packets(&self, percent: u32) {
-        let lossy = format!(
-            "tc qdisc add dev eth0 root netem loss {percent}% limit 100000 && \
-             ip link set ifb0 mtu 9000 up && tc qdisc add dev ifb0 root netem loss {percent}% limit 100000 && \
+        self.impair(&format!("loss {percent}%"));
+    }
+
+    /// From now on netem does this to the packets that the guest sends and to those that it receives.
+    pub(crate) fn impair(&self, how: &str) {
+        let impaired = format!(
+            "tc qdisc add dev eth0 root netem {how} limit 100000 && \
+             ip link set ifb0 mtu 9000 up && tc qdisc add dev ifb0 root netem {how} limit 100000 && \
              tc qdisc add dev eth0 ingress && \
              tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0"
         );
-        self.start(&lossy).succeed();
+        self.start(&impaired).succeed();
     }
 
     /// Ends that.
-    pub(crate) fn lose_nothing(&self) {
+    pub(crate) fn impair_nothing(&self) {
         let whole =
             "tc qdisc del dev eth0 ingress && tc qdisc del dev ifb0 root && tc qdisc del dev eth0 root";
         self.start(whole).succeed();

@@ -2,13 +2,16 @@
 //!
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases. Where `FERROCE_CAPTURES` names a folder it
-//! fills that with captures instead.
+//! fills that with captures instead. `FERROCE_RXE_ONLY` names the parts that run, with commas between them: verbs, errors,
+//! outrun, impaired, programs, perftest, doctor, loss; of captures their names.
 
 mod captures;
 mod doctor;
 mod ends;
 mod errors;
 mod guest;
+mod impaired;
+mod outrun;
 mod peer;
 mod perftest;
 mod programs;
@@ -24,15 +27,31 @@ use peer::Peer;
 fn the_kernels_rdma_rxe() {
     let Some(guest) = Guest::boot() else { return };
     Peer::start(&guest);
+    let only = std::env::var("FERROCE_RXE_ONLY").ok();
+    let wanted = |part: &str| only.as_ref().is_none_or(|only| only.split(',').any(|name| name == part));
     if let Some(folder) = std::env::var_os("FERROCE_CAPTURES") {
-        println!("{} captures", captures::make(&guest, Path::new(&folder)));
+        println!("{} captures", captures::make(&guest, Path::new(&folder), &wanted));
         return;
     }
-    let exchanges = verbs::run(&guest) + errors::run(&guest);
-    let programs = programs::run(&guest) + perftest::run(&guest) + doctor::run(&guest);
-    guest.lose_packets(1);
-    let (lossy, lossy_programs) = (verbs::with_loss(&guest), programs::with_loss(&guest));
-    guest.check_losses();
+    type Part = fn(&Guest) -> u32;
+    let run = |parts: &[(&str, Part)]| -> u32 {
+        parts.iter().filter(|(name, _)| wanted(name)).map(|(_, part)| part(&guest)).sum()
+    };
+    let exchanges = run(&[
+        ("verbs", verbs::run),
+        ("errors", errors::run),
+        ("outrun", outrun::run),
+        ("impaired", impaired::run),
+    ]);
+    let programs = run(&[("programs", programs::run), ("perftest", perftest::run), ("doctor", doctor::run)]);
+    let (mut lossy, mut lossy_programs) = (0, 0);
+    if wanted("loss") {
+        guest.lose_packets(1);
+        (lossy, lossy_programs) = (verbs::with_loss(&guest), programs::with_loss(&guest));
+        guest.check_losses();
+    }
+    let all = exchanges + programs + lossy + lossy_programs;
+    assert!(all > 0, "FERROCE_RXE_ONLY={}: no part of that name", only.unwrap_or_default());
     println!(
         "{} exchanges of verbs, {lossy} of them with loss, and {} runs of programs with rdma_rxe: all right",
         exchanges + lossy,
