@@ -103,10 +103,9 @@ impl Args {
         let mut complain = |path: &Path, error: &io::Error| {
             // Others have named it.
             let complaint = format!("{path:?}: {error}");
-            if !said.contains(&complaint) {
+            if complaints.insert(complaint.clone()) && !said.contains(&complaint) {
                 warn!("{complaint}");
             }
-            complaints.insert(complaint);
         };
         exported.skipped.iter().for_each(|(path, error)| complain(path, error));
         for (path, metrics) in exported.read() {

@@ -342,3 +342,36 @@ fn wait(open: &[Conversation]) {
     // Whatever ends it early, each is looked at.
     let _ = poll(&mut fds, Some(&timeout));
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_named_after_one_user() {
+        assert_eq!(uid_of("ferroce-1000", OTHERS_PREFIX), Some(1000));
+        assert_eq!(uid_of("0", ""), Some(0));
+        for name in
+            ["ferroce-", "ferroce-+5", "ferroce-05", "ferroce-4294967296", "ferroce-5.x", "xferroce-5"]
+        {
+            assert_eq!(uid_of(name, OTHERS_PREFIX), None, "{name}");
+        }
+    }
+
+    #[test]
+    fn users_take_turns() {
+        let path = std::env::temp_dir().join(format!("ferroce-turns-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let user = |names: &[&str]| {
+            let directory = Directory::open(&path, geteuid().as_raw()).unwrap();
+            User { directory, names: names.iter().map(OsString::from).collect() }
+        };
+        let users = vec![user(&["1.0.a", "2.0.a", "3.0.a"]), user(&["4.0.b"])];
+        let exported = Exported { users, ..Exported::default() };
+        let turns: Vec<_> =
+            exported.in_turn().map(|(user, _, name)| (user, name.to_str().unwrap())).collect();
+        assert_eq!(turns, [(0, "1.0.a"), (1, "4.0.b"), (0, "2.0.a"), (0, "3.0.a")]);
+        fs::remove_dir(&path).unwrap();
+    }
+}
