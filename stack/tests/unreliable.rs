@@ -375,13 +375,13 @@ fn mismatches_are_kept_for_the_application() {
     let mut peer = Peer::with(Setup { mtu: path_mtu, ..Setup::default() });
     peer.post_read(1, 512);
     peer.take_packets();
-    peer.inject(packet::read_response(Opcode::RC_RDMA_READ_RESPONSE_FIRST, SQ, &pattern(128)));
-    let packet = Opcode::RC_RDMA_READ_RESPONSE_FIRST;
+    peer.inject(packet::read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ, &pattern(128)));
+    let packet = Opcode::RC_READ_RESPONSE_FIRST;
     assert_eq!(mismatch(&peer), [Mismatch::PathMtu { packet, payload: 128, path_mtu }]);
 
     let mut peer = Peer::with(Setup { access: Access::NONE, ..Setup::default() });
-    peer.inject(packet::packet(Opcode::RC_RDMA_WRITE_ONLY, RQ).reth(0, RKey(1), 4).payload(b"data"));
-    assert_eq!(mismatch(&peer), [Mismatch::Access { packet: Opcode::RC_RDMA_WRITE_ONLY }]);
+    peer.inject(packet::packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, RKey(1), 4).payload(b"data"));
+    assert_eq!(mismatch(&peer), [Mismatch::Access { packet: Opcode::RC_WRITE_ONLY }]);
 }
 
 fn message(qp_type: QpType, psn: u32) -> packet::Script {
