@@ -356,6 +356,7 @@ fn mismatches_are_kept_for_the_application() {
         assert_eq!(mismatch(&peer), [Mismatch::Service { packet: opcode, qp_type }], "{qp_type:?}");
         peer.modify(Transition::Reset);
         assert_eq!(mismatch(&peer), [], "{qp_type:?}");
+        peer.end();
     }
     let path_mtu = PathMtu::Mtu256;
     for (qp_type, opcode, payload) in [
@@ -370,6 +371,8 @@ fn mismatches_are_kept_for_the_application() {
         assert_eq!(mismatch(&peer), [expected], "{opcode}");
         let text = expected.to_string();
         assert!(text.contains(opcode.name()) && text.contains("256"), "{text}");
+        // What else came of it is for other cases.
+        peer.end();
     }
     // An answer that is as long as the asked one's packets are not.
     let mut peer = Peer::with(Setup { mtu: path_mtu, ..Setup::default() });
@@ -378,10 +381,12 @@ fn mismatches_are_kept_for_the_application() {
     peer.inject(packet::read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ, &pattern(128)));
     let packet = Opcode::RC_READ_RESPONSE_FIRST;
     assert_eq!(mismatch(&peer), [Mismatch::PathMtu { packet, payload: 128, path_mtu }]);
+    peer.end();
 
     let mut peer = Peer::with(Setup { access: Access::NONE, ..Setup::default() });
     peer.inject(packet::packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, RKey(1), 4).payload(b"data"));
     assert_eq!(mismatch(&peer), [Mismatch::Access { packet: Opcode::RC_WRITE_ONLY }]);
+    peer.end();
 }
 
 fn message(qp_type: QpType, psn: u32) -> packet::Script {
