@@ -8,8 +8,10 @@ mod lane;
 mod memory;
 mod message;
 mod packet;
+mod pairing;
 mod play;
 mod recorded;
+mod renewal;
 mod report;
 mod rule;
 mod translation;
@@ -91,7 +93,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         )));
     }
     let mut report = Report::new(&capture, &conversations);
-    for (index, conversation) in conversations.iter().enumerate() {
+    for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
         for end in [0, 1] {
             let (findings, measured) = judge::judge(conversation, &conversation.events, end, None);
             report.recorded(index, EndReport::recorded(conversation, end, findings, &measured));
@@ -166,7 +168,10 @@ fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<(IpAddr, Vec<(
             let address = conversation.ends[end].gid.to_ip();
             let is_wanted = roles.is_empty() || roles.contains(&address);
             // A group has no engine in its place, and none is asked to talk to one.
-            if !is_wanted || conversation.ends.iter().any(|end| end.gid.is_multicast()) {
+            if !is_wanted
+                || conversation.is_guessed
+                || conversation.ends.iter().any(|end| end.gid.is_multicast())
+            {
                 continue;
             }
             // A host that talks to itself is played twice, and so is a queue pair that was connected anew.

@@ -122,7 +122,10 @@ fn a_broken_rule_is_found_in_a_capture() {
         Broken {
             what: "a gap told twice",
             capture: "rc_write_loss",
-            breaks: |frames| frames.repeat(6),
+            breaks: |frames| {
+                frames.repeat(6);
+                frames.edit_network(7, |packet| packet[5] ^= 0x55);
+            },
             who: ANSWERS,
             rule: "nak-once",
         },
@@ -212,6 +215,25 @@ fn a_broken_rule_is_found_in_a_capture() {
             "{what}: {who} must be found to break '{rule}':\n{said}"
         );
         println!("{what:<50} | {capture:<15} | {who}: {rule}");
+    }
+}
+
+/// A switch, or netem, delivers a packet twice: nobody sent it twice.
+#[test]
+fn copies_of_the_network_are_nobodys_second_word() {
+    let directory = Scratch::new("copies");
+    // A sequence error NAK, refusals for good, an RNR NAK, and the packet that comes again behind it.
+    for (capture, number) in
+        [("rc_write_loss", 6), ("rc_nak_access", 2), ("rc_rnr_nak", 2), ("rc_rnr_nak", 3)]
+    {
+        let mut frames = Frames::read(&fixtures().join(format!("{capture}.pcap"))).expect("a pcap file");
+        frames.repeat(number);
+        let file = directory.0.join("copies.pcap");
+        frames.write(&file);
+        let output = replay(&file, &[]);
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{capture} with frame {number} twice:\n{said}");
+        assert!(said.contains("1 copies by the network"), "{capture}, frame {number}:\n{said}");
     }
 }
 

@@ -15,7 +15,7 @@ use super::rule::{Finding, Rule, Weight};
 pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let mut comparison = Comparison { of, findings: Vec::new() };
     let side = |events: &[Event]| -> Vec<Event> {
-        events.iter().filter(|event| event.from == played.end).cloned().collect()
+        events.iter().filter(|event| event.from == played.end && !event.copy).cloned().collect()
     };
     let (recorded, engine) = (side(&of.events), side(&played.events));
     comparison.requests(&recorded, &engine, played);

@@ -1,5 +1,6 @@
 //! One queue pair of the engine, in the place of a recorded one.
 
+use std::cmp::Ordering;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
@@ -52,6 +53,19 @@ pub(super) struct Lane<'a> {
     /// The newest PSN of either end's requests.
     pub(super) newest: [i64; 2],
     pub(super) played: Played,
+}
+
+/// How a request stands to those that the engine has carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is an atomic that was answered before.
+    Done,
+    /// It came before, and may have found no receive.
+    Again,
+    /// It is the next.
+    Due,
+    /// Something before it is missing.
+    Ahead,
 }
 
 /// Marks the receives among the work request's numbers.
@@ -200,9 +214,14 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Whether the engine has carried out a request of theirs, if it is an atomic, and whether it is due.
-    pub(super) fn standing(&self, psn: i64) -> (bool, bool) {
-        (self.atomics.contains(&psn), psn == self.due)
+    /// Where a request of theirs comes at the engine.
+    pub(super) fn standing(&self, psn: i64) -> Standing {
+        match psn.cmp(&self.due) {
+            _ if self.atomics.contains(&psn) => Standing::Done,
+            Ordering::Less => Standing::Again,
+            Ordering::Equal => Standing::Due,
+            Ordering::Greater => Standing::Ahead,
+        }
     }
 
     /// Notes that one of their packets reached the engine.
@@ -218,7 +237,13 @@ impl<'a> Lane<'a> {
             }
         }
         let packet = Rc::clone(&event.packet);
-        self.played.events.push(Event { from: event.from, packet, psn: event.psn, lost: event.lost });
+        self.played.events.push(Event {
+            from: event.from,
+            packet,
+            psn: event.psn,
+            lost: event.lost,
+            copy: event.copy,
+        });
     }
 
     /// Whether the engine has not sent all that was posted, and still may.
@@ -393,7 +418,13 @@ impl<'a> Lane<'a> {
         if packet.is_response() && !packet.is_nak() {
             self.newest_answer = self.newest_answer.max(Some(psn));
         }
-        self.played.events.push(Event { from: self.end, packet: Rc::new(packet), psn, lost: false });
+        self.played.events.push(Event {
+            from: self.end,
+            packet: Rc::new(packet),
+            psn,
+            lost: false,
+            copy: false,
+        });
     }
 
     /// Compares what has arrived with what was sent.
@@ -435,7 +466,7 @@ impl<'a> Lane<'a> {
             self.compare(context, offset, &expected, frame, "read")?;
         }
         if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd) {
-            let answers = self.of.events.iter().filter(|event| event.from != self.end);
+            let answers = self.of.events.iter().filter(|e| e.from != self.end && e.packet.icrc_is_right);
             let original = answers.filter(|e| e.psn == message.first).find_map(|e| e.packet.original);
             if let Some(original) = original {
                 self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
@@ -546,7 +577,7 @@ fn address(context: &Context, of: &Conversation, end: usize, far: MacAddr) -> Re
         return Err(Failure::run(format!("{} is a multicast group; such datagrams are not replayed", gid)));
     }
     let first = of.events.iter().find(|event| event.from == end);
-    let is_v1 = of.events.iter().any(|event| event.packet.source_port.is_none());
+    let is_v1 = of.is_roce_v1(end);
     let own = |entry: &GidEntry| entry.gid == of.ends[end].gid && entry.roce_v1 == is_v1;
     let gids = &context.port().gids;
     let sgid_index = gids.iter().position(own).ok_or_else(|| Failure::run("an end without address"))?;

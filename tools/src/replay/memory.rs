@@ -6,6 +6,7 @@ use ferroce::wire::Operation;
 use ferroce::{Access, Context, Memory, Mr, Pd, RKey};
 
 use super::conversation::Conversation;
+use super::lane::Standing;
 use super::message::Message;
 use super::rule::{Finding, Rule, Weight};
 use crate::failure::{Failure, OrFail};
@@ -154,27 +155,31 @@ impl Exposed {
     }
 
     /// Puts in place what the recorded end's memory held when a READ or an atomic came: its answer tells.
-    /// `is_done`: the engine has carried it out before; `in_turn`: it does so now.
     pub(super) fn prepare(
         &self,
         context: &mut Context,
         of: &Conversation,
         index: usize,
-        (is_done, in_turn): (bool, bool),
+        standing: Standing,
         findings: &mut Vec<Finding>,
     ) -> Result<(), Failure> {
+        if standing == Standing::Ahead {
+            return Ok(()); // the engine drops it, and what is before it still has to find its memory
+        }
         let request = &of.events[index];
         let packet = &request.packet;
         let end = 1 - request.from;
         if let Some(atomic) = packet.atomic {
             // All answers to it are the same, and the one to this packet may be missing.
-            let mut answers = of.events.iter().filter(|event| event.from == end);
+            let mut answers = of.events.iter().filter(|e| e.from == end && e.packet.icrc_is_right);
             let original =
                 answers.find_map(|event| event.packet.original.filter(|_| event.psn == request.psn));
-            if let (false, Some(original)) = (is_done, original) {
+            if let Some(original) = original.filter(|_| standing != Standing::Done) {
                 let before = self.put(context, atomic.rkey(), atomic.va(), &original.to_ne_bytes())?;
                 let blank = u64::from_ne_bytes([BLANK; 8]);
-                if let Some(before) = before.filter(|before| in_turn && ![original, blank].contains(before)) {
+                if let Some(before) =
+                    before.filter(|before| standing == Standing::Due && ![original, blank].contains(before))
+                {
                     let text = format!(
                         "an atomic found {original:#x} where the packets before left {before:#x}: \
                          somebody else wrote there, or one was carried out twice"

@@ -135,10 +135,10 @@ impl<'a> Stage<'a> {
         let switch = Switch::new(SwitchConfig { mtu: MTU, depth: 4096 })?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
-        let is_v1 = |c: &Conversation| c.events.iter().any(|e| e.packet.source_port.is_none());
+        let is_v1 = |(index, end): &(usize, usize)| conversations[*index].is_roce_v1(*end);
         let config = Config {
             seed: Some(SEED),
-            roce_v1: conversations.iter().any(is_v1),
+            roce_v1: places.iter().any(is_v1),
             max_qps: places.len() as u32 + 1,
             max_ahs: places.len() as u32 + 1,
             max_mrs: 1 << 16,
@@ -217,7 +217,9 @@ impl<'a> Stage<'a> {
                     standing,
                     &mut lane.played.findings,
                 )?;
-                let frame = translated(&event.packet, lane.qpn, &self.exposed, self.near_mac, self.far_mac);
+                let macs = [self.near_mac, self.far_mac];
+                let is_v1 = lane.of.is_roce_v1(lane.end);
+                let frame = translated(&event.packet, lane.qpn, &self.exposed, macs, is_v1);
                 let mut frame = Some(frame);
                 self.far.tx_burst(self.now, &mut |room: &mut [u8]| {
                     let frame = frame.take()?;

@@ -89,6 +89,9 @@ impl Report {
                 conversation.path_mtu.bytes(),
                 conversation.path_mtu_from
             );
+            if conversation.is_guessed {
+                title.push_str(", pairing guessed, not judged; --pair tells");
+            }
             if let Some((frame, opcode)) = conversation.foreign {
                 let _ =
                     write!(title, ", judged up to frame {frame}: opcode {opcode:#04x} is a manufacturer's");
@@ -286,6 +289,7 @@ fn counts(measured: &Measured) -> String {
         (measured.naks, "NAKs"),
         (measured.rnr_naks, "RNR NAKs"),
         (measured.cnps, "CNPs"),
+        (measured.copies, "copies by the network"),
         (measured.marked, "marked packets came"),
     ];
     for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {
