@@ -179,12 +179,13 @@ impl Conversation {
                 conversation.foreign.get_or_insert((frame, opcode));
             }
         }
+        let numbering = numbering(packets);
         for conversation in &mut found {
             let start = conversation.events.first().map_or(0, |event| event.packet.frame);
             let before = setups.iter().rev().filter(|setup| setup.frame < start);
             conversation.agreed = before.filter_map(|setup| setup.fits(&conversation.ends)).next();
             conversation.number();
-            conversation.find_copies();
+            conversation.find_copies(&numbering);
             conversation.find_path_mtu(given);
             conversation.find_losses();
             conversation.find_answers();
@@ -241,15 +242,10 @@ impl Conversation {
         }
     }
 
-    /// Finds packets that the network delivered twice: the same to the last bit, from a sender that numbers
+    /// Finds packets that the network delivered twice: the same to the last bit, from a host that numbers
     /// its packets. Of one that does not nobody can tell.
-    fn find_copies(&mut self) {
-        let numbers = [0, 1].map(|end| {
-            let sent = self.events.iter().filter(|event| event.from == end);
-            let mut numbers = sent.map(|event| event.packet.identification());
-            let first = numbers.next().flatten();
-            first.is_some() && numbers.any(|number| number != first)
-        });
+    fn find_copies(&mut self, numbering: &HashMap<Gid, Option<u16>>) {
+        let numbers = self.ends.map(|end| numbering.get(&end.gid) == Some(&None));
         let mut seen: HashMap<(usize, Option<u16>, i64, &[u8]), usize> = HashMap::new();
         let mut copies = Vec::new();
         for (index, event) in self.events.iter().enumerate().filter(|(_, event)| numbers[event.from]) {
@@ -456,6 +452,18 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
         }
     }
     setups
+}
+
+/// The hosts that send over IPv4, with the identification that all their packets have, or none if they differ.
+fn numbering(packets: &[Rc<Seen>]) -> HashMap<Gid, Option<u16>> {
+    let mut hosts = HashMap::new();
+    for packet in packets {
+        if let Some(number) = packet.identification() {
+            let known = hosts.entry(packet.source).or_insert(Some(number));
+            *known = known.filter(|known| *known == number);
+        }
+    }
+    hosts
 }
 
 /// The queue pairs that the flows of connections come from: as given, by the connection manager, or as the

@@ -1,5 +1,7 @@
 //! One queue pair of the engine, in the place of a recorded one.
 
+mod completion;
+
 use std::cmp::Ordering;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
@@ -7,13 +9,14 @@ use std::rc::Rc;
 use ferroce::wire::{Operation, Service};
 use ferroce::{
     Access, AddressVector, Context, Cq, Data, Destination, GidEntry, MacAddr, Memory, Mr, Pd, Qp, QpConfig,
-    QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags,
-    SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    QpState, QpType, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 
 use super::conversation::{Conversation, Event, wrapped};
-use super::message::{Message, Messages};
+use super::message::Messages;
 use super::packet::Seen;
+use super::place::Place;
 use super::play::{DEPTH, Played};
 use super::recorded::{ack_timeout, permissions, refused_as_too_long, rnr_timer};
 use super::rule::{Finding, Rule, Weight};
@@ -78,11 +81,12 @@ impl<'a> Lane<'a> {
     pub(super) fn new(
         context: &mut Context,
         (pd, cq): (Pd, Cq),
-        (index, of): (usize, &'a Conversation),
-        end: usize,
+        of: &'a Conversation,
+        place: Place,
         (number, far): (u32, MacAddr),
         timeout: Option<u8>,
     ) -> Result<Lane<'a>, Failure> {
+        let end = place.end;
         let (own, theirs) = (Messages::posted(of, end), of.messages[1 - end].clone());
         let start = |whose: usize, messages: &Messages| {
             let agreed = of.agreed.map(|agreed| i64::from(agreed.start[whose].value()));
@@ -178,8 +182,7 @@ impl<'a> Lane<'a> {
             answered: 0,
             newest: starts.map(|start| start - 1),
             played: Played {
-                conversation: index,
-                end,
+                place,
                 events: Vec::new(),
                 findings: Vec::new(),
                 compared: (0, 0),
@@ -425,143 +428,6 @@ impl<'a> Lane<'a> {
             lost: false,
             copy: false,
         });
-    }
-
-    /// Compares what has arrived with what was sent.
-    pub(super) fn completed(&mut self, context: &mut Context, wc: &WorkCompletion) -> Result<(), Failure> {
-        let number = (wc.wr_id & !RECEIVE) as usize;
-        let mtu = self.of.path_mtu.bytes() as usize;
-        let received = wc.wr_id & RECEIVE != 0;
-        let messages = if received { &self.theirs } else { &self.own };
-        let Some(message) = messages.list.get(number).cloned() else {
-            return Ok(());
-        };
-        let frame = message.frame;
-        let (offset, _) = self.sinks[if received { self.own.list.len() + number } else { number }];
-        if received {
-            if wc.status != WcStatus::Success {
-                return Ok(());
-            }
-            let area = self.header_area();
-            let (payload, whole) = message.payload(mtu);
-            let immediate = message.tail().and_then(|packet| packet.immediate);
-            if wc.opcode == WcOpcode::Recv && wc.byte_len as usize != payload.len() + area {
-                let text = format!("{} bytes received of a SEND of {}", wc.byte_len, payload.len() + area);
-                self.fault(Rule::Data, frame, text);
-            } else if wc.immediate != immediate {
-                let text = format!("immediate {:?} received, {immediate:?} was sent", wc.immediate);
-                self.fault(Rule::Data, frame, text);
-            } else if wc.opcode == WcOpcode::Recv && whole {
-                self.compare(context, offset + area as u64, &payload, frame, "received")?;
-            }
-            return Ok(());
-        }
-        if wc.status != WcStatus::Success {
-            self.failed(wc.status, &message);
-            return Ok(());
-        }
-        if wc.opcode == WcOpcode::RdmaRead
-            && let Some(expected) = self.read_data(&message)
-        {
-            self.compare(context, offset, &expected, frame, "read")?;
-        }
-        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd) {
-            let answers = self.of.events.iter().filter(|e| e.from != self.end && e.packet.icrc_is_right);
-            let original = answers.filter(|e| e.psn == message.first).find_map(|e| e.packet.original);
-            if let Some(original) = original {
-                self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A work request of ours has ended in error; what is behind it goes no further.
-    fn failed(&mut self, status: WcStatus, message: &Message) {
-        let first = self.played.given_up.map_or(message.first, |given_up| given_up.min(message.first));
-        self.played.given_up = Some(first);
-        self.played.dead_from.get_or_insert(self.played.events.len());
-        let (weight, text) = match status {
-            // The first error flushes the rest.
-            WcStatus::WrFlushErr => return,
-            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => (
-                Weight::Lawful,
-                format!("{status:?}: the recorded answers are to the recorded end's own repeats"),
-            ),
-            // The judge says so of the other end.
-            WcStatus::LocQpOpErr | WcStatus::BadRespErr | WcStatus::LocLenErr => {
-                (Weight::Lawful, format!("the recorded answer is refused: {status:?}"))
-            }
-            _ if self.of.refused(1 - self.end, i64::MIN, message.last).is_some() => return,
-            _ => (Weight::Violation, format!("the work request ended with {status:?}")),
-        };
-        self.played.findings.push(Finding { rule: Rule::Completion, weight, frame: message.frame, text });
-    }
-
-    /// What the responses to a READ brought, if all of them were recorded.
-    fn read_data(&self, message: &Message) -> Option<Vec<u8>> {
-        let (_, _, len) = message.remote()?;
-        let mut data = vec![None; (message.last - message.first + 1) as usize];
-        for event in &self.of.events {
-            let is_response = event.packet.opcode.operation() == Operation::ReadResponse;
-            if event.from != self.end && is_response && !event.lost {
-                let place = usize::try_from(event.psn - message.first).ok();
-                if let Some(slot) = place.and_then(|place| data.get_mut(place)) {
-                    slot.get_or_insert(Rc::clone(&event.packet));
-                }
-            }
-        }
-        let mut bytes = Vec::with_capacity(len as usize);
-        for packet in data {
-            bytes.extend_from_slice(packet?.payload());
-        }
-        (bytes.len() as u64 == len).then_some(bytes)
-    }
-
-    fn compare(
-        &mut self,
-        context: &Context,
-        offset: u64,
-        expected: &[u8],
-        frame: u64,
-        what: &str,
-    ) -> Result<(), Failure> {
-        let bytes = context.bytes(self.mr()?)?;
-        let found = bytes.get(offset as usize..).and_then(|rest| rest.get(..expected.len()));
-        match found.and_then(|found| found.iter().zip(expected).position(|(a, b)| a != b)) {
-            None => {
-                self.played.compared.0 += 1;
-                self.played.compared.1 += expected.len() as u64;
-            }
-            Some(at) => {
-                let text = format!("byte {at} of {} {what} is not what was recorded", expected.len());
-                self.fault(Rule::Data, frame, text);
-            }
-        }
-        Ok(())
-    }
-
-    /// Their WRITEs that the engine has acknowledged since the last time.
-    pub(super) fn newly_answered(&mut self) -> Vec<(u64, RKey, u64, Vec<u8>)> {
-        let theirs = &self.theirs;
-        let mtu = self.of.path_mtu.bytes() as usize;
-        let Some(newest) = self.newest_answer else { return Vec::new() };
-        let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
-        // Only what ended in this very turn: since then nobody else has written there.
-        let turn = self.turn;
-        let ended = &self.ended;
-        let fresh = theirs.list[self.answered..until].iter();
-        let written = fresh.filter(|message| {
-            let last =
-                ended.iter().rev().take_while(|(_, at)| *at == turn).any(|(psn, _)| *psn == message.last);
-            last && message.operation() == Some(Operation::Write) && message.is_whole()
-        });
-        let answered = written.filter_map(|message| {
-            let (addr, rkey, _) = message.remote()?;
-            Some((message.frame, rkey, addr, message.payload(mtu).0))
-        });
-        let answered = answered.collect();
-        self.answered = until;
-        answered
     }
 }
 

@@ -8,6 +8,7 @@ use ferroce::{Access, Context, Memory, Mr, Pd, RKey};
 use super::conversation::Conversation;
 use super::lane::Standing;
 use super::message::Message;
+use super::place::Place;
 use super::rule::{Finding, Rule, Weight};
 use crate::failure::{Failure, OrFail};
 
@@ -54,13 +55,13 @@ impl Exposed {
         context: &mut Context,
         pd: Pd,
         conversations: &[Conversation],
-        places: &[(usize, usize)],
+        places: &[Place],
     ) -> Result<Exposed, Failure> {
         let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
         // What was refused under a key may have been refused again, behind the end of the capture.
         let mut refused: Vec<RKey> = Vec::new();
-        for (index, end) in places {
-            let of = &conversations[*index];
+        for Place { conversation, end } in places {
+            let of = &conversations[*conversation];
             let keys = of.messages[1 - end]
                 .list
                 .iter()
@@ -68,8 +69,8 @@ impl Exposed {
                 .filter_map(Message::remote);
             refused.extend(keys.map(|(_, rkey, _)| rkey));
         }
-        for (index, end) in places {
-            let of = &conversations[*index];
+        for Place { conversation, end } in places {
+            let of = &conversations[*conversation];
             for message in &of.messages[1 - end].list {
                 let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey));
                 if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {

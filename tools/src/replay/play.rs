@@ -11,6 +11,7 @@ use super::judge::Strict;
 use super::lane::Lane;
 use super::memory::{Exposed, Found};
 use super::packet::Seen;
+use super::place::Place;
 use super::recorded::receive_times;
 use super::rule::{Finding, Rule};
 use super::translation::translated;
@@ -19,10 +20,8 @@ use crate::failure::Failure;
 /// What the engine did in the place of an end.
 #[derive(Debug)]
 pub(super) struct Played {
-    /// Index of the conversation.
-    pub(super) conversation: usize,
-    /// Which end the engine was.
-    pub(super) end: usize,
+    /// Whose place the engine took.
+    pub(super) place: Place,
     /// What reached the engine, and what it sent, in order.
     pub(super) events: Vec<Event>,
     pub(super) findings: Vec<Finding>,
@@ -51,9 +50,12 @@ pub(super) type Counts = Vec<(&'static str, u64)>;
 /// Puts one engine in all `places`: conversations, and which end of them it is.
 pub(super) fn play(
     conversations: &[Conversation],
-    places: &[(usize, usize)],
+    places: &[Place],
     timeout: Option<u8>,
 ) -> Result<(Vec<Played>, Counts), Failure> {
+    if places.is_empty() {
+        return Ok((Vec::new(), Counts::new()));
+    }
     let mut stage = Stage::new(conversations, places, timeout)?;
     let mut steps = stage.steps();
     steps.sort_by_key(|step| (step.at, step.what.rank(), step.order));
@@ -118,13 +120,13 @@ impl What {
 impl<'a> Stage<'a> {
     fn new(
         conversations: &'a [Conversation],
-        places: &[(usize, usize)],
+        places: &[Place],
         timeout: Option<u8>,
     ) -> Result<Stage<'a>, Failure> {
         let ends = |other: bool| {
             let mut addresses: Vec<IpAddr> = Vec::new();
-            for (index, end) in places {
-                let ends = &conversations[*index].ends;
+            for Place { conversation, end } in places {
+                let ends = &conversations[*conversation].ends;
                 let address = ends[if other { 1 - end } else { *end }].gid.to_ip();
                 if !addresses.contains(&address) {
                     addresses.push(address);
@@ -135,7 +137,7 @@ impl<'a> Stage<'a> {
         let switch = Switch::new(SwitchConfig { mtu: MTU, depth: 4096 })?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
-        let is_v1 = |(index, end): &(usize, usize)| conversations[*index].is_roce_v1(*end);
+        let is_v1 = |place: &Place| conversations[place.conversation].is_roce_v1(place.end);
         let config = Config {
             seed: Some(SEED),
             roce_v1: places.iter().any(is_v1),
@@ -151,10 +153,10 @@ impl<'a> Stage<'a> {
         let exposed = Exposed::new(&mut context, pd, conversations, places)?;
         let mut stage =
             Stage { context, far, near_mac, far_mac, cq, lanes: Vec::new(), exposed, now: Nanos::ZERO };
-        for (index, end) in places {
-            let of = &conversations[*index];
+        for place in places {
+            let of = &conversations[place.conversation];
             let number = (stage.lanes.len() as u32, MacAddr(far_mac));
-            let lane = Lane::new(&mut stage.context, (pd, cq), (*index, of), *end, number, timeout)?;
+            let lane = Lane::new(&mut stage.context, (pd, cq), of, *place, number, timeout)?;
             stage.lanes.push(lane);
         }
         Ok(stage)
