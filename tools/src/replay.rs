@@ -12,6 +12,7 @@ mod packet;
 mod pairing;
 mod place;
 mod play;
+mod progress;
 mod recorded;
 mod renewal;
 mod report;
@@ -30,6 +31,7 @@ use capture::Capture;
 use conversation::{Conversation, Given};
 use exchange::Exchange;
 use place::{Place, Play, plays};
+use progress::Progress;
 use report::{EndReport, Report};
 
 /// Judges both ends of the conversations in a capture, and plays each against the engine.
@@ -93,7 +95,9 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         )));
     }
     let mut report = Report::new(&capture, &conversations);
+    let mut progress = Progress::start();
     for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
+        progress.tell(|| format!("{index} of {} conversations are judged", conversations.len()));
         for end in [0, 1] {
             let (findings, measured) = judge::judge(conversation, &conversation.events, end, None);
             report.recorded(index, EndReport::recorded(conversation, end, findings, &measured));
@@ -106,7 +110,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         for (Place { conversation, end }, reason) in left_out {
             report.recorded(conversation, EndReport::not_played(&conversations[conversation], end, reason));
         }
-        let (played, counters) = play::play(&conversations, &places, args.qp_timeout)?;
+        let (played, counters) = play::play(&conversations, &places, args.qp_timeout, &mut progress)?;
         for played in played {
             let conversation = &conversations[played.place.conversation];
             let (mut findings, measured) =

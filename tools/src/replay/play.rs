@@ -12,6 +12,7 @@ use super::lane::Lane;
 use super::memory::{Exposed, Found};
 use super::packet::Seen;
 use super::place::Place;
+use super::progress::Progress;
 use super::recorded::receive_times;
 use super::rule::{Finding, Rule};
 use super::translation::translated;
@@ -52,6 +53,7 @@ pub(super) fn play(
     conversations: &[Conversation],
     places: &[Place],
     timeout: Option<u8>,
+    progress: &mut Progress,
 ) -> Result<(Vec<Played>, Counts), Failure> {
     if places.is_empty() {
         return Ok((Vec::new(), Counts::new()));
@@ -59,7 +61,9 @@ pub(super) fn play(
     let mut stage = Stage::new(conversations, places, timeout)?;
     let mut steps = stage.steps();
     steps.sort_by_key(|step| (step.at, step.what.rank(), step.order));
-    for step in steps {
+    let count = steps.len();
+    for (number, step) in steps.into_iter().enumerate() {
+        progress.tell(|| format!("the engine has taken {number} of {count} steps"));
         stage.run_until(step.at)?;
         stage.carry_out(&step)?;
         stage.settle(step.frame)?;
@@ -137,13 +141,16 @@ impl<'a> Stage<'a> {
         let switch = Switch::new(SwitchConfig { mtu: MTU, depth: 4096 })?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
+        // Each end has one of its own, and each message may name another one.
+        let named = |place: &Place| conversations[place.conversation].messages[1 - place.end].list.len() + 1;
+        let regions = places.iter().map(named).sum::<usize>() + 1;
         let is_v1 = |place: &Place| conversations[place.conversation].is_roce_v1(place.end);
         let config = Config {
             seed: Some(SEED),
             roce_v1: places.iter().any(is_v1),
             max_qps: places.len() as u32 + 1,
             max_ahs: places.len() as u32 + 1,
-            max_mrs: 1 << 16,
+            max_mrs: u32::try_from(regions).unwrap_or(u32::MAX).clamp(16, 1 << 16),
             window: 1 << 20,
             ..Config::default()
         };
