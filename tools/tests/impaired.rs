@@ -176,7 +176,7 @@ fn both_versions_of_roce_on_one_connection_are_lawful() {
     drop(world);
     let mut frames = Frames::read(&capture.0).expect("Ethernet frames");
     for number in (1..=frames.len()).step_by(3) {
-        frames.to_roce_v1(number);
+        frames.make_roce_v1(number);
     }
     frames.write(&capture.0);
     let said = capture.conforms("a third of the packets with RoCE v1");

@@ -150,6 +150,8 @@ impl Conversation {
                     let flow = (packet.source, packet.destination, to, service);
                     match by_flow.get(&flow) {
                         Some(index) => *index,
+                        // What is damaged may be for anybody.
+                        None if !packet.icrc_is_right => continue,
                         None => {
                             let partner = pairing.partner(&flow);
                             let back = partner.map(|partner| partner.qpn);
@@ -229,14 +231,15 @@ impl Conversation {
             [0, 1].map(|end| self.agreed.map(|agreed| i64::from(agreed.start[end].value()) - 1));
         // Requests decide; an ACK before the first of them is of one that was not recorded.
         for end in [0, 1] {
-            let first = self.events.iter().find(|event| event.space() == end && event.packet.is_request());
-            let first = first.or_else(|| self.events.iter().find(|event| event.space() == end));
+            let mut whole = self.events.iter().filter(|e| e.space() == end && e.packet.icrc_is_right);
+            let first = whole.clone().find(|event| event.packet.is_request()).or_else(|| whole.next());
             newest[end] = newest[end].or_else(|| first.map(|e| i64::from(e.packet.psn().value())));
         }
         for event in &mut self.events {
             let Some(newest) = &mut newest[event.space()] else { continue };
             event.psn = *newest + i64::from(event.packet.psn().distance(wrapped(*newest)));
-            if event.packet.is_request() {
+            // What is damaged may have any PSN.
+            if event.packet.is_request() && event.packet.icrc_is_right {
                 *newest = (*newest).max(event.psn);
             }
         }
@@ -246,7 +249,7 @@ impl Conversation {
     /// its packets. Of one that does not nobody can tell.
     fn find_copies(&mut self, numbering: &HashMap<Gid, Option<u16>>) {
         let numbers = self.ends.map(|end| numbering.get(&end.gid) == Some(&None));
-        let mut seen: HashMap<(usize, Option<u16>, i64, &[u8]), usize> = HashMap::new();
+        let mut seen: HashMap<_, usize> = HashMap::new();
         let mut copies = Vec::new();
         for (index, event) in self.events.iter().enumerate().filter(|(_, event)| numbers[event.from]) {
             let packet = &event.packet;

@@ -114,7 +114,7 @@ impl Judge<'_> {
         let packet = &event.packet;
         if event.from != self.side {
             self.measured.marked += u64::from(packet.is_marked());
-            if packet.is_request() {
+            if packet.is_request() && packet.icrc_is_right {
                 self.responder.asked(event.psn + self.of.span(packet) - 1);
             }
             if event.lost {
@@ -207,13 +207,18 @@ impl Judge<'_> {
 
 /// The first PSN of the requests of an end.
 fn oldest(events: &[Event], end: usize) -> Option<i64> {
-    events.iter().filter(|event| event.from == end && event.packet.is_request()).map(|event| event.psn).min()
+    requests(events, end).map(|event| event.psn).min()
 }
 
 /// The last PSN that the requests of an end take up.
 fn newest(of: &Conversation, events: &[Event], end: usize) -> Option<i64> {
-    let requests = events.iter().filter(|event| event.from == end && event.packet.is_request());
-    requests.map(|event| event.psn + of.span(&event.packet) - 1).max()
+    requests(events, end).map(|event| event.psn + of.span(&event.packet) - 1).max()
+}
+
+/// The requests of an end that are not damaged.
+fn requests(events: &[Event], end: usize) -> impl Iterator<Item = &Event> {
+    let is_whole = |packet: &Seen| packet.is_request() && packet.icrc_is_right;
+    events.iter().filter(move |event| event.from == end && is_whole(&event.packet))
 }
 
 /// Whether a request asks for what another one asks for, or for the rest of it behind `done` bytes.

@@ -90,7 +90,7 @@ impl Frames {
     }
 
     /// Puts a GRH in the place of the IPv4 and UDP headers of a frame, counted from 1.
-    pub(crate) fn to_roce_v1(&mut self, number: usize) {
+    pub(crate) fn make_roce_v1(&mut self, number: usize) {
         let frame = &mut self.0[number - 1].1;
         let packet = Packet::decode(frame).expect("a RoCE packet");
         let start = ETHERNET + packet.header.bth_start();

@@ -26,6 +26,8 @@ pub(super) struct Responder {
     acked: Option<(i64, Rc<Seen>)>,
     /// The newest PSN that was asked for, whether it came or not.
     newest_asked: Option<i64>,
+    /// Something was asked for again: from then on an answer may be a second one, with the MSN of its time.
+    was_repeated: bool,
     /// The newest PSN of which the sender wants an ACK.
     wanted: Option<(i64, u64)>,
     /// READ requests as they came, resumed ones too: first PSN, and PSN behind.
@@ -61,6 +63,7 @@ impl Responder {
 
     /// Notes a PSN that was asked for, whether it came or not.
     pub(super) fn asked(&mut self, psn: i64) {
+        self.was_repeated |= self.newest_asked.is_some_and(|newest| psn <= newest);
         self.newest_asked = self.newest_asked.max(Some(psn));
     }
 }
@@ -138,7 +141,8 @@ impl Judge<'_> {
     pub(super) fn response_left(&mut self, event: &Event) {
         let (packet, psn) = (&event.packet, event.psn);
         let is_read = packet.opcode.operation() == Operation::ReadResponse;
-        let is_again = self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
+        let is_again = self.responder.was_repeated
+            || self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
         let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
         if is_read && packet.ends() && began != Some(true) {
             self.responder.strays += 1;
