@@ -5,6 +5,7 @@ pub(crate) mod layers;
 mod psn;
 mod record;
 mod summary;
+mod tunnel;
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -18,7 +19,7 @@ use serde::Serialize;
 
 use crate::diagnosis::{Cause, Diagnosis};
 use cm::CmFields;
-use layers::Layers;
+use layers::Contents;
 use record::{Record, Verdict};
 use summary::Summary;
 
@@ -124,13 +125,20 @@ impl Dissector {
         captured: &ferroce_driver::pcap::Record<'_>,
     ) -> Option<Record> {
         let start = *self.start.get_or_insert(captured.timestamp);
-        let layers = Layers::split(captured.link_type, captured.captured)?;
-        let transport = layers.transport()?;
+        let (layers, transport) = match Contents::of(captured.link_type, captured.captured) {
+            Contents::Roce(layers, transport) => (layers, transport),
+            Contents::Unopened(name) => {
+                summary.count_unopened(name);
+                return None;
+            }
+            Contents::Other => return None,
+        };
         let mut record = Record::new(summary.frames, start, captured, &layers, &transport);
 
         let link_len = captured.captured.len() - layers.network.len();
-        let whole_len = (captured.original_len as usize).saturating_sub(link_len).min(LONGEST);
         let present = layers.network.len();
+        let original = (captured.original_len as usize).saturating_sub(link_len);
+        let whole_len = original.max(transport.length_before_cut(present).unwrap_or(0)).min(LONGEST);
         let mut whole = std::mem::take(&mut self.whole);
         whole.clear();
         whole.extend_from_slice(layers.network);
@@ -154,6 +162,7 @@ impl Dissector {
             Ok(_) => record.icrc = Verdict::Truncated,
             Err(error) => {
                 record.icrc = verdict_without_opcode(error, &transport, &whole, present, &mut record);
+                record.has_options = matches!(error, ParseError::IpOptions(_));
                 if matches!(error, ParseError::Opcode(_)) && record.icrc == Verdict::Ok {
                     record.unknown_opcode = true;
                     summary.count_unknown(&record, (transport.source, transport.destination));

@@ -381,6 +381,38 @@ fn what_the_capture_cut_off_is_truncated() {
     assert_eq!((packets.len(), &summary["frames"], status), (0, &original.len().into(), 0));
 }
 
+/// Some recorders cut packets and give the length that they kept as the packet's: the headers know better.
+#[test]
+fn what_was_cut_without_a_word_stays_in_its_flow() {
+    let original = frames("rc_write.pcap");
+    let whole = TempFile::pcap(ETHERNET, &original);
+    let (_, expected, _) = json(&whole.0);
+    let cut: Vec<Vec<u8>> = original.iter().map(|frame| frame[..frame.len().min(72)].to_vec()).collect();
+    let file = TempFile::pcap(ETHERNET, &cut);
+    let (packets, summary, status) = json(&file.0);
+    let short = original.iter().filter(|frame| frame.len() > 72).count();
+    assert!(short > 0);
+    assert_eq!((status, &summary["icrc_truncated"], &summary["malformed"]), (0, &short.into(), &0.into()));
+    assert!(packets.iter().all(|packet| packet["error"].is_null()));
+    assert_eq!(
+        summary["flows"], expected["flows"],
+        "packets, payload and gaps are those of the whole capture"
+    );
+
+    // What nobody cut and what has options is not damaged either, and not malformed.
+    let mut options = original[0].clone();
+    options[14] = 0x46;
+    let length = u16::from_be_bytes([options[16], options[17]]) + 4;
+    options[16..18].copy_from_slice(&length.to_be_bytes());
+    options.splice(34..34, [1, 1, 1, 0]);
+    let (packets, summary, status) = json(&TempFile::pcap(ETHERNET, &[options]).0);
+    assert_eq!((status, &packets[0]["icrc"], &summary["malformed"]), (0, &"unchecked".into(), &0.into()));
+    assert_eq!(
+        summary["unchecked"],
+        serde_json::json!({ "IPv4 options (header of 24 bytes; RoCEv2 has 20)": 1 })
+    );
+}
+
 #[test]
 fn other_link_layers() {
     let ethernet = frames("rc_send.pcap");

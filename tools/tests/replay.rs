@@ -44,7 +44,7 @@ fn every_capture_gives_its_report() {
     let captures = captures();
     for (name, path) in &captures {
         let report = path.with_file_name("reports").join(format!("{name}.txt"));
-        let said = text(&replay(path, &[]));
+        let said = String::from_utf8_lossy(&replay(path, &[]).stdout).into_owned();
         if write {
             fs::write(&report, &said).expect("the report can be written");
         }
@@ -91,9 +91,9 @@ fn no_part_of_a_capture_is_found_to_violate() {
             part.write(&file);
             let output = replay(&file, &[]);
             let seed = random.seed;
-            assert_eq!(
-                output.status.code(),
-                Some(0),
+            // Of some parts nothing is left to be judged.
+            assert!(
+                matches!(output.status.code(), Some(0 | 3)),
                 "{name}, {what}, from 0 (FERROCE_REPLAY_SEED={seed} cargo test -p ferroce-tools --test replay):\n{}",
                 text(&output)
             );
@@ -129,7 +129,10 @@ fn a_broken_rule_is_found_in_a_capture() {
         Broken {
             what: "a gap told twice",
             capture: "rc_write_loss",
-            breaks: |frames| frames.repeat(6),
+            breaks: |frames| {
+                frames.repeat(6);
+                frames.edit_network(7, |packet| packet[5] ^= 0x55);
+            },
             who: ANSWERS,
             rule: "nak-once",
         },
@@ -220,6 +223,108 @@ fn a_broken_rule_is_found_in_a_capture() {
         );
         println!("{what:<50} | {capture:<15} | {who}: {rule}");
     }
+}
+
+/// A switch, or netem, delivers a packet twice: nobody sent it twice.
+#[test]
+fn copies_of_the_network_are_nobodys_second_word() {
+    let directory = Scratch::new("copies");
+    // A sequence error NAK, refusals for good, an RNR NAK, and the packet that comes again behind it.
+    for (capture, number) in
+        [("rc_write_loss", 6), ("rc_nak_access", 2), ("rc_rnr_nak", 2), ("rc_rnr_nak", 3)]
+    {
+        let mut frames = Frames::read(&fixtures().join(format!("{capture}.pcap"))).expect("a pcap file");
+        frames.repeat(number);
+        let file = directory.0.join("copies.pcap");
+        frames.write(&file);
+        let output = replay(&file, &[]);
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{capture} with frame {number} twice:\n{said}");
+        assert!(said.contains("1 copies by the network"), "{capture}, frame {number}:\n{said}");
+    }
+}
+
+/// A capture of which nothing can be said is not said to conform.
+#[test]
+fn nothing_to_judge_is_a_verdict_of_its_own() {
+    let directory = Scratch::new("nothing");
+    let file = directory.0.join("nothing.pcap");
+    let whole = Frames::read(&fixtures().join("rc_send.pcap")).expect("a pcap file");
+    let mut damaged = whole.clone();
+    (1..=whole.len()).for_each(|number| damaged.damage(number));
+    let mut options = whole.clone();
+    (1..=whole.len()).for_each(|number| options.give_options(number));
+    let mut silent = whole.clone();
+    (1..=whole.len()).for_each(|number| silent.cut_silently(number, 56));
+    let mut secret = whole.clone();
+    (1..=whole.len()).for_each(|number| secret.wrap(number, &[0x88, 0xe5, 0, 0, 0, 0, 0, 0]));
+    let count = whole.len();
+    let cases = [
+        ("empty", whole.part(0, 0), "0 frames".to_owned()),
+        ("damaged", damaged, format!("the ICRC of {count} is wrong")),
+        ("with options", options, format!("{count} unchecked: with IPv4 options")),
+        ("snapped", whole.cut(56), format!("{count} unchecked: cut short by the recorder")),
+        ("cut in silence", silent, format!("{count} unchecked: cut short by the recorder")),
+        ("in MACsec", secret, format!("{count} frames not opened: MACsec")),
+    ];
+    for (what, frames, reason) in cases {
+        frames.write(&file);
+        let output = replay(&file, &[]);
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(3), "{what}:\n{said}");
+        assert!(said.contains("\nnothing to judge") && said.contains(&reason), "{what}, {reason}:\n{said}");
+        let json: serde_json::Value =
+            serde_json::from_slice(&replay(&file, &["--json"]).stdout).expect("JSON");
+        assert_eq!(json["verdict"], "nothing-to-judge", "{what}");
+    }
+    // In a VXLAN, and behind two MPLS labels, with and without Ethernet: it is opened and judged.
+    for tunnel in wild::TUNNELS {
+        let mut frames = whole.clone();
+        (1..=count).for_each(|number| frames.tunnel(number, tunnel));
+        frames.write(&file);
+        let output = replay(&file, &[]);
+        let said = text(&output);
+        assert_eq!(output.status.code(), Some(0), "{tunnel:?}:\n{said}");
+        assert!(said.contains(&format!("{count} frames, {count} RoCE packets\n")), "{tunnel:?}:\n{said}");
+    }
+}
+
+/// Thousands of queue pairs, and READs of 2 GiB, cost what their packets cost.
+#[test]
+fn many_queue_pairs_and_long_reads_take_no_longer_than_their_packets() {
+    let directory = Scratch::new("many");
+    let file = directory.0.join("many.pcap");
+    let whole = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
+    let acks = whole.many(8000, |number| {
+        let mut ack = vec![0x11, 0x40, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 5, 0x1f, 0, 0, 1];
+        ack[4..8].copy_from_slice(&(0x100 + number).to_be_bytes());
+        ack
+    });
+    let reads = whole.many(800, |number| {
+        let mut read = vec![0x0c, 0x40, 0xff, 0xff, 0, 0, 0, 0, 0x80, 0, 0, 5];
+        read[4..8].copy_from_slice(&(0x100 + number).to_be_bytes());
+        read.extend([0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 7, 0x80, 0, 0, 0]);
+        read
+    });
+    for (what, frames) in [("8000 ACKs", acks), ("800 READs of 2 GiB", reads)] {
+        frames.write(&file);
+        let before = cpu_of_children();
+        let output = replay(&file, &[]);
+        let took = cpu_of_children() - before;
+        println!("{what}: {} bytes, {took:?} of CPU", fs::metadata(&file).expect("the file").len());
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+        // 30 s and 3 s when each queue pair had an engine of its own.
+        assert!(took < std::time::Duration::from_secs(2), "{what}: {took:?}");
+    }
+}
+
+fn cpu_of_children() -> std::time::Duration {
+    // cutime and cstime, in hundredths of a second; other tests' children that end meanwhile count too.
+    let ticks = fs::read_to_string("/proc/self/stat").expect("/proc");
+    let fields: Vec<&str> = ticks.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    let hundredths: u64 =
+        [fields[13], fields[14]].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum();
+    std::time::Duration::from_millis(hundredths * 10)
 }
 
 #[test]

@@ -1,16 +1,30 @@
-//! Down to the transport: link headers of captures, and where a RoCE packet's BTH is.
+//! Down to the transport: link headers of captures, tunnels, and where a RoCE packet's BTH is.
 
 use etherparse::{Ethernet2HeaderSlice, Ipv4HeaderSlice, Ipv6HeaderSlice, SingleVlanHeaderSlice};
 use ferroce_driver::pcap::LinkType;
 use ferroce_wire::{Gid, Grh, MacAddr, NetworkHeader, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag};
 use zerocopy::FromBytes;
 
+use super::tunnel::{self, Inside};
+
+/// What is in a frame.
+pub(crate) enum Contents<'a> {
+    /// A RoCE packet, whole or not.
+    Roce(Layers<'a>, Transport),
+    /// Something around another packet that is not looked into, by name.
+    Unopened(&'static str),
+    /// Something else, or cut off before it shows what.
+    Other,
+}
+
 /// The link headers of a frame, and the rest.
 pub(crate) struct Layers<'a> {
-    /// Source and destination, where the frame has an Ethernet header.
+    /// Source and destination of the innermost Ethernet header.
     pub(crate) ethernet: Option<(MacAddr, MacAddr)>,
     /// Outermost first.
     pub(crate) vlans: Vec<VlanTag>,
+    /// What the packet travels in, outermost first.
+    pub(crate) tunnels: Vec<&'static str>,
     ethertype: u16,
     /// From the network header on.
     pub(crate) network: &'a [u8],
@@ -34,39 +48,80 @@ pub(crate) struct Transport {
     pub(crate) bth_start: usize,
     /// Where the ICRC ends by the innermost length field.
     pub(crate) end: usize,
+    /// Where the packet ends by the network header.
+    pub(crate) network_end: usize,
 }
 
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+pub(super) const IPV4: u16 = 0x0800;
+pub(super) const IPV6: u16 = 0x86dd;
 /// 802.1Q, 802.1ad, and what QinQ used before the latter.
 const VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
+/// Tunnels in tunnels that are looked into.
+const DEPTH: usize = 8;
+/// Tags of one frame.
+const TAGS: usize = 16;
 
-impl<'a> Layers<'a> {
-    /// `None` if the frame ends in its link headers.
-    pub(crate) fn split(link_type: LinkType, frame: &'a [u8]) -> Option<Layers<'a>> {
+impl<'a> Contents<'a> {
+    /// Opens a frame down to its RoCE packet.
+    pub(crate) fn of(link_type: LinkType, frame: &'a [u8]) -> Contents<'a> {
+        Contents::open(link_type, frame).unwrap_or(Contents::Other)
+    }
+
+    fn open(link_type: LinkType, frame: &'a [u8]) -> Option<Contents<'a>> {
         let u16_at = |at: usize| Some(u16::from_be_bytes(*frame.get(at..)?.first_chunk()?));
-        let (ethernet, ethertype, rest) = match link_type {
-            LinkType::Ethernet => {
-                let header = Ethernet2HeaderSlice::from_slice(frame).ok()?;
-                let macs = (MacAddr(header.source()), MacAddr(header.destination()));
-                (Some(macs), header.ether_type().0, &frame[header.slice().len()..])
+        let mut layers =
+            Layers { ethernet: None, vlans: Vec::new(), tunnels: Vec::new(), ethertype: 0, network: frame };
+        match link_type {
+            LinkType::Ethernet => layers.ethernet()?,
+            LinkType::RawIp => layers.ethertype = if frame.first()? >> 4 == 6 { IPV6 } else { IPV4 },
+            LinkType::LinuxCooked => (layers.ethertype, layers.network) = (u16_at(14)?, frame.get(16..)?),
+            LinkType::LinuxCooked2 => (layers.ethertype, layers.network) = (u16_at(0)?, frame.get(20..)?),
+            LinkType::Other(_) => return Some(Contents::Unopened("another link type")),
+        }
+        for _ in 0..DEPTH {
+            layers.tags()?;
+            if let Some(transport) = layers.transport() {
+                return Some(Contents::Roce(layers, transport));
             }
-            LinkType::RawIp => (None, if frame.first()? >> 4 == 6 { IPV6 } else { IPV4 }, frame),
-            LinkType::LinuxCooked => (None, u16_at(14)?, frame.get(16..)?),
-            LinkType::LinuxCooked2 => (None, u16_at(0)?, frame.get(20..)?),
-            LinkType::Other(_) => return None,
-        };
-        let mut layers = Layers { ethernet, vlans: Vec::new(), ethertype, network: rest };
-        while VLAN.contains(&layers.ethertype) {
-            let tag = SingleVlanHeaderSlice::from_slice(layers.network).ok()?;
-            layers.vlans.push(VlanTag {
+            match tunnel::inside(layers.ethertype, layers.network)? {
+                Inside::Ethernet(name, frame) => {
+                    layers.tunnels.push(name);
+                    layers.network = frame;
+                    layers.ethernet()?;
+                }
+                Inside::Network(name, ethertype, packet) => {
+                    layers.tunnels.push(name);
+                    (layers.ethertype, layers.network) = (ethertype, packet);
+                }
+                Inside::Closed(name) => return Some(Contents::Unopened(name)),
+            }
+        }
+        Some(Contents::Unopened("too many tunnels in each other"))
+    }
+}
+
+impl Layers<'_> {
+    /// Takes an Ethernet header off.
+    fn ethernet(&mut self) -> Option<()> {
+        let header = Ethernet2HeaderSlice::from_slice(self.network).ok()?;
+        self.ethernet = Some((MacAddr(header.source()), MacAddr(header.destination())));
+        self.ethertype = header.ether_type().0;
+        self.network = &self.network[header.slice().len()..];
+        Some(())
+    }
+
+    /// Takes VLAN tags off.
+    fn tags(&mut self) -> Option<()> {
+        while VLAN.contains(&self.ethertype) && self.vlans.len() < TAGS {
+            let tag = SingleVlanHeaderSlice::from_slice(self.network).ok()?;
+            self.vlans.push(VlanTag {
                 id: tag.vlan_identifier().value(),
                 priority: tag.priority_code_point().value(),
             });
-            layers.ethertype = tag.ether_type().0;
-            layers.network = &layers.network[tag.slice().len()..];
+            self.ethertype = tag.ether_type().0;
+            self.network = &self.network[tag.slice().len()..];
         }
-        Some(layers)
+        Some(())
     }
 
     /// Whether this is a packet that starts with a GRH.
@@ -75,7 +130,7 @@ impl<'a> Layers<'a> {
     }
 
     /// The headers in front of the BTH; `None` if this is not RoCE, or cut off before that shows.
-    pub(crate) fn transport(&self) -> Option<Transport> {
+    fn transport(&self) -> Option<Transport> {
         let packet = self.network;
         match self.ethertype {
             IPV4 => {
@@ -98,6 +153,7 @@ impl<'a> Layers<'a> {
                         udp_checksum: None,
                         bth_start: 0,
                         end: 0,
+                        network_end: usize::from(ip.total_len()),
                     },
                 )
             }
@@ -121,6 +177,7 @@ impl<'a> Layers<'a> {
                         udp_checksum: None,
                         bth_start: 0,
                         end: 0,
+                        network_end: ip.slice().len() + usize::from(ip.payload_length()),
                     },
                 )
             }
@@ -138,10 +195,19 @@ impl<'a> Layers<'a> {
                     udp_checksum: None,
                     bth_start: Grh::LEN,
                     end: Grh::LEN + usize::from(grh.payload_length()),
+                    network_end: Grh::LEN + usize::from(grh.payload_length()),
                 })
             }
             _ => None,
         }
+    }
+}
+
+impl Transport {
+    /// How long the packet was when the capture has fewer bytes of it than its headers say, and they agree: the
+    /// recorder cut it, whether it says so or not.
+    pub(crate) fn length_before_cut(&self, present: usize) -> Option<usize> {
+        (self.end == self.network_end && self.end > present).then_some(self.end)
     }
 }
 

@@ -78,6 +78,9 @@ pub(super) struct Record {
     /// Whether all that is wrong with it is an opcode that the standard does not have.
     #[serde(skip)]
     pub(super) unknown_opcode: bool,
+    /// Whether it has IPv4 options, with which nobody sends RoCE: what its ICRC would cover is not known.
+    #[serde(skip)]
+    pub(super) has_options: bool,
     /// Why a packet is malformed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) error: Option<String>,
@@ -91,6 +94,8 @@ struct LinkFields {
     eth_destination: Option<ferroce_wire::MacAddr>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     vlans: Vec<VlanFields>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tunnels: Vec<&'static str>,
 }
 
 #[derive(Serialize)]
@@ -197,6 +202,7 @@ impl Record {
                 eth_source: layers.ethernet.map(|(source, _)| source),
                 eth_destination: layers.ethernet.map(|(_, destination)| destination),
                 vlans: layers.vlans.iter().map(vlan).collect(),
+                tunnels: layers.tunnels.clone(),
             },
             network: NetworkFields {
                 network: match transport.header {
@@ -232,6 +238,7 @@ impl Record {
             cause_text: None,
             systematic: false,
             unknown_opcode: false,
+            has_options: false,
             error: None,
         }
     }
@@ -354,6 +361,9 @@ impl fmt::Display for Record {
         }
         for vlan in &self.link.vlans {
             write!(f, "vlan {} pcp {} ", vlan.id, vlan.priority)?;
+        }
+        for name in &self.link.tunnels {
+            write!(f, "in {name} ")?;
         }
         write!(f, "| {}", self.network)?;
         if let Some(bth) = &self.bth {

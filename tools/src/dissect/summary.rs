@@ -23,6 +23,12 @@ pub(super) struct Summary {
     unknown_opcodes: u64,
     /// Other packets with an `error`, whatever their ICRC.
     malformed: u64,
+    /// Frames that may have RoCE packets in them, by what these would travel in.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    unopened: BTreeMap<&'static str, u64>,
+    /// Why an ICRC was not checked.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    unchecked: BTreeMap<String, u64>,
     /// Of bad ICRCs, by name.
     causes: BTreeMap<&'static str, u64>,
     flows: Vec<Flow>,
@@ -59,7 +65,10 @@ impl Summary {
     pub(super) fn count(&mut self, record: &Record) {
         self.roce_packets += 1;
         self.unknown_opcodes += u64::from(record.unknown_opcode);
-        self.malformed += u64::from(record.error.is_some() && !record.unknown_opcode);
+        self.malformed += u64::from(record.error.is_some() && !record.unknown_opcode && !record.has_options);
+        if let (Verdict::Unchecked, Some(reason)) = (record.icrc, &record.error) {
+            *self.unchecked.entry(reason.clone()).or_default() += 1;
+        }
         *match record.icrc {
             Verdict::Ok => &mut self.icrc_ok,
             Verdict::Bad => &mut self.icrc_bad,
@@ -69,6 +78,11 @@ impl Summary {
         if let Some(cause) = record.cause {
             *self.causes.entry(cause).or_default() += 1;
         }
+    }
+
+    /// Counts a frame that was not looked into.
+    pub(super) fn count_unopened(&mut self, name: &'static str) {
+        *self.unopened.entry(name).or_default() += 1;
     }
 
     /// A packet held to be corrupted turned out to have this cause.
@@ -163,6 +177,12 @@ impl fmt::Display for Summary {
         writeln!(f)?;
         for (cause, count) in &self.causes {
             writeln!(f, "  bad ICRC: {cause} x{count}")?;
+        }
+        for (reason, count) in &self.unchecked {
+            writeln!(f, "  unchecked: {reason} x{count}")?;
+        }
+        for (name, count) in &self.unopened {
+            writeln!(f, "  not opened: {name} x{count}")?;
         }
         self.flows.iter().try_for_each(|flow| write!(f, "{flow}"))
     }

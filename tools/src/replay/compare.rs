@@ -6,7 +6,7 @@ use ferroce::wire::{Nak, Operation, Service, Syndrome, credits};
 
 use super::conversation::{Conversation, Event};
 use super::judge::hex;
-use super::message::Messages;
+use super::message::{Message, Messages};
 use super::packet::Seen;
 use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
@@ -15,12 +15,12 @@ use super::rule::{Finding, Rule, Weight};
 pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let mut comparison = Comparison { of, findings: Vec::new() };
     let side = |events: &[Event]| -> Vec<Event> {
-        events.iter().filter(|event| event.from == played.end).cloned().collect()
+        events.iter().filter(|event| event.from == played.place.end && !event.copy).cloned().collect()
     };
     let (recorded, engine) = (side(&of.events), side(&played.events));
     comparison.requests(&recorded, &engine, played);
     // What the engine was never asked it cannot answer.
-    let came = Messages::among(of, &played.events, 1 - played.end);
+    let came = Messages::among(of, &played.events, 1 - played.place.end);
     let asked = |event: &Event| came.at(event.psn).is_some();
     let answered: Vec<Event> = recorded.into_iter().filter(|e| e.packet.is_response() && asked(e)).collect();
     comparison.responses(&answered, &engine);
@@ -43,9 +43,13 @@ impl Comparison<'_> {
 
     fn requests(&mut self, recorded: &[Event], engine: &[Event], played: &Played) {
         let (theirs, ours) = (self.firsts(recorded), self.firsts(engine));
-        let known = Messages::posted(self.of, played.end);
+        let known = Messages::posted(self.of, played.place.end);
         for (psn, there) in &theirs {
-            let is_known = self.of.service == Service::Ud || known.at(*psn).is_some();
+            // A READ that was taken up again may be all that was recorded of it at first.
+            let is_start = |message: &Message| {
+                message.operation() != Some(Operation::ReadRequest) || message.first == *psn
+            };
+            let is_known = self.of.service == Service::Ud || known.at(*psn).is_some_and(is_start);
             if !is_known {
                 continue; // before the first whole message, or behind the last
             }

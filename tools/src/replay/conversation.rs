@@ -10,6 +10,8 @@ use ferroce::{Gid, PathMtu, Psn, Qpn};
 
 use super::message::Messages;
 use super::packet::Seen;
+use super::pairing::{Flow, Pairing};
+use super::renewal::Courses;
 
 /// Packets between two queue pairs.
 #[derive(Debug)]
@@ -28,6 +30,8 @@ pub(super) struct Conversation {
     pub(super) refusals: [Vec<i64>; 2],
     /// The newest PSN that either end answered otherwise.
     pub(super) answered: [Option<i64>; 2],
+    /// Its flows may belong to others.
+    pub(super) is_guessed: bool,
     /// Where it stops to be judged: the frame, and the opcode there that is a manufacturer's.
     pub(super) foreign: Option<(u64, u8)>,
 }
@@ -50,6 +54,8 @@ pub(super) struct Event {
     pub(super) psn: i64,
     /// What came later shows that it did not arrive.
     pub(super) lost: bool,
+    /// The network made it: its sender sent this packet once.
+    pub(super) copy: bool,
 }
 
 /// What a REQ and its REP say, by end.
@@ -83,9 +89,6 @@ pub(super) struct Foreign {
     pub(super) opcode: u8,
 }
 
-/// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
-type Flow = (Gid, Gid, Qpn, Service);
-
 impl Event {
     /// The end whose requests number it.
     pub(super) fn space(&self) -> usize {
@@ -97,12 +100,11 @@ impl Conversation {
     /// All conversations of a capture, but those of QP1, in the order of their first packets.
     pub(super) fn find(packets: &[Rc<Seen>], foreign: &[Foreign], given: &Given) -> Vec<Conversation> {
         let setups = setups(packets);
-        let partners = pair_flows(packets, &setups, given);
+        let pairing = pair_flows(packets, &setups, given);
         let mut found: Vec<Conversation> = Vec::new();
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
         let mut datagrams: HashMap<[(Gid, Qpn); 2], usize> = HashMap::new();
-        // The PSN behind the newest request of a flow.
-        let mut next: HashMap<Flow, Psn> = HashMap::new();
+        let mut courses = Courses::of(packets);
         let mut renewed = setups.iter().peekable();
         for packet in packets {
             let (to, service) = (packet.bth.dest_qpn(), packet.service());
@@ -114,20 +116,15 @@ impl Conversation {
                     by_flow.remove(&(b.0, a.0, a.1, service));
                 }
             }
-            if packet.is_request() && matches!(service, Service::Rc | Service::Uc) {
+            if matches!(service, Service::Rc | Service::Uc) {
                 let flow = (packet.source, packet.destination, to, service);
-                let far = |next: &Psn| packet.psn().distance(*next).unsigned_abs() > FAR;
-                if packet.starts() && next.get(&flow).is_some_and(far) {
+                let back = pairing
+                    .partner(&flow)
+                    .map(|partner| (packet.destination, packet.source, partner.qpn, service));
+                if courses.note(packet, flow, back) {
                     by_flow.remove(&flow);
-                    if let Some(back) = partners.get(&flow) {
-                        let back = (packet.destination, packet.source, *back, service);
-                        by_flow.remove(&back);
-                        next.remove(&back);
-                    }
+                    back.and_then(|back| by_flow.remove(&back));
                 }
-                let reads = packet.reth.filter(|_| packet.opcode == Opcode::RC_READ_REQUEST);
-                let span = reads.map_or(1, |reth| PathMtu::Mtu1024.packets(reth.length()));
-                next.insert(flow, packet.psn() + span);
             }
             let index = match (service, packet.deth) {
                 _ if to == Qpn::GSI => continue,
@@ -153,14 +150,18 @@ impl Conversation {
                     let flow = (packet.source, packet.destination, to, service);
                     match by_flow.get(&flow) {
                         Some(index) => *index,
+                        // What is damaged may be for anybody.
+                        None if !packet.icrc_is_right => continue,
                         None => {
-                            let back = partners.get(&flow).copied();
+                            let partner = pairing.partner(&flow);
+                            let back = partner.map(|partner| partner.qpn);
                             let ends = [
                                 End { gid: packet.source, qpn: back },
                                 End { gid: packet.destination, qpn: Some(to) },
                             ];
                             found.push(Conversation::new(service, ends));
                             let index = found.len() - 1;
+                            found[index].is_guessed = partner.is_some_and(|partner| partner.is_guess);
                             by_flow.insert(flow, index);
                             if let Some(back) = back {
                                 by_flow.insert((packet.destination, packet.source, back, service), index);
@@ -180,11 +181,13 @@ impl Conversation {
                 conversation.foreign.get_or_insert((frame, opcode));
             }
         }
+        let numbering = numbering(packets);
         for conversation in &mut found {
             let start = conversation.events.first().map_or(0, |event| event.packet.frame);
             let before = setups.iter().rev().filter(|setup| setup.frame < start);
             conversation.agreed = before.filter_map(|setup| setup.fits(&conversation.ends)).next();
             conversation.number();
+            conversation.find_copies(&numbering);
             conversation.find_path_mtu(given);
             conversation.find_losses();
             conversation.find_answers();
@@ -205,6 +208,7 @@ impl Conversation {
             messages: Default::default(),
             refusals: [Vec::new(), Vec::new()],
             answered: [None, None],
+            is_guessed: false,
             foreign: None,
         }
     }
@@ -218,7 +222,7 @@ impl Conversation {
             _ => self.ends[1].gid == packet.destination && self.ends[1].qpn == Some(packet.bth.dest_qpn()),
         };
         let from = usize::from(!is_first);
-        self.events.push(Event { from, packet: Rc::clone(packet), psn: 0, lost: false });
+        self.events.push(Event { from, packet: Rc::clone(packet), psn: 0, lost: false, copy: false });
     }
 
     /// Numbers the packets without wraps.
@@ -227,17 +231,35 @@ impl Conversation {
             [0, 1].map(|end| self.agreed.map(|agreed| i64::from(agreed.start[end].value()) - 1));
         // Requests decide; an ACK before the first of them is of one that was not recorded.
         for end in [0, 1] {
-            let first = self.events.iter().find(|event| event.space() == end && event.packet.is_request());
-            let first = first.or_else(|| self.events.iter().find(|event| event.space() == end));
+            let mut whole = self.events.iter().filter(|e| e.space() == end && e.packet.icrc_is_right);
+            let first = whole.clone().find(|event| event.packet.is_request()).or_else(|| whole.next());
             newest[end] = newest[end].or_else(|| first.map(|e| i64::from(e.packet.psn().value())));
         }
         for event in &mut self.events {
             let Some(newest) = &mut newest[event.space()] else { continue };
             event.psn = *newest + i64::from(event.packet.psn().distance(wrapped(*newest)));
-            if event.packet.is_request() {
+            // What is damaged may have any PSN.
+            if event.packet.is_request() && event.packet.icrc_is_right {
                 *newest = (*newest).max(event.psn);
             }
         }
+    }
+
+    /// Finds packets that the network delivered twice: the same to the last bit, from a host that numbers
+    /// its packets. Of one that does not nobody can tell.
+    fn find_copies(&mut self, numbering: &HashMap<Gid, Option<u16>>) {
+        let numbers = self.ends.map(|end| numbering.get(&end.gid) == Some(&None));
+        let mut seen: HashMap<_, usize> = HashMap::new();
+        let mut copies = Vec::new();
+        for (index, event) in self.events.iter().enumerate().filter(|(_, event)| numbers[event.from]) {
+            let packet = &event.packet;
+            let key = (event.from, packet.identification(), event.psn, packet.icrc_bytes());
+            match seen.insert(key, index) {
+                Some(before) if self.events[before].packet.is_same_as(packet) => copies.push(index),
+                _ => {}
+            }
+        }
+        copies.into_iter().for_each(|index| self.events[index].copy = true);
     }
 
     fn find_path_mtu(&mut self, given: &Given) {
@@ -346,6 +368,12 @@ impl Conversation {
         })
     }
 
+    /// Whether an end speaks RoCE v1, as its first packet does, or the first that it got.
+    pub(super) fn is_roce_v1(&self, end: usize) -> bool {
+        let first = self.events.iter().find(|event| event.from == end).or(self.events.first());
+        first.is_some_and(|event| event.packet.is_roce_v1())
+    }
+
     /// How many PSNs a request takes up.
     pub(super) fn span(&self, request: &Seen) -> i64 {
         match (request.opcode.operation(), request.reth) {
@@ -357,9 +385,6 @@ impl Conversation {
 
 /// What is asked for again was sent among so many packets.
 const LOOK_BACK: usize = 8192;
-
-/// A request so far from the one before is of another connection between queue pairs of the same numbers.
-const FAR: u32 = 1 << 20;
 
 /// How a path MTU is known that is not known.
 const GUESSED: &str = "taken for granted";
@@ -432,59 +457,35 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
     setups
 }
 
-/// The queue pair that a flow of a connection comes from: by the connection manager, as given, or as
-/// the responses answer the requests.
-fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given) -> HashMap<Flow, Qpn> {
-    let mut votes: HashMap<(Flow, Qpn), u64> = HashMap::new();
-    // By the two hosts, the flow and the PSN: where the request was seen last.
-    let mut requests: HashMap<(Gid, Gid, Psn), Vec<(usize, Qpn)>> = HashMap::new();
-    for (index, packet) in packets.iter().enumerate() {
-        let to = packet.bth.dest_qpn();
-        if packet.service() != Service::Rc {
-            continue;
-        }
-        let (here, there, psn) = (packet.source, packet.destination, packet.psn());
-        if packet.is_request() {
-            requests.entry((here, there, psn)).or_default().push((index, to));
-        } else if packet.is_response() {
-            let candidates = requests.get(&(there, here, psn));
-            let Some((_, asked)) = candidates.and_then(|list| list.last()) else { continue };
-            let flow = (here, there, to, Service::Rc);
-            // A port of the same number both ways is a hash of both queue pairs, more often than not.
-            let same_port = packets[..index].iter().rev().take(256).any(|p| {
-                p.source == there && p.bth.dest_qpn() == *asked && p.source_port == packet.source_port
-            });
-            *votes.entry((flow, *asked)).or_default() += if same_port { 4 } else { 1 };
+/// The hosts that send over IPv4, with the identification that all their packets have, or none if they differ.
+fn numbering(packets: &[Rc<Seen>]) -> HashMap<Gid, Option<u16>> {
+    let mut hosts = HashMap::new();
+    for packet in packets {
+        if let Some(number) = packet.identification() {
+            let known = hosts.entry(packet.source).or_insert(Some(number));
+            *known = known.filter(|known| *known == number);
         }
     }
-    let mut partners: HashMap<Flow, Qpn> = HashMap::new();
-    let mut tie = |a: (Gid, Qpn), b: (Gid, Qpn), service: Service| {
-        let (there, back) = ((a.0, b.0, b.1, service), (b.0, a.0, a.1, service));
-        if !partners.contains_key(&there) && !partners.contains_key(&back) {
-            partners.insert(there, a.1);
-            partners.insert(back, b.1);
-        }
-    };
+    hosts
+}
+
+/// The queue pairs that the flows of connections come from: as given, by the connection manager, or as the
+/// packets tell.
+fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given) -> Pairing {
+    let mut pairing = Pairing::default();
     for (a, b) in &given.pairs {
         let mut flows = packets.iter().filter(|p| p.bth.dest_qpn() == *b || p.bth.dest_qpn() == *a);
         if let Some(p) = flows.next() {
             let (to_a, to_b) =
                 if p.bth.dest_qpn() == *a { (p.destination, p.source) } else { (p.source, p.destination) };
-            tie((to_a, *a), (to_b, *b), p.service());
+            pairing.tie((to_a, *a), (to_b, *b), p.service());
         }
     }
     for setup in setups {
         for service in [Service::Rc, Service::Uc] {
-            tie(setup.ends[0], setup.ends[1], service);
+            pairing.tie(setup.ends[0], setup.ends[1], service);
         }
     }
-    let mut ranked: Vec<_> = votes.into_iter().collect();
-    ranked.sort_by_key(|(((here, there, to, _), asked), votes)| {
-        (std::cmp::Reverse(*votes), here.0, there.0, to.value(), asked.value())
-    });
-    for (((here, there, to, service), asked), _) in ranked {
-        // The flow `here` > `there` to `to` answers requests to `asked`, so that it comes from there.
-        tie((here, asked), (there, to), service);
-    }
-    partners
+    pairing.find(packets);
+    pairing
 }

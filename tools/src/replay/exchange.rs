@@ -61,6 +61,11 @@ impl Exchange {
         self.messages.len()
     }
 
+    /// Messages that arrived whole.
+    pub(super) fn judged(&self) -> usize {
+        self.messages.iter().filter(|message| message.icrc_is_right).count()
+    }
+
     /// Judges both hosts, in their order.
     pub(super) fn judge(&self) -> [Judged; 2] {
         let mut judged = [Judged::default(), Judged::default()];

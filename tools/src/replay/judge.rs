@@ -33,6 +33,8 @@ pub(super) struct Measured {
     pub(super) requests: u64,
     pub(super) responses: u64,
     pub(super) cnps: u64,
+    /// Packets that came out of the network more often than it sent them.
+    pub(super) copies: u64,
     /// Packets that came marked by a switch.
     pub(super) marked: u64,
     pub(super) naks: u64,
@@ -112,6 +114,9 @@ impl Judge<'_> {
         let packet = &event.packet;
         if event.from != self.side {
             self.measured.marked += u64::from(packet.is_marked());
+            if packet.is_request() && packet.icrc_is_right {
+                self.responder.asked(event.psn + self.of.span(packet) - 1);
+            }
             if event.lost {
                 return;
             }
@@ -122,6 +127,10 @@ impl Judge<'_> {
             } else if packet.is_response() {
                 self.response_came(event);
             }
+            return;
+        }
+        if event.copy {
+            self.measured.copies += 1;
             return;
         }
         if !packet.icrc_is_right {
@@ -151,6 +160,13 @@ impl Judge<'_> {
     /// What every packet must be.
     fn header(&mut self, packet: &Seen) {
         let (opcode, frame) = (packet.opcode, packet.frame);
+        if !self.strict && packet.is_roce_v1() != self.of.is_roce_v1(self.side) {
+            self.lawful(
+                Rule::Encapsulation,
+                frame,
+                "RoCE v1 and v2 on one connection: a ConnectX takes both",
+            );
+        }
         if !packet.pad_fits && !packet.is_cnp() {
             let text = format!("pad {} behind {} bytes", packet.bth.pad(), packet.payload().len());
             self.violation(Rule::Pad, frame, text);
@@ -191,13 +207,18 @@ impl Judge<'_> {
 
 /// The first PSN of the requests of an end.
 fn oldest(events: &[Event], end: usize) -> Option<i64> {
-    events.iter().filter(|event| event.from == end && event.packet.is_request()).map(|event| event.psn).min()
+    requests(events, end).map(|event| event.psn).min()
 }
 
 /// The last PSN that the requests of an end take up.
 fn newest(of: &Conversation, events: &[Event], end: usize) -> Option<i64> {
-    let requests = events.iter().filter(|event| event.from == end && event.packet.is_request());
-    requests.map(|event| event.psn + of.span(&event.packet) - 1).max()
+    requests(events, end).map(|event| event.psn + of.span(&event.packet) - 1).max()
+}
+
+/// The requests of an end that are not damaged.
+fn requests(events: &[Event], end: usize) -> impl Iterator<Item = &Event> {
+    let is_whole = |packet: &Seen| packet.is_request() && packet.icrc_is_right;
+    events.iter().filter(move |event| event.from == end && is_whole(&event.packet))
 }
 
 /// Whether a request asks for what another one asks for, or for the rest of it behind `done` bytes.

@@ -1,18 +1,22 @@
 //! One queue pair of the engine, in the place of a recorded one.
 
+mod completion;
+
+use std::cmp::Ordering;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
 use ferroce::wire::{Operation, Service};
 use ferroce::{
     Access, AddressVector, Context, Cq, Data, Destination, GidEntry, MacAddr, Memory, Mr, Pd, Qp, QpConfig,
-    QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags,
-    SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    QpState, QpType, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 
 use super::conversation::{Conversation, Event, wrapped};
-use super::message::{Message, Messages};
+use super::message::Messages;
 use super::packet::Seen;
+use super::place::Place;
 use super::play::{DEPTH, Played};
 use super::recorded::{ack_timeout, permissions, refused_as_too_long, rnr_timer};
 use super::rule::{Finding, Rule, Weight};
@@ -54,6 +58,19 @@ pub(super) struct Lane<'a> {
     pub(super) played: Played,
 }
 
+/// How a request stands to those that the engine has carried out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    /// It is an atomic that was answered before.
+    Done,
+    /// It came before, and may have found no receive.
+    Again,
+    /// It is the next.
+    Due,
+    /// Something before it is missing.
+    Ahead,
+}
+
 /// Marks the receives among the work request's numbers.
 const RECEIVE: u64 = 1 << 63;
 /// From here on, numbers for queue pairs that nothing was sent to.
@@ -64,11 +81,12 @@ impl<'a> Lane<'a> {
     pub(super) fn new(
         context: &mut Context,
         (pd, cq): (Pd, Cq),
-        (index, of): (usize, &'a Conversation),
-        end: usize,
+        of: &'a Conversation,
+        place: Place,
         (number, far): (u32, MacAddr),
         timeout: Option<u8>,
     ) -> Result<Lane<'a>, Failure> {
+        let end = place.end;
         let (own, theirs) = (Messages::posted(of, end), of.messages[1 - end].clone());
         let start = |whose: usize, messages: &Messages| {
             let agreed = of.agreed.map(|agreed| i64::from(agreed.start[whose].value()));
@@ -164,8 +182,7 @@ impl<'a> Lane<'a> {
             answered: 0,
             newest: starts.map(|start| start - 1),
             played: Played {
-                conversation: index,
-                end,
+                place,
                 events: Vec::new(),
                 findings: Vec::new(),
                 compared: (0, 0),
@@ -200,9 +217,14 @@ impl<'a> Lane<'a> {
         Ok(())
     }
 
-    /// Whether the engine has carried out a request of theirs, if it is an atomic, and whether it is due.
-    pub(super) fn standing(&self, psn: i64) -> (bool, bool) {
-        (self.atomics.contains(&psn), psn == self.due)
+    /// Where a request of theirs comes at the engine.
+    pub(super) fn standing(&self, psn: i64) -> Standing {
+        match psn.cmp(&self.due) {
+            _ if self.atomics.contains(&psn) => Standing::Done,
+            Ordering::Less => Standing::Again,
+            Ordering::Equal => Standing::Due,
+            Ordering::Greater => Standing::Ahead,
+        }
     }
 
     /// Notes that one of their packets reached the engine.
@@ -218,7 +240,13 @@ impl<'a> Lane<'a> {
             }
         }
         let packet = Rc::clone(&event.packet);
-        self.played.events.push(Event { from: event.from, packet, psn: event.psn, lost: event.lost });
+        self.played.events.push(Event {
+            from: event.from,
+            packet,
+            psn: event.psn,
+            lost: event.lost,
+            copy: event.copy,
+        });
     }
 
     /// Whether the engine has not sent all that was posted, and still may.
@@ -393,144 +421,13 @@ impl<'a> Lane<'a> {
         if packet.is_response() && !packet.is_nak() {
             self.newest_answer = self.newest_answer.max(Some(psn));
         }
-        self.played.events.push(Event { from: self.end, packet: Rc::new(packet), psn, lost: false });
-    }
-
-    /// Compares what has arrived with what was sent.
-    pub(super) fn completed(&mut self, context: &mut Context, wc: &WorkCompletion) -> Result<(), Failure> {
-        let number = (wc.wr_id & !RECEIVE) as usize;
-        let mtu = self.of.path_mtu.bytes() as usize;
-        let received = wc.wr_id & RECEIVE != 0;
-        let messages = if received { &self.theirs } else { &self.own };
-        let Some(message) = messages.list.get(number).cloned() else {
-            return Ok(());
-        };
-        let frame = message.frame;
-        let (offset, _) = self.sinks[if received { self.own.list.len() + number } else { number }];
-        if received {
-            if wc.status != WcStatus::Success {
-                return Ok(());
-            }
-            let area = self.header_area();
-            let (payload, whole) = message.payload(mtu);
-            let immediate = message.tail().and_then(|packet| packet.immediate);
-            if wc.opcode == WcOpcode::Recv && wc.byte_len as usize != payload.len() + area {
-                let text = format!("{} bytes received of a SEND of {}", wc.byte_len, payload.len() + area);
-                self.fault(Rule::Data, frame, text);
-            } else if wc.immediate != immediate {
-                let text = format!("immediate {:?} received, {immediate:?} was sent", wc.immediate);
-                self.fault(Rule::Data, frame, text);
-            } else if wc.opcode == WcOpcode::Recv && whole {
-                self.compare(context, offset + area as u64, &payload, frame, "received")?;
-            }
-            return Ok(());
-        }
-        if wc.status != WcStatus::Success {
-            self.failed(wc.status, &message);
-            return Ok(());
-        }
-        if wc.opcode == WcOpcode::RdmaRead
-            && let Some(expected) = self.read_data(&message)
-        {
-            self.compare(context, offset, &expected, frame, "read")?;
-        }
-        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd) {
-            let answers = self.of.events.iter().filter(|event| event.from != self.end);
-            let original = answers.filter(|e| e.psn == message.first).find_map(|e| e.packet.original);
-            if let Some(original) = original {
-                self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
-            }
-        }
-        Ok(())
-    }
-
-    /// A work request of ours has ended in error; what is behind it goes no further.
-    fn failed(&mut self, status: WcStatus, message: &Message) {
-        let first = self.played.given_up.map_or(message.first, |given_up| given_up.min(message.first));
-        self.played.given_up = Some(first);
-        self.played.dead_from.get_or_insert(self.played.events.len());
-        let (weight, text) = match status {
-            // The first error flushes the rest.
-            WcStatus::WrFlushErr => return,
-            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => (
-                Weight::Lawful,
-                format!("{status:?}: the recorded answers are to the recorded end's own repeats"),
-            ),
-            // The judge says so of the other end.
-            WcStatus::LocQpOpErr | WcStatus::BadRespErr | WcStatus::LocLenErr => {
-                (Weight::Lawful, format!("the recorded answer is refused: {status:?}"))
-            }
-            _ if self.of.refused(1 - self.end, i64::MIN, message.last).is_some() => return,
-            _ => (Weight::Violation, format!("the work request ended with {status:?}")),
-        };
-        self.played.findings.push(Finding { rule: Rule::Completion, weight, frame: message.frame, text });
-    }
-
-    /// What the responses to a READ brought, if all of them were recorded.
-    fn read_data(&self, message: &Message) -> Option<Vec<u8>> {
-        let (_, _, len) = message.remote()?;
-        let mut data = vec![None; (message.last - message.first + 1) as usize];
-        for event in &self.of.events {
-            let is_response = event.packet.opcode.operation() == Operation::ReadResponse;
-            if event.from != self.end && is_response && !event.lost {
-                let place = usize::try_from(event.psn - message.first).ok();
-                if let Some(slot) = place.and_then(|place| data.get_mut(place)) {
-                    slot.get_or_insert(Rc::clone(&event.packet));
-                }
-            }
-        }
-        let mut bytes = Vec::with_capacity(len as usize);
-        for packet in data {
-            bytes.extend_from_slice(packet?.payload());
-        }
-        (bytes.len() as u64 == len).then_some(bytes)
-    }
-
-    fn compare(
-        &mut self,
-        context: &Context,
-        offset: u64,
-        expected: &[u8],
-        frame: u64,
-        what: &str,
-    ) -> Result<(), Failure> {
-        let bytes = context.bytes(self.mr()?)?;
-        let found = bytes.get(offset as usize..).and_then(|rest| rest.get(..expected.len()));
-        match found.and_then(|found| found.iter().zip(expected).position(|(a, b)| a != b)) {
-            None => {
-                self.played.compared.0 += 1;
-                self.played.compared.1 += expected.len() as u64;
-            }
-            Some(at) => {
-                let text = format!("byte {at} of {} {what} is not what was recorded", expected.len());
-                self.fault(Rule::Data, frame, text);
-            }
-        }
-        Ok(())
-    }
-
-    /// Their WRITEs that the engine has acknowledged since the last time.
-    pub(super) fn newly_answered(&mut self) -> Vec<(u64, RKey, u64, Vec<u8>)> {
-        let theirs = &self.theirs;
-        let mtu = self.of.path_mtu.bytes() as usize;
-        let Some(newest) = self.newest_answer else { return Vec::new() };
-        let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
-        // Only what ended in this very turn: since then nobody else has written there.
-        let turn = self.turn;
-        let ended = &self.ended;
-        let fresh = theirs.list[self.answered..until].iter();
-        let written = fresh.filter(|message| {
-            let last =
-                ended.iter().rev().take_while(|(_, at)| *at == turn).any(|(psn, _)| *psn == message.last);
-            last && message.operation() == Some(Operation::Write) && message.is_whole()
+        self.played.events.push(Event {
+            from: self.end,
+            packet: Rc::new(packet),
+            psn,
+            lost: false,
+            copy: false,
         });
-        let answered = written.filter_map(|message| {
-            let (addr, rkey, _) = message.remote()?;
-            Some((message.frame, rkey, addr, message.payload(mtu).0))
-        });
-        let answered = answered.collect();
-        self.answered = until;
-        answered
     }
 }
 
@@ -546,7 +443,7 @@ fn address(context: &Context, of: &Conversation, end: usize, far: MacAddr) -> Re
         return Err(Failure::run(format!("{} is a multicast group; such datagrams are not replayed", gid)));
     }
     let first = of.events.iter().find(|event| event.from == end);
-    let is_v1 = of.events.iter().any(|event| event.packet.source_port.is_none());
+    let is_v1 = of.is_roce_v1(end);
     let own = |entry: &GidEntry| entry.gid == of.ends[end].gid && entry.roce_v1 == is_v1;
     let gids = &context.port().gids;
     let sgid_index = gids.iter().position(own).ok_or_else(|| Failure::run("an end without address"))?;

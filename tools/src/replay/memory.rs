@@ -6,7 +6,9 @@ use ferroce::wire::Operation;
 use ferroce::{Access, Context, Memory, Mr, Pd, RKey};
 
 use super::conversation::Conversation;
+use super::lane::Standing;
 use super::message::Message;
+use super::place::Place;
 use super::rule::{Finding, Rule, Weight};
 use crate::failure::{Failure, OrFail};
 
@@ -53,13 +55,13 @@ impl Exposed {
         context: &mut Context,
         pd: Pd,
         conversations: &[Conversation],
-        places: &[(usize, usize)],
+        places: &[Place],
     ) -> Result<Exposed, Failure> {
         let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
         // What was refused under a key may have been refused again, behind the end of the capture.
         let mut refused: Vec<RKey> = Vec::new();
-        for (index, end) in places {
-            let of = &conversations[*index];
+        for Place { conversation, end } in places {
+            let of = &conversations[*conversation];
             let keys = of.messages[1 - end]
                 .list
                 .iter()
@@ -67,8 +69,8 @@ impl Exposed {
                 .filter_map(Message::remote);
             refused.extend(keys.map(|(_, rkey, _)| rkey));
         }
-        for (index, end) in places {
-            let of = &conversations[*index];
+        for Place { conversation, end } in places {
+            let of = &conversations[*conversation];
             for message in &of.messages[1 - end].list {
                 let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey));
                 if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {
@@ -154,27 +156,31 @@ impl Exposed {
     }
 
     /// Puts in place what the recorded end's memory held when a READ or an atomic came: its answer tells.
-    /// `is_done`: the engine has carried it out before; `in_turn`: it does so now.
     pub(super) fn prepare(
         &self,
         context: &mut Context,
         of: &Conversation,
         index: usize,
-        (is_done, in_turn): (bool, bool),
+        standing: Standing,
         findings: &mut Vec<Finding>,
     ) -> Result<(), Failure> {
+        if standing == Standing::Ahead {
+            return Ok(()); // the engine drops it, and what is before it still has to find its memory
+        }
         let request = &of.events[index];
         let packet = &request.packet;
         let end = 1 - request.from;
         if let Some(atomic) = packet.atomic {
             // All answers to it are the same, and the one to this packet may be missing.
-            let mut answers = of.events.iter().filter(|event| event.from == end);
+            let mut answers = of.events.iter().filter(|e| e.from == end && e.packet.icrc_is_right);
             let original =
                 answers.find_map(|event| event.packet.original.filter(|_| event.psn == request.psn));
-            if let (false, Some(original)) = (is_done, original) {
+            if let Some(original) = original.filter(|_| standing != Standing::Done) {
                 let before = self.put(context, atomic.rkey(), atomic.va(), &original.to_ne_bytes())?;
                 let blank = u64::from_ne_bytes([BLANK; 8]);
-                if let Some(before) = before.filter(|before| in_turn && ![original, blank].contains(before)) {
+                if let Some(before) =
+                    before.filter(|before| standing == Standing::Due && ![original, blank].contains(before))
+                {
                     let text = format!(
                         "an atomic found {original:#x} where the packets before left {before:#x}: \
                          somebody else wrote there, or one was carried out twice"

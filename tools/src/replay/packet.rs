@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use ferroce::wire::{
-    Aeth, AtomicEth, Bth, Deth, Feth, NetworkHeader, Opcode, Operation, PKEY_DEFAULT, Packet, ParseError,
-    Position, Reth, Service,
+    Aeth, AtomicEth, Bth, Deth, Feth, ICRC_LEN, NetworkHeader, Opcode, Operation, PKEY_DEFAULT, Packet,
+    ParseError, Position, Reth, Service,
 };
 use ferroce::{Gid, Nanos, Psn, RKey};
 
@@ -44,7 +44,7 @@ impl Seen {
         let network = packet.network();
         let extensions = packet.opcode.extensions_len();
         let start = packet.header.bth_start() + Bth::LEN + extensions;
-        let len = packet.covered().len() + ferroce::wire::ICRC_LEN;
+        let len = packet.covered().len() + ICRC_LEN;
         Ok(Seen {
             frame,
             at,
@@ -68,6 +68,37 @@ impl Seen {
             payload: start..start + packet.payload.len(),
             bytes: bytes[..len].to_vec(),
         })
+    }
+
+    pub(super) fn is_roce_v1(&self) -> bool {
+        self.header == NetworkHeader::Grh
+    }
+
+    /// Extension headers and payload.
+    pub(super) fn contents(&self) -> &[u8] {
+        &self.bytes[self.header.bth_start() + Bth::LEN..self.payload.end]
+    }
+
+    /// The IPv4 identification.
+    pub(super) fn identification(&self) -> Option<u16> {
+        let bytes = self.bytes.get(4..6).filter(|_| self.header == NetworkHeader::Ipv4)?;
+        Some(u16::from_be_bytes([bytes[0], bytes[1]]))
+    }
+
+    /// Whether its sender sent it after another one, as far as the identifications tell.
+    pub(super) fn was_sent_behind(&self, other: &Seen) -> bool {
+        let numbers = self.identification().zip(other.identification());
+        numbers.is_some_and(|(here, there)| (1..1 << 15).contains(&here.wrapping_sub(there)))
+    }
+
+    pub(super) fn icrc_bytes(&self) -> &[u8] {
+        &self.bytes[self.bytes.len() - ICRC_LEN..]
+    }
+
+    /// Whether all that no router changes is the same.
+    pub(super) fn is_same_as(&self, other: &Seen) -> bool {
+        let (here, there) = (self.header.bth_start(), other.header.bth_start());
+        self.identification() == other.identification() && self.bytes[here..] == other.bytes[there..]
     }
 
     pub(super) fn payload(&self) -> &[u8] {

@@ -11,6 +11,8 @@ use super::judge::Strict;
 use super::lane::Lane;
 use super::memory::{Exposed, Found};
 use super::packet::Seen;
+use super::place::Place;
+use super::progress::Progress;
 use super::recorded::receive_times;
 use super::rule::{Finding, Rule};
 use super::translation::translated;
@@ -19,10 +21,8 @@ use crate::failure::Failure;
 /// What the engine did in the place of an end.
 #[derive(Debug)]
 pub(super) struct Played {
-    /// Index of the conversation.
-    pub(super) conversation: usize,
-    /// Which end the engine was.
-    pub(super) end: usize,
+    /// Whose place the engine took.
+    pub(super) place: Place,
     /// What reached the engine, and what it sent, in order.
     pub(super) events: Vec<Event>,
     pub(super) findings: Vec<Finding>,
@@ -51,13 +51,19 @@ pub(super) type Counts = Vec<(&'static str, u64)>;
 /// Puts one engine in all `places`: conversations, and which end of them it is.
 pub(super) fn play(
     conversations: &[Conversation],
-    places: &[(usize, usize)],
+    places: &[Place],
     timeout: Option<u8>,
+    progress: &mut Progress,
 ) -> Result<(Vec<Played>, Counts), Failure> {
+    if places.is_empty() {
+        return Ok((Vec::new(), Counts::new()));
+    }
     let mut stage = Stage::new(conversations, places, timeout)?;
     let mut steps = stage.steps();
     steps.sort_by_key(|step| (step.at, step.what.rank(), step.order));
-    for step in steps {
+    let count = steps.len();
+    for (number, step) in steps.into_iter().enumerate() {
+        progress.tell(|| format!("the engine has taken {number} of {count} steps"));
         stage.run_until(step.at)?;
         stage.carry_out(&step)?;
         stage.settle(step.frame)?;
@@ -118,13 +124,13 @@ impl What {
 impl<'a> Stage<'a> {
     fn new(
         conversations: &'a [Conversation],
-        places: &[(usize, usize)],
+        places: &[Place],
         timeout: Option<u8>,
     ) -> Result<Stage<'a>, Failure> {
         let ends = |other: bool| {
             let mut addresses: Vec<IpAddr> = Vec::new();
-            for (index, end) in places {
-                let ends = &conversations[*index].ends;
+            for Place { conversation, end } in places {
+                let ends = &conversations[*conversation].ends;
                 let address = ends[if other { 1 - end } else { *end }].gid.to_ip();
                 if !addresses.contains(&address) {
                     addresses.push(address);
@@ -135,13 +141,16 @@ impl<'a> Stage<'a> {
         let switch = Switch::new(SwitchConfig { mtu: MTU, depth: 4096 })?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
-        let is_v1 = |c: &Conversation| c.events.iter().any(|e| e.packet.source_port.is_none());
+        // Each end has one of its own, and each message may name another one.
+        let named = |place: &Place| conversations[place.conversation].messages[1 - place.end].list.len() + 1;
+        let regions = places.iter().map(named).sum::<usize>() + 1;
+        let is_v1 = |place: &Place| conversations[place.conversation].is_roce_v1(place.end);
         let config = Config {
             seed: Some(SEED),
-            roce_v1: conversations.iter().any(is_v1),
+            roce_v1: places.iter().any(is_v1),
             max_qps: places.len() as u32 + 1,
             max_ahs: places.len() as u32 + 1,
-            max_mrs: 1 << 16,
+            max_mrs: u32::try_from(regions).unwrap_or(u32::MAX).clamp(16, 1 << 16),
             window: 1 << 20,
             ..Config::default()
         };
@@ -151,10 +160,10 @@ impl<'a> Stage<'a> {
         let exposed = Exposed::new(&mut context, pd, conversations, places)?;
         let mut stage =
             Stage { context, far, near_mac, far_mac, cq, lanes: Vec::new(), exposed, now: Nanos::ZERO };
-        for (index, end) in places {
-            let of = &conversations[*index];
+        for place in places {
+            let of = &conversations[place.conversation];
             let number = (stage.lanes.len() as u32, MacAddr(far_mac));
-            let lane = Lane::new(&mut stage.context, (pd, cq), (*index, of), *end, number, timeout)?;
+            let lane = Lane::new(&mut stage.context, (pd, cq), of, *place, number, timeout)?;
             stage.lanes.push(lane);
         }
         Ok(stage)
@@ -217,7 +226,9 @@ impl<'a> Stage<'a> {
                     standing,
                     &mut lane.played.findings,
                 )?;
-                let frame = translated(&event.packet, lane.qpn, &self.exposed, self.near_mac, self.far_mac);
+                let macs = [self.near_mac, self.far_mac];
+                let is_v1 = lane.of.is_roce_v1(lane.end);
+                let frame = translated(&event.packet, lane.qpn, &self.exposed, macs, is_v1);
                 let mut frame = Some(frame);
                 self.far.tx_burst(self.now, &mut |room: &mut [u8]| {
                     let frame = frame.take()?;

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::IpAddr;
+use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::Capture;
+use super::capture::Capture;
 use super::conversation::Conversation;
 use super::exchange::{Exchange, Judged};
 use super::judge::{Measured, hex};
@@ -24,6 +25,17 @@ pub(super) struct Report {
     /// With an opcode that is a manufacturer's.
     foreign: usize,
     unreadable: u64,
+    /// RoCE packets that can't be checked, by the reason.
+    unchecked: BTreeMap<&'static str, u64>,
+    /// Frames that were not looked into, by what a packet would travel in.
+    unopened: BTreeMap<&'static str, u64>,
+    /// Packets whose ICRC is wrong.
+    damaged: usize,
+    /// Conversations whose two ends may not belong together.
+    guessed: usize,
+    /// Packets that somebody is judged by.
+    #[serde(skip)]
+    judged: usize,
     conversations: Vec<ConversationReport>,
     /// What each engine counted, by the address that it had.
     counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
@@ -33,6 +45,7 @@ pub(super) struct Report {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Verdict {
+    NothingToJudge,
     NotPlayed,
     Conforms,
     DiffersLawfully,
@@ -66,6 +79,8 @@ struct Group {
 
 impl Report {
     pub(super) fn new(capture: &Capture, conversations: &[Conversation]) -> Report {
+        let judged = conversations.iter().filter(|conversation| !conversation.is_guessed);
+        let judged = judged.flat_map(|c| &c.events).filter(|event| event.packet.icrc_is_right).count();
         let reports = conversations.iter().map(|conversation| {
             let name = |end: usize| {
                 let qpn = conversation.ends[end].qpn.map_or("?".to_owned(), |qpn| qpn.to_string());
@@ -91,6 +106,9 @@ impl Report {
                 conversation.path_mtu.bytes(),
                 conversation.path_mtu_from
             );
+            if conversation.is_guessed {
+                title.push_str(", pairing guessed, not judged; --pair tells");
+            }
             if let Some((frame, opcode)) = conversation.foreign {
                 let _ =
                     write!(title, ", judged up to frame {frame}: opcode {opcode:#04x} is a manufacturer's");
@@ -105,9 +123,14 @@ impl Report {
             roce_packets: capture.packets.len(),
             foreign: capture.foreign.len(),
             unreadable: capture.unreadable,
+            unchecked: capture.unchecked.clone(),
+            unopened: capture.unopened.clone(),
+            damaged: capture.packets.iter().filter(|packet| !packet.icrc_is_right).count(),
+            guessed: conversations.iter().filter(|conversation| conversation.is_guessed).count(),
+            judged,
             conversations: reports.collect(),
             counters: Vec::new(),
-            verdict: Verdict::Conforms,
+            verdict: Verdict::NothingToJudge,
         }
     }
 
@@ -129,6 +152,7 @@ impl Report {
                 EndReport::new(format!("{host} as recorded"), said, findings, Vec::new())
             })
             .collect();
+        self.judged += exchange.judged();
         self.verdict = ends.iter().map(|end| end.verdict).fold(self.verdict, Verdict::max);
         self.conversations.push(ConversationReport { title, ends });
     }
@@ -137,27 +161,46 @@ impl Report {
         self.counters.push((role, counters.into_iter().collect()));
     }
 
-    pub(super) fn violations(&self) -> usize {
-        let ends = self.conversations.iter().flat_map(|conversation| &conversation.ends);
-        ends.filter(|end| end.verdict == Verdict::Violates).count()
+    /// Whatever was found, without a packet to judge it is nothing.
+    fn verdict(&self) -> Verdict {
+        if self.judged == 0 { Verdict::NothingToJudge } else { self.verdict.max(Verdict::Conforms) }
     }
 
-    pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
+    pub(super) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self.verdict() {
+            Verdict::Violates => 1,
+            Verdict::NothingToJudge => 3,
+            Verdict::NotPlayed | Verdict::Conforms | Verdict::DiffersLawfully => 0,
+        })
+    }
+
+    pub(super) fn print(&mut self, json: bool) -> Result<(), Failure> {
+        self.verdict = self.verdict();
         if json {
             let text = serde_json::to_string_pretty(self);
             return say!("{}", text.map_err(|error| Failure::run(error.to_string()))?);
+        }
         }
         say!("{}", self.text().trim_end_matches('\n'))
     }
 
     fn text(&self) -> String {
-        let packets = self.roce_packets as u64 + self.foreign as u64 + self.unreadable;
+        let packets = self.roce_packets as u64
+            + self.foreign as u64
+            + self.unreadable
+            + self.unchecked.values().sum::<u64>();
         let mut text = format!("{} frames, {packets} RoCE packets", self.frames);
         if self.foreign > 0 {
             let _ = write!(text, ", {} with a manufacturer's opcode", self.foreign);
         }
         if self.unreadable > 0 {
-            let _ = write!(text, ", {} cut short or in contradiction with themselves", self.unreadable);
+            let _ = write!(text, ", {} in contradiction with themselves", self.unreadable);
+        }
+        for (reason, count) in &self.unchecked {
+            let _ = write!(text, ", {count} unchecked: {reason}");
+        }
+        for (name, count) in &self.unopened {
+            let _ = write!(text, ", {count} frames not opened: {name}");
         }
         text.push('\n');
         for conversation in &self.conversations {
@@ -188,7 +231,18 @@ impl Report {
                 let _ = writeln!(text, "ferroce as {role} counted: {}", shown.join(", "));
             }
         }
-        let _ = writeln!(text, "{}", self.verdict.text());
+        let _ = write!(text, "{}", self.verdict.text());
+        if self.verdict == Verdict::NothingToJudge {
+            let _ = write!(text, ": no RoCE packet that can be judged");
+            if self.damaged > 0 {
+                let _ = write!(text, "; the ICRC of {} is wrong, `ferroce dissect` tells why", self.damaged);
+            }
+            if self.guessed > 0 {
+                let _ =
+                    write!(text, "; the pairing of {} conversations is guessed, --pair tells", self.guessed);
+            }
+        }
+        text.push('\n');
         text
     }
 }
@@ -218,6 +272,7 @@ impl Verdict {
 
     fn text(self) -> &'static str {
         match self {
+            Verdict::NothingToJudge => "nothing to judge",
             Verdict::NotPlayed => "not played",
             Verdict::Conforms => "conforms",
             Verdict::DiffersLawfully => "differs lawfully",
@@ -245,7 +300,7 @@ impl EndReport {
         findings: Vec<Finding>,
         measured: &Measured,
     ) -> EndReport {
-        let who = format!("ferroce as {}", of.ends[played.end].gid.to_ip());
+        let who = format!("ferroce as {}", of.ends[played.place.end].gid.to_ip());
         let (messages, bytes) = played.compared;
         let mut summary = counts(measured);
         let _ = write!(summary, "; {} posted, {messages} compared in memory ({bytes} bytes)", played.posted);
@@ -286,6 +341,7 @@ fn counts(measured: &Measured) -> String {
         (measured.naks, "NAKs"),
         (measured.rnr_naks, "RNR NAKs"),
         (measured.cnps, "CNPs"),
+        (measured.copies, "copies by the network"),
         (measured.marked, "marked packets came"),
     ];
     for (count, what) in others.into_iter().filter(|(count, _)| *count > 0) {

@@ -72,6 +72,8 @@ pub(super) enum Rule {
     AckRequest,
     MigrationRequest,
     SourcePort,
+    /// RoCE v1 or v2.
+    Encapsulation,
     CreditCode,
     NakCode,
     ReadShape,
@@ -144,6 +146,7 @@ impl Rule {
             Rule::AckRequest => "ack-request",
             Rule::MigrationRequest => "mig-req",
             Rule::SourcePort => "source-port",
+            Rule::Encapsulation => "encapsulation",
             Rule::CreditCode => "credit-code",
             Rule::NakCode => "nak-code",
             Rule::ReadShape => "read-shape",

@@ -1,14 +1,24 @@
 //! A recorded packet as it must be to reach the engine.
 
-use ferroce::Qpn;
-use ferroce::wire::{ICRC_LEN, NetworkHeader, ROCE_V1_ETHERTYPE, icrc};
+use ferroce::wire::{
+    Bth, Encapsulation, FrameBuilder, ICRC_LEN, NetworkHeader, PathAddress, PathHeader, ROCE_V1_ETHERTYPE,
+    icrc, source_port,
+};
+use ferroce::{MacAddr, Qpn};
+use zerocopy::FromBytes;
 
 use super::memory::Exposed;
 use super::packet::Seen;
 
 /// The frame of a packet to the engine's queue pair, with the engine's keys. The ICRC stays
-/// as right or wrong as it was.
-pub(super) fn translated(packet: &Seen, to: Qpn, exposed: &Exposed, near: [u8; 6], far: [u8; 6]) -> Vec<u8> {
+/// as right or wrong as it was. The engine takes one version of RoCE on a connection.
+pub(super) fn translated(
+    packet: &Seen,
+    to: Qpn,
+    exposed: &Exposed,
+    [near, far]: [[u8; 6]; 2],
+    is_v1: bool,
+) -> Vec<u8> {
     let mut bytes = packet.bytes.clone();
     let bth = packet.header.bth_start();
     if to != Qpn::GSI {
@@ -27,6 +37,11 @@ pub(super) fn translated(packet: &Seen, to: Qpn, exposed: &Exposed, near: [u8; 6
     if let Some(rkey) = packet.invalidates {
         bytes[extensions..extensions + 4].copy_from_slice(&exposed.translate_any(rkey).0.to_be_bytes());
     }
+    if packet.is_roce_v1() != is_v1
+        && let Some(frame) = encapsulated(packet, &bytes, [near, far], is_v1)
+    {
+        return frame;
+    }
     let end = bytes.len() - ICRC_LEN;
     if let Some(right) = icrc::compute(packet.header, &bytes[..end]) {
         let icrc = if packet.icrc_is_right { right } else { !right };
@@ -38,4 +53,38 @@ pub(super) fn translated(packet: &Seen, to: Qpn, exposed: &Exposed, near: [u8; 6
         NetworkHeader::Grh => ROCE_V1_ETHERTYPE,
     };
     [&near[..], &far[..], &ethertype.to_be_bytes()[..], &bytes].concat()
+}
+
+/// The same packet, `bytes` from its network header on, in the other version of RoCE.
+fn encapsulated(packet: &Seen, bytes: &[u8], [near, far]: [[u8; 6]; 2], is_v1: bool) -> Option<Vec<u8>> {
+    let path = PathHeader::new(&PathAddress {
+        source_mac: MacAddr(far),
+        destination_mac: MacAddr(near),
+        vlan: None,
+        source: packet.source,
+        destination: packet.destination,
+        encapsulation: match is_v1 {
+            true => Encapsulation::RoceV1,
+            false => Encapsulation::RoceV2 { source_port: source_port(0, Qpn::GSI, Qpn::GSI) },
+        },
+        traffic_class: packet.traffic_class,
+        flow_label: 0,
+        hop_limit: 64,
+        identification: 0,
+    });
+    let bth_start = packet.header.bth_start();
+    let bth = Bth::read_from_bytes(bytes.get(bth_start..bth_start + Bth::LEN)?).ok()?;
+    let (payload, extensions) = (packet.payload(), packet.opcode.extensions_len());
+    let mut frame = vec![0; path.len() + Bth::LEN + extensions + payload.len() + 3 + ICRC_LEN];
+    let mut builder = FrameBuilder::start(&mut frame, &path, bth, payload.len())?;
+    for word in bytes.get(bth_start + Bth::LEN..)?.get(..extensions)?.as_chunks::<4>().0 {
+        builder.put(word);
+    }
+    builder.payload().copy_from_slice(payload);
+    let len = builder.finish();
+    frame.truncate(len);
+    if !packet.icrc_is_right {
+        frame[len - ICRC_LEN..].iter_mut().for_each(|byte| *byte = !*byte);
+    }
+    Some(frame)
 }

@@ -1,4 +1,5 @@
 //! Captures that are taken apart, changed and put together again.
+#![allow(dead_code, reason = "no test program needs all of it")]
 
 use std::path::Path;
 
@@ -82,6 +83,31 @@ impl Frames {
         frame[end..end + ICRC_LEN].copy_from_slice(&right.to_le_bytes());
     }
 
+    /// Changes a frame over IPv4, counted from 1, from its network header on, and makes its ICRC right again.
+    pub(crate) fn edit_network(&mut self, number: usize, change: fn(&mut [u8])) {
+        change(&mut self.0[number - 1].1[ETHERNET..]);
+        self.edit(number, |_| {});
+    }
+
+    /// Puts a GRH in the place of the IPv4 and UDP headers of a frame, counted from 1.
+    pub(crate) fn make_roce_v1(&mut self, number: usize) {
+        let frame = &mut self.0[number - 1].1;
+        let packet = Packet::decode(frame).expect("a RoCE packet");
+        let start = ETHERNET + packet.header.bth_start();
+        let network = packet.network();
+        let transport = frame[start..ETHERNET + packet.covered().len() + ICRC_LEN].to_vec();
+        let mut grh = vec![0x60, 0, 0, 0, 0, 0, 0x1b, 64];
+        grh[4..6].copy_from_slice(&(transport.len() as u16).to_be_bytes());
+        grh.extend(network.source.0);
+        grh.extend(network.destination.0);
+        frame.truncate(ETHERNET - 2);
+        frame.extend([0x89, 0x15]);
+        frame.extend(grh);
+        frame.extend(transport);
+        self.0[number - 1].2 = self.0[number - 1].1.len() as u32;
+        self.edit(number, |_| {});
+    }
+
     /// Takes bytes away from the end of a packet over IPv4, counted from 1, before its ICRC.
     pub(crate) fn shorten(&mut self, number: usize, bytes: usize) {
         let frame = &mut self.0[number - 1].1;
@@ -99,6 +125,95 @@ impl Frames {
         self.0.insert(number, (time + 1000, frame, original));
     }
 
+    /// Makes the ICRC of a frame, counted from 1, wrong.
+    pub(crate) fn damage(&mut self, number: usize) {
+        if let Some(last) = self.0[number - 1].1.last_mut() {
+            *last ^= 0xff;
+        }
+    }
+
+    /// Puts four bytes of options into the IPv4 header of a frame, counted from 1.
+    pub(crate) fn give_options(&mut self, number: usize) {
+        let (_, frame, original) = &mut self.0[number - 1];
+        frame[ETHERNET] = 0x46;
+        let length = u16::from_be_bytes([frame[ETHERNET + 2], frame[ETHERNET + 3]]) + 4;
+        frame[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&length.to_be_bytes());
+        frame.splice(ETHERNET + 20..ETHERNET + 20, [1, 1, 1, 0]);
+        *original += 4;
+    }
+
+    /// Keeps so many bytes of a frame, counted from 1, and says that it had no more.
+    pub(crate) fn cut_silently(&mut self, number: usize, length: usize) {
+        let (_, frame, original) = &mut self.0[number - 1];
+        frame.truncate(length);
+        *original = frame.len() as u32;
+    }
+
+    /// Puts bytes in the place of the EtherType of a frame, counted from 1, and this behind them.
+    pub(crate) fn wrap(&mut self, number: usize, front: &[u8]) {
+        let (_, frame, original) = &mut self.0[number - 1];
+        frame.splice(ETHERNET - 2..ETHERNET - 2, front.iter().copied());
+        *original = frame.len() as u32;
+    }
+
+    /// Puts a frame, counted from 1, into a tunnel.
+    pub(crate) fn tunnel(&mut self, number: usize, tunnel: Tunnel) {
+        let (_, frame, original) = &mut self.0[number - 1];
+        let macs = frame[..12].to_vec();
+        let packet = frame[ETHERNET..].to_vec();
+        let labels = [0, 1, 0x20, 64, 0, 2, 0x31, 64];
+        let udp = |port: u16, front: &[u8]| {
+            let len = (front.len() + frame.len() + 28) as u16;
+            let mut bytes = vec![0x45, 0, 0, 0, 0, 1, 0, 0, 64, 17, 0, 0, 10, 1, 1, 1, 10, 1, 1, 2];
+            bytes[2..4].copy_from_slice(&len.to_be_bytes());
+            bytes.extend([0xc0, 0]);
+            bytes.extend(port.to_be_bytes());
+            bytes.extend((len - 20).to_be_bytes());
+            bytes.extend([0, 0]);
+            bytes.extend(front);
+            bytes
+        };
+        let gre = |header: &[u8]| {
+            let mut outer = udp(0, &[])[..20].to_vec();
+            outer[9] = 47;
+            [&outer, header].concat()
+        };
+        let (kind, front, inner): ([u8; 2], Vec<u8>, &[u8]) = match tunnel {
+            Tunnel::MplsIp => ([0x88, 0x47], labels.to_vec(), &packet),
+            Tunnel::MplsEthernet => ([0x88, 0x47], [&labels[..], &[0; 4]].concat(), frame),
+            Tunnel::Vxlan => ([8, 0], udp(4789, &VXLAN), frame),
+            Tunnel::VxlanInVxlan => {
+                let within = [&VXLAN, &frame[..12], &[8, 0], &udp(4789, &VXLAN)].concat();
+                ([8, 0], udp(4789, &within), frame)
+            }
+            Tunnel::Gre => ([8, 0], gre(&[0x20, 0, 0x65, 0x58, 0, 0, 0, 9]), frame),
+            Tunnel::Erspan => {
+                let header = [0x10, 0, 0x88, 0xbe, 0, 0, 0, 9, 0x10, 0, 0, 0, 0, 0, 0, 0];
+                ([8, 0], gre(&header), frame)
+            }
+        };
+        *frame = [&macs[..], &kind, &front, inner].concat();
+        *original = frame.len() as u32;
+    }
+
+    /// So many frames with the link and network headers of the first, and these transports.
+    pub(crate) fn many(&self, count: u32, transport: impl Fn(u32) -> Vec<u8>) -> Frames {
+        let (time, first, _) = &self.0[0];
+        let frames = (0..count).map(|number| {
+            let mut frame = first[..ETHERNET + 28].to_vec();
+            frame.extend(transport(number));
+            frame.extend([0; ICRC_LEN]);
+            let len = (frame.len() - ETHERNET) as u16;
+            frame[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&len.to_be_bytes());
+            frame[ETHERNET + 24..ETHERNET + 26].copy_from_slice(&(len - 20).to_be_bytes());
+            let len = frame.len() as u32;
+            (time + u64::from(number) * 10_000, frame, len)
+        });
+        let mut frames = Frames(frames.collect());
+        (1..=count as usize).for_each(|number| frames.edit(number, |_| {}));
+        frames
+    }
+
     /// Moves a frame and all behind it to the front by so many nanoseconds.
     pub(crate) fn hurry(&mut self, number: usize, nanoseconds: u64) {
         for (time, ..) in &mut self.0[number - 1..] {
@@ -108,6 +223,23 @@ impl Frames {
 }
 
 const ETHERNET: usize = 14;
+
+/// The header of network 42.
+const VXLAN: [u8; 8] = [8, 0, 0, 0, 0, 0, 42, 0];
+
+/// What a frame can travel in.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Tunnel {
+    MplsIp,
+    MplsEthernet,
+    Vxlan,
+    VxlanInVxlan,
+    Gre,
+    Erspan,
+}
+
+pub(crate) const TUNNELS: [Tunnel; 6] =
+    [Tunnel::MplsIp, Tunnel::MplsEthernet, Tunnel::Vxlan, Tunnel::VxlanInVxlan, Tunnel::Gre, Tunnel::Erspan];
 
 /// A source of numbers that is the same for the same seed.
 pub(crate) struct Random {
@@ -122,6 +254,11 @@ impl Random {
         let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let seed = given.unwrap_or_else(|| since.map_or(1, |since| since.as_nanos() as u64));
         println!("{variable}={seed}");
+        Random { seed, state: seed }
+    }
+
+    /// The same numbers each time.
+    pub(crate) fn fixed(seed: u64) -> Random {
         Random { seed, state: seed }
     }
 

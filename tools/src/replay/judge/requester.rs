@@ -1,6 +1,6 @@
 //! An end as a requester: its requests, and its reaction to NAKs.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -22,8 +22,12 @@ pub(super) struct Requester {
     reads: Vec<(i64, i64, Rc<Seen>)>,
     /// The newest PSN that was acknowledged.
     acked: Option<i64>,
+    /// READs and atomics that are not answered: the next PSN of their answers, and the last.
+    open: VecDeque<(i64, i64)>,
     /// A sequence error NAK that was not reacted to yet.
     asked: Option<(i64, Nanos)>,
+    /// The PSN of the newest one that was: another one of it says nothing new.
+    reacted: Option<i64>,
     /// What was told by RNR NAKs and not repeated yet.
     not_ready: Option<NotReady>,
 }
@@ -132,6 +136,9 @@ impl Judge<'_> {
             if is_read {
                 self.requester.reads.push((psn, psn + span, Rc::clone(packet)));
             }
+            if packet.opcode.is_answered_explicitly() {
+                self.requester.open.push_back((psn, psn + span - 1));
+            }
             let next = self.requester.next.unwrap_or(psn).max(psn + span);
             self.requester.next = Some(next);
         }
@@ -151,6 +158,7 @@ impl Judge<'_> {
     /// A packet is repeated: is it the one that was asked for, and not too early?
     fn reaction(&mut self, packet: &Seen, psn: i64) {
         if let Some((asked, at)) = self.requester.asked.take() {
+            self.requester.reacted = Some(asked);
             self.measured.nak_reaction.push(packet.at.since(at));
             self.measured.go_back_n.1 += 1;
             // A READ or an atomic before it whose answer was lost, or came out of turn, comes first.
@@ -181,23 +189,52 @@ impl Judge<'_> {
     }
 
     pub(super) fn response_came(&mut self, event: &Event) {
+        // What comes before the answer to a READ or an atomic says that this one is lost, and nothing else.
+        if let Some((next, last)) = self.requester.open.front_mut().filter(|_| self.strict) {
+            let is_answer = event.packet.original.is_some()
+                || event.packet.opcode.operation() == Operation::ReadResponse && !event.packet.is_nak();
+            if event.psn > *next || (event.psn == *next && !is_answer && !event.packet.is_nak()) {
+                return;
+            }
+            if event.psn == *next && is_answer {
+                *next += 1;
+                if *next > *last {
+                    self.requester.open.pop_front();
+                }
+            }
+        }
         let Some(syndrome) = event.packet.aeth.and_then(|aeth| aeth.syndrome()) else { return };
+        // Nobody is held to what the network made of one packet.
+        if event.copy && !self.strict {
+            return;
+        }
+        let Requester { next, acked, asked, reacted, not_ready, .. } = &mut self.requester;
+        let (psn, at) = (event.psn, event.packet.at);
         match syndrome {
             Syndrome::Nak(Nak::PsnSequenceError) => {
-                let is_known = self.requester.next.is_some_and(|next| event.psn < next);
-                if is_known && self.requester.not_ready.is_none() {
-                    self.requester.asked = Some((event.psn, event.packet.at));
+                // One that was overtaken names what is acknowledged by now.
+                let is_stale = acked.is_some_and(|acked| psn <= acked) || *reacted == Some(psn);
+                if next.is_some_and(|next| psn < next) && not_ready.is_none() && !is_stale {
+                    *asked = asked.filter(|(asked, _)| *asked == psn).or(Some((psn, at)));
                 }
             }
             Syndrome::RnrNak(timer) => {
-                self.requester.asked = None;
-                let (psn, told) = (event.psn, event.packet.at);
-                let before = self.requester.not_ready.filter(|before| before.psn == psn);
-                let until = (told + timer.duration()).max(before.map_or(Nanos::ZERO, |before| before.until));
-                self.requester.not_ready = Some(NotReady { psn, told, until });
+                *asked = None;
+                let before = not_ready.filter(|before| before.psn == psn);
+                let until = (at + timer.duration()).max(before.map_or(Nanos::ZERO, |before| before.until));
+                if acked.is_none_or(|acked| psn > acked) {
+                    *not_ready = Some(NotReady { psn, told: at, until });
+                }
             }
-            Syndrome::Ack { .. } => self.requester.acked = self.requester.acked.max(Some(event.psn)),
+            Syndrome::Ack { .. } => {
+                *asked = asked.filter(|(asked, _)| *asked > psn);
+                *acked = (*acked).max(Some(psn));
+            }
             Syndrome::Nak(_) => {}
+        }
+        // A NAK acknowledges what is before it.
+        if event.packet.is_nak() {
+            *acked = (*acked).max(Some(psn - 1));
         }
     }
 

@@ -1,6 +1,7 @@
 //! An end as a responder: its ACKs, NAKs, READ responses and atomics, and its CNPs.
 
 use std::collections::{HashMap, HashSet};
+use std::rc::Rc;
 
 use ferroce::Nanos;
 use ferroce::wire::{Nak, Opcode, Operation, Position, Service, Syndrome, credits};
@@ -18,11 +19,15 @@ pub(super) struct Responder {
     quiet: bool,
     /// A gap that must be told: since which frame, and when.
     due: Option<(u64, Nanos)>,
-    last_nak: Option<i64>,
+    last_nak: Option<(i64, Rc<Seen>)>,
     /// The PSN that there was no receive for.
     not_ready: Option<i64>,
-    /// The newest PSN that was acknowledged, and when.
-    acked: Option<(i64, Nanos)>,
+    /// The newest PSN that was acknowledged, and by what.
+    acked: Option<(i64, Rc<Seen>)>,
+    /// The newest PSN that was asked for, whether it came or not.
+    newest_asked: Option<i64>,
+    /// Something was asked for again: from then on an answer may be a second one, with the MSN of its time.
+    was_repeated: bool,
     /// The newest PSN of which the sender wants an ACK.
     wanted: Option<(i64, u64)>,
     /// READ requests as they came, resumed ones too: first PSN, and PSN behind.
@@ -54,6 +59,12 @@ impl Responder {
     /// That waits for the PSN `expected`, if it is known.
     pub(super) fn expecting(expected: Option<i64>) -> Responder {
         Responder { expected, ..Responder::default() }
+    }
+
+    /// Notes a PSN that was asked for, whether it came or not.
+    pub(super) fn asked(&mut self, psn: i64) {
+        self.was_repeated |= self.newest_asked.is_some_and(|newest| psn <= newest);
+        self.newest_asked = self.newest_asked.max(Some(psn));
     }
 }
 
@@ -130,6 +141,8 @@ impl Judge<'_> {
     pub(super) fn response_left(&mut self, event: &Event) {
         let (packet, psn) = (&event.packet, event.psn);
         let is_read = packet.opcode.operation() == Operation::ReadResponse;
+        let is_again = self.responder.was_repeated
+            || self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
         let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
         if is_read && packet.ends() && began != Some(true) {
             self.responder.strays += 1;
@@ -167,7 +180,7 @@ impl Judge<'_> {
                     self.acknowledged(packet, psn, is_read);
                 }
             }
-            self.msn(packet, aeth.msn(), psn);
+            self.msn(packet, aeth.msn(), psn, is_again);
         } else if is_read {
             self.acknowledged(packet, psn, true);
         }
@@ -200,15 +213,16 @@ impl Judge<'_> {
         }
     }
 
-    fn sequence_error(&mut self, packet: &Seen, psn: i64) {
+    fn sequence_error(&mut self, packet: &Rc<Seen>, psn: i64) {
         self.measured.naks += 1;
         let responder = &mut self.responder;
         if let Some((_, at)) = responder.due.take() {
             self.measured.nak_generation.push(packet.at.since(at));
         }
+        let before = self.responder.last_nak.take().filter(|(before, _)| *before == psn);
         if self.strict {
             let expected = self.responder.expected.unwrap_or(psn);
-            if self.responder.last_nak == Some(psn) {
+            if before.is_some() {
                 self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
             } else if psn != expected {
                 let text = format!("a NAK for PSN {}: {} is missing", hex(psn), hex(expected));
@@ -217,23 +231,26 @@ impl Judge<'_> {
         } else if self.responder.not_ready == Some(psn) {
             let text = "a sequence error NAK behind the RNR NAK of the same PSN: rdma_rxe sends it, and a requester waits all the same";
             self.lawful(Rule::NakOnce, packet.frame, text);
-        } else if self.responder.last_nak == Some(psn) {
-            self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
-        } else if self
-            .responder
-            .acked
-            .is_some_and(|(acked, at)| psn <= acked && packet.at.since(at) > SLACK * 5)
-        {
+        } else if let Some((_, before)) = before {
+            if before.is_same_as(packet) {
+                let text = "a second one to the last bit, of a sender that does not number its packets: it may be the network's copy";
+                self.lawful(Rule::NakOnce, packet.frame, text);
+            } else {
+                self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
+            }
+        } else if self.responder.acked.as_ref().is_some_and(|(acked, by)| {
+            psn <= *acked && packet.at.since(by.at) > SLACK * 5 && packet.was_sent_behind(by)
+        }) {
             let text = format!("a NAK for PSN {}, which was acknowledged before", hex(psn));
             self.violation(Rule::NakPsn, packet.frame, text);
         }
-        self.responder.last_nak = Some(psn);
+        self.responder.last_nak = Some((psn, Rc::clone(packet)));
         if !self.strict {
             self.responder.expected = Some(psn);
         }
     }
 
-    fn acknowledged(&mut self, packet: &Seen, psn: i64, is_read: bool) {
+    fn acknowledged(&mut self, packet: &Rc<Seen>, psn: i64, is_read: bool) {
         if self.strict {
             let expected = self.responder.expected.unwrap_or(0);
             if psn >= expected {
@@ -241,11 +258,11 @@ impl Judge<'_> {
                 self.violation(Rule::AckPsn, packet.frame, text);
             }
             let explicit = is_read || packet.original.is_some();
-            if let Some((acked, _)) = self.responder.acked
-                && psn < acked
+            if let Some((acked, _)) = &self.responder.acked
+                && psn < *acked
                 && !explicit
             {
-                let text = format!("PSN {} is acknowledged after {}", hex(psn), hex(acked));
+                let text = format!("PSN {} is acknowledged after {}", hex(psn), hex(*acked));
                 self.violation(Rule::AckPsn, packet.frame, text);
             }
         } else {
@@ -258,13 +275,13 @@ impl Judge<'_> {
             let expected = self.responder.expected.get_or_insert(psn + 1);
             *expected = (*expected).max(psn + 1);
         }
-        let newest = self.responder.acked.is_none_or(|(acked, _)| psn > acked);
-        if newest {
-            self.responder.acked = Some((psn, packet.at));
+        if self.responder.acked.as_ref().is_none_or(|(acked, _)| psn > *acked) {
+            self.responder.acked = Some((psn, Rc::clone(packet)));
         }
     }
 
-    fn msn(&mut self, packet: &Seen, msn: u32, psn: i64) {
+    /// `is_again`: it answers what was answered before, with the MSN of then or of now.
+    fn msn(&mut self, packet: &Seen, msn: u32, psn: i64, is_again: bool) {
         let is_open = self.theirs.cut.is_some_and(|(cut, _)| psn >= cut);
         let is_behind = self.newest_ever.is_none_or(|newest| psn > newest);
         // Of what was sent before the capture began nobody knows how many messages it was.
@@ -280,7 +297,11 @@ impl Judge<'_> {
             Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
             _ => 0,
         };
-        let expected = self.responder.expected.unwrap_or(psn + 1);
+        let mut expected = self.responder.expected.unwrap_or(psn + 1);
+        if is_again && !self.strict {
+            // What has come since then the capture may not have told yet.
+            expected = expected.max(self.responder.newest_asked.map_or(expected, |newest| newest + 1));
+        }
         let done = (self.theirs.ended_by(expected - 1) as i64).max(least + begun);
         let is_start = self.of.agreed.is_some_and(|agreed| agreed.start[1 - self.side] == wrapped(oldest));
         let counted = match self.responder.newest_msn {
@@ -400,7 +421,7 @@ impl Judge<'_> {
     /// Whether all that asks for an answer has got it.
     pub(super) fn all_answered(&mut self) {
         if let Some((wanted, frame)) = self.responder.wanted
-            && self.responder.acked.is_none_or(|(acked, _)| acked < wanted)
+            && self.responder.acked.as_ref().is_none_or(|(acked, _)| *acked < wanted)
         {
             let text = format!("PSN {} asks for an ACK and gets none", hex(wanted));
             self.violation(Rule::AckMissing, frame, text);

@@ -1,0 +1,136 @@
+//! Packets that travel in others: what is opened, and what is only named.
+
+use super::layers::{IPV4, IPV6};
+
+/// What a packet that is not RoCE has in it.
+pub(super) enum Inside<'a> {
+    /// A frame, and what it travels in.
+    Ethernet(&'static str, &'a [u8]),
+    /// A packet with its EtherType.
+    Network(&'static str, u16, &'a [u8]),
+    /// Something that is not opened.
+    Closed(&'static str),
+}
+
+const MPLS: [u16; 2] = [0x8847, 0x8848];
+/// An Ethernet frame, as GRE and Geneve name it.
+const BRIDGED: u16 = 0x6558;
+/// Longest stack of MPLS labels.
+const LABELS: usize = 16;
+
+const UDP: u8 = 17;
+const VXLAN_PORT: u16 = 4789;
+const GENEVE_PORT: u16 = 6081;
+
+/// What is in a packet of this EtherType; `None` if nothing is, or it is cut off.
+pub(super) fn inside(ethertype: u16, packet: &[u8]) -> Option<Inside<'_>> {
+    match ethertype {
+        IPV4 => {
+            let ip = packet.first_chunk::<20>()?;
+            let (header, fragment) =
+                (usize::from(ip[0] & 0x0f) * 4, u16::from_be_bytes([ip[6], ip[7]]) & 0x1fff);
+            if fragment != 0 {
+                return None;
+            }
+            in_ip(ip[9], packet.get(header.max(20)..)?)
+        }
+        IPV6 => in_ip(packet.first_chunk::<40>()?[6], &packet[40..]),
+        _ if MPLS.contains(&ethertype) => in_mpls(packet),
+        0x88e5 => Some(Inside::Closed("MACsec")),
+        0x88e7 => Some(Inside::Closed("802.1ah")),
+        0x8864 => Some(Inside::Closed("PPPoE")),
+        0x894f => Some(Inside::Closed("NSH")),
+        _ => None,
+    }
+}
+
+fn in_ip(protocol: u8, payload: &[u8]) -> Option<Inside<'_>> {
+    match protocol {
+        UDP => in_udp(payload),
+        4 => Some(Inside::Network("IP in IP", IPV4, payload)),
+        41 => Some(Inside::Network("IP in IP", IPV6, payload)),
+        47 => in_gre(payload),
+        0 | 43 | 44 | 60 => Some(Inside::Closed("IPv6 extension headers")),
+        50 | 51 => Some(Inside::Closed("IPsec")),
+        115 => Some(Inside::Closed("L2TP")),
+        _ => None,
+    }
+}
+
+fn in_udp(datagram: &[u8]) -> Option<Inside<'_>> {
+    let port = u16::from_be_bytes([*datagram.get(2)?, *datagram.get(3)?]);
+    let payload = datagram.get(8..)?;
+    match port {
+        VXLAN_PORT => {
+            // The flag says that there is a network identifier, and so a frame.
+            let has_frame = payload.first()? & 0x08 != 0;
+            has_frame.then_some(Inside::Ethernet("VXLAN", payload.get(8..)?))
+        }
+        4790 => Some(Inside::Closed("VXLAN-GPE")),
+        GENEVE_PORT => {
+            let options = usize::from(payload.first()? & 0x3f) * 4;
+            let kind = u16::from_be_bytes([*payload.get(2)?, *payload.get(3)?]);
+            of_kind("Geneve", kind, payload.get(8 + options..)?)
+        }
+        _ => None,
+    }
+}
+
+fn in_gre(packet: &[u8]) -> Option<Inside<'_>> {
+    let [flags, version, kind @ ..] = *packet.first_chunk::<4>()?;
+    if version & 7 != 0 {
+        return Some(Inside::Closed("GRE of another version"));
+    }
+    let has = |bit: u8| usize::from(flags & bit != 0);
+    let payload = packet.get(4 + 4 * (has(0x80) + has(0x20) + has(0x10))..)?;
+    match u16::from_be_bytes(kind) {
+        // ERSPAN has a header of its own if the packets are numbered.
+        0x88be => Some(Inside::Ethernet("ERSPAN", payload.get(8 * has(0x10)..)?)),
+        0x22eb => Some(Inside::Closed("ERSPAN III")),
+        kind => of_kind("GRE", kind, payload),
+    }
+}
+
+fn of_kind<'a>(name: &'static str, kind: u16, payload: &'a [u8]) -> Option<Inside<'a>> {
+    match kind {
+        BRIDGED => Some(Inside::Ethernet(name, payload)),
+        IPV4 | IPV6 => Some(Inside::Network(name, kind, payload)),
+        _ if MPLS.contains(&kind) => Some(Inside::Network(name, kind, payload)),
+        _ => Some(Inside::Closed(name)),
+    }
+}
+
+/// Labels do not say what is behind them: an IP packet, or a frame, with a control word before it or not.
+fn in_mpls(packet: &[u8]) -> Option<Inside<'_>> {
+    let (labels, _) = packet.as_chunks::<4>();
+    let last = labels.iter().take(LABELS).position(|label| label[2] & 1 != 0);
+    let Some(last) = last else { return Some(Inside::Closed("MPLS")) };
+    let payload = &packet[4 * (last + 1)..];
+    let fits = |length: usize| length <= payload.len() + MOST_CUT;
+    match payload.first()? >> 4 {
+        4 if payload[0] & 0x0f >= 5
+            && fits(usize::from(u16::from_be_bytes([*payload.get(2)?, *payload.get(3)?]))) =>
+        {
+            Some(Inside::Network("MPLS", IPV4, payload))
+        }
+        6 if fits(40 + usize::from(u16::from_be_bytes([*payload.get(4)?, *payload.get(5)?]))) => {
+            Some(Inside::Network("MPLS", IPV6, payload))
+        }
+        0 if payload.get(..4)?[0] == 0 && is_frame(&payload[4..]) => {
+            Some(Inside::Ethernet("MPLS", &payload[4..]))
+        }
+        _ if is_frame(payload) => Some(Inside::Ethernet("MPLS", payload)),
+        _ => Some(Inside::Closed("MPLS")),
+    }
+}
+
+/// What a recorder may have cut off a packet that is believed.
+const MOST_CUT: usize = 9216;
+
+/// Whether an EtherType that is known stands where a frame would have it.
+fn is_frame(bytes: &[u8]) -> bool {
+    let kind = bytes.get(12..14).map(|kind| u16::from_be_bytes([kind[0], kind[1]]));
+    kind.is_some_and(|kind| {
+        [IPV4, IPV6, 0x8915, 0x8100, 0x88a8, 0x9100, 0x8847, 0x8848, 0x0806].contains(&kind)
+    })
+}

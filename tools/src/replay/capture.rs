@@ -1,0 +1,86 @@
+//! The RoCE packets of a file, and what else is in it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::rc::Rc;
+
+use ferroce::wire::ParseError;
+use ferroce::{Nanos, Qpn};
+use ferroce_driver::pcap::{LinkType, Reader};
+
+use super::conversation::Foreign;
+use super::packet::Seen;
+use crate::dissect::layers::Contents;
+use crate::failure::Failure;
+
+/// What a file has for a replay.
+#[derive(Default)]
+pub(super) struct Capture {
+    pub(super) packets: Vec<Rc<Seen>>,
+    pub(super) frames: u64,
+    /// Packets with an opcode that is a manufacturer's.
+    pub(super) foreign: Vec<Foreign>,
+    /// RoCE packets that contradict themselves.
+    pub(super) unreadable: u64,
+    /// RoCE packets that can't be checked, by the reason.
+    pub(super) unchecked: BTreeMap<&'static str, u64>,
+    /// Frames that may have RoCE packets in them, by what these would travel in.
+    pub(super) unopened: BTreeMap<&'static str, u64>,
+}
+
+impl Capture {
+    pub(super) fn read(path: &Path) -> Result<Capture, Failure> {
+        let mut reader = Reader::open(path)?;
+        let mut capture = Capture::default();
+        let (mut start, mut unsupported) = (None, None);
+        while let Some(record) = reader.next_record()? {
+            capture.frames += 1;
+            if let LinkType::Other(number) = record.link_type {
+                unsupported = Some(number);
+            }
+            let (layers, transport) = match Contents::of(record.link_type, record.captured) {
+                Contents::Roce(layers, transport) => (layers, transport),
+                Contents::Unopened(name) => {
+                    *capture.unopened.entry(name).or_default() += 1;
+                    continue;
+                }
+                Contents::Other => continue,
+            };
+            // Virtual time starts with an hour: captures of several queues are not in order.
+            let start = *start.get_or_insert(record.timestamp);
+            let at = Nanos(record.timestamp.saturating_add(HOUR).saturating_sub(start));
+            let present = layers.network.len();
+            let is_cut = record.captured.len() < record.original_len as usize
+                || transport.length_before_cut(present).is_some();
+            match Seen::new(capture.frames, at, layers.network, layers.is_roce_v1()) {
+                Ok(packet) => capture.packets.push(Rc::new(packet)),
+                Err(ParseError::Opcode(opcode)) => {
+                    let bth =
+                        layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
+                    let to = bth.map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
+                    let (source, destination) = (transport.source, transport.destination);
+                    let foreign =
+                        Foreign { frame: capture.frames, source, destination, to: Qpn::new(to), opcode };
+                    capture.foreign.push(foreign);
+                }
+                Err(ParseError::IpOptions(_)) => {
+                    *capture.unchecked.entry("with IPv4 options").or_default() += 1
+                }
+                Err(ParseError::Fragment) => *capture.unchecked.entry("in IPv4 fragments").or_default() += 1,
+                Err(_) if is_cut => *capture.unchecked.entry("cut short by the recorder").or_default() += 1,
+                Err(_) => capture.unreadable += 1,
+            }
+        }
+        if let Some(number) = unsupported.filter(|_| capture.packets.is_empty()) {
+            return Err(Failure::usage(format!(
+                "{}: link type {number} is not supported; Ethernet, raw IP and Linux cooked are",
+                path.display()
+            )));
+        }
+        // Captures of several queues are not always in order.
+        capture.packets.sort_by_key(|packet| packet.at);
+        Ok(capture)
+    }
+}
+
+const HOUR: u64 = 3_600_000_000_000;

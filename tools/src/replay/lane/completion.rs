@@ -1,0 +1,166 @@
+//! What the engine has done, beside what was recorded: completions, and the bytes that they stand for.
+
+use ferroce::wire::Operation;
+use ferroce::{Context, RKey, WcOpcode, WcStatus, WorkCompletion};
+
+use super::{Lane, RECEIVE};
+use crate::failure::Failure;
+use crate::replay::message::Message;
+use crate::replay::packet::Seen;
+use crate::replay::rule::{Finding, Rule, Weight};
+
+impl Lane<'_> {
+    /// Compares what has arrived with what was sent.
+    pub(in crate::replay) fn completed(
+        &mut self,
+        context: &mut Context,
+        wc: &WorkCompletion,
+    ) -> Result<(), Failure> {
+        let number = (wc.wr_id & !RECEIVE) as usize;
+        let mtu = self.of.path_mtu.bytes() as usize;
+        let received = wc.wr_id & RECEIVE != 0;
+        let messages = if received { &self.theirs } else { &self.own };
+        let Some(message) = messages.list.get(number).cloned() else {
+            return Ok(());
+        };
+        let frame = message.frame;
+        let (offset, _) = self.sinks[if received { self.own.list.len() + number } else { number }];
+        if received {
+            if wc.status != WcStatus::Success {
+                return Ok(());
+            }
+            let area = self.header_area();
+            let (payload, whole) = message.payload(mtu);
+            let immediate = message.tail().and_then(|packet| packet.immediate);
+            if wc.opcode == WcOpcode::Recv && wc.byte_len as usize != payload.len() + area {
+                let text = format!("{} bytes received of a SEND of {}", wc.byte_len, payload.len() + area);
+                self.fault(Rule::Data, frame, text);
+            } else if wc.immediate != immediate {
+                let text = format!("immediate {:?} received, {immediate:?} was sent", wc.immediate);
+                self.fault(Rule::Data, frame, text);
+            } else if wc.opcode == WcOpcode::Recv && whole {
+                self.compare(context, offset + area as u64, &payload, frame, "received")?;
+            }
+            return Ok(());
+        }
+        if wc.status != WcStatus::Success {
+            self.failed(wc.status, &message);
+            return Ok(());
+        }
+        if wc.opcode == WcOpcode::RdmaRead {
+            self.compare_read(context, offset, &message)?;
+        }
+        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd) {
+            let answers = self.of.events.iter().filter(|e| e.from != self.end && e.packet.icrc_is_right);
+            let original = answers.filter(|e| e.psn == message.first).find_map(|e| e.packet.original);
+            if let Some(original) = original {
+                self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A work request of ours has ended in error; what is behind it goes no further.
+    fn failed(&mut self, status: WcStatus, message: &Message) {
+        let first = self.played.given_up.map_or(message.first, |given_up| given_up.min(message.first));
+        self.played.given_up = Some(first);
+        self.played.dead_from.get_or_insert(self.played.events.len());
+        let (weight, text) = match status {
+            // The first error flushes the rest.
+            WcStatus::WrFlushErr => return,
+            WcStatus::RetryExcErr | WcStatus::RnrRetryExcErr => (
+                Weight::Lawful,
+                format!("{status:?}: the recorded answers are to the recorded end's own repeats"),
+            ),
+            // The judge says so of the other end.
+            WcStatus::LocQpOpErr | WcStatus::BadRespErr | WcStatus::LocLenErr => {
+                (Weight::Lawful, format!("the recorded answer is refused: {status:?}"))
+            }
+            _ if self.of.refused(1 - self.end, i64::MIN, message.last).is_some() => return,
+            _ => (Weight::Violation, format!("the work request ended with {status:?}")),
+        };
+        self.played.findings.push(Finding { rule: Rule::Completion, weight, frame: message.frame, text });
+    }
+
+    /// Compares what a READ brought with its responses, if all of them were recorded. One that came again may have
+    /// brought something else, and either is right.
+    fn compare_read(&mut self, context: &Context, offset: u64, message: &Message) -> Result<(), Failure> {
+        let (Some((_, _, len)), Some(memory)) = (message.remote(), self.memory) else { return Ok(()) };
+        let mut parts: Vec<Vec<&Seen>> = vec![Vec::new(); (message.last - message.first + 1) as usize];
+        for event in &self.of.events {
+            let is_response = event.packet.opcode.operation() == Operation::ReadResponse;
+            if event.from != self.end && is_response && !event.lost {
+                let place = usize::try_from(event.psn - message.first).ok();
+                if let Some(part) = place.and_then(|place| parts.get_mut(place)) {
+                    part.push(&event.packet);
+                }
+            }
+        }
+        let length = |part: &Vec<&Seen>| part.first().map(|packet| packet.payload().len());
+        let lengths: Option<Vec<usize>> = parts.iter().map(length).collect();
+        let Some(lengths) = lengths.filter(|lengths| lengths.iter().sum::<usize>() as u64 == len) else {
+            return Ok(());
+        };
+        let bytes = context.bytes(memory)?.get(offset as usize..).unwrap_or_default();
+        let mut at = 0;
+        for (part, length) in parts.iter().zip(lengths) {
+            let found = bytes.get(at..at + length).unwrap_or_default();
+            if !part.iter().any(|packet| packet.payload() == found) {
+                let text = format!("bytes {at} to {} of {len} read are not what was recorded", at + length);
+                self.fault(Rule::Data, message.frame, text);
+                return Ok(());
+            }
+            at += length;
+        }
+        self.played.compared.0 += 1;
+        self.played.compared.1 += len;
+        Ok(())
+    }
+
+    fn compare(
+        &mut self,
+        context: &Context,
+        offset: u64,
+        expected: &[u8],
+        frame: u64,
+        what: &str,
+    ) -> Result<(), Failure> {
+        let bytes = context.bytes(self.mr()?)?;
+        let found = bytes.get(offset as usize..).and_then(|rest| rest.get(..expected.len()));
+        match found.and_then(|found| found.iter().zip(expected).position(|(a, b)| a != b)) {
+            None => {
+                self.played.compared.0 += 1;
+                self.played.compared.1 += expected.len() as u64;
+            }
+            Some(at) => {
+                let text = format!("byte {at} of {} {what} is not what was recorded", expected.len());
+                self.fault(Rule::Data, frame, text);
+            }
+        }
+        Ok(())
+    }
+
+    /// Their WRITEs that the engine has acknowledged since the last time.
+    pub(in crate::replay) fn newly_answered(&mut self) -> Vec<(u64, RKey, u64, Vec<u8>)> {
+        let theirs = &self.theirs;
+        let mtu = self.of.path_mtu.bytes() as usize;
+        let Some(newest) = self.newest_answer else { return Vec::new() };
+        let until = theirs.list.partition_point(|message| message.last <= newest).max(self.answered);
+        // Only what ended in this very turn: since then nobody else has written there.
+        let turn = self.turn;
+        let ended = &self.ended;
+        let fresh = theirs.list[self.answered..until].iter();
+        let written = fresh.filter(|message| {
+            let last =
+                ended.iter().rev().take_while(|(_, at)| *at == turn).any(|(psn, _)| *psn == message.last);
+            last && message.operation() == Some(Operation::Write) && message.is_whole()
+        });
+        let answered = written.filter_map(|message| {
+            let (addr, rkey, _) = message.remote()?;
+            Some((message.frame, rkey, addr, message.payload(mtu).0))
+        });
+        let answered = answered.collect();
+        self.answered = until;
+        answered
+    }
+}

@@ -1,0 +1,428 @@
+//! Which two flows are the two directions of one connection: packets name only the queue pair that they go to.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use ferroce::wire::{Operation, Position, Service, source_port};
+use ferroce::{Gid, PathMtu, Psn, Qpn};
+
+use super::packet::Seen;
+
+/// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
+pub(super) type Flow = (Gid, Gid, Qpn, Service);
+
+/// The queue pair that a flow comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Partner {
+    pub(super) qpn: Qpn,
+    /// Others would do as well.
+    pub(super) is_guess: bool,
+}
+
+/// The partners that were found so far.
+#[derive(Debug, Default)]
+pub(super) struct Pairing(HashMap<Flow, Partner>);
+
+impl Pairing {
+    pub(super) fn partner(&self, flow: &Flow) -> Option<Partner> {
+        self.0.get(flow).copied()
+    }
+
+    /// Two queue pairs that are known to belong together.
+    pub(super) fn tie(&mut self, a: (Gid, Qpn), b: (Gid, Qpn), service: Service) {
+        self.join((a.0, b.0, b.1, service), (b.0, a.0, a.1, service), false);
+    }
+
+    fn join(&mut self, there: Flow, back: Flow, is_guess: bool) {
+        if !self.0.contains_key(&there) && !self.0.contains_key(&back) {
+            self.0.insert(there, Partner { qpn: back.2, is_guess });
+            self.0.insert(back, Partner { qpn: there.2, is_guess });
+        }
+    }
+
+    /// Pairs what is left, one to one, by how the responses answer the requests.
+    pub(super) fn find(&mut self, packets: &[Rc<Seen>]) {
+        let streams = Streams::of(packets, self);
+        let mut rivals = streams.candidates();
+        // What is certain for one leaves fewer to the others.
+        for tier in [Tier::Port, Tier::Alone, Tier::Count, Tier::Rest] {
+            loop {
+                let decided = rivals.decided(tier);
+                if decided.is_empty() {
+                    break;
+                }
+                for (a, b) in decided {
+                    self.join(streams.list[a].flow, streams.list[b].flow, false);
+                    rivals.remove(a, b);
+                }
+            }
+        }
+        for (a, b) in rivals.ranked() {
+            self.join(streams.list[a].flow, streams.list[b].flow, true);
+        }
+    }
+}
+
+/// What a flow has of requests and of responses.
+struct Stream {
+    flow: Flow,
+    /// Its UDP source port, if it has but one.
+    port: Option<u16>,
+    asks: Vec<Ask>,
+    answers: Vec<Answer>,
+    /// By PSN, which of `asks` is the newest.
+    by_psn: HashMap<Psn, usize>,
+    /// Where its messages end, without wraps, in order.
+    ends: Vec<i64>,
+}
+
+/// A request packet.
+struct Ask {
+    /// Its place in the capture.
+    at: usize,
+    psn: Psn,
+    operation: Operation,
+    ends: bool,
+    /// Of a READ, how much.
+    length: Option<u32>,
+}
+
+/// A response packet.
+struct Answer {
+    at: usize,
+    psn: Psn,
+    operation: Operation,
+    is_nak: bool,
+    /// Of a READ response that is the only one, how much.
+    length: Option<usize>,
+    msn: Option<u32>,
+}
+
+struct Streams {
+    list: Vec<Stream>,
+    path_mtu: PathMtu,
+    /// How often a flow answers what only one other flow asked for.
+    alone: HashMap<(usize, usize), u32>,
+    /// Flows that answer what several asked for, and those.
+    shared: HashMap<(usize, usize), u32>,
+}
+
+/// By what a pair is certain.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Tier {
+    /// The port that the verbs compute from both numbers.
+    Port,
+    /// PSNs that one flow alone asked for.
+    Alone,
+    /// MSNs that count the messages from the first.
+    Count,
+    /// Nothing contradicts, and there is no other.
+    Rest,
+}
+
+/// What speaks for two flows, and against them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Evidence {
+    port: bool,
+    alone: u32,
+    counts: bool,
+    agreeing: u32,
+    contradicting: u32,
+}
+
+/// The pairs that are possible, by flow.
+struct Rivals(HashMap<usize, HashMap<usize, Evidence>>);
+
+/// Flows that may have asked for one PSN, as far as they are looked at.
+const ASKERS: usize = 64;
+/// Packets that are looked at to compare flows with each other, in all.
+const COMPARED: usize = 20_000_000;
+/// A response so far behind the requests is not for them.
+const OLD: i32 = 1 << 16;
+
+impl Streams {
+    /// The flows of connections that are not paired yet.
+    fn of(packets: &[Rc<Seen>], known: &Pairing) -> Streams {
+        let mut streams = Streams {
+            list: Vec::new(),
+            path_mtu: PathMtu::Mtu1024,
+            alone: HashMap::new(),
+            shared: HashMap::new(),
+        };
+        let mut by_flow: HashMap<Flow, usize> = HashMap::new();
+        // Who asked for a PSN, the newest last.
+        let mut askers: HashMap<(Gid, Gid, Psn), Vec<usize>> = HashMap::new();
+        let mut longest = 0;
+        for (at, packet) in packets.iter().enumerate() {
+            let flow = (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service());
+            if packet.service() != Service::Rc || !packet.icrc_is_right || known.partner(&flow).is_some() {
+                continue;
+            }
+            let number = *by_flow.entry(flow).or_insert_with(|| {
+                streams.list.push(Stream::new(flow, packet.source_port));
+                streams.list.len() - 1
+            });
+            let stream = &mut streams.list[number];
+            stream.port = stream.port.filter(|port| packet.source_port == Some(*port));
+            let psn = packet.psn();
+            longest = longest.max(packet.payload().len());
+            if packet.is_request() {
+                stream.by_psn.insert(psn, stream.asks.len());
+                stream.asks.push(Ask::of(at, packet));
+                let list = askers.entry((packet.source, packet.destination, psn)).or_default();
+                if list.last() != Some(&number) {
+                    list.retain(|asker| *asker != number);
+                    if list.len() == ASKERS {
+                        list.remove(0);
+                    }
+                    list.push(number);
+                }
+            } else if packet.is_response() {
+                stream.answers.push(Answer::of(at, packet));
+                match askers.get(&(packet.destination, packet.source, psn)).map(Vec::as_slice) {
+                    Some([only]) => *streams.alone.entry((*only, number)).or_default() += 1,
+                    Some(several) => {
+                        for asker in several {
+                            *streams.shared.entry((*asker, number)).or_default() += 1;
+                        }
+                    }
+                    None => {}
+                }
+            }
+        }
+        let fits = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize >= longest.max(1));
+        streams.path_mtu = fits.unwrap_or(PathMtu::Mtu4096);
+        let path_mtu = streams.path_mtu;
+        streams.list.iter_mut().for_each(|stream| stream.find_ends(path_mtu));
+        streams
+    }
+
+    /// The pairs that something speaks for, and how much.
+    fn candidates(&self) -> Rivals {
+        let mut pairs: HashMap<(usize, usize), Evidence> = HashMap::new();
+        let sorted = |a: usize, b: usize| (a.min(b), a.max(b));
+        for ((asker, answerer), count) in &self.alone {
+            pairs.entry(sorted(*asker, *answerer)).or_default().alone += count;
+        }
+        for (asker, answerer) in self.shared.keys() {
+            pairs.entry(sorted(*asker, *answerer)).or_default();
+        }
+        let mut by_port: HashMap<(Gid, Gid, u16), Vec<usize>> = HashMap::new();
+        for (number, stream) in self.list.iter().enumerate() {
+            let Some(port) = stream.port else { continue };
+            let (source, destination, to, _) = stream.flow;
+            for other in by_port.get(&(destination, source, port)).into_iter().flatten().take(ASKERS) {
+                if source_port(0, to, self.list[*other].flow.2) == port {
+                    pairs.entry(sorted(*other, number)).or_default().port = true;
+                }
+            }
+            by_port.entry((source, destination, port)).or_default().push(number);
+        }
+        let mut rivals = Rivals(HashMap::new());
+        let mut left = COMPARED;
+        let mut pairs: Vec<_> = pairs.into_iter().filter(|((a, b), _)| a != b).collect();
+        pairs.sort_unstable_by_key(|(pair, evidence)| (std::cmp::Reverse(*evidence), *pair));
+        for ((a, b), mut evidence) in pairs {
+            let (one, other) = (&self.list[a], &self.list[b]);
+            let cost = one.len() + other.len();
+            if left >= cost {
+                left -= cost;
+                let [there, back] = [one.answered_by(other), other.answered_by(one)];
+                evidence.agreeing = there.agreeing + back.agreeing;
+                evidence.contradicting = there.contradicting + back.contradicting;
+                let both = [there, back].iter().all(|way| way.agreeing == 0 || way.counts);
+                evidence.counts = evidence.agreeing > 0 && both;
+            }
+            rivals.0.entry(a).or_default().insert(b, evidence);
+            rivals.0.entry(b).or_default().insert(a, evidence);
+        }
+        rivals.reject();
+        rivals
+    }
+}
+
+impl Stream {
+    fn new(flow: Flow, port: Option<u16>) -> Stream {
+        Stream { flow, port, asks: Vec::new(), answers: Vec::new(), by_psn: HashMap::new(), ends: Vec::new() }
+    }
+
+    fn len(&self) -> usize {
+        self.asks.len() + self.answers.len()
+    }
+
+    fn find_ends(&mut self, path_mtu: PathMtu) {
+        let mut newest: Option<(i64, Psn)> = None;
+        for ask in &self.asks {
+            let psn =
+                newest.map_or(i64::from(ask.psn.value()), |(at, psn)| at + i64::from(ask.psn.distance(psn)));
+            newest = newest.filter(|(at, _)| *at > psn).or(Some((psn, ask.psn)));
+            if ask.ends {
+                self.ends.push(psn + i64::from(ask.span(path_mtu)) - 1);
+            }
+        }
+        self.ends.sort_unstable();
+        self.ends.dedup();
+    }
+
+    /// How the responses of `other` answer the requests of this flow.
+    fn answered_by(&self, other: &Stream) -> Evidence {
+        let mut evidence = Evidence::default();
+        let (Some(first), mut counted) = (self.asks.first(), 0) else { return evidence };
+        let mut asks = self.asks.iter().peekable();
+        let mut newest: Option<Psn> = None;
+        for answer in &other.answers {
+            while let Some(ask) = asks.next_if(|ask| ask.at < answer.at) {
+                newest = Some(newest.filter(|newest| newest.distance(ask.psn) > 0).unwrap_or(ask.psn));
+            }
+            let asked = self.by_psn.get(&answer.psn).map(|at| &self.asks[*at]);
+            let Some(newest) = newest else {
+                // What was asked before the capture began is answered in it.
+                evidence.contradicting += u32::from(answer.psn.distance(first.psn) >= 0);
+                continue;
+            };
+            let ahead = answer.psn.distance(newest);
+            let is_read = answer.operation == Operation::ReadResponse;
+            match asked {
+                Some(ask) if ahead <= 0 => {
+                    if ask.may_have(answer) {
+                        evidence.agreeing += 1;
+                        counted += u32::from(self.counts(answer));
+                    } else {
+                        evidence.contradicting += 2;
+                    }
+                }
+                _ if (ahead > 0 && !is_read) || ahead < -OLD => evidence.contradicting += 1,
+                _ => {}
+            }
+        }
+        evidence.counts = counted * 2 > evidence.agreeing;
+        evidence
+    }
+
+    /// Whether the MSN of an answer is the number of messages up to there, as it is if the capture has the first.
+    fn counts(&self, answer: &Answer) -> bool {
+        let Some(first) = self.asks.first() else { return false };
+        let psn = i64::from(first.psn.value()) + i64::from(answer.psn.distance(first.psn));
+        let ended = self.ends.partition_point(|end| *end < psn + i64::from(!answer.is_nak)) as u32;
+        answer.msn.is_some_and(|msn| {
+            msn == ended || answer.operation == Operation::ReadResponse && msn == ended + 1
+        })
+    }
+}
+
+impl Ask {
+    fn of(at: usize, packet: &Seen) -> Ask {
+        let operation = packet.opcode.operation();
+        let length = packet.reth.filter(|_| operation == Operation::ReadRequest).map(|reth| reth.length());
+        Ask { at, psn: packet.psn(), operation, ends: packet.ends(), length }
+    }
+
+    fn span(&self, path_mtu: PathMtu) -> u32 {
+        self.length.map_or(1, |length| path_mtu.packets(length))
+    }
+
+    /// Whether a response at its PSN can be for it.
+    fn may_have(&self, answer: &Answer) -> bool {
+        use Operation::{AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest};
+        if answer.is_nak {
+            return true;
+        }
+        match answer.operation {
+            Operation::ReadResponse => match (self.operation, self.length, answer.length) {
+                (ReadRequest, Some(asked), Some(came)) => asked as usize == came,
+                (ReadRequest | Flush | AtomicWrite, ..) => true,
+                _ => false,
+            },
+            Operation::AtomicAcknowledge => matches!(self.operation, CompareSwap | FetchAdd),
+            _ => !matches!(self.operation, ReadRequest | CompareSwap | FetchAdd | Flush | AtomicWrite),
+        }
+    }
+}
+
+impl Answer {
+    fn of(at: usize, packet: &Seen) -> Answer {
+        let operation = packet.opcode.operation();
+        let is_only = operation == Operation::ReadResponse && packet.opcode.position() == Position::Only;
+        Answer {
+            at,
+            psn: packet.psn(),
+            operation,
+            is_nak: packet.is_nak(),
+            length: is_only.then(|| packet.payload().len()),
+            msn: packet.aeth.map(|aeth| aeth.msn()),
+        }
+    }
+}
+
+impl Evidence {
+    fn reaches(&self, tier: Tier) -> bool {
+        match tier {
+            Tier::Port => self.port,
+            Tier::Alone => self.alone > 0,
+            Tier::Count => self.counts,
+            Tier::Rest => true,
+        }
+    }
+}
+
+impl Rivals {
+    /// Rejects pairs that contradict themselves where others do so less.
+    fn reject(&mut self) {
+        let least: HashMap<usize, u32> = self
+            .0
+            .iter()
+            .map(|(flow, others)| (*flow, others.values().map(|e| e.contradicting).min().unwrap_or(0)))
+            .collect();
+        for (flow, others) in &mut self.0 {
+            others.retain(|other, evidence| {
+                let least = least[flow].max(least[other]);
+                let is_worse = evidence.contradicting > 1 + 4 * least;
+                evidence.port || (!is_worse && evidence.contradicting <= evidence.agreeing.max(1))
+            });
+        }
+    }
+
+    /// The pairs of that tier where neither flow has another one that is nearly as good.
+    fn decided(&self, tier: Tier) -> Vec<(usize, usize)> {
+        let rules = |flow: usize, other: usize, evidence: &Evidence| {
+            self.0[&flow].iter().all(|(rival, against)| {
+                let is_weaker = match tier {
+                    Tier::Alone => against.alone * 2 <= evidence.alone,
+                    _ => !against.reaches(tier),
+                };
+                *rival == other || is_weaker
+            })
+        };
+        let mut found = Vec::new();
+        for (flow, others) in &self.0 {
+            for (other, evidence) in others.iter().filter(|(_, evidence)| evidence.reaches(tier)) {
+                if flow < other && rules(*flow, *other, evidence) && rules(*other, *flow, evidence) {
+                    found.push((*flow, *other));
+                }
+            }
+        }
+        found
+    }
+
+    /// What is left, the best first.
+    fn ranked(&self) -> Vec<(usize, usize)> {
+        let mut pairs: Vec<(usize, usize, &Evidence)> = Vec::new();
+        for (flow, others) in &self.0 {
+            pairs
+                .extend(others.iter().filter(|(other, _)| flow < other).map(|(other, e)| (*flow, *other, e)));
+        }
+        let rank = |e: &Evidence| (e.port, e.alone, e.counts, e.agreeing.saturating_sub(e.contradicting));
+        pairs.sort_unstable_by_key(|(a, b, evidence)| (std::cmp::Reverse(rank(evidence)), *a, *b));
+        pairs.into_iter().map(|(a, b, _)| (a, b)).collect()
+    }
+
+    fn remove(&mut self, a: usize, b: usize) {
+        for flow in [a, b] {
+            for other in self.0.remove(&flow).unwrap_or_default().keys() {
+                if let Some(others) = self.0.get_mut(other) {
+                    others.remove(&flow);
+                }
+            }
+        }
+    }
+}

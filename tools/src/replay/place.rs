@@ -1,0 +1,132 @@
+//! Which engine takes the place of which recorded ends, and how many it may be: no capture takes all of a machine.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+
+use ferroce::{Gid, Qpn};
+
+use super::conversation::Conversation;
+
+/// One end of a conversation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    /// Its index.
+    pub(super) conversation: usize,
+    pub(super) end: usize,
+}
+
+/// What one engine does.
+pub(super) struct Play {
+    pub(super) role: IpAddr,
+    pub(super) places: Vec<Place>,
+    /// What it does not do, and why.
+    pub(super) left_out: Vec<(Place, String)>,
+    conversations: HashSet<usize>,
+    peers: HashSet<(Gid, Qpn)>,
+    bytes: u64,
+}
+
+/// Engines of one replay: queue pairs that were connected anew need one each time.
+const PLAYS: usize = 64;
+/// Queue pairs and bytes of one engine.
+const QUEUE_PAIRS: usize = 1024;
+const BYTES: u64 = 1 << 30;
+
+/// Who takes which place: those of one address together, as far as their peers differ.
+pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<Play> {
+    let mut plays: Vec<Play> = Vec::new();
+    // Where the last one of an address and a peer went; the next goes behind it.
+    let mut latest: HashMap<(IpAddr, Gid, Qpn), usize> = HashMap::new();
+    let mut by_role: HashMap<IpAddr, Vec<usize>> = HashMap::new();
+    for (index, conversation) in conversations.iter().enumerate() {
+        for end in [0, 1] {
+            let role = conversation.ends[end].gid.to_ip();
+            let is_wanted = roles.is_empty() || roles.contains(&role);
+            // A group has no engine in its place, and none is asked to talk to one.
+            if !is_wanted
+                || conversation.is_guessed
+                || conversation.ends.iter().any(|end| end.gid.is_multicast())
+            {
+                continue;
+            }
+            let place = Place { conversation: index, end };
+            let other = conversation.ends[1 - end];
+            let peer = other.qpn.map(|qpn| (other.gid, qpn));
+            let of_role = by_role.entry(role).or_default();
+            // A host that talks to itself is played twice, and so is a queue pair that was connected anew.
+            let from = peer.and_then(|(gid, qpn)| latest.get(&(role, gid, qpn))).map_or(0, |last| last + 1);
+            let mut candidates = (from..of_role.len()).filter(|number| {
+                let play = &plays[of_role[*number]];
+                !play.conversations.contains(&index) && peer.is_none_or(|peer| !play.peers.contains(&peer))
+            });
+            let number = match candidates.next() {
+                Some(number) => number,
+                None if plays.len() < PLAYS => {
+                    plays.push(Play::new(role));
+                    of_role.push(plays.len() - 1);
+                    of_role.len() - 1
+                }
+                None => {
+                    let reason = format!(
+                        "there are {PLAYS} engines already, one for each time that queue pairs were connected; --role takes a part"
+                    );
+                    // Whoever comes first tells it.
+                    if let Some(play) = of_role.first().or(Some(&0)).and_then(|first| plays.get_mut(*first)) {
+                        play.left_out.push((place, reason));
+                    }
+                    continue;
+                }
+            };
+            if let Some((gid, qpn)) = peer {
+                latest.insert((role, gid, qpn), number);
+            }
+            plays[of_role[number]].admit(place, conversation, peer);
+        }
+    }
+    plays
+}
+
+impl Play {
+    fn new(role: IpAddr) -> Play {
+        Play {
+            role,
+            places: Vec::new(),
+            left_out: Vec::new(),
+            conversations: HashSet::new(),
+            peers: HashSet::new(),
+            bytes: 0,
+        }
+    }
+
+    /// Adds an end of a conversation, or says why it is not played.
+    fn admit(&mut self, place: Place, conversation: &Conversation, peer: Option<(Gid, Qpn)>) {
+        self.conversations.insert(place.conversation);
+        self.peers.extend(peer);
+        match self.room(conversation) {
+            Ok(bytes) => {
+                self.bytes = bytes;
+                self.places.push(place);
+            }
+            Err(reason) => self.left_out.push((place, reason)),
+        }
+    }
+
+    /// How many bytes it has with one more, if it may.
+    fn room(&self, conversation: &Conversation) -> Result<u64, String> {
+        if !conversation.knows_path_mtu() {
+            return Err("the packets do not tell the path MTU; --mtu does".into());
+        }
+        let mtu = conversation.path_mtu.bytes() as usize;
+        let messages = conversation.messages.iter().flat_map(|messages| &messages.list);
+        let bytes = messages
+            .map(|message| message.payload_bound(mtu) + message.remote().map_or(0, |(_, _, len)| len));
+        let bytes = bytes.fold(self.bytes, u64::saturating_add);
+        let queue_pairs = self.places.len() + 1;
+        if bytes > BYTES || queue_pairs > QUEUE_PAIRS {
+            return Err(format!(
+                "it would take {bytes} bytes and {queue_pairs} queue pairs: {BYTES} and {QUEUE_PAIRS} are for one engine; --role takes a part"
+            ));
+        }
+        Ok(bytes)
+    }
+}

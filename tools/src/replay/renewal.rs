@@ -1,0 +1,134 @@
+//! Queue pairs of the same numbers that were reset and connected anew: where one connection ends and the
+//! next begins.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::rc::Rc;
+
+use ferroce::wire::{Operation, PayloadRule, Service};
+use ferroce::{PathMtu, Psn, RKey};
+
+use super::packet::Seen;
+use super::pairing::Flow;
+
+/// The requests of each flow since its connection began.
+pub(super) struct Courses {
+    by_flow: HashMap<Flow, Course>,
+    /// The path MTU of a flow, where a full packet tells.
+    path_mtus: HashMap<Flow, PathMtu>,
+}
+
+#[derive(Default)]
+struct Course {
+    /// The PSN behind the newest request.
+    next: Option<Psn>,
+    /// What was asked for, by PSN.
+    contents: HashMap<Psn, u64>,
+    /// READs: first PSN, how many, and the key.
+    reads: Vec<(Psn, u32, RKey)>,
+    /// The newest PSN that was answered.
+    answered: Option<Psn>,
+}
+
+/// A request so far from the one before is of another connection.
+const FAR: u32 = 1 << 20;
+/// What is under way is among so many READs.
+const READS: usize = 256;
+
+impl Courses {
+    pub(super) fn of(packets: &[Rc<Seen>]) -> Courses {
+        let mut path_mtus = HashMap::new();
+        for packet in packets.iter().filter(|packet| packet.opcode.payload() == PayloadRule::Full) {
+            let len = u32::try_from(packet.payload().len()).ok();
+            if let Some(mtu) = len.and_then(|len| PathMtu::try_from(len).ok()) {
+                path_mtus.entry(flow(packet)).or_insert(mtu);
+            }
+        }
+        Courses { by_flow: HashMap::new(), path_mtus }
+    }
+
+    /// Takes the next packet of a flow and says whether another connection begins with it. `back` are the
+    /// packets that answer it.
+    pub(super) fn note(&mut self, packet: &Seen, flow: Flow, back: Option<Flow>) -> bool {
+        if packet.is_response() {
+            if let Some(course) =
+                back.and_then(|back| self.by_flow.get_mut(&back)).filter(|_| !packet.is_nak())
+            {
+                let psn = packet.psn();
+                course.answered =
+                    Some(course.answered.filter(|newest| newest.distance(psn) > 0).unwrap_or(psn));
+            }
+            return false;
+        }
+        if !packet.is_request() || !packet.icrc_is_right {
+            return false;
+        }
+        let told = self.path_mtus.get(&flow).or_else(|| self.path_mtus.get(&back?)).copied();
+        let course = self.by_flow.entry(flow).or_default();
+        let is_another = packet.starts() && course.is_left_by(packet);
+        if is_another {
+            *course = Course::default();
+        }
+        course.take(packet, told);
+        if is_another {
+            back.and_then(|back| self.by_flow.remove(&back));
+        }
+        is_another
+    }
+}
+
+impl Course {
+    /// Whether the start of a message can't be of this connection.
+    fn is_left_by(&self, packet: &Seen) -> bool {
+        let psn = packet.psn();
+        if self.next.is_some_and(|next| psn.distance(next).unsigned_abs() > FAR) {
+            return true;
+        }
+        if let Some(before) = self.contents.get(&psn) {
+            // What was done already is not sent again as something else.
+            let is_done = self.answered.is_some_and(|answered| answered.distance(psn) >= 0);
+            return *before != contents(packet) && (is_done || packet.service() == Service::Uc);
+        }
+        // A READ has the PSNs of its responses to itself.
+        let inside = self.reads.iter().rev().take(READS).find(|(first, count, _)| {
+            let behind = psn.distance(*first);
+            behind > 0 && (behind as u32) < *count
+        });
+        inside.is_some_and(|(.., rkey)| match packet.reth {
+            Some(reth) if packet.opcode.operation() == Operation::ReadRequest => reth.rkey() != *rkey,
+            _ => true,
+        })
+    }
+
+    fn take(&mut self, packet: &Seen, path_mtu: Option<PathMtu>) {
+        let psn = packet.psn();
+        let read = packet.reth.filter(|_| packet.opcode.operation() == Operation::ReadRequest);
+        let mut count = 1;
+        if let Some(reth) = read {
+            count = path_mtu.unwrap_or(PathMtu::Mtu1024).packets(reth.length());
+            // What is inside by the largest path MTU is inside by all.
+            let least = path_mtu.unwrap_or(PathMtu::Mtu4096).packets(reth.length());
+            if !self.contents.contains_key(&psn) {
+                self.reads.push((psn, least, reth.rkey()));
+            }
+        }
+        self.contents.entry(psn).or_insert_with(|| contents(packet));
+        let next = psn + count;
+        self.next = Some(self.next.filter(|newest| newest.distance(next) > 0).unwrap_or(next));
+    }
+}
+
+/// What a request asks for, as a number. A READ may ask for less when it comes again.
+fn contents(packet: &Seen) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    packet.opcode.hash(&mut hasher);
+    match packet.reth.filter(|_| packet.opcode.operation() == Operation::ReadRequest) {
+        Some(reth) => (reth.va(), reth.rkey()).hash(&mut hasher),
+        None => packet.contents().hash(&mut hasher),
+    }
+    hasher.finish()
+}
+
+fn flow(packet: &Seen) -> Flow {
+    (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service())
+}

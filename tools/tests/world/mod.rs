@@ -1,0 +1,227 @@
+//! Captures that are made here: two ends over a simulated network that does to frames what it likes.
+
+use std::path::Path;
+use std::time::Duration;
+
+use ferroce::driver::pcap::Recorder;
+use ferroce::driver::sim::{LinkConfig, SimNetwork};
+use ferroce::*;
+
+use crate::wild::Random;
+
+/// How two ends are connected.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) seed: u64,
+    pub(crate) link: LinkConfig,
+    pub(crate) qps: u32,
+    /// The first PSNs of both ends by the number of the queue pair.
+    pub(crate) psns: fn(u32) -> [u32; 2],
+    /// The ACK timeout, 4.096 µs · 2^N.
+    pub(crate) timeout: u8,
+}
+
+impl Default for Setup {
+    fn default() -> Setup {
+        let link = LinkConfig { delay: Duration::from_micros(5), ..LinkConfig::default() };
+        Setup { seed: 1, link, qps: 1, psns: |_| [0xff_fff0, 0x100], timeout: 10 }
+    }
+}
+
+/// Both ends; what passes the first one's port is recorded.
+pub(crate) struct World {
+    ends: [End; 2],
+    network: SimNetwork,
+    now: Nanos,
+}
+
+struct End {
+    context: Context,
+    cq: Cq,
+    mr: Mr,
+    qps: Vec<Qp>,
+    gid: Gid,
+}
+
+/// What can be posted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Work {
+    Write,
+    Send,
+    Read,
+    FetchAdd,
+    CompareSwap,
+}
+
+impl Work {
+    pub(crate) const ALL: [Work; 5] =
+        [Work::Write, Work::Send, Work::Read, Work::FetchAdd, Work::CompareSwap];
+}
+
+/// Bytes of memory for each queue pair: what comes, what it sends from, and what it asks for.
+const ROOM: u64 = 3 * PART;
+const PART: u64 = 8192;
+const EVERYTHING: [Access; 4] =
+    [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
+
+impl World {
+    pub(crate) fn new(setup: &Setup, file: &Path) -> World {
+        let network = SimNetwork::new(setup.seed, setup.link.clone()).expect("a network");
+        let port = |last: u8| network.port(&[[10, 9, 0, last].into()]);
+        let recorded: Box<dyn PacketDriver> = Box::new(Recorder::create(port(1), file).expect("a capture"));
+        let ends = [(recorded, 1), (Box::new(port(2)) as Box<dyn PacketDriver>, 2)];
+        let ends = ends.map(|(port, seed)| End::new(port, seed, setup));
+        let mut world = World { ends, network, now: Nanos(1_000_000) };
+        for qp in 0..setup.qps as usize {
+            world.connect(qp, (setup.psns)(qp as u32), setup.timeout);
+        }
+        world
+    }
+
+    /// Takes the two queue pairs of a number from RESET to RTS.
+    pub(crate) fn connect(&mut self, qp: usize, psns: [u32; 2], timeout: u8) {
+        let peers = [0, 1].map(|end| (self.ends[end].gid, self.ends[end].qpn(qp)));
+        for (index, end) in self.ends.iter_mut().enumerate() {
+            let (gid, qpn) = peers[1 - index];
+            let receive = ReadyToReceive {
+                path_mtu: PathMtu::Mtu1024,
+                min_rnr_timer: RnrTimer::new(10).expect("a timer"),
+                ..ReadyToReceive::new(AddressVector::new(gid, 0), qpn, Psn::new(psns[1 - index]))
+            };
+            let send = ReadyToSend { timeout, ..ReadyToSend::new(Psn::new(psns[index])) };
+            for step in [
+                Transition::Init { access: all_access() },
+                Transition::ReadyToReceive(receive),
+                Transition::ReadyToSend(send),
+            ] {
+                end.context.modify_qp(end.qps[qp], step).expect("a connected queue pair");
+            }
+        }
+    }
+
+    /// The numbers of the queue pairs that belong together, as a report shows them.
+    pub(crate) fn pairs(&self) -> Vec<[String; 2]> {
+        let name = |end: usize, qp: usize| self.ends[end].qpn(qp).to_string();
+        (0..self.ends[0].qps.len()).map(|qp| [name(0, qp), name(1, qp)]).collect()
+    }
+
+    /// Takes the two queue pairs of a number back to RESET.
+    pub(crate) fn reset(&mut self, qp: usize) {
+        for end in &mut self.ends {
+            end.context.modify_qp(end.qps[qp], Transition::Reset).expect("RESET");
+        }
+    }
+
+    /// Posts a work request of an end; `false` if there is no room for it.
+    pub(crate) fn post(&mut self, end: usize, qp: usize, work: Work, length: u32) -> bool {
+        let there = &self.ends[1 - end];
+        let RemoteMemory { addr, rkey, .. } = there.context.remote(there.mr).expect("memory");
+        let here = &mut self.ends[end];
+        let offset = qp as u64 * ROOM;
+        let remote = RemoteAddress { addr: addr + offset, rkey };
+        let (op, length) = match work {
+            Work::Write => (SendOp::Write(remote), length),
+            Work::Send => (SendOp::Send, length),
+            Work::Read => (SendOp::Read(remote), length),
+            Work::FetchAdd => (SendOp::FetchAdd { remote, add: 3 }, 8),
+            Work::CompareSwap => (SendOp::CompareSwap { remote, compare: 0, swap: 7 }, 8),
+        };
+        let part = if matches!(work, Work::Write | Work::Send) { PART } else { 2 * PART };
+        let sges = [Sge { mr: here.mr, offset: offset + part, length }];
+        let wr = SendWorkRequest { wr_id: 0, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+        match here.context.post_send(here.qps[qp], &wr) {
+            Ok(()) => true,
+            Err(Error::QueueFull { .. }) => false,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A READ whose key nobody has.
+    pub(crate) fn post_refused_read(&mut self, qp: usize, length: u32) {
+        let end = &mut self.ends[0];
+        let remote = RemoteAddress { addr: 0x1000, rkey: RKey(0xbad) };
+        let sges = [Sge { mr: end.mr, offset: 0, length }];
+        let op = SendOp::Read(remote);
+        let wr = SendWorkRequest { wr_id: 0, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+        end.context.post_send(end.qps[qp], &wr).expect("a READ");
+    }
+
+    /// Posts a receive of an end.
+    pub(crate) fn post_receive(&mut self, end: usize, qp: usize) {
+        let end = &mut self.ends[end];
+        let sges = [Sge { mr: end.mr, offset: qp as u64 * ROOM, length: PART as u32 }];
+        match end.context.post_recv(end.qps[qp], &ReceiveWorkRequest { wr_id: 1, sges: &sges }) {
+            Ok(()) | Err(Error::QueueFull { .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Random work of both ends on all queue pairs, and receives for it, some of them late.
+    pub(crate) fn traffic(&mut self, random: &mut Random, rounds: usize, kinds: &[Work]) {
+        for _ in 0..rounds {
+            for qp in 0..self.ends[0].qps.len() {
+                let end = usize::from(random.below(4) == 0);
+                let work = kinds[random.below(kinds.len())];
+                let length = [0, 1, 700, 1024, 1025, 3000, 5000][random.below(7)];
+                let posted = self.post(end, qp, work, length);
+                if posted && matches!(work, Work::Send) {
+                    if random.below(4) == 0 {
+                        self.run(random.below(60));
+                    }
+                    self.post_receive(1 - end, qp);
+                }
+            }
+            self.run(random.below(40));
+        }
+        self.run(usize::MAX);
+    }
+
+    /// Polls both ends so often, or until nothing more comes.
+    pub(crate) fn run(&mut self, steps: usize) {
+        let mut silent = 0;
+        for _ in 0..steps {
+            let (mut moved, now) = (0, self.now);
+            for end in &mut self.ends {
+                moved += end.context.poll(now).expect("a poll");
+                while end.context.poll_cq(end.cq).expect("a completion queue").is_some() {}
+                while end.context.next_event().is_some() {}
+            }
+            if moved > 0 {
+                silent = 0;
+                continue;
+            }
+            let timers = self.ends.iter().filter_map(|end| end.context.next_timeout());
+            match timers.chain(self.network.next_arrival()).min() {
+                Some(next) => self.now = next.max(Nanos(now.0 + 1)),
+                None if silent == 2 => return,
+                None => silent += 1,
+            }
+        }
+    }
+}
+
+impl End {
+    fn new(port: Box<dyn PacketDriver>, seed: u8, setup: &Setup) -> End {
+        let config = Config { seed: Some([seed; 32]), ..Config::default() };
+        let mut context = Context::open(port, &config).expect("a context");
+        let pd = context.alloc_pd().expect("a PD");
+        let cq = context.create_cq(4096).expect("a CQ");
+        let memory = Memory::zeroed((ROOM * u64::from(setup.qps)) as usize).expect("memory");
+        let mr = context.register(pd, memory, all_access()).expect("a region");
+        let numbers = 0..ROOM as u32 * setup.qps / 4;
+        let pattern = numbers.flat_map(|n| n.wrapping_mul(0x9e37_79b1).to_le_bytes()).collect::<Vec<u8>>();
+        context.bytes_mut(mr).expect("owned memory").copy_from_slice(&pattern);
+        let qps = (0..setup.qps).map(|_| context.create_qp(&QpConfig::rc(pd, cq)).expect("a queue pair"));
+        let qps = qps.collect();
+        let gid = context.port().gids[0].gid;
+        End { context, cq, mr, qps, gid }
+    }
+
+    fn qpn(&self, qp: usize) -> Qpn {
+        self.context.query_qp(self.qps[qp]).expect("a queue pair").qpn
+    }
+}
+
+fn all_access() -> Access {
+    EVERYTHING.into_iter().fold(Access::NONE, |all, one| all | one)
+}
