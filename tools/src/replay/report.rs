@@ -180,7 +180,6 @@ impl Report {
             let text = serde_json::to_string_pretty(self);
             return say!("{}", text.map_err(|error| Failure::run(error.to_string()))?);
         }
-        }
         say!("{}", self.text().trim_end_matches('\n'))
     }
 
