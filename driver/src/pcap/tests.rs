@@ -178,6 +178,8 @@ fn a_write_error_stops_the_capture_and_not_the_traffic() {
     assert_eq!(a.stats().tx_frames, 500);
     // 2 MB were sent; half a MB fits the disk and up to a quarter more the buffer.
     assert!((300..400).contains(&a.unrecorded()), "{}", a.unrecorded());
+    let recording = a.recording();
+    assert_eq!(recording.failure(), Some("capture 'disk': no space left on device"));
     let left = *room.lock().unwrap();
     assert_eq!(left, 0);
     // A gap would make the rest unreadable, so room that comes back is left alone.
