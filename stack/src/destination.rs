@@ -6,7 +6,7 @@ use crate::qp::QueuePair;
 use crate::shared::Shared;
 
 /// What a queue pair may have in flight even if others have filled the window of its destination: so each goes
-/// on, and one whose peer is gone holds up nobody.
+/// on, and one whose peer is gone stops nobody.
 const LEAST: u32 = 4;
 
 /// What the go-back-N queue pairs to one destination have in flight together. The way there has one queue for
@@ -15,7 +15,8 @@ const LEAST: u32 = 4;
 pub(crate) struct Destinations {
     /// Ordered by GID, each with its place in `in_flight` and the number of its queue pairs.
     places: Vec<(Gid, Destination, u32)>,
-    in_flight: Box<[u32]>,
+    /// PSNs; as many READs as there are queue pairs may take 2²³ each.
+    in_flight: Box<[u64]>,
     free: Vec<Destination>,
 }
 
@@ -63,18 +64,18 @@ impl Destinations {
 
     /// Packets in flight.
     #[inline]
-    pub(crate) fn in_flight(&self, place: Destination) -> u32 {
+    pub(crate) fn in_flight(&self, place: Destination) -> u64 {
         self.in_flight[place.0 as usize]
     }
 
     #[inline]
     pub(crate) fn add(&mut self, place: Destination, packets: u32) {
-        self.in_flight[place.0 as usize] += packets;
+        self.in_flight[place.0 as usize] += u64::from(packets);
     }
 
     #[inline]
     pub(crate) fn remove(&mut self, place: Destination, packets: u32) {
-        self.in_flight[place.0 as usize] -= packets;
+        self.in_flight[place.0 as usize] -= u64::from(packets);
     }
 
     fn find(&self, gid: Gid) -> Result<usize, usize> {
@@ -111,9 +112,9 @@ impl QueuePair {
         if own == wanted || own <= LEAST && own <= shared.window {
             return true;
         }
-        let all = self.in_flight_with_others(shared).saturating_add(wanted);
+        let all = self.in_flight_with_others(shared) + u64::from(wanted);
         // One that waits has an answer coming, which tells it when to go on.
-        own <= shared.window && (all <= shared.window || !self.awaits_answer())
+        own <= shared.window && (all <= shared.window.into() || !self.awaits_answer())
     }
 
     /// Whether nothing more may be sent behind a packet at `psn`: it must be acknowledged.
@@ -126,7 +127,7 @@ impl QueuePair {
         let own = psn.distance(una) as u32 + 1;
         own == shared.window
             || own >= LEAST
-                && self.in_flight_with_others(shared) + 1 >= shared.window
+                && self.in_flight_with_others(shared) + 1 >= shared.window.into()
                 && !self.awaits_answer()
     }
 
@@ -178,7 +179,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn in_flight_with_others(&self, shared: &Shared) -> u32 {
+    fn in_flight_with_others(&self, shared: &Shared) -> u64 {
         self.destination.map_or(0, |destination| shared.destinations.in_flight(destination))
     }
 

@@ -83,9 +83,9 @@ fn many_queue_pairs_overrun_no_queue_that_holds_one_window() {
     }
 }
 
-/// What is lost for good at a queue pair that is gone does not count against the others.
+/// What is lost for good at a queue pair that is gone fills the window until the ACK timer has run out; others go on.
 #[test]
-fn a_queue_pair_without_a_peer_holds_up_no_other() {
+fn a_queue_pair_without_a_peer_stops_no_other() {
     let setup = Setup { qps: 2, timeout: TIMEOUT, ..Setup::default() };
     let mut pair = Pair::new(16, bottleneck(1000), setup);
     let far = remote(&pair);

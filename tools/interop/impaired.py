@@ -3,7 +3,6 @@
 `HOW_verbs_8` and the like: what is impaired is what the guests send, so the recording, at guest 1's tap, has what is left of it.
 `..._behind`: what they receive; the recording has all that was sent.
 """
-import lab
 from lab import ADDRESS, IMMEDIATE, LISTENS_TCP, SUCCESS, Pair, Shaped, case, programs, run
 
 HOW = {

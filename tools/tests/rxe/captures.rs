@@ -37,7 +37,8 @@ pub(crate) fn make(guest: &Guest, folder: &Path, wanted: &(dyn Fn(&str) -> bool 
         count
     });
     let impaired = guest.inside(|| impaired(guest, folder, wanted));
-    let connections = if wanted("connection_manager") { connection_manager(guest, folder) } else { 0 };
+    let connections =
+        if wanted("ferroce_connection_manager") { connection_manager(guest, folder) } else { 0 };
     exchanges + impaired + impaired_programs(guest, folder, wanted) + connections
 }
 
