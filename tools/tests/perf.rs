@@ -3,10 +3,9 @@
 
 mod ends;
 
-use std::thread;
 use std::time::Duration;
 
-use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone, both, refused};
+use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic};
 use serde_json::Value;
 
 const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];
@@ -186,7 +185,7 @@ fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
     let command = format!("perf write bw -D 60 -d {VETH}");
     let server = Ferroce::server(&pair.a, &command);
     let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}"));
-    thread::sleep(Duration::from_millis(500));
+    wait_for_traffic(&pair.b, 0);
     client.interrupt();
     let (client, server) = (client.end(), server.end());
     assert_eq!((client.code, server.code), (Some(130), Some(1)), "{client:#?} {server:#?}");
@@ -249,9 +248,10 @@ fn loopback(arguments: &str) -> Value {
 /// Kills one end of a long run; how the other one ends.
 fn kill_one(pair: &Pair, test: &str, server_dies: bool) -> Outcome {
     let command = format!("perf {test} -D 60 -d {VETH}");
+    let before = sent_packets(&pair.b);
     let mut server = Ferroce::server(&pair.a, &command);
     let mut client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}"));
-    thread::sleep(Duration::from_millis(500));
+    wait_for_traffic(&pair.b, before);
     if server_dies {
         server.kill();
         client.end()

@@ -195,6 +195,24 @@ pub(crate) fn refused(cases: &[(&str, &[&str])]) {
     }
 }
 
+/// Waits until the interface of a namespace has sent 1000 packets more than `before`: the measurement is under
+/// way, however long it took to begin.
+pub(crate) fn wait_for_traffic(namespace: &str, before: u64) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while sent_packets(namespace) < before + 1000 {
+        assert!(Instant::now() < deadline, "no traffic from {namespace} within 30 s");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// What the interface of a namespace has sent.
+pub(crate) fn sent_packets(namespace: &str) -> u64 {
+    let arguments = ["-n", namespace, "-j", "-s", "link", "show", VETH];
+    let shown = Command::new("ip").args(arguments).output().unwrap();
+    let links: serde_json::Value = serde_json::from_slice(&shown.stdout).unwrap();
+    links[0]["stats64"]["tx"]["packets"].as_u64().expect("a counter")
+}
+
 /// Two namespaces whose interfaces have got their link-local addresses, which takes the kernel a
 /// while; without them the indices of the GID table are others.
 pub(crate) fn pair(mtu: u32) -> Option<Pair> {
