@@ -285,13 +285,14 @@ impl Judge<'_> {
         let is_open = self.theirs.cut.is_some_and(|(cut, _)| psn >= cut);
         let is_behind = self.newest_ever.is_none_or(|newest| psn > newest);
         // Of what was sent before the capture began nobody knows how many messages it was.
-        if is_open || is_behind || self.oldest_ever.is_none_or(|oldest| psn + 1 < oldest) {
+        // A NAK is for a packet that is not done.
+        let is_nak = packet.is_nak();
+        let newest_done = if is_nak { psn - 1 } else { psn };
+        if is_open || is_behind || self.oldest_ever.is_none_or(|oldest| newest_done + 1 < oldest) {
             return;
         }
         let Some(oldest) = self.theirs.list.first().map(|message| message.first) else { return };
-        let is_nak = packet.is_nak();
-        // A NAK is for a packet that is not done.
-        let least = self.theirs.ended_by(if is_nak { psn - 1 } else { psn }) as i64;
+        let least = self.theirs.ended_by(newest_done) as i64;
         // A READ may count when it is validated, at the PSN of its request.
         let begun = match self.theirs.at(psn) {
             Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
