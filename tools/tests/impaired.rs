@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use ferroce::driver::sim::LinkConfig;
 use wild::{Frames, Random};
-use world::{Setup, Work, World};
+use world::{Psns, Setup, Work, World};
 
 /// A file that goes when the test ends.
 struct Capture(PathBuf);
@@ -83,7 +83,7 @@ fn no_impairment_is_taken_for_a_violation() {
         for (name, link) in &links {
             let capture = Capture::new("impaired");
             let qps = [1, 4][round % 2];
-            let psns: fn(u32) -> [u32; 2] = |qp| [0xff_fff0 + 40_000 * qp & 0xff_ffff, 0x100 + 70_000 * qp];
+            let psns: Psns = |qp| [(0xff_fff0 + 40_000 * qp) & 0xff_ffff, 0x100 + 70_000 * qp];
             let seed = random.below(usize::MAX) as u64;
             let setup = Setup { seed, link: link.clone(), qps, psns, ..Setup::default() };
             let mut world = World::new(&setup, &capture.0);
@@ -99,7 +99,7 @@ fn no_impairment_is_taken_for_a_violation() {
 /// NCCL's queue pairs all begin with PSN 0; those of others are near each other.
 #[test]
 fn queue_pairs_with_near_psns_are_paired_or_not_judged() {
-    let apart: [(&str, u32, fn(u32) -> [u32; 2]); 3] = [
+    let apart: [(&str, u32, Psns); 3] = [
         ("3 apart", 64, |qp| [1000 + 3 * qp, 7000 + 3 * qp]),
         ("3 apart, the other end's the other way", 64, |qp| [1000 + 3 * qp, 7000 - 3 * qp]),
         ("all 0", 8, |_| [0, 0]),

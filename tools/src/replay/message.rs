@@ -32,8 +32,6 @@ pub(super) struct Messages {
     /// Packets before the first message that is whole, and where messages end among them.
     pub(super) orphans: usize,
     orphan_ends: Vec<i64>,
-    /// PSNs among them that were not seen: each may have been a message.
-    pub(super) unseen: i64,
 }
 
 impl Message {
@@ -173,9 +171,6 @@ impl Messages {
             let last = psn + conversation.span(packet).max(packets.len() as i64) - 1;
             next = Some(last + 1);
             messages.list.push(Message { first: *psn, last, at: packet.at, frame: packet.frame, packets });
-        }
-        if let (Some((oldest, _)), Some(first)) = (firsts.first_key_value(), messages.list.first()) {
-            messages.unseen = first.first - oldest - messages.orphans as i64;
         }
         // They are posted in order, whichever was seen first.
         let mut earliest = Nanos::NEVER;

@@ -9,14 +9,16 @@ use ferroce::*;
 
 use crate::wild::Random;
 
+/// The first PSNs of both ends by the number of the queue pair.
+pub(crate) type Psns = fn(u32) -> [u32; 2];
+
 /// How two ends are connected.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) seed: u64,
     pub(crate) link: LinkConfig,
     pub(crate) qps: u32,
-    /// The first PSNs of both ends by the number of the queue pair.
-    pub(crate) psns: fn(u32) -> [u32; 2],
+    pub(crate) psns: Psns,
     /// The ACK timeout, 4.096 µs · 2^N.
     pub(crate) timeout: u8,
 }

@@ -37,8 +37,6 @@ pub(super) struct Responder {
     originals: HashMap<i64, u64>,
     /// What came twice and must be answered: its PSN, opcode and frame.
     duplicate: Option<(i64, Opcode, u64)>,
-    /// How many messages there may have been before the capture, least and most, as the MSNs so far tell.
-    before: Option<(i64, i64)>,
     /// The newest MSN, without wraps.
     newest_msn: Option<i64>,
     /// The capture has the connection's first message.
@@ -285,13 +283,14 @@ impl Judge<'_> {
         let is_open = self.theirs.cut.is_some_and(|(cut, _)| psn >= cut);
         let is_behind = self.newest_ever.is_none_or(|newest| psn > newest);
         // Of what was sent before the capture began nobody knows how many messages it was.
-        if is_open || is_behind || self.oldest_ever.is_none_or(|oldest| psn + 1 < oldest) {
+        // A NAK is for a packet that is not done.
+        let is_nak = packet.is_nak();
+        let newest_done = if is_nak { psn - 1 } else { psn };
+        if is_open || is_behind || self.oldest_ever.is_none_or(|oldest| newest_done + 1 < oldest) {
             return;
         }
         let Some(oldest) = self.theirs.list.first().map(|message| message.first) else { return };
-        let is_nak = packet.is_nak();
-        // A NAK is for a packet that is not done.
-        let least = self.theirs.ended_by(if is_nak { psn - 1 } else { psn }) as i64;
+        let least = self.theirs.ended_by(newest_done) as i64;
         // A READ may count when it is validated, at the PSN of its request.
         let begun = match self.theirs.at(psn) {
             Some(message) if message.operation() == Some(Operation::ReadRequest) && psn < message.last => 1,
@@ -314,33 +313,20 @@ impl Judge<'_> {
         // The first answer of a connection that begins here has the MSN of its message.
         let begins = self.responder.newest_msn.is_none()
             && self.theirs.orphans == 0
+            && !is_again
             && (least..=done).contains(&counted)
             && counted == least + begun;
         self.responder.newest_msn = self.responder.newest_msn.max(Some(counted));
         self.responder.is_start |= self.strict || is_start || begins;
-        let (fewest, largest) = match self.responder.is_start {
-            true => (0, 0),
-            false => self.responder.before.unwrap_or((i64::MIN, i64::MAX)),
-        };
-        // What was done before the capture and is only repeated in it counts already.
-        let most = match (self.responder.is_start, self.theirs.cut) {
-            (true, _) => done + self.responder.strays,
-            (false, None) => {
-                self.theirs.ended_by(i64::MAX) as i64 + self.responder.strays + self.theirs.unseen + begun
-            }
-            (false, Some(_)) => i64::MAX,
-        };
-        let before = (fewest.max(counted.saturating_sub(most)), largest.min(counted - least));
-        if before.0 > before.1 {
-            let (from, to) = (least.saturating_add(fewest), most.saturating_add(largest));
-            let range = if from >= to { from.to_string() } else { format!("{from} to {to}") };
-            self.violation(
-                Rule::Msn,
-                packet.frame,
-                format!("MSN {msn} at PSN {}: must be {range}", hex(psn)),
-            );
-        } else {
-            self.responder.before = Some(before);
+        // How many messages were before the capture, and what was asked there beyond it, nobody knows.
+        if !self.responder.is_start {
+            return;
+        }
+        let most = done + self.responder.strays;
+        if !(least..=most).contains(&counted) {
+            let range = if least >= most { least.to_string() } else { format!("{least} to {most}") };
+            let text = format!("MSN {msn} at PSN {}: must be {range}", hex(psn));
+            self.violation(Rule::Msn, packet.frame, text);
         }
     }
 
