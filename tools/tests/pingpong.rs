@@ -55,7 +55,7 @@ fn whoever_just_knocks_ends_no_server() {
     let server = server.end();
     assert_eq!(server.code, Some(0), "{server:#?}");
     assert!(
-        server.stderr.contains("closed the TCP connection") && !server.stderr.contains('\x1b'),
+        server.stderr.contains("closed the connection") && !server.stderr.contains('\x1b'),
         "{server:#?}"
     );
 }
