@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::client::{Stop, histogram, lap};
 use super::pattern::Origin;
-use super::plan::{Layout, Mode, Operation, Plan};
+use super::plan::{Layout, MAX_MESSAGES, Mode, Operation, Plan};
 use super::report::{Latency, Measurement};
 use super::server::Wishes;
 use super::session::{Beside, Session};
@@ -104,6 +104,7 @@ pub(super) fn serve(
         } else if session.plan.echoes() {
             while session.lanes[0].posted < count {
                 session.turn()?;
+                session.check_lost(session.lanes[0].posted)?;
                 session.echo(count)?;
             }
             session.settle()?;
@@ -345,7 +346,13 @@ fn swap_report(session: &mut Session<Exchange>, ours: BandwidthReport) -> Result
     for number in &mut numbers {
         *number = session.swap(*number, Wait::Measurement)?;
     }
-    Ok(BandwidthReport::from_messages(numbers))
+    let theirs = BandwidthReport::from_messages(numbers);
+    let most = MAX_MESSAGES * session.lanes.len() as u64;
+    if theirs.messages > most {
+        let messages = theirs.messages;
+        return Err(Failure::run(format!("perftest reports {messages} messages; at most {most}")));
+    }
+    Ok(theirs)
 }
 
 /// In MiB/s, as perftest counts unless it is told otherwise.
