@@ -88,6 +88,9 @@ pub(crate) struct Args {
     /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
+    /// Server: send UC and UD messages also to a client whose GID is another address than it comes from over TCP.
+    #[arg(long, conflicts_with = "host")]
+    any_gid: bool,
     /// Operations outstanding on a queue pair.
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
     tx_depth: u32,
@@ -246,7 +249,10 @@ impl Args {
         let (stream, client) = await_client(listener, meanwhile, control::GREETING, Client::of)?;
         ear.close(&mut end)?;
         let interrupt = end.interrupt.clone();
-        let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu };
+        let from = stream.peer_addr().or_fail(|| "the client's address".into())?.ip().to_canonical();
+        // What runs here could send by itself.
+        let home = (!self.any_gid && !from.is_loopback()).then(|| Gid::from(from));
+        let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu, home };
         let plan = match client {
             Client::Ferroce(plan) => plan,
             Client::Perftest(version) => {
@@ -272,7 +278,7 @@ impl Args {
         let interrupt = end.interrupt.clone();
         if self.perftest {
             let mut session = self.session(end, Exchange::new(stream, &[], &interrupt)?, Origin::Client);
-            let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu };
+            let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu, home: None };
             let (path_mtu, results) = perftest::measure(&mut session, &self.sizes(true), wishes)?;
             return Ok(Report::new("client", &session.end, &session.plan, path_mtu, results));
         }

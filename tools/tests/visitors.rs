@@ -99,9 +99,12 @@ fn counts_that_can_not_be_are_refused() {
 #[test]
 fn a_client_that_goes_with_words_unread_is_noticed() {
     let _alone = alone();
-    for (service, bidirectional, count) in [("rc", false, 5_u64), ("uc", true, 1 << 40)] {
+    // With an ACK timeout of 31 the work under way would have days.
+    for (service, bidirectional, timeout, count) in
+        [("rc", false, 14, 5_u64), ("uc", true, 31, 1 << 40), ("rc", true, 31, 100)]
+    {
         let (server, port) = server("perf send bw");
-        let changes = json!({"service": service, "bidirectional": bidirectional});
+        let changes = json!({"service": service, "bidirectional": bidirectional, "timeout": timeout});
         let mut client = Client::with(port, "send bw", &changes);
         client.say(&json!({"Lap": {"number": 0, "messages": [count]}}));
         // It has sent nothing, so the server does not come to the last word.
@@ -109,7 +112,8 @@ fn a_client_that_goes_with_words_unread_is_noticed() {
         client.say(&json!("Finish"));
         thread::sleep(Duration::from_millis(300));
         drop(client);
-        let outcome = ends_by_itself(server);
+        let outcome = server.end();
+        assert!(outcome.took < Duration::from_secs(20), "{service}: {outcome:#?}");
         assert_eq!(outcome.code, Some(1), "{service}: {outcome:#?}");
         assert!(outcome.stderr.contains("control connection is closed"), "{service}: {outcome:#?}");
     }

@@ -361,7 +361,8 @@ impl<C: Beside> Session<C> {
         }
         // What nothing repeats ends at once.
         let under_way = self.plan.is_reliable() && self.lanes.iter().any(|lane| lane.completed < lane.posted);
-        let patience = if under_way { retry_budget(self.plan.timeout) } else { Duration::ZERO };
+        let patience =
+            if under_way { retry_budget(self.plan.timeout).min(LONGEST_SILENCE) } else { Duration::ZERO };
         warn!("the control connection {how}; work under way has {:.1} s to end", patience.as_secs_f64());
         self.lost = Some(now + patience);
         Ok(())
