@@ -102,7 +102,7 @@ struct Regions {
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// The other end is taken for dead after so long without a word.
+/// The other end is taken for dead after so long without a word, and what is under way then has no longer either.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
 /// After the last packet, when the other end has sent everything.
 const LATE: Duration = Duration::from_millis(300);
@@ -207,9 +207,10 @@ impl<C: Beside> Session<C> {
         }
     }
 
-    /// Turns until no more packets come, where nobody has waited for their acknowledgement.
+    /// Turns until no more packets come, where nobody has waited for their acknowledgement; so does an end that
+    /// takes requests for those of another service, if none has come here.
     pub(super) fn drain(&mut self) -> Result<(), Failure> {
-        while !self.plan.is_reliable() && self.quiet() < LATE {
+        while (!self.plan.is_reliable() || self.requests() == 0) && self.quiet() < LATE {
             self.turn()?;
         }
         Ok(())
