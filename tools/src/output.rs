@@ -14,9 +14,14 @@ pub(crate) use say;
 
 /// See [`say`]. Where a reader has gone, it has had enough.
 pub(crate) fn line(text: Arguments<'_>) -> Result<(), Failure> {
+    write(format_args!("{text}\n")).map(drop)
+}
+
+/// Writes to standard output. Returns whether somebody still reads it.
+pub(crate) fn write(text: Arguments<'_>) -> Result<bool, Failure> {
     let mut stdout = io::stdout().lock();
-    match writeln!(stdout, "{text}").and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-        written => written.or_fail(|| "standard output".into()),
+    match stdout.write_fmt(text).and_then(|()| stdout.flush()) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+        written => written.or_fail(|| "standard output".into()).map(|()| true),
     }
 }

@@ -88,6 +88,9 @@ pub(crate) struct Args {
     /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
+    /// Server: send UC and UD messages also to a client whose GID is another address than it comes from over TCP.
+    #[arg(long, conflicts_with = "host")]
+    any_gid: bool,
     /// Operations outstanding on a queue pair.
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
     tx_depth: u32,
@@ -241,21 +244,26 @@ impl Args {
 
     fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
-        let ear = Ear::open(&mut end, listener.port()?)?;
-        let meanwhile = || end.poll().and_then(|_| Ear::check(&mut end));
+        let mut ear = Ear::open(&mut end, listener.port()?)?;
+        let meanwhile = || end.poll().and_then(|_| ear.check(&mut end));
         let (stream, client) = await_client(listener, meanwhile, control::GREETING, Client::of)?;
         ear.close(&mut end)?;
-        let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu };
+        let interrupt = end.interrupt.clone();
+        let from = stream.peer_addr().or_fail(|| "the client's address".into())?.ip().to_canonical();
+        // What runs here could send by itself.
+        let home = (!self.any_gid && !from.is_loopback()).then(|| Gid::from(from));
+        let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu, home };
         let plan = match client {
             Client::Ferroce(plan) => plan,
             Client::Perftest(version) => {
                 self.check_perftest()?;
-                let mut session = self.session(end, Exchange::new(stream, &version)?, Origin::Server);
+                let mut session =
+                    self.session(end, Exchange::new(stream, &version, &interrupt)?, Origin::Server);
                 let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
                 return Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
             }
         };
-        let mut session = self.session(end, Control::new(stream)?, Origin::Server);
+        let mut session = self.session(end, Control::new(stream, &interrupt)?, Origin::Server);
         let path_mtu = server::run(&mut session, plan, wishes)?;
         Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
     }
@@ -267,13 +275,14 @@ impl Args {
         })?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
         let gid_index = end.gid_index(self.gid_index, Some(Gid::from(peer.ip().to_canonical())))?;
+        let interrupt = end.interrupt.clone();
         if self.perftest {
-            let mut session = self.session(end, Exchange::new(stream, &[])?, Origin::Client);
-            let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu };
+            let mut session = self.session(end, Exchange::new(stream, &[], &interrupt)?, Origin::Client);
+            let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu, home: None };
             let (path_mtu, results) = perftest::measure(&mut session, &self.sizes(true), wishes)?;
             return Ok(Report::new("client", &session.end, &session.plan, path_mtu, results));
         }
-        let control = Control::greet(stream, &end.interrupt)?;
+        let control = Control::greet(stream, &interrupt)?;
         let mut session = self.session(end, control, Origin::Client);
         let (path_mtu, results) = client::run(&mut session, &self.sizes(false), gid_index, self.mtu)?;
         Ok(Report::new("client", &session.end, &session.plan, path_mtu, results))

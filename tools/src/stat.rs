@@ -4,7 +4,7 @@ mod http;
 mod table;
 
 use std::collections::{BTreeMap, HashSet};
-use std::io::{self, Write};
+use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use crate::endpoint::end_at_once_on_signals;
 use crate::failure::Failure;
+use crate::output;
 use table::Table;
 
 /// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
@@ -81,11 +82,10 @@ impl Args {
             } else {
                 table.draw(contexts, began)
             };
-            // Whoever reads may have enough.
-            let written = io::stdout().write_all(text.as_bytes()).and_then(|()| io::stdout().flush());
+            let is_read = output::write(format_args!("{text}"))?;
             turn += 1;
             match self.watch {
-                Some(seconds) if written.is_ok() && self.count.is_none_or(|count| turn < count) => {
+                Some(seconds) if is_read && self.count.is_none_or(|count| turn < count) => {
                     let next = began + Duration::from_secs(seconds.into());
                     thread::sleep(next.saturating_duration_since(Instant::now()));
                 }

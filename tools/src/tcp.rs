@@ -14,6 +14,9 @@ use crate::failure::{Failure, OrFail};
 /// How long the other end may leave what is sent to it.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Pieces of what has come that are taken at a time: who talks without end does not hold up the rest.
+const PIECES: usize = 16;
+
 /// So many visitors come in before those that are there are heard.
 const MAX_NEW: usize = 16;
 
@@ -89,17 +92,18 @@ impl Listener {
     }
 }
 
-/// A connection that never blocks.
+/// A connection that never blocks where it is heard, and in sending until a signal comes.
 pub(crate) struct Link {
     stream: TcpStream,
+    interrupt: Interrupt,
     open: bool,
 }
 
 impl Link {
-    pub(crate) fn new(stream: TcpStream) -> Result<Link, Failure> {
+    pub(crate) fn new(stream: TcpStream, interrupt: &Interrupt) -> Result<Link, Failure> {
         stream.set_nodelay(true).or_fail(|| "control connection".into())?;
         stream.set_nonblocking(true).or_fail(|| "control connection".into())?;
-        Ok(Link { stream, open: true })
+        Ok(Link { stream, interrupt: interrupt.clone(), open: true })
     }
 
     /// Whether more may come.
@@ -108,29 +112,34 @@ impl Link {
     }
 
     /// Sends all of it. If the other end is gone, [`receive`](Link::receive) will tell.
-    pub(crate) fn send(&mut self, bytes: &[u8]) {
+    ///
+    /// # Errors
+    /// [`Failure::Interrupted`], where it has to wait.
+    pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<(), Failure> {
         let deadline = Instant::now() + SEND_PATIENCE;
         let mut rest = bytes;
         while !rest.is_empty() && self.open {
             match self.stream.write(rest) {
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
+                    self.interrupt.check()?;
                     thread::sleep(Duration::from_millis(1));
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(_) => self.open = false,
             }
         }
+        Ok(())
     }
 
-    /// Hands over what has arrived. Returns whether there was anything, and whether more may come.
+    /// Hands over what has arrived, or some of it where that is much. Returns whether there was anything, and whether more may come.
     pub(crate) fn receive(
         &mut self,
         mut take: impl FnMut(&[u8]) -> Result<(), Failure>,
     ) -> Result<(bool, bool), Failure> {
         let mut chunk = [0; 4096];
         let mut any = false;
-        loop {
+        for _ in 0..PIECES {
             match self.stream.read(&mut chunk) {
                 Ok(0) => self.open = false,
                 Ok(count) => {
@@ -243,16 +252,39 @@ pub(crate) fn read_exact(
 mod tests {
     use super::*;
 
+    /// What a peer does not take must not keep a signal waiting.
+    #[test]
+    fn a_send_that_waits_is_interrupted() {
+        let listener = Listener::local().expect("a port");
+        let _deaf = connect("127.0.0.1", listener.port().expect("its port")).expect("a connection");
+        let interrupt = Interrupt::default();
+        let mut link = Link::new(accept(&listener), &interrupt).expect("a connection");
+        let signal = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(200));
+            interrupt.set();
+        });
+        let started = Instant::now();
+        let result = link.send(&vec![0; 64 << 20]);
+        let took = started.elapsed();
+        signal.join().expect("no panic");
+        assert!(took < Duration::from_secs(5), "{took:?}");
+        assert!(matches!(result, Err(Failure::Interrupted)), "{result:?}");
+    }
+
+    fn accept(listener: &Listener) -> TcpStream {
+        loop {
+            match listener.newcomers().next() {
+                Some((stream, _)) => return stream,
+                None => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+
     #[test]
     fn a_peer_that_sends_byte_after_byte_has_its_time() {
         let listener = Listener::local().expect("a port");
         let mut slow = connect("127.0.0.1", listener.port().expect("its port")).expect("a connection");
-        let mut stream = loop {
-            match listener.newcomers().next() {
-                Some((stream, _)) => break stream,
-                None => thread::sleep(Duration::from_millis(1)),
-            }
-        };
+        let mut stream = accept(&listener);
         let started = Instant::now();
         let writer = thread::spawn(move || {
             while slow.write_all(b"x").is_ok() && started.elapsed() < Duration::from_secs(5) {

@@ -118,6 +118,37 @@ fn a_recorded_run_dissects_without_fault() {
     assert_eq!(last["summary"]["roce_packets"], last["summary"]["icrc_ok"], "{last}");
 }
 
+/// It could be anybody's, who is flooded then.
+#[test]
+fn messages_to_another_address_than_the_clients_are_refused() {
+    let _alone = alone();
+    let Some(pair) = ends::pair(1500) else { return };
+    // TCP is over IPv4, the GID of IPv6.
+    let run = |test: &str, ours: &str, theirs: &str| {
+        let server = Ferroce::server(&pair.a, &format!("perf {test} -d {VETH} {ours}"));
+        let client =
+            Ferroce::start(Some(&pair.b), &format!("perf {test} -d {VETH} -x 0 {theirs} {SERVER}")).end();
+        if client.code != Some(0) {
+            server.interrupt();
+        }
+        (server.end(), client)
+    };
+    for test in ["send bw -b -c UD -n 100", "write bw -b -c UC -n 100", "send lat -c UC -n 100"] {
+        for theirs in ["", "--perftest"] {
+            let (server, client) = run(test, "", theirs);
+            assert_eq!(server.code, Some(2), "{test} {theirs}: {server:#?} {client:#?}");
+            for word in ["10.9.0.2", "::", "--any-gid"] {
+                assert!(server.stderr.contains(word), "no '{word}' in {server:#?}");
+            }
+            let (server, client) = run(test, "--any-gid", theirs);
+            assert_eq!((server.code, client.code), (Some(0), Some(0)), "{test}: {server:#?} {client:#?}");
+        }
+    }
+    // A reliable service ends where nobody answers.
+    let (server, client) = run("send bw -b -n 100", "", "");
+    assert_eq!((server.code, client.code), (Some(0), Some(0)), "{server:#?} {client:#?}");
+}
+
 #[test]
 fn every_operation_over_af_xdp() {
     let _alone = alone();

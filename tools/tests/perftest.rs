@@ -137,9 +137,15 @@ fn clients_and_servers_of_the_connection_manager_are_named() {
     let (server, client) = Client::of("write bw");
     let port = client.stream.peer_addr().unwrap().port();
     let mut requester = Requester::new(QpType::Rc);
-    requester.call(SocketAddr::new(server_address().parse().unwrap(), port));
-    fails(server.end(), &["-R", &requester_address()]);
+    let to = SocketAddr::new(server_address().parse().unwrap(), port);
+    (0..5).for_each(|_| requester.call(to));
     drop(requester);
+    // Anybody can ask so; the server still waits for one that does not.
+    server.interrupt();
+    let outcome = server.end();
+    assert_eq!(outcome.code, Some(130), "{outcome:#?}");
+    let naming = |line: &&str| line.contains("-R") && line.contains(&requester_address());
+    assert_eq!(outcome.stderr.lines().filter(naming).count(), 1, "{outcome:#?}");
 
     let mut listener = Requester::new(QpType::Rc);
     let any = SocketAddr::from(([0, 0, 0, 0], 18539));
@@ -231,6 +237,35 @@ fn wrong_words_are_named() {
     (0..3).for_each(|_| drop(client.swap(DESTINATION)));
     let _ = client.stream.write_all(&[b'0'; 5000]);
     fails(server.end(), &["unasked"]);
+}
+
+#[test]
+fn a_word_that_is_begun_must_end() {
+    let _alone = alone();
+    let (server, mut client) = Client::of("write bw");
+    client.agree("6.06");
+    (0..3).for_each(|_| drop(client.swap(DESTINATION)));
+    client.stream.write_all(&DESTINATION[..1]).unwrap();
+    let outcome = server.end();
+    drop(client);
+    assert!(outcome.took < Duration::from_secs(20), "{outcome:#?}");
+    fails(outcome, &["1 bytes of its next word within 10 s"]);
+}
+
+#[test]
+fn a_client_with_a_smaller_count_is_named() {
+    let _alone = alone();
+    for service in ["UD", "UC"] {
+        let command = format!("perf send lat -c {service} -p 18541");
+        let mut server = Ferroce::start(None, &format!("{command} -n 100 -d udp:{}", server_address()));
+        server.ready();
+        let arguments = format!("{command} -n 50 -d udp:{} --perftest 127.0.0.1", requester_address());
+        let client = Ferroce::start(None, &arguments);
+        let outcome = server.end();
+        assert!(outcome.took < Duration::from_secs(10), "{service}: {outcome:#?}");
+        fails(outcome, &["perftest has ended its part", "-n"]);
+        fails(client.end(), &["-n"]);
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod ends;
 
 use std::fs::{self, File};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -66,21 +67,70 @@ fn an_output_that_can_not_be_written_is_a_failure() {
         &format!("replay --json {capture}"),
         "doctor -d loopback",
     ] {
-        let full = |stdout: Stdio| {
-            let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce"));
-            command.args(arguments.split_whitespace()).stdout(stdout).output().unwrap()
-        };
-        let outcome = full(File::create("/dev/full").unwrap().into());
-        let said = String::from_utf8_lossy(&outcome.stderr);
-        assert!(matches!(outcome.status.code(), Some(1 | 2)), "{arguments}: {outcome:?}");
-        assert!(said.contains("No space left on device"), "{arguments}: {said}");
-        // Who reads no more has had enough.
-        let (reader, writer) = std::io::pipe().unwrap();
-        drop(reader);
-        let outcome = full(writer.into());
-        let said = String::from_utf8_lossy(&outcome.stderr);
-        assert!(!said.contains("panicked") && outcome.status.code() != Some(101), "{arguments}: {said}");
+        refuses_to_lose(arguments);
     }
+}
+
+#[test]
+fn a_stat_that_can_not_be_written_is_a_failure() {
+    let _alone = alone();
+    let mut shown = Ferroce::start(None, &format!("perf write bw -p 0 -d udp:{}", address(0)));
+    shown.ready();
+    for options in ["", "--json", "--prometheus", "--watch 1"] {
+        refuses_to_lose(&format!("stat {options} {}", shown.pid()));
+    }
+}
+
+/// Fails if a command whose output can't be written takes that for success, or one that nobody reads for a fault.
+fn refuses_to_lose(arguments: &str) {
+    let run = |stdout: Stdio| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce"));
+        command.args(arguments.split_whitespace()).stdout(stdout).output().unwrap()
+    };
+    let outcome = run(File::create("/dev/full").unwrap().into());
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert!(matches!(outcome.status.code(), Some(1 | 2)), "{arguments}: {outcome:?}");
+    assert!(said.contains("No space left on device"), "{arguments}: {said}");
+    // Who reads no more has had enough.
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let outcome = run(writer.into());
+    let said = String::from_utf8_lossy(&outcome.stderr);
+    assert!(!said.contains("panicked") && outcome.status.code() != Some(101), "{arguments}: {said}");
+}
+
+/// A shell that has neither packages nor a way to them, as root.
+#[test]
+fn ci_without_its_packages_is_a_failure() {
+    let tools = std::env::temp_dir().join(format!("ferroce-ci-{}", std::process::id()));
+    fs::create_dir(&tools).unwrap();
+    for (name, does) in [
+        ("id", "echo 0"),
+        ("dpkg-query", "exit 1"),
+        ("apt-get", "echo no network >&2; exit 100"),
+        ("cargo", "exit 0"),
+    ] {
+        let tool = tools.join(name);
+        fs::write(&tool, format!("#!/bin/sh\n{does}\n")).unwrap();
+        fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!("{}:{}", tools.display(), std::env::var("PATH").unwrap());
+    let run = |arguments: &[&str], ci: &str| {
+        let job = concat!(env!("CARGO_MANIFEST_DIR"), "/../do");
+        Command::new(job).args(arguments).env("PATH", &path).env("CI", ci).output().unwrap()
+    };
+    let here = run(&["lint"], "");
+    let ci = run(&["lint"], "true");
+    let fuzz = run(&["fuzz", "1"], "");
+    fs::remove_dir_all(&tools).unwrap();
+    let said = String::from_utf8_lossy(&ci.stderr);
+    assert_eq!(here.status.code(), Some(0), "{here:?}");
+    assert_eq!(ci.status.code(), Some(1), "{ci:?}");
+    assert!(said.contains("libelf-dev") && said.contains("CI"), "{said}");
+    // Nor does a list of targets that is empty pass.
+    let said = String::from_utf8_lossy(&fuzz.stderr);
+    assert_eq!(fuzz.status.code(), Some(1), "{fuzz:?}");
+    assert!(said.contains("no fuzz targets in"), "{said}");
 }
 
 fn first_capture(folder: &str) -> String {

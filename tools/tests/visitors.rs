@@ -5,7 +5,7 @@
 mod ends;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -97,6 +97,76 @@ fn counts_that_can_not_be_are_refused() {
 }
 
 #[test]
+fn a_client_that_goes_with_words_unread_is_noticed() {
+    let _alone = alone();
+    // With an ACK timeout of 31 the work under way would have days.
+    for (service, bidirectional, timeout, count) in
+        [("rc", false, 14, 5_u64), ("uc", true, 31, 1 << 40), ("rc", true, 31, 100)]
+    {
+        let (server, port) = server("perf send bw");
+        let changes = json!({"service": service, "bidirectional": bidirectional, "timeout": timeout});
+        let mut client = Client::with(port, "send bw", &changes);
+        client.say(&json!({"Lap": {"number": 0, "messages": [count]}}));
+        // It has sent nothing, so the server does not come to the last word.
+        client.say(&json!({"LapDone": {"messages": [count]}}));
+        client.say(&json!("Finish"));
+        thread::sleep(Duration::from_millis(300));
+        drop(client);
+        let outcome = server.end();
+        assert!(outcome.took < Duration::from_secs(20), "{service}: {outcome:#?}");
+        assert_eq!(outcome.code, Some(1), "{service}: {outcome:#?}");
+        assert!(outcome.stderr.contains("control connection is closed"), "{service}: {outcome:#?}");
+    }
+}
+
+#[test]
+fn a_server_whose_client_never_stops_talking_is_interrupted() {
+    let _alone = alone();
+    let (server, port) = server("perf write bw");
+    let mut client = Client::of(port, "write bw", false);
+    let alive = b"\0\0\0\x07\"Alive\"".repeat(10_000);
+    let flood = thread::spawn(move || while client.0.write_all(&alive).is_ok() {});
+    thread::sleep(Duration::from_millis(500));
+    server.signal("TERM");
+    let outcome = server.end();
+    flood.join().unwrap();
+    assert_eq!(outcome.code, Some(130), "{outcome:#?}");
+    assert!(outcome.took < Duration::from_secs(5), "{outcome:#?}");
+}
+
+#[test]
+fn numbers_of_a_server_that_can_not_be_are_refused() {
+    let _alone = alone();
+    for (verified, lost, sent, named) in [
+        (0, u64::MAX, 0, "counts 18446744073709551615 lost"),
+        (u64::MAX, 0, 0, "compared 18446744073709551615 bytes of 0"),
+        (0, 0, 11, "sent [11]"),
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let command = format!("perf write bw -c UC -n 10 -s 64 -d udp:{} -p {port} 127.0.0.1", address(1));
+        let client = Ferroce::start(None, &command);
+        let mut server = Client(listener.accept().unwrap().0);
+        server.greet();
+        assert!(server.hear().get("Plan").is_some());
+        server.say(&json!("Ready"));
+        assert!(server.hear().get("Connect").is_some());
+        server.say(&offer(64, address(0), Some(1024)));
+        assert!(server.hear().get("Lap").is_some());
+        server.say(&json!("Ready"));
+        assert!(server.hear().get("LapDone").is_some());
+        let tally = json!({"verified": verified, "lost": lost, "sent": [sent], "nanoseconds": 1});
+        server.say(&json!({ "Verified": tally }));
+        // Where it is believed.
+        server.say(&json!("Closed"));
+        drop(server);
+        let outcome = ends_by_itself(client);
+        assert_eq!(outcome.code, Some(1), "{named}: {outcome:#?}");
+        assert!(outcome.stderr.contains(named), "{named}: {outcome:#?}");
+    }
+}
+
+#[test]
 fn what_a_peer_says_is_cut_where_it_is_long() {
     let _alone = alone();
     let long = "A".repeat(60_000);
@@ -133,30 +203,40 @@ fn ends_by_itself(server: Ferroce) -> Outcome {
     outcome
 }
 
-/// A script in place of a client of `ferroce perf`.
+/// A script in place of an end of `ferroce perf`.
 struct Client(TcpStream);
 
 impl Client {
     /// Agrees on a plan and connects a queue pair.
     fn of(port: u16, test: &str, check: bool) -> Client {
+        Client::with(port, test, &json!({ "check": check }))
+    }
+
+    /// The same, with a plan that differs in some respects.
+    fn with(port: u16, test: &str, changes: &Value) -> Client {
         let (operation, mode) = test.split_once(' ').unwrap();
-        let mut client = Client(visit(port));
-        client.0.write_all(b"frcperf\x03").unwrap();
-        client.say(&json!({"Plan": {
+        let mut plan = json!({
             "operation": operation, "mode": mode, "atomic": "FetchAndAdd", "service": "rc", "bidirectional": false,
             "qps": 1, "tx_depth": 128, "rx_depth": 512, "outstanding": 16, "timeout": 14,
-            "selective_repeat": false, "check": check,
-        }}));
-        let mut greeting = [0; 8];
-        client.0.read_exact(&mut greeting).unwrap();
+            "selective_repeat": false, "check": false,
+        });
+        for (name, value) in changes.as_object().unwrap() {
+            plan[name] = value.clone();
+        }
+        let mut client = Client(visit(port));
+        client.0.write_all(GREETING).unwrap();
+        client.say(&json!({ "Plan": plan }));
+        client.0.read_exact(&mut [0; 8]).unwrap();
         assert_eq!(client.hear(), json!("Ready"));
-        let size = if test.ends_with("lat") { 1 } else { 65536 };
-        client.say(&json!({"Connect": {
-            "size": size, "gid": format!("::ffff:{}", address(1)), "qps": [[17, 0]], "memory": [0, 1, 65536],
-            "path_mtu": null, "largest_path_mtu": 1024, "selective_repeat": false,
-        }}));
+        client.say(&offer(if test.ends_with("lat") { 1 } else { 65536 }, address(1), None));
         assert!(client.hear().get("Connect").is_some());
         client
+    }
+
+    /// As a server.
+    fn greet(&mut self) {
+        self.0.read_exact(&mut [0; 8]).unwrap();
+        self.0.write_all(GREETING).unwrap();
     }
 
     fn say(&mut self, message: &Value) {
@@ -179,4 +259,14 @@ impl Client {
             }
         }
     }
+}
+
+const GREETING: &[u8; 8] = b"frcperf\x03";
+
+/// A queue pair at an address.
+fn offer(size: u32, address: String, path_mtu: Option<u32>) -> Value {
+    json!({"Connect": {
+        "size": size, "gid": format!("::ffff:{address}"), "qps": [[17, 0]], "memory": [0, 1, 65536],
+        "path_mtu": path_mtu, "largest_path_mtu": 1024, "selective_repeat": false,
+    }})
 }

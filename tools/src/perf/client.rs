@@ -88,12 +88,12 @@ fn measure(session: &mut Session, size: u32, stop: Stop) -> Result<Measurement, 
             Message::Verified(tally) => tally,
             other => return Err(unexpected(&other)),
         };
+        check_tally(&tally, &plan, size, &targets)?;
         verified += tally.verified;
         lost += tally.lost;
         sent += done.iter().sum::<u64>();
         messages += done.iter().sum::<u64>();
         if plan.bidirectional {
-            check_tally(&tally, &targets)?;
             lost += if plan.is_counted() { session.await_messages(&tally.sent, true)? } else { 0 };
             messages += tally.sent.iter().sum::<u64>();
         }
@@ -108,14 +108,26 @@ fn measure(session: &mut Session, size: u32, stop: Stop) -> Result<Measurement, 
     Ok(Measurement::new(size, messages, time, plan.check.then_some(verified), lost, latency))
 }
 
-/// Fails if the server has not sent as much as both ends agreed on, or less.
-fn check_tally(tally: &Tally, targets: &[u64]) -> Result<(), Failure> {
-    let sent = &tally.sent;
-    if sent.len() == targets.len() && sent.iter().zip(targets).all(|(sent, target)| sent <= target) {
-        return Ok(());
+/// Fails if the server's numbers are of more than both ends agreed on.
+fn check_tally(tally: &Tally, plan: &Plan, size: u32, targets: &[u64]) -> Result<(), Failure> {
+    let Tally { verified, lost, ref sent, .. } = *tally;
+    if sent.len() != targets.len() || sent.iter().zip(targets).any(|(sent, target)| sent > target) {
+        let sent = legible(&format!("{sent:?}"));
+        return Err(Failure::run(format!(
+            "the server has sent {sent} messages of {targets:?} on each queue pair"
+        )));
     }
-    let sent = legible(&format!("{sent:?}"));
-    Err(Failure::run(format!("the server has sent {sent} messages of {targets:?} on each queue pair")))
+    let messages: u64 = targets.iter().sum();
+    if lost > messages {
+        return Err(Failure::run(format!("the server counts {lost} lost messages of {messages}")));
+    }
+    // Of atomics it compares the counter of each queue pair, also where there were none.
+    let slots: u64 = targets.iter().map(|target| (*target).max(1)).sum();
+    let bytes = if plan.check { slots.saturating_mul(size.into()) } else { 0 };
+    if verified > bytes {
+        return Err(Failure::run(format!("the server has compared {verified} bytes of {bytes}")));
+    }
+    Ok(())
 }
 
 /// Moves so many messages on each queue pair, or as many as until then. Returns the time that it took.

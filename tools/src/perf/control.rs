@@ -26,6 +26,8 @@ pub(super) struct Control {
     link: Link,
     incoming: Incoming,
     messages: VecDeque<Message>,
+    /// Somebody wants the next one: only then does one that has come keep an end from being noticed.
+    awaited: bool,
 }
 
 /// Bytes that tell who speaks.
@@ -56,18 +58,22 @@ impl Control {
             other => other,
         })?;
         check_greeting(&greeting, PREAMBLE, "perf")?;
-        Control::new(stream)
+        Control::new(stream, interrupt)
     }
 
     /// To an end that has been greeted.
-    pub(super) fn new(stream: TcpStream) -> Result<Control, Failure> {
-        Ok(Control { link: Link::new(stream)?, incoming: Incoming::default(), messages: VecDeque::new() })
+    pub(super) fn new(stream: TcpStream, interrupt: &Interrupt) -> Result<Control, Failure> {
+        Ok(Control {
+            link: Link::new(stream, interrupt)?,
+            incoming: Incoming::default(),
+            messages: VecDeque::new(),
+            awaited: false,
+        })
     }
 
     /// Sends a message. If the other end is gone, [`receive`](Beside::receive) will tell.
     pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
-        self.link.send(&message.to_bytes().map_err(Failure::run)?);
-        Ok(())
+        self.link.send(&message.to_bytes().map_err(Failure::run)?)
     }
 
     /// Waits until the other end has closed the connection, within patience.
@@ -80,9 +86,11 @@ impl Control {
         Ok(())
     }
 
-    /// The oldest message that has arrived.
+    /// The oldest message that has arrived. Where there is none, it is waited for from now on.
     pub(super) fn take(&mut self) -> Option<Message> {
-        self.messages.pop_front()
+        let message = self.messages.pop_front();
+        self.awaited = message.is_none();
+        message
     }
 }
 
@@ -109,7 +117,7 @@ impl Beside for Control {
     const UNANSWERED: &'static str = "";
 
     fn receive(&mut self) -> Result<(bool, bool), Failure> {
-        let Control { link, incoming, messages } = self;
+        let Control { link, incoming, messages, .. } = self;
         link.receive(|bytes| {
             incoming.extend(bytes);
             sort(incoming, messages)
@@ -117,7 +125,7 @@ impl Beside for Control {
     }
 
     fn has_message(&self) -> bool {
-        !self.messages.is_empty()
+        self.awaited && !self.messages.is_empty()
     }
 
     fn keep_alive(&mut self) -> Result<(), Failure> {
@@ -147,7 +155,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut peer = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("a connection");
         let (stream, _) = listener.accept().expect("the peer");
-        let mut control = Control::new(stream).expect("a connection");
+        let mut control = Control::new(stream, &Interrupt::default()).expect("a connection");
         let ready = Message::Ready.to_bytes().expect("plain");
         peer.write_all(&ready.repeat(MAX_WAITING + 1)).expect("room in the socket");
         drop(peer);

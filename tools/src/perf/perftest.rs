@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::client::{Stop, histogram, lap};
 use super::pattern::Origin;
-use super::plan::{Layout, Mode, Operation, Plan};
+use super::plan::{Layout, MAX_MESSAGES, Mode, Operation, Plan};
 use super::report::{Latency, Measurement};
 use super::server::Wishes;
 use super::session::{Beside, Session};
@@ -104,6 +104,7 @@ pub(super) fn serve(
         } else if session.plan.echoes() {
             while session.lanes[0].posted < count {
                 session.turn()?;
+                session.check_lost(session.lanes[0].posted)?;
                 session.echo(count)?;
             }
             session.settle()?;
@@ -254,6 +255,7 @@ impl Connection {
         let mut connection = Connection { ours: ours.collect(), theirs: Vec::new(), path_mtu };
         connection.swap_destinations(session)?;
         for (index, peer) in connection.theirs.iter().enumerate() {
+            wishes.check_address(&session.plan, peer.gid)?;
             let mut path = session.path(AddressVector::new(peer.gid, gid_index), path_mtu);
             // A client may ask for no more at a time than the server has offered.
             let offered = u8::try_from(peer.outstanding).unwrap_or(u8::MAX);
@@ -345,7 +347,13 @@ fn swap_report(session: &mut Session<Exchange>, ours: BandwidthReport) -> Result
     for number in &mut numbers {
         *number = session.swap(*number, Wait::Measurement)?;
     }
-    Ok(BandwidthReport::from_messages(numbers))
+    let theirs = BandwidthReport::from_messages(numbers);
+    let most = MAX_MESSAGES * session.lanes.len() as u64;
+    if theirs.messages > most {
+        let messages = theirs.messages;
+        return Err(Failure::run(format!("perftest reports {messages} messages; at most {most}")));
+    }
+    Ok(theirs)
 }
 
 /// In MiB/s, as perftest counts unless it is told otherwise.

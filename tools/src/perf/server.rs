@@ -13,6 +13,23 @@ use crate::failure::Failure;
 pub(super) struct Wishes {
     pub(super) gid_index: Option<usize>,
     pub(super) path_mtu: Option<PathMtu>,
+    /// The address that a client comes from, where nothing may be sent to another unasked.
+    pub(super) home: Option<Gid>,
+}
+
+impl Wishes {
+    /// Fails if a client wants what nobody acknowledges sent to somebody else.
+    pub(super) fn check_address(&self, plan: &Plan, gid: Gid) -> Result<(), Failure> {
+        let is_unasked = plan.goes_both_ways() && !plan.is_reliable();
+        match self.home {
+            Some(home) if is_unasked && home != gid => Err(Failure::usage(format!(
+                "the client comes from {home} and wants {} messages sent to {gid}, where nothing can stop them: if that \
+                 is the client's too, start the server with --any-gid",
+                plan.service.name()
+            ))),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Serves one client to its end. `session.plan` is what the command line asks for. Returns the
@@ -53,6 +70,7 @@ fn agree(ours: &Plan, theirs: &Plan) -> Result<(), Failure> {
 }
 
 fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<PathMtu, Failure> {
+    wishes.check_address(&session.plan, Gid(offer.gid.octets()))?;
     let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
     let mut answer = session.open(offer.size, gid_index, wishes.path_mtu)?;
     let path_mtu = negotiate(&answer, offer)?;

@@ -56,7 +56,7 @@ pub(super) trait Beside {
     /// Takes what has arrived. Returns whether there was anything, and whether more may come.
     fn receive(&mut self) -> Result<(bool, bool), Failure>;
 
-    /// Whether something has arrived that nobody has taken yet.
+    /// Whether something has arrived that is waited for, and not taken yet.
     fn has_message(&self) -> bool;
 
     /// Says that this end is still there.
@@ -102,7 +102,7 @@ struct Regions {
 
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 const HEARTBEAT: Duration = Duration::from_secs(1);
-/// The other end is taken for dead after so long without a word.
+/// The other end is taken for dead after so long without a word, and what is under way then has no longer either.
 const LONGEST_SILENCE: Duration = Duration::from_secs(15);
 /// After the last packet, when the other end has sent everything.
 const LATE: Duration = Duration::from_millis(300);
@@ -207,9 +207,10 @@ impl<C: Beside> Session<C> {
         }
     }
 
-    /// Turns until no more packets come, where nobody has waited for their acknowledgement.
+    /// Turns until no more packets come, where nobody has waited for their acknowledgement; so does an end that
+    /// takes requests for those of another service, if none has come here.
     pub(super) fn drain(&mut self) -> Result<(), Failure> {
-        while !self.plan.is_reliable() && self.quiet() < LATE {
+        while (!self.plan.is_reliable() || self.requests() == 0) && self.quiet() < LATE {
             self.turn()?;
         }
         Ok(())
@@ -236,15 +237,27 @@ impl<C: Beside> Session<C> {
         })
     }
 
-    /// Fails if a message or its answer is lost, and nothing will repeat it.
+    /// Fails if a message or its answer is lost, and nothing will repeat it, or the other end sends no more.
     pub(super) fn check_lost(&mut self, message: u64) -> Result<(), Failure> {
-        if self.plan.is_reliable() || self.quiet() < LOST {
+        let quiet = self.quiet();
+        if self.plan.is_reliable() {
+            return Ok(());
+        }
+        self.check_stuck(quiet)?;
+        if quiet < LOST {
             return Ok(());
         }
         let (service, evidence) = (self.plan.service.name(), self.end.evidence());
         Err(Failure::run(format!(
             "message {message} or its answer is lost, and {service} repeats nothing{evidence}"
         )))
+    }
+
+    fn check_stuck(&self, quiet: Duration) -> Result<(), Failure> {
+        match self.control.stuck(quiet) {
+            Some(reason) => Err(Failure::run(reason + &self.end.evidence())),
+            None => Ok(()),
+        }
     }
 
     fn regions(&self) -> Result<Regions, Failure> {
@@ -331,9 +344,7 @@ impl<C: Beside> Session<C> {
         if self.over && !self.plan.is_reliable() {
             return Ok(());
         }
-        if let Some(reason) = self.control.stuck(now.since(self.quiet)) {
-            return Err(Failure::run(reason + &self.end.evidence()));
-        }
+        self.check_stuck(now.since(self.quiet))?;
         if now.since(self.spoke) > HEARTBEAT {
             self.spoke = now;
             self.control.keep_alive()?;
@@ -349,8 +360,10 @@ impl<C: Beside> Session<C> {
                 self.end.evidence()
             )));
         }
-        let under_way = self.lanes.iter().any(|lane| lane.completed < lane.posted);
-        let patience = if under_way { retry_budget(self.plan.timeout) } else { Duration::ZERO };
+        // What nothing repeats ends at once.
+        let under_way = self.plan.is_reliable() && self.lanes.iter().any(|lane| lane.completed < lane.posted);
+        let patience =
+            if under_way { retry_budget(self.plan.timeout).min(LONGEST_SILENCE) } else { Duration::ZERO };
         warn!("the control connection {how}; work under way has {:.1} s to end", patience.as_secs_f64());
         self.lost = Some(now + patience);
         Ok(())

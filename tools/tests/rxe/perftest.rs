@@ -51,7 +51,6 @@ fn refusals(guest: &Guest) -> u32 {
         ("ib_write_bw -F -x 1 -n 100", "perf read bw", "the same operation"),
         ("ib_send_bw -F -x 1 -n 100 -s 4096", "perf send bw -s 2048", "the size (-s)"),
         ("ib_send_bw -F -x 1 -n 100 -s 4096", "perf send bw -n 200 -s 4096", "-n"),
-        ("ib_write_bw -F -x 1 -R", "perf write bw", "-R"),
         ("ibv_srq_pingpong -g 1", "pingpong -g 1", "ibv_srq_pingpong"),
         ("riostream -S 64 -C 10 -p 7471 -s", "rping -p 7471", "without a ping"),
     ];
@@ -62,12 +61,18 @@ fn refusals(guest: &Guest) -> u32 {
         // Whether it fails too is its own affair.
         let _ = there.finish();
     }
+    // A client that comes so ends no server.
+    let running = guest.start_server("perf write bw -d af_xdp:fe0 -n 100");
+    let _ = guest.start(&format!("timeout 20 ib_write_bw -F -x 1 -R {}", OURS[0])).finish();
+    guest.start(&format!("timeout 20 ib_write_bw -F -x 1 -n 100 {}", OURS[0])).succeed();
+    let said = running.succeed();
+    assert!(said.contains("-R"), "{said}");
     let running = guest.start("timeout 30 ib_write_bw -F -x 1 -R");
     guest.wait_for_cm_listener(PORT);
     let ours = "perf write bw -d af_xdp:fe0 --perftest";
     is_named(guest.start_ferroce(&format!("{ours} {}", GUEST[0])), "ib_write_bw -R", ours, "-R");
     let _ = running.finish();
-    servers.len() as u32 + 1
+    servers.len() as u32 + 2
 }
 
 fn is_named(running: Running, theirs: &str, ours: &str, named: &str) {

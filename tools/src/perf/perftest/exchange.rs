@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::message::{DESTINATION, Destination};
+use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::perf::pattern::Origin;
 use crate::perf::session::{Beside, Session};
@@ -23,6 +24,8 @@ const MAX_WAITING: usize = 1024;
 /// How long the other end may take for its next word before the measurement. perftest's own programs
 /// sleep and set up their memory meanwhile.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long it may take for the rest of a word that it has begun.
+const WORD: Duration = Duration::from_secs(10);
 
 /// A word that comes before its time is one of an end that will send nothing more, after so long without a
 /// packet.
@@ -41,8 +44,12 @@ pub(super) enum Wait {
 
 impl Exchange {
     /// With what has already been read from the stream.
-    pub(in crate::perf) fn new(stream: TcpStream, read: &[u8]) -> Result<Exchange, Failure> {
-        Ok(Exchange { link: Link::new(stream)?, incoming: read.to_vec(), awaited: None })
+    pub(in crate::perf) fn new(
+        stream: TcpStream,
+        read: &[u8],
+        interrupt: &Interrupt,
+    ) -> Result<Exchange, Failure> {
+        Ok(Exchange { link: Link::new(stream, interrupt)?, incoming: read.to_vec(), awaited: None })
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -130,11 +137,11 @@ impl Session<Exchange> {
         take: impl Fn(&[u8]) -> Result<Option<(T, usize)>, String>,
     ) -> Result<T, Failure> {
         if self.role == Origin::Client {
-            self.control.link.send(ours);
+            self.control.link.send(ours)?;
         }
         let theirs = self.hear(wait, take)?;
         if self.role == Origin::Server {
-            self.control.link.send(ours);
+            self.control.link.send(ours)?;
         }
         Ok(theirs)
     }
@@ -145,7 +152,7 @@ impl Session<Exchange> {
         wait: Wait,
         take: impl Fn(&[u8]) -> Result<Option<(T, usize)>, String>,
     ) -> Result<T, Failure> {
-        let deadline = Instant::now() + PATIENCE;
+        let mut late = (wait == Wait::Patiently).then(|| (Instant::now() + PATIENCE, PATIENCE));
         self.control.awaited = Some(wait);
         loop {
             let incoming = &mut self.control.incoming;
@@ -160,10 +167,13 @@ impl Session<Exchange> {
                     "the other end closed the connection in the middle of a word, after {have} bytes of it"
                 )));
             }
-            if wait == Wait::Patiently && Instant::now() > deadline {
+            if have > 0 {
+                late.get_or_insert_with(|| (Instant::now() + WORD, WORD));
+            }
+            if let Some((_, patience)) = late.filter(|(deadline, _)| Instant::now() > *deadline) {
                 return Err(Failure::run(format!(
                     "perftest has said {have} bytes of its next word within {} s",
-                    PATIENCE.as_secs()
+                    patience.as_secs()
                 )));
             }
             self.turn()?;
