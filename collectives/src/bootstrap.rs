@@ -13,7 +13,7 @@ pub const MAX_SIZE: u32 = 4096;
 /// The ranks meet over TCP, which has nothing to do with the RoCE traffic and may use another
 /// network: rank 0 listens, the others connect. Nothing of it is encrypted or authenticated, and it
 /// tells the keys of the memory that ranks write to each other: it belongs on a trusted network, as
-/// RoCE does.
+/// RoCE does. Whoever speaks no such protocol costs the ranks a moment; whoever speaks it can take a rank.
 #[derive(Debug)]
 pub struct Bootstrap {
     pub(crate) rank: u32,

@@ -3,7 +3,8 @@
 //!
 //! The two ends need not trust each other. The memory is a file without a name (memfd), sealed against a
 //! change of its size, so that no access ever ends with SIGBUS; it goes to the other process as a
-//! descriptor. Slots are reached by copies alone: there is never a reference to bytes that another
+//! descriptor. Its file system is tmpfs alone, where a hole that somebody punches reads as zeros; in a file of
+//! huge pages it is a SIGBUS. Slots are reached by copies alone: there is never a reference to bytes that another
 //! process may write at any time. Sizes are checked once, when a ring is opened, and kept; an index of the
 //! other end is read once for each decision and refused if it can't be.
 
@@ -36,7 +37,7 @@ pub struct Consumer {
 }
 
 impl Producer {
-    /// Makes a ring of `slots` (a power of two up to 2²⁰) of `length` bytes (1 to 2²⁰).
+    /// Makes a ring of `slots` (a power of two up to 2²⁰) of `length` bytes (1 to 2²⁰), 1 GiB in all at most.
     ///
     /// # Errors
     /// [`Error::Size`] for sizes that are none, [`Error::Os`].
@@ -99,7 +100,7 @@ impl Consumer {
     /// Takes the other end of the ring in this memory. There is one consumer.
     ///
     /// # Errors
-    /// [`Error::Unsealed`] for a file that could be cut short, [`Error::NotARing`] for memory that holds
+    /// [`Error::Unsealed`] for a file that could be cut short, [`Error::NotTmpfs`] for huge pages, [`Error::NotARing`] for memory that holds
     /// something else, [`Error::Taken`] for a ring that has its consumer, [`Error::Os`].
     pub fn open(memory: OwnedFd) -> Result<Consumer, Error> {
         let ring = Ring::open(memory)?;
@@ -192,7 +193,8 @@ impl FullSlot<'_> {
 pub enum Error {
     /// No ring is of this size.
     #[error(
-        "{slots} slots of {length} bytes: the slots are a power of two up to 2^20, a slot 1 to 2^20 bytes"
+        "{slots} slots of {length} bytes: the slots are a power of two up to 2^20, a slot 1 to 2^20 bytes, \
+         all together up to 2^30"
     )]
     Size {
         /// How many slots.
@@ -205,6 +207,14 @@ pub enum Error {
     Unsealed {
         /// Its seals, or why it has none.
         found: String,
+    },
+    /// The file is of another kind, out of which pages can be taken while it is mapped: huge pages can.
+    #[error(
+        "the memory is of a file system of type {kind:#x}; a ring's is of tmpfs, as memfd_create makes it"
+    )]
+    NotTmpfs {
+        /// The file system's number (statfs).
+        kind: u64,
     },
     /// The memory holds something else.
     #[error("no ring of slots: {0}")]

@@ -28,6 +28,7 @@ use crate::netlink::{Interface, Netlink};
 use crate::waker::Doorbell;
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, SocketTerms, Stats};
 use receive::Receiver;
+use socket::Sharing;
 pub(crate) use socket::set_option;
 use transmit::{Refused, Transmitter};
 
@@ -115,16 +116,17 @@ impl Udp {
     /// [`Error::InterfaceDown`], [`Error::Permission`] (for busy polling), [`Error::Os`].
     pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
         let place = Place::find(config.address)?;
-        // The one that is bound last receives.
-        let for_mads = socket::open(config, &place, false)?;
-        let socket = socket::open(config, &place, false)?;
+        let for_mads = socket::claim(config, &place, Sharing::Stacked)?;
+        // Until the two are closed to others, somebody who binds with SO_REUSEADDR can come in between.
+        let socket = socket::join(config, &place, Sharing::Stacked)?;
         socket::close_to_others([&for_mads, &socket], &place)?;
         Udp::on((socket, Some(for_mads)), config, &place, (0, 1))
     }
 
     /// Opens `count` sockets on one address, each for a context of its own: packets go to the one
     /// that their destination's queue pair number belongs to ([`SocketTerms::qpns`]), by a program in
-    /// the kernel that needs no privilege (SO_REUSEPORT).
+    /// the kernel that needs no privilege (SO_REUSEPORT). Programs of the same user could add sockets to
+    /// the group; this one does not, and to such a socket nothing comes while the group is complete.
     ///
     /// # Errors
     /// As [`open`](Udp::open); [`Error::Invalid`] for a count that is not 1 to 256.
@@ -141,11 +143,12 @@ impl Udp {
         }
         let config = UdpConfig { aggregation: false, ..*config };
         let place = Place::find(config.address)?;
-        let sockets = (0..count).map(|_| socket::open(&config, &place, true));
-        let sockets = sockets.collect::<Result<Vec<_>, _>>()?;
+        let mut sockets = vec![socket::claim(&config, &place, Sharing::Steered)?];
+        for _ in 1..count {
+            sockets.push(socket::join(&config, &place, Sharing::Steered)?);
+        }
         // The program deals with the first `count` sockets; this one is behind them.
-        let for_mads = socket::open(&config, &place, true)?;
-        socket::close_to_others(sockets.iter().chain([&for_mads]), &place)?;
+        let for_mads = socket::join(&config, &place, Sharing::Steered)?;
         if let Some(first) = sockets.first() {
             socket::steer_by_qpn(first.as_fd(), count as u32)
                 .map_err(|source| os_error("choosing sockets by queue pair number", &place, source))?;

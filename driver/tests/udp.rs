@@ -114,9 +114,17 @@ fn open(address: IpAddr) -> Udp {
 /// A port that was just let go of may still be held by a child of another test, as long as that has not
 /// become another program.
 fn open_with(config: &UdpConfig) -> Udp {
+    patiently(|| Udp::open(config))
+}
+
+fn open_group(address: IpAddr, count: usize) -> Vec<Udp> {
+    patiently(|| Udp::open_group(&UdpConfig::new(address), count))
+}
+
+fn patiently<T>(open: impl Fn() -> Result<T, Error>) -> T {
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {
-        match Udp::open(config) {
+        match open() {
             Err(Error::PortInUse { .. }) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
@@ -244,8 +252,7 @@ fn no_send_is_cut_short() {
 #[test]
 fn a_group_has_each_packet_where_its_queue_pair_is() {
     for count in [4, 3] {
-        drop(open(loopback(5))); // free now
-        let mut group = Udp::open_group(&UdpConfig::new(loopback(5)), count).unwrap();
+        let mut group = open_group(loopback(5), count);
         let mut peer = open(loopback(6));
         expect_dealt(&mut group, &mut peer, Shape::new(loopback(6), loopback(5)));
     }
@@ -305,6 +312,48 @@ fn mads_leave_by_a_socket_that_receives_nothing() {
             // Nobody else finds room there.
             let refusal = pair.in_b(|| Udp::open(&UdpConfig::new(far)).map(drop)).unwrap_err();
             assert!(matches!(refusal, Error::PortInUse { .. }), "{refusal}");
+        }
+    }
+}
+
+/// Whoever comes at the same time is refused by all that are opened, or has the address alone.
+#[test]
+fn one_of_many_that_open_an_address_has_it() {
+    for round in 0..100 {
+        let count = 1 + round % 2;
+        let start = std::sync::Barrier::new(4);
+        let opened: Vec<_> = std::thread::scope(|scope| {
+            let open = || {
+                start.wait();
+                Udp::open_group(&UdpConfig::new(loopback(10)), count)
+            };
+            let threads: Vec<_> = (0..4).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        let has = opened.iter().filter(|opened| opened.is_ok()).count();
+        assert!(has <= 1, "round {round}: {has} have it, in groups of {count}");
+        for refused in opened.iter().filter_map(|opened| opened.as_ref().err()) {
+            assert!(matches!(refused, Error::PortInUse { .. }), "{refused}");
+        }
+    }
+}
+
+/// Once it is open, no option gets a stranger in; into a group only the one that Linux gives the same user.
+#[test]
+fn an_address_stays_with_who_has_it() {
+    use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
+    let bind_with = |(reuse_address, reuse_port)| {
+        let stranger = socket(AddressFamily::INET, SocketType::DGRAM, None).unwrap();
+        sockopt::set_socket_reuseaddr(&stranger, reuse_address).unwrap();
+        sockopt::set_socket_reuseport(&stranger, reuse_port).unwrap();
+        bind(&stranger, &std::net::SocketAddr::new(loopback(11), 4791))
+    };
+    let both = [false, true];
+    for count in [1, 3] {
+        let _group = open_group(loopback(11), count);
+        for (address, port) in both.into_iter().flat_map(|address| both.map(|port| (address, port))) {
+            let expected = if count > 1 && port { Ok(()) } else { Err(rustix::io::Errno::ADDRINUSE) };
+            assert_eq!(bind_with((address, port)), expected, "{count}: {address}, {port}");
         }
     }
 }

@@ -101,8 +101,8 @@ impl Port {
         }
         let mac = packet.source_mac()?;
         let source = packet.network().source;
-        let is_own = self.gids.iter().any(|entry| entry.gid == source);
-        (mac == self.mac || mac.is_station() && !is_own).then_some(mac)
+        let is_own = || self.gids.iter().any(|entry| entry.gid == source);
+        (mac == self.mac || mac.is_station() && !is_own()).then_some(mac)
     }
 
     /// The index of the RoCE v2 GID that a packet was sent to; of its VLAN, where several VLANs have it.

@@ -99,7 +99,9 @@ impl Context {
         self.engine.port.pkeys.add(pkey)
     }
 
-    /// Removes the P_Key at an index of the port's table; the default one too, if nobody uses it.
+    /// Removes the P_Key at an index of the port's table; the default one too, if nobody uses it. Queue pairs
+    /// get the key at index 0 with INIT: no more of them leave RESET until index 0 has a key again, which is
+    /// the next one that [`add_pkey`](Context::add_pkey) adds.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an index without a key, [`Error::Busy`] while queue pairs that are not in

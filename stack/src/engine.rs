@@ -245,7 +245,7 @@ impl Engine {
                 qp.receive_unreliable(&mut self.shared, packet);
                 Ok(())
             }
-            Service::Ud => qp.receive_datagram(&mut self.shared, packet),
+            Service::Ud => qp.receive_datagram(&mut self.shared, &self.port, packet),
             Service::Cnp => Err(Counter::RxWrongService),
         };
         qp.settle(&mut self.shared);
@@ -301,7 +301,7 @@ impl Engine {
                 continue;
             };
             heard = true;
-            if let Err(reason) = qp.receive_datagram(&mut self.shared, packet) {
+            if let Err(reason) = qp.receive_datagram(&mut self.shared, &self.port, packet) {
                 self.shared.count(reason);
             }
             qp.settle(&mut self.shared);

@@ -26,6 +26,8 @@ const INTERVAL: Duration = Duration::from_millis(5);
 const IDLE_INTERVAL: Duration = Duration::from_millis(100);
 /// Readers at a time; more wait in the socket's backlog.
 const MAX_READERS: usize = 4;
+/// Numbers that are tried, should another PID namespace have a process of this one's number.
+const MAX_TAKEN: u32 = 1024;
 /// How long a reader may leave its text lying.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -46,11 +48,23 @@ impl Exporter {
         let directory = own_directory();
         let opened = make_private(&directory).map_err(|source| Error::export(&directory, source))?;
         opened.remove_abandoned();
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let path = directory.join(format!("{}.{number}.{device}", std::process::id()));
-        // One that is there already is of a dead process of the same number.
-        let _ = fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(|source| Error::export(&path, source))?;
+        let bind = |_| {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{}.{number}.{device}", std::process::id());
+            // One that is there already is of another process of the same number: a dead one, or one of
+            // another PID namespace.
+            opened.remove_dead(name.as_ref());
+            let path = directory.join(name);
+            match UnixListener::bind(&path) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => None,
+                bound => Some((number, bound.map_err(|source| Error::export(&path, source)), path)),
+            }
+        };
+        let (number, listener, path) = (0..MAX_TAKEN).find_map(bind).ok_or_else(|| {
+            let taken = format!("{MAX_TAKEN} numbers in a row are those of another process's contexts");
+            Error::export(&directory, io::Error::other(taken))
+        })?;
+        let listener = listener?;
         let exporter =
             Exporter { listener, path, number, readers: Vec::with_capacity(MAX_READERS), next: Nanos::ZERO };
         exporter.listener.set_nonblocking(true).map_err(|source| Error::export(&exporter.path, source))?;
@@ -185,6 +199,28 @@ mod tests {
         let mut piece = Vec::new();
         slow[0].read_to_end(&mut piece).unwrap();
         assert!(piece.len() < whole.len());
+    }
+
+    /// Another PID namespace can have a process of the same number, and share the directory.
+    #[test]
+    fn a_socket_of_a_live_process_stays() {
+        const BUSY: u32 = 100;
+        let directory = own_directory();
+        make_private(&directory).unwrap();
+        let path = |number| directory.join(format!("{}.{number}.shared", std::process::id()));
+        let live: Vec<_> = (0..BUSY).map(|number| UnixListener::bind(path(number)).unwrap()).collect();
+        let exporter = Exporter::open("shared").unwrap();
+        assert!(exporter.number >= BUSY, "{}", exporter.number);
+        let refused = (0..BUSY).find(|number| UnixStream::connect(path(*number)).is_err());
+        assert_eq!(refused, None, "another's socket was taken away");
+        drop(live);
+        // Those are dead now, and no hindrance.
+        let number = exporter.number + 1;
+        drop(UnixListener::bind(path(number)).unwrap());
+        let next = Exporter::open("shared").unwrap();
+        UnixStream::connect(&next.path).unwrap();
+        (0..BUSY).for_each(|number| fs::remove_file(path(number)).unwrap());
+        let _ = fs::remove_file(path(number));
     }
 
     #[test]

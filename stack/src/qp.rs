@@ -480,6 +480,7 @@ impl QueuePair {
         self.address = None;
         self.access = Access::NONE;
         self.qkey = 0;
+        self.pkey = PKEY_DEFAULT;
         self.pkey_index = 0;
         self.responded = false;
         self.overflowed = false;

@@ -45,6 +45,8 @@ pub(crate) struct Requester {
     ack_deadline: Nanos,
     /// Nothing is sent before this, after an RNR NAK.
     rnr_deadline: Nanos,
+    /// When that wait began.
+    rnr_began: Nanos,
     /// Since the last progress a sequence NAK has started a replay; another says nothing new.
     sequence_nak_seen: bool,
     /// Since the last progress a response has given a loss away; another says nothing new.
@@ -73,6 +75,7 @@ impl Requester {
             rnr_retries_left: attributes.rnr_retry,
             ack_deadline: Nanos::NEVER,
             rnr_deadline: Nanos::NEVER,
+            rnr_began: Nanos::ZERO,
             sequence_nak_seen: false,
             implied_nak_seen: false,
         }
@@ -440,11 +443,15 @@ impl QueuePair {
         /// The value of `rnr_retry` that means "without end".
         const FOREVER: u8 = 7;
         let requester = &mut self.requester;
-        let deadline = shared.now + timer.duration();
+        let mut deadline = shared.now + timer.duration();
         if requester.waits_for_receiver() {
-            // Nothing was repeated since the one before, so this is no further retry.
-            requester.rnr_deadline = requester.rnr_deadline.max(deadline);
-            return;
+            deadline = deadline.max(requester.rnr_deadline);
+            // Nothing was repeated since the one before, so this is no further retry, as long as a receiver
+            // can ask for with one NAK. After that it is one: NAKs must not put a sender off for ever.
+            if shared.now.since(requester.rnr_began) <= RnrTimer::LONGEST.duration() {
+                requester.rnr_deadline = deadline;
+                return;
+            }
         }
         shared.count(Counter::RnrNakRetryErr);
         if requester.attributes.rnr_retry != FOREVER {
@@ -456,6 +463,7 @@ impl QueuePair {
             requester.rnr_retries_left -= 1;
         }
         requester.rnr_deadline = deadline;
+        requester.rnr_began = shared.now;
         requester.ack_deadline = Nanos::NEVER;
         shared.timers.ensure(self.handle.0.index, requester.rnr_deadline);
         self.go_back(shared);

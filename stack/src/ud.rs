@@ -2,13 +2,13 @@
 
 use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
 
-use crate::Access;
 use crate::counters::Counter;
 use crate::cq::{WcOpcode, WcStatus, WorkCompletion};
 use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
 use crate::slot::Slot;
 use crate::wr::{Destination, SendOp};
+use crate::{Access, Port};
 
 /// Bytes in front of each received message: the network header, at the end of them.
 const GRH_AREA: usize = 40;
@@ -69,6 +69,7 @@ impl QueuePair {
     pub(crate) fn receive_datagram(
         &mut self,
         shared: &mut Shared,
+        port: &Port,
         packet: &Packet<'_>,
     ) -> Result<(), Counter> {
         if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
@@ -81,6 +82,8 @@ impl QueuePair {
         if !packet.pad_fits() {
             return Err(Counter::RxInvalidRequest);
         }
+        // An answer goes where this came from, so that nobody is asked for the way because of a packet.
+        let way_back = port.way_back(packet).ok_or(Counter::RxWrongAddress)?;
         if !self.has_receive(shared) {
             return Err(Counter::OutOfBuffer);
         }
@@ -98,7 +101,7 @@ impl QueuePair {
         shared.mrs.scatter(receive.sges, GRH_AREA as u32, packet.payload);
         let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
         let (byte_len, src_qpn) = (length as u32, deth.source_qpn());
-        let source_mac = packet.source_mac().filter(|mac| mac.is_station());
+        let source_mac = packet.source_mac().and(Some(way_back));
         let wc = WorkCompletion { byte_len, grh: true, src_qpn, source_mac, ..plain };
         self.complete_receive(shared, packet, wc);
         Ok(())

@@ -121,6 +121,9 @@ impl RnrTimer {
     /// 0.64 ms, code 12.
     pub const DEFAULT: RnrTimer = RnrTimer(12);
 
+    /// 655.36 ms, code 0.
+    pub const LONGEST: RnrTimer = RnrTimer(0);
+
     /// The timer with this code; `None` above 31.
     pub const fn new(code: u8) -> Option<RnrTimer> {
         if code < 32 { Some(RnrTimer(code)) } else { None }

@@ -1,5 +1,5 @@
 //! Who comes to rank 0: ranks, and whoever else finds the port. Strangers can cost a rank a moment, never
-//! the rendezvous.
+//! the rendezvous, unless they speak its protocol: a rank is whoever says so first.
 
 use std::io::{ErrorKind, Read};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -20,7 +20,7 @@ const MAX_LEAVING: usize = 64;
 /// So many come in before those that are there are heard.
 const MAX_NEW: usize = 16;
 /// Refusals that rank 0 remembers, to tell them should ranks be missing.
-const MAX_REMEMBERED: usize = 8;
+pub(super) const MAX_REMEMBERED: usize = 8;
 
 pub(super) struct Lobby {
     size: u32,
@@ -178,15 +178,13 @@ impl Lobby {
             }
             self.leaving.push((stream, Instant::now() + FAREWELL));
         }
-        // Once each, for strangers may come again and again.
-        if self.refused.iter().any(|(_, known)| *known == problem) {
+        // Once each, and not for ever: strangers may come again and again, and choose what is said of them.
+        if self.refused.len() == MAX_REMEMBERED || self.refused.iter().any(|(_, known)| *known == problem) {
             debug!(%from, "refused: {problem}");
             return;
         }
         warn!(%from, "refused: {problem}");
-        if self.refused.len() < MAX_REMEMBERED {
-            self.refused.push((from, problem));
-        }
+        self.refused.push((from, problem));
     }
 }
 

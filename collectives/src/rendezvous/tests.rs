@@ -1,6 +1,8 @@
 use std::io::{BufRead, BufReader};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use zerocopy::FromBytes;
@@ -190,6 +192,47 @@ fn refusals_are_part_of_the_error_about_missing_ranks() {
         );
         assert!(message.contains("version 2"), "{message}");
     });
+}
+
+/// What is said of a visitor has bytes of its own in it, and whoever reads the log is not to read for ever.
+#[test]
+fn strangers_write_no_log() {
+    let (listener, address) = listener();
+    let warnings = Warnings::default();
+    let log = tracing::Dispatch::new(warnings.clone());
+    thread::scope(|scope| {
+        let root = bootstrap(0, 2, address).listener(listener).timeout(Duration::from_secs(20));
+        let rendezvous = move || rendezvous(root, endpoint(0));
+        let root = scope.spawn(move || tracing::dispatcher::with_default(&log, rendezvous));
+        for version in 2..30 {
+            let told =
+                answer(address, Hello { version: U32::new(version), ..hello(1, 2) }.as_bytes()).unwrap();
+            assert!(told.contains(&format!("version {version}")), "{told}");
+        }
+        let met = super::rendezvous(bootstrap(1, 2, address), endpoint(1));
+        assert!(met.is_ok() && root.join().unwrap().is_ok());
+    });
+    assert_eq!(warnings.0.load(Ordering::Relaxed), lobby::MAX_REMEMBERED);
+}
+
+/// A log that counts warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<AtomicUsize>);
+
+impl tracing::Subscriber for Warnings {
+    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
+        *metadata.level() == tracing::Level::WARN
+    }
+    fn event(&self, _: &tracing::Event<'_>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 /// A rank believes no length that rank 0 names.

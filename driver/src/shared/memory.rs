@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, memfd_create};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, fcntl_get_seals, fstatfs, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
@@ -21,6 +21,8 @@ pub(super) const TAKEN: u32 = 1 << 31;
 /// Of the memory; slots begin at a page.
 pub(super) const HEADER: usize = 4096;
 const LARGEST: u64 = 1 << 20;
+/// All of it: whoever opens a ring may have to pay for the memory.
+const LARGEST_WHOLE: usize = 1 << 30;
 /// A mapping of a file with these is as long as it was for ever.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
@@ -48,8 +50,10 @@ struct Geometry {
 
 impl Geometry {
     fn new(slots: u64, length: u64) -> Result<Geometry, Error> {
-        if slots.is_power_of_two() && slots <= LARGEST && (1..=LARGEST).contains(&length) {
-            return Ok(Geometry { slots, length });
+        let geometry = Geometry { slots, length };
+        let fits = slots.is_power_of_two() && slots <= LARGEST && (1..=LARGEST).contains(&length);
+        if fits && geometry.bytes() <= HEADER + LARGEST_WHOLE {
+            return Ok(geometry);
         }
         Err(Error::Size { slots, length })
     }
@@ -80,7 +84,9 @@ impl Ring {
         let file = File::from(made.map_err(os("making memory to share"))?);
         file.set_len(geometry.bytes() as u64).map_err(os("making memory to share"))?;
         fcntl_add_seals(&file, SEALS | SealFlags::SEAL).map_err(os("sealing memory to share"))?;
-        let ring = Ring { mapping: Mapping::new(&file, geometry.bytes())?, file, geometry };
+        // The pages are made now rather than while slots are filled.
+        let mapping = Mapping::new(&file, geometry.bytes(), libc::MAP_POPULATE)?;
+        let ring = Ring { mapping, file, geometry };
         let header = ring.header();
         header.slots.store(geometry.slots, Ordering::Relaxed);
         header.length.store(geometry.length, Ordering::Relaxed);
@@ -94,15 +100,25 @@ impl Ring {
             Ok(seals) => return Err(Error::Unsealed { found: format!("{seals:?}") }),
             Err(error) => return Err(Error::Unsealed { found: io::Error::from(error).to_string() }),
         }
+        let kind = fstatfs(&memory).map_err(os("looking at shared memory"))?.f_type;
+        if kind != libc::TMPFS_MAGIC {
+            return Err(Error::NotTmpfs { kind: kind as u64 });
+        }
         let file = File::from(memory);
         // From here on it does not change.
         let bytes = file.metadata().map_err(os("looking at shared memory"))?.len();
-        let most = Geometry { slots: LARGEST, length: LARGEST }.bytes() as u64;
+        let most = (HEADER + LARGEST_WHOLE) as u64;
         if !(HEADER as u64..=most).contains(&bytes) {
             return Err(Error::NotARing(format!("{bytes} bytes, where a ring has {HEADER} to {most}")));
         }
-        let mapping = Mapping::new(&file, bytes as usize)?;
-        let header = mapping.header();
+        let geometry = Ring::look(&Mapping::new(&file, HEADER, 0)?, bytes)?;
+        // Pages that the sender has left out are made one by one, as they are needed.
+        Ok(Ring { mapping: Mapping::new(&file, geometry.bytes(), 0)?, file, geometry })
+    }
+
+    /// What the header of a file of this length says of the ring there.
+    fn look(header: &Mapping, bytes: u64) -> Result<Geometry, Error> {
+        let header = header.header();
         let state = header.state.load(Ordering::Acquire);
         if state & !TAKEN != READY {
             return Err(Error::NotARing(format!("its first word is {state:#x}, not {READY:#x}")));
@@ -114,7 +130,7 @@ impl Ring {
             let reason = format!("{slots} slots of {length} bytes take {needed} bytes, and it has {bytes}");
             return Err(Error::NotARing(reason));
         }
-        Ok(Ring { mapping, file, geometry })
+        Ok(geometry)
     }
 
     pub(super) fn file(&self) -> BorrowedFd<'_> {
@@ -166,15 +182,15 @@ struct Mapping {
 unsafe impl Send for Mapping {}
 
 impl Mapping {
-    /// `file` is sealed, and has `length` bytes: [`HEADER`] at least.
-    fn new(file: &File, length: usize) -> Result<Mapping, Error> {
+    /// `file` is sealed, and has `length` bytes or more; `length` is [`HEADER`] at least.
+    fn new(file: &File, length: usize, flags: i32) -> Result<Mapping, Error> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
                 length,
                 libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED | libc::MAP_POPULATE,
+                libc::MAP_SHARED | flags,
                 file.as_raw_fd(),
                 0,
             )

@@ -85,9 +85,51 @@ fn refuses_second_consumers_and_sizes_that_are_none() {
     let producer = Producer::create(4, 64).unwrap();
     let _first = Consumer::open(memory_of(&producer)).unwrap();
     assert!(matches!(Consumer::open(memory_of(&producer)), Err(Error::Taken)));
-    for (slots, length) in [(3, 64), (0, 64), (4, 0), (1 << 21, 1), (4, 1 << 21)] {
+    for (slots, length) in [(3, 64), (0, 64), (4, 0), (1 << 21, 1), (4, 1 << 21), (1 << 20, 1025)] {
         assert!(matches!(Producer::create(slots, length), Err(Error::Size { .. })));
     }
+}
+
+/// Mapping all of it would be for whoever opens it to pay: what the sender has left out is made then.
+#[test]
+fn a_sparse_file_is_not_filled_by_looking_at_it() {
+    let both = SealFlags::SHRINK | SealFlags::GROW;
+    let sparse = File::from(sealed(256 << 20, both, &[]));
+    let opened = Consumer::open(sparse.try_clone().unwrap().into());
+    assert!(matches!(opened, Err(Error::NotARing(_))), "{opened:?}");
+    let taken = rustix::fs::fstat(&sparse).unwrap().st_blocks * 512;
+    assert!(taken <= 1 << 20, "{taken} bytes");
+
+    let vast = Consumer::open(sealed(1 << 40, both, &[]));
+    assert!(matches!(vast, Err(Error::NotARing(_))), "{vast:?}");
+
+    // A ring as it should be, of which nothing was ever written.
+    let (slots, length) = (1u64 << 18, 1000u64);
+    let right = Producer::create(4, 1000).unwrap();
+    let mut header = [0; 24];
+    File::from(memory_of(&right)).read_exact_at(&mut header, 0).unwrap();
+    header[offset_of!(Header, slots)..][..8].copy_from_slice(&slots.to_ne_bytes());
+    header[offset_of!(Header, length)..][..8].copy_from_slice(&length.to_ne_bytes());
+    let sparse = File::from(sealed(HEADER as u64 + slots * 1024, both, &header));
+    let mut consumer = Consumer::open(sparse.try_clone().unwrap().into()).unwrap();
+    assert_eq!(consumer.pop(1, |_| ()).unwrap(), 0);
+    let taken = rustix::fs::fstat(&sparse).unwrap().st_blocks * 512;
+    assert!(taken <= 1 << 20, "{taken} bytes");
+}
+
+/// Whoever sends it can take pages out of a file of huge pages, seals or not, and the next look ends the
+/// process.
+#[test]
+fn huge_pages_are_refused() {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
+    let file = match memfd_create("test", flags) {
+        Ok(file) => File::from(file),
+        Err(error) => return eprintln!("not tested: this kernel makes no memory of huge pages: {error}"),
+    };
+    file.set_len(2 << 20).unwrap();
+    fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
+    let opened = Consumer::open(file.into());
+    assert!(matches!(opened, Err(Error::NotTmpfs { .. })), "{opened:?}");
 }
 
 fn sealed(length: u64, seals: SealFlags, header: &[u8]) -> OwnedFd {

@@ -10,15 +10,44 @@ use crate::Error;
 /// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
 const BUFFER: i32 = 8 << 20;
 
-/// A socket on port 4791 of the place's address. Others may be bound to it until [`close_to_others`]; with
-/// `shared`, [`steer_by_qpn`] says which of them receives.
-pub(super) fn open(config: &UdpConfig, place: &Place, shared: bool) -> Result<OwnedFd, Error> {
+/// How several sockets are on one port.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Sharing {
+    /// The one that was bound last receives; [`close_to_others`] ends it.
+    Stacked,
+    /// [`steer_by_qpn`] says which of them receives. Linux lets sockets of the same user in alone.
+    Steered,
+}
+
+impl Sharing {
+    fn option(self) -> i32 {
+        match self {
+            Sharing::Stacked => libc::SO_REUSEADDR,
+            Sharing::Steered => libc::SO_REUSEPORT,
+        }
+    }
+}
+
+/// The first socket on port 4791 of the place's address, which more are to join. While there is any other,
+/// it is refused: of all that come at the same time one alone gets the address.
+pub(super) fn claim(config: &UdpConfig, place: &Place, sharing: Sharing) -> Result<OwnedFd, Error> {
+    let socket = open(config, place, None)?;
+    set_option(socket.as_fd(), libc::SOL_SOCKET, sharing.option(), 1)
+        .map_err(|source| os_error("setting up the UDP socket", place, source))?;
+    Ok(socket)
+}
+
+/// One more beside that which [`claim`] opened.
+pub(super) fn join(config: &UdpConfig, place: &Place, sharing: Sharing) -> Result<OwnedFd, Error> {
+    open(config, place, Some(sharing))
+}
+
+fn open(config: &UdpConfig, place: &Place, sharing: Option<Sharing>) -> Result<OwnedFd, Error> {
     let os = |source| os_error("setting up the UDP socket", place, source);
     let socket = create(config.address).map_err(os)?;
     let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
-    set(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1).map_err(os)?;
-    if shared {
-        set(libc::SOL_SOCKET, libc::SO_REUSEPORT, 1).map_err(os)?;
+    if let Some(sharing) = sharing {
+        set(libc::SOL_SOCKET, sharing.option(), 1).map_err(os)?;
     }
     enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF).map_err(os)?;
     enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF).map_err(os)?;
@@ -65,7 +94,7 @@ pub(super) fn open(config: &UdpConfig, place: &Place, shared: bool) -> Result<Ow
     Ok(socket)
 }
 
-/// From now on nobody else can be bound to where these sockets are.
+/// From now on nobody else can be bound to where these [stacked](Sharing::Stacked) sockets are.
 pub(super) fn close_to_others<'a>(
     sockets: impl IntoIterator<Item = &'a OwnedFd>,
     place: &Place,

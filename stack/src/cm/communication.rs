@@ -95,6 +95,8 @@ pub(super) struct Communication {
     /// The partition, of its messages and of its queue pair: an index of the port's table, and the key there.
     pub(super) pkey_index: usize,
     pub(super) pkey: PKey,
+    /// The key that a peer's request names.
+    pub(super) peer_pkey: PKey,
     /// 0 as long as it is not known.
     pub(super) remote_qpn: Qpn,
     pub(super) qp: Option<Qp>,
@@ -135,6 +137,7 @@ impl Communication {
             header,
             pkey_index: 0,
             pkey: PKEY_DEFAULT,
+            peer_pkey: PKEY_DEFAULT,
             remote_qpn: Qpn::default(),
             qp: None,
             local_qpn: Qpn::default(),

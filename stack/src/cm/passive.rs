@@ -34,7 +34,8 @@ struct Admitted {
 
 impl Verbs<'_> {
     /// The P_Key here for a request that names `pkey`. The standard has no reason to reject one that is not
-    /// there; Linux says so too (`cm_req_handler`: the path can't be used from this port).
+    /// there; Linux says "invalid GID" (`cm_req_handler` does of every path that `cm_init_av_by_path` can't
+    /// use, and that looks the P_Key up).
     pub(super) fn partition(&mut self, arrival: &Arrival, pkey: PKey) -> Result<(usize, PKey), RejectReason> {
         let pkeys = &self.port.pkeys;
         let found = pkeys.index_admitting(pkey).and_then(|index| Some((index, pkeys.get(index)?)));
@@ -116,8 +117,7 @@ impl ConnectionManager {
             return Err(RejectReason::INVALID_TRANSPORT);
         }
         let port = port_of(req.service_id(), SERVICE_ID_TCP).ok_or(RejectReason::INVALID_SERVICE_ID)?;
-        let partition = verbs.partition(arrival, req.pkey())?;
-        let listener = self.listener(PortSpace::Tcp, arrival, port, partition.0)?;
+        let (listener, partition) = self.listener(PortSpace::Tcp, arrival, port, req.pkey(), verbs)?;
         let addresses = arrival.addresses(&req.private_data)?;
         let path = &req.primary_path;
         if path.local_gid() != arrival.source || path.remote_gid() != arrival.destination {
@@ -130,14 +130,17 @@ impl ConnectionManager {
         Ok(Admitted { listener, addresses, path_mtu, partition })
     }
 
-    /// Who listens on a port of the address that a request came to.
+    /// Who listens on a port of the address that a request came to, and the P_Key there for a request that
+    /// names `pkey`: the listener's own, if it has one.
     pub(super) fn listener(
         &self,
         space: PortSpace,
         arrival: &Arrival,
         port: u16,
-        pkey_index: usize,
-    ) -> Result<Listener, RejectReason> {
+        pkey: PKey,
+        verbs: &mut Verbs<'_>,
+    ) -> Result<(Listener, (usize, PKey)), RejectReason> {
+        let admitting = verbs.partition(arrival, pkey)?;
         let to: IpAddr = super::canonical(arrival.destination);
         let on = |ip: IpAddr| {
             let address = SocketAddr::new(ip, port);
@@ -145,9 +148,15 @@ impl ConnectionManager {
             listeners.find(|(_, l)| l.space == space && l.address == address)
         };
         let found = on(to).or_else(|| on(Ipv4Addr::UNSPECIFIED.into()));
-        let hears = |l: &Listening| l.config.pkey_index.is_none_or(|own| own == pkey_index);
-        let found = found.filter(|(_, listening)| hears(listening));
-        found.map(|(handle, _)| Listener(handle)).ok_or(RejectReason::INVALID_SERVICE_ID)
+        let (handle, listening) = found.ok_or(RejectReason::INVALID_SERVICE_ID)?;
+        let partition = match listening.config.pkey_index {
+            None => admitting,
+            Some(own) => {
+                let key = verbs.port.pkeys.get(own).filter(|key| key.admits(pkey));
+                (own, key.ok_or(RejectReason::INVALID_SERVICE_ID)?)
+            }
+        };
+        Ok((Listener(handle), partition))
     }
 
     /// Whether one more may wait.
@@ -199,6 +208,7 @@ impl ConnectionManager {
             remote_qpn: req.qpn(),
             pkey_index,
             pkey,
+            peer_pkey: req.pkey(),
             listener: Some(listener),
             terms,
             deadline,
@@ -227,8 +237,8 @@ impl ConnectionManager {
         Ok(())
     }
 
-    /// What was asked for, and the partition by its index.
-    pub(crate) fn asked_for(&self, id: CmId) -> Result<(QpType, usize), Error> {
+    /// What was asked for, the index of its partition here, and the P_Key that the peer named.
+    pub(crate) fn asked_for(&self, id: CmId) -> Result<(QpType, usize, PKey), Error> {
         let index = self.index_of(id)?;
         let waiting = self.communications.at(index).filter(|c| c.state.awaits_application());
         let communication = waiting.ok_or_else(|| {
@@ -236,7 +246,7 @@ impl ConnectionManager {
         })?;
         let is_service = communication.space == PortSpace::Udp;
         let qp_type = if is_service { QpType::Ud } else { communication.terms.qp_type };
-        Ok((qp_type, communication.pkey_index))
+        Ok((qp_type, communication.pkey_index, communication.peer_pkey))
     }
 
     /// Accepts with `qp`, which is in INIT.

@@ -91,6 +91,7 @@ impl ConnectionManager {
             remote_comm_id: req.request_id(),
             pkey_index,
             pkey,
+            peer_pkey: req.pkey(),
             listener: Some(listener),
             service_id: req.service_id(),
             deadline,
@@ -123,8 +124,7 @@ impl ConnectionManager {
         verbs: &mut Verbs<'_>,
     ) -> Result<(Listener, IpCm, u16, (usize, PKey)), RejectReason> {
         let port = port_of(req.service_id(), SERVICE_ID_UDP).ok_or(RejectReason::INVALID_SERVICE_ID)?;
-        let partition = verbs.partition(arrival, req.pkey())?;
-        let listener = self.listener(PortSpace::Udp, arrival, port, partition.0)?;
+        let (listener, partition) = self.listener(PortSpace::Udp, arrival, port, req.pkey(), verbs)?;
         let addresses = arrival.addresses(&req.private_data)?;
         self.check_room(listener, arrival)?;
         Ok((listener, addresses, port, partition))

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ferroce_wire::{Gid, MacAddr, PathMtu, Qpn};
+use ferroce_wire::{Gid, MacAddr, PKey, PathMtu, Qpn};
 
 use super::{Context, invalid_handle};
 use crate::cm::{
@@ -88,7 +88,7 @@ impl Context {
     /// request can still be accepted or rejected then.
     pub fn accept(&mut self, id: CmId, qp: Qp, parameters: &ConnectionParameters<'_>) -> Result<(), Error> {
         parameters.check(REP_PRIVATE)?;
-        let (asked, pkey_index) = self.asked_for(id)?;
+        let (asked, pkey_index, _) = self.asked_for(id)?;
         if let Some(other) = parameters.pkey_index.filter(|chosen| *chosen != pkey_index) {
             let expected = format!("{pkey_index}, as the request has it, or None");
             return Err(Error::invalid("pkey_index", other, expected));
@@ -107,16 +107,16 @@ impl Context {
     /// [`Error::InvalidHandle`] for a search that is over, [`Error::Invalid`].
     pub fn accept_datagrams(&mut self, id: CmId, qp: Qp, private_data: &[u8]) -> Result<(), Error> {
         check_length(private_data, SIDR_REP_PRIVATE)?;
-        let (asked, pkey_index) = self.asked_for(id)?;
+        let (asked, _, seeker) = self.asked_for(id)?;
         let (queue_pair, _) = self.qp(qp)?;
-        let (qpn, qkey, own_index) = (queue_pair.qpn, queue_pair.qkey, queue_pair.pkey_index);
+        let (qpn, qkey, pkey) = (queue_pair.qpn, queue_pair.qkey, queue_pair.pkey);
         let qp_type = self.query_qp(qp)?.qp_type;
         if asked != QpType::Ud || qp_type != asked {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
         }
-        if own_index != pkey_index {
-            let expected = format!("a QP with the P_Key at index {pkey_index}, by which the search came");
-            return Err(Error::invalid("pkey_index", own_index, expected));
+        if !pkey.admits(seeker) {
+            let expected = format!("a QP whose P_Key hears {seeker}, which the seeker has");
+            return Err(Error::invalid("pkey", pkey, expected));
         }
         self.with_cm(|cm, verbs| cm.serve(id, (qpn, qkey), private_data, verbs));
         Ok(())
@@ -127,7 +127,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Invalid`].
     pub fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        let (asked, _) = self.asked_for(id)?;
+        let (asked, ..) = self.asked_for(id)?;
         check_length(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
         self.with_cm(|cm, verbs| cm.refuse(id, private_data, verbs));
         Ok(())
@@ -167,8 +167,8 @@ impl Context {
         Some(then(cm, &mut verbs))
     }
 
-    /// What was asked for, and the partition by its index.
-    fn asked_for(&mut self, id: CmId) -> Result<(QpType, usize), Error> {
+    /// What was asked for, the index of its partition here, and the P_Key that the peer named.
+    fn asked_for(&mut self, id: CmId) -> Result<(QpType, usize, PKey), Error> {
         let (cm, _) = self.engine.cm_if_used().ok_or_else(|| invalid_handle("connection", id.0))?;
         cm.asked_for(id)
     }

@@ -92,15 +92,21 @@ impl Directory {
         Ok(socket.into())
     }
 
-    /// Removes the sockets of dead processes. One that still takes connections is of a live process,
-    /// which another PID namespace can hide.
+    /// Removes the sockets of dead processes.
     pub(super) fn remove_abandoned(&self) {
         for name in self.names().unwrap_or_default() {
-            let dead = pid_of(&name).is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists());
-            let refuses = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
-            if dead && self.connect(&name).is_err_and(refuses) {
-                let _ = fs::unlinkat(&self.fd, &name, AtFlags::empty());
+            if pid_of(&name).is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
+                self.remove_dead(&name);
             }
+        }
+    }
+
+    /// Removes a socket if it refuses connections. One that takes them is of a live process, which another
+    /// PID namespace can hide.
+    pub(super) fn remove_dead(&self, name: &OsStr) {
+        let refuses = |error: io::Error| error.kind() == ErrorKind::ConnectionRefused;
+        if self.connect(name).is_err_and(refuses) {
+            let _ = fs::unlinkat(&self.fd, name, AtFlags::empty());
         }
     }
 }

@@ -3,6 +3,8 @@
 //! Root reads what other users have put there, so a directory is one of a user only if the kernel says so,
 //! and so is a text one of a process; and whatever a user puts there, it costs others little.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::{self, ErrorKind, Read};
@@ -34,6 +36,8 @@ const LONGEST_ROUND: Duration = Duration::from_secs(2);
 const MAX_OPEN: usize = 64;
 /// Bytes of a text; ten times what there is.
 const LARGEST_TEXT: usize = 1 << 18;
+/// The labels that no two contexts have in common.
+const TOLD_APART_BY: [&str; 4] = ["pid", "uid", "context", "device"];
 /// Contexts and bytes of texts of one user, and of all.
 const MAX_OF_USER: (usize, usize) = (256, 8 << 20);
 const MAX_OF_ALL: (usize, usize) = (1024, 16 << 20);
@@ -93,7 +97,7 @@ impl Exported {
 
     /// Asks all of them, for three seconds at most, and says whose fault it is if one can't be read.
     /// Those that have ended meanwhile are left out. Every value has the labels `pid` and `uid`, which
-    /// are the kernel's word.
+    /// are the kernel's word. One with the `pid`, `uid`, `context` and `device` of another is left out.
     pub fn read(&self) -> Vec<(PathBuf, io::Result<Metrics>)> {
         let mut answers: Vec<Answer> = Vec::new();
         let end = Instant::now() + LONGEST_ROUND;
@@ -139,6 +143,7 @@ impl Exported {
             answers.push((user.directory.path().to_owned(), Err(io::Error::other(more))));
         }
         answers.sort_by(|(a, _), (b, _)| a.cmp(b));
+        refuse_repeats(&mut answers);
         answers
     }
 
@@ -328,6 +333,31 @@ impl Conversation {
     }
 }
 
+/// Takes out what has the labels of another one: the kernel has no number for processes of other PID
+/// namespaces, and a series is in a scrape once.
+fn refuse_repeats(answers: &mut [Answer]) {
+    let mut seen: HashMap<[String; 4], PathBuf> = HashMap::new();
+    for (path, answer) in answers {
+        let Ok(metrics) = answer else { continue };
+        let value = |name| metrics.label(name).unwrap_or_default().to_owned();
+        match seen.entry(TOLD_APART_BY.map(value)) {
+            Entry::Vacant(vacant) => drop(vacant.insert(path.clone())),
+            Entry::Occupied(first) => {
+                let labels: Vec<_> = TOLD_APART_BY
+                    .iter()
+                    .zip(first.key())
+                    .map(|(name, value)| format!("{name}={value:?}"))
+                    .collect();
+                *answer = Err(io::Error::other(format!(
+                    "is left out: it has the labels {} of {}",
+                    labels.join(", "),
+                    first.get().display()
+                )));
+            }
+        }
+    }
+}
+
 fn no_answer() -> io::Error {
     io::Error::new(ErrorKind::TimedOut, "does not answer; does it poll its context?")
 }
@@ -356,6 +386,34 @@ mod tests {
         {
             assert_eq!(uid_of(name, OTHERS_PREFIX), None, "{name}");
         }
+    }
+
+    /// The kernel has no number for a process of another PID namespace, so two of them can look like one; and
+    /// who scrapes refuses all of a text in which a series is twice.
+    #[test]
+    fn no_context_is_there_twice() {
+        let path = std::env::temp_dir().join(format!("ferroce-twins-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+        let names = ["1.0.sim", "2.0.sim", "3.1.sim"];
+        let servers = [(names[0], 0), (names[1], 0), (names[2], 1)].map(|(name, context)| {
+            let listener = std::os::unix::net::UnixListener::bind(path.join(name)).unwrap();
+            std::thread::spawn(move || {
+                let mut metrics = Metrics::new("sim", "sim0").with_label("context", context);
+                metrics.push_driver(&ferroce_driver::Stats::default());
+                let (mut stream, _) = listener.accept().unwrap();
+                io::Write::write_all(&mut stream, metrics.to_string().as_bytes()).unwrap();
+            })
+        });
+        let directory = Directory::open(&path, geteuid().as_raw()).unwrap();
+        let users = vec![User { directory, names: names.map(OsString::from).into() }];
+        let answers = Exported { users, ..Exported::default() }.read();
+        servers.into_iter().for_each(|server| server.join().unwrap());
+        fs::remove_dir_all(&path).unwrap();
+        let found: Vec<_> = answers.iter().map(|(path, answer)| (path.ends_with(names[1]), answer)).collect();
+        assert!(matches!(found[..], [(false, Ok(_)), (true, Err(_)), (false, Ok(_))]), "{found:?}");
+        let repeat = answers[1].1.as_ref().unwrap_err().to_string();
+        assert!(repeat.contains("1.0.sim") && repeat.contains("context=\"0\""), "{repeat}");
     }
 
     #[test]

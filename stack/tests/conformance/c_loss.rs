@@ -328,6 +328,44 @@ fn a_second_rnr_nak_prolongs_the_wait() {
     peer.expect_wc(2, Success);
 }
 
+/// NAKs during the wait prolong it for no longer than a wait can be: a later one is a retry like any other,
+/// or a peer could keep a sender waiting for ever.
+#[test]
+fn rnr_naks_put_nobody_off_for_ever() {
+    const RNR_655_MS: u8 = NAK_RNR;
+    let half = Duration::from_millis(500);
+    for rnr_retry in [1, 3] {
+        let mut peer = Peer::with(Setup { rnr_retry, ..Setup::default() });
+        peer.post_send(1, b"one");
+        peer.post_send(2, b"two");
+        assert_eq!(peer.take_packets().len(), 2);
+        // Every second one comes when the wait before has lasted for a second.
+        for _ in 0..2 * rnr_retry {
+            peer.inject(nak(RNR_655_MS, SQ, 0));
+            peer.expect_nothing();
+            peer.expect_no_wc();
+            peer.advance(half);
+        }
+        peer.inject(nak(RNR_655_MS, SQ, 0));
+        peer.expect_wc(1, RnrRetryExcErr);
+        peer.expect_wc(2, WrFlushErr);
+        peer.expect_counted(Counter::RnrNakRetryErr, u64::from(rnr_retry) + 1);
+    }
+    // Who waits without end waits, and sends when the last wait is over.
+    let mut peer = Peer::with(Setup { rnr_retry: 7, ..Setup::default() });
+    peer.post_send(1, b"one");
+    peer.expect(Opcode::RC_SEND_ONLY, SQ);
+    for _ in 0..20 {
+        peer.inject(nak(RNR_655_MS, SQ, 0));
+        peer.advance(half);
+        peer.expect_nothing();
+    }
+    peer.advance(Duration::from_millis(156));
+    peer.expect(Opcode::RC_SEND_ONLY, SQ);
+    peer.inject(ack(SQ, 1));
+    peer.expect_wc(1, Success);
+}
+
 #[test]
 fn case_050_rnr_retries() {
     for rnr_retry in [0, 2] {

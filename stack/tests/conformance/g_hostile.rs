@@ -85,6 +85,34 @@ fn requests_from_no_station() {
     assert_eq!(came.peer.ip(), came.local.ip());
 }
 
+/// An answer to a datagram from no station asked the port for the way, as long as ARP takes.
+#[test]
+fn datagrams_from_no_station() {
+    let mut peer = Peer::with(Setup::of(QpType::Ud));
+    let (qp, home) = (peer.qp, peer.address.destination);
+    let group = Gid::from_ipv4([239, 1, 1, 1].into());
+    peer.context.attach_mcast(qp, group).unwrap();
+    let hello = crate::packet::packet(Opcode::UD_SEND_ONLY, 0).deth(QKEY, crate::peer::PEER_QPN);
+    let hello = hello.payload(b"datagram");
+    let to_group = hello.clone().dest_qpn(ferroce::Qpn::MULTICAST);
+    peer.post_recv(1, 48);
+    as_stranger(&mut peer);
+    for (to, packet) in [(home, hello.clone()), (group, to_group)] {
+        peer.address.destination = to;
+        for mac in [[0xff; 6], [1, 0, 0x5e, 0, 0, 1], [0x33, 0x33, 0, 0, 0, 1], [0; 6]] {
+            peer.address.source_mac = MacAddr(mac);
+            peer.expect_refused(packet.clone(), Counter::RxWrongAddress);
+        }
+    }
+    // The port's own address comes from the port alone.
+    (peer.address.destination, peer.address.source) = (home, home);
+    peer.address.source_mac = STRANGER;
+    peer.expect_refused(hello.clone(), Counter::RxWrongAddress);
+    as_stranger(&mut peer);
+    peer.inject(hello);
+    assert_eq!(peer.expect_wc(1, ferroce::WcStatus::Success).source_mac, Some(STRANGER));
+}
+
 /// An address that several VLANs have is answered on the one that the request came by.
 #[test]
 fn a_request_is_answered_on_its_vlan() {

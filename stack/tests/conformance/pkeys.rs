@@ -374,15 +374,72 @@ fn requests_for_other_partitions() {
     assert_eq!(request(&mut peer).pkey_index, index);
 }
 
+/// A listener of the limited key hears the full members, whatever other keys the port has.
+#[test]
+fn a_limited_listener_beside_the_full_key() {
+    let limited_listener = |space, setup: &Setup| {
+        let mut peer = Peer::with(*setup);
+        peer.context.add_pkey(FULL).unwrap();
+        let limited = peer.context.add_pkey(LIMITED).unwrap();
+        listen_in(&mut peer, space, Some(limited));
+        (peer, limited)
+    };
+    let setup = Setup { state: QpState::Init, ..Setup::default() };
+    let (mut peer, limited) = limited_listener(PortSpace::Tcp, &setup);
+    peer.inject(req_in(&peer, FULL, FULL));
+    let came = request(&mut peer);
+    assert_eq!(came.pkey_index, limited);
+    peer.context.accept(came.id, peer.qp, &ConnectionParameters::default()).unwrap();
+    assert_eq!((peer.query().pkey_index, peer.query().pkey), (limited, LIMITED));
+    assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 0).pkey, LIMITED);
+    // Limited members do not hear each other, though the port's full key would hear this one.
+    let (mut peer, _) = limited_listener(PortSpace::Tcp, &setup);
+    peer.inject(req_in(&peer, FULL, LIMITED));
+    assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::INVALID_SERVICE_ID);
+
+    let (mut peer, limited) = limited_listener(PortSpace::Udp, &Setup::of(QpType::Ud));
+    peer.inject(seek(&peer, FULL));
+    assert_eq!(request(&mut peer).pkey_index, limited);
+    let (mut peer, _) = limited_listener(PortSpace::Udp, &Setup::of(QpType::Ud));
+    peer.inject(seek(&peer, LIMITED));
+    assert_eq!(take!(&mut peer, SidrRep).1.status(), 1);
+}
+
+/// What counts is that the queue pair hears the seeker, by whichever of the port's keys.
+#[test]
+fn a_datagram_service_under_a_limited_key() {
+    for (seeker, is_heard) in [(FULL, true), (LIMITED, false)] {
+        let mut peer = under(LIMITED, Setup::of(QpType::Ud));
+        let full = peer.context.add_pkey(FULL).unwrap();
+        listen(&mut peer, PortSpace::Udp);
+        peer.inject(seek(&peer, seeker));
+        let came = request(&mut peer);
+        assert_eq!(came.pkey_index, full);
+        let accepted = peer.context.accept_datagrams(came.id, peer.qp, &[]);
+        assert_eq!(accepted.is_ok(), is_heard, "{seeker}: {accepted:?}");
+        assert_eq!(peer.take_packets().len(), usize::from(is_heard));
+    }
+}
+
+/// RESET leaves nothing of the attributes before, the key as little as its index.
+#[test]
+fn reset_forgets_the_partition() {
+    let mut peer = under(FULL, Setup::default());
+    peer.modify(Transition::Reset);
+    assert_eq!((peer.query().pkey_index, peer.query().pkey), (0, PKEY_DEFAULT));
+}
+
+/// The search of `crate::g_exchange`, for a partition.
+fn seek(peer: &Peer, pkey: PKey) -> Script {
+    let mut seek = ferroce::wire::cm::SidrReq::new(PEER_ID, sidr_req(peer).service_id(), pkey);
+    seek.private_data = sidr_req(peer).private_data;
+    mad(CmBody::SidrReq(&seek))
+}
+
 #[test]
 fn datagram_services_have_partitions() {
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     listen(&mut peer, PortSpace::Udp);
-    let seek = |peer: &Peer, pkey: PKey| {
-        let mut seek = ferroce::wire::cm::SidrReq::new(PEER_ID, sidr_req(peer).service_id(), pkey);
-        seek.private_data = sidr_req(peer).private_data;
-        mad(CmBody::SidrReq(&seek))
-    };
     peer.inject(seek(&peer, FULL));
     assert_eq!(take!(&mut peer, SidrRep).1.status(), 1);
     peer.expect_event(Event::PkeyViolation { qp: None, pkey: FULL, source: peer.address.source });
@@ -392,7 +449,7 @@ fn datagram_services_have_partitions() {
     // The queue pair of the default partition would not be heard.
     let default = peer.qp;
     let refused = peer.context.accept_datagrams(id, default, &[]);
-    assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey_index", .. })), "{refused:?}");
+    assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey", .. })), "{refused:?}");
     peer.modify(Transition::Drain);
     peer.expect_event(Event::SqDrained(default));
     peer.modify(Transition::Update(QpUpdate { pkey_index: Some(index), ..QpUpdate::default() }));
