@@ -9,7 +9,7 @@ pub(crate) const MAX_WINDOW: u32 = (1 << 23) - 1;
 
 /// A sixteenth of the QPNs: as many again stay unused for a while when they are given up, and a
 /// number that is free must be found quickly.
-const MAX_QPS: u32 = 1 << 20;
+pub(crate) const MAX_QPS: u32 = 1 << 20;
 
 /// As many as there can be queue pairs.
 const MAX_CONNECTIONS: u32 = MAX_QPS;
