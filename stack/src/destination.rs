@@ -7,8 +7,11 @@ use crate::qp::QueuePair;
 use crate::shared::Shared;
 
 /// What a queue pair may have in flight even if others have filled the window of its destination: so each goes
-/// on. It counts besides the window, and is all that one may have that doesn't hear from its peer.
+/// on.
 const LEAST: u32 = 4;
+
+/// The queue pairs to one destination whose peers may be gone have this part of its window together, besides.
+const UNHEARD_PART: u32 = 4;
 
 /// What the go-back-N queue pairs to one destination have in flight together, in each direction. A way has one
 /// queue for all of them, so the window is the destination's: many queue pairs have no more in flight than one,
@@ -16,11 +19,11 @@ const LEAST: u32 = 4;
 pub(crate) struct Destinations {
     /// Ordered by GID, each with its place in `traffic` and the number of its queue pairs.
     places: Vec<(Gid, Destination, u32)>,
-    traffic: Box<[[Traffic; 2]]>,
+    traffic: Box<[[Traffic; 4]]>,
     free: Vec<Destination>,
 }
 
-/// What is in flight in one direction.
+/// What is in flight of one [`Class`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     /// As many READs as there are queue pairs may take 2²³ each.
@@ -50,7 +53,25 @@ pub(crate) enum Direction {
     Back,
 }
 
+/// What counts together at a destination.
+#[derive(Clone, Copy)]
+struct Class(u8);
+
+impl Class {
+    #[inline]
+    fn new(direction: Direction, unheard: bool) -> Class {
+        Class(direction as u8 + 2 * u8::from(unheard))
+    }
+
+    #[inline]
+    fn index(self) -> usize {
+        usize::from(self.0 & 3)
+    }
+}
+
 impl Direction {
+    const BOTH: [Direction; 2] = [Direction::There, Direction::Back];
+
     #[inline]
     pub(crate) fn of(kind: &Kind) -> Direction {
         if kind.is_read_or_atomic { Direction::Back } else { Direction::There }
@@ -93,29 +114,29 @@ impl Destinations {
         let (_, place, users) = &mut self.places[index];
         *users -= 1;
         if *users == 0 {
-            debug_assert_eq!(self.traffic[place.0 as usize], [Traffic::default(); 2]);
+            debug_assert_eq!(self.traffic[place.0 as usize], [Traffic::default(); 4]);
             self.free.push(*place);
             self.places.remove(index);
         }
     }
 
     #[inline]
-    fn traffic(&self, place: Destination, direction: Direction) -> &Traffic {
-        &self.traffic[place.0 as usize][direction as usize]
+    fn traffic(&self, place: Destination, class: Class) -> &Traffic {
+        &self.traffic[place.0 as usize][class.index()]
     }
 
     /// So many more packets are in flight, of a queue pair that had `before`.
     #[inline]
-    fn add(&mut self, place: Destination, direction: Direction, before: u32, packets: u32) {
-        let traffic = &mut self.traffic[place.0 as usize][direction as usize];
+    fn add(&mut self, place: Destination, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[place.0 as usize][class.index()];
         traffic.packets += u64::from(packets);
         traffic.senders += u64::from(before == 0 && packets > 0);
     }
 
     /// Undoes [`add`](Destinations::add).
     #[inline]
-    fn remove(&mut self, place: Destination, direction: Direction, before: u32, packets: u32) {
-        let traffic = &mut self.traffic[place.0 as usize][direction as usize];
+    fn remove(&mut self, place: Destination, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[place.0 as usize][class.index()];
         traffic.packets -= u64::from(packets);
         traffic.senders -= u64::from(before == 0 && packets > 0);
     }
@@ -132,8 +153,7 @@ pub(crate) struct Flight {
     packets: [u32; 2],
     /// The PSN after the newest that asks for an answer.
     asked: Psn,
-    /// Its ACK timer has run out, and since then nothing was acknowledged: the peer may be gone. It has
-    /// [a few packets](LEAST) in flight or one READ, which do not count at the destination.
+    /// Its ACK timer has run out, and since then nothing was acknowledged: the peer may be gone.
     unheard: bool,
 }
 
@@ -192,9 +212,8 @@ impl QueuePair {
         if asks {
             flight.asked = psn + count;
         }
-        if !flight.unheard {
-            shared.destinations.add(destination, direction, before, count);
-        }
+        let class = Class::new(direction, flight.unheard);
+        shared.destinations.add(destination, class, before, count);
     }
 
     /// Everything before `una`, which is to be the oldest that is not acknowledged, is there. It all went in one
@@ -209,21 +228,23 @@ impl QueuePair {
         let packets = &mut self.requester.flight.packets[direction as usize];
         let arrived = acknowledged.min(*packets);
         *packets -= arrived;
-        shared.destinations.remove(destination, direction, *packets, arrived);
+        shared.destinations.remove(destination, Class::new(direction, false), *packets, arrived);
     }
 
-    /// The peer is there: what is in flight counts again.
+    /// The peer is there: what is in flight counts among what others have.
     #[cold]
     fn note_heard(&mut self, shared: &mut Shared, destination: Destination) {
         let flight = &mut self.requester.flight;
         flight.unheard = false;
-        for direction in [Direction::There, Direction::Back] {
-            shared.destinations.add(destination, direction, 0, flight.packets[direction as usize]);
+        for direction in Direction::BOTH {
+            let packets = flight.packets[direction as usize];
+            shared.destinations.remove(destination, Class::new(direction, true), 0, packets);
+            shared.destinations.add(destination, Class::new(direction, false), 0, packets);
         }
     }
 
-    /// The ACK timer has run out: what was in flight counts as lost, and until the peer is heard no other is to
-    /// suffer from what follows.
+    /// The ACK timer has run out: what was in flight counts as lost, and what follows counts apart until the peer
+    /// is heard.
     pub(crate) fn note_silence(&mut self, shared: &mut Shared) {
         self.forget_in_flight(shared);
         self.requester.flight.unheard = true;
@@ -234,9 +255,10 @@ impl QueuePair {
         let una = self.requester.una();
         let Flight { packets, unheard, .. } = self.requester.flight;
         self.requester.flight = Flight { unheard, ..Flight::new(una) };
-        let Some(destination) = self.destination.filter(|_| !unheard) else { return };
-        for direction in [Direction::There, Direction::Back] {
-            shared.destinations.remove(destination, direction, 0, packets[direction as usize]);
+        let Some(destination) = self.destination else { return };
+        for direction in Direction::BOTH {
+            let class = Class::new(direction, unheard);
+            shared.destinations.remove(destination, class, 0, packets[direction as usize]);
         }
     }
 
@@ -260,8 +282,9 @@ impl QueuePair {
     fn finds_room(&self, shared: &Shared, direction: Direction, wanted: u32) -> bool {
         let Some(destination) = self.destination else { return true };
         let flight = &self.requester.flight;
-        let traffic = shared.destinations.traffic(destination, direction);
-        !flight.unheard && traffic.admits(shared.window, flight.packets[direction as usize], wanted)
+        let window = if flight.unheard { shared.window / UNHEARD_PART } else { shared.window };
+        let traffic = shared.destinations.traffic(destination, Class::new(direction, flight.unheard));
+        traffic.admits(window, flight.packets[direction as usize], wanted)
     }
 
     /// Whether a packet in flight asks for an answer.
@@ -276,6 +299,9 @@ mod tests {
     use super::*;
     use crate::config::{MAX_QPS, MAX_WINDOW};
 
+    const THERE: Class = Class(0);
+    const BACK: Class = Class(1);
+
     #[test]
     fn a_destination_lasts_as_long_as_its_last_queue_pair() {
         let mut destinations = Destinations::new(2);
@@ -285,13 +311,13 @@ mod tests {
         let second = destinations.join(a).expect("there is room");
         assert_eq!((first == second, destinations.join(c)), (false, None));
         let both = |destinations: &Destinations| {
-            [first, second].map(|place| destinations.traffic(place, Direction::There).packets)
+            [first, second].map(|place| destinations.traffic(place, THERE).packets)
         };
-        destinations.add(first, Direction::There, 0, 7);
-        destinations.add(second, Direction::There, 0, 1);
-        destinations.remove(first, Direction::There, 4, 3);
+        destinations.add(first, THERE, 0, 7);
+        destinations.add(second, THERE, 0, 1);
+        destinations.remove(first, THERE, 4, 3);
         assert_eq!(both(&destinations), [4, 1]);
-        destinations.remove(first, Direction::There, 0, 4);
+        destinations.remove(first, THERE, 0, 4);
         assert_eq!(both(&destinations), [0, 1]);
         destinations.leave(b);
         assert_eq!(destinations.join(c), None);
@@ -306,10 +332,10 @@ mod tests {
         let mut destinations = Destinations::new(1);
         let place = destinations.join(Gid([1; 16])).expect("there is room");
         for _ in 0..MAX_QPS {
-            destinations.add(place, Direction::Back, 0, LONGEST);
+            destinations.add(place, BACK, 0, LONGEST);
         }
         let expected = Traffic { packets: u64::from(MAX_QPS) << 23, senders: MAX_QPS.into() };
-        let traffic = *destinations.traffic(place, Direction::Back);
+        let traffic = *destinations.traffic(place, BACK);
         assert_eq!(traffic, expected);
         assert!(!traffic.admits(MAX_WINDOW, LONGEST - 1, LONGEST));
     }
