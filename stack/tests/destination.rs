@@ -7,7 +7,7 @@ mod pair;
 
 use std::time::Duration;
 
-use ferroce::driver::sim::LinkConfig;
+use ferroce::driver::sim::{LinkConfig, Verdict};
 use ferroce::*;
 use pair::{Pair, Setup};
 
@@ -186,4 +186,37 @@ fn queue_pairs_without_a_peer_stop_no_other() {
         assert!(done[0] >= 25, "{dead} without a peer: {done:?}");
         assert!(done[1..].iter().all(|messages| *messages >= 100), "{dead} without a peer: {done:?}");
     }
+}
+
+/// After an outage that runs every ACK timer out nothing more is lost: what is sent to find out whether the peer is
+/// there again is a quarter of the window, and each may have 4 packets besides.
+#[test]
+fn many_queue_pairs_resume_after_an_outage() {
+    const QPS: usize = 64;
+    let setup = Setup { qps: QPS, timeout: TIMEOUT, ..Setup::default() };
+    let queue = u64::from(DEFAULT_WINDOW) * 5 / 4 + 4 * QPS as u64;
+    let mut pair = Pair::new(17, bottleneck(queue), setup);
+    let far = remote(&pair);
+    for number in (0..8).flat_map(|_| 0..QPS) {
+        post(&mut pair, number, SendOp::Write(far));
+    }
+    for _ in 0..1000 {
+        pair.step();
+    }
+    pair.network.set_filter(Box::new(|_| Verdict::Drop));
+    let start = pair.now;
+    while pair.now.since(start) < Duration::from_millis(100) {
+        pair.step();
+    }
+    let dropped = pair.network.counters().queue_dropped;
+    pair.network.set_filter(Box::new(|_| Verdict::Pass));
+    let start = pair.now;
+    complete(&mut pair, 8 * QPS);
+    let took = pair.now.since(start);
+    let timeouts = pair.ends[0].context.counters().value(Counter::LocalAckTimeoutErr);
+    println!("resumed after {timeouts} timeouts: {took:?}");
+    assert!(timeouts >= QPS as u64, "{timeouts}");
+    assert_eq!(pair.network.counters().queue_dropped, dropped);
+    // 32,768 packets take 296 ms; before is the rest of an ACK timer.
+    assert!(took < Duration::from_millis(400), "{took:?}");
 }
