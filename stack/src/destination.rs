@@ -19,11 +19,12 @@ const UNHEARD_PART: u32 = 4;
 pub(crate) struct Destinations {
     /// Ordered by GID, each with its place in `traffic` and the number of its queue pairs.
     places: Vec<(Gid, Destination, u32)>,
-    traffic: Box<[[Traffic; 4]]>,
+    /// By [`Class`].
+    traffic: Box<[Traffic]>,
     free: Vec<Destination>,
 }
 
-/// What is in flight of one [`Class`].
+/// What is in flight of one class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Traffic {
     /// As many READs as there are queue pairs may take 2²³ each.
@@ -53,22 +54,6 @@ pub(crate) enum Direction {
     Back,
 }
 
-/// What counts together at a destination.
-#[derive(Clone, Copy)]
-struct Class(u8);
-
-impl Class {
-    #[inline]
-    fn new(direction: Direction, unheard: bool) -> Class {
-        Class(direction as u8 + 2 * u8::from(unheard))
-    }
-
-    #[inline]
-    fn index(self) -> usize {
-        usize::from(self.0 & 3)
-    }
-}
-
 impl Direction {
     const BOTH: [Direction; 2] = [Direction::There, Direction::Back];
 
@@ -82,12 +67,26 @@ impl Direction {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Destination(u32);
 
+/// How many classes there are.
+const CLASSES: usize = 4;
+
+/// What counts together: the place of its traffic.
+#[derive(Clone, Copy)]
+struct Class(usize);
+
+impl Destination {
+    #[inline(always)]
+    fn class(self, direction: Direction, unheard: bool) -> Class {
+        Class(CLASSES * self.0 as usize + 2 * usize::from(unheard) + direction as usize)
+    }
+}
+
 impl Destinations {
     /// For `limit` queue pairs.
     pub(crate) fn new(limit: u32) -> Destinations {
         Destinations {
             places: Vec::with_capacity(limit as usize),
-            traffic: vec![Default::default(); limit as usize].into_boxed_slice(),
+            traffic: vec![Traffic::default(); CLASSES * limit as usize].into_boxed_slice(),
             free: (0..limit).rev().map(Destination).collect(),
         }
     }
@@ -114,31 +113,32 @@ impl Destinations {
         let (_, place, users) = &mut self.places[index];
         *users -= 1;
         if *users == 0 {
-            debug_assert_eq!(self.traffic[place.0 as usize], [Traffic::default(); 4]);
+            let first = CLASSES * place.0 as usize;
+            debug_assert_eq!(self.traffic[first..first + CLASSES], [Traffic::default(); CLASSES]);
             self.free.push(*place);
             self.places.remove(index);
         }
     }
 
     #[inline]
-    fn traffic(&self, place: Destination, class: Class) -> &Traffic {
-        &self.traffic[place.0 as usize][class.index()]
+    fn traffic(&self, class: Class) -> &Traffic {
+        &self.traffic[class.0]
     }
 
-    /// So many more packets are in flight, of a queue pair that had `before`.
-    #[inline]
-    fn add(&mut self, place: Destination, class: Class, before: u32, packets: u32) {
-        let traffic = &mut self.traffic[place.0 as usize][class.index()];
+    /// At least one more packet is in flight, of a queue pair that had `before`.
+    #[inline(always)]
+    fn add(&mut self, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[class.0];
         traffic.packets += u64::from(packets);
-        traffic.senders += u64::from(before == 0 && packets > 0);
+        traffic.senders += u64::from(before == 0);
     }
 
     /// Undoes [`add`](Destinations::add).
     #[inline]
-    fn remove(&mut self, place: Destination, class: Class, before: u32, packets: u32) {
-        let traffic = &mut self.traffic[place.0 as usize][class.index()];
+    fn remove(&mut self, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[class.0];
         traffic.packets -= u64::from(packets);
-        traffic.senders -= u64::from(before == 0 && packets > 0);
+        traffic.senders -= u64::from(before == 0);
     }
 
     fn find(&self, gid: Gid) -> Result<usize, usize> {
@@ -173,30 +173,34 @@ impl QueuePair {
         if let Some(selective) = &self.selective {
             return selective.scoreboard.admits(una, psn, wanted);
         }
-        let own = (psn.distance(una).max(0) as u32).saturating_add(wanted);
-        if own == wanted || own <= LEAST && own <= shared.window {
-            return true;
-        }
+        let own = psn.distance(una).max(0) as u32 + wanted;
         // One that waits has an answer coming, which tells it when to go on.
-        own <= shared.window
-            && (self.finds_room(shared, Direction::of(kind), wanted) || !self.awaits_answer())
+        own == wanted
+            || own <= shared.window
+                && (self.finds_room(shared, Direction::of(kind), wanted)
+                    || own <= LEAST
+                    || !self.awaits_answer())
     }
 
-    /// Whether nothing more may be sent behind a packet at `psn`: it must be acknowledged.
+    /// Whether a packet at `psn` asks for an answer: because it `asks` anyway, or because nothing more may be
+    /// sent behind it before it is acknowledged.
     #[inline]
-    pub(crate) fn fills_window(&mut self, shared: &Shared, psn: Psn) -> bool {
+    pub(crate) fn must_ask(&mut self, shared: &Shared, psn: Psn, asks: bool) -> bool {
         let una = self.requester.una();
         if let Some(selective) = &mut self.selective {
-            return selective.scoreboard.must_ask(una, psn);
+            return selective.scoreboard.must_ask(una, psn) || asks;
         }
+        if asks {
+            return true;
+        }
+        // There must be room for this one and the next.
         let own = psn.distance(una) as u32 + 1;
-        // This one, and the next.
         own == shared.window
             || own >= LEAST && !self.awaits_answer() && !self.finds_room(shared, Direction::There, 2)
     }
 
     /// A packet was sent that takes `count` PSNs.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn note_departure(
         &mut self,
         shared: &mut Shared,
@@ -212,8 +216,7 @@ impl QueuePair {
         if asks {
             flight.asked = psn + count;
         }
-        let class = Class::new(direction, flight.unheard);
-        shared.destinations.add(destination, class, before, count);
+        shared.destinations.add(destination.class(direction, flight.unheard), before, count);
     }
 
     /// Everything before `una`, which is to be the oldest that is not acknowledged, is there. It all went in one
@@ -228,7 +231,9 @@ impl QueuePair {
         let packets = &mut self.requester.flight.packets[direction as usize];
         let arrived = acknowledged.min(*packets);
         *packets -= arrived;
-        shared.destinations.remove(destination, Class::new(direction, false), *packets, arrived);
+        if arrived > 0 {
+            shared.destinations.remove(destination.class(direction, false), *packets, arrived);
+        }
     }
 
     /// The peer is there: what is in flight counts among what others have.
@@ -238,8 +243,10 @@ impl QueuePair {
         flight.unheard = false;
         for direction in Direction::BOTH {
             let packets = flight.packets[direction as usize];
-            shared.destinations.remove(destination, Class::new(direction, true), 0, packets);
-            shared.destinations.add(destination, Class::new(direction, false), 0, packets);
+            if packets > 0 {
+                shared.destinations.remove(destination.class(direction, true), 0, packets);
+                shared.destinations.add(destination.class(direction, false), 0, packets);
+            }
         }
     }
 
@@ -257,8 +264,10 @@ impl QueuePair {
         self.requester.flight = Flight { unheard, ..Flight::new(una) };
         let Some(destination) = self.destination else { return };
         for direction in Direction::BOTH {
-            let class = Class::new(direction, unheard);
-            shared.destinations.remove(destination, class, 0, packets[direction as usize]);
+            let packets = packets[direction as usize];
+            if packets > 0 {
+                shared.destinations.remove(destination.class(direction, unheard), 0, packets);
+            }
         }
     }
 
@@ -283,7 +292,7 @@ impl QueuePair {
         let Some(destination) = self.destination else { return true };
         let flight = &self.requester.flight;
         let window = if flight.unheard { shared.window / UNHEARD_PART } else { shared.window };
-        let traffic = shared.destinations.traffic(destination, Class::new(direction, flight.unheard));
+        let traffic = shared.destinations.traffic(destination.class(direction, flight.unheard));
         traffic.admits(window, flight.packets[direction as usize], wanted)
     }
 
@@ -299,9 +308,6 @@ mod tests {
     use super::*;
     use crate::config::{MAX_QPS, MAX_WINDOW};
 
-    const THERE: Class = Class(0);
-    const BACK: Class = Class(1);
-
     #[test]
     fn a_destination_lasts_as_long_as_its_last_queue_pair() {
         let mut destinations = Destinations::new(2);
@@ -311,13 +317,13 @@ mod tests {
         let second = destinations.join(a).expect("there is room");
         assert_eq!((first == second, destinations.join(c)), (false, None));
         let both = |destinations: &Destinations| {
-            [first, second].map(|place| destinations.traffic(place, THERE).packets)
+            [first, second].map(|place| destinations.traffic(place.class(Direction::There, false)).packets)
         };
-        destinations.add(first, THERE, 0, 7);
-        destinations.add(second, THERE, 0, 1);
-        destinations.remove(first, THERE, 4, 3);
+        destinations.add(first.class(Direction::There, false), 0, 7);
+        destinations.add(second.class(Direction::There, false), 0, 1);
+        destinations.remove(first.class(Direction::There, false), 4, 3);
         assert_eq!(both(&destinations), [4, 1]);
-        destinations.remove(first, THERE, 0, 4);
+        destinations.remove(first.class(Direction::There, false), 0, 4);
         assert_eq!(both(&destinations), [0, 1]);
         destinations.leave(b);
         assert_eq!(destinations.join(c), None);
@@ -332,10 +338,10 @@ mod tests {
         let mut destinations = Destinations::new(1);
         let place = destinations.join(Gid([1; 16])).expect("there is room");
         for _ in 0..MAX_QPS {
-            destinations.add(place, BACK, 0, LONGEST);
+            destinations.add(place.class(Direction::Back, false), 0, LONGEST);
         }
         let expected = Traffic { packets: u64::from(MAX_QPS) << 23, senders: MAX_QPS.into() };
-        let traffic = *destinations.traffic(place, BACK);
+        let traffic = *destinations.traffic(place.class(Direction::Back, false));
         assert_eq!(traffic, expected);
         assert!(!traffic.admits(MAX_WINDOW, LONGEST - 1, LONGEST));
     }

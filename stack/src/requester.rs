@@ -193,10 +193,9 @@ impl QueuePair {
                 return None;
             }
             let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
-            let asks = self.fills_window(shared, psn)
-                || kind.is_read_or_atomic
-                || after.0 == after.1
-                || after.0.is_multiple_of(ACK_REQ_INTERVAL);
+            let asks =
+                kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
+            let asks = self.must_ask(shared, psn, asks);
             let length = self.write_request(shared, slot, (number, packet, count), asks)?;
             if self.service == Service::Rc {
                 self.advance(shared, kind, psn, (count, asks), after);
