@@ -63,23 +63,43 @@ impl Direction {
     }
 }
 
-/// The place of a destination.
+/// How many classes of traffic a destination has: each [`Direction`], of those whose peers were heard and of those
+/// whose ACK timer has run out, and since then nothing was acknowledged. The peers of the latter may be gone.
+const CLASSES: usize = 4;
+
+/// A destination as one queue pair has it: the place of the first of the two classes that it counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Destination(u32);
 
-/// How many classes there are.
-const CLASSES: usize = 4;
+impl Destination {
+    const UNHEARD: u32 = 2;
+
+    fn new(number: u32) -> Destination {
+        Destination(CLASSES as u32 * number)
+    }
+
+    #[inline]
+    fn is_unheard(self) -> bool {
+        self.0 & Destination::UNHEARD != 0
+    }
+
+    fn heard(self) -> Destination {
+        Destination(self.0 & !Destination::UNHEARD)
+    }
+
+    fn unheard(self) -> Destination {
+        Destination(self.0 | Destination::UNHEARD)
+    }
+
+    #[inline(always)]
+    fn class(self, direction: Direction) -> Class {
+        Class(self.0 as usize + direction as usize)
+    }
+}
 
 /// What counts together: the place of its traffic.
 #[derive(Clone, Copy)]
 struct Class(usize);
-
-impl Destination {
-    #[inline(always)]
-    fn class(self, direction: Direction, unheard: bool) -> Class {
-        Class(CLASSES * self.0 as usize + 2 * usize::from(unheard) + direction as usize)
-    }
-}
 
 impl Destinations {
     /// For `limit` queue pairs.
@@ -87,7 +107,7 @@ impl Destinations {
         Destinations {
             places: Vec::with_capacity(limit as usize),
             traffic: vec![Traffic::default(); CLASSES * limit as usize].into_boxed_slice(),
-            free: (0..limit).rev().map(Destination).collect(),
+            free: (0..limit).rev().map(Destination::new).collect(),
         }
     }
 
@@ -113,7 +133,7 @@ impl Destinations {
         let (_, place, users) = &mut self.places[index];
         *users -= 1;
         if *users == 0 {
-            let first = CLASSES * place.0 as usize;
+            let first = place.0 as usize;
             debug_assert_eq!(self.traffic[first..first + CLASSES], [Traffic::default(); CLASSES]);
             self.free.push(*place);
             self.places.remove(index);
@@ -153,14 +173,12 @@ pub(crate) struct Flight {
     packets: [u32; 2],
     /// The PSN after the newest that asks for an answer.
     asked: Psn,
-    /// Its ACK timer has run out, and since then nothing was acknowledged: the peer may be gone.
-    unheard: bool,
 }
 
 impl Flight {
     /// Nothing is in flight before `psn`.
     pub(crate) fn new(psn: Psn) -> Flight {
-        Flight { packets: [0; 2], asked: psn, unheard: false }
+        Flight { packets: [0; 2], asked: psn }
     }
 }
 
@@ -216,57 +234,57 @@ impl QueuePair {
         if asks {
             flight.asked = psn + count;
         }
-        shared.destinations.add(destination.class(direction, flight.unheard), before, count);
+        shared.destinations.add(destination.class(direction), before, count);
     }
 
     /// Everything before `una`, which is to be the oldest that is not acknowledged, is there. It all went in one
     /// direction.
     #[inline]
     pub(crate) fn note_arrival(&mut self, shared: &mut Shared, direction: Direction, una: Psn) {
-        let Some(destination) = self.destination else { return };
-        if self.requester.flight.unheard {
-            self.note_heard(shared, destination);
+        let Some(mut destination) = self.destination else { return };
+        if destination.is_unheard() {
+            destination = self.note_heard(shared, destination);
         }
         let acknowledged = una.distance(self.requester.una()).max(0) as u32;
         let packets = &mut self.requester.flight.packets[direction as usize];
         let arrived = acknowledged.min(*packets);
         *packets -= arrived;
         if arrived > 0 {
-            shared.destinations.remove(destination.class(direction, false), *packets, arrived);
+            shared.destinations.remove(destination.class(direction), *packets, arrived);
         }
     }
 
     /// The peer is there: what is in flight counts among what others have.
     #[cold]
-    fn note_heard(&mut self, shared: &mut Shared, destination: Destination) {
-        let flight = &mut self.requester.flight;
-        flight.unheard = false;
+    fn note_heard(&mut self, shared: &mut Shared, unheard: Destination) -> Destination {
+        let heard = unheard.heard();
+        self.destination = Some(heard);
         for direction in Direction::BOTH {
-            let packets = flight.packets[direction as usize];
+            let packets = self.requester.flight.packets[direction as usize];
             if packets > 0 {
-                shared.destinations.remove(destination.class(direction, true), 0, packets);
-                shared.destinations.add(destination.class(direction, false), 0, packets);
+                shared.destinations.remove(unheard.class(direction), 0, packets);
+                shared.destinations.add(heard.class(direction), 0, packets);
             }
         }
+        heard
     }
 
     /// The ACK timer has run out: what was in flight counts as lost, and what follows counts apart until the peer
     /// is heard.
     pub(crate) fn note_silence(&mut self, shared: &mut Shared) {
         self.forget_in_flight(shared);
-        self.requester.flight.unheard = true;
+        self.destination = self.destination.map(Destination::unheard);
     }
 
     /// What is not acknowledged counts as lost, or does not matter any more.
     pub(crate) fn forget_in_flight(&mut self, shared: &mut Shared) {
         let una = self.requester.una();
-        let Flight { packets, unheard, .. } = self.requester.flight;
-        self.requester.flight = Flight { unheard, ..Flight::new(una) };
+        let Flight { packets, .. } = std::mem::replace(&mut self.requester.flight, Flight::new(una));
         let Some(destination) = self.destination else { return };
         for direction in Direction::BOTH {
             let packets = packets[direction as usize];
             if packets > 0 {
-                shared.destinations.remove(destination.class(direction, unheard), 0, packets);
+                shared.destinations.remove(destination.class(direction), 0, packets);
             }
         }
     }
@@ -291,8 +309,8 @@ impl QueuePair {
     fn finds_room(&self, shared: &Shared, direction: Direction, wanted: u32) -> bool {
         let Some(destination) = self.destination else { return true };
         let flight = &self.requester.flight;
-        let window = if flight.unheard { shared.window / UNHEARD_PART } else { shared.window };
-        let traffic = shared.destinations.traffic(destination.class(direction, flight.unheard));
+        let window = if destination.is_unheard() { shared.window / UNHEARD_PART } else { shared.window };
+        let traffic = shared.destinations.traffic(destination.class(direction));
         traffic.admits(window, flight.packets[direction as usize], wanted)
     }
 
@@ -317,13 +335,13 @@ mod tests {
         let second = destinations.join(a).expect("there is room");
         assert_eq!((first == second, destinations.join(c)), (false, None));
         let both = |destinations: &Destinations| {
-            [first, second].map(|place| destinations.traffic(place.class(Direction::There, false)).packets)
+            [first, second].map(|place| destinations.traffic(place.class(Direction::There)).packets)
         };
-        destinations.add(first.class(Direction::There, false), 0, 7);
-        destinations.add(second.class(Direction::There, false), 0, 1);
-        destinations.remove(first.class(Direction::There, false), 4, 3);
+        destinations.add(first.class(Direction::There), 0, 7);
+        destinations.add(second.class(Direction::There), 0, 1);
+        destinations.remove(first.class(Direction::There), 4, 3);
         assert_eq!(both(&destinations), [4, 1]);
-        destinations.remove(first.class(Direction::There, false), 0, 4);
+        destinations.remove(first.class(Direction::There), 0, 4);
         assert_eq!(both(&destinations), [0, 1]);
         destinations.leave(b);
         assert_eq!(destinations.join(c), None);
@@ -338,10 +356,10 @@ mod tests {
         let mut destinations = Destinations::new(1);
         let place = destinations.join(Gid([1; 16])).expect("there is room");
         for _ in 0..MAX_QPS {
-            destinations.add(place.class(Direction::Back, false), 0, LONGEST);
+            destinations.add(place.class(Direction::Back), 0, LONGEST);
         }
         let expected = Traffic { packets: u64::from(MAX_QPS) << 23, senders: MAX_QPS.into() };
-        let traffic = *destinations.traffic(place.class(Direction::Back, false));
+        let traffic = *destinations.traffic(place.class(Direction::Back));
         assert_eq!(traffic, expected);
         assert!(!traffic.admits(MAX_WINDOW, LONGEST - 1, LONGEST));
     }
