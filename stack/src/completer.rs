@@ -4,6 +4,7 @@ use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Syndrome};
 
 use crate::counters::Counter;
 use crate::cq::WcStatus;
+use crate::destination::Direction;
 use crate::qp::{QpState, QueuePair};
 use crate::shared::Shared;
 use crate::wr::SendOp;
@@ -76,7 +77,7 @@ impl QueuePair {
         while let Some(wqe) = self.sq.front() {
             if psn.distance(wqe.end_psn()) >= 0 {
                 if wqe.kind.is_read_or_atomic {
-                    self.progress(shared, una);
+                    self.progress(shared, Direction::There, una);
                     self.on_implied_nak(shared);
                     return false;
                 }
@@ -89,12 +90,14 @@ impl QueuePair {
             }
             break;
         }
-        self.progress(shared, una);
+        self.progress(shared, Direction::There, una);
         true
     }
 
-    fn progress(&mut self, shared: &mut Shared, una: Psn) {
+    #[inline]
+    fn progress(&mut self, shared: &mut Shared, direction: Direction, una: Psn) {
         if una != self.requester.una() {
+            self.note_arrival(shared, direction, una);
             self.acknowledged(shared, una);
         }
     }
@@ -110,7 +113,7 @@ impl QueuePair {
         if una == wqe.end_psn() {
             self.complete_oldest(shared);
         }
-        self.acknowledged(shared, una);
+        self.progress(shared, Direction::There, una);
     }
 
     fn take_atomic_acknowledge(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
@@ -123,7 +126,7 @@ impl QueuePair {
         let una = wqe.end_psn();
         shared.mrs.scatter(self.sq.sges(self.sq.head()), 0, &answer.original().to_ne_bytes());
         self.complete_oldest(shared);
-        self.acknowledged(shared, una);
+        self.progress(shared, Direction::Back, una);
     }
 
     fn take_read_response(&mut self, shared: &mut Shared, packet: &Packet<'_>, psn: Psn) {
@@ -158,7 +161,7 @@ impl QueuePair {
         if is_final {
             self.complete_oldest(shared);
         }
-        self.acknowledged(shared, psn + 1);
+        self.progress(shared, Direction::Back, psn + 1);
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::Error;
 
-/// How many packets a queue pair keeps in flight unless told otherwise: above the bandwidth-delay
+/// How many packets are in flight to a destination unless told otherwise: above the bandwidth-delay
 /// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
 pub const DEFAULT_WINDOW: u32 = 512;
 
@@ -9,7 +9,7 @@ pub(crate) const MAX_WINDOW: u32 = (1 << 23) - 1;
 
 /// A sixteenth of the QPNs: as many again stay unused for a while when they are given up, and a
 /// number that is free must be found quickly.
-const MAX_QPS: u32 = 1 << 20;
+pub(crate) const MAX_QPS: u32 = 1 << 20;
 
 /// As many as there can be queue pairs.
 const MAX_CONNECTIONS: u32 = MAX_QPS;
@@ -50,7 +50,14 @@ pub struct Config {
     /// events, which always find room.
     pub max_events: u32,
     /// Unacknowledged packets to one destination, 1 to 2²³ − 1: of a queue pair, and of all the go-back-N queue
-    /// pairs that send there together, but for 4 packets or one READ that each of them may have.
+    /// pairs that send there together. The responses of READs, atomics, FLUSH and ATOMIC WRITE, which come from
+    /// there, are counted apart and bounded by the same number.
+    ///
+    /// When more than half of it is in flight, a queue pair that has its share (the window divided by the queue
+    /// pairs that have packets in flight) waits. Beyond the window each queue pair may have 4 packets or one READ,
+    /// and those whose ACK timer has run out have a quarter of the window together until an acknowledgement comes.
+    /// What a queue pair without an ACK timer (timeout 0) sent to a peer that is gone counts until the queue pair
+    /// fails, is reset or destroyed.
     pub window: u32,
     /// Packets that came before their turn and are held, for all queue pairs together that have
     /// agreed on selective repeat; about 4 KiB each. What finds no room is sent again.

@@ -2,35 +2,112 @@
 
 use ferroce_wire::{Gid, Psn};
 
+use crate::kind::Kind;
 use crate::qp::QueuePair;
 use crate::shared::Shared;
 
 /// What a queue pair may have in flight even if others have filled the window of its destination: so each goes
-/// on, and one whose peer is gone stops nobody.
+/// on.
 const LEAST: u32 = 4;
 
-/// What the go-back-N queue pairs to one destination have in flight together. The way there has one queue for
-/// all of them, so the window is the destination's: many queue pairs have no more in flight than one, but for
-/// [a few packets each](LEAST). Sized when created.
+/// The queue pairs to one destination whose peers may be gone have this part of its window together, besides.
+const UNHEARD_PART: u32 = 4;
+
+/// What the go-back-N queue pairs to one destination have in flight together, in each direction. A way has one
+/// queue for all of them, so the window is the destination's: many queue pairs have no more in flight than one,
+/// but for [a few packets each](LEAST). Sized when created.
 pub(crate) struct Destinations {
-    /// Ordered by GID, each with its place in `in_flight` and the number of its queue pairs.
+    /// Ordered by GID, each with its place in `traffic` and the number of its queue pairs.
     places: Vec<(Gid, Destination, u32)>,
-    /// PSNs; as many READs as there are queue pairs may take 2²³ each.
-    in_flight: Box<[u64]>,
+    /// By [`Class`].
+    traffic: Box<[Traffic]>,
     free: Vec<Destination>,
 }
 
-/// The place of a destination.
+/// What is in flight of one class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// As many READs as there are queue pairs may take 2²³ each.
+    packets: u64,
+    /// The queue pairs that have such packets in flight.
+    senders: u64,
+}
+
+impl Traffic {
+    /// Whether a queue pair that has `own` packets in flight may send `wanted` more. Half of the window is for
+    /// whoever comes, the rest for those that have less than their share of the window: one that came early gives
+    /// back what is more.
+    #[inline]
+    fn admits(&self, window: u32, own: u32, wanted: u32) -> bool {
+        let (window, own, wanted) = (u64::from(window), u64::from(own), u64::from(wanted));
+        let all = self.packets + wanted;
+        all <= window / 2 || all <= window && (own + wanted) * self.senders <= window
+    }
+}
+
+/// Where the packets go that the PSNs of a request stand for.
+#[derive(Clone, Copy)]
+pub(crate) enum Direction {
+    /// To the destination.
+    There,
+    /// From it: responses to READs and their like.
+    Back,
+}
+
+impl Direction {
+    const BOTH: [Direction; 2] = [Direction::There, Direction::Back];
+
+    #[inline]
+    pub(crate) fn of(kind: &Kind) -> Direction {
+        if kind.is_read_or_atomic { Direction::Back } else { Direction::There }
+    }
+}
+
+/// How many classes of traffic a destination has: each [`Direction`], of those whose peers were heard and of those
+/// whose ACK timer has run out, and since then nothing was acknowledged. The peers of the latter may be gone.
+const CLASSES: usize = 4;
+
+/// A destination as one queue pair has it: the place of the first of the two classes that it counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Destination(u32);
+
+impl Destination {
+    const UNHEARD: u32 = 2;
+
+    fn new(number: u32) -> Destination {
+        Destination(CLASSES as u32 * number)
+    }
+
+    #[inline]
+    fn is_unheard(self) -> bool {
+        self.0 & Destination::UNHEARD != 0
+    }
+
+    fn heard(self) -> Destination {
+        Destination(self.0 & !Destination::UNHEARD)
+    }
+
+    fn unheard(self) -> Destination {
+        Destination(self.0 | Destination::UNHEARD)
+    }
+
+    #[inline(always)]
+    fn class(self, direction: Direction) -> Class {
+        Class(self.0 as usize + direction as usize)
+    }
+}
+
+/// What counts together: the place of its traffic.
+#[derive(Clone, Copy)]
+struct Class(usize);
 
 impl Destinations {
     /// For `limit` queue pairs.
     pub(crate) fn new(limit: u32) -> Destinations {
         Destinations {
             places: Vec::with_capacity(limit as usize),
-            in_flight: vec![0; limit as usize].into_boxed_slice(),
-            free: (0..limit).rev().map(Destination).collect(),
+            traffic: vec![Traffic::default(); CLASSES * limit as usize].into_boxed_slice(),
+            free: (0..limit).rev().map(Destination::new).collect(),
         }
     }
 
@@ -56,26 +133,32 @@ impl Destinations {
         let (_, place, users) = &mut self.places[index];
         *users -= 1;
         if *users == 0 {
-            debug_assert_eq!(self.in_flight[place.0 as usize], 0);
+            let first = place.0 as usize;
+            debug_assert_eq!(self.traffic[first..first + CLASSES], [Traffic::default(); CLASSES]);
             self.free.push(*place);
             self.places.remove(index);
         }
     }
 
-    /// Packets in flight.
     #[inline]
-    pub(crate) fn in_flight(&self, place: Destination) -> u64 {
-        self.in_flight[place.0 as usize]
+    fn traffic(&self, class: Class) -> &Traffic {
+        &self.traffic[class.0]
     }
 
-    #[inline]
-    pub(crate) fn add(&mut self, place: Destination, packets: u32) {
-        self.in_flight[place.0 as usize] += u64::from(packets);
+    /// At least one more packet is in flight, of a queue pair that had `before`.
+    #[inline(always)]
+    fn add(&mut self, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[class.0];
+        traffic.packets += u64::from(packets);
+        traffic.senders += u64::from(before == 0);
     }
 
+    /// Undoes [`add`](Destinations::add).
     #[inline]
-    pub(crate) fn remove(&mut self, place: Destination, packets: u32) {
-        self.in_flight[place.0 as usize] -= u64::from(packets);
+    fn remove(&mut self, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[class.0];
+        traffic.packets -= u64::from(packets);
+        traffic.senders -= u64::from(before == 0);
     }
 
     fn find(&self, gid: Gid) -> Result<usize, usize> {
@@ -86,8 +169,8 @@ impl Destinations {
 /// What one queue pair has in flight.
 #[derive(Clone, Copy)]
 pub(crate) struct Flight {
-    /// As they count at its destination.
-    packets: u32,
+    /// In each direction.
+    packets: [u32; 2],
     /// The PSN after the newest that asks for an answer.
     asked: Psn,
 }
@@ -95,7 +178,7 @@ pub(crate) struct Flight {
 impl Flight {
     /// Nothing is in flight before `psn`.
     pub(crate) fn new(psn: Psn) -> Flight {
-        Flight { packets: 0, asked: psn }
+        Flight { packets: [0; 2], asked: psn }
     }
 }
 
@@ -103,63 +186,106 @@ impl QueuePair {
     /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
     /// needs room for its whole response, unless nothing else is in flight.
     #[inline]
-    pub(crate) fn window_admits(&self, shared: &Shared, psn: Psn, wanted: u32) -> bool {
+    pub(crate) fn window_admits(&self, shared: &Shared, kind: &Kind, psn: Psn, wanted: u32) -> bool {
         let una = self.requester.una();
         if let Some(selective) = &self.selective {
             return selective.scoreboard.admits(una, psn, wanted);
         }
-        let own = (psn.distance(una).max(0) as u32).saturating_add(wanted);
-        if own == wanted || own <= LEAST && own <= shared.window {
-            return true;
-        }
-        let all = self.in_flight_with_others(shared) + u64::from(wanted);
+        let own = psn.distance(una).max(0) as u32 + wanted;
         // One that waits has an answer coming, which tells it when to go on.
-        own <= shared.window && (all <= shared.window.into() || !self.awaits_answer())
+        own == wanted
+            || own <= shared.window
+                && (self.finds_room(shared, Direction::of(kind), wanted)
+                    || own <= LEAST
+                    || !self.awaits_answer())
     }
 
-    /// Whether nothing more may be sent behind a packet at `psn`: it must be acknowledged.
+    /// Whether a packet at `psn` asks for an answer: because it `asks` anyway, or because nothing more may be
+    /// sent behind it before it is acknowledged.
     #[inline]
-    pub(crate) fn fills_window(&mut self, shared: &Shared, psn: Psn) -> bool {
+    pub(crate) fn must_ask(&mut self, shared: &Shared, psn: Psn, asks: bool) -> bool {
         let una = self.requester.una();
         if let Some(selective) = &mut self.selective {
-            return selective.scoreboard.must_ask(una, psn);
+            return selective.scoreboard.must_ask(una, psn) || asks;
         }
+        if asks {
+            return true;
+        }
+        // There must be room for this one and the next.
         let own = psn.distance(una) as u32 + 1;
         own == shared.window
-            || own >= LEAST
-                && self.in_flight_with_others(shared) + 1 >= shared.window.into()
-                && !self.awaits_answer()
+            || own >= LEAST && !self.awaits_answer() && !self.finds_room(shared, Direction::There, 2)
     }
 
     /// A packet was sent that takes `count` PSNs.
-    #[inline]
-    pub(crate) fn note_departure(&mut self, shared: &mut Shared, psn: Psn, count: u32, asks: bool) {
+    #[inline(always)]
+    pub(crate) fn note_departure(
+        &mut self,
+        shared: &mut Shared,
+        kind: &Kind,
+        psn: Psn,
+        (count, asks): (u32, bool),
+    ) {
         let Some(destination) = self.destination else { return };
+        let direction = Direction::of(kind);
         let flight = &mut self.requester.flight;
-        flight.packets += count;
+        let before = flight.packets[direction as usize];
+        flight.packets[direction as usize] = before + count;
         if asks {
             flight.asked = psn + count;
         }
-        shared.destinations.add(destination, count);
+        shared.destinations.add(destination.class(direction), before, count);
     }
 
-    /// Everything before `una`, which is to be the oldest that is not acknowledged, is there.
+    /// Everything before `una`, which is to be the oldest that is not acknowledged, is there. It all went in one
+    /// direction.
     #[inline]
-    pub(crate) fn note_arrival(&mut self, shared: &mut Shared, una: Psn) {
-        let Some(destination) = self.destination else { return };
+    pub(crate) fn note_arrival(&mut self, shared: &mut Shared, direction: Direction, una: Psn) {
+        let Some(mut destination) = self.destination else { return };
+        if destination.is_unheard() {
+            destination = self.note_heard(shared, destination);
+        }
         let acknowledged = una.distance(self.requester.una()).max(0) as u32;
-        let flight = &mut self.requester.flight;
-        let arrived = flight.packets.min(acknowledged);
-        flight.packets -= arrived;
-        shared.destinations.remove(destination, arrived);
+        let packets = &mut self.requester.flight.packets[direction as usize];
+        let arrived = acknowledged.min(*packets);
+        *packets -= arrived;
+        if arrived > 0 {
+            shared.destinations.remove(destination.class(direction), *packets, arrived);
+        }
+    }
+
+    /// The peer is there: what is in flight counts among what others have.
+    #[cold]
+    fn note_heard(&mut self, shared: &mut Shared, unheard: Destination) -> Destination {
+        let heard = unheard.heard();
+        self.destination = Some(heard);
+        for direction in Direction::BOTH {
+            let packets = self.requester.flight.packets[direction as usize];
+            if packets > 0 {
+                shared.destinations.remove(unheard.class(direction), 0, packets);
+                shared.destinations.add(heard.class(direction), 0, packets);
+            }
+        }
+        heard
+    }
+
+    /// The ACK timer has run out: what was in flight counts as lost, and what follows counts apart until the peer
+    /// is heard.
+    pub(crate) fn note_silence(&mut self, shared: &mut Shared) {
+        self.forget_in_flight(shared);
+        self.destination = self.destination.map(Destination::unheard);
     }
 
     /// What is not acknowledged counts as lost, or does not matter any more.
     pub(crate) fn forget_in_flight(&mut self, shared: &mut Shared) {
         let una = self.requester.una();
-        let forgotten = std::mem::replace(&mut self.requester.flight, Flight::new(una));
-        if let Some(destination) = self.destination {
-            shared.destinations.remove(destination, forgotten.packets);
+        let Flight { packets, .. } = std::mem::replace(&mut self.requester.flight, Flight::new(una));
+        let Some(destination) = self.destination else { return };
+        for direction in Direction::BOTH {
+            let packets = packets[direction as usize];
+            if packets > 0 {
+                shared.destinations.remove(destination.class(direction), 0, packets);
+            }
         }
     }
 
@@ -178,9 +304,14 @@ impl QueuePair {
         }
     }
 
+    /// Whether the window of the destination has room for `wanted` more.
     #[inline]
-    fn in_flight_with_others(&self, shared: &Shared) -> u64 {
-        self.destination.map_or(0, |destination| shared.destinations.in_flight(destination))
+    fn finds_room(&self, shared: &Shared, direction: Direction, wanted: u32) -> bool {
+        let Some(destination) = self.destination else { return true };
+        let flight = &self.requester.flight;
+        let window = if destination.is_unheard() { shared.window / UNHEARD_PART } else { shared.window };
+        let traffic = shared.destinations.traffic(destination.class(direction));
+        traffic.admits(window, flight.packets[direction as usize], wanted)
     }
 
     /// Whether a packet in flight asks for an answer.
@@ -193,6 +324,7 @@ impl QueuePair {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{MAX_QPS, MAX_WINDOW};
 
     #[test]
     fn a_destination_lasts_as_long_as_its_last_queue_pair() {
@@ -202,14 +334,46 @@ mod tests {
         assert_eq!(destinations.join(b), Some(first));
         let second = destinations.join(a).expect("there is room");
         assert_eq!((first == second, destinations.join(c)), (false, None));
-        destinations.add(first, 7);
-        destinations.add(second, 1);
-        destinations.remove(first, 3);
-        assert_eq!((destinations.in_flight(first), destinations.in_flight(second)), (4, 1));
-        destinations.remove(first, 4);
+        let both = |destinations: &Destinations| {
+            [first, second].map(|place| destinations.traffic(place.class(Direction::There)).packets)
+        };
+        destinations.add(first.class(Direction::There), 0, 7);
+        destinations.add(second.class(Direction::There), 0, 1);
+        destinations.remove(first.class(Direction::There), 4, 3);
+        assert_eq!(both(&destinations), [4, 1]);
+        destinations.remove(first.class(Direction::There), 0, 4);
+        assert_eq!(both(&destinations), [0, 1]);
         destinations.leave(b);
         assert_eq!(destinations.join(c), None);
         destinations.leave(b);
         assert_eq!(destinations.join(c), Some(first));
+    }
+
+    /// As many of the longest READs as there may be queue pairs.
+    #[test]
+    fn the_packets_in_flight_to_a_destination_can_be_counted() {
+        const LONGEST: u32 = 1 << 23;
+        let mut destinations = Destinations::new(1);
+        let place = destinations.join(Gid([1; 16])).expect("there is room");
+        for _ in 0..MAX_QPS {
+            destinations.add(place.class(Direction::Back), 0, LONGEST);
+        }
+        let expected = Traffic { packets: u64::from(MAX_QPS) << 23, senders: MAX_QPS.into() };
+        let traffic = *destinations.traffic(place.class(Direction::Back));
+        assert_eq!(traffic, expected);
+        assert!(!traffic.admits(MAX_WINDOW, LONGEST - 1, LONGEST));
+    }
+
+    #[test]
+    fn a_queue_pair_that_came_early_gives_back_what_is_more_than_its_share() {
+        let traffic = |packets, senders| Traffic { packets, senders };
+        assert!(traffic(511, 1).admits(512, 511, 1));
+        assert!(!traffic(512, 1).admits(512, 512, 1));
+        assert!(!traffic(508, 2).admits(512, 504, 1));
+        assert!(traffic(508, 2).admits(512, 4, 1));
+        assert!(traffic(255, 2).admits(512, 255, 1));
+        // Half of it is for a new one, however many there are.
+        assert!(traffic(255, 300).admits(512, 0, 1));
+        assert!(!traffic(256, 300).admits(512, 4, 1));
     }
 }

@@ -192,14 +192,13 @@ impl QueuePair {
             let packet = self.requester.cursor_packet;
             let psn = wqe.first_psn + packet;
             let count = if wqe.kind.is_read { self.psns_of_read(wqe, packet) } else { 1 };
-            if !self.window_admits(shared, psn, count) || self.read_waits(wqe, packet) {
+            if !self.window_admits(shared, wqe.kind, psn, count) || self.read_waits(wqe, packet) {
                 return None;
             }
             let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
-            let asks = self.fills_window(shared, psn)
-                || kind.is_read_or_atomic
-                || after.0 == after.1
-                || after.0.is_multiple_of(ACK_REQ_INTERVAL);
+            let asks =
+                kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
+            let asks = self.must_ask(shared, psn, asks);
             let length = self.write_request(shared, slot, (number, packet, count), asks)?;
             if self.service == Service::Rc {
                 self.advance(shared, kind, psn, (count, asks), after);
@@ -309,7 +308,7 @@ impl QueuePair {
         if let Some(selective) = &mut self.selective {
             selective.scoreboard.note_sent(psn, count, kind.is_read_or_atomic, shared.now);
         }
-        self.note_departure(shared, psn, count, asks);
+        self.note_departure(shared, kind, psn, (count, asks));
         let requester = &mut self.requester;
         requester.reads_outstanding += u32::from(is_later_part);
         let end = psn + count;
@@ -366,6 +365,7 @@ impl QueuePair {
             requester.sequence_nak_seen = false;
             requester.implied_nak_seen = false;
             shared.count(Counter::LocalAckTimeoutErr);
+            self.note_silence(shared);
             self.retry(shared);
         }
         let mut next = self.requester.rnr_deadline.min(self.requester.ack_deadline);
@@ -380,7 +380,6 @@ impl QueuePair {
 
     /// Progress: everything before `una` is acknowledged.
     pub(crate) fn acknowledged(&mut self, shared: &mut Shared, una: Psn) {
-        self.note_arrival(shared, una);
         let requester = &mut self.requester;
         requester.una = una;
         requester.retries_left = requester.attributes.retry_count;
