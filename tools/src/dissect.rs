@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::cm::CmMessage;
-use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn, icrc};
+use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn};
 
 use serde::Serialize;
 
@@ -264,15 +264,10 @@ fn verdict_without_opcode(
     if !matches!(error, ParseError::Opcode(_) | ParseError::Short { .. }) {
         return Verdict::Unchecked;
     }
-    let Some(packet) = bytes.get(..transport.end) else { return Verdict::Unchecked };
-    if packet.len() > present {
+    let Some((found, expected)) = transport.icrc(bytes) else { return Verdict::Unchecked };
+    if transport.end > present {
         return Verdict::Truncated;
     }
-    let Some((covered, found)) = packet.split_last_chunk::<ICRC_LEN>() else { return Verdict::Unchecked };
-    let Some(expected) = icrc::compute(transport.header, covered) else {
-        return Verdict::Unchecked;
-    };
-    let found = u32::from_le_bytes(*found);
     record.icrc_found = Some(found);
     if found == expected {
         return Verdict::Ok;

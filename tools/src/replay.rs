@@ -42,7 +42,7 @@ use report::{EndReport, Report};
 /// anywhere; what it does not tell is not judged.
 ///
 /// Exit status: 0 if everything conforms or differs lawfully, 1 if a rule is broken, 2 if the file
-/// can't be read, 3 if there is nothing in it to judge: no RoCE packet whose ICRC is right, or only some whose
+/// can't be read, 3 if there is nothing in it to judge: no request whose ICRC is right, or only some whose
 /// pairing would be a guess.
 #[derive(clap::Args)]
 pub(crate) struct Args {
@@ -75,7 +75,8 @@ pub(crate) fn run(args: Args) -> ExitCode {
 fn replay(args: &Args) -> Result<Report, Failure> {
     let capture = Capture::read(&args.file)?;
     let given = Given { path_mtu: args.mtu, pairs: args.pairs.clone() };
-    let conversations = Conversation::find(&capture.packets, &capture.foreign, &given);
+    let mut progress = Progress::start();
+    let conversations = Conversation::find(&capture.packets, &capture.foreign, &given, &mut progress);
     let addresses: Vec<Gid> = conversations.iter().flat_map(|c| c.ends.map(|end| end.gid)).collect();
     if let Some(role) = args.roles.iter().find(|role| !addresses.contains(&Gid::from(**role))) {
         let mut known: Vec<String> = addresses.iter().map(|gid| gid.to_ip().to_string()).collect();
@@ -92,7 +93,6 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         )));
     }
     let mut report = Report::new(&capture, &conversations);
-    let mut progress = Progress::start();
     for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
         progress.tell(|| format!("{index} of {} conversations are judged", conversations.len()));
         for end in [0, 1] {
@@ -103,11 +103,11 @@ fn replay(args: &Args) -> Result<Report, Failure> {
     for exchange in Exchange::find(&capture.packets) {
         report.exchange(&exchange);
     }
-    for Play { role, places, left_out, .. } in plays(&conversations, &args.roles) {
+    for Play { role, places, left_out, areas, .. } in plays(&conversations, &args.roles) {
         for (Place { conversation, end }, reason) in left_out {
             report.recorded(conversation, EndReport::not_played(&conversations[conversation], end, reason));
         }
-        let (played, counters) = play::play(&conversations, &places, args.qp_timeout, &mut progress)?;
+        let (played, counters) = play::play(&conversations, &places, &areas, args.qp_timeout, &mut progress)?;
         for played in played {
             let conversation = &conversations[played.place.conversation];
             let (mut findings, measured) =

@@ -3,12 +3,15 @@
 
 mod wild;
 
+#[path = "replay/limits.rs"]
+mod limits;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use wild::{Frames, Random};
+use wild::{Frames, Random, reth, transport};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcap-fixtures")
@@ -44,7 +47,12 @@ fn every_capture_gives_its_report() {
     let captures = captures();
     for (name, path) in &captures {
         let report = path.with_file_name("reports").join(format!("{name}.txt"));
-        let said = String::from_utf8_lossy(&replay(path, &[]).stdout).into_owned();
+        let output = replay(path, &[]);
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        // Whoever made these captures keeps the rules; one has nothing but READ responses.
+        if !matches!(output.status.code(), Some(0 | 3)) {
+            wrong.push(format!("{name}: {:?}: {}", output.status, said.lines().last().unwrap_or_default()));
+        }
         if write {
             fs::write(&report, &said).expect("the report can be written");
         }
@@ -197,6 +205,27 @@ fn a_broken_rule_is_found_in_a_capture() {
             rule: "read-resume",
         },
         Broken {
+            what: "a READ that takes up one PSN",
+            capture: "rc_write",
+            breaks: |frames| *frames = read_then_writes(frames, [101, 102, 103]),
+            who: ASKS,
+            rule: "psn-step",
+        },
+        Broken {
+            what: "a READ counted by another path MTU",
+            capture: "rc_write",
+            breaks: |frames| *frames = read_then_writes(frames, [102, 103, 104]),
+            who: ASKS,
+            rule: "psn-step",
+        },
+        Broken {
+            what: "another P_Key in the middle",
+            capture: "rc_send",
+            breaks: |frames| frames.edit(3, |bth| bth[2..4].copy_from_slice(&[0x80, 0x05])),
+            who: ASKS,
+            rule: "header",
+        },
+        Broken {
             what: "a transport version",
             capture: "rc_send",
             breaks: |frames| frames.edit(1, |bth| bth[1] |= 1),
@@ -289,42 +318,20 @@ fn nothing_to_judge_is_a_verdict_of_its_own() {
     }
 }
 
-/// Thousands of queue pairs, and READs of 2 GiB, cost what their packets cost.
-#[test]
-fn many_queue_pairs_and_long_reads_take_no_longer_than_their_packets() {
-    let directory = Scratch::new("many");
-    let file = directory.0.join("many.pcap");
-    let whole = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
-    let acks = whole.many(8000, |number| {
-        let mut ack = vec![0x11, 0x40, 0xff, 0xff, 0, 0, 0, 0, 0, 0, 0, 5, 0x1f, 0, 0, 1];
-        ack[4..8].copy_from_slice(&(0x100 + number).to_be_bytes());
-        ack
-    });
-    let reads = whole.many(800, |number| {
-        let mut read = vec![0x0c, 0x40, 0xff, 0xff, 0, 0, 0, 0, 0x80, 0, 0, 5];
-        read[4..8].copy_from_slice(&(0x100 + number).to_be_bytes());
-        read.extend([0, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 7, 0x80, 0, 0, 0]);
-        read
-    });
-    for (what, frames) in [("8000 ACKs", acks), ("800 READs of 2 GiB", reads)] {
-        frames.write(&file);
-        let before = cpu_of_children();
-        let output = replay(&file, &[]);
-        let took = cpu_of_children() - before;
-        println!("{what}: {} bytes, {took:?} of CPU", fs::metadata(&file).expect("the file").len());
-        assert_eq!(output.status.code(), Some(0), "{}", text(&output));
-        // 30 s and 3 s when each queue pair had an engine of its own.
-        assert!(took < std::time::Duration::from_secs(2), "{what}: {took:?}");
+/// A READ of 4 KiB from PSN 100 on, under a path MTU of 1024, and WRITEs at these PSNs.
+fn read_then_writes(headers: &Frames, psns: [u32; 3]) -> Frames {
+    let kib = [7; 1024];
+    let mut packets = vec![(false, transport(0x0c, 0x22, 100, &reth(0x1000, 7, 4096)))];
+    for (psn, opcode) in (100..).zip([0x0d, 0x0e, 0x0e, 0x0f]) {
+        let aeth: &[u8] = if opcode == 0x0e { &[] } else { &[0x1f, 0, 0, 1] };
+        packets.push((true, transport(opcode, 0x11, psn, &[aeth, &kib].concat())));
     }
-}
-
-fn cpu_of_children() -> std::time::Duration {
-    // cutime and cstime, in hundredths of a second; other tests' children that end meanwhile count too.
-    let ticks = fs::read_to_string("/proc/self/stat").expect("/proc");
-    let fields: Vec<&str> = ticks.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    let hundredths: u64 =
-        [fields[13], fields[14]].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum();
-    std::time::Duration::from_millis(hundredths * 10)
+    for (psn, msn) in psns.into_iter().zip(2..) {
+        packets
+            .push((false, transport(0x0a, 0x22, 1 << 31 | psn, &[reth(0x2000, 7, 8), vec![5; 8]].concat())));
+        packets.push((true, transport(0x11, 0x11, psn, &[0x1f, 0, 0, msn])));
+    }
+    headers.talk(packets)
 }
 
 #[test]

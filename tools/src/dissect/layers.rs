@@ -2,7 +2,9 @@
 
 use etherparse::{Ethernet2HeaderSlice, Ipv4HeaderSlice, Ipv6HeaderSlice, SingleVlanHeaderSlice};
 use ferroce_driver::pcap::LinkType;
-use ferroce_wire::{Gid, Grh, MacAddr, NetworkHeader, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag};
+use ferroce_wire::{
+    Gid, Grh, ICRC_LEN, MacAddr, NetworkHeader, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag, icrc,
+};
 use zerocopy::FromBytes;
 
 use super::tunnel::{self, Inside};
@@ -204,6 +206,12 @@ impl Layers<'_> {
 }
 
 impl Transport {
+    /// The ICRC of a packet as it is and as it must be, by its lengths alone: whatever its opcode is.
+    pub(crate) fn icrc(&self, packet: &[u8]) -> Option<(u32, u32)> {
+        let (covered, found) = packet.get(..self.end)?.split_last_chunk::<ICRC_LEN>()?;
+        Some((u32::from_le_bytes(*found), icrc::compute(self.header, covered)?))
+    }
+
     /// How long the packet was when the capture has fewer bytes of it than its headers say, and they agree: the
     /// recorder cut it, whether it says so or not.
     pub(crate) fn length_before_cut(&self, present: usize) -> Option<usize> {

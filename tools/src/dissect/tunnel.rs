@@ -34,7 +34,12 @@ pub(super) fn inside(ethertype: u16, packet: &[u8]) -> Option<Inside<'_>> {
             }
             in_ip(ip[9], packet.get(header.max(20)..)?)
         }
-        IPV6 => in_ip(packet.first_chunk::<40>()?[6], &packet[40..]),
+        IPV6 => {
+            let (next, payload) = (packet.first_chunk::<40>()?[6], &packet[40..]);
+            // Reports of multicast listeners have options in front: no RoCE packet is behind them.
+            let is_options = [0, 43, 60].contains(&next) && payload.first() == Some(&58);
+            if is_options { None } else { in_ip(next, payload) }
+        }
         _ if MPLS.contains(&ethertype) => in_mpls(packet),
         0x88e5 => Some(Inside::Closed("MACsec")),
         0x88e7 => Some(Inside::Closed("802.1ah")),
@@ -108,20 +113,35 @@ fn in_mpls(packet: &[u8]) -> Option<Inside<'_>> {
     let payload = &packet[4 * (last + 1)..];
     let fits = |length: usize| length <= payload.len() + MOST_CUT;
     match payload.first()? >> 4 {
-        4 if payload[0] & 0x0f >= 5
+        4 if is_ipv4(payload)
             && fits(usize::from(u16::from_be_bytes([*payload.get(2)?, *payload.get(3)?]))) =>
         {
             Some(Inside::Network("MPLS", IPV4, payload))
         }
-        6 if fits(40 + usize::from(u16::from_be_bytes([*payload.get(4)?, *payload.get(5)?]))) => {
-            Some(Inside::Network("MPLS", IPV6, payload))
-        }
+        6 if is_ipv6(payload) => Some(Inside::Network("MPLS", IPV6, payload)),
         0 if payload.get(..4)?[0] == 0 && is_frame(&payload[4..]) => {
             Some(Inside::Ethernet("MPLS", &payload[4..]))
         }
         _ if is_frame(payload) => Some(Inside::Ethernet("MPLS", payload)),
         _ => Some(Inside::Closed("MPLS")),
     }
+}
+
+/// Whether the checksum of an IPv4 header is right, as a MAC address never makes it but by chance.
+fn is_ipv4(packet: &[u8]) -> bool {
+    let header = packet.first().and_then(|first| packet.get(..usize::from(first & 0x0f) * 4));
+    let Some((words, _)) = header.map(<[u8]>::as_chunks::<2>).filter(|(words, _)| words.len() >= 10) else {
+        return false;
+    };
+    let sum: u32 = words.iter().map(|word| u32::from(u16::from_be_bytes(*word))).sum();
+    (sum & 0xffff) + (sum >> 16) == 0xffff
+}
+
+/// Whether an IPv6 header has a length that fits; where a frame has its EtherType, it must fit to the byte.
+fn is_ipv6(packet: &[u8]) -> bool {
+    let Some([high, low]) = packet.get(4..6) else { return false };
+    let length = 40 + usize::from(u16::from_be_bytes([*high, *low]));
+    length == packet.len() || length <= packet.len() + MOST_CUT && !is_frame(packet)
 }
 
 /// What a recorder may have cut off a packet that is believed.

@@ -20,6 +20,8 @@ pub(super) struct Capture {
     pub(super) frames: u64,
     /// Packets with an opcode that is a manufacturer's.
     pub(super) foreign: Vec<Foreign>,
+    /// Packets whose opcode is nobody's, for their ICRC is wrong.
+    pub(super) damaged: u64,
     /// RoCE packets that contradict themselves.
     pub(super) unreadable: u64,
     /// RoCE packets that can't be checked, by the reason.
@@ -54,14 +56,25 @@ impl Capture {
                 || transport.length_before_cut(present).is_some();
             match Seen::new(capture.frames, at, layers.network, layers.is_roce_v1()) {
                 Ok(packet) => capture.packets.push(Rc::new(packet)),
-                Err(ParseError::Opcode(opcode)) => {
+                Err(ParseError::Opcode(opcode)) if !is_cut => {
+                    match transport.icrc(layers.network) {
+                        Some((found, expected)) if found == expected => {}
+                        // What the opcode was nobody knows.
+                        Some(_) => {
+                            capture.damaged += 1;
+                            continue;
+                        }
+                        None => {
+                            capture.unreadable += 1;
+                            continue;
+                        }
+                    }
                     let bth =
                         layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
                     let to = bth.map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
                     let (source, destination) = (transport.source, transport.destination);
-                    let foreign =
-                        Foreign { frame: capture.frames, source, destination, to: Qpn::new(to), opcode };
-                    capture.foreign.push(foreign);
+                    let (frame, to) = (capture.frames, Qpn::new(to));
+                    capture.foreign.push(Foreign { frame, at, source, destination, to, opcode });
                 }
                 Err(ParseError::IpOptions(_)) => {
                     *capture.unchecked.entry("with IPv4 options").or_default() += 1
@@ -79,6 +92,7 @@ impl Capture {
         }
         // Captures of several queues are not always in order.
         capture.packets.sort_by_key(|packet| packet.at);
+        capture.foreign.sort_by_key(|packet| packet.at);
         Ok(capture)
     }
 }

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
 use ferroce::wire::cm::{CmBody, CmMessage};
-use ferroce::wire::{Opcode, Operation, PayloadRule, Service};
-use ferroce::{Gid, PathMtu, Psn, Qpn};
+use ferroce::wire::{Opcode, Operation, PKEY_DEFAULT, PKey, PayloadRule, Service};
+use ferroce::{Gid, Nanos, PathMtu, Psn, Qpn};
 
 use super::message::Messages;
 use super::packet::Seen;
 use super::pairing::{Flow, Pairing};
+use super::progress::Progress;
 use super::renewal::Courses;
 
 /// Packets between two queue pairs.
@@ -30,6 +31,8 @@ pub(super) struct Conversation {
     pub(super) refusals: [Vec<i64>; 2],
     /// The newest PSN that either end answered otherwise.
     pub(super) answered: [Option<i64>; 2],
+    /// The partition, as a full member's key: that of the REQ, or of the first packet.
+    pub(super) pkey: PKey,
     /// Its flows may belong to others.
     pub(super) is_guessed: bool,
     /// Where it stops to be judged: the frame, and the opcode there that is a manufacturer's.
@@ -62,6 +65,7 @@ pub(super) struct Event {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agreed {
     pub(super) start: [Psn; 2],
+    pub(super) pkey: PKey,
     pub(super) path_mtu: Option<PathMtu>,
     /// READs and atomics that an end may have outstanding.
     pub(super) depth: [u8; 2],
@@ -83,6 +87,7 @@ pub(super) struct Given {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Foreign {
     pub(super) frame: u64,
+    pub(super) at: Nanos,
     pub(super) source: Gid,
     pub(super) destination: Gid,
     pub(super) to: Qpn,
@@ -98,16 +103,31 @@ impl Event {
 
 impl Conversation {
     /// All conversations of a capture, but those of QP1, in the order of their first packets.
-    pub(super) fn find(packets: &[Rc<Seen>], foreign: &[Foreign], given: &Given) -> Vec<Conversation> {
+    pub(super) fn find(
+        packets: &[Rc<Seen>],
+        foreign: &[Foreign],
+        given: &Given,
+        progress: &mut Progress,
+    ) -> Vec<Conversation> {
         let setups = setups(packets);
-        let pairing = pair_flows(packets, &setups, given);
+        let pairing = pair_flows(packets, &setups, given, progress);
         let mut found: Vec<Conversation> = Vec::new();
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
         let mut datagrams: HashMap<[(Gid, Qpn); 2], usize> = HashMap::new();
         let mut courses = Courses::of(packets);
         let mut renewed = setups.iter().peekable();
-        for packet in packets {
+        let mut foreign = foreign.iter().peekable();
+        for (number, packet) in packets.iter().enumerate() {
+            progress.tell(|| format!("{number} of {} packets are in their conversations", packets.len()));
             let (to, service) = (packet.bth.dest_qpn(), packet.service());
+            while let Some(foreign) = foreign.next_if(|f| (f.at, f.frame) < (packet.at, packet.frame)) {
+                let flow = (foreign.source, foreign.destination, foreign.to, Service::Rc);
+                let index = match by_flow.get(&flow) {
+                    Some(index) => *index,
+                    None => begin(&mut found, &mut by_flow, flow, &pairing),
+                };
+                found[index].foreign.get_or_insert((foreign.frame, foreign.opcode));
+            }
             // A queue pair that is connected anew begins another conversation.
             while let Some(setup) = renewed.next_if(|setup| setup.frame < packet.frame) {
                 let [a, b] = setup.ends;
@@ -152,40 +172,27 @@ impl Conversation {
                         Some(index) => *index,
                         // What is damaged may be for anybody.
                         None if !packet.icrc_is_right => continue,
-                        None => {
-                            let partner = pairing.partner(&flow);
-                            let back = partner.map(|partner| partner.qpn);
-                            let ends = [
-                                End { gid: packet.source, qpn: back },
-                                End { gid: packet.destination, qpn: Some(to) },
-                            ];
-                            found.push(Conversation::new(service, ends));
-                            let index = found.len() - 1;
-                            found[index].is_guessed = partner.is_some_and(|partner| partner.is_guess);
-                            by_flow.insert(flow, index);
-                            if let Some(back) = back {
-                                by_flow.insert((packet.destination, packet.source, back, service), index);
-                            }
-                            index
-                        }
+                        None => begin(&mut found, &mut by_flow, flow, &pairing),
                     }
                 }
             };
-            found[index].take(packet);
-        }
-        for packet in foreign {
-            let Foreign { frame, source, destination, to, opcode } = *packet;
-            let index = by_flow.get(&(source, destination, to, Service::Rc));
-            if let Some(conversation) = index.and_then(|index| found.get_mut(*index)) {
-                conversation.events.retain(|event| event.packet.frame < frame);
-                conversation.foreign.get_or_insert((frame, opcode));
+            if found[index].foreign.is_none() {
+                found[index].take(packet);
             }
         }
+        for foreign in foreign {
+            let flow = (foreign.source, foreign.destination, foreign.to, Service::Rc);
+            if let Some(index) = by_flow.get(&flow) {
+                found[*index].foreign.get_or_insert((foreign.frame, foreign.opcode));
+            }
+        }
+        found.retain(|conversation| !conversation.events.is_empty());
         let numbering = numbering(packets);
         for conversation in &mut found {
             let start = conversation.events.first().map_or(0, |event| event.packet.frame);
             let before = setups.iter().rev().filter(|setup| setup.frame < start);
             conversation.agreed = before.filter_map(|setup| setup.fits(&conversation.ends)).next();
+            conversation.find_pkey();
             conversation.number();
             conversation.find_copies(&numbering);
             conversation.find_path_mtu(given);
@@ -208,6 +215,7 @@ impl Conversation {
             messages: Default::default(),
             refusals: [Vec::new(), Vec::new()],
             answered: [None, None],
+            pkey: PKEY_DEFAULT,
             is_guessed: false,
             foreign: None,
         }
@@ -223,6 +231,17 @@ impl Conversation {
         };
         let from = usize::from(!is_first);
         self.events.push(Event { from, packet: Rc::clone(packet), psn: 0, lost: false, copy: false });
+    }
+
+    fn find_pkey(&mut self) {
+        let mut whole = self.events.iter().map(|event| &event.packet).filter(|packet| packet.icrc_is_right);
+        let told = self.agreed.map(|agreed| agreed.pkey).or_else(|| whole.next().map(|p| p.bth.pkey()));
+        self.pkey = told.filter(|pkey| pkey.is_valid()).map_or(PKEY_DEFAULT, |pkey| PKey(pkey.0 | 0x8000));
+    }
+
+    /// Whether a receiver may look at a packet further: ICRC, transport version and P_Key are right.
+    pub(super) fn is_acceptable(&self, packet: &Seen) -> bool {
+        packet.icrc_is_right && packet.bth.transport_version() == 0 && self.pkey.admits(packet.bth.pkey())
     }
 
     /// Numbers the packets without wraps.
@@ -265,7 +284,8 @@ impl Conversation {
     fn find_path_mtu(&mut self, given: &Given) {
         let full = self.events.iter().find_map(|event| {
             let len = u32::try_from(event.packet.payload().len()).ok()?;
-            let is_full = event.packet.is_acceptable() && event.packet.opcode.payload() == PayloadRule::Full;
+            let is_full =
+                self.is_acceptable(&event.packet) && event.packet.opcode.payload() == PayloadRule::Full;
             PathMtu::try_from(len).ok().filter(|_| is_full)
         });
         (self.path_mtu, self.path_mtu_from) = if let Some(mtu) = given.path_mtu {
@@ -326,8 +346,8 @@ impl Conversation {
                 event.lost |= event.from != asker && event.psn == missing && kind;
             }
         }
-        for event in &mut self.events {
-            event.lost |= !event.packet.is_acceptable();
+        for at in 0..self.events.len() {
+            self.events[at].lost |= !self.is_acceptable(&self.events[at].packet);
         }
     }
 
@@ -381,6 +401,26 @@ impl Conversation {
             _ => 1,
         }
     }
+}
+
+/// Begins the conversation of a flow and of the one that answers it, if that is known.
+fn begin(
+    found: &mut Vec<Conversation>,
+    by_flow: &mut HashMap<Flow, usize>,
+    flow: Flow,
+    pairing: &Pairing,
+) -> usize {
+    let (source, destination, to, service) = flow;
+    let (index, partner) = (found.len(), pairing.partner(&flow));
+    let back = partner.map(|partner| partner.qpn);
+    let ends = [End { gid: source, qpn: back }, End { gid: destination, qpn: Some(to) }];
+    let is_guessed = partner.map_or(pairing.is_crowded(&flow), |partner| partner.is_guess);
+    found.push(Conversation { is_guessed, ..Conversation::new(service, ends) });
+    by_flow.insert(flow, index);
+    if let Some(back) = back {
+        by_flow.insert((destination, source, back, service), index);
+    }
+    index
 }
 
 /// What is asked for again was sent among so many packets.
@@ -438,6 +478,7 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
                 let agreed = Agreed {
                     // Each says from where it expects the other's requests.
                     start: [rep.starting_psn(), req.starting_psn()],
+                    pkey: req.pkey(),
                     path_mtu: req.path_mtu(),
                     // What the one may ask is what the other has said it takes.
                     depth: [rep.responder_resources(), rep.initiator_depth()],
@@ -471,7 +512,7 @@ fn numbering(packets: &[Rc<Seen>]) -> HashMap<Gid, Option<u16>> {
 
 /// The queue pairs that the flows of connections come from: as given, by the connection manager, or as the
 /// packets tell.
-fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given) -> Pairing {
+fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given, progress: &mut Progress) -> Pairing {
     let mut pairing = Pairing::default();
     for (a, b) in &given.pairs {
         let mut flows = packets.iter().filter(|p| p.bth.dest_qpn() == *b || p.bth.dest_qpn() == *a);
@@ -486,6 +527,6 @@ fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given) -> Pairing 
             pairing.tie(setup.ends[0], setup.ends[1], service);
         }
     }
-    pairing.find(packets);
+    pairing.find(packets, progress);
     pairing
 }

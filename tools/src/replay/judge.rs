@@ -175,12 +175,10 @@ impl Judge<'_> {
             let text = format!("transport version {}: must be 0", packet.bth.transport_version());
             self.violation(Rule::Header, frame, text);
         }
-        if !PKEY_DEFAULT.admits(packet.bth.pkey()) {
-            self.violation(
-                Rule::Header,
-                frame,
-                format!("P_Key {:#06x}: RoCE has 0xffff", packet.bth.pkey().0),
-            );
+        let pkey = packet.bth.pkey();
+        // CNPs go in the default partition, too.
+        if !self.of.pkey.admits(pkey) && !(packet.is_cnp() && PKEY_DEFAULT.admits(pkey)) {
+            self.violation(Rule::Header, frame, format!("P_Key {pkey}: must be {}", self.of.pkey));
         }
         if packet.bth.solicited() && !packet.may_solicit() {
             self.violation(Rule::Header, frame, format!("{opcode} with the solicited event bit"));

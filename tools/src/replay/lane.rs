@@ -9,8 +9,8 @@ use std::rc::Rc;
 use ferroce::wire::{Operation, Service};
 use ferroce::{
     Access, AddressVector, Context, Cq, Data, Destination, GidEntry, MacAddr, Memory, Mr, Pd, Qp, QpConfig,
-    QpState, QpType, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp,
-    SendWorkRequest, Sge, Transition, UnreliablePath,
+    QpState, QpType, QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress,
+    SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 
 use super::conversation::{Conversation, Event, wrapped};
@@ -149,8 +149,17 @@ impl<'a> Lane<'a> {
                 }),
             ],
         };
+        let pkey_index = match context.port().pkeys.index_of(of.pkey) {
+            Some(index) => index,
+            None => context.add_pkey(of.pkey)?,
+        };
         for step in steps {
+            let is_init = matches!(step, Transition::Init { .. } | Transition::InitDatagram { .. });
             context.modify_qp(qp, step)?;
+            if is_init {
+                let update = QpUpdate { pkey_index: Some(pkey_index), ..QpUpdate::default() };
+                context.modify_qp(qp, Transition::Update(update))?;
+            }
         }
         let destination = match of.service {
             Service::Ud => {
@@ -287,7 +296,7 @@ impl<'a> Lane<'a> {
             Service::Rc | Service::Uc if packet.is_response() => self.own.at(event.psn).is_some(),
             _ => true,
         };
-        if packet.is_acceptable() { is_known && !event.lost } else { true }
+        if self.of.is_acceptable(packet) { is_known && !event.lost } else { true }
     }
 
     pub(super) fn fault(&mut self, rule: Rule, frame: u64, text: String) {

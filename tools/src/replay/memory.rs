@@ -14,6 +14,7 @@ use crate::failure::{Failure, OrFail};
 
 /// Regions that the other ends name, each at its recorded address and with a key of the engine's.
 pub(super) struct Exposed {
+    /// In order of recorded keys and addresses.
     regions: Vec<Region>,
 }
 
@@ -24,6 +25,15 @@ struct Region {
     len: u64,
     mr: Mr,
     own: RKey,
+}
+
+/// Addresses under a recorded key that were reached with success.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Area {
+    rkey: RKey,
+    start: u64,
+    end: u64,
+    access: Access,
 }
 
 /// What a look at memory found.
@@ -42,96 +52,86 @@ struct Wanted {
     invalidated: bool,
 }
 
-/// Ranges with less between them are one region.
-const NEAR: u64 = 1 << 20;
-/// Memory that a replay takes for regions, at most.
-const MOST: u64 = 1 << 30;
+/// Addresses with less between them are one area.
+const NEAR: u64 = 256;
 /// What nothing was written to yet.
 const BLANK: u8 = 0xdd;
 
+/// What the other ends reached with success, in order of keys and addresses.
+pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Area> {
+    let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
+    // What was refused under a key may have been refused again, behind the end of the capture.
+    let mut refused: Vec<RKey> = Vec::new();
+    for Place { conversation, end } in places {
+        let of = &conversations[*conversation];
+        let keys =
+            of.messages[1 - end].list.iter().filter(|m| was_refused(of, *end, m)).filter_map(Message::remote);
+        refused.extend(keys.map(|(_, rkey, _)| rkey));
+    }
+    for Place { conversation, end } in places {
+        let of = &conversations[*conversation];
+        for message in &of.messages[1 - end].list {
+            let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey));
+            if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {
+                continue;
+            }
+            if let Some(key) = message.tail().and_then(|packet| packet.invalidates) {
+                wanted.entry(key.0).or_default().invalidated = true;
+            }
+            if let Some((addr, rkey, len @ 1..)) = message.remote() {
+                let access = match message.operation() {
+                    Some(Operation::Write | Operation::AtomicWrite) => Access::REMOTE_WRITE,
+                    Some(Operation::ReadRequest) => Access::REMOTE_READ,
+                    Some(Operation::Flush) => Access::FLUSH_GLOBAL,
+                    _ => Access::REMOTE_ATOMIC,
+                };
+                // What is no address at all nobody registers.
+                let Some(end) = addr.checked_add(len) else { continue };
+                wanted.entry(rkey.0).or_default().ranges.push((addr, end, access));
+            }
+        }
+    }
+    let mut areas = Vec::new();
+    for (rkey, Wanted { mut ranges, invalidated }) in wanted {
+        if ranges.is_empty() {
+            ranges.push((0, 8, Access::NONE));
+        }
+        ranges.sort_by_key(|(start, ..)| *start);
+        let kept = if invalidated { Access::REMOTE_INVALIDATE } else { Access::NONE };
+        let kept = kept | Access::LOCAL_WRITE;
+        let mut last: Option<Area> = None;
+        for (start, end, access) in ranges {
+            match &mut last {
+                Some(last) if start <= last.end.saturating_add(NEAR) => {
+                    last.end = last.end.max(end);
+                    last.access = last.access | access;
+                }
+                _ => areas.extend(last.replace(Area { rkey: RKey(rkey), start, end, access: access | kept })),
+            }
+        }
+        areas.extend(last);
+    }
+    areas
+}
+
+impl Area {
+    pub(super) fn len(&self) -> u64 {
+        self.end - self.start
+    }
+}
+
 impl Exposed {
-    /// Registers what the other ends reached with success.
-    pub(super) fn new(
-        context: &mut Context,
-        pd: Pd,
-        conversations: &[Conversation],
-        places: &[Place],
-    ) -> Result<Exposed, Failure> {
-        let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
-        // What was refused under a key may have been refused again, behind the end of the capture.
-        let mut refused: Vec<RKey> = Vec::new();
-        for Place { conversation, end } in places {
-            let of = &conversations[*conversation];
-            let keys = of.messages[1 - end]
-                .list
-                .iter()
-                .filter(|m| was_refused(of, *end, m))
-                .filter_map(Message::remote);
-            refused.extend(keys.map(|(_, rkey, _)| rkey));
-        }
-        for Place { conversation, end } in places {
-            let of = &conversations[*conversation];
-            for message in &of.messages[1 - end].list {
-                let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey));
-                if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {
-                    continue;
-                }
-                if let Some(key) = message.tail().and_then(|packet| packet.invalidates) {
-                    wanted.entry(key.0).or_default().invalidated = true;
-                }
-                if let Some((addr, rkey, len @ 1..)) = message.remote() {
-                    let access = match message.operation() {
-                        Some(Operation::Write | Operation::AtomicWrite) => Access::REMOTE_WRITE,
-                        Some(Operation::ReadRequest) => Access::REMOTE_READ,
-                        Some(Operation::Flush) => Access::FLUSH_GLOBAL,
-                        _ => Access::REMOTE_ATOMIC,
-                    };
-                    // What is no address at all nobody registers.
-                    let Some(end) = addr.checked_add(len) else { continue };
-                    wanted.entry(rkey.0).or_default().ranges.push((addr, end, access));
-                }
-            }
-        }
+    /// Registers what the other ends reach.
+    pub(super) fn new(context: &mut Context, pd: Pd, areas: &[Area]) -> Result<Exposed, Failure> {
         let mut exposed = Exposed { regions: Vec::new() };
-        let mut total = 0u64;
-        for (rkey, Wanted { mut ranges, invalidated }) in wanted {
-            if ranges.is_empty() {
-                ranges.push((0, 8, Access::NONE));
-            }
-            ranges.sort_by_key(|(start, ..)| *start);
-            let mut merged: Vec<(u64, u64, Access)> = Vec::new();
-            for (start, end, access) in ranges {
-                match merged.last_mut() {
-                    Some(last) if start <= last.1.saturating_add(NEAR) => {
-                        *last = (last.0, last.1.max(end), last.2 | access);
-                    }
-                    _ => merged.push((start, end, access)),
-                }
-            }
-            for (start, end, access) in merged {
-                total += end - start;
-                if total > MOST {
-                    return Err(Failure::usage(format!(
-                        "the packets reach {total} bytes of memory under R_Key {rkey:#010x} and before; a replay takes {MOST} at most"
-                    )));
-                }
-                let kept = if invalidated { Access::REMOTE_INVALIDATE } else { Access::NONE };
-                let access = access | kept | Access::LOCAL_WRITE;
-                exposed.register(context, pd, RKey(rkey), (start, end), access)?;
-            }
+        for area in areas {
+            exposed.register(context, pd, area)?;
         }
         Ok(exposed)
     }
 
-    fn register(
-        &mut self,
-        context: &mut Context,
-        pd: Pd,
-        rkey: RKey,
-        (start, end): (u64, u64),
-        access: Access,
-    ) -> Result<(), Failure> {
-        let len = end - start;
+    fn register(&mut self, context: &mut Context, pd: Pd, area: &Area) -> Result<(), Failure> {
+        let (Area { rkey, start, access, .. }, len) = (*area, area.len());
         let mut memory = Memory::zeroed(len as usize).or_fail(|| format!("{len} bytes of memory"))?;
         memory.fill(BLANK);
         let registered = context.register_at(pd, memory, access, start);
@@ -148,11 +148,14 @@ impl Exposed {
 
     /// The engine's key for a recorded one, whatever the address.
     pub(super) fn translate_any(&self, rkey: RKey) -> RKey {
-        self.regions.iter().find(|region| region.rkey == rkey).map_or(rkey, |region| region.own)
+        let first = self.regions.partition_point(|region| region.rkey.0 < rkey.0);
+        self.regions.get(first).filter(|region| region.rkey == rkey).map_or(rkey, |region| region.own)
     }
 
     fn at(&self, rkey: RKey, va: u64) -> Option<&Region> {
-        self.regions.iter().find(|r| r.rkey == rkey && va.checked_sub(r.start).is_some_and(|at| at < r.len))
+        let behind = self.regions.partition_point(|r| (r.rkey.0, r.start) <= (rkey.0, va));
+        let region = self.regions.get(behind.checked_sub(1)?)?;
+        (region.rkey == rkey && va - region.start < region.len).then_some(region)
     }
 
     /// Puts in place what the recorded end's memory held when a READ or an atomic came: its answer tells.

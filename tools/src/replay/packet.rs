@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use ferroce::wire::{
-    Aeth, AtomicEth, Bth, Deth, Feth, ICRC_LEN, NetworkHeader, Opcode, Operation, PKEY_DEFAULT, Packet,
-    ParseError, Position, Reth, Service,
+    Aeth, AtomicEth, Bth, Deth, Feth, ICRC_LEN, NetworkHeader, Opcode, Operation, Packet, ParseError,
+    Position, Reth, Service,
 };
 use ferroce::{Gid, Nanos, Psn, RKey};
 
@@ -111,11 +111,6 @@ impl Seen {
 
     pub(super) fn service(&self) -> Service {
         self.opcode.service()
-    }
-
-    /// Whether a receiver may look at it further: ICRC, transport version and P_Key are right.
-    pub(super) fn is_acceptable(&self) -> bool {
-        self.icrc_is_right && self.bth.transport_version() == 0 && PKEY_DEFAULT.admits(self.bth.pkey())
     }
 
     /// Whether it may carry the solicited event bit.

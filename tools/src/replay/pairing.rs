@@ -1,12 +1,13 @@
 //! Which two flows are the two directions of one connection: packets name only the queue pair that they go to.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
 use ferroce::wire::{Operation, Position, Service, source_port};
 use ferroce::{Gid, PathMtu, Psn, Qpn};
 
 use super::packet::Seen;
+use super::progress::Progress;
 
 /// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
 pub(super) type Flow = (Gid, Gid, Qpn, Service);
@@ -21,11 +22,19 @@ pub(super) struct Partner {
 
 /// The partners that were found so far.
 #[derive(Debug, Default)]
-pub(super) struct Pairing(HashMap<Flow, Partner>);
+pub(super) struct Pairing {
+    partners: HashMap<Flow, Partner>,
+    /// Flows with more possible partners than were looked at.
+    crowded: HashSet<Flow>,
+}
 
 impl Pairing {
     pub(super) fn partner(&self, flow: &Flow) -> Option<Partner> {
-        self.0.get(flow).copied()
+        self.partners.get(flow).copied()
+    }
+
+    pub(super) fn is_crowded(&self, flow: &Flow) -> bool {
+        self.crowded.contains(flow)
     }
 
     /// Two queue pairs that are known to belong together.
@@ -34,20 +43,27 @@ impl Pairing {
     }
 
     fn join(&mut self, there: Flow, back: Flow, is_guess: bool) {
-        if !self.0.contains_key(&there) && !self.0.contains_key(&back) {
-            self.0.insert(there, Partner { qpn: back.2, is_guess });
-            self.0.insert(back, Partner { qpn: there.2, is_guess });
+        if !self.partners.contains_key(&there) && !self.partners.contains_key(&back) {
+            self.partners.insert(there, Partner { qpn: back.2, is_guess });
+            self.partners.insert(back, Partner { qpn: there.2, is_guess });
         }
     }
 
     /// Pairs what is left, one to one, by how the responses answer the requests.
-    pub(super) fn find(&mut self, packets: &[Rc<Seen>]) {
-        let streams = Streams::of(packets, self);
-        let mut rivals = streams.candidates();
+    pub(super) fn find(&mut self, packets: &[Rc<Seen>], progress: &mut Progress) {
+        let streams = Streams::of(packets, self, progress);
+        self.crowded = streams.crowded.iter().map(|number| streams.list[*number].flow).collect();
+        let mut rivals = streams.candidates(progress);
         // What is certain for one leaves fewer to the others.
         for tier in [Tier::Port, Tier::Alone, Tier::Count, Tier::Rest] {
             loop {
-                let decided = rivals.decided(tier);
+                progress.tell(|| format!("{} flows are not paired yet", rivals.0.len()));
+                let mut decided = rivals.decided(tier);
+                if matches!(tier, Tier::Count | Tier::Rest) {
+                    // One that was not looked at may be as good.
+                    let is_crowded = |number: &usize| streams.crowded.contains(number);
+                    decided.retain(|(a, b)| !is_crowded(a) && !is_crowded(b));
+                }
                 if decided.is_empty() {
                     break;
                 }
@@ -104,7 +120,9 @@ struct Streams {
     /// How often a flow answers what only one other flow asked for.
     alone: HashMap<(usize, usize), u32>,
     /// Flows that answer what several asked for, and those.
-    shared: HashMap<(usize, usize), u32>,
+    shared: HashSet<(usize, usize)>,
+    /// Flows of which a pair is left out, for there are too many.
+    crowded: HashSet<usize>,
 }
 
 /// By what a pair is certain.
@@ -135,6 +153,8 @@ struct Rivals(HashMap<usize, HashMap<usize, Evidence>>);
 
 /// Flows that may have asked for one PSN, as far as they are looked at.
 const ASKERS: usize = 64;
+/// Pairs that are looked at, in all.
+const PAIRS: usize = 1 << 17;
 /// Packets that are looked at to compare flows with each other, in all.
 const COMPARED: usize = 20_000_000;
 /// A response so far behind the requests is not for them.
@@ -142,18 +162,20 @@ const OLD: i32 = 1 << 16;
 
 impl Streams {
     /// The flows of connections that are not paired yet.
-    fn of(packets: &[Rc<Seen>], known: &Pairing) -> Streams {
+    fn of(packets: &[Rc<Seen>], known: &Pairing, progress: &mut Progress) -> Streams {
         let mut streams = Streams {
             list: Vec::new(),
             path_mtu: PathMtu::Mtu1024,
             alone: HashMap::new(),
-            shared: HashMap::new(),
+            shared: HashSet::new(),
+            crowded: HashSet::new(),
         };
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
         // Who asked for a PSN, the newest last.
         let mut askers: HashMap<(Gid, Gid, Psn), Vec<usize>> = HashMap::new();
         let mut longest = 0;
         for (at, packet) in packets.iter().enumerate() {
+            progress.tell(|| format!("{at} of {} packets are in their flows", packets.len()));
             let flow = (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service());
             if packet.service() != Service::Rc || !packet.icrc_is_right || known.partner(&flow).is_some() {
                 continue;
@@ -183,7 +205,11 @@ impl Streams {
                     Some([only]) => *streams.alone.entry((*only, number)).or_default() += 1,
                     Some(several) => {
                         for asker in several {
-                            *streams.shared.entry((*asker, number)).or_default() += 1;
+                            if streams.shared.len() < PAIRS {
+                                streams.shared.insert((*asker, number));
+                            } else if !streams.shared.contains(&(*asker, number)) {
+                                streams.crowded.extend([*asker, number]);
+                            }
                         }
                     }
                     None => {}
@@ -198,13 +224,13 @@ impl Streams {
     }
 
     /// The pairs that something speaks for, and how much.
-    fn candidates(&self) -> Rivals {
+    fn candidates(&self, progress: &mut Progress) -> Rivals {
         let mut pairs: HashMap<(usize, usize), Evidence> = HashMap::new();
         let sorted = |a: usize, b: usize| (a.min(b), a.max(b));
         for ((asker, answerer), count) in &self.alone {
             pairs.entry(sorted(*asker, *answerer)).or_default().alone += count;
         }
-        for (asker, answerer) in self.shared.keys() {
+        for (asker, answerer) in &self.shared {
             pairs.entry(sorted(*asker, *answerer)).or_default();
         }
         let mut by_port: HashMap<(Gid, Gid, u16), Vec<usize>> = HashMap::new();
@@ -222,7 +248,9 @@ impl Streams {
         let mut left = COMPARED;
         let mut pairs: Vec<_> = pairs.into_iter().filter(|((a, b), _)| a != b).collect();
         pairs.sort_unstable_by_key(|(pair, evidence)| (std::cmp::Reverse(*evidence), *pair));
-        for ((a, b), mut evidence) in pairs {
+        let count = pairs.len();
+        for (number, ((a, b), mut evidence)) in pairs.into_iter().enumerate() {
+            progress.tell(|| format!("{number} of {count} possible pairs are compared"));
             let (one, other) = (&self.list[a], &self.list[b]);
             let cost = one.len() + other.len();
             if left >= cost {

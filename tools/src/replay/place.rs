@@ -3,9 +3,10 @@
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
-use ferroce::{Gid, Qpn};
+use ferroce::{Gid, PkeyTable, Qpn};
 
 use super::conversation::Conversation;
+use super::memory::{Area, areas};
 
 /// One end of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,16 +22,23 @@ pub(super) struct Play {
     pub(super) places: Vec<Place>,
     /// What it does not do, and why.
     pub(super) left_out: Vec<(Place, String)>,
+    /// What the other ends reach of its memory.
+    pub(super) areas: Vec<Area>,
     conversations: HashSet<usize>,
     peers: HashSet<(Gid, Qpn)>,
+    pkeys: HashSet<u16>,
     bytes: u64,
 }
 
 /// Engines of one replay: queue pairs that were connected anew need one each time.
 const PLAYS: usize = 64;
-/// Queue pairs and bytes of one engine.
+/// Queue pairs of one engine, its partitions, and bytes beyond those of its packets.
 const QUEUE_PAIRS: usize = 1024;
-const BYTES: u64 = 1 << 30;
+const PARTITIONS: usize = PkeyTable::MAX - 1;
+const BYTES: u64 = 64 << 20;
+/// Stretches of memory that the other ends may reach, and their bytes.
+const AREAS: usize = 1 << 15;
+const AREA_BYTES: u64 = 1 << 30;
 
 /// Who takes which place: those of one address together, as far as their peers differ.
 pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<Play> {
@@ -83,6 +91,7 @@ pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<Pla
             plays[of_role[number]].admit(place, conversation, peer);
         }
     }
+    plays.iter_mut().for_each(|play| play.survey(conversations));
     plays
 }
 
@@ -92,6 +101,8 @@ impl Play {
             role,
             places: Vec::new(),
             left_out: Vec::new(),
+            areas: Vec::new(),
+            pkeys: HashSet::new(),
             conversations: HashSet::new(),
             peers: HashSet::new(),
             bytes: 0,
@@ -105,9 +116,23 @@ impl Play {
         match self.room(conversation) {
             Ok(bytes) => {
                 self.bytes = bytes;
+                self.pkeys.insert(conversation.pkey.0);
                 self.places.push(place);
             }
             Err(reason) => self.left_out.push((place, reason)),
+        }
+    }
+
+    /// Finds what the other ends reach of its memory; where that is too much it plays nobody.
+    fn survey(&mut self, conversations: &[Conversation]) {
+        self.areas = areas(conversations, &self.places);
+        let bytes = self.areas.iter().map(Area::len).fold(0, u64::saturating_add);
+        if self.areas.len() > AREAS || bytes > AREA_BYTES {
+            let reason = format!(
+                "the packets reach {bytes} bytes of memory in {} places: {AREA_BYTES} and {AREAS} are for one engine",
+                self.areas.len()
+            );
+            self.left_out.extend(self.places.drain(..).map(|place| (place, reason.clone())));
         }
     }
 
@@ -120,12 +145,18 @@ impl Play {
         let messages = conversation.messages.iter().flat_map(|messages| &messages.list);
         let bytes = messages
             .map(|message| message.payload_bound(mtu) + message.remote().map_or(0, |(_, _, len)| len));
-        let bytes = bytes.fold(self.bytes, u64::saturating_add);
+        let told: usize = conversation.events.iter().map(|event| event.packet.payload().len()).sum();
+        // Of what the packets bring along there is a copy on either side.
+        let bytes = bytes.fold(0, u64::saturating_add).saturating_sub(2 * told as u64);
+        let bytes = bytes.saturating_add(self.bytes);
         let queue_pairs = self.places.len() + 1;
         if bytes > BYTES || queue_pairs > QUEUE_PAIRS {
             return Err(format!(
-                "it would take {bytes} bytes and {queue_pairs} queue pairs: {BYTES} and {QUEUE_PAIRS} are for one engine; --role takes a part"
+                "it would take {bytes} bytes that were not recorded and {queue_pairs} queue pairs: {BYTES} and {QUEUE_PAIRS} are for one engine; --role takes a part"
             ));
+        }
+        if self.pkeys.len() == PARTITIONS && !self.pkeys.contains(&conversation.pkey.0) {
+            return Err(format!("one engine has {PARTITIONS} partitions at most; --role takes a part"));
         }
         Ok(bytes)
     }

@@ -9,7 +9,7 @@ use ferroce::{Config, Context, Cq, MacAddr, Nanos, PacketDriver};
 use super::conversation::{Conversation, Event};
 use super::judge::Strict;
 use super::lane::Lane;
-use super::memory::{Exposed, Found};
+use super::memory::{Area, Exposed, Found};
 use super::packet::Seen;
 use super::place::Place;
 use super::progress::Progress;
@@ -52,13 +52,14 @@ pub(super) type Counts = Vec<(&'static str, u64)>;
 pub(super) fn play(
     conversations: &[Conversation],
     places: &[Place],
+    areas: &[Area],
     timeout: Option<u8>,
     progress: &mut Progress,
 ) -> Result<(Vec<Played>, Counts), Failure> {
     if places.is_empty() {
         return Ok((Vec::new(), Counts::new()));
     }
-    let mut stage = Stage::new(conversations, places, timeout)?;
+    let mut stage = Stage::new(conversations, places, areas, timeout)?;
     let mut steps = stage.steps();
     steps.sort_by_key(|step| (step.at, step.what.rank(), step.order));
     let count = steps.len();
@@ -125,6 +126,7 @@ impl<'a> Stage<'a> {
     fn new(
         conversations: &'a [Conversation],
         places: &[Place],
+        areas: &[Area],
         timeout: Option<u8>,
     ) -> Result<Stage<'a>, Failure> {
         let ends = |other: bool| {
@@ -141,9 +143,8 @@ impl<'a> Stage<'a> {
         let switch = Switch::new(SwitchConfig { mtu: MTU, depth: 4096 })?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
-        // Each end has one of its own, and each message may name another one.
-        let named = |place: &Place| conversations[place.conversation].messages[1 - place.end].list.len() + 1;
-        let regions = places.iter().map(named).sum::<usize>() + 1;
+        // Each end has one of its own.
+        let regions = places.len() + areas.len() + 1;
         let is_v1 = |place: &Place| conversations[place.conversation].is_roce_v1(place.end);
         let config = Config {
             seed: Some(SEED),
@@ -157,7 +158,7 @@ impl<'a> Stage<'a> {
         let mut context = Context::open(Box::new(near), &config)?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(2 * DEPTH * (places.len() as u32).clamp(1, 512))?;
-        let exposed = Exposed::new(&mut context, pd, conversations, places)?;
+        let exposed = Exposed::new(&mut context, pd, areas)?;
         let mut stage =
             Stage { context, far, near_mac, far_mac, cq, lanes: Vec::new(), exposed, now: Nanos::ZERO };
         for place in places {

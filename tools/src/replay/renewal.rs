@@ -28,6 +28,8 @@ struct Course {
     reads: Vec<(Psn, u32, RKey)>,
     /// The newest PSN that was answered.
     answered: Option<Psn>,
+    /// The PSN of the request before, and of a READ how much it asks for.
+    before: Option<(Psn, Option<u32>)>,
 }
 
 /// A request so far from the one before is of another connection.
@@ -89,6 +91,10 @@ impl Course {
             let is_done = self.answered.is_some_and(|answered| answered.distance(psn) >= 0);
             return *before != contents(packet) && (is_done || packet.service() == Service::Uc);
         }
+        // Who counts a READ wrongly goes on near it. Another connection starts anywhere.
+        if self.before.is_some_and(|(before, read)| is_miscounted(psn.distance(before), read)) {
+            return false;
+        }
         // A READ has the PSNs of its responses to itself.
         let inside = self.reads.iter().rev().take(READS).find(|(first, count, _)| {
             let behind = psn.distance(*first);
@@ -113,9 +119,17 @@ impl Course {
             }
         }
         self.contents.entry(psn).or_insert_with(|| contents(packet));
+        self.before = Some((psn, read.map(|reth| reth.length())));
         let next = psn + count;
         self.next = Some(self.next.filter(|newest| newest.distance(next) > 0).unwrap_or(next));
     }
+}
+
+/// Whether a PSN is right behind the request before, or where a READ ends by another path MTU or one packet less.
+fn is_miscounted(distance: i32, read: Option<u32>) -> bool {
+    let ends = |length: u32| PathMtu::ALL.map(|mtu| mtu.packets(length) as i32);
+    distance == 1
+        || read.is_some_and(|length| ends(length).iter().any(|end| [*end, end - 1].contains(&distance)))
 }
 
 /// What a request asks for, as a number. A READ may ask for less when it comes again.

@@ -30,12 +30,17 @@ pub(super) struct Report {
     /// Frames that were not looked into, by what a packet would travel in.
     unopened: BTreeMap<&'static str, u64>,
     /// Packets whose ICRC is wrong.
-    damaged: usize,
+    damaged: u64,
     /// Conversations whose two ends may not belong together.
     guessed: usize,
-    /// Packets that somebody is judged by.
+    /// RoCE packets of any kind, and those that somebody is judged by.
+    packets: u64,
+    judged: u64,
+    /// Whether a request is among these.
     #[serde(skip)]
-    judged: usize,
+    has_requests: bool,
+    /// Ends that no engine took the place of.
+    not_played: usize,
     conversations: Vec<ConversationReport>,
     /// What each engine counted, by the address that it had.
     counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
@@ -80,7 +85,11 @@ struct Group {
 impl Report {
     pub(super) fn new(capture: &Capture, conversations: &[Conversation]) -> Report {
         let judged = conversations.iter().filter(|conversation| !conversation.is_guessed);
-        let judged = judged.flat_map(|c| &c.events).filter(|event| event.packet.icrc_is_right).count();
+        let judged = judged.flat_map(|conversation| &conversation.events);
+        let has_requests =
+            judged.clone().any(|event| event.packet.is_request() && event.packet.icrc_is_right);
+        let left_out = capture.foreign.len() as u64 + capture.damaged + capture.unreadable;
+        let packets = capture.packets.len() as u64 + left_out + capture.unchecked.values().sum::<u64>();
         let reports = conversations.iter().map(|conversation| {
             let name = |end: usize| {
                 let qpn = conversation.ends[end].qpn.map_or("?".to_owned(), |qpn| qpn.to_string());
@@ -125,9 +134,13 @@ impl Report {
             unreadable: capture.unreadable,
             unchecked: capture.unchecked.clone(),
             unopened: capture.unopened.clone(),
-            damaged: capture.packets.iter().filter(|packet| !packet.icrc_is_right).count(),
+            damaged: capture.damaged
+                + capture.packets.iter().filter(|packet| !packet.icrc_is_right).count() as u64,
             guessed: conversations.iter().filter(|conversation| conversation.is_guessed).count(),
-            judged,
+            packets,
+            judged: judged.count() as u64,
+            has_requests,
+            not_played: 0,
             conversations: reports.collect(),
             counters: Vec::new(),
             verdict: Verdict::NothingToJudge,
@@ -137,6 +150,7 @@ impl Report {
     /// Adds what is said of an end of a conversation.
     pub(super) fn recorded(&mut self, conversation: usize, end: EndReport) {
         self.verdict = self.verdict.max(end.verdict);
+        self.not_played += usize::from(end.verdict == Verdict::NotPlayed);
         self.conversations[conversation].ends.push(end);
     }
 
@@ -152,7 +166,8 @@ impl Report {
                 EndReport::new(format!("{host} as recorded"), said, findings, Vec::new())
             })
             .collect();
-        self.judged += exchange.judged();
+        self.judged += exchange.len() as u64;
+        self.has_requests |= exchange.judged() > 0;
         self.verdict = ends.iter().map(|end| end.verdict).fold(self.verdict, Verdict::max);
         self.conversations.push(ConversationReport { title, ends });
     }
@@ -161,9 +176,29 @@ impl Report {
         self.counters.push((role, counters.into_iter().collect()));
     }
 
-    /// Whatever was found, without a packet to judge it is nothing.
+    /// Without a request nobody can say much of an end, unless it breaks a rule anyway.
     fn verdict(&self) -> Verdict {
-        if self.judged == 0 { Verdict::NothingToJudge } else { self.verdict.max(Verdict::Conforms) }
+        match self.verdict.max(Verdict::Conforms) {
+            Verdict::Violates => Verdict::Violates,
+            verdict if self.has_requests => verdict,
+            _ => Verdict::NothingToJudge,
+        }
+    }
+
+    /// What the verdict is not of.
+    fn not_judged(&self) -> String {
+        let mut text = String::new();
+        if self.guessed > 0 {
+            let _ =
+                write!(text, "; {} of {} conversations not judged", self.guessed, self.conversations.len());
+        }
+        if self.judged < self.packets {
+            let _ = write!(text, "; {} packets not judged", self.packets - self.judged);
+        }
+        if self.not_played > 0 {
+            let _ = write!(text, "; {} ends not played", self.not_played);
+        }
+        text
     }
 
     pub(super) fn exit_code(&self) -> ExitCode {
@@ -184,11 +219,7 @@ impl Report {
     }
 
     fn text(&self) -> String {
-        let packets = self.roce_packets as u64
-            + self.foreign as u64
-            + self.unreadable
-            + self.unchecked.values().sum::<u64>();
-        let mut text = format!("{} frames, {packets} RoCE packets", self.frames);
+        let mut text = format!("{} frames, {} RoCE packets", self.frames, self.packets);
         if self.foreign > 0 {
             let _ = write!(text, ", {} with a manufacturer's opcode", self.foreign);
         }
@@ -232,7 +263,7 @@ impl Report {
         }
         let _ = write!(text, "{}", self.verdict.text());
         if self.verdict == Verdict::NothingToJudge {
-            let _ = write!(text, ": no RoCE packet that can be judged");
+            let _ = write!(text, ": no request that can be judged");
             if self.damaged > 0 {
                 let _ = write!(text, "; the ICRC of {} is wrong, `ferroce dissect` tells why", self.damaged);
             }
@@ -240,6 +271,8 @@ impl Report {
                 let _ =
                     write!(text, "; the pairing of {} conversations is guessed, --pair tells", self.guessed);
             }
+        } else {
+            text.push_str(&self.not_judged());
         }
         text.push('\n');
         text

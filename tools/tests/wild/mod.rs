@@ -160,7 +160,11 @@ impl Frames {
     pub(crate) fn tunnel(&mut self, number: usize, tunnel: Tunnel) {
         let (_, frame, original) = &mut self.0[number - 1];
         let macs = frame[..12].to_vec();
-        let packet = frame[ETHERNET..].to_vec();
+        let mut packet = frame[ETHERNET..].to_vec();
+        packet[10..12].fill(0);
+        let sum: u32 = packet[..20].chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+        let sum = !((sum & 0xffff) + (sum >> 16)) as u16;
+        packet[10..12].copy_from_slice(&sum.to_be_bytes());
         let labels = [0, 1, 0x20, 64, 0, 2, 0x31, 64];
         let udp = |port: u16, front: &[u8]| {
             let len = (front.len() + frame.len() + 28) as u16;
@@ -181,6 +185,7 @@ impl Frames {
         let (kind, front, inner): ([u8; 2], Vec<u8>, &[u8]) = match tunnel {
             Tunnel::MplsIp => ([0x88, 0x47], labels.to_vec(), &packet),
             Tunnel::MplsEthernet => ([0x88, 0x47], [&labels[..], &[0; 4]].concat(), frame),
+            Tunnel::MplsBare => ([0x88, 0x47], labels.to_vec(), frame),
             Tunnel::Vxlan => ([8, 0], udp(4789, &VXLAN), frame),
             Tunnel::VxlanInVxlan => {
                 let within = [&VXLAN, &frame[..12], &[8, 0], &udp(4789, &VXLAN)].concat();
@@ -198,20 +203,58 @@ impl Frames {
 
     /// So many frames with the link and network headers of the first, and these transports.
     pub(crate) fn many(&self, count: u32, transport: impl Fn(u32) -> Vec<u8>) -> Frames {
+        self.talk((0..count).map(|number| (false, transport(number))))
+    }
+
+    /// Frames with the link and network headers of the first, or those of its answers, and these transports.
+    pub(crate) fn talk(&self, packets: impl IntoIterator<Item = (bool, Vec<u8>)>) -> Frames {
         let (time, first, _) = &self.0[0];
-        let frames = (0..count).map(|number| {
+        let frames = packets.into_iter().zip(0..).map(|((is_answer, transport), number)| {
             let mut frame = first[..ETHERNET + 28].to_vec();
-            frame.extend(transport(number));
+            if is_answer {
+                frame[..12].rotate_left(6);
+                frame[ETHERNET + 12..ETHERNET + 20].rotate_left(4);
+            }
+            frame.extend(transport);
             frame.extend([0; ICRC_LEN]);
             let len = (frame.len() - ETHERNET) as u16;
             frame[ETHERNET + 2..ETHERNET + 4].copy_from_slice(&len.to_be_bytes());
             frame[ETHERNET + 24..ETHERNET + 26].copy_from_slice(&(len - 20).to_be_bytes());
             let len = frame.len() as u32;
-            (time + u64::from(number) * 10_000, frame, len)
+            (time + number * 10_000, frame, len)
         });
         let mut frames = Frames(frames.collect());
-        (1..=count as usize).for_each(|number| frames.edit(number, |_| {}));
+        for (_, frame, _) in &mut frames.0 {
+            let end = frame.len() - ICRC_LEN;
+            let right = icrc::compute(NetworkHeader::Ipv4, &frame[ETHERNET..end]).expect("its headers");
+            frame[end..].copy_from_slice(&right.to_le_bytes());
+        }
         frames
+    }
+
+    /// These Ethernet frames, one a microsecond.
+    pub(crate) fn raw(frames: Vec<Vec<u8>>) -> Frames {
+        let each = frames.into_iter().zip(1..);
+        Frames(
+            each.map(|(frame, number): (_, u64)| (number * 1000, frame.clone(), frame.len() as u32))
+                .collect(),
+        )
+    }
+
+    /// Those of both, the other's behind.
+    pub(crate) fn and(mut self, other: Frames) -> Frames {
+        self.0.extend(other.0);
+        self
+    }
+
+    /// Changes bytes of a frame, counted from 1, from its BTH on, as a bad link does: its ICRC is wrong then.
+    pub(crate) fn corrupt(&mut self, number: usize, at: usize, byte: u8) {
+        self.0[number - 1].1[ETHERNET + 28 + at] = byte;
+    }
+
+    /// Changes the destination's MAC address of a frame, counted from 1.
+    pub(crate) fn send_to(&mut self, number: usize, mac: [u8; 6]) {
+        self.0[number - 1].1[..6].copy_from_slice(&mac);
     }
 
     /// Moves a frame and all behind it to the front by so many nanoseconds.
@@ -232,14 +275,23 @@ const VXLAN: [u8; 8] = [8, 0, 0, 0, 0, 0, 42, 0];
 pub(crate) enum Tunnel {
     MplsIp,
     MplsEthernet,
+    /// Without a control word.
+    MplsBare,
     Vxlan,
     VxlanInVxlan,
     Gre,
     Erspan,
 }
 
-pub(crate) const TUNNELS: [Tunnel; 6] =
-    [Tunnel::MplsIp, Tunnel::MplsEthernet, Tunnel::Vxlan, Tunnel::VxlanInVxlan, Tunnel::Gre, Tunnel::Erspan];
+pub(crate) const TUNNELS: [Tunnel; 7] = [
+    Tunnel::MplsIp,
+    Tunnel::MplsEthernet,
+    Tunnel::MplsBare,
+    Tunnel::Vxlan,
+    Tunnel::VxlanInVxlan,
+    Tunnel::Gre,
+    Tunnel::Erspan,
+];
 
 /// A source of numbers that is the same for the same seed.
 pub(crate) struct Random {
@@ -270,4 +322,15 @@ impl Random {
         z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
         ((z ^ z >> 31) % end as u64) as usize
     }
+}
+
+/// A packet from its BTH to its payload.
+pub(crate) fn transport(opcode: u8, to: u32, psn: u32, rest: &[u8]) -> Vec<u8> {
+    let (to, psn) = (to.to_be_bytes(), psn.to_be_bytes());
+    [&[opcode, 0x40, 0xff, 0xff, 0], &to[1..], &psn, rest].concat()
+}
+
+/// The RETH of a READ or WRITE.
+pub(crate) fn reth(va: u64, rkey: u32, length: u32) -> Vec<u8> {
+    [&va.to_be_bytes()[..], &rkey.to_be_bytes(), &length.to_be_bytes()].concat()
 }

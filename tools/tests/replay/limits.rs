@@ -1,0 +1,194 @@
+//! What a capture costs, what of it is left out, and that the verdict says so.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output};
+
+use crate::wild::{Frames, TUNNELS, reth, transport};
+use crate::{Scratch, fixtures, replay, text};
+
+/// A replay under limits of the kernel: no other program's load changes them.
+fn limited(file: &Path, options: &[&str]) -> Output {
+    let mut command = Command::new("prlimit");
+    command.args(options).arg(env!("CARGO_BIN_EXE_ferroce")).arg("replay").arg(file);
+    command.output().expect("prlimit of util-linux runs")
+}
+
+fn headers() -> Frames {
+    Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file")
+}
+
+fn json(file: &Path) -> serde_json::Value {
+    serde_json::from_slice(&replay(file, &["--json"]).stdout).expect("JSON")
+}
+
+/// WRITEs of 8 bytes to these addresses, each acknowledged.
+fn writes(to: u32, first: u32, addresses: impl Iterator<Item = u64>) -> Vec<(bool, Vec<u8>)> {
+    let each = addresses.zip(0..).flat_map(|(va, number): (u64, u32)| {
+        let write = transport(0x0a, to, 1 << 31 | (first + number), &[reth(va, 7, 8), vec![5; 8]].concat());
+        let msn = (0x1f00_0000 | (number + 1)).to_be_bytes();
+        [(false, write), (true, transport(0x11, to + 0x100, first + number, &msn))]
+    });
+    each.collect()
+}
+
+/// Thousands of queue pairs, and READs of 2 GiB, cost what their packets cost.
+#[test]
+fn many_queue_pairs_and_long_reads_take_no_longer_than_their_packets() {
+    let directory = Scratch::new("many");
+    let file = directory.0.join("many.pcap");
+    let acks = headers().many(8000, |number| transport(0x11, 0x100 + number, 5, &[0x1f, 0, 0, 1]));
+    let reads =
+        headers().many(800, |number| transport(0x0c, 0x100 + number, 5, &reth(0x1000, 7, 0x8000_0000)));
+    for (what, frames, status) in [("8000 ACKs", acks, 3), ("800 READs of 2 GiB", reads, 0)] {
+        frames.write(&file);
+        // 30 s and 3 s when each queue pair had an engine of its own.
+        let output = limited(&file, &["--cpu=2"]);
+        assert_eq!(output.status.code(), Some(status), "{what}: {}", text(&output));
+    }
+}
+
+/// A capture says what it wants of memory, and gets what its packets cost.
+#[test]
+fn a_read_of_a_gib_is_left_out_by_name() {
+    let directory = Scratch::new("gib");
+    let file = directory.0.join("gib.pcap");
+    let read = transport(0x0c, 0x22, 100, &reth(0x1000, 7, 1 << 30));
+    let answer = transport(0x0d, 0x11, 100, &[&[0x1f, 0, 0, 1], &[7; 1024][..]].concat());
+    headers().talk([(false, read), (true, answer)]).write(&file);
+    let output = limited(&file, &["--as=400000000"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("not played; it would take 1073"), "{said}");
+    assert!(said.trim_end().ends_with("2 ends not played"), "{said}");
+}
+
+/// WRITEs that are far from each other are a region each.
+#[test]
+fn writes_all_over_the_memory_are_played() {
+    let directory = Scratch::new("far");
+    let file = directory.0.join("far.pcap");
+    headers().talk(writes(0x22, 100, (0..1500).map(|number| number << 20))).write(&file);
+    let output = limited(&file, &["--as=400000000"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    assert!(said.contains("1500 compared in memory"), "{said}");
+}
+
+/// Flows that all might belong together are a guess, and cost what their packets cost.
+#[test]
+fn flows_of_the_same_psns_are_bounded() {
+    let directory = Scratch::new("flows");
+    let file = directory.0.join("flows.pcap");
+    let writes = (0..15_000).map(|qp| {
+        let write = [reth(0x1000, 7, 8), vec![5; 8]].concat();
+        (false, transport(0x0a, 0x1_0000 + qp, 1 << 31 | 5, &write))
+    });
+    let acks = (0..15_000).map(|qp| (true, transport(0x11, 0x8_0000 + qp, 5, &[0x1f, 0, 0, 1])));
+    headers().talk(writes.chain(acks)).write(&file);
+    // 3 s when every possible pair was looked at.
+    let output = limited(&file, &["--cpu=2"]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{:?}", said.lines().last());
+    assert!(said.contains("conversations not judged"), "{said}");
+}
+
+/// A verdict is of what was judged.
+#[test]
+fn a_verdict_says_what_it_is_not_of() {
+    let directory = Scratch::new("part");
+    let file = directory.0.join("part.pcap");
+    let one_ack = headers().talk([(true, transport(0x11, 0x300, 9, &[0x1f, 0, 0, 1]))]);
+    one_ack.write(&file);
+    let output = replay(&file, &[]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    let snapped = headers().talk(writes(0x22, 100, 0..4)).cut(62).and(one_ack);
+    snapped.write(&file);
+    let output = replay(&file, &[]);
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output));
+    let mut options = headers();
+    let whole = options.len();
+    (1..=3).for_each(|number| options.give_options(number));
+    options.and(headers()).write(&file);
+    let output = replay(&file, &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let said = text(&output);
+    assert!(whole > 3 && said.trim_end().ends_with("; 3 packets not judged"), "{said}");
+}
+
+/// Bits that a link turned are nobody's opcode.
+#[test]
+fn a_damaged_opcode_is_no_manufacturers() {
+    let directory = Scratch::new("opcode");
+    let file = directory.0.join("opcode.pcap");
+    let mut damaged = headers();
+    damaged.corrupt(3, 0, 0x52);
+    damaged.write(&file);
+    let report = json(&file);
+    assert_eq!((report["foreign"].as_u64(), report["damaged"].as_u64()), (Some(0), Some(1)), "{report:#}");
+    assert!(!text(&replay(&file, &[])).contains("manufacturer"));
+}
+
+/// What is a manufacturer's ends the judging of its own connection, and of no later one.
+#[test]
+fn a_manufacturers_opcode_ends_its_own_connection() {
+    let directory = Scratch::new("foreign");
+    let file = directory.0.join("foreign.pcap");
+    let foreign = vec![(false, transport(0xd0, 0x22, 104, &[0; 16]))];
+    headers().talk([writes(0x22, 100, 0..4), foreign, writes(0x22, 0x40_0000, 0..4)].concat()).write(&file);
+    let said = text(&replay(&file, &[]));
+    let titles: Vec<&str> = said.lines().filter(|line| line.contains(" <> ")).collect();
+    assert_eq!(titles.len(), 2, "{said}");
+    assert!(titles[0].contains("8 packets") && titles[0].contains("judged up to frame 9"), "{said}");
+    assert!(titles[1].contains("8 packets") && !titles[1].contains("judged up to"), "{said}");
+}
+
+/// A connection has the P_Key that it began with.
+#[test]
+fn a_connection_may_have_another_pkey() {
+    let directory = Scratch::new("pkey");
+    let file = directory.0.join("pkey.pcap");
+    let mut frames = headers();
+    (1..=frames.len()).for_each(|number| frames.edit(number, |bth| bth[2..4].copy_from_slice(&[0x80, 0x05])));
+    frames.write(&file);
+    let output = replay(&file, &[]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output));
+    let there = text(&replay(&fixtures().join("rc_write.pcap"), &[]));
+    assert_eq!(text(&output), there, "the partition changes nothing else");
+}
+
+/// A frame whose addresses look like an IP header is still a frame.
+#[test]
+fn a_mac_address_is_not_an_ip_header() {
+    let directory = Scratch::new("mac");
+    let file = directory.0.join("mac.pcap");
+    for (mac, tunnel) in
+        [[0x46, 0, 0, 60, 0, 1], [0x60, 0, 0, 0, 0, 20]].into_iter().flat_map(|mac| TUNNELS.map(|t| (mac, t)))
+    {
+        let mut frames = headers();
+        let count = frames.len();
+        for number in 1..=count {
+            frames.send_to(number, mac);
+            frames.tunnel(number, tunnel);
+        }
+        frames.write(&file);
+        let said = text(&replay(&file, &[]));
+        assert!(
+            said.contains(&format!("{count} frames, {count} RoCE packets\n")),
+            "{mac:x?} {tunnel:?}: {said}"
+        );
+    }
+    // A listener's report over IPv6, and a RoCE packet behind a header of options.
+    let ipv6 = |next: u8, rest: &[u8]| {
+        let mut packet = vec![0x60, 0, 0, 0, 0, rest.len() as u8, 0, 1];
+        packet.extend([0xfe; 32]);
+        [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 0x86, 0xdd][..], &packet, &[next, 0, 5, 2, 0, 0, 1, 0], rest]
+            .concat()
+    };
+    let mld = ipv6(58, &[143, 0, 0, 0, 0, 0, 0, 0]);
+    let udp = ipv6(17, &[0xc0, 0, 0x12, 0xb7, 0, 8, 0, 0]);
+    Frames::raw(vec![mld, udp]).write(&file);
+    let said = text(&replay(&file, &[]));
+    assert!(said.contains("1 frames not opened: IPv6 extension headers"), "{said}");
+    fs::remove_file(&file).expect("the file was there");
+}
