@@ -177,7 +177,7 @@ impl Judge<'_> {
         }
         let pkey = packet.bth.pkey();
         // CNPs go in the default partition, too.
-        if !self.of.pkey.admits(pkey) && !(packet.is_cnp() && PKEY_DEFAULT.admits(pkey)) {
+        if !(self.of.pkey.admits(pkey) || packet.is_cnp() && PKEY_DEFAULT.admits(pkey)) {
             self.violation(Rule::Header, frame, format!("P_Key {pkey}: must be {}", self.of.pkey));
         }
         if packet.bth.solicited() && !packet.may_solicit() {
