@@ -149,8 +149,9 @@ fn queue_pairs_without_a_peer_stop_no_other() {
         let setup = Setup { qps: dead + 1, timeout: TIMEOUT, ..Setup::default() };
         let mut pair = Pair::new(16, bottleneck(4000), setup);
         let far = remote(&pair);
-        for gone in pair.ends[1].qps[..dead].iter().copied() {
-            pair.ends[1].context.destroy_qp(gone).unwrap();
+        let end = &mut pair.ends[1];
+        for gone in &end.qps[..dead] {
+            end.context.destroy_qp(*gone).unwrap();
         }
         for number in (0..20).flat_map(|_| 0..dead) {
             post(&mut pair, number, SendOp::Write(far));
