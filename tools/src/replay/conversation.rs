@@ -110,7 +110,7 @@ impl Conversation {
         progress: &mut Progress,
     ) -> Vec<Conversation> {
         let setups = setups(packets);
-        let pairing = pair_flows(packets, &setups, given, progress);
+        let mut pairing = pair_flows(packets, &setups, given, progress);
         let mut found: Vec<Conversation> = Vec::new();
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
         let mut datagrams: HashMap<[(Gid, Qpn); 2], usize> = HashMap::new();
@@ -132,6 +132,7 @@ impl Conversation {
             while let Some(setup) = renewed.next_if(|setup| setup.frame < packet.frame) {
                 let [a, b] = setup.ends;
                 for service in [Service::Rc, Service::Uc] {
+                    pairing.retie(a, b, service);
                     by_flow.remove(&(a.0, b.0, b.1, service));
                     by_flow.remove(&(b.0, a.0, a.1, service));
                 }

@@ -42,6 +42,16 @@ impl Pairing {
         self.join((a.0, b.0, b.1, service), (b.0, a.0, a.1, service), false);
     }
 
+    /// Two queue pairs that are connected with each other from now on, whoever they were connected with.
+    pub(super) fn retie(&mut self, a: (Gid, Qpn), b: (Gid, Qpn), service: Service) {
+        for (to, from) in [(a, b), (b, a)] {
+            if let Some(before) = self.partners.remove(&(from.0, to.0, to.1, service)) {
+                self.partners.remove(&(to.0, from.0, before.qpn, service));
+            }
+        }
+        self.tie(a, b, service);
+    }
+
     fn join(&mut self, there: Flow, back: Flow, is_guess: bool) {
         if !self.partners.contains_key(&there) && !self.partners.contains_key(&back) {
             self.partners.insert(there, Partner { qpn: back.2, is_guess });

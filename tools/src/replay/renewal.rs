@@ -125,11 +125,13 @@ impl Course {
     }
 }
 
-/// Whether a PSN is right behind the request before, or where a READ ends by another path MTU or one packet less.
+/// Whether a PSN is right behind the request before, or where a READ ends by another path MTU or without its rest.
 fn is_miscounted(distance: i32, read: Option<u32>) -> bool {
-    let ends = |length: u32| PathMtu::ALL.map(|mtu| mtu.packets(length) as i32);
+    let is_end = |length: u32, mtu: PathMtu| {
+        [mtu.packets(length), length / mtu.bytes()].contains(&distance.unsigned_abs())
+    };
     distance == 1
-        || read.is_some_and(|length| ends(length).iter().any(|end| [*end, end - 1].contains(&distance)))
+        || distance > 0 && read.is_some_and(|length| PathMtu::ALL.iter().any(|mtu| is_end(length, *mtu)))
 }
 
 /// What a request asks for, as a number. A READ may ask for less when it comes again.

@@ -143,6 +143,38 @@ fn a_manufacturers_opcode_ends_its_own_connection() {
     assert!(titles[1].contains("8 packets") && !titles[1].contains("judged up to"), "{said}");
 }
 
+/// A queue pair that is connected to one peer, and then to another one.
+#[test]
+fn the_connection_manager_pairs_anew() {
+    let directory = Scratch::new("anew");
+    let file = directory.0.join("anew.pcap");
+    let first = Frames::read(&fixtures().join("ucmatose.pcap")).expect("a pcap file");
+    let mut second = first.clone();
+    for number in 1..=second.len() {
+        second.edit(number, |bth| {
+            let is_mad = bth[5..8] == [0, 0, 1];
+            if is_mad {
+                bth[34] ^= 0x40; // the transaction
+            }
+            let qpn = match (is_mad, bth.get(36..38)) {
+                (true, Some([0, 0x10])) => 76..79, // of the REQ
+                _ => 5..8,
+            };
+            if bth[qpn.clone()] == [0, 0, 0x36] {
+                bth[qpn].copy_from_slice(&[0, 0, 0x37]);
+            }
+        });
+    }
+    first.and(second).write(&file);
+    let output = replay(&file, &[]);
+    let said = text(&output);
+    assert_eq!(output.status.code(), Some(0), "{said}");
+    for qpn in ["0x000036", "0x000037"] {
+        let title = format!("RC 10.77.0.12 qp 0x000126 <> 10.77.0.11 qp {qpn}: 12 packets");
+        assert!(said.contains(&title), "{title}: {said}");
+    }
+}
+
 /// A connection has the P_Key that it began with.
 #[test]
 fn a_connection_may_have_another_pkey() {

@@ -242,7 +242,10 @@ impl Frames {
     }
 
     /// Those of both, the other's behind.
-    pub(crate) fn and(mut self, other: Frames) -> Frames {
+    pub(crate) fn and(mut self, mut other: Frames) -> Frames {
+        let (end, start) =
+            (self.0.last().map_or(0, |last| last.0), other.0.first().map_or(0, |first| first.0));
+        other.0.iter_mut().for_each(|(time, ..)| *time = *time - start + end + 1_000_000);
         self.0.extend(other.0);
         self
     }
