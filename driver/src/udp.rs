@@ -429,7 +429,6 @@ fn describe(
     format!("UDP socket, {segmentation}, {aggregation}, receive buffer {buffer} KiB{busy}{share}")
 }
 
-/// Says why packets are dropped.
 /// What was said of sends that were refused: anybody may have led to them, and somebody reads the log.
 #[derive(Debug, Default)]
 struct Told {
@@ -451,6 +450,7 @@ impl Told {
     }
 }
 
+/// Says why packets are dropped.
 fn tell(refused: &Refused, interface: &str) {
     let Refused { error, peer, packet } = refused;
     if error.raw_os_error() == Some(libc::EMSGSIZE) {
