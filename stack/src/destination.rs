@@ -25,23 +25,38 @@ pub(crate) struct Destinations {
 }
 
 /// What is in flight of one class.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Traffic {
-    /// As many READs as there are queue pairs may take 2²³ each.
-    packets: u64,
+    /// How many packets are missing to half of the window. Far below 0 where READs are in flight: as many as there
+    /// are queue pairs may take 2²³ packets each.
+    room: i64,
     /// The queue pairs that have such packets in flight.
-    senders: u64,
+    senders: u32,
+    window: u32,
 }
 
 impl Traffic {
+    fn new(window: u32) -> Traffic {
+        Traffic { room: i64::from(window / 2), senders: 0, window }
+    }
+
     /// Whether a queue pair that has `own` packets in flight may send `wanted` more. Half of the window is for
     /// whoever comes, the rest for those that have less than their share of the window: one that came early gives
     /// back what is more.
+    #[inline(always)]
+    fn admits(&self, own: u32, wanted: u32) -> bool {
+        i64::from(wanted) <= self.room || self.admits_share(own, wanted)
+    }
+
     #[inline]
-    fn admits(&self, window: u32, own: u32, wanted: u32) -> bool {
-        let (window, own, wanted) = (u64::from(window), u64::from(own), u64::from(wanted));
-        let all = self.packets + wanted;
-        all <= window / 2 || all <= window && (own + wanted) * self.senders <= window
+    fn admits_share(&self, own: u32, wanted: u32) -> bool {
+        let window = i64::from(self.window);
+        self.packets() + i64::from(wanted) <= window
+            && (i64::from(own) + i64::from(wanted)) * i64::from(self.senders) <= window
+    }
+
+    fn packets(&self) -> i64 {
+        i64::from(self.window / 2) - self.room
     }
 }
 
@@ -74,6 +89,9 @@ pub(crate) struct Destination(u32);
 impl Destination {
     const UNHEARD: u32 = 2;
 
+    /// Of the queue pairs that share no window: they repeat selectively, or are not connected.
+    pub(crate) const NONE: Destination = Destination(0);
+
     fn new(number: u32) -> Destination {
         Destination(CLASSES as u32 * number)
     }
@@ -102,13 +120,13 @@ impl Destination {
 struct Class(usize);
 
 impl Destinations {
-    /// For `limit` queue pairs.
-    pub(crate) fn new(limit: u32) -> Destinations {
-        Destinations {
-            places: Vec::with_capacity(limit as usize),
-            traffic: vec![Traffic::default(); CLASSES * limit as usize].into_boxed_slice(),
-            free: (0..limit).rev().map(Destination::new).collect(),
-        }
+    /// For `limit` queue pairs, with a window of so many packets for each destination.
+    pub(crate) fn new(limit: u32, window: u32) -> Destinations {
+        let [heard, unheard] = [Traffic::new(window), Traffic::new(window / UNHEARD_PART)];
+        // Behind that of none.
+        let traffic = [heard, heard, unheard, unheard].repeat(1 + limit as usize).into_boxed_slice();
+        let free = (1..=limit).rev().map(Destination::new).collect();
+        Destinations { places: Vec::with_capacity(limit as usize), traffic, free }
     }
 
     /// One more queue pair sends to `gid`. There is room for as many destinations as there are queue pairs.
@@ -134,7 +152,7 @@ impl Destinations {
         *users -= 1;
         if *users == 0 {
             let first = place.0 as usize;
-            debug_assert_eq!(self.traffic[first..first + CLASSES], [Traffic::default(); CLASSES]);
+            debug_assert!(self.traffic[first..first + CLASSES].iter().all(|traffic| traffic.senders == 0));
             self.free.push(*place);
             self.places.remove(index);
         }
@@ -149,16 +167,16 @@ impl Destinations {
     #[inline(always)]
     fn add(&mut self, class: Class, before: u32, packets: u32) {
         let traffic = &mut self.traffic[class.0];
-        traffic.packets += u64::from(packets);
-        traffic.senders += u64::from(before == 0);
+        traffic.room -= i64::from(packets);
+        traffic.senders += u32::from(before == 0);
     }
 
     /// Undoes [`add`](Destinations::add).
     #[inline]
     fn remove(&mut self, class: Class, before: u32, packets: u32) {
         let traffic = &mut self.traffic[class.0];
-        traffic.packets -= u64::from(packets);
-        traffic.senders -= u64::from(before == 0);
+        traffic.room += i64::from(packets);
+        traffic.senders -= u32::from(before == 0);
     }
 
     fn find(&self, gid: Gid) -> Result<usize, usize> {
@@ -226,7 +244,6 @@ impl QueuePair {
         psn: Psn,
         (count, asks): (u32, bool),
     ) {
-        let Some(destination) = self.destination else { return };
         let direction = Direction::of(kind);
         let flight = &mut self.requester.flight;
         let before = flight.packets[direction as usize];
@@ -234,31 +251,30 @@ impl QueuePair {
         if asks {
             flight.asked = psn + count;
         }
-        shared.destinations.add(destination.class(direction), before, count);
+        shared.destinations.add(self.destination.class(direction), before, count);
     }
 
     /// Everything before `una`, which is to be the oldest that is not acknowledged, is there. It all went in one
     /// direction.
     #[inline]
     pub(crate) fn note_arrival(&mut self, shared: &mut Shared, direction: Direction, una: Psn) {
-        let Some(mut destination) = self.destination else { return };
-        if destination.is_unheard() {
-            destination = self.note_heard(shared, destination);
+        if self.destination.is_unheard() {
+            self.note_heard(shared);
         }
         let acknowledged = una.distance(self.requester.una()).max(0) as u32;
         let packets = &mut self.requester.flight.packets[direction as usize];
         let arrived = acknowledged.min(*packets);
         *packets -= arrived;
         if arrived > 0 {
-            shared.destinations.remove(destination.class(direction), *packets, arrived);
+            shared.destinations.remove(self.destination.class(direction), *packets, arrived);
         }
     }
 
     /// The peer is there: what is in flight counts among what others have.
     #[cold]
-    fn note_heard(&mut self, shared: &mut Shared, unheard: Destination) -> Destination {
-        let heard = unheard.heard();
-        self.destination = Some(heard);
+    fn note_heard(&mut self, shared: &mut Shared) {
+        let (unheard, heard) = (self.destination, self.destination.heard());
+        self.destination = heard;
         for direction in Direction::BOTH {
             let packets = self.requester.flight.packets[direction as usize];
             if packets > 0 {
@@ -266,25 +282,23 @@ impl QueuePair {
                 shared.destinations.add(heard.class(direction), 0, packets);
             }
         }
-        heard
     }
 
     /// The ACK timer has run out: what was in flight counts as lost, and what follows counts apart until the peer
     /// is heard.
     pub(crate) fn note_silence(&mut self, shared: &mut Shared) {
         self.forget_in_flight(shared);
-        self.destination = self.destination.map(Destination::unheard);
+        self.destination = self.destination.unheard();
     }
 
     /// What is not acknowledged counts as lost, or does not matter any more.
     pub(crate) fn forget_in_flight(&mut self, shared: &mut Shared) {
         let una = self.requester.una();
         let Flight { packets, .. } = std::mem::replace(&mut self.requester.flight, Flight::new(una));
-        let Some(destination) = self.destination else { return };
         for direction in Direction::BOTH {
             let packets = packets[direction as usize];
             if packets > 0 {
-                shared.destinations.remove(destination.class(direction), 0, packets);
+                shared.destinations.remove(self.destination.class(direction), 0, packets);
             }
         }
     }
@@ -292,14 +306,17 @@ impl QueuePair {
     /// From now on its packets in flight count at `gid`.
     pub(crate) fn join_destination(&mut self, shared: &mut Shared, gid: Gid) {
         if self.selective.is_none() {
-            self.destination = shared.destinations.join(gid);
+            self.destination = shared.destinations.join(gid).unwrap_or(Destination::NONE);
         }
     }
 
     /// Undoes [`join_destination`](QueuePair::join_destination), while nothing is in flight and the address is
     /// still the one.
     pub(crate) fn leave_destination(&mut self, shared: &mut Shared) {
-        if let (Some(_), Some(address)) = (self.destination.take(), self.address) {
+        let left = std::mem::replace(&mut self.destination, Destination::NONE);
+        if let Some(address) = self.address
+            && left.heard() != Destination::NONE
+        {
             shared.destinations.leave(address.gid);
         }
     }
@@ -307,11 +324,8 @@ impl QueuePair {
     /// Whether the window of the destination has room for `wanted` more.
     #[inline]
     fn finds_room(&self, shared: &Shared, direction: Direction, wanted: u32) -> bool {
-        let Some(destination) = self.destination else { return true };
-        let flight = &self.requester.flight;
-        let window = if destination.is_unheard() { shared.window / UNHEARD_PART } else { shared.window };
-        let traffic = shared.destinations.traffic(destination.class(direction));
-        traffic.admits(window, flight.packets[direction as usize], wanted)
+        let traffic = shared.destinations.traffic(self.destination.class(direction));
+        traffic.admits(self.requester.flight.packets[direction as usize], wanted)
     }
 
     /// Whether a packet in flight asks for an answer.
@@ -328,14 +342,14 @@ mod tests {
 
     #[test]
     fn a_destination_lasts_as_long_as_its_last_queue_pair() {
-        let mut destinations = Destinations::new(2);
+        let mut destinations = Destinations::new(2, 512);
         let [a, b, c] = [1, 2, 3].map(|last| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]));
         let first = destinations.join(b).expect("there is room");
         assert_eq!(destinations.join(b), Some(first));
         let second = destinations.join(a).expect("there is room");
         assert_eq!((first == second, destinations.join(c)), (false, None));
         let both = |destinations: &Destinations| {
-            [first, second].map(|place| destinations.traffic(place.class(Direction::There)).packets)
+            [first, second].map(|place| destinations.traffic(place.class(Direction::There)).packets())
         };
         destinations.add(first.class(Direction::There), 0, 7);
         destinations.add(second.class(Direction::There), 0, 1);
@@ -353,27 +367,26 @@ mod tests {
     #[test]
     fn the_packets_in_flight_to_a_destination_can_be_counted() {
         const LONGEST: u32 = 1 << 23;
-        let mut destinations = Destinations::new(1);
+        let mut destinations = Destinations::new(1, MAX_WINDOW);
         let place = destinations.join(Gid([1; 16])).expect("there is room");
         for _ in 0..MAX_QPS {
             destinations.add(place.class(Direction::Back), 0, LONGEST);
         }
-        let expected = Traffic { packets: u64::from(MAX_QPS) << 23, senders: MAX_QPS.into() };
         let traffic = *destinations.traffic(place.class(Direction::Back));
-        assert_eq!(traffic, expected);
-        assert!(!traffic.admits(MAX_WINDOW, LONGEST - 1, LONGEST));
+        assert_eq!((traffic.packets(), traffic.senders), (i64::from(MAX_QPS) << 23, MAX_QPS));
+        assert!(!traffic.admits(LONGEST - 1, LONGEST));
     }
 
     #[test]
     fn a_queue_pair_that_came_early_gives_back_what_is_more_than_its_share() {
-        let traffic = |packets, senders| Traffic { packets, senders };
-        assert!(traffic(511, 1).admits(512, 511, 1));
-        assert!(!traffic(512, 1).admits(512, 512, 1));
-        assert!(!traffic(508, 2).admits(512, 504, 1));
-        assert!(traffic(508, 2).admits(512, 4, 1));
-        assert!(traffic(255, 2).admits(512, 255, 1));
+        let traffic = |packets: i64, senders| Traffic { room: 256 - packets, senders, window: 512 };
+        assert!(traffic(511, 1).admits(511, 1));
+        assert!(!traffic(512, 1).admits(512, 1));
+        assert!(!traffic(508, 2).admits(504, 1));
+        assert!(traffic(508, 2).admits(4, 1));
+        assert!(traffic(255, 2).admits(255, 1));
         // Half of it is for a new one, however many there are.
-        assert!(traffic(255, 300).admits(512, 0, 1));
-        assert!(!traffic(256, 300).admits(512, 4, 1));
+        assert!(traffic(255, 300).admits(0, 1));
+        assert!(!traffic(256, 300).admits(4, 1));
     }
 }

@@ -224,6 +224,12 @@ impl Outcomes {
         }
     }
 
+    /// Whether one may be owed.
+    #[inline]
+    pub(crate) fn maybe_owe(&self) -> bool {
+        self.maybe_owed
+    }
+
     /// The oldest that is owed.
     pub(crate) fn next_owed(&mut self) -> Option<&mut Outcome> {
         if !self.maybe_owed {

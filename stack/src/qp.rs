@@ -273,7 +273,7 @@ pub(crate) struct QueuePair {
     pub(crate) address: Option<AddressVector>,
     pub(crate) connection: Option<Connection>,
     /// Where its packets in flight count, unless it repeats selectively or is not reliable.
-    pub(crate) destination: Option<Destination>,
+    pub(crate) destination: Destination,
     pub(crate) sq: SendQueue,
     /// With an SRQ it holds only the receive of the message under way.
     pub(crate) rq: ReceiveQueue,
@@ -317,7 +317,7 @@ impl QueuePair {
             pkey_index: 0,
             address: None,
             connection: None,
-            destination: None,
+            destination: Destination::NONE,
             sq: SendQueue::new(config.max_send_wr, config.max_send_sge, config.max_inline_data, filler),
             rq,
             requester: Requester::default(),
@@ -575,6 +575,7 @@ impl QueuePair {
     }
 
     /// Says once that a draining send queue has nothing under way any more.
+    #[inline]
     pub(crate) fn note_drained(&mut self, shared: &mut Shared) {
         if self.state == QpState::Sqd && self.is_drained() {
             shared.raise(Event::SqDrained(self.handle));

@@ -164,8 +164,17 @@ impl Requester {
 
 impl QueuePair {
     /// Writes the next request frame, if the rules let one go.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn transmit_request(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        // Every turn ends so, and most that a packet of the peer has caused are no more than that.
+        if self.requester.cursor == self.sq.tail() && self.selective.is_none() {
+            return None;
+        }
+        self.transmit_next(shared, slot)
+    }
+
+    #[inline]
+    fn transmit_next(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let path_mtu = self.path_mtu()?;
         loop {
             let number = self.requester.cursor;

@@ -56,6 +56,7 @@ pub(crate) struct Shared {
 
 impl Shared {
     pub(crate) fn new(config: &Config, port: &Port) -> Shared {
+        let window = config.window.min(admitted(port));
         Shared {
             now: Nanos::ZERO,
             poll: 0,
@@ -70,8 +71,8 @@ impl Shared {
             later: Vec::with_capacity(config.max_qps as usize),
             comm_est: false,
             hurry: false,
-            window: config.window.min(admitted(port)),
-            destinations: Destinations::new(config.max_qps),
+            window,
+            destinations: Destinations::new(config.max_qps, window),
             reorder: ReorderPool::new(config.reorder_packets),
             drop_access_errors: config.drop_access_errors,
             crc: Crc::detect(),

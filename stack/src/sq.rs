@@ -121,9 +121,13 @@ impl SendQueue {
 
     #[inline(always)]
     pub(crate) fn sges(&self, number: u32) -> &[Sge] {
-        let index = self.index(number);
-        let count = usize::from(self.wqes[index].sges);
-        &self.sges[index * self.max_sge..][..count]
+        self.sges_of(number, self.wqe(number))
+    }
+
+    /// The same where the work request is at hand.
+    #[inline(always)]
+    fn sges_of(&self, number: u32, wqe: &Wqe) -> &[Sge] {
+        &self.sges[self.index(number) * self.max_sge..][..usize::from(wqe.sges)]
     }
 
     /// Ends `frame` with the `len` bytes of the message `number` from byte `skip` on.
@@ -144,12 +148,12 @@ impl SendQueue {
 
     #[inline(always)]
     fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<&'a [u8]> {
-        let index = self.index(number);
-        if self.wqes[index].inline {
-            let start = index * self.max_inline + skip as usize;
+        let wqe = self.wqe(number);
+        if wqe.inline {
+            let start = self.index(number) * self.max_inline + skip as usize;
             return self.inline.get(start..start + len as usize);
         }
-        let [sge] = self.sges(number) else { return None };
+        let [sge] = self.sges_of(number, wqe) else { return None };
         mrs.piece(sge, skip, len)
     }
 

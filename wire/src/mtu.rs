@@ -49,8 +49,8 @@ impl PathMtu {
 
     /// How many packets a message of `bytes` takes: at least one.
     pub const fn packets(self, bytes: u32) -> u32 {
-        let n = (bytes >> self.shift()) + (bytes & (self.bytes() - 1) != 0) as u32;
-        if n == 0 { 1 } else { n }
+        let before_last = (bytes - (bytes != 0) as u32) >> self.shift();
+        before_last + 1
     }
 }
 

@@ -28,7 +28,8 @@ impl QueuePair {
     /// Writes the next response frame but an ACK, if one is owed.
     #[inline]
     pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
-        loop {
+        // No call where there is nothing to answer, as before most requests.
+        while self.responder.outcomes.maybe_owe() {
             match self.write_outcome(shared, slot) {
                 Wrote::Frame(length) => return Some(length),
                 Wrote::NothingYet => {}
