@@ -63,8 +63,10 @@ impl Default for Setup {
 pub struct Pair {
     /// The requester and the responder.
     pub ends: [End; 2],
-    /// The time of the last poll: it moves on by 1 µs a turn.
+    /// The time of the last poll.
     pub now: Nanos,
+    /// What it moves on by; without it by 1 µs a turn.
+    clock: Option<Clock>,
     /// WRITEs posted and done, by queue pair.
     progress: Vec<(u64, u64)>,
 }
@@ -99,7 +101,18 @@ impl Pair {
             }
         }
         let progress = vec![(0, 0); setup.qps as usize];
-        Ok(Pair { ends, now: Nanos::ZERO, progress })
+        Ok(Pair { ends, now: Nanos::ZERO, clock: None, progress })
+    }
+
+    /// With the time of the machine from now on, as ports want it behind which the kernel takes its own.
+    pub fn in_real_time(self) -> Pair {
+        Pair { clock: Some(Clock::start()), ..self }
+    }
+
+    /// The time of the next turn, which this begins.
+    pub fn tick(&mut self) -> Nanos {
+        self.now = self.clock.as_mut().map_or(Nanos(self.now.0 + 1000), |clock| clock.now());
+        self.now
     }
 
     /// Carries out `writes`.
@@ -110,13 +123,14 @@ impl Pair {
     /// # Panics
     /// When a WRITE fails: the queue pairs are connected and nothing between them is lost for good.
     pub fn write(&mut self, writes: &Writes<'_>) -> Result<(), Error> {
-        let Pair { ends: [requester, responder], now, progress } = self;
         let Writes { active, length, depth, count } = *writes;
         let share = count / active.len() as u64;
-        let data = [Sge { mr: requester.mr, offset: 0, length }];
-        progress.fill((0, 0));
+        let data = [Sge { mr: self.ends[0].mr, offset: 0, length }];
+        self.progress.fill((0, 0));
         let mut unfinished = active.len();
         while unfinished > 0 {
+            let now = self.tick();
+            let Pair { ends: [requester, responder], progress, .. } = self;
             for qp in active {
                 let (posted, done) = &mut progress[*qp];
                 while *posted < share && *posted - *done < depth {
@@ -132,9 +146,8 @@ impl Pair {
                     requester.context.post_send(requester.qps[*qp], &wr)?;
                 }
             }
-            *now = Nanos(now.0 + 1000);
-            requester.context.poll(*now)?;
-            responder.context.poll(*now)?;
+            requester.context.poll(now)?;
+            responder.context.poll(now)?;
             while let Some(wc) = requester.context.poll_cq(requester.cq)? {
                 assert_eq!(wc.status, WcStatus::Success, "{wc:?}");
                 let number = wc.wr_id & u64::from(u32::MAX);
