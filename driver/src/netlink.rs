@@ -296,16 +296,15 @@ impl Netlink {
         let request = Request::new(libc::RTM_GETROUTE, ONE, &fixed)
             .attribute(libc::RTA_DST, &octets(peer))
             .attribute(libc::RTA_OIF, &interface.index.to_ne_bytes());
-        let mut route = Route { gateway: None, source: None, mtu: None };
+        let no_route = || Error::NoRoute { peer, interface: interface.name.clone() };
+        let mut route = None;
         self.exchange(request, |payload| route = parse_route(payload)).map_err(|source| {
             match source.raw_os_error() {
-                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL) => {
-                    Error::NoRoute { peer, interface: interface.name.clone() }
-                }
+                Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL) => no_route(),
                 _ => os_error("looking up a route", &interface.name, source),
             }
         })?;
-        Ok(route)
+        route.ok_or_else(no_route)
     }
 
     /// Replaces the numbers of queues that exist by those in use, where the driver can tell.
@@ -391,6 +390,8 @@ const IFINFOMSG: usize = 16;
 const IFADDRMSG: usize = 8;
 const RTMSG: usize = 12;
 const NDMSG: usize = 12;
+/// Where `struct rtmsg` says what kind of route it is.
+const RTM_TYPE: usize = 7;
 
 // Attribute types and flags that libc does not have (linux/if_link.h, linux/neighbour.h,
 // linux/rtnetlink.h, linux/ethtool.h).
@@ -499,7 +500,11 @@ fn parse_address(payload: &[u8]) -> Option<(u32, IpAddr, u8)> {
     Some((u32_at(payload, 4)?, own.or(other)?, prefix))
 }
 
-fn parse_route(payload: &[u8]) -> Route {
+/// None to a broadcast address, which is no peer's.
+fn parse_route(payload: &[u8]) -> Option<Route> {
+    if payload.get(RTM_TYPE) == Some(&libc::RTN_BROADCAST) {
+        return None;
+    }
     let mut route = Route { gateway: None, source: None, mtu: None };
     for (kind, value) in attributes(payload.get(RTMSG..).unwrap_or_default()) {
         match kind {
@@ -514,7 +519,7 @@ fn parse_route(payload: &[u8]) -> Route {
             _ => {}
         }
     }
-    route
+    Some(route)
 }
 
 fn parse_neighbour(payload: &[u8]) -> Neighbour {

@@ -71,7 +71,8 @@ fn a_silent_or_unreachable_peer_is_named() {
         assert_eq!(error.to_string(), format!("{peer} does not answer {protocol} on 'veth0'"));
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     }
-    for peer in ["192.0.2.1", "2001:db8::1"] {
+    // The last is all hosts of the link.
+    for peer in ["192.0.2.1", "2001:db8::1", "10.9.0.255"] {
         let error = a.resolve(peer.parse().unwrap()).unwrap_err();
         assert_eq!(error.to_string(), format!("no route to {peer} from 'veth0'"));
     }
