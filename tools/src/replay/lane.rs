@@ -8,8 +8,8 @@ use std::rc::Rc;
 
 use ferroce::wire::{Operation, Service};
 use ferroce::{
-    Access, AddressVector, Context, Cq, Data, Destination, GidEntry, MacAddr, Memory, Mr, Pd, Qp, QpConfig,
-    QpState, QpType, QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress,
+    Access, AddressVector, Context, Cq, Data, Destination, Gid, GidEntry, MacAddr, Memory, Mr, Pd, Qp,
+    QpConfig, QpState, QpType, QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress,
     SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 
@@ -406,14 +406,15 @@ impl<'a> Lane<'a> {
         Ok((op, source))
     }
 
-    /// Whether it was this queue pair that sent a packet.
+    /// The recorded queue pair to which this one sends.
+    pub(super) fn sends_to(&self) -> (Gid, Qpn) {
+        (self.of.ends[1 - self.end].gid, self.peer)
+    }
+
+    /// Whether it was this queue pair that sent a packet to where it sends.
     pub(super) fn sent(&self, packet: &Seen) -> bool {
         let source = packet.deth.is_none_or(|deth| deth.source_qpn() == self.qpn);
-        let is_ours = packet.service() == self.of.service || packet.is_cnp();
-        is_ours
-            && source
-            && packet.bth.dest_qpn() == self.peer
-            && packet.destination == self.of.ends[1 - self.end].gid
+        source && (packet.service() == self.of.service || packet.is_cnp())
     }
 
     /// Keeps a packet of the engine.

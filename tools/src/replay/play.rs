@@ -1,10 +1,11 @@
 //! The engine in the place of one recorded end: what its application posted and what the other end
 //! sent, at the recorded times; what the engine sends is kept.
 
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 
 use ferroce::driver::loopback::{Loopback, Switch, SwitchConfig};
-use ferroce::{Config, Context, Cq, MacAddr, Nanos, PacketDriver};
+use ferroce::{Config, Context, Cq, Gid, MacAddr, Nanos, PacketDriver, Qp, Qpn};
 
 use super::conversation::{Conversation, Event};
 use super::judge::Strict;
@@ -67,6 +68,7 @@ pub(super) fn play(
         progress.tell(|| format!("the engine has taken {number} of {count} steps"));
         stage.run_until(step.at)?;
         stage.carry_out(&step)?;
+        stage.stirred.insert(step.lane);
         stage.settle(step.frame)?;
     }
     stage.finish()?;
@@ -89,8 +91,16 @@ struct Stage<'a> {
     far_mac: [u8; 6],
     cq: Cq,
     lanes: Vec<Lane<'a>>,
+    /// Which lane a queue pair of the engine is, and which ones send to a queue pair of the recorded side.
+    by_qp: HashMap<Qp, usize>,
+    by_peer: HashMap<(Gid, Qpn), Vec<usize>>,
+    /// The lanes that may have something to post or to compare: a capture of thousands of queue pairs has as many
+    /// lanes, and a packet moves one or two.
+    stirred: BTreeSet<usize>,
     exposed: Exposed,
     now: Nanos,
+    /// The newest frame that reached the engine.
+    frame: u64,
 }
 
 struct Step {
@@ -159,12 +169,26 @@ impl<'a> Stage<'a> {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(2 * DEPTH * (places.len() as u32).clamp(1, 512))?;
         let exposed = Exposed::new(&mut context, pd, areas)?;
-        let mut stage =
-            Stage { context, far, near_mac, far_mac, cq, lanes: Vec::new(), exposed, now: Nanos::ZERO };
+        let mut stage = Stage {
+            context,
+            far,
+            near_mac,
+            far_mac,
+            cq,
+            lanes: Vec::new(),
+            by_qp: HashMap::new(),
+            by_peer: HashMap::new(),
+            stirred: BTreeSet::new(),
+            exposed,
+            now: Nanos::ZERO,
+            frame: 0,
+        };
         for place in places {
             let of = &conversations[place.conversation];
             let number = (stage.lanes.len() as u32, MacAddr(far_mac));
             let lane = Lane::new(&mut stage.context, (pd, cq), of, *place, number, timeout)?;
+            stage.by_qp.insert(lane.qp, stage.lanes.len());
+            stage.by_peer.entry(lane.sends_to()).or_default().push(stage.lanes.len());
             stage.lanes.push(lane);
         }
         Ok(stage)
@@ -193,10 +217,8 @@ impl<'a> Stage<'a> {
     /// Lets virtual time go by.
     fn run_until(&mut self, at: Nanos) -> Result<(), Failure> {
         while let Some(timer) = self.context.next_timeout().filter(|timer| *timer <= at) {
-            let frames = self.lanes.iter().filter_map(|lane| Some(lane.played.events.last()?.packet.frame));
-            let frame = frames.max().unwrap_or(0);
             self.now = self.now.max(timer);
-            self.settle(frame)?;
+            self.settle(self.frame)?;
         }
         self.now = self.now.max(at);
         Ok(())
@@ -237,6 +259,7 @@ impl<'a> Stage<'a> {
                     Some(frame.len())
                 })?;
                 lane.note_arrival(event);
+                self.frame = self.frame.max(event.packet.frame);
             }
         }
         Ok(())
@@ -246,14 +269,17 @@ impl<'a> Stage<'a> {
     fn settle(&mut self, frame: u64) -> Result<(), Failure> {
         loop {
             let mut moved = self.context.poll(self.now)?;
-            let (lanes, now) = (&mut self.lanes, self.now);
+            let Stage { lanes, by_peer, stirred, now, .. } = self;
+            let now = *now;
             let mut take = |bytes: &[u8]| {
                 let is_v1 = bytes.get(12..14) == Some(&[0x89, 0x15]);
                 let packet = bytes.get(ETHERNET_LEN..).map(|packet| Seen::new(frame, now, packet, is_v1));
                 if let Some(Ok(packet)) = packet
-                    && let Some(lane) = lanes.iter_mut().rev().find(|lane| lane.sent(&packet))
+                    && let Some(peers) = by_peer.get(&(packet.destination, packet.bth.dest_qpn()))
+                    && let Some(index) = peers.iter().rev().copied().find(|index| lanes[*index].sent(&packet))
                 {
-                    lane.keep(packet);
+                    lanes[index].keep(packet);
+                    stirred.insert(index);
                 }
             };
             // All of it: what the cable has no room for is lost.
@@ -264,11 +290,13 @@ impl<'a> Stage<'a> {
                 }
             }
             while let Some(wc) = self.context.poll_cq(self.cq)? {
-                if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.qp == wc.qp) {
-                    lane.completed(&mut self.context, &wc)?;
+                if let Some(index) = self.by_qp.get(&wc.qp) {
+                    self.lanes[*index].completed(&mut self.context, &wc)?;
+                    self.stirred.insert(*index);
                 }
             }
-            for lane in &mut self.lanes {
+            for index in &self.stirred {
+                let lane = &mut self.lanes[*index];
                 lane.post(&mut self.context)?;
                 for finding in self.exposed.check(&self.context, lane.newly_answered())? {
                     match finding {
@@ -282,6 +310,7 @@ impl<'a> Stage<'a> {
             }
             while self.context.next_event().is_some() {}
             if moved == 0 && self.context.next_timeout().is_none_or(|timer| timer > self.now) {
+                self.stirred.clear();
                 return Ok(());
             }
         }
