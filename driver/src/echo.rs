@@ -35,8 +35,6 @@ pub struct Pinger {
 const LONGEST: usize = 65_535;
 /// ICMP's own header.
 const HEADER: usize = 8;
-/// `IP_PMTUDISC_PROBE` and `IPV6_PMTUDISC_PROBE`: don't fragment, and believe no router's word of before.
-const PROBE: i32 = 3;
 
 impl Pinger {
     /// For `peer`, on the interface of index `scope` if it is a link-local address.
@@ -45,12 +43,18 @@ impl Pinger {
     /// The kernel's word: `PermissionDenied` where neither socket may be had.
     pub fn new(peer: IpAddr, scope: u32) -> io::Result<Pinger> {
         let ipv6 = peer.is_ipv6();
+        // Don't fragment, and believe no router's word of before.
         let socket = create(ipv6, libc::SOCK_DGRAM).or_else(|_| create(ipv6, libc::SOCK_RAW))?;
         if ipv6 {
-            set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, PROBE)?;
+            set_option(
+                socket.as_fd(),
+                libc::IPPROTO_IPV6,
+                libc::IPV6_MTU_DISCOVER,
+                libc::IPV6_PMTUDISC_PROBE,
+            )?;
             set_option(socket.as_fd(), libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1)?;
         } else {
-            set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, PROBE)?;
+            set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
         }
         let socket = UdpSocket::from(socket);
         let to = match peer {

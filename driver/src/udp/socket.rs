@@ -52,16 +52,17 @@ fn open(config: &UdpConfig, place: &Place, sharing: Option<Sharing>) -> Result<O
     enlarge(socket.as_fd(), libc::SO_RCVBUFFORCE, libc::SO_RCVBUF).map_err(os)?;
     enlarge(socket.as_fd(), libc::SO_SNDBUFFORCE, libc::SO_SNDBUF).map_err(os)?;
     receive_marks(socket.as_fd(), config.address).map_err(os)?;
+    // Don't fragment, and believe no message about the path MTU: anybody can forge one, and the ends have agreed.
     if let IpAddr::V4(address) = config.address {
         let own = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
         set_option(socket.as_fd(), libc::IPPROTO_IP, libc::IP_MULTICAST_IF, own).map_err(os)?;
-        set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO).map_err(os)?;
+        set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE).map_err(os)?;
         set(libc::IPPROTO_IP, libc::IP_TOS, DEFAULT_TOS.into()).map_err(os)?;
         set(libc::IPPROTO_IP, libc::IP_TTL, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
         set(libc::IPPROTO_IP, libc::IP_MULTICAST_TTL, DEFAULT_HOP_LIMIT.into()).map_err(os)?;
         set(libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, 0).map_err(os)?;
     } else {
-        set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO).map_err(os)?;
+        set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE).map_err(os)?;
         set(libc::IPPROTO_IPV6, libc::IPV6_DONTFRAG, 1).map_err(os)?;
         set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, DEFAULT_TOS.into()).map_err(os)?;
         set(libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS, DEFAULT_HOP_LIMIT.into()).map_err(os)?;

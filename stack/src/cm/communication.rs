@@ -1,5 +1,6 @@
 //! One exchange with a peer, from its request to its end.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
@@ -14,6 +15,10 @@ use crate::{AddressVector, Error, ReadyToReceive, ReadyToSend, RnrTimer, Unrelia
 /// How long an exchange waits for an answer because the other end wants it to: a request for the
 /// application's, since it came, and a message for the peer's, since it first left.
 pub(super) const PATIENCE_MAX: Duration = Duration::from_secs(120);
+
+/// The ACK timeouts that a peer may ask of a queue pair here, as exponents. With 0 it would wait for ever for a peer
+/// that is gone, with 31 for hours; 8 times the longest are 69 s.
+pub(super) const ACK_TIMEOUTS: RangeInclusive<u8> = 1..=21;
 
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use ferroce_wire::cm::{
 use ferroce_wire::{PKey, PathMtu, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
-use super::communication::{Communication, PATIENCE_MAX, State, Terms};
+use super::communication::{ACK_TIMEOUTS, Communication, PATIENCE_MAX, State, Terms};
 use super::{
     Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, ECN, Listener,
     Listening, PortSpace, PrivateData, Verbs, time_of,
@@ -185,6 +185,10 @@ impl ConnectionManager {
         // What it takes the peer to give up.
         let patience = time_of(req.remote_cm_timeout()) * (u32::from(req.max_cm_retries()) + 1);
         let primary = &req.primary_path;
+        let ack_timeout = match primary.ack_timeout() {
+            asked if ACK_TIMEOUTS.contains(&asked) => asked,
+            _ => *ACK_TIMEOUTS.end(),
+        };
         let terms = Terms {
             qp_type,
             path_mtu,
@@ -192,7 +196,7 @@ impl ConnectionManager {
             sq_psn: req.starting_psn(),
             max_dest_rd_atomic: req.initiator_depth(),
             max_rd_atomic: req.responder_resources(),
-            timeout: primary.ack_timeout(),
+            timeout: ack_timeout,
             retry_count: req.retry_count(),
             rnr_retry: req.rnr_retry_count(),
         };

@@ -7,6 +7,7 @@ use ferroce::wire::cm::{CmBody, Mra, Stage};
 use ferroce::wire::{Opcode, VlanTag};
 use ferroce::{
     CmEvent, CmId, ConnectionParameters, Counter, Gid, GidEntry, MacAddr, PortSpace, QpState, QpType,
+    WcStatus,
 };
 
 use crate::g_exchange::*;
@@ -196,4 +197,29 @@ fn a_patient_application_stays_patient() {
     peer.advance(Duration::from_secs(6));
     peer.take_packets();
     expect(&mut peer, CmEvent::Unreachable { id });
+}
+
+/// An ACK timeout of 0 kept a work request of the accepting end for ever, and one of 31 for 20 hours, once the peer
+/// was silent.
+#[test]
+fn a_peer_does_not_choose_that_nobody_misses_it() {
+    for timeout in [0, 31] {
+        let mut peer = engine();
+        listen(&mut peer, PortSpace::Tcp);
+        let mut asked = req(&peer);
+        asked.primary_path.set_ack_timeout(timeout);
+        peer.inject(mad(CmBody::Req(&asked)));
+        let id = request(&mut peer).id;
+        peer.context.accept(id, peer.qp, &ConnectionParameters::default()).unwrap();
+        peer.poll();
+        let (_, rep) = take!(&mut peer, Rep);
+        peer.inject(mad(CmBody::Rtu(&rtu(&rep))));
+        expect_established(&mut peer, id);
+        peer.post_send(1, b"is anybody there?");
+        for _ in 0..120 {
+            peer.advance(Duration::from_secs(1));
+        }
+        peer.take_packets();
+        peer.expect_wc(1, WcStatus::RetryExcErr);
+    }
 }
