@@ -37,6 +37,9 @@ impl Default for SwitchConfig {
     }
 }
 
+/// A port's frames are allocated with it.
+const DEPTH_MAX: usize = 1 << 16;
+
 /// A switch with nothing to learn: frames go to the port that their destination address names, and
 /// to every other port if that is a group address or names none.
 ///
@@ -50,14 +53,14 @@ impl Switch {
     /// A switch without ports.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the MTU is not in 68 to 65535 or the depth is zero.
+    /// [`Error::Invalid`] if the MTU is not in 68 to 65535 or the depth not in 1 to 65536.
     pub fn new(config: SwitchConfig) -> Result<Switch, Error> {
         check_mtu(config.mtu)?;
-        if config.depth == 0 {
+        if !(1..=DEPTH_MAX).contains(&config.depth) {
             return Err(Error::Invalid {
                 parameter: "depth",
-                value: "0".into(),
-                expected: "at least one frame".into(),
+                value: config.depth.to_string(),
+                expected: format!("1 to {DEPTH_MAX} frames"),
             });
         }
         let fabric = Fabric { config, ports: Mutex::default(), generation: AtomicUsize::new(0) };

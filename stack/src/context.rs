@@ -14,6 +14,7 @@ use crate::config::Config;
 use crate::cq::CompletionQueue;
 use crate::engine::Engine;
 use crate::exporter::Exporter;
+use crate::key_table::keys_needed;
 use crate::mw::MwBind;
 use crate::qp::{Connection, QpState, QueuePair};
 use crate::rq::MAX_MESSAGE;
@@ -55,6 +56,9 @@ impl Context {
         if capabilities.max_frame < needed {
             let expected = format!("at least {needed} for an MTU of {}", capabilities.mtu);
             return Err(Error::invalid("max_frame of the driver", capabilities.max_frame, expected));
+        }
+        if let Layer::Ip(terms) = capabilities.layer {
+            check_qpns(terms.qpns, config.max_qps)?;
         }
         let port = Port::new(capabilities, config.roce_v1);
         Ok(Context {
@@ -523,6 +527,43 @@ const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
 
+/// Queue pair numbers are drawn from those that the driver leaves.
+fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {
+    if rest >= divisor {
+        let expected = "(rest, divisor), the rest below the divisor";
+        return Err(Error::invalid("qpns of the driver", format_args!("({rest}, {divisor})"), expected));
+    }
+    let numbers = (1u64 << 24) / u64::from(divisor);
+    if numbers < keys_needed(max_qps) {
+        let expected =
+            format!("fewer queue pairs: this driver leaves every {divisor}th number, {numbers} in all");
+        return Err(Error::invalid("max_qps", max_qps, expected));
+    }
+    Ok(())
+}
+
 fn invalid_handle(kind: &'static str, handle: Handle) -> Error {
     Error::InvalidHandle { kind, handle: format!("{handle:?}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_qpns;
+
+    /// Without this a division by zero, or numbers drawn for ever.
+    #[test]
+    fn a_driver_leaves_enough_queue_pair_numbers() {
+        let refused = |qpns, max_qps| check_qpns(qpns, max_qps).map_err(|error| error.to_string());
+        assert_eq!(refused((0, 2), 1 << 20), Ok(()));
+        assert_eq!(refused((511, 512), 256), Ok(()));
+        for qpns in [(5, 0), (9, 4), (4, 4)] {
+            let (rest, divisor) = qpns;
+            let expected = "(rest, divisor), the rest below the divisor";
+            let message = format!("qpns of the driver = ({rest}, {divisor}): {expected}");
+            assert_eq!(refused(qpns, 1), Err(message));
+        }
+        let message =
+            "max_qps = 20000: fewer queue pairs: this driver leaves every 512th number, 32768 in all";
+        assert_eq!(refused((511, 512), 20_000), Err(message.to_owned()));
+    }
 }

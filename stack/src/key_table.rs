@@ -23,8 +23,8 @@ struct Bucket<V> {
     values: [Option<V>; BUCKET],
 }
 
-/// Keys to small values. The keys are uniform, so they are their own hash: the low bits choose a
-/// bucket. Whoever looks a key up looks at all of its bucket, found or not, so that the time it
+/// Keys to small values. Which bucket a key is in, all of its bits decide, for the caller may use only keys
+/// that are alike in some. Whoever looks a key up looks at all of its bucket, found or not, so that the time it
 /// takes tells a guesser nothing of the keys that there are. A key whose bucket is full is not
 /// drawn; at most half of the places are taken, so most buckets are not.
 pub(crate) struct KeyTable<V> {
@@ -34,24 +34,43 @@ pub(crate) struct KeyTable<V> {
     /// How many retired keys are remembered.
     quarantine: usize,
     key_mask: u32,
+    /// What is left of a hash behind this many bits is the number of a bucket.
+    hash_shift: u32,
+}
+
+/// How many keys that were given up are remembered beside `capacity` live ones.
+const fn quarantine(capacity: u32) -> u32 {
+    if capacity > 4096 { capacity } else { 4096 }
+}
+
+/// How many keys must be usable, so that drawing one is a matter of a few attempts.
+pub(crate) const fn keys_needed(capacity: u32) -> u64 {
+    2 * (capacity as u64 + quarantine(capacity) as u64)
 }
 
 impl<V: Copy> KeyTable<V> {
     /// For at most `capacity` live keys of `bits` bits.
     pub(crate) fn new(capacity: u32, bits: u32) -> KeyTable<V> {
-        let quarantine = (capacity as usize).max(4096);
+        let quarantine = quarantine(capacity) as usize;
         let places = (2 * (capacity as usize + quarantine)).next_power_of_two();
+        let buckets = places / BUCKET;
         let empty = Bucket { keys: [VACANT; BUCKET], values: [None; BUCKET] };
         KeyTable {
-            buckets: vec![empty; places / BUCKET].into_boxed_slice(),
+            buckets: vec![empty; buckets].into_boxed_slice(),
             retired: VecDeque::with_capacity(quarantine + 1),
             quarantine,
             key_mask: u32::MAX >> (32 - bits),
+            hash_shift: u32::BITS - buckets.ilog2(),
         }
     }
 
     /// Draws a key for `value` that `usable` accepts and that is neither live nor recently retired.
-    pub(crate) fn insert(&mut self, rng: &mut ChaCha20Rng, value: V, usable: impl Fn(u32) -> bool) -> u32 {
+    pub(crate) fn insert(
+        &mut self,
+        rng: &mut ChaCha20Rng,
+        value: V,
+        mut usable: impl FnMut(u32) -> bool,
+    ) -> u32 {
         loop {
             let key = rng.next_u32() & self.key_mask;
             if !usable(key) || self.place(key, key).is_some() {
@@ -89,7 +108,8 @@ impl<V: Copy> KeyTable<V> {
     }
 
     fn index(&self, key: u32) -> usize {
-        key as usize & (self.buckets.len() - 1)
+        // By the golden ratio's bits the keys of any arithmetic series are spread evenly.
+        (key.wrapping_mul(0x9e37_79b1) >> self.hash_shift) as usize
     }
 
     /// Where `wanted` is in the bucket of `key`. It has no early end, whatever it finds.
@@ -128,6 +148,29 @@ mod tests {
                 }
             }
             assert!(live.iter().all(|(k, v)| table.get(*k) == Some(*v)));
+        }
+    }
+
+    /// One of 256 contexts that share an address draws from each 512th number only.
+    #[test]
+    fn keys_may_be_alike_in_their_low_bits() {
+        let mut rng = ChaCha20Rng::seed_from_u64(4);
+        for (rest, divisor) in [(0, 2), (3, 16), (511, 512)] {
+            let mut table = KeyTable::new(256, 24);
+            let mut live = VecDeque::new();
+            for i in 0..20_000u32 {
+                // 512 in a row without a place are no accident where at least half of the places are free.
+                let mut attempts = 0;
+                let usable = |key: u32| {
+                    attempts += u32::from(key % divisor == rest);
+                    assert!(attempts < 512, "no place for another key of {rest} by {divisor} after {i}");
+                    key % divisor == rest
+                };
+                live.push_back(table.insert(&mut rng, i, usable));
+                if live.len() == 256 {
+                    table.retire(live.pop_front().unwrap());
+                }
+            }
         }
     }
 

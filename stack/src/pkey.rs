@@ -63,7 +63,8 @@ impl PkeyTable {
             return Ok(index);
         }
         if self.rows.len() == PkeyTable::MAX {
-            return Err(Error::Exhausted { kind: "P_Key", limit: PkeyTable::MAX, setting: "PkeyTable::MAX" });
+            let expected = format!("at most {} of them; remove one that nothing uses", PkeyTable::MAX);
+            return Err(Error::invalid("pkey", pkey, expected));
         }
         self.rows.push(pkey);
         Ok(self.rows.len() - 1)

@@ -142,6 +142,7 @@ fn impossible_sizes_are_refused() {
     assert!(refused(67, 1).starts_with("mtu = 67:"));
     assert!(refused(65536, 1).starts_with("mtu = 65536:"));
     assert!(refused(1500, 0).starts_with("depth = 0:"));
+    assert_eq!(refused(1500, usize::MAX), format!("depth = {}: 1 to 65536 frames", usize::MAX));
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn a_datagram_is_answered_where_it_came_from() {
     let mr = peer.post_recv(1, 48);
     let hello = crate::packet::packet(Opcode::UD_SEND_ONLY, 0).deth(QKEY, crate::peer::PEER_QPN);
     peer.inject(hello.payload(b"datagram"));
-    let wc = peer.expect_wc(1, ferroce::WcStatus::Success);
+    let wc = peer.expect_wc(1, WcStatus::Success);
     let back = peer.context.address_from_wc(&wc, peer.bytes(mr).first_chunk().unwrap()).unwrap();
     assert_eq!((back.gid, back.mac), (peer.address.source, Some(STRANGER)));
     peer.context.create_ah(peer.pd, &back).unwrap();
@@ -111,7 +111,7 @@ fn datagrams_from_no_station() {
     peer.expect_refused(hello.clone(), Counter::RxWrongAddress);
     as_stranger(&mut peer);
     peer.inject(hello);
-    assert_eq!(peer.expect_wc(1, ferroce::WcStatus::Success).source_mac, Some(STRANGER));
+    assert_eq!(peer.expect_wc(1, WcStatus::Success).source_mac, Some(STRANGER));
 }
 
 /// An address that several VLANs have is answered on the one that the request came by.
