@@ -14,6 +14,9 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
+/// In /tmp only its owner and root can remove it.
+const CURE: &str = "remove it, or, but for root, set XDG_RUNTIME_DIR to a directory of your own";
+
 /// Entries that are looked at.
 const MAX_ENTRIES: usize = 4096;
 
@@ -33,7 +36,7 @@ impl Directory {
             match io::Error::from(error) {
                 // That is what the kernel says of a link.
                 error if error.kind() == ErrorKind::NotADirectory => {
-                    io::Error::new(error.kind(), format!("{wanted}; it is a link or a file; remove it"))
+                    io::Error::new(error.kind(), format!("{wanted}; it is a link or a file; {CURE}"))
                 }
                 error => error,
             }
@@ -43,7 +46,7 @@ impl Directory {
         if found.st_uid != owner || mode & 0o077 != 0 {
             let uid = found.st_uid;
             return Err(io::Error::other(format!(
-                "{wanted}; it is of uid {uid} with mode {mode:04o}; remove it"
+                "{wanted}; it is of uid {uid} with mode {mode:04o}; {CURE}"
             )));
         }
         Ok(Directory { fd, path: path.to_owned(), owner })
