@@ -161,17 +161,41 @@ fn root(
     table.extend_from_slice(endpoints.as_bytes());
     let mut session = Session { rank: 0, role: Role::Root(streams) };
     if let Role::Root(streams) = &mut session.role {
-        for (peer, stream) in (1..).zip(streams) {
-            // A table of 4096 ranks is more than a socket takes at once.
-            let sent = stream
-                .set_nonblocking(false)
-                .and_then(|()| stream.set_write_timeout(Some(timeout)))
-                .and_then(|()| stream.write_all(&table))
-                .and_then(|()| stream.set_nonblocking(true));
-            sent.map_err(|e| broken(0, peer, e.to_string()))?;
-        }
+        // As long as a rank waits for it.
+        distribute(streams, &table, deadline + GRACE)?;
     }
     Ok((endpoints, session))
+}
+
+/// Sends the table to ranks 1, 2, ... in turns, since it may be more than a socket takes at once, and one that does
+/// not read keeps no other waiting.
+fn distribute(streams: &mut [TcpStream], table: &[u8], deadline: Instant) -> Result<(), Error> {
+    let mut sent = vec![0; streams.len()];
+    loop {
+        let (mut waiting, mut moved) = (None, false);
+        for ((peer, stream), sent) in (1..).zip(&mut *streams).zip(&mut sent) {
+            if *sent == table.len() {
+                continue;
+            }
+            match stream.write(&table[*sent..]) {
+                Ok(count) => (*sent, moved) = (*sent + count, true),
+                Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+                Err(e) => return Err(broken(0, peer, e.to_string())),
+            }
+            if *sent < table.len() {
+                waiting = waiting.or(Some((peer, *sent)));
+            }
+        }
+        let Some((peer, sent)) = waiting else { return Ok(()) };
+        if Instant::now() >= deadline {
+            let problem =
+                format!("it has taken {sent} of the {} bytes that tell it of the others", table.len());
+            return Err(broken(0, peer, problem));
+        }
+        if !moved {
+            sleep(PAUSE);
+        }
+    }
 }
 
 /// Says why, if the socket takes it; the connection ends in any case.

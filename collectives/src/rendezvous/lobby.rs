@@ -197,9 +197,10 @@ impl Visitor {
     }
 }
 
+/// Whether a rank waits for the table, as it does without a further word.
 fn is_alive(stream: &TcpStream) -> bool {
     match stream.peek(&mut [0]) {
-        Ok(length) => length > 0,
+        Ok(_) => false,
         Err(error) => matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted),
     }
 }

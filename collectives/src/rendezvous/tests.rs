@@ -337,6 +337,71 @@ fn a_rank_that_has_gone_may_come_again() {
     });
 }
 
+/// The same if it has said more than a rank says, which waits in the socket.
+#[test]
+fn a_rank_that_has_said_too_much_may_come_again() {
+    let (listener, address) = listener();
+    let slow = Duration::from_secs(10);
+    thread::scope(|scope| {
+        let root = bootstrap(0, 3, address).listener(listener).timeout(slow);
+        let root = scope.spawn(move || rendezvous(root, endpoint(0)));
+        let mut first = TcpStream::connect(address).unwrap();
+        first.write_all(&[hello(1, 3).as_bytes(), b"and more"].concat()).unwrap();
+        sleep(Duration::from_millis(300));
+        drop(first);
+        let one = scope.spawn(move || rendezvous(bootstrap(1, 3, address).timeout(slow), endpoint(1)));
+        sleep(Duration::from_millis(300));
+        let two = rendezvous(bootstrap(2, 3, address).timeout(slow), endpoint(2));
+        for met in [root.join().unwrap(), one.join().unwrap(), two] {
+            assert_eq!(met.map(|(endpoints, _)| endpoints).unwrap(), [0, 1, 2].map(endpoint));
+        }
+    });
+}
+
+/// Whoever says that it is a rank is one. If it does not read, or a few bytes at a time, no other rank waits for it.
+#[test]
+fn a_rank_that_does_not_read_keeps_no_other_waiting() {
+    // More than two sockets hold.
+    let table = vec![7; 1 << 25];
+    let (listener, address) = listener();
+    let connect = || {
+        let theirs = TcpStream::connect(address).unwrap();
+        let (ours, _) = listener.accept().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        (ours, theirs)
+    };
+    let ([mut slow, mut good], mut streams) = {
+        let ((a, slow), (b, good)) = (connect(), connect());
+        ([slow, good], [a, b])
+    };
+    let start = Instant::now();
+    let is_over = &AtomicUsize::new(0);
+    thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut read = vec![0; table.len()];
+            good.read_exact(&mut read).unwrap();
+            (read == table, start.elapsed())
+        });
+        scope.spawn(move || {
+            while is_over.load(Ordering::Relaxed) == 0 && slow.read(&mut [0; 4096]).is_ok() {
+                sleep(Duration::from_millis(20));
+            }
+        });
+        let ended = distribute(&mut streams, &table, start + 4 * TIMEOUT);
+        is_over.store(1, Ordering::Relaxed);
+        let took = start.elapsed();
+        drop(streams);
+        let (whole, after) = reader.join().unwrap();
+        assert!(whole && after < 4 * TIMEOUT, "{after:?}");
+        assert!(took < 6 * TIMEOUT, "{took:?}");
+        let message = ended.unwrap_err().to_string();
+        assert!(
+            message.contains("rank 1: it has taken") && message.contains("of the 33554432 bytes"),
+            "{message}"
+        );
+    });
+}
+
 /// What it says may be longer than a hello of this version.
 #[test]
 fn a_peer_of_another_version_is_told_so_whatever_it_says() {
