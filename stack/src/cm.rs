@@ -21,14 +21,13 @@ use ferroce_wire::cm::{Apr, CmBody, CmMessage, IpCm, RejectReason, SERVICE_ID_TC
 use ferroce_wire::{Gid, MAD_LEN, MacAddr, PKey, Packet, PathMtu, Qpn};
 use rand_chacha::rand_core::RngCore;
 
-use crate::counters::Counter;
-use crate::key_table::KeyTable;
-use crate::qp::QueuePair;
-use crate::shared::Shared;
-use crate::slab::{Handle, Qp, Slab};
-use crate::timer::{TimerWheel, time_of};
-use crate::transition::MAX_RD_ATOMIC;
-use crate::{AddressVector, Error, Port};
+use crate::engine::key_table::KeyTable;
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+use crate::engine::slab::Slab;
+use crate::engine::timer::{TimerWheel, time_of};
+use crate::telemetry::counters::Counter;
+use crate::verbs::{AddressVector, Error, Handle, MAX_RD_ATOMIC, Port, Qp};
 use communication::{Communication, State};
 pub use event::{CmEvent, ConnectionRequest, PrivateData};
 pub(crate) use gsi::Gsi;

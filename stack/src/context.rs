@@ -10,21 +10,21 @@ use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
 use ferroce_wire::{MacAddr, PKey, PathAddress, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
-use crate::config::Config;
-use crate::cq::CompletionQueue;
-use crate::engine::Engine;
-use crate::exporter::Exporter;
-use crate::key_table::keys_needed;
-use crate::mw::MwBind;
-use crate::qp::{Connection, QpState, QueuePair};
-use crate::rq::MAX_MESSAGE;
-use crate::shared::Shared;
-use crate::slab::{Handle, Slab};
-use crate::srq::SharedReceiveQueue;
-use crate::{
-    AddressVector, Counters, Cq, DeviceAttributes, Error, Event, GidEntry, Metrics, Mismatch, Pd, Port, Qp,
-    QpAttributes, QpConfig, QpUpdate, ReceiveWorkRequest, SendOp, SendWorkRequest, Srq, Transition,
-    UnreliablePath,
+use crate::backend::software::Engine;
+use crate::engine::cq::CompletionQueue;
+use crate::engine::key_table::keys_needed;
+use crate::engine::mw::MwBind;
+use crate::engine::qp::{Connection, QueuePair};
+use crate::engine::shared::Shared;
+use crate::engine::slab::Slab;
+use crate::engine::srq::SharedReceiveQueue;
+use crate::telemetry::counters::Counters;
+use crate::telemetry::exporter::Exporter;
+use crate::telemetry::metrics::Metrics;
+use crate::verbs::{
+    AddressVector, Config, Cq, DeviceAttributes, Error, Event, GidEntry, Handle, MAX_MESSAGE, Mismatch, Pd,
+    Port, Qp, QpAttributes, QpConfig, QpState, QpUpdate, ReceiveWorkRequest, SendOp, SendWorkRequest, Srq,
+    Transition, UnreliablePath,
 };
 
 /// One port with its protection domains, memory regions and windows, completion queues and queue

@@ -1,4 +1,4 @@
-//! The runner's sleep and wake-ups (`stack/src/runner/wakeup.rs`, this same file) in every order that the
+//! The runner's sleep and wake-ups (`stack/src/runtime/runner/wakeup.rs`, this same file) in every order that the
 //! memory model allows: a wake-up that gets lost leaves a thread asleep for ever, which loom reports as a
 //! deadlock. Each fence is needed: without it loom finds such an order.
 #![forbid(unsafe_code)]
@@ -7,7 +7,7 @@
 mod stub;
 mod sync;
 #[allow(dead_code, reason = "what the stub does not need")]
-#[path = "../../src/runner/wakeup.rs"]
+#[path = "../../src/runtime/runner/wakeup.rs"]
 mod wakeup;
 
 use std::collections::BTreeSet;
@@ -160,7 +160,7 @@ fn nobody_sleeps_for_ever() {
 fn without_any_one_fence_somebody_does() {
     // These pass all that there are; no more are in the file.
     let fences: BTreeSet<u32> = SCENARIOS[..3].iter().flat_map(fences_of).collect();
-    assert_eq!(include_str!("../../src/runner/wakeup.rs").matches(" fence(").count(), fences.len());
+    assert_eq!(include_str!("../../src/runtime/runner/wakeup.rs").matches(" fence(").count(), fences.len());
     assert_eq!(fences.len(), 4, "one each for the runner and a handle, asleep and awake");
     for line in fences {
         let finds = |scenario: &&'static Scenario| {

@@ -13,10 +13,8 @@ use super::{
     Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, PortSpace, PrivateData, Verbs,
     canonical, time_of,
 };
-use crate::counters::Counter;
-use crate::qp::QpType;
-use crate::slab::Qp;
-use crate::{AddressVector, Error};
+use crate::telemetry::counters::Counter;
+use crate::verbs::{AddressVector, Error, Qp, QpType};
 
 impl ConnectionManager {
     /// Asks for a connection of `qp`, which is in INIT. The way to the peer is known, next hop included.

@@ -7,10 +7,10 @@ use ferroce_driver::Nanos;
 use ferroce_wire::{MAD_LEN, PKEY_DEFAULT, PKey, PathHeader, PathMtu, Psn, Qpn};
 
 use super::{CmId, Listener, PortSpace, Verbs};
-use crate::qp::{Connection, QpType};
-use crate::slab::Qp;
-use crate::timer::time_of;
-use crate::{AddressVector, Error, ReadyToReceive, ReadyToSend, RnrTimer, UnreliablePath};
+use crate::RnrTimer;
+use crate::engine::qp::Connection;
+use crate::engine::timer::time_of;
+use crate::verbs::{AddressVector, Error, Qp, QpType, ReadyToReceive, ReadyToSend, UnreliablePath};
 
 /// How long an exchange waits for an answer because the other end wants it to: a request for the
 /// application's, since it came, and a message for the peer's, since it first left.

@@ -5,8 +5,8 @@ use ferroce_wire::cm::{CmBody, Drep, Dreq, RejectReason};
 
 use super::communication::{Communication, State};
 use super::{Arrival, CmEvent, CmId, ConnectionManager, Verbs, time_of};
-use crate::counters::Counter;
-use crate::slab::Qp;
+use crate::telemetry::counters::Counter;
+use crate::verbs::Qp;
 
 impl ConnectionManager {
     /// Ends a connection, or the attempt at one. Returns whether there is such an id.

@@ -8,8 +8,7 @@ use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{PathMtu, Qpn};
 
 use super::{CmId, Listener};
-use crate::AddressVector;
-use crate::qp::QpType;
+use crate::verbs::{AddressVector, QpType};
 
 /// Bytes that the other application has sent along. The wire does not tell how many of them count: what
 /// is behind the peer's bytes is zero.

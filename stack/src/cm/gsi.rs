@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use ferroce_wire::{Bth, Deth, MAD_LEN, Opcode, PKey, Packet, PathHeader, Psn, Qpn};
 
-use crate::counters::Counter;
-use crate::shared::Shared;
-use crate::slot::Slot;
+use crate::engine::shared::Shared;
+use crate::engine::slot::Slot;
+use crate::telemetry::counters::Counter;
 
 /// What every datagram to QP1 carries (IBA 10.2.5).
 pub(crate) const QKEY: u32 = 0x8001_0000;

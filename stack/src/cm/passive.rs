@@ -14,11 +14,10 @@ use super::{
     Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, ECN, Listener,
     Listening, PortSpace, PrivateData, Verbs, time_of,
 };
-use crate::Error;
-use crate::counters::Counter;
-use crate::qp::{QpState, QpType, QueuePair};
-use crate::slab::{Qp, Slab};
-use crate::transition::MAX_RD_ATOMIC;
+use crate::engine::qp::QueuePair;
+use crate::engine::slab::Slab;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{Error, MAX_RD_ATOMIC, Qp, QpState, QpType};
 
 /// How long a peer is asked to wait for the application, as exponent: 4.3 s, again and again.
 const MRA_TIMEOUT: u8 = 20;

@@ -13,9 +13,8 @@ use super::{
     Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, Listener, PortSpace,
     PrivateData, Verbs, canonical, time_of,
 };
-use crate::counters::Counter;
-use crate::qp::QpType;
-use crate::{AddressVector, Error};
+use crate::telemetry::counters::Counter;
+use crate::verbs::{AddressVector, Error, QpType};
 
 /// Statuses of a reply (IBA 12.11.2): nobody serves the id, and the service says no.
 const UNSUPPORTED: u8 = 1;

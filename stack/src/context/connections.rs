@@ -9,8 +9,7 @@ use crate::cm::{
     CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace, REJ_PRIVATE,
     REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,
 };
-use crate::qp::{QpState, QpType};
-use crate::{AddressVector, Error, Qp};
+use crate::verbs::{AddressVector, Error, Qp, QpState, QpType};
 
 impl Context {
     /// Takes requests for connections ([`PortSpace::Tcp`]) or for a datagram service

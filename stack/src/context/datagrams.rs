@@ -3,8 +3,8 @@
 use ferroce_wire::{Encapsulation, Gid, PathMtu, Qpn, Service};
 
 use super::{Context, invalid_handle};
-use crate::ah::AddressHandle;
-use crate::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
+use crate::engine::ah::AddressHandle;
+use crate::verbs::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
 
 impl Context {
     /// Creates an address handle: the way of datagrams to a port, or to a multicast group.
@@ -37,7 +37,7 @@ impl Context {
     /// # Errors
     /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.
     pub fn address_from_wc(&self, wc: &WorkCompletion, grh: &[u8; 40]) -> Result<AddressVector, Error> {
-        let back = crate::ah::reverse(&self.engine.port, grh)?;
+        let back = crate::engine::ah::reverse(&self.engine.port, grh)?;
         Ok(AddressVector { mac: wc.source_mac, ..back })
     }
 

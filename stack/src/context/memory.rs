@@ -3,8 +3,8 @@
 use ferroce_driver::Memory;
 
 use super::Context;
-use crate::shared::Shared;
-use crate::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
+use crate::engine::shared::Shared;
+use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
 
 impl Context {
     /// Allocates a protection domain: queue pairs reach only memory of their own.

@@ -1,11 +1,11 @@
 //! Completion queues and shared receive queues.
 
 use super::{Context, invalid_handle};
-use crate::cq::CompletionQueue;
-use crate::rq::ReceiveQueue;
-use crate::shared::Shared;
-use crate::srq::SharedReceiveQueue;
-use crate::{
+use crate::engine::cq::CompletionQueue;
+use crate::engine::rq::ReceiveQueue;
+use crate::engine::shared::Shared;
+use crate::engine::srq::SharedReceiveQueue;
+use crate::verbs::{
     Cq, Error, Event, Mr, Notify, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig, WorkCompletion,
 };
 

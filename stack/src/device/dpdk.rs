@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use ferroce_driver::PacketDriver;
 
-use crate::Error;
+use crate::verbs::Error;
 
 /// A port of DPDK, as `--device` names it behind `dpdk:`.
 ///

@@ -1,0 +1,3 @@
+//! What carries out the verbs.
+
+pub(crate) mod software;

@@ -1,0 +1,177 @@
+//! What comes back to the sending half of a reliable connection (protocol.md §4).
+
+use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Syndrome};
+
+use crate::engine::destination::Direction;
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{QpState, SendOp, WcStatus};
+
+impl QueuePair {
+    /// Takes an ACK, a NAK, a READ response or an Atomic Acknowledge.
+    #[inline]
+    pub(crate) fn receive_response(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        if !matches!(self.state, QpState::Rts | QpState::Sqd) {
+            shared.count(Counter::RxWrongState);
+            return;
+        }
+        let psn = packet.bth.psn();
+        let outstanding = psn.distance(self.requester.una()) >= 0 && psn.distance(self.requester.sent()) < 0;
+        if !outstanding {
+            shared.count(Counter::StaleResponse);
+            return;
+        }
+        // READ Middle has no AETH, and can only be good news.
+        let syndrome = packet.aeth().map_or(Some(Syndrome::ACK), |aeth| aeth.syndrome());
+        let Some(syndrome) = syndrome else {
+            shared.count(Counter::IgnoredSyndrome);
+            return;
+        };
+        if self.selective.is_some() {
+            return self.receive_selective(shared, packet, psn, syndrome);
+        }
+        // Whatever it says of `psn`, it says that everything before was executed.
+        if !self.acknowledge_before(shared, psn) {
+            return;
+        }
+        match syndrome {
+            Syndrome::Ack { .. } => match packet.opcode.operation() {
+                Operation::ReadResponse => self.take_read_response(shared, packet, psn),
+                Operation::AtomicAcknowledge => self.take_atomic_acknowledge(shared, packet),
+                _ => self.take_acknowledge(shared, psn),
+            },
+            nak => self.take_nak(shared, nak),
+        }
+    }
+
+    /// `syndrome` is a NAK of the oldest request that is not complete.
+    pub(crate) fn take_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
+        match syndrome {
+            Syndrome::Ack { .. } => {}
+            Syndrome::RnrNak(timer) => self.on_rnr_nak(shared, timer),
+            Syndrome::Nak(Nak::PsnSequenceError) => self.on_sequence_nak(shared),
+            Syndrome::Nak(nak) => {
+                let (status, counter) = match nak {
+                    Nak::InvalidRequest => (WcStatus::RemInvReqErr, Counter::ReqRemoteInvalidRequest),
+                    Nak::RemoteAccessError => (WcStatus::RemAccessErr, Counter::ReqRemoteAccessErrors),
+                    Nak::RemoteOperationalError => (WcStatus::RemOpErr, Counter::ReqRemoteOperationalErrors),
+                    // Reliable Datagram only.
+                    Nak::InvalidRdRequest | Nak::PsnSequenceError => {
+                        shared.count(Counter::IgnoredSyndrome);
+                        return;
+                    }
+                };
+                shared.count(counter);
+                self.fail_oldest(shared, status);
+            }
+        }
+    }
+
+    /// Completes what lies before `psn`. A READ or atomic there whose data has not come gives a
+    /// loss away: then `false`, and the rest of the packet counts for nothing.
+    #[inline]
+    fn acknowledge_before(&mut self, shared: &mut Shared, psn: Psn) -> bool {
+        let mut una = self.requester.una();
+        while let Some(wqe) = self.sq.front() {
+            if psn.distance(wqe.end_psn()) >= 0 {
+                if wqe.kind.is_read_or_atomic {
+                    self.progress(shared, Direction::There, una);
+                    self.on_implied_nak(shared);
+                    return false;
+                }
+                una = wqe.end_psn();
+                self.complete_oldest(shared);
+                continue;
+            }
+            if !wqe.kind.is_read_or_atomic {
+                una = psn;
+            }
+            break;
+        }
+        self.progress(shared, Direction::There, una);
+        true
+    }
+
+    #[inline]
+    fn progress(&mut self, shared: &mut Shared, direction: Direction, una: Psn) {
+        if una != self.requester.una() {
+            self.note_arrival(shared, direction, una);
+            self.acknowledged(shared, una);
+        }
+    }
+
+    /// `psn` lies in the oldest work request, which is a SEND or WRITE unless a response was lost.
+    fn take_acknowledge(&mut self, shared: &mut Shared, psn: Psn) {
+        let Some(wqe) = self.sq.front() else { return };
+        if wqe.kind.is_read_or_atomic {
+            self.on_implied_nak(shared);
+            return;
+        }
+        let una = psn + 1;
+        if una == wqe.end_psn() {
+            self.complete_oldest(shared);
+        }
+        self.progress(shared, Direction::There, una);
+    }
+
+    fn take_atomic_acknowledge(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        let Some(wqe) = self.sq.front() else { return };
+        let Some(answer) = packet.atomic_ack_eth() else { return };
+        if !wqe.kind.is_atomic {
+            self.fail_oldest(shared, WcStatus::LocQpOpErr);
+            return;
+        }
+        let una = wqe.end_psn();
+        shared.mrs.scatter(self.sq.sges(self.sq.head()), 0, &answer.original().to_ne_bytes());
+        self.complete_oldest(shared);
+        self.progress(shared, Direction::Back, una);
+    }
+
+    fn take_read_response(&mut self, shared: &mut Shared, packet: &Packet<'_>, psn: Psn) {
+        let (Some(wqe), Some(connection)) = (self.sq.front(), &self.connection) else { return };
+        let length = match wqe.op {
+            SendOp::Read(_) => wqe.length,
+            SendOp::Flush { .. } | SendOp::AtomicWrite(_) => 0,
+            _ => {
+                self.fail_oldest(shared, WcStatus::LocQpOpErr);
+                return;
+            }
+        };
+        // Data is taken in order only: `una` is the next packet that is missing.
+        if psn != self.requester.una() {
+            self.on_implied_nak(shared);
+            return;
+        }
+        let index = psn.distance(wqe.first_psn) as u32;
+        let is_final = index + 1 == wqe.packets;
+        let offset = index << connection.path_mtu.shift();
+        let expected = (length - offset).min(connection.path_mtu.bytes());
+        if !fits_place(packet.opcode, index == 0, is_final) {
+            self.fail_oldest(shared, WcStatus::LocQpOpErr);
+            return;
+        }
+        if packet.payload.len() != expected as usize {
+            self.note_length(packet);
+            self.fail_oldest(shared, WcStatus::LocLenErr);
+            return;
+        }
+        shared.mrs.scatter(self.sq.sges(self.sq.head()), offset, packet.payload);
+        if is_final {
+            self.complete_oldest(shared);
+        }
+        self.progress(shared, Direction::Back, psn + 1);
+    }
+}
+
+/// Whether a READ response may stand where the request stands. A response to a resumed request may
+/// begin with First or Only, or go on with Middle and Last as rxe's does (protocol.md §8), so only
+/// the very first packet of a READ and the last are told apart from the others.
+fn fits_place(opcode: Opcode, is_first: bool, is_final: bool) -> bool {
+    match opcode.position() {
+        Position::First => !is_final,
+        Position::Middle => !is_final && !is_first,
+        Position::Last => is_final && !is_first,
+        Position::Only => is_final,
+    }
+}

@@ -1,0 +1,79 @@
+use std::collections::VecDeque;
+
+use crate::verbs::{Notify, Qp, WcStatus, WorkCompletion};
+
+pub(crate) struct CompletionQueue {
+    ring: VecDeque<WorkCompletion>,
+    capacity: usize,
+    armed: Option<Notify>,
+    /// Its event has been raised and not been read.
+    pub(crate) event_waits: bool,
+    /// It has overflowed; it takes nothing more.
+    failed: bool,
+    /// Queue pairs that complete here; it cannot be destroyed before them.
+    pub(crate) users: u32,
+}
+
+/// What happened to a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pushed {
+    /// It is in the queue.
+    Quietly,
+    /// It is in the queue, and the owner wants to know.
+    Notify,
+    /// There was no room, for the first time.
+    Overflow,
+    /// The queue has overflowed before.
+    Lost,
+}
+
+impl CompletionQueue {
+    pub(crate) fn new(capacity: u32) -> CompletionQueue {
+        let capacity = capacity as usize;
+        CompletionQueue {
+            ring: VecDeque::with_capacity(capacity),
+            capacity,
+            armed: None,
+            event_waits: false,
+            failed: false,
+            users: 0,
+        }
+    }
+
+    pub(crate) fn push(&mut self, wc: WorkCompletion, solicited: bool) -> Pushed {
+        if self.failed {
+            return Pushed::Lost;
+        }
+        if self.ring.len() == self.capacity {
+            self.failed = true;
+            return Pushed::Overflow;
+        }
+        self.ring.push_back(wc);
+        let wanted = match self.armed {
+            Some(Notify::Next) => true,
+            Some(Notify::Solicited) => solicited || wc.status != WcStatus::Success,
+            None => false,
+        };
+        if wanted {
+            self.armed = None;
+            return Pushed::Notify;
+        }
+        Pushed::Quietly
+    }
+
+    pub(crate) fn pop(&mut self) -> Option<WorkCompletion> {
+        self.ring.pop_front()
+    }
+
+    pub(crate) fn arm(&mut self, notify: Notify) {
+        // Arming for any completion is the stronger wish and stays.
+        if self.armed != Some(Notify::Next) {
+            self.armed = Some(notify);
+        }
+    }
+
+    /// Forgets the completions of a destroyed or reset queue pair.
+    pub(crate) fn purge(&mut self, qp: Qp) {
+        self.ring.retain(|wc| wc.qp != qp);
+    }
+}

@@ -1,0 +1,392 @@
+//! What may be in flight: of a queue pair, and of all that send to one destination.
+
+use ferroce_wire::{Gid, Psn};
+
+use crate::engine::kind::Kind;
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+
+/// What a queue pair may have in flight even if others have filled the window of its destination: so each goes
+/// on.
+const LEAST: u32 = 4;
+
+/// The queue pairs to one destination whose peers may be gone have this part of its window together, besides.
+const UNHEARD_PART: u32 = 4;
+
+/// What the go-back-N queue pairs to one destination have in flight together, in each direction. A way has one
+/// queue for all of them, so the window is the destination's: many queue pairs have no more in flight than one,
+/// but for [a few packets each](LEAST). Sized when created.
+pub(crate) struct Destinations {
+    /// Ordered by GID, each with its place in `traffic` and the number of its queue pairs.
+    places: Vec<(Gid, Destination, u32)>,
+    /// By [`Class`].
+    traffic: Box<[Traffic]>,
+    free: Vec<Destination>,
+}
+
+/// What is in flight of one class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Traffic {
+    /// How many packets are missing to half of the window. Far below 0 where READs are in flight: as many as there
+    /// are queue pairs may take 2²³ packets each.
+    room: i64,
+    /// The queue pairs that have such packets in flight.
+    senders: u32,
+    window: u32,
+}
+
+impl Traffic {
+    fn new(window: u32) -> Traffic {
+        Traffic { room: i64::from(window / 2), senders: 0, window }
+    }
+
+    /// Whether a queue pair that has `own` packets in flight may send `wanted` more. Half of the window is for
+    /// whoever comes, the rest for those that have less than their share of the window: one that came early gives
+    /// back what is more.
+    #[inline(always)]
+    fn admits(&self, own: u32, wanted: u32) -> bool {
+        i64::from(wanted) <= self.room || self.admits_share(own, wanted)
+    }
+
+    #[inline]
+    fn admits_share(&self, own: u32, wanted: u32) -> bool {
+        let window = i64::from(self.window);
+        self.packets() + i64::from(wanted) <= window
+            && (i64::from(own) + i64::from(wanted)) * i64::from(self.senders) <= window
+    }
+
+    fn packets(&self) -> i64 {
+        i64::from(self.window / 2) - self.room
+    }
+}
+
+/// Where the packets go that the PSNs of a request stand for.
+#[derive(Clone, Copy)]
+pub(crate) enum Direction {
+    /// To the destination.
+    There,
+    /// From it: responses to READs and their like.
+    Back,
+}
+
+impl Direction {
+    const BOTH: [Direction; 2] = [Direction::There, Direction::Back];
+
+    #[inline]
+    pub(crate) fn of(kind: &Kind) -> Direction {
+        if kind.is_read_or_atomic { Direction::Back } else { Direction::There }
+    }
+}
+
+/// How many classes of traffic a destination has: each [`Direction`], of those whose peers were heard and of those
+/// whose ACK timer has run out, and since then nothing was acknowledged. The peers of the latter may be gone.
+const CLASSES: usize = 4;
+
+/// A destination as one queue pair has it: the place of the first of the two classes that it counts in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Destination(u32);
+
+impl Destination {
+    const UNHEARD: u32 = 2;
+
+    /// Of the queue pairs that share no window: they repeat selectively, or are not connected.
+    pub(crate) const NONE: Destination = Destination(0);
+
+    fn new(number: u32) -> Destination {
+        Destination(CLASSES as u32 * number)
+    }
+
+    #[inline]
+    fn is_unheard(self) -> bool {
+        self.0 & Destination::UNHEARD != 0
+    }
+
+    fn heard(self) -> Destination {
+        Destination(self.0 & !Destination::UNHEARD)
+    }
+
+    fn unheard(self) -> Destination {
+        Destination(self.0 | Destination::UNHEARD)
+    }
+
+    #[inline(always)]
+    fn class(self, direction: Direction) -> Class {
+        Class(self.0 as usize + direction as usize)
+    }
+}
+
+/// What counts together: the place of its traffic.
+#[derive(Clone, Copy)]
+struct Class(usize);
+
+impl Destinations {
+    /// For `limit` queue pairs, with a window of so many packets for each destination.
+    pub(crate) fn new(limit: u32, window: u32) -> Destinations {
+        let [heard, unheard] = [Traffic::new(window), Traffic::new(window / UNHEARD_PART)];
+        // Behind that of none.
+        let traffic = [heard, heard, unheard, unheard].repeat(1 + limit as usize).into_boxed_slice();
+        let free = (1..=limit).rev().map(Destination::new).collect();
+        Destinations { places: Vec::with_capacity(limit as usize), traffic, free }
+    }
+
+    /// One more queue pair sends to `gid`. There is room for as many destinations as there are queue pairs.
+    pub(crate) fn join(&mut self, gid: Gid) -> Option<Destination> {
+        match self.find(gid) {
+            Ok(index) => {
+                let (_, place, users) = &mut self.places[index];
+                *users += 1;
+                Some(*place)
+            }
+            Err(index) => {
+                let place = self.free.pop()?;
+                self.places.insert(index, (gid, place, 1));
+                Some(place)
+            }
+        }
+    }
+
+    /// A queue pair that has nothing in flight sends to `gid` no more.
+    pub(crate) fn leave(&mut self, gid: Gid) {
+        let Ok(index) = self.find(gid) else { return };
+        let (_, place, users) = &mut self.places[index];
+        *users -= 1;
+        if *users == 0 {
+            let first = place.0 as usize;
+            debug_assert!(self.traffic[first..first + CLASSES].iter().all(|traffic| traffic.senders == 0));
+            self.free.push(*place);
+            self.places.remove(index);
+        }
+    }
+
+    #[inline]
+    fn traffic(&self, class: Class) -> &Traffic {
+        &self.traffic[class.0]
+    }
+
+    /// At least one more packet is in flight, of a queue pair that had `before`.
+    #[inline(always)]
+    fn add(&mut self, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[class.0];
+        traffic.room -= i64::from(packets);
+        traffic.senders += u32::from(before == 0);
+    }
+
+    /// Undoes [`add`](Destinations::add).
+    #[inline]
+    fn remove(&mut self, class: Class, before: u32, packets: u32) {
+        let traffic = &mut self.traffic[class.0];
+        traffic.room += i64::from(packets);
+        traffic.senders -= u32::from(before == 0);
+    }
+
+    fn find(&self, gid: Gid) -> Result<usize, usize> {
+        self.places.binary_search_by_key(&gid.0, |(gid, ..)| gid.0)
+    }
+}
+
+/// What one queue pair has in flight.
+#[derive(Clone, Copy)]
+pub(crate) struct Flight {
+    /// In each direction.
+    packets: [u32; 2],
+    /// The PSN after the newest that asks for an answer.
+    asked: Psn,
+}
+
+impl Flight {
+    /// Nothing is in flight before `psn`.
+    pub(crate) fn new(psn: Psn) -> Flight {
+        Flight { packets: [0; 2], asked: psn }
+    }
+}
+
+impl QueuePair {
+    /// Whether a packet at `psn` that takes `wanted` PSNs may be in flight beside the others. A READ
+    /// needs room for its whole response, unless nothing else is in flight.
+    #[inline]
+    pub(crate) fn window_admits(&self, shared: &Shared, kind: &Kind, psn: Psn, wanted: u32) -> bool {
+        let una = self.requester.una();
+        if let Some(selective) = &self.selective {
+            return selective.scoreboard.admits(una, psn, wanted);
+        }
+        let own = psn.distance(una).max(0) as u32 + wanted;
+        // One that waits has an answer coming, which tells it when to go on.
+        own == wanted
+            || own <= shared.window
+                && (self.finds_room(shared, Direction::of(kind), wanted)
+                    || own <= LEAST
+                    || !self.awaits_answer())
+    }
+
+    /// Whether a packet at `psn` asks for an answer: because it `asks` anyway, or because nothing more may be
+    /// sent behind it before it is acknowledged.
+    #[inline]
+    pub(crate) fn must_ask(&mut self, shared: &Shared, psn: Psn, asks: bool) -> bool {
+        let una = self.requester.una();
+        if let Some(selective) = &mut self.selective {
+            return selective.scoreboard.must_ask(una, psn) || asks;
+        }
+        if asks {
+            return true;
+        }
+        // There must be room for this one and the next.
+        let own = psn.distance(una) as u32 + 1;
+        own == shared.window
+            || own >= LEAST && !self.awaits_answer() && !self.finds_room(shared, Direction::There, 2)
+    }
+
+    /// A packet was sent that takes `count` PSNs.
+    #[inline(always)]
+    pub(crate) fn note_departure(
+        &mut self,
+        shared: &mut Shared,
+        kind: &Kind,
+        psn: Psn,
+        (count, asks): (u32, bool),
+    ) {
+        let direction = Direction::of(kind);
+        let flight = &mut self.requester.flight;
+        let before = flight.packets[direction as usize];
+        flight.packets[direction as usize] = before + count;
+        if asks {
+            flight.asked = psn + count;
+        }
+        shared.destinations.add(self.destination.class(direction), before, count);
+    }
+
+    /// Everything before `una`, which is to be the oldest that is not acknowledged, is there. It all went in one
+    /// direction.
+    #[inline]
+    pub(crate) fn note_arrival(&mut self, shared: &mut Shared, direction: Direction, una: Psn) {
+        if self.destination.is_unheard() {
+            self.note_heard(shared);
+        }
+        let acknowledged = una.distance(self.requester.una()).max(0) as u32;
+        let packets = &mut self.requester.flight.packets[direction as usize];
+        let arrived = acknowledged.min(*packets);
+        *packets -= arrived;
+        if arrived > 0 {
+            shared.destinations.remove(self.destination.class(direction), *packets, arrived);
+        }
+    }
+
+    /// The peer is there: what is in flight counts among what others have.
+    #[cold]
+    fn note_heard(&mut self, shared: &mut Shared) {
+        let (unheard, heard) = (self.destination, self.destination.heard());
+        self.destination = heard;
+        for direction in Direction::BOTH {
+            let packets = self.requester.flight.packets[direction as usize];
+            if packets > 0 {
+                shared.destinations.remove(unheard.class(direction), 0, packets);
+                shared.destinations.add(heard.class(direction), 0, packets);
+            }
+        }
+    }
+
+    /// The ACK timer has run out: what was in flight counts as lost, and what follows counts apart until the peer
+    /// is heard.
+    pub(crate) fn note_silence(&mut self, shared: &mut Shared) {
+        self.forget_in_flight(shared);
+        self.destination = self.destination.unheard();
+    }
+
+    /// What is not acknowledged counts as lost, or does not matter any more.
+    pub(crate) fn forget_in_flight(&mut self, shared: &mut Shared) {
+        let una = self.requester.una();
+        let Flight { packets, .. } = std::mem::replace(&mut self.requester.flight, Flight::new(una));
+        for direction in Direction::BOTH {
+            let packets = packets[direction as usize];
+            if packets > 0 {
+                shared.destinations.remove(self.destination.class(direction), 0, packets);
+            }
+        }
+    }
+
+    /// From now on its packets in flight count at `gid`.
+    pub(crate) fn join_destination(&mut self, shared: &mut Shared, gid: Gid) {
+        if self.selective.is_none() {
+            self.destination = shared.destinations.join(gid).unwrap_or(Destination::NONE);
+        }
+    }
+
+    /// Undoes [`join_destination`](QueuePair::join_destination), while nothing is in flight and the address is
+    /// still the one.
+    pub(crate) fn leave_destination(&mut self, shared: &mut Shared) {
+        let left = std::mem::replace(&mut self.destination, Destination::NONE);
+        if let Some(address) = self.address
+            && left.heard() != Destination::NONE
+        {
+            shared.destinations.leave(address.gid);
+        }
+    }
+
+    /// Whether the window of the destination has room for `wanted` more.
+    #[inline]
+    fn finds_room(&self, shared: &Shared, direction: Direction, wanted: u32) -> bool {
+        let traffic = shared.destinations.traffic(self.destination.class(direction));
+        traffic.admits(self.requester.flight.packets[direction as usize], wanted)
+    }
+
+    /// Whether a packet in flight asks for an answer.
+    #[inline]
+    fn awaits_answer(&self) -> bool {
+        self.requester.flight.asked.distance(self.requester.una()) > 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verbs::{MAX_QPS, MAX_WINDOW};
+
+    #[test]
+    fn a_destination_lasts_as_long_as_its_last_queue_pair() {
+        let mut destinations = Destinations::new(2, 512);
+        let [a, b, c] = [1, 2, 3].map(|last| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]));
+        let first = destinations.join(b).expect("there is room");
+        assert_eq!(destinations.join(b), Some(first));
+        let second = destinations.join(a).expect("there is room");
+        assert_eq!((first == second, destinations.join(c)), (false, None));
+        let both = |destinations: &Destinations| {
+            [first, second].map(|place| destinations.traffic(place.class(Direction::There)).packets())
+        };
+        destinations.add(first.class(Direction::There), 0, 7);
+        destinations.add(second.class(Direction::There), 0, 1);
+        destinations.remove(first.class(Direction::There), 4, 3);
+        assert_eq!(both(&destinations), [4, 1]);
+        destinations.remove(first.class(Direction::There), 0, 4);
+        assert_eq!(both(&destinations), [0, 1]);
+        destinations.leave(b);
+        assert_eq!(destinations.join(c), None);
+        destinations.leave(b);
+        assert_eq!(destinations.join(c), Some(first));
+    }
+
+    /// As many of the longest READs as there may be queue pairs.
+    #[test]
+    fn the_packets_in_flight_to_a_destination_can_be_counted() {
+        const LONGEST: u32 = 1 << 23;
+        let mut destinations = Destinations::new(1, MAX_WINDOW);
+        let place = destinations.join(Gid([1; 16])).expect("there is room");
+        for _ in 0..MAX_QPS {
+            destinations.add(place.class(Direction::Back), 0, LONGEST);
+        }
+        let traffic = *destinations.traffic(place.class(Direction::Back));
+        assert_eq!((traffic.packets(), traffic.senders), (i64::from(MAX_QPS) << 23, MAX_QPS));
+        assert!(!traffic.admits(LONGEST - 1, LONGEST));
+    }
+
+    #[test]
+    fn a_queue_pair_that_came_early_gives_back_what_is_more_than_its_share() {
+        let traffic = |packets: i64, senders| Traffic { room: 256 - packets, senders, window: 512 };
+        assert!(traffic(511, 1).admits(511, 1));
+        assert!(!traffic(512, 1).admits(512, 1));
+        assert!(!traffic(508, 2).admits(504, 1));
+        assert!(traffic(508, 2).admits(4, 1));
+        assert!(traffic(255, 2).admits(255, 1));
+        // Half of it is for a new one, however many there are.
+        assert!(traffic(255, 300).admits(0, 1));
+        assert!(!traffic(256, 300).admits(4, 1));
+    }
+}

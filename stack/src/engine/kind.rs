@@ -1,0 +1,145 @@
+//! What the engine asks of an operation again and again, looked up once, when it is posted.
+
+use ferroce_wire::{Opcode, Service};
+
+use crate::verbs::{SendOp, WcOpcode};
+
+/// The kind of an operation.
+pub(crate) struct Kind {
+    /// The RC opcodes of its packets by their [`Place`]. Local operations have no packet, and
+    /// datagrams no place.
+    pub(crate) opcodes: Option<[Opcode; 4]>,
+    pub(crate) wc_opcode: WcOpcode,
+    services: &'static [Service],
+    /// Its packets carry the bytes of the message.
+    pub(crate) has_payload: bool,
+    /// Bytes of the message, if it must have just so many.
+    pub(crate) length: Option<u32>,
+    /// READ, atomics, FLUSH and ATOMIC WRITE: the responder answers with more than an ACK, and keeps a
+    /// resource for each.
+    pub(crate) is_read_or_atomic: bool,
+    pub(crate) is_read: bool,
+    pub(crate) is_atomic: bool,
+    /// Nothing of it is on the wire.
+    pub(crate) is_local: bool,
+    /// The peer's application learns of it, by an event if that is solicited.
+    pub(crate) notifies: bool,
+}
+
+/// A packet's place in its message, as an index of [`Kind::opcodes`].
+#[derive(Clone, Copy)]
+pub(crate) struct Place(usize);
+
+impl Place {
+    #[inline]
+    pub(crate) fn new(is_first: bool, is_last: bool) -> Place {
+        Place(usize::from(is_first) + 2 * usize::from(is_last))
+    }
+}
+
+impl Kind {
+    pub(crate) fn is_on(&self, service: Service) -> bool {
+        self.services.contains(&service)
+    }
+
+    /// READ and atomics: what they bring goes to local memory.
+    pub(crate) fn writes_local_memory(&self) -> bool {
+        self.is_read || self.is_atomic
+    }
+
+    pub(crate) fn opcode(&self, place: Place) -> Option<Opcode> {
+        self.opcodes.as_ref().map(|opcodes| opcodes[place.0 & 3])
+    }
+}
+
+impl SendOp {
+    #[inline]
+    pub(crate) fn kind(&self) -> &'static Kind {
+        match self {
+            SendOp::Send => &SEND,
+            SendOp::SendWithImm(_) => &SEND_WITH_IMM,
+            SendOp::SendWithInvalidate(_) => &SEND_WITH_INVALIDATE,
+            SendOp::SendTo(_) | SendOp::SendToWithImm(..) => &SEND_TO,
+            SendOp::Write(_) => &WRITE,
+            SendOp::WriteWithImm(..) => &WRITE_WITH_IMM,
+            SendOp::Read(_) => &READ,
+            SendOp::CompareSwap { .. } => &COMPARE_SWAP,
+            SendOp::FetchAdd { .. } => &FETCH_ADD,
+            SendOp::Flush { .. } => &FLUSH,
+            SendOp::AtomicWrite(_) => &ATOMIC_WRITE,
+            SendOp::LocalInvalidate(_) => &LOCAL_INVALIDATE,
+            SendOp::BindMw { .. } => &BIND_MW,
+        }
+    }
+}
+
+static SEND: Kind = message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY);
+static SEND_WITH_IMM: Kind =
+    message(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE);
+static SEND_WITH_INVALIDATE: Kind = Kind {
+    services: &[Service::Rc],
+    ..message(Opcode::RC_SEND_LAST_WITH_INVALIDATE, Opcode::RC_SEND_ONLY_WITH_INVALIDATE)
+};
+static SEND_TO: Kind =
+    Kind { opcodes: None, services: &[Service::Ud], ..message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY) };
+static WRITE: Kind = Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY) };
+static WRITE_WITH_IMM: Kind =
+    write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE);
+static READ: Kind = Kind { is_read: true, ..explicit(Opcode::RC_READ_REQUEST, WcOpcode::RdmaRead) };
+static COMPARE_SWAP: Kind =
+    Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_COMPARE_SWAP, WcOpcode::CompSwap) };
+static FETCH_ADD: Kind =
+    Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_FETCH_ADD, WcOpcode::FetchAdd) };
+static FLUSH: Kind = Kind { length: Some(0), ..explicit(Opcode::RC_FLUSH, WcOpcode::Flush) };
+static ATOMIC_WRITE: Kind =
+    Kind { has_payload: true, length: Some(8), ..explicit(Opcode::RC_ATOMIC_WRITE, WcOpcode::AtomicWrite) };
+static LOCAL_INVALIDATE: Kind = local(WcOpcode::LocalInv);
+static BIND_MW: Kind = local(WcOpcode::BindMw);
+
+const fn message(last: Opcode, only: Opcode) -> Kind {
+    Kind {
+        opcodes: Some([Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_FIRST, last, only]),
+        wc_opcode: WcOpcode::Send,
+        services: &[Service::Rc, Service::Uc],
+        has_payload: true,
+        length: None,
+        is_read_or_atomic: false,
+        is_read: false,
+        is_atomic: false,
+        is_local: false,
+        notifies: true,
+    }
+}
+
+const fn write(last: Opcode, only: Opcode) -> Kind {
+    Kind {
+        opcodes: Some([Opcode::RC_WRITE_MIDDLE, Opcode::RC_WRITE_FIRST, last, only]),
+        wc_opcode: WcOpcode::RdmaWrite,
+        ..message(last, only)
+    }
+}
+
+/// A request of one packet that has an answer of its own.
+const fn explicit(opcode: Opcode, wc_opcode: WcOpcode) -> Kind {
+    Kind {
+        opcodes: Some([opcode; 4]),
+        wc_opcode,
+        services: &[Service::Rc],
+        has_payload: false,
+        is_read_or_atomic: true,
+        notifies: false,
+        ..message(opcode, opcode)
+    }
+}
+
+const fn local(wc_opcode: WcOpcode) -> Kind {
+    Kind {
+        opcodes: None,
+        wc_opcode,
+        has_payload: false,
+        length: Some(0),
+        is_local: true,
+        notifies: false,
+        ..message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY)
+    }
+}

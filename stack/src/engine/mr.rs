@@ -1,0 +1,388 @@
+use std::ops::Range;
+
+use ferroce_driver::{Memory, Pinned};
+use ferroce_wire::RKey;
+use rand_chacha::ChaCha20Rng;
+
+use crate::engine::key_table::KeyTable;
+use crate::engine::mw::MemoryWindow;
+use crate::engine::slab::Slab;
+use crate::verbs::{Access, Error, Mr, Pd, Qp, RegisterError, RemoteMemory, Sge};
+
+pub(crate) struct MemoryRegion {
+    pub(crate) memory: Memory,
+    pub(crate) pd: Pd,
+    pub(crate) access: Access,
+    pub(crate) iova: u64,
+    rkey: RKey,
+    /// The key was invalidated: local use goes on, remote use does not.
+    pub(crate) revoked: bool,
+    /// Outstanding work requests that name the region.
+    pins: u32,
+    /// Memory windows that are bound to it.
+    pub(crate) windows: u32,
+}
+
+/// What a remote key names, by index.
+#[derive(Clone, Copy)]
+pub(crate) enum Named {
+    Region(u32),
+    Window(u32),
+}
+
+/// A work request names memory that it may not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LocalProtection;
+
+/// A packet names memory that it may not use; which rule it breaks is nobody's business.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RemoteAccess;
+
+/// A range of a region that a packet may use, checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Granted {
+    index: u32,
+    start: usize,
+    len: usize,
+}
+
+impl Granted {
+    pub(crate) fn len(self) -> u32 {
+        self.len as u32
+    }
+}
+
+/// Memory regions, and the windows that open parts of them (`mw.rs`).
+pub(crate) struct MemoryRegions {
+    pub(crate) slab: Slab<MemoryRegion>,
+    pub(crate) windows: Slab<MemoryWindow>,
+    pub(crate) keys: KeyTable<Named>,
+}
+
+/// What a key opens: the bytes `range` of the region at `index`.
+struct Reach<'a> {
+    index: u32,
+    region: &'a MemoryRegion,
+    range: Range<u64>,
+}
+
+impl MemoryRegions {
+    pub(crate) fn new(regions: u32, windows: u32) -> MemoryRegions {
+        MemoryRegions {
+            slab: Slab::new(regions),
+            windows: Slab::new(windows),
+            keys: KeyTable::new(regions.saturating_add(windows), 32),
+        }
+    }
+
+    pub(crate) fn register(
+        &mut self,
+        rng: &mut ChaCha20Rng,
+        pd: Pd,
+        memory: Memory,
+        access: Access,
+        iova: u64,
+    ) -> Result<Mr, RegisterError> {
+        if let Err(source) = self.check_registration(&memory, access, iova) {
+            return Err(RegisterError { memory, source });
+        }
+        let MemoryRegions { slab, keys, .. } = self;
+        let handle = slab.insert_with(|handle| {
+            let rkey = RKey(keys.insert(rng, Named::Region(handle.index), |_| true));
+            MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0, windows: 0 }
+        });
+        // There is room: `check_registration` has looked.
+        handle.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
+    }
+
+    fn check_registration(&self, memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
+        let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
+            return Err(Error::Access { access, reason: "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE" });
+        }
+        if access.contains(Access::FLUSH_PERSISTENT) {
+            return Err(Error::Access { access, reason: "host memory is not persistent" });
+        }
+        if iova.checked_add((memory.len() as u64).saturating_sub(1)).is_none() {
+            let expected = format!("iova + {} bytes must not pass 2^64", memory.len());
+            return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
+        }
+        if self.slab.is_full() {
+            return Err(Error::Exhausted { kind: "MR", limit: self.slab.capacity(), setting: "max_mrs" });
+        }
+        Ok(())
+    }
+
+    pub(crate) fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
+        let region = self.get(mr)?;
+        if region.pins > 0 || region.windows > 0 {
+            let MemoryRegion { pins, windows, .. } = region;
+            let users = format!("{pins} outstanding work requests and {windows} bound memory windows");
+            return Err(Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users });
+        }
+        match self.slab.remove(mr.0) {
+            Some(region) => {
+                self.keys.retire(region.rkey.0);
+                Ok(region.memory)
+            }
+            None => Err(invalid(mr)),
+        }
+    }
+
+    pub(crate) fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
+        let Some(region) = self.slab.get_mut(mr.0) else {
+            return Err(RegisterError { memory, source: invalid(mr) });
+        };
+        let (pins, length) = (region.pins, region.memory.len());
+        let source = if pins > 0 {
+            let users = format!("{pins} outstanding work requests");
+            Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users }
+        } else if memory.len() != length {
+            Error::invalid("memory", memory.len(), format!("{length} bytes, as the region has"))
+        } else {
+            return Ok(std::mem::replace(&mut region.memory, memory));
+        };
+        Err(RegisterError { memory, source })
+    }
+
+    pub(crate) fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
+        let region = self.get(mr)?;
+        Ok(RemoteMemory { addr: region.iova, rkey: region.rkey, length: region.memory.len() as u64 })
+    }
+
+    pub(crate) fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
+        Ok(&self.get(mr)?.memory)
+    }
+
+    pub(crate) fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
+        Ok(&mut self.slab.get_mut(mr.0).ok_or_else(|| invalid(mr))?.memory)
+    }
+
+    pub(crate) fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
+        self.get(a)?;
+        self.get(b)?;
+        let same = || Error::invalid("second MR", format!("{:?}", b.0), "another region than the first");
+        let (a, b) = self.slab.pair_mut(a.0, b.0).ok_or_else(same)?;
+        Ok((&mut a.memory, &mut b.memory))
+    }
+
+    pub(crate) fn uses_pd(&self, pd: Pd) -> bool {
+        self.slab.iter().any(|region| region.pd == pd) || self.windows.iter().any(|window| window.pd == pd)
+    }
+
+    /// Notes that a work request names these pieces.
+    #[inline]
+    pub(crate) fn pin(&mut self, sges: &[Sge]) -> Result<(), Error> {
+        for (n, sge) in sges.iter().enumerate() {
+            let Some(region) = self.slab.get_mut(sge.mr.0) else {
+                self.unpin(&sges[..n]);
+                return Err(invalid(sge.mr));
+            };
+            region.pins += 1;
+        }
+        Ok(())
+    }
+
+    /// Notes that a work request that named these pieces is done.
+    #[inline]
+    pub(crate) fn unpin(&mut self, sges: &[Sge]) {
+        for sge in sges {
+            if let Some(region) = self.slab.get_mut(sge.mr.0) {
+                region.pins -= 1;
+            }
+        }
+    }
+
+    /// Whether a queue pair of `pd` may use these pieces with `access`.
+    #[inline]
+    pub(crate) fn check_local(&self, pd: Pd, sges: &[Sge], access: Access) -> Result<(), LocalProtection> {
+        let fine = |sge: &Sge| {
+            let Some(region) = self.slab.get(sge.mr.0) else { return false };
+            let end = sge.offset.checked_add(u64::from(sge.length));
+            region.pd == pd
+                && region.access.contains(access)
+                && end.is_some_and(|end| end <= region.memory.len() as u64)
+        };
+        if sges.iter().all(fine) { Ok(()) } else { Err(LocalProtection) }
+    }
+
+    /// The `len` bytes of `sges` from byte `skip` of them on, piece by piece. They passed
+    /// [`check_local`](Self::check_local) and are pinned since.
+    pub(crate) fn pieces<'a>(&'a self, sges: &'a [Sge], skip: u32, len: u32) -> Pieces<'a> {
+        Pieces { mrs: self, sges: sges.iter(), skip: skip as usize, left: len as usize }
+    }
+
+    /// The same bytes of a list of one, without the machinery for several; `None` if it has fewer.
+    #[inline(always)]
+    pub(crate) fn piece(&self, sge: &Sge, skip: u32, len: u32) -> Option<&[u8]> {
+        let start = usize::try_from(sge.offset).ok()?.checked_add(skip as usize)?;
+        self.slab.get(sge.mr.0)?.memory.get(start..start.checked_add(len as usize)?)
+    }
+
+    /// Holds bytes of a region for a port that sends them from where they are.
+    pub(crate) fn pin_bytes(&self, mr: Mr, offset: u64, len: u32) -> Option<Pinned> {
+        self.slab.get(mr.0)?.memory.pin(usize::try_from(offset).ok()?, len as usize)
+    }
+
+    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet.
+    pub(crate) fn pin_granted(&self, grant: Granted) -> Option<Pinned> {
+        self.slab.at(grant.index)?.memory.pin(grant.start, grant.len)
+    }
+
+    /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).
+    pub(crate) fn scatter(&mut self, sges: &[Sge], skip: u32, data: &[u8]) {
+        walk(sges, skip, data.len(), |sge, offset, range| {
+            let region = self.slab.get_mut(sge.mr.0);
+            if let Some(bytes) = region.and_then(|r| r.memory.get_mut(offset..offset + range.len())) {
+                bytes.copy_from_slice(&data[range]);
+            }
+        });
+    }
+
+    /// Whether a packet for `qp` of `pd` may use `len` bytes at `va` with `access`.
+    #[inline(always)]
+    pub(crate) fn grant(
+        &self,
+        pd: Pd,
+        qp: Qp,
+        rkey: RKey,
+        access: Access,
+        va: u64,
+        len: u32,
+    ) -> Result<Granted, RemoteAccess> {
+        let Reach { index, region, range } = self.reach(pd, qp, rkey, access)?;
+        let start = va.checked_sub(region.iova).ok_or(RemoteAccess)?;
+        let end = start.checked_add(u64::from(len)).ok_or(RemoteAccess)?;
+        if start < range.start || end > range.end {
+            return Err(RemoteAccess);
+        }
+        Ok(Granted { index, start: start as usize, len: len as usize })
+    }
+
+    /// Whether a packet for `qp` of `pd` may use all that a key opens with `access`.
+    pub(crate) fn grant_whole(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<(), RemoteAccess> {
+        self.reach(pd, qp, rkey, access).map(drop)
+    }
+
+    #[inline(always)]
+    fn reach(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<Reach<'_>, RemoteAccess> {
+        let at = |index| self.slab.at(index).ok_or(RemoteAccess);
+        let (reach, granted) = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {
+            Named::Region(index) => {
+                let region = at(index)?;
+                if region.revoked || region.pd != pd {
+                    return Err(RemoteAccess);
+                }
+                (Reach { index, region, range: 0..region.memory.len() as u64 }, region.access)
+            }
+            Named::Window(index) => {
+                // The queue pair bound it, so it is of its protection domain.
+                let window = self.opened(index, qp)?;
+                let (index, range) = (window.region, window.range.clone());
+                (Reach { index, region: at(index)?, range }, window.access)
+            }
+        };
+        if granted.contains(access) { Ok(reach) } else { Err(RemoteAccess) }
+    }
+
+    /// The bytes of a grant that was made for this packet.
+    pub(crate) fn granted(&self, grant: Granted) -> &[u8] {
+        match self.slab.at(grant.index) {
+            Some(region) => &region.memory[grant.start..grant.start + grant.len],
+            None => &[],
+        }
+    }
+
+    /// As [`granted`](Self::granted), to write.
+    #[inline(always)]
+    pub(crate) fn granted_mut(&mut self, grant: Granted) -> &mut [u8] {
+        match self.slab.at_mut(grant.index) {
+            Some(region) => &mut region.memory[grant.start..grant.start + grant.len],
+            None => &mut [],
+        }
+    }
+
+    /// Revokes a key: of a region of `pd` that grants `needed` and has no windows bound to it, or
+    /// of a window that is bound to `qp`.
+    pub(crate) fn invalidate(
+        &mut self,
+        pd: Pd,
+        qp: Qp,
+        rkey: RKey,
+        needed: Access,
+    ) -> Result<(), RemoteAccess> {
+        let index = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {
+            Named::Region(index) => index,
+            Named::Window(index) => {
+                self.opened(index, qp)?;
+                self.unbind(index);
+                return Ok(());
+            }
+        };
+        let region = self.slab.at_mut(index).ok_or(RemoteAccess)?;
+        if region.pd != pd || region.revoked || region.windows > 0 || !region.access.contains(needed) {
+            return Err(RemoteAccess);
+        }
+        region.revoked = true;
+        Ok(())
+    }
+
+    pub(crate) fn get(&self, mr: Mr) -> Result<&MemoryRegion, Error> {
+        self.slab.get(mr.0).ok_or_else(|| invalid(mr))
+    }
+}
+
+/// The bytes of a list of pieces of memory.
+pub(crate) struct Pieces<'a> {
+    mrs: &'a MemoryRegions,
+    sges: std::slice::Iter<'a, Sge>,
+    /// Bytes before the first that is wanted.
+    skip: usize,
+    left: usize,
+}
+
+impl<'a> Iterator for Pieces<'a> {
+    type Item = &'a [u8];
+
+    #[inline]
+    fn next(&mut self) -> Option<&'a [u8]> {
+        while self.left > 0 {
+            let sge = self.sges.next()?;
+            let length = sge.length as usize;
+            if self.skip >= length {
+                self.skip -= length;
+                continue;
+            }
+            let (start, len) = (sge.offset as usize + self.skip, (length - self.skip).min(self.left));
+            self.skip = 0;
+            self.left -= len;
+            return self.mrs.slab.get(sge.mr.0)?.memory.get(start..start + len);
+        }
+        None
+    }
+}
+
+fn invalid(mr: Mr) -> Error {
+    Error::InvalidHandle { kind: "MR", handle: format!("{:?}", mr.0) }
+}
+
+/// Calls `each` with the parts of `sges` that hold the bytes `skip..skip + len` of the list: the
+/// piece, the offset in its region, and the range of the caller's buffer.
+fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, usize, Range<usize>)) {
+    let mut skip = skip as usize;
+    let mut done = 0;
+    for sge in sges {
+        let length = sge.length as usize;
+        if skip >= length {
+            skip -= length;
+            continue;
+        }
+        let take = (length - skip).min(len - done);
+        each(sge, sge.offset as usize + skip, done..done + take);
+        done += take;
+        skip = 0;
+        if done == len {
+            break;
+        }
+    }
+}

@@ -1,0 +1,405 @@
+use ferroce_wire::{
+    Gid, NetworkHeader, PKEY_DEFAULT, PKey, Packet, PathAddress, PathHeader, PathMtu, Qpn, Service,
+};
+
+use crate::engine::destination::Destination;
+use crate::engine::requester::Requester;
+use crate::engine::responder::Responder;
+use crate::engine::rq::ReceiveQueue;
+use crate::engine::selective::Selective;
+use crate::engine::shared::Shared;
+use crate::engine::slot::Slot;
+use crate::engine::sq::{Ended, SendQueue};
+use crate::telemetry::counters::Counter;
+use crate::verbs::{
+    Access, AddressVector, Cq, Error, Event, Handle, MAX_MESSAGE, MAX_WINDOW, Mismatch, Mr, Pd, Qp,
+    QpAttributes, QpConfig, QpState, QpType, Srq, WcOpcode, WcStatus, WorkCompletion, may_be_on,
+};
+
+/// The peer of a connected queue pair, and the way to it.
+#[derive(Clone, Copy)]
+pub(crate) struct Connection {
+    pub(crate) header: PathHeader,
+    /// The peer's address and one's own as they stand in the network headers of its packets: the
+    /// first 8 bytes for IPv4, all otherwise.
+    addresses: [u8; 32],
+    /// The VLAN of its packets.
+    vlan: Option<u16>,
+    pub(crate) path_mtu: PathMtu,
+    pub(crate) dest_qpn: Qpn,
+}
+
+impl Connection {
+    /// `header` are the headers of `path`.
+    pub(crate) fn new(
+        path: &PathAddress,
+        header: PathHeader,
+        path_mtu: PathMtu,
+        dest_qpn: Qpn,
+    ) -> Connection {
+        let (Gid(remote), Gid(local)) = (path.destination, path.source);
+        let mut addresses = [0; 32];
+        if header.network() == NetworkHeader::Ipv4 {
+            // A GID that maps an IPv4 address ends with it.
+            addresses[..4].copy_from_slice(&remote[12..]);
+            addresses[4..8].copy_from_slice(&local[12..]);
+        } else {
+            addresses[..16].copy_from_slice(&remote);
+            addresses[16..].copy_from_slice(&local);
+        }
+        Connection { header, addresses, vlan: path.vlan.map(|tag| tag.id), path_mtu, dest_qpn }
+    }
+
+    /// Whether a packet with these addresses is the peer's.
+    #[inline(always)]
+    pub(crate) fn admits(&self, packet: &Packet<'_>) -> bool {
+        let addresses = packet.address_bytes();
+        // An array's length is known, so that comparing is an instruction and no call.
+        let same = match packet.header {
+            NetworkHeader::Ipv4 => addresses.first_chunk() == self.addresses.first_chunk::<8>(),
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => addresses.first_chunk() == Some(&self.addresses),
+        };
+        same && packet.header == self.header.network() && may_be_on(packet, self.vlan)
+    }
+
+    /// The longest message, in bytes: its packets must be fewer than half the PSNs.
+    pub(crate) fn max_message(&self) -> u32 {
+        let most = u64::from(MAX_WINDOW) << self.path_mtu.shift();
+        u32::try_from(most).map_or(MAX_MESSAGE, |most| most.min(MAX_MESSAGE))
+    }
+}
+
+pub(crate) struct QueuePair {
+    pub(crate) handle: Qp,
+    pub(crate) qpn: Qpn,
+    pub(crate) service: Service,
+    pub(crate) pd: Pd,
+    pub(crate) send_cq: Cq,
+    pub(crate) recv_cq: Cq,
+    pub(crate) srq: Option<Srq>,
+    /// Where the memory of its receives is registered: the SRQ's, if there is one.
+    pub(crate) receive_pd: Pd,
+    signal_all: bool,
+    pub(crate) state: QpState,
+    pub(crate) access: Access,
+    /// UD: what datagrams must carry.
+    pub(crate) qkey: u32,
+    pub(crate) pkey: PKey,
+    pub(crate) pkey_index: usize,
+    pub(crate) address: Option<AddressVector>,
+    pub(crate) connection: Option<Connection>,
+    /// Where its packets in flight count, unless it repeats selectively or is not reliable.
+    pub(crate) destination: Destination,
+    pub(crate) sq: SendQueue,
+    /// With an SRQ it holds only the receive of the message under way.
+    pub(crate) rq: ReceiveQueue,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    /// If both ends have agreed on selective repeat.
+    pub(crate) selective: Option<Box<Selective>>,
+    /// It is in the list of active queue pairs.
+    pub(crate) scheduled: bool,
+    /// The last frame was a response.
+    responded: bool,
+    /// A completion found no room: the queue pair is to fail.
+    overflowed: bool,
+    /// What a packet has shown about the peer.
+    pub(crate) mismatch: Option<Mismatch>,
+}
+
+impl QueuePair {
+    /// A queue pair in RESET; `receives` are the PD and the pieces of its SRQ's receives.
+    pub(crate) fn new(handle: Handle, qpn: Qpn, config: &QpConfig, shared: Option<(Pd, u8)>) -> QueuePair {
+        // Fills unused slots; never looked at.
+        let filler = Mr(handle);
+        let (receive_pd, rq) = match shared {
+            Some((pd, max_sge)) => (pd, ReceiveQueue::new(1, max_sge, filler)),
+            None => (config.pd, ReceiveQueue::new(config.max_recv_wr, config.max_recv_sge, filler)),
+        };
+        QueuePair {
+            handle: Qp(handle),
+            qpn,
+            service: config.qp_type.service(),
+            pd: config.pd,
+            send_cq: config.send_cq,
+            recv_cq: config.recv_cq,
+            srq: config.srq,
+            receive_pd,
+            signal_all: config.signal_all,
+            state: QpState::Reset,
+            access: Access::NONE,
+            qkey: 0,
+            pkey: PKEY_DEFAULT,
+            pkey_index: 0,
+            address: None,
+            connection: None,
+            destination: Destination::NONE,
+            sq: SendQueue::new(config.max_send_wr, config.max_send_sge, config.max_inline_data, filler),
+            rq,
+            requester: Requester::default(),
+            responder: Responder::default(),
+            selective: None,
+            scheduled: false,
+            responded: false,
+            overflowed: false,
+            mismatch: None,
+        }
+    }
+
+    pub(crate) fn qp_type(&self) -> QpType {
+        match self.service {
+            Service::Uc => QpType::Uc,
+            Service::Ud => QpType::Ud,
+            Service::Rc | Service::Cnp => QpType::Rc,
+        }
+    }
+
+    pub(crate) fn attributes(&self) -> QpAttributes {
+        let is_rc = self.service == Service::Rc;
+        let may_send = matches!(self.state, QpState::Rts | QpState::Sqd);
+        QpAttributes {
+            qp_type: self.qp_type(),
+            state: self.state,
+            sq_draining: self.state == QpState::Sqd && !self.is_drained(),
+            qpn: self.qpn,
+            dest_qpn: self.connection.as_ref().map(|c| c.dest_qpn),
+            address: self.address,
+            path_mtu: self.path_mtu(),
+            selective_repeat: self.selective.is_some(),
+            access: self.access,
+            qkey: (self.service == Service::Ud).then_some(self.qkey),
+            pkey_index: self.pkey_index,
+            pkey: self.pkey,
+            rq_psn: self.responder.expected_psn(),
+            sq_psn: self.requester.next_psn(),
+            send: (is_rc && may_send).then(|| self.requester.attributes()),
+            max_dest_rd_atomic: self.responder.max_dest_rd_atomic(),
+            min_rnr_timer: self.responder.min_rnr_timer(),
+            srq: self.srq,
+            outstanding_sends: self.sq.tail().wrapping_sub(self.sq.head()),
+            outstanding_receives: self.rq.len(),
+        }
+    }
+
+    /// Fails if the state is none of `allowed`.
+    pub(crate) fn require(
+        &self,
+        verb: &'static str,
+        expected: &'static str,
+        allowed: &[QpState],
+    ) -> Result<(), Error> {
+        if allowed.contains(&self.state) {
+            return Ok(());
+        }
+        Err(Error::State { verb, state: self.state, expected })
+    }
+
+    /// Payload of a full packet; none before there is a connection.
+    pub(crate) fn path_mtu(&self) -> Option<PathMtu> {
+        self.connection.as_ref().map(|connection| connection.path_mtu)
+    }
+
+    /// Asks for a turn in the transmit phase.
+    #[inline]
+    pub(crate) fn schedule(&mut self, shared: &mut Shared) {
+        if !self.scheduled {
+            self.scheduled = true;
+            shared.active.push_back(self.handle.0.index);
+        }
+    }
+
+    /// The next frame of this queue pair.
+    #[inline]
+    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        let frame = match self.service {
+            Service::Rc => self.transmit_in_turn(shared, slot),
+            Service::Ud => self.transmit_datagram(shared, slot),
+            Service::Uc | Service::Cnp => self.transmit_request(shared, slot),
+        };
+        self.settle(shared);
+        frame
+    }
+
+    /// A response, because a peer waits for it, but then a request has its turn, or a peer that
+    /// reads all the time would keep them back for ever. An ACK comes last: what the application has
+    /// to say is more urgent, and goes out alone, so that it is not sent with the ACK's time; `OwedAck`
+    /// says for how long.
+    #[inline]
+    fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        let request_first = std::mem::take(&mut self.responded);
+        if !request_first {
+            if let Some(length) = self.transmit_response(shared, slot) {
+                self.responded = true;
+                return Some(length);
+            }
+            // Only here and below is it known that nothing older is owed.
+            if let Some(length) = self.transmit_acknowledge(shared, slot, true) {
+                return Some(length);
+            }
+        }
+        if let Some(length) = self.transmit_request(shared, slot) {
+            self.responder.note_request(shared.poll);
+            return Some(length);
+        }
+        if request_first && let Some(length) = self.transmit_response(shared, slot) {
+            self.responded = true;
+            return Some(length);
+        }
+        self.transmit_acknowledge(shared, slot, false)
+    }
+
+    /// ERR by the application's wish, or because there is no way on: flushes everything, and
+    /// nothing more is sent.
+    pub(crate) fn fail(&mut self, shared: &mut Shared) {
+        self.responder.silence();
+        self.enter_error(shared);
+    }
+
+    /// ERR after a request that was refused: as [`fail`](QueuePair::fail), but the responses that
+    /// are owed, the NAK last, still go out.
+    pub(crate) fn enter_error(&mut self, shared: &mut Shared) {
+        let failed_before = self.state == QpState::Error;
+        self.state = QpState::Error;
+        self.requester.stop();
+        self.forget_in_flight(shared);
+        self.release_held(shared);
+        self.flush(shared);
+        if self.srq.is_some() && !failed_before {
+            shared.raise(Event::QpLastWqeReached(self.handle));
+        }
+    }
+
+    /// SQE: a send of an unreliable queue pair failed before it left.
+    pub(crate) fn enter_send_error(&mut self, shared: &mut Shared) {
+        self.state = QpState::Sqe;
+        self.flush_sends(shared);
+    }
+
+    /// RESET: as if nothing had ever been posted.
+    pub(crate) fn reset(&mut self, shared: &mut Shared) {
+        while self.sq.pop(&mut shared.mrs).is_some() {}
+        while self.rq.pop(&mut shared.mrs).is_some() {}
+        for cq in [self.send_cq, self.recv_cq] {
+            if let Some(queue) = shared.cqs.get_mut(cq.0) {
+                queue.purge(self.handle);
+            }
+        }
+        shared.timers.cancel(self.handle.0.index);
+        shared.mrs.unbind_windows_of(self.handle);
+        self.forget_in_flight(shared);
+        self.leave_destination(shared);
+        self.requester = Requester::default();
+        self.responder = Responder::default();
+        self.release_held(shared);
+        self.selective = None;
+        self.connection = None;
+        self.address = None;
+        self.access = Access::NONE;
+        self.qkey = 0;
+        self.pkey = PKEY_DEFAULT;
+        self.pkey_index = 0;
+        self.responded = false;
+        self.overflowed = false;
+        self.mismatch = None;
+        self.state = QpState::Reset;
+    }
+
+    /// Completes all posted work as flushed, in the order it was posted.
+    pub(crate) fn flush(&mut self, shared: &mut Shared) {
+        self.flush_sends(shared);
+        while !self.rq.is_empty() {
+            self.complete_receive_in_error(shared, WcStatus::WrFlushErr);
+        }
+        self.overflowed = false;
+    }
+
+    /// As [`flush`](QueuePair::flush), of the send queue alone.
+    pub(crate) fn flush_sends(&mut self, shared: &mut Shared) {
+        while let Some(ended) = self.sq.pop(&mut shared.mrs) {
+            self.complete_send(shared, &ended, WcStatus::WrFlushErr);
+        }
+        self.requester.restart_at(self.sq.head());
+    }
+
+    /// Fails the queue pair if one of its completions was lost.
+    #[inline]
+    pub(crate) fn settle(&mut self, shared: &mut Shared) {
+        if self.overflowed {
+            self.overflowed = false;
+            if self.state != QpState::Error {
+                self.fail(shared);
+            }
+        }
+    }
+
+    /// The end of a send that was just taken out of the queue.
+    #[inline(always)]
+    pub(crate) fn complete_send(&mut self, shared: &mut Shared, ended: &Ended, status: WcStatus) {
+        let failed = status != WcStatus::Success;
+        if ended.signaled || self.signal_all || failed {
+            shared.counters.count_if(failed, Counter::ReqCqeError);
+            shared.counters.count_if(status == WcStatus::WrFlushErr, Counter::ReqCqeFlushError);
+            let wc = WorkCompletion {
+                byte_len: ended.length,
+                ..self.completion(ended.wr_id, status, ended.opcode)
+            };
+            self.push(shared, self.send_cq, wc, false);
+        }
+    }
+
+    /// The end of the oldest receive, in error.
+    pub(crate) fn complete_receive_in_error(&mut self, shared: &mut Shared, status: WcStatus) {
+        if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
+            shared.count(Counter::RespCqeError);
+            shared.counters.count_if(status == WcStatus::WrFlushErr, Counter::RespCqeFlushError);
+            let wc = self.completion(wr_id, status, WcOpcode::Recv);
+            self.push(shared, self.recv_cq, wc, false);
+        }
+    }
+
+    /// A completion of this queue pair that says nothing yet but how it ended.
+    pub(crate) fn completion(&self, wr_id: u64, status: WcStatus, opcode: WcOpcode) -> WorkCompletion {
+        WorkCompletion {
+            wr_id,
+            status,
+            opcode,
+            byte_len: 0,
+            grh: false,
+            immediate: None,
+            invalidated: None,
+            qp: self.handle,
+            qpn: self.qpn,
+            src_qpn: self.connection.as_ref().map(|c| c.dest_qpn).unwrap_or_default(),
+            source_mac: None,
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn push(&mut self, shared: &mut Shared, cq: Cq, wc: WorkCompletion, solicited: bool) {
+        if !shared.complete(cq, wc, solicited) {
+            self.overflowed = true;
+        }
+    }
+
+    /// Whether there is a receive for a new message; an SRQ's comes to the queue pair with that.
+    pub(crate) fn has_receive(&mut self, shared: &mut Shared) -> bool {
+        match self.srq {
+            _ if !self.rq.is_empty() => true,
+            Some(srq) => shared.take_shared_receive(srq, &mut self.rq),
+            None => false,
+        }
+    }
+
+    /// Says once that a draining send queue has nothing under way any more.
+    #[inline]
+    pub(crate) fn note_drained(&mut self, shared: &mut Shared) {
+        if self.state == QpState::Sqd && self.is_drained() {
+            shared.raise(Event::SqDrained(self.handle));
+        }
+    }
+
+    /// No send is started and not complete.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.sq.front().is_none_or(|wqe| !wqe.started)
+    }
+}

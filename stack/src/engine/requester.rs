@@ -1,0 +1,583 @@
+//! The sending half of a connection: PSNs, segmentation, and, if it is reliable, retransmission and
+//! timers (protocol.md §4). What comes back is in `completer.rs`; datagrams are sent in `ud.rs`.
+
+use std::time::Duration;
+
+use ferroce_driver::Nanos;
+use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, RnrTimer, Service};
+
+use crate::engine::destination::Flight;
+use crate::engine::kind::{Kind, Place};
+use crate::engine::mw::MwBind;
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+use crate::engine::slot::Slot;
+use crate::engine::sq::Wqe;
+use crate::engine::timer::time_of;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcStatus};
+
+/// In a long message every so many packets one asks for an acknowledgement, so that the window
+/// moves and a loss is noticed early.
+const ACK_REQ_INTERVAL: u32 = 16;
+
+#[derive(Clone, Copy)]
+pub(crate) struct Requester {
+    attributes: ReadyToSend,
+    /// The oldest PSN that is not acknowledged.
+    una: Psn,
+    /// The PSN after the last that was sent.
+    sent: Psn,
+    /// The PSN of the next message to be started.
+    next: Psn,
+    /// The work request that is sent next, and which packet of it. Behind `sent` during a replay.
+    cursor: u32,
+    cursor_packet: u32,
+    pub(crate) flight: Flight,
+    /// READs and atomics that are started and not complete.
+    reads_outstanding: u32,
+    retries_left: u8,
+    rnr_retries_left: u8,
+    /// When the oldest packet counts as lost.
+    ack_deadline: Nanos,
+    /// Nothing is sent before this, after an RNR NAK.
+    rnr_deadline: Nanos,
+    /// When that wait began.
+    rnr_began: Nanos,
+    /// Since the last progress a sequence NAK has started a replay; another says nothing new.
+    sequence_nak_seen: bool,
+    /// Since the last progress a response has given a loss away; another says nothing new.
+    implied_nak_seen: bool,
+}
+
+impl Default for Requester {
+    fn default() -> Requester {
+        Requester::new(ReadyToSend::new(Psn::new(0)), 0)
+    }
+}
+
+impl Requester {
+    /// Ready to send, with `head` the oldest work request in the queue.
+    pub(crate) fn new(attributes: ReadyToSend, head: u32) -> Requester {
+        Requester {
+            attributes,
+            una: attributes.sq_psn,
+            sent: attributes.sq_psn,
+            next: attributes.sq_psn,
+            cursor: head,
+            cursor_packet: 0,
+            flight: Flight::new(attributes.sq_psn),
+            reads_outstanding: 0,
+            retries_left: attributes.retry_count,
+            rnr_retries_left: attributes.rnr_retry,
+            ack_deadline: Nanos::NEVER,
+            rnr_deadline: Nanos::NEVER,
+            rnr_began: Nanos::ZERO,
+            sequence_nak_seen: false,
+            implied_nak_seen: false,
+        }
+    }
+
+    pub(crate) fn next_psn(&self) -> Psn {
+        self.next
+    }
+
+    pub(crate) fn una(&self) -> Psn {
+        self.una
+    }
+
+    pub(crate) fn sent(&self) -> Psn {
+        self.sent
+    }
+
+    pub(crate) fn attributes(&self) -> ReadyToSend {
+        self.attributes
+    }
+
+    /// Its attributes after an update.
+    pub(crate) fn updated(&self, update: &QpUpdate) -> ReadyToSend {
+        let ReadyToSend { sq_psn, timeout, retry_count, rnr_retry, max_rd_atomic } = self.attributes;
+        ReadyToSend {
+            sq_psn,
+            timeout: update.timeout.unwrap_or(timeout),
+            retry_count: update.retry_count.unwrap_or(retry_count),
+            rnr_retry: update.rnr_retry.unwrap_or(rnr_retry),
+            max_rd_atomic: update.max_rd_atomic.unwrap_or(max_rd_atomic),
+        }
+    }
+
+    /// Changes its attributes while nothing is outstanding.
+    pub(crate) fn set_attributes(&mut self, attributes: ReadyToSend) {
+        self.attributes = attributes;
+        self.retries_left = attributes.retry_count;
+        self.rnr_retries_left = attributes.rnr_retry;
+    }
+
+    /// The work request that is sent next is `head`, and it is not started.
+    pub(crate) fn restart_at(&mut self, head: u32) {
+        self.cursor = head;
+        self.cursor_packet = 0;
+    }
+
+    /// The work request that is sent next.
+    pub(crate) fn cursor(&self) -> u32 {
+        self.cursor
+    }
+
+    /// Takes the PSN of a datagram.
+    pub(crate) fn take_psn(&mut self) -> Psn {
+        let psn = self.next;
+        self.next += 1;
+        psn
+    }
+
+    /// How many work requests from `head` on have packets that were sent; not during a replay.
+    pub(crate) fn started(&self, head: u32) -> u32 {
+        self.cursor.wrapping_sub(head) + u32::from(self.cursor_packet > 0)
+    }
+
+    /// So many parts of READs are complete.
+    pub(crate) fn end_reads(&mut self, count: u32) {
+        self.reads_outstanding -= count;
+    }
+
+    pub(crate) fn waits_for_receiver(&self) -> bool {
+        self.rnr_deadline != Nanos::NEVER
+    }
+
+    /// No timer runs any more.
+    pub(crate) fn stop(&mut self) {
+        self.ack_deadline = Nanos::NEVER;
+        self.rnr_deadline = Nanos::NEVER;
+    }
+
+    fn ack_timeout(&self) -> Option<Duration> {
+        match self.attributes.timeout {
+            0 => None,
+            n => Some(time_of(n)),
+        }
+    }
+}
+
+impl QueuePair {
+    /// Writes the next request frame, if the rules let one go.
+    #[inline(always)]
+    pub(crate) fn transmit_request(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        // Every turn ends so, and most that a packet of the peer has caused are no more than that.
+        if self.requester.cursor == self.sq.tail() && self.selective.is_none() {
+            return None;
+        }
+        self.transmit_next(shared, slot)
+    }
+
+    #[inline]
+    fn transmit_next(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        let path_mtu = self.path_mtu()?;
+        loop {
+            let number = self.requester.cursor;
+            let sendable = matches!(self.state, QpState::Rts | QpState::Sqd);
+            if !sendable || self.requester.waits_for_receiver() {
+                return None;
+            }
+            if self.selective.is_some()
+                && let Some(length) = self.transmit_again(shared, slot)
+            {
+                return Some(length);
+            }
+            if number == self.sq.tail() {
+                return None;
+            }
+            if !self.sq.wqe(number).started && !self.start(shared, number, path_mtu) {
+                // A local operation is done at once, and the next request may be ready.
+                if self.requester.cursor != number && self.state == QpState::Rts {
+                    continue;
+                }
+                return None;
+            }
+            let wqe = self.sq.wqe(number);
+            let packet = self.requester.cursor_packet;
+            let psn = wqe.first_psn + packet;
+            let count = if wqe.kind.is_read { self.psns_of_read(wqe, packet) } else { 1 };
+            if !self.window_admits(shared, wqe.kind, psn, count) || self.read_waits(wqe, packet) {
+                return None;
+            }
+            let (kind, after) = (wqe.kind, (packet + count, wqe.packets));
+            let asks =
+                kind.is_read_or_atomic || after.0 == after.1 || after.0.is_multiple_of(ACK_REQ_INTERVAL);
+            let asks = self.must_ask(shared, psn, asks);
+            let length = self.write_request(shared, slot, (number, packet, count), asks)?;
+            if self.service == Service::Rc {
+                self.advance(shared, kind, psn, (count, asks), after);
+            } else {
+                self.advance_unacknowledged(shared, number, psn);
+            }
+            return Some(length);
+        }
+    }
+
+    /// Gives the work request its PSNs, if its turn has come. Local operations are carried out.
+    #[inline]
+    fn start(&mut self, shared: &mut Shared, number: u32, path_mtu: PathMtu) -> bool {
+        if self.state == QpState::Sqd {
+            return false;
+        }
+        let wqe = self.sq.wqe(number);
+        let is_oldest = number == self.sq.head();
+        let reads = self.requester.reads_outstanding;
+        if wqe.kind.is_local {
+            if is_oldest {
+                self.carry_out(shared, wqe.op);
+            }
+            return false;
+        }
+        if wqe.flags.fence && reads > 0 {
+            return false;
+        }
+        if wqe.kind.is_read_or_atomic && reads >= u32::from(self.requester.attributes.max_rd_atomic) {
+            return false;
+        }
+        let access = if wqe.kind.writes_local_memory() { Access::LOCAL_WRITE } else { Access::NONE };
+        if shared.mrs.check_local(self.pd, self.sq.sges(number), access).is_err() {
+            // The error completes in order, after everything posted before.
+            if is_oldest {
+                self.fail_oldest(shared, WcStatus::LocProtErr);
+            }
+            return false;
+        }
+        let requester = &mut self.requester;
+        let packets = if wqe.kind.is_atomic { 1 } else { path_mtu.packets(wqe.length) };
+        requester.reads_outstanding += u32::from(wqe.kind.is_read_or_atomic);
+        let wqe = self.sq.wqe_mut(number);
+        wqe.first_psn = requester.next;
+        wqe.packets = packets;
+        wqe.started = true;
+        requester.next += packets;
+        true
+    }
+
+    /// A local operation, which is the oldest in the queue.
+    fn carry_out(&mut self, shared: &mut Shared, op: SendOp) {
+        let Shared { mrs, rng, .. } = shared;
+        let failure = match op {
+            SendOp::LocalInvalidate(rkey) => {
+                mrs.invalidate(self.pd, self.handle, rkey, Access::NONE).err().map(|_| WcStatus::LocProtErr)
+            }
+            SendOp::BindMw { mw, mr, offset, length, access } => {
+                let bind = MwBind { mw, mr, offset, length, access };
+                mrs.bind(rng, self.pd, self.handle, &bind).err().map(|_| WcStatus::MwBindErr)
+            }
+            _ => None,
+        };
+        if let Some(status) = failure {
+            self.fail_oldest(shared, status);
+            return;
+        }
+        if let Some(ended) = self.sq.pop(&mut shared.mrs) {
+            self.requester.cursor = self.sq.head();
+            self.complete_send(shared, &ended, WcStatus::Success);
+        }
+    }
+
+    /// How many PSNs the next request of a READ takes: as many as the response, or as that part of it
+    /// which is asked for at once.
+    fn psns_of_read(&self, wqe: &Wqe, packet: u32) -> u32 {
+        match &self.selective {
+            Some(selective) => selective.scoreboard.read_count(packet, wqe.packets),
+            None => wqe.packets - packet,
+        }
+    }
+
+    /// Whether this is a later part of a READ, and the peer takes no more READs now.
+    #[inline]
+    fn read_waits(&self, wqe: &Wqe, packet: u32) -> bool {
+        let Requester { reads_outstanding, attributes, .. } = &self.requester;
+        self.is_later_part(wqe.kind, packet) && *reads_outstanding >= u32::from(attributes.max_rd_atomic)
+    }
+
+    #[inline]
+    fn is_later_part(&self, kind: &Kind, packet: u32) -> bool {
+        self.selective.is_some() && kind.is_read && packet > 0
+    }
+
+    /// Moves on behind a packet at `psn` that was written and takes `count` PSNs: `next` of the `packets`
+    /// of its work request is sent next.
+    #[inline(always)]
+    fn advance(
+        &mut self,
+        shared: &mut Shared,
+        kind: &Kind,
+        psn: Psn,
+        (count, asks): (u32, bool),
+        (next, packets): (u32, u32),
+    ) {
+        let is_later_part = self.is_later_part(kind, self.requester.cursor_packet);
+        if let Some(selective) = &mut self.selective {
+            selective.scoreboard.note_sent(psn, count, kind.is_read_or_atomic, shared.now);
+        }
+        self.note_departure(shared, kind, psn, (count, asks));
+        let requester = &mut self.requester;
+        requester.reads_outstanding += u32::from(is_later_part);
+        let end = psn + count;
+        requester.cursor_packet = next;
+        if next == packets {
+            requester.cursor = requester.cursor.wrapping_add(1);
+            requester.cursor_packet = 0;
+        }
+        if end.distance(requester.sent) > 0 {
+            requester.sent = end;
+        } else {
+            shared.count(Counter::RetransmittedPkts);
+        }
+        self.ensure_ack_timer(shared);
+    }
+
+    /// Starts the ACK timer if it does not run.
+    #[inline]
+    pub(crate) fn ensure_ack_timer(&mut self, shared: &mut Shared) {
+        if self.requester.ack_deadline == Nanos::NEVER {
+            self.arm_ack_timer(shared);
+        }
+    }
+
+    /// As [`advance`](QueuePair::advance) on an unreliable connection: what was sent is done.
+    fn advance_unacknowledged(&mut self, shared: &mut Shared, number: u32, psn: Psn) {
+        let packets = self.sq.wqe(number).packets;
+        let requester = &mut self.requester;
+        (requester.una, requester.sent) = (psn + 1, psn + 1);
+        requester.cursor_packet += 1;
+        if requester.cursor_packet == packets {
+            self.complete_oldest(shared);
+            self.requester.restart_at(self.sq.head());
+        }
+    }
+
+    /// Starts the ACK timer anew.
+    pub(crate) fn arm_ack_timer(&mut self, shared: &mut Shared) {
+        let requester = &mut self.requester;
+        requester.ack_deadline = match requester.ack_timeout() {
+            Some(timeout) if requester.una != requester.sent => shared.now + timeout,
+            _ => Nanos::NEVER,
+        };
+        shared.timers.ensure(self.handle.0.index, requester.ack_deadline);
+    }
+
+    pub(crate) fn on_timer(&mut self, shared: &mut Shared) {
+        let requester = &mut self.requester;
+        if requester.rnr_deadline <= shared.now {
+            requester.rnr_deadline = Nanos::NEVER;
+            self.schedule(shared);
+        } else if requester.ack_deadline <= shared.now {
+            requester.ack_deadline = Nanos::NEVER;
+            requester.sequence_nak_seen = false;
+            requester.implied_nak_seen = false;
+            shared.count(Counter::LocalAckTimeoutErr);
+            self.note_silence(shared);
+            self.retry(shared);
+        }
+        let mut next = self.requester.rnr_deadline.min(self.requester.ack_deadline);
+        match self.ack_due(shared) {
+            Some(due) if due <= shared.now => self.schedule(shared),
+            Some(due) => next = next.min(due),
+            None => {}
+        }
+        shared.timers.ensure(self.handle.0.index, next);
+        self.settle(shared);
+    }
+
+    /// Progress: everything before `una` is acknowledged.
+    pub(crate) fn acknowledged(&mut self, shared: &mut Shared, una: Psn) {
+        let requester = &mut self.requester;
+        requester.una = una;
+        requester.retries_left = requester.attributes.retry_count;
+        requester.rnr_retries_left = requester.attributes.rnr_retry;
+        requester.rnr_deadline = Nanos::NEVER;
+        requester.sequence_nak_seen = false;
+        requester.implied_nak_seen = false;
+        self.arm_ack_timer(shared);
+        self.skip_acknowledged();
+        self.schedule(shared);
+    }
+
+    /// Completes the oldest send as successful.
+    #[inline(always)]
+    pub(crate) fn complete_oldest(&mut self, shared: &mut Shared) {
+        if let Some(ended) = self.sq.pop(&mut shared.mrs) {
+            self.requester.reads_outstanding -= u32::from(ended.is_read_or_atomic);
+            shared.counters.count_if(ended.opcode == WcOpcode::Send, Counter::RdmaSends);
+            self.complete_send(shared, &ended, WcStatus::Success);
+            self.note_drained(shared);
+        }
+    }
+
+    /// Completes the oldest send in error; the queue pair fails, or, if it is unreliable, its send
+    /// queue alone.
+    pub(crate) fn fail_oldest(&mut self, shared: &mut Shared, status: WcStatus) {
+        if let Some(ended) = self.sq.pop(&mut shared.mrs) {
+            self.complete_send(shared, &ended, status);
+        }
+        match self.service {
+            Service::Rc => {
+                self.responder.give_up();
+                self.enter_error(shared);
+            }
+            _ => self.enter_send_error(shared),
+        }
+    }
+
+    /// A sequence NAK: goes back, once for each gap.
+    pub(crate) fn on_sequence_nak(&mut self, shared: &mut Shared) {
+        if self.requester.waits_for_receiver() || self.requester.sequence_nak_seen {
+            return;
+        }
+        shared.count(Counter::PacketSeqErr);
+        self.requester.sequence_nak_seen = true;
+        self.retry(shared);
+    }
+
+    /// A response that cannot be right unless an earlier one was lost: goes back, once.
+    pub(crate) fn on_implied_nak(&mut self, shared: &mut Shared) {
+        if self.requester.waits_for_receiver() || self.requester.implied_nak_seen {
+            return;
+        }
+        shared.count(Counter::ImpliedNakSeqErr);
+        self.requester.implied_nak_seen = true;
+        self.retry(shared);
+    }
+
+    pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer) {
+        /// The value of `rnr_retry` that means "without end".
+        const FOREVER: u8 = 7;
+        let requester = &mut self.requester;
+        let mut deadline = shared.now + timer.duration();
+        if requester.waits_for_receiver() {
+            deadline = deadline.max(requester.rnr_deadline);
+            // Nothing was repeated since the one before, so this is no further retry, as long as a receiver
+            // can ask for with one NAK. After that it is one: NAKs must not put a sender off for ever.
+            if shared.now.since(requester.rnr_began) <= RnrTimer::LONGEST.duration() {
+                requester.rnr_deadline = deadline;
+                return;
+            }
+        }
+        shared.count(Counter::RnrNakRetryErr);
+        if requester.attributes.rnr_retry != FOREVER {
+            if requester.rnr_retries_left == 0 {
+                shared.count(Counter::ReqRnrRetriesExceeded);
+                self.fail_oldest(shared, WcStatus::RnrRetryExcErr);
+                return;
+            }
+            requester.rnr_retries_left -= 1;
+        }
+        requester.rnr_deadline = deadline;
+        requester.rnr_began = shared.now;
+        requester.ack_deadline = Nanos::NEVER;
+        shared.timers.ensure(self.handle.0.index, requester.rnr_deadline);
+        self.go_back(shared);
+    }
+
+    /// Sends again from the oldest packet that is not acknowledged, or gives up.
+    fn retry(&mut self, shared: &mut Shared) {
+        if self.requester.retries_left == 0 {
+            shared.count(Counter::ReqTransportRetriesExceeded);
+            self.fail_oldest(shared, WcStatus::RetryExcErr);
+            return;
+        }
+        self.requester.retries_left -= 1;
+        self.go_back(shared);
+        self.arm_ack_timer(shared);
+        self.schedule(shared);
+    }
+
+    fn go_back(&mut self, shared: &mut Shared) {
+        if let Some(selective) = &mut self.selective {
+            return selective.scoreboard.lose_all(self.requester.una, self.requester.sent);
+        }
+        self.forget_in_flight(shared);
+        self.requester.cursor = self.sq.head();
+        self.requester.cursor_packet = 0;
+        self.skip_acknowledged();
+    }
+
+    /// Moves the cursor ahead to the oldest packet that is not acknowledged, if it is behind.
+    fn skip_acknowledged(&mut self) {
+        let head = self.sq.head();
+        let requester = &mut self.requester;
+        if (requester.cursor.wrapping_sub(head) as i32) < 0 {
+            requester.cursor = head;
+            requester.cursor_packet = 0;
+        }
+        if requester.cursor == head
+            && let Some(wqe) = self.sq.front()
+            && wqe.started
+        {
+            let done = requester.una.distance(wqe.first_psn).max(0) as u32;
+            requester.cursor_packet = requester.cursor_packet.max(done);
+        }
+    }
+
+    /// Writes packet `packet` of the work request `number`, which takes `count` PSNs and may ask for an answer.
+    #[inline(always)]
+    pub(crate) fn write_request(
+        &self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+        (number, packet, count): (u32, u32, u32),
+        asks: bool,
+    ) -> Option<usize> {
+        let connection = self.connection.as_ref()?;
+        let wqe = self.sq.wqe(number);
+        let psn = wqe.first_psn + packet;
+        let offset = packet << connection.path_mtu.shift();
+        let rest = wqe.length - offset;
+        let (is_first, is_last) = (packet == 0, packet + 1 == wqe.packets);
+        let mut opcode = wqe.kind.opcode(Place::new(is_first, is_last))?;
+        if self.service != Service::Rc {
+            opcode = opcode.on(self.service)?;
+        }
+        let payload = if wqe.kind.has_payload { rest.min(connection.path_mtu.bytes()) } else { 0 };
+
+        let mut bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
+        bth.set_ack_req(asks && self.service == Service::Rc);
+        bth.set_solicited(wqe.flags.solicited && is_last && wqe.kind.notifies);
+
+        let wants_pin = slot.wants_pin(payload);
+        let pinned = wants_pin.then(|| self.sq.pin(number, offset, payload, &shared.mrs)).flatten();
+        let mut frame = slot.start_pinned(&connection.header, bth, payload as usize, pinned)?;
+        match wqe.op {
+            SendOp::Send => {}
+            SendOp::SendWithImm(imm) if is_last => frame.put(&ImmDt::new(imm)),
+            SendOp::SendWithInvalidate(rkey) if is_last => frame.put(&Ieth::new(rkey)),
+            SendOp::SendWithImm(_) | SendOp::SendWithInvalidate(_) => {}
+            SendOp::Write(remote) | SendOp::WriteWithImm(remote, _) => {
+                if is_first {
+                    frame.put(&Reth::new(remote.addr, remote.rkey, wqe.length));
+                }
+                if let SendOp::WriteWithImm(_, imm) = wqe.op
+                    && is_last
+                {
+                    frame.put(&ImmDt::new(imm));
+                }
+            }
+            SendOp::Read(remote) => {
+                let wanted = rest.min(count << connection.path_mtu.shift());
+                frame.put(&Reth::new(remote.addr.wrapping_add(u64::from(offset)), remote.rkey, wanted));
+            }
+            SendOp::CompareSwap { remote, compare, swap } => {
+                frame.put(&AtomicEth::new(remote.addr, remote.rkey, swap, compare));
+            }
+            SendOp::FetchAdd { remote, add } => frame.put(&AtomicEth::new(remote.addr, remote.rkey, add, 0)),
+            SendOp::Flush { remote, length, selectivity, kind } => {
+                frame.put(&Feth::new(selectivity, kind));
+                frame.put(&Reth::new(remote.addr, remote.rkey, length));
+            }
+            SendOp::AtomicWrite(remote) => frame.put(&Reth::new(remote.addr, remote.rkey, wqe.length)),
+            SendOp::LocalInvalidate(_)
+            | SendOp::BindMw { .. }
+            | SendOp::SendTo(_)
+            | SendOp::SendToWithImm(..) => return None,
+        }
+        let Shared { mrs, counters, crc, .. } = shared;
+        let written = self.sq.fill(frame, (number, offset, payload), mrs, *crc);
+        counters.count(Counter::SentPkts);
+        Some(slot.end(written))
+    }
+}

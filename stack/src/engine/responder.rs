@@ -1,0 +1,609 @@
+//! The receiving half of a reliable connection (protocol.md §5). Executing a request is the same for
+//! UC, whose own rules are in `uc.rs`.
+//!
+//! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
+//! phase pays, in the order of the PSNs, which is what coalesces ACKs.
+
+mod owed;
+mod response;
+
+use ferroce_driver::Nanos;
+use ferroce_wire::{
+    Extension, Feth, Nak, Operation, Packet, PathMtu, Position, Psn, RKey, RnrTimer, Selectivity, Service,
+    Successor, Syndrome,
+};
+
+use crate::engine::outcome::{Answer, Outcome, Outcomes, Part, TooMany};
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{
+    Access, Event, MAX_MESSAGE, QpState, QpUpdate, ReadyToReceive, WcOpcode, WcStatus, WorkCompletion,
+};
+
+use owed::OwedAck;
+
+/// The message under way.
+#[derive(Clone, Copy)]
+enum Message {
+    None,
+    /// Into the oldest receive, of which so much is filled.
+    Send {
+        received: u32,
+    },
+    /// Into memory.
+    Write {
+        va: u64,
+        rkey: RKey,
+        remaining: u32,
+        total: u32,
+    },
+}
+
+pub(crate) struct Responder {
+    /// The PSN of the next new request.
+    expected: Psn,
+    /// Messages completed, modulo 2²⁴.
+    msn: u32,
+    successor: Successor,
+    message: Message,
+    /// The expected packet was asked for with a NAK: later ones are dropped in silence.
+    nak_sent: bool,
+    ack: OwedAck,
+    nak_owed: Option<(Psn, Syndrome)>,
+    outcomes: Outcomes,
+    min_rnr_timer: Option<RnrTimer>,
+    rnr_naks: RnrNaks,
+    /// The first request has come.
+    pub(crate) established: bool,
+}
+
+/// Keeps whoever repeats one packet from getting an RNR NAK for each.
+#[derive(Clone, Copy, Default)]
+struct RnrNaks {
+    /// The packet that was refused last.
+    psn: Psn,
+    /// Until then so many more may be sent for it.
+    until: Nanos,
+    left: u8,
+}
+
+impl RnrNaks {
+    /// A peer sends a packet at most eight times without an answer (`retry_count` is 7), so that
+    /// one which loses seven of them still hears the eighth. One that hears any waits for the whole
+    /// timer.
+    const IN_HALF_A_TIMER: u8 = 8;
+
+    /// Whether another may be sent for `psn`.
+    fn admit(&mut self, now: Nanos, psn: Psn, timer: RnrTimer) -> bool {
+        if psn != self.psn || now >= self.until {
+            *self = RnrNaks { psn, until: now + timer.duration() / 2, left: RnrNaks::IN_HALF_A_TIMER };
+        }
+        let admitted = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        admitted
+    }
+}
+
+impl Default for Responder {
+    fn default() -> Responder {
+        Responder {
+            expected: Psn::new(0),
+            msn: 0,
+            successor: Successor::NewMessage,
+            message: Message::None,
+            nak_sent: false,
+            ack: OwedAck::default(),
+            nak_owed: None,
+            outcomes: Outcomes::default(),
+            min_rnr_timer: None,
+            rnr_naks: RnrNaks::default(),
+            established: false,
+        }
+    }
+}
+
+impl Responder {
+    /// For a connection, in the memory of the one before it.
+    pub(crate) fn renewed(self, attributes: &ReadyToReceive) -> Responder {
+        Responder {
+            expected: attributes.rq_psn,
+            outcomes: self.outcomes.renewed(attributes.max_dest_rd_atomic, attributes.selective_repeat),
+            min_rnr_timer: Some(attributes.min_rnr_timer),
+            ..Responder::default()
+        }
+    }
+
+    /// Takes the memory for as many READs and atomics now, while that is welcome.
+    pub(crate) fn reserve(&mut self, max_dest_rd_atomic: u8) {
+        self.outcomes.resize(max_dest_rd_atomic);
+    }
+
+    /// Of an unreliable connection.
+    pub(crate) fn expecting(rq_psn: Psn) -> Responder {
+        Responder { expected: rq_psn, ..Responder::default() }
+    }
+
+    pub(crate) fn update(&mut self, update: &QpUpdate) {
+        self.min_rnr_timer = update.min_rnr_timer.or(self.min_rnr_timer);
+        if let Some(depth) = update.max_dest_rd_atomic {
+            self.outcomes.resize(depth);
+        }
+    }
+
+    pub(crate) fn max_dest_rd_atomic(&self) -> u8 {
+        self.outcomes.depth()
+    }
+
+    pub(crate) fn min_rnr_timer(&self) -> Option<RnrTimer> {
+        self.min_rnr_timer
+    }
+
+    /// What may come next.
+    pub(crate) fn successor(&self) -> Successor {
+        self.successor
+    }
+
+    /// Gives up the message under way; its receive is there for the next one.
+    pub(crate) fn abandon_message(&mut self) {
+        self.message = Message::None;
+        self.successor = Successor::NewMessage;
+    }
+
+    /// The next packet is to have this PSN.
+    pub(crate) fn expect(&mut self, psn: Psn) {
+        self.expected = psn;
+    }
+
+    pub(crate) fn expected_psn(&self) -> Psn {
+        self.expected
+    }
+
+    /// A request of one's own has ended the connection: forgets what is owed but for the ACK of what was
+    /// executed; that too if an answer is missing before it.
+    pub(crate) fn give_up(&mut self) {
+        let ack = self.ack;
+        let is_last = self.outcomes.next_owed().is_none();
+        self.silence();
+        if is_last {
+            self.ack = ack;
+        }
+    }
+
+    /// Forgets what is owed.
+    pub(crate) fn silence(&mut self) {
+        self.ack.forget();
+        self.nak_owed = None;
+        self.outcomes.clear();
+    }
+
+    /// A request of one's own was sent.
+    pub(crate) fn note_request(&mut self, poll: u64) {
+        self.ack.note_request(poll);
+    }
+
+    /// A message is complete.
+    fn count_message(&mut self) {
+        self.msn = (self.msn + 1) & 0x00ff_ffff;
+    }
+}
+
+/// Why a request is not executed.
+#[derive(Clone, Copy)]
+pub(crate) enum Refusal {
+    /// Malformed or not allowed.
+    Invalid,
+    /// Memory that it may not reach.
+    Access,
+    /// The local receive is at fault: how it ends, and what the peer is told.
+    Receive(WcStatus, Nak),
+    /// There is no receive for it.
+    NotReady,
+}
+
+impl QueuePair {
+    /// Takes a request.
+    #[inline]
+    pub(crate) fn receive_request(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            shared.count(Counter::RxWrongState);
+            return;
+        }
+        let distance = packet.bth.psn().distance(self.responder.expected);
+        if distance < 0 {
+            self.receive_duplicate(shared, packet);
+        } else if distance > 0 {
+            self.receive_early(shared, packet, distance as u32);
+        } else {
+            self.receive_expected(shared, packet);
+            self.execute_held(shared);
+        }
+    }
+
+    /// Takes the request whose turn it is.
+    #[inline(always)]
+    pub(crate) fn receive_expected(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        self.note_established(shared);
+        match self.execute(shared, packet) {
+            Ok(()) => {
+                // What a NAK that was sent or is owed asks for is here.
+                self.responder.nak_sent = false;
+                self.responder.nak_owed = None;
+                self.executed(shared, packet);
+            }
+            Err(refusal) => self.refuse(shared, refusal),
+        }
+    }
+
+    /// Says once that the peer has begun to send, be there a receive for it or not.
+    #[inline]
+    pub(crate) fn note_established(&mut self, shared: &mut Shared) {
+        if self.state == QpState::Rtr && !self.responder.established {
+            self.responder.established = true;
+            shared.comm_est = true;
+            shared.raise(Event::CommEst(self.handle));
+        }
+    }
+
+    /// Something is missing before this packet: one NAK says what.
+    fn receive_early(&mut self, shared: &mut Shared, packet: &Packet<'_>, distance: u32) {
+        shared.count(Counter::OutOfSequence);
+        if self.selective.is_some() {
+            self.hold_early(shared, packet, distance);
+        } else if !self.responder.nak_sent {
+            self.responder.nak_sent = true;
+            self.owe_nak(shared, Syndrome::Nak(Nak::PsnSequenceError));
+        }
+    }
+
+    #[inline]
+    pub(crate) fn executed(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        self.responder.successor = packet.opcode.successor();
+        if self.service != Service::Rc {
+            return;
+        }
+        if packet.opcode.is_answered_explicitly() {
+            self.schedule(shared);
+        } else if packet.bth.ack_req() {
+            self.owe_ack(shared);
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let Some(path_mtu) = self.path_mtu() else { return Err(Refusal::Invalid) };
+        let opcode = packet.opcode;
+        let payload_fits = opcode.payload().admits(packet.payload.len(), path_mtu.bytes() as usize);
+        let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
+        let exists = shared.device.supports(opcode.operation());
+        if !exists || !opcode.may_come(self.responder.successor) || !self.allows(packet) {
+            return Err(self.out_of_place(packet));
+        }
+        let needs_receive = match opcode.operation() {
+            Operation::Send => matches!(opcode.position(), Position::First | Position::Only),
+            Operation::Write => opcode.has(Extension::ImmDt),
+            _ => false,
+        };
+        if needs_receive && !self.has_receive(shared) {
+            return Err(Refusal::NotReady);
+        }
+        if needs_receive && opcode.operation() == Operation::Send {
+            // From here on a failure is that of the receive in hand.
+            self.responder.message = Message::Send { received: 0 };
+        }
+        if !payload_fits || !packet.pad_fits() || !length_fits {
+            return Err(self.misfit(packet));
+        }
+        match opcode.operation() {
+            Operation::Send => self.execute_send(shared, packet)?,
+            Operation::Write => self.execute_write(shared, packet)?,
+            Operation::ReadRequest => return self.execute_read(shared, packet, path_mtu),
+            Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(shared, packet)?,
+            Operation::Flush => self.execute_flush(shared, packet)?,
+            Operation::AtomicWrite => self.execute_atomic_write(shared, packet)?,
+            _ => return Err(Refusal::Invalid),
+        }
+        self.responder.expected += 1;
+        Ok(())
+    }
+
+    /// Whether the queue pair was given the right to this operation.
+    #[inline(always)]
+    pub(crate) fn allows(&self, packet: &Packet<'_>) -> bool {
+        let needed = match packet.opcode.operation() {
+            Operation::Write | Operation::AtomicWrite => Access::REMOTE_WRITE,
+            Operation::ReadRequest => Access::REMOTE_READ,
+            Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
+            Operation::Flush => packet.feth().map_or(Access::NONE, flush_access),
+            _ => Access::NONE,
+        };
+        self.access.contains(needed)
+    }
+
+    fn execute_send(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let Message::Send { received } = self.responder.message else { return Err(Refusal::Invalid) };
+        let Some(receive) = self.rq.front() else { return Err(Refusal::NotReady) };
+        let total = received + packet.payload.len() as u32;
+        if total > receive.length {
+            return Err(Refusal::Receive(WcStatus::LocLenErr, Nak::InvalidRequest));
+        }
+        if shared.mrs.check_local(self.receive_pd, receive.sges, Access::LOCAL_WRITE).is_err() {
+            return Err(Refusal::Receive(WcStatus::LocProtErr, Nak::RemoteOperationalError));
+        }
+        shared.mrs.scatter(receive.sges, received, packet.payload);
+        if !matches!(packet.opcode.position(), Position::Last | Position::Only) {
+            self.responder.message = Message::Send { received: total };
+            return Ok(());
+        }
+        let invalidated = packet.ieth().map(|ieth| ieth.rkey());
+        if let Some(rkey) = invalidated
+            && shared.mrs.invalidate(self.pd, self.handle, rkey, Access::REMOTE_INVALIDATE).is_err()
+        {
+            return Err(Refusal::Receive(WcStatus::RemInvReqErr, Nak::RemoteAccessError));
+        }
+        self.responder.message = Message::None;
+        self.responder.count_message();
+        let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
+        self.complete_receive(shared, packet, WorkCompletion { byte_len: total, invalidated, ..plain });
+        Ok(())
+    }
+
+    #[inline]
+    fn execute_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let (va, rkey, remaining, total) = match (packet.reth(), self.responder.message) {
+            (Some(reth), _) => (reth.va(), reth.rkey(), reth.length(), reth.length()),
+            (None, Message::Write { va, rkey, remaining, total }) => (va, rkey, remaining, total),
+            (None, _) => return Err(Refusal::Invalid),
+        };
+        let len = packet.payload.len() as u32;
+        let is_last = matches!(packet.opcode.position(), Position::Last | Position::Only);
+        if is_last != (len == remaining) || len > remaining {
+            return Err(Refusal::Invalid);
+        }
+        // The whole range on the first packet, what is left of it on each later one: the region
+        // may have gone in between. Nothing is checked for a WRITE of nothing (C9-88).
+        if total > 0 {
+            let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
+            let grant = grant.map_err(|_| Refusal::Access)?;
+            shared.mrs.granted_mut(grant)[..packet.payload.len()].copy_from_slice(packet.payload);
+        }
+        shared.counters.count_if(packet.reth().is_some(), Counter::RxWriteRequests);
+        if !is_last {
+            let va = va.wrapping_add(u64::from(len));
+            self.responder.message = Message::Write { va, rkey, remaining: remaining - len, total };
+            return Ok(());
+        }
+        self.responder.message = Message::None;
+        self.responder.count_message();
+        if packet.immdt().is_some() {
+            let plain = self.completion(0, WcStatus::Success, WcOpcode::RecvRdmaWithImm);
+            self.complete_receive(shared, packet, WorkCompletion { byte_len: total, ..plain });
+        }
+        Ok(())
+    }
+
+    fn execute_read(
+        &mut self,
+        shared: &mut Shared,
+        packet: &Packet<'_>,
+        path_mtu: PathMtu,
+    ) -> Result<(), Refusal> {
+        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
+        let (va, rkey, length) = (reth.va(), reth.rkey(), reth.length());
+        self.make_room_for_outcome()?;
+        if length > 0 {
+            let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, length);
+            grant.map_err(|_| Refusal::Access)?;
+        }
+        let packets = path_mtu.packets(length);
+        shared.count(Counter::RxReadRequests);
+        self.responder.count_message();
+        self.remember(packets, Answer::Read { va, rkey, length });
+        self.responder.expected += packets;
+        Ok(())
+    }
+
+    fn execute_atomic(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let Some(atomic) = packet.atomic_eth() else { return Err(Refusal::Invalid) };
+        if atomic.va() % 8 != 0 {
+            return Err(Refusal::Invalid);
+        }
+        self.make_room_for_outcome()?;
+        let grant =
+            shared.mrs.grant(self.pd, self.handle, atomic.rkey(), Access::REMOTE_ATOMIC, atomic.va(), 8);
+        let word = shared.mrs.granted_mut(grant.map_err(|_| Refusal::Access)?);
+        let Ok(bytes) = <[u8; 8]>::try_from(&*word) else { return Err(Refusal::Access) };
+        let original = u64::from_ne_bytes(bytes);
+        let new = match packet.opcode.operation() {
+            Operation::CompareSwap if original == atomic.compare() => atomic.swap_or_add(),
+            Operation::CompareSwap => original,
+            _ => original.wrapping_add(atomic.swap_or_add()),
+        };
+        word.copy_from_slice(&new.to_ne_bytes());
+        shared.count(Counter::RxAtomicRequests);
+        self.responder.count_message();
+        self.remember(1, Answer::Atomic { original });
+        Ok(())
+    }
+
+    /// Host memory is coherent: what was written before is visible already, and only the right to
+    /// ask is checked. Unlike READ and WRITE, also for a length of 0 (protocol.md §5).
+    fn execute_flush(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(Refusal::Invalid) };
+        let access = flush_access(feth);
+        let Some(selectivity) = feth.selectivity().filter(|_| access != Access::NONE) else {
+            return Err(Refusal::Invalid);
+        };
+        self.make_room_for_outcome()?;
+        let allowed = match selectivity {
+            Selectivity::Range => shared
+                .mrs
+                .grant(self.pd, self.handle, reth.rkey(), access, reth.va(), reth.length())
+                .map(drop),
+            // Address and length mean nothing then; rxe looks at neither.
+            Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, self.handle, reth.rkey(), access),
+        };
+        allowed.map_err(|_| Refusal::Access)?;
+        shared.count(Counter::RxFlushRequests);
+        self.responder.count_message();
+        self.remember(1, Answer::Done);
+        Ok(())
+    }
+
+    fn execute_atomic_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
+        if reth.length() != 8 || reth.va() % 8 != 0 {
+            return Err(Refusal::Invalid);
+        }
+        self.make_room_for_outcome()?;
+        let grant = shared.mrs.grant(self.pd, self.handle, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
+        shared.mrs.granted_mut(grant.map_err(|_| Refusal::Access)?).copy_from_slice(packet.payload);
+        shared.count(Counter::RxAtomicWriteRequests);
+        self.responder.count_message();
+        self.remember(1, Answer::Done);
+        Ok(())
+    }
+
+    fn make_room_for_outcome(&mut self) -> Result<(), Refusal> {
+        self.responder.outcomes.make_room().map_err(|TooMany| Refusal::Invalid)
+    }
+
+    /// Owes the answer to the request that is executed now.
+    fn remember(&mut self, packets: u32, answer: Answer) {
+        let Responder { outcomes, expected, msn, .. } = &mut self.responder;
+        outcomes.push(Outcome::new(*expected, packets, *msn, answer));
+    }
+
+    /// The end of the oldest receive: `wc`, but for what the packet and the receive say themselves.
+    pub(crate) fn complete_receive(&mut self, shared: &mut Shared, packet: &Packet<'_>, wc: WorkCompletion) {
+        if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
+            shared.counters.count_if(wc.opcode == WcOpcode::Recv, Counter::RdmaRecvs);
+            let immediate = packet.immdt().map(|immdt| immdt.value());
+            let wc = WorkCompletion { wr_id, immediate, ..wc };
+            self.push(shared, self.recv_cq, wc, packet.bth.solicited());
+        }
+    }
+
+    /// A request that was executed before: nothing is executed again, but the answer may have been
+    /// lost.
+    fn receive_duplicate(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        shared.count(Counter::DuplicateRequest);
+        let psn = packet.bth.psn();
+        if !packet.opcode.is_answered_explicitly() {
+            if packet.bth.ack_req() {
+                self.responder.ack.owe_again(shared.now, shared.poll);
+                self.schedule(shared);
+            }
+            return;
+        }
+        let part = self.remembered_part(shared, packet);
+        let Some(part) = part else {
+            shared.count(Counter::RxForgottenDuplicate);
+            return;
+        };
+        let Responder { outcomes, msn, .. } = &mut self.responder;
+        match self.selective {
+            Some(_) => outcomes.repair(psn, part, *msn),
+            None => outcomes.replay(psn, part),
+        }
+        self.schedule(shared);
+    }
+
+    /// What is remembered of a duplicate's answer. Memory that is to be read again must still be
+    /// there for the peer.
+    fn remembered_part(&self, shared: &Shared, packet: &Packet<'_>) -> Option<Part> {
+        let (psn, reth) = (packet.bth.psn(), packet.reth());
+        let outcome = self.responder.outcomes.at(psn)?;
+        let part = outcome.part_for(packet.opcode.operation(), reth, psn, self.path_mtu()?)?;
+        if let (Answer::Read { rkey, .. }, Some(reth)) = (outcome.answer, reth)
+            && reth.length() > 0
+        {
+            shared
+                .mrs
+                .grant(self.pd, self.handle, rkey, Access::REMOTE_READ, reth.va(), reth.length())
+                .ok()?;
+        }
+        Some(part)
+    }
+
+    fn refuse(&mut self, shared: &mut Shared, refusal: Refusal) {
+        match refusal {
+            Refusal::NotReady => {
+                let Some(timer) = self.responder.min_rnr_timer else { return };
+                shared.count(Counter::OutOfBuffer);
+                let Responder { rnr_naks, nak_sent, nak_owed, expected, .. } = &mut self.responder;
+                *nak_sent = true;
+                if let Some((_, Syndrome::RnrNak(_))) = nak_owed {
+                    // It answers this one too.
+                    return;
+                }
+                *nak_owed = None;
+                if !rnr_naks.admit(shared.now, *expected, timer) {
+                    shared.count(Counter::NakSuppressed);
+                    return;
+                }
+                shared.count(Counter::SendRnrErr);
+                self.owe_nak(shared, Syndrome::RnrNak(timer));
+            }
+            Refusal::Invalid => {
+                shared.count(Counter::RespInvalidRequest);
+                self.owe_nak(shared, Syndrome::Nak(Nak::InvalidRequest));
+                self.fail_receive(shared, WcStatus::RemInvReqErr, Event::QpReqErr(self.handle));
+            }
+            Refusal::Access | Refusal::Receive(WcStatus::RemInvReqErr, _) if shared.drop_access_errors => {
+                shared.count(Counter::RxAccessErrors);
+                // It may have been the first of a message that is not there then.
+                if self.responder.successor == Successor::NewMessage {
+                    self.responder.message = Message::None;
+                }
+            }
+            Refusal::Access => {
+                shared.count(Counter::RespRemoteAccessErrors);
+                self.owe_nak(shared, Syndrome::Nak(Nak::RemoteAccessError));
+                self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
+            }
+            Refusal::Receive(status, nak) => {
+                shared.counters.count_if(status == WcStatus::LocLenErr, Counter::RespLocalLengthError);
+                shared.count(match nak {
+                    Nak::RemoteOperationalError => Counter::RespRemoteOperationalErrors,
+                    Nak::RemoteAccessError => Counter::RespRemoteAccessErrors,
+                    _ => Counter::RespInvalidRequest,
+                });
+                self.owe_nak(shared, Syndrome::Nak(nak));
+                self.fail_receive(shared, status, Event::QpReqErr(self.handle));
+            }
+        }
+    }
+
+    /// The end of a connection by a bad request: the receive in hand tells the application, or,
+    /// when there is none, an event does (C9-222.1.1).
+    fn fail_receive(&mut self, shared: &mut Shared, status: WcStatus, event: Event) {
+        match self.responder.message {
+            Message::Send { .. } => self.complete_receive_in_error(shared, status),
+            _ => shared.raise(event),
+        }
+        self.responder.message = Message::None;
+        self.enter_error(shared);
+    }
+
+    /// Everything that was executed is to be acknowledged.
+    pub(crate) fn owe_ack(&mut self, shared: &mut Shared) {
+        self.responder.ack.owe(shared.now, shared.poll);
+        self.schedule(shared);
+    }
+
+    /// The NAK names the expected PSN, and acknowledges everything before it.
+    fn owe_nak(&mut self, shared: &mut Shared, syndrome: Syndrome) {
+        self.responder.nak_owed = Some((self.responder.expected, syndrome));
+        self.responder.ack.forget();
+        self.schedule(shared);
+    }
+}
+
+/// The right that a FLUSH needs, of the queue pair and of the memory.
+fn flush_access(feth: &Feth) -> Access {
+    let kind = feth.flush_type();
+    let global = if kind.global_visibility { Access::FLUSH_GLOBAL } else { Access::NONE };
+    let persistent = if kind.persistence { Access::FLUSH_PERSISTENT } else { Access::NONE };
+    global | persistent
+}

@@ -1,0 +1,151 @@
+//! What a responder owes, as frames: outcomes, NAKs, ACKs, in the order of the PSNs.
+
+use ferroce_driver::Nanos;
+use ferroce_wire::{Aeth, AtomicAckEth, Bth, Extension, Nak, Opcode, Psn, Syndrome};
+
+use crate::engine::outcome::Answer;
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+use crate::engine::slot::Slot;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{Access, Event, WcStatus};
+
+use super::{Message, Responder};
+
+/// What came of a turn to send an outcome.
+enum Wrote {
+    /// A frame of so many bytes.
+    Frame(usize),
+    /// The oldest turned out not to be owed any more; there may be others.
+    NothingYet,
+    /// None is owed.
+    Nothing,
+}
+
+impl QueuePair {
+    /// Writes the next response frame but an ACK, if one is owed.
+    #[inline]
+    pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        // No call where there is nothing to answer, as before most requests.
+        while self.responder.outcomes.maybe_owe() {
+            match self.write_outcome(shared, slot) {
+                Wrote::Frame(length) => return Some(length),
+                Wrote::NothingYet => {}
+                Wrote::Nothing => break,
+            }
+        }
+        let (psn, syndrome) = self.responder.nak_owed.take()?;
+        self.write_acknowledge(shared, slot, psn, syndrome)
+    }
+
+    /// Writes the ACK of everything that was executed, if one is owed and its time has come, be it
+    /// `ahead` of requests or behind them.
+    #[inline]
+    pub(crate) fn transmit_acknowledge(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+        ahead: bool,
+    ) -> Option<usize> {
+        if !self.responder.ack.is_owed() {
+            return None;
+        }
+        let (now, poll) = (self.ack_time(shared), shared.poll);
+        let Responder { ref mut ack, expected, msn, .. } = self.responder;
+        let goes = if ahead { ack.is_overdue(now, poll, expected) } else { ack.is_due(now, poll, expected) };
+        if !goes {
+            return None;
+        }
+        ack.pay(now, expected);
+        if let Some(length) = self.write_selective_acknowledge(shared, slot, msn) {
+            return Some(length);
+        }
+        self.write_acknowledge(shared, slot, expected - 1, Syndrome::ACK)
+    }
+
+    /// When the ACK that is owed is to be thought of again, if one is.
+    pub(crate) fn ack_due(&self, shared: &Shared) -> Option<Nanos> {
+        let Responder { ack, expected, .. } = &self.responder;
+        let now = self.ack_time(shared);
+        ack.is_owed().then(|| ack.kept_until(*expected).filter(|until| *until > now).unwrap_or(shared.now))
+    }
+
+    /// The time by which it is judged how long an ACK was kept back: nothing is if it hurries, nor where
+    /// selective repeat is agreed, whose requester takes silence for loss.
+    fn ack_time(&self, shared: &Shared) -> Nanos {
+        if shared.hurry || self.selective.is_some() { Nanos::NEVER } else { shared.now }
+    }
+
+    fn write_acknowledge(
+        &self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+        psn: Psn,
+        syndrome: Syndrome,
+    ) -> Option<usize> {
+        let connection = self.connection.as_ref()?;
+        let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn).in_partition(self.pkey);
+        let mut frame = slot.start(&connection.header, bth, 0)?;
+        frame.put(&Aeth::new(syndrome, self.responder.msn));
+        shared.count(Counter::SentPkts);
+        Some(frame.finish_with(shared.crc))
+    }
+
+    /// Writes the next packet of the oldest outcome that is owed.
+    fn write_outcome(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Wrote {
+        let Some(connection) = &self.connection else { return Wrote::Nothing };
+        let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
+        let psn = outcome.next_psn();
+        let (opcode, payload) = match outcome.answer {
+            Answer::Atomic { .. } => (Opcode::RC_ATOMIC_ACKNOWLEDGE, None),
+            Answer::Done => (Opcode::RC_READ_RESPONSE_ONLY, None),
+            Answer::Read { va, rkey, length } => {
+                let (opcode, offset, bytes) = outcome.next_read_packet(connection.path_mtu);
+                // Checked for each packet: the region may have gone since the request came.
+                let va = va.wrapping_add(offset.into());
+                let grant = || shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, bytes);
+                match (length > 0).then(grant).transpose() {
+                    Ok(grant) => (opcode, grant),
+                    // The peer has had all of it before, and may have let go of it since.
+                    Err(_) if outcome.is_answered() => {
+                        outcome.abandon();
+                        shared.count(Counter::RxForgottenDuplicate);
+                        return Wrote::NothingYet;
+                    }
+                    Err(_) => {
+                        self.refuse_read_under_way(shared, psn);
+                        return Wrote::NothingYet;
+                    }
+                }
+            }
+        };
+        let Shared { mrs, counters, crc, .. } = shared;
+        let to_pin = payload.filter(|grant| slot.wants_pin(grant.len()));
+        let pinned = to_pin.and_then(|grant| mrs.pin_granted(grant));
+        let payload = payload.map_or(&[][..], |grant| mrs.granted(grant));
+        let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
+        let Some(mut frame) = slot.start_pinned(&connection.header, bth, payload.len(), pinned) else {
+            return Wrote::Nothing;
+        };
+        if opcode.has(Extension::Aeth) {
+            frame.put(&Aeth::new(Syndrome::ACK, outcome.msn));
+        }
+        if let Answer::Atomic { original } = outcome.answer {
+            frame.put(&AtomicAckEth::new(original));
+        }
+        let written = frame.fill(*crc, std::iter::once(payload));
+        outcome.advance();
+        counters.count(Counter::SentPkts);
+        Wrote::Frame(slot.end(written))
+    }
+
+    /// The memory of a READ went away while its response was under way.
+    fn refuse_read_under_way(&mut self, shared: &mut Shared, psn: Psn) {
+        shared.count(Counter::RespRemoteAccessErrors);
+        self.responder.silence();
+        self.responder.nak_owed = Some((psn, Syndrome::Nak(Nak::RemoteAccessError)));
+        // A message behind the READ may have begun to come. It is not at fault.
+        self.responder.message = Message::None;
+        self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
+    }
+}

@@ -1,0 +1,173 @@
+use std::collections::VecDeque;
+
+use ferroce_driver::Nanos;
+use ferroce_wire::PathMtu;
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::SeedableRng;
+
+use crate::engine::ah::AddressHandle;
+use crate::engine::cq::{CompletionQueue, Pushed};
+use crate::engine::crc::Crc;
+use crate::engine::destination::Destinations;
+use crate::engine::event::EventQueue;
+use crate::engine::mr::MemoryRegions;
+use crate::engine::reorder::ReorderPool;
+use crate::engine::rq::ReceiveQueue;
+use crate::engine::slab::Slab;
+use crate::engine::srq::SharedReceiveQueue;
+use crate::engine::timer::TimerWheel;
+use crate::telemetry::counters::{Counter, Counters};
+use crate::verbs::{Config, Cq, DeviceAttributes, Event, Port, Srq, WorkCompletion};
+
+/// What queue pairs share, and what they reach while they handle a packet.
+pub(crate) struct Shared {
+    /// The time of the poll under way.
+    pub(crate) now: Nanos,
+    /// Its number.
+    pub(crate) poll: u64,
+    pub(crate) mrs: MemoryRegions,
+    pub(crate) cqs: Slab<CompletionQueue>,
+    pub(crate) srqs: Slab<SharedReceiveQueue>,
+    pub(crate) ahs: Slab<AddressHandle>,
+    pub(crate) events: EventQueue,
+    pub(crate) counters: Counters,
+    pub(crate) timers: TimerWheel,
+    /// Slots of the queue pairs that may have something to send, each once.
+    pub(crate) active: VecDeque<u32>,
+    /// Those whose ACK waits for the next poll; they are not in `active`.
+    pub(crate) later: Vec<u32>,
+    /// A first packet came to a queue pair in RTR.
+    pub(crate) comm_est: bool,
+    /// No ACK is kept back: there may be no more polls.
+    pub(crate) hurry: bool,
+    /// Packets in flight to one destination.
+    pub(crate) window: u32,
+    pub(crate) destinations: Destinations,
+    pub(crate) reorder: ReorderPool,
+    /// Requests that name memory which they may not reach are dropped.
+    pub(crate) drop_access_errors: bool,
+    pub(crate) crc: Crc,
+    /// Draws queue pair numbers and keys.
+    pub(crate) rng: ChaCha20Rng,
+    pub(crate) device: DeviceAttributes,
+}
+
+impl Shared {
+    pub(crate) fn new(config: &Config, port: &Port) -> Shared {
+        let window = config.window.min(admitted(port));
+        Shared {
+            now: Nanos::ZERO,
+            poll: 0,
+            mrs: MemoryRegions::new(config.max_mrs, config.max_mws),
+            cqs: Slab::new(config.max_cqs),
+            srqs: Slab::new(config.max_srqs),
+            ahs: Slab::new(config.max_ahs),
+            events: EventQueue::new(config.max_events, config.max_cqs),
+            counters: Counters::default(),
+            timers: TimerWheel::new(config.max_qps),
+            active: VecDeque::with_capacity(config.max_qps as usize),
+            later: Vec::with_capacity(config.max_qps as usize),
+            comm_est: false,
+            hurry: false,
+            window,
+            destinations: Destinations::new(config.max_qps, window),
+            reorder: ReorderPool::new(config.reorder_packets),
+            drop_access_errors: config.drop_access_errors,
+            crc: Crc::detect(),
+            rng: config.seed.map_or_else(ChaCha20Rng::from_os_rng, ChaCha20Rng::from_seed),
+            device: DeviceAttributes::of(config),
+        }
+    }
+
+    pub(crate) fn count(&mut self, counter: Counter) {
+        self.counters.count(counter);
+    }
+
+    pub(crate) fn raise(&mut self, event: Event) {
+        self.count(Counter::of_event(&event));
+        if !self.events.push(event) {
+            self.count(Counter::EventOverflow);
+        }
+    }
+
+    /// The oldest event, for the application.
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        let event = self.events.pop()?;
+        if let Event::Completion(cq) = event
+            && let Some(queue) = self.cqs.get_mut(cq.0)
+        {
+            queue.event_waits = false;
+        }
+        Some(event)
+    }
+
+    /// Moves the oldest receive of `srq` to `rq`. Returns whether there was one.
+    pub(crate) fn take_shared_receive(&mut self, srq: Srq, rq: &mut ReceiveQueue) -> bool {
+        let Some(shared) = self.srqs.get_mut(srq.0) else { return false };
+        let taken = rq.take(&mut shared.queue);
+        if taken && shared.trip() {
+            self.raise(Event::SrqLimitReached(srq));
+        }
+        taken
+    }
+
+    /// Puts a completion into `cq`. Returns whether there was room; a queue without room says so
+    /// once and takes nothing more.
+    #[must_use]
+    #[inline(always)]
+    pub(crate) fn complete(&mut self, cq: Cq, wc: WorkCompletion, solicited: bool) -> bool {
+        let Some(queue) = self.cqs.get_mut(cq.0) else { return false };
+        match queue.push(wc, solicited) {
+            Pushed::Quietly => return true,
+            Pushed::Notify => {
+                if !std::mem::replace(&mut queue.event_waits, true) {
+                    self.count(Counter::EventCompletion);
+                    self.events.push_completion(cq);
+                }
+                return true;
+            }
+            Pushed::Overflow => self.raise(Event::CqErr(cq)),
+            Pushed::Lost => {}
+        }
+        self.count(Counter::CqOverflow);
+        false
+    }
+}
+
+/// Packets that a socket's buffer holds. It is the peer's that has to, whose size is not known; taken
+/// to be like one's own.
+fn admitted(port: &Port) -> u32 {
+    /// What the kernel counts for a packet besides twice its bytes.
+    const OVERHEAD: usize = 768;
+    let Some(terms) = port.socket else { return u32::MAX };
+    let payload = port.path_mtu(false).map_or(0, PathMtu::bytes) as usize;
+    u32::try_from(terms.receive_buffer / (2 * payload + OVERHEAD)).map_or(u32::MAX, |packets| packets.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_driver::SocketTerms;
+    use ferroce_wire::MacAddr;
+
+    use super::*;
+
+    #[test]
+    fn a_small_buffer_admits_few_packets() {
+        let admits = |mtu, receive_buffer| {
+            let socket =
+                Some(SocketTerms { source_port: 4791, receive_buffer, qpns: (0, 1), takes_gsi: true });
+            admitted(&Port {
+                mac: MacAddr::default(),
+                interface: String::new(),
+                mtu,
+                gids: Vec::new(),
+                pkeys: crate::PkeyTable::new(),
+                socket,
+            })
+        };
+        // Twice net.core.rmem_default, and twice 4 MiB.
+        assert_eq!((admits(1500, 425_984), admits(9000, 425_984)), (151, 47));
+        assert!(admits(9000, 8 << 20) > crate::DEFAULT_WINDOW);
+        assert_eq!(admits(9000, 100), 1);
+    }
+}

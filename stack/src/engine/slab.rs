@@ -1,0 +1,134 @@
+//! Where the objects are that handles name.
+
+use ferroce_driver::prefetch;
+
+use crate::verbs::Handle;
+
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+/// A fixed number of slots; nothing moves and nothing is allocated after `new`.
+pub(crate) struct Slab<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+}
+
+impl<T> Slab<T> {
+    pub(crate) fn new(capacity: u32) -> Slab<T> {
+        Slab {
+            slots: (0..capacity).map(|_| Slot { generation: 0, value: None }).collect(),
+            free: (0..capacity).rev().collect(),
+        }
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// How many objects there are, and how many there can be.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        (self.slots.len() - self.free.len(), self.slots.len())
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.free.is_empty()
+    }
+
+    /// Stores what `make` makes of its own handle; `None` when all slots are taken.
+    pub(crate) fn insert_with(&mut self, make: impl FnOnce(Handle) -> T) -> Option<Handle> {
+        let index = self.free.pop()?;
+        let slot = &mut self.slots[index as usize];
+        let handle = Handle { index, generation: slot.generation };
+        slot.value = Some(make(handle));
+        Some(handle)
+    }
+
+    pub(crate) fn get(&self, handle: Handle) -> Option<&T> {
+        let slot = self.slots.get(handle.index as usize)?;
+        if slot.generation == handle.generation { slot.value.as_ref() } else { None }
+    }
+
+    pub(crate) fn get_mut(&mut self, handle: Handle) -> Option<&mut T> {
+        let slot = self.slots.get_mut(handle.index as usize)?;
+        if slot.generation == handle.generation { slot.value.as_mut() } else { None }
+    }
+
+    /// Two objects at once; `None` if they are the same, or either does not exist.
+    pub(crate) fn pair_mut(&mut self, a: Handle, b: Handle) -> Option<(&mut T, &mut T)> {
+        let slots = self.slots.get_disjoint_mut([a.index as usize, b.index as usize]);
+        let [first, second] = slots.ok()?;
+        if first.generation != a.generation || second.generation != b.generation {
+            return None;
+        }
+        Some((first.value.as_mut()?, second.value.as_mut()?))
+    }
+
+    /// The object in a slot, whatever its generation.
+    pub(crate) fn at(&self, index: u32) -> Option<&T> {
+        self.slots.get(index as usize)?.value.as_ref()
+    }
+
+    /// As [`at`](Slab::at), to change it.
+    pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
+        self.slots.get_mut(index as usize)?.value.as_mut()
+    }
+
+    /// Fetches a slot into the cache.
+    pub(crate) fn prefetch(&self, index: u32) {
+        if let Some(slot) = self.slots.get(index as usize) {
+            prefetch(slot);
+        }
+    }
+
+    pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
+        let slot = self.slots.get_mut(handle.index as usize)?;
+        if slot.generation != handle.generation {
+            return None;
+        }
+        let value = slot.value.take()?;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(handle.index);
+        Some(value)
+    }
+
+    pub(crate) fn iter_with_handles(&self) -> impl Iterator<Item = (Handle, &T)> {
+        let slots = (0..).zip(&self.slots);
+        slots.filter_map(|(index, Slot { generation, value })| {
+            let handle = Handle { index, generation: *generation };
+            value.as_ref().map(|value| (handle, value))
+        })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.slots.iter().filter_map(|slot| slot.value.as_ref())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stale_handle_names_nothing() {
+        let mut slab = Slab::new(1);
+        let a = slab.insert_with(|_| "a").unwrap();
+        assert_eq!(slab.insert_with(|_| "b"), None);
+        assert_eq!(slab.remove(a), Some("a"));
+        let c = slab.insert_with(|_| "c").unwrap();
+        assert_eq!((slab.get(a), slab.get(c)), (None, Some(&"c")));
+        assert_eq!(slab.remove(a), None);
+        assert_eq!(a.index, c.index);
+    }
+
+    #[test]
+    fn a_pair_is_of_two_that_exist() {
+        let mut slab = Slab::new(2);
+        let (a, b) = (slab.insert_with(|_| 1).unwrap(), slab.insert_with(|_| 2).unwrap());
+        assert_eq!(slab.pair_mut(b, a), Some((&mut 2, &mut 1)));
+        assert_eq!(slab.pair_mut(a, a), None);
+        slab.remove(b);
+        assert_eq!(slab.pair_mut(a, b), None);
+    }
+}

@@ -1,0 +1,248 @@
+use ferroce_driver::{Pinned, prefetch};
+use ferroce_wire::{FrameBuilder, Psn};
+
+use crate::engine::crc::Crc;
+use crate::engine::kind::Kind;
+use crate::engine::mr::MemoryRegions;
+use crate::engine::rq::total_length;
+use crate::verbs::{Data, Error, MAX_MESSAGE, Mr, SendFlags, SendOp, SendWorkRequest, Sge, WcOpcode};
+
+/// A send work request in the queue. Nothing of its payload is kept: a resend reads memory again.
+#[derive(Clone, Copy)]
+pub(crate) struct Wqe {
+    pub(crate) wr_id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) kind: &'static Kind,
+    pub(crate) flags: SendFlags,
+    /// Bytes of the message.
+    pub(crate) length: u32,
+    sges: u8,
+    inline: bool,
+    /// Its first packet has a PSN; the two fields below hold.
+    pub(crate) started: bool,
+    pub(crate) first_psn: Psn,
+    /// PSNs that it takes: its packets, or for a READ those of the response.
+    pub(crate) packets: u32,
+}
+
+/// What is left of a work request that was taken out of the queue.
+pub(crate) struct Ended {
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: WcOpcode,
+    pub(crate) length: u32,
+    pub(crate) signaled: bool,
+    pub(crate) is_read_or_atomic: bool,
+}
+
+impl Wqe {
+    /// The PSN after its last; only once it is started.
+    pub(crate) fn end_psn(&self) -> Psn {
+        self.first_psn + self.packets
+    }
+}
+
+/// Posted send work requests, by running number: `head` is the oldest that is not complete, `tail`
+/// the next to be posted. The depth is a power of two.
+pub(crate) struct SendQueue {
+    wqes: Box<[Wqe]>,
+    sges: Box<[Sge]>,
+    inline: Box<[u8]>,
+    max_sge: usize,
+    max_inline: usize,
+    head: u32,
+    tail: u32,
+}
+
+impl SendQueue {
+    pub(crate) fn new(depth: u32, max_sge: u8, max_inline: u32, filler: Mr) -> SendQueue {
+        let depth = depth.next_power_of_two() as usize;
+        let (max_sge, max_inline) = (usize::from(max_sge), max_inline as usize);
+        let idle = Wqe {
+            wr_id: 0,
+            op: SendOp::Send,
+            kind: SendOp::Send.kind(),
+            flags: SendFlags::default(),
+            length: 0,
+            sges: 0,
+            inline: false,
+            started: false,
+            first_psn: Psn::default(),
+            packets: 0,
+        };
+        SendQueue {
+            wqes: vec![idle; depth].into_boxed_slice(),
+            sges: vec![Sge { mr: filler, offset: 0, length: 0 }; depth * max_sge].into_boxed_slice(),
+            inline: vec![0; depth * max_inline].into_boxed_slice(),
+            max_sge,
+            max_inline,
+            head: 0,
+            tail: 0,
+        }
+    }
+
+    pub(crate) fn depth(&self) -> u32 {
+        self.wqes.len() as u32
+    }
+
+    pub(crate) fn head(&self) -> u32 {
+        self.head
+    }
+
+    pub(crate) fn tail(&self) -> u32 {
+        self.tail
+    }
+
+    /// Fetches the work request `number` into the cache.
+    pub(crate) fn prefetch(&self, number: u32) {
+        prefetch(self.wqe(number));
+        prefetch(self.sges(number));
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    pub(crate) fn wqe(&self, number: u32) -> &Wqe {
+        &self.wqes[self.index(number)]
+    }
+
+    pub(crate) fn wqe_mut(&mut self, number: u32) -> &mut Wqe {
+        let index = self.index(number);
+        &mut self.wqes[index]
+    }
+
+    /// The oldest that is not complete.
+    pub(crate) fn front(&self) -> Option<&Wqe> {
+        if self.is_empty() { None } else { Some(self.wqe(self.head)) }
+    }
+
+    #[inline(always)]
+    pub(crate) fn sges(&self, number: u32) -> &[Sge] {
+        self.sges_of(number, self.wqe(number))
+    }
+
+    /// The same where the work request is at hand.
+    #[inline(always)]
+    fn sges_of(&self, number: u32, wqe: &Wqe) -> &[Sge] {
+        &self.sges[self.index(number) * self.max_sge..][..usize::from(wqe.sges)]
+    }
+
+    /// Ends `frame` with the `len` bytes of the message `number` from byte `skip` on.
+    #[inline(always)]
+    pub(crate) fn fill(
+        &self,
+        frame: FrameBuilder<'_>,
+        (number, skip, len): (u32, u32, u32),
+        mrs: &MemoryRegions,
+        crc: Crc,
+    ) -> (usize, usize) {
+        // Apart from the others, because most messages lie in one piece.
+        match self.piece(number, skip, len, mrs) {
+            Some(piece) => frame.fill(crc, std::iter::once(piece)),
+            None => frame.fill(crc, mrs.pieces(self.sges(number), skip, len)),
+        }
+    }
+
+    #[inline(always)]
+    fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<&'a [u8]> {
+        let wqe = self.wqe(number);
+        if wqe.inline {
+            let start = self.index(number) * self.max_inline + skip as usize;
+            return self.inline.get(start..start + len as usize);
+        }
+        let [sge] = self.sges_of(number, wqe) else { return None };
+        mrs.piece(sge, skip, len)
+    }
+
+    /// Holds the same bytes where they are, if they lie in one piece of registered memory.
+    pub(crate) fn pin(&self, number: u32, skip: u32, len: u32, mrs: &MemoryRegions) -> Option<Pinned> {
+        let [sge] = self.sges(number) else { return None };
+        mrs.pin_bytes(sge.mr, sge.offset.checked_add(skip.into())?, len)
+    }
+
+    /// Takes a work request of at most `max_length` bytes.
+    #[inline]
+    pub(crate) fn post(
+        &mut self,
+        wr: &SendWorkRequest<'_>,
+        kind: &'static Kind,
+        max_length: u32,
+        mrs: &mut MemoryRegions,
+    ) -> Result<(), Error> {
+        if self.tail.wrapping_sub(self.head) == self.depth() {
+            return Err(Error::QueueFull { queue: "send", depth: self.depth() });
+        }
+        let index = self.index(self.tail);
+        let (length, sges, inline) = match wr.data {
+            Data::Inline(bytes) => {
+                self.check_inline(wr.op, kind, bytes)?;
+                self.inline[index * self.max_inline..][..bytes.len()].copy_from_slice(bytes);
+                (bytes.len() as u32, 0, true)
+            }
+            Data::Sges(sges) => {
+                let length = total_length(sges, self.max_sge)?;
+                check_length(kind, length, max_length)?;
+                mrs.pin(sges)?;
+                // No call for the one piece that most have.
+                let room = &mut self.sges[index * self.max_sge..][..sges.len()];
+                room.iter_mut().zip(sges).for_each(|(to, from)| *to = *from);
+                (length, sges.len() as u8, false)
+            }
+        };
+        self.wqes[index] = Wqe {
+            wr_id: wr.wr_id,
+            op: wr.op,
+            kind,
+            flags: wr.flags,
+            length,
+            sges,
+            inline,
+            started: false,
+            first_psn: Psn::default(),
+            packets: 0,
+        };
+        self.tail = self.tail.wrapping_add(1);
+        Ok(())
+    }
+
+    /// Takes the oldest out and lets go of its memory.
+    #[inline(always)]
+    pub(crate) fn pop(&mut self, mrs: &mut MemoryRegions) -> Option<Ended> {
+        let wqe = self.front()?;
+        let ended = Ended {
+            wr_id: wqe.wr_id,
+            opcode: wqe.kind.wc_opcode,
+            length: wqe.length,
+            signaled: wqe.flags.signaled,
+            is_read_or_atomic: wqe.kind.is_read_or_atomic,
+        };
+        mrs.unpin(self.sges(self.head));
+        self.head = self.head.wrapping_add(1);
+        Some(ended)
+    }
+
+    fn check_inline(&self, op: SendOp, kind: &Kind, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.len() > self.max_inline {
+            let expected = format!("at most {} bytes, as the QP was created", self.max_inline);
+            return Err(Error::invalid("inline data", bytes.len(), expected));
+        }
+        if !kind.has_payload {
+            let expected = "SEND, WRITE or ATOMIC WRITE only";
+            return Err(Error::invalid("inline data", format_args!("with {op:?}"), expected));
+        }
+        check_length(kind, bytes.len() as u32, MAX_MESSAGE)
+    }
+
+    fn index(&self, number: u32) -> usize {
+        number as usize & (self.wqes.len() - 1)
+    }
+}
+
+#[inline]
+fn check_length(kind: &Kind, length: u32, max_length: u32) -> Result<(), Error> {
+    let (least, most) = kind.length.map_or((0, max_length), |length| (length, length));
+    if (least..=most).contains(&length) {
+        return Ok(());
+    }
+    Err(Error::invalid("length", length, format!("{least} to {most} bytes for this operation and path MTU")))
+}

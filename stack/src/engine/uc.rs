@@ -1,0 +1,61 @@
+//! The receiving half of an unreliable connection (protocol.md §6): nothing is answered, and a
+//! message that is not whole, or not allowed, is dropped as if it had never come. Its receive is
+//! there for the next one; what a WRITE has written stays.
+
+use ferroce_wire::{Packet, Successor};
+
+use crate::engine::qp::QueuePair;
+use crate::engine::responder::Refusal;
+use crate::engine::shared::Shared;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{QpState, WcStatus};
+
+impl QueuePair {
+    /// Takes a packet of an unreliable connection.
+    pub(crate) fn receive_unreliable(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            shared.count(Counter::RxWrongState);
+            return;
+        }
+        let psn = packet.bth.psn();
+        if psn != self.responder.expected_psn() {
+            shared.count(Counter::OutOfSequence);
+            self.responder.abandon_message();
+            self.responder.expect(psn);
+        }
+        // A message that is not continued is over, whatever comes in its place.
+        if !packet.opcode.may_come(self.responder.successor()) {
+            self.responder.abandon_message();
+        }
+        if !packet.opcode.may_come(Successor::NewMessage)
+            && self.responder.successor() == Successor::NewMessage
+        {
+            shared.count(Counter::RxIncomplete);
+            self.responder.expect(psn + 1);
+            return;
+        }
+        self.note_established(shared);
+        match self.execute(shared, packet) {
+            Ok(()) => self.executed(shared, packet),
+            Err(refusal) => {
+                self.responder.abandon_message();
+                self.responder.expect(psn + 1);
+                self.drop_unreliable(shared, refusal);
+            }
+        }
+    }
+
+    fn drop_unreliable(&mut self, shared: &mut Shared, refusal: Refusal) {
+        match refusal {
+            Refusal::NotReady => shared.count(Counter::OutOfBuffer),
+            Refusal::Invalid => shared.count(Counter::RxInvalidRequest),
+            Refusal::Access => shared.count(Counter::RxAccessErrors),
+            Refusal::Receive(WcStatus::LocLenErr, _) => shared.count(Counter::RxTooLong),
+            // The receive itself is at fault, and no other message can use it.
+            Refusal::Receive(status, _) => {
+                self.complete_receive_in_error(shared, status);
+                self.fail(shared);
+            }
+        }
+    }
+}

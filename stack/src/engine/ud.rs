@@ -1,0 +1,119 @@
+//! Unreliable datagrams (protocol.md §6): messages of one packet, each with its own destination.
+
+use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
+
+use crate::engine::qp::QueuePair;
+use crate::engine::shared::Shared;
+use crate::engine::slot::Slot;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{Access, Destination, Port, QpState, SendOp, WcOpcode, WcStatus, WorkCompletion};
+
+/// Bytes in front of each received message: the network header, at the end of them.
+const GRH_AREA: usize = 40;
+
+impl QueuePair {
+    /// Writes the next datagram. It is complete with that.
+    pub(crate) fn transmit_datagram(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+        while self.state == QpState::Rts && !self.sq.is_empty() {
+            let number = self.sq.head();
+            let wqe = *self.sq.wqe(number);
+            let (to, immediate) = match wqe.op {
+                SendOp::SendTo(to) => (to, None),
+                SendOp::SendToWithImm(to, immediate) => (to, Some(immediate)),
+                // Posting refuses everything else.
+                _ => return None,
+            };
+            let Some(ah) = shared.ahs.get(to.ah.0).filter(|ah| ah.pd == self.pd).copied() else {
+                self.fail_oldest(shared, WcStatus::LocQpOpErr);
+                return None;
+            };
+            if shared.mrs.check_local(self.pd, self.sq.sges(number), Access::NONE).is_err() {
+                self.fail_oldest(shared, WcStatus::LocProtErr);
+                return None;
+            }
+            if wqe.length > ah.max_payload {
+                shared.count(Counter::TxTooLong);
+                self.complete_oldest(shared);
+                continue;
+            }
+            let opcode = match immediate {
+                None => Opcode::UD_SEND_ONLY,
+                Some(_) => Opcode::UD_SEND_ONLY_WITH_IMMEDIATE,
+            };
+            let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn()).in_partition(self.pkey);
+            bth.set_solicited(wqe.flags.solicited);
+            let header = ah.header(self.qpn, to.qpn);
+            let mut frame = slot.start(&header, bth, wqe.length as usize)?;
+            frame.put(&Deth::new(self.qkey_for(to), self.qpn));
+            if let Some(immediate) = immediate {
+                frame.put(&ImmDt::new(immediate));
+            }
+            let written = self.sq.fill(frame, (number, 0, wqe.length), &shared.mrs, shared.crc);
+            self.requester.take_psn();
+            shared.count(Counter::SentPkts);
+            self.complete_oldest(shared);
+            return Some(slot.end(written));
+        }
+        None
+    }
+
+    /// A Q_Key with the highest bit set stands for the queue pair's own: such keys are privileged,
+    /// and no work request may name them (IBA 10.2.5).
+    fn qkey_for(&self, to: Destination) -> u32 {
+        if to.qkey >> 31 == 1 { self.qkey } else { to.qkey }
+    }
+
+    /// Takes a datagram. What does not fit is dropped, and the queue pair goes on.
+    pub(crate) fn receive_datagram(
+        &mut self,
+        shared: &mut Shared,
+        port: &Port,
+        packet: &Packet<'_>,
+    ) -> Result<(), Counter> {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return Err(Counter::RxWrongState);
+        }
+        let deth = packet.deth().ok_or(Counter::RxInvalidRequest)?;
+        if deth.qkey() != self.qkey {
+            return Err(Counter::RxQkeyMismatch);
+        }
+        if !packet.pad_fits() {
+            return Err(Counter::RxInvalidRequest);
+        }
+        // An answer goes where this came from, so that nobody is asked for the way because of a packet.
+        let way_back = port.way_back(packet).ok_or(Counter::RxWrongAddress)?;
+        if !self.has_receive(shared) {
+            return Err(Counter::OutOfBuffer);
+        }
+        let Some(receive) = self.rq.front() else { return Err(Counter::OutOfBuffer) };
+        let length = GRH_AREA + packet.payload.len();
+        if length > receive.length as usize {
+            return Err(Counter::RxTooLong);
+        }
+        if shared.mrs.check_local(self.receive_pd, receive.sges, Access::LOCAL_WRITE).is_err() {
+            self.complete_receive_in_error(shared, WcStatus::LocProtErr);
+            self.fail(shared);
+            return Ok(());
+        }
+        shared.mrs.scatter(receive.sges, 0, &grh_area(packet));
+        shared.mrs.scatter(receive.sges, GRH_AREA as u32, packet.payload);
+        let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
+        let (byte_len, src_qpn) = (length as u32, deth.source_qpn());
+        let source_mac = packet.source_mac().and(Some(way_back));
+        let wc = WorkCompletion { byte_len, grh: true, src_qpn, source_mac, ..plain };
+        self.complete_receive(shared, packet, wc);
+        Ok(())
+    }
+}
+
+/// An IPv6 header or GRH as it came; an IPv4 header in the last 20 bytes, behind zeros.
+fn grh_area(packet: &Packet<'_>) -> [u8; GRH_AREA] {
+    let mut area = [0; GRH_AREA];
+    let start = match packet.header {
+        NetworkHeader::Ipv4 => GRH_AREA - NetworkHeader::Ipv4.len(),
+        NetworkHeader::Ipv6 | NetworkHeader::Grh => 0,
+    };
+    // The header is as long as its kind.
+    area[start..].copy_from_slice(packet.network_bytes());
+    area
+}

@@ -1,0 +1,6 @@
+//! What drives a context: loops, threads, and how they wait.
+
+pub(crate) mod affinity;
+pub(crate) mod idle;
+pub(crate) mod poller;
+pub(crate) mod runner;

@@ -1,0 +1,121 @@
+use std::str::FromStr;
+
+use crate::verbs::Error;
+
+/// What a loop does that finds nothing to do. The same rule for [`Poller`](crate::Poller),
+/// [`Runner`](crate::Runner) and the threads that wait for one.
+///
+/// | | at rest | answers after |
+/// |---|---|---|
+/// | `Spin` | a whole core | the time of a poll |
+/// | `Yield` | a whole core, less what others on it want | a poll, and the others' time slices |
+/// | `Adaptive` | nothing, once it has found nothing for a while | `Spin`'s time first, then `Block`'s |
+/// | `Block` | nothing | a wake-up by the kernel, some microseconds to tens of them |
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Idle {
+    /// Looks again at once, for ever: for a core of its own.
+    Spin,
+    /// Lets other threads of the core go first, and looks again.
+    Yield,
+    /// Looks again at once `spins` times, lets others go first `yields` times, then blocks.
+    Adaptive {
+        /// Empty turns before the first that yields.
+        spins: u32,
+        /// Empty turns that yield before the first that blocks.
+        yields: u32,
+    },
+    /// Blocks as soon as there is nothing, until a frame comes, a timer is due or another thread has
+    /// something for it.
+    Block,
+}
+
+impl Default for Idle {
+    /// Adaptive: 200 turns, which take some 10 µs, and 20 that yield.
+    fn default() -> Idle {
+        Idle::Adaptive { spins: 200, yields: 20 }
+    }
+}
+
+impl FromStr for Idle {
+    type Err = Error;
+
+    /// `spin`, `yield`, `adaptive` or `block`.
+    fn from_str(name: &str) -> Result<Idle, Error> {
+        match name {
+            "spin" => Ok(Idle::Spin),
+            "yield" => Ok(Idle::Yield),
+            "adaptive" => Ok(Idle::default()),
+            "block" => Ok(Idle::Block),
+            _ => Err(Error::invalid("idle", name, "spin, yield, adaptive or block")),
+        }
+    }
+}
+
+impl Idle {
+    pub(crate) fn may_block(self) -> bool {
+        matches!(self, Idle::Adaptive { .. } | Idle::Block)
+    }
+}
+
+/// Counts empty turns.
+#[derive(Debug)]
+pub(crate) struct Idler {
+    idle: Idle,
+    empty: u32,
+}
+
+impl Idler {
+    pub(crate) fn new(idle: Idle) -> Idler {
+        Idler { idle, empty: 0 }
+    }
+
+    /// A turn has found something.
+    pub(crate) fn reset(&mut self) {
+        self.empty = 0;
+    }
+
+    /// A turn has found nothing: spins or yields. Returns whether it is time to block.
+    #[must_use]
+    pub(crate) fn rest(&mut self) -> bool {
+        self.empty = self.empty.saturating_add(1);
+        match self.idle {
+            Idle::Spin => std::hint::spin_loop(),
+            Idle::Adaptive { spins, .. } if self.empty <= spins => std::hint::spin_loop(),
+            Idle::Yield => std::thread::yield_now(),
+            Idle::Adaptive { spins, yields } if self.empty <= spins.saturating_add(yields) => {
+                std::thread::yield_now();
+            }
+            Idle::Adaptive { .. } | Idle::Block => return true,
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adaptive_blocks_after_its_empty_turns_and_anew_after_work() {
+        let mut idler = Idler::new(Idle::Adaptive { spins: 3, yields: 2 });
+        for _ in 0..2 {
+            let turns: Vec<bool> = (0..7).map(|_| idler.rest()).collect();
+            assert_eq!(turns, [false, false, false, false, false, true, true]);
+            idler.reset();
+        }
+        assert!(Idler::new(Idle::Block).rest());
+        for idle in [Idle::Spin, Idle::Yield] {
+            let mut idler = Idler::new(idle);
+            assert!((0..1000).all(|_| !idler.rest()), "{idle:?}");
+        }
+    }
+
+    #[test]
+    fn a_name_is_one_of_four() {
+        for (name, idle) in [("spin", Idle::Spin), ("yield", Idle::Yield), ("block", Idle::Block)] {
+            assert_eq!(name.parse::<Idle>().unwrap(), idle);
+        }
+        assert_eq!("adaptive".parse::<Idle>().unwrap(), Idle::default());
+        assert!("sleep".parse::<Idle>().unwrap_err().to_string().contains("adaptive"));
+    }
+}

@@ -1,0 +1,344 @@
+//! A context on a thread of its own, and what other threads reach it through.
+
+mod command;
+mod handle;
+mod port;
+mod sync;
+mod wakeup;
+
+use std::collections::HashSet;
+use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Mutex};
+use std::task::Waker;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use ferroce_driver::Clock;
+use rtrb::RingBuffer;
+use tracing::{info, warn};
+
+use crate::Context;
+use crate::runtime::affinity::pin_to_core;
+use crate::runtime::idle::{Idle, Idler};
+use crate::verbs::{Cq, Error};
+
+pub use command::Delivery;
+pub use handle::RunnerHandle;
+use port::Port;
+use wakeup::{Desk, End, Sleep, lock};
+
+/// How a [`Runner`] runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RunnerConfig {
+    /// What it does when there is nothing to do.
+    pub idle: Idle,
+    /// The core that its thread stays on; `None` leaves that to the system.
+    pub core: Option<usize>,
+}
+
+/// The rings of a [`RunnerHandle`], and how its thread waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HandleConfig {
+    /// Commands that wait for the runner, 1 to 2²⁰; about 200 bytes each.
+    pub commands: u32,
+    /// Deliveries that wait for the application, 1 to 2²⁰; 64 bytes each.
+    pub deliveries: u32,
+    /// What [`RunnerHandle::wait`] and [`RunnerHandle::call`] do until there is something.
+    pub idle: Idle,
+}
+
+impl Default for HandleConfig {
+    /// 256 commands, 1024 deliveries, an adaptive wait.
+    fn default() -> HandleConfig {
+        HandleConfig { commands: 256, deliveries: 1024, idle: Idle::default() }
+    }
+}
+
+/// Drives a context on a thread of its own, until it is stopped or dropped.
+///
+/// Other threads have a [`RunnerHandle`] each. A handle has a ring to the runner, for work requests and
+/// for closures that are given the context, and a ring back, to which the runner moves the completions
+/// of the handle's completion queues. Neither ring has a lock, and nothing is allocated for what goes
+/// through but closures and errors.
+///
+/// With [`Idle::Block`] or [`Idle::Adaptive`] a runner with nothing to do sleeps until a frame, a command
+/// or a timer is there. Where the driver has no [`waker`](Context::waker) it looks for commands each
+/// millisecond, and says so in the log.
+pub struct Runner {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<Stopped>>,
+}
+
+/// What a [`Runner`] leaves.
+pub struct Stopped {
+    /// The context, with everything in it. Completions that found no room in a handle's ring are in
+    /// their queues.
+    pub context: Context,
+    /// What ended the runner before it was told to stop, if anything.
+    pub error: Option<Error>,
+}
+
+impl Runner {
+    /// Moves `context` to a new thread and drives it there.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a core that there is not, [`Error::Thread`]; the context is dropped then.
+    pub fn start(context: Context, config: &RunnerConfig) -> Result<Runner, Error> {
+        let RunnerConfig { idle, core } = *config;
+        let waker = context.waker();
+        let (driver, interface) = (context.capabilities().driver, context.capabilities().interface.clone());
+        let how_it_waits = match (idle.may_block(), waker.is_some()) {
+            (false, _) => "never blocks",
+            (true, true) => "sleeps until a frame, a command or a timer",
+            (true, false) => "this driver can't be woken: looks for commands each millisecond",
+        };
+        info!(driver, interface, ?idle, ?core, "runner: {how_it_waits}");
+        let shared = Arc::new(Shared::new(idle, waker));
+        let (pinned, outcome) = sync_channel(1);
+        let farewell = Farewell(shared.clone());
+        let body = move || {
+            let farewell = farewell;
+            let result = core.map_or(Ok(()), pin_to_core);
+            let failed = result.is_err();
+            // Nobody waits for it only if `start` itself has ended.
+            let _ = pinned.send(result);
+            if failed {
+                return Stopped { context, error: None };
+            }
+            let mut turns = Turns::new(context, idle, farewell.0.clone());
+            let error = turns.run().err();
+            let reason = match &error {
+                Some(error) => error.to_string(),
+                None => "it was stopped".to_owned(),
+            };
+            if error.is_some() {
+                warn!(interface, "the runner ends: {reason}");
+            }
+            farewell.0.end(&reason);
+            Stopped { context: turns.context, error }
+        };
+        let thread =
+            thread::Builder::new().name("ferroce-runner".into()).spawn(body).map_err(Error::Thread)?;
+        // A thread that sends nothing has panicked, which `stop` tells.
+        outcome.recv().unwrap_or(Ok(()))?;
+        Ok(Runner { shared, thread: Some(thread) })
+    }
+
+    /// A handle for one thread.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a ring that is empty or too large, [`Error::RunnerEnded`].
+    pub fn handle(&self, config: &HandleConfig) -> Result<RunnerHandle, Error> {
+        self.shared.handle(config)
+    }
+
+    /// Ends the thread, after it has carried out the commands that were posted before, and returns the
+    /// context. The handles are told.
+    ///
+    /// # Panics
+    /// With the panic of a closure that a handle's [`call`](RunnerHandle::call) has run, if one
+    /// panicked: that ended the thread, and the context with it.
+    pub fn stop(mut self) -> Stopped {
+        match self.join() {
+            Some(Ok(stopped)) => stopped,
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            None => unreachable!("only this and drop take the thread"),
+        }
+    }
+
+    fn join(&mut self) -> Option<thread::Result<Stopped>> {
+        let thread = self.thread.take()?;
+        self.shared.sleep.stop(|| self.shared.wake());
+        Some(thread.join())
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // A panic has been told by the thread itself.
+        let _ = self.join();
+    }
+}
+
+/// Commands or deliveries of the largest ring.
+const MAX_RING: u32 = 1 << 20;
+/// How long a runner blocks that can't be woken.
+const BLIND: Duration = Duration::from_millis(1);
+/// How long one blocks that can.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What the runner's thread and the others have in common.
+struct Shared {
+    may_block: bool,
+    waker: Option<Waker>,
+    sleep: Sleep,
+    end: End,
+    arrivals: Mutex<Vec<Port>>,
+    /// The completion queues that have a handle.
+    claimed: Mutex<HashSet<Cq>>,
+}
+
+impl Shared {
+    fn new(idle: Idle, waker: Option<Waker>) -> Shared {
+        Shared {
+            may_block: idle.may_block(),
+            waker,
+            sleep: Sleep::new(),
+            end: End::new(),
+            arrivals: Mutex::default(),
+            claimed: Mutex::default(),
+        }
+    }
+
+    fn handle(self: &Arc<Self>, config: &HandleConfig) -> Result<RunnerHandle, Error> {
+        let HandleConfig { commands, deliveries, idle } = *config;
+        for (ring, size) in [("commands", commands), ("deliveries", deliveries)] {
+            if !(1..=MAX_RING).contains(&size) {
+                return Err(Error::invalid(ring, size, format!("1 to {MAX_RING}")));
+            }
+        }
+        let (to_runner, from_handle) = RingBuffer::new(commands as usize);
+        let (to_handle, from_runner) = RingBuffer::new(deliveries as usize);
+        let desk = Arc::new(Desk::new());
+        self.end.join(desk.clone());
+        lock(&self.arrivals).push(Port::new(from_handle, to_handle, desk.clone()));
+        self.tell_news();
+        // A runner that ends after this finds the desk in the list and rings.
+        self.check()?;
+        Ok(RunnerHandle::new(to_runner, from_runner, desk, self.clone(), idle))
+    }
+
+    /// Something is in a ring, or has room again: wakes the runner if it sleeps.
+    fn nudge(&self) {
+        if !self.may_block {
+            return;
+        }
+        self.sleep.nudge(|| self.wake());
+    }
+
+    fn tell_news(&self) {
+        self.sleep.tell_news(|| self.wake());
+    }
+
+    /// Ends the runner's wait.
+    fn wake(&self) {
+        if let Some(waker) = &self.waker {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        match self.end.reason() {
+            None => Ok(()),
+            Some(reason) => Err(Error::RunnerEnded { reason: reason.clone() }),
+        }
+    }
+
+    /// Tells every handle that the runner has ended; the first reason counts.
+    fn end(&self, reason: &str) {
+        self.end.set(reason);
+        // The rings of handles that nobody took in go now.
+        lock(&self.arrivals).clear();
+        self.end.tell();
+    }
+}
+
+/// Sees to it that the handles learn of a thread that panics.
+struct Farewell(Arc<Shared>);
+
+impl Drop for Farewell {
+    fn drop(&mut self) {
+        self.0.end("its thread panicked, in a closure that was called on it");
+    }
+}
+
+/// The loop of the runner's thread.
+struct Turns {
+    context: Context,
+    ports: Vec<Port>,
+    shared: Arc<Shared>,
+    clock: Clock,
+    idler: Idler,
+    /// The news that were looked at.
+    seen: u32,
+}
+
+impl Turns {
+    fn new(context: Context, idle: Idle, shared: Arc<Shared>) -> Turns {
+        let (clock, idler) = (Clock::start(), Idler::new(idle));
+        Turns { context, ports: Vec::new(), shared, clock, idler, seen: 0 }
+    }
+
+    fn run(&mut self) -> Result<(), Error> {
+        while !self.is_told_to_stop() {
+            if self.turn()? > 0 {
+                self.idler.reset();
+            } else if self.idler.rest() {
+                self.block()?;
+            }
+        }
+        self.finish();
+        Ok(())
+    }
+
+    fn is_told_to_stop(&mut self) -> bool {
+        let news = self.shared.sleep.news();
+        if news == self.seen {
+            return false;
+        }
+        self.seen = news;
+        self.take_news();
+        self.shared.sleep.is_stopping()
+    }
+
+    /// Commands, frames and timers, completions. Returns how much there was of all of them.
+    fn turn(&mut self) -> Result<usize, Error> {
+        let Turns { context, ports, clock, .. } = self;
+        let mut done = 0;
+        for port in ports.iter_mut() {
+            done += port.take_commands(context);
+        }
+        done += context.poll(clock.now())?;
+        for port in ports.iter_mut() {
+            done += port.deliver(context);
+        }
+        Ok(done)
+    }
+
+    fn take_news(&mut self) {
+        self.ports.append(&mut lock(&self.shared.arrivals));
+        let Turns { context, ports, shared, .. } = self;
+        ports.retain_mut(|port| {
+            if !port.desk.has_left() {
+                return true;
+            }
+            port.take_last_commands(context);
+            shared.end.forget(&port.desk);
+            false
+        });
+    }
+
+    /// What was posted before the end.
+    fn finish(&mut self) {
+        for port in &mut self.ports {
+            port.take_last_commands(&mut self.context);
+            port.deliver(&mut self.context);
+        }
+    }
+
+    fn block(&mut self) -> Result<(), Error> {
+        let Turns { context, ports, shared, clock, seen, .. } = self;
+        ports.iter().for_each(Port::announce_rest);
+        let block = || {
+            let longest = if shared.waker.is_some() { LONGEST } else { BLIND };
+            let quiet = context.quiet_for(clock.now());
+            context.wait(quiet.map_or(longest, |time| time.min(longest)))
+        };
+        let slept = shared.sleep.sleep(*seen, || ports.iter().all(Port::may_rest), block);
+        ports.iter().for_each(Port::end_rest);
+        slept.unwrap_or(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use rtrb::{Consumer, Producer, PushError};
+
+use super::Shared;
+use super::command::{Command, Delivery, Job, MAX_INLINE, MAX_SGES, Payload, Queue};
+use super::wakeup::{Desk, lock};
+use crate::runtime::idle::{Idle, Idler};
+use crate::verbs::{Cq, Data, Error, Mr, Qp, ReceiveWorkRequest, RegisterError, SendWorkRequest, Srq};
+use crate::{Context, Memory};
+
+/// One thread's way to a [`Runner`](crate::Runner).
+///
+/// Posting puts a command into a ring; it says whether there was room, and no more. What the context
+/// says to it comes with [`poll`](RunnerHandle::poll), in the order of posting, beside the completions.
+/// A ring that is full is [`Error::QueueFull`] here; one that is full on the way back keeps completions
+/// in their queues and commands in their ring. Neither loses anything.
+///
+/// Memory belongs to the context. A thread has three ways to its bytes:
+///
+/// | | moves | price |
+/// |---|---|---|
+/// | [`Data::Inline`] | up to [`MAX_INLINE`](RunnerHandle::MAX_INLINE) bytes, to send | a copy into the ring's slot |
+/// | [`exchange`](RunnerHandle::exchange) | any size, both ways | a region and a spare block for each buffer; two slots of the rings; no copy |
+/// | [`call`](RunnerHandle::call) | any size, both ways | an allocation, a round trip, and nothing is polled while the closure copies |
+pub struct RunnerHandle {
+    commands: Producer<Command>,
+    deliveries: Consumer<Delivery>,
+    /// Deliveries that a call had to make room for.
+    held: VecDeque<Delivery>,
+    desk: Arc<Desk>,
+    shared: Arc<Shared>,
+    idle: Idle,
+    cqs: Vec<Cq>,
+}
+
+impl RunnerHandle {
+    /// Pieces of memory that a work request may name.
+    pub const MAX_SGES: usize = MAX_SGES;
+    /// Bytes of inline data, if the queue pair takes as many.
+    pub const MAX_INLINE: usize = MAX_INLINE;
+
+    pub(super) fn new(
+        commands: Producer<Command>,
+        deliveries: Consumer<Delivery>,
+        desk: Arc<Desk>,
+        shared: Arc<Shared>,
+        idle: Idle,
+    ) -> RunnerHandle {
+        RunnerHandle { commands, deliveries, held: VecDeque::new(), desk, shared, idle, cqs: Vec::new() }
+    }
+
+    /// Posts a send; [`Delivery::Refused`] if the context does not take it.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::RunnerEnded`]; [`Error::Invalid`] for more pieces or inline data
+    /// than a command holds.
+    pub fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
+        let SendWorkRequest { wr_id, op, data, flags } = *wr;
+        self.put(Command::Send { qp, wr_id, op, flags, payload: Payload::new(data)? })
+    }
+
+    /// Posts a receive; [`Delivery::Refused`] if the context does not take it.
+    ///
+    /// # Errors
+    /// As [`post_send`](RunnerHandle::post_send).
+    pub fn post_recv(&mut self, qp: Qp, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
+        self.receive(Queue::Of(qp), wr)
+    }
+
+    /// Posts a receive to a shared queue; [`Delivery::Refused`] if the context does not take it.
+    ///
+    /// # Errors
+    /// As [`post_send`](RunnerHandle::post_send).
+    pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
+        self.receive(Queue::Shared(srq), wr)
+    }
+
+    /// Hands `memory` over to be what is behind a region from now on ([`Context::exchange`]).
+    /// [`Delivery::Exchanged`] brings what was there before. Commands that are posted behind it find the
+    /// new memory.
+    ///
+    /// # Errors
+    /// [`Error::QueueFull`], [`Error::RunnerEnded`]; with the memory.
+    pub fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<(), RegisterError> {
+        if let Err(source) = self.shared.check() {
+            return Err(RegisterError { memory, source });
+        }
+        match self.commands.push(Command::Exchange { mr, memory }) {
+            Ok(()) => {
+                self.shared.nudge();
+                Ok(())
+            }
+            Err(PushError::Full(Command::Exchange { memory, .. })) => {
+                Err(RegisterError { memory, source: self.full() })
+            }
+            Err(PushError::Full(_)) => unreachable!("a ring gives back what did not fit"),
+        }
+    }
+
+    /// Takes the oldest delivery.
+    ///
+    /// # Errors
+    /// [`Error::RunnerEnded`] once everything that was delivered is taken.
+    pub fn poll(&mut self) -> Result<Option<Delivery>, Error> {
+        if let Some(delivery) = self.held.pop_front() {
+            return Ok(Some(delivery));
+        }
+        if let Ok(delivery) = self.deliveries.pop() {
+            return Ok(Some(delivery));
+        }
+        if self.desk.is_stalled() {
+            self.shared.nudge();
+        }
+        if self.shared.end.reason().is_some() {
+            // It has delivered everything before it ended.
+            return match self.deliveries.pop() {
+                Ok(delivery) => Ok(Some(delivery)),
+                Err(_) => self.shared.check().map(|()| None),
+            };
+        }
+        Ok(None)
+    }
+
+    /// Takes the oldest delivery; waits for one as the handle's [`Idle`] says, but not longer than
+    /// `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::RunnerEnded`].
+    pub fn wait(&mut self, timeout: Duration) -> Result<Option<Delivery>, Error> {
+        let mut idler = Idler::new(self.idle);
+        let mut deadline = None;
+        loop {
+            if let Some(delivery) = self.poll()? {
+                return Ok(Some(delivery));
+            }
+            let blocks = idler.rest();
+            let now = Instant::now();
+            // A time too far away to be told is none.
+            let deadline = *deadline.get_or_insert_with(|| now.checked_add(timeout));
+            let left = deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(now));
+            if left.is_zero() {
+                return Ok(None);
+            }
+            if blocks {
+                let RunnerHandle { deliveries, desk, shared, .. } = self;
+                desk.bell.sleep(left, || {
+                    // Behind the fence, so that the runner does not sleep over room that was made.
+                    if desk.is_stalled() {
+                        shared.nudge();
+                    }
+                    !deliveries.is_empty() || shared.end.reason().is_some()
+                });
+            }
+        }
+    }
+
+    /// Runs `f` on the runner's thread, after what was posted before, and returns what it returns. This is
+    /// how everything is done that is not on the fast path: creating, connecting, registering, looking
+    /// at memory. Nothing is polled while `f` runs, so it should not take long.
+    ///
+    /// # Errors
+    /// [`Error::RunnerEnded`], also if that happens meanwhile; whether `f` has run is not known then.
+    pub fn call<R: Send + 'static>(
+        &mut self,
+        f: impl FnOnce(&mut Context) -> R + Send + 'static,
+    ) -> Result<R, Error> {
+        self.run(move |context, _| f(context))
+    }
+
+    /// The completions of `cq` come to this handle from now on.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Busy`] if they come to a handle already;
+    /// [`Error::RunnerEnded`].
+    pub fn deliver(&mut self, cq: Cq) -> Result<(), Error> {
+        if !lock(&self.shared.claimed).insert(cq) {
+            let users = "a handle of this runner, which gets its completions".to_owned();
+            return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
+        }
+        let taken = self.run(move |context, cqs| {
+            context.check_cq(cq)?;
+            cqs.push(cq);
+            Ok(())
+        });
+        match taken.flatten() {
+            Ok(()) => self.cqs.push(cq),
+            Err(error) => {
+                lock(&self.shared.claimed).remove(&cq);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, queue: Queue, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
+        let payload = Payload::new(Data::Sges(wr.sges))?;
+        self.put(Command::Receive { queue, wr_id: wr.wr_id, payload })
+    }
+
+    fn put(&mut self, command: Command) -> Result<(), Error> {
+        self.shared.check()?;
+        match self.commands.push(command) {
+            Ok(()) => {
+                self.shared.nudge();
+                Ok(())
+            }
+            Err(_) => Err(self.full()),
+        }
+    }
+
+    fn run<R: Send + 'static>(
+        &mut self,
+        f: impl FnOnce(&mut Context, &mut Vec<Cq>) -> R + Send + 'static,
+    ) -> Result<R, Error> {
+        let (sender, answer) = sync_channel(1);
+        let job: Job = Box::new(move |context, cqs| {
+            // The receiver waits below.
+            let _ = sender.send(f(context, cqs));
+        });
+        let mut waiting = Some(Command::Run(job));
+        let mut idler = Idler::new(self.idle);
+        loop {
+            if let Some(command) = waiting.take() {
+                match self.commands.push(command) {
+                    Ok(()) => self.shared.nudge(),
+                    Err(PushError::Full(command)) => waiting = Some(command),
+                }
+            }
+            // In this order: an answer may be the last that the runner did.
+            let ended = self.shared.check();
+            let mut answered = answer.try_recv().ok();
+            if answered.is_none() {
+                ended?;
+                self.make_room();
+                if idler.rest() {
+                    let RunnerHandle { commands, deliveries, desk, shared, .. } = self;
+                    desk.bell.sleep(LONGEST_SLEEP, || {
+                        answered = answer.try_recv().ok();
+                        answered.is_some()
+                            || shared.end.reason().is_some()
+                            || is_full(deliveries)
+                            || waiting.is_some() && !commands.is_full()
+                    });
+                }
+            }
+            if let Some(result) = answered {
+                return Ok(result);
+            }
+        }
+    }
+
+    /// The runner takes no command from a handle while it can't deliver what an earlier one brought.
+    /// Nobody else takes deliveries while this thread waits for a command, so it has to.
+    fn make_room(&mut self) {
+        if !is_full(&self.deliveries) {
+            return;
+        }
+        while let Ok(delivery) = self.deliveries.pop() {
+            self.held.push_back(delivery);
+        }
+        self.shared.nudge();
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_stalled(&self) -> bool {
+        self.desk.is_stalled()
+    }
+
+    fn full(&self) -> Error {
+        Error::QueueFull { queue: "command", depth: self.commands.buffer().capacity() as u32 }
+    }
+}
+
+impl Drop for RunnerHandle {
+    /// Commands that were posted are carried out; completions stay in their queues from now on.
+    fn drop(&mut self) {
+        let mut claimed = lock(&self.shared.claimed);
+        self.cqs.iter().for_each(|cq| {
+            claimed.remove(cq);
+        });
+        drop(claimed);
+        self.desk.leave();
+        self.shared.tell_news();
+    }
+}
+
+/// How long a thread sleeps whose call has no time limit: it is woken, so any time will do.
+const LONGEST_SLEEP: Duration = Duration::from_secs(3600);
+
+fn is_full(deliveries: &Consumer<Delivery>) -> bool {
+    deliveries.slots() == deliveries.buffer().capacity()
+}

@@ -1,0 +1,249 @@
+//! Contexts that other processes can look at: each has a Unix socket in a directory of its user and
+//! writes its [`Metrics`](crate::Metrics) to whoever connects.
+
+mod directory;
+mod exported;
+
+use std::fs::{self, DirBuilder};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use directory::Directory;
+pub use exported::Exported;
+use ferroce_driver::Nanos;
+use rustix::process::geteuid;
+
+use crate::telemetry::metrics::Metrics;
+use crate::verbs::Error;
+
+/// How often the socket is looked at.
+const INTERVAL: Duration = Duration::from_millis(5);
+/// How often a context that sleeps is woken to look at it: one that nothing else happens to has no
+/// business waking 200 times in a second, and readers wait for a second.
+const IDLE_INTERVAL: Duration = Duration::from_millis(100);
+/// Readers at a time; more wait in the socket's backlog.
+const MAX_READERS: usize = 4;
+/// Numbers that are tried, should another PID namespace have a process of this one's number.
+const MAX_TAKEN: u32 = 1024;
+/// How long a reader may leave its text lying.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The socket of a context. It is removed on drop.
+pub(crate) struct Exporter {
+    listener: UnixListener,
+    path: PathBuf,
+    /// Which context of this process it is.
+    number: u32,
+    readers: Vec<Reader>,
+    next: Nanos,
+}
+
+impl Exporter {
+    /// Opens the socket `PID.NUMBER.DEVICE`; those that dead processes left behind are removed.
+    pub(crate) fn open(device: &str) -> Result<Exporter, Error> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let directory = own_directory();
+        let opened = make_private(&directory).map_err(|source| Error::export(&directory, source))?;
+        opened.remove_abandoned();
+        let bind = |_| {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{}.{number}.{device}", std::process::id());
+            // One that is there already is of another process of the same number: a dead one, or one of
+            // another PID namespace.
+            opened.remove_dead(name.as_ref());
+            let path = directory.join(name);
+            match UnixListener::bind(&path) {
+                Err(error) if error.kind() == ErrorKind::AddrInUse => None,
+                bound => Some((number, bound.map_err(|source| Error::export(&path, source)), path)),
+            }
+        };
+        let (number, listener, path) = (0..MAX_TAKEN).find_map(bind).ok_or_else(|| {
+            let taken = format!("{MAX_TAKEN} numbers in a row are those of another process's contexts");
+            Error::export(&directory, io::Error::other(taken))
+        })?;
+        let listener = listener?;
+        let exporter =
+            Exporter { listener, path, number, readers: Vec::with_capacity(MAX_READERS), next: Nanos::ZERO };
+        exporter.listener.set_nonblocking(true).map_err(|source| Error::export(&exporter.path, source))?;
+        Ok(exporter)
+    }
+
+    /// Whether it is time to look at the socket again.
+    pub(crate) fn is_due(&self, now: Nanos) -> bool {
+        now >= self.next
+    }
+
+    /// When it has to be looked at even if nothing else happens: soon while somebody reads.
+    pub(crate) fn next_look(&self) -> Nanos {
+        if self.readers.is_empty() { self.next + (IDLE_INTERVAL - INTERVAL) } else { self.next }
+    }
+
+    /// Lets new readers in and writes to those that are there. Never blocks; allocates only for a
+    /// new reader.
+    pub(crate) fn serve(&mut self, now: Nanos, metrics: impl Fn() -> Metrics) {
+        self.next = now + INTERVAL;
+        while self.readers.len() < MAX_READERS
+            && let Ok((stream, _)) = self.listener.accept()
+            && stream.set_nonblocking(true).is_ok()
+        {
+            let metrics = metrics().with_label("pid", std::process::id()).with_label("context", self.number);
+            let text = metrics.to_string().into_bytes();
+            self.readers.push(Reader { stream, text, written: 0, deadline: now + PATIENCE });
+        }
+        self.readers.retain_mut(|reader| reader.write() && now < reader.deadline);
+    }
+}
+
+impl Drop for Exporter {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+struct Reader {
+    stream: UnixStream,
+    text: Vec<u8>,
+    written: usize,
+    deadline: Nanos,
+}
+
+impl Reader {
+    /// Writes what the socket takes. Returns whether there is more to write.
+    fn write(&mut self) -> bool {
+        while self.written < self.text.len() {
+            match self.stream.write(&self.text[self.written..]) {
+                Ok(0) => return false,
+                Ok(written) => self.written += written,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == ErrorKind::WouldBlock,
+            }
+        }
+        false
+    }
+}
+
+const OF_ROOT: &str = "/run/ferroce";
+/// Has a folder for each user who is logged in; `XDG_RUNTIME_DIR` points there.
+const OF_SESSIONS: &str = "/run/user";
+const OF_OTHERS: &str = "/tmp";
+const OTHERS_PREFIX: &str = "ferroce-";
+
+/// Where this user's sockets are.
+fn own_directory() -> PathBuf {
+    let uid = geteuid();
+    if uid.is_root() {
+        return OF_ROOT.into();
+    }
+    let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
+    match session {
+        Some(session) => session.join("ferroce"),
+        None => Path::new(OF_OTHERS).join(format!("{OTHERS_PREFIX}{uid}")),
+    }
+}
+
+/// Makes a directory that nobody else can look into. One that is there already must be such: where
+/// everybody may write, somebody else may have been there before.
+fn make_private(directory: &Path) -> io::Result<Directory> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    Directory::open(directory, geteuid().as_raw())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    use ferroce_driver::Stats;
+
+    use super::*;
+
+    #[test]
+    fn a_reader_that_does_not_read_is_let_go_and_holds_nobody_up() {
+        // More than a socket takes.
+        let metrics = || {
+            let mut metrics = Metrics::new("sim", &"x".repeat(1 << 20));
+            metrics.push_driver(&Stats::default());
+            metrics
+        };
+        let mut exporter = Exporter::open("slow").unwrap();
+        let mut slow: Vec<_> =
+            (0..MAX_READERS).map(|_| UnixStream::connect(&exporter.path).unwrap()).collect();
+        let start = Nanos(1);
+        exporter.serve(start, metrics);
+        assert_eq!(exporter.readers.len(), MAX_READERS);
+        assert!(!exporter.is_due(start) && exporter.is_due(start + INTERVAL));
+
+        let mut late = UnixStream::connect(&exporter.path).unwrap();
+        exporter.serve(start + PATIENCE, metrics);
+        assert!(exporter.readers.is_empty());
+        exporter.serve(start + PATIENCE + INTERVAL, metrics);
+        assert_eq!(exporter.readers.len(), 1);
+
+        // One that reads gets all of it, piece by piece; what the slow ones got ends early.
+        let whole = metrics().with_label("pid", std::process::id()).with_label("context", exporter.number);
+        let whole = whole.to_string();
+        late.set_nonblocking(true).unwrap();
+        let mut text = Vec::new();
+        while !exporter.readers.is_empty() {
+            let _ = late.read_to_end(&mut text);
+            exporter.serve(start + PATIENCE + INTERVAL, metrics);
+        }
+        late.read_to_end(&mut text).unwrap();
+        assert_eq!(text.len(), whole.len());
+        let mut piece = Vec::new();
+        slow[0].read_to_end(&mut piece).unwrap();
+        assert!(piece.len() < whole.len());
+    }
+
+    /// Another PID namespace can have a process of the same number, and share the directory.
+    #[test]
+    fn a_socket_of_a_live_process_stays() {
+        const BUSY: u32 = 100;
+        let directory = own_directory();
+        make_private(&directory).unwrap();
+        let path = |number| directory.join(format!("{}.{number}.shared", std::process::id()));
+        let live: Vec<_> = (0..BUSY).map(|number| UnixListener::bind(path(number)).unwrap()).collect();
+        let exporter = Exporter::open("shared").unwrap();
+        assert!(exporter.number >= BUSY, "{}", exporter.number);
+        let refused = (0..BUSY).find(|number| UnixStream::connect(path(*number)).is_err());
+        assert_eq!(refused, None, "another's socket was taken away");
+        drop(live);
+        // Those are dead now, and no hindrance.
+        let number = exporter.number + 1;
+        drop(UnixListener::bind(path(number)).unwrap());
+        let next = Exporter::open("shared").unwrap();
+        UnixStream::connect(&next.path).unwrap();
+        (0..BUSY).for_each(|number| fs::remove_file(path(number)).unwrap());
+        let _ = fs::remove_file(path(number));
+    }
+
+    #[test]
+    fn a_directory_that_others_can_look_into_or_made_is_refused() {
+        let directory = std::env::temp_dir().join(format!("ferroce-exporter-{}", std::process::id()));
+        make_private(&directory).unwrap();
+        make_private(&directory).unwrap();
+        for mode in [0o755, 0o701] {
+            fs::set_permissions(&directory, fs::Permissions::from_mode(mode)).unwrap();
+            let refused = make_private(&directory).unwrap_err().to_string();
+            assert!(refused.contains(&format!("{mode:04o}")) && refused.contains("0700"), "{refused}");
+        }
+        fs::set_permissions(&directory, fs::Permissions::from_mode(0o700)).unwrap();
+        let own = geteuid().as_raw();
+        let refused = Directory::open(&directory, own + 1).unwrap_err().to_string();
+        assert!(
+            refused.contains(&format!("of uid {} with mode 0700; it is of uid {own}", own + 1)),
+            "{refused}"
+        );
+        fs::remove_dir(&directory).unwrap();
+        symlink("/", &directory).unwrap();
+        assert!(make_private(&directory).is_err(), "a link to somewhere else");
+        fs::remove_file(&directory).unwrap();
+    }
+}

@@ -1,0 +1,43 @@
+//! What an application names: handles, work requests, completions, queue pairs and their transitions, addresses,
+//! limits, errors. It knows no engine: every backend speaks it.
+
+mod access;
+mod address;
+mod completion;
+mod config;
+mod device;
+mod error;
+mod event;
+mod handle;
+mod limits;
+mod memory;
+mod mismatch;
+mod pkey;
+mod qp;
+mod srq;
+mod transition;
+mod work_request;
+
+pub use access::Access;
+pub(crate) use address::may_be_on;
+pub use address::{AddressVector, GidEntry, Port};
+pub use completion::{Notify, WcOpcode, WcStatus, WorkCompletion};
+#[cfg(test)]
+pub(crate) use config::MAX_QPS;
+pub(crate) use config::MAX_WINDOW;
+pub use config::{Config, DEFAULT_WINDOW};
+pub use device::DeviceAttributes;
+pub use error::{Error, RegisterError};
+pub use event::Event;
+pub(crate) use handle::Handle;
+pub use handle::{Ah, Cq, Mr, Mw, Pd, Qp, Srq};
+pub(crate) use limits::{MAX_MESSAGE, MAX_RD_ATOMIC};
+pub use memory::RemoteMemory;
+pub use mismatch::Mismatch;
+pub use pkey::PkeyTable;
+pub use qp::{QpAttributes, QpConfig, QpState, QpType};
+pub use srq::{SrqAttributes, SrqConfig};
+pub use transition::{QpUpdate, ReadyToReceive, ReadyToSend, Transition, UnreliablePath};
+pub use work_request::{
+    Data, Destination, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge,
+};

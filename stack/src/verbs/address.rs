@@ -1,0 +1,200 @@
+use ferroce_driver::{Capabilities, Layer, SocketTerms};
+use ferroce_wire::{
+    Encapsulation, Gid, MacAddr, NetworkHeader, Packet, PathAddress, PathHeader, PathMtu, Qpn, VlanTag,
+    source_port,
+};
+
+use crate::verbs::{Error, PkeyTable};
+
+/// A row of the GID table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GidEntry {
+    /// The address.
+    pub gid: Gid,
+    /// RoCE v1 rather than v2.
+    pub roce_v1: bool,
+    /// The VLAN that it belongs to: packets from it carry an 802.1Q tag.
+    pub vlan: Option<u16>,
+}
+
+/// The port of a context: one interface of one driver.
+#[derive(Clone, Debug)]
+pub struct Port {
+    /// Its hardware address.
+    pub mac: MacAddr,
+    /// The interface's name.
+    pub interface: String,
+    /// Largest IP packet, in bytes.
+    pub mtu: u32,
+    /// The GID table: the driver's addresses in their order (RoCE v2), then, if RoCE v1 is on, the
+    /// same once more as v1, then those of [`Context::add_gid`](crate::Context::add_gid).
+    pub gids: Vec<GidEntry>,
+    /// The P_Key table: the default one, then those of [`Context::add_pkey`](crate::Context::add_pkey).
+    pub pkeys: PkeyTable,
+    /// What its socket demands, if it is one: packets start at the IP header there.
+    pub(crate) socket: Option<SocketTerms>,
+}
+
+impl Port {
+    pub(crate) fn new(capabilities: &Capabilities, roce_v1: bool) -> Port {
+        let entries = |roce_v1| {
+            let gids = capabilities.addresses.iter().map(|address| Gid::from(*address));
+            gids.map(move |gid| GidEntry { gid, roce_v1, vlan: None })
+        };
+        let mut gids: Vec<GidEntry> = entries(false).collect();
+        if roce_v1 {
+            gids.extend(entries(true));
+        }
+        let Capabilities { mac, interface, mtu, .. } = capabilities;
+        let socket = match capabilities.layer {
+            Layer::Ip(terms) => Some(terms),
+            Layer::Ethernet => None,
+        };
+        Port {
+            mac: MacAddr(*mac),
+            interface: interface.clone(),
+            mtu: *mtu,
+            gids,
+            pkeys: PkeyTable::new(),
+            socket,
+        }
+    }
+
+    /// The headers of a path, from where frames start.
+    pub(crate) fn header(&self, path: &PathAddress) -> PathHeader {
+        let header = PathHeader::new(path);
+        if self.socket.is_some() { header.without_link() } else { header }
+    }
+
+    /// The index of a RoCE v2 GID.
+    pub fn gid_index(&self, gid: Gid) -> Option<usize> {
+        self.gids.iter().position(|e| e.gid == gid && !e.roce_v1)
+    }
+
+    /// The index of the first RoCE v2 GID of the same kind as `peer`: IPv4, link-local or other
+    /// IPv6.
+    pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
+        self.index_of_kind(peer, false)
+    }
+
+    /// As [`gid_index_for`](Port::gid_index_for), of RoCE v1 or v2.
+    pub(crate) fn index_of_kind(&self, peer: Gid, roce_v1: bool) -> Option<usize> {
+        let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
+        self.gids.iter().position(|e| kind(e.gid) == kind(peer) && e.roce_v1 == roce_v1)
+    }
+
+    /// Whether a packet is for one of the port's own addresses.
+    pub(crate) fn is_destination(&self, packet: &Packet<'_>) -> bool {
+        let roce_v1 = packet.header == NetworkHeader::Grh;
+        let destination = packet.network().destination;
+        self.gids.iter().any(|entry| {
+            entry.gid == destination && entry.roce_v1 == roce_v1 && may_be_on(packet, entry.vlan)
+        })
+    }
+
+    /// The hardware address that answers to a packet go to: the one that it came from. A port below
+    /// which there is no link has none, and no answer needs one. `None` if no answer can go there: the
+    /// address is not one station's, or the packet claims to be this port's own and is not.
+    pub(crate) fn way_back(&self, packet: &Packet<'_>) -> Option<MacAddr> {
+        if self.socket.is_some() {
+            return Some(MacAddr::default());
+        }
+        let mac = packet.source_mac()?;
+        let source = packet.network().source;
+        let is_own = || self.gids.iter().any(|entry| entry.gid == source);
+        (mac == self.mac || mac.is_station() && !is_own()).then_some(mac)
+    }
+
+    /// The index of the RoCE v2 GID that a packet was sent to; of its VLAN, where several VLANs have it.
+    pub(crate) fn index_of_destination(&self, packet: &Packet<'_>) -> Option<usize> {
+        let (destination, vlan) = (packet.network().destination, packet.vlan());
+        let find = |is_on: &dyn Fn(Option<u16>) -> bool| {
+            self.gids.iter().position(|e| e.gid == destination && !e.roce_v1 && is_on(e.vlan))
+        };
+        find(&|own| own == vlan).or_else(|| find(&|own| may_be_on(packet, own)))
+    }
+
+    /// The largest path MTU over IPv6 (`true`) or IPv4.
+    pub fn path_mtu(&self, ipv6: bool) -> Option<PathMtu> {
+        PathMtu::largest_for(self.mtu, ipv6)
+    }
+}
+
+/// Whether a frame may be one of this VLAN. Network cards may take tags off, and switches may put
+/// them on, so only two VLANs can contradict each other.
+#[inline]
+pub(crate) fn may_be_on(packet: &Packet<'_>, vlan: Option<u16>) -> bool {
+    vlan.zip(packet.vlan()).is_none_or(|(vlan, tag)| tag == vlan)
+}
+
+/// The way to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AddressVector {
+    /// The peer.
+    pub gid: Gid,
+    /// Which of one's own GIDs to send from.
+    pub sgid_index: usize,
+    /// The next hop, if it is known; otherwise the driver asks the kernel.
+    pub mac: Option<MacAddr>,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// IPv6 flow label, 20 bits; decides the UDP source port if it is not 0.
+    pub flow_label: u32,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
+    /// 0 to 7: the priority code point of the 802.1Q tag, where the source GID has a VLAN.
+    pub service_level: u8,
+}
+
+impl AddressVector {
+    /// To `gid` from the GID at `sgid_index`, with a hop limit of 64 and everything else 0.
+    pub fn new(gid: Gid, sgid_index: usize) -> AddressVector {
+        AddressVector {
+            gid,
+            sgid_index,
+            mac: None,
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            service_level: 0,
+        }
+    }
+
+    /// The addresses of packets on this way, between these queue pairs; the hardware address may
+    /// still be missing.
+    pub(crate) fn path(&self, port: &Port, local: Qpn, remote: Qpn) -> Result<PathAddress, Error> {
+        let Some(source) = port.gids.get(self.sgid_index) else {
+            let expected =
+                format!("below {}, the size of the GID table of '{}'", port.gids.len(), port.interface);
+            return Err(Error::invalid("sgid_index", self.sgid_index, expected));
+        };
+        if !source.roce_v1 && source.gid.is_ipv6() != self.gid.is_ipv6() {
+            let (destination, index, source_gid) = (self.gid, self.sgid_index, source.gid);
+            return Err(Error::AddressFamily { destination, index, source_gid });
+        }
+        if self.flow_label > 0x000f_ffff {
+            return Err(Error::invalid("flow_label", self.flow_label, "20 bits, at most 0xfffff"));
+        }
+        if self.service_level > 7 {
+            return Err(Error::invalid("service_level", self.service_level, "0 to 7, as an 802.1Q priority"));
+        }
+        let encapsulation = if source.roce_v1 {
+            Encapsulation::RoceV1
+        } else {
+            let of_flow = || source_port(self.flow_label, local, remote);
+            Encapsulation::RoceV2 { source_port: port.socket.map_or_else(of_flow, |terms| terms.source_port) }
+        };
+        Ok(PathAddress {
+            source_mac: port.mac,
+            destination_mac: self.mac.or(self.gid.multicast_mac()).unwrap_or_default(),
+            vlan: source.vlan.map(|id| VlanTag { id, priority: self.service_level }),
+            source: source.gid,
+            destination: self.gid,
+            encapsulation,
+            traffic_class: self.traffic_class,
+            flow_label: self.flow_label,
+            hop_limit: self.hop_limit,
+            identification: 0,
+        })
+    }
+}

@@ -1,0 +1,167 @@
+use crate::verbs::Error;
+
+/// How many packets are in flight to a destination unless told otherwise: above the bandwidth-delay
+/// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
+pub const DEFAULT_WINDOW: u32 = 512;
+
+/// The most packets that may be unacknowledged: half the PSNs, less one.
+pub(crate) const MAX_WINDOW: u32 = (1 << 23) - 1;
+
+/// A sixteenth of the QPNs: as many again stay unused for a while when they are given up, and a
+/// number that is free must be found quickly.
+pub(crate) const MAX_QPS: u32 = 1 << 20;
+
+/// As many as there can be queue pairs.
+const MAX_CONNECTIONS: u32 = MAX_QPS;
+
+/// Of everything else that is counted in a [`Config`].
+const MAX_OBJECTS: u32 = 1 << 24;
+
+/// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
+///
+/// The numbers of objects are at most 2²⁴, unless they say otherwise.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Seeds every random choice (QPNs, keys). `None` takes it from the operating system; a fixed
+    /// one makes a run repeatable and its keys guessable.
+    pub seed: Option<[u8; 32]>,
+    /// Protection domains.
+    pub max_pds: u32,
+    /// Memory regions.
+    pub max_mrs: u32,
+    /// Memory windows.
+    pub max_mws: u32,
+    /// Completion queues.
+    pub max_cqs: u32,
+    /// Queue pairs, at most 2²⁰.
+    pub max_qps: u32,
+    /// Shared receive queues.
+    pub max_srqs: u32,
+    /// Address handles.
+    pub max_ahs: u32,
+    /// Attachments of UD queue pairs to multicast groups.
+    pub max_mcast_attachments: u32,
+    /// Connections and searches of the connection manager, those that are not over yet included. It takes
+    /// its memory, about 3 KiB each, with the first `listen`, `connect` or `resolve`.
+    pub max_connections: u32,
+    /// Ports that the connection manager listens on.
+    pub max_listeners: u32,
+    /// Asynchronous events that wait to be read; more are dropped and counted, but for completion
+    /// events, which always find room.
+    pub max_events: u32,
+    /// Unacknowledged packets to one destination, 1 to 2²³ − 1: of a queue pair, and of all the go-back-N queue
+    /// pairs that send there together. The responses of READs, atomics, FLUSH and ATOMIC WRITE, which come from
+    /// there, are counted apart and bounded by the same number.
+    ///
+    /// When more than half of it is in flight, a queue pair that has its share (the window divided by the queue
+    /// pairs that have packets in flight) waits. Beyond the window each queue pair may have 4 packets or one READ,
+    /// and those whose ACK timer has run out have a quarter of the window together until an acknowledgement comes.
+    /// What a queue pair without an ACK timer (timeout 0) sent to a peer that is gone counts until the queue pair
+    /// fails, is reset or destroyed.
+    pub window: u32,
+    /// Packets that came before their turn and are held, for all queue pairs together that have
+    /// agreed on selective repeat; about 4 KiB each. What finds no room is sent again.
+    pub reorder_packets: u16,
+    /// Whether RoCE v1 frames are accepted, and GIDs of that type offered.
+    pub roce_v1: bool,
+    /// Requests that name memory which they may not reach are dropped and counted, where the
+    /// standard wants a NAK and the end of the connection: nobody who forges a peer's address can
+    /// end it by a wrong key. A peer that asks by mistake runs into its retry limit.
+    pub drop_access_errors: bool,
+    /// Whether this end has FLUSH (IBA 1.6), to send and to answer. Like `atomic_write` it is on:
+    /// nothing of it is on the wire until an application posts one. `rdma_rxe` has both since Linux
+    /// 6.2, ConnectX has neither and refuses them with an invalid request NAK.
+    pub flush: bool,
+    /// Whether this end has ATOMIC WRITE (IBA 1.6), to send and to answer.
+    pub atomic_write: bool,
+}
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            seed: None,
+            max_pds: 16,
+            max_mrs: 1024,
+            max_mws: 1024,
+            max_cqs: 256,
+            max_qps: 256,
+            max_srqs: 64,
+            max_ahs: 256,
+            max_mcast_attachments: 256,
+            max_connections: 256,
+            max_listeners: 64,
+            max_events: 1024,
+            window: DEFAULT_WINDOW,
+            reorder_packets: 1024,
+            roce_v1: false,
+            drop_access_errors: false,
+            flush: true,
+            atomic_write: true,
+        }
+    }
+}
+
+impl Config {
+    /// Fails on the first setting that is out of its range.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let settings = [
+            ("max_pds", self.max_pds, 0, MAX_OBJECTS),
+            ("max_mrs", self.max_mrs, 0, MAX_OBJECTS),
+            ("max_mws", self.max_mws, 0, MAX_OBJECTS),
+            ("max_cqs", self.max_cqs, 0, MAX_OBJECTS),
+            ("max_qps", self.max_qps, 0, MAX_QPS),
+            ("max_srqs", self.max_srqs, 0, MAX_OBJECTS),
+            ("max_ahs", self.max_ahs, 0, MAX_OBJECTS),
+            ("max_mcast_attachments", self.max_mcast_attachments, 0, MAX_OBJECTS),
+            ("max_connections", self.max_connections, 0, MAX_CONNECTIONS),
+            ("max_listeners", self.max_listeners, 0, MAX_CONNECTIONS),
+            ("max_events", self.max_events, 0, MAX_OBJECTS),
+            ("window", self.window, 1, MAX_WINDOW),
+        ];
+        for (setting, value, least, most) in settings {
+            if value < least || value > most {
+                return Err(Error::invalid(setting, value, format!("{least} to {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each setting: its largest value is right, the next is refused by name, value and range.
+    #[test]
+    fn every_number_has_a_limit() {
+        type Set = fn(&mut Config) -> &mut u32;
+        let settings: [(&str, Set, u32); 12] = [
+            ("max_pds", |c| &mut c.max_pds, MAX_OBJECTS),
+            ("max_mrs", |c| &mut c.max_mrs, MAX_OBJECTS),
+            ("max_mws", |c| &mut c.max_mws, MAX_OBJECTS),
+            ("max_cqs", |c| &mut c.max_cqs, MAX_OBJECTS),
+            ("max_qps", |c| &mut c.max_qps, MAX_QPS),
+            ("max_srqs", |c| &mut c.max_srqs, MAX_OBJECTS),
+            ("max_ahs", |c| &mut c.max_ahs, MAX_OBJECTS),
+            ("max_mcast_attachments", |c| &mut c.max_mcast_attachments, MAX_OBJECTS),
+            ("max_connections", |c| &mut c.max_connections, MAX_CONNECTIONS),
+            ("max_listeners", |c| &mut c.max_listeners, MAX_CONNECTIONS),
+            ("max_events", |c| &mut c.max_events, MAX_OBJECTS),
+            ("window", |c| &mut c.window, MAX_WINDOW),
+        ];
+        let refusal = |set: Set, value| {
+            let mut config = Config::default();
+            *set(&mut config) = value;
+            config.check().map_err(|error| error.to_string())
+        };
+        for (name, set, most) in settings {
+            let least = u32::from(name == "window");
+            assert_eq!(refusal(set, most), Ok(()));
+            assert_eq!(refusal(set, least), Ok(()));
+            for value in [most + 1, u32::MAX] {
+                assert_eq!(refusal(set, value), Err(format!("{name} = {value}: {least} to {most}")));
+            }
+        }
+        assert_eq!(refusal(|c| &mut c.window, 0), Err(format!("window = 0: 1 to {MAX_WINDOW}")));
+    }
+}

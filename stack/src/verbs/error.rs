@@ -1,0 +1,156 @@
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use ferroce_driver::Memory;
+use ferroce_wire::{Gid, PathMtu};
+
+use crate::verbs::{Access, QpState};
+
+/// Why a verb was refused. A refused verb changes nothing.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The handle names no object of this context any more.
+    #[error("{kind} {handle} does not exist (destroyed, or of another context)")]
+    InvalidHandle {
+        /// What it should have been: `QP`, `CQ`, ...
+        kind: &'static str,
+        /// The handle.
+        handle: String,
+    },
+    /// All that were configured are in use.
+    #[error("all {limit} {kind}s of this context are in use; raise {setting} in its Config")]
+    Exhausted {
+        /// Objects of which kind.
+        kind: &'static str,
+        /// How many there can be.
+        limit: usize,
+        /// The setting of [`Config`](crate::Config).
+        setting: &'static str,
+    },
+    /// Others depend on the object.
+    #[error("{kind} {handle} is in use by {users}")]
+    Busy {
+        /// What it is.
+        kind: &'static str,
+        /// The handle.
+        handle: String,
+        /// By whom, in words.
+        users: String,
+    },
+    /// An attribute is outside its range.
+    #[error("{attribute} = {value}: {expected}")]
+    Invalid {
+        /// The attribute.
+        attribute: &'static str,
+        /// Its value.
+        value: String,
+        /// What would be right.
+        expected: String,
+    },
+    /// Access rights that do not go together.
+    #[error("access {access:?}: {reason}")]
+    Access {
+        /// The rights asked for.
+        access: Access,
+        /// What is missing.
+        reason: &'static str,
+    },
+    /// The queue pair's state does not allow this.
+    #[error("QP is in {state:?}: {verb} needs {expected}")]
+    State {
+        /// What was tried.
+        verb: &'static str,
+        /// The state it is in.
+        state: QpState,
+        /// The states that allow it.
+        expected: &'static str,
+    },
+    /// The send, receive or command queue is full.
+    #[error("{queue} queue is full: all {depth} work requests are outstanding; poll the CQ first")]
+    QueueFull {
+        /// `send` or `receive`; `command` for the ring from a handle to its runner.
+        queue: &'static str,
+        /// Its depth.
+        depth: u32,
+    },
+    /// The interface is too small for the path MTU.
+    #[error("path MTU {path_mtu} needs an interface MTU of {needed}, '{interface}' has {mtu}")]
+    PathMtu {
+        /// What was asked for.
+        path_mtu: PathMtu,
+        /// The L3 MTU that it needs, in bytes.
+        needed: u32,
+        /// The interface.
+        interface: String,
+        /// What it has.
+        mtu: u32,
+    },
+    /// The two ends of a path speak different protocols.
+    #[error("destination {destination} and source GID {index} ({source_gid}) are not of the same IP version")]
+    AddressFamily {
+        /// The peer.
+        destination: Gid,
+        /// Index in the GID table.
+        index: usize,
+        /// That GID.
+        source_gid: Gid,
+    },
+    /// The backend cannot do this; nothing is emulated in silence.
+    #[error("not supported by this backend: {0}")]
+    Unsupported(&'static str),
+    /// The operating system gave no memory.
+    #[error("memory: {0}")]
+    Memory(#[from] io::Error),
+    /// The socket for [`Context::export`](crate::Context::export) could not be opened.
+    #[error("{path}: {source}", path = path.display())]
+    Export {
+        /// The socket, or its directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The operating system gave no thread.
+    #[error("thread: {0}")]
+    Thread(io::Error),
+    /// The runner of a handle has ended; commands that it had not taken were not carried out.
+    #[error("the runner has ended: {reason}")]
+    RunnerEnded {
+        /// Why.
+        reason: Arc<str>,
+    },
+    /// The driver failed or refused.
+    #[error(transparent)]
+    Driver(#[from] ferroce_driver::Error),
+}
+
+impl Error {
+    pub(crate) fn export(path: &Path, source: io::Error) -> Error {
+        Error::Export { path: path.to_owned(), source }
+    }
+
+    pub(crate) fn invalid(
+        attribute: &'static str,
+        value: impl ToString,
+        expected: impl Into<String>,
+    ) -> Error {
+        Error::Invalid { attribute, value: value.to_string(), expected: expected.into() }
+    }
+}
+
+/// A refused registration or exchange, with the memory that was to be registered.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub struct RegisterError {
+    /// Given back.
+    pub memory: Memory,
+    /// Why.
+    pub source: Error,
+}
+
+impl From<RegisterError> for Error {
+    fn from(refused: RegisterError) -> Error {
+        refused.source
+    }
+}

@@ -1,0 +1,42 @@
+use ferroce_wire::{Gid, PKey};
+
+use crate::verbs::{Cq, Qp, Srq};
+
+/// Something that happened outside any work completion.
+///
+/// The verbs make an application acknowledge each event before it may destroy the object; here
+/// events name objects by handle, and a handle that outlives its object is refused, so there is
+/// nothing to acknowledge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
+    /// A completion arrived in a CQ that was armed; it is disarmed now.
+    Completion(Cq),
+    /// A completion did not fit into the CQ; the QP that it was for is in the error state.
+    CqErr(Cq),
+    /// A QP failed without a work request that could say so.
+    QpFatal(Qp),
+    /// A peer sent a request that the QP does not allow, with no receive in hand.
+    QpReqErr(Qp),
+    /// A peer named memory that it may not reach, with no receive in hand.
+    QpAccessErr(Qp),
+    /// The first packet came to a QP that is ready to receive but not yet to send.
+    CommEst(Qp),
+    /// A draining QP has finished the messages that it had started.
+    SqDrained(Qp),
+    /// A QP with an SRQ has failed, and takes nothing more from it.
+    QpLastWqeReached(Qp),
+    /// An SRQ has fewer receives than its limit; the limit is off now.
+    SrqLimitReached(Srq),
+    /// A packet was dropped, or a request of the connection manager refused, for a partition that is not
+    /// its receiver's. One such event waits at a time, whatever comes meanwhile; `rx_pkey_mismatch` counts
+    /// the packets. (The P_Key table is the application's own, so that nothing tells it of changes.)
+    PkeyViolation {
+        /// The queue pair that it was for; `None` for QP1 and multicast groups.
+        qp: Option<Qp>,
+        /// The key that it named.
+        pkey: PKey,
+        /// Whose address it came from.
+        source: Gid,
+    },
+}

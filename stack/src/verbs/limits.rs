@@ -1,0 +1,7 @@
+//! What the standard bounds.
+
+/// Bytes of the longest message: 2³¹, as the standard has it.
+pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+
+/// The most READs and atomics that a queue pair has outstanding, each way.
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;

@@ -1,0 +1,56 @@
+//! What the two ends of a connection were told differently, as far as a packet shows it.
+
+use std::fmt;
+
+use ferroce_wire::{Opcode, PathMtu};
+
+use crate::verbs::QpType;
+
+/// What a packet showed about how its sender was set up: otherwise than the queue pair that it came to.
+///
+/// Neither end can know it beforehand. It is kept for the application to say when work fails, by
+/// [`Context::mismatches`](crate::Context::mismatches).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Mismatch {
+    /// The packet is of another transport service than the queue pair.
+    Service {
+        /// Of the packet.
+        packet: Opcode,
+        /// Of the queue pair.
+        qp_type: QpType,
+    },
+    /// The payload does not fit its place in a message at the queue pair's path MTU.
+    PathMtu {
+        /// Of the packet.
+        packet: Opcode,
+        /// Bytes.
+        payload: u32,
+        /// Of the queue pair.
+        path_mtu: PathMtu,
+    },
+    /// The queue pair was not given the right to the operation.
+    Access {
+        /// Of the packet.
+        packet: Opcode,
+    },
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Mismatch::Service { packet, qp_type } => {
+                let (sent, here) = (format!("{:?}", packet.service()), format!("{qp_type:?}"));
+                let (sent, here) = (sent.to_uppercase(), here.to_uppercase());
+                write!(f, "the peer sends {sent} packets ({packet}) to a queue pair of the {here} service")
+            }
+            Mismatch::PathMtu { packet, payload, path_mtu } => write!(
+                f,
+                "the peer sent {packet} of {payload} bytes to a queue pair with a path MTU of {path_mtu} bytes"
+            ),
+            Mismatch::Access { packet } => {
+                write!(f, "the peer sent {packet}, which this queue pair was not given the right to")
+            }
+        }
+    }
+}

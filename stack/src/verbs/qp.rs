@@ -1,0 +1,185 @@
+//! What a queue pair is to its application.
+
+use ferroce_wire::{PKey, PathMtu, Psn, Qpn, RnrTimer, Service};
+
+use crate::verbs::{Access, AddressVector, Cq, Error, Pd, ReadyToSend, Srq};
+
+/// The transport service of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpType {
+    /// Reliable Connection.
+    Rc,
+    /// Unreliable Connection.
+    Uc,
+    /// Unreliable Datagram.
+    Ud,
+}
+
+impl QpType {
+    pub(crate) fn service(self) -> Service {
+        match self {
+            QpType::Rc => Service::Rc,
+            QpType::Uc => Service::Uc,
+            QpType::Ud => Service::Ud,
+        }
+    }
+}
+
+/// How a queue pair is created.
+#[derive(Clone, Copy, Debug)]
+pub struct QpConfig {
+    /// The transport service.
+    pub qp_type: QpType,
+    /// Where its memory must be registered.
+    pub pd: Pd,
+    /// Where sends complete.
+    pub send_cq: Cq,
+    /// Where receives complete.
+    pub recv_cq: Cq,
+    /// RC and UD: where receives are taken from, in place of a receive queue of its own.
+    pub srq: Option<Srq>,
+    /// Outstanding sends, 1 to 65536; rounded up to a power of two.
+    pub max_send_wr: u32,
+    /// Outstanding receives, likewise; unused with an SRQ.
+    pub max_recv_wr: u32,
+    /// Pieces of a send, at most 32.
+    pub max_send_sge: u8,
+    /// Pieces of a receive, at most 32; unused with an SRQ.
+    pub max_recv_sge: u8,
+    /// Bytes that a send may carry inline, at most 4096.
+    pub max_inline_data: u32,
+    /// Every send completes with a work completion, as if it were flagged so.
+    pub signal_all: bool,
+}
+
+impl QpConfig {
+    /// An RC queue pair with one CQ, 128 sends and receives of 4 pieces, and 64 bytes inline.
+    pub fn rc(pd: Pd, cq: Cq) -> QpConfig {
+        QpConfig {
+            qp_type: QpType::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            srq: None,
+            max_send_wr: 128,
+            max_recv_wr: 128,
+            max_send_sge: 4,
+            max_recv_sge: 4,
+            max_inline_data: 64,
+            signal_all: false,
+        }
+    }
+
+    /// As [`rc`](QpConfig::rc), of the UC service.
+    pub fn uc(pd: Pd, cq: Cq) -> QpConfig {
+        QpConfig { qp_type: QpType::Uc, ..QpConfig::rc(pd, cq) }
+    }
+
+    /// As [`rc`](QpConfig::rc), of the UD service.
+    pub fn ud(pd: Pd, cq: Cq) -> QpConfig {
+        QpConfig { qp_type: QpType::Ud, ..QpConfig::rc(pd, cq) }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let limits = [
+            ("max_send_wr", self.max_send_wr, 1, 65536),
+            ("max_recv_wr", self.max_recv_wr, 1, 65536),
+            ("max_send_sge", self.max_send_sge.into(), 1, 32),
+            ("max_recv_sge", self.max_recv_sge.into(), 1, 32),
+            ("max_inline_data", self.max_inline_data, 0, 4096),
+        ];
+        for (attribute, value, least, most) in limits {
+            if value < least || value > most {
+                return Err(Error::invalid(attribute, value, format!("{least} to {most}")));
+            }
+        }
+        if self.qp_type == QpType::Uc && self.srq.is_some() {
+            return Err(Error::invalid("srq", "of a UC QP", "none: SRQs are for RC and UD"));
+        }
+        Ok(())
+    }
+}
+
+/// The states of a queue pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QpState {
+    /// As created.
+    Reset,
+    /// Receives may be posted.
+    Init,
+    /// Ready to receive.
+    Rtr,
+    /// Ready to send.
+    Rts,
+    /// Send queue drained or draining.
+    Sqd,
+    /// A send of a UC or UD queue pair failed here, before it left; later ones are flushed,
+    /// receiving goes on.
+    Sqe,
+    /// Failed; all work is flushed.
+    Error,
+}
+
+impl QpState {
+    pub(crate) const ALL_BUT_RESET: [QpState; 6] =
+        [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
+
+    /// As metrics have it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            QpState::Reset => "reset",
+            QpState::Init => "init",
+            QpState::Rtr => "rtr",
+            QpState::Rts => "rts",
+            QpState::Sqd => "sqd",
+            QpState::Sqe => "sqe",
+            QpState::Error => "error",
+        }
+    }
+}
+
+/// What [`Context::query_qp`](crate::Context::query_qp) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QpAttributes {
+    /// Its transport service.
+    pub qp_type: QpType,
+    /// Its state.
+    pub state: QpState,
+    /// In SQD: some sends that were started are not complete yet.
+    pub sq_draining: bool,
+    /// Its number.
+    pub qpn: Qpn,
+    /// The peer's; `None` before RTR, and for UD.
+    pub dest_qpn: Option<Qpn>,
+    /// The way to the peer; likewise.
+    pub address: Option<AddressVector>,
+    /// The path MTU; likewise.
+    pub path_mtu: Option<PathMtu>,
+    /// Whether selective repeat was agreed with the peer; go-back-N otherwise.
+    pub selective_repeat: bool,
+    /// What the peer may do.
+    pub access: Access,
+    /// The Q_Key; `None` but for UD.
+    pub qkey: Option<u32>,
+    /// Which P_Key of the port's table it has; the first unless an update or the connection manager has
+    /// said otherwise.
+    pub pkey_index: usize,
+    /// That key: what its packets carry, and what decides which it takes.
+    pub pkey: PKey,
+    /// The PSN expected next from the peer.
+    pub rq_psn: Psn,
+    /// The PSN of the next new request.
+    pub sq_psn: Psn,
+    /// What it was made ready to send with; `None` before RTS, and for UC and UD.
+    pub send: Option<ReadyToSend>,
+    /// READs and atomics that the peer may have outstanding; 0 before RTR, and for UC and UD.
+    pub max_dest_rd_atomic: u8,
+    /// How long the peer is asked to wait for a receive; `None` likewise.
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// The SRQ that it takes receives from.
+    pub srq: Option<Srq>,
+    /// Sends not yet complete.
+    pub outstanding_sends: u32,
+    /// Receives not yet complete; of an SRQ only the one under way.
+    pub outstanding_receives: u32,
+}

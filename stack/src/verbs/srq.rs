@@ -1,0 +1,37 @@
+//! Receives for several queue pairs (protocol.md §6).
+
+use crate::verbs::{Error, Pd};
+
+/// How a shared receive queue is created.
+#[derive(Clone, Copy, Debug)]
+pub struct SrqConfig {
+    /// Where the memory of its receives must be registered.
+    pub pd: Pd,
+    /// Outstanding receives, 1 to 65536; rounded up to a power of two.
+    pub max_wr: u32,
+    /// Pieces of a receive, 1 to 32.
+    pub max_sge: u8,
+}
+
+impl SrqConfig {
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let limits = [("max_wr", self.max_wr, 65536), ("max_sge", self.max_sge.into(), 32)];
+        for (attribute, value, most) in limits {
+            if value == 0 || value > most {
+                return Err(Error::invalid(attribute, value, format!("1 to {most}")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What [`Context::query_srq`](crate::Context::query_srq) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SrqAttributes {
+    /// How many receives fit.
+    pub depth: u32,
+    /// Receives that are posted and not taken.
+    pub posted: u32,
+    /// Fewer receives than this raise an event; 0 is off.
+    pub limit: u32,
+}

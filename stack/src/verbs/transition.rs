@@ -1,0 +1,226 @@
+//! How a queue pair moves from state to state (protocol.md §6). The type of a transition says what
+//! it requires; what it may bring besides is an update of its own.
+
+use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};
+
+use crate::verbs::{Access, AddressVector, Error, MAX_RD_ATOMIC, QpState};
+
+/// A move from state to state, with all that the move requires and nothing else.
+#[derive(Clone, Copy, Debug)]
+pub enum Transition {
+    /// RC and UC, RESET → INIT, or INIT → INIT. The P_Key is the first of the port's table; another one is
+    /// [`QpUpdate::pkey_index`].
+    Init {
+        /// What the peer may do through this queue pair.
+        access: Access,
+    },
+    /// UD, RESET → INIT, or INIT → INIT; the P_Key as for `Init`.
+    InitDatagram {
+        /// What datagrams to this queue pair must carry.
+        qkey: u32,
+    },
+    /// RC, INIT → RTR.
+    ReadyToReceive(ReadyToReceive),
+    /// UC, INIT → RTR.
+    ReadyToReceiveUnreliable(UnreliablePath),
+    /// UD, INIT → RTR.
+    ReadyToReceiveDatagrams,
+    /// RC, RTR → RTS.
+    ReadyToSend(ReadyToSend),
+    /// UC and UD, RTR → RTS.
+    ReadyToSendUnreliable {
+        /// The PSN of the first packet.
+        sq_psn: Psn,
+    },
+    /// RTS → SQD: finish what is started, start nothing, then
+    /// [`Event::SqDrained`](crate::Event::SqDrained).
+    Drain,
+    /// SQD → RTS, once it is drained; SQE → RTS.
+    Resume,
+    /// INIT, RTS and SQD (drained) to themselves: what may change there.
+    Update(QpUpdate),
+    /// Any but RESET → ERR: all work is flushed.
+    Error,
+    /// Any → RESET: all work is discarded, without completions.
+    Reset,
+}
+
+/// What an RC queue pair must know to receive.
+#[derive(Clone, Copy, Debug)]
+pub struct ReadyToReceive {
+    /// The way to the peer.
+    pub address: AddressVector,
+    /// Payload of a full packet, the same at both ends.
+    pub path_mtu: PathMtu,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// The PSN of the peer's first request.
+    pub rq_psn: Psn,
+    /// READs and atomics that the peer may have outstanding here, at most 128.
+    pub max_dest_rd_atomic: u8,
+    /// How long a peer is asked to wait when there is no receive for its message.
+    pub min_rnr_timer: RnrTimer,
+    /// Selective repeat in place of go-back-N: the peer is a ferroce too, and both ends have told
+    /// each other that they want it. Any other peer would not understand.
+    pub selective_repeat: bool,
+}
+
+/// What a UC queue pair must know to receive.
+#[derive(Clone, Copy, Debug)]
+pub struct UnreliablePath {
+    /// The way to the peer.
+    pub address: AddressVector,
+    /// Payload of a full packet, the same at both ends.
+    pub path_mtu: PathMtu,
+    /// The peer's queue pair.
+    pub dest_qpn: Qpn,
+    /// The PSN of the peer's first packet.
+    pub rq_psn: Psn,
+}
+
+/// What an RC queue pair must know to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadyToSend {
+    /// The PSN of the first request.
+    pub sq_psn: Psn,
+    /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off.
+    pub timeout: u8,
+    /// Retries after timeouts and sequence errors, 0 to 7. (7 means seven.)
+    pub retry_count: u8,
+    /// Retries after RNR NAKs, 0 to 7. 7 means without end.
+    pub rnr_retry: u8,
+    /// READs and atomics outstanding at once, at most 128, and no more than the peer's
+    /// `max_dest_rd_atomic`.
+    pub max_rd_atomic: u8,
+}
+
+/// What may change without a change of state; `None` leaves it. An attribute that the service or
+/// the state does not admit is refused, and nothing changes then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QpUpdate {
+    /// RC and UC, in INIT, RTS and SQD.
+    pub access: Option<Access>,
+    /// UD, in INIT, RTS and SQD.
+    pub qkey: Option<u32>,
+    /// Which P_Key of the port's table; in INIT and SQD. A queue pair has the first, unless told otherwise.
+    pub pkey_index: Option<usize>,
+    /// RC, in RTS and SQD.
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// RC and UC, in SQD: another way to the same queue pair.
+    pub address: Option<AddressVector>,
+    /// RC, in SQD.
+    pub timeout: Option<u8>,
+    /// RC, in SQD.
+    pub retry_count: Option<u8>,
+    /// RC, in SQD.
+    pub rnr_retry: Option<u8>,
+    /// RC, in SQD.
+    pub max_rd_atomic: Option<u8>,
+    /// RC, in SQD.
+    pub max_dest_rd_atomic: Option<u8>,
+}
+
+impl Transition {
+    /// Fails on a queue pair of another service than the transition is for.
+    pub(crate) fn check_service(&self, service: Service) -> Result<(), Error> {
+        let (name, fits, expected) = match self {
+            Transition::Init { .. } => {
+                ("Init", service != Service::Ud, "an RC or UC QP; InitDatagram for UD")
+            }
+            Transition::InitDatagram { .. } => ("InitDatagram", service == Service::Ud, "a UD QP"),
+            Transition::ReadyToReceive(_) => ("ReadyToReceive", service == Service::Rc, "an RC QP"),
+            Transition::ReadyToReceiveUnreliable(_) => {
+                ("ReadyToReceiveUnreliable", service == Service::Uc, "a UC QP")
+            }
+            Transition::ReadyToReceiveDatagrams => {
+                ("ReadyToReceiveDatagrams", service == Service::Ud, "a UD QP")
+            }
+            Transition::ReadyToSend(_) => ("ReadyToSend", service == Service::Rc, "an RC QP"),
+            Transition::ReadyToSendUnreliable { .. } => {
+                ("ReadyToSendUnreliable", service != Service::Rc, "a UC or UD QP")
+            }
+            Transition::Drain
+            | Transition::Resume
+            | Transition::Update(_)
+            | Transition::Error
+            | Transition::Reset => return Ok(()),
+        };
+        if fits { Ok(()) } else { Err(Error::invalid("transition", name, expected)) }
+    }
+}
+
+impl ReadyToReceive {
+    /// From `dest_qpn` at `address`, whose first request has `rq_psn`: a path MTU of 1024, 16
+    /// READs and atomics, an RNR timer of 0.64 ms, go-back-N.
+    pub fn new(address: AddressVector, dest_qpn: Qpn, rq_psn: Psn) -> ReadyToReceive {
+        ReadyToReceive {
+            address,
+            path_mtu: PathMtu::Mtu1024,
+            dest_qpn,
+            rq_psn,
+            max_dest_rd_atomic: 16,
+            min_rnr_timer: RnrTimer::DEFAULT,
+            selective_repeat: false,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        at_most("max_dest_rd_atomic", self.max_dest_rd_atomic, MAX_RD_ATOMIC)
+    }
+
+    /// What it has in common with a UC queue pair's.
+    pub(crate) fn path(&self) -> UnreliablePath {
+        let ReadyToReceive { address, path_mtu, dest_qpn, rq_psn, .. } = *self;
+        UnreliablePath { address, path_mtu, dest_qpn, rq_psn }
+    }
+}
+
+impl ReadyToSend {
+    /// The first request has `sq_psn`: an ACK timeout of 67 ms, 7 retries, RNR retries without
+    /// end, 16 READs and atomics.
+    pub fn new(sq_psn: Psn) -> ReadyToSend {
+        ReadyToSend { sq_psn, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        at_most("timeout", self.timeout, 31)?;
+        at_most("retry_count", self.retry_count, 7)?;
+        at_most("rnr_retry", self.rnr_retry, 7)?;
+        at_most("max_rd_atomic", self.max_rd_atomic, MAX_RD_ATOMIC)
+    }
+}
+
+impl QpUpdate {
+    /// Fails on the first attribute that is not for this service in this state.
+    pub(crate) fn check(&self, service: Service, state: QpState) -> Result<(), Error> {
+        use QpState::{Init, Rts, Sqd};
+        use Service::{Rc, Uc, Ud};
+        let attributes: [(&'static str, bool, &[Service], &[QpState]); 10] = [
+            ("access", self.access.is_some(), &[Rc, Uc], &[Init, Rts, Sqd]),
+            ("qkey", self.qkey.is_some(), &[Ud], &[Init, Rts, Sqd]),
+            ("pkey_index", self.pkey_index.is_some(), &[Rc, Uc, Ud], &[Init, Sqd]),
+            ("min_rnr_timer", self.min_rnr_timer.is_some(), &[Rc], &[Rts, Sqd]),
+            ("address", self.address.is_some(), &[Rc, Uc], &[Sqd]),
+            ("timeout", self.timeout.is_some(), &[Rc], &[Sqd]),
+            ("retry_count", self.retry_count.is_some(), &[Rc], &[Sqd]),
+            ("rnr_retry", self.rnr_retry.is_some(), &[Rc], &[Sqd]),
+            ("max_rd_atomic", self.max_rd_atomic.is_some(), &[Rc], &[Sqd]),
+            ("max_dest_rd_atomic", self.max_dest_rd_atomic.is_some(), &[Rc], &[Sqd]),
+        ];
+        for (attribute, given, services, states) in attributes {
+            if given && !(services.contains(&service) && states.contains(&state)) {
+                let expected = format!("only of {services:?} QPs in {states:?}");
+                return Err(Error::invalid(
+                    attribute,
+                    format_args!("of a {service:?} QP in {state:?}"),
+                    expected,
+                ));
+            }
+        }
+        at_most("max_dest_rd_atomic", self.max_dest_rd_atomic.unwrap_or(0), MAX_RD_ATOMIC)
+    }
+}
+
+fn at_most(attribute: &'static str, value: u8, most: u8) -> Result<(), Error> {
+    if value <= most { Ok(()) } else { Err(Error::invalid(attribute, value, format!("0 to {most}"))) }
+}
