@@ -32,7 +32,7 @@ pub use ferroce_wire::{
 pub use runtime::affinity::pin_to_core;
 pub use runtime::idle::Idle;
 pub use runtime::poller::Poller;
-pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, Stopped};
+pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, StartError, Stopped};
 pub use telemetry::counters::{Counter, Counters, Origin};
 pub use telemetry::exporter::Exported;
 pub use telemetry::metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample};

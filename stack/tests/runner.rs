@@ -513,6 +513,10 @@ fn a_core_or_a_ring_that_can_not_be_is_refused() {
     let config = RunnerConfig { core: Some(100_000), ..RunnerConfig::default() };
     let Err(error) = Runner::start(a, &config) else { panic!("there is no such core") };
     assert!(error.to_string().starts_with("core = 100000: one that this process may run on: "), "{error}");
+    // It is the same as before.
+    let mut context = error.into_context();
+    assert_eq!(context.poll(Nanos::ZERO).unwrap(), 0);
+    assert!(context.alloc_pd().is_ok());
     let runner = Runner::start(b, &RunnerConfig { core: None, idle: Idle::Block }).unwrap();
     for config in [
         HandleConfig { commands: 0, ..HandleConfig::default() },

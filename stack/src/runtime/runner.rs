@@ -7,8 +7,9 @@ mod sync;
 mod wakeup;
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Waker;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -66,7 +67,36 @@ impl Default for HandleConfig {
 /// millisecond, and says so in the log.
 pub struct Runner {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<Stopped>>,
+    thread: Option<JoinHandle<Option<Stopped>>>,
+}
+
+/// A runner that could not be started, with the context that it was to drive.
+#[derive(thiserror::Error)]
+#[error("{source}")]
+pub struct StartError {
+    /// Nobody locks it: with the lock an error can be shared by threads, as those want it who collect errors.
+    context: Box<Mutex<Context>>,
+    /// Why.
+    pub source: Error,
+}
+
+impl StartError {
+    /// The context, as it was.
+    pub fn into_context(self) -> Context {
+        self.context.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for StartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.source.fmt(f)
+    }
+}
+
+impl From<StartError> for Error {
+    fn from(refused: StartError) -> Error {
+        refused.source
+    }
 }
 
 /// What a [`Runner`] leaves.
@@ -82,8 +112,8 @@ impl Runner {
     /// Moves `context` to a new thread and drives it there.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for a core that there is not, [`Error::Thread`]; the context is dropped then.
-    pub fn start(context: Context, config: &RunnerConfig) -> Result<Runner, Error> {
+    /// [`StartError`] with [`Error::Invalid`] for a core that there is not, or [`Error::Thread`].
+    pub fn start(context: Context, config: &RunnerConfig) -> Result<Runner, StartError> {
         let RunnerConfig { idle, core } = *config;
         let waker = context.waker();
         let (driver, interface) = (context.capabilities().driver, context.capabilities().interface.clone());
@@ -95,16 +125,14 @@ impl Runner {
         info!(driver, interface, ?idle, ?core, "runner: {how_it_waits}");
         let shared = Arc::new(Shared::new(idle, waker));
         let (pinned, outcome) = sync_channel(1);
+        let (handover, seat) = sync_channel::<Context>(1);
         let farewell = Farewell(shared.clone());
         let body = move || {
             let farewell = farewell;
-            let result = core.map_or(Ok(()), pin_to_core);
-            let failed = result.is_err();
             // Nobody waits for it only if `start` itself has ended.
-            let _ = pinned.send(result);
-            if failed {
-                return Stopped { context, error: None };
-            }
+            let _ = pinned.send(core.map_or(Ok(()), pin_to_core));
+            // It comes to a thread that is where it should be.
+            let context = seat.recv().ok()?;
             let mut turns = Turns::new(context, idle, farewell.0.clone());
             let error = turns.run().err();
             let reason = match &error {
@@ -115,13 +143,19 @@ impl Runner {
                 warn!(interface, "the runner ends: {reason}");
             }
             farewell.0.end(&reason);
-            Stopped { context: turns.context, error }
+            Some(Stopped { context: turns.context, error })
         };
-        let thread =
-            thread::Builder::new().name("ferroce-runner".into()).spawn(body).map_err(Error::Thread)?;
+        let started = thread::Builder::new().name("ferroce-runner".into()).spawn(body).map_err(Error::Thread);
         // A thread that sends nothing has panicked, which `stop` tells.
-        outcome.recv().unwrap_or(Ok(()))?;
-        Ok(Runner { shared, thread: Some(thread) })
+        let started = started.and_then(|thread| outcome.recv().unwrap_or(Ok(())).map(|()| thread));
+        match started {
+            Ok(thread) => {
+                // It waits for nothing else.
+                let _ = handover.send(context);
+                Ok(Runner { shared, thread: Some(thread) })
+            }
+            Err(source) => Err(StartError { context: Box::new(Mutex::new(context)), source }),
+        }
     }
 
     /// A handle for one thread.
@@ -140,13 +174,15 @@ impl Runner {
     /// panicked: that ended the thread, and the context with it.
     pub fn stop(mut self) -> Stopped {
         match self.join() {
-            Some(Ok(stopped)) => stopped,
+            Some(Ok(Some(stopped))) => stopped,
             Some(Err(panic)) => std::panic::resume_unwind(panic),
-            None => unreachable!("only this and drop take the thread"),
+            Some(Ok(None)) | None => {
+                unreachable!("the thread has the context, and only this and drop take it")
+            }
         }
     }
 
-    fn join(&mut self) -> Option<thread::Result<Stopped>> {
+    fn join(&mut self) -> Option<thread::Result<Option<Stopped>>> {
         let thread = self.thread.take()?;
         self.shared.sleep.stop(|| self.shared.wake());
         Some(thread.join())
