@@ -23,8 +23,8 @@ use crate::telemetry::exporter::Exporter;
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::{
     AddressVector, Config, Cq, DeviceAttributes, Error, Event, GidEntry, Handle, MAX_MESSAGE, Mismatch, Pd,
-    Port, Qp, QpAttributes, QpConfig, QpState, QpUpdate, ReceiveWorkRequest, SendOp, SendWorkRequest, Srq,
-    Transition, UnreliablePath,
+    Port, PostError, Qp, QpAttributes, QpConfig, QpState, QpUpdate, ReceiveWorkRequest, SendOp,
+    SendWorkRequest, Srq, Transition, UnreliablePath,
 };
 
 /// One port with its protection domains, memory regions and windows, completion queues and queue
@@ -394,6 +394,23 @@ impl Context {
         Ok(())
     }
 
+    /// Posts several sends, in this order.
+    ///
+    /// # Errors
+    /// At the first that [`post_send`](Context::post_send) refuses: those before it are posted, it and those behind it
+    /// are not.
+    pub fn post_sends(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<(), PostError> {
+        in_order(wrs, |wr| self.post_send(qp, wr))
+    }
+
+    /// Posts several receives, in this order.
+    ///
+    /// # Errors
+    /// As [`post_sends`](Context::post_sends), of [`post_recv`](Context::post_recv).
+    pub fn post_recvs(&mut self, qp: Qp, wrs: &[ReceiveWorkRequest<'_>]) -> Result<(), PostError> {
+        in_order(wrs, |wr| self.post_recv(qp, wr))
+    }
+
     /// Posts a receive.
     ///
     /// # Errors
@@ -526,6 +543,14 @@ const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
+
+#[inline]
+fn in_order<T>(wrs: &[T], mut post: impl FnMut(&T) -> Result<(), Error>) -> Result<(), PostError> {
+    for (posted, wr) in wrs.iter().enumerate() {
+        post(wr).map_err(|source| PostError { posted, source })?;
+    }
+    Ok(())
+}
 
 /// Queue pair numbers are drawn from those that the driver leaves.
 fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {

@@ -27,7 +27,7 @@ pub(crate) use config::MAX_QPS;
 pub(crate) use config::MAX_WINDOW;
 pub use config::{Config, DEFAULT_WINDOW};
 pub use device::DeviceAttributes;
-pub use error::{Error, RegisterError};
+pub use error::{Error, PostError, RegisterError};
 pub use event::Event;
 pub(crate) use handle::Handle;
 pub use handle::{Ah, Cq, Mr, Mw, Pd, Qp, Srq};

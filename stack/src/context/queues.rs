@@ -6,7 +6,8 @@ use crate::engine::rq::ReceiveQueue;
 use crate::engine::shared::Shared;
 use crate::engine::srq::SharedReceiveQueue;
 use crate::verbs::{
-    Cq, Error, Event, Mr, Notify, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig, WorkCompletion,
+    Cq, Error, Event, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
+    WorkCompletion,
 };
 
 /// Completions of the largest queue.
@@ -52,6 +53,42 @@ impl Context {
     /// [`Error::InvalidHandle`].
     pub fn poll_cq(&mut self, cq: Cq) -> Result<Option<WorkCompletion>, Error> {
         Ok(self.cq(cq)?.pop())
+    }
+
+    /// Takes the oldest completions into `room`, as many as it holds. Returns how many there were; the rest of `room` is
+    /// left as it was.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// # fn run(context: &mut Context, cq: Cq) -> Result<(), Error> {
+    /// let mut room = [WorkCompletion::EMPTY; 32];
+    /// let count = context.poll_cq_into(cq, &mut room)?;
+    /// for completion in &room[..count] {
+    ///     println!("{} {:?}", completion.wr_id, completion.status);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    #[inline]
+    pub fn poll_cq_into(&mut self, cq: Cq, room: &mut [WorkCompletion]) -> Result<usize, Error> {
+        let queue = self.cq(cq)?;
+        let mut count = 0;
+        for (place, completion) in room.iter_mut().zip(std::iter::from_fn(|| queue.pop())) {
+            *place = completion;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Posts several receives for the queue pairs that share the queue, in this order.
+    ///
+    /// # Errors
+    /// As [`post_sends`](Context::post_sends), of [`post_srq_recv`](Context::post_srq_recv).
+    pub fn post_srq_recvs(&mut self, srq: Srq, wrs: &[ReceiveWorkRequest<'_>]) -> Result<(), PostError> {
+        super::in_order(wrs, |wr| self.post_srq_recv(srq, wr))
     }
 
     /// Arms a completion queue: one [`Event::Completion`] with the next completion that fits. Poll

@@ -71,6 +71,23 @@ pub struct WorkCompletion {
     pub source_mac: Option<MacAddr>,
 }
 
+impl WorkCompletion {
+    /// Of nothing: room for one.
+    pub const EMPTY: WorkCompletion = WorkCompletion {
+        wr_id: 0,
+        status: WcStatus::GeneralErr,
+        opcode: WcOpcode::Send,
+        byte_len: 0,
+        grh: false,
+        immediate: None,
+        invalidated: None,
+        qp: Qp::NONE,
+        qpn: Qpn::new(0),
+        src_qpn: Qpn::new(0),
+        source_mac: None,
+    };
+}
+
 /// Which completions raise an [`Event::Completion`](crate::Event::Completion).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {

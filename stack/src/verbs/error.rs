@@ -139,6 +139,22 @@ impl Error {
     }
 }
 
+/// A list of work requests of which one was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("after {posted} work requests that were posted: {source}")]
+pub struct PostError {
+    /// How many are posted: the index of the one that was refused.
+    pub posted: usize,
+    /// Why.
+    pub source: Error,
+}
+
+impl From<PostError> for Error {
+    fn from(refused: PostError) -> Error {
+        refused.source
+    }
+}
+
 /// A refused registration or exchange, with the memory that was to be registered.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]

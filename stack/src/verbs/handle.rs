@@ -42,3 +42,8 @@ pub struct Ah(pub(crate) Handle);
 /// A queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Qp(pub(crate) Handle);
+
+impl Qp {
+    /// Names no queue pair: no context has so many.
+    pub(crate) const NONE: Qp = Qp(Handle { index: u32::MAX, generation: u32::MAX });
+}
