@@ -146,6 +146,7 @@ fn a_flush_in_sqe_that_overflows_the_cq() {
     peer.post(2, SendOp::Send, &[]);
     peer.expect_state(QpState::Error);
     peer.expect_event(Event::CqErr(peer.cq));
+    peer.expect_event(Event::QpFatal(peer.qp));
     peer.expect_wc(1, WcStatus::LocProtErr);
 }
 
@@ -214,6 +215,7 @@ fn an_overflow_ends_one_member_of_a_group() {
     let to_group = message(QpType::Ud, 0).dest_qpn(Qpn::MULTICAST);
     peer.inject_all([to_group.clone(), to_group]);
     peer.expect_event(Event::CqErr(peer.cq));
+    peer.expect_event(Event::QpFatal(peer.qp));
     peer.expect_state(QpState::Error);
     assert_eq!(peer.context.query_qp(second).unwrap().state, QpState::Rts);
     peer.expect_wc(0, WcStatus::Success);

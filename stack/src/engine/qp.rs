@@ -328,6 +328,7 @@ impl QueuePair {
             self.overflowed = false;
             if self.state != QpState::Error {
                 self.fail(shared);
+                shared.raise(Event::QpFatal(self.handle));
             }
         }
     }

@@ -14,7 +14,7 @@ pub enum Event {
     Completion(Cq),
     /// A completion did not fit into the CQ; the QP that it was for is in the error state.
     CqErr(Cq),
-    /// A QP failed without a work request that could say so.
+    /// A QP failed without a work request that could say so: its completion found no room in a CQ.
     QpFatal(Qp),
     /// A peer sent a request that the QP does not allow, with no receive in hand.
     QpReqErr(Qp),

@@ -314,6 +314,7 @@ fn case_084_completion_queue_full() {
     }
     peer.expect_nothing();
     peer.expect_event(Event::CqErr(peer.cq));
+    peer.expect_event(Event::QpFatal(peer.qp));
     peer.expect_no_event();
     peer.expect_state(QpState::Error);
     for id in 1..=2 {

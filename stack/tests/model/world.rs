@@ -167,6 +167,7 @@ impl World {
     fn take_event(&mut self, e: usize, event: Event) -> Verdict {
         let qp = match event {
             Event::SqDrained(qp)
+            | Event::QpFatal(qp)
             | Event::QpReqErr(qp)
             | Event::QpAccessErr(qp)
             | Event::QpLastWqeReached(qp) => qp,
@@ -188,6 +189,8 @@ impl World {
         let Connection { model, phase, halves, .. } = &mut self.connections[c];
         match event {
             _ if matches!(phase, Phase::Over | Phase::Waiting(_)) => Ok(()),
+            // Its CQ has said so before.
+            Event::QpFatal(_) if halves[e].overflowed => Ok(()),
             Event::SqDrained(_) => {
                 halves[e].drain = Drain::Done;
                 self.tally.drained += 1;

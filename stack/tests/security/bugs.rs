@@ -778,6 +778,7 @@ fn cve_2024_42145_cve_2026_68425_received_lists_are_bounded() {
     // The third completion found its queue full, which ends the queue pair.
     peer.expect_event(Event::Completion(peer.cq));
     peer.expect_event(Event::CqErr(peer.cq));
+    peer.expect_event(Event::QpFatal(peer.qp));
     peer.expect_state(QpState::Error);
     peer.inject_all(std::iter::repeat_n(datagram.clone(), 10_000));
     peer.expect_counted(Counter::RxWrongState, 10_000);
