@@ -77,7 +77,7 @@ pub use ferroce_wire::{
     FlushType, Gid, MacAddr, PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity,
 };
 pub use idle::Idle;
-pub use metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample};
+pub use metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample, is_unprintable};
 pub use mismatch::Mismatch;
 pub use mr::RemoteMemory;
 pub use pkey::PkeyTable;

@@ -92,7 +92,12 @@ impl Endpoint {
     }
 }
 
-/// For an end that waits for a number of messages, and does not know whether the peer still sends.
+/// What there is of messages whose number both ends have to know.
+pub(crate) fn of_messages(come: u32, wanted: u32) -> String {
+    format!("after {come} of {wanted} messages; are count (-C) and size (-S) the same at both ends?")
+}
+
+/// For an end that waits for messages, and does not know whether the peer still sends.
 pub(crate) struct Patience {
     come: u32,
     since: Nanos,
@@ -106,8 +111,13 @@ impl Patience {
         Patience { come: 0, since: end.now() }
     }
 
-    /// Fails when no more than the last time have come for too long.
-    pub(crate) fn check(&mut self, end: &mut Endpoint, come: u32, wanted: u32) -> Result<(), Failure> {
+    /// Fails when no more than the last time have come for too long. `detail` says of what.
+    pub(crate) fn check(
+        &mut self,
+        end: &mut Endpoint,
+        come: u32,
+        detail: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
         let now = end.now();
         if come != self.come {
             *self = Patience { come, since: now };
@@ -115,11 +125,9 @@ impl Patience {
         if now.since(self.since) <= Patience::LONGEST {
             return Ok(());
         }
-        let (seconds, evidence) = (Patience::LONGEST.as_secs(), end.evidence());
-        Err(Failure::run(format!(
-            "the peer has sent nothing for {seconds} s, after {come} of {wanted} messages; are count (-C) and size \
-             (-S) the same at both ends?{evidence}"
-        )))
+        let (seconds, detail, evidence) = (Patience::LONGEST.as_secs(), detail(), end.evidence());
+        let referral = end.referral();
+        Err(Failure::run(format!("the peer has sent nothing for {seconds} s, {detail}{evidence}{referral}")))
     }
 }
 

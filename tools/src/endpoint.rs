@@ -1,6 +1,7 @@
 //! One end of a measurement: an opened device with its context, driven by the calling thread.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -302,12 +303,39 @@ impl Endpoint {
         }
     }
 
-    /// Waits until the connection is there.
-    pub(crate) fn wait_established(&mut self, id: CmId) -> Result<(), Failure> {
+    /// Connects a queue pair to a server.
+    pub(crate) fn call(
+        &mut self,
+        qp: Qp,
+        to: SocketAddr,
+        parameters: &ConnectionParameters<'_>,
+    ) -> Result<CmId, Failure> {
+        self.peer = Some(Gid::from(to.ip()));
+        let id = self.context.connect(qp, to, parameters)?;
         match self.wait_cm_event()? {
-            CmEvent::Established { id: connected, .. } if connected == id => Ok(()),
-            other => Err(no_connection(&other)),
+            CmEvent::Established { id: connected, .. } if connected == id => Ok(id),
+            other => Err(self.no_connection(&other)),
         }
+    }
+
+    /// What came in place of what an end waits for.
+    pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
+        Failure::run(match event {
+            CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
+            CmEvent::Unreachable { .. } => format!(
+                "the peer does not answer; is its UDP port 4791 open, does something listen there, and is it in the \
+                 partition of {} (--pkey)?{}",
+                self.pkey(),
+                self.evidence()
+            ),
+            CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
+            other => format!("{other:?} was not to be expected"),
+        })
+    }
+
+    /// The one P_Key of this end.
+    pub(crate) fn pkey(&self) -> PKey {
+        self.context.port().pkeys.iter().next().map_or(PKEY_DEFAULT, |(_, pkey)| pkey)
     }
 
     fn check_events(&mut self) -> Result<(), Failure> {
@@ -327,18 +355,6 @@ impl Endpoint {
 /// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
 pub(crate) fn connection_parameters() -> ConnectionParameters<'static> {
     ConnectionParameters { cm_timeout: 18, cm_retries: 7, ..ConnectionParameters::default() }
-}
-
-/// What came in place of what an end waits for.
-pub(crate) fn no_connection(event: &CmEvent) -> Failure {
-    Failure::run(match event {
-        CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
-        CmEvent::Unreachable { .. } => {
-            "the peer does not answer; is its UDP port 4791 open, and does something listen there?".to_owned()
-        }
-        CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
-        other => format!("{other:?} was not to be expected"),
-    })
 }
 
 /// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.

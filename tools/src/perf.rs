@@ -88,7 +88,8 @@ pub(crate) struct Args {
     /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
-    /// Server: send UC and UD messages also to a client whose GID is another address than it comes from over TCP.
+    /// Server: send messages and answers to READs also to a GID that is another address than the client comes from
+    /// over TCP.
     #[arg(long, conflicts_with = "host")]
     any_gid: bool,
     /// Operations outstanding on a queue pair.
@@ -274,7 +275,11 @@ impl Args {
             other => other,
         })?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
-        let gid_index = end.gid_index(self.gid_index, Some(Gid::from(peer.ip().to_canonical())))?;
+        // A server sends to the address that it knows from TCP, if that is one of the device's.
+        let own = stream.local_addr().or_fail(|| "the own address".into())?.ip().to_canonical();
+        let known = end.context.port().gids.iter().position(|row| row.gid == Gid::from(own));
+        let wanted = self.gid_index.or(known);
+        let gid_index = end.gid_index(wanted, Some(Gid::from(peer.ip().to_canonical())))?;
         let interrupt = end.interrupt.clone();
         if self.perftest {
             let mut session = self.session(end, Exchange::new(stream, &[], &interrupt)?, Origin::Client);

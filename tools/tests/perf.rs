@@ -133,7 +133,16 @@ fn messages_to_another_address_than_the_clients_are_refused() {
         }
         (server.end(), client)
     };
-    for test in ["send bw -b -c UD -n 100", "write bw -b -c UC -n 100", "send lat -c UC -n 100"] {
+    for test in [
+        "send bw -b -c UD -n 100",
+        "write bw -b -c UC -n 100",
+        "send lat -c UC -n 100",
+        // An ACK can come from anybody who knows queue pair and PSN, and the client has been told both.
+        "write bw -b -n 100",
+        "send bw -b -n 100",
+        "write lat -n 100",
+        "read bw -n 100",
+    ] {
         for theirs in ["", "--perftest"] {
             let (server, client) = run(test, "", theirs);
             assert_eq!(server.code, Some(2), "{test} {theirs}: {server:#?} {client:#?}");
@@ -144,9 +153,11 @@ fn messages_to_another_address_than_the_clients_are_refused() {
             assert_eq!((server.code, client.code), (Some(0), Some(0)), "{test}: {server:#?} {client:#?}");
         }
     }
-    // A reliable service ends where nobody answers.
-    let (server, client) = run("send bw -b -n 100", "", "");
-    assert_eq!((server.code, client.code), (Some(0), Some(0)), "{server:#?} {client:#?}");
+    // What the server answers here is no longer than what it is asked.
+    for test in ["write bw -n 100", "send bw -n 100", "atomic bw -n 100"] {
+        let (server, client) = run(test, "", "");
+        assert_eq!((server.code, client.code), (Some(0), Some(0)), "{test}: {server:#?} {client:#?}");
+    }
 }
 
 #[test]

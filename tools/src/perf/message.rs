@@ -6,7 +6,7 @@ use std::net::Ipv6Addr;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
-use crate::failure::{legible, quote};
+use crate::failure::parse_message;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -86,8 +86,7 @@ impl Message {
 
     /// Reads a message, its length left out.
     pub(super) fn from_body(body: &[u8]) -> Result<Message, String> {
-        serde_json::from_slice(body)
-            .map_err(|error| format!("control message {}: {}", quote(body), legible(&error.to_string())))
+        parse_message(body)
     }
 
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {

@@ -191,6 +191,11 @@ impl Plan {
         self.echoes() || self.bidirectional
     }
 
+    /// Whether the server sends more than comes to it: messages of its own, or answers to READs.
+    pub(super) fn pours(&self) -> bool {
+        self.goes_both_ways() || self.operation == Operation::Read
+    }
+
     /// Whether this end can tell how many messages have come, and need: all SENDs, and WRITEs that may be lost.
     pub(super) fn is_counted(&self) -> bool {
         self.operation == Operation::Send || !self.is_reliable()

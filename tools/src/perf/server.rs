@@ -18,14 +18,14 @@ pub(super) struct Wishes {
 }
 
 impl Wishes {
-    /// Fails if a client wants what nobody acknowledges sent to somebody else.
+    /// Fails if a client wants more sent to somebody else than comes from there. An acknowledgement shows nothing:
+    /// who knows queue pair and PSN, and the client is told both, can write it under any address.
     pub(super) fn check_address(&self, plan: &Plan, gid: Gid) -> Result<(), Failure> {
-        let is_unasked = plan.goes_both_ways() && !plan.is_reliable();
         match self.home {
-            Some(home) if is_unasked && home != gid => Err(Failure::usage(format!(
-                "the client comes from {home} and wants {} messages sent to {gid}, where nothing can stop them: if that \
-                 is the client's too, start the server with --any-gid",
-                plan.service.name()
+            Some(home) if plan.pours() && home != gid => Err(Failure::usage(format!(
+                "the client comes from {home} and wants `perf {}` to send to {gid}, where nobody may have asked for it: \
+                 if that is the client's too, start the server with --any-gid",
+                plan.name()
             ))),
             _ => Ok(()),
         }
