@@ -68,7 +68,8 @@ impl PortArgs {
     }
 }
 
-fn parse_pkey(text: &str) -> Result<PKey, String> {
+/// Reads a P_Key.
+pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
     let number = match text.strip_prefix("0x") {
         Some(hex) => u16::from_str_radix(hex, 16),
         None => text.parse(),
@@ -125,6 +126,8 @@ pub(crate) struct Endpoint {
     poller: Poller,
     /// A completion event has come since the CQ was armed.
     notified: bool,
+    /// That packets of another partition come has been said.
+    told_pkey: bool,
 }
 
 /// How the queue pairs of a connection are set up, at both ends alike.
@@ -163,17 +166,13 @@ impl Endpoint {
             None => driver,
         };
         let mut context = Context::open(driver, &Config::default())?;
-        if let Some(pkey) = args.pkey.filter(|pkey| *pkey != PKEY_DEFAULT) {
-            // Everything is under the first key unless it asks for another.
-            context.remove_pkey(0)?;
-            context.add_pkey(pkey)?;
-        }
+        take_pkey(&mut context, args.pkey.unwrap_or(PKEY_DEFAULT))?;
         export(&mut context);
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(cq_capacity)?;
         let poller = Poller::idling(if args.spin { Idle::Spin } else { args.idle });
         let device = args.device.to_string();
-        Ok(Endpoint { context, pd, cq, interrupt, device, peer: None, poller, notified: false })
+        Ok(Endpoint { context, pd, cq, interrupt, device, peer: None, poller, notified: false, told_pkey: false })
     }
 
     /// One turn of the poll loop.
@@ -343,13 +342,32 @@ impl Endpoint {
             match event {
                 // Work requests tell why in their completions.
                 Event::Completion(_) => self.notified = true,
-                // Anybody can send packets of another partition; they are counted.
-                Event::CommEst(_) | Event::SqDrained(_) | Event::PkeyViolation { .. } => {}
+                // Anybody can send packets of another partition; they are dropped and counted, and said once.
+                Event::PkeyViolation { pkey, source, .. } => {
+                    if !std::mem::replace(&mut self.told_pkey, true) {
+                        let own = self.pkey();
+                        warn!(
+                            "{source} sends packets of P_Key {pkey}, and this end has {own} (--pkey): they are dropped \
+                             (rx_pkey_mismatch)"
+                        );
+                    }
+                }
+                Event::CommEst(_) | Event::SqDrained(_) => {}
                 other => return Err(self.struck(&other)),
             }
         }
         Ok(())
     }
+}
+
+/// Puts a new context into a partition.
+pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure> {
+    if pkey != PKEY_DEFAULT {
+        // Everything is under the first key unless it asks for another.
+        context.remove_pkey(0)?;
+        context.add_pkey(pkey)?;
+    }
+    Ok(())
 }
 
 /// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.

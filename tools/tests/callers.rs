@@ -103,6 +103,31 @@ fn a_server_of_udaddy_survives_strangers() {
     is_served("udaddy -C 3", 7194, &[Stranger::Seeks, Stranger::Seeks], "looks for the service");
 }
 
+/// Which no packet of it tells its peer.
+#[test]
+fn an_end_in_another_partition_is_named() {
+    let _alone = alone();
+    for program in ["rping", "udaddy", "perf write bw -n 10", "perf write bw -n 10 --perftest", "pingpong -n 10"] {
+        let served = program.replace(" --perftest", "");
+        let mut server = Ferroce::start(None, &format!("{served} -d udp:{} -p 7196 --pkey 0x8001", address(0)));
+        server.ready();
+        let host = if served.contains("rping") || served == "udaddy" { address(0) } else { "127.0.0.1".into() };
+        let client = Ferroce::start(None, &format!("{program} -d udp:{} -p 7196 {host}", address(1))).end();
+        server.interrupt();
+        let server = server.end();
+        assert_eq!(client.code, Some(1), "{program}: {client:#?} {server:#?}");
+        assert!(server.stderr.contains("0xffff") && server.stderr.contains("0x8001"), "{program}: {server:#?}");
+        assert!(server.stderr.contains("--pkey"), "{program}: {server:#?}");
+        // Perftest's exchange and pingpong's have no word for it.
+        if program.ends_with("10") && !program.starts_with("ping") {
+            assert!(client.stderr.contains("0xffff") && client.stderr.contains("0x8001"), "{client:#?}");
+        }
+        if program.starts_with("rping") || program == "udaddy" {
+            assert!(client.stderr.contains("partition of 0xffff (--pkey)"), "{client:#?}");
+        }
+    }
+}
+
 /// All that it has sent is acknowledged, so no retry tells it.
 #[test]
 fn a_client_of_rping_whose_server_says_nothing_ends() {

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use ferroce::PKEY_DEFAULT;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{legible, parse_message};
@@ -50,6 +51,21 @@ pub(super) struct Hello {
     pub(super) source_port: u16,
     /// The kernel keeps the IP headers for itself: what became of identification and flags is not seen.
     pub(super) is_socket: bool,
+    /// The partition that its work is in.
+    #[serde(default = "default_pkey")]
+    pub(super) pkey: u16,
+    /// Rounds of probes that it has for a check, there and back.
+    #[serde(default = "rounds_unsaid")]
+    pub(super) rounds: u32,
+}
+
+fn default_pkey() -> u16 {
+    PKEY_DEFAULT.0
+}
+
+/// Of versions that do not say it.
+fn rounds_unsaid() -> u32 {
+    4
 }
 
 /// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.

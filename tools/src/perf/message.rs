@@ -3,6 +3,7 @@
 
 use std::net::Ipv6Addr;
 
+use ferroce::PKEY_DEFAULT;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
@@ -67,6 +68,13 @@ pub(super) struct Offer {
     pub(super) largest_path_mtu: u32,
     /// What is lost shall be repeated selectively: used if both offers say so.
     pub(super) selective_repeat: bool,
+    /// The P_Key that its packets carry. Versions that do not say it have one that most have.
+    #[serde(default = "default_pkey")]
+    pub(super) pkey: u16,
+}
+
+fn default_pkey() -> u16 {
+    PKEY_DEFAULT.0
 }
 
 const MAX_LENGTH: usize = 64 << 10;

@@ -1,6 +1,6 @@
 //! The end that follows.
 
-use ferroce::{Gid, PathMtu};
+use ferroce::{Gid, PKey, PathMtu};
 use tracing::info;
 
 use super::message::{Message, Offer, Tally};
@@ -71,6 +71,7 @@ fn agree(ours: &Plan, theirs: &Plan) -> Result<(), Failure> {
 
 fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<PathMtu, Failure> {
     wishes.check_address(&session.plan, Gid(offer.gid.octets()))?;
+    check_partition(session.end.pkey(), PKey(offer.pkey))?;
     let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
     let mut answer = session.open(offer.size, gid_index, wishes.path_mtu)?;
     let path_mtu = negotiate(&answer, offer)?;
@@ -93,6 +94,17 @@ fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<Pa
     session.control.send(&Message::Closed)?;
     session.close()?;
     Ok(path_mtu)
+}
+
+/// Fails if each end would drop all packets of the other.
+fn check_partition(ours: PKey, theirs: PKey) -> Result<(), Failure> {
+    if ours.admits(theirs) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "P_Key (--pkey) {ours} at the server, {theirs} at the client: give both the same partition, and one of them \
+         full membership (0x8000)"
+    )))
 }
 
 /// The path MTU that either end insists on, or the largest that both interfaces allow.
@@ -170,6 +182,7 @@ mod tests {
             path_mtu,
             largest_path_mtu,
             selective_repeat: false,
+            pkey: 0xffff,
         }
     }
 

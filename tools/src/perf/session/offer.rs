@@ -28,6 +28,7 @@ impl Session {
             path_mtu: path_mtu.map(PathMtu::bytes),
             largest_path_mtu: self.end.largest_path_mtu(gid_index)?.bytes(),
             selective_repeat: self.plan.selective_repeat,
+            pkey: self.end.pkey().0,
         })
     }
 
