@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ferroce::driver::netlink::Netlink;
 use ferroce::{Counter, Event, Mismatch, Nanos, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::endpoint::Endpoint;
@@ -19,7 +20,7 @@ impl Endpoint {
         );
         reason += &self.evidence();
         match wc.status {
-            WcStatus::RetryExcErr => reason += &self.referral(),
+            WcStatus::RetryExcErr => reason += &self.own_fault().unwrap_or_else(|| self.referral()),
             WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr
                 if !is_receive && !self.has_mismatch() =>
             {
@@ -81,6 +82,17 @@ impl Endpoint {
         match mismatches.find(|mismatch| matches!(mismatch, Mismatch::Service { .. })) {
             Some(mismatch) => Err(Failure::run(format!("{mismatch}: {}", remedy(&mismatch)))),
             None => Ok(()),
+        }
+    }
+
+    /// Whether the own interface keeps all packets from leaving.
+    fn own_fault(&self) -> Option<String> {
+        let name = &self.context.port().interface;
+        let interface = Netlink::open().and_then(|netlink| netlink.interface(name)).ok()?;
+        match (interface.up, interface.carrier) {
+            (false, _) => Some(format!("; '{name}' here is down: `ip link set {name} up`")),
+            (true, false) => Some(format!("; '{name}' here has no carrier")),
+            (true, true) => None,
         }
     }
 
@@ -154,7 +166,7 @@ fn meaning(status: WcStatus, is_receive: bool) -> &'static str {
 
 fn remedy(mismatch: &Mismatch) -> &'static str {
     match mismatch {
-        Mismatch::Service { .. } => "both ends need the same transport service (-c in perf and perftest)",
+        Mismatch::Service { .. } => "both ends need the same transport service (-c in perf and perftest, -t in pingpong)",
         Mismatch::PathMtu { .. } => "both ends need the same path MTU (-m)",
         Mismatch::Access { .. } => "start both ends for the same operation, with -b at both or at none",
         _ => "both ends need the same settings",

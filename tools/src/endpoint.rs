@@ -64,6 +64,9 @@ impl PortArgs {
     /// client may be a limited one.
     pub(crate) fn for_server(&self) -> PortArgs {
         let pkey = self.pkey.map(|pkey| PKey(pkey.0 | 0x8000));
+        if let Some(pkey) = pkey.filter(|pkey| Some(*pkey) != self.pkey) {
+            info!("the server here takes P_Key {pkey}: of two limited members neither would hear the other");
+        }
         PortArgs { core: None, pcap: None, pkey, ..self.clone() }
     }
 }
@@ -250,6 +253,19 @@ impl Endpoint {
                 port.interface, port.mtu
             ))
         })
+    }
+
+    /// Fails if full packets of a path MTU are longer than the interface takes, from the GID at `index` or else from any.
+    pub(crate) fn check_path_mtu(&self, path_mtu: PathMtu, index: Option<usize>) -> Result<(), Failure> {
+        let port = self.context.port();
+        let may_send = port.gids.iter().enumerate().filter(|(i, _)| index.is_none_or(|index| index == *i));
+        match may_send.map(|(_, row)| path_mtu.required_l3_mtu(row.gid.is_ipv6())).min() {
+            Some(needed) if needed > port.mtu => {
+                let (interface, mtu) = (port.interface.clone(), port.mtu);
+                Err(ferroce::Error::PathMtu { path_mtu, needed, interface, mtu }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Fails if a datagram from the GID at `index` is longer than a packet.

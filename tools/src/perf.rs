@@ -37,7 +37,7 @@ use session::{Beside, Session};
 ///
 /// Without HOST it is the server and waits for one client; with HOST the client, which decides
 /// sizes, counts and depths for both. With `-d loopback` and no HOST, both ends run in this process.
-/// If either end is killed, the other one ends with a work completion in error and exit status 1.
+/// If either end is killed, the other one says so and ends with exit status 1.
 ///
 /// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server finds
 /// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q, -a, -b and -c, for perftest
@@ -104,7 +104,7 @@ pub(crate) struct Args {
     /// ACK timeout, 4.096 µs · 2^N.
     #[arg(short = 'u', long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
     qp_timeout: u8,
-    /// Send again only what is missing, in place of everything after it.
+    /// Send again only what is missing, in place of everything after it; the client decides.
     #[arg(long)]
     selective_repeat: bool,
     /// Which atomic.
@@ -116,6 +116,9 @@ pub(crate) struct Args {
     /// The server is one of perftest's programs.
     #[arg(long, conflicts_with_all = ["check", "selective_repeat"])]
     perftest: bool,
+    /// Refused: perftest's -R and -z connect by rdma_cm, and perf only as perftest does without them.
+    #[arg(short = 'R', long = "rdma_cm", visible_short_alias = 'z', visible_alias = "comm_rdma_cm")]
+    rdma_cm: bool,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
@@ -130,6 +133,17 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn start(args: &Args) -> Result<Report, Failure> {
+    if args.rdma_cm {
+        return Err(Failure::usage(
+            "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and `ucmatose` \
+             connect so)",
+        ));
+    }
+    if args.perftest && args.host.is_none() {
+        return Err(Failure::usage(
+            "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
+        ));
+    }
     let plan = args.plan();
     plan.check_limits()?;
     if args.all && args.service == Service::Ud {
@@ -141,11 +155,6 @@ fn start(args: &Args) -> Result<Report, Failure> {
     }
     let interrupt = Interrupt::install()?;
     let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
-        if args.perftest && args.host.is_none() {
-            return Err(Failure::usage(
-                "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
-            ));
-        }
         let driver = args.port.open()?;
         let end = args.endpoint(driver, &args.port, &interrupt)?;
         return match &args.host {

@@ -32,7 +32,7 @@ pub(crate) struct Args {
     /// Connections; the same at both ends, as the rest.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
     connections: u32,
-    /// Messages on each connection, each way.
+    /// Messages on each connection, each way; 0 connects and disconnects.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=4096))]
     count: u32,
     /// Bytes of a message.

@@ -119,7 +119,7 @@ impl Plan {
         };
         let (name, test) = (service.name(), self.name());
         let refused = [
-            (!is_on, format!("-c {name}: {test} needs RC; UC has WRITE and SEND, UD has SEND")),
+            (!is_on, format!("-c {name}: has no {test}; RC has all, UC has WRITE and SEND, UD has SEND")),
             (self.check && !self.is_reliable(), format!("--check: {name} may lose messages; -c RC does not")),
             (
                 self.selective_repeat && !self.is_reliable(),

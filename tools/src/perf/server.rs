@@ -37,8 +37,7 @@ impl Wishes {
 pub(super) fn run(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
     let result = serve(session, plan, wishes);
     if let Err(failure) = &result {
-        // If this does not arrive either, the closed connection tells enough.
-        session.control.send(&Message::Failed { reason: failure.to_string() })?;
+        session.tell(failure)?;
     }
     result
 }

@@ -57,6 +57,11 @@ impl Session {
         Ok(())
     }
 
+    /// Says why there is no more of it. If this does not arrive either, the closed connection tells enough.
+    pub(in crate::perf) fn tell(&mut self, failure: &Failure) -> Result<(), Failure> {
+        self.control.send(&Message::Failed { reason: failure.to_string() })
+    }
+
     /// Turns until a message of the other end is there.
     pub(in crate::perf) fn wait_message(&mut self) -> Result<Message, Failure> {
         loop {
