@@ -6,7 +6,8 @@
 use std::net::SocketAddr;
 
 use ferroce::{
-    CmEvent, CmId, ConnectionParameters, ConnectionRequest, Gid, ListenConfig, Listener, PortSpace, Qp, QpType,
+    CmEvent, CmId, ConnectionParameters, ConnectionRequest, Gid, ListenConfig, Listener, PortSpace, Qp,
+    QpType,
 };
 use tracing::{info, warn};
 
@@ -58,7 +59,8 @@ impl Endpoint {
                 }
                 CmEvent::Established { id, .. } => {
                     let caller = take(&mut waiting, id);
-                    self.peer = caller.as_ref().map(|caller| Gid::from(caller.request.peer.ip())).or(self.peer);
+                    self.peer =
+                        caller.as_ref().map(|caller| Gid::from(caller.request.peer.ip())).or(self.peer);
                     connected.extend(caller);
                 }
                 CmEvent::Rejected { id, reason, .. } => {

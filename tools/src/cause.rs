@@ -166,7 +166,9 @@ fn meaning(status: WcStatus, is_receive: bool) -> &'static str {
 
 fn remedy(mismatch: &Mismatch) -> &'static str {
     match mismatch {
-        Mismatch::Service { .. } => "both ends need the same transport service (-c in perf and perftest, -t in pingpong)",
+        Mismatch::Service { .. } => {
+            "both ends need the same transport service (-c in perf and perftest, -t in pingpong)"
+        }
         Mismatch::PathMtu { .. } => "both ends need the same path MTU (-m)",
         Mismatch::Access { .. } => "start both ends for the same operation, with -b at both or at none",
         _ => "both ends need the same settings",

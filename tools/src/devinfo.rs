@@ -127,9 +127,8 @@ impl InterfaceInfo {
     fn new(interface: &Interface) -> InterfaceInfo {
         // Linux has no IPv6 on an interface that is too small for its least MTU.
         let carries = |ipv6: bool| !ipv6 || interface.mtu >= IPV6_LEAST_MTU;
-        let path_mtu = |ipv6| {
-            PathMtu::largest_for(interface.mtu, ipv6).filter(|_| carries(ipv6)).map(PathMtu::bytes)
-        };
+        let path_mtu =
+            |ipv6| PathMtu::largest_for(interface.mtu, ipv6).filter(|_| carries(ipv6)).map(PathMtu::bytes);
         let mode = |mode| match mode {
             XdpMode::Native => "native",
             XdpMode::Generic => "generic",

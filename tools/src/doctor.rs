@@ -24,8 +24,8 @@ use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
 use control::{Control, Limits, unexpected};
-use message::{Hello, Message, Probe, Sighting};
 use far::MAX_ROUNDS;
+use message::{Hello, Message, Probe, Sighting};
 use path::{Seen, Way};
 use port::Port;
 use probe::Lookout;
@@ -137,7 +137,14 @@ impl Args {
                     format!("no doctor there ({failure}); what follows is seen from here alone"),
                     "`ferroce doctor -d DEV` there, to check each way by itself",
                 ));
-                checks.extend(alone::checks(port.driver, (source, self.pkey), to, wanted, tcp_passes, interrupt)?);
+                checks.extend(alone::checks(
+                    port.driver,
+                    (source, self.pkey),
+                    to,
+                    wanted,
+                    tcp_passes,
+                    interrupt,
+                )?);
             }
         }
         Ok(Report::new(peer, device, checks))

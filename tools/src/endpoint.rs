@@ -175,7 +175,17 @@ impl Endpoint {
         let cq = context.create_cq(cq_capacity)?;
         let poller = Poller::idling(if args.spin { Idle::Spin } else { args.idle });
         let device = args.device.to_string();
-        Ok(Endpoint { context, pd, cq, interrupt, device, peer: None, poller, notified: false, told_pkey: false })
+        Ok(Endpoint {
+            context,
+            pd,
+            cq,
+            interrupt,
+            device,
+            peer: None,
+            poller,
+            notified: false,
+            told_pkey: false,
+        })
     }
 
     /// One turn of the poll loop.

@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, CmEvent, ConnectionParameters, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
-    WorkCompletion,
+    Access, CmEvent, ConnectionParameters, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest,
+    SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 use tracing::info;
 

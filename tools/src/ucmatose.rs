@@ -4,7 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, CmEvent, CmId, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
+    Access, CmEvent, CmId, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest, SendFlags,
+    SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
 };
 use tracing::info;
 
@@ -61,12 +62,10 @@ impl End for Ucmatose<'_> {
     fn serve(&mut self) -> Result<(), Failure> {
         let Ucmatose { args, end, incoming, .. } = self;
         info!("waiting for {} connections on port {}", args.connections, args.cm_port);
-        let callers = end.await_callers(
-            args.cm_port,
-            args.connections as usize,
-            &connection_parameters(),
-            |end| queue_pair(end, args, *incoming),
-        )?;
+        let callers =
+            end.await_callers(args.cm_port, args.connections as usize, &connection_parameters(), |end| {
+                queue_pair(end, args, *incoming)
+            })?;
         self.connections = callers.iter().map(|caller| (caller.request.id, caller.qp)).collect();
         self.send()?;
         self.receive()?;

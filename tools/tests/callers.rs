@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use ends::{Ferroce, alone};
 use ferroce::{
-    Access, CmEvent, Config, ConnectionParameters, Context, DeviceSpec, ListenConfig, Memory, Poller, PortSpace,
-    QpConfig, QpType, ReceiveWorkRequest, Sge, Transition,
+    Access, CmEvent, Config, ConnectionParameters, Context, DeviceSpec, ListenConfig, Memory, Poller,
+    PortSpace, QpConfig, QpType, ReceiveWorkRequest, Sge, Transition,
 };
 
 /// An address of the loopback interface that is nobody else's.
@@ -107,16 +107,23 @@ fn a_server_of_udaddy_survives_strangers() {
 #[test]
 fn an_end_in_another_partition_is_named() {
     let _alone = alone();
-    for program in ["rping", "udaddy", "perf write bw -n 10", "perf write bw -n 10 --perftest", "pingpong -n 10"] {
+    for program in
+        ["rping", "udaddy", "perf write bw -n 10", "perf write bw -n 10 --perftest", "pingpong -n 10"]
+    {
         let served = program.replace(" --perftest", "");
-        let mut server = Ferroce::start(None, &format!("{served} -d udp:{} -p 7196 --pkey 0x8001", address(0)));
+        let mut server =
+            Ferroce::start(None, &format!("{served} -d udp:{} -p 7196 --pkey 0x8001", address(0)));
         server.ready();
-        let host = if served.contains("rping") || served == "udaddy" { address(0) } else { "127.0.0.1".into() };
+        let host =
+            if served.contains("rping") || served == "udaddy" { address(0) } else { "127.0.0.1".into() };
         let client = Ferroce::start(None, &format!("{program} -d udp:{} -p 7196 {host}", address(1))).end();
         server.interrupt();
         let server = server.end();
         assert_eq!(client.code, Some(1), "{program}: {client:#?} {server:#?}");
-        assert!(server.stderr.contains("0xffff") && server.stderr.contains("0x8001"), "{program}: {server:#?}");
+        assert!(
+            server.stderr.contains("0xffff") && server.stderr.contains("0x8001"),
+            "{program}: {server:#?}"
+        );
         assert!(server.stderr.contains("--pkey"), "{program}: {server:#?}");
         // Perftest's exchange and pingpong's have no word for it.
         if program.ends_with("10") && !program.starts_with("ping") {

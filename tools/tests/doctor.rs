@@ -368,7 +368,8 @@ fn a_peer_in_another_partition() {
     let Some(way) = Way::new() else { return };
     {
         let _far = way.far_end("veth0 --pkey 0x8001");
-        way.check(PEER[0]).fails(&["partition"], &["0xffff here, 0x8001 there", "rx_pkey_mismatch", "--pkey"]);
+        way.check(PEER[0])
+            .fails(&["partition"], &["0xffff here, 0x8001 there", "rx_pkey_mismatch", "--pkey"]);
         way.check(&format!("--pkey 0x0001 {}", PEER[0])).is_well();
     }
     let _server = Ferroce::server(&way.b, "rping -d veth0 --pkey 0x8001");

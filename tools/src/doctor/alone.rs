@@ -10,7 +10,8 @@ use ferroce::driver::netlink::Netlink;
 use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, PacketDriver, Stats};
 use ferroce::wire::{Identifications, Packet, ParseError, icrc};
 use ferroce::{
-    Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PKey, PathMtu, Poller, QpConfig, Transition,
+    Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PKey, PathMtu, Poller, QpConfig,
+    Transition,
 };
 
 use super::local;

@@ -115,7 +115,13 @@ impl Way<'_> {
         let (from, to) = (self.from.address, self.to.address);
         let short = |number: u16| number >= CLASSES;
         let sent = self.probes.iter().filter(|probe| short(probe.number)).count() * self.seen.copies();
-        let came = self.seen.sightings.iter().filter(|s| short(s.number)).map(|s| usize::from(s.copies)).sum::<usize>();
+        let came = self
+            .seen
+            .sightings
+            .iter()
+            .filter(|s| short(s.number))
+            .map(|s| usize::from(s.copies))
+            .sum::<usize>();
         if self.seen.sightings.is_empty() {
             return Check::failed(
                 name,
@@ -127,7 +133,8 @@ impl Way<'_> {
                 ),
             );
         }
-        let hops: Vec<u8> = self.seen.sightings.iter().map(|s| HOP_LIMIT.saturating_sub(s.headers.hop_limit)).collect();
+        let hops: Vec<u8> =
+            self.seen.sightings.iter().map(|s| HOP_LIMIT.saturating_sub(s.headers.hop_limit)).collect();
         let routers = match (hops.iter().min(), hops.iter().max()) {
             (Some(0), Some(0)) => "no router between".to_owned(),
             (Some(least), Some(most)) if least == most => format!("{least} router(s) between"),
@@ -157,7 +164,10 @@ impl Way<'_> {
                 (true, IpAddr::V4(_)) => "; a socket can't see if the IPv4 identification was rewritten",
                 _ => "",
             };
-            return Check::ok(name, format!("right in {} different packets{hidden}", self.seen.sightings.len()));
+            return Check::ok(
+                name,
+                format!("right in {} different packets{hidden}", self.seen.sightings.len()),
+            );
         };
         let others = match wrong.len() {
             1 => String::new(),
@@ -192,8 +202,9 @@ impl Way<'_> {
                 format!("`ip link set {} mtu 1500`, or 4200 for a path MTU of 4096", self.from.interface),
             );
         };
-        let arrives =
-            |path_mtu: &PathMtu| self.seen.sightings.iter().any(|s| s.number == SIZES + u16::from(path_mtu.code()));
+        let arrives = |path_mtu: &PathMtu| {
+            self.seen.sightings.iter().any(|s| s.number == SIZES + u16::from(path_mtu.code()))
+        };
         let needed = wanted.required_l3_mtu(ipv6);
         // What the sender's interface has no room for was not sent.
         if self.from.mtu < needed {
