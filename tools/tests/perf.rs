@@ -231,7 +231,7 @@ fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
     let command = format!("perf write bw -D 60 -d {VETH}");
     for both_ways in ["", " -b"] {
         let server = Ferroce::server(&pair.a, &format!("{command}{both_ways}"));
-        let before = ends::sent_packets(&pair.b);
+        let before = sent_packets(&pair.b);
         let client = Ferroce::start(Some(&pair.b), &format!("{command}{both_ways} {SERVER}"));
         wait_for_traffic(&pair.b, before);
         client.interrupt();
