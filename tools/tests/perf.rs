@@ -140,7 +140,7 @@ fn messages_to_another_address_than_the_clients_are_refused() {
         // An ACK can come from anybody who knows queue pair and PSN, and the client has been told both.
         "write bw -b -n 100",
         "send bw -b -n 100",
-        "write lat -n 100",
+        "write lat -s 1000 -n 100",
         "read bw -n 100",
     ] {
         for theirs in ["", "--perftest"] {
@@ -154,7 +154,9 @@ fn messages_to_another_address_than_the_clients_are_refused() {
         }
     }
     // What the server answers here is no longer than what it is asked.
-    for test in ["write bw -n 100", "send bw -n 100", "atomic bw -n 100"] {
+    for test in
+        ["write bw -n 100", "send bw -n 100", "atomic bw -n 100", "send lat -n 100", "write lat -n 100"]
+    {
         let (server, client) = run(test, "", "");
         assert_eq!((server.code, client.code), (Some(0), Some(0)), "{test}: {server:#?} {client:#?}");
     }

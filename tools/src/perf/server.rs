@@ -20,9 +20,9 @@ pub(super) struct Wishes {
 impl Wishes {
     /// Fails if a client wants more sent to somebody else than comes from there. An acknowledgement shows nothing:
     /// who knows queue pair and PSN, and the client is told both, can write it under any address.
-    pub(super) fn check_address(&self, plan: &Plan, gid: Gid) -> Result<(), Failure> {
+    pub(super) fn check_address(&self, plan: &Plan, size: u32, gid: Gid) -> Result<(), Failure> {
         match self.home {
-            Some(home) if plan.pours() && home != gid => Err(Failure::usage(format!(
+            Some(home) if plan.pours(size) && home != gid => Err(Failure::usage(format!(
                 "the client comes from {home} and wants `perf {}` to send to {gid}, where nobody may have asked for it: \
                  if that is the client's too, start the server with --any-gid",
                 plan.name()
@@ -69,7 +69,7 @@ fn agree(ours: &Plan, theirs: &Plan) -> Result<(), Failure> {
 }
 
 fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<PathMtu, Failure> {
-    wishes.check_address(&session.plan, Gid(offer.gid.octets()))?;
+    wishes.check_address(&session.plan, offer.size, Gid(offer.gid.octets()))?;
     check_partition(session.end.pkey(), PKey(offer.pkey))?;
     let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
     let mut answer = session.open(offer.size, gid_index, wishes.path_mtu)?;
