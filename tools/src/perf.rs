@@ -113,7 +113,7 @@ pub(crate) struct Args {
     /// Compare every byte that arrives with what it must be, at the end where it arrives.
     #[arg(long)]
     check: bool,
-    /// The server is one of perftest's programs.
+    /// The server is one of perftest's programs; with -d loopback, both ends here speak as these do.
     #[arg(long, conflicts_with_all = ["check", "selective_repeat"])]
     perftest: bool,
     /// Refused: perftest's -R and -z connect by rdma_cm, and perf only as perftest does without them.
@@ -139,11 +139,6 @@ fn start(args: &Args) -> Result<Report, Failure> {
              connect so)",
         ));
     }
-    if args.perftest && args.host.is_none() {
-        return Err(Failure::usage(
-            "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
-        ));
-    }
     let plan = args.plan();
     plan.check_limits()?;
     if args.all && args.service == Service::Ud {
@@ -155,6 +150,11 @@ fn start(args: &Args) -> Result<Report, Failure> {
     }
     let interrupt = Interrupt::install()?;
     let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
+        if args.perftest && args.host.is_none() {
+            return Err(Failure::usage(
+                "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
+            ));
+        }
         let driver = args.port.open()?;
         let end = args.endpoint(driver, &args.port, &interrupt)?;
         return match &args.host {

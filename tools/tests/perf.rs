@@ -308,7 +308,6 @@ fn bad_input_is_named() {
         ("perf write bw -d loopback -c UD", &["-c UD", "write bw", "RC"]),
         ("perf write bw -d loopback -R", &["-R, -z", "rdma_cm"]),
         ("perf write bw -d loopback -z", &["-R, -z", "rdma_cm"]),
-        ("perf write bw -d loopback --perftest", &["--perftest", "HOST"]),
         ("perf write bw -d loopback -c XRC", &["'XRC'", "rc, uc, ud"]),
         ("perf send bw -d loopback -c UD -s 5000", &["-s", "5000", "4096"]),
         ("perf send bw -d loopback -c UD --all", &["--all", "-s"]),
