@@ -35,7 +35,9 @@ pub use runtime::poller::Poller;
 pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, StartError, Stopped};
 pub use telemetry::counters::{Counter, Counters, Origin};
 pub use telemetry::exporter::Exported;
-pub use telemetry::metrics::{Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample};
+pub use telemetry::metrics::{
+    Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample, is_unprintable,
+};
 pub use verbs::{
     Access, AddressVector, Ah, Config, Cq, DEFAULT_WINDOW, Data, Destination, DeviceAttributes, Error, Event,
     GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes, QpConfig, QpState,

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ferroce::driver::netlink::Netlink;
 use ferroce::{Counter, Event, Mismatch, Nanos, WcOpcode, WcStatus, WorkCompletion};
 
 use crate::endpoint::Endpoint;
@@ -19,7 +20,7 @@ impl Endpoint {
         );
         reason += &self.evidence();
         match wc.status {
-            WcStatus::RetryExcErr => reason += &self.referral(),
+            WcStatus::RetryExcErr => reason += &self.own_fault().unwrap_or_else(|| self.referral()),
             WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr
                 if !is_receive && !self.has_mismatch() =>
             {
@@ -84,6 +85,17 @@ impl Endpoint {
         }
     }
 
+    /// Whether the own interface keeps all packets from leaving.
+    fn own_fault(&self) -> Option<String> {
+        let name = &self.context.port().interface;
+        let interface = Netlink::open().and_then(|netlink| netlink.interface(name)).ok()?;
+        match (interface.up, interface.carrier) {
+            (false, _) => Some(format!("; '{name}' here is down: `ip link set {name} up`")),
+            (true, false) => Some(format!("; '{name}' here has no carrier")),
+            (true, true) => None,
+        }
+    }
+
     /// Who can tell more of the way to the peer.
     fn referral(&self) -> String {
         let peer = self.peer.map_or("PEER".to_owned(), |peer| peer.to_ip().to_string());
@@ -92,7 +104,12 @@ impl Endpoint {
     }
 }
 
-/// For an end that waits for a number of messages, and does not know whether the peer still sends.
+/// What there is of messages whose number both ends have to know.
+pub(crate) fn of_messages(come: u32, wanted: u32) -> String {
+    format!("after {come} of {wanted} messages; are count (-C) and size (-S) the same at both ends?")
+}
+
+/// For an end that waits for messages, and does not know whether the peer still sends.
 pub(crate) struct Patience {
     come: u32,
     since: Nanos,
@@ -106,8 +123,13 @@ impl Patience {
         Patience { come: 0, since: end.now() }
     }
 
-    /// Fails when no more than the last time have come for too long.
-    pub(crate) fn check(&mut self, end: &mut Endpoint, come: u32, wanted: u32) -> Result<(), Failure> {
+    /// Fails when no more than the last time have come for too long. `detail` says of what.
+    pub(crate) fn check(
+        &mut self,
+        end: &mut Endpoint,
+        come: u32,
+        detail: impl FnOnce() -> String,
+    ) -> Result<(), Failure> {
         let now = end.now();
         if come != self.come {
             *self = Patience { come, since: now };
@@ -115,11 +137,9 @@ impl Patience {
         if now.since(self.since) <= Patience::LONGEST {
             return Ok(());
         }
-        let (seconds, evidence) = (Patience::LONGEST.as_secs(), end.evidence());
-        Err(Failure::run(format!(
-            "the peer has sent nothing for {seconds} s, after {come} of {wanted} messages; are count (-C) and size \
-             (-S) the same at both ends?{evidence}"
-        )))
+        let (seconds, detail, evidence) = (Patience::LONGEST.as_secs(), detail(), end.evidence());
+        let referral = end.referral();
+        Err(Failure::run(format!("the peer has sent nothing for {seconds} s, {detail}{evidence}{referral}")))
     }
 }
 
@@ -146,7 +166,9 @@ fn meaning(status: WcStatus, is_receive: bool) -> &'static str {
 
 fn remedy(mismatch: &Mismatch) -> &'static str {
     match mismatch {
-        Mismatch::Service { .. } => "both ends need the same transport service (-c in perf and perftest)",
+        Mismatch::Service { .. } => {
+            "both ends need the same transport service (-c in perf and perftest, -t in pingpong)"
+        }
         Mismatch::PathMtu { .. } => "both ends need the same path MTU (-m)",
         Mismatch::Access { .. } => "start both ends for the same operation, with -b at both or at none",
         _ => "both ends need the same settings",

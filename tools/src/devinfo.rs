@@ -125,7 +125,10 @@ fn drivers() -> Vec<&'static str> {
 
 impl InterfaceInfo {
     fn new(interface: &Interface) -> InterfaceInfo {
-        let path_mtu = |ipv6| PathMtu::largest_for(interface.mtu, ipv6).map(PathMtu::bytes);
+        // Linux has no IPv6 on an interface that is too small for its least MTU.
+        let carries = |ipv6: bool| !ipv6 || interface.mtu >= IPV6_LEAST_MTU;
+        let path_mtu =
+            |ipv6| PathMtu::largest_for(interface.mtu, ipv6).filter(|_| carries(ipv6)).map(PathMtu::bytes);
         let mode = |mode| match mode {
             XdpMode::Native => "native",
             XdpMode::Generic => "generic",
@@ -258,6 +261,8 @@ struct Process {
     hugepages: u64,
 }
 
+/// RFC 8200.
+const IPV6_LEAST_MTU: u32 = 1280;
 /// What an AF_XDP socket of the default size locks, with some room.
 const LOCKED_BYTES: u64 = 40 << 20;
 // Bits of linux/capability.h.
@@ -316,7 +321,9 @@ fn missing(process: &Process) -> Vec<String> {
     }
     if process.hugepages == 0 {
         missing.push(
-            "hugepages (vm.nr_hugepages is 0), for the DPDK driver to come; AF_XDP needs none".to_owned(),
+            "hugepages (vm.nr_hugepages is 0): AF_XDP does with ordinary pages then, and DPDK needs them for real \
+             cards: `sysctl vm.nr_hugepages=1024`"
+                .to_owned(),
         );
     }
     missing

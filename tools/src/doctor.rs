@@ -10,21 +10,23 @@ mod port;
 mod probe;
 mod report;
 
+use std::convert::Infallible;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use ferroce::driver::PacketDriver;
-use ferroce::{DeviceSpec, PathMtu};
+use ferroce::{DeviceSpec, PKey, PathMtu};
 
-use crate::endpoint::Interrupt;
+use crate::endpoint::{Interrupt, parse_pkey};
 use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
 use control::{Control, Limits, unexpected};
+use far::MAX_ROUNDS;
 use message::{Hello, Message, Probe, Sighting};
-use path::Way;
+use path::{Seen, Way};
 use port::Port;
 use probe::Lookout;
 use report::{Check, Report};
@@ -51,6 +53,9 @@ pub(crate) struct Args {
     /// The path MTU that is wanted; by default the largest that the interface allows.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
+    /// The P_Key that the work of this end is in, as given to the other commands.
+    #[arg(long, value_name = "KEY", value_parser = parse_pkey, default_value = "0xffff")]
+    pkey: PKey,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -80,13 +85,14 @@ fn start(args: &Args) -> Result<Option<Report>, Failure> {
         let listener = Listener::local()?;
         let tcp_port = listener.port()?;
         let to = far.capabilities().addresses[0];
-        let serve = || far::serve(far, &listener, &interrupt, true);
+        let serve = || far::serve(Port::new(far, args.pkey), &listener, &interrupt, true);
         let ask = || args.check(near, &to.to_string(), to, tcp_port, &interrupt);
         return selftest::run(&interrupt, serve, ask).map(Some);
     }
     let driver = device.open()?;
     let Some(peer) = peer else {
-        return far::serve(driver, &Listener::any(args.tcp_port)?, &interrupt, false).map(|()| None);
+        let port = Port::new(driver, args.pkey);
+        return far::serve(port, &Listener::any(args.tcp_port)?, &interrupt, false).map(|()| None);
     };
     let to = address(peer, Some(&driver.capabilities().addresses))?;
     args.check(driver, peer, to, args.tcp_port, &interrupt).map(Some)
@@ -101,7 +107,7 @@ impl Args {
         tcp_port: u16,
         interrupt: &Interrupt,
     ) -> Result<Report, Failure> {
-        let mut port = Port::new(driver);
+        let mut port = Port::new(driver, self.pkey);
         let capabilities = port.driver.capabilities().clone();
         let device = format!("{}:{}", capabilities.driver, capabilities.interface);
         let (source, gid) = local::gid(&capabilities, self.gid_index, to);
@@ -131,7 +137,14 @@ impl Args {
                     format!("no doctor there ({failure}); what follows is seen from here alone"),
                     "`ferroce doctor -d DEV` there, to check each way by itself",
                 ));
-                checks.extend(alone::checks(port.driver, source, to, wanted, tcp_passes, interrupt)?);
+                checks.extend(alone::checks(
+                    port.driver,
+                    (source, self.pkey),
+                    to,
+                    wanted,
+                    tcp_passes,
+                    interrupt,
+                )?);
             }
         }
         Ok(Report::new(peer, device, checks))
@@ -158,16 +171,18 @@ impl Args {
                 format!("give one of these as PEER, or start it there with -d for the interface of {to}"),
             )]);
         }
-        let mut checks = vec![Check::ok(FAR_END, row)];
-        let (there, seen) = outward(port, control, &own, &far)?;
-        let way = |is_outward, probes: &[Probe], seen: &[Sighting]| {
+        let mut checks = vec![Check::ok(FAR_END, row), partition_check(self.pkey, PKey(far.pkey))];
+        let most = far.rounds.min(MAX_ROUNDS) / 2;
+        let there = path::probes(own.mtu, own.address.is_ipv6());
+        let seen = repeat(most, || outward(port, control, &own, &far, &there).map(Ok::<_, Infallible>))?;
+        let way = |is_outward, probes: &[Probe], seen: &Seen| {
             let (from, to) = if is_outward { (&own, &far) } else { (&far, &own) };
             let wanted = self.mtu.or(PathMtu::largest_for(from.mtu, own.address.is_ipv6()));
             Way { from, to, probes, seen, wanted, is_outward }.checks()
         };
-        checks.extend(way(true, &there, &seen));
+        checks.extend(seen.map(|seen| way(true, &there, &seen)).into_iter().flatten());
         let back = path::probes(far.mtu, to.is_ipv6());
-        match inward(port, control, &own, &far, &back, interrupt)? {
+        match repeat(most, || inward(port, control, &own, &far, &back, interrupt))? {
             Ok(seen) => checks.extend(way(false, &back, &seen)),
             Err(Unsent::Refused(refused)) => checks.push(Check::failed(
                 "UDP 4791 back",
@@ -198,21 +213,51 @@ enum Unsent {
     Unheard(String),
 }
 
-/// Sends probes. Returns what was sent, and what has arrived.
+/// What is lost in one round by chance arrives in another. Returns what has arrived in up to `most` rounds.
+fn repeat<E>(
+    most: u32,
+    mut round: impl FnMut() -> Result<Result<Vec<Sighting>, E>, Failure>,
+) -> Result<Result<Seen, E>, Failure> {
+    let mut all = Seen::default();
+    loop {
+        match round()? {
+            Ok(seen) => all.add(seen),
+            Err(unsent) => return Ok(Err(unsent)),
+        }
+        if all.rounds >= most || all.loss() == 0.0 {
+            return Ok(Ok(all));
+        }
+    }
+}
+
+/// Two ends of one partition, of which one is a full member.
+fn partition_check(own: PKey, far: PKey) -> Check {
+    const NAME: &str = "partition";
+    if own.admits(far) {
+        return Check::ok(NAME, format!("P_Key {own} here, {far} there"));
+    }
+    Check::failed(
+        NAME,
+        format!("P_Key {own} here, {far} there: each end drops all packets of the other (rx_pkey_mismatch)"),
+        "give both ends the same --pkey, at one of them with 0x8000 in it",
+    )
+}
+
+/// Sends probes. Returns what has arrived.
 fn outward(
     port: &mut Port,
     control: &mut Control,
     own: &Hello,
     far: &Hello,
-) -> Result<(Vec<Probe>, Vec<Sighting>), Failure> {
-    let probes = path::probes(own.mtu, own.address.is_ipv6());
-    match control.ask(&Message::Expect(probes.clone()))? {
+    probes: &[Probe],
+) -> Result<Vec<Sighting>, Failure> {
+    match control.ask(&Message::Expect(probes.to_vec()))? {
         Message::Ready => {}
         other => return Err(unexpected(&other)),
     }
-    port.send(own, far.address, &probes)?;
+    port.send(own, far.address, probes)?;
     match control.ask(&Message::Collect)? {
-        Message::Seen(seen) => Ok((probes, seen)),
+        Message::Seen(seen) => Ok(seen),
         other => Err(unexpected(&other)),
     }
 }

@@ -1,6 +1,7 @@
 //! One end of a measurement: an opened device with its context, driven by the calling thread.
 
 use std::io;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -63,11 +64,15 @@ impl PortArgs {
     /// client may be a limited one.
     pub(crate) fn for_server(&self) -> PortArgs {
         let pkey = self.pkey.map(|pkey| PKey(pkey.0 | 0x8000));
+        if let Some(pkey) = pkey.filter(|pkey| Some(*pkey) != self.pkey) {
+            info!("the server here takes P_Key {pkey}: of two limited members neither would hear the other");
+        }
         PortArgs { core: None, pcap: None, pkey, ..self.clone() }
     }
 }
 
-fn parse_pkey(text: &str) -> Result<PKey, String> {
+/// Reads a P_Key.
+pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
     let number = match text.strip_prefix("0x") {
         Some(hex) => u16::from_str_radix(hex, 16),
         None => text.parse(),
@@ -124,6 +129,8 @@ pub(crate) struct Endpoint {
     poller: Poller,
     /// A completion event has come since the CQ was armed.
     notified: bool,
+    /// That packets of another partition come has been said.
+    told_pkey: bool,
 }
 
 /// How the queue pairs of a connection are set up, at both ends alike.
@@ -162,17 +169,23 @@ impl Endpoint {
             None => driver,
         };
         let mut context = Context::open(driver, &Config::default())?;
-        if let Some(pkey) = args.pkey.filter(|pkey| *pkey != PKEY_DEFAULT) {
-            // Everything is under the first key unless it asks for another.
-            context.remove_pkey(0)?;
-            context.add_pkey(pkey)?;
-        }
+        take_pkey(&mut context, args.pkey.unwrap_or(PKEY_DEFAULT))?;
         export(&mut context);
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(cq_capacity)?;
         let poller = Poller::idling(if args.spin { Idle::Spin } else { args.idle });
         let device = args.device.to_string();
-        Ok(Endpoint { context, pd, cq, interrupt, device, peer: None, poller, notified: false })
+        Ok(Endpoint {
+            context,
+            pd,
+            cq,
+            interrupt,
+            device,
+            peer: None,
+            poller,
+            notified: false,
+            told_pkey: false,
+        })
     }
 
     /// One turn of the poll loop.
@@ -252,6 +265,19 @@ impl Endpoint {
         })
     }
 
+    /// Fails if full packets of a path MTU are longer than the interface takes, from the GID at `index` or else from any.
+    pub(crate) fn check_path_mtu(&self, path_mtu: PathMtu, index: Option<usize>) -> Result<(), Failure> {
+        let port = self.context.port();
+        let may_send = port.gids.iter().enumerate().filter(|(i, _)| index.is_none_or(|index| index == *i));
+        match may_send.map(|(_, row)| path_mtu.required_l3_mtu(row.gid.is_ipv6())).min() {
+            Some(needed) if needed > port.mtu => {
+                let (interface, mtu) = (port.interface.clone(), port.mtu);
+                Err(ferroce::Error::PathMtu { path_mtu, needed, interface, mtu }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Fails if a datagram from the GID at `index` is longer than a packet.
     pub(crate) fn check_datagram(&self, index: usize, size: u32) -> Result<(), Failure> {
         let most = self.largest_path_mtu(index)?.bytes();
@@ -302,12 +328,39 @@ impl Endpoint {
         }
     }
 
-    /// Waits until the connection is there.
-    pub(crate) fn wait_established(&mut self, id: CmId) -> Result<(), Failure> {
+    /// Connects a queue pair to a server.
+    pub(crate) fn call(
+        &mut self,
+        qp: Qp,
+        to: SocketAddr,
+        parameters: &ConnectionParameters<'_>,
+    ) -> Result<CmId, Failure> {
+        self.peer = Some(Gid::from(to.ip()));
+        let id = self.context.connect(qp, to, parameters)?;
         match self.wait_cm_event()? {
-            CmEvent::Established { id: connected, .. } if connected == id => Ok(()),
-            other => Err(no_connection(&other)),
+            CmEvent::Established { id: connected, .. } if connected == id => Ok(id),
+            other => Err(self.no_connection(&other)),
         }
+    }
+
+    /// What came in place of what an end waits for.
+    pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
+        Failure::run(match event {
+            CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
+            CmEvent::Unreachable { .. } => format!(
+                "the peer does not answer; is its UDP port 4791 open, does something listen there, and is it in the \
+                 partition of {} (--pkey)?{}",
+                self.pkey(),
+                self.evidence()
+            ),
+            CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
+            other => format!("{other:?} was not to be expected"),
+        })
+    }
+
+    /// The one P_Key of this end.
+    pub(crate) fn pkey(&self) -> PKey {
+        self.context.port().pkeys.iter().next().map_or(PKEY_DEFAULT, |(_, pkey)| pkey)
     }
 
     fn check_events(&mut self) -> Result<(), Failure> {
@@ -315,8 +368,17 @@ impl Endpoint {
             match event {
                 // Work requests tell why in their completions.
                 Event::Completion(_) => self.notified = true,
-                // Anybody can send packets of another partition; they are counted.
-                Event::CommEst(_) | Event::SqDrained(_) | Event::PkeyViolation { .. } => {}
+                // Anybody can send packets of another partition; they are dropped and counted, and said once.
+                Event::PkeyViolation { pkey, source, .. } => {
+                    if !std::mem::replace(&mut self.told_pkey, true) {
+                        let own = self.pkey();
+                        warn!(
+                            "{source} sends packets of P_Key {pkey}, and this end has {own} (--pkey): they are dropped \
+                             (rx_pkey_mismatch)"
+                        );
+                    }
+                }
+                Event::CommEst(_) | Event::SqDrained(_) => {}
                 other => return Err(self.struck(&other)),
             }
         }
@@ -324,21 +386,19 @@ impl Endpoint {
     }
 }
 
+/// Puts a new context into a partition.
+pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure> {
+    if pkey != PKEY_DEFAULT {
+        // Everything is under the first key unless it asks for another.
+        context.remove_pkey(0)?;
+        context.add_pkey(pkey)?;
+    }
+    Ok(())
+}
+
 /// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
 pub(crate) fn connection_parameters() -> ConnectionParameters<'static> {
     ConnectionParameters { cm_timeout: 18, cm_retries: 7, ..ConnectionParameters::default() }
-}
-
-/// What came in place of what an end waits for.
-pub(crate) fn no_connection(event: &CmEvent) -> Failure {
-    Failure::run(match event {
-        CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
-        CmEvent::Unreachable { .. } => {
-            "the peer does not answer; is its UDP port 4791 open, and does something listen there?".to_owned()
-        }
-        CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
-        other => format!("{other:?} was not to be expected"),
-    })
 }
 
 /// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.

@@ -3,7 +3,7 @@
 use std::io;
 use std::process::ExitCode;
 
-use ferroce::driver;
+use ferroce::{driver, is_unprintable};
 
 /// Why a command failed; decides its exit status.
 #[derive(Debug, thiserror::Error)]
@@ -48,11 +48,17 @@ pub(crate) fn quote(bytes: &[u8]) -> String {
     }
 }
 
-/// A peer's text, for people: without control characters, and cut where it is long.
+/// Reads a peer's message.
+pub(crate) fn parse_message<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, String> {
+    serde_json::from_slice(body)
+        .map_err(|error| format!("control message {}: {}", quote(body), legible(&error.to_string())))
+}
+
+/// A peer's text, for people: without what moves a terminal, and cut where it is long.
 pub(crate) fn legible(text: &str) -> String {
     const MOST: usize = 1024;
     let cut = if text.chars().nth(MOST).is_some() { "..." } else { "" };
-    let visible = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    let visible = |c: char| if is_unprintable(c) { char::REPLACEMENT_CHARACTER } else { c };
     text.chars().take(MOST).map(visible).chain(cut.chars()).collect()
 }
 

@@ -1,5 +1,6 @@
 //! The `ferroce` command.
 
+mod callers;
 mod cause;
 mod demo;
 mod devinfo;
@@ -22,11 +23,13 @@ mod ucmatose;
 mod udaddy;
 mod visitors;
 
-use std::io;
+use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
+
+use failure::Failure;
 
 /// RoCEv2 in user space.
 #[derive(Parser)]
@@ -52,9 +55,14 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(said) => return answer(&said),
+    };
     let level = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(level).with_writer(io::stderr).init();
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let has_color = io::stderr().is_terminal() && !is_plain;
+    tracing_subscriber::fmt().with_env_filter(level).with_writer(io::stderr).with_ansi(has_color).init();
     match cli.command {
         Command::Demo(args) => demo::run(args),
         Command::Devinfo(args) => devinfo::run(args),
@@ -67,5 +75,15 @@ fn main() -> ExitCode {
         Command::Stat(args) => stat::run(args),
         Command::Ucmatose(args) => ucmatose::run(args),
         Command::Udaddy(args) => udaddy::run(args),
+    }
+}
+
+/// Prints the help that was asked for, or what is wrong with the command line.
+fn answer(said: &clap::Error) -> ExitCode {
+    match said.print().and_then(|()| io::stdout().flush()) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            Failure::run(format!("standard output: {error}")).report("--help")
+        }
+        _ => ExitCode::from(u8::try_from(said.exit_code()).unwrap_or(2)),
     }
 }

@@ -37,7 +37,7 @@ use session::{Beside, Session};
 ///
 /// Without HOST it is the server and waits for one client; with HOST the client, which decides
 /// sizes, counts and depths for both. With `-d loopback` and no HOST, both ends run in this process.
-/// If either end is killed, the other one ends with a work completion in error and exit status 1.
+/// If either end is killed, the other one says so and ends with exit status 1.
 ///
 /// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server finds
 /// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q, -a, -b and -c, for perftest
@@ -88,7 +88,8 @@ pub(crate) struct Args {
     /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
-    /// Server: send UC and UD messages also to a client whose GID is another address than it comes from over TCP.
+    /// Server: send messages and answers to READs also to a GID that is another address than the client comes from
+    /// over TCP.
     #[arg(long, conflicts_with = "host")]
     any_gid: bool,
     /// Operations outstanding on a queue pair.
@@ -103,7 +104,7 @@ pub(crate) struct Args {
     /// ACK timeout, 4.096 µs · 2^N.
     #[arg(short = 'u', long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
     qp_timeout: u8,
-    /// Send again only what is missing, in place of everything after it.
+    /// Send again only what is missing, in place of everything after it; the client decides.
     #[arg(long)]
     selective_repeat: bool,
     /// Which atomic.
@@ -112,9 +113,12 @@ pub(crate) struct Args {
     /// Compare every byte that arrives with what it must be, at the end where it arrives.
     #[arg(long)]
     check: bool,
-    /// The server is one of perftest's programs.
+    /// The server is one of perftest's programs; with -d loopback, both ends here speak as these do.
     #[arg(long, conflicts_with_all = ["check", "selective_repeat"])]
     perftest: bool,
+    /// Refused: perftest's -R and -z connect by rdma_cm, and perf only as perftest does without them.
+    #[arg(short = 'R', long = "rdma_cm", visible_short_alias = 'z', visible_alias = "comm_rdma_cm")]
+    rdma_cm: bool,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
@@ -129,6 +133,12 @@ pub(crate) fn run(args: Args) -> ExitCode {
 }
 
 fn start(args: &Args) -> Result<Report, Failure> {
+    if args.rdma_cm {
+        return Err(Failure::usage(
+            "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and `ucmatose` \
+             connect so)",
+        ));
+    }
     let plan = args.plan();
     plan.check_limits()?;
     if args.all && args.service == Service::Ud {
@@ -274,7 +284,11 @@ impl Args {
             other => other,
         })?;
         let peer = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
-        let gid_index = end.gid_index(self.gid_index, Some(Gid::from(peer.ip().to_canonical())))?;
+        // A server sends to the address that it knows from TCP, if that is one of the device's.
+        let own = stream.local_addr().or_fail(|| "the own address".into())?.ip().to_canonical();
+        let known = end.context.port().gids.iter().position(|row| row.gid == Gid::from(own));
+        let wanted = self.gid_index.or(known);
+        let gid_index = end.gid_index(wanted, Some(Gid::from(peer.ip().to_canonical())))?;
         let interrupt = end.interrupt.clone();
         if self.perftest {
             let mut session = self.session(end, Exchange::new(stream, &[], &interrupt)?, Origin::Client);

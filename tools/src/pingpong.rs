@@ -48,7 +48,7 @@ pub(crate) struct Args {
     #[arg(short, long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(1..=65536))]
     rx_depth: u32,
     /// Exchanges.
-    #[arg(short = 'n', long, default_value_t = 1000)]
+    #[arg(short = 'n', long, default_value_t = 1000, value_parser = clap::value_parser!(u64).range(1..))]
     iters: u64,
     /// Service level; goes nowhere on a link without VLAN tags.
     #[arg(short = 'l', long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=7))]
@@ -166,6 +166,9 @@ impl<'a> PingPong<'a> {
                 end.check_datagram(index, args.size())?;
             }
         }
+        if args.service != ServiceArg::Ud {
+            end.check_path_mtu(args.mtu, args.gid_idx)?;
+        }
         if args.events {
             end.block_when_idle();
         }
@@ -262,7 +265,7 @@ impl<'a> PingPong<'a> {
         let (mut sent, mut received) = (0, 0);
         // The client sends before it has received.
         let (mut sending, mut awaiting) = (false, true);
-        if first && iters > 0 {
+        if first {
             self.post_send()?;
             sending = true;
         }
@@ -271,7 +274,8 @@ impl<'a> PingPong<'a> {
             let Some(wc) = self.next_completion()? else {
                 if !sending && self.end.now().since(heard) > LONGEST_SILENCE {
                     return Err(Failure::run(format!(
-                        "the peer has sent nothing for {} s, after {received} of {iters} messages{}",
+                        "the peer has sent nothing for {} s, after {received} of {iters} messages; are service (-t), size \
+                         (-s) and path MTU (-m) the same at both ends?{}",
                         LONGEST_SILENCE.as_secs(),
                         self.end.evidence()
                     )));
@@ -371,7 +375,7 @@ impl Outcome {
     fn print(&self, args: &Args) -> Result<(), Failure> {
         let Outcome { seconds } = self;
         let (bytes, iters) = (2 * args.iters * u64::from(args.size()), args.iters);
-        let (rate, time) = (bytes as f64 * 8.0 / seconds / 1e6, seconds * 1e6 / iters.max(1) as f64);
+        let (rate, time) = (bytes as f64 * 8.0 / seconds / 1e6, seconds * 1e6 / iters as f64);
         say!("{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec")?;
         say!("{iters} iters in {seconds:.2} seconds = {time:.2} usec/iter")
     }

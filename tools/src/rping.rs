@@ -6,12 +6,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, CmEvent, ConnectionParameters, Data, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
-    QpConfig, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
-    WorkCompletion,
+    Access, CmEvent, ConnectionParameters, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest,
+    SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 use tracing::info;
 
+use crate::callers::Caller;
+use crate::cause::Patience;
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail, quote};
 use crate::output::say;
@@ -55,7 +56,8 @@ const SEND: u64 = 2;
 struct Rping<'a> {
     args: &'a Args,
     end: Endpoint,
-    qp: Qp,
+    /// Once there is a connection, or is to be one.
+    qp: Option<Qp>,
     /// Where the peer's advertisements arrive.
     incoming: Mr,
     /// What goes out, and at the server what was read.
@@ -72,16 +74,15 @@ struct Rping<'a> {
 impl End for Rping<'_> {
     /// Reads what the client advertises, and writes it to where the client wants it.
     fn serve(&mut self) -> Result<(), Failure> {
-        let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
-        self.end.context.listen(PortSpace::Tcp, any, &ListenConfig::default())?;
-        info!("waiting for a client on port {}", self.args.cm_port);
-        let CmEvent::ConnectionRequest(request) = self.end.wait_cm_event()? else {
-            return Err(Failure::run("an event of no connection"));
+        let Rping { args, end, incoming, .. } = self;
+        info!("waiting for a client on port {}", args.cm_port);
+        let callers =
+            end.await_callers(args.cm_port, 1, &Rping::parameters(), |end| queue_pair(end, *incoming))?;
+        let [Caller { request, qp }] = callers[..] else {
+            return Err(Failure::run(format!("{} clients in place of one", callers.len())));
         };
+        self.qp = Some(qp);
         let brought = request.private_data;
-        info!(peer = %request.peer, path_mtu = %request.path_mtu, "connection request");
-        self.end.context.accept(request.id, self.qp, &Rping::parameters())?;
-        self.end.wait_established(request.id)?;
         let mut pings = 0;
         while let Some(from) = self.wait_advertisement()? {
             let length = from.length.min(self.args.size);
@@ -114,8 +115,9 @@ impl End for Rping<'_> {
 
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
         let to = SocketAddr::new(host, self.args.cm_port);
-        let id = self.end.context.connect(self.qp, to, &Rping::parameters())?;
-        self.end.wait_established(id)?;
+        let qp = queue_pair(&mut self.end, self.incoming)?;
+        self.qp = Some(qp);
+        let id = self.end.call(qp, to, &Rping::parameters())?;
         for ping in 0..self.args.count {
             let text = message(ping, self.args.size as usize);
             self.end.context.bytes_mut(self.source)?.copy_from_slice(&text);
@@ -156,12 +158,7 @@ impl<'a> Rping<'a> {
         let incoming = register(Advertisement::LEN, Access::LOCAL_WRITE)?;
         let source = register(size, Access::LOCAL_WRITE | Access::REMOTE_READ)?;
         let sink = register(size, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
-        let config = QpConfig { max_send_wr: 16, max_recv_wr: 2, ..QpConfig::rc(end.pd, end.cq) };
-        let qp = end.context.create_qp(&config)?;
-        end.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ | Access::REMOTE_WRITE })?;
-        let mut rping = Rping { args, end, qp, incoming, source, sink, sent: 0, received: 0, over: false };
-        rping.post_receive()?;
-        Ok(rping)
+        Ok(Rping { args, end, qp: None, incoming, source, sink, sent: 0, received: 0, over: false })
     }
 
     fn parameters() -> ConnectionParameters<'static> {
@@ -193,12 +190,11 @@ impl<'a> Rping<'a> {
 
     fn post(&mut self, op: SendOp, data: Data<'_>) -> Result<(), Failure> {
         let wr = SendWorkRequest { wr_id: SEND, op, data, flags: SendFlags::SIGNALED };
-        Ok(self.end.context.post_send(self.qp, &wr)?)
+        Ok(self.end.context.post_send(self.connected()?, &wr)?)
     }
 
-    fn post_receive(&mut self) -> Result<(), Failure> {
-        let sge = Sge { mr: self.incoming, offset: 0, length: Advertisement::LEN as u32 };
-        Ok(self.end.context.post_recv(self.qp, &ReceiveWorkRequest { wr_id: RECEIVE, sges: &[sge] })?)
+    fn connected(&self) -> Result<Qp, Failure> {
+        self.qp.ok_or_else(|| Failure::run("no queue pair is connected yet"))
     }
 
     /// The peer's next advertisement; `None` when it has ended the connection.
@@ -207,12 +203,14 @@ impl<'a> Rping<'a> {
             return Ok(None);
         }
         let advertisement = Advertisement::parse(self.end.context.bytes(self.incoming)?);
-        self.post_receive()?;
+        let qp = self.connected()?;
+        post_receive(&mut self.end, qp, self.incoming)?;
         Ok(advertisement)
     }
 
     /// Waits for a completion of that kind. Returns `false` if the peer ends the connection instead.
     fn complete(&mut self, wanted: u64) -> Result<bool, Failure> {
+        let mut patience = Patience::new(&mut self.end);
         loop {
             while let Some(wc) = self.end.completion()? {
                 let what = if wc.wr_id == SEND { "work request" } else { "receive" };
@@ -235,6 +233,7 @@ impl<'a> Rping<'a> {
                 return Ok(false);
             }
             self.end.poll()?;
+            patience.check(&mut self.end, 0, || "in the middle of a ping; is it still there?".to_owned())?;
         }
     }
 
@@ -246,6 +245,20 @@ impl<'a> Rping<'a> {
         }
         Ok(())
     }
+}
+
+/// In INIT, with a receive.
+fn queue_pair(end: &mut Endpoint, incoming: Mr) -> Result<Qp, Failure> {
+    let config = QpConfig { max_send_wr: 16, max_recv_wr: 2, ..QpConfig::rc(end.pd, end.cq) };
+    let qp = end.context.create_qp(&config)?;
+    end.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ | Access::REMOTE_WRITE })?;
+    post_receive(end, qp, incoming)?;
+    Ok(qp)
+}
+
+fn post_receive(end: &mut Endpoint, qp: Qp, incoming: Mr) -> Result<(), Failure> {
+    let sge = Sge { mr: incoming, offset: 0, length: Advertisement::LEN as u32 };
+    Ok(end.context.post_recv(qp, &ReceiveWorkRequest { wr_id: RECEIVE, sges: &[sge] })?)
 }
 
 /// The peer has ended the connection where it may not.

@@ -4,13 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, CmEvent, CmId, Data, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp, QpConfig,
-    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
+    Access, CmEvent, CmId, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest, SendFlags,
+    SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
 };
 use tracing::info;
 
-use crate::cause::Patience;
-use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
+use crate::callers;
+use crate::cause::{Patience, of_messages};
+use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
 use crate::role::{self, End};
@@ -32,7 +33,7 @@ pub(crate) struct Args {
     /// Connections; the same at both ends, as the rest.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=128))]
     connections: u32,
-    /// Messages on each connection, each way.
+    /// Messages on each connection, each way; 0 connects and disconnects.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=4096))]
     count: u32,
     /// Bytes of a message.
@@ -59,22 +60,13 @@ struct Ucmatose<'a> {
 impl End for Ucmatose<'_> {
     /// Sends first, and ends the connections.
     fn serve(&mut self) -> Result<(), Failure> {
-        let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
-        self.end.context.listen(PortSpace::Tcp, any, &ListenConfig::default())?;
-        info!("waiting for {} connections on port {}", self.args.connections, self.args.cm_port);
-        let mut established = 0;
-        while established < self.args.connections {
-            match self.end.wait_cm_event()? {
-                CmEvent::ConnectionRequest(request) if self.connections.len() < self.wanted() => {
-                    let qp = self.queue_pair()?;
-                    self.end.context.accept(request.id, qp, &connection_parameters())?;
-                    self.connections.push((request.id, qp));
-                }
-                CmEvent::ConnectionRequest(request) => self.end.context.reject(request.id, &[])?,
-                CmEvent::Established { .. } => established += 1,
-                other => return Err(no_connection(&other)),
-            }
-        }
+        let Ucmatose { args, end, incoming, .. } = self;
+        info!("waiting for {} connections on port {}", args.connections, args.cm_port);
+        let callers =
+            end.await_callers(args.cm_port, args.connections as usize, &connection_parameters(), |end| {
+                queue_pair(end, args, *incoming)
+            })?;
+        self.connections = callers.iter().map(|caller| (caller.request.id, caller.qp)).collect();
         self.send()?;
         self.receive()?;
         for (id, _) in &self.connections {
@@ -87,9 +79,8 @@ impl End for Ucmatose<'_> {
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
         let to = SocketAddr::new(host, self.args.cm_port);
         for _ in 0..self.args.connections {
-            let qp = self.queue_pair()?;
-            let id = self.end.context.connect(qp, to, &connection_parameters())?;
-            self.end.wait_established(id)?;
+            let qp = queue_pair(&mut self.end, self.args, self.incoming)?;
+            let id = self.end.call(qp, to, &connection_parameters())?;
             self.connections.push((id, qp));
         }
         self.receive()?;
@@ -106,7 +97,7 @@ impl<'a> Ucmatose<'a> {
         driver: Box<dyn PacketDriver>,
         interrupt: Interrupt,
     ) -> Result<Ucmatose<'a>, Failure> {
-        let work = 2 * args.connections * args.count.max(1);
+        let work = (2 * args.connections + callers::MOST as u32) * args.count.max(1);
         let mut end = Endpoint::new(driver, port, work, interrupt)?;
         let mut register = |access| -> Result<Mr, Failure> {
             let memory = Memory::zeroed(args.size as usize).or_fail(|| "memory for a message".into())?;
@@ -114,25 +105,6 @@ impl<'a> Ucmatose<'a> {
         };
         let (outgoing, incoming) = (register(Access::NONE)?, register(Access::LOCAL_WRITE)?);
         Ok(Ucmatose { args, end, outgoing, incoming, connections: Vec::new(), sent: 0, received: 0 })
-    }
-
-    fn wanted(&self) -> usize {
-        self.args.connections as usize
-    }
-
-    /// In INIT, with its receives.
-    fn queue_pair(&mut self) -> Result<Qp, Failure> {
-        let depth = self.args.count.max(1);
-        let config =
-            QpConfig { max_send_wr: depth, max_recv_wr: depth, ..QpConfig::rc(self.end.pd, self.end.cq) };
-        let context = &mut self.end.context;
-        let qp = context.create_qp(&config)?;
-        context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
-        let sges = [Sge { mr: self.incoming, offset: 0, length: self.args.size }];
-        for wr_id in 0..self.args.count {
-            context.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id.into(), sges: &sges })?;
-        }
-        Ok(qp)
     }
 
     fn send(&mut self) -> Result<(), Failure> {
@@ -156,7 +128,7 @@ impl<'a> Ucmatose<'a> {
         let mut patience = Patience::new(&mut self.end);
         while self.received < all {
             self.take_completions()?;
-            patience.check(&mut self.end, self.received, all)?;
+            patience.check(&mut self.end, self.received, || of_messages(self.received, all))?;
         }
         Ok(())
     }
@@ -181,9 +153,16 @@ impl<'a> Ucmatose<'a> {
     }
 
     fn wait_disconnected(&mut self) -> Result<(), Failure> {
-        let mut left = self.connections.len();
-        while left > 0 {
-            left -= usize::from(matches!(self.end.wait_cm_event()?, CmEvent::Disconnected { .. }));
+        let mut ended = 0;
+        let mut patience = Patience::new(&mut self.end);
+        while ended < self.args.connections {
+            self.end.poll()?;
+            while let Some(event) = self.end.context.next_cm_event() {
+                let is_ours = |id| self.connections.iter().any(|(ours, _)| *ours == id);
+                ended += u32::from(matches!(event, CmEvent::Disconnected { id } if is_ours(id)));
+            }
+            let all = self.args.connections;
+            patience.check(&mut self.end, ended, || format!("with {ended} of {all} connections ended"))?;
         }
         Ok(())
     }
@@ -196,4 +175,17 @@ impl<'a> Ucmatose<'a> {
             self.received
         )
     }
+}
+
+/// In INIT, with its receives.
+fn queue_pair(end: &mut Endpoint, args: &Args, incoming: Mr) -> Result<Qp, Failure> {
+    let depth = args.count.max(1);
+    let config = QpConfig { max_send_wr: depth, max_recv_wr: depth, ..QpConfig::rc(end.pd, end.cq) };
+    let qp = end.context.create_qp(&config)?;
+    end.context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
+    let sges = [Sge { mr: incoming, offset: 0, length: args.size }];
+    for wr_id in 0..args.count {
+        end.context.post_recv(qp, &ReceiveWorkRequest { wr_id: wr_id.into(), sges: &sges })?;
+    }
+    Ok(qp)
 }

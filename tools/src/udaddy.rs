@@ -4,14 +4,14 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, AddressVector, CmEvent, Data, Destination, ListenConfig, Memory, Mr, PacketDriver, PortSpace, Qp,
+    Access, AddressVector, CmEvent, Data, Destination, Gid, Memory, Mr, PacketDriver, PortSpace, Qp,
     QpConfig, Qpn, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
     WcStatus, WorkCompletion,
 };
 use tracing::info;
 
-use crate::cause::Patience;
-use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters, no_connection};
+use crate::cause::{Patience, of_messages};
+use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
 use crate::role::{self, End};
@@ -64,14 +64,12 @@ struct Udaddy<'a> {
 impl End for Udaddy<'_> {
     /// Answers with as many as came.
     fn serve(&mut self) -> Result<(), Failure> {
-        let any = SocketAddr::from(([0, 0, 0, 0], self.args.cm_port));
-        self.end.context.listen(PortSpace::Udp, any, &ListenConfig::default())?;
+        self.end.listen(PortSpace::Udp, self.args.cm_port)?;
         info!("waiting for a client on port {}", self.args.cm_port);
-        match self.end.wait_cm_event()? {
-            CmEvent::ConnectionRequest(request) => {
-                self.end.context.accept_datagrams(request.id, self.qp, &[])?;
-            }
-            other => return Err(no_connection(&other)),
+        // Who asks where the service is need not come.
+        while self.received == 0 {
+            self.end.answer_seekers(self.qp);
+            self.take_completions()?;
         }
         self.receive()?;
         if let Some(last) = self.last {
@@ -85,10 +83,11 @@ impl End for Udaddy<'_> {
 
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
         let to = SocketAddr::new(host, self.args.cm_port);
+        self.end.peer = Some(Gid::from(host));
         self.end.context.resolve(to, &connection_parameters())?;
         match self.end.wait_cm_event()? {
             CmEvent::Resolved { address, qpn, qkey, .. } => self.send(&address, qpn, qkey)?,
-            other => return Err(no_connection(&other)),
+            other => return Err(self.end.no_connection(&other)),
         }
         self.receive()?;
         self.report()
@@ -145,7 +144,8 @@ impl<'a> Udaddy<'a> {
         let mut patience = Patience::new(&mut self.end);
         while self.received < self.args.count {
             self.take_completions()?;
-            patience.check(&mut self.end, self.received, self.args.count)?;
+            let all = self.args.count;
+            patience.check(&mut self.end, self.received, || of_messages(self.received, all))?;
         }
         Ok(())
     }

@@ -166,12 +166,13 @@ impl Found {
 }
 
 /// Every check of both ends.
-const ALL: [&str; 15] = [
+const ALL: [&str; 16] = [
     "GID",
     "interface",
     "route",
     "next hop",
     "far end",
+    "partition",
     "UDP 4791 there",
     "ICRC there",
     "path MTU there",
@@ -339,14 +340,42 @@ fn a_way_that_is_closed() {
             assert!(found.text(&format!("UDP 4791 {open}")).starts_with("45 of 45"), "{:#?}", found.report);
         }
         // A few losses are said, and no more.
-        way.rule("forward oifname to-b udp dport 4791 limit rate over 30/second burst 50 packets drop");
+        way.rule("forward oifname to-b udp dport 4791 numgen inc mod 30 == 29 drop");
         let found = way.check(PEER[0]);
+        found.is_well();
         assert_eq!(found.with("note"), ["UDP 4791 there"], "{:#?}", found.report);
+        // Many are not, and neither size nor class is to blame.
+        way.rule("forward oifname to-b udp dport 4791 limit rate over 30/second burst 50 packets drop");
+        way.check(PEER[0]).fails(&["UDP 4791 there"], &["by chance", "rules that limit"]);
+        way.rule("forward oifname to-b udp dport 4791 numgen random mod 100 < 20 drop");
+        way.check(PEER[0]).fails(&["UDP 4791 there"], &["by chance", "ip -s link"]);
+        way.rule("forward udp dport 4791 numgen random mod 100 < 50 drop");
+        way.check(PEER[0]).fails(&["UDP 4791 there", "UDP 4791 back"], &["by chance"]);
+        // So many that nothing can be said of the rest, or that it can.
+        way.rule("forward oifname to-b udp dport 4791 numgen random mod 100 < 85 drop");
+        let found = way.check(PEER[0]);
+        found.fails(&["UDP 4791 there"], &["by chance"]);
     }
     // Without a doctor there, nobody answers at all.
     let found = way.check(PEER[0]);
     found.fails(&["UDP 4791"], &["does not answer", "`ferroce doctor -d DEV` there", "rdma_cm"]);
     assert!(found.text("far end").contains("no doctor there"), "{:#?}", found.report);
+}
+
+#[test]
+fn a_peer_in_another_partition() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    {
+        let _far = way.far_end("veth0 --pkey 0x8001");
+        way.check(PEER[0])
+            .fails(&["partition"], &["0xffff here, 0x8001 there", "rx_pkey_mismatch", "--pkey"]);
+        way.check(&format!("--pkey 0x0001 {}", PEER[0])).is_well();
+    }
+    let _server = Ferroce::server(&way.b, "rping -d veth0 --pkey 0x8001");
+    let found = way.check(PEER[0]);
+    found.fails(&["UDP 4791"], &["another partition: what runs there must hear P_Key 0xffff", "--pkey"]);
+    way.check(&format!("--pkey 0x0001 {}", PEER[0])).is_well();
 }
 
 #[test]
@@ -505,17 +534,17 @@ fn nobody_gets_probes_that_has_not_asked() {
     assert!(refused.contains("comes from 127.0.0.1") && refused.contains("to 127.0.0.3"), "{answer}");
     assert_eq!(receive().len(), 0);
 
-    // Whoever hears it is there; and has had enough after four rounds.
+    // Whoever hears it is there; and has had enough after twelve rounds.
     assert_eq!(client.send_probes(1, 1000), "Challenge");
     let packet = receive().pop().unwrap();
     let token = u64::from_be_bytes(packet[20 + 8..][..8].try_into().unwrap());
     assert_eq!(client.ask(&json!({ "Proof": token })), json!({ "Sent": null }));
     assert_eq!(receive().iter().filter(|packet| packet.len() > 900).count(), 3);
-    for _ in 0..2 {
+    for _ in 0..10 {
         assert_eq!(client.send_probes(1, 1000), json!({ "Sent": null }));
     }
     let answer = client.send_probes(1, 1000);
-    assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("4 rounds")), "{answer}");
+    assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("12 rounds")), "{answer}");
     let answer = Client::at("127.0.0.1").send_probes(1, 60_000);
     assert!(answer["Failed"].as_str().is_some_and(|why| why.contains("60000 bytes; 64 to 4200")), "{answer}");
     far.interrupt();

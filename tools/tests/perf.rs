@@ -133,7 +133,16 @@ fn messages_to_another_address_than_the_clients_are_refused() {
         }
         (server.end(), client)
     };
-    for test in ["send bw -b -c UD -n 100", "write bw -b -c UC -n 100", "send lat -c UC -n 100"] {
+    for test in [
+        "send bw -b -c UD -n 100",
+        "write bw -b -c UC -n 100",
+        "send lat -c UC -n 100",
+        // An ACK can come from anybody who knows queue pair and PSN, and the client has been told both.
+        "write bw -b -n 100",
+        "send bw -b -n 100",
+        "write lat -s 1000 -n 100",
+        "read bw -n 100",
+    ] {
         for theirs in ["", "--perftest"] {
             let (server, client) = run(test, "", theirs);
             assert_eq!(server.code, Some(2), "{test} {theirs}: {server:#?} {client:#?}");
@@ -144,9 +153,13 @@ fn messages_to_another_address_than_the_clients_are_refused() {
             assert_eq!((server.code, client.code), (Some(0), Some(0)), "{test}: {server:#?} {client:#?}");
         }
     }
-    // A reliable service ends where nobody answers.
-    let (server, client) = run("send bw -b -n 100", "", "");
-    assert_eq!((server.code, client.code), (Some(0), Some(0)), "{server:#?} {client:#?}");
+    // What the server answers here is no longer than what it is asked.
+    for test in
+        ["write bw -n 100", "send bw -n 100", "atomic bw -n 100", "send lat -n 100", "write lat -n 100"]
+    {
+        let (server, client) = run(test, "", "");
+        assert_eq!((server.code, client.code), (Some(0), Some(0)), "{test}: {server:#?} {client:#?}");
+    }
 }
 
 #[test]
@@ -201,6 +214,10 @@ fn a_peer_that_is_killed_ends_the_work_in_error() {
             if server_dies && test.ends_with("bw") {
                 assert!(survivor.stderr.contains("RetryExcErr"), "{test}: {survivor:#?}");
             }
+            // The cause stands before what follows from it.
+            let last = survivor.stderr.lines().last().unwrap();
+            assert!(last.starts_with("ferroce perf: the other end is gone"), "{test}: {survivor:#?}");
+            assert!(!survivor.stderr.contains("0.0 s to end"), "{test}: {survivor:#?}");
         }
         // Both ends can start again at once.
         let [server, client] = both(&pair, &format!("perf {test} -n 20 --check --json"));
@@ -214,17 +231,47 @@ fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
     let _alone = alone();
     let Some(pair) = Pair::new(1500) else { return };
     let command = format!("perf write bw -D 60 -d {VETH}");
-    let server = Ferroce::server(&pair.a, &command);
-    let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}"));
-    wait_for_traffic(&pair.b, 0);
-    client.interrupt();
-    let (client, server) = (client.end(), server.end());
-    assert_eq!((client.code, server.code), (Some(130), Some(1)), "{client:#?} {server:#?}");
-    assert!(client.stderr.contains("interrupted"), "{client:#?}");
+    for both_ways in ["", " -b"] {
+        let server = Ferroce::server(&pair.a, &format!("{command}{both_ways}"));
+        let before = sent_packets(&pair.b);
+        let client = Ferroce::start(Some(&pair.b), &format!("{command}{both_ways} {SERVER}"));
+        wait_for_traffic(&pair.b, before);
+        client.interrupt();
+        let (client, server) = (client.end(), server.end());
+        assert_eq!((client.code, server.code), (Some(130), Some(1)), "{client:#?} {server:#?}");
+        assert!(client.stderr.contains("interrupted"), "{client:#?}");
+        assert!(server.stderr.contains("the other end failed: interrupted"), "{server:#?}");
+        assert!(!server.stderr.contains("doctor"), "{server:#?}");
+    }
 
     let waiting = Ferroce::server(&pair.a, &command);
     waiting.interrupt();
     assert_eq!(waiting.end().code, Some(130));
+}
+
+#[test]
+fn an_interface_that_goes_down_is_named() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(1500) else { return };
+    let command = format!("perf write bw -D 60 -d {VETH}");
+    let _server = Ferroce::server(&pair.a, &command);
+    let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}"));
+    wait_for_traffic(&pair.b, 0);
+    let down = ["-n", &pair.b, "link", "set", VETH, "down"];
+    assert!(std::process::Command::new("ip").args(down).status().unwrap().success());
+    let client = client.end();
+    assert_eq!(client.code, Some(1), "{client:#?}");
+    assert!(client.stderr.contains(&format!("'{VETH}' here is down")), "{client:#?}");
+}
+
+#[test]
+fn a_log_that_is_no_terminal_has_no_colors() {
+    let _alone = alone();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
+    let output =
+        command.args(["perf", "write", "bw", "-d", "loopback", "-n", "10"]).env_remove("NO_COLOR").output();
+    let said = String::from_utf8(output.unwrap().stderr).unwrap();
+    assert!(said.contains("waiting for a client") && !said.contains('\x1b'), "{said:?}");
 }
 
 #[test]
@@ -259,6 +306,8 @@ fn bad_input_is_named() {
         ("perf atomic bw -d loopback -s 16", &["-s", "16", "8 bytes"]),
         ("perf read bw -d loopback -c UC", &["-c UC", "read bw", "RC"]),
         ("perf write bw -d loopback -c UD", &["-c UD", "write bw", "RC"]),
+        ("perf write bw -d loopback -R", &["-R, -z", "rdma_cm"]),
+        ("perf write bw -d loopback -z", &["-R, -z", "rdma_cm"]),
         ("perf write bw -d loopback -c XRC", &["'XRC'", "rc, uc, ud"]),
         ("perf send bw -d loopback -c UD -s 5000", &["-s", "5000", "4096"]),
         ("perf send bw -d loopback -c UD --all", &["--all", "-s"]),

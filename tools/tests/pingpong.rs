@@ -104,8 +104,36 @@ fn a_peer_that_is_killed_is_noticed() {
 }
 
 #[test]
+fn services_that_differ_are_named() {
+    let _alone = alone();
+    let mut server = Ferroce::start(None, "pingpong -d udp:127.0.0.1 -p 18534 -t rc");
+    server.ready();
+    let client = Ferroce::start(None, "pingpong -d udp:127.0.0.2 -p 18534 -t uc 127.0.0.1").end();
+    let server = server.end();
+    for end in [client, server] {
+        assert_eq!(end.code, Some(1), "{end:#?}");
+        assert!(end.stderr.contains("-t"), "{end:#?}");
+    }
+}
+
+/// Without a packet, and without the other end.
+#[test]
+fn a_path_mtu_that_the_interface_has_no_room_for_is_refused() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(1500) else { return };
+    for host in ["", SERVER] {
+        let end = Ferroce::start(Some(&pair.b), &format!("pingpong -d {VETH} -m 4096 {host}")).end();
+        assert_eq!(end.code, Some(2), "{end:#?}");
+        for word in ["path MTU 4096 needs", "4160", VETH, "1500"] {
+            assert!(end.stderr.contains(word), "no '{word}' in {end:#?}");
+        }
+    }
+}
+
+#[test]
 fn bad_input_is_named() {
     refused(&[
+        ("pingpong -d loopback -n 0", &["--iters", "0"]),
         ("pingpong", &["--device"]),
         ("pingpong -d ibverbs:mlx5_0", &["'ibverbs:mlx5_0'", "planned"]),
         ("pingpong -d loopback -m 1000", &["1000", "1024"]),

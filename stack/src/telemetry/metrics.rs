@@ -269,10 +269,16 @@ fn write_escaped(f: &mut fmt::Formatter<'_>, text: &str, quoted: bool) -> fmt::R
     })
 }
 
+/// Whether a character of a stranger's text does anything else on a terminal than to stand where it is: controls
+/// (C0 and C1), and what has no shape of its own, as the overrides of the direction of text.
+pub fn is_unprintable(c: char) -> bool {
+    !matches!(c, '"' | '\'' | '\\') && c.escape_debug().next() != Some(c)
+}
+
 /// In place of what moves a terminal.
 fn make_plain(text: &mut Cow<'static, str>) {
-    if text.contains(char::is_control) {
-        *text = text.replace(char::is_control, "\u{fffd}").into();
+    if text.contains(is_unprintable) {
+        *text = text.replace(is_unprintable, "\u{fffd}").into();
     }
 }
 
@@ -553,7 +559,7 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
         let text = |own: &str| {
             format!(
                 "# HELP ferroce_a \x1b[2Jx\n# TYPE ferroce_a gauge\nferroce_a{{device=\"\x1b]0;x\x07\",pid=\"1\",uid=\"0\"}} 1\n\
-                 ferroce_a{{device=\"\x1b]0;x\x07\",pid=\"1\",uid=\"0\",{own}=\"\u{9b}2J\"}} 2\n"
+                 ferroce_a{{device=\"\x1b]0;x\x07\",pid=\"1\",uid=\"0\",{own}=\"\u{9b}2J\u{202e}\"}} 2\n"
             )
         };
         let read = |own| Metrics::parse(&text(own)).unwrap().of_process(7, 1000);
@@ -562,7 +568,7 @@ ferroce_qps{device=\"eth0\",driver=\"af_xdp\",pid=\"7\",state=\"rts\"} 1
         assert_eq!((label("pid"), label("uid")), (Some("7"), Some("1000")));
         assert_eq!(metrics.labels().len(), 3);
         let text = metrics.to_string();
-        assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
+        assert!(!text.contains(|c: char| (c.is_control() && c != '\n') || c == '\u{202e}'), "{text:?}");
         let of_several = text.replace("pid=\"7\",uid=\"1000\"} 1", "pid=\"8\",uid=\"1000\"} 1");
         assert!(Metrics::parse(&of_several).unwrap().of_process(7, 1000).is_err());
     }

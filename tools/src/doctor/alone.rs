@@ -10,7 +10,8 @@ use ferroce::driver::netlink::Netlink;
 use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, PacketDriver, Stats};
 use ferroce::wire::{Identifications, Packet, ParseError, icrc};
 use ferroce::{
-    Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PathMtu, Poller, QpConfig, Transition,
+    Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PKey, PathMtu, Poller, QpConfig,
+    Transition,
 };
 
 use super::local;
@@ -18,7 +19,7 @@ use super::path::ecn_name;
 use super::probe::HOP_LIMIT;
 use super::report::Check;
 use crate::diagnosis::Diagnosis;
-use crate::endpoint::Interrupt;
+use crate::endpoint::{Interrupt, take_pkey};
 use crate::failure::Failure;
 
 /// "tcpmux", which no RDMA service uses.
@@ -32,14 +33,15 @@ const NAMES: [&str; 4] = ["UDP 4791", "ICRC", "path MTU", "DSCP and ECN"];
 /// Every check that needs no doctor at the other end.
 pub(super) fn checks(
     driver: Box<dyn PacketDriver>,
-    source: IpAddr,
+    own: (IpAddr, PKey),
     peer: IpAddr,
     wanted: Option<PathMtu>,
     tcp_passes: bool,
     interrupt: &Interrupt,
 ) -> Result<Vec<Check>, Failure> {
     let capabilities = driver.capabilities().clone();
-    let (event, answers) = ask(driver, source, peer, interrupt)?;
+    let (source, pkey) = own;
+    let (event, answers) = ask(driver, own, peer, interrupt)?;
     let [udp, icrc, path_mtu, marks] = NAMES;
     let (echo, icmp_passes) = echo_check(path_mtu, &capabilities, peer, wanted, interrupt)?;
     let mut checks = Vec::new();
@@ -77,7 +79,7 @@ pub(super) fn checks(
             checks.push(Check::failed(
                 udp,
                 format!("its connection manager does not answer{detail}"),
-                silence_cure(peer, passing.is_some(), kernel.is_some()),
+                silence_cure(peer, pkey, passing.is_some(), kernel.is_some()),
             ));
             checks.push(Check::not_checked(icrc, "nothing came back"));
         }
@@ -99,20 +101,24 @@ pub(super) fn checks(
 }
 
 /// What to look at when nothing of RoCE comes back, the likeliest first.
-fn silence_cure(peer: IpAddr, others_pass: bool, kernel_answers: bool) -> String {
+fn silence_cure(peer: IpAddr, pkey: PKey, others_pass: bool, kernel_answers: bool) -> String {
     let nat = "a NAT between makes the ICRC wrong, which covers addresses and ports: leave UDP port 4791 out of it (`nft \
                insert rule ip nat postrouting udp dport 4791 accept`), or route without one";
     let firewall = "a firewall there or between: let UDP port 4791 through (`nft add rule inet filter input udp dport \
                     4791 accept`)";
     let device =
         format!("is there a RoCE device for {peer} (`rdma link`), is rdma_cm loaded (`modprobe rdma_cm`)?");
+    let partition = format!(
+        "another partition: what runs there must hear P_Key {pkey} (`rx_pkey_mismatch` in `ferroce stat` there counts what \
+         it does not hear; `--pkey` names that of either end, to the doctor too)"
+    );
     let host = format!("is {peer} up, and is there a way to it (`ip route get {peer}`)?");
     let causes = match (others_pass, kernel_answers) {
         // A plain packet got as far as the peer's kernel, which has nothing for it.
         (_, true) => [device.as_str(), nat, firewall].to_vec(),
         // What else passes shows that host and route are well.
-        (true, false) => [nat, firewall, device.as_str()].to_vec(),
-        (false, false) => [host.as_str(), firewall, device.as_str(), nat].to_vec(),
+        (true, false) => [partition.as_str(), nat, firewall, device.as_str()].to_vec(),
+        (false, false) => [host.as_str(), firewall, device.as_str(), partition.as_str(), nat].to_vec(),
     };
     format!("{}; `ferroce doctor -d DEV` there tells one way from the other", causes.join("; then: "))
 }
@@ -120,7 +126,7 @@ fn silence_cure(peer: IpAddr, others_pass: bool, kernel_answers: bool) -> String
 /// Asks the peer's connection manager for a service that nobody has.
 fn ask(
     driver: Box<dyn PacketDriver>,
-    source: IpAddr,
+    (source, pkey): (IpAddr, PKey),
     peer: IpAddr,
     interrupt: &Interrupt,
 ) -> Result<(CmEvent, Vec<Answer>), Failure> {
@@ -130,6 +136,7 @@ fn ask(
     let capabilities = Capabilities { addresses: vec![source], ..driver.capabilities().clone() };
     let tap = Tap { driver, capabilities, seen: seen.clone() };
     let mut context = Context::open(Box::new(tap), &Config::default())?;
+    take_pkey(&mut context, pkey)?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(1)?);
     let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
     context.modify_qp(qp, Transition::Init { access: Access::NONE })?;

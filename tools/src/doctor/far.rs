@@ -7,7 +7,6 @@ use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::Duration;
 
-use ferroce::driver::PacketDriver;
 use tracing::{debug, info, warn};
 
 use super::control::{Control, Limits, unexpected};
@@ -21,21 +20,20 @@ use crate::tcp::Listener;
 /// For whoever has not said yet what is to be checked.
 const TO_GREET: Limits = Limits { answer: Duration::from_secs(3), whole: Duration::from_secs(3) };
 /// For a check; whoever waits behind it has more patience.
-const TO_CHECK: Limits = Limits { answer: Duration::from_secs(10), whole: Duration::from_secs(12) };
+const TO_CHECK: Limits = Limits { answer: Duration::from_secs(10), whole: Duration::from_secs(20) };
 /// Connections that have not said it yet. One more, and the oldest goes.
 const MAX_VISITORS: usize = 64;
-/// Rounds of probes of a check, there and back.
-const MAX_ROUNDS: u32 = 4;
+/// Rounds of probes of a check, there and back: on a way that loses packets each is repeated.
+pub(super) const MAX_ROUNDS: u32 = 12;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Serves one client after the other, until it is interrupted; or just one.
 pub(super) fn serve(
-    driver: Box<dyn PacketDriver>,
+    mut port: Port,
     listener: &Listener,
     interrupt: &Interrupt,
     only_one: bool,
 ) -> Result<(), Failure> {
-    let mut port = Port::new(driver);
     info!("waiting for a client on TCP port {}", listener.port()?);
     let (told, greeted) = mpsc::channel();
     let mut door = Door { visitors: Vec::new(), next: 0, told, interrupt };

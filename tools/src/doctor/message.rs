@@ -5,7 +5,10 @@ use std::collections::HashSet;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
+use ferroce::PKEY_DEFAULT;
 use serde::{Deserialize, Serialize};
+
+use crate::failure::{legible, parse_message};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -48,6 +51,21 @@ pub(super) struct Hello {
     pub(super) source_port: u16,
     /// The kernel keeps the IP headers for itself: what became of identification and flags is not seen.
     pub(super) is_socket: bool,
+    /// The partition that its work is in.
+    #[serde(default = "default_pkey")]
+    pub(super) pkey: u16,
+    /// Rounds of probes that it has for a check, there and back.
+    #[serde(default = "rounds_unsaid")]
+    pub(super) rounds: u32,
+}
+
+fn default_pkey() -> u16 {
+    PKEY_DEFAULT.0
+}
+
+/// Of versions that do not say it.
+fn rounds_unsaid() -> u32 {
+    4
 }
 
 /// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
@@ -90,9 +108,6 @@ const MAX_PROBES: usize = 64;
 const MAX_ADDRESSES: usize = 256;
 /// Bytes of a probe's IP packet.
 const PROBE_LENGTHS: RangeInclusive<u32> = 64..=4200;
-/// Characters of a text, and of what is said of a message that is none.
-const LONGEST_TEXT: usize = 1000;
-const SHOWN: usize = 80;
 
 /// The length of the message behind these bytes.
 pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
@@ -112,9 +127,7 @@ impl Message {
 
     /// Reads what is behind the length. Texts are cut, and nothing in them moves a terminal.
     pub(super) fn parse(body: &[u8]) -> Result<Message, String> {
-        let start = &body[..body.len().min(SHOWN)];
-        let mut message = serde_json::from_slice(body)
-            .map_err(|error| format!("control message '{}': {error}", start.escape_ascii()))?;
+        let mut message = parse_message(body)?;
         match &mut message {
             Message::Expect(probes) | Message::Send(probes) => {
                 check_count("probes", probes.len(), MAX_PROBES)?;
@@ -122,13 +135,13 @@ impl Message {
             }
             Message::Seen(sightings) => {
                 check_count("sightings", sightings.len(), MAX_PROBES)?;
-                sightings.iter_mut().filter_map(|sighting| sighting.icrc.as_mut()).for_each(make_plain);
+                sightings.iter_mut().filter_map(|sighting| sighting.icrc.as_mut()).for_each(make_legible);
             }
             Message::Hello(hello) => {
                 check_count("addresses", hello.addresses.len(), MAX_ADDRESSES)?;
-                [&mut hello.interface, &mut hello.driver].into_iter().for_each(make_plain);
+                [&mut hello.interface, &mut hello.driver].into_iter().for_each(make_legible);
             }
-            Message::Sent(Some(text)) | Message::Failed(text) => make_plain(text),
+            Message::Sent(Some(text)) | Message::Failed(text) => make_legible(text),
             _ => {}
         }
         Ok(message)
@@ -156,10 +169,8 @@ fn check_probes(probes: &[Probe]) -> Result<(), String> {
     Ok(())
 }
 
-fn make_plain(text: &mut String) {
-    if text.contains(char::is_control) || text.chars().nth(LONGEST_TEXT).is_some() {
-        *text = text.chars().take(LONGEST_TEXT).map(|c| if c.is_control() { '?' } else { c }).collect();
-    }
+fn make_legible(text: &mut String) {
+    *text = legible(text);
 }
 
 #[cfg(test)]
@@ -191,10 +202,13 @@ mod tests {
             assert!(Message::parse(&bytes[4..]).is_err_and(|error| error.contains(reason)), "{reason}");
         }
         let nonsense = Message::parse(&[0xff; 5000]).expect_err("no JSON");
-        assert!(nonsense.len() < 500, "{nonsense}");
+        assert!(nonsense.len() < 1000, "{nonsense}");
+        let unknown = format!("{{\"\\u001b]0;pwned\\u0007\\u202e{}\":1}}", "A".repeat(60_000));
+        let unknown = Message::parse(unknown.as_bytes()).expect_err("no message");
+        assert!(unknown.len() < 2000 && !unknown.contains(['\x1b', '\x07', '\u{202e}']), "{unknown:?}");
         let bytes = Message::Failed("\x1b[2J".repeat(5000)).to_bytes().expect("short enough");
         let Ok(Message::Failed(text)) = Message::parse(&bytes[4..]) else { panic!("a text") };
-        assert!(text.starts_with("?[2J?[2J") && text.len() == LONGEST_TEXT, "{text}");
+        assert!(text.starts_with("\u{fffd}[2J\u{fffd}[2J") && text.chars().count() < 1100, "{text}");
         assert!(Message::parse(b"{\"Collect\":1}").is_err());
         assert!(Message::parse(&[0xff; 10]).is_err());
     }

@@ -31,12 +31,60 @@ pub(super) fn probes(mtu: u32, ipv6: bool) -> Vec<Probe> {
     sizes.filter(|probe| probe.length <= mtu).chain(classes).chain(marks).collect()
 }
 
+/// What has arrived of one direction's probes, in several rounds.
+#[derive(Default)]
+pub(super) struct Seen {
+    pub(super) rounds: u32,
+    sightings: Vec<Sighting>,
+}
+
+impl Seen {
+    /// Adds what has arrived in one more round.
+    pub(super) fn add(&mut self, sightings: Vec<Sighting>) {
+        self.rounds += 1;
+        for new in sightings {
+            match self.sightings.iter_mut().find(|old| old.number == new.number) {
+                Some(old) => {
+                    old.copies = old.copies.saturating_add(new.copies);
+                    old.icrc = old.icrc.take().or(new.icrc);
+                }
+                None => self.sightings.push(new),
+            }
+        }
+    }
+
+    /// Copies of each probe.
+    fn copies(&self) -> usize {
+        usize::from(COPIES) * self.rounds as usize
+    }
+
+    /// The share that is lost of those probes of which some copies have come: by chance, for they are alike.
+    pub(super) fn loss(&self) -> f64 {
+        let copies = self.copies();
+        let came: usize = self.sightings.iter().map(|s| usize::from(s.copies).min(copies)).sum();
+        let sent = copies * self.sightings.len();
+        if sent == 0 { 0.0 } else { (sent - came) as f64 / sent as f64 }
+    }
+
+    /// Whether chance alone may have taken all copies of some probe.
+    fn is_chance(&self) -> bool {
+        const CERTAIN: f64 = 0.01;
+        let exponent = i32::try_from(self.copies()).unwrap_or(i32::MAX);
+        self.loss().powi(exponent) * MOST_PROBES > CERTAIN
+    }
+}
+
+/// About as many as there are in a direction.
+const MOST_PROBES: f64 = 20.0;
+/// The share of lost packets that RoCE does not live with: go-back-N repeats all that follows each of them.
+const TOO_MANY: f64 = 0.05;
+
 /// One direction: what was sent, and what came of it.
 pub(super) struct Way<'a> {
     pub(super) from: &'a Hello,
     pub(super) to: &'a Hello,
     pub(super) probes: &'a [Probe],
-    pub(super) seen: &'a [Sighting],
+    pub(super) seen: &'a Seen,
     /// The largest path MTU that the sender's interface has room for, or the one asked for.
     pub(super) wanted: Option<PathMtu>,
     /// From the end that asks.
@@ -46,7 +94,7 @@ pub(super) struct Way<'a> {
 impl Way<'_> {
     /// Every check of this direction.
     pub(super) fn checks(&self) -> Vec<Check> {
-        if self.seen.is_empty() {
+        if self.seen.sightings.is_empty() {
             let why = "no packet arrives";
             let [_, icrc, path_mtu, dscp, ecn] = self.names();
             let rest = [icrc, path_mtu, dscp, ecn].map(|name| Check::not_checked(name, why));
@@ -66,9 +114,15 @@ impl Way<'_> {
         let [name, ..] = self.names();
         let (from, to) = (self.from.address, self.to.address);
         let short = |number: u16| number >= CLASSES;
-        let sent = self.probes.iter().filter(|probe| short(probe.number)).count() * usize::from(COPIES);
-        let came = self.seen.iter().filter(|s| short(s.number)).map(|s| usize::from(s.copies)).sum::<usize>();
-        if self.seen.is_empty() {
+        let sent = self.probes.iter().filter(|probe| short(probe.number)).count() * self.seen.copies();
+        let came = self
+            .seen
+            .sightings
+            .iter()
+            .filter(|s| short(s.number))
+            .map(|s| usize::from(s.copies))
+            .sum::<usize>();
+        if self.seen.sightings.is_empty() {
             return Check::failed(
                 name,
                 format!("of {sent} packets from {from} to {to}, none arrives"),
@@ -79,7 +133,8 @@ impl Way<'_> {
                 ),
             );
         }
-        let hops: Vec<u8> = self.seen.iter().map(|s| HOP_LIMIT.saturating_sub(s.headers.hop_limit)).collect();
+        let hops: Vec<u8> =
+            self.seen.sightings.iter().map(|s| HOP_LIMIT.saturating_sub(s.headers.hop_limit)).collect();
         let routers = match (hops.iter().min(), hops.iter().max()) {
             (Some(0), Some(0)) => "no router between".to_owned(),
             (Some(least), Some(most)) if least == most => format!("{least} router(s) between"),
@@ -88,18 +143,19 @@ impl Way<'_> {
         };
         let seen = format!("{came} of {sent} packets arrive, {routers}");
         if came < sent {
-            return Check::note(
-                name,
-                format!("{seen}: {} lost or more", sent - came),
-                "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between",
-            );
+            let verdict = if self.seen.loss() > TOO_MANY { Check::failed } else { Check::note };
+            let percent = self.seen.loss() * 100.0;
+            let seen = format!("{seen}: {} lost or more, {percent:.1} % by chance", sent - came);
+            let drops = "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between, for \
+                         rules that limit or drop UDP port 4791, and for faulty links";
+            return verdict(name, seen, drops.to_owned());
         }
         Check::ok(name, seen)
     }
 
     fn icrc(&self) -> Check {
         let [_, name, ..] = self.names();
-        let mut wrong: Vec<&str> = self.seen.iter().filter_map(|s| s.icrc.as_deref()).collect();
+        let mut wrong: Vec<&str> = self.seen.sightings.iter().filter_map(|s| s.icrc.as_deref()).collect();
         let count = wrong.len();
         wrong.sort_unstable();
         wrong.dedup();
@@ -108,7 +164,10 @@ impl Way<'_> {
                 (true, IpAddr::V4(_)) => "; a socket can't see if the IPv4 identification was rewritten",
                 _ => "",
             };
-            return Check::ok(name, format!("right in {} different packets{hidden}", self.seen.len()));
+            return Check::ok(
+                name,
+                format!("right in {} different packets{hidden}", self.seen.sightings.len()),
+            );
         };
         let others = match wrong.len() {
             1 => String::new(),
@@ -117,7 +176,7 @@ impl Way<'_> {
         let is_address = first.contains("address");
         let seen = format!(
             "wrong in {count} of {} packets: {first}{others}{}",
-            self.seen.len(),
+            self.seen.sightings.len(),
             if is_address { ", as a NAT does" } else { "" }
         );
         let cure = if is_address || first.contains("port") {
@@ -143,8 +202,9 @@ impl Way<'_> {
                 format!("`ip link set {} mtu 1500`, or 4200 for a path MTU of 4096", self.from.interface),
             );
         };
-        let arrives =
-            |path_mtu: &PathMtu| self.seen.iter().any(|s| s.number == SIZES + u16::from(path_mtu.code()));
+        let arrives = |path_mtu: &PathMtu| {
+            self.seen.sightings.iter().any(|s| s.number == SIZES + u16::from(path_mtu.code()))
+        };
         let needed = wanted.required_l3_mtu(ipv6);
         // What the sender's interface has no room for was not sent.
         if self.from.mtu < needed {
@@ -173,6 +233,9 @@ impl Way<'_> {
             self.from.interface,
             self.from.address
         );
+        if self.seen.is_chance() {
+            return self.untold(name);
+        }
         let smaller = match largest {
             Some(path_mtu) => format!(
                 "; or use path MTU {0} (`-m {0}`), which ferroce chooses itself after `ip link set {1} mtu {2}`",
@@ -224,6 +287,9 @@ impl Way<'_> {
             };
             return Check::failed(name, format!("{kind}: {}", list.join(", ")), trust);
         }
+        if !missing.is_empty() && self.seen.is_chance() {
+            return self.untold(name);
+        }
         if !missing.is_empty() {
             return Check::failed(
                 name,
@@ -240,6 +306,9 @@ impl Way<'_> {
         let mut marked = 0;
         for (mark, was) in (0u8..).zip(ECN) {
             let Some(headers) = self.sighting(MARKS + u16::from(mark)) else {
+                if self.seen.is_chance() {
+                    return self.untold(name);
+                }
                 return Check::failed(
                     name,
                     format!("packets with {was} do not arrive, others do"),
@@ -272,8 +341,13 @@ impl Way<'_> {
         }
     }
 
+    fn untold(&self, name: &'static str) -> Check {
+        let percent = self.seen.loss() * 100.0;
+        Check::not_checked(name, format!("some packets do not arrive, with {percent:.0} % lost by chance"))
+    }
+
     fn sighting(&self, number: u16) -> Option<&Headers> {
-        self.seen.iter().find(|s| s.number == number).map(|s| &s.headers)
+        self.seen.sightings.iter().find(|s| s.number == number).map(|s| &s.headers)
     }
 }
 

@@ -4,8 +4,9 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ferroce::driver::{Layer, PacketDriver};
-use ferroce::{Clock, MacAddr};
+use ferroce::{Clock, MacAddr, PKey};
 
+use super::far::MAX_ROUNDS;
 use super::message::{Hello, Probe};
 use super::probe::{self, COPIES, Lookout};
 use crate::endpoint::Interrupt;
@@ -20,13 +21,14 @@ pub(super) struct Port {
     pub(super) driver: Box<dyn PacketDriver>,
     clock: Clock,
     token: u64,
+    pkey: PKey,
 }
 
 impl Port {
-    pub(super) fn new(driver: Box<dyn PacketDriver>) -> Port {
+    pub(super) fn new(driver: Box<dyn PacketDriver>, pkey: PKey) -> Port {
         let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let token = since.as_nanos() as u64 ^ u64::from(std::process::id()) << 48;
-        Port { driver, clock: Clock::start(), token }
+        Port { driver, clock: Clock::start(), token, pkey }
     }
 
     pub(super) fn is_socket(&self) -> bool {
@@ -49,6 +51,8 @@ impl Port {
                 Layer::Ethernet => SOURCE_PORT,
             },
             is_socket: self.is_socket(),
+            pkey: self.pkey.0,
+            rounds: MAX_ROUNDS,
         }
     }
 

@@ -226,6 +226,8 @@ mod tests {
             token: 0x0123_4567_89ab_cdef,
             source_port: 53447,
             is_socket,
+            pkey: 0xffff,
+            rounds: 4,
         }
     }
 

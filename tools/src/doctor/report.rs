@@ -81,7 +81,7 @@ impl Report {
         say!("{:<width$} | result      | what was seen, and the cure", "check")?;
         for Check { check, result, seen, cure } in &self.checks {
             // The other end has a say in it, but none in how a terminal behaves.
-            let seen = seen.replace(char::is_control, "?");
+            let seen = seen.replace(ferroce::is_unprintable, "?");
             say!("{check:<width$} | {:<11} | {seen}", result.word())?;
             if let Some(cure) = cure {
                 say!("{:<width$} |             | cure: {cure}", "")?;

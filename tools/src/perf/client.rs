@@ -37,6 +37,19 @@ pub(super) fn run(
     gid_index: usize,
     path_mtu: Option<PathMtu>,
 ) -> Result<(PathMtu, Vec<Measurement>), Failure> {
+    let result = measure_all(session, sizes, gid_index, path_mtu);
+    if let Err(failure) = &result {
+        session.tell(failure)?;
+    }
+    result
+}
+
+fn measure_all(
+    session: &mut Session,
+    sizes: &[(u32, Stop)],
+    gid_index: usize,
+    path_mtu: Option<PathMtu>,
+) -> Result<(PathMtu, Vec<Measurement>), Failure> {
     session.control.send(&Message::Plan(session.plan.clone()))?;
     session.expect(&Message::Ready)?;
     let mut results = Vec::new();

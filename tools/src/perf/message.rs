@@ -3,10 +3,11 @@
 
 use std::net::Ipv6Addr;
 
+use ferroce::PKEY_DEFAULT;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
-use crate::failure::{legible, quote};
+use crate::failure::parse_message;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Message {
@@ -67,6 +68,13 @@ pub(super) struct Offer {
     pub(super) largest_path_mtu: u32,
     /// What is lost shall be repeated selectively: used if both offers say so.
     pub(super) selective_repeat: bool,
+    /// The P_Key that its packets carry. Versions that do not say it have one that most have.
+    #[serde(default = "default_pkey")]
+    pub(super) pkey: u16,
+}
+
+fn default_pkey() -> u16 {
+    PKEY_DEFAULT.0
 }
 
 const MAX_LENGTH: usize = 64 << 10;
@@ -86,8 +94,7 @@ impl Message {
 
     /// Reads a message, its length left out.
     pub(super) fn from_body(body: &[u8]) -> Result<Message, String> {
-        serde_json::from_slice(body)
-            .map_err(|error| format!("control message {}: {}", quote(body), legible(&error.to_string())))
+        parse_message(body)
     }
 
     pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {

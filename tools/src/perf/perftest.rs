@@ -255,7 +255,7 @@ impl Connection {
         let mut connection = Connection { ours: ours.collect(), theirs: Vec::new(), path_mtu };
         connection.swap_destinations(session)?;
         for (index, peer) in connection.theirs.iter().enumerate() {
-            wishes.check_address(&session.plan, peer.gid)?;
+            wishes.check_address(&session.plan, largest, peer.gid)?;
             let mut path = session.path(AddressVector::new(peer.gid, gid_index), path_mtu);
             // A client may ask for no more at a time than the server has offered.
             let offered = u8::try_from(peer.outstanding).unwrap_or(u8::MAX);

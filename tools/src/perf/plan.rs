@@ -87,6 +87,8 @@ pub(super) struct Plan {
 pub(super) const MAX_QPS: u32 = 64;
 pub(super) const MAX_DEPTH: u32 = 16384;
 pub(super) const MAX_SIZE: u32 = 1 << 30;
+/// Bytes of an echo that is no more than a packet that asks for it, or little.
+const SHORT_ECHO: u32 = 256;
 /// On a queue pair in one lap: more than any run lasts for.
 pub(super) const MAX_MESSAGES: u64 = 1 << 48;
 const MAX_REGION: u64 = 4 << 30;
@@ -119,7 +121,7 @@ impl Plan {
         };
         let (name, test) = (service.name(), self.name());
         let refused = [
-            (!is_on, format!("-c {name}: {test} needs RC; UC has WRITE and SEND, UD has SEND")),
+            (!is_on, format!("-c {name}: has no {test}; RC has all, UC has WRITE and SEND, UD has SEND")),
             (self.check && !self.is_reliable(), format!("--check: {name} may lose messages; -c RC does not")),
             (
                 self.selective_repeat && !self.is_reliable(),
@@ -189,6 +191,13 @@ impl Plan {
     /// Whether the server sends messages too.
     pub(super) fn goes_both_ways(&self) -> bool {
         self.echoes() || self.bidirectional
+    }
+
+    /// Whether the server sends far more than comes to it, with messages of `size` bytes: messages of its own,
+    /// answers to READs, echoes that nobody acknowledges, or long ones to a WRITE of the one byte that rings.
+    pub(super) fn pours(&self, size: u32) -> bool {
+        let echo = if self.is_reliable() { self.doorbell() && size > SHORT_ECHO } else { self.echoes() };
+        self.bidirectional || self.operation == Operation::Read || echo
     }
 
     /// Whether this end can tell how many messages have come, and need: all SENDs, and WRITEs that may be lost.

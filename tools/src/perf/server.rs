@@ -1,6 +1,6 @@
 //! The end that follows.
 
-use ferroce::{Gid, PathMtu};
+use ferroce::{Gid, PKey, PathMtu};
 use tracing::info;
 
 use super::message::{Message, Offer, Tally};
@@ -18,14 +18,14 @@ pub(super) struct Wishes {
 }
 
 impl Wishes {
-    /// Fails if a client wants what nobody acknowledges sent to somebody else.
-    pub(super) fn check_address(&self, plan: &Plan, gid: Gid) -> Result<(), Failure> {
-        let is_unasked = plan.goes_both_ways() && !plan.is_reliable();
+    /// Fails if a client wants more sent to somebody else than comes from there. An acknowledgement shows nothing:
+    /// who knows queue pair and PSN, and the client is told both, can write it under any address.
+    pub(super) fn check_address(&self, plan: &Plan, size: u32, gid: Gid) -> Result<(), Failure> {
         match self.home {
-            Some(home) if is_unasked && home != gid => Err(Failure::usage(format!(
-                "the client comes from {home} and wants {} messages sent to {gid}, where nothing can stop them: if that \
-                 is the client's too, start the server with --any-gid",
-                plan.service.name()
+            Some(home) if plan.pours(size) && home != gid => Err(Failure::usage(format!(
+                "the client comes from {home} and wants `perf {}` to send to {gid}, where nobody may have asked for it: \
+                 if that is the client's too, start the server with --any-gid",
+                plan.name()
             ))),
             _ => Ok(()),
         }
@@ -37,8 +37,7 @@ impl Wishes {
 pub(super) fn run(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
     let result = serve(session, plan, wishes);
     if let Err(failure) = &result {
-        // If this does not arrive either, the closed connection tells enough.
-        session.control.send(&Message::Failed { reason: failure.to_string() })?;
+        session.tell(failure)?;
     }
     result
 }
@@ -70,7 +69,8 @@ fn agree(ours: &Plan, theirs: &Plan) -> Result<(), Failure> {
 }
 
 fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<PathMtu, Failure> {
-    wishes.check_address(&session.plan, Gid(offer.gid.octets()))?;
+    wishes.check_address(&session.plan, offer.size, Gid(offer.gid.octets()))?;
+    check_partition(session.end.pkey(), PKey(offer.pkey))?;
     let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
     let mut answer = session.open(offer.size, gid_index, wishes.path_mtu)?;
     let path_mtu = negotiate(&answer, offer)?;
@@ -93,6 +93,17 @@ fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<Pa
     session.control.send(&Message::Closed)?;
     session.close()?;
     Ok(path_mtu)
+}
+
+/// Fails if each end would drop all packets of the other.
+fn check_partition(ours: PKey, theirs: PKey) -> Result<(), Failure> {
+    if ours.admits(theirs) {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "P_Key (--pkey) {ours} at the server, {theirs} at the client: give both the same partition, and one of them \
+         full membership (0x8000)"
+    )))
 }
 
 /// The path MTU that either end insists on, or the largest that both interfaces allow.
@@ -170,6 +181,7 @@ mod tests {
             path_mtu,
             largest_path_mtu,
             selective_repeat: false,
+            pkey: 0xffff,
         }
     }
 

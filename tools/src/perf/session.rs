@@ -40,8 +40,8 @@ pub(super) struct Session<C = Control> {
     over: bool,
     /// Requests of the operation that had come before the lap.
     earlier: u64,
-    /// The other end is gone; what is under way has until then to end by itself.
-    lost: Option<Nanos>,
+    /// The other end is gone, as its control connection tells; what is under way has until then to end by itself.
+    lost: Option<(Nanos, &'static str)>,
 }
 
 /// What a session must know of the TCP connection beside it, whatever is spoken there.
@@ -280,9 +280,8 @@ impl<C: Beside> Session<C> {
             if wc.status == WcStatus::RetryExcErr {
                 reason += C::UNANSWERED;
             }
-            if self.lost.is_some() {
-                reason += "; its control connection is closed too";
-                reason += C::ADVICE;
+            if let Some((_, how)) = self.lost {
+                reason = format!("{}; {reason}", gone::<C>(how));
             }
             return Err(Failure::Run(reason));
         }
@@ -325,8 +324,8 @@ impl<C: Beside> Session<C> {
         if packets != self.packets {
             (self.packets, self.quiet) = (packets, now);
         }
-        if let Some(deadline) = self.lost {
-            return if now >= deadline { self.flush() } else { Ok(()) };
+        if let Some((deadline, how)) = self.lost {
+            return if now >= deadline { self.flush(how) } else { Ok(()) };
         }
         let (any, open) = self.control.receive()?;
         if any {
@@ -352,37 +351,36 @@ impl<C: Beside> Session<C> {
         Ok(())
     }
 
-    fn lose(&mut self, now: Nanos, how: &str) -> Result<(), Failure> {
+    fn lose(&mut self, now: Nanos, how: &'static str) -> Result<(), Failure> {
         if self.lanes.is_empty() {
-            return Err(Failure::run(format!(
-                "the control connection {how}: the other end is gone{}{}",
-                C::ADVICE,
-                self.end.evidence()
-            )));
+            return Err(Failure::run(gone::<C>(how) + &self.end.evidence()));
         }
         // What nothing repeats ends at once.
         let under_way = self.plan.is_reliable() && self.lanes.iter().any(|lane| lane.completed < lane.posted);
         let patience =
             if under_way { retry_budget(self.plan.timeout).min(LONGEST_SILENCE) } else { Duration::ZERO };
-        warn!("the control connection {how}; work under way has {:.1} s to end", patience.as_secs_f64());
-        self.lost = Some(now + patience);
+        if under_way {
+            warn!("{}; work under way has {:.1} s to end", gone::<C>(how), patience.as_secs_f64());
+        }
+        self.lost = Some((now + patience, how));
         Ok(())
     }
 
     /// Ends all work in error; never returns `Ok`.
-    fn flush(&mut self) -> Result<(), Failure> {
+    fn flush(&mut self, how: &str) -> Result<(), Failure> {
         for lane in &self.lanes {
             self.end.context.modify_qp(lane.qp, Transition::Error)?;
         }
         while let Some(wc) = self.end.completion()? {
             self.account(&wc)?;
         }
-        Err(Failure::run(format!(
-            "the control connection is closed: the other end is gone{}{}",
-            C::ADVICE,
-            self.end.evidence()
-        )))
+        Err(Failure::run(gone::<C>(how) + &self.end.evidence()))
     }
+}
+
+/// The cause, which stands before what follows from it.
+fn gone<C: Beside>(how: &str) -> String {
+    format!("the other end is gone: its control connection {how}{}", C::ADVICE)
 }
 
 pub(super) fn unexpected(message: &Message) -> Failure {

@@ -28,6 +28,7 @@ impl Session {
             path_mtu: path_mtu.map(PathMtu::bytes),
             largest_path_mtu: self.end.largest_path_mtu(gid_index)?.bytes(),
             selective_repeat: self.plan.selective_repeat,
+            pkey: self.end.pkey().0,
         })
     }
 
@@ -54,6 +55,11 @@ impl Session {
             self.connect_lane(index, &path, remote, (Qpn::new(qpn), Psn::new(psn)))?;
         }
         Ok(())
+    }
+
+    /// Says why there is no more of it. If this does not arrive either, the closed connection tells enough.
+    pub(in crate::perf) fn tell(&mut self, failure: &Failure) -> Result<(), Failure> {
+        self.control.send(&Message::Failed { reason: failure.to_string() })
     }
 
     /// Turns until a message of the other end is there.

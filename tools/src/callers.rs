@@ -1,0 +1,115 @@
+//! Whoever asks a server of rdma_cm's programs for a connection, or for its datagram service.
+//!
+//! A request is one packet, which anybody can write under anybody's address. One that comes to nothing neither
+//! ends the server nor keeps its client waiting.
+
+use std::net::SocketAddr;
+
+use ferroce::{
+    CmEvent, CmId, ConnectionParameters, ConnectionRequest, Gid, ListenConfig, Listener, PortSpace, Qp,
+    QpType,
+};
+use tracing::{info, warn};
+
+use crate::endpoint::Endpoint;
+use crate::failure::Failure;
+
+/// A client with its queue pair, which is connected or about to be.
+pub(crate) struct Caller {
+    pub(crate) request: ConnectionRequest,
+    pub(crate) qp: Qp,
+}
+
+/// Callers that are accepted and not connected yet; beyond that the oldest goes.
+pub(crate) const MOST: usize = 16;
+
+impl Endpoint {
+    /// Listens on a port of all addresses.
+    pub(crate) fn listen(&mut self, space: PortSpace, port: u16) -> Result<Listener, Failure> {
+        let any = SocketAddr::from(([0, 0, 0, 0], port));
+        Ok(self.context.listen(space, any, &ListenConfig::default())?)
+    }
+
+    /// Waits for so many RC connections, without end, and then listens no more. Each caller gets a queue pair of
+    /// `queue_pair`, which the CQ must have room for, [`MOST`] more than are wanted.
+    pub(crate) fn await_callers(
+        &mut self,
+        port: u16,
+        wanted: usize,
+        parameters: &ConnectionParameters<'_>,
+        mut queue_pair: impl FnMut(&mut Endpoint) -> Result<Qp, Failure>,
+    ) -> Result<Vec<Caller>, Failure> {
+        let listener = self.listen(PortSpace::Tcp, port)?;
+        let (mut waiting, mut connected) = (Vec::<Caller>::new(), Vec::<Caller>::new());
+        while connected.len() < wanted {
+            match self.wait_cm_event()? {
+                CmEvent::ConnectionRequest(request) if request.qp_type != QpType::Rc => {
+                    self.turn_away(&request, &format!("it asks for {:?}, and this is Rc", request.qp_type));
+                }
+                CmEvent::ConnectionRequest(request) => {
+                    info!(peer = %request.peer, path_mtu = %request.path_mtu, "connection request");
+                    if waiting.len() == MOST {
+                        self.let_go(&waiting.remove(0), "it has not gone on for too long")?;
+                    }
+                    let caller = Caller { request, qp: queue_pair(self)? };
+                    match self.context.accept(request.id, caller.qp, parameters) {
+                        Ok(()) => waiting.push(caller),
+                        Err(error) => self.let_go(&caller, &error.to_string())?,
+                    }
+                }
+                CmEvent::Established { id, .. } => {
+                    let caller = take(&mut waiting, id);
+                    self.peer =
+                        caller.as_ref().map(|caller| Gid::from(caller.request.peer.ip())).or(self.peer);
+                    connected.extend(caller);
+                }
+                CmEvent::Rejected { id, reason, .. } => {
+                    self.miss(take(&mut waiting, id), &format!("it refuses the answer: {reason}"))?;
+                }
+                CmEvent::Unreachable { id } => {
+                    self.miss(take(&mut waiting, id), "it does not take the answer")?;
+                }
+                CmEvent::Disconnected { id } => {
+                    let gone = take(&mut waiting, id).or_else(|| take(&mut connected, id));
+                    self.miss(gone, "it has gone again")?;
+                }
+                _ => {}
+            }
+        }
+        self.context.unlisten(listener)?;
+        waiting.iter().try_for_each(|caller| self.let_go(caller, "others were connected before it"))?;
+        Ok(connected)
+    }
+
+    /// Answers whoever has looked for the datagram service of `qp`.
+    pub(crate) fn answer_seekers(&mut self, qp: Qp) {
+        while let Some(event) = self.context.next_cm_event() {
+            let CmEvent::ConnectionRequest(request) = event else { continue };
+            info!(peer = %request.peer, "it looks for the service");
+            if let Err(error) = self.context.accept_datagrams(request.id, qp, &[]) {
+                self.turn_away(&request, &error.to_string());
+            }
+        }
+    }
+
+    fn miss(&mut self, caller: Option<Caller>, why: &str) -> Result<(), Failure> {
+        caller.map_or(Ok(()), |caller| self.let_go(&caller, why))
+    }
+
+    /// Ends what there is of a connection.
+    fn let_go(&mut self, caller: &Caller, why: &str) -> Result<(), Failure> {
+        self.turn_away(&caller.request, why);
+        Ok(self.context.destroy_qp(caller.qp)?)
+    }
+
+    fn turn_away(&mut self, request: &ConnectionRequest, why: &str) {
+        warn!("{} is no client: {why}", request.peer);
+        // It may have been accepted, or be over.
+        let _ = self.context.reject(request.id, &[]);
+    }
+}
+
+fn take(callers: &mut Vec<Caller>, id: CmId) -> Option<Caller> {
+    let index = callers.iter().position(|caller| caller.request.id == id)?;
+    Some(callers.remove(index))
+}

@@ -1,0 +1,170 @@
+//! Whoever asks the servers of rdma_cm's programs for a connection without being the client that they wait for.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+
+use ends::{Ferroce, alone};
+use ferroce::{
+    Access, CmEvent, Config, ConnectionParameters, Context, DeviceSpec, ListenConfig, Memory, Poller,
+    PortSpace, QpConfig, QpType, ReceiveWorkRequest, Sge, Transition,
+};
+
+/// An address of the loopback interface that is nobody else's.
+fn address(last: u8) -> String {
+    let [.., a, b] = std::process::id().to_be_bytes();
+    format!("127.{}.{a}.{b}", 100 + last)
+}
+
+/// What comes of a request whose first packet anybody can write under anybody's address.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Stranger {
+    /// Asks for a UC connection.
+    Unlike,
+    /// Takes no answer.
+    Absent,
+    /// Takes it back before it has seen the answer.
+    Fickle,
+    /// Looks for a datagram service and sends nothing.
+    Seeks,
+}
+
+/// Sends a request from an address, and what follows. What it returns keeps its socket.
+fn visit(stranger: Stranger, last: u8, port: u16) -> Context {
+    let device: DeviceSpec = format!("udp:{}", address(last)).parse().unwrap();
+    let mut context = Context::open(device.open().unwrap(), &Config::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let to = SocketAddr::new(address(0).parse::<IpAddr>().unwrap(), port);
+    let mut poller = Poller::new();
+    if stranger == Stranger::Seeks {
+        context.resolve(to, &ConnectionParameters::default()).unwrap();
+        poller.poll(&mut context).unwrap();
+        return context;
+    }
+    let qp_type = if stranger == Stranger::Unlike { QpType::Uc } else { QpType::Rc };
+    let qp = context.create_qp(&QpConfig { qp_type, ..QpConfig::rc(pd, cq) }).unwrap();
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    let id = context.connect(qp, to, &ConnectionParameters::default()).unwrap();
+    poller.poll(&mut context).unwrap();
+    if stranger == Stranger::Fickle {
+        std::thread::sleep(Duration::from_millis(300));
+        context.disconnect(id).unwrap();
+        poller.poll(&mut context).unwrap();
+    }
+    context
+}
+
+/// The server goes on, and its client is served at once.
+fn is_served(program: &str, port: u16, strangers: &[Stranger], waiting: &str) {
+    let _alone = alone();
+    let mut server = Ferroce::start(None, &format!("{program} -d udp:{} -p {port}", address(0)));
+    if program.starts_with("ucmatose") {
+        std::thread::sleep(Duration::from_secs(1));
+    } else {
+        server.ready();
+    }
+    let _theirs: Vec<Context> =
+        (2..).zip(strangers).map(|(last, stranger)| visit(*stranger, last, port)).collect();
+    std::thread::sleep(Duration::from_millis(500));
+    let started = Instant::now();
+    let client =
+        Ferroce::start(None, &format!("{program} -d udp:{} -p {port} {}", address(1), address(0))).end();
+    let took = started.elapsed();
+    if client.code != Some(0) {
+        server.interrupt();
+    }
+    let server = server.end();
+    assert_eq!((server.code, client.code), (Some(0), Some(0)), "{strangers:?}: {server:#?} {client:#?}");
+    assert!(took < Duration::from_secs(8), "{took:?}: {server:#?}");
+    assert!(server.stderr.contains(waiting), "no '{waiting}' in {server:#?}");
+}
+
+#[test]
+fn a_server_of_rping_survives_strangers() {
+    is_served("rping -C 3", 7191, &[Stranger::Unlike], "is no client: it asks for Uc");
+    is_served("rping -C 3", 7192, &[Stranger::Absent, Stranger::Absent], "others were connected before it");
+    is_served("rping -C 3", 7193, &[Stranger::Fickle], "is no client: it refuses");
+}
+
+#[test]
+fn a_server_of_ucmatose_survives_strangers() {
+    let program = "ucmatose -c 2 -C 3";
+    is_served(program, 7491, &[Stranger::Unlike], "is no client: it asks for Uc");
+    is_served(program, 7492, &[Stranger::Absent; 3], "others were connected before it");
+    is_served(program, 7493, &[Stranger::Fickle, Stranger::Absent], "is no client: it refuses");
+    // More than are kept: the oldest go.
+    is_served(program, 7494, &[Stranger::Absent; 20], "for too long");
+}
+
+#[test]
+fn a_server_of_udaddy_survives_strangers() {
+    is_served("udaddy -C 3", 7194, &[Stranger::Seeks, Stranger::Seeks], "looks for the service");
+}
+
+/// Which no packet of it tells its peer.
+#[test]
+fn an_end_in_another_partition_is_named() {
+    let _alone = alone();
+    for program in
+        ["rping", "udaddy", "perf write bw -n 10", "perf write bw -n 10 --perftest", "pingpong -n 10"]
+    {
+        let served = program.replace(" --perftest", "");
+        let mut server =
+            Ferroce::start(None, &format!("{served} -d udp:{} -p 7196 --pkey 0x8001", address(0)));
+        server.ready();
+        let host =
+            if served.contains("rping") || served == "udaddy" { address(0) } else { "127.0.0.1".into() };
+        let client = Ferroce::start(None, &format!("{program} -d udp:{} -p 7196 {host}", address(1))).end();
+        server.interrupt();
+        let server = server.end();
+        assert_eq!(client.code, Some(1), "{program}: {client:#?} {server:#?}");
+        assert!(
+            server.stderr.contains("0xffff") && server.stderr.contains("0x8001"),
+            "{program}: {server:#?}"
+        );
+        assert!(server.stderr.contains("--pkey"), "{program}: {server:#?}");
+        // Perftest's exchange and pingpong's have no word for it.
+        if program.ends_with("10") && !program.starts_with("ping") {
+            assert!(client.stderr.contains("0xffff") && client.stderr.contains("0x8001"), "{client:#?}");
+        }
+        if program.starts_with("rping") || program == "udaddy" {
+            assert!(client.stderr.contains("partition of 0xffff (--pkey)"), "{client:#?}");
+        }
+    }
+}
+
+/// All that it has sent is acknowledged, so no retry tells it.
+#[test]
+fn a_client_of_rping_whose_server_says_nothing_ends() {
+    let _alone = alone();
+    let device: DeviceSpec = format!("udp:{}", address(0)).parse().unwrap();
+    let mut context = Context::open(device.open().unwrap(), &Config::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    let memory = Memory::zeroed(16).unwrap();
+    let mr = context.register(pd, memory, Access::LOCAL_WRITE).unwrap();
+    let sges = &[Sge { mr, offset: 0, length: 16 }];
+    context.post_recv(qp, &ReceiveWorkRequest { wr_id: 1, sges }).unwrap();
+    let any = SocketAddr::from(([0, 0, 0, 0], 7195));
+    context.listen(PortSpace::Tcp, any, &ListenConfig::default()).unwrap();
+    let command = format!("rping -d udp:{} -p 7195 {}", address(1), address(0));
+    let client = std::thread::spawn(move || Ferroce::start(None, &command).end());
+    let mut poller = Poller::blocking();
+    while !client.is_finished() {
+        poller.poll(&mut context).unwrap();
+        if let Some(CmEvent::ConnectionRequest(request)) = context.next_cm_event() {
+            let depths = ConnectionParameters { responder_resources: 1, ..ConnectionParameters::default() };
+            context.accept(request.id, qp, &depths).unwrap();
+        }
+    }
+    let outcome = client.join().unwrap();
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.took < Duration::from_secs(40), "{outcome:#?}");
+    assert!(outcome.stderr.contains("the peer has sent nothing for 30 s"), "{outcome:#?}");
+    // The way to the doctor names the peer.
+    let advice = format!("ferroce doctor -d udp:{} {}", address(1), address(0));
+    assert!(outcome.stderr.contains(&advice), "{outcome:#?}");
+}
