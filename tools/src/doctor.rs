@@ -123,7 +123,7 @@ impl Args {
         let wanted = self.mtu.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
         // Over loopback, packets and control connection have different addresses.
         let host = if capabilities.driver == "loopback" { "127.0.0.1" } else { peer };
-        let connected = tcp::try_connect(host, tcp_port);
+        let connected = tcp::try_connect(host, tcp_port, interrupt);
         let tcp_passes = connected.as_ref().map_or_else(|refused| refused.by_peer, |_| true);
         let control = connected.map_err(Failure::from);
         match control.and_then(|stream| Control::new(stream, LIMITS, interrupt)) {

@@ -279,7 +279,7 @@ impl Args {
     }
 
     fn measure(&self, mut end: Endpoint, host: &str, tcp_port: u16) -> Result<Report, Failure> {
-        let stream = tcp::connect(host, tcp_port).map_err(|failure| match failure {
+        let stream = tcp::connect(host, tcp_port, &end.interrupt).map_err(|failure| match failure {
             Failure::Run(_) if self.perftest => rdma_cm::explain(&mut end, host, tcp_port, failure),
             other => other,
         })?;

@@ -210,7 +210,7 @@ impl<'a> PingPong<'a> {
     }
 
     fn call(&mut self, host: &str, tcp_port: u16) -> Result<Outcome, Failure> {
-        let mut stream = tcp::connect(host, tcp_port)?;
+        let mut stream = tcp::connect(host, tcp_port, &self.end.interrupt)?;
         let server = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
         let index = self.end.gid_index(self.args.gid_idx, Some(Gid::from(server.ip().to_canonical())))?;
         let local = self.destination(index)?;

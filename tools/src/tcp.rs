@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,11 @@ use crate::failure::{Failure, OrFail};
 
 /// How long the other end may leave what is sent to it.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the other end may take to answer.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks whether a signal has come.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Pieces of what has come that are taken at a time: who talks without end does not hold up the rest.
 const PIECES: usize = 16;
@@ -158,8 +164,8 @@ impl Link {
 }
 
 /// Connects to a server.
-pub(crate) fn connect(host: &str, port: u16) -> Result<TcpStream, Failure> {
-    Ok(try_connect(host, port)?)
+pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<TcpStream, Failure> {
+    Ok(try_connect(host, port, interrupt)?)
 }
 
 /// Why there is no connection.
@@ -176,8 +182,29 @@ impl From<NoConnection> for Failure {
     }
 }
 
-/// As [`connect`], and tells what a failure says of the way.
-pub(crate) fn try_connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
+/// As [`connect`], and tells what a failure says of the way. Looking up a name and connecting wait on through a signal,
+/// so a thread does it, which after a signal is left to itself.
+pub(crate) fn try_connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<TcpStream, NoConnection> {
+    let (name, (tell, told)) = (host.to_owned(), sync_channel(1));
+    thread::spawn(move || {
+        // Nobody listens any more after a signal.
+        let _ = tell.send(look_up_and_connect(&name, port));
+    });
+    loop {
+        match told.recv_timeout(LOOK) {
+            Ok(outcome) => return outcome,
+            Err(RecvTimeoutError::Timeout) => {
+                interrupt.check().map_err(|reason| NoConnection { reason, by_peer: false })?;
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                let reason = Failure::run(format!("connecting to {host}: the thread that should has ended"));
+                return Err(NoConnection { reason, by_peer: false });
+            }
+        }
+    }
+}
+
+fn look_up_and_connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
     let unusable = |why: String| NoConnection { reason: Failure::usage(why), by_peer: false };
     let addresses = (host, port)
         .to_socket_addrs()
@@ -185,7 +212,7 @@ pub(crate) fn try_connect(host: &str, port: u16) -> Result<TcpStream, NoConnecti
     let mut reason = format!("host '{host}' has no address");
     let mut by_peer = false;
     for address in addresses {
-        match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+        match TcpStream::connect_timeout(&address, CONNECT_PATIENCE) {
             Ok(stream) => return Ok(stream),
             Err(error) => {
                 by_peer |= error.kind() == ErrorKind::ConnectionRefused;
@@ -256,7 +283,8 @@ mod tests {
     #[test]
     fn a_send_that_waits_is_interrupted() {
         let listener = Listener::local().expect("a port");
-        let _deaf = connect("127.0.0.1", listener.port().expect("its port")).expect("a connection");
+        let _deaf = connect("127.0.0.1", listener.port().expect("its port"), &Interrupt::default())
+            .expect("a connection");
         let interrupt = Interrupt::default();
         let mut link = Link::new(accept(&listener), &interrupt).expect("a connection");
         let signal = thread::spawn(move || {
@@ -283,7 +311,8 @@ mod tests {
     #[test]
     fn a_peer_that_sends_byte_after_byte_has_its_time() {
         let listener = Listener::local().expect("a port");
-        let mut slow = connect("127.0.0.1", listener.port().expect("its port")).expect("a connection");
+        let mut slow = connect("127.0.0.1", listener.port().expect("its port"), &Interrupt::default())
+            .expect("a connection");
         let mut stream = accept(&listener);
         let started = Instant::now();
         let writer = thread::spawn(move || {

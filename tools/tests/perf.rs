@@ -3,7 +3,7 @@
 
 mod ends;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic};
 use serde_json::Value;
@@ -247,6 +247,31 @@ fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
     let waiting = Ferroce::server(&pair.a, &command);
     waiting.interrupt();
     assert_eq!(waiting.end().code, Some(130));
+}
+
+/// Connecting waits for 5 s for a host that says nothing.
+#[test]
+fn a_signal_ends_a_client_that_still_connects() {
+    let _alone = alone();
+    let Some(pair) = Pair::new(1500) else { return };
+    let nobody = ["-n", &pair.b, "neigh", "add", "10.9.0.77", "lladdr", "02:00:00:00:00:77", "dev", VETH];
+    assert!(std::process::Command::new("ip").args(nobody).status().unwrap().success());
+    let client = Ferroce::start(Some(&pair.b), &format!("perf write bw -d {VETH} 10.9.0.77"));
+    let is_connecting = || {
+        let table = pair.in_b(|| std::fs::read_to_string("/proc/thread-self/net/tcp")).unwrap();
+        // SYN_SENT
+        table.lines().any(|line| line.split_whitespace().nth(3) == Some("02"))
+    };
+    let start = Instant::now();
+    while !is_connecting() {
+        assert!(start.elapsed() < Duration::from_secs(20), "it does not connect");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let start = Instant::now();
+    client.interrupt();
+    let client = client.end();
+    assert_eq!(client.code, Some(130), "{client:#?}");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 #[test]
