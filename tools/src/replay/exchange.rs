@@ -147,9 +147,9 @@ fn is_cm(packet: &Seen) -> bool {
 /// What every message over QP1 has (protocol.md §2, GMP).
 fn shape(packet: &Seen, judged: &mut Judged) {
     let deth = packet.deth.map(|deth| (deth.qkey(), deth.source_qpn()));
-    if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload().len() != MAD_LEN {
+    if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload_len() != MAD_LEN {
         let text =
-            format!("{} of {} bytes: must be a UD SEND of {MAD_LEN}", packet.opcode, packet.payload().len());
+            format!("{} of {} bytes: must be a UD SEND of {MAD_LEN}", packet.opcode, packet.payload_len());
         judged.fault(Rule::CmMessage, packet, text);
     } else if deth != Some((GSI_QKEY, Qpn::GSI)) {
         judged.fault(

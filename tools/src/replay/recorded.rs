@@ -73,7 +73,7 @@ pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
 
 /// The length of a receive that a message was refused for.
 pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Message) -> Option<usize> {
-    let refused = of.refused(end, message.first, message.last)?;
+    let refused = of.answers[end].refused(message.first, message.last)?;
     (message.operation() == Some(Operation::Send)).then_some(())?;
     let mtu = of.path_mtu.bytes() as usize;
     let before = (refused - message.first) as usize * mtu;
