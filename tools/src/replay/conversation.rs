@@ -339,6 +339,8 @@ impl Conversation {
 
     /// Finds packets that were recorded and did not arrive: what a NAK or a repeated READ asks for.
     fn find_losses(&mut self) {
+        // READs that came before, by end: where each starts and ends.
+        let mut reads = [BTreeMap::new(), BTreeMap::new()];
         for at in 0..self.events.len() {
             let event = &self.events[at];
             let (packet, asker, missing) = (&event.packet, event.from, event.psn);
@@ -349,8 +351,19 @@ impl Conversation {
             if is_told && before.any(|e| e.from == asker && e.psn == missing && e.packet.is_rnr_nak()) {
                 continue;
             }
-            if !is_told && (packet.opcode != Opcode::RC_READ_REQUEST || !self.is_resumed(at)) {
-                continue;
+            if !is_told {
+                if packet.opcode != Opcode::RC_READ_REQUEST {
+                    continue;
+                }
+                // One that goes on with an earlier one, from behind its start.
+                let mut before = reads[asker].range(..missing).rev().take(NESTED);
+                let is_resumed = before.any(|(_, end)| missing < *end);
+                let end = missing + self.span(packet);
+                let known = reads[asker].entry(missing).or_insert(end);
+                *known = end.max(*known);
+                if !is_resumed {
+                    continue;
+                }
             }
             for event in self.events[..at].iter_mut().rev().take(LOOK_BACK) {
                 let kind = if is_told { event.packet.is_request() } else { event.packet.is_response() };
@@ -368,18 +381,6 @@ impl Conversation {
         let long =
             |event: &Event| event.packet.reth.is_some_and(|reth| reth.length() > PathMtu::Mtu256.bytes());
         self.path_mtu_from != GUESSED || !self.events.iter().any(long)
-    }
-
-    /// Whether the READ request at `at` goes on with an earlier one, from behind its start.
-    fn is_resumed(&self, at: usize) -> bool {
-        let event = &self.events[at];
-        self.events[..at].iter().rev().take(LOOK_BACK).any(|earlier| {
-            let span = self.span(&earlier.packet);
-            earlier.from == event.from
-                && earlier.packet.opcode == Opcode::RC_READ_REQUEST
-                && event.psn > earlier.psn
-                && event.psn < earlier.psn + span
-        })
     }
 
     /// Finds the version that an end speaks: that of its first packet, or of the first that it got.
@@ -424,6 +425,8 @@ fn begin(
 
 /// What is asked for again was sent among so many packets.
 const LOOK_BACK: usize = 8192;
+/// READs that one PSN may lie in: one, and those that were taken up again.
+const NESTED: usize = 256;
 
 /// How a path MTU is known that is not known.
 const GUESSED: &str = "taken for granted";

@@ -90,8 +90,10 @@ pub(super) struct Outcome {
     pub(super) counts: Counts,
 }
 
-/// Largest IP packet between the engine and the recorded side.
+/// Largest IP packet between the engine and the recorded side. The cable holds thousands of the longest.
 const MTU: u32 = 9216;
+/// All headers of a packet, and more.
+const HEADERS: u32 = 256;
 /// Work requests that a queue pair holds; what is more waits.
 pub(super) const DEPTH: u32 = 4096;
 /// The engine's random numbers: a replay is the same each time.
@@ -164,7 +166,8 @@ impl<'a> Stage<'a> {
             }
             addresses
         };
-        let switch = Switch::new(SwitchConfig { mtu: MTU, depth: 4096 })?;
+        let mtu = places.iter().map(|place| longest(&conversations[place.conversation])).max();
+        let switch = Switch::new(SwitchConfig { mtu: mtu.unwrap_or(MTU).min(MTU), depth: 4096 })?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
         // Each end has one of its own.
@@ -337,6 +340,12 @@ impl<'a> Stage<'a> {
             }
         }
     }
+}
+
+/// What every packet of a conversation fits into, recorded or sent by the engine.
+fn longest(of: &Conversation) -> u32 {
+    let recorded = of.events.iter().map(|event| event.packet.bytes.len()).max().unwrap_or(0);
+    of.path_mtu.bytes().max(recorded as u32) + HEADERS
 }
 
 const ETHERNET_LEN: usize = 14;
