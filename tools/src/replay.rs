@@ -107,7 +107,8 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         for end in [0, 1] {
             let (findings, measured) = judge::judge(conversation, &conversation.events, end, None);
             let tells_nothing = report.coverage(index).tells_nothing_of(end);
-            report.recorded(index, EndReport::recorded(conversation, end, findings, &measured, tells_nothing));
+            report
+                .recorded(index, EndReport::recorded(conversation, end, findings, &measured, tells_nothing));
         }
     }
     for exchange in Exchange::find(&capture.packets) {

@@ -65,7 +65,8 @@ const TAGS: usize = 16;
 impl<'a> Contents<'a> {
     /// Opens a frame down to its RoCE packet.
     pub(crate) fn of(link_type: LinkType, frame: &'a [u8]) -> Contents<'a> {
-        Contents::open(link_type, frame).unwrap_or(Contents::Unopened("cut before it shows what it is".into()))
+        Contents::open(link_type, frame)
+            .unwrap_or(Contents::Unopened("cut before it shows what it is".into()))
     }
 
     fn open(link_type: LinkType, frame: &'a [u8]) -> Option<Contents<'a>> {

@@ -155,7 +155,8 @@ impl Comparison<'_> {
         let mut there: HashMap<i64, Vec<&Seen>> = HashMap::new();
         let mut known = HashSet::new();
         fn answers<'e>(events: &[&'e Event]) -> Vec<&'e Event> {
-            let answers = events.iter().filter(|event| event.packet.is_response() && event.packet.icrc_is_right);
+            let answers =
+                events.iter().filter(|event| event.packet.is_response() && event.packet.icrc_is_right);
             answers.copied().collect()
         }
         let (recorded, engine) = (answers(recorded), answers(engine));
@@ -190,7 +191,8 @@ impl Comparison<'_> {
         let Some(first) = alike.first() else { return };
         match operation {
             // One of another length is not what was asked for: the judge says so.
-            Operation::ReadResponse if alike.iter().all(|there| there.payload_len() != here.payload_len()) => {}
+            Operation::ReadResponse
+                if alike.iter().all(|there| there.payload_len() != here.payload_len()) => {}
             Operation::ReadResponse => {
                 if !alike.iter().any(|there| there.carries_the_same_as(here)) {
                     let text = format!("the READ response of PSN {} has another payload", hex(psn));
@@ -287,7 +289,9 @@ impl Comparison<'_> {
         let newest_done = recorded.iter().filter(|event| !event.packet.is_nak()).map(|event| event.psn).max();
         let refused: HashSet<i64> =
             recorded.iter().filter(|event| event.packet.is_nak()).map(|event| event.psn).collect();
-        let all = here.into_iter().flat_map(|(psn, naks)| naks.into_iter().map(move |(byte, frame)| (psn, byte, frame)));
+        let all = here
+            .into_iter()
+            .flat_map(|(psn, naks)| naks.into_iter().map(move |(byte, frame)| (psn, byte, frame)));
         for (psn, byte, frame) in all {
             let (told, is) = (format!("{} for PSN {} was not recorded", name(byte), hex(psn)), byte >> 5);
             let is_open = newest_done.is_none_or(|newest| newest < psn);

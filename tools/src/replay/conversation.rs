@@ -248,7 +248,8 @@ impl Conversation {
             let packet = &event.packet;
             self.is_acceptable(packet) && !packet.is_cnp() && !packet.bth.pkey().is_full_member()
         };
-        self.limited = [0, 1].map(|end| self.events.iter().any(|event| event.from == end && is_limited(event)));
+        self.limited =
+            [0, 1].map(|end| self.events.iter().any(|event| event.from == end && is_limited(event)));
     }
 
     /// Whether a receiver may look at a packet further: ICRC, transport version and P_Key are right.

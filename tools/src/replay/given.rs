@@ -1,6 +1,6 @@
 //! Queue pairs that the user says belong together.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::rc::Rc;
 
 use ferroce::Qpn;
@@ -15,15 +15,11 @@ pub(super) fn tie(pairing: &mut Pairing, packets: &[Rc<Seen>], pairs: &[(Qpn, Qp
     if pairs.is_empty() {
         return Ok(());
     }
-    let is_connected = |packet: &&Rc<Seen>| {
-        packet.icrc_is_right && matches!(packet.service(), Service::Rc | Service::Uc)
-    };
-    let flow = |packet: &Rc<Seen>| (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service());
-    let flows: Vec<Flow> = {
-        let mut seen = std::collections::HashSet::new();
-        let all = packets.iter().filter(is_connected).map(flow);
-        all.filter(|flow| seen.insert(*flow)).collect()
-    };
+    let is_connected =
+        |packet: &&Rc<Seen>| packet.icrc_is_right && matches!(packet.service(), Service::Rc | Service::Uc);
+    let flow =
+        |packet: &Rc<Seen>| (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service());
+    let flows: HashSet<Flow> = packets.iter().filter(is_connected).map(flow).collect();
     for (number, (a, b)) in pairs.iter().enumerate() {
         let there = flows.iter().filter(|(_, _, to, _)| to == b);
         let ways: Vec<(&Flow, Flow)> = there
@@ -60,7 +56,7 @@ pub(super) fn tie(pairing: &mut Pairing, packets: &[Rc<Seen>], pairs: &[(Qpn, Qp
 }
 
 /// The queue pairs that packets go to, for people.
-fn known(flows: &[Flow]) -> String {
+fn known(flows: &HashSet<Flow>) -> String {
     const MOST: usize = 16;
     let numbers: BTreeSet<u32> = flows.iter().map(|(_, _, to, _)| to.value()).collect();
     if numbers.is_empty() {

@@ -184,7 +184,10 @@ impl Judge<'_> {
         if !(self.of.pkey.admits(pkey) || packet.is_cnp() && PKEY_DEFAULT.admits(pkey)) {
             self.violation(Rule::Header, frame, format!("P_Key {pkey}: must be {}", self.of.pkey));
         } else if !pkey.is_full_member() && self.of.limited[1 - self.side] && !packet.is_cnp() {
-            let text = format!("P_Key {pkey}, of a limited member to a limited member: one must be {}", self.of.pkey);
+            let text = format!(
+                "P_Key {pkey}, of a limited member to a limited member: one must be {}",
+                self.of.pkey
+            );
             self.violation(Rule::Header, frame, text);
         }
         if packet.bth.solicited() && !packet.may_solicit() {

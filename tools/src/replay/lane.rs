@@ -266,7 +266,9 @@ impl<'a> Lane<'a> {
     /// Whether the engine has not sent all that was posted, and still may.
     pub(super) fn has_unsent(&self) -> bool {
         let last = self.own.list.last().map(|message| message.first);
-        self.played.dead_from.is_none() && !self.is_over() && last.is_some_and(|last| self.newest[self.end] < last)
+        self.played.dead_from.is_none()
+            && !self.is_over()
+            && last.is_some_and(|last| self.newest[self.end] < last)
     }
 
     /// What the application never got to post is nobody's fault.
@@ -475,7 +477,7 @@ fn packets_of(of: &Conversation) -> u64 {
 }
 
 /// Packets that any queue pair may send.
-const FEW: u64 = 256;
+const FEW: u64 = 64;
 
 /// Places of a queue for so many messages.
 fn depth(messages: &Messages) -> u32 {

@@ -199,7 +199,9 @@ impl Seen {
 
 /// Whether an answer of one operation is what a request of another one asks for.
 pub(super) fn answers(answer: Operation, request: Operation) -> bool {
-    use Operation::{AtomicAcknowledge, AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest, ReadResponse};
+    use Operation::{
+        AtomicAcknowledge, AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest, ReadResponse,
+    };
     match answer {
         ReadResponse => matches!(request, ReadRequest | Flush | AtomicWrite),
         AtomicAcknowledge => matches!(request, CompareSwap | FetchAdd),

@@ -64,6 +64,7 @@ impl Pairing {
         let streams = Streams::of(packets, self, progress);
         self.crowded = streams.crowded.iter().map(|number| streams.list[*number].flow).collect();
         let mut rivals = streams.candidates(progress);
+        let rejected = rivals.reject();
         // What is certain for one leaves fewer to the others.
         for tier in [Tier::Port, Tier::Alone, Tier::Count, Tier::Rest] {
             loop {
@@ -83,7 +84,8 @@ impl Pairing {
                 }
             }
         }
-        for (a, b) in rivals.ranked() {
+        // What contradicts itself may still be what somebody did wrong: it is nobody's acquittal.
+        for (a, b) in rivals.ranked().into_iter().chain(rejected) {
             self.join(streams.list[a].flow, streams.list[b].flow, true);
         }
     }
@@ -284,7 +286,6 @@ impl Streams {
             rivals.0.entry(a).or_default().insert(b, evidence);
             rivals.0.entry(b).or_default().insert(a, evidence);
         }
-        rivals.reject();
         rivals
     }
 }
@@ -292,7 +293,8 @@ impl Streams {
 impl Streams {
     /// Flows between two hosts that send to one queue pair of each other, where one answers near what the other asks.
     fn only_ones(&self) -> Vec<(usize, usize)> {
-        let is_only = |way: (Gid, Gid)| self.reached.get(&way).is_some_and(|queue_pairs| queue_pairs.len() == 1);
+        let is_only =
+            |way: (Gid, Gid)| self.reached.get(&way).is_some_and(|queue_pairs| queue_pairs.len() == 1);
         let mut by_hosts: HashMap<(Gid, Gid), usize> = HashMap::new();
         let mut found = Vec::new();
         for (number, stream) in self.list.iter().enumerate() {
@@ -376,7 +378,8 @@ impl Stream {
         let Some(first) = self.asks.first() else { return false };
         let is_near = |answer: &Answer, ask: &Ask| answer.psn.distance(ask.psn).abs() <= OLD;
         let mut behind = other.answers.iter().filter(|answer| answer.at > first.at);
-        behind.any(|answer| is_near(answer, first) || self.asks.last().is_some_and(|ask| is_near(answer, ask)))
+        behind
+            .any(|answer| is_near(answer, first) || self.asks.last().is_some_and(|ask| is_near(answer, ask)))
     }
 
     /// Whether the MSN of an answer is the number of messages up to there, as it is if the capture has the first.
@@ -439,9 +442,11 @@ impl Evidence {
 
 impl Rivals {
     /// Rejects pairs that contradict themselves, where there are others: what contradicts the only ones that there
-    /// are is for the judge.
-    fn reject(&mut self) {
-        let rivals: HashMap<usize, usize> = self.0.iter().map(|(flow, others)| (*flow, others.len())).collect();
+    /// are is for the judge. Returns the rejected ones that answer something, the best first.
+    fn reject(&mut self) -> Vec<(usize, usize)> {
+        let all = self.ranked();
+        let rivals: HashMap<usize, usize> =
+            self.0.iter().map(|(flow, others)| (*flow, others.len())).collect();
         let least: HashMap<usize, u32> = self
             .0
             .iter()
@@ -455,6 +460,8 @@ impl Rivals {
                 evidence.port || is_only || (!is_worse && evidence.contradicting <= evidence.agreeing.max(1))
             });
         }
+        let is_gone = |(a, b): &(usize, usize)| !self.0.get(a).is_some_and(|others| others.contains_key(b));
+        all.into_iter().filter(is_gone).collect()
     }
 
     /// The pairs of that tier where neither flow has another one that is nearly as good.

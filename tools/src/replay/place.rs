@@ -7,6 +7,7 @@ use ferroce::{Gid, PkeyTable, Qpn};
 
 use super::conversation::Conversation;
 use super::memory::{Area, areas};
+use super::message::Messages;
 
 /// One end of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,14 +37,16 @@ pub(super) struct Play {
     peers: HashSet<(Gid, Qpn)>,
     pkeys: HashSet<u16>,
     bytes: u64,
+    packets: u64,
 }
 
 /// Engines of one replay: queue pairs that were connected anew need one each time.
 const PLAYS: usize = 64;
-/// Queue pairs of one engine, its partitions, and bytes beyond those of its packets.
+/// Queue pairs of one engine, its partitions, and bytes and packets beyond those that were recorded.
 const QUEUE_PAIRS: usize = 1024;
 const PARTITIONS: usize = PkeyTable::MAX - 1;
 const BYTES: u64 = 64 << 20;
+const PACKETS: u64 = 1 << 17;
 /// Stretches of memory that the other ends may reach, and their bytes.
 const AREAS: usize = 1 << 15;
 const AREA_BYTES: u64 = 1 << 30;
@@ -124,6 +127,7 @@ impl Play {
             conversations: HashSet::new(),
             peers: HashSet::new(),
             bytes: 0,
+            packets: 0,
         }
     }
 
@@ -136,7 +140,7 @@ impl Play {
     ) -> Result<(), String> {
         self.conversations.insert(place.conversation);
         self.peers.extend(peer);
-        self.bytes = self.room(conversation)?;
+        (self.bytes, self.packets) = self.room(conversation)?;
         self.pkeys.insert(conversation.pkey.0);
         self.places.push(place);
         Ok(())
@@ -155,8 +159,8 @@ impl Play {
         }
     }
 
-    /// How many bytes it has with one more, if it may.
-    fn room(&self, conversation: &Conversation) -> Result<u64, String> {
+    /// How many bytes and packets it has with one more, if it may.
+    fn room(&self, conversation: &Conversation) -> Result<(u64, u64), String> {
         let mtu = conversation.path_mtu.bytes() as usize;
         let messages = conversation.messages.iter().flat_map(|messages| &messages.list);
         let bytes = messages
@@ -165,15 +169,17 @@ impl Play {
         // Of what the packets bring along there is a copy on either side.
         let bytes = bytes.fold(0, u64::saturating_add).saturating_sub(2 * told as u64);
         let bytes = bytes.saturating_add(self.bytes);
+        let asked: u64 = conversation.messages.iter().map(Messages::psns).sum();
+        let packets = self.packets + asked.saturating_sub(conversation.events.len() as u64);
         let queue_pairs = self.places.len() + 1;
-        if bytes > BYTES || queue_pairs > QUEUE_PAIRS {
+        if bytes > BYTES || packets > PACKETS || queue_pairs > QUEUE_PAIRS {
             return Err(format!(
-                "it would take {bytes} bytes that were not recorded and {queue_pairs} queue pairs: {BYTES} and {QUEUE_PAIRS} are for one engine; --role takes a part"
+                "it would take {bytes} bytes in {packets} packets that were not recorded, and {queue_pairs} queue pairs: {BYTES}, {PACKETS} and {QUEUE_PAIRS} are for one engine; --role takes a part"
             ));
         }
         if self.pkeys.len() == PARTITIONS && !self.pkeys.contains(&conversation.pkey.0) {
             return Err(format!("one engine has {PARTITIONS} partitions at most; --role takes a part"));
         }
-        Ok(bytes)
+        Ok((bytes, packets))
     }
 }

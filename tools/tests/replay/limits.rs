@@ -247,7 +247,8 @@ fn what_an_engine_repeats_is_bounded() {
     let first = (true, transport(0x0d, 0x11, 0, &[&[0, 0, 0, 1], &[7; 1024][..]].concat()));
     let second = (true, transport(0x0e, 0x11, 1, &[7; 1024]));
     let reads = [long(), first, second].into_iter().chain((0..150).map(|_| long()));
-    let nak = |kind: u8, psn: u32| (true, transport(0x11, 0x11, psn, &(u32::from(kind) << 24 | psn).to_be_bytes()));
+    let nak =
+        |kind: u8, psn: u32| (true, transport(0x11, 0x11, psn, &(u32::from(kind) << 24 | psn).to_be_bytes()));
     let write = |psn: u32| {
         (false, transport(0x0a, 0x22, 1 << 31 | psn, &[reth(u64::from(psn) * 64, 7, 8), vec![5; 8]].concat()))
     };
@@ -267,7 +268,10 @@ fn what_an_engine_repeats_is_bounded() {
         let said = text(&output);
         assert!(matches!(output.status.code(), Some(0 | 1)), "{what}: {:?}, {said}", output.status);
         assert!(said.contains("not played; here the engine sends more than"), "{what}: {said}");
-        assert!(said.lines().last().is_some_and(|last| last.ends_with("; 1 ends not played")), "{what}: {said}");
+        assert!(
+            said.lines().last().is_some_and(|last| last.ends_with("; 1 ends not played")),
+            "{what}: {said}"
+        );
     }
 }
 
@@ -294,8 +298,10 @@ fn long_captures_cost_what_their_packets_cost() {
         (false, transport(0x0a, 0x22, 1 << 31 | psn, &[reth(u64::from(psn) * 64, 7, 8), vec![5; 8]].concat()))
     };
     let atomic = |number: u32| {
-        let rest = [&(u64::from(number % 5) * 8).to_be_bytes()[..], &[0, 0, 0, 7], &1u64.to_be_bytes(), &[0; 8]];
-        let found = [&(0x1f00_0000 | (number + 1)).to_be_bytes()[..], &u64::from(number).to_be_bytes()].concat();
+        let rest =
+            [&(u64::from(number % 5) * 8).to_be_bytes()[..], &[0, 0, 0, 7], &1u64.to_be_bytes(), &[0; 8]];
+        let found =
+            [&(0x1f00_0000 | (number + 1)).to_be_bytes()[..], &u64::from(number).to_be_bytes()].concat();
         let ask = (false, transport(0x14, 0x22, 1 << 31 | number, &rest.concat()));
         [ask, (true, transport(0x12, 0x11, number, &found))]
     };

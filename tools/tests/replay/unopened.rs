@@ -64,8 +64,11 @@ fn what_is_not_opened_is_counted_by_name() {
     real.and(all).write(&file);
     let output = replay(&file, &[]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output));
-    assert!(text(&output).contains("7 frames not opened: 7 other kinds, which --json names"), "{}", text(&output));
-    let report: serde_json::Value =
-        serde_json::from_slice(&replay(&file, &["--json"]).stdout).expect("JSON");
+    assert!(
+        text(&output).contains("7 frames not opened: 7 other kinds, which --json names"),
+        "{}",
+        text(&output)
+    );
+    let report: serde_json::Value = serde_json::from_slice(&replay(&file, &["--json"]).stdout).expect("JSON");
     assert!(cases.iter().all(|(name, _)| report["unopened"][name] == 1), "{:#}", report["unopened"]);
 }

@@ -74,7 +74,10 @@ fn the_only_flows_there_are_belong_together() {
         assert_eq!(output.status.code(), Some(1), "{what}:\n{said}");
         assert!(said.contains("10.77.0.12 as recorded: VIOLATES"), "{what}:\n{said}");
         assert!(said.contains(&format!("VIOLATION {rule}")), "{what}:\n{said}");
-        assert!(!said.contains("ferroce as 10.77.0.12: VIOLATES"), "the engine did it right, {what}:\n{said}");
+        assert!(
+            !said.contains("ferroce as 10.77.0.12: VIOLATES"),
+            "the engine did it right, {what}:\n{said}"
+        );
     }
 }
 
@@ -84,10 +87,16 @@ fn an_answer_that_fits_no_request_is_not_judged() {
     for (what, psn) in [("a little ahead", 105), ("of another connection", 0x60_0000)] {
         let (output, said) = said("ahead", vec![write(100), answer(ACK, psn, 1, 0)], &["--json"]);
         let report = json(&output);
-        assert_eq!((report["packets"].as_u64(), report["judged"].as_u64()), (Some(2), Some(1)), "{what}: {said}");
-        let ends = report["conversations"].as_array().expect("conversations").iter().flat_map(|conversation| {
-            conversation["ends"].as_array().expect("ends").iter()
-        });
+        assert_eq!(
+            (report["packets"].as_u64(), report["judged"].as_u64()),
+            (Some(2), Some(1)),
+            "{what}: {said}"
+        );
+        let ends = report["conversations"]
+            .as_array()
+            .expect("conversations")
+            .iter()
+            .flat_map(|conversation| conversation["ends"].as_array().expect("ends").iter());
         let of_answerer = ends.filter(|end| {
             end["who"] == "10.77.0.12 as recorded"
                 && end["summary"].as_str().is_some_and(|summary| summary.contains("1 responses"))
@@ -140,7 +149,9 @@ fn a_pair_that_can_not_be_is_refused() {
         (is_answer, bytes)
     };
     let ack = answer(ACK, 100, 1, 0);
-    headers().talk([to(write(100), 0x22), to(write(100), 0x23), ack.clone(), to(ack, 0x12)]).write(&ambiguous);
+    headers()
+        .talk([to(write(100), 0x22), to(write(100), 0x23), ack.clone(), to(ack, 0x12)])
+        .write(&ambiguous);
     let both = replay(&ambiguous, &["--pair", "0x11:0x22", "--pair", "0x11:0x23"]);
     assert_eq!(both.status.code(), Some(2), "{}", text(&both));
     assert!(text(&both).contains("--pair 0x000011:0x000023 contradicts --pair 0x000011:0x000022"));
@@ -224,7 +235,10 @@ fn nothing_to_judge_says_what_was_seen_instead() {
     let foreign = whole.talk([(false, transport(0xc5, 0x22, 100, &[0; 16]))]);
     let cases = [
         (whole.part(0, 0), "the file has no frames".to_owned()),
-        (whole.cut(56), format!("{count} are cut short by the recorder: `tcpdump -s 0` records whole packets")),
+        (
+            whole.cut(56),
+            format!("{count} are cut short by the recorder: `tcpdump -s 0` records whole packets"),
+        ),
         (options, format!("{count} are with IPv4 options")),
         (foreign, "1 have a manufacturer's opcode".to_owned()),
         (whole.talk([answer(ACK, 100, 1, 0)]), "1 answers are to requests that were not recorded".to_owned()),

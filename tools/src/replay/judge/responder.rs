@@ -206,7 +206,9 @@ impl Judge<'_> {
 
     /// Whether an answer is of the kind that its request asks for.
     fn kind(&mut self, packet: &Seen, psn: i64) {
-        let Some(message) = self.theirs.at(psn).filter(|message| message.frame <= packet.frame) else { return };
+        let Some(message) = self.theirs.at(psn).filter(|message| message.frame <= packet.frame) else {
+            return;
+        };
         if let Some(request) = message.operation().filter(|request| !packet.may_answer(*request)) {
             let text = format!("{} at PSN {}, which is of a {request:?}", packet.opcode, hex(psn));
             self.violation(Rule::AnswerKind, packet.frame, text);

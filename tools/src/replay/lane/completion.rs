@@ -50,10 +50,10 @@ impl Lane<'_> {
         if wc.opcode == WcOpcode::RdmaRead {
             self.compare_read(context, offset, &message)?;
         }
-        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd) {
-            if let Some(original) = self.of.answers[1 - self.end].original(message.first) {
-                self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
-            }
+        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd)
+            && let Some(original) = self.of.answers[1 - self.end].original(message.first)
+        {
+            self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
         }
         Ok(())
     }
@@ -90,7 +90,8 @@ impl Lane<'_> {
             events.filter(|event| !event.lost).map(|event| &*event.packet).collect()
         };
         let parts: Vec<Vec<&Seen>> = answers.map(|(_, alike)| arrived(alike)).collect();
-        let lengths: Vec<usize> = parts.iter().flat_map(|part| part.first()).map(|p| p.payload_len()).collect();
+        let lengths: Vec<usize> =
+            parts.iter().flat_map(|part| part.first()).map(|p| p.payload_len()).collect();
         let is_whole = lengths.len() as i64 == message.last - message.first + 1;
         if !is_whole || lengths.iter().sum::<usize>() as u64 != len {
             return Ok(());
