@@ -434,7 +434,7 @@ impl<'a> Lane<'a> {
     /// Why nothing is said of it.
     pub(super) fn why_over(&self) -> String {
         format!(
-            "here the engine sends more than {} packets, of {} that were recorded: they are repeated, or answered again, too often",
+            "the engine sent more than {} packets for the {} that were recorded",
             packets_of(self.of),
             self.of.events.len()
         )

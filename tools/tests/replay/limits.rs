@@ -267,7 +267,7 @@ fn what_an_engine_repeats_is_bounded() {
         let output = limited(&file, &["--as=300000000"]);
         let said = text(&output);
         assert!(matches!(output.status.code(), Some(0 | 1)), "{what}: {:?}, {said}", output.status);
-        assert!(said.contains("not played; here the engine sends more than"), "{what}: {said}");
+        assert!(said.contains("not played; the engine sent more than"), "{what}: {said}");
         assert!(
             said.lines().last().is_some_and(|last| last.ends_with("; 1 ends not played")),
             "{what}: {said}"
