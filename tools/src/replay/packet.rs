@@ -33,7 +33,7 @@ pub(super) struct Seen {
     pub(super) invalidates: Option<RKey>,
     pub(super) icrc_is_right: bool,
     pub(super) pad_fits: bool,
-    /// From the network header to the ICRC; of an engine's packet, to its payload.
+    /// From the network header to the ICRC; of an engine's packet none.
     pub(super) bytes: Vec<u8>,
     payload: Range<usize>,
     /// Of the payload: two packets are told apart by it when one of them is not kept.
@@ -76,13 +76,12 @@ impl Seen {
         })
     }
 
-    /// As [`new`](Seen::new), of a packet that the engine sent. The engine may send much more than was recorded: of
-    /// its payload there are only the length and the digest, but for a CNP's, which belongs to its shape.
+    /// As [`new`](Seen::new), of a packet that the engine sent. The engine may send much more than was recorded: its
+    /// bytes are not kept, but for a CNP's, whose payload belongs to its shape.
     pub(super) fn sent(frame: u64, at: Nanos, bytes: &[u8], is_roce_v1: bool) -> Result<Seen, ParseError> {
         let mut packet = Seen::new(frame, at, bytes, is_roce_v1)?;
         if !packet.is_cnp() {
-            packet.bytes.truncate(packet.payload.start);
-            packet.bytes.shrink_to_fit();
+            packet.bytes = Vec::new();
         }
         Ok(packet)
     }
@@ -93,7 +92,7 @@ impl Seen {
 
     /// Extension headers and payload.
     pub(super) fn contents(&self) -> &[u8] {
-        &self.bytes[self.header.bth_start() + Bth::LEN..self.payload.end]
+        self.bytes.get(self.header.bth_start() + Bth::LEN..self.payload.end).unwrap_or_default()
     }
 
     /// The IPv4 identification.
@@ -109,16 +108,19 @@ impl Seen {
     }
 
     pub(super) fn icrc_bytes(&self) -> &[u8] {
-        &self.bytes[self.bytes.len() - ICRC_LEN..]
+        self.bytes.last_chunk::<ICRC_LEN>().map_or(&[], |icrc| icrc)
     }
 
     /// Whether all that no router changes is the same.
     pub(super) fn is_same_as(&self, other: &Seen) -> bool {
-        let (here, there) = (self.header.bth_start(), other.header.bth_start());
-        self.identification() == other.identification() && self.bytes[here..] == other.bytes[there..]
+        fn transport(packet: &Seen) -> Option<&[u8]> {
+            packet.bytes.get(packet.header.bth_start()..)
+        }
+        self.identification() == other.identification()
+            && transport(self).is_some_and(|here| transport(other) == Some(here))
     }
 
-    /// Of a recorded packet.
+    /// Of a recorded packet; the engine's are told apart by their digests.
     pub(super) fn payload(&self) -> &[u8] {
         self.bytes.get(self.payload.clone()).unwrap_or_default()
     }
