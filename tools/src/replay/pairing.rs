@@ -160,6 +160,8 @@ struct Evidence {
     counts: bool,
     agreeing: u32,
     contradicting: u32,
+    /// Their hosts send to no other queue pairs of each other.
+    only: bool,
 }
 
 /// The pairs that are possible, by flow.
@@ -264,7 +266,7 @@ impl Streams {
             by_port.entry((source, destination, port)).or_default().push(number);
         }
         for pair in self.only_ones() {
-            pairs.entry(pair).or_default();
+            pairs.entry(pair).or_default().only = true;
         }
         let mut rivals = Rivals(HashMap::new());
         let mut left = COMPARED;
@@ -445,8 +447,6 @@ impl Rivals {
     /// are is for the judge. Returns the rejected ones that answer something, the best first.
     fn reject(&mut self) -> Vec<(usize, usize)> {
         let all = self.ranked();
-        let rivals: HashMap<usize, usize> =
-            self.0.iter().map(|(flow, others)| (*flow, others.len())).collect();
         let least: HashMap<usize, u32> = self
             .0
             .iter()
@@ -456,8 +456,9 @@ impl Rivals {
             others.retain(|other, evidence| {
                 let least = least[flow].max(least[other]);
                 let is_worse = evidence.contradicting > 1 + 4 * least;
-                let is_only = rivals[flow] == 1 && rivals[other] == 1;
-                evidence.port || is_only || (!is_worse && evidence.contradicting <= evidence.agreeing.max(1))
+                evidence.port
+                    || evidence.only
+                    || (!is_worse && evidence.contradicting <= evidence.agreeing.max(1))
             });
         }
         let is_gone = |(a, b): &(usize, usize)| !self.0.get(a).is_some_and(|others| others.contains_key(b));
