@@ -4,6 +4,7 @@
 mod requester;
 mod responder;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use ferroce::wire::{PKEY_DEFAULT, Reth, Service};
@@ -62,6 +63,7 @@ pub(super) fn judge(
         side,
         strict: strict.is_some(),
         receives: 0,
+        asked_again: false,
         own: Messages::among(of, events, side),
         theirs: Messages::among(of, events, 1 - side),
         requester: Requester::starting(strict.map(|strict| strict.starts[side])),
@@ -71,6 +73,8 @@ pub(super) fn judge(
         findings: Vec::new(),
         measured: Measured::default(),
     };
+    let mut asked = HashSet::new();
+    judge.asked_again = requests(events, 1 - side).any(|event| !asked.insert(event.psn));
     judge.receives = judge.theirs.list.iter().filter(|message| message.takes_receive()).count();
     let dead_from = strict.and_then(|strict| strict.dead_from);
     for (index, event) in events.iter().enumerate() {
@@ -88,6 +92,8 @@ struct Judge<'a> {
     strict: bool,
     own: Messages,
     theirs: Messages,
+    /// The other end asks for something twice, anywhere in the capture.
+    asked_again: bool,
     /// Receives that the other end's messages take.
     receives: usize,
     requester: Requester,

@@ -142,7 +142,8 @@ impl Judge<'_> {
         let is_again = self.responder.was_repeated
             || self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
         let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
-        if !is_again {
+        // What comes again may be acknowledged by the newest PSN, and the repeat may be missing in the capture.
+        if !is_again && !self.asked_again {
             self.kind(packet, psn);
         }
         if is_read && packet.ends() && began != Some(true) {
