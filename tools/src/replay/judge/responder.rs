@@ -210,6 +210,12 @@ impl Judge<'_> {
         let Some(message) = self.theirs.at(psn).filter(|message| message.frame <= packet.frame) else {
             return;
         };
+        // Where the right answer was recorded, too, this one is to a repeat that the capture does not have.
+        let answers = &self.of.answers[self.side];
+        let is_answered = answers.original(psn).is_some() || answers.reads(psn..psn + 1).next().is_some();
+        if is_answered && packet.opcode.operation() == Operation::Acknowledge {
+            return;
+        }
         if let Some(request) = message.operation().filter(|request| !packet.may_answer(*request)) {
             let text = format!("{} at PSN {}, which is of a {request:?}", packet.opcode, hex(psn));
             self.violation(Rule::AnswerKind, packet.frame, text);
