@@ -6,6 +6,7 @@ mod psn;
 mod record;
 mod summary;
 mod tunnel;
+pub(crate) mod unopened;
 
 use std::io::{self, BufWriter, Write};
 use std::path::PathBuf;
@@ -26,7 +27,7 @@ use summary::Summary;
 /// Decodes the RoCE packets of a capture and checks their ICRCs.
 ///
 /// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the file
-/// can't be read.
+/// can't be read to its end (what is there is shown), or the output can't be written.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
@@ -131,7 +132,6 @@ impl Dissector {
                 summary.count_unopened(name);
                 return None;
             }
-            Contents::Other => return None,
         };
         let mut record = Record::new(summary.frames, start, captured, &layers, &transport);
 

@@ -1,9 +1,12 @@
 //! `ferroce replay`: a capture against the rules, and against the engine in the place of either end.
 
+mod answers;
 mod capture;
 mod compare;
 mod conversation;
+mod coverage;
 mod exchange;
+mod given;
 mod judge;
 mod lane;
 mod memory;
@@ -19,6 +22,7 @@ mod report;
 mod rule;
 mod translation;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -30,7 +34,8 @@ use crate::pingpong::path_mtu;
 use capture::Capture;
 use conversation::{Conversation, Given};
 use exchange::Exchange;
-use place::{Place, Play, plays};
+use place::{Cast, Place, Play, plays};
+use play::Outcome;
 use progress::Progress;
 use report::{EndReport, Report};
 
@@ -41,9 +46,9 @@ use report::{EndReport, Report};
 /// and what the engine sends is compared with what was recorded. A capture may begin and end
 /// anywhere; what it does not tell is not judged.
 ///
-/// Exit status: 0 if everything conforms or differs lawfully, 1 if a rule is broken, 2 if the file
-/// can't be read, 3 if there is nothing in it to judge: no request whose ICRC is right, or only some whose
-/// pairing would be a guess.
+/// Exit status: 0 if everything conforms or differs lawfully, 1 if a rule is broken, 2 if the file can't be read to
+/// its end (what is there is judged), an option does not fit it, or the report can't be written, 3 if there is
+/// nothing in it to judge: no request whose ICRC is right, or only some whose pairing would be a guess.
 #[derive(clap::Args)]
 pub(crate) struct Args {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
@@ -68,7 +73,11 @@ pub(crate) struct Args {
 pub(crate) fn run(args: Args) -> ExitCode {
     match replay(&args).and_then(|mut report| report.print(args.json).map(|()| report)) {
         Ok(report) => report.exit_code(),
-        Err(failure) => failure.report("replay"),
+        // 1 is for a rule that is broken, and this is none.
+        Err(failure) => {
+            failure.report("replay");
+            ExitCode::from(2)
+        }
     }
 }
 
@@ -76,7 +85,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
     let capture = Capture::read(&args.file)?;
     let given = Given { path_mtu: args.mtu, pairs: args.pairs.clone() };
     let mut progress = Progress::start();
-    let conversations = Conversation::find(&capture.packets, &capture.foreign, &given, &mut progress);
+    let conversations = Conversation::find(&capture.packets, &capture.foreign, &given, &mut progress)?;
     let addresses: Vec<Gid> = conversations.iter().flat_map(|c| c.ends.map(|end| end.gid)).collect();
     if let Some(role) = args.roles.iter().find(|role| !addresses.contains(&Gid::from(**role))) {
         let mut known: Vec<String> = addresses.iter().map(|gid| gid.to_ip().to_string()).collect();
@@ -97,27 +106,36 @@ fn replay(args: &Args) -> Result<Report, Failure> {
         progress.tell(|| format!("{index} of {} conversations are judged", conversations.len()));
         for end in [0, 1] {
             let (findings, measured) = judge::judge(conversation, &conversation.events, end, None);
-            report.recorded(index, EndReport::recorded(conversation, end, findings, &measured));
+            let tells_nothing = report.coverage(index).tells_nothing_of(end);
+            report
+                .recorded(index, EndReport::recorded(conversation, end, findings, &measured, tells_nothing));
         }
     }
     for exchange in Exchange::find(&capture.packets) {
         report.exchange(&exchange);
     }
-    for Play { role, places, left_out, areas, .. } in plays(&conversations, &args.roles) {
-        for (Place { conversation, end }, reason) in left_out {
-            report.recorded(conversation, EndReport::not_played(&conversations[conversation], end, reason));
-        }
-        let (played, counters) = play::play(&conversations, &places, &areas, args.qp_timeout, &mut progress)?;
+    let Cast { plays, left_out, unwanted } = plays(&conversations, &args.roles);
+    report.left_out(&conversations, left_out);
+    report.unwanted(unwanted);
+    let mut taken: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for Play { role, places, areas, .. } in plays {
+        let Outcome { played, left_out, counts } =
+            play::play(&conversations, &places, &areas, args.qp_timeout, &mut progress)?;
+        report.left_out(&conversations, left_out);
         for played in played {
-            let conversation = &conversations[played.place.conversation];
+            let Place { conversation: index, end } = played.place;
+            let conversation = &conversations[index];
             let (mut findings, measured) =
-                judge::judge(conversation, &played.events, played.place.end, Some(played.strict()));
+                judge::judge(conversation, &played.events, end, Some(played.strict()));
             findings.extend(played.findings.iter().cloned());
             findings.extend(compare::compare(conversation, &played));
-            let end = EndReport::played(conversation, &played, findings, &measured);
-            report.recorded(played.place.conversation, end);
+            report.recorded(index, EndReport::played(conversation, &played, findings, &measured));
+            taken.entry(index).or_default().push(end);
         }
-        report.counters(role, counters);
+        report.counters(role, counts);
+    }
+    for (index, ends) in taken {
+        report.packets_not_played(coverage::not_played(&conversations[index], &ends));
     }
     Ok(report)
 }

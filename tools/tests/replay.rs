@@ -5,6 +5,10 @@ mod wild;
 
 #[path = "replay/limits.rs"]
 mod limits;
+#[path = "replay/unopened.rs"]
+mod unopened;
+#[path = "replay/verdicts.rs"]
+mod verdicts;
 
 use std::collections::BTreeMap;
 use std::fs;

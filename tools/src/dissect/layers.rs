@@ -8,15 +8,14 @@ use ferroce_wire::{
 use zerocopy::FromBytes;
 
 use super::tunnel::{self, Inside};
+use super::unopened::Name;
 
 /// What is in a frame.
 pub(crate) enum Contents<'a> {
     /// A RoCE packet, whole or not.
     Roce(Layers<'a>, Transport),
-    /// Something around another packet that is not looked into, by name.
-    Unopened(&'static str),
-    /// Something else, or cut off before it shows what.
-    Other,
+    /// Something else, by name: another protocol, or something around a packet that is not looked into.
+    Unopened(Name),
 }
 
 /// The link headers of a frame, and the rest.
@@ -66,7 +65,8 @@ const TAGS: usize = 16;
 impl<'a> Contents<'a> {
     /// Opens a frame down to its RoCE packet.
     pub(crate) fn of(link_type: LinkType, frame: &'a [u8]) -> Contents<'a> {
-        Contents::open(link_type, frame).unwrap_or(Contents::Other)
+        Contents::open(link_type, frame)
+            .unwrap_or(Contents::Unopened("cut before it shows what it is".into()))
     }
 
     fn open(link_type: LinkType, frame: &'a [u8]) -> Option<Contents<'a>> {
@@ -78,10 +78,15 @@ impl<'a> Contents<'a> {
             LinkType::RawIp => layers.ethertype = if frame.first()? >> 4 == 6 { IPV6 } else { IPV4 },
             LinkType::LinuxCooked => (layers.ethertype, layers.network) = (u16_at(14)?, frame.get(16..)?),
             LinkType::LinuxCooked2 => (layers.ethertype, layers.network) = (u16_at(0)?, frame.get(20..)?),
-            LinkType::Other(_) => return Some(Contents::Unopened("another link type")),
+            LinkType::Other(number) => {
+                return Some(Contents::Unopened(format!("link type {number}").into()));
+            }
         }
         for _ in 0..DEPTH {
             layers.tags()?;
+            if VLAN.contains(&layers.ethertype) {
+                return Some(Contents::Unopened(format!("more than {TAGS} VLAN tags").into()));
+            }
             if let Some(transport) = layers.transport() {
                 return Some(Contents::Roce(layers, transport));
             }
@@ -98,7 +103,7 @@ impl<'a> Contents<'a> {
                 Inside::Closed(name) => return Some(Contents::Unopened(name)),
             }
         }
-        Some(Contents::Unopened("too many tunnels in each other"))
+        Some(Contents::Unopened("too many tunnels in each other".into()))
     }
 }
 

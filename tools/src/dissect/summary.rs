@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
 use super::record::{Record, Verdict};
+use super::unopened::{Name, Unopened};
 
 /// Counts over a capture. Field names are stable: scripts read them.
 #[derive(Default, Serialize)]
@@ -23,9 +24,9 @@ pub(super) struct Summary {
     unknown_opcodes: u64,
     /// Other packets with an `error`, whatever their ICRC.
     malformed: u64,
-    /// Frames that may have RoCE packets in them, by what these would travel in.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    unopened: BTreeMap<&'static str, u64>,
+    /// Frames without a RoCE packet that is known, by what they are.
+    #[serde(skip_serializing_if = "Unopened::is_empty")]
+    unopened: Unopened,
     /// Why an ICRC was not checked.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     unchecked: BTreeMap<String, u64>,
@@ -81,8 +82,8 @@ impl Summary {
     }
 
     /// Counts a frame that was not looked into.
-    pub(super) fn count_unopened(&mut self, name: &'static str) {
-        *self.unopened.entry(name).or_default() += 1;
+    pub(super) fn count_unopened(&mut self, name: Name) {
+        self.unopened.count(name);
     }
 
     /// A packet held to be corrupted turned out to have this cause.
@@ -181,7 +182,7 @@ impl fmt::Display for Summary {
         for (reason, count) in &self.unchecked {
             writeln!(f, "  unchecked: {reason} x{count}")?;
         }
-        for (name, count) in &self.unopened {
+        for (name, count) in self.unopened.most() {
             writeln!(f, "  not opened: {name} x{count}")?;
         }
         self.flows.iter().try_for_each(|flow| write!(f, "{flow}"))

@@ -1,6 +1,7 @@
 //! Packets that travel in others: what is opened, and what is only named.
 
 use super::layers::{IPV4, IPV6};
+use super::unopened::Name;
 
 /// What a packet that is not RoCE has in it.
 pub(super) enum Inside<'a> {
@@ -9,7 +10,7 @@ pub(super) enum Inside<'a> {
     /// A packet with its EtherType.
     Network(&'static str, u16, &'a [u8]),
     /// Something that is not opened.
-    Closed(&'static str),
+    Closed(Name),
 }
 
 const MPLS: [u16; 2] = [0x8847, 0x8848];
@@ -19,10 +20,21 @@ const BRIDGED: u16 = 0x6558;
 const LABELS: usize = 16;
 
 const UDP: u8 = 17;
-const VXLAN_PORT: u16 = 4789;
+/// The port that is assigned to it, and the one that Linux takes by itself.
+const VXLAN_PORTS: [u16; 2] = [4789, 8472];
 const GENEVE_PORT: u16 = 6081;
+/// Ports of what packets may travel in, and is not opened.
+const NAMES: [(u16, &str); 7] = [
+    (1701, "L2TP"),
+    (2152, "GTP-U"),
+    (4500, "IPsec NAT-T"),
+    (5555, "FOU"),
+    (6080, "GUE"),
+    (6635, "MPLS-in-UDP"),
+    (51820, "WireGuard"),
+];
 
-/// What is in a packet of this EtherType; `None` if nothing is, or it is cut off.
+/// What is in a packet of this EtherType; `None` if it is cut off before it shows.
 pub(super) fn inside(ethertype: u16, packet: &[u8]) -> Option<Inside<'_>> {
     match ethertype {
         IPV4 => {
@@ -30,7 +42,7 @@ pub(super) fn inside(ethertype: u16, packet: &[u8]) -> Option<Inside<'_>> {
             let (header, fragment) =
                 (usize::from(ip[0] & 0x0f) * 4, u16::from_be_bytes([ip[6], ip[7]]) & 0x1fff);
             if fragment != 0 {
-                return None;
+                return closed("IPv4 fragments");
             }
             in_ip(ip[9], packet.get(header.max(20)..)?)
         }
@@ -38,15 +50,22 @@ pub(super) fn inside(ethertype: u16, packet: &[u8]) -> Option<Inside<'_>> {
             let (next, payload) = (packet.first_chunk::<40>()?[6], &packet[40..]);
             // Reports of multicast listeners have options in front: no RoCE packet is behind them.
             let is_options = [0, 43, 60].contains(&next) && payload.first() == Some(&58);
-            if is_options { None } else { in_ip(next, payload) }
+            if is_options { closed("ICMPv6") } else { in_ip(next, payload) }
         }
         _ if MPLS.contains(&ethertype) => in_mpls(packet),
-        0x88e5 => Some(Inside::Closed("MACsec")),
-        0x88e7 => Some(Inside::Closed("802.1ah")),
-        0x8864 => Some(Inside::Closed("PPPoE")),
-        0x894f => Some(Inside::Closed("NSH")),
-        _ => None,
+        0x0806 => closed("ARP"),
+        0x88cc => closed("LLDP"),
+        0x88e5 => closed("MACsec"),
+        0x88e7 => closed("802.1ah"),
+        0x8864 => closed("PPPoE"),
+        0x894f => closed("NSH"),
+        ..=1500 => closed("802.3"),
+        other => closed(format!("EtherType {other:#06x}")),
     }
+}
+
+fn closed<'a>(name: impl Into<Name>) -> Option<Inside<'a>> {
+    Some(Inside::Closed(name.into()))
 }
 
 fn in_ip(protocol: u8, payload: &[u8]) -> Option<Inside<'_>> {
@@ -55,10 +74,14 @@ fn in_ip(protocol: u8, payload: &[u8]) -> Option<Inside<'_>> {
         4 => Some(Inside::Network("IP in IP", IPV4, payload)),
         41 => Some(Inside::Network("IP in IP", IPV6, payload)),
         47 => in_gre(payload),
-        0 | 43 | 44 | 60 => Some(Inside::Closed("IPv6 extension headers")),
-        50 | 51 => Some(Inside::Closed("IPsec")),
-        115 => Some(Inside::Closed("L2TP")),
-        _ => None,
+        0 | 43 | 44 | 60 => closed("IPv6 extension headers"),
+        1 => closed("ICMP"),
+        6 => closed("TCP"),
+        50 | 51 => closed("IPsec"),
+        58 => closed("ICMPv6"),
+        97 => closed("EtherIP"),
+        115 => closed("L2TP"),
+        other => closed(format!("IP protocol {other}")),
     }
 }
 
@@ -66,32 +89,35 @@ fn in_udp(datagram: &[u8]) -> Option<Inside<'_>> {
     let port = u16::from_be_bytes([*datagram.get(2)?, *datagram.get(3)?]);
     let payload = datagram.get(8..)?;
     match port {
-        VXLAN_PORT => {
-            // The flag says that there is a network identifier, and so a frame.
-            let has_frame = payload.first()? & 0x08 != 0;
-            has_frame.then_some(Inside::Ethernet("VXLAN", payload.get(8..)?))
-        }
-        4790 => Some(Inside::Closed("VXLAN-GPE")),
+        // The flag says that there is a network identifier, and so a frame.
+        port if VXLAN_PORTS.contains(&port) => match payload.first()? & 0x08 {
+            0 => closed("VXLAN without a network identifier"),
+            _ => Some(Inside::Ethernet("VXLAN", payload.get(8..)?)),
+        },
+        4790 => closed("VXLAN-GPE"),
         GENEVE_PORT => {
             let options = usize::from(payload.first()? & 0x3f) * 4;
             let kind = u16::from_be_bytes([*payload.get(2)?, *payload.get(3)?]);
             of_kind("Geneve", kind, payload.get(8 + options..)?)
         }
-        _ => None,
+        port => match NAMES.iter().find(|(known, _)| *known == port) {
+            Some((_, name)) => closed(format!("UDP port {port} ({name})")),
+            None => closed(format!("UDP port {port}")),
+        },
     }
 }
 
 fn in_gre(packet: &[u8]) -> Option<Inside<'_>> {
     let [flags, version, kind @ ..] = *packet.first_chunk::<4>()?;
     if version & 7 != 0 {
-        return Some(Inside::Closed("GRE of another version"));
+        return closed("GRE of another version");
     }
     let has = |bit: u8| usize::from(flags & bit != 0);
     let payload = packet.get(4 + 4 * (has(0x80) + has(0x20) + has(0x10))..)?;
     match u16::from_be_bytes(kind) {
         // ERSPAN has a header of its own if the packets are numbered.
         0x88be => Some(Inside::Ethernet("ERSPAN", payload.get(8 * has(0x10)..)?)),
-        0x22eb => Some(Inside::Closed("ERSPAN III")),
+        0x22eb => closed("ERSPAN III"),
         kind => of_kind("GRE", kind, payload),
     }
 }
@@ -101,7 +127,7 @@ fn of_kind<'a>(name: &'static str, kind: u16, payload: &'a [u8]) -> Option<Insid
         BRIDGED => Some(Inside::Ethernet(name, payload)),
         IPV4 | IPV6 => Some(Inside::Network(name, kind, payload)),
         _ if MPLS.contains(&kind) => Some(Inside::Network(name, kind, payload)),
-        _ => Some(Inside::Closed(name)),
+        _ => closed(name),
     }
 }
 
@@ -109,7 +135,7 @@ fn of_kind<'a>(name: &'static str, kind: u16, payload: &'a [u8]) -> Option<Insid
 fn in_mpls(packet: &[u8]) -> Option<Inside<'_>> {
     let (labels, _) = packet.as_chunks::<4>();
     let last = labels.iter().take(LABELS).position(|label| label[2] & 1 != 0);
-    let Some(last) = last else { return Some(Inside::Closed("MPLS")) };
+    let Some(last) = last else { return closed("MPLS") };
     let payload = &packet[4 * (last + 1)..];
     let fits = |length: usize| length <= payload.len() + MOST_CUT;
     match payload.first()? >> 4 {
@@ -123,7 +149,7 @@ fn in_mpls(packet: &[u8]) -> Option<Inside<'_>> {
             Some(Inside::Ethernet("MPLS", &payload[4..]))
         }
         _ if is_frame(payload) => Some(Inside::Ethernet("MPLS", payload)),
-        _ => Some(Inside::Closed("MPLS")),
+        _ => closed("MPLS"),
     }
 }
 

@@ -11,6 +11,7 @@ use ferroce_driver::pcap::{LinkType, Reader};
 use super::conversation::Foreign;
 use super::packet::Seen;
 use crate::dissect::layers::Contents;
+use crate::dissect::unopened::Unopened;
 use crate::failure::Failure;
 
 /// What a file has for a replay.
@@ -26,8 +27,10 @@ pub(super) struct Capture {
     pub(super) unreadable: u64,
     /// RoCE packets that can't be checked, by the reason.
     pub(super) unchecked: BTreeMap<&'static str, u64>,
-    /// Frames that may have RoCE packets in them, by what these would travel in.
-    pub(super) unopened: BTreeMap<&'static str, u64>,
+    /// Why the file could not be read to its end.
+    pub(super) damage: Option<String>,
+    /// Frames without a RoCE packet that is known, by what they are.
+    pub(super) unopened: Unopened,
 }
 
 impl Capture {
@@ -35,7 +38,17 @@ impl Capture {
         let mut reader = Reader::open(path)?;
         let mut capture = Capture::default();
         let (mut start, mut unsupported) = (None, None);
-        while let Some(record) = reader.next_record()? {
+        loop {
+            let record = match reader.next_record() {
+                Ok(Some(record)) => record,
+                Ok(None) => break,
+                // Whoever records may be killed: what is there is judged.
+                Err(error) if capture.frames > 0 => {
+                    capture.damage = Some(error.to_string());
+                    break;
+                }
+                Err(error) => return Err(error.into()),
+            };
             capture.frames += 1;
             if let LinkType::Other(number) = record.link_type {
                 unsupported = Some(number);
@@ -43,10 +56,9 @@ impl Capture {
             let (layers, transport) = match Contents::of(record.link_type, record.captured) {
                 Contents::Roce(layers, transport) => (layers, transport),
                 Contents::Unopened(name) => {
-                    *capture.unopened.entry(name).or_default() += 1;
+                    capture.unopened.count(name);
                     continue;
                 }
-                Contents::Other => continue,
             };
             // Virtual time starts with an hour: captures of several queues are not in order.
             let start = *start.get_or_insert(record.timestamp);
@@ -80,7 +92,7 @@ impl Capture {
                     *capture.unchecked.entry("with IPv4 options").or_default() += 1
                 }
                 Err(ParseError::Fragment) => *capture.unchecked.entry("in IPv4 fragments").or_default() += 1,
-                Err(_) if is_cut => *capture.unchecked.entry("cut short by the recorder").or_default() += 1,
+                Err(_) if is_cut => *capture.unchecked.entry(CUT_SHORT).or_default() += 1,
                 Err(_) => capture.unreadable += 1,
             }
         }
@@ -98,3 +110,5 @@ impl Capture {
 }
 
 const HOUR: u64 = 3_600_000_000_000;
+/// Why a packet can't be checked of which the recorder kept a part.
+pub(super) const CUT_SHORT: &str = "cut short by the recorder";

@@ -1,6 +1,6 @@
 //! The engine's packets beside the recorded ones: what must be the same, and what may differ.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use ferroce::wire::{Nak, Operation, Service, Syndrome, credits};
 
@@ -14,15 +14,16 @@ use super::rule::{Finding, Rule, Weight};
 /// What differs between the recorded end and the engine in its place.
 pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let mut comparison = Comparison { of, findings: Vec::new() };
-    let side = |events: &[Event]| -> Vec<Event> {
-        events.iter().filter(|event| event.from == played.place.end && !event.copy).cloned().collect()
-    };
-    let (recorded, engine) = (side(&of.events), side(&played.events));
+    fn side(events: &[Event], end: usize) -> Vec<&Event> {
+        events.iter().filter(|event| event.from == end && !event.copy).collect()
+    }
+    let end = played.place.end;
+    let (recorded, engine) = (side(&of.events, end), side(&played.events, end));
     comparison.requests(&recorded, &engine, played);
     // What the engine was never asked it cannot answer.
-    let came = Messages::among(of, &played.events, 1 - played.place.end);
-    let asked = |event: &Event| came.at(event.psn).is_some();
-    let answered: Vec<Event> = recorded.into_iter().filter(|e| e.packet.is_response() && asked(e)).collect();
+    let came = Messages::among(of, &played.events, 1 - end);
+    let asked = |event: &&Event| came.at(event.psn).is_some();
+    let answered: Vec<&Event> = recorded.into_iter().filter(|e| e.packet.is_response() && asked(e)).collect();
     comparison.responses(&answered, &engine);
     comparison.findings
 }
@@ -41,7 +42,7 @@ impl Comparison<'_> {
         self.findings.push(Finding { rule, weight: Weight::Lawful, frame, text: text.into() });
     }
 
-    fn requests(&mut self, recorded: &[Event], engine: &[Event], played: &Played) {
+    fn requests(&mut self, recorded: &[&Event], engine: &[&Event], played: &Played) {
         let (theirs, ours) = (self.firsts(recorded), self.firsts(engine));
         let known = Messages::posted(self.of, played.place.end);
         for (psn, there) in &theirs {
@@ -68,8 +69,9 @@ impl Comparison<'_> {
             let text = format!("{} at PSN {} was not recorded", here.opcode, hex(*psn));
             self.violation(Rule::Content, here.frame, text);
         }
-        let repeats = |events: &[Event], firsts: &BTreeMap<i64, Seen>| {
-            events.iter().filter(|event| event.packet.is_request()).count() - firsts.len()
+        let repeats = |events: &[&Event], firsts: &BTreeMap<i64, &Seen>| {
+            let whole = events.iter().filter(|event| event.packet.is_request() && event.packet.icrc_is_right);
+            whole.count() - firsts.len()
         };
         let (there, here) = (repeats(recorded, &theirs), repeats(engine, &ours));
         if there != here && self.of.service == Service::Rc {
@@ -82,7 +84,7 @@ impl Comparison<'_> {
     }
 
     /// The first transmissions, by PSN; of datagrams by number, for their PSNs count other peers too.
-    fn firsts(&self, events: &[Event]) -> BTreeMap<i64, Seen> {
+    fn firsts<'e>(&self, events: &[&'e Event]) -> BTreeMap<i64, &'e Seen> {
         let mut firsts = BTreeMap::new();
         let mut reads: Vec<(i64, i64)> = Vec::new();
         let requests = events.iter().filter(|e| e.packet.is_request() && e.packet.icrc_is_right);
@@ -96,7 +98,7 @@ impl Comparison<'_> {
             if span > 1 {
                 reads.push((key, key + span));
             }
-            firsts.entry(key).or_insert_with(|| (*event.packet).clone());
+            firsts.entry(key).or_insert(&*event.packet);
         }
         firsts
     }
@@ -120,7 +122,7 @@ impl Comparison<'_> {
                 there.opcode
             );
             self.violation(Rule::Content, frame, text);
-        } else if there.payload() != here.payload() {
+        } else if !there.carries_the_same_as(here) {
             let text =
                 format!("{} at PSN {} has another payload", here.opcode, hex(here.psn().value().into()));
             self.violation(Rule::Content, frame, text);
@@ -148,26 +150,29 @@ impl Comparison<'_> {
         }
     }
 
-    fn responses(&mut self, recorded: &[Event], engine: &[Event]) {
+    fn responses(&mut self, recorded: &[&Event], engine: &[&Event]) {
         self.refusals(recorded, engine);
         let mut there: HashMap<i64, Vec<&Seen>> = HashMap::new();
-        let answers = |events: &'_ [Event]| -> Vec<Event> {
-            events
-                .iter()
-                .filter(|event| event.packet.is_response() && event.packet.icrc_is_right)
-                .cloned()
-                .collect()
-        };
+        let mut known = HashSet::new();
+        fn answers<'e>(events: &[&'e Event]) -> Vec<&'e Event> {
+            let answers =
+                events.iter().filter(|event| event.packet.is_response() && event.packet.icrc_is_right);
+            answers.copied().collect()
+        }
         let (recorded, engine) = (answers(recorded), answers(engine));
         for event in &recorded {
-            there.entry(event.psn).or_default().push(&event.packet);
+            // One that says the same again is no other.
+            let packet = &event.packet;
+            if known.insert((event.psn, packet.opcode.byte(), packet.original, packet.payload_digest())) {
+                there.entry(event.psn).or_default().push(packet);
+            }
         }
         for event in &engine {
             let here = &event.packet;
             let Some(candidates) = there.get(&event.psn) else { continue };
             self.response(candidates, here, event.psn);
         }
-        let count = |events: &[Event]| {
+        let count = |events: &[&Event]| {
             let acks =
                 events.iter().filter(|event| event.packet.opcode.operation() == Operation::Acknowledge);
             acks.filter(|event| !event.packet.is_nak()).count()
@@ -185,8 +190,11 @@ impl Comparison<'_> {
             candidates.iter().filter(|there| there.opcode.operation() == operation).collect();
         let Some(first) = alike.first() else { return };
         match operation {
+            // One of another length is not what was asked for: the judge says so.
+            Operation::ReadResponse
+                if alike.iter().all(|there| there.payload_len() != here.payload_len()) => {}
             Operation::ReadResponse => {
-                if !alike.iter().any(|there| there.payload() == here.payload()) {
+                if !alike.iter().any(|there| there.carries_the_same_as(here)) {
                     let text = format!("the READ response of PSN {} has another payload", hex(psn));
                     self.violation(Rule::Data, first.frame, text);
                 } else if !alike.iter().any(|there| there.opcode == here.opcode) {
@@ -228,29 +236,33 @@ impl Comparison<'_> {
     }
 
     /// The NAKs, one by one.
-    fn refusals(&mut self, recorded: &[Event], engine: &[Event]) {
-        let naks = |events: &'_ [Event]| -> Vec<(i64, u8, u64)> {
+    fn refusals(&mut self, recorded: &[&Event], engine: &[&Event]) {
+        let naks = |events: &[&Event]| -> Vec<(i64, u8, u64)> {
             let responses = events.iter().filter(|event| event.packet.is_nak() && event.packet.icrc_is_right);
             let byte = |event: &Event| event.packet.aeth.map_or(0, |aeth| aeth.syndrome_byte());
             responses.map(|event| (event.psn, byte(event), event.packet.frame)).collect()
         };
-        let (mut there, mut here) = (naks(recorded), naks(engine));
-        there.retain(|(psn, byte, _)| {
-            let same = here.iter().position(|(p, b, _)| p == psn && b == byte);
-            same.map(|at| here.remove(at)).is_none()
-        });
+        let mut there = naks(recorded);
+        let mut here: BTreeMap<i64, VecDeque<(u8, u64)>> = BTreeMap::new();
+        for (psn, byte, frame) in naks(engine) {
+            here.entry(psn).or_default().push_back((byte, frame));
+        }
+        let mut take = |psn: i64, fits: &dyn Fn(u8) -> bool| {
+            let of_psn = here.get_mut(&psn)?;
+            of_psn.remove(of_psn.iter().position(|(byte, _)| fits(*byte))?)
+        };
+        there.retain(|(psn, byte, _)| take(*psn, &|other| other == *byte).is_none());
         for (psn, byte, frame) in there {
-            let other = here.iter().position(|(p, b, _)| *p == psn && ![*b, byte].contains(&0x60));
             let was = name(byte);
-            match other.map(|at| here.remove(at)) {
-                Some((_, is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {
+            match take(psn, &|other| ![other, byte].contains(&0x60)) {
+                Some((is, _)) if [0x61, 0x62, 0x63].contains(&byte) && is == 0x61 => {
                     let text = format!(
                         "refused with {} where {was} was recorded: a message longer than its receive is an invalid request",
                         name(is)
                     );
                     self.lawful(Rule::NakCode, frame, text);
                 }
-                Some((_, is, _)) => {
+                Some((is, _)) => {
                     let text = format!("PSN {} is answered with {}, recorded {was}", hex(psn), name(is));
                     self.violation(Rule::Refusal, frame, text);
                 }
@@ -274,14 +286,20 @@ impl Comparison<'_> {
                 ),
             }
         }
-        for (psn, byte, frame) in here {
+        let newest_done = recorded.iter().filter(|event| !event.packet.is_nak()).map(|event| event.psn).max();
+        let refused: HashSet<i64> =
+            recorded.iter().filter(|event| event.packet.is_nak()).map(|event| event.psn).collect();
+        let all = here
+            .into_iter()
+            .flat_map(|(psn, naks)| naks.into_iter().map(move |(byte, frame)| (psn, byte, frame)));
+        for (psn, byte, frame) in all {
             let (told, is) = (format!("{} for PSN {} was not recorded", name(byte), hex(psn)), byte >> 5);
-            let is_open = recorded.iter().all(|event| event.psn < psn || event.packet.is_nak());
+            let is_open = newest_done.is_none_or(|newest| newest < psn);
             match is {
                 // The recorded end's answer may be behind the end of the capture.
                 3 if is_open => {}
                 // The recorded end had none either, or its answer was not recorded.
-                1 if is_open || recorded.iter().any(|event| event.psn == psn && event.packet.is_nak()) => {
+                1 if is_open || refused.contains(&psn) => {
                     self.lawful(Rule::Receives, frame, format!("{told}: here the receive was posted later"));
                 }
                 3 if byte == 0x60 => {}

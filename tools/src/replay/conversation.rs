@@ -8,11 +8,14 @@ use ferroce::wire::cm::{CmBody, CmMessage};
 use ferroce::wire::{Opcode, Operation, PKEY_DEFAULT, PKey, PayloadRule, Service};
 use ferroce::{Gid, Nanos, PathMtu, Psn, Qpn};
 
+use super::answers::Answers;
+use super::given;
 use super::message::Messages;
 use super::packet::Seen;
 use super::pairing::{Flow, Pairing};
 use super::progress::Progress;
 use super::renewal::Courses;
+use crate::failure::Failure;
 
 /// Packets between two queue pairs.
 #[derive(Debug)]
@@ -27,12 +30,14 @@ pub(super) struct Conversation {
     pub(super) agreed: Option<Agreed>,
     /// What either end's application posted.
     pub(super) messages: [Messages; 2],
-    /// What either end refused for good, by PSN in order.
-    pub(super) refusals: [Vec<i64>; 2],
-    /// The newest PSN that either end answered otherwise.
-    pub(super) answered: [Option<i64>; 2],
+    /// What either end answered.
+    pub(super) answers: [Answers; 2],
     /// The partition, as a full member's key: that of the REQ, or of the first packet.
     pub(super) pkey: PKey,
+    /// Ends that are limited members of it: the other one must be a full member.
+    pub(super) limited: [bool; 2],
+    /// Ends that speak RoCE v1.
+    roce_v1: [bool; 2],
     /// Its flows may belong to others.
     pub(super) is_guessed: bool,
     /// Where it stops to be judged: the frame, and the opcode there that is a manufacturer's.
@@ -108,9 +113,9 @@ impl Conversation {
         foreign: &[Foreign],
         given: &Given,
         progress: &mut Progress,
-    ) -> Vec<Conversation> {
+    ) -> Result<Vec<Conversation>, Failure> {
         let setups = setups(packets);
-        let mut pairing = pair_flows(packets, &setups, given, progress);
+        let mut pairing = pair_flows(packets, &setups, given, progress)?;
         let mut found: Vec<Conversation> = Vec::new();
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
         let mut datagrams: HashMap<[(Gid, Qpn); 2], usize> = HashMap::new();
@@ -121,12 +126,11 @@ impl Conversation {
             progress.tell(|| format!("{number} of {} packets are in their conversations", packets.len()));
             let (to, service) = (packet.bth.dest_qpn(), packet.service());
             while let Some(foreign) = foreign.next_if(|f| (f.at, f.frame) < (packet.at, packet.frame)) {
+                // In front of all that is known a connection is judged from behind it, as from where a capture begins.
                 let flow = (foreign.source, foreign.destination, foreign.to, Service::Rc);
-                let index = match by_flow.get(&flow) {
-                    Some(index) => *index,
-                    None => begin(&mut found, &mut by_flow, flow, &pairing),
-                };
-                found[index].foreign.get_or_insert((foreign.frame, foreign.opcode));
+                if let Some(index) = by_flow.get(&flow) {
+                    found[*index].foreign.get_or_insert((foreign.frame, foreign.opcode));
+                }
             }
             // A queue pair that is connected anew begins another conversation.
             while let Some(setup) = renewed.next_if(|setup| setup.frame < packet.frame) {
@@ -193,16 +197,17 @@ impl Conversation {
             let start = conversation.events.first().map_or(0, |event| event.packet.frame);
             let before = setups.iter().rev().filter(|setup| setup.frame < start);
             conversation.agreed = before.filter_map(|setup| setup.fits(&conversation.ends)).next();
+            conversation.find_versions();
             conversation.find_pkey();
             conversation.number();
             conversation.find_copies(&numbering);
             conversation.find_path_mtu(given);
             conversation.find_losses();
-            conversation.find_answers();
+            conversation.answers = [0, 1].map(|end| Answers::of(&conversation.events, end));
             conversation.messages =
                 [0, 1].map(|end| Messages::among(conversation, &conversation.events, end));
         }
-        found
+        Ok(found)
     }
 
     fn new(service: Service, ends: [End; 2]) -> Conversation {
@@ -214,9 +219,10 @@ impl Conversation {
             events: Vec::new(),
             agreed: None,
             messages: Default::default(),
-            refusals: [Vec::new(), Vec::new()],
-            answered: [None, None],
+            answers: Default::default(),
             pkey: PKEY_DEFAULT,
+            limited: [false; 2],
+            roce_v1: [false; 2],
             is_guessed: false,
             foreign: None,
         }
@@ -238,6 +244,12 @@ impl Conversation {
         let mut whole = self.events.iter().map(|event| &event.packet).filter(|packet| packet.icrc_is_right);
         let told = self.agreed.map(|agreed| agreed.pkey).or_else(|| whole.next().map(|p| p.bth.pkey()));
         self.pkey = told.filter(|pkey| pkey.is_valid()).map_or(PKEY_DEFAULT, |pkey| PKey(pkey.0 | 0x8000));
+        let is_limited = |event: &Event| {
+            let packet = &event.packet;
+            self.is_acceptable(packet) && !packet.is_cnp() && !packet.bth.pkey().is_full_member()
+        };
+        self.limited =
+            [0, 1].map(|end| self.events.iter().any(|event| event.from == end && is_limited(event)));
     }
 
     /// Whether a receiver may look at a packet further: ICRC, transport version and P_Key are right.
@@ -284,7 +296,7 @@ impl Conversation {
 
     fn find_path_mtu(&mut self, given: &Given) {
         let full = self.events.iter().find_map(|event| {
-            let len = u32::try_from(event.packet.payload().len()).ok()?;
+            let len = u32::try_from(event.packet.payload_len()).ok()?;
             let is_full =
                 self.is_acceptable(&event.packet) && event.packet.opcode.payload() == PayloadRule::Full;
             PathMtu::try_from(len).ok().filter(|_| is_full)
@@ -298,7 +310,7 @@ impl Conversation {
         } else if let Some(mtu) = self.path_mtu_of_reads() {
             (mtu, "from the PSNs of a READ")
         } else {
-            let longest = self.events.iter().map(|event| event.packet.payload().len()).max().unwrap_or(0);
+            let longest = self.events.iter().map(|event| event.packet.payload_len()).max().unwrap_or(0);
             let fits = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() as usize >= longest.max(1024));
             (fits.unwrap_or(PathMtu::Mtu4096), GUESSED)
         };
@@ -328,6 +340,8 @@ impl Conversation {
 
     /// Finds packets that were recorded and did not arrive: what a NAK or a repeated READ asks for.
     fn find_losses(&mut self) {
+        // READs that came before, by end: where each starts and ends.
+        let mut reads = [BTreeMap::new(), BTreeMap::new()];
         for at in 0..self.events.len() {
             let event = &self.events[at];
             let (packet, asker, missing) = (&event.packet, event.from, event.psn);
@@ -338,8 +352,19 @@ impl Conversation {
             if is_told && before.any(|e| e.from == asker && e.psn == missing && e.packet.is_rnr_nak()) {
                 continue;
             }
-            if !is_told && (packet.opcode != Opcode::RC_READ_REQUEST || !self.is_resumed(at)) {
-                continue;
+            if !is_told {
+                if packet.opcode != Opcode::RC_READ_REQUEST {
+                    continue;
+                }
+                // One that goes on with an earlier one, from behind its start.
+                let mut before = reads[asker].range(..missing).rev().take(NESTED);
+                let is_resumed = before.any(|(_, end)| missing < *end);
+                let end = missing + self.span(packet);
+                let known = reads[asker].entry(missing).or_insert(end);
+                *known = end.max(*known);
+                if !is_resumed {
+                    continue;
+                }
             }
             for event in self.events[..at].iter_mut().rev().take(LOOK_BACK) {
                 let kind = if is_told { event.packet.is_request() } else { event.packet.is_response() };
@@ -352,24 +377,6 @@ impl Conversation {
         }
     }
 
-    fn find_answers(&mut self) {
-        for event in self.events.iter().filter(|event| event.packet.is_response()) {
-            if event.packet.is_refusal() {
-                self.refusals[event.from].push(event.psn);
-            } else if !event.packet.is_nak() {
-                self.answered[event.from] = self.answered[event.from].max(Some(event.psn));
-            }
-        }
-        self.refusals.iter_mut().for_each(|refusals| refusals.sort_unstable());
-    }
-
-    /// The first PSN of a range that an end refused.
-    pub(super) fn refused(&self, end: usize, first: i64, last: i64) -> Option<i64> {
-        let refusals = &self.refusals[end];
-        let at = refusals.partition_point(|psn| *psn < first);
-        refusals.get(at).copied().filter(|psn| *psn <= last)
-    }
-
     /// Whether the path MTU, and so how many PSNs a READ takes up, is more than a guess.
     pub(super) fn knows_path_mtu(&self) -> bool {
         let long =
@@ -377,22 +384,15 @@ impl Conversation {
         self.path_mtu_from != GUESSED || !self.events.iter().any(long)
     }
 
-    /// Whether the READ request at `at` goes on with an earlier one, from behind its start.
-    fn is_resumed(&self, at: usize) -> bool {
-        let event = &self.events[at];
-        self.events[..at].iter().rev().take(LOOK_BACK).any(|earlier| {
-            let span = self.span(&earlier.packet);
-            earlier.from == event.from
-                && earlier.packet.opcode == Opcode::RC_READ_REQUEST
-                && event.psn > earlier.psn
-                && event.psn < earlier.psn + span
-        })
+    /// Finds the version that an end speaks: that of its first packet, or of the first that it got.
+    fn find_versions(&mut self) {
+        let first = |end: usize| self.events.iter().find(|event| event.from == end).or(self.events.first());
+        self.roce_v1 = [0, 1].map(|end| first(end).is_some_and(|event| event.packet.is_roce_v1()));
     }
 
-    /// Whether an end speaks RoCE v1, as its first packet does, or the first that it got.
+    /// Whether an end speaks RoCE v1.
     pub(super) fn is_roce_v1(&self, end: usize) -> bool {
-        let first = self.events.iter().find(|event| event.from == end).or(self.events.first());
-        first.is_some_and(|event| event.packet.is_roce_v1())
+        self.roce_v1[end]
     }
 
     /// How many PSNs a request takes up.
@@ -426,6 +426,8 @@ fn begin(
 
 /// What is asked for again was sent among so many packets.
 const LOOK_BACK: usize = 8192;
+/// READs that one PSN may lie in: one, and those that were taken up again.
+const NESTED: usize = 256;
 
 /// How a path MTU is known that is not known.
 const GUESSED: &str = "taken for granted";
@@ -513,21 +515,19 @@ fn numbering(packets: &[Rc<Seen>]) -> HashMap<Gid, Option<u16>> {
 
 /// The queue pairs that the flows of connections come from: as given, by the connection manager, or as the
 /// packets tell.
-fn pair_flows(packets: &[Rc<Seen>], setups: &[Setup], given: &Given, progress: &mut Progress) -> Pairing {
+fn pair_flows(
+    packets: &[Rc<Seen>],
+    setups: &[Setup],
+    given: &Given,
+    progress: &mut Progress,
+) -> Result<Pairing, Failure> {
     let mut pairing = Pairing::default();
-    for (a, b) in &given.pairs {
-        let mut flows = packets.iter().filter(|p| p.bth.dest_qpn() == *b || p.bth.dest_qpn() == *a);
-        if let Some(p) = flows.next() {
-            let (to_a, to_b) =
-                if p.bth.dest_qpn() == *a { (p.destination, p.source) } else { (p.source, p.destination) };
-            pairing.tie((to_a, *a), (to_b, *b), p.service());
-        }
-    }
+    given::tie(&mut pairing, packets, &given.pairs)?;
     for setup in setups {
         for service in [Service::Rc, Service::Uc] {
             pairing.tie(setup.ends[0], setup.ends[1], service);
         }
     }
     pairing.find(packets, progress);
-    pairing
+    Ok(pairing)
 }

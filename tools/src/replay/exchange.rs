@@ -41,18 +41,16 @@ impl Exchange {
     /// All exchanges of a capture, by pair of hosts.
     pub(super) fn find(packets: &[Rc<Seen>]) -> Vec<Exchange> {
         let mut found: Vec<Exchange> = Vec::new();
+        let mut by_hosts: HashMap<[Gid; 2], usize> = HashMap::new();
         for packet in packets.iter().filter(|packet| packet.bth.dest_qpn() == Qpn::GSI && is_cm(packet)) {
-            let is_between = |exchange: &&mut Exchange| {
-                [exchange.hosts, [exchange.hosts[1], exchange.hosts[0]]]
-                    .contains(&[packet.source, packet.destination])
-            };
-            match found.iter_mut().find(is_between) {
-                Some(exchange) => exchange.messages.push(Rc::clone(packet)),
-                None => {
-                    let hosts = [packet.source, packet.destination];
-                    found.push(Exchange { hosts, messages: vec![Rc::clone(packet)] });
-                }
-            }
+            let hosts = [packet.source, packet.destination];
+            let mut sorted = hosts;
+            sorted.sort_by_key(|host| host.0);
+            let index = *by_hosts.entry(sorted).or_insert_with(|| {
+                found.push(Exchange { hosts, messages: Vec::new() });
+                found.len() - 1
+            });
+            found[index].messages.push(Rc::clone(packet));
         }
         found
     }
@@ -147,9 +145,9 @@ fn is_cm(packet: &Seen) -> bool {
 /// What every message over QP1 has (protocol.md §2, GMP).
 fn shape(packet: &Seen, judged: &mut Judged) {
     let deth = packet.deth.map(|deth| (deth.qkey(), deth.source_qpn()));
-    if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload().len() != MAD_LEN {
+    if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload_len() != MAD_LEN {
         let text =
-            format!("{} of {} bytes: must be a UD SEND of {MAD_LEN}", packet.opcode, packet.payload().len());
+            format!("{} of {} bytes: must be a UD SEND of {MAD_LEN}", packet.opcode, packet.payload_len());
         judged.fault(Rule::CmMessage, packet, text);
     } else if deth != Some((GSI_QKEY, Qpn::GSI)) {
         judged.fault(

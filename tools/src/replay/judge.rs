@@ -4,6 +4,7 @@
 mod requester;
 mod responder;
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use ferroce::wire::{PKEY_DEFAULT, Reth, Service};
@@ -61,6 +62,8 @@ pub(super) fn judge(
         of,
         side,
         strict: strict.is_some(),
+        receives: 0,
+        asked_again: false,
         own: Messages::among(of, events, side),
         theirs: Messages::among(of, events, 1 - side),
         requester: Requester::starting(strict.map(|strict| strict.starts[side])),
@@ -70,6 +73,9 @@ pub(super) fn judge(
         findings: Vec::new(),
         measured: Measured::default(),
     };
+    let mut asked = HashSet::new();
+    judge.asked_again = requests(events, 1 - side).any(|event| !asked.insert(event.psn));
+    judge.receives = judge.theirs.list.iter().filter(|message| message.takes_receive()).count();
     let dead_from = strict.and_then(|strict| strict.dead_from);
     for (index, event) in events.iter().enumerate() {
         judge.responder.is_dead |= dead_from == Some(index);
@@ -86,6 +92,10 @@ struct Judge<'a> {
     strict: bool,
     own: Messages,
     theirs: Messages,
+    /// The other end asks for something twice, anywhere in the capture.
+    asked_again: bool,
+    /// Receives that the other end's messages take.
+    receives: usize,
     requester: Requester,
     responder: Responder,
     /// The first and the last PSN that the other end's requests take up in all the capture.
@@ -168,7 +178,7 @@ impl Judge<'_> {
             );
         }
         if !packet.pad_fits && !packet.is_cnp() {
-            let text = format!("pad {} behind {} bytes", packet.bth.pad(), packet.payload().len());
+            let text = format!("pad {} behind {} bytes", packet.bth.pad(), packet.payload_len());
             self.violation(Rule::Pad, frame, text);
         }
         if packet.bth.transport_version() != 0 {
@@ -179,11 +189,17 @@ impl Judge<'_> {
         // CNPs go in the default partition, too.
         if !(self.of.pkey.admits(pkey) || packet.is_cnp() && PKEY_DEFAULT.admits(pkey)) {
             self.violation(Rule::Header, frame, format!("P_Key {pkey}: must be {}", self.of.pkey));
+        } else if !pkey.is_full_member() && self.of.limited[1 - self.side] && !packet.is_cnp() {
+            let text = format!(
+                "P_Key {pkey}, of a limited member to a limited member: one must be {}",
+                self.of.pkey
+            );
+            self.violation(Rule::Header, frame, text);
         }
         if packet.bth.solicited() && !packet.may_solicit() {
             self.violation(Rule::Header, frame, format!("{opcode} with the solicited event bit"));
         }
-        let (len, mtu) = (packet.payload().len(), self.of.path_mtu.bytes() as usize);
+        let (len, mtu) = (packet.payload_len(), self.of.path_mtu.bytes() as usize);
         if self.of.service != Service::Ud && !packet.is_cnp() && !opcode.payload().admits(len, mtu) {
             self.violation(
                 Rule::PayloadLength,

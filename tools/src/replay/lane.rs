@@ -55,6 +55,8 @@ pub(super) struct Lane<'a> {
     answered: usize,
     /// The newest PSN of either end's requests.
     pub(super) newest: [i64; 2],
+    /// Packets that it may still send and are kept.
+    packets_left: u64,
     pub(super) played: Played,
 }
 
@@ -73,6 +75,8 @@ pub(super) enum Standing {
 
 /// Marks the receives among the work request's numbers.
 const RECEIVE: u64 = 1 << 63;
+/// What nothing has come into yet.
+const EMPTY: u8 = 0xee;
 /// From here on, numbers for queue pairs that nothing was sent to.
 const NOBODY: u32 = 0x00e0_0000;
 
@@ -190,6 +194,7 @@ impl<'a> Lane<'a> {
             newest_answer: None,
             answered: 0,
             newest: starts.map(|start| start - 1),
+            packets_left: packets_of(of),
             played: Played {
                 place,
                 events: Vec::new(),
@@ -261,7 +266,9 @@ impl<'a> Lane<'a> {
     /// Whether the engine has not sent all that was posted, and still may.
     pub(super) fn has_unsent(&self) -> bool {
         let last = self.own.list.last().map(|message| message.first);
-        self.played.dead_from.is_none() && last.is_some_and(|last| self.newest[self.end] < last)
+        self.played.dead_from.is_none()
+            && !self.is_over()
+            && last.is_some_and(|last| self.newest[self.end] < last)
     }
 
     /// What the application never got to post is nobody's fault.
@@ -306,21 +313,14 @@ impl<'a> Lane<'a> {
     /// Registers what is sent, and room for what is read and received.
     fn fill(&mut self, context: &mut Context, pd: Pd) -> Result<(), Failure> {
         let mtu = self.of.path_mtu.bytes() as usize;
-        let mut bytes = Vec::new();
-        // A payload, or room of some length.
-        let mut place = |payload: Result<&[u8], usize>| {
-            let offset = bytes.len();
-            match payload {
-                Ok(payload) => bytes.extend_from_slice(payload),
-                Err(len) => bytes.resize(offset + len, 0xee),
-            }
-            let len = bytes.len() - offset;
-            bytes.resize(bytes.len().next_multiple_of(8), 0);
+        let mut end = 0;
+        let mut place = |len: usize| {
+            let offset = end;
+            end = (offset + len).next_multiple_of(8);
             (offset as u64, len as u32)
         };
         for message in &self.own.list {
-            let (payload, _) = message.payload(mtu);
-            self.sources.push(place(Ok(&payload)));
+            self.sources.push(place(message.payload_len(mtu)));
         }
         for message in &self.own.list {
             let len = match message.operation() {
@@ -328,16 +328,24 @@ impl<'a> Lane<'a> {
                 Some(Operation::CompareSwap | Operation::FetchAdd) => 8,
                 _ => 0,
             };
-            self.sinks.push(place(Err(len)));
+            self.sinks.push(place(len));
         }
         let area = self.header_area();
         for message in &self.theirs.list {
             let too_long = refused_as_too_long(self.of, self.end, message);
             let len = too_long.unwrap_or_else(|| message.receive_len(mtu) + area);
-            self.sinks.push(place(Err(len)));
+            self.sinks.push(place(len));
         }
-        bytes.resize(bytes.len().max(8), 0);
-        let memory = Memory::copy_of(&bytes).or_fail(|| format!("{} bytes of memory", bytes.len()))?;
+        let len = end.max(8);
+        let mut memory = Memory::zeroed(len).or_fail(|| format!("{len} bytes of memory"))?;
+        for (message, (offset, len)) in self.own.list.iter().zip(&self.sources) {
+            let start = *offset as usize;
+            memory[start..start + *len as usize].copy_from_slice(&message.payload(mtu).0);
+        }
+        for (offset, len) in &self.sinks {
+            let start = *offset as usize;
+            memory[start..start + *len as usize].fill(EMPTY);
+        }
         let registered = context.register(pd, memory, Access::LOCAL_WRITE);
         self.memory = Some(registered.map_err(|error| Failure::run(error.to_string()))?);
         Ok(())
@@ -417,8 +425,28 @@ impl<'a> Lane<'a> {
         source && (packet.service() == self.of.service || packet.is_cnp())
     }
 
+    /// Whether the engine has sent more than is kept: then this queue pair is not played any further, and nothing
+    /// is said of it.
+    pub(super) fn is_over(&self) -> bool {
+        self.packets_left == 0
+    }
+
+    /// Why nothing is said of it.
+    pub(super) fn why_over(&self) -> String {
+        format!(
+            "the engine sent more than {} packets for the {} that were recorded",
+            packets_of(self.of),
+            self.of.events.len()
+        )
+    }
+
     /// Keeps a packet of the engine.
     pub(super) fn keep(&mut self, packet: Seen) {
+        self.packets_left = self.packets_left.saturating_sub(1);
+        if self.is_over() {
+            self.played.events = Vec::new();
+            return;
+        }
         let space = if packet.is_request() { self.end } else { 1 - self.end };
         let newest = &mut self.newest[space];
         let psn = *newest + i64::from(packet.psn().distance(wrapped(*newest)));
@@ -440,6 +468,16 @@ impl<'a> Lane<'a> {
         });
     }
 }
+
+/// Packets that the engine may send in a conversation: some for each that was recorded, and for each that what was
+/// recorded asks for.
+fn packets_of(of: &Conversation) -> u64 {
+    let asked: u64 = of.messages.iter().map(Messages::psns).sum();
+    FEW + 4 * of.events.len() as u64 + 2 * asked
+}
+
+/// Packets that any queue pair may send.
+const FEW: u64 = 64;
 
 /// Places of a queue for so many messages.
 fn depth(messages: &Messages) -> u32 {

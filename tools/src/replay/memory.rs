@@ -1,6 +1,6 @@
 //! The memory of the end that the engine replaces, as the packets of the other end reached it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ferroce::wire::Operation;
 use ferroce::{Access, Context, Memory, Mr, Pd, RKey};
@@ -61,17 +61,17 @@ const BLANK: u8 = 0xdd;
 pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Area> {
     let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
     // What was refused under a key may have been refused again, behind the end of the capture.
-    let mut refused: Vec<RKey> = Vec::new();
+    let mut refused: BTreeSet<u32> = BTreeSet::new();
     for Place { conversation, end } in places {
         let of = &conversations[*conversation];
         let keys =
             of.messages[1 - end].list.iter().filter(|m| was_refused(of, *end, m)).filter_map(Message::remote);
-        refused.extend(keys.map(|(_, rkey, _)| rkey));
+        refused.extend(keys.map(|(_, rkey, _)| rkey.0));
     }
     for Place { conversation, end } in places {
         let of = &conversations[*conversation];
         for message in &of.messages[1 - end].list {
-            let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey));
+            let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey.0));
             if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {
                 continue;
             }
@@ -175,9 +175,7 @@ impl Exposed {
         let end = 1 - request.from;
         if let Some(atomic) = packet.atomic {
             // All answers to it are the same, and the one to this packet may be missing.
-            let mut answers = of.events.iter().filter(|e| e.from == end && e.packet.icrc_is_right);
-            let original =
-                answers.find_map(|event| event.packet.original.filter(|_| event.psn == request.psn));
+            let original = of.answers[end].original(request.psn);
             if let Some(original) = original.filter(|_| standing != Standing::Done) {
                 let before = self.put(context, atomic.rkey(), atomic.va(), &original.to_ne_bytes())?;
                 let blank = u64::from_ne_bytes([BLANK; 8]);
@@ -194,25 +192,12 @@ impl Exposed {
             }
         } else if let (Operation::ReadRequest, Some(reth)) = (packet.opcode.operation(), packet.reth) {
             let mtu = u64::from(of.path_mtu.bytes());
-            let span = of.span(packet);
-            let mut told = vec![false; span as usize];
-            // The answer to this request comes behind it; of what never came there is an older one, maybe.
-            let behind = of.events[index..].iter();
-            let before = of.events[..index].iter().rev();
-            for event in behind.chain(before) {
-                let place = event.psn - request.psn;
-                let is_answer =
-                    event.from == end && event.packet.opcode.operation() == Operation::ReadResponse;
-                if !is_answer || place < 0 || place >= span || !event.packet.icrc_is_right {
-                    continue;
-                }
-                if !std::mem::replace(&mut told[place as usize], true) {
-                    let va = reth.va().wrapping_add(place as u64 * mtu);
-                    self.put(context, reth.rkey(), va, event.packet.payload())?;
-                }
-                if told.iter().all(|told| *told) {
-                    break;
-                }
+            for (psn, answers) in of.answers[end].reads(request.psn..request.psn + of.span(packet)) {
+                // The answer to this request comes behind it; of what never came there is an older one, maybe.
+                let behind = answers.partition_point(|(_, answer)| *answer < index);
+                let Some((_, answer)) = answers.get(behind).or(answers.last()) else { continue };
+                let va = reth.va().wrapping_add((psn - request.psn) as u64 * mtu);
+                self.put(context, reth.rkey(), va, of.events[*answer].packet.payload())?;
             }
         }
         Ok(())
@@ -258,10 +243,10 @@ impl Exposed {
 
 /// Whether the recorded end is known to have carried a message out.
 fn was_answered(of: &Conversation, end: usize, message: &Message) -> bool {
-    of.answered[end].is_some_and(|answered| answered >= message.last)
+    of.answers[end].newest.is_some_and(|answered| answered >= message.last)
 }
 
 /// Whether the recorded end refused a message.
 fn was_refused(of: &Conversation, end: usize, message: &Message) -> bool {
-    of.refused(end, message.first, message.last).is_some()
+    of.answers[end].refused(message.first, message.last).is_some()
 }

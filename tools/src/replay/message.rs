@@ -71,18 +71,33 @@ impl Message {
                 Some(packet) => bytes.extend_from_slice(packet.payload()),
                 None => {
                     whole = false;
-                    let rest = self.remote().map_or(0, |(_, _, len)| len as usize % path_mtu);
-                    let len = if place == last && rest > 0 { rest } else { path_mtu };
-                    bytes.resize(bytes.len() + len, 0);
+                    bytes.resize(bytes.len() + self.len_of(None, place == last, path_mtu), 0);
                 }
             }
         }
         (bytes, whole)
     }
 
+    /// How many bytes its payload is.
+    pub(super) fn payload_len(&self, path_mtu: usize) -> usize {
+        let last = self.packets.len().saturating_sub(1);
+        let places = self.packets.iter().enumerate();
+        places.map(|(place, packet)| self.len_of(packet.as_deref(), place == last, path_mtu)).sum()
+    }
+
+    /// The length of one packet's payload; of one that was not seen, what it must have been.
+    fn len_of(&self, packet: Option<&Seen>, is_last: bool, path_mtu: usize) -> usize {
+        let rest = self.remote().map_or(0, |(_, _, len)| len as usize % path_mtu);
+        match packet {
+            Some(packet) => packet.payload_len(),
+            None if is_last && rest > 0 => rest,
+            None => path_mtu,
+        }
+    }
+
     /// Bytes of its payload, at most.
     pub(super) fn payload_bound(&self, path_mtu: usize) -> u64 {
-        let seen = self.packets.iter().flatten().map(|packet| packet.payload().len()).max().unwrap_or(0);
+        let seen = self.packets.iter().flatten().map(|packet| packet.payload_len()).max().unwrap_or(0);
         self.packets.len() as u64 * seen.max(if self.packets.len() > 1 { path_mtu } else { 0 }) as u64
     }
 
@@ -93,7 +108,7 @@ impl Message {
 
     /// Bytes that a receive must have for it.
     pub(super) fn receive_len(&self, path_mtu: usize) -> usize {
-        if self.operation() == Some(Operation::Send) { self.payload(path_mtu).0.len() } else { 0 }
+        if self.operation() == Some(Operation::Send) { self.payload_len(path_mtu) } else { 0 }
     }
 }
 
@@ -179,6 +194,11 @@ impl Messages {
             message.at = earliest;
         }
         messages
+    }
+
+    /// How many PSNs they take up.
+    pub(super) fn psns(&self) -> u64 {
+        self.list.iter().map(|message| (message.last - message.first + 1) as u64).sum()
     }
 
     /// The message that a PSN belongs to.

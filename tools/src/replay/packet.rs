@@ -1,5 +1,6 @@
 //! A RoCE packet, recorded or sent by the engine, taken apart once.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::ops::Range;
 
 use ferroce::wire::{
@@ -32,9 +33,11 @@ pub(super) struct Seen {
     pub(super) invalidates: Option<RKey>,
     pub(super) icrc_is_right: bool,
     pub(super) pad_fits: bool,
-    /// From the network header to the ICRC.
+    /// From the network header to the ICRC; of an engine's packet none.
     pub(super) bytes: Vec<u8>,
     payload: Range<usize>,
+    /// Of the payload: two packets are told apart by it when one of them is not kept.
+    digest: u64,
 }
 
 impl Seen {
@@ -45,6 +48,8 @@ impl Seen {
         let extensions = packet.opcode.extensions_len();
         let start = packet.header.bth_start() + Bth::LEN + extensions;
         let len = packet.covered().len() + ICRC_LEN;
+        let mut digest = DefaultHasher::new();
+        packet.payload.hash(&mut digest);
         Ok(Seen {
             frame,
             at,
@@ -66,8 +71,19 @@ impl Seen {
             icrc_is_right: packet.check_icrc().is_ok(),
             pad_fits: packet.pad_fits(),
             payload: start..start + packet.payload.len(),
+            digest: digest.finish(),
             bytes: bytes[..len].to_vec(),
         })
+    }
+
+    /// As [`new`](Seen::new), of a packet that the engine sent. The engine may send much more than was recorded: its
+    /// bytes are not kept, but for a CNP's, whose payload belongs to its shape.
+    pub(super) fn sent(frame: u64, at: Nanos, bytes: &[u8], is_roce_v1: bool) -> Result<Seen, ParseError> {
+        let mut packet = Seen::new(frame, at, bytes, is_roce_v1)?;
+        if !packet.is_cnp() {
+            packet.bytes = Vec::new();
+        }
+        Ok(packet)
     }
 
     pub(super) fn is_roce_v1(&self) -> bool {
@@ -76,7 +92,7 @@ impl Seen {
 
     /// Extension headers and payload.
     pub(super) fn contents(&self) -> &[u8] {
-        &self.bytes[self.header.bth_start() + Bth::LEN..self.payload.end]
+        self.bytes.get(self.header.bth_start() + Bth::LEN..self.payload.end).unwrap_or_default()
     }
 
     /// The IPv4 identification.
@@ -92,17 +108,34 @@ impl Seen {
     }
 
     pub(super) fn icrc_bytes(&self) -> &[u8] {
-        &self.bytes[self.bytes.len() - ICRC_LEN..]
+        self.bytes.last_chunk::<ICRC_LEN>().map_or(&[], |icrc| icrc)
     }
 
     /// Whether all that no router changes is the same.
     pub(super) fn is_same_as(&self, other: &Seen) -> bool {
-        let (here, there) = (self.header.bth_start(), other.header.bth_start());
-        self.identification() == other.identification() && self.bytes[here..] == other.bytes[there..]
+        fn transport(packet: &Seen) -> Option<&[u8]> {
+            packet.bytes.get(packet.header.bth_start()..)
+        }
+        self.identification() == other.identification()
+            && transport(self).is_some_and(|here| transport(other) == Some(here))
     }
 
+    /// Of a recorded packet; the engine's are told apart by their digests.
     pub(super) fn payload(&self) -> &[u8] {
-        &self.bytes[self.payload.clone()]
+        self.bytes.get(self.payload.clone()).unwrap_or_default()
+    }
+
+    pub(super) fn payload_len(&self) -> usize {
+        self.payload.len()
+    }
+
+    pub(super) fn payload_digest(&self) -> (usize, u64) {
+        (self.payload_len(), self.digest)
+    }
+
+    /// Whether both have the same payload.
+    pub(super) fn carries_the_same_as(&self, other: &Seen) -> bool {
+        self.payload_digest() == other.payload_digest()
     }
 
     pub(super) fn psn(&self) -> Psn {
@@ -126,6 +159,11 @@ impl Seen {
     pub(super) fn is_response(&self) -> bool {
         use Operation::{Acknowledge, AtomicAcknowledge, ReadResponse};
         matches!(self.opcode.operation(), ReadResponse | Acknowledge | AtomicAcknowledge)
+    }
+
+    /// Whether its kind is one that answers a request of this operation; a NAK may answer any.
+    pub(super) fn may_answer(&self, request: Operation) -> bool {
+        self.is_nak() || answers(self.opcode.operation(), request)
     }
 
     pub(super) fn is_rnr_nak(&self) -> bool {
@@ -158,5 +196,17 @@ impl Seen {
     /// Whether a message ends with it.
     pub(super) fn ends(&self) -> bool {
         matches!(self.opcode.position(), Position::Last | Position::Only)
+    }
+}
+
+/// Whether an answer of one operation is what a request of another one asks for.
+pub(super) fn answers(answer: Operation, request: Operation) -> bool {
+    use Operation::{
+        AtomicAcknowledge, AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest, ReadResponse,
+    };
+    match answer {
+        ReadResponse => matches!(request, ReadRequest | Flush | AtomicWrite),
+        AtomicAcknowledge => matches!(request, CompareSwap | FetchAdd),
+        _ => !matches!(request, ReadRequest | CompareSwap | FetchAdd | Flush | AtomicWrite),
     }
 }

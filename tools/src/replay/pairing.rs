@@ -6,7 +6,7 @@ use std::rc::Rc;
 use ferroce::wire::{Operation, Position, Service, source_port};
 use ferroce::{Gid, PathMtu, Psn, Qpn};
 
-use super::packet::Seen;
+use super::packet::{Seen, answers};
 use super::progress::Progress;
 
 /// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
@@ -64,6 +64,7 @@ impl Pairing {
         let streams = Streams::of(packets, self, progress);
         self.crowded = streams.crowded.iter().map(|number| streams.list[*number].flow).collect();
         let mut rivals = streams.candidates(progress);
+        let rejected = rivals.reject();
         // What is certain for one leaves fewer to the others.
         for tier in [Tier::Port, Tier::Alone, Tier::Count, Tier::Rest] {
             loop {
@@ -83,7 +84,8 @@ impl Pairing {
                 }
             }
         }
-        for (a, b) in rivals.ranked() {
+        // What contradicts itself may still be what somebody did wrong: it is nobody's acquittal.
+        for (a, b) in rivals.ranked().into_iter().chain(rejected) {
             self.join(streams.list[a].flow, streams.list[b].flow, true);
         }
     }
@@ -133,6 +135,8 @@ struct Streams {
     shared: HashSet<(usize, usize)>,
     /// Flows of which a pair is left out, for there are too many.
     crowded: HashSet<usize>,
+    /// The queue pairs of one host that another one sends to, those that are paired too.
+    reached: HashMap<(Gid, Gid), HashSet<Qpn>>,
 }
 
 /// By what a pair is certain.
@@ -156,6 +160,8 @@ struct Evidence {
     counts: bool,
     agreeing: u32,
     contradicting: u32,
+    /// Their hosts send to no other queue pairs of each other.
+    only: bool,
 }
 
 /// The pairs that are possible, by flow.
@@ -179,6 +185,7 @@ impl Streams {
             alone: HashMap::new(),
             shared: HashSet::new(),
             crowded: HashSet::new(),
+            reached: HashMap::new(),
         };
         let mut by_flow: HashMap<Flow, usize> = HashMap::new();
         // Who asked for a PSN, the newest last.
@@ -187,7 +194,11 @@ impl Streams {
         for (at, packet) in packets.iter().enumerate() {
             progress.tell(|| format!("{at} of {} packets are in their flows", packets.len()));
             let flow = (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service());
-            if packet.service() != Service::Rc || !packet.icrc_is_right || known.partner(&flow).is_some() {
+            if packet.service() != Service::Rc || !packet.icrc_is_right {
+                continue;
+            }
+            streams.reached.entry((flow.0, flow.1)).or_default().insert(flow.2);
+            if known.partner(&flow).is_some() {
                 continue;
             }
             let number = *by_flow.entry(flow).or_insert_with(|| {
@@ -197,7 +208,7 @@ impl Streams {
             let stream = &mut streams.list[number];
             stream.port = stream.port.filter(|port| packet.source_port == Some(*port));
             let psn = packet.psn();
-            longest = longest.max(packet.payload().len());
+            longest = longest.max(packet.payload_len());
             if packet.is_request() {
                 stream.by_psn.insert(psn, stream.asks.len());
                 stream.asks.push(Ask::of(at, packet));
@@ -254,6 +265,9 @@ impl Streams {
             }
             by_port.entry((source, destination, port)).or_default().push(number);
         }
+        for pair in self.only_ones() {
+            pairs.entry(pair).or_default().only = true;
+        }
         let mut rivals = Rivals(HashMap::new());
         let mut left = COMPARED;
         let mut pairs: Vec<_> = pairs.into_iter().filter(|((a, b), _)| a != b).collect();
@@ -274,8 +288,32 @@ impl Streams {
             rivals.0.entry(a).or_default().insert(b, evidence);
             rivals.0.entry(b).or_default().insert(a, evidence);
         }
-        rivals.reject();
         rivals
+    }
+}
+
+impl Streams {
+    /// Flows between two hosts that send to one queue pair of each other, where one answers near what the other asks.
+    fn only_ones(&self) -> Vec<(usize, usize)> {
+        let is_only =
+            |way: (Gid, Gid)| self.reached.get(&way).is_some_and(|queue_pairs| queue_pairs.len() == 1);
+        let mut by_hosts: HashMap<(Gid, Gid), usize> = HashMap::new();
+        let mut found = Vec::new();
+        for (number, stream) in self.list.iter().enumerate() {
+            let (source, destination, ..) = stream.flow;
+            let back = (destination, source);
+            if source == destination || !is_only((source, destination)) || !is_only(back) {
+                continue;
+            }
+            by_hosts.insert((source, destination), number);
+            if let Some(other) = by_hosts.get(&back) {
+                let there = &self.list[*other];
+                if stream.is_answered_near(there) || there.is_answered_near(stream) {
+                    found.push((*other, number));
+                }
+            }
+        }
+        found
     }
 }
 
@@ -337,6 +375,15 @@ impl Stream {
         evidence
     }
 
+    /// Whether `other` answers something that may be behind, or a little before, what this flow asks for.
+    fn is_answered_near(&self, other: &Stream) -> bool {
+        let Some(first) = self.asks.first() else { return false };
+        let is_near = |answer: &Answer, ask: &Ask| answer.psn.distance(ask.psn).abs() <= OLD;
+        let mut behind = other.answers.iter().filter(|answer| answer.at > first.at);
+        behind
+            .any(|answer| is_near(answer, first) || self.asks.last().is_some_and(|ask| is_near(answer, ask)))
+    }
+
     /// Whether the MSN of an answer is the number of messages up to there, as it is if the capture has the first.
     fn counts(&self, answer: &Answer) -> bool {
         let Some(first) = self.asks.first() else { return false };
@@ -361,19 +408,11 @@ impl Ask {
 
     /// Whether a response at its PSN can be for it.
     fn may_have(&self, answer: &Answer) -> bool {
-        use Operation::{AtomicWrite, CompareSwap, FetchAdd, Flush, ReadRequest};
-        if answer.is_nak {
-            return true;
-        }
-        match answer.operation {
-            Operation::ReadResponse => match (self.operation, self.length, answer.length) {
-                (ReadRequest, Some(asked), Some(came)) => asked as usize == came,
-                (ReadRequest | Flush | AtomicWrite, ..) => true,
-                _ => false,
-            },
-            Operation::AtomicAcknowledge => matches!(self.operation, CompareSwap | FetchAdd),
-            _ => !matches!(self.operation, ReadRequest | CompareSwap | FetchAdd | Flush | AtomicWrite),
-        }
+        let is_as_long = match (self.length, answer.length) {
+            (Some(asked), Some(came)) => asked as usize == came,
+            _ => true,
+        };
+        answer.is_nak || answers(answer.operation, self.operation) && is_as_long
     }
 }
 
@@ -386,7 +425,7 @@ impl Answer {
             psn: packet.psn(),
             operation,
             is_nak: packet.is_nak(),
-            length: is_only.then(|| packet.payload().len()),
+            length: is_only.then(|| packet.payload_len()),
             msn: packet.aeth.map(|aeth| aeth.msn()),
         }
     }
@@ -404,8 +443,10 @@ impl Evidence {
 }
 
 impl Rivals {
-    /// Rejects pairs that contradict themselves where others do so less.
-    fn reject(&mut self) {
+    /// Rejects pairs that contradict themselves, where there are others: what contradicts the only ones that there
+    /// are is for the judge. Returns the rejected ones that answer something, the best first.
+    fn reject(&mut self) -> Vec<(usize, usize)> {
+        let all = self.ranked();
         let least: HashMap<usize, u32> = self
             .0
             .iter()
@@ -415,9 +456,13 @@ impl Rivals {
             others.retain(|other, evidence| {
                 let least = least[flow].max(least[other]);
                 let is_worse = evidence.contradicting > 1 + 4 * least;
-                evidence.port || (!is_worse && evidence.contradicting <= evidence.agreeing.max(1))
+                evidence.port
+                    || evidence.only
+                    || (!is_worse && evidence.contradicting <= evidence.agreeing.max(1))
             });
         }
+        let is_gone = |(a, b): &(usize, usize)| !self.0.get(a).is_some_and(|others| others.contains_key(b));
+        all.into_iter().filter(is_gone).collect()
     }
 
     /// The pairs of that tier where neither flow has another one that is nearly as good.

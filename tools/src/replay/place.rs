@@ -7,6 +7,7 @@ use ferroce::{Gid, PkeyTable, Qpn};
 
 use super::conversation::Conversation;
 use super::memory::{Area, areas};
+use super::message::Messages;
 
 /// One end of a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,48 +17,58 @@ pub(super) struct Place {
     pub(super) end: usize,
 }
 
+/// Who plays what, and what nobody plays.
+#[derive(Default)]
+pub(super) struct Cast {
+    pub(super) plays: Vec<Play>,
+    /// With the reason.
+    pub(super) left_out: Vec<(Place, String)>,
+    /// Ends of other addresses than those that were asked for.
+    pub(super) unwanted: usize,
+}
+
 /// What one engine does.
 pub(super) struct Play {
     pub(super) role: IpAddr,
     pub(super) places: Vec<Place>,
-    /// What it does not do, and why.
-    pub(super) left_out: Vec<(Place, String)>,
     /// What the other ends reach of its memory.
     pub(super) areas: Vec<Area>,
     conversations: HashSet<usize>,
     peers: HashSet<(Gid, Qpn)>,
     pkeys: HashSet<u16>,
     bytes: u64,
+    packets: u64,
 }
 
 /// Engines of one replay: queue pairs that were connected anew need one each time.
 const PLAYS: usize = 64;
-/// Queue pairs of one engine, its partitions, and bytes beyond those of its packets.
+/// Queue pairs of one engine, its partitions, and bytes and packets beyond those that were recorded.
 const QUEUE_PAIRS: usize = 1024;
 const PARTITIONS: usize = PkeyTable::MAX - 1;
 const BYTES: u64 = 64 << 20;
+const PACKETS: u64 = 1 << 17;
 /// Stretches of memory that the other ends may reach, and their bytes.
 const AREAS: usize = 1 << 15;
 const AREA_BYTES: u64 = 1 << 30;
 
 /// Who takes which place: those of one address together, as far as their peers differ.
-pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<Play> {
-    let mut plays: Vec<Play> = Vec::new();
+pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Cast {
+    let Cast { mut plays, mut left_out, mut unwanted } = Cast::default();
     // Where the last one of an address and a peer went; the next goes behind it.
     let mut latest: HashMap<(IpAddr, Gid, Qpn), usize> = HashMap::new();
     let mut by_role: HashMap<IpAddr, Vec<usize>> = HashMap::new();
-    for (index, conversation) in conversations.iter().enumerate() {
+    for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
         for end in [0, 1] {
             let role = conversation.ends[end].gid.to_ip();
-            let is_wanted = roles.is_empty() || roles.contains(&role);
-            // A group has no engine in its place, and none is asked to talk to one.
-            if !is_wanted
-                || conversation.is_guessed
-                || conversation.ends.iter().any(|end| end.gid.is_multicast())
-            {
+            let place = Place { conversation: index, end };
+            if !(roles.is_empty() || roles.contains(&role)) {
+                unwanted += 1;
                 continue;
             }
-            let place = Place { conversation: index, end };
+            if let Some(reason) = unplayable(conversation) {
+                left_out.push((place, reason.to_owned()));
+                continue;
+            }
             let other = conversation.ends[1 - end];
             let peer = other.qpn.map(|qpn| (other.gid, qpn));
             let of_role = by_role.entry(role).or_default();
@@ -78,21 +89,32 @@ pub(super) fn plays(conversations: &[Conversation], roles: &[IpAddr]) -> Vec<Pla
                     let reason = format!(
                         "there are {PLAYS} engines already, one for each time that queue pairs were connected; --role takes a part"
                     );
-                    // Whoever comes first tells it.
-                    if let Some(play) = of_role.first().or(Some(&0)).and_then(|first| plays.get_mut(*first)) {
-                        play.left_out.push((place, reason));
-                    }
+                    left_out.push((place, reason));
                     continue;
                 }
             };
             if let Some((gid, qpn)) = peer {
                 latest.insert((role, gid, qpn), number);
             }
-            plays[of_role[number]].admit(place, conversation, peer);
+            if let Err(reason) = plays[of_role[number]].admit(place, conversation, peer) {
+                left_out.push((place, reason));
+            }
         }
     }
-    plays.iter_mut().for_each(|play| play.survey(conversations));
-    plays
+    plays.iter_mut().for_each(|play| play.survey(conversations, &mut left_out));
+    Cast { plays, left_out, unwanted }
+}
+
+/// Why nobody can take a place in a conversation.
+fn unplayable(conversation: &Conversation) -> Option<&'static str> {
+    if conversation.ends.iter().any(|end| end.gid.is_multicast()) {
+        return Some("a multicast group has no engine in its place, and none is asked to talk to one");
+    }
+    if !conversation.knows_path_mtu() {
+        return Some("the packets do not tell the path MTU; --mtu does");
+    }
+    let has_none = conversation.messages.iter().all(|messages| messages.list.is_empty());
+    has_none.then_some("none of its messages was recorded whole")
 }
 
 impl Play {
@@ -100,31 +122,32 @@ impl Play {
         Play {
             role,
             places: Vec::new(),
-            left_out: Vec::new(),
             areas: Vec::new(),
             pkeys: HashSet::new(),
             conversations: HashSet::new(),
             peers: HashSet::new(),
             bytes: 0,
+            packets: 0,
         }
     }
 
     /// Adds an end of a conversation, or says why it is not played.
-    fn admit(&mut self, place: Place, conversation: &Conversation, peer: Option<(Gid, Qpn)>) {
+    fn admit(
+        &mut self,
+        place: Place,
+        conversation: &Conversation,
+        peer: Option<(Gid, Qpn)>,
+    ) -> Result<(), String> {
         self.conversations.insert(place.conversation);
         self.peers.extend(peer);
-        match self.room(conversation) {
-            Ok(bytes) => {
-                self.bytes = bytes;
-                self.pkeys.insert(conversation.pkey.0);
-                self.places.push(place);
-            }
-            Err(reason) => self.left_out.push((place, reason)),
-        }
+        (self.bytes, self.packets) = self.room(conversation)?;
+        self.pkeys.insert(conversation.pkey.0);
+        self.places.push(place);
+        Ok(())
     }
 
     /// Finds what the other ends reach of its memory; where that is too much it plays nobody.
-    fn survey(&mut self, conversations: &[Conversation]) {
+    fn survey(&mut self, conversations: &[Conversation], left_out: &mut Vec<(Place, String)>) {
         self.areas = areas(conversations, &self.places);
         let bytes = self.areas.iter().map(Area::len).fold(0, u64::saturating_add);
         if self.areas.len() > AREAS || bytes > AREA_BYTES {
@@ -132,32 +155,31 @@ impl Play {
                 "the packets reach {bytes} bytes of memory in {} places: {AREA_BYTES} and {AREAS} are for one engine",
                 self.areas.len()
             );
-            self.left_out.extend(self.places.drain(..).map(|place| (place, reason.clone())));
+            left_out.extend(self.places.drain(..).map(|place| (place, reason.clone())));
         }
     }
 
-    /// How many bytes it has with one more, if it may.
-    fn room(&self, conversation: &Conversation) -> Result<u64, String> {
-        if !conversation.knows_path_mtu() {
-            return Err("the packets do not tell the path MTU; --mtu does".into());
-        }
+    /// How many bytes and packets it has with one more, if it may.
+    fn room(&self, conversation: &Conversation) -> Result<(u64, u64), String> {
         let mtu = conversation.path_mtu.bytes() as usize;
         let messages = conversation.messages.iter().flat_map(|messages| &messages.list);
         let bytes = messages
             .map(|message| message.payload_bound(mtu) + message.remote().map_or(0, |(_, _, len)| len));
-        let told: usize = conversation.events.iter().map(|event| event.packet.payload().len()).sum();
+        let told: usize = conversation.events.iter().map(|event| event.packet.payload_len()).sum();
         // Of what the packets bring along there is a copy on either side.
         let bytes = bytes.fold(0, u64::saturating_add).saturating_sub(2 * told as u64);
         let bytes = bytes.saturating_add(self.bytes);
+        let asked: u64 = conversation.messages.iter().map(Messages::psns).sum();
+        let packets = self.packets + asked.saturating_sub(conversation.events.len() as u64);
         let queue_pairs = self.places.len() + 1;
-        if bytes > BYTES || queue_pairs > QUEUE_PAIRS {
+        if bytes > BYTES || packets > PACKETS || queue_pairs > QUEUE_PAIRS {
             return Err(format!(
-                "it would take {bytes} bytes that were not recorded and {queue_pairs} queue pairs: {BYTES} and {QUEUE_PAIRS} are for one engine; --role takes a part"
+                "it would take {bytes} bytes in {packets} packets that were not recorded, and {queue_pairs} queue pairs: {BYTES}, {PACKETS} and {QUEUE_PAIRS} are for one engine; --role takes a part"
             ));
         }
         if self.pkeys.len() == PARTITIONS && !self.pkeys.contains(&conversation.pkey.0) {
             return Err(format!("one engine has {PARTITIONS} partitions at most; --role takes a part"));
         }
-        Ok(bytes)
+        Ok((bytes, packets))
     }
 }

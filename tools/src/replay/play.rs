@@ -56,9 +56,9 @@ pub(super) fn play(
     areas: &[Area],
     timeout: Option<u8>,
     progress: &mut Progress,
-) -> Result<(Vec<Played>, Counts), Failure> {
+) -> Result<Outcome, Failure> {
     if places.is_empty() {
-        return Ok((Vec::new(), Counts::new()));
+        return Ok(Outcome::default());
     }
     let mut stage = Stage::new(conversations, places, areas, timeout)?;
     let mut steps = stage.steps();
@@ -67,17 +67,33 @@ pub(super) fn play(
     for (number, step) in steps.into_iter().enumerate() {
         progress.tell(|| format!("the engine has taken {number} of {count} steps"));
         stage.run_until(step.at)?;
+        if stage.lanes[step.lane].is_over() {
+            continue;
+        }
         stage.carry_out(&step)?;
         stage.stirred.insert(step.lane);
         stage.settle(step.frame)?;
     }
     stage.finish()?;
-    let counters = stage.context.counters().iter().filter(|(_, value)| *value > 0).collect();
-    Ok((stage.lanes.into_iter().map(Lane::end).collect(), counters))
+    let counts = stage.context.counters().iter().filter(|(_, value)| *value > 0).collect();
+    let (over, whole): (Vec<Lane<'_>>, Vec<Lane<'_>>) = stage.lanes.into_iter().partition(Lane::is_over);
+    let left_out = over.iter().map(|lane| (lane.played.place, lane.why_over())).collect();
+    Ok(Outcome { played: whole.into_iter().map(Lane::end).collect(), left_out, counts })
 }
 
-/// Largest IP packet between the engine and the recorded side.
+/// What came of a play.
+#[derive(Default)]
+pub(super) struct Outcome {
+    pub(super) played: Vec<Played>,
+    /// What was begun and not played to its end, and why.
+    pub(super) left_out: Vec<(Place, String)>,
+    pub(super) counts: Counts,
+}
+
+/// Largest IP packet between the engine and the recorded side. The cable holds thousands of the longest.
 const MTU: u32 = 9216;
+/// All headers of a packet, and more.
+const HEADERS: u32 = 256;
 /// Work requests that a queue pair holds; what is more waits.
 pub(super) const DEPTH: u32 = 4096;
 /// The engine's random numbers: a replay is the same each time.
@@ -150,7 +166,8 @@ impl<'a> Stage<'a> {
             }
             addresses
         };
-        let switch = Switch::new(SwitchConfig { mtu: MTU, depth: 4096 })?;
+        let mtu = places.iter().map(|place| longest(&conversations[place.conversation])).max();
+        let switch = Switch::new(SwitchConfig { mtu: mtu.unwrap_or(MTU).min(MTU), depth: 4096 })?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
         // Each end has one of its own.
@@ -273,10 +290,11 @@ impl<'a> Stage<'a> {
             let now = *now;
             let mut take = |bytes: &[u8]| {
                 let is_v1 = bytes.get(12..14) == Some(&[0x89, 0x15]);
-                let packet = bytes.get(ETHERNET_LEN..).map(|packet| Seen::new(frame, now, packet, is_v1));
+                let packet = bytes.get(ETHERNET_LEN..).map(|packet| Seen::sent(frame, now, packet, is_v1));
                 if let Some(Ok(packet)) = packet
                     && let Some(peers) = by_peer.get(&(packet.destination, packet.bth.dest_qpn()))
                     && let Some(index) = peers.iter().rev().copied().find(|index| lanes[*index].sent(&packet))
+                    && !lanes[index].is_over()
                 {
                     lanes[index].keep(packet);
                     stirred.insert(index);
@@ -297,6 +315,13 @@ impl<'a> Stage<'a> {
             }
             for index in &self.stirred {
                 let lane = &mut self.lanes[*index];
+                if lane.is_over() {
+                    // What it would send on nobody waits for.
+                    if self.by_qp.remove(&lane.qp).is_some() {
+                        self.context.destroy_qp(lane.qp)?;
+                    }
+                    continue;
+                }
                 lane.post(&mut self.context)?;
                 for finding in self.exposed.check(&self.context, lane.newly_answered())? {
                     match finding {
@@ -315,6 +340,12 @@ impl<'a> Stage<'a> {
             }
         }
     }
+}
+
+/// What every packet of a conversation fits into, recorded or sent by the engine.
+fn longest(of: &Conversation) -> u32 {
+    let recorded = of.events.iter().map(|event| event.packet.bytes.len()).max().unwrap_or(0);
+    of.path_mtu.bytes().max(recorded as u32) + HEADERS
 }
 
 const ETHERNET_LEN: usize = 14;

@@ -1,11 +1,12 @@
 //! What the recorded end's application and its queue pair were like, as the packets tell.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use ferroce::wire::{Operation, Syndrome};
 use ferroce::{Access, Nanos, RnrTimer};
 
-use super::conversation::{Conversation, Event};
+use super::conversation::Conversation;
 use super::message::{Message, Messages};
 
 /// What the other end may do through the queue pair: all but what it was refused as not allowed there.
@@ -73,7 +74,7 @@ pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
 
 /// The length of a receive that a message was refused for.
 pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Message) -> Option<usize> {
-    let refused = of.refused(end, message.first, message.last)?;
+    let refused = of.answers[end].refused(message.first, message.last)?;
     (message.operation() == Some(Operation::Send)).then_some(())?;
     let mtu = of.path_mtu.bytes() as usize;
     let before = (refused - message.first) as usize * mtu;
@@ -84,28 +85,37 @@ pub(super) fn refused_as_too_long(of: &Conversation, end: usize, message: &Messa
 /// time that there was none.
 pub(super) fn receive_times(of: &Conversation, end: usize, theirs: &Messages) -> Vec<(usize, Nanos)> {
     let takers: Vec<usize> = (0..theirs.list.len()).filter(|n| theirs.list[*n].takes_receive()).collect();
-    let told: Vec<&Event> =
-        of.events.iter().filter(|event| event.from == end && event.packet.is_rnr_nak()).collect();
+    // The newest of their requests of a PSN, the newest time that one was told in vain, and the newest answer to
+    // it or to what is behind it.
+    let mut asked: BTreeMap<i64, Nanos> = BTreeMap::new();
+    let mut in_vain: BTreeMap<i64, Nanos> = BTreeMap::new();
+    let mut taken: BTreeMap<i64, Nanos> = BTreeMap::new();
+    for event in &of.events {
+        let times = match event.from == end {
+            true if event.packet.is_rnr_nak() => &mut in_vain,
+            true if event.packet.is_response() => &mut taken,
+            false if event.packet.is_request() => &mut asked,
+            _ => continue,
+        };
+        let newest = times.entry(event.psn).or_insert(event.packet.at);
+        *newest = event.packet.at.max(*newest);
+    }
+    let mut newest = Nanos::ZERO;
+    for time in taken.values_mut().rev() {
+        newest = newest.max(*time);
+        *time = newest;
+    }
     let mut times: Vec<(usize, Option<Nanos>)> = Vec::new();
     for number in takers {
         let message = &theirs.list[number];
-        let inside = |event: &&Event| event.psn >= message.first && event.psn <= message.last;
-        let last_told = told.iter().copied().filter(inside).map(|event| event.packet.at).max();
+        let last_told = in_vain.range(message.first..=message.last).map(|(_, at)| *at).max();
         let time = match last_told {
             None => Some(message.at),
             Some(told) => {
-                let mut again = of.events.iter().filter(|event| event.from != end);
-                let comes_again =
-                    again.any(|event| event.packet.is_request() && event.packet.at > told && inside(&event));
+                let comes_again = asked.range(message.first..=message.last).any(|(_, at)| *at > told);
                 // The last of them may have been told in vain again, without a record of it.
-                let taken = of.events.iter().any(|event| {
-                    event.from == end
-                        && event.psn >= message.last
-                        && event.packet.at > told
-                        && event.packet.is_response()
-                        && !event.packet.is_rnr_nak()
-                });
-                (comes_again && taken).then_some(told)
+                let is_taken = taken.range(message.last..).next().is_some_and(|(_, at)| *at > told);
+                (comes_again && is_taken).then_some(told)
             }
         };
         times.push((number, time));

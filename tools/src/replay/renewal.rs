@@ -41,7 +41,7 @@ impl Courses {
     pub(super) fn of(packets: &[Rc<Seen>]) -> Courses {
         let mut path_mtus = HashMap::new();
         for packet in packets.iter().filter(|packet| packet.opcode.payload() == PayloadRule::Full) {
-            let len = u32::try_from(packet.payload().len()).ok();
+            let len = u32::try_from(packet.payload_len()).ok();
             if let Some(mtu) = len.and_then(|len| PathMtu::try_from(len).ok()) {
                 path_mtus.entry(flow(packet)).or_insert(mtu);
             }

@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::capture::Capture;
+use super::capture::{CUT_SHORT, Capture};
 use super::conversation::Conversation;
+use super::coverage::Coverage;
 use super::exchange::{Exchange, Judged};
 use super::judge::{Measured, hex};
+use super::place::Place;
 use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
+use crate::dissect::unopened::Unopened;
 use crate::failure::Failure;
 use crate::output::say;
 
@@ -27,8 +30,8 @@ pub(super) struct Report {
     unreadable: u64,
     /// RoCE packets that can't be checked, by the reason.
     unchecked: BTreeMap<&'static str, u64>,
-    /// Frames that were not looked into, by what a packet would travel in.
-    unopened: BTreeMap<&'static str, u64>,
+    /// Frames without a RoCE packet that is known, by what they are.
+    unopened: Unopened,
     /// Packets whose ICRC is wrong.
     damaged: u64,
     /// Conversations whose two ends may not belong together.
@@ -39,8 +42,15 @@ pub(super) struct Report {
     /// Whether a request is among these.
     #[serde(skip)]
     has_requests: bool,
+    /// What is judged of each conversation.
+    #[serde(skip)]
+    coverage: Vec<Coverage>,
     /// Ends that no engine took the place of.
     not_played: usize,
+    /// Packets that are judged, and that no engine in the place of their ends got or was to send.
+    packets_not_played: u64,
+    /// Why the file could not be read to its end.
+    damage: Option<String>,
     conversations: Vec<ConversationReport>,
     /// What each engine counted, by the address that it had.
     counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
@@ -84,10 +94,10 @@ struct Group {
 
 impl Report {
     pub(super) fn new(capture: &Capture, conversations: &[Conversation]) -> Report {
-        let judged = conversations.iter().filter(|conversation| !conversation.is_guessed);
-        let judged = judged.flat_map(|conversation| &conversation.events);
-        let has_requests =
-            judged.clone().any(|event| event.packet.is_request() && event.packet.icrc_is_right);
+        let coverage: Vec<Coverage> = conversations.iter().map(Coverage::of).collect();
+        let judged = conversations.iter().zip(&coverage).filter(|(conversation, _)| !conversation.is_guessed);
+        let judged = judged.map(|(_, coverage)| coverage);
+        let has_requests = judged.clone().any(|coverage| coverage.has_requests);
         let left_out = capture.foreign.len() as u64 + capture.damaged + capture.unreadable;
         let packets = capture.packets.len() as u64 + left_out + capture.unchecked.values().sum::<u64>();
         let reports = conversations.iter().map(|conversation| {
@@ -138,13 +148,37 @@ impl Report {
                 + capture.packets.iter().filter(|packet| !packet.icrc_is_right).count() as u64,
             guessed: conversations.iter().filter(|conversation| conversation.is_guessed).count(),
             packets,
-            judged: judged.count() as u64,
+            judged: judged.map(Coverage::judged).sum(),
             has_requests,
+            coverage,
             not_played: 0,
+            packets_not_played: 0,
+            damage: capture.damage.clone(),
             conversations: reports.collect(),
             counters: Vec::new(),
             verdict: Verdict::NothingToJudge,
         }
+    }
+
+    /// What is judged of a conversation.
+    pub(super) fn coverage(&self, conversation: usize) -> &Coverage {
+        &self.coverage[conversation]
+    }
+
+    /// Adds places that no engine takes.
+    pub(super) fn left_out(&mut self, conversations: &[Conversation], left_out: Vec<(Place, String)>) {
+        for (Place { conversation, end }, reason) in left_out {
+            self.recorded(conversation, EndReport::not_played(&conversations[conversation], end, reason));
+        }
+    }
+
+    /// Adds ends that nobody asked for.
+    pub(super) fn unwanted(&mut self, ends: usize) {
+        self.not_played += ends;
+    }
+
+    pub(super) fn packets_not_played(&mut self, packets: u64) {
+        self.packets_not_played += packets;
     }
 
     /// Adds what is said of an end of a conversation.
@@ -198,12 +232,48 @@ impl Report {
         if self.not_played > 0 {
             let _ = write!(text, "; {} ends not played", self.not_played);
         }
+        if self.packets_not_played > 0 {
+            let _ = write!(text, "; {} packets not played", self.packets_not_played);
+        }
+        text
+    }
+
+    /// What there is in the place of requests, and what helps.
+    fn seen_instead(&self) -> String {
+        let mut text = ": no request that can be judged".to_owned();
+        if self.frames == 0 {
+            text.push_str("; the file has no frames");
+        }
+        if self.damaged > 0 {
+            let _ = write!(text, "; the ICRC of {} is wrong, `ferroce dissect` tells why", self.damaged);
+        }
+        if self.guessed > 0 {
+            let _ = write!(text, "; the pairing of {} conversations is guessed, --pair tells", self.guessed);
+        }
+        if self.foreign > 0 {
+            let _ = write!(text, "; {} have a manufacturer's opcode", self.foreign);
+        }
+        if self.unreadable > 0 {
+            let _ = write!(text, "; {} contradict themselves, `ferroce dissect` tells how", self.unreadable);
+        }
+        for (reason, count) in &self.unchecked {
+            let cure = if *reason == CUT_SHORT { ": `tcpdump -s 0` records whole packets" } else { "" };
+            let _ = write!(text, "; {count} are {reason}{cure}");
+        }
+        let strays: u64 = self.coverage.iter().map(|coverage| coverage.strays).sum();
+        if strays > 0 {
+            let _ = write!(text, "; {strays} answers are to requests that were not recorded");
+        }
+        for (name, count) in self.unopened.most() {
+            let _ = write!(text, "; {count} frames were not opened: {name}");
+        }
         text
     }
 
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.verdict() {
             Verdict::Violates => 1,
+            _ if self.damage.is_some() => 2,
             Verdict::NothingToJudge => 3,
             Verdict::NotPlayed | Verdict::Conforms | Verdict::DiffersLawfully => 0,
         })
@@ -229,7 +299,7 @@ impl Report {
         for (reason, count) in &self.unchecked {
             let _ = write!(text, ", {count} unchecked: {reason}");
         }
-        for (name, count) in &self.unopened {
+        for (name, count) in self.unopened.most() {
             let _ = write!(text, ", {count} frames not opened: {name}");
         }
         text.push('\n');
@@ -262,17 +332,12 @@ impl Report {
             }
         }
         let _ = write!(text, "{}", self.verdict.text());
-        if self.verdict == Verdict::NothingToJudge {
-            let _ = write!(text, ": no request that can be judged");
-            if self.damaged > 0 {
-                let _ = write!(text, "; the ICRC of {} is wrong, `ferroce dissect` tells why", self.damaged);
-            }
-            if self.guessed > 0 {
-                let _ =
-                    write!(text, "; the pairing of {} conversations is guessed, --pair tells", self.guessed);
-            }
-        } else {
-            text.push_str(&self.not_judged());
+        match self.verdict {
+            Verdict::NothingToJudge => text.push_str(&self.seen_instead()),
+            _ => text.push_str(&self.not_judged()),
+        }
+        if let Some(damage) = &self.damage {
+            let _ = write!(text, "; the file is judged up to frame {}: {damage}", self.frames);
         }
         text.push('\n');
         text
@@ -320,9 +385,14 @@ impl EndReport {
         end: usize,
         findings: Vec<Finding>,
         measured: &Measured,
+        tells_nothing: bool,
     ) -> EndReport {
         let who = format!("{} as recorded", of.ends[end].gid.to_ip());
-        EndReport::new(who, counts(measured), findings, lines(measured))
+        let mut report = EndReport::new(who, counts(measured), findings, lines(measured));
+        if tells_nothing && report.verdict < Verdict::Violates {
+            report.verdict = Verdict::NothingToJudge;
+        }
+        report
     }
 
     /// Of the engine in the place of an end.

@@ -29,6 +29,8 @@ pub(super) enum Rule {
     NakMissing,
     /// An ACK is for what has come (§5).
     AckPsn,
+    /// A READ is answered by READ responses, an atomic by its own ACK, the rest by ACKs (§2).
+    AnswerKind,
     /// What asks for an ACK gets one (§5).
     AckMissing,
     /// The MSN counts the messages that are done (§5).
@@ -124,6 +126,7 @@ impl Rule {
             Rule::NakPsn => "nak-psn",
             Rule::NakMissing => "nak-missing",
             Rule::AckPsn => "ack-psn",
+            Rule::AnswerKind => "answer-kind",
             Rule::AckMissing => "ack-missing",
             Rule::Msn => "msn",
             Rule::ReadResponse => "read-response",

@@ -231,3 +231,101 @@ fn a_mac_address_is_not_an_ip_header() {
     assert!(said.contains("1 frames not opened: IPv6 extension headers"), "{said}");
     fs::remove_file(&file).expect("the file was there");
 }
+
+/// Frames at these times, in microseconds, and their transports.
+fn at_times(frames: Frames, times: impl Fn(u64) -> u64) -> Frames {
+    let mut frames = frames;
+    frames.set_times(|number| times(number) * 1000);
+    frames
+}
+
+/// A capture of some kilobytes makes an engine send gigabytes: as far as it is kept it costs little, and what goes on
+/// and on is left out by name.
+#[test]
+fn what_an_engine_repeats_is_bounded() {
+    let long = || (false, transport(0x0c, 0x22, 1 << 31, &reth(0, 7, 30 << 20)));
+    let first = (true, transport(0x0d, 0x11, 0, &[&[0, 0, 0, 1], &[7; 1024][..]].concat()));
+    let second = (true, transport(0x0e, 0x11, 1, &[7; 1024]));
+    let reads = [long(), first, second].into_iter().chain((0..150).map(|_| long()));
+    let nak =
+        |kind: u8, psn: u32| (true, transport(0x11, 0x11, psn, &(u32::from(kind) << 24 | psn).to_be_bytes()));
+    let write = |psn: u32| {
+        (false, transport(0x0a, 0x22, 1 << 31 | psn, &[reth(u64::from(psn) * 64, 7, 8), vec![5; 8]].concat()))
+    };
+    let send = |psn: u32| (false, transport(0x04, 0x22, 1 << 31 | psn, &[5; 8]));
+    let cases = [
+        ("a READ of 30 MiB, 150 times more", at_times(headers().talk(reads), |number| number * 100_000)),
+        ("half the NAKs again", headers().talk((0..8000).flat_map(|psn| [write(psn), nak(0x60, psn / 2)]))),
+        ("a NAK for each", headers().talk((0..4000).map(write).chain((0..4000).map(|psn| nak(0x60, psn))))),
+        ("RNR NAKs", headers().talk((0..4000).map(send).chain((0..4000).map(|psn| nak(0x21, psn / 4))))),
+    ];
+    let directory = Scratch::new("repeats");
+    let file = directory.0.join("repeats.pcap");
+    for (what, frames) in cases {
+        frames.write(&file);
+        // From 1.8 to 5 GB, or not enough, when every packet was kept.
+        let output = limited(&file, &["--as=300000000"]);
+        let said = text(&output);
+        assert!(matches!(output.status.code(), Some(0 | 1)), "{what}: {:?}, {said}", output.status);
+        assert!(said.contains("not played; the engine sent more than"), "{what}: {said}");
+        assert!(
+            said.lines().last().is_some_and(|last| last.ends_with("; 1 ends not played")),
+            "{what}: {said}"
+        );
+    }
+}
+
+/// One queue pair that is left out takes nothing from the others of its engine.
+#[test]
+fn only_the_queue_pair_that_repeats_is_left_out() {
+    let directory = Scratch::new("beside");
+    let file = directory.0.join("beside.pcap");
+    let long = || (false, transport(0x0c, 0x22, 1 << 31, &reth(0, 7, 1 << 20)));
+    let answer = (true, transport(0x0d, 0x11, 0, &[&[0, 0, 0, 1], &[7; 1024][..]].concat()));
+    let beside = writes(0x33, 100, 0..100);
+    let talk = [long(), answer].into_iter().chain((0..20).map(|_| long())).chain(beside);
+    at_times(headers().talk(talk), |number| number * 1000).write(&file);
+    let said = text(&replay(&file, &[]));
+    assert!(said.contains("100 compared in memory"), "{said}");
+    assert!(said.lines().last().is_some_and(|last| last.ends_with("; 1 ends not played")), "{said}");
+}
+
+/// Twice as long a capture costs about twice as much.
+#[test]
+fn long_captures_cost_what_their_packets_cost() {
+    let ack = |psn: u32| (true, transport(0x11, 0x11, psn, &(0x1f00_0000 | (psn + 1)).to_be_bytes()));
+    let write = |psn: u32| {
+        (false, transport(0x0a, 0x22, 1 << 31 | psn, &[reth(u64::from(psn) * 64, 7, 8), vec![5; 8]].concat()))
+    };
+    let atomic = |number: u32| {
+        let rest =
+            [&(u64::from(number % 5) * 8).to_be_bytes()[..], &[0, 0, 0, 7], &1u64.to_be_bytes(), &[0; 8]];
+        let found =
+            [&(0x1f00_0000 | (number + 1)).to_be_bytes()[..], &u64::from(number).to_be_bytes()].concat();
+        let ask = (false, transport(0x14, 0x22, 1 << 31 | number, &rest.concat()));
+        [ask, (true, transport(0x12, 0x11, number, &found))]
+    };
+    let read = |number: u32| (false, transport(0x0c, 0x22, 1 << 31 | (3 * number), &reth(0, 7, 600)));
+    let response = |psn: u32| {
+        let aeth = (0x1f00_0000 | (psn / 3 + 1)).to_be_bytes();
+        let (opcode, aeth, len) = match psn % 3 {
+            0 => (0x0d, &aeth[..], 256),
+            1 => (0x0e, &[][..], 256),
+            _ => (0x0f, &aeth[..], 88),
+        };
+        (true, transport(opcode, 0x11, psn, &[aeth, &vec![7; len]].concat()))
+    };
+    let cases = [
+        ("answers behind all requests", headers().talk((0..160_000).map(write).chain((0..160_000).map(ack)))),
+        ("atomics", headers().talk((0..80_000).flat_map(atomic))),
+        ("READs", headers().talk((0..20_000).map(read).chain((0..60_000).map(response)))),
+    ];
+    let directory = Scratch::new("long");
+    let file = directory.0.join("long.pcap");
+    for (what, frames) in cases {
+        frames.write(&file);
+        // 16 s and more when events were looked for among all the others.
+        let output = limited(&file, &["--cpu=8"]);
+        assert_eq!(output.status.code(), Some(0), "{what}: {:?}: {}", output.status, text(&output));
+    }
+}

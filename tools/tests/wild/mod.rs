@@ -187,6 +187,7 @@ impl Frames {
             Tunnel::MplsEthernet => ([0x88, 0x47], [&labels[..], &[0; 4]].concat(), frame),
             Tunnel::MplsBare => ([0x88, 0x47], labels.to_vec(), frame),
             Tunnel::Vxlan => ([8, 0], udp(4789, &VXLAN), frame),
+            Tunnel::VxlanOfLinux => ([8, 0], udp(8472, &VXLAN), frame),
             Tunnel::VxlanInVxlan => {
                 let within = [&VXLAN, &frame[..12], &[8, 0], &udp(4789, &VXLAN)].concat();
                 ([8, 0], udp(4789, &within), frame)
@@ -230,6 +231,12 @@ impl Frames {
             frame[end..].copy_from_slice(&right.to_le_bytes());
         }
         frames
+    }
+
+    /// Gives each frame another time, in nanoseconds behind the first, by its number from 0.
+    pub(crate) fn set_times(&mut self, times: impl Fn(u64) -> u64) {
+        let start = self.0.first().map_or(0, |(time, ..)| *time);
+        self.0.iter_mut().zip(0..).for_each(|((time, ..), number)| *time = start + times(number));
     }
 
     /// These Ethernet frames, one a microsecond.
@@ -281,16 +288,19 @@ pub(crate) enum Tunnel {
     /// Without a control word.
     MplsBare,
     Vxlan,
+    /// To the port that Linux takes by itself.
+    VxlanOfLinux,
     VxlanInVxlan,
     Gre,
     Erspan,
 }
 
-pub(crate) const TUNNELS: [Tunnel; 7] = [
+pub(crate) const TUNNELS: [Tunnel; 8] = [
     Tunnel::MplsIp,
     Tunnel::MplsEthernet,
     Tunnel::MplsBare,
     Tunnel::Vxlan,
+    Tunnel::VxlanOfLinux,
     Tunnel::VxlanInVxlan,
     Tunnel::Gre,
     Tunnel::Erspan,

@@ -74,7 +74,7 @@ impl Judge<'_> {
         }
         if let Some(first) = first {
             let same_work = first.opcode == packet.opcode
-                && first.payload() == packet.payload()
+                && first.carries_the_same_as(packet)
                 && first.reth.map(|r| (r.va(), r.rkey())) == packet.reth.map(|r| (r.va(), r.rkey()))
                 && first.immediate == packet.immediate
                 && first.invalidates == packet.invalidates
@@ -242,7 +242,7 @@ impl Judge<'_> {
     pub(super) fn lengths(&mut self) {
         let mut wrong = Vec::new();
         for message in &self.own.list {
-            let sent: usize = message.packets.iter().flatten().map(|packet| packet.payload().len()).sum();
+            let sent: usize = message.packets.iter().flatten().map(|packet| packet.payload_len()).sum();
             if let (Some(Operation::Write), Some((_, _, len)), true) =
                 (message.operation(), message.remote(), message.is_whole())
                 && sent as u64 != len

@@ -142,6 +142,10 @@ impl Judge<'_> {
         let is_again = self.responder.was_repeated
             || self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
         let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
+        // What comes again may be acknowledged by the newest PSN, and the repeat may be missing in the capture.
+        if !is_again && !self.asked_again {
+            self.kind(packet, psn);
+        }
         if is_read && packet.ends() && began != Some(true) {
             self.responder.strays += 1;
         }
@@ -167,12 +171,11 @@ impl Judge<'_> {
                 }
                 Some(Syndrome::Ack { credit_code }) => {
                     let told = credits(credit_code).filter(|_| self.strict);
-                    let posted = || self.theirs.list.iter().filter(|message| message.takes_receive()).count();
-                    if let Some((told, posted)) = told.map(|told| (told as usize, posted()))
-                        && told > posted
-                    {
-                        let text =
-                            format!("credit code {credit_code} where {posted} receives were posted in all");
+                    if told.is_some_and(|told| told as usize > self.receives) {
+                        let text = format!(
+                            "credit code {credit_code} where {} receives were posted in all",
+                            self.receives
+                        );
                         self.violation(Rule::Credits, packet.frame, text);
                     }
                     self.acknowledged(packet, psn, is_read);
@@ -199,6 +202,23 @@ impl Judge<'_> {
             && (!opcode.is_answered_explicitly() || psn == asked)
         {
             self.responder.duplicate = None;
+        }
+    }
+
+    /// Whether an answer is of the kind that its request asks for.
+    fn kind(&mut self, packet: &Seen, psn: i64) {
+        let Some(message) = self.theirs.at(psn).filter(|message| message.frame <= packet.frame) else {
+            return;
+        };
+        // Where the right answer was recorded, too, this one is to a repeat that the capture does not have.
+        let answers = &self.of.answers[self.side];
+        let is_answered = answers.original(psn).is_some() || answers.reads(psn..psn + 1).next().is_some();
+        if is_answered && packet.opcode.operation() == Operation::Acknowledge {
+            return;
+        }
+        if let Some(request) = message.operation().filter(|request| !packet.may_answer(*request)) {
+            let text = format!("{} at PSN {}, which is of a {request:?}", packet.opcode, hex(psn));
+            self.violation(Rule::AnswerKind, packet.frame, text);
         }
     }
 
@@ -340,11 +360,11 @@ impl Judge<'_> {
         let (first, last, len) = (message.first, message.last, message.remote().map_or(0, |(_, _, len)| len));
         let mtu = u64::from(self.of.path_mtu.bytes());
         let due = if psn == last { len - (last - first) as u64 * mtu } else { mtu };
-        if packet.payload().len() as u64 != due {
+        if packet.payload_len() as u64 != due {
             let text = format!(
                 "{} with {} bytes at PSN {}: must have {due}",
                 packet.opcode,
-                packet.payload().len(),
+                packet.payload_len(),
                 hex(psn)
             );
             self.violation(Rule::ReadResponse, packet.frame, text);
@@ -393,7 +413,7 @@ impl Judge<'_> {
 
     pub(super) fn cnp_left(&mut self, packet: &Seen) {
         self.measured.cnps += 1;
-        if packet.payload().len() != 16 || packet.payload().iter().any(|byte| *byte != 0) {
+        if packet.payload_len() != 16 || packet.payload().iter().any(|byte| *byte != 0) {
             self.violation(Rule::Cnp, packet.frame, "a CNP whose payload is not 16 zeros");
         }
         if !packet.bth.becn() {

@@ -50,12 +50,10 @@ impl Lane<'_> {
         if wc.opcode == WcOpcode::RdmaRead {
             self.compare_read(context, offset, &message)?;
         }
-        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd) {
-            let answers = self.of.events.iter().filter(|e| e.from != self.end && e.packet.icrc_is_right);
-            let original = answers.filter(|e| e.psn == message.first).find_map(|e| e.packet.original);
-            if let Some(original) = original {
-                self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
-            }
+        if matches!(wc.opcode, WcOpcode::CompSwap | WcOpcode::FetchAdd)
+            && let Some(original) = self.of.answers[1 - self.end].original(message.first)
+        {
+            self.compare(context, offset, &original.to_ne_bytes(), frame, "returned by the atomic")?;
         }
         Ok(())
     }
@@ -76,7 +74,7 @@ impl Lane<'_> {
             WcStatus::LocQpOpErr | WcStatus::BadRespErr | WcStatus::LocLenErr => {
                 (Weight::Lawful, format!("the recorded answer is refused: {status:?}"))
             }
-            _ if self.of.refused(1 - self.end, i64::MIN, message.last).is_some() => return,
+            _ if self.of.answers[1 - self.end].refused(i64::MIN, message.last).is_some() => return,
             _ => (Weight::Violation, format!("the work request ended with {status:?}")),
         };
         self.played.findings.push(Finding { rule: Rule::Completion, weight, frame: message.frame, text });
@@ -86,21 +84,18 @@ impl Lane<'_> {
     /// brought something else, and either is right.
     fn compare_read(&mut self, context: &Context, offset: u64, message: &Message) -> Result<(), Failure> {
         let (Some((_, _, len)), Some(memory)) = (message.remote(), self.memory) else { return Ok(()) };
-        let mut parts: Vec<Vec<&Seen>> = vec![Vec::new(); (message.last - message.first + 1) as usize];
-        for event in &self.of.events {
-            let is_response = event.packet.opcode.operation() == Operation::ReadResponse;
-            if event.from != self.end && is_response && !event.lost {
-                let place = usize::try_from(event.psn - message.first).ok();
-                if let Some(part) = place.and_then(|place| parts.get_mut(place)) {
-                    part.push(&event.packet);
-                }
-            }
-        }
-        let length = |part: &Vec<&Seen>| part.first().map(|packet| packet.payload().len());
-        let lengths: Option<Vec<usize>> = parts.iter().map(length).collect();
-        let Some(lengths) = lengths.filter(|lengths| lengths.iter().sum::<usize>() as u64 == len) else {
-            return Ok(());
+        let answers = self.of.answers[1 - self.end].reads(message.first..message.last + 1);
+        let arrived = |alike: &[(i64, usize)]| -> Vec<&Seen> {
+            let events = alike.iter().map(|(_, index)| &self.of.events[*index]);
+            events.filter(|event| !event.lost).map(|event| &*event.packet).collect()
         };
+        let parts: Vec<Vec<&Seen>> = answers.map(|(_, alike)| arrived(alike)).collect();
+        let lengths: Vec<usize> =
+            parts.iter().flat_map(|part| part.first()).map(|p| p.payload_len()).collect();
+        let is_whole = lengths.len() as i64 == message.last - message.first + 1;
+        if !is_whole || lengths.iter().sum::<usize>() as u64 != len {
+            return Ok(());
+        }
         let bytes = context.bytes(memory)?.get(offset as usize..).unwrap_or_default();
         let mut at = 0;
         for (part, length) in parts.iter().zip(lengths) {

@@ -1,0 +1,93 @@
+//! Which packets of a conversation are judged, and which the engine was given or could have sent.
+
+use std::collections::BTreeMap;
+
+use super::conversation::{Conversation, Event};
+use super::message::Messages;
+
+/// What a verdict on a conversation is of.
+#[derive(Debug, Default)]
+pub(super) struct Coverage {
+    /// Packets that each end sent, and those among them that are judged.
+    sent: [u64; 2],
+    judged: [u64; 2],
+    /// Answers to what was not recorded.
+    pub(super) strays: u64,
+    /// Whether a request is judged.
+    pub(super) has_requests: bool,
+}
+
+impl Coverage {
+    pub(super) fn of(conversation: &Conversation) -> Coverage {
+        let mut coverage = Coverage::default();
+        let asked = Asked::of(conversation);
+        for event in &conversation.events {
+            coverage.sent[event.from] += 1;
+            if asked.judges(event) {
+                coverage.judged[event.from] += 1;
+                coverage.has_requests |= event.packet.is_request();
+            } else if event.packet.icrc_is_right {
+                coverage.strays += 1;
+            }
+        }
+        coverage
+    }
+
+    pub(super) fn judged(&self) -> u64 {
+        self.judged.iter().sum()
+    }
+
+    /// Whether an end sent packets, and is judged by none of them.
+    pub(super) fn tells_nothing_of(&self, end: usize) -> bool {
+        self.sent[end] > 0 && self.judged[end] == 0
+    }
+}
+
+/// Packets that are judged, and that no engine in the place of these ends gets or is to send: the capture does
+/// not have all of their messages.
+pub(super) fn not_played(conversation: &Conversation, ends: &[usize]) -> u64 {
+    let asked = Asked::of(conversation);
+    let known = [0, 1].map(|end| match ends.contains(&end) {
+        true => Messages::posted(conversation, end),
+        false => conversation.messages[end].clone(),
+    });
+    let is_left_out = |event: &&Event| {
+        asked.judges(event) && !event.packet.is_cnp() && known[event.space()].at(event.psn).is_none()
+    };
+    conversation.events.iter().filter(is_left_out).count() as u64
+}
+
+/// The PSNs of the recorded requests of each end, as stretches from the first to before the last.
+struct Asked([BTreeMap<i64, i64>; 2]);
+
+impl Asked {
+    fn of(conversation: &Conversation) -> Asked {
+        let mut asked = [BTreeMap::new(), BTreeMap::new()];
+        for event in &conversation.events {
+            if event.packet.is_request() && event.packet.icrc_is_right {
+                let end = event.psn + conversation.span(&event.packet);
+                let known = asked[event.from].entry(event.psn).or_insert(end);
+                *known = end.max(*known);
+            }
+        }
+        // READs that were taken up again lie in each other.
+        for stretches in &mut asked {
+            let mut newest = i64::MIN;
+            for end in stretches.values_mut() {
+                newest = newest.max(*end);
+                *end = newest;
+            }
+        }
+        Asked(asked)
+    }
+
+    /// What is damaged says nothing of its sender, nor does an answer to what was not recorded.
+    fn judges(&self, event: &Event) -> bool {
+        let packet = &event.packet;
+        let fits = || {
+            let before = self.0[event.space()].range(..=event.psn).next_back();
+            before.is_some_and(|(_, end)| event.psn < *end)
+        };
+        packet.icrc_is_right && (!packet.is_response() || fits())
+    }
+}
