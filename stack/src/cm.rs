@@ -90,8 +90,8 @@ pub struct ConnectionParameters<'a> {
     pub retry_count: u8,
     /// Retries of the peer after RNR NAKs of this end, 0 to 7. 7 means without end.
     pub rnr_retry: u8,
-    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. The requester's is taken, but the end that accepts
-    /// waits for 8.6 s (21) at most: for 0, and for what is longer.
+    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. The requester's is taken. The accepting end uses 21
+    /// (8.6 s) if the requester asks for 0 or for more than 21.
     pub timeout: u8,
     /// The requester's choice; `None` for the largest that the interface allows.
     pub path_mtu: Option<PathMtu>,

@@ -68,6 +68,15 @@ fn no_room_imports_one_above_it() {
     let mut imports: BTreeMap<(&str, &str), u32> = BTreeMap::new();
     for (room, text) in &files {
         let text = code(text);
+        // Ways round this test, which nobody needs.
+        let nested = text
+            .split("crate::{")
+            .skip(1)
+            .any(|list| list.split('}').next().is_some_and(|l| l.contains('{')));
+        assert!(
+            !nested && !text.contains("super::super::"),
+            "{room}: name the room, as in crate::verbs::..."
+        );
         for word in first_words(&text, "crate::") {
             let from = all.get(word).or_else(|| names.get(word).and_then(|room| all.get(room)));
             if let Some(from) = from.filter(|from| *from != room) {

@@ -20,7 +20,8 @@ pub(crate) struct Caller {
     pub(crate) qp: Qp,
 }
 
-/// Callers that are accepted and not connected yet; beyond that the oldest goes.
+/// Callers that are accepted and not connected yet; beyond that the oldest goes. So a flood of requests can put a client
+/// out, which is refused then and asks again; it can't end the server.
 pub(crate) const MOST: usize = 16;
 
 impl Endpoint {
@@ -42,7 +43,20 @@ impl Endpoint {
         let listener = self.listen(PortSpace::Tcp, port)?;
         let (mut waiting, mut connected) = (Vec::<Caller>::new(), Vec::<Caller>::new());
         while connected.len() < wanted {
-            match self.wait_cm_event()? {
+            self.unproven.clear();
+            self.unproven.extend(waiting.iter().map(|caller| caller.qp));
+            self.poll()?;
+            if self.unproven.len() < waiting.len() {
+                let (kept, fallen) =
+                    waiting.into_iter().partition(|caller| self.unproven.contains(&caller.qp));
+                waiting = kept;
+                let fallen: Vec<Caller> = fallen;
+                fallen.iter().try_for_each(|caller| {
+                    self.let_go(caller, "it asks for what its connection does not allow")
+                })?;
+            }
+            let Some(event) = self.context.next_cm_event() else { continue };
+            match event {
                 CmEvent::ConnectionRequest(request) if request.qp_type != QpType::Rc => {
                     self.turn_away(&request, &format!("it asks for {:?}, and this is Rc", request.qp_type));
                 }
@@ -76,6 +90,7 @@ impl Endpoint {
                 _ => {}
             }
         }
+        self.unproven.clear();
         self.context.unlisten(listener)?;
         waiting.iter().try_for_each(|caller| self.let_go(caller, "others were connected before it"))?;
         Ok(connected)

@@ -13,7 +13,7 @@ mod report;
 use std::convert::Infallible;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroce::driver::PacketDriver;
 use ferroce::{DeviceSpec, PKey, PathMtu};
@@ -128,7 +128,16 @@ impl Args {
         let control = connected.map_err(Failure::from);
         match control.and_then(|stream| Control::new(stream, LIMITS, interrupt)) {
             Ok(mut control) => {
-                checks.extend(self.check_with(&mut port, &mut control, source, to, interrupt)?);
+                // What was found before it ended is worth as much as it was.
+                match self.check_with(&mut port, &mut control, source, to, &mut checks, interrupt) {
+                    Ok(()) => {}
+                    Err(Failure::Interrupted) => return Err(Failure::Interrupted),
+                    Err(failure) => checks.push(Check::failed(
+                        FAR_END,
+                        format!("the check with it ended early: {failure}"),
+                        "check again; its own log says more",
+                    )),
+                }
             }
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
             Err(failure) => {
@@ -157,21 +166,23 @@ impl Args {
         control: &mut Control,
         source: IpAddr,
         to: IpAddr,
+        checks: &mut Vec<Check>,
         interrupt: &Interrupt,
-    ) -> Result<Vec<Check>, Failure> {
+    ) -> Result<(), Failure> {
         let own = port.hello(source, to);
         let answer = control.ask(&Message::Hello(own.clone()))?;
         let Message::Hello(far) = answer else { return Err(unexpected(&answer)) };
         let row = format!("doctor on '{}' ({}), MTU {}", far.interface, far.driver, far.mtu);
         if !far.addresses.contains(&to) {
             let addresses: Vec<_> = far.addresses.iter().map(IpAddr::to_string).collect();
-            return Ok(vec![Check::failed(
+            checks.push(Check::failed(
                 FAR_END,
                 format!("{row}, whose addresses are {}, not {to}", addresses.join(", ")),
                 format!("give one of these as PEER, or start it there with -d for the interface of {to}"),
-            )]);
+            ));
+            return Ok(());
         }
-        let mut checks = vec![Check::ok(FAR_END, row), partition_check(self.pkey, PKey(far.pkey))];
+        checks.extend([Check::ok(FAR_END, row), partition_check(self.pkey, PKey(far.pkey))]);
         let most = far.rounds.min(MAX_ROUNDS) / 2;
         let there = path::probes(own.mtu, own.address.is_ipv6());
         let seen = repeat(most, || outward(port, control, &own, &far, &there).map(Ok::<_, Infallible>))?;
@@ -198,13 +209,16 @@ impl Args {
                 ),
             )),
         }
-        Ok(checks)
+        Ok(())
     }
 }
 
 const FAR_END: &str = "far end";
-/// The far end answers within two resolutions of a neighbour and a wait for packets.
-const LIMITS: Limits = Limits { answer: Duration::from_secs(15), whole: Duration::from_secs(60) };
+/// The far end answers when it is through with the check before.
+const LIMITS: Limits =
+    Limits { answer: Duration::from_secs(far::TO_CHECK.whole.as_secs() + 5), whole: Duration::from_secs(60) };
+/// After that no round of probes begins any more: the far end's time for a check is for both ways.
+const REPEAT_FOR: Duration = Duration::from_secs(5);
 
 /// Why the other end has sent no probes.
 enum Unsent {
@@ -213,18 +227,19 @@ enum Unsent {
     Unheard(String),
 }
 
-/// What is lost in one round by chance arrives in another. Returns what has arrived in up to `most` rounds.
+/// What is lost in one round by chance arrives in another. Returns what has arrived in up to `most` rounds, as far as
+/// there is time for them.
 fn repeat<E>(
     most: u32,
     mut round: impl FnMut() -> Result<Result<Vec<Sighting>, E>, Failure>,
 ) -> Result<Result<Seen, E>, Failure> {
-    let mut all = Seen::default();
+    let (mut all, start) = (Seen::default(), Instant::now());
     loop {
         match round()? {
             Ok(seen) => all.add(seen),
             Err(unsent) => return Ok(Err(unsent)),
         }
-        if all.rounds >= most || all.loss() == 0.0 {
+        if all.rounds >= most || all.loss() == 0.0 || start.elapsed() >= REPEAT_FOR {
             return Ok(Ok(all));
         }
     }

@@ -131,6 +131,8 @@ pub(crate) struct Endpoint {
     notified: bool,
     /// That packets of another partition come has been said.
     told_pkey: bool,
+    /// Queue pairs of callers that are not connected yet. One that breaks the rules is taken out, and no failure.
+    pub(crate) unproven: Vec<Qp>,
 }
 
 /// How the queue pairs of a connection are set up, at both ends alike.
@@ -185,6 +187,7 @@ impl Endpoint {
             poller,
             notified: false,
             told_pkey: false,
+            unproven: Vec::new(),
         })
     }
 
@@ -379,6 +382,11 @@ impl Endpoint {
                     }
                 }
                 Event::CommEst(_) | Event::SqDrained(_) => {}
+                Event::QpFatal(qp) | Event::QpReqErr(qp) | Event::QpAccessErr(qp)
+                    if self.unproven.contains(&qp) =>
+                {
+                    self.unproven.retain(|unproven| *unproven != qp);
+                }
                 other => return Err(self.struck(&other)),
             }
         }

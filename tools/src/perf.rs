@@ -116,7 +116,7 @@ pub(crate) struct Args {
     /// The server is one of perftest's programs; with -d loopback, both ends here speak as these do.
     #[arg(long, conflicts_with_all = ["check", "selective_repeat"])]
     perftest: bool,
-    /// Refused: perftest's -R and -z connect by rdma_cm, and perf only as perftest does without them.
+    /// Refused: ferroce perf does not connect by rdma_cm, as perftest does with -R and -z.
     #[arg(short = 'R', long = "rdma_cm", visible_short_alias = 'z', visible_alias = "comm_rdma_cm")]
     rdma_cm: bool,
     /// Print the report as JSON.

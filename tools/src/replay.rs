@@ -119,9 +119,9 @@ fn replay(args: &Args) -> Result<Report, Failure> {
     report.unwanted(unwanted);
     let mut taken: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for Play { role, places, areas, .. } in plays {
-        let Outcome { played, left_out, counts } =
+        let Outcome { played, broken_off, counts } =
             play::play(&conversations, &places, &areas, args.qp_timeout, &mut progress)?;
-        report.left_out(&conversations, left_out);
+        report.broken_off(&conversations, broken_off);
         for played in played {
             let Place { conversation: index, end } = played.place;
             let conversation = &conversations[index];

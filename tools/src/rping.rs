@@ -233,7 +233,7 @@ impl<'a> Rping<'a> {
                 return Ok(false);
             }
             self.end.poll()?;
-            patience.check(&mut self.end, 0, || "in the middle of a ping; is it still there?".to_owned())?;
+            patience.check(&mut self.end, 0, || "where the next step of a ping was due".to_owned())?;
         }
     }
 

@@ -144,6 +144,8 @@ impl<'a> Udaddy<'a> {
         let mut patience = Patience::new(&mut self.end);
         while self.received < self.args.count {
             self.take_completions()?;
+            // What has come may be of somebody else, and the client still be looking for the service.
+            self.end.answer_seekers(self.qp);
             let all = self.args.count;
             patience.check(&mut self.end, self.received, || of_messages(self.received, all))?;
         }

@@ -31,8 +31,20 @@ enum Stranger {
     Seeks,
 }
 
+impl Stranger {
+    /// What the server says once it has heard all of it.
+    fn is_told_by(self) -> &'static str {
+        match self {
+            Stranger::Unlike => "is no client: it asks for Uc",
+            Stranger::Absent => "connection request",
+            Stranger::Fickle => "is no client: it refuses",
+            Stranger::Seeks => "looks for the service",
+        }
+    }
+}
+
 /// Sends a request from an address, and what follows. What it returns keeps its socket.
-fn visit(stranger: Stranger, last: u8, port: u16) -> Context {
+fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Context {
     let device: DeviceSpec = format!("udp:{}", address(last)).parse().unwrap();
     let mut context = Context::open(device.open().unwrap(), &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
@@ -49,7 +61,8 @@ fn visit(stranger: Stranger, last: u8, port: u16) -> Context {
     let id = context.connect(qp, to, &ConnectionParameters::default()).unwrap();
     poller.poll(&mut context).unwrap();
     if stranger == Stranger::Fickle {
-        std::thread::sleep(Duration::from_millis(300));
+        // It has heard nothing of the answer, for it does not look.
+        server.says("connection request", || {});
         context.disconnect(id).unwrap();
         poller.poll(&mut context).unwrap();
     }
@@ -60,14 +73,16 @@ fn visit(stranger: Stranger, last: u8, port: u16) -> Context {
 fn is_served(program: &str, port: u16, strangers: &[Stranger], waiting: &str) {
     let _alone = alone();
     let mut server = Ferroce::start(None, &format!("{program} -d udp:{} -p {port}", address(0)));
-    if program.starts_with("ucmatose") {
-        std::thread::sleep(Duration::from_secs(1));
-    } else {
-        server.ready();
-    }
-    let _theirs: Vec<Context> =
-        (2..).zip(strangers).map(|(last, stranger)| visit(*stranger, last, port)).collect();
-    std::thread::sleep(Duration::from_millis(500));
+    server.ready();
+    let _theirs: Vec<Context> = (2..)
+        .zip(strangers)
+        .map(|(last, stranger)| {
+            let theirs = visit(&mut server, *stranger, last, port);
+            // The next one comes when this one was heard.
+            server.says(stranger.is_told_by(), || {});
+            theirs
+        })
+        .collect();
     let started = Instant::now();
     let client =
         Ferroce::start(None, &format!("{program} -d udp:{} -p {port} {}", address(1), address(0))).end();

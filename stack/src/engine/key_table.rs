@@ -108,7 +108,7 @@ impl<V: Copy> KeyTable<V> {
     }
 
     fn index(&self, key: u32) -> usize {
-        // By the golden ratio's bits the keys of any arithmetic series are spread evenly.
+        // By the golden ratio's bits the keys that a context of a group draws, each so many-th, are spread evenly.
         (key.wrapping_mul(0x9e37_79b1) >> self.hash_shift) as usize
     }
 

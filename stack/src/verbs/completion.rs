@@ -72,7 +72,7 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
-    /// Of nothing: room for one.
+    /// A placeholder, to fill the array that [`Context::poll_cq_into`](crate::Context::poll_cq_into) writes to.
     pub const EMPTY: WorkCompletion = WorkCompletion {
         wr_id: 0,
         status: WcStatus::GeneralErr,

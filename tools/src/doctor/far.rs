@@ -20,7 +20,8 @@ use crate::tcp::Listener;
 /// For whoever has not said yet what is to be checked.
 const TO_GREET: Limits = Limits { answer: Duration::from_secs(3), whole: Duration::from_secs(3) };
 /// For a check; whoever waits behind it has more patience.
-const TO_CHECK: Limits = Limits { answer: Duration::from_secs(10), whole: Duration::from_secs(20) };
+pub(super) const TO_CHECK: Limits =
+    Limits { answer: Duration::from_secs(10), whole: Duration::from_secs(20) };
 /// Connections that have not said it yet. One more, and the oldest goes.
 const MAX_VISITORS: usize = 64;
 /// Rounds of probes of a check, there and back: on a way that loses packets each is repeated.

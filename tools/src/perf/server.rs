@@ -23,7 +23,7 @@ impl Wishes {
     pub(super) fn check_address(&self, plan: &Plan, size: u32, gid: Gid) -> Result<(), Failure> {
         match self.home {
             Some(home) if plan.pours(size) && home != gid => Err(Failure::usage(format!(
-                "the client comes from {home} and wants `perf {}` to send to {gid}, where nobody may have asked for it: \
+                "the client comes from {home} and wants `perf {}` to send to {gid}, which may be another host: \
                  if that is the client's too, start the server with --any-gid",
                 plan.name()
             ))),

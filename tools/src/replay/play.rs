@@ -77,16 +77,17 @@ pub(super) fn play(
     stage.finish()?;
     let counts = stage.context.counters().iter().filter(|(_, value)| *value > 0).collect();
     let (over, whole): (Vec<Lane<'_>>, Vec<Lane<'_>>) = stage.lanes.into_iter().partition(Lane::is_over);
-    let left_out = over.iter().map(|lane| (lane.played.place, lane.why_over())).collect();
-    Ok(Outcome { played: whole.into_iter().map(Lane::end).collect(), left_out, counts })
+    let broken_off = over.into_iter().map(|lane| (lane.played.place, lane.why_over(), lane.played.findings));
+    let broken_off = broken_off.collect();
+    Ok(Outcome { played: whole.into_iter().map(Lane::end).collect(), broken_off, counts })
 }
 
 /// What came of a play.
 #[derive(Default)]
 pub(super) struct Outcome {
     pub(super) played: Vec<Played>,
-    /// What was begun and not played to its end, and why.
-    pub(super) left_out: Vec<(Place, String)>,
+    /// What was begun and not played to its end, why, and what was found before.
+    pub(super) broken_off: Vec<(Place, String, Vec<Finding>)>,
     pub(super) counts: Counts,
 }
 

@@ -172,6 +172,23 @@ impl Report {
         }
     }
 
+    /// Adds ends that were begun and not played to the end. A rule that was broken before that stays broken.
+    pub(super) fn broken_off(
+        &mut self,
+        conversations: &[Conversation],
+        ends: Vec<(Place, String, Vec<Finding>)>,
+    ) {
+        for (Place { conversation, end }, reason, findings) in ends {
+            let mut report = EndReport::not_played(&conversations[conversation], end, reason);
+            let found = EndReport::new(String::new(), String::new(), findings, Vec::new());
+            if found.verdict == Verdict::Violates {
+                self.verdict = found.verdict;
+            }
+            report.findings = found.findings;
+            self.recorded(conversation, report);
+        }
+    }
+
     /// Adds ends that nobody asked for.
     pub(super) fn unwanted(&mut self, ends: usize) {
         self.not_played += ends;

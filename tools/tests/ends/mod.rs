@@ -7,7 +7,7 @@ mod veth;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -42,7 +42,8 @@ pub(crate) struct Ferroce {
     child: Child,
     stdout: Option<JoinHandle<String>>,
     stderr: Option<JoinHandle<String>>,
-    ready: Receiver<String>,
+    /// The lines of stderr, which nobody has looked at yet.
+    lines: Receiver<String>,
 }
 
 /// How it ended.
@@ -74,7 +75,7 @@ impl Ferroce {
         command.args(arguments.split_whitespace()).env("RUST_LOG", "info").env("NO_COLOR", "1");
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().expect("ferroce starts");
-        let (notify, ready) = mpsc::channel();
+        let (notify, lines) = mpsc::channel();
         let mut out = child.stdout.take().unwrap();
         let stdout = thread::spawn(move || {
             let mut text = String::new();
@@ -87,15 +88,13 @@ impl Ferroce {
             for line in err.lines() {
                 let line = line.unwrap();
                 // A test that does not wait for it has let go of the other side.
-                if line.contains("waiting for a client") {
-                    let _ = notify.send(line.clone());
-                }
+                let _ = notify.send(line.clone());
                 text += &line;
                 text.push('\n');
             }
             text
         });
-        Ferroce { child, stdout: Some(stdout), stderr: Some(stderr), ready }
+        Ferroce { child, stdout: Some(stdout), stderr: Some(stderr), lines }
     }
 
     /// Starts a server and waits until clients may come.
@@ -107,10 +106,22 @@ impl Ferroce {
 
     /// Waits until clients may come. Returns what it says then.
     pub(crate) fn ready(&mut self) -> String {
-        self.ready.recv_timeout(Duration::from_secs(30)).unwrap_or_else(|_| {
-            self.kill();
-            panic!("the server does not get ready: {:?}", self.collect(Duration::ZERO));
-        })
+        self.says("waiting for ", || {})
+    }
+
+    /// Waits until it says this on stderr, and does `meanwhile` again and again. Returns the whole line.
+    pub(crate) fn says(&mut self, words: &str, mut meanwhile: impl FnMut()) -> String {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while Instant::now() < deadline {
+            match self.lines.recv_timeout(Duration::from_millis(5)) {
+                Ok(line) if line.contains(words) => return line,
+                Ok(_) => {}
+                Err(RecvTimeoutError::Timeout) => meanwhile(),
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+        }
+        self.kill();
+        panic!("it never says '{words}': {:?}", self.collect(Duration::ZERO));
     }
 
     pub(crate) fn pid(&self) -> u32 {

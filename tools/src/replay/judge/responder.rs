@@ -143,7 +143,7 @@ impl Judge<'_> {
             || self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
         let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
         // What comes again may be acknowledged by the newest PSN, and the repeat may be missing in the capture.
-        if !is_again && !self.asked_again {
+        if !is_again && (self.strict || !self.asked_again) {
             self.kind(packet, psn);
         }
         if is_read && packet.ends() && began != Some(true) {
@@ -210,10 +210,11 @@ impl Judge<'_> {
         let Some(message) = self.theirs.at(psn).filter(|message| message.frame <= packet.frame) else {
             return;
         };
-        // Where the right answer was recorded, too, this one is to a repeat that the capture does not have.
+        // Where the right answer was recorded, too, this one is to a repeat that the capture does not have. Of the
+        // engine all is known.
         let answers = &self.of.answers[self.side];
         let is_answered = answers.original(psn).is_some() || answers.reads(psn..psn + 1).next().is_some();
-        if is_answered && packet.opcode.operation() == Operation::Acknowledge {
+        if !self.strict && is_answered && packet.opcode.operation() == Operation::Acknowledge {
             return;
         }
         if let Some(request) = message.operation().filter(|request| !packet.may_answer(*request)) {
