@@ -7,9 +7,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use ends::{Ferroce, alone};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats};
 use ferroce::{
-    Access, CmEvent, Config, ConnectionParameters, Context, DeviceSpec, ListenConfig, Memory, Poller,
-    PortSpace, QpConfig, QpType, ReceiveWorkRequest, Sge, Transition,
+    Access, CmEvent, Config, ConnectionParameters, Context, Data, DeviceSpec, ListenConfig, Memory, Nanos,
+    PacketDriver, Poller, PortSpace, QpConfig, QpState, QpType, RKey, ReceiveWorkRequest, RemoteAddress,
+    SendFlags, SendOp, SendWorkRequest, Sge, Transition,
 };
 
 /// An address of the loopback interface that is nobody else's.
@@ -29,6 +31,8 @@ enum Stranger {
     Fickle,
     /// Looks for a datagram service and sends nothing.
     Seeks,
+    /// Takes the answer without a word, and reads memory that it was not given.
+    Trespasses,
 }
 
 impl Stranger {
@@ -37,6 +41,7 @@ impl Stranger {
         match self {
             Stranger::Unlike => "is no client: it asks for Uc",
             Stranger::Absent => "connection request",
+            Stranger::Trespasses => "is no client: it asks for what its connection does not allow",
             Stranger::Fickle => "is no client: it refuses",
             Stranger::Seeks => "looks for the service",
         }
@@ -46,7 +51,11 @@ impl Stranger {
 /// Sends a request from an address, and what follows. What it returns keeps its socket.
 fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Context {
     let device: DeviceSpec = format!("udp:{}", address(last)).parse().unwrap();
-    let mut context = Context::open(device.open().unwrap(), &Config::default()).unwrap();
+    let mut driver = device.open().unwrap();
+    if stranger == Stranger::Trespasses {
+        driver = Box::new(NotReady(driver));
+    }
+    let mut context = Context::open(driver, &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
     let to = SocketAddr::new(address(0).parse::<IpAddr>().unwrap(), port);
     let mut poller = Poller::new();
@@ -60,6 +69,17 @@ fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Conte
     context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     let id = context.connect(qp, to, &ConnectionParameters::default()).unwrap();
     poller.poll(&mut context).unwrap();
+    if stranger == Stranger::Trespasses {
+        while context.query_qp(qp).unwrap().state != QpState::Rts {
+            poller.poll(&mut context).unwrap();
+        }
+        let mr = context.register(pd, Memory::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
+        let op = SendOp::Read(RemoteAddress { addr: 0, rkey: RKey(0x5eed) });
+        let data = Data::Sges(&[Sge { mr, offset: 0, length: 8 }]);
+        let read = SendWorkRequest { wr_id: 1, op, data, flags: SendFlags::SIGNALED };
+        context.post_send(qp, &read).unwrap();
+        poller.poll(&mut context).unwrap();
+    }
     if stranger == Stranger::Fickle {
         // It has heard nothing of the answer, for it does not look.
         server.says("connection request", || {});
@@ -67,6 +87,41 @@ fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Conte
         poller.poll(&mut context).unwrap();
     }
     context
+}
+
+/// A port that keeps the RTUs of its connections back.
+struct NotReady(Box<dyn PacketDriver>);
+
+impl PacketDriver for NotReady {
+    fn capabilities(&self) -> &Capabilities {
+        self.0.capabilities()
+    }
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
+        self.0.rx_burst(now, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
+        // IPv4 and UDP, then the BTH with the queue pair; behind it and the DETH the MAD with its attribute.
+        const BTH: usize = 28;
+        let is_rtu = |packet: &[u8]| {
+            packet.get(BTH + 5..BTH + 8) == Some(&[0, 0, 1])
+                && packet.get(BTH + 36..BTH + 38) == Some(&[0, 0x14])
+        };
+        self.0.tx_burst(now, &mut |buffer: &mut [u8]| loop {
+            let length = source.write(buffer)?;
+            if !is_rtu(&buffer[..length]) {
+                return Some(length);
+            }
+        })
+    }
+    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
+        self.0.wait(timeout)
+    }
+    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+        self.0.resolve(peer)
+    }
+    fn stats(&self) -> Stats {
+        self.0.stats()
+    }
 }
 
 /// The server goes on, and its client is served at once.
@@ -101,6 +156,7 @@ fn a_server_of_rping_survives_strangers() {
     is_served("rping -C 3", 7191, &[Stranger::Unlike], "is no client: it asks for Uc");
     is_served("rping -C 3", 7192, &[Stranger::Absent, Stranger::Absent], "others were connected before it");
     is_served("rping -C 3", 7193, &[Stranger::Fickle], "is no client: it refuses");
+    is_served("rping -C 3", 7195, &[Stranger::Trespasses], Stranger::Trespasses.is_told_by());
 }
 
 #[test]
