@@ -1,5 +1,5 @@
 //! The connection manager: IB CM over the general service interface (QP1), with addresses and ports as
-//! rdma_cm has them (protocol.md §2).
+//! rdma_cm has them (docs/protocol.md §2).
 //!
 //! A state machine without IO, as the rest of the engine: MADs come in from the receive phase and wait in
 //! [`Gsi`] for the transmit phase, timers fire with the others. It moves the queue pairs that it was

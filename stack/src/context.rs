@@ -188,7 +188,7 @@ impl Context {
     }
 
     /// A PSN to start from: one that nobody outside can guess, and that packets of an earlier
-    /// connection do not fit (protocol.md §9).
+    /// connection do not fit (docs/protocol.md §9).
     pub fn random_psn(&mut self) -> Psn {
         Psn::new(self.engine.shared.rng.next_u32())
     }

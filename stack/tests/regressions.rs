@@ -54,7 +54,7 @@ fn memory_taken_back_during_a_second_answer_does_not_break_the_connection() {
     peer.expect_state(QpState::Rts);
 }
 
-/// A duplicate READ may ask for less than the rest of the first one (protocol.md §5: a suffix or
+/// A duplicate READ may ask for less than the rest of the first one (docs/protocol.md §5: a suffix or
 /// subset), as a requester does that knows what it has.
 #[test]
 fn a_duplicate_read_of_a_part_is_answered() {

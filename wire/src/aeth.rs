@@ -134,7 +134,7 @@ impl RnrTimer {
         self.0
     }
 
-    /// How long the requester waits at least (protocol.md §2).
+    /// How long the requester waits at least (docs/protocol.md §2).
     pub const fn duration(self) -> Duration {
         /// In units of 10 µs.
         const TABLE: [u64; 32] = [

@@ -14,7 +14,7 @@ pub struct PKey(pub u16);
 
 impl PKey {
     /// Whether packets with the key `other` may be received under this one: the same partition,
-    /// and at least one of the two a full member (protocol.md §1).
+    /// and at least one of the two a full member (docs/protocol.md §1).
     pub const fn admits(self, other: PKey) -> bool {
         (self.0 ^ other.0) & 0x7fff == 0 && (self.0 | other.0) & 0x8000 != 0
     }
@@ -59,7 +59,7 @@ impl Bth {
     /// Bytes on the wire.
     pub const LEN: usize = 12;
 
-    /// A header with MigReq set (as ConnectX sends; protocol.md §1), the default P_Key and
+    /// A header with MigReq set (as ConnectX sends; docs/protocol.md §1), the default P_Key and
     /// everything else clear.
     #[inline]
     pub fn new(opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> Bth {

@@ -59,7 +59,7 @@ impl<'a> CmMessage<'a> {
     /// Reads the payload of a packet for QP1.
     ///
     /// # Errors
-    /// The first check that fails; the packet is dropped (protocol.md §10, case 118).
+    /// The first check that fails; the packet is dropped (docs/protocol.md §10, case 118).
     pub fn parse(mad: &'a [u8]) -> Result<CmMessage<'a>, MadError> {
         let wrong_length = || MadError::Length(mad.len());
         let (header, body) = MadHeader::ref_from_prefix(mad).map_err(|_| wrong_length())?;
@@ -124,7 +124,7 @@ impl CmBody<'_> {
 
 const BODY_LEN: usize = MAD_LEN - MadHeader::LEN;
 
-// Attribute ids (protocol.md §2).
+// Attribute ids (docs/protocol.md §2).
 const REQ: u16 = 0x10;
 const MRA: u16 = 0x11;
 const REJ: u16 = 0x12;

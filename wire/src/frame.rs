@@ -41,7 +41,7 @@ pub struct PathAddress {
 }
 
 /// The UDP source port that a flow label, or a pair of QPNs when the label is 0, stands for
-/// (protocol.md §1; the hash of rdma-core's `ibv_flow_label_to_udp_sport`).
+/// (docs/protocol.md §1; the hash of rdma-core's `ibv_flow_label_to_udp_sport`).
 pub fn source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     let label = match flow_label & 0x000f_ffff {
         0 => {

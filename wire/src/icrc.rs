@@ -1,4 +1,4 @@
-//! The invariant CRC that ends every RoCE packet (protocol.md §3).
+//! The invariant CRC that ends every RoCE packet (docs/protocol.md §3).
 //!
 //! A CRC-32 (IEEE 802.3) over 8 bytes of ones, the network header, UDP and BTH with the fields
 //! that a router may change set to ones, and everything after them up to and with the pad.

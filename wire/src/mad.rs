@@ -4,7 +4,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of a management datagram: the whole payload of a UD SEND to QP1, never more or less.
 pub const MAD_LEN: usize = 256;
 
-/// The header of a management datagram, 24 bytes (protocol.md §2).
+/// The header of a management datagram, 24 bytes (docs/protocol.md §2).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MadHeader {

@@ -37,7 +37,7 @@ impl PathMtu {
     }
 
     /// The largest IP packet that this path MTU makes: the payload and the worst headers, a WRITE
-    /// Only with immediate or a UD SEND, 64 bytes over IPv4 and 84 over IPv6 (protocol.md §1).
+    /// Only with immediate or a UD SEND, 64 bytes over IPv4 and 84 over IPv6 (docs/protocol.md §1).
     pub const fn required_l3_mtu(self, ipv6: bool) -> u32 {
         self.bytes() + if ipv6 { 84 } else { 64 }
     }

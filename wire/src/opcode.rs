@@ -236,7 +236,7 @@ impl Opcode {
         self.info().is_answered_explicitly
     }
 
-    /// Which requests may follow this one (protocol.md §2).
+    /// Which requests may follow this one (docs/protocol.md §2).
     pub const fn successor(self) -> Successor {
         self.info().successor
     }

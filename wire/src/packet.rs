@@ -126,7 +126,7 @@ pub struct Network {
 
 impl Network {
     /// What the first 40 bytes of a UD receive say: an IPv6 header or GRH, or 20 zeros and an IPv4
-    /// header (protocol.md §6). `None` for anything else.
+    /// header (docs/protocol.md §6). `None` for anything else.
     pub fn of_grh_area(area: &[u8; 40]) -> Option<Network> {
         if area[0] >> 4 == 6 {
             let grh = Grh::ref_from_bytes(area).ok()?;

@@ -20,7 +20,7 @@ impl Psn {
     }
 
     /// How far `self` is ahead of `origin`: negative when it is older. The far point, 2²³ away,
-    /// counts as older (protocol.md §1).
+    /// counts as older (docs/protocol.md §1).
     pub const fn distance(self, origin: Psn) -> i32 {
         ((self.0.wrapping_sub(origin.0) << 8) as i32) >> 8
     }

@@ -1,4 +1,4 @@
-//! Known packets: the vectors of protocol.md §3, one of them captured from a ConnectX-4 Lx.
+//! Known packets: the vectors of docs/protocol.md §3, one of them captured from a ConnectX-4 Lx.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod common;

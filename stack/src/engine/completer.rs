@@ -1,4 +1,4 @@
-//! What comes back to the sending half of a reliable connection (protocol.md §4).
+//! What comes back to the sending half of a reliable connection (docs/protocol.md §4).
 
 use ferroce_wire::{Nak, Opcode, Operation, Packet, Position, Psn, Syndrome};
 
@@ -165,7 +165,7 @@ impl QueuePair {
 }
 
 /// Whether a READ response may stand where the request stands. A response to a resumed request may
-/// begin with First or Only, or go on with Middle and Last as rxe's does (protocol.md §8), so only
+/// begin with First or Only, or go on with Middle and Last as rxe's does (docs/protocol.md §8), so only
 /// the very first packet of a READ and the last are told apart from the others.
 fn fits_place(opcode: Opcode, is_first: bool, is_final: bool) -> bool {
     match opcode.position() {

@@ -2,7 +2,7 @@
 //!
 //! A peer that guesses must not learn anything from the numbers it knows, so they are drawn at
 //! random; a number that was given up stays unused for as long as possible, so that a late packet
-//! does not reach a successor (protocol.md §9).
+//! does not reach a successor (docs/protocol.md §9).
 
 use std::collections::VecDeque;
 

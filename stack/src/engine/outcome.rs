@@ -1,6 +1,6 @@
 //! The answers to READs, atomics, FLUSHes and ATOMIC WRITEs: those that are owed, and those that
 //! were sent and are kept, so that a duplicate of a request can be answered without executing it
-//! again (protocol.md §5).
+//! again (docs/protocol.md §5).
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What becomes of packets of other partitions (protocol.md §1).
+//! What becomes of packets of other partitions (docs/protocol.md §1).
 
 use ferroce_wire::{Gid, PKey, Packet};
 

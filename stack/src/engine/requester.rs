@@ -1,5 +1,5 @@
 //! The sending half of a connection: PSNs, segmentation, and, if it is reliable, retransmission and
-//! timers (protocol.md §4). What comes back is in `completer.rs`; datagrams are sent in `ud.rs`.
+//! timers (docs/protocol.md §4). What comes back is in `completer.rs`; datagrams are sent in `ud.rs`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The receiving half of a reliable connection (protocol.md §5). Executing a request is the same for
+//! The receiving half of a reliable connection (docs/protocol.md §5). Executing a request is the same for
 //! UC, whose own rules are in `uc.rs`.
 //!
 //! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
@@ -427,7 +427,7 @@ impl QueuePair {
     }
 
     /// Host memory is coherent: what was written before is visible already, and only the right to
-    /// ask is checked. Unlike READ and WRITE, also for a length of 0 (protocol.md §5).
+    /// ask is checked. Unlike READ and WRITE, also for a length of 0 (docs/protocol.md §5).
     fn execute_flush(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
         let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(Refusal::Invalid) };
         let access = flush_access(feth);

@@ -1,4 +1,4 @@
-//! Receives for several queue pairs (protocol.md §6).
+//! Receives for several queue pairs (docs/protocol.md §6).
 
 use crate::engine::rq::ReceiveQueue;
 use crate::verbs::{Pd, SrqAttributes, SrqConfig};

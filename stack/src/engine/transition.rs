@@ -1,4 +1,4 @@
-//! How a queue pair moves from state to state (protocol.md §6).
+//! How a queue pair moves from state to state (docs/protocol.md §6).
 
 use ferroce_wire::{PKey, Psn, Service};
 

@@ -1,4 +1,4 @@
-//! The receiving half of an unreliable connection (protocol.md §6): nothing is answered, and a
+//! The receiving half of an unreliable connection (docs/protocol.md §6): nothing is answered, and a
 //! message that is not whole, or not allowed, is dropped as if it had never come. Its receive is
 //! there for the next one; what a WRITE has written stays.
 

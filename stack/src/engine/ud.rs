@@ -1,4 +1,4 @@
-//! Unreliable datagrams (protocol.md §6): messages of one packet, each with its own destination.
+//! Unreliable datagrams (docs/protocol.md §6): messages of one packet, each with its own destination.
 
 use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
 

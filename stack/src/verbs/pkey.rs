@@ -1,4 +1,4 @@
-//! Partition keys: a port's table (protocol.md §1).
+//! Partition keys: a port's table (docs/protocol.md §1).
 
 use ferroce_wire::{PKEY_DEFAULT, PKey};
 

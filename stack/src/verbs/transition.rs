@@ -1,4 +1,4 @@
-//! How a queue pair moves from state to state (protocol.md §6). The type of a transition says what
+//! How a queue pair moves from state to state (docs/protocol.md §6). The type of a transition says what
 //! it requires; what it may bring besides is an update of its own.
 
 use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};

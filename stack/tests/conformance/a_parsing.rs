@@ -7,7 +7,7 @@ use ferroce::{Access, Counter, Event, Memory, QpConfig, QpState, QpType, Transit
 use crate::packet::{BTH, IP, UDP, ack, packet, reseal};
 use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern};
 
-/// The vectors of protocol.md §3.
+/// The vectors of docs/protocol.md §3.
 const TV1: &str = "0200000000020200000000010800 456a0034123440004011a417c0000201c0000202
     c00112b700200000 0470ffff00000011800000fe 68656c6c6f000000 740220d2";
 const TV2: &str = "02000000000202000000000181006064 86dd 66a123450030114020010db8000000000000000000000001
@@ -234,7 +234,7 @@ fn case_008_opcodes_that_do_not_exist() {
     for byte in [0x15, 0x18, 0x40, 0x80, 0xe0, 0xff] {
         peer.expect_dropped(peer.raw(byte, 0, peer.qpn, 60), Counter::RxUnknownOpcode);
     }
-    // Everything that the table of protocol.md §2 does not list.
+    // Everything that the table of docs/protocol.md §2 does not list.
     let rc = (0x00..=0x14).chain([0x16, 0x17, 0x1c, 0x1d]);
     let listed: Vec<u8> = rc.chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).collect();
     for byte in (0..=255).filter(|byte| !listed.contains(byte)) {
@@ -495,7 +495,7 @@ fn icrc_of(frame: &[u8]) -> u32 {
     u32::from_le_bytes(*frame.last_chunk().unwrap())
 }
 
-/// The ICRC again, from the text of protocol.md §3 and bit by bit.
+/// The ICRC again, from the text of docs/protocol.md §3 and bit by bit.
 fn bitwise_icrc(frame: &[u8]) -> u32 {
     let ip = if frame[12..14] == [0x81, 0x00] { 18 } else { 14 };
     let mut packet = frame[ip..frame.len() - 4].to_vec();

@@ -61,7 +61,7 @@ fn every_move_from_every_state() {
             }
         }
     }
-    // RESET, ERR, and the rest of the table in protocol.md §6.
+    // RESET, ERR, and the rest of the table in docs/protocol.md §6.
     let (reset, error) = (7 + 7 + 6, 6 + 6 + 5);
     let (init, rtr_and_rts, drain, resume, update) = (2 * 3, 2 * 3, 3, 3 + 2, 3 * 3);
     assert_eq!(legal, reset + error + init + rtr_and_rts + drain + resume + update);
@@ -400,7 +400,7 @@ fn every_move(peer: &Peer) -> Vec<Transition> {
     ]
 }
 
-/// The table of protocol.md §6: where a transition leads, if it is one.
+/// The table of docs/protocol.md §6: where a transition leads, if it is one.
 fn end_of(transition: Transition, qp_type: QpType, state: QpState) -> Option<QpState> {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
     use QpType::{Rc, Uc, Ud};

@@ -240,8 +240,8 @@ fn case_128_connectx() {
     }
 }
 
-/// The CNP of a ConnectX-4 Lx, byte for byte (TV3 of protocol.md §3): source port 0, DSCP 48. Of
-/// two RoCE v1 frames of such cards protocol.md has the ICRC alone.
+/// The CNP of a ConnectX-4 Lx, byte for byte (TV3 of docs/protocol.md §3): source port 0, DSCP 48. Of
+/// two RoCE v1 frames of such cards docs/protocol.md has the ICRC alone.
 fn connectx_capture() {
     const CAPTURE: &str = "e41d2dab2bc27cfe90643b320800 45c2003c718c4000401191610a0011010a001201
         000012b700280000 8100ffff4000011800000000 00000000000000000000000000000000 82fd002a";

@@ -1,4 +1,4 @@
-//! Section I: security (protocol.md §9). What is not a case is in `stack/tests/security`.
+//! Section I: security (docs/protocol.md §9). What is not a case is in `stack/tests/security`.
 
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;

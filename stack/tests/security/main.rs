@@ -1,4 +1,4 @@
-//! Security: one test for each known bug of other stacks (protocol.md §9), named after it, and what
+//! Security: one test for each known bug of other stacks (docs/protocol.md §9), named after it, and what
 //! stands against each threat that no conformance case is about. `security.md` beside this file says
 //! what each bug would look like here.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]

@@ -1,4 +1,4 @@
-//! What an attacker may try (protocol.md §9), beyond the conformance cases.
+//! What an attacker may try (docs/protocol.md §9), beyond the conformance cases.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;

@@ -32,7 +32,7 @@ struct Asked {
     mad: Vec<u8>,
 }
 
-/// The private Q_Key of QP1 (protocol.md §1).
+/// The private Q_Key of QP1 (docs/protocol.md §1).
 const GSI_QKEY: u32 = 0x8001_0000;
 /// A port is the last 16 bits of the service id.
 const PORT_BITS: u64 = 0xffff;
@@ -142,7 +142,7 @@ fn is_cm(packet: &Seen) -> bool {
     packet.payload().get(1) == Some(&MadHeader::CLASS_CM)
 }
 
-/// What every message over QP1 has (protocol.md §2, GMP).
+/// What every message over QP1 has (docs/protocol.md §2, GMP).
 fn shape(packet: &Seen, judged: &mut Judged) {
     let deth = packet.deth.map(|deth| (deth.qkey(), deth.source_qpn()));
     if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload_len() != MAD_LEN {

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Rule {
     // Of requesters.
-    /// Each request packet has the next PSN; a READ takes as many as its responses (protocol.md §4).
+    /// Each request packet has the next PSN; a READ takes as many as its responses (docs/protocol.md §4).
     PsnStep,
     /// First, Middle, Last in order, and of one kind (§2).
     OpcodeOrder,

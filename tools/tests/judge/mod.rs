@@ -72,7 +72,7 @@ fn our_name(theirs: &str) -> String {
     format!("{service}_{}", operation.to_uppercase().replace(' ', "_"))
 }
 
-/// Checks the ICRC of every frame of a capture of untagged RoCEv2, by the words of protocol.md §3.
+/// Checks the ICRC of every frame of a capture of untagged RoCEv2, by the words of docs/protocol.md §3.
 /// Returns how many frames.
 pub(crate) fn icrcs_are_right(path: &Path) -> usize {
     let mut reader = Reader::open(path).unwrap();

@@ -1,4 +1,4 @@
-//! When an ACK that is owed goes out. Whoever asks for one gets it without sending more (protocol.md
+//! When an ACK that is owed goes out. Whoever asks for one gets it without sending more (docs/protocol.md
 //! §5); the rest is the responder's choice.
 
 use std::time::Duration;
