@@ -47,10 +47,8 @@ impl Endpoint {
             self.unproven.extend(waiting.iter().map(|caller| caller.qp));
             self.poll()?;
             if self.unproven.len() < waiting.len() {
-                let (kept, fallen) =
-                    waiting.into_iter().partition(|caller| self.unproven.contains(&caller.qp));
-                waiting = kept;
-                let fallen: Vec<Caller> = fallen;
+                let fallen: Vec<Caller> =
+                    waiting.extract_if(.., |caller| !self.unproven.contains(&caller.qp)).collect();
                 fallen.iter().try_for_each(|caller| {
                     self.let_go(caller, "it asks for what its connection does not allow")
                 })?;

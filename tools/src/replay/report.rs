@@ -168,7 +168,8 @@ impl Report {
     /// Adds places that no engine takes.
     pub(super) fn left_out(&mut self, conversations: &[Conversation], left_out: Vec<(Place, String)>) {
         for (Place { conversation, end }, reason) in left_out {
-            self.recorded(conversation, EndReport::not_played(&conversations[conversation], end, reason));
+            let report = EndReport::not_played(&conversations[conversation], end, reason, Vec::new());
+            self.recorded(conversation, report);
         }
     }
 
@@ -179,12 +180,10 @@ impl Report {
         ends: Vec<(Place, String, Vec<Finding>)>,
     ) {
         for (Place { conversation, end }, reason, findings) in ends {
-            let mut report = EndReport::not_played(&conversations[conversation], end, reason);
-            let found = EndReport::new(String::new(), String::new(), findings, Vec::new());
-            if found.verdict == Verdict::Violates {
-                self.verdict = found.verdict;
+            if Verdict::of(&findings) == Verdict::Violates {
+                self.verdict = Verdict::Violates;
             }
-            report.findings = found.findings;
+            let report = EndReport::not_played(&conversations[conversation], end, reason, findings);
             self.recorded(conversation, report);
         }
     }
@@ -426,16 +425,10 @@ impl EndReport {
         EndReport::new(who, summary, findings, Vec::new())
     }
 
-    /// Of an end that no engine takes the place of.
-    pub(super) fn not_played(of: &Conversation, end: usize, reason: String) -> EndReport {
+    /// Of an end that no engine takes the place of, or not to the end.
+    fn not_played(of: &Conversation, end: usize, reason: String, findings: Vec<Finding>) -> EndReport {
         let who = format!("ferroce as {}", of.ends[end].gid.to_ip());
-        EndReport {
-            who,
-            verdict: Verdict::NotPlayed,
-            summary: reason,
-            findings: Vec::new(),
-            measured: Vec::new(),
-        }
+        EndReport { verdict: Verdict::NotPlayed, ..EndReport::new(who, reason, findings, Vec::new()) }
     }
 
     fn new(who: String, summary: String, findings: Vec<Finding>, measured: Vec<String>) -> EndReport {
