@@ -1,4 +1,4 @@
-//! What an end of a conversation answered, by PSN.
+//! What an end of a conversation answered, by PSN: packets with a right ICRC.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -10,7 +10,7 @@ use super::conversation::Event;
 /// The answers of one end.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    /// READ responses with a right ICRC: their PSNs in order, and which of the events they are.
+    /// READ responses: their PSNs in order, and which of the events they are.
     reads: Vec<(i64, usize)>,
     /// What atomics found.
     originals: HashMap<i64, u64>,
@@ -24,15 +24,13 @@ impl Answers {
     pub(super) fn of(events: &[Event], end: usize) -> Answers {
         let mut answers = Answers::default();
         let all = events.iter().enumerate().filter(|(_, event)| event.from == end);
-        for (index, event) in all.filter(|(_, event)| event.packet.is_response()) {
+        // What is damaged may say anything.
+        for (index, event) in all.filter(|(_, event)| event.packet.is_whole_response()) {
             let packet = &event.packet;
             if packet.is_refusal() {
                 answers.refusals.push(event.psn);
             } else if !packet.is_nak() {
                 answers.newest = answers.newest.max(Some(event.psn));
-            }
-            if !packet.icrc_is_right {
-                continue;
             }
             if packet.opcode.operation() == Operation::ReadResponse {
                 answers.reads.push((event.psn, index));

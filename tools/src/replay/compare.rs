@@ -23,7 +23,8 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     // What the engine was never asked it cannot answer.
     let came = Messages::among(of, &played.events, 1 - end);
     let asked = |event: &&Event| came.at(event.psn).is_some();
-    let answered: Vec<&Event> = recorded.into_iter().filter(|e| e.packet.is_response() && asked(e)).collect();
+    let answered: Vec<&Event> =
+        recorded.into_iter().filter(|e| e.packet.is_whole_response() && asked(e)).collect();
     comparison.responses(&answered, &engine);
     comparison.findings
 }
@@ -155,8 +156,7 @@ impl Comparison<'_> {
         let mut there: HashMap<i64, Vec<&Seen>> = HashMap::new();
         let mut known = HashSet::new();
         fn answers<'e>(events: &[&'e Event]) -> Vec<&'e Event> {
-            let answers =
-                events.iter().filter(|event| event.packet.is_response() && event.packet.icrc_is_right);
+            let answers = events.iter().filter(|event| event.packet.is_whole_response());
             answers.copied().collect()
         }
         let (recorded, engine) = (answers(recorded), answers(engine));

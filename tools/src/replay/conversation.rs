@@ -319,7 +319,8 @@ impl Conversation {
     /// From how far the request behind a READ is away.
     fn path_mtu_of_reads(&self) -> Option<PathMtu> {
         let mut firsts: BTreeMap<(usize, i64), u32> = BTreeMap::new();
-        for event in self.events.iter().filter(|event| event.packet.is_request()) {
+        let is_whole = |packet: &Seen| packet.is_request() && packet.icrc_is_right;
+        for event in self.events.iter().filter(|event| is_whole(&event.packet)) {
             let read = event.packet.reth.filter(|_| event.packet.opcode == Opcode::RC_READ_REQUEST);
             firsts.entry((event.from, event.psn)).or_insert(read.map_or(0, |reth| reth.length()));
         }
@@ -345,6 +346,9 @@ impl Conversation {
         for at in 0..self.events.len() {
             let event = &self.events[at];
             let (packet, asker, missing) = (&event.packet, event.from, event.psn);
+            if !packet.icrc_is_right {
+                continue; // nobody can tell what it asked for
+            }
             let is_sequence_error = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
             let is_told = packet.is_response() && is_sequence_error;
             // What had no receive did arrive; rdma_rxe NAKs the packets behind it, too.

@@ -129,11 +129,11 @@ impl Messages {
         let mut firsts: BTreeMap<i64, Rc<Seen>> = BTreeMap::new();
         // Responses that begin in the middle are to a READ that began before.
         let mut begun: BTreeMap<i64, bool> = BTreeMap::new();
-        for event in events {
+        for event in events.iter().filter(|event| event.packet.icrc_is_right) {
             if event.from != end && event.packet.opcode.operation() == Operation::ReadResponse {
                 *begun.entry(event.psn).or_default() |= event.packet.starts();
             }
-            if event.from == end && event.packet.is_request() && event.packet.icrc_is_right {
+            if event.from == end && event.packet.is_request() {
                 firsts.entry(event.psn).or_insert_with(|| Rc::clone(&event.packet));
             }
         }

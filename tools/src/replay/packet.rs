@@ -161,6 +161,11 @@ impl Seen {
         matches!(self.opcode.operation(), ReadResponse | Acknowledge | AtomicAcknowledge)
     }
 
+    /// Whether it is a response with a right ICRC.
+    pub(super) fn is_whole_response(&self) -> bool {
+        self.is_response() && self.icrc_is_right
+    }
+
     /// Whether its kind is one that answers a request of this operation; a NAK may answer any.
     pub(super) fn may_answer(&self, request: Operation) -> bool {
         self.is_nak() || answers(self.opcode.operation(), request)

@@ -13,7 +13,8 @@ use super::message::{Message, Messages};
 pub(super) fn permissions(of: &Conversation, end: usize, theirs: &Messages) -> Access {
     let mut refused = Vec::new();
     for event in of.events.iter().filter(|event| event.from == end) {
-        if event.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x61)
+        if event.packet.is_whole_response()
+            && event.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x61)
             && let Some(message) = theirs.at(event.psn)
         {
             refused.extend(message.operation());
@@ -31,7 +32,7 @@ pub(super) fn permissions(of: &Conversation, end: usize, theirs: &Messages) -> A
 
 /// The timer that the recorded end put into its RNR NAKs.
 pub(super) fn rnr_timer(of: &Conversation, end: usize) -> RnrTimer {
-    let mut told = of.events.iter().filter(|event| event.from == end);
+    let mut told = of.events.iter().filter(|event| event.from == end && event.packet.is_whole_response());
     let code = told.find_map(|event| match event.packet.aeth?.syndrome()? {
         Syndrome::RnrNak(timer) => Some(timer),
         _ => None,
@@ -55,7 +56,7 @@ pub(super) fn ack_timeout(of: &Conversation, end: usize) -> u8 {
     let mut next = i64::MIN;
     let mut longest: Option<Duration> = None;
     let mut last = Nanos::ZERO;
-    for event in &of.events {
+    for event in of.events.iter().filter(|event| event.packet.icrc_is_right) {
         let packet = &event.packet;
         let silence = packet.at.since(std::mem::replace(&mut last, packet.at));
         if event.from == end && packet.is_request() {
@@ -90,7 +91,7 @@ pub(super) fn receive_times(of: &Conversation, end: usize, theirs: &Messages) ->
     let mut asked: BTreeMap<i64, Nanos> = BTreeMap::new();
     let mut in_vain: BTreeMap<i64, Nanos> = BTreeMap::new();
     let mut taken: BTreeMap<i64, Nanos> = BTreeMap::new();
-    for event in &of.events {
+    for event in of.events.iter().filter(|event| event.packet.icrc_is_right) {
         let times = match event.from == end {
             true if event.packet.is_rnr_nak() => &mut in_vain,
             true if event.packet.is_response() => &mut taken,

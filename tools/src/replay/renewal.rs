@@ -40,7 +40,10 @@ const READS: usize = 256;
 impl Courses {
     pub(super) fn of(packets: &[Rc<Seen>]) -> Courses {
         let mut path_mtus = HashMap::new();
-        for packet in packets.iter().filter(|packet| packet.opcode.payload() == PayloadRule::Full) {
+        for packet in packets
+            .iter()
+            .filter(|packet| packet.opcode.payload() == PayloadRule::Full && packet.icrc_is_right)
+        {
             let len = u32::try_from(packet.payload_len()).ok();
             if let Some(mtu) = len.and_then(|len| PathMtu::try_from(len).ok()) {
                 path_mtus.entry(flow(packet)).or_insert(mtu);
@@ -52,6 +55,9 @@ impl Courses {
     /// Takes the next packet of a flow and says whether another connection begins with it. `back` are the
     /// packets that answer it.
     pub(super) fn note(&mut self, packet: &Seen, flow: Flow, back: Option<Flow>) -> bool {
+        if !packet.icrc_is_right {
+            return false;
+        }
         if packet.is_response() {
             if let Some(course) =
                 back.and_then(|back| self.by_flow.get_mut(&back)).filter(|_| !packet.is_nak())
@@ -62,7 +68,7 @@ impl Courses {
             }
             return false;
         }
-        if !packet.is_request() || !packet.icrc_is_right {
+        if !packet.is_request() {
             return false;
         }
         let told = self.path_mtus.get(&flow).or_else(|| self.path_mtus.get(&back?)).copied();
