@@ -509,7 +509,7 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
 fn numbering(packets: &[Rc<Seen>]) -> HashMap<Gid, Option<u16>> {
     let mut hosts = HashMap::new();
     for packet in packets {
-        if let Some(number) = packet.identification() {
+        if let Some(number) = packet.identification().filter(|_| packet.icrc_is_right) {
             let known = hosts.entry(packet.source).or_insert(Some(number));
             *known = known.filter(|known| *known == number);
         }

@@ -6,7 +6,7 @@ use std::cmp::Ordering;
 use std::collections::{HashSet, VecDeque};
 use std::rc::Rc;
 
-use ferroce::wire::{Operation, Service};
+use ferroce::wire::{Operation, Reth, Service};
 use ferroce::{
     Access, AddressVector, Context, Cq, Data, Destination, Gid, GidEntry, MacAddr, Memory, Mr, Pd, Qp,
     QpConfig, QpState, QpType, QpUpdate, Qpn, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress,
@@ -51,6 +51,8 @@ pub(super) struct Lane<'a> {
     pub(super) turn: u64,
     /// The newest PSN that the engine has answered, but by a NAK.
     newest_answer: Option<i64>,
+    /// The WRITE, by its first PSN, whose bytes what was read later took the place of.
+    overwritten: Option<i64>,
     /// Their messages that ended at the engine, as its answers tell.
     answered: usize,
     /// The newest PSN of either end's requests.
@@ -69,7 +71,7 @@ pub(super) enum Standing {
     Again,
     /// It is the next.
     Due,
-    /// Something before it is missing.
+    /// Something before it is missing, or it is damaged.
     Ahead,
 }
 
@@ -192,6 +194,7 @@ impl<'a> Lane<'a> {
             ended: Vec::new(),
             turn: 0,
             newest_answer: None,
+            overwritten: None,
             answered: 0,
             newest: starts.map(|start| start - 1),
             packets_left: packets_of(of),
@@ -232,8 +235,10 @@ impl<'a> Lane<'a> {
     }
 
     /// Where a request of theirs comes at the engine.
-    pub(super) fn standing(&self, psn: i64) -> Standing {
+    pub(super) fn standing(&self, request: &Event) -> Standing {
+        let psn = request.psn;
         match psn.cmp(&self.due) {
+            _ if !self.of.is_acceptable(&request.packet) => Standing::Ahead,
             _ if self.atomics.contains(&psn) => Standing::Done,
             Ordering::Less => Standing::Again,
             Ordering::Equal => Standing::Due,
@@ -241,13 +246,31 @@ impl<'a> Lane<'a> {
         }
     }
 
+    /// Notes that a READ put other bytes into its place: of a WRITE there of which the engine has a part nothing can
+    /// be compared.
+    pub(super) fn note_put(&mut self, read: Reth) {
+        let begun = self.theirs.at(self.due).filter(|message| message.first < self.due);
+        let Some(message) = begun.filter(|message| message.operation() == Some(Operation::Write)) else {
+            return;
+        };
+        let end = |start: u64, len: u64| start.saturating_add(len);
+        if let Some((addr, rkey, len)) = message.remote()
+            && rkey == read.rkey()
+            && addr < end(read.va(), read.length().into())
+            && read.va() < end(addr, len)
+        {
+            self.overwritten = Some(message.first);
+        }
+    }
+
     /// Notes that one of their packets reached the engine.
     pub(super) fn note_arrival(&mut self, event: &Event) {
         self.turn += 1;
-        if event.packet.is_request() && event.psn == self.due {
-            self.due += self.of.span(&event.packet);
-        }
-        if event.packet.is_request() {
+        if event.packet.is_request() && self.of.is_acceptable(&event.packet) {
+            if event.psn == self.due {
+                self.due += self.of.span(&event.packet);
+            }
+
             self.newest[event.from] = self.newest[event.from].max(event.psn);
             if event.packet.ends() {
                 self.ended.push((event.psn, self.turn));

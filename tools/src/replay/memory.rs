@@ -6,7 +6,7 @@ use ferroce::wire::Operation;
 use ferroce::{Access, Context, Memory, Mr, Pd, RKey};
 
 use super::conversation::Conversation;
-use super::lane::Standing;
+use super::lane::{Lane, Standing};
 use super::message::Message;
 use super::place::Place;
 use super::rule::{Finding, Rule, Weight};
@@ -162,13 +162,12 @@ impl Exposed {
     pub(super) fn prepare(
         &self,
         context: &mut Context,
-        of: &Conversation,
+        lane: &mut Lane<'_>,
         index: usize,
-        standing: Standing,
-        findings: &mut Vec<Finding>,
     ) -> Result<(), Failure> {
+        let (of, standing) = (lane.of, lane.standing(&lane.of.events[index]));
         if standing == Standing::Ahead {
-            return Ok(()); // the engine drops it, and what is before it still has to find its memory
+            return Ok(()); // the engine drops it, and what comes for its PSN still has to find its memory
         }
         let request = &of.events[index];
         let packet = &request.packet;
@@ -187,10 +186,16 @@ impl Exposed {
                          somebody else wrote there, or one was carried out twice"
                     );
                     let weight = Weight::Lawful;
-                    findings.push(Finding { rule: Rule::LocalChange, weight, frame: packet.frame, text });
+                    lane.played.findings.push(Finding {
+                        rule: Rule::LocalChange,
+                        weight,
+                        frame: packet.frame,
+                        text,
+                    });
                 }
             }
         } else if let (Operation::ReadRequest, Some(reth)) = (packet.opcode.operation(), packet.reth) {
+            lane.note_put(reth);
             let mtu = u64::from(of.path_mtu.bytes());
             for (psn, answers) in of.answers[end].reads(request.psn..request.psn + of.span(packet)) {
                 // The answer to this request comes behind it; of what never came there is an older one, maybe.

@@ -259,14 +259,7 @@ impl<'a> Stage<'a> {
             What::Send(number) => lane.send(&mut self.context, number)?,
             What::Packet(index) => {
                 let event = &lane.of.events[index];
-                let standing = lane.standing(event.psn);
-                self.exposed.prepare(
-                    &mut self.context,
-                    lane.of,
-                    index,
-                    standing,
-                    &mut lane.played.findings,
-                )?;
+                self.exposed.prepare(&mut self.context, lane, index)?;
                 let macs = [self.near_mac, self.far_mac];
                 let is_v1 = lane.of.is_roce_v1(lane.end);
                 let frame = translated(&event.packet, lane.qpn, &self.exposed, macs, is_v1);

@@ -184,7 +184,10 @@ impl Judge<'_> {
                 let text = format!("PSN {} again after {waited:?}: the RNR NAK asks for {wait:?}", hex(psn));
                 self.violation(Rule::RnrWait, packet.frame, text);
             }
-            self.requester.not_ready = None;
+            // One that was under way says nothing of the wait.
+            if waited >= slack {
+                self.requester.not_ready = None;
+            }
         }
     }
 
@@ -222,6 +225,10 @@ impl Judge<'_> {
                 *asked = None;
                 let before = not_ready.filter(|before| before.psn == psn);
                 let until = (at + timer.duration()).max(before.map_or(Nanos::ZERO, |before| before.until));
+                // A recorded one may not have reached it: the first, which is waited for, did.
+                if !self.strict && before.is_some_and(|before| at < before.until) {
+                    return;
+                }
                 if acked.is_none_or(|acked| psn > acked) {
                     *not_ready = Some(NotReady { psn, told: at, until });
                 }

@@ -148,7 +148,8 @@ impl Lane<'_> {
         let written = fresh.filter(|message| {
             let last =
                 ended.iter().rev().take_while(|(_, at)| *at == turn).any(|(psn, _)| *psn == message.last);
-            last && message.operation() == Some(Operation::Write) && message.is_whole()
+            let is_kept = self.overwritten != Some(message.first);
+            last && is_kept && message.operation() == Some(Operation::Write) && message.is_whole()
         });
         let answered = written.filter_map(|message| {
             let (addr, rkey, _) = message.remote()?;
