@@ -111,10 +111,14 @@ impl Seen {
         self.bytes.last_chunk::<ICRC_LEN>().map_or(&[], |icrc| icrc)
     }
 
-    /// Whether all that no router changes is the same.
+    /// Whether all that no router changes is the same: what the ICRC covers.
     pub(super) fn is_same_as(&self, other: &Seen) -> bool {
-        fn transport(packet: &Seen) -> Option<&[u8]> {
-            packet.bytes.get(packet.header.bth_start()..)
+        // FECN, BECN and the reserved bits beside them are a byte of the BTH that it does not cover.
+        const UNCOVERED: usize = 4;
+        fn transport(packet: &Seen) -> Option<(&[u8], &[u8])> {
+            let (before, rest) =
+                packet.bytes.get(packet.header.bth_start()..)?.split_at_checked(UNCOVERED)?;
+            Some((before, rest.get(1..)?))
         }
         self.identification() == other.identification()
             && transport(self).is_some_and(|here| transport(other) == Some(here))
