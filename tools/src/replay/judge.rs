@@ -212,6 +212,7 @@ impl Judge<'_> {
     fn end(&mut self) {
         self.settle_duplicate();
         self.settle_gap();
+        self.settle_waits();
         self.lengths();
         if self.strict && !self.responder.is_dead {
             self.all_answered();

@@ -30,6 +30,9 @@ pub(super) struct Requester {
     reacted: Option<i64>,
     /// What was told by RNR NAKs and not repeated yet.
     not_ready: Option<NotReady>,
+    /// Repeats before the time that an RNR NAK asks for, as frame and what is to be said, and how many came after it.
+    early: Vec<(u64, String)>,
+    waited: usize,
 }
 
 /// A wait for the receiver.
@@ -179,14 +182,33 @@ impl Judge<'_> {
             self.measured.rnr_wait.push(waited);
             let slack = if self.strict { Duration::ZERO } else { SLACK };
             // Earlier than the slack it may have been on its way when the NAK came.
-            if packet.at + slack / 20 < until && waited >= slack {
+            let is_early = packet.at + slack / 20 < until;
+            if is_early && waited >= slack {
                 let wait = until.since(told);
                 let text = format!("PSN {} again after {waited:?}: the RNR NAK asks for {wait:?}", hex(psn));
-                self.violation(Rule::RnrWait, packet.frame, text);
+                self.requester.early.push((packet.frame, text));
+            } else if !is_early {
+                self.requester.waited += 1;
             }
-            // One that was under way says nothing of the wait.
-            if waited >= slack {
+            if self.strict || !is_early {
                 self.requester.not_ready = None;
+            }
+        }
+    }
+
+    /// Who does not wait does so each time; the network delivers a packet late now and then, and nobody can tell it
+    /// from one that was sent again.
+    pub(super) fn settle_waits(&mut self) {
+        let (early, waited) = (std::mem::take(&mut self.requester.early), self.requester.waited);
+        let is_habit = self.strict || early.len() > waited;
+        for (frame, text) in early {
+            match is_habit {
+                true => self.violation(Rule::RnrWait, frame, text),
+                false => self.lawful(
+                    Rule::RnrWait,
+                    frame,
+                    format!("{text}; it may have been on its way for so long"),
+                ),
             }
         }
     }
