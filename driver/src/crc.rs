@@ -19,6 +19,8 @@ mod vpclmulqdq;
 
 use crc32fast::Hasher;
 
+use crate::memory::Span;
+
 /// A way to compute CRC-32 that works on this processor. All ways give the same results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crc32(Level);
@@ -63,7 +65,9 @@ impl Crc32 {
     }
 
     /// The register after `data`, from the one before it.
-    pub fn update(self, register: u32, data: &[u8]) -> u32 {
+    #[inline]
+    pub fn update<'a>(self, register: u32, data: impl Into<Span<'a>>) -> u32 {
+        let data = data.into();
         match self.0 {
             // SAFETY: a value of this level exists only where the processor has its features.
             #[cfg(target_arch = "x86_64")]
@@ -71,7 +75,7 @@ impl Crc32 {
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
             Level::Pclmulqdq => unsafe { pclmulqdq::update(register, data) },
-            Level::Crc32fast => crc32fast_update(register, data),
+            Level::Crc32fast => crc32fast_of(register, data),
         }
     }
 
@@ -82,19 +86,22 @@ impl Crc32 {
         match self.0 {
             // SAFETY: a value of this level exists only where the processor has its features.
             #[cfg(target_arch = "x86_64")]
-            Level::Vpclmulqdq => unsafe { vpclmulqdq::update_masked(register, mask, data) },
+            Level::Vpclmulqdq => unsafe { vpclmulqdq::update_masked(register, mask, data.into()) },
             // SAFETY: as above.
             #[cfg(target_arch = "x86_64")]
-            Level::Pclmulqdq => unsafe { pclmulqdq::update_masked(register, mask, data) },
+            Level::Pclmulqdq => unsafe { pclmulqdq::update_masked(register, mask, data.into()) },
             Level::Crc32fast => crc32fast_update_masked(register, mask, data),
         }
     }
 
-    /// As [`update`](Crc32::update) over `from`, which it copies to `to` on the way.
+    /// As [`update`](Crc32::update) over `from`, which it copies to `to` on the way: the CRC is that of the copy, whoever
+    /// writes `from` meanwhile.
     ///
     /// # Panics
     /// If the two are not of the same length.
-    pub fn copy(self, register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+    #[inline]
+    pub fn copy<'a>(self, register: u32, from: impl Into<Span<'a>>, to: &mut [u8]) -> u32 {
+        let from = from.into();
         assert_eq!(from.len(), to.len(), "a copy has as many bytes as the original");
         match self.0 {
             // SAFETY: a value of this level exists only where the processor has its features.
@@ -144,11 +151,26 @@ fn crc32fast_update_masked(register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
     crc32fast_update(crc32fast_update(register, &masked[..head.len()]), rest)
 }
 
+/// Of bytes that somebody may write meanwhile: of a copy of them.
+fn crc32fast_of(register: u32, data: Span<'_>) -> u32 {
+    const PIECE: usize = 512;
+    let (mut register, mut rest, mut copy) = (register, data, [0; PIECE]);
+    while !rest.is_empty() {
+        let (now, later) = rest.split_at(rest.len().min(PIECE));
+        register = crc32fast_copy(register, now, &mut copy[..now.len()]);
+        rest = later;
+    }
+    register
+}
+
 /// Piece by piece, so that each is still in the L1 cache for its second reading.
-fn crc32fast_copy(register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+fn crc32fast_copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
     const PIECE: usize = 8192;
-    from.chunks(PIECE).zip(to.chunks_mut(PIECE)).fold(register, |register, (from, to)| {
-        to.copy_from_slice(from);
+    let mut rest = from;
+    to.chunks_mut(PIECE).fold(register, |register, to| {
+        let (now, later) = rest.split_at(to.len());
+        rest = later;
+        now.copy_to(to);
         crc32fast_update(register, to)
     })
 }

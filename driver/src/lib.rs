@@ -45,7 +45,7 @@ use std::time::Duration;
 
 pub use crc::Crc32;
 pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
-pub use memory::{Memory, Pinned};
+pub use memory::{Memory, MemoryError, MemoryKind, Pinned, Span};
 pub use prefetch::prefetch;
 pub use time::{Clock, Nanos};
 

@@ -515,7 +515,7 @@ impl FrameSource for Numbered<'_> {
         let (before, behind) = pieces(self.size, self.next);
         head[..before].copy_from_slice(&whole[..before]);
         tail[..behind].copy_from_slice(&whole[self.size - behind..]);
-        let pinned = payload.pin(before, self.size - before - behind);
+        let pinned = payload.pin(before as u64, self.size - before - behind);
         self.next += 1;
         Some(Gathered { head: before, payload: pinned, tail: behind })
     }

@@ -24,7 +24,7 @@ pub use cm::{
 pub use context::Context;
 pub use device::{DeviceSpec, DpdkSpec};
 pub use ferroce_driver as driver;
-pub use ferroce_driver::{Clock, Memory, Nanos, PacketDriver};
+pub use ferroce_driver::{Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver};
 pub use ferroce_wire as wire;
 pub use ferroce_wire::{
     FlushType, Gid, MacAddr, PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity,

@@ -255,14 +255,14 @@ fn buffers_change_hands_without_a_copy() {
         let sges = [Sge { mr: to.buffers[0], offset: 0, length }];
         receiver.post_recv(to.qp, &ReceiveWorkRequest { wr_id: n, sges: &sges }).unwrap();
         let mut memory = outgoing.take().unwrap();
-        fill(n, &mut memory);
-        let address = memory.as_ptr();
+        fill(n, memory.bytes_mut().unwrap());
+        let address = memory.address();
         sender.exchange(from.buffers[0], memory).unwrap();
         let sges = [Sge { mr: from.buffers[0], offset: 0, length }];
         sender.post_send(from.qp, &send(n, Data::Sges(&sges))).unwrap();
         match sender.wait(LONG).unwrap() {
             Some(Delivery::Exchanged { memory, outcome: Ok(()), .. }) => {
-                assert_ne!(memory.as_ptr(), address);
+                assert_ne!(memory.address(), address);
                 outgoing = Some(memory);
             }
             other => panic!("{other:?}"),
@@ -276,7 +276,7 @@ fn buffers_change_hands_without_a_copy() {
         };
         let mut expected = vec![0; BUFFER];
         fill(n, &mut expected);
-        assert!(memory[..] == expected, "message {n}");
+        assert!(memory.bytes().unwrap() == expected, "message {n}");
         spare = Some(memory);
     }
     // A region that a work request names, and one of another size: both give the memory back.

@@ -87,6 +87,12 @@ impl From<driver::Error> for Failure {
     }
 }
 
+impl From<ferroce::MemoryError> for Failure {
+    fn from(error: ferroce::MemoryError) -> Failure {
+        Failure::Run(error.to_string())
+    }
+}
+
 impl From<ferroce::RegisterError> for Failure {
     fn from(error: ferroce::RegisterError) -> Failure {
         Failure::from(error.source)

@@ -313,12 +313,12 @@ impl<'a> FrameBuilder<'a> {
     /// Ends a frame with the payload that is in `pieces`, all together as long as was said. Returns its
     /// bytes, or what it has in `head` and in `tail`, for a payload that is apart.
     #[inline(always)]
-    pub fn fill<'p>(mut self, crc: impl Crc32, pieces: impl Iterator<Item = &'p [u8]>) -> (usize, usize) {
+    pub fn fill<C: Crc32>(mut self, crc: C, pieces: impl Iterator<Item = impl Piece<C>>) -> (usize, usize) {
         if self.apart.is_none() && self.payload_len < FUSED_MIN {
             let mut rest = self.payload();
             for piece in pieces {
                 let (to, behind) = rest.split_at_mut(piece.len());
-                copy_short(to, piece);
+                piece.copy_to(to);
                 rest = behind;
             }
             return (self.finish_with(crc), 0);
@@ -330,13 +330,13 @@ impl<'a> FrameBuilder<'a> {
         let pad = pad(payload_len);
         let (tail, written) = match apart {
             Some(tail) => {
-                register = pieces.fold(register, |register, piece| crc.update(register, piece));
+                register = pieces.fold(register, |register, piece| piece.update(crc, register));
                 (&mut tail[..pad + ICRC_LEN], (payload_start, pad + ICRC_LEN))
             }
             None => {
                 for piece in pieces {
                     let (to, behind) = rest.split_at_mut(piece.len());
-                    register = crc.copy(register, piece, to);
+                    register = piece.copy(crc, register, to);
                     rest = behind;
                 }
                 (rest, (payload_start + payload_len + pad + ICRC_LEN, 0))
@@ -358,15 +358,37 @@ impl<'a> FrameBuilder<'a> {
     }
 }
 
-/// Copies between two of the same length; up to 16 bytes without a call.
-#[inline]
-fn copy_short(to: &mut [u8], from: &[u8]) {
-    if let (8..=16, Some(first), Some(last)) = (from.len(), from.first_chunk::<8>(), from.last_chunk::<8>()) {
-        let behind = to.len() - 8;
-        to[..8].copy_from_slice(first);
-        to[behind..].copy_from_slice(last);
-    } else {
-        to.copy_from_slice(from);
+/// A piece of a payload: a slice, or memory that somebody may write meanwhile, of which there are only copies.
+#[expect(clippy::len_without_is_empty, reason = "nobody asks")]
+pub trait Piece<C: Crc32>: Copy {
+    /// How many bytes.
+    fn len(self) -> usize;
+
+    /// Copies all of it to `to`, which is as long.
+    fn copy_to(self, to: &mut [u8]);
+
+    /// The register behind it ([`Crc32::update`]).
+    fn update(self, crc: C, register: u32) -> u32;
+
+    /// The register behind the copy of it that this makes ([`Crc32::copy`]).
+    fn copy(self, crc: C, register: u32, to: &mut [u8]) -> u32;
+}
+
+impl<C: Crc32> Piece<C> for &[u8] {
+    fn len(self) -> usize {
+        self.len()
+    }
+
+    fn copy_to(self, to: &mut [u8]) {
+        to.copy_from_slice(self);
+    }
+
+    fn update(self, crc: C, register: u32) -> u32 {
+        crc.update(register, self)
+    }
+
+    fn copy(self, crc: C, register: u32, to: &mut [u8]) -> u32 {
+        crc.copy(register, self, to)
     }
 }
 

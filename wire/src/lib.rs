@@ -62,7 +62,7 @@ pub use atomic::{AtomicAckEth, AtomicEth};
 pub use bth::{Bth, PKEY_DEFAULT, PKey};
 pub use deth::Deth;
 pub use feth::{Feth, FlushType, Selectivity};
-pub use frame::{Encapsulation, FrameBuilder, PathAddress, PathHeader, source_port};
+pub use frame::{Encapsulation, FrameBuilder, PathAddress, PathHeader, Piece, source_port};
 pub use gid::Gid;
 pub use grh::Grh;
 pub use identification::Identifications;

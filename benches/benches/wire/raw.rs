@@ -80,6 +80,7 @@ impl Port {
     fn checked(&mut self, stage: &mut Stage<'_>, payload: usize, seed: u64) -> Outcome<Seen> {
         let (crc, slots) = (Crc32::detect(), Stage::footprint(payload) / payload);
         let mut memory = Memory::zeroed(slots * payload)?;
+        let memory = memory.bytes_mut()?;
         let place = |number: u64| {
             let slot = number as usize % slots;
             slot * payload..(slot + 1) * payload
@@ -87,7 +88,7 @@ impl Port {
         let body = HEADERS..HEADERS + payload;
         let trailer = body.end..body.end + 4;
         if stage.starts() {
-            fill(&mut memory, seed);
+            fill(memory, seed);
             return self.send(stage, payload + OVERHEAD, |number, frame| {
                 let register = crc.update(!0, &frame[COVERED]);
                 let register = crc.copy(register, &memory[place(number)], &mut frame[body.clone()]);
@@ -111,7 +112,7 @@ impl Port {
         }
         if seen.lost == 0 {
             let length = memory.len().min(frames * payload);
-            verify(&memory, seed, 0..length)?;
+            verify(memory, seed, 0..length)?;
         }
         Ok(seen)
     }

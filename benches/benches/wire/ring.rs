@@ -114,7 +114,8 @@ fn round_trips(stage: &mut Stage<'_>, path: &str) -> Outcome<Seen> {
 fn produce(stage: &mut Stage<'_>, ring: &mut Producer, size: usize, check: bool, seed: u64) -> Outcome<Seen> {
     let (crc, messages) = (Crc32::detect(), Stage::footprint(size) / size);
     let mut memory = Memory::zeroed(messages * size)?;
-    fill(&mut memory, seed);
+    let memory = memory.bytes_mut()?;
+    fill(memory, seed);
     stage.peer.meet()?;
     let (start, time) = (Instant::now(), stage.warm_up() + stage.time());
     let (mut sent, mut turns, mut next) = (0u64, 0u32, 0);
@@ -141,6 +142,7 @@ fn produce(stage: &mut Stage<'_>, ring: &mut Producer, size: usize, check: bool,
 fn consume(stage: &mut Stage<'_>, path: &str, size: usize, check: bool, seed: u64) -> Outcome<Seen> {
     let (crc, messages) = (Crc32::detect(), Stage::footprint(size) / size);
     let mut memory = Memory::zeroed(messages * size)?;
+    let memory = memory.bytes_mut()?;
     let mut ring = Handover::take(path)?;
     stage.peer.meet()?;
     let (mut got, mut bad, mut next, mut sent) = (0u64, 0u64, 0, None);
@@ -154,7 +156,7 @@ fn consume(stage: &mut Stage<'_>, path: &str, size: usize, check: bool, seed: u6
             if check {
                 let mut sum = [0; 4];
                 slot.read(size, &mut sum);
-                bad += u64::from(sum != crc.update(!0, to).to_le_bytes());
+                bad += u64::from(sum != crc.update(!0, &*to).to_le_bytes());
             }
             next = if next + 1 == messages { 0 } else { next + 1 };
         };
@@ -181,7 +183,7 @@ fn consume(stage: &mut Stage<'_>, path: &str, size: usize, check: bool, seed: u6
     if bad > 0 {
         return Err(format!("{bad} slots of {got} with a wrong CRC").into());
     }
-    verify(&memory, seed, 0..memory.len().min(got as usize * size))?;
+    verify(memory, seed, 0..memory.len().min(got as usize * size))?;
     let (messages, nanos) = meter.result();
     Ok(Seen { messages, nanos, handled: got, ..Seen::default() })
 }

@@ -66,7 +66,8 @@ fn connect(stage: &mut Stage<'_>) -> Outcome<TcpStream> {
 
 fn send_stream(stage: &mut Stage<'_>, stream: &mut TcpStream, write: usize, seed: u64) -> Outcome<Seen> {
     let mut memory = Memory::zeroed(Stage::footprint(write) / write * write)?;
-    fill(&mut memory, seed);
+    let memory = memory.bytes_mut()?;
+    fill(memory, seed);
     stage.peer.meet()?;
     let (start, time) = (Instant::now(), stage.warm_up() + stage.time());
     let mut sent = 0u64;
@@ -87,6 +88,7 @@ fn send_stream(stage: &mut Stage<'_>, stream: &mut TcpStream, write: usize, seed
 
 fn receive_stream(stage: &mut Stage<'_>, stream: &mut TcpStream, write: usize, seed: u64) -> Outcome<Seen> {
     let mut memory = Memory::zeroed(Stage::footprint(write) / write * write)?;
+    let memory = memory.bytes_mut()?;
     stage.peer.meet()?;
     let mut meter = Meter::new(stage.warm_up());
     let (mut bytes, mut at) = (0u64, 0);
@@ -100,7 +102,7 @@ fn receive_stream(stage: &mut Stage<'_>, stream: &mut TcpStream, write: usize, s
         meter.count(bytes);
     }
     stage.peer.tell(&())?;
-    verify(&memory, seed, 0..memory.len().min(bytes as usize))?;
+    verify(memory, seed, 0..memory.len().min(bytes as usize))?;
     let (counted, nanos) = meter.result();
     let handled = bytes / write as u64;
     Ok(Seen { messages: counted / write as u64, nanos, handled, ..Seen::default() })
@@ -108,11 +110,12 @@ fn receive_stream(stage: &mut Stage<'_>, stream: &mut TcpStream, write: usize, s
 
 fn send_datagrams(stage: &mut Stage<'_>, socket: &UdpSocket, length: usize) -> Outcome<Seen> {
     let mut memory = Memory::zeroed(length)?;
-    fill(&mut memory, 1);
+    let memory = memory.bytes_mut()?;
+    fill(memory, 1);
     let (start, time) = (Instant::now(), stage.warm_up() + stage.time());
     let mut sent = 0u64;
     while start.elapsed() < time {
-        match socket.send(&memory) {
+        match socket.send(memory) {
             Ok(_) => sent += 1,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(error) => return Err(error.into()),
@@ -126,11 +129,12 @@ fn send_datagrams(stage: &mut Stage<'_>, socket: &UdpSocket, length: usize) -> O
 fn receive_datagrams(stage: &mut Stage<'_>, socket: &UdpSocket) -> Outcome<Seen> {
     socket.set_read_timeout(Some(Duration::from_millis(20)))?;
     let mut memory = Memory::zeroed(1 << 16)?;
+    let memory = memory.bytes_mut()?;
     let mut meter = Meter::new(stage.warm_up());
     let (mut got, mut sent) = (0u64, None::<u64>);
     let watch = Watch::new();
     loop {
-        match socket.recv(&mut memory) {
+        match socket.recv(memory) {
             Ok(_) => {
                 got += 1;
                 meter.count(got);

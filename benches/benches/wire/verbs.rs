@@ -146,7 +146,7 @@ impl Run<'_> {
         let mut memory = Memory::zeroed(bytes as usize)?;
         let is_source = stage.starts() != (shape.op == Op::Read);
         if is_source {
-            fill(&mut memory, seed);
+            fill(memory.bytes_mut()?, seed);
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let mr = context.register(*pd, memory, access)?;
@@ -210,7 +210,7 @@ impl Run<'_> {
             for (lane, count) in counts.iter().enumerate() {
                 let from = lane as u64 * shape.slots * u64::from(shape.size);
                 let length = shape.slots.min(*count) * u64::from(shape.size);
-                verify(&memory, seed, from as usize..(from + length) as usize)?;
+                verify(memory.bytes()?, seed, from as usize..(from + length) as usize)?;
             }
         }
         Ok(())

@@ -3,6 +3,7 @@
 use std::arch::x86_64::*;
 
 use super::constants::{self, INVERSE, MODULUS, coefficients};
+use crate::memory::Span;
 
 /// Bytes of a vector.
 const VECTOR: usize = 16;
@@ -15,18 +16,18 @@ pub(super) fn is_supported() -> bool {
 }
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
-pub(super) fn update(register: u32, data: &[u8]) -> u32 {
-    run::<false>(register, None, Bytes { from: data, to: &mut [] })
+pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
+    run::<false>(register, None, Bytes { from, to: &mut [] })
 }
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
-pub(super) fn update_masked(register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
-    run::<false>(register, Some(mask), Bytes { from: data, to: &mut [] })
+pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
+    run::<false>(register, Some(mask), Bytes { from, to: &mut [] })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "sse4.1,pclmulqdq")]
-pub(super) fn copy(register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+pub(super) fn copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
     run::<true>(register, None, Bytes { from, to })
 }
 
@@ -79,7 +80,7 @@ fn run<const COPY: bool>(register: u32, mask: Option<&[u8; TURN]>, mut bytes: By
     let rest = bytes.from.len();
     let mut vector = bytes.last();
     if let Some(mask) = masks.get(at).and_then(|mask| mask.get(..rest)) {
-        vector = _mm_or_si128(vector, load_part(mask));
+        vector = _mm_or_si128(vector, load_part(mask.into()));
     }
     remainder(add(sum, _mm_xor_si128(vector, addend), weights(len, at)))
 }
@@ -115,7 +116,7 @@ pub(super) fn remainder(value: __m128i) -> u32 {
 /// What is still to be read, and where it goes. With `COPY` both have the same length, else the second
 /// is not used.
 struct Bytes<'a, const COPY: bool> {
-    from: &'a [u8],
+    from: Span<'a>,
     to: &'a mut [u8],
 }
 
@@ -126,8 +127,8 @@ impl<const COPY: bool> Bytes<'_, COPY> {
     fn vector(&mut self) -> __m128i {
         let (now, later) = self.from.split_at(VECTOR);
         self.from = later;
-        // SAFETY: 16 bytes are read from a slice of 16.
-        let vector = unsafe { _mm_loadu_si128(now.as_ptr().cast()) };
+        // SAFETY: 16 bytes are read from a span of 16.
+        let vector = unsafe { _mm_loadu_si128(now.address().cast()) };
         if COPY {
             let (now, later) = std::mem::take(&mut self.to).split_at_mut(VECTOR);
             self.to = later;
@@ -141,10 +142,15 @@ impl<const COPY: bool> Bytes<'_, COPY> {
     #[inline]
     #[target_feature(enable = "sse4.1")]
     fn last(&mut self) -> __m128i {
+        let (vector, len) = (load_part(self.from), self.from.len());
         if COPY {
-            self.to.copy_from_slice(self.from);
+            // What was read is what is written, whoever writes there meanwhile.
+            let mut bytes = [0; VECTOR];
+            // SAFETY: 16 bytes are written to an array of 16.
+            unsafe { _mm_storeu_si128(bytes.as_mut_ptr().cast(), vector) };
+            self.to.copy_from_slice(&bytes[..len]);
         }
-        load_part(self.from)
+        vector
     }
 }
 
@@ -158,15 +164,17 @@ fn load(bytes: &[u8; VECTOR]) -> __m128i {
 /// 15 bytes at most, with zeros behind them, by two loads that overlap.
 #[inline]
 #[target_feature(enable = "sse4.1")]
-fn load_part(bytes: &[u8]) -> __m128i {
+fn load_part(bytes: Span<'_>) -> __m128i {
     let len = bytes.len() as u32;
-    if let (Some(&first), Some(&last)) = (bytes.first_chunk(), bytes.last_chunk()) {
+    if let (Some(first), Some(last)) = (bytes.first(), bytes.last()) {
         let behind = u64::from_le_bytes(last).unbounded_shr(8 * (16 - len));
         _mm_set_epi64x(behind.cast_signed(), i64::from_le_bytes(first))
-    } else if let (Some(&first), Some(&last)) = (bytes.first_chunk(), bytes.last_chunk()) {
+    } else if let (Some(first), Some(last)) = (bytes.first(), bytes.last()) {
         let (first, last) = (u32::from_le_bytes(first), u32::from_le_bytes(last));
         _mm_cvtsi64_si128((u64::from(first) | u64::from(last) << (8 * (len - 4))).cast_signed())
     } else {
-        _mm_cvtsi32_si128(bytes.iter().rev().fold(0, |value, &byte| value << 8 | i32::from(byte)))
+        let mut rest = [0; 4];
+        bytes.copy_to(&mut rest[..bytes.len()]);
+        _mm_cvtsi32_si128(i32::from_le_bytes(rest))
     }
 }

@@ -4,6 +4,7 @@ use std::arch::x86_64::*;
 
 use super::constants::{self, LIMIT, coefficients};
 use super::pclmulqdq;
+use crate::memory::Span;
 
 /// Bytes of a vector.
 const VECTOR: usize = 64;
@@ -21,18 +22,18 @@ pub(super) fn is_supported() -> bool {
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
-pub(super) fn update(register: u32, data: &[u8]) -> u32 {
-    run::<false>(register, _mm512_setzero_si512(), Bytes { from: data, to: &mut [] })
+pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
+    run::<false>(register, _mm512_setzero_si512(), Bytes { from, to: &mut [] })
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
-pub(super) fn update_masked(register: u32, mask: &[u8; 64], data: &[u8]) -> u32 {
-    run::<false>(register, load(mask), Bytes { from: data, to: &mut [] })
+pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
+    run::<false>(register, load(mask), Bytes { from, to: &mut [] })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
-pub(super) fn copy(register: u32, from: &[u8], to: &mut [u8]) -> u32 {
+pub(super) fn copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
     run::<true>(register, _mm512_setzero_si512(), Bytes { from, to })
 }
 
@@ -127,7 +128,7 @@ fn remainder(lanes: __m512i) -> u32 {
 /// What is still to be read, and where it goes. With `COPY` both have the same length, else the second
 /// is not used.
 struct Bytes<'a, const COPY: bool> {
-    from: &'a [u8],
+    from: Span<'a>,
     to: &'a mut [u8],
 }
 
@@ -138,8 +139,8 @@ impl<const COPY: bool> Bytes<'_, COPY> {
     fn vector(&mut self) -> __m512i {
         let (now, later) = self.from.split_at(VECTOR);
         self.from = later;
-        // SAFETY: 64 bytes are read from a slice of 64.
-        let vector = unsafe { _mm512_loadu_si512(now.as_ptr().cast()) };
+        // SAFETY: 64 bytes are read from a span of 64.
+        let vector = unsafe { _mm512_loadu_si512(now.address().cast()) };
         if COPY {
             let (now, later) = std::mem::take(&mut self.to).split_at_mut(VECTOR);
             self.to = later;
@@ -154,7 +155,7 @@ impl<const COPY: bool> Bytes<'_, COPY> {
     #[target_feature(enable = "avx512f,avx512bw,bmi2")]
     fn last(&mut self) -> __m512i {
         // SAFETY: only as many bytes are read as there are.
-        let vector = unsafe { _mm512_maskz_loadu_epi8(first(self.from.len()), self.from.as_ptr().cast()) };
+        let vector = unsafe { _mm512_maskz_loadu_epi8(first(self.from.len()), self.from.address().cast()) };
         if COPY {
             // SAFETY: only as many bytes are written as there is room for.
             unsafe { _mm512_mask_storeu_epi8(self.to.as_mut_ptr().cast(), first(self.to.len()), vector) };

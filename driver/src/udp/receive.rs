@@ -6,7 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::control::{Control, number};
 use super::header::Template;
-use crate::{FrameSink, Memory, Stats};
+use crate::memory::Mapping;
+use crate::{FrameSink, Stats};
 
 /// Datagrams a call: with their buffers, what a core's cache holds.
 const BURST: usize = 8;
@@ -19,7 +20,7 @@ const SLOT: usize = HEADROOM + DATAGRAM_MAX;
 /// Buffers for received datagrams.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    memory: Memory,
+    memory: Mapping,
     names: [libc::sockaddr_in6; BURST],
     controls: [Control; BURST],
     datagrams: [Datagram; BURST],
@@ -42,7 +43,7 @@ impl Receiver {
         let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let template = Template::new(nobody, nobody.ip(), 0, 0);
         Ok(Receiver {
-            memory: Memory::zeroed(BURST * SLOT)?,
+            memory: Mapping::zeroed(BURST * SLOT)?,
             // SAFETY: a `sockaddr_in6` is plain old data, for which zeros are valid.
             names: unsafe { std::mem::zeroed() },
             controls: [Control::empty(); BURST],

@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use super::control::Control;
 use super::header::{self, Key, LEN_V4, LEN_V6};
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS};
-use crate::{FrameSource, Memory, Stats};
+use crate::memory::Mapping;
+use crate::{FrameSource, Stats};
 
 /// Sends a system call.
 const GROUPS: usize = 16;
@@ -22,7 +23,7 @@ const DATAGRAM_MAX: usize = 65535 - LEN_V6;
 /// Packets that are written and not sent yet.
 #[derive(Debug)]
 pub(super) struct Transmitter {
-    memory: Memory,
+    memory: Mapping,
     /// End of what is written.
     end: usize,
     header_len: usize,
@@ -64,7 +65,7 @@ impl Transmitter {
         segmentation: bool,
     ) -> io::Result<Transmitter> {
         Ok(Transmitter {
-            memory: Memory::zeroed(STAGE + DATAGRAM_MAX + max_frame)?,
+            memory: Mapping::zeroed(STAGE + DATAGRAM_MAX + max_frame)?,
             end: header::len(own),
             header_len: header::len(own),
             max_frame,

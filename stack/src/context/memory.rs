@@ -1,6 +1,8 @@
 //! Protection domains, memory regions and memory windows.
 
-use ferroce_driver::Memory;
+use std::sync::atomic::AtomicU64;
+
+use ferroce_driver::{Memory, MemoryError};
 
 use super::Context;
 use crate::engine::shared::Shared;
@@ -39,8 +41,8 @@ impl Context {
         Err(Error::Busy { kind: "PD", handle: format!("{:?}", pd.0), users: users.to_owned() })
     }
 
-    /// Registers memory: local work requests may name it, and peers as far as `access` goes. The
-    /// peers' addresses start at 0.
+    /// Registers memory of any [kind](crate::MemoryKind): local work requests may name it, and peers as far as `access`
+    /// goes. The peers' addresses start at 0.
     ///
     /// # Errors
     /// [`RegisterError`], with the memory.
@@ -70,8 +72,9 @@ impl Context {
     /// from now on, in the middle of a READ too.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a posted work request names it, or a window is bound to it. (A posted
-    /// bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
+    /// [`Error::Busy`] while a posted work request names it, a window is bound to it, or the port still sends from it
+    /// (DPDK sends long payloads from where they are). (A posted bind does not count: it ends as
+    /// [`MwBindErr`](crate::WcStatus::MwBindErr).)
     pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
         self.engine.shared.mrs.deregister(mr)
     }
@@ -81,7 +84,7 @@ impl Context {
     /// how a buffer changes hands between a context and another thread.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a posted work request names the region, [`Error::Invalid`] for another
+    /// [`Error::Busy`] while a posted work request names the region or the port still sends from it, [`Error::Invalid`] for another
     /// length, [`Error::InvalidHandle`]; with the memory.
     pub fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
         self.engine.shared.mrs.exchange(mr, memory)
@@ -122,28 +125,85 @@ impl Context {
         self.engine.shared.mrs.remote_window(mw)
     }
 
-    /// The bytes of a region. The borrow keeps the context from being polled meanwhile, so no peer
+    /// Copies bytes of a region to `to`: those from `offset` on, which counts from the region's first byte. Works on
+    /// every kind of memory. Where somebody else writes meanwhile, some are old and some are new.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside the region.
+    pub fn read(&self, mr: Mr, offset: u64, to: &mut [u8]) -> Result<(), Error> {
+        self.memory(mr)?.read(offset, to).map_err(refused(mr))
+    }
+
+    /// Copies `from` to the bytes of a region from `offset` on. Works on every kind of memory. The last bytes are stored
+    /// last, with release.
+    ///
+    /// # Errors
+    /// As [`read`](Context::read).
+    pub fn write(&mut self, mr: Mr, offset: u64, from: &[u8]) -> Result<(), Error> {
+        self.memory_mut(mr)?.write(offset, from).map_err(refused(mr))
+    }
+
+    /// The word of a region at `offset`, in this machine's byte order, with acquire. Works on every kind of memory.
+    ///
+    /// # Errors
+    /// As [`read`](Context::read); [`Error::Region`] too if its address is no multiple of 8.
+    pub fn load_u64(&self, mr: Mr, offset: u64) -> Result<u64, Error> {
+        self.memory(mr)?.load_u64(offset).map_err(refused(mr))
+    }
+
+    /// Stores the word of a region at `offset`, in this machine's byte order, with release. Works on every kind of
+    /// memory.
+    ///
+    /// # Errors
+    /// As [`load_u64`](Context::load_u64).
+    pub fn store_u64(&mut self, mr: Mr, offset: u64, value: u64) -> Result<(), Error> {
+        self.memory_mut(mr)?.store_u64(offset, value).map_err(refused(mr))
+    }
+
+    /// The words of a region of shared or foreign memory, as atomics ([`Memory::atomics`]).
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for owned memory, and for words that don't lie as words do.
+    pub fn atomics(&self, mr: Mr) -> Result<&[AtomicU64], Error> {
+        self.memory(mr)?.atomics().map_err(refused(mr))
+    }
+
+    /// The bytes of a region of owned memory. The borrow keeps the context from being polled meanwhile, so no peer
     /// can write under it.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`].
+    /// [`Error::InvalidHandle`]; [`Error::Region`] for memory that others may write too, which has no slices.
     pub fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
-        self.engine.shared.mrs.bytes(mr)
+        self.memory(mr)?.bytes().map_err(refused(mr))
     }
 
     /// As [`bytes`](Context::bytes), to write.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`].
+    /// As [`bytes`](Context::bytes).
     pub fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
-        self.engine.shared.mrs.bytes_mut(mr)
+        self.memory_mut(mr)?.bytes_mut().map_err(refused(mr))
     }
 
-    /// The bytes of two regions at once, to compute from one into the other.
+    /// The bytes of two regions of owned memory at once, to compute from one into the other.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Invalid`] if both are the same region.
+    /// As [`bytes`](Context::bytes); [`Error::Invalid`] if both are the same region.
     pub fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
-        self.engine.shared.mrs.bytes_pair_mut(a, b)
+        let (of_a, of_b) = self.engine.shared.mrs.pair_mut(a, b)?;
+        Ok((of_a.bytes_mut().map_err(refused(a))?, of_b.bytes_mut().map_err(refused(b))?))
     }
+
+    fn memory(&self, mr: Mr) -> Result<&Memory, Error> {
+        self.engine.shared.mrs.memory(mr)
+    }
+
+    fn memory_mut(&mut self, mr: Mr) -> Result<&mut Memory, Error> {
+        self.engine.shared.mrs.memory_mut(mr)
+    }
+}
+
+/// What `map_err` takes.
+fn refused(mr: Mr) -> impl Fn(MemoryError) -> Error {
+    move |source| Error::Region { handle: format!("{:?}", mr.0), source }
 }

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use ferroce_driver::{Memory, Pinned};
+use ferroce_driver::{Memory, MemoryError, MemoryKind, Pinned, Span};
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
@@ -42,7 +42,7 @@ pub(crate) struct RemoteAccess;
 #[derive(Clone, Copy)]
 pub(crate) struct Granted {
     index: u32,
-    start: usize,
+    start: u64,
     len: usize,
 }
 
@@ -100,6 +100,13 @@ impl MemoryRegions {
         if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::Access { access, reason: "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE" });
         }
+        if access.contains(Access::REMOTE_ATOMIC) && !memory.is_aligned(iova.wrapping_neg()) {
+            let expected = format!(
+                "the address {:p} modulo 8, so that words of peers are words of memory",
+                memory.address()
+            );
+            return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
+        }
         if access.contains(Access::FLUSH_PERSISTENT) {
             return Err(Error::Access { access, reason: "host memory is not persistent" });
         }
@@ -114,11 +121,14 @@ impl MemoryRegions {
     }
 
     pub(crate) fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
-        let region = self.get(mr)?;
+        let region = self.slab.get_mut(mr.0).ok_or_else(|| invalid(mr))?;
         if region.pins > 0 || region.windows > 0 {
             let MemoryRegion { pins, windows, .. } = region;
             let users = format!("{pins} outstanding work requests and {windows} bound memory windows");
-            return Err(Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users });
+            return Err(busy(mr, users));
+        }
+        if region.memory.is_pinned() {
+            return Err(busy(mr, STILL_SENT));
         }
         match self.slab.remove(mr.0) {
             Some(region) => {
@@ -135,8 +145,9 @@ impl MemoryRegions {
         };
         let (pins, length) = (region.pins, region.memory.len());
         let source = if pins > 0 {
-            let users = format!("{pins} outstanding work requests");
-            Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users }
+            busy(mr, format!("{pins} outstanding work requests"))
+        } else if region.memory.is_pinned() {
+            busy(mr, STILL_SENT)
         } else if memory.len() != length {
             Error::invalid("memory", memory.len(), format!("{length} bytes, as the region has"))
         } else {
@@ -150,15 +161,15 @@ impl MemoryRegions {
         Ok(RemoteMemory { addr: region.iova, rkey: region.rkey, length: region.memory.len() as u64 })
     }
 
-    pub(crate) fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
+    pub(crate) fn memory(&self, mr: Mr) -> Result<&Memory, Error> {
         Ok(&self.get(mr)?.memory)
     }
 
-    pub(crate) fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
+    pub(crate) fn memory_mut(&mut self, mr: Mr) -> Result<&mut Memory, Error> {
         Ok(&mut self.slab.get_mut(mr.0).ok_or_else(|| invalid(mr))?.memory)
     }
 
-    pub(crate) fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
+    pub(crate) fn pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut Memory, &mut Memory), Error> {
         self.get(a)?;
         self.get(b)?;
         let same = || Error::invalid("second MR", format!("{:?}", b.0), "another region than the first");
@@ -214,27 +225,28 @@ impl MemoryRegions {
 
     /// The same bytes of a list of one, without the machinery for several; `None` if it has fewer.
     #[inline(always)]
-    pub(crate) fn piece(&self, sge: &Sge, skip: u32, len: u32) -> Option<&[u8]> {
-        let start = usize::try_from(sge.offset).ok()?.checked_add(skip as usize)?;
-        self.slab.get(sge.mr.0)?.memory.get(start..start.checked_add(len as usize)?)
+    pub(crate) fn piece(&self, sge: &Sge, skip: u32, len: u32) -> Option<Span<'_>> {
+        self.slab.get(sge.mr.0)?.memory.span(sge.offset.checked_add(skip.into())?, len as usize)
     }
 
     /// Holds bytes of a region for a port that sends them from where they are.
     pub(crate) fn pin_bytes(&self, mr: Mr, offset: u64, len: u32) -> Option<Pinned> {
-        self.slab.get(mr.0)?.memory.pin(usize::try_from(offset).ok()?, len as usize)
+        self.slab.get(mr.0)?.memory.pin(offset, len as usize)
     }
 
-    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet.
+    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet. `None` for memory that others may
+    /// write: the ICRC would not be that of what is sent.
     pub(crate) fn pin_granted(&self, grant: Granted) -> Option<Pinned> {
-        self.slab.at(grant.index)?.memory.pin(grant.start, grant.len)
+        let memory = &self.slab.at(grant.index)?.memory;
+        (memory.kind() == MemoryKind::Owned).then(|| memory.pin(grant.start, grant.len))?
     }
 
     /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).
     pub(crate) fn scatter(&mut self, sges: &[Sge], skip: u32, data: &[u8]) {
         walk(sges, skip, data.len(), |sge, offset, range| {
-            let region = self.slab.get_mut(sge.mr.0);
-            if let Some(bytes) = region.and_then(|r| r.memory.get_mut(offset..offset + range.len())) {
-                bytes.copy_from_slice(&data[range]);
+            if let Some(region) = self.slab.get_mut(sge.mr.0) {
+                let written = region.memory.write(offset, &data[range]);
+                debug_assert_eq!(written, Ok(()), "the pieces passed check_local");
             }
         });
     }
@@ -256,7 +268,7 @@ impl MemoryRegions {
         if start < range.start || end > range.end {
             return Err(RemoteAccess);
         }
-        Ok(Granted { index, start: start as usize, len: len as usize })
+        Ok(Granted { index, start, len: len as usize })
     }
 
     /// Whether a packet for `qp` of `pd` may use all that a key opens with `access`.
@@ -286,20 +298,29 @@ impl MemoryRegions {
     }
 
     /// The bytes of a grant that was made for this packet.
-    pub(crate) fn granted(&self, grant: Granted) -> &[u8] {
-        match self.slab.at(grant.index) {
-            Some(region) => &region.memory[grant.start..grant.start + grant.len],
-            None => &[],
+    #[inline]
+    pub(crate) fn granted(&self, grant: Granted) -> Option<Span<'_>> {
+        self.slab.at(grant.index)?.memory.span(grant.start, grant.len)
+    }
+
+    /// Copies `data`, no longer than it, to the start of a grant that was made for this packet.
+    #[inline(always)]
+    pub(crate) fn write(&mut self, grant: Granted, data: &[u8]) {
+        if let Some(region) = self.slab.at_mut(grant.index) {
+            let written = region.memory.write(grant.start, data);
+            debug_assert_eq!(written, Ok(()), "the grant is of as many bytes");
         }
     }
 
-    /// As [`granted`](Self::granted), to write.
-    #[inline(always)]
-    pub(crate) fn granted_mut(&mut self, grant: Granted) -> &mut [u8] {
-        match self.slab.at_mut(grant.index) {
-            Some(region) => &mut region.memory[grant.start..grant.start + grant.len],
-            None => &mut [],
-        }
+    /// Changes the word of a grant that was made for this packet, at once; returns what was there.
+    pub(crate) fn change_word(
+        &mut self,
+        grant: Granted,
+        change: impl FnOnce(&mut Memory, u64) -> Result<u64, MemoryError>,
+    ) -> Result<u64, RemoteAccess> {
+        let region = self.slab.at_mut(grant.index).ok_or(RemoteAccess)?;
+        // Registration has seen to it that words of the region are words of memory.
+        change(&mut region.memory, grant.start).map_err(|_| RemoteAccess)
     }
 
     /// Revokes a key: of a region of `pd` that grants `needed` and has no windows bound to it, or
@@ -342,10 +363,10 @@ pub(crate) struct Pieces<'a> {
 }
 
 impl<'a> Iterator for Pieces<'a> {
-    type Item = &'a [u8];
+    type Item = Span<'a>;
 
     #[inline]
-    fn next(&mut self) -> Option<&'a [u8]> {
+    fn next(&mut self) -> Option<Span<'a>> {
         while self.left > 0 {
             let sge = self.sges.next()?;
             let length = sge.length as usize;
@@ -353,10 +374,10 @@ impl<'a> Iterator for Pieces<'a> {
                 self.skip -= length;
                 continue;
             }
-            let (start, len) = (sge.offset as usize + self.skip, (length - self.skip).min(self.left));
+            let (start, len) = (sge.offset + self.skip as u64, (length - self.skip).min(self.left));
             self.skip = 0;
             self.left -= len;
-            return self.mrs.slab.get(sge.mr.0)?.memory.get(start..start + len);
+            return self.mrs.slab.get(sge.mr.0)?.memory.span(start, len);
         }
         None
     }
@@ -366,9 +387,16 @@ fn invalid(mr: Mr) -> Error {
     Error::InvalidHandle { kind: "MR", handle: format!("{:?}", mr.0) }
 }
 
+/// Its frames are in the port's ring: the work requests are done, the card is not.
+const STILL_SENT: &str = "the port, which still sends from it: poll, and try again";
+
+fn busy(mr: Mr, users: impl Into<String>) -> Error {
+    Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users: users.into() }
+}
+
 /// Calls `each` with the parts of `sges` that hold the bytes `skip..skip + len` of the list: the
 /// piece, the offset in its region, and the range of the caller's buffer.
-fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, usize, Range<usize>)) {
+fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, u64, Range<usize>)) {
     let mut skip = skip as usize;
     let mut done = 0;
     for sge in sges {
@@ -378,7 +406,7 @@ fn walk(sges: &[Sge], skip: u32, len: usize, mut each: impl FnMut(&Sge, usize, R
             continue;
         }
         let take = (length - skip).min(len - done);
-        each(sge, sge.offset as usize + skip, done..done + take);
+        each(sge, sge.offset + skip as u64, done..done + take);
         done += take;
         skip = 0;
         if done == len {

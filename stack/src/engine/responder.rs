@@ -7,7 +7,7 @@
 mod owed;
 mod response;
 
-use ferroce_driver::Nanos;
+use ferroce_driver::{Memory, Nanos};
 use ferroce_wire::{
     Extension, Feth, Nak, Operation, Packet, PathMtu, Position, Psn, RKey, RnrTimer, Selectivity, Service,
     Successor, Syndrome,
@@ -365,7 +365,7 @@ impl QueuePair {
         if total > 0 {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
             let grant = grant.map_err(|_| Refusal::Access)?;
-            shared.mrs.granted_mut(grant)[..packet.payload.len()].copy_from_slice(packet.payload);
+            shared.mrs.write(grant, packet.payload);
         }
         shared.counters.count_if(packet.reth().is_some(), Counter::RxWriteRequests);
         if !is_last {
@@ -411,15 +411,13 @@ impl QueuePair {
         self.make_room_for_outcome()?;
         let grant =
             shared.mrs.grant(self.pd, self.handle, atomic.rkey(), Access::REMOTE_ATOMIC, atomic.va(), 8);
-        let word = shared.mrs.granted_mut(grant.map_err(|_| Refusal::Access)?);
-        let Ok(bytes) = <[u8; 8]>::try_from(&*word) else { return Err(Refusal::Access) };
-        let original = u64::from_ne_bytes(bytes);
-        let new = match packet.opcode.operation() {
-            Operation::CompareSwap if original == atomic.compare() => atomic.swap_or_add(),
-            Operation::CompareSwap => original,
-            _ => original.wrapping_add(atomic.swap_or_add()),
+        let grant = grant.map_err(|_| Refusal::Access)?;
+        let is_swap = packet.opcode.operation() == Operation::CompareSwap;
+        let change = |memory: &mut Memory, at| match is_swap {
+            true => memory.compare_swap(at, atomic.compare(), atomic.swap_or_add()),
+            false => memory.fetch_add(at, atomic.swap_or_add()),
         };
-        word.copy_from_slice(&new.to_ne_bytes());
+        let original = shared.mrs.change_word(grant, change).map_err(|_| Refusal::Access)?;
         shared.count(Counter::RxAtomicRequests);
         self.responder.count_message();
         self.remember(1, Answer::Atomic { original });
@@ -457,7 +455,10 @@ impl QueuePair {
         }
         self.make_room_for_outcome()?;
         let grant = shared.mrs.grant(self.pd, self.handle, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
-        shared.mrs.granted_mut(grant.map_err(|_| Refusal::Access)?).copy_from_slice(packet.payload);
+        let grant = grant.map_err(|_| Refusal::Access)?;
+        let Ok(word) = <[u8; 8]>::try_from(packet.payload) else { return Err(Refusal::Invalid) };
+        let store = |memory: &mut Memory, at| memory.store_u64(at, u64::from_ne_bytes(word)).map(|()| 0);
+        shared.mrs.change_word(grant, store).map_err(|_| Refusal::Access)?;
         shared.count(Counter::RxAtomicWriteRequests);
         self.responder.count_message();
         self.remember(1, Answer::Done);

@@ -1,4 +1,4 @@
-use ferroce_driver::{Pinned, prefetch};
+use ferroce_driver::{Pinned, Span, prefetch};
 use ferroce_wire::{FrameBuilder, Psn};
 
 use crate::engine::crc::Crc;
@@ -144,11 +144,11 @@ impl SendQueue {
     }
 
     #[inline(always)]
-    fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<&'a [u8]> {
+    fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<Span<'a>> {
         let wqe = self.wqe(number);
         if wqe.inline {
             let start = self.index(number) * self.max_inline + skip as usize;
-            return self.inline.get(start..start + len as usize);
+            return self.inline.get(start..start + len as usize).map(Span::from);
         }
         let [sge] = self.sges_of(number, wqe) else { return None };
         mrs.piece(sge, skip, len)

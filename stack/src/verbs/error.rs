@@ -2,7 +2,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ferroce_driver::Memory;
+use ferroce_driver::{Memory, MemoryError};
 use ferroce_wire::{Gid, PathMtu};
 
 use crate::verbs::{Access, QpState};
@@ -100,6 +100,14 @@ pub enum Error {
     /// The backend cannot do this; nothing is emulated in silence.
     #[error("not supported by this backend: {0}")]
     Unsupported(&'static str),
+    /// A region's memory can't be reached so.
+    #[error("MR {handle}: {source}")]
+    Region {
+        /// The region's handle.
+        handle: String,
+        /// Why.
+        source: MemoryError,
+    },
     /// The operating system gave no memory.
     #[error("memory: {0}")]
     Memory(#[from] io::Error),

@@ -252,7 +252,7 @@ fn case_071_memory_that_may_not_be_reached() {
     let memory = peer.context.deregister(mr).unwrap();
     peer.inject(packet(Opcode::RC_WRITE_LAST, RQ + 2).payload(&[1; 44]));
     expect_refused(&mut peer, NAK_ACCESS, RQ + 2, 1);
-    assert_eq!(memory[256..300], pattern(1024)[256..300]);
+    assert_eq!(memory.bytes().unwrap()[256..300], pattern(1024)[256..300]);
 }
 
 #[test]

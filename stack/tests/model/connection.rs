@@ -273,7 +273,7 @@ impl World {
             let (half, peer) = (&halves[e], &halves[1 - e]);
             let landing = ends[e].context.bytes(half.landing)?;
             let memory = match &peer.withdrawn {
-                Some(memory) => memory,
+                Some(memory) => memory.bytes()?,
                 None => ends[1 - e].context.bytes(peer.target)?,
             };
             for request in model.finish(e, landing, memory).map_err(|d| d.at(c, e))? {
@@ -338,9 +338,9 @@ impl Half {
             self.window = MemoryWindow::new(end.context.alloc_mw(end.pd)?);
         }
         let mut memory = end.context.deregister(self.target)?;
-        let untouched = self.withdrawn.take().is_none() || memory.iter().all(|byte| *byte == 0);
+        let untouched = self.withdrawn.take().is_none() || memory.bytes()?.iter().all(|byte| *byte == 0);
         ensure!(untouched, "a key of memory that was taken away reached what came in its place");
-        memory.fill(0);
+        memory.bytes_mut()?.fill(0);
         let iova = match life.iova {
             Iova::Zero => 0,
             Iova::Page(page) => u64::from(page) << 12,

@@ -65,6 +65,12 @@ impl From<Error> for Disagreement {
     }
 }
 
+impl From<MemoryError> for Disagreement {
+    fn from(error: MemoryError) -> Disagreement {
+        Disagreement(format!("refused: {error}"))
+    }
+}
+
 impl From<RegisterError> for Disagreement {
     fn from(error: RegisterError) -> Disagreement {
         error.source.into()
@@ -512,7 +518,7 @@ impl End {
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(4096)?;
         let mut source = memory(noise().len())?;
-        source.copy_from_slice(noise());
+        source.write(0, noise())?;
         let noise = context.register(pd, source, Access::NONE)?;
         let peer = Gid::from(setup.address(1 - n));
         let ah = context.create_ah(pd, &AddressVector::new(peer, 0))?;
@@ -520,7 +526,7 @@ impl End {
         if !users.is_empty() {
             let srq = context.create_srq(&SrqConfig { pd, max_wr: SHARED as u32, max_sge: 4 })?;
             let mut places = memory(SHARED as usize * SHARED_SIZE.receive() as usize)?;
-            places.fill(POISON);
+            places.bytes_mut()?.fill(POISON);
             let memory = context.register(pd, places, access())?;
             // Completions of several CQs come in no order.
             let ordered = users.iter().all(|plan| plan.own_cq.is_none());

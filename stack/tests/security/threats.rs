@@ -249,7 +249,7 @@ fn memory_is_given_back_when_nobody_uses_it() {
     peer.inject(packet(Opcode::RC_READ_REQUEST, RQ + 1).reth(0, key, 1024));
     assert_eq!(payload(&peer.take_packets()), pattern(1024)[..512]);
     let mut memory = peer.context.deregister(mr).unwrap();
-    memory.fill(0xee);
+    memory.bytes_mut().unwrap().fill(0xee);
     peer.take_at_most(usize::MAX);
     peer.expect_nak(NAK_ACCESS, RQ + 3, 2);
     peer.expect_event(Event::QpAccessErr(peer.qp));

@@ -361,13 +361,14 @@ impl<'a> Lane<'a> {
         }
         let len = end.max(8);
         let mut memory = Memory::zeroed(len).or_fail(|| format!("{len} bytes of memory"))?;
+        let bytes = memory.bytes_mut()?;
         for (message, (offset, len)) in self.own.list.iter().zip(&self.sources) {
             let start = *offset as usize;
-            memory[start..start + *len as usize].copy_from_slice(&message.payload(mtu).0);
+            bytes[start..start + *len as usize].copy_from_slice(&message.payload(mtu).0);
         }
         for (offset, len) in &self.sinks {
             let start = *offset as usize;
-            memory[start..start + *len as usize].fill(EMPTY);
+            bytes[start..start + *len as usize].fill(EMPTY);
         }
         let registered = context.register(pd, memory, Access::LOCAL_WRITE);
         self.memory = Some(registered.map_err(|error| Failure::run(error.to_string()))?);

@@ -133,7 +133,7 @@ impl Exposed {
     fn register(&mut self, context: &mut Context, pd: Pd, area: &Area) -> Result<(), Failure> {
         let (Area { rkey, start, access, .. }, len) = (*area, area.len());
         let mut memory = Memory::zeroed(len as usize).or_fail(|| format!("{len} bytes of memory"))?;
-        memory.fill(BLANK);
+        memory.bytes_mut()?.fill(BLANK);
         let registered = context.register_at(pd, memory, access, start);
         let mr = registered.map_err(|error| Failure::run(error.to_string()))?;
         let own = context.remote(mr)?.rkey;

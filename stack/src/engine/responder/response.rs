@@ -122,7 +122,7 @@ impl QueuePair {
         let Shared { mrs, counters, crc, .. } = shared;
         let to_pin = payload.filter(|grant| slot.wants_pin(grant.len()));
         let pinned = to_pin.and_then(|grant| mrs.pin_granted(grant));
-        let payload = payload.map_or(&[][..], |grant| mrs.granted(grant));
+        let payload = payload.and_then(|grant| mrs.granted(grant)).unwrap_or((&[][..]).into());
         let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
         let Some(mut frame) = slot.start_pinned(&connection.header, bth, payload.len(), pinned) else {
             return Wrote::Nothing;

@@ -76,7 +76,7 @@ impl Live {
         let mut memory =
             POOL.with_borrow_mut(Vec::pop).unwrap_or_else(|| Memory::zeroed(REGION).expect("memory"));
         let bytes: Box<[u8]> = FILLED.with(|filled| filled[place].as_slice().into());
-        memory.copy_from_slice(&bytes);
+        memory.write(0, &bytes).expect("as many bytes");
         let pd = if own_pd { self.pd } else { self.foreign_pd };
         let mr = self.context.register_at(pd, memory, access, iova).expect("as lawful as the last time");
         let rkey = self.context.remote(mr).expect("it was just made").rkey;
@@ -91,7 +91,7 @@ impl Live {
         match self.context.deregister(region.mr) {
             Ok(memory) => {
                 assert!(!pinned, "a region went while a work request names it");
-                assert!(*memory == *region.bytes, "the memory that came back is not what was there");
+                assert!(memory.bytes() == Ok(&*region.bytes), "the memory that came back is not what was there");
                 self.stale_key = region.rkey;
                 self.regions[place] = None;
                 POOL.with_borrow_mut(|pool| pool.push(memory));

@@ -1,0 +1,134 @@
+//! Bytes that somebody else may write at any time, and copies of them.
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// Bytes to copy from. They may change between two copies, so there is no slice of them; a slice that there is
+/// already makes a span too.
+#[derive(Clone, Copy)]
+pub struct Span<'a> {
+    base: NonNull<u8>,
+    len: usize,
+    life: PhantomData<&'a [u8]>,
+}
+
+impl<'a> Span<'a> {
+    /// # Safety
+    /// `len` initialised bytes at `base` are valid for reads for the life `'a`.
+    #[inline(always)]
+    pub(super) unsafe fn new(base: NonNull<u8>, len: usize) -> Span<'a> {
+        Span { base, len, life: PhantomData }
+    }
+
+    /// How many bytes.
+    #[inline(always)]
+    pub fn len(self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[inline(always)]
+    pub fn is_empty(self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte.
+    #[inline(always)]
+    pub(crate) fn address(self) -> *const u8 {
+        self.base.as_ptr()
+    }
+
+    /// The first `at` bytes and the others.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    #[inline(always)]
+    pub(crate) fn split_at(self, at: usize) -> (Span<'a>, Span<'a>) {
+        assert!(at <= self.len, "{at} bytes of {}", self.len);
+        // SAFETY: both are parts of the span.
+        unsafe { (Span::new(self.base, at), Span::new(self.base.add(at), self.len - at)) }
+    }
+
+    /// The first `N` bytes.
+    #[inline(always)]
+    pub(crate) fn first<const N: usize>(self) -> Option<[u8; N]> {
+        // SAFETY: so many initialised bytes; an array of them may lie anywhere.
+        (self.len >= N).then(|| unsafe { self.base.cast().read_unaligned() })
+    }
+
+    /// The last `N` bytes.
+    #[inline(always)]
+    pub(crate) fn last<const N: usize>(self) -> Option<[u8; N]> {
+        // SAFETY: as above.
+        (self.len >= N).then(|| unsafe { self.base.add(self.len - N).cast().read_unaligned() })
+    }
+
+    /// Copies all of it.
+    ///
+    /// # Panics
+    /// If `to` has another length.
+    #[inline(always)]
+    pub fn copy_to(self, to: &mut [u8]) {
+        assert_eq!(self.len, to.len(), "a copy has as many bytes as the original");
+        // Two words that overlap, without a call.
+        if let (8..=16, Some(first), Some(last)) = (self.len, self.first::<8>(), self.last::<8>()) {
+            let behind = self.len - 8;
+            to[..8].copy_from_slice(&first);
+            to[behind..].copy_from_slice(&last);
+            return;
+        }
+        // SAFETY: so many bytes are valid on both sides. `to` is a unique borrow, so it overlaps nothing that
+        // anybody may write.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.as_ptr(), to.as_mut_ptr(), self.len) };
+    }
+}
+
+impl<'a> From<&'a [u8]> for Span<'a> {
+    #[inline(always)]
+    fn from(bytes: &'a [u8]) -> Span<'a> {
+        // SAFETY: a slice's bytes are valid for its life.
+        unsafe { Span::new(NonNull::from(bytes).cast(), bytes.len()) }
+    }
+}
+
+impl<'a, const N: usize> From<&'a [u8; N]> for Span<'a> {
+    #[inline(always)]
+    fn from(bytes: &'a [u8; N]) -> Span<'a> {
+        bytes.as_slice().into()
+    }
+}
+
+/// Bytes of a word.
+const WORD: usize = size_of::<u64>();
+
+/// Copies `from` to `to`, the last bytes last and with release: a peer's program waits for the last byte of a WRITE,
+/// and all others must be there by then.
+///
+/// # Safety
+/// As many bytes at `to` are valid for writes, and nobody has a reference to them but of atomics.
+#[inline(always)]
+pub(super) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
+    let before = from.len().saturating_sub(WORD);
+    let (first, last) = from.split_at(before);
+    // SAFETY: inside `to`, which has as many bytes as `from`.
+    let end = unsafe { to.add(before) };
+    if !first.is_empty() {
+        // SAFETY: so many bytes are valid on both sides. `from` is a borrow of memory that nobody writes, so they
+        // don't overlap.
+        unsafe { std::ptr::copy_nonoverlapping(first.as_ptr(), to.as_ptr(), before) };
+    }
+    match <[u8; WORD]>::try_from(last) {
+        Ok(word) if end.as_ptr() as usize % WORD == 0 => {
+            // SAFETY: eight bytes that are valid for writes, aligned, and not borrowed.
+            unsafe { AtomicU64::from_ptr(end.as_ptr().cast()) }
+                .store(u64::from_ne_bytes(word), Ordering::Release);
+        }
+        _ => {
+            for (at, byte) in last.iter().enumerate() {
+                // SAFETY: one byte that is valid for writes and not borrowed.
+                unsafe { AtomicU8::from_ptr(end.as_ptr().add(at)) }.store(*byte, Ordering::Release);
+            }
+        }
+    }
+}
