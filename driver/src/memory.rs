@@ -98,7 +98,7 @@ pub enum MemoryError {
         /// How many there are.
         length: usize,
     },
-    /// A word that does not lie at a multiple of its size.
+    /// A word of memory that several reach does not lie at a multiple of its size.
     #[error("offset {offset}: its address must be a multiple of 8")]
     Alignment {
         /// The offset.
@@ -250,9 +250,12 @@ impl Memory {
     /// The word at `offset`, in this machine's byte order, with acquire.
     ///
     /// # Errors
-    /// [`MemoryError::Range`], [`MemoryError::Alignment`].
+    /// [`MemoryError::Range`]; [`MemoryError::Alignment`], but for owned memory.
     pub fn load_u64(&self, offset: u64) -> Result<u64, MemoryError> {
-        Ok(self.word(offset)?.load(Ordering::Acquire))
+        match self.word(offset) {
+            Ok(word) => Ok(word.load(Ordering::Acquire)),
+            Err(error) => self.plain_word(offset, error),
+        }
     }
 
     /// Stores the word at `offset`, in this machine's byte order, with release.
@@ -260,7 +263,10 @@ impl Memory {
     /// # Errors
     /// As [`load_u64`](Memory::load_u64).
     pub fn store_u64(&mut self, offset: u64, value: u64) -> Result<(), MemoryError> {
-        self.word(offset)?.store(value, Ordering::Release);
+        match self.word(offset) {
+            Ok(word) => word.store(value, Ordering::Release),
+            Err(error) => _ = self.change_plainly(offset, error, |_| value)?,
+        }
         Ok(())
     }
 
@@ -269,8 +275,15 @@ impl Memory {
     /// # Errors
     /// As [`load_u64`](Memory::load_u64).
     pub fn compare_swap(&mut self, offset: u64, expected: u64, new: u64) -> Result<u64, MemoryError> {
-        let swapped = self.word(offset)?.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire);
-        Ok(swapped.unwrap_or_else(|found| found))
+        match self
+            .word(offset)
+            .map(|w| w.compare_exchange(expected, new, Ordering::AcqRel, Ordering::Acquire))
+        {
+            Ok(Ok(found) | Err(found)) => Ok(found),
+            Err(error) => {
+                self.change_plainly(offset, error, |found| if found == expected { new } else { found })
+            }
+        }
     }
 
     /// Adds to the word at `offset`, which wraps; returns what was there.
@@ -278,7 +291,33 @@ impl Memory {
     /// # Errors
     /// As [`load_u64`](Memory::load_u64).
     pub fn fetch_add(&mut self, offset: u64, value: u64) -> Result<u64, MemoryError> {
-        Ok(self.word(offset)?.fetch_add(value, Ordering::AcqRel))
+        match self.word(offset) {
+            Ok(word) => Ok(word.fetch_add(value, Ordering::AcqRel)),
+            Err(error) => self.change_plainly(offset, error, |found| found.wrapping_add(value)),
+        }
+    }
+
+    /// Of owned memory a word may lie anywhere: nobody else reaches it meanwhile.
+    #[cold]
+    fn plain_word(&self, offset: u64, error: MemoryError) -> Result<u64, MemoryError> {
+        if !matches!(error, MemoryError::Alignment { .. }) || self.kind() != MemoryKind::Owned {
+            return Err(error);
+        }
+        let mut bytes = [0; 8];
+        self.read(offset, &mut bytes)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    #[cold]
+    fn change_plainly(
+        &mut self,
+        offset: u64,
+        error: MemoryError,
+        change: impl FnOnce(u64) -> u64,
+    ) -> Result<u64, MemoryError> {
+        let found = self.plain_word(offset, error)?;
+        self.write(offset, &change(found).to_ne_bytes())?;
+        Ok(found)
     }
 
     /// The words from the start on, as atomics: a table that peers READ while the application writes it.

@@ -49,6 +49,11 @@ fn words_are_words() {
     assert_eq!(m.compare_swap(8, 3, 9).unwrap(), 4);
     assert_eq!(m.compare_swap(8, 4, 9).unwrap(), 4);
     assert_eq!((m.load_u64(8).unwrap(), m.load_u64(0).unwrap()), (9, 0));
+    // Anywhere, where nobody else can see half of one.
+    m.store_u64(3, 0x0102_0304_0506_0708).unwrap();
+    assert_eq!(m.fetch_add(3, 1).unwrap(), 0x0102_0304_0506_0708);
+    assert_eq!(m.compare_swap(3, 0x0102_0304_0506_0709, 5).unwrap(), 0x0102_0304_0506_0709);
+    assert_eq!(m.load_u64(3).unwrap(), 5);
 }
 
 #[test]

@@ -146,7 +146,8 @@ impl Context {
     /// The word of a region at `offset`, in this machine's byte order, with acquire. Works on every kind of memory.
     ///
     /// # Errors
-    /// As [`read`](Context::read); [`Error::Region`] too if its address is no multiple of 8.
+    /// As [`read`](Context::read); [`Error::Region`] too if its address is no multiple of 8, but for owned
+    /// memory.
     pub fn load_u64(&self, mr: Mr, offset: u64) -> Result<u64, Error> {
         self.memory(mr)?.load_u64(offset).map_err(refused(mr))
     }

@@ -100,7 +100,8 @@ impl MemoryRegions {
         if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::Access { access, reason: "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE" });
         }
-        if access.contains(Access::REMOTE_ATOMIC) && !memory.is_aligned(iova.wrapping_neg()) {
+        let is_alone = memory.kind() == MemoryKind::Owned;
+        if access.contains(Access::REMOTE_ATOMIC) && !is_alone && !memory.is_aligned(iova.wrapping_neg()) {
             let expected = format!(
                 "the address {:p} modulo 8, so that words of peers are words of memory",
                 memory.address()
@@ -319,7 +320,7 @@ impl MemoryRegions {
         change: impl FnOnce(&mut Memory, u64) -> Result<u64, MemoryError>,
     ) -> Result<u64, RemoteAccess> {
         let region = self.slab.at_mut(grant.index).ok_or(RemoteAccess)?;
-        // Registration has seen to it that words of the region are words of memory.
+        // Registration has seen to it that words of a region that several reach are words of memory.
         change(&mut region.memory, grant.start).map_err(|_| RemoteAccess)
     }
 
