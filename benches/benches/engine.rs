@@ -23,7 +23,7 @@ fn wire_alone(length: usize, count: u64) -> f64 {
     for n in 0..count {
         let bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(17), Psn::new(n as u32));
         let Some(mut frame) = FrameBuilder::start(&mut buffer, &path, bth, length) else { continue };
-        frame.put(&Reth::new(0, RKey(1), length as u32));
+        frame.put(&Reth::new(0, RKey::new(1), length as u32));
         frame.payload().copy_from_slice(&data);
         let end = frame.finish();
         if let Ok(packet) = Packet::parse(std::hint::black_box(&buffer[..end])) {

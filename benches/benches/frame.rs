@@ -9,7 +9,7 @@ use ferroce_benches::path;
 fn emit(buffer: &mut [u8], path: &PathHeader, payload: &[u8]) -> usize {
     let bth = Bth::new(Opcode::RC_WRITE_ONLY, Qpn::new(17), Psn::new(1));
     let Some(mut frame) = FrameBuilder::start(buffer, path, bth, payload.len()) else { return 0 };
-    frame.put(&Reth::new(0, RKey(1), payload.len() as u32));
+    frame.put(&Reth::new(0, RKey::new(1), payload.len() as u32));
     frame.payload().copy_from_slice(payload);
     frame.finish()
 }

@@ -150,7 +150,7 @@ impl Ring {
             left: Neighbour::new((rank + size - 1) % size, left, context),
             right: Neighbour::new((rank + 1) % size, right, context),
             staging,
-            remote_staging: RemoteAddress { addr: 0, rkey: RKey(0) },
+            remote_staging: RemoteAddress { addr: 0, rkey: RKey::new(0) },
             mailbox,
             sent: 0,
             credited: 0,
@@ -186,7 +186,7 @@ impl Ring {
             left_psn: U32::new(self.left.psn.value()),
             right_psn: U32::new(self.right.psn.value()),
             staging_addr: U64::new(staging.addr),
-            staging_rkey: U32::new(staging.rkey.0),
+            staging_rkey: U32::new(staging.rkey.value()),
             chunk_bytes: U32::new(self.options.chunk_bytes),
             chunks_in_flight: U32::new(self.options.chunks_in_flight),
             path_mtu: U32::new(path_mtu.bytes()),
@@ -202,7 +202,7 @@ impl Ring {
         info!(rank = self.rank, ranks = endpoints.len(), %path_mtu, "ring");
         let (left, right) = (endpoints[self.left.rank as usize], endpoints[self.right.rank as usize]);
         self.remote_staging =
-            RemoteAddress { addr: right.staging_addr.get(), rkey: RKey(right.staging_rkey.get()) };
+            RemoteAddress { addr: right.staging_addr.get(), rkey: RKey::new(right.staging_rkey.get()) };
         let ends = [
             (&self.left, left.gid, left.right_qpn, left.right_psn),
             (&self.right, right.gid, right.left_qpn, right.left_psn),
@@ -326,7 +326,7 @@ impl Ring {
             number: U32::new(call.number),
             count: U64::new(call.count),
             addr: U64::new(call.target.addr),
-            rkey: U32::new(call.target.rkey.0),
+            rkey: U32::new(call.target.rkey.value()),
             data_type: call.data_type,
             op: call.op,
             reserved: [0; 2],
@@ -439,7 +439,7 @@ impl Ring {
                     count: message.count.get(),
                     data_type: message.data_type,
                     op: message.op,
-                    target: RemoteAddress { addr: message.addr.get(), rkey: RKey(message.rkey.get()) },
+                    target: RemoteAddress { addr: message.addr.get(), rkey: RKey::new(message.rkey.get()) },
                 });
                 Ok(())
             }
@@ -544,7 +544,7 @@ const SPARE: u32 = 16;
 const RNR_TIMER: RnrTimer = RnrTimer::new(12).unwrap();
 
 /// An empty WRITE goes nowhere; neither address nor key is looked at (IBA C9-88).
-const NOWHERE: RemoteAddress = RemoteAddress { addr: 0, rkey: RKey(0) };
+const NOWHERE: RemoteAddress = RemoteAddress { addr: 0, rkey: RKey::new(0) };
 
 fn queue_depth(options: &Options) -> u32 {
     options.chunks_in_flight + SPARE

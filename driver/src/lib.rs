@@ -38,6 +38,7 @@ mod time;
 pub mod udp;
 mod waker;
 
+use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::task::Waker;
@@ -227,7 +228,7 @@ pub struct Stats {
 }
 
 /// Why a driver could not be opened, or why it stopped.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The interface does not exist in this network namespace.
@@ -341,4 +342,11 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+}
+
+/// As it reads: `main() -> Result` prints it so.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }

@@ -73,7 +73,7 @@ pub enum MemoryKind {
 }
 
 /// Why memory can't be reached so.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// A slice would promise that nobody writes there meanwhile.
@@ -104,6 +104,13 @@ pub enum MemoryError {
         /// The offset.
         offset: u64,
     },
+}
+
+/// As it reads: `main() -> Result` prints it so.
+impl fmt::Debug for MemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 // SAFETY: `&self` reads, and writes only what is shared, by atomics; `&mut self` writes. Bytes of owned memory are

@@ -1,5 +1,6 @@
 mod connections;
 mod datagrams;
+mod endpoints;
 mod memory;
 mod queues;
 

@@ -39,11 +39,11 @@ pub use telemetry::metrics::{
     Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample, is_unprintable,
 };
 pub use verbs::{
-    Access, AddressVector, Ah, Config, Cq, DEFAULT_WINDOW, Data, Destination, DeviceAttributes, Error, Event,
-    GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes, QpConfig, QpState,
-    QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError, RemoteAddress,
-    RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig, Transition,
-    UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    Access, AddressVector, Ah, Config, Cq, DEFAULT_WINDOW, Data, Destination, DeviceAttributes, Endpoint,
+    Error, Event, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes,
+    QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError,
+    RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig,
+    Transition, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// The README's example is a test.

@@ -290,7 +290,7 @@ fn a_key_that_opens_nothing_cannot_be_invalidated() {
         let (mut windowed, rkey) = Windowed::bound(read_write());
         windowed.peer.post(2, SendOp::LocalInvalidate(rkey), &[]);
         windowed.peer.expect_wc(2, Success);
-        let rkey = if bogus { RKey(!rkey.0) } else { rkey };
+        let rkey = if bogus { RKey::new(!rkey.value()) } else { rkey };
         windowed.peer.post(3, SendOp::LocalInvalidate(rkey), &[]);
         windowed.peer.expect_wc(3, LocProtErr);
         windowed.peer.expect_state(QpState::Error);

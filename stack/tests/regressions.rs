@@ -101,7 +101,7 @@ fn a_flush_of_a_whole_region_has_no_range() {
         peer.inject(flush(psn, Selectivity::MemoryRegion, va, rkey, length));
         peer.expect(Opcode::RC_READ_RESPONSE_ONLY, psn);
     }
-    let bogus = RKey(!rkey.0);
+    let bogus = RKey::new(!rkey.value());
     peer.inject(flush(RQ + 3, Selectivity::MemoryRegion, 4096, bogus, 64));
     peer.expect_nak(NAK_ACCESS, RQ + 3, 3);
     peer.expect_event(Event::QpAccessErr(peer.qp));

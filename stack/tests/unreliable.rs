@@ -386,7 +386,7 @@ fn mismatches_are_kept_for_the_application() {
     peer.end();
 
     let mut peer = Peer::with(Setup { access: Access::NONE, ..Setup::default() });
-    peer.inject(packet::packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, RKey(1), 4).payload(b"data"));
+    peer.inject(packet::packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, RKey::new(1), 4).payload(b"data"));
     assert_eq!(mismatch(&peer), [Mismatch::Access { packet: Opcode::RC_WRITE_ONLY }]);
     peer.end();
 }

@@ -167,7 +167,7 @@ impl<'a> Rping<'a> {
 
     fn advertise(&mut self, mr: Mr) -> Result<(), Failure> {
         let remote = self.end.context.remote(mr)?;
-        self.send(Advertisement { address: remote.addr, rkey: remote.rkey.0, length: self.args.size })
+        self.send(Advertisement { address: remote.addr, rkey: remote.rkey.value(), length: self.args.size })
     }
 
     fn expect_go_ahead(&mut self, ping: u32) -> Result<(), Failure> {

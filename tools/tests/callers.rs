@@ -74,7 +74,7 @@ fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Conte
             poller.poll(&mut context).unwrap();
         }
         let mr = context.register(pd, Memory::zeroed(8).unwrap(), Access::LOCAL_WRITE).unwrap();
-        let op = SendOp::Read(RemoteAddress { addr: 0, rkey: RKey(0x5eed) });
+        let op = SendOp::Read(RemoteAddress { addr: 0, rkey: RKey::new(0x5eed) });
         let data = Data::Sges(&[Sge { mr, offset: 0, length: 8 }]);
         let read = SendWorkRequest { wr_id: 1, op, data, flags: SendFlags::SIGNALED };
         context.post_send(qp, &read).unwrap();

@@ -399,7 +399,7 @@ impl Requester {
             _ => Transition::Init { access: Access::NONE },
         };
         context.modify_qp(qp, init).unwrap();
-        let remote = RemoteAddress { addr: 0, rkey: RKey(0) };
+        let remote = RemoteAddress { addr: 0, rkey: RKey::new(0) };
         Requester { context, poller: Poller::new(), pd, cq, qp, mr, remote, to: None }
     }
 
@@ -414,7 +414,7 @@ impl Requester {
     fn connect(&mut self, told: Vec<u8>) {
         let text = String::from_utf8(told).unwrap();
         let field = |at: usize| u64::from_str_radix(text.split(':').nth(at).unwrap(), 16).unwrap();
-        self.remote = RemoteAddress { addr: field(5), rkey: RKey(field(4) as u32) };
+        self.remote = RemoteAddress { addr: field(5), rkey: RKey::new(field(4) as u32) };
         let (dest_qpn, rq_psn) = (Qpn::new(field(2) as u32), Psn::new(field(3) as u32));
         let gid = Gid::from(server_address().parse::<IpAddr>().unwrap());
         let (address, psn) = (AddressVector::new(gid, 0), Psn::new(0));

@@ -244,7 +244,7 @@ fn visit_rping(stranger: Stranger) {
                 Stranger::Leaves => context.disconnect(id).unwrap(),
                 Stranger::Sends => post(&mut context, SendOp::Send, Data::Inline(b"another")),
                 Stranger::Writes => {
-                    let nowhere = ferroce::RemoteAddress { addr: 0, rkey: ferroce::RKey(0) };
+                    let nowhere = ferroce::RemoteAddress { addr: 0, rkey: ferroce::RKey::new(0) };
                     post(&mut context, SendOp::WriteWithImm(nowhere, 1), Data::Inline(b""));
                 }
             },

@@ -21,7 +21,7 @@ impl AtomicEth {
     pub fn new(va: u64, rkey: RKey, swap_or_add: u64, compare: u64) -> AtomicEth {
         AtomicEth {
             va: U64::new(va),
-            rkey: U32::new(rkey.0),
+            rkey: U32::new(rkey.value()),
             swap_or_add: U64::new(swap_or_add),
             compare: U64::new(compare),
         }
@@ -34,7 +34,7 @@ impl AtomicEth {
 
     /// The remote key.
     pub fn rkey(&self) -> RKey {
-        RKey(self.rkey.get())
+        RKey::new(self.rkey.get())
     }
 
     /// What to store (COMPARE_SWAP) or to add (FETCH_ADD).

@@ -38,11 +38,11 @@ impl Ieth {
 
     /// Invalidates `rkey`.
     pub fn new(rkey: RKey) -> Ieth {
-        Ieth { rkey: U32::new(rkey.0) }
+        Ieth { rkey: U32::new(rkey.value()) }
     }
 
     /// The key to invalidate.
     pub fn rkey(&self) -> RKey {
-        RKey(self.rkey.get())
+        RKey::new(self.rkey.get())
     }
 }

@@ -2,7 +2,19 @@ use std::fmt;
 
 /// A remote key: what a peer must name, with an address, to reach a memory region or window.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct RKey(pub u32);
+pub struct RKey(u32);
+
+impl RKey {
+    /// The key `value`.
+    pub const fn new(value: u32) -> RKey {
+        RKey(value)
+    }
+
+    /// Its 32 bits.
+    pub const fn value(self) -> u32 {
+        self.0
+    }
+}
 
 impl fmt::Debug for RKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

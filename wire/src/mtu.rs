@@ -36,6 +36,11 @@ impl PathMtu {
         self as u8
     }
 
+    /// That of a verbs code.
+    pub fn from_code(code: u8) -> Option<PathMtu> {
+        PathMtu::ALL.into_iter().find(|mtu| mtu.code() == code)
+    }
+
     /// The largest IP packet that this path MTU makes: the payload and the worst headers, a WRITE
     /// Only with immediate or a UD SEND, 64 bytes over IPv4 and 84 over IPv6 (docs/protocol.md §1).
     pub const fn required_l3_mtu(self, ipv6: bool) -> u32 {

@@ -19,7 +19,7 @@ impl Reth {
 
     /// `length` bytes at `va` in the region of `rkey`.
     pub fn new(va: u64, rkey: RKey, length: u32) -> Reth {
-        Reth { va: U64::new(va), rkey: U32::new(rkey.0), length: U32::new(length) }
+        Reth { va: U64::new(va), rkey: U32::new(rkey.value()), length: U32::new(length) }
     }
 
     /// The virtual address, in the responder's terms.
@@ -29,7 +29,7 @@ impl Reth {
 
     /// The remote key.
     pub fn rkey(&self) -> RKey {
-        RKey(self.rkey.get())
+        RKey::new(self.rkey.get())
     }
 
     /// The DMA length, in bytes, of the whole message.

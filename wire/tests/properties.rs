@@ -157,12 +157,12 @@ fn extensions() -> impl Strategy<Value = Extensions> {
         let kind = FlushType { global_visibility: byte & 2 != 0, persistence: byte & 4 != 0 };
         Extensions {
             deth: Deth::new(e, Qpn::new(f)),
-            reth: Reth::new(a, RKey(g), h),
-            atomic_eth: AtomicEth::new(b, RKey(e), c, d),
+            reth: Reth::new(a, RKey::new(g), h),
+            atomic_eth: AtomicEth::new(b, RKey::new(e), c, d),
             aeth: Aeth::new(syndrome, f & 0x00ff_ffff),
             atomic_ack_eth: AtomicAckEth::new(c),
             immdt: ImmDt::new(g),
-            ieth: Ieth::new(RKey(h)),
+            ieth: Ieth::new(RKey::new(h)),
             feth: Feth::new(selectivity, kind),
         }
     })

@@ -69,7 +69,7 @@ fn tv2_write_only_ipv6_vlan() {
     assert_eq!(packet.opcode, Opcode::RC_WRITE_ONLY);
     assert_eq!(packet.link().unwrap().vlan, Some(VlanTag { id: 100, priority: 3 }));
     let reth = *packet.reth().unwrap();
-    assert_eq!((reth.va(), reth.rkey(), reth.length()), (0x7f00_1234_5678, RKey(0x00a1_b2c3), 8));
+    assert_eq!((reth.va(), reth.rkey(), reth.length()), (0x7f00_1234_5678, RKey::new(0x00a1_b2c3), 8));
 
     let path = PathHeader::new(&address_of(&bytes, &packet));
     let mut buffer = [0xaa; 200];

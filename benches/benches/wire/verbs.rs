@@ -169,7 +169,7 @@ impl Run<'_> {
             qpns,
             psn: context.random_psn().value(),
             addr,
-            rkey: rkey.0,
+            rkey: rkey.value(),
         };
         let theirs: Offer = stage.peer.exchange(&offer)?;
         let path_mtu = PathMtu::ALL.into_iter().find(|mtu| mtu.bytes() == stage.job.path_mtu);
@@ -188,7 +188,7 @@ impl Run<'_> {
             context.modify_qp(*qp, Transition::ReadyToReceive(receive))?;
             context.modify_qp(*qp, Transition::ReadyToSend(send))?;
         }
-        let remote = RemoteAddress { addr: theirs.addr, rkey: RKey(theirs.rkey) };
+        let remote = RemoteAddress { addr: theirs.addr, rkey: RKey::new(theirs.rkey) };
         let lanes = qps.into_iter().map(|qp| Lane { qp, posted: 0, done: 0, slot: 0 }).collect();
         Ok(Run { end, shape, cq, mr, lanes, remote, seed })
     }

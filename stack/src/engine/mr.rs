@@ -88,7 +88,7 @@ impl MemoryRegions {
         }
         let MemoryRegions { slab, keys, .. } = self;
         let handle = slab.insert_with(|handle| {
-            let rkey = RKey(keys.insert(rng, Named::Region(handle.index), |_| true));
+            let rkey = RKey::new(keys.insert(rng, Named::Region(handle.index), |_| true));
             MemoryRegion { memory, pd, access, iova, rkey, revoked: false, pins: 0, windows: 0 }
         });
         // There is room: `check_registration` has looked.
@@ -133,7 +133,7 @@ impl MemoryRegions {
         }
         match self.slab.remove(mr.0) {
             Some(region) => {
-                self.keys.retire(region.rkey.0);
+                self.keys.retire(region.rkey.value());
                 Ok(region.memory)
             }
             None => Err(invalid(mr)),
@@ -280,7 +280,7 @@ impl MemoryRegions {
     #[inline(always)]
     fn reach(&self, pd: Pd, qp: Qp, rkey: RKey, access: Access) -> Result<Reach<'_>, RemoteAccess> {
         let at = |index| self.slab.at(index).ok_or(RemoteAccess);
-        let (reach, granted) = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {
+        let (reach, granted) = match self.keys.get(rkey.value()).ok_or(RemoteAccess)? {
             Named::Region(index) => {
                 let region = at(index)?;
                 if region.revoked || region.pd != pd {
@@ -333,7 +333,7 @@ impl MemoryRegions {
         rkey: RKey,
         needed: Access,
     ) -> Result<(), RemoteAccess> {
-        let index = match self.keys.get(rkey.0).ok_or(RemoteAccess)? {
+        let index = match self.keys.get(rkey.value()).ok_or(RemoteAccess)? {
             Named::Region(index) => index,
             Named::Window(index) => {
                 self.opened(index, qp)?;

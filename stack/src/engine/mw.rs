@@ -107,7 +107,7 @@ impl MemoryRegions {
         if !allowed {
             return Err(BindRefused);
         }
-        let rkey = RKey(keys.insert(rng, Named::Window(mw.0.index), |_| true));
+        let rkey = RKey::new(keys.insert(rng, Named::Window(mw.0.index), |_| true));
         region.windows += 1;
         window.binding = Some(Binding { qp, access, region: mr.0.index, range: offset..end, rkey });
         Ok(())
@@ -123,7 +123,7 @@ impl MemoryRegions {
     pub(crate) fn unbind(&mut self, index: u32) {
         let binding = self.windows.at_mut(index).and_then(|window| window.binding.take());
         if let Some(Binding { region, rkey, .. }) = binding {
-            self.keys.retire(rkey.0);
+            self.keys.retire(rkey.value());
             if let Some(region) = self.slab.at_mut(region) {
                 region.windows -= 1;
             }

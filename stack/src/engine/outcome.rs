@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_duplicate_is_of_the_latest_outcome_at_its_psn() {
         let mut outcomes = Outcomes::new(2, false);
-        let long = Answer::Read { va: 0, rkey: RKey(1), length: 1 << 30 };
+        let long = Answer::Read { va: 0, rkey: RKey::new(1), length: 1 << 30 };
         outcomes.push(Outcome::new(Psn::new(0xff_0000), 1 << 20, 1, long));
         outcomes.push(Outcome::new(Psn::new(0x00_1000), 1, 2, Answer::Atomic { original: 7 }));
         let found = outcomes.at(Psn::new(0x00_1000)).unwrap();

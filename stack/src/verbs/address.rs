@@ -72,7 +72,7 @@ impl Port {
     }
 
     /// The index of the first RoCE v2 GID of the same kind as `peer`: IPv4, link-local or other
-    /// IPv6.
+    /// IPv6. Where the port has no IPv6 address of that kind, it is one of the other.
     pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
         self.index_of_kind(peer, false)
     }
@@ -80,7 +80,10 @@ impl Port {
     /// As [`gid_index_for`](Port::gid_index_for), of RoCE v1 or v2.
     pub(crate) fn index_of_kind(&self, peer: Gid, roce_v1: bool) -> Option<usize> {
         let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
-        self.gids.iter().position(|e| kind(e.gid) == kind(peer) && e.roce_v1 == roce_v1)
+        let fits = |of: &GidEntry| of.gid.is_ipv6() == peer.is_ipv6() && of.roce_v1 == roce_v1;
+        let fitting = || self.gids.iter().enumerate().filter(|(_, entry)| fits(entry));
+        let best = fitting().find(|(_, entry)| kind(entry.gid) == kind(peer)).or_else(|| fitting().next());
+        best.map(|(index, _)| index)
     }
 
     /// Whether a packet is for one of the port's own addresses.

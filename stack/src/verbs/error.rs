@@ -1,3 +1,4 @@
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use ferroce_wire::{Gid, PathMtu};
 use crate::verbs::{Access, QpState};
 
 /// Why a verb was refused. A refused verb changes nothing.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The handle names no object of this context any more.
@@ -133,6 +134,13 @@ pub enum Error {
     Driver(#[from] ferroce_driver::Error),
 }
 
+/// As it reads: `main() -> Result` prints it so.
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
 impl Error {
     pub(crate) fn export(path: &Path, source: io::Error) -> Error {
         Error::Export { path: path.to_owned(), source }
@@ -148,13 +156,20 @@ impl Error {
 }
 
 /// A list of work requests of which one was refused.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("after {posted} work requests that were posted: {source}")]
 pub struct PostError {
     /// How many are posted: the index of the one that was refused.
     pub posted: usize,
     /// Why.
     pub source: Error,
+}
+
+/// As it reads: `main() -> Result` prints it so.
+impl fmt::Debug for PostError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<PostError> for Error {
@@ -164,13 +179,20 @@ impl From<PostError> for Error {
 }
 
 /// A refused registration or exchange, with the memory that was to be registered.
-#[derive(Debug, thiserror::Error)]
+#[derive(thiserror::Error)]
 #[error("{source}")]
 pub struct RegisterError {
     /// Given back.
     pub memory: Memory,
     /// Why.
     pub source: Error,
+}
+
+/// As it reads: `main() -> Result` prints it so.
+impl fmt::Debug for RegisterError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 impl From<RegisterError> for Error {

@@ -2,6 +2,9 @@
 //! as such and never names its successor.
 
 use std::fmt;
+use std::ops::Range;
+
+use crate::verbs::Sge;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
@@ -22,6 +25,22 @@ pub struct Pd(pub(crate) Handle);
 /// A memory region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Mr(pub(crate) Handle);
+
+impl Mr {
+    /// Bytes of the region, counted from its first, for a work request. Whether they are inside is looked at when it
+    /// is posted.
+    ///
+    /// # Panics
+    /// If the range ends before it starts, or has more than 2³² - 1 bytes.
+    #[track_caller]
+    pub fn sge(self, bytes: Range<u64>) -> Sge {
+        let length = bytes.end.checked_sub(bytes.start).and_then(|length| u32::try_from(length).ok());
+        match length {
+            Some(length) => Sge { mr: self, offset: bytes.start, length },
+            None => panic!("bytes {bytes:?}: a range of at most 2^32 - 1 bytes"),
+        }
+    }
+}
 
 /// A memory window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -48,7 +48,7 @@ fn case_001_known_vectors() {
     let mut frame = hex(TV2);
     let bth = 18 + 40 + 8;
     frame[bth + 5..bth + 8].copy_from_slice(&peer.qpn.value().to_be_bytes()[1..]);
-    frame[bth + 20..bth + 24].copy_from_slice(&peer.remote(mr).rkey.0.to_be_bytes());
+    frame[bth + 20..bth + 24].copy_from_slice(&peer.remote(mr).rkey.value().to_be_bytes());
     reseal(&mut frame);
     peer.inject_frame(frame);
     let answer = peer.expect(Opcode::RC_ACKNOWLEDGE, 0xff_ffff);

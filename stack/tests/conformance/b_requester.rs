@@ -38,7 +38,7 @@ fn case_019_send_is_segmented() {
     // What concerns the whole message stands in its last packet: immediate, key, solicited event.
     let mr = peer.memory(&data);
     let solicited = SendFlags { solicited: true, ..SendFlags::SIGNALED };
-    let ops = [SendOp::SendWithImm(0xabcd), SendOp::SendWithInvalidate(RKey(0x1234))];
+    let ops = [SendOp::SendWithImm(0xabcd), SendOp::SendWithInvalidate(RKey::new(0x1234))];
     for (wr_id, op) in (2..).zip(ops) {
         peer.post_flagged(wr_id, op, Data::Sges(&[sge(mr, 300)]), solicited);
     }
@@ -48,7 +48,7 @@ fn case_019_send_is_segmented() {
     assert_eq!((last.solicited, last.ack_req, last.immediate), (true, true, Some(0xabcd)));
     peer.expect(Opcode::RC_SEND_FIRST, SQ + 6);
     let last = peer.expect(Opcode::RC_SEND_LAST_WITH_INVALIDATE, SQ + 7);
-    assert_eq!((last.solicited, last.ack_req, last.invalidated), (true, true, Some(RKey(0x1234))));
+    assert_eq!((last.solicited, last.ack_req, last.invalidated), (true, true, Some(RKey::new(0x1234))));
     assert_eq!(last.payload, data[256..300]);
     peer.inject(ack(SQ + 7, 3));
     peer.expect_wc(2, Success);

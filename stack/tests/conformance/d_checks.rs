@@ -227,7 +227,7 @@ fn case_071_memory_that_may_not_be_reached() {
             let pd = if foreign { peer.context.alloc_pd().unwrap() } else { peer.pd };
             let memory = Memory::copy_of(&data).unwrap();
             let mr = peer.context.register_at(pd, memory, access, IOVA).unwrap();
-            let rkey = RKey(peer.remote(mr).rkey.0.wrapping_add(key_offset));
+            let rkey = RKey::new(peer.remote(mr).rkey.value().wrapping_add(key_offset));
             peer.inject(request(opcode, RQ, Target { mr, addr, rkey }));
             let situation = format!("{opcode} {fault}");
             assert_eq!(peer.bytes(mr), data, "{situation}");
@@ -284,7 +284,7 @@ fn case_072_addresses_near_2_to_the_64() {
 
 #[test]
 fn case_073_nothing_is_checked_for_nothing() {
-    let bogus = RKey(0xdead_beef);
+    let bogus = RKey::new(0xdead_beef);
     let va = 0xffff_ffff_ffff_fff1;
     let mut peer = Peer::new();
     let only = Opcode::RC_READ_RESPONSE_ONLY;

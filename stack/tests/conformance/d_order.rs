@@ -228,7 +228,7 @@ fn case_063_duplicate_read_that_asks_for_more() {
     assert_eq!(peer.take_packets().len(), 3);
     let greedy = [
         request(RQ, 256, other_rkey, 768),
-        request(RQ, 256, RKey(rkey.0.wrapping_add(1)), 768),
+        request(RQ, 256, RKey::new(rkey.value().wrapping_add(1)), 768),
         request(RQ, 256, rkey, 769),
         request(RQ, 256, rkey, 1024),
         request(RQ, 0, rkey, 768),

@@ -238,7 +238,7 @@ fn case_081_send_with_invalidate() {
         let access = if fault == "not for peers" { Access::REMOTE_READ } else { all_access() };
         let pd = if fault == "in another PD" { peer.context.alloc_pd().unwrap() } else { peer.pd };
         let mr = peer.context.register(pd, Memory::zeroed(8).unwrap(), access).unwrap();
-        let rkey = if fault == "bogus" { RKey(0xdead_beef) } else { peer.remote(mr).rkey };
+        let rkey = if fault == "bogus" { RKey::new(0xdead_beef) } else { peer.remote(mr).rkey };
         let times = if fault == "revoked" { 2 } else { 1 };
         let invalidate = |psn| packet(Opcode::RC_SEND_ONLY_WITH_INVALIDATE, psn).ieth(rkey);
         for i in 1..times {
@@ -256,7 +256,7 @@ fn case_081_send_with_invalidate() {
 
 #[test]
 fn case_082_bad_key_without_a_receive_in_hand() {
-    let bogus = RKey(0xdead_beef);
+    let bogus = RKey::new(0xdead_beef);
     let requests = [
         packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, bogus, 4).payload(&[1; 4]),
         packet(Opcode::RC_READ_REQUEST, RQ).reth(0, bogus, 4),

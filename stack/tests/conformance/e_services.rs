@@ -86,11 +86,11 @@ fn case_090_uc_requests_that_cannot_be_executed() {
     drop(&mut peer, send(b"hello"), Counter::OutOfBuffer);
     drop(&mut peer, with_imm(rkey), Counter::OutOfBuffer);
     peer.post_recv(1, 8);
-    drop(&mut peer, write(RKey(!rkey.0), 0, 4, &[1; 4]), Counter::RxAccessErrors);
+    drop(&mut peer, write(RKey::new(!rkey.value()), 0, 4, &[1; 4]), Counter::RxAccessErrors);
     drop(&mut peer, write(read_only, 0, 4, &[1; 4]), Counter::RxAccessErrors);
     drop(&mut peer, write(rkey, 61, 4, &[1; 4]), Counter::RxAccessErrors);
     drop(&mut peer, write(rkey, u64::MAX - 1, 4, &[1; 4]), Counter::RxAccessErrors);
-    drop(&mut peer, with_imm(RKey(!rkey.0)), Counter::RxAccessErrors);
+    drop(&mut peer, with_imm(RKey::new(!rkey.value())), Counter::RxAccessErrors);
     drop(&mut peer, write(rkey, 0, 5, &[1; 4]), Counter::RxInvalidRequest);
     drop(&mut peer, write(rkey, 0, (1 << 31) + 1, &[1; 4]), Counter::RxInvalidRequest);
     drop(&mut peer, send(&[1; 9]), Counter::RxTooLong);
@@ -101,7 +101,7 @@ fn case_090_uc_requests_that_cannot_be_executed() {
     assert_eq!(peer.bytes(mr), [0xee; 64]);
 
     // Nothing is checked for nothing.
-    peer.inject(write(RKey(!rkey.0), 0, 0, b"").psn(psn));
+    peer.inject(write(RKey::new(!rkey.value()), 0, 0, b"").psn(psn));
     peer.inject(send(b"good").psn(psn + 1));
     peer.expect_wc(1, Success);
     peer.inject(write(rkey, 0, 4, &[1; 4]).psn(psn + 2));

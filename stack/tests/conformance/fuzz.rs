@@ -146,7 +146,7 @@ impl Fuzz {
                 2 => 1024 - random.below(64),
                 _ => random.below(64) * 8,
             };
-            let any = RKey(random.next() as u32);
+            let any = RKey::new(random.next() as u32);
             let named = if random.one_of(32) { any } else { key };
             let stated =
                 if random.one_of(8) { random.next() as u32 >> random.below(32) } else { length as u32 };

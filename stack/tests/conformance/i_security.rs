@@ -37,7 +37,7 @@ fn case_129_keys_and_queue_pair_numbers_are_random() {
     let mut memory = Some(Memory::zeroed(1).unwrap());
     let keys = (0..1_000_000).map(|_| {
         let mr = context.register(pd, memory.take().unwrap(), Access::NONE).unwrap();
-        let key = context.remote(mr).unwrap().rkey.0;
+        let key = context.remote(mr).unwrap().rkey.value();
         memory = Some(context.deregister(mr).unwrap());
         key
     });
@@ -198,7 +198,7 @@ fn case_130_spoofed_packets_change_nothing() {
     // Datagrams may come from anywhere; what guards them is the Q_Key.
     let mut peer = Peer::with(Setup { qp_type: QpType::Ud, ..Setup::default() });
     let received = peer.post_recv(1, 512);
-    let key = RKey(1);
+    let key = RKey::new(1);
     for opcode in opcodes() {
         let frame = peer.frame(&well_formed(opcode, 0, key));
         match opcode.service() {
@@ -361,7 +361,7 @@ fn emissions(frames: u8, memory: u8) -> Vec<Got> {
             let i = i as u64;
             peer.post(i, SendOp::Send, &data);
             peer.post(i, SendOp::SendWithImm(1), &data);
-            peer.post(i, SendOp::SendWithInvalidate(RKey(2)), &data);
+            peer.post(i, SendOp::SendWithInvalidate(RKey::new(2)), &data);
             peer.post(i, SendOp::Write(REMOTE), &data);
             peer.post(i, SendOp::WriteWithImm(REMOTE, 3), &data);
         }
@@ -396,7 +396,7 @@ fn emissions(frames: u8, memory: u8) -> Vec<Got> {
         ]);
         peer.inject(packet(Opcode::RC_SEND_ONLY, psn + 6));
         peer.inject(packet(Opcode::RC_SEND_ONLY, psn + 5));
-        peer.inject(packet(Opcode::RC_READ_REQUEST, psn + 5).reth(0, RKey(!key.0), 8));
+        peer.inject(packet(Opcode::RC_READ_REQUEST, psn + 5).reth(0, RKey::new(!key.value()), 8));
         sent.extend(peer.take_packets());
         // The end of it all, by the key that was wrong.
         peer.expect_event(Event::QpAccessErr(peer.qp));

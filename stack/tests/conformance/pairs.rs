@@ -97,7 +97,7 @@ impl Pairs {
 
     /// Posts a WRITE of nothing to queue pair `q`.
     pub(crate) fn post_nothing(&mut self, q: usize, wr_id: u64, signaled: bool) {
-        let op = SendOp::Write(RemoteAddress { addr: 0, rkey: RKey(0) });
+        let op = SendOp::Write(RemoteAddress { addr: 0, rkey: RKey::new(0) });
         let flags = SendFlags { signaled, ..SendFlags::default() };
         let wr = SendWorkRequest { wr_id, op, data: Data::Sges(&[]), flags };
         self.requester.post_send(self.qps[q], &wr).unwrap();

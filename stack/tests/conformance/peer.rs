@@ -31,7 +31,7 @@ pub(crate) const RQ: u32 = 5000;
 /// The Q_Key of datagrams, both ways.
 pub(crate) const QKEY: u32 = 0x1111_1111;
 /// Memory of the peer.
-pub(crate) const REMOTE: RemoteAddress = RemoteAddress { addr: 0x10_0000, rkey: RKey(0x5eed_beef) };
+pub(crate) const REMOTE: RemoteAddress = RemoteAddress { addr: 0x10_0000, rkey: RKey::new(0x5eed_beef) };
 
 const ENGINE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);

@@ -224,7 +224,7 @@ fn a_held_request_that_is_refused_ends_the_connection_in_its_turn() {
     let remote = peer.remote(mr);
     let write =
         |psn, rkey| packet(Opcode::RC_WRITE_ONLY, psn).reth(remote.addr, rkey, 8).payload(&[1; 8]).ack_req();
-    peer.inject_all([write(RQ + 1, RKey(!remote.rkey.0)), write(RQ + 2, remote.rkey)]);
+    peer.inject_all([write(RQ + 1, RKey::new(!remote.rkey.value())), write(RQ + 2, remote.rkey)]);
     peer.expect_sack(RQ, 0, &[RQ + 1, RQ + 2]);
     peer.expect_state(QpState::Rts);
     peer.post_recv(1, 8);

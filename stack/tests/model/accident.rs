@@ -93,7 +93,7 @@ impl World {
         let (half, peer) = (&halves[e], &halves[1 - e]);
         let data = Window { start: 1000, length: 8 };
         let end = plan.size.target();
-        let bad_key = RKey(!peer.reach.rkey.0);
+        let bad_key = RKey::new(!peer.reach.rkey.value());
         let (noise, landing) = ((self.ends[e].noise, data.start as u64), (half.landing, 0));
         let read = |at| Action::Read { at, length: 8, into: 0 };
         let write = |at| Action::Write { data, at, immediate: None };

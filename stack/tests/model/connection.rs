@@ -314,7 +314,7 @@ impl Half {
             receives,
             landing,
             target,
-            reach: RemoteAddress { addr: 0, rkey: RKey(0) },
+            reach: RemoteAddress { addr: 0, rkey: RKey::new(0) },
             withdrawn: None,
             keys,
             own_keys,

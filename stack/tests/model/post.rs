@@ -51,7 +51,7 @@ impl World {
         let Some((action, revokes)) = self.connections[c].action(e, work) else { return Ok(()) };
         let Connection { halves, plan, .. } = &self.connections[c];
         let key = match (action, revokes) {
-            (_, Revokes::Nothing) => RKey(0),
+            (_, Revokes::Nothing) => RKey::new(0),
             (_, Revokes::Window(key)) => key,
             (Action::LocalInvalidate, Revokes::Key(key)) => self.rkey(e, halves[e].own_keys[key].0)?,
             (_, Revokes::Key(key)) => self.rkey(1 - e, halves[1 - e].keys[key].0)?,

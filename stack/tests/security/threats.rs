@@ -15,7 +15,7 @@ use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, all_access, pattern, sge};
 /// where wrong keys are dropped.
 #[test]
 fn bad_key_ends_the_connection_only_from_its_peer_and_only_by_the_standard() {
-    let bad = RKey(0xbad_0000);
+    let bad = RKey::new(0xbad_0000);
     let requests = [
         packet(Opcode::RC_READ_REQUEST, RQ).reth(0, bad, 8),
         packet(Opcode::RC_WRITE_ONLY, RQ).reth(0, bad, 8).payload(&[0xee; 8]),
@@ -58,7 +58,7 @@ fn bad_key_ends_the_connection_only_from_its_peer_and_only_by_the_standard() {
 #[test]
 fn dropped_bad_key_does_not_take_back_a_nak() {
     let mut peer = Peer::with(Setup { drop_access_errors: true, ..Setup::default() });
-    let forged = packet(Opcode::RC_READ_REQUEST, RQ).reth(0, RKey(0xbad_0000), 8);
+    let forged = packet(Opcode::RC_READ_REQUEST, RQ).reth(0, RKey::new(0xbad_0000), 8);
     let early = packet(Opcode::RC_SEND_ONLY, RQ + 1).ack_req();
     peer.inject_all([early.clone(), forged.clone()]);
     peer.expect_nak(NAK_SEQUENCE, RQ, 0);
@@ -326,7 +326,7 @@ fn packets_are_not_logged() {
             }
         }
         peer.take_packets();
-        peer.inject(packet(Opcode::RC_READ_REQUEST, RQ).reth(0, RKey(0xbad_0000), 8));
+        peer.inject(packet(Opcode::RC_READ_REQUEST, RQ).reth(0, RKey::new(0xbad_0000), 8));
         peer.expect_nak(NAK_ACCESS, RQ, 0);
         peer.expect_event(Event::QpAccessErr(peer.qp));
     });

@@ -217,7 +217,7 @@ fn serve(
     let listen = ListenConfig { backlog: BACKLOG, ..ListenConfig::default() };
     end.context.listen(PortSpace::Tcp, SocketAddr::from(([0, 0, 0, 0], PORT)), &listen)?;
     let RemoteMemory { addr, rkey, .. } = end.context.remote(end.mr)?;
-    let remote = [&addr.to_be_bytes()[..], &rkey.0.to_be_bytes()].concat();
+    let remote = [&addr.to_be_bytes()[..], &rkey.value().to_be_bytes()].concat();
     // Nobody hears the answers to strangers: they are not repeated for long.
     let brief = ConnectionParameters { cm_timeout: 14, cm_retries: 1, ..ConnectionParameters::default() };
     let lasting = ConnectionParameters { private_data: &remote, ..ConnectionParameters::default() };
@@ -258,7 +258,7 @@ fn serve(
 fn remote_address(private_data: &[u8]) -> RemoteAddress {
     let (addr, rest) = private_data.split_first_chunk().expect("as the server wrote it");
     let (rkey, _) = rest.split_first_chunk().expect("as the server wrote it");
-    RemoteAddress { addr: u64::from_be_bytes(*addr), rkey: RKey(u32::from_be_bytes(*rkey)) }
+    RemoteAddress { addr: u64::from_be_bytes(*addr), rkey: RKey::new(u32::from_be_bytes(*rkey)) }
 }
 
 fn ipv4(port: &dyn PacketDriver) -> IpAddr {

@@ -29,7 +29,7 @@ pub(crate) const DEPTH: u32 = 8;
 pub(crate) const WINDOW: u32 = 32;
 /// Memory of the peer.
 pub(crate) const REMOTE: RemoteAddress =
-    RemoteAddress { addr: 0xffff_ffff_ffff_e000, rkey: RKey(0x5eed_beef) };
+    RemoteAddress { addr: 0xffff_ffff_ffff_e000, rkey: RKey::new(0x5eed_beef) };
 const MAX_EVENTS: u32 = 4;
 /// How the queue pair is connected.
 #[derive(Clone, Copy)]
@@ -184,7 +184,7 @@ impl Live {
             qpn,
             setup,
             regions: Default::default(),
-            stale_key: RKey(0),
+            stale_key: RKey::new(0),
             pd,
             foreign_pd,
             cable,
@@ -432,7 +432,7 @@ impl Live {
         let op = match kind & 15 {
             0 => SendOp::Send,
             1 => SendOp::SendWithImm(choice.into()),
-            2 => SendOp::SendWithInvalidate(RKey(choice.into())),
+            2 => SendOp::SendWithInvalidate(RKey::new(choice.into())),
             3 | 4 => SendOp::Write(REMOTE),
             5 => SendOp::WriteWithImm(REMOTE, choice.into()),
             6..=9 => SendOp::Read(REMOTE),

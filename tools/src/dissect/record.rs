@@ -273,14 +273,14 @@ impl Record {
             Extension::Reth => {
                 self.reth = packet.reth().map(|reth| RethFields {
                     va: reth.va(),
-                    rkey: reth.rkey().0,
+                    rkey: reth.rkey().value(),
                     dma_length: reth.length(),
                 });
             }
             Extension::AtomicEth => {
                 self.atomic_eth = packet.atomic_eth().map(|atomic| AtomicEthFields {
                     va: atomic.va(),
-                    rkey: atomic.rkey().0,
+                    rkey: atomic.rkey().value(),
                     swap_or_add: atomic.swap_or_add(),
                     compare: atomic.compare(),
                 });
@@ -290,7 +290,7 @@ impl Record {
                 self.atomic_original = packet.atomic_ack_eth().map(|ack| ack.original());
             }
             Extension::ImmDt => self.immediate = packet.immdt().map(|immediate| immediate.value()),
-            Extension::Ieth => self.invalidate_rkey = packet.ieth().map(|ieth| ieth.rkey().0),
+            Extension::Ieth => self.invalidate_rkey = packet.ieth().map(|ieth| ieth.rkey().value()),
             Extension::Feth => {
                 self.feth = packet.feth().map(|feth| FethFields {
                     flush_selectivity: feth.selectivity().map(|selectivity| match selectivity {

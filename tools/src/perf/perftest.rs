@@ -247,7 +247,7 @@ impl Connection {
             outstanding: session.plan.outstanding.into(),
             qpn: lane.qpn,
             psn: lane.psn,
-            rkey: memory.rkey.0,
+            rkey: memory.rkey.value(),
             addr: memory.addr.wrapping_add(layout.offset(index, 0)),
             gid: session.end.context.port().gids[gid_index].gid,
             srqn: 0,
@@ -260,7 +260,7 @@ impl Connection {
             // A client may ask for no more at a time than the server has offered.
             let offered = u8::try_from(peer.outstanding).unwrap_or(u8::MAX);
             path.rd_atomic = path.rd_atomic.min(offered).max(1);
-            let remote = RemoteAddress { addr: peer.addr, rkey: RKey(peer.rkey) };
+            let remote = RemoteAddress { addr: peer.addr, rkey: RKey::new(peer.rkey) };
             session.connect_lane(index, &path, remote, (peer.qpn, peer.psn))?;
         }
         connection.wait_connected(session, version)?;

@@ -66,17 +66,17 @@ pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Are
         let of = &conversations[*conversation];
         let keys =
             of.messages[1 - end].list.iter().filter(|m| was_refused(of, *end, m)).filter_map(Message::remote);
-        refused.extend(keys.map(|(_, rkey, _)| rkey.0));
+        refused.extend(keys.map(|(_, rkey, _)| rkey.value()));
     }
     for Place { conversation, end } in places {
         let of = &conversations[*conversation];
         for message in &of.messages[1 - end].list {
-            let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey.0));
+            let is_refused = message.remote().is_some_and(|(_, rkey, _)| refused.contains(&rkey.value()));
             if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {
                 continue;
             }
             if let Some(key) = message.tail().and_then(|packet| packet.invalidates) {
-                wanted.entry(key.0).or_default().invalidated = true;
+                wanted.entry(key.value()).or_default().invalidated = true;
             }
             if let Some((addr, rkey, len @ 1..)) = message.remote() {
                 let access = match message.operation() {
@@ -87,7 +87,7 @@ pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Are
                 };
                 // What is no address at all nobody registers.
                 let Some(end) = addr.checked_add(len) else { continue };
-                wanted.entry(rkey.0).or_default().ranges.push((addr, end, access));
+                wanted.entry(rkey.value()).or_default().ranges.push((addr, end, access));
             }
         }
     }
@@ -106,7 +106,12 @@ pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Are
                     last.end = last.end.max(end);
                     last.access = last.access | access;
                 }
-                _ => areas.extend(last.replace(Area { rkey: RKey(rkey), start, end, access: access | kept })),
+                _ => areas.extend(last.replace(Area {
+                    rkey: RKey::new(rkey),
+                    start,
+                    end,
+                    access: access | kept,
+                })),
             }
         }
         areas.extend(last);
@@ -148,12 +153,12 @@ impl Exposed {
 
     /// The engine's key for a recorded one, whatever the address.
     pub(super) fn translate_any(&self, rkey: RKey) -> RKey {
-        let first = self.regions.partition_point(|region| region.rkey.0 < rkey.0);
+        let first = self.regions.partition_point(|region| region.rkey.value() < rkey.value());
         self.regions.get(first).filter(|region| region.rkey == rkey).map_or(rkey, |region| region.own)
     }
 
     fn at(&self, rkey: RKey, va: u64) -> Option<&Region> {
-        let behind = self.regions.partition_point(|r| (r.rkey.0, r.start) <= (rkey.0, va));
+        let behind = self.regions.partition_point(|r| (r.rkey.value(), r.start) <= (rkey.value(), va));
         let region = self.regions.get(behind.checked_sub(1)?)?;
         (region.rkey == rkey && va - region.start < region.len).then_some(region)
     }

@@ -28,14 +28,14 @@ pub(super) fn translated(
     if let Some(reth) = packet.reth {
         let start = extensions + if packet.feth.is_some() { 4 } else { 0 };
         let key = exposed.translate(reth.rkey(), reth.va());
-        bytes[start + 8..start + 12].copy_from_slice(&key.0.to_be_bytes());
+        bytes[start + 8..start + 12].copy_from_slice(&key.value().to_be_bytes());
     }
     if let Some(atomic) = packet.atomic {
         let key = exposed.translate(atomic.rkey(), atomic.va());
-        bytes[extensions + 8..extensions + 12].copy_from_slice(&key.0.to_be_bytes());
+        bytes[extensions + 8..extensions + 12].copy_from_slice(&key.value().to_be_bytes());
     }
     if let Some(rkey) = packet.invalidates {
-        bytes[extensions..extensions + 4].copy_from_slice(&exposed.translate_any(rkey).0.to_be_bytes());
+        bytes[extensions..extensions + 4].copy_from_slice(&exposed.translate_any(rkey).value().to_be_bytes());
     }
     if packet.is_roce_v1() != is_v1
         && let Some(frame) = encapsulated(packet, &bytes, [near, far], is_v1)

@@ -34,7 +34,7 @@ impl Advertisement {
     }
 
     pub(super) fn remote(self) -> RemoteAddress {
-        RemoteAddress { addr: self.address, rkey: RKey(self.rkey) }
+        RemoteAddress { addr: self.address, rkey: RKey::new(self.rkey) }
     }
 }
 

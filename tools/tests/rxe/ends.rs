@@ -136,7 +136,7 @@ impl Ends {
     pub(crate) fn memories(&mut self, length: u64, [here, there]: [Access; 2]) -> Memories {
         let memory = Memory::zeroed(length as usize).expect("memory");
         let here = self.context.register_at(self.pd, memory, here, BASE).expect("a region");
-        let rkey_here = self.context.remote(here).expect("a region").rkey.0;
+        let rkey_here = self.context.remote(here).expect("a region").rkey.value();
         let answer = self.ask(&json!({"do": "memory", "length": length, "access": verbs_access(there)}));
         Memories {
             here,
@@ -418,7 +418,7 @@ impl Ends {
         for request in requests {
             let remote = RemoteAddress {
                 addr: memories.addr_there.wrapping_add_signed(request.remote_offset),
-                rkey: RKey(request.rkey.unwrap_or(memories.rkey_there)),
+                rkey: RKey::new(request.rkey.unwrap_or(memories.rkey_there)),
             };
             let to = Ends::destination(pair);
             let op = match (verb, to) {
@@ -426,7 +426,7 @@ impl Ends {
                 (Verb::SendImm, None) => SendOp::SendWithImm(request.imm),
                 (Verb::Send, Some(to)) => SendOp::SendTo(to),
                 (Verb::SendImm, Some(to)) => SendOp::SendToWithImm(to, request.imm),
-                (Verb::SendInvalidate, _) => SendOp::SendWithInvalidate(RKey(request.invalidate)),
+                (Verb::SendInvalidate, _) => SendOp::SendWithInvalidate(RKey::new(request.invalidate)),
                 (Verb::Write, _) => SendOp::Write(remote),
                 (Verb::WriteImm, _) => SendOp::WriteWithImm(remote, request.imm),
                 (Verb::Read, _) => SendOp::Read(remote),
@@ -469,7 +469,7 @@ impl Ends {
         let bound = self.poll(side, pair, Queue::Send, 1);
         assert!(bound.len() == 1 && bound[0].status == 0, "{bound:?}");
         let window = self.context.remote_window(mw).expect("a window");
-        window.expect("it is bound").rkey.0
+        window.expect("it is bound").rkey.value()
     }
 
     /// Takes `count` completions, or those that have come when patience ends.
@@ -503,7 +503,7 @@ impl Ends {
                     opcode: wc.opcode as u64,
                     length: wc.byte_len.into(),
                     imm: wc.immediate,
-                    invalidated: wc.invalidated.map(|key| key.0),
+                    invalidated: wc.invalidated.map(|key| key.value()),
                 }),
                 None => turn(&mut self.context, &mut self.poller),
             }

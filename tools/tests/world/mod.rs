@@ -141,7 +141,7 @@ impl World {
     /// A READ whose key nobody has.
     pub(crate) fn post_refused_read(&mut self, qp: usize, length: u32) {
         let end = &mut self.ends[0];
-        let remote = RemoteAddress { addr: 0x1000, rkey: RKey(0xbad) };
+        let remote = RemoteAddress { addr: 0x1000, rkey: RKey::new(0xbad) };
         let sges = [Sge { mr: end.mr, offset: 0, length }];
         let op = SendOp::Read(remote);
         let wr = SendWorkRequest { wr_id: 0, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };

@@ -198,7 +198,7 @@ impl Req {
     /// The path MTU; `None` for a code that is none.
     pub fn path_mtu(&self) -> Option<PathMtu> {
         let code = bits(self.mtu, 4, 4);
-        PathMtu::ALL.into_iter().find(|mtu| mtu.code() == code)
+        PathMtu::from_code(code)
     }
 
     /// How often the receiver tries again after an RNR NAK, 0 to 7; 7 is for ever.

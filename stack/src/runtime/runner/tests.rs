@@ -100,7 +100,7 @@ fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
     assert!(rests(&turns));
     let bad = SendWorkRequest {
         wr_id: 5,
-        op: SendOp::LocalInvalidate(crate::RKey(1)),
+        op: SendOp::LocalInvalidate(crate::RKey::new(1)),
         data: Data::Inline(&[1]),
         flags: SendFlags::SIGNALED,
     };

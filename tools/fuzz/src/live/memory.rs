@@ -110,7 +110,7 @@ impl Live {
         match choice >> 3 & 3 {
             0 | 1 => key,
             2 => self.stale_key,
-            _ => RKey(key.0.wrapping_add(1)),
+            _ => RKey::new(key.value().wrapping_add(1)),
         }
     }
 

@@ -58,7 +58,7 @@ impl<C: Beside> Session<C> {
                 qp,
                 qpn,
                 psn,
-                remote: RemoteAddress { addr: 0, rkey: RKey(0) },
+                remote: RemoteAddress { addr: 0, rkey: RKey::new(0) },
                 to: None,
                 posted: 0,
                 completed: 0,

@@ -24,7 +24,7 @@ impl Session {
             size,
             gid: Ipv6Addr::from(gid.0),
             qps: self.lanes.iter().map(|lane| (lane.qpn.value(), lane.psn.value())).collect(),
-            memory: (memory.addr, memory.rkey.0, memory.length),
+            memory: (memory.addr, memory.rkey.value(), memory.length),
             path_mtu: path_mtu.map(PathMtu::bytes),
             largest_path_mtu: self.end.largest_path_mtu(gid_index)?.bytes(),
             selective_repeat: self.plan.selective_repeat,
@@ -51,7 +51,7 @@ impl Session {
         let layout = if atomic { Layout::single(&self.plan, offer.size) } else { source_layout };
         for (index, &(qpn, psn)) in offer.qps.iter().enumerate() {
             let addr = addr.wrapping_add(layout.offset(index, 0));
-            let remote = RemoteAddress { addr, rkey: RKey(rkey) };
+            let remote = RemoteAddress { addr, rkey: RKey::new(rkey) };
             self.connect_lane(index, &path, remote, (Qpn::new(qpn), Psn::new(psn)))?;
         }
         Ok(())

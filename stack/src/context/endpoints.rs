@@ -1,0 +1,78 @@
+//! Connecting two queue pairs whose ends have told each other who they are.
+
+use ferroce_wire::{PathMtu, Psn};
+use rand_chacha::rand_core::RngCore;
+
+use super::Context;
+use crate::verbs::{
+    Access, AddressVector, Endpoint, Error, Qp, QpState, QpType, ReadyToReceive, ReadyToSend, Transition,
+    UnreliablePath,
+};
+
+impl Context {
+    /// What to tell the peer of a queue pair that is not connected yet: the GID at `sgid_index` of the port's table,
+    /// its number, a PSN that is drawn now, the largest path MTU of the port, and 16 READs and atomics.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for an index outside the table.
+    pub fn endpoint(&mut self, qp: Qp, sgid_index: usize) -> Result<Endpoint, Error> {
+        let qpn = self.query_qp(qp)?.qpn;
+        let port = self.port();
+        let Some(entry) = port.gids.get(sgid_index) else {
+            let expected =
+                format!("below {}, the size of the GID table of '{}'", port.gids.len(), port.interface);
+            return Err(Error::invalid("sgid_index", sgid_index, expected));
+        };
+        let (gid, path_mtu) = (entry.gid, port.path_mtu(entry.gid.is_ipv6()).unwrap_or(PathMtu::Mtu256));
+        let psn = Psn::new(self.engine.shared.rng.next_u32());
+        Ok(Endpoint { path_mtu, ..Endpoint::new(gid, qpn, psn) })
+    }
+
+    /// Connects an RC or UC queue pair, from RESET or INIT to RTS. `local` is what [`endpoint`](Context::endpoint) said
+    /// and the peer was told, `remote` what the peer told. Both ends may call it in any order; a peer that is not ready
+    /// yet is asked again.
+    ///
+    /// From RESET the peer gets every remote right of the queue pair, so that those of each region decide; with
+    /// fewer, make the transition to INIT before.
+    ///
+    /// # Errors
+    /// [`Error::State`] in any other state, or for a UD queue pair; [`Error::Invalid`] if `local` is not of this queue
+    /// pair or port; what [`modify_qp`](Context::modify_qp) says of the transitions.
+    pub fn handshake(&mut self, qp: Qp, local: &Endpoint, remote: &Endpoint) -> Result<(), Error> {
+        let attributes = self.query_qp(qp)?;
+        if attributes.qpn != local.qpn {
+            let expected = format!("the endpoint of the queue pair {}", attributes.qpn);
+            return Err(Error::invalid("local endpoint", local, expected));
+        }
+        let Some(sgid_index) = self.port().gids.iter().position(|entry| entry.gid == local.gid) else {
+            let expected = format!("an endpoint with a GID of '{}'", self.port().interface);
+            return Err(Error::invalid("local endpoint", local, expected));
+        };
+        let address = AddressVector::new(remote.gid, sgid_index);
+        let path_mtu = local.path_mtu.min(remote.path_mtu);
+        let unreliable = UnreliablePath { address, path_mtu, dest_qpn: remote.qpn, rq_psn: remote.psn };
+        let [to_receive, to_send] = match attributes.qp_type {
+            QpType::Rc => {
+                let receive = ReadyToReceive::new(address, remote.qpn, remote.psn);
+                let receive = ReadyToReceive { path_mtu, max_dest_rd_atomic: local.rd_atomic, ..receive };
+                let send = ReadyToSend { max_rd_atomic: remote.rd_atomic, ..ReadyToSend::new(local.psn) };
+                [Transition::ReadyToReceive(receive), Transition::ReadyToSend(send)]
+            }
+            QpType::Uc => [
+                Transition::ReadyToReceiveUnreliable(unreliable),
+                Transition::ReadyToSendUnreliable { sq_psn: local.psn },
+            ],
+            QpType::Ud => {
+                let expected = "an RC or UC queue pair; datagrams go to address handles";
+                return Err(Error::invalid("qp", "UD", expected));
+            }
+        };
+        if attributes.state == QpState::Reset {
+            let access =
+                Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
+            self.modify_qp(qp, Transition::Init { access })?;
+        }
+        self.modify_qp(qp, to_receive)?;
+        self.modify_qp(qp, to_send)
+    }
+}
