@@ -2,6 +2,7 @@
 //! thing that it waits for. Whatever else happens to it (a frame, a work request) puts it into the active list.
 
 use std::collections::VecDeque;
+use std::num::NonZeroU32;
 
 use ferroce_driver::Nanos;
 
@@ -31,7 +32,7 @@ impl Wait {
 
 /// Something that queue pairs wait for beside time: a next hop that is being looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Ticket(u32);
+pub(crate) struct Ticket(NonZeroU32);
 
 /// The slots of queue pairs by what they wait for. Each is in one of `active`, `later` and `parked` at most
 /// (`QueuePair::scheduled`), and in the wheel besides.
@@ -40,13 +41,14 @@ pub(crate) struct Scheduler {
     active: VecDeque<u32>,
     /// Those that wait for the next poll.
     later: Vec<u32>,
-    /// Those that wait for a ticket.
+    /// Those that wait for a ticket. There is room for all once there is a ticket.
     parked: Vec<(Ticket, u32)>,
+    capacity: usize,
     wheel: TimerWheel,
     /// Frames that the queue pair at the front of the active list has sent in this turn.
     turn: u32,
-    /// Tickets that were given out.
-    tickets: u32,
+    /// The last ticket that was given out.
+    last: Ticket,
 }
 
 /// Frames of one queue pair before the next has its turn.
@@ -58,10 +60,11 @@ impl Scheduler {
         Scheduler {
             active: VecDeque::with_capacity(capacity as usize),
             later: Vec::with_capacity(capacity as usize),
-            parked: Vec::with_capacity(capacity as usize),
+            parked: Vec::new(),
+            capacity: capacity as usize,
             wheel: TimerWheel::new(capacity),
             turn: 0,
-            tickets: 0,
+            last: Ticket(NonZeroU32::MAX),
         }
     }
 
@@ -129,8 +132,9 @@ impl Scheduler {
 
     /// A new thing to wait for.
     pub(crate) fn ticket(&mut self) -> Ticket {
-        self.tickets = self.tickets.wrapping_add(1);
-        Ticket(self.tickets)
+        self.parked.reserve(self.capacity - self.parked.len());
+        self.last = Ticket(self.last.0.checked_add(1).unwrap_or(NonZeroU32::MIN));
+        self.last
     }
 
     /// What the ticket stands for is there, or never will be: whoever waits for it goes on.
