@@ -104,7 +104,7 @@ impl PacketDriver for Flooding {
         self.port.wait(timeout)
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
         self.port.resolve(peer)
     }
 

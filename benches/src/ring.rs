@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, Stats};
+use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, Stats};
 use ferroce::{Nanos, PacketDriver};
 
 /// Bytes that a frame may have.
@@ -101,8 +101,8 @@ impl PacketDriver for RingPort {
         Ok(())
     }
 
-    fn resolve(&mut self, _: IpAddr) -> Result<[u8; 6], Error> {
-        Ok([2, 0, 0, 0, 0, 3 - self.capabilities.mac[5]])
+    fn resolve(&mut self, _: IpAddr) -> Result<NextHop, Error> {
+        Ok(NextHop::Found([2, 0, 0, 0, 0, 3 - self.capabilities.mac[5]]))
     }
 
     fn stats(&self) -> Stats {

@@ -258,6 +258,10 @@ impl Ring {
                     let peer = self.neighbour(self.side(qp)).rank;
                     return Err(self.protocol(peer, format!("asynchronous event {event:?}")));
                 }
+                Event::QpUnreachable { qp, reason } => {
+                    let peer = self.neighbour(self.side(qp)).rank;
+                    return Err(self.protocol(peer, reason.to_string()));
+                }
                 _ => {}
             }
         }

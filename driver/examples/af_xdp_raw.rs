@@ -115,6 +115,8 @@ fn open(interface: &str, words: &[&str]) -> Outcome<(AfXdp, Options)> {
 
 /// Frames that the sender offers at once: what a protocol's window may give.
 const BURST: u64 = 64;
+/// How long a peer has to answer ARP.
+const RESOLVE_TIME: Duration = Duration::from_secs(5);
 /// Ethernet, IPv4 and UDP.
 const HEADERS: usize = 42;
 /// Where the frame's number ends.
@@ -137,7 +139,7 @@ impl Sender {
         if !(60..=max).contains(&size) {
             return Err(format!("SIZE = {size}: 60 to {max}").into());
         }
-        let mut headers = port.resolve(peer)?.to_vec();
+        let mut headers = port.resolve_blocking(peer, RESOLVE_TIME)?.to_vec();
         headers.extend_from_slice(&port.capabilities().mac);
         headers.extend_from_slice(&[0x08, 0, 0x45, 0]);
         headers.extend_from_slice(&((size - 14) as u16).to_be_bytes());

@@ -179,6 +179,8 @@ fn pong(mut port: Dpdk, seconds: f64) -> Outcome<()> {
 
 /// What is in front of the payload of a gathered frame: all headers of RoCEv2 over IPv4.
 const HEADER: usize = 54;
+/// How long a peer has to answer ARP.
+const RESOLVE_TIME: Duration = Duration::from_secs(5);
 /// Where a frame's number is.
 const NUMBER: usize = 42;
 
@@ -188,7 +190,7 @@ fn frame(port: &mut Dpdk, peer: IpAddr, size: usize) -> Outcome<Vec<u8>> {
     if !(60..=max).contains(&size) {
         return Err(format!("SIZE = {size}: 60 to {max}").into());
     }
-    let mut frame = port.resolve(peer)?.to_vec();
+    let mut frame = port.resolve_blocking(peer, RESOLVE_TIME)?.to_vec();
     frame.extend_from_slice(&port.capabilities().mac);
     frame.extend_from_slice(&[0x08, 0, 0x45, 0]);
     frame.extend_from_slice(&((size - 14) as u16).to_be_bytes());

@@ -70,7 +70,7 @@ use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
 use crate::netlink::{Interface, Netlink, XdpMode};
 use crate::waker::Doorbell;
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
 use assembly::Assembly;
 use attachment::Attachment;
 use frames::{Frames, Pages, TxSlots};
@@ -117,6 +117,8 @@ impl AfXdpConfig {
 pub struct AfXdp {
     capabilities: Capabilities,
     netlink: Netlink,
+    /// The interface's index.
+    interface: u32,
     // Goes first on drop, so that frames which come later go to the kernel.
     _attachment: Attachment,
     rx: RxQueue,
@@ -209,6 +211,7 @@ impl AfXdp {
                 max_frame: layout.max_frame,
             },
             netlink,
+            interface: interface.index,
             _attachment: attachment,
             rx,
             fill,
@@ -428,7 +431,10 @@ impl PacketDriver for AfXdp {
         Some(self.doorbell.waker())
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
+        if let Some(looked) = self.netlink.look_again(self.interface, peer) {
+            return looked;
+        }
         // Read anew: addresses come and go.
         let interface = self.netlink.interface(&self.capabilities.interface)?;
         self.netlink.resolve(&interface, peer)

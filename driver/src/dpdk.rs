@@ -33,10 +33,11 @@ use std::time::{Duration, Instant};
 use ferroce_dpdk_sys as sys;
 use tracing::info;
 
-use crate::neighbour::Neighbours;
+use crate::neighbour::{Neighbours, Search};
 use crate::netlink::gid_order;
 use crate::{
-    Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, PacketDriver, Stats, TAIL_MAX,
+    Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, NextHop, PacketDriver, Stats,
+    TAIL_MAX,
 };
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
 use port::{BACKLOG, Link, Port};
@@ -207,25 +208,6 @@ impl Dpdk {
         }
     }
 
-    /// Asks for a neighbour until it answers, a few times. What else comes meanwhile is kept.
-    fn ask(&mut self, peer: IpAddr, neighbours: &Mutex<Neighbours>, question: &[u8]) -> Option<[u8; 6]> {
-        for _ in 0..QUESTIONS {
-            self.send_at_once(question);
-            let asked = Instant::now();
-            while asked.elapsed() < ANSWER_TIME {
-                if !self.set_aside() {
-                    self.outbox.flush(self.port.id, self.queue);
-                    thread::sleep(NAP);
-                }
-                let known = lock(neighbours).look_up(peer, Instant::now());
-                if known.is_some() {
-                    return known;
-                }
-            }
-        }
-        None
-    }
-
     /// Sends a frame of the driver's own; one that finds no room is lost.
     fn send_at_once(&mut self, frame: &[u8]) {
         let pools = &self.port.queues[usize::from(self.queue)];
@@ -379,28 +361,32 @@ impl PacketDriver for Dpdk {
         Ok(())
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         eal::enter();
         let port = self.port.clone();
         let neighbours = match &port.link {
             Link::Kernel { netlink, index } => {
                 let netlink = lock(netlink);
+                if let Some(looked) = netlink.look_again(*index, peer) {
+                    return looked;
+                }
                 return netlink.resolve(&port::kernel_interface(&netlink, *index)?, peer);
             }
             Link::Own(neighbours) => neighbours,
         };
-        let known = lock(neighbours).look_up(peer, Instant::now());
-        if let Some(mac) = known {
-            return Ok(mac);
+        // Who only looks for a neighbour receives nothing, and the answer would wait in the port.
+        self.set_aside();
+        let search = lock(neighbours).seek(peer, Instant::now());
+        match search {
+            Search::Found(mac) => Ok(NextHop::Found(mac)),
+            Search::Ask(question) => {
+                self.send_at_once(&question);
+                Ok(NextHop::Pending)
+            }
+            Search::Waiting => Ok(NextHop::Pending),
+            Search::Silent => Err(Error::no_neighbour(peer, &port.name)),
+            Search::Elsewhere => Err(Error::NoRoute { peer, interface: port.name.clone() }),
         }
-        let question = lock(neighbours).ask(peer);
-        let Some(question) = question else {
-            return Err(Error::NoRoute { peer, interface: port.name.clone() });
-        };
-        let mac = self.ask(peer, neighbours, &question);
-        lock(neighbours).stop(peer);
-        let protocol = if peer.is_ipv4() { "ARP" } else { "neighbour discovery" };
-        mac.ok_or_else(|| Error::NoNeighbour { peer, protocol, interface: port.name.clone() })
     }
 
     fn stats(&self) -> Stats {
@@ -432,9 +418,6 @@ impl Drop for Dpdk {
 const FRAME_OVERHEAD: usize = 18;
 /// How long a port without interrupts sleeps between two looks.
 const NAP: Duration = Duration::from_micros(50);
-/// How often a neighbour is asked, and how long each time it has to answer.
-const QUESTIONS: u32 = 4;
-const ANSWER_TIME: Duration = Duration::from_millis(800);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)

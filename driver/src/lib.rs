@@ -30,6 +30,7 @@ pub mod memory;
 #[cfg(feature = "dpdk")]
 mod neighbour;
 pub mod netlink;
+mod next_hop;
 pub mod pcap;
 mod prefetch;
 pub mod shared;
@@ -42,11 +43,13 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::task::Waker;
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 pub use crc::Crc32;
 pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
 pub use memory::{Memory, MemoryError, MemoryKind, Pinned, Span};
+pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;
 pub use time::{Clock, Nanos};
 
@@ -90,11 +93,34 @@ pub trait PacketDriver: Send {
     }
 
     /// The hardware address to which frames for `peer` go: its own on the same link, the
-    /// gateway's otherwise. May block while the kernel resolves it (a few seconds at most).
+    /// gateway's otherwise. Never blocks: the first call asks for an address that is not known, and later
+    /// calls look whether the answer has come.
     ///
     /// # Errors
-    /// [`Error::NoRoute`] or [`Error::NoNeighbour`].
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error>;
+    /// [`Error::NoRoute`] at once; [`Error::NoNeighbour`] as soon as it is known that nobody answers.
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error>;
+
+    /// As [`resolve`](PacketDriver::resolve), for programs that have nothing else to do meanwhile: blocks until
+    /// the next hop is found, for `timeout` at most.
+    ///
+    /// # Errors
+    /// As [`resolve`](PacketDriver::resolve); [`Error::NoNeighbour`] after `timeout`.
+    fn resolve_blocking(&mut self, peer: IpAddr, timeout: Duration) -> Result<[u8; 6], Error> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.resolve(peer)? {
+                NextHop::Found(mac) => return Ok(mac),
+                NextHop::Pending if Instant::now() < deadline => thread::sleep(RESOLVE_PAUSE),
+                NextHop::Pending => return Err(Error::no_neighbour(peer, &self.capabilities().interface)),
+            }
+        }
+    }
+
+    /// The next word of the network on a packet that was not delivered. Never blocks. A port that hears of none
+    /// has none; MADs are what a port should hear of.
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        None
+    }
 
     /// Lets frames to a multicast group come in. A port that hears every group need do nothing.
     ///
@@ -139,8 +165,12 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
         (**self).waker()
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         (**self).resolve(peer)
+    }
+
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        (**self).next_refusal()
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), Error> {
@@ -155,6 +185,9 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
         (**self).stats()
     }
 }
+
+/// How long [`PacketDriver::resolve_blocking`] sleeps between two looks.
+const RESOLVE_PAUSE: Duration = Duration::from_millis(1);
 
 /// The layer at which the frames of a driver start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -348,5 +381,13 @@ pub enum Error {
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
+    }
+}
+
+impl Error {
+    /// Nobody answers for `peer`, which is the next hop.
+    pub(crate) fn no_neighbour(peer: IpAddr, interface: &str) -> Error {
+        let protocol = if peer.is_ipv4() { "ARP" } else { "neighbour discovery" };
+        Error::NoNeighbour { peer, protocol, interface: interface.to_owned() }
     }
 }

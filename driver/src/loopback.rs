@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
 
 /// Bytes that a frame may have beyond the IP packet: Ethernet header and one 802.1Q tag.
 pub(crate) const FRAME_OVERHEAD: usize = 18;
@@ -185,9 +185,10 @@ impl PacketDriver for Loopback {
         Some(Waker::from(self.inbox.clone()))
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         let ports = lock(&self.fabric.ports);
         find_address(ports.iter().map(|port| &port.addresses[..]), peer)
+            .map(NextHop::Found)
             .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
     }
 

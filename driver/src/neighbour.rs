@@ -14,7 +14,32 @@ pub(crate) struct Neighbours {
     addresses: Vec<(IpAddr, u8)>,
     known: Vec<Known>,
     /// What is being asked for.
-    asked: Vec<IpAddr>,
+    asked: Vec<Asked>,
+}
+
+/// A neighbour that is being asked for.
+#[derive(Debug)]
+struct Asked {
+    address: IpAddr,
+    /// How often.
+    times: u32,
+    /// When last.
+    at: Instant,
+}
+
+/// How far the search for a neighbour is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Search {
+    /// It has this hardware address.
+    Found([u8; 6]),
+    /// This is to be sent, so that it answers.
+    Ask(Message),
+    /// It has time to answer.
+    Waiting,
+    /// It has not answered.
+    Silent,
+    /// It is not on the link of any of the port's addresses.
+    Elsewhere,
 }
 
 /// A frame to send.
@@ -47,13 +72,33 @@ impl Neighbours {
         if frame.get(12..14)? == ARP { self.receive_arp(frame, now) } else { self.receive_nd(frame, now) }
     }
 
-    /// What to send to learn the address of `peer`, from now on until [`stop`](Neighbours::stop);
-    /// `None` if it is not on the link of any of the port's addresses.
-    pub(crate) fn ask(&mut self, peer: IpAddr) -> Option<Message> {
-        let own = self.source_for(peer)?;
-        if !self.asked.contains(&peer) {
-            self.asked.push(peer);
+    /// Looks for `peer`, one step further with each call. Its answers are believed until the search is over.
+    pub(crate) fn seek(&mut self, peer: IpAddr, now: Instant) -> Search {
+        if let Some(mac) = self.look_up(peer, now) {
+            self.stop(peer);
+            return Search::Found(mac);
         }
+        let Some(question) = self.question(peer) else { return Search::Elsewhere };
+        match self.asked.iter_mut().find(|asked| asked.address == peer) {
+            Some(asked) if now.duration_since(asked.at) < ANSWER_TIME => return Search::Waiting,
+            Some(asked) if asked.times == QUESTIONS => {
+                self.stop(peer);
+                return Search::Silent;
+            }
+            Some(asked) => (asked.times, asked.at) = (asked.times + 1, now),
+            None => {
+                // Of searches that nobody has gone on with.
+                self.asked.retain(|asked| now.duration_since(asked.at) < FRESH);
+                self.asked.push(Asked { address: peer, times: 1, at: now });
+            }
+        }
+        Search::Ask(question)
+    }
+
+    /// What asks for the hardware address of `peer`; `None` if it is not on the link of any of the port's
+    /// addresses.
+    fn question(&self, peer: IpAddr) -> Option<Message> {
+        let own = self.source_for(peer)?;
         Some(match (own, peer) {
             (IpAddr::V4(own), IpAddr::V4(peer)) => self.arp(REQUEST, [0xff; 6], own, [0; 6], peer),
             (IpAddr::V6(own), IpAddr::V6(peer)) => {
@@ -64,13 +109,16 @@ impl Neighbours {
         })
     }
 
-    /// Nobody waits for `peer` any more.
-    pub(crate) fn stop(&mut self, peer: IpAddr) {
-        self.asked.retain(|asked| *asked != peer);
+    fn stop(&mut self, peer: IpAddr) {
+        self.asked.retain(|asked| asked.address != peer);
+    }
+
+    fn is_asked(&self, peer: IpAddr) -> bool {
+        self.asked.iter().any(|asked| asked.address == peer)
     }
 
     /// The hardware address of `peer` if it was heard of in the last minute, or is the port's own.
-    pub(crate) fn look_up(&self, peer: IpAddr, now: Instant) -> Option<[u8; 6]> {
+    fn look_up(&self, peer: IpAddr, now: Instant) -> Option<[u8; 6]> {
         if self.is_own(peer) {
             return Some(self.mac);
         }
@@ -118,7 +166,7 @@ impl Neighbours {
                 self.learn(their.into(), their_mac, now);
                 Some(self.arp(REPLY, their_mac, wanted, their_mac, their))
             }
-            REPLY if self.asked.contains(&their.into()) => {
+            REPLY if self.is_asked(their.into()) => {
                 self.learn(their.into(), their_mac, now);
                 None
             }
@@ -156,7 +204,7 @@ impl Neighbours {
                 self.learn(source.into(), mac, now);
                 Some(self.nd(ADVERTISEMENT, mac, target, source, SOLICITED | OVERRIDE, target))
             }
-            ADVERTISEMENT if self.asked.contains(&target.into()) => {
+            ADVERTISEMENT if self.is_asked(target.into()) => {
                 let mac = option(&icmp[24..], TARGET_LINK_ADDRESS).or_else(|| mac_at(frame, 6))?;
                 self.learn(target.into(), mac, now);
                 None
@@ -241,6 +289,9 @@ struct Known {
 /// Neighbours that are remembered.
 const MOST: usize = 256;
 const FRESH: Duration = Duration::from_secs(60);
+/// How often a neighbour is asked, and how long each time it has to answer.
+const QUESTIONS: u32 = 4;
+const ANSWER_TIME: Duration = Duration::from_millis(800);
 /// A solicitation: Ethernet, IPv6, ICMPv6 with one option.
 const LONGEST: usize = 14 + 40 + 32;
 
@@ -339,11 +390,18 @@ mod tests {
         text.parse().unwrap()
     }
 
+    fn ask(host: &mut Neighbours, peer: IpAddr) -> Message {
+        match host.seek(peer, Instant::now()) {
+            Search::Ask(question) => question,
+            other => panic!("{other:?} in place of a question"),
+        }
+    }
+
     #[test]
     fn two_hosts_find_each_other() {
         for peer in [address("10.0.0.2"), address("fd00::2")] {
             let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
-            let question = a.ask(peer).unwrap();
+            let question = ask(&mut a, peer);
             assert!(Neighbours::concerns(&question) && question.len() >= 60);
             let answer = b.receive(&question, now).unwrap();
             assert_eq!(answer[..6], A);
@@ -359,10 +417,12 @@ mod tests {
     #[test]
     fn nobody_answers_for_others_or_beyond_the_link() {
         let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
-        let question = a.ask(address("10.0.0.3")).unwrap();
+        let question = ask(&mut a, address("10.0.0.3"));
         assert!(b.receive(&question, now).is_none());
         assert_eq!(b.look_up(address("10.0.0.1"), now), None, "it did not ask for us");
-        assert!(a.ask(address("10.0.1.2")).is_none() && a.ask(address("fd01::2")).is_none());
+        for beyond in ["10.0.1.2", "fd01::2"] {
+            assert!(matches!(a.seek(address(beyond), now), Search::Elsewhere), "{beyond}");
+        }
         assert_eq!(a.look_up(address("10.0.0.1"), now), Some(A));
     }
 
@@ -370,7 +430,7 @@ mod tests {
     fn an_answer_that_nobody_asked_for_is_not_believed() {
         for peer in [address("10.0.0.2"), address("fd00::2")] {
             let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
-            let question = a.ask(peer).unwrap();
+            let question = ask(&mut a, peer);
             let answer = b.receive(&question, now).unwrap();
             a.stop(peer);
             a.receive(&answer, now);
@@ -379,9 +439,28 @@ mod tests {
     }
 
     #[test]
+    fn a_neighbour_is_asked_four_times_and_is_silent_then() {
+        let (mut a, start, peer) = (host(A, 1), Instant::now(), address("10.0.0.9"));
+        let mut questions = 0;
+        for ms in (0..).step_by(100) {
+            match a.seek(peer, start + Duration::from_millis(ms)) {
+                Search::Ask(_) => questions += 1,
+                Search::Waiting => {}
+                Search::Silent => {
+                    assert_eq!((questions, ms), (4, 3200));
+                    break;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        // Whoever asks again begins anew.
+        assert!(matches!(a.seek(peer, start + Duration::from_secs(4)), Search::Ask(_)));
+    }
+
+    #[test]
     fn a_changed_byte_of_neighbour_discovery_is_noticed() {
         let (mut a, mut b, now) = (host(A, 1), host(B, 2), Instant::now());
-        let question = a.ask(address("fd00::2")).unwrap();
+        let question = ask(&mut a, address("fd00::2"));
         for at in [21, 22, 54, 56, 62, question.len() - 1] {
             let mut changed = question.to_vec();
             changed[at] ^= 1;

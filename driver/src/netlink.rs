@@ -1,7 +1,8 @@
 //! Interfaces, routes and neighbours, as the kernel's own tables have them (rtnetlink).
 //!
 //! ARP and neighbour discovery stay with the kernel: it answers for us, it asks for us
-//! ([`Netlink::resolve`]), and what it learned is read from its table.
+//! ([`Netlink::resolve`]), and what it learned is read from its table. No call waits for the network: the kernel
+//! answers from its tables.
 
 mod codec;
 
@@ -9,12 +10,11 @@ use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::thread;
 use std::time::{Duration, Instant};
 
 use codec::{Request, address, attributes, family, octets, string, u16_at, u32_at};
 
-use crate::Error;
+use crate::{Error, NextHop};
 
 /// A connection to the routing tables of one network namespace: that of the thread which opened
 /// it, whatever thread uses it later.
@@ -23,6 +23,18 @@ pub struct Netlink {
     socket: OwnedFd,
     sequence: Cell<u32>,
     buffer: RefCell<Vec<u8>>,
+    /// Peers whose next hops the kernel was asked for, and has not told.
+    sought: RefCell<Vec<Sought>>,
+}
+
+/// A next hop that the kernel looks for.
+#[derive(Debug)]
+struct Sought {
+    peer: IpAddr,
+    next_hop: IpAddr,
+    interface: Interface,
+    /// When its silence counts as an answer.
+    until: Instant,
 }
 
 /// A network interface.
@@ -101,9 +113,10 @@ pub enum Neighbour {
     Absent,
 }
 
-/// How long [`Netlink::resolve`] waits: the kernel asks three times, a second apart.
+/// When a neighbour counts as silent, should the kernel not say so: it asks three times, a second apart.
 const RESOLVE_TIMEOUT: Duration = Duration::from_millis(3500);
-const RESOLVE_POLL: Duration = Duration::from_millis(2);
+/// So long afterwards nobody has asked again, and nobody will.
+const ABANDONED: Duration = Duration::from_secs(10);
 /// No answer of the kernel takes this long; it only keeps a lost one from blocking for ever.
 const REPLY_TIMEOUT_S: i64 = 5;
 
@@ -138,7 +151,12 @@ impl Netlink {
         if result < 0 {
             return Err(os(io::Error::last_os_error()));
         }
-        Ok(Netlink { socket, sequence: Cell::new(0), buffer: RefCell::new(vec![0; 1 << 16]) })
+        Ok(Netlink {
+            socket,
+            sequence: Cell::new(0),
+            buffer: RefCell::new(vec![0; 1 << 16]),
+            sought: RefCell::default(),
+        })
     }
 
     /// All interfaces of the namespace, in the order of their indices.
@@ -209,38 +227,52 @@ impl Netlink {
 
     /// The hardware address to which frames for `peer` go: the peer's on the same link, the
     /// gateway's otherwise, the interface's own for its own addresses. Asks the kernel to resolve
-    /// it where it is not known, for 3.5 seconds at most.
+    /// it where it is not known, and looks for the answer with each further call.
     ///
     /// # Errors
-    /// [`Error::NoRoute`], [`Error::NoNeighbour`]; [`Error::Permission`] when the entry is missing
-    /// and the process may not ask for it (CAP_NET_ADMIN).
-    pub fn resolve(&self, interface: &Interface, peer: IpAddr) -> Result<[u8; 6], Error> {
+    /// [`Error::NoRoute`]; [`Error::NoNeighbour`] once the kernel has asked in vain, after some 3 seconds;
+    /// [`Error::Permission`] when the entry is missing and the process may not ask for it (CAP_NET_ADMIN).
+    pub fn resolve(&self, interface: &Interface, peer: IpAddr) -> Result<NextHop, Error> {
+        if let Some(looked) = self.look_again(interface.index, peer) {
+            return looked;
+        }
         if interface.addresses.iter().any(|(address, _)| *address == peer) {
-            return Ok(interface.mac);
+            return Ok(NextHop::Found(interface.mac));
         }
         let next_hop = self.route(interface, peer)?.gateway.unwrap_or(peer);
         match self.neighbour(interface, next_hop)? {
-            Neighbour::Fresh(mac) => return Ok(mac),
+            Neighbour::Fresh(mac) => return Ok(NextHop::Found(mac)),
             Neighbour::Stale(mac) => {
                 self.touch(interface, next_hop)?;
-                return Ok(mac);
+                return Ok(NextHop::Found(mac));
             }
             Neighbour::Incomplete => {}
             Neighbour::Failed | Neighbour::Absent => self.touch(interface, next_hop)?,
         }
-        let deadline = Instant::now() + RESOLVE_TIMEOUT;
-        while Instant::now() < deadline {
-            match self.neighbour(interface, next_hop)? {
-                Neighbour::Fresh(mac) | Neighbour::Stale(mac) => return Ok(mac),
-                Neighbour::Failed => break,
-                Neighbour::Incomplete | Neighbour::Absent => thread::sleep(RESOLVE_POLL),
+        let now = Instant::now();
+        let mut sought = self.sought.borrow_mut();
+        sought.retain(|sought| now < sought.until + ABANDONED);
+        let interface = interface.clone();
+        sought.push(Sought { peer, next_hop, interface, until: now + RESOLVE_TIMEOUT });
+        Ok(NextHop::Pending)
+    }
+
+    /// What [`resolve`](Netlink::resolve) says of a peer that it has said to be pending; `None` of others. Reads
+    /// one entry of the neighbour table, and neither routes nor interfaces.
+    pub(crate) fn look_again(&self, interface: u32, peer: IpAddr) -> Option<Result<NextHop, Error>> {
+        let mut sought = self.sought.borrow_mut();
+        let at = sought.iter().position(|s| s.peer == peer && s.interface.index == interface)?;
+        let Sought { next_hop, interface, until, .. } = &sought[at];
+        let looked = match self.neighbour(interface, *next_hop) {
+            Ok(Neighbour::Fresh(mac) | Neighbour::Stale(mac)) => Ok(NextHop::Found(mac)),
+            Ok(Neighbour::Incomplete | Neighbour::Absent) if Instant::now() < *until => {
+                return Some(Ok(NextHop::Pending));
             }
-        }
-        Err(Error::NoNeighbour {
-            peer: next_hop,
-            protocol: if next_hop.is_ipv4() { "ARP" } else { "neighbour discovery" },
-            interface: interface.name.clone(),
-        })
+            Ok(_) => Err(Error::no_neighbour(*next_hop, &interface.name)),
+            Err(error) => Err(error),
+        };
+        sought.swap_remove(at);
+        Some(looked)
     }
 
     /// Replaces the XDP program `old` of an interface by `new`, where it is attached without a link

@@ -10,7 +10,9 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
+use crate::{
+    Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, Stats,
+};
 pub use reader::{LinkType, Reader, Record};
 
 /// A driver that writes what passes through another one to a pcapng file.
@@ -110,8 +112,12 @@ impl<D: PacketDriver> PacketDriver for Recorder<D> {
         self.driver.waker()
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         self.driver.resolve(peer)
+    }
+
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        self.driver.next_refusal()
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), Error> {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::loopback::{FRAME_OVERHEAD, check_mtu, find_address, lock, port_mac};
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
+use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
 use network::{Frame, Network};
 
 /// What a link does to the frames of one direction. The default is an ideal link.
@@ -307,8 +307,9 @@ impl PacketDriver for SimPort {
         Ok(())
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         find_address(lock(&self.network).addresses(), peer)
+            .map(NextHop::Found)
             .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
     }
 

@@ -13,12 +13,14 @@
 mod control;
 mod header;
 mod receive;
+mod refusal;
 mod socket;
 mod transmit;
 
+use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -26,8 +28,11 @@ use tracing::{info, warn};
 
 use crate::netlink::{Interface, Netlink};
 use crate::waker::Doorbell;
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, SocketTerms, Stats};
-use receive::Receiver;
+use crate::{
+    Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, SocketTerms,
+    Stats,
+};
+use receive::{Receiver, place};
 use socket::Sharing;
 pub(crate) use socket::set_option;
 use transmit::{Refused, Transmitter};
@@ -89,6 +94,8 @@ pub struct Udp {
     /// answer ARP or ND waits in the kernel for seconds and takes its socket's send buffer, and anybody can
     /// ask for connections in the names of such hosts: the answers must not hold up queue pairs.
     for_mads: Option<OwnedFd>,
+    /// Word of packets that came back, which nobody has asked for yet.
+    refusals: VecDeque<Refusal>,
     /// Connected to each peer in turn, for what the kernel says to that.
     probe: UdpSocket,
     address: IpAddr,
@@ -168,6 +175,11 @@ impl Udp {
     ) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
         let Place { interface, address, scope } = place;
+        // The kernel gives word of a packet to the socket that its answer would come to. In a group that may be
+        // another context's, and then nobody hears of it.
+        for socket in [Some(&socket), for_mads.as_ref()].into_iter().flatten() {
+            refusal::listen(socket, *address).map_err(os)?;
+        }
         let mtu = interface.mtu.min(MTU_MAX);
         let segmentation = config.segmentation && socket::can_segment(socket.as_fd());
         let receive_buffer = socket::receive_buffer(socket.as_fd()).map_err(os)?;
@@ -206,6 +218,7 @@ impl Udp {
             doorbell: Doorbell::new().map_err(os)?,
             socket,
             for_mads,
+            refusals: VecDeque::with_capacity(REFUSALS_MAX),
             groups: Vec::new(),
             send_first: false,
             unlooked: 0,
@@ -214,12 +227,21 @@ impl Udp {
         })
     }
 
+    /// Takes what the kernel has kept of packets that came back.
+    fn hear_refusals(&mut self) {
+        let Udp { socket, for_mads, refusals, .. } = self;
+        for socket in [Some(&*socket), for_mads.as_ref()].into_iter().flatten() {
+            keep_refusals(socket.as_fd(), refusals);
+        }
+    }
+
     /// Sends what is written. Returns whether all of it has left, or was dropped.
     fn flush(&mut self, now: Nanos) -> bool {
-        let Udp { transmitter, socket, for_mads, stats, told, capabilities, .. } = self;
+        let Udp { transmitter, socket, for_mads, refusals, stats, told, capabilities, .. } = self;
         let segmentation = transmitter.segmentation;
         let for_mads = for_mads.as_ref().unwrap_or(socket).as_fd();
-        let flushed = transmitter.flush(socket.as_fd(), for_mads, stats, |refused| {
+        let hear = |socket: BorrowedFd<'_>| keep_refusals(socket, refusals);
+        let flushed = transmitter.flush(socket.as_fd(), for_mads, hear, stats, |refused| {
             if told.is_news((refused.error.raw_os_error(), refused.peer), now) {
                 tell(refused, &capabilities.interface);
             }
@@ -250,7 +272,7 @@ impl PacketDriver for Udp {
         self.unlooked = 0;
         let Udp { receiver, socket, groups, stats, address, .. } = self;
         let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
-        let mut received = 0;
+        let (mut received, mut word) = (0, false);
         for (to, socket) in [(*address, socket.as_fd())].into_iter().chain(sockets) {
             match receiver.receive(socket, to, sink, stats) {
                 Ok(count) => received += count,
@@ -262,9 +284,11 @@ impl PacketDriver for Udp {
                         source: error,
                     });
                 }
-                // Nothing there, or word of an earlier packet's fate, which UDP does without.
-                Err(_) => {}
+                Err(error) => word |= error.raw_os_error() != Some(libc::EAGAIN),
             }
+        }
+        if word {
+            self.hear_refusals();
         }
         self.send_first = received > 0;
         Ok(received)
@@ -301,7 +325,7 @@ impl PacketDriver for Udp {
 
     /// The kernel finds the hardware address, so the answer is zeros; what is asked is whether there
     /// is a way.
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         let interface = &self.capabilities.interface;
         let to = socket::address(peer, PORT, self.interface);
         self.probe.connect(to).map_err(|source| match source.raw_os_error() {
@@ -316,7 +340,11 @@ impl PacketDriver for Udp {
                 self.capabilities.mtu
             );
         }
-        Ok([0; 6])
+        Ok(NextHop::Found([0; 6]))
+    }
+
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        self.refusals.pop_front()
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), Error> {
@@ -355,6 +383,8 @@ const UNLOOKED_MAX: u8 = 2;
 const TX_RETRY: Duration = Duration::from_micros(200);
 /// Multicast groups that are heard at once; each costs a system call a burst.
 const GROUPS_MAX: usize = 16;
+/// Words of packets that came back; more are forgotten.
+const REFUSALS_MAX: usize = 64;
 /// Holds the default window of the largest packets.
 const ENOUGH_BUFFER: usize = 4 << 20;
 
@@ -408,6 +438,18 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
+/// Moves the kernel's words to `refusals`, as far as there is room. Returns whether there were any.
+fn keep_refusals(socket: BorrowedFd<'_>, refusals: &mut VecDeque<Refusal>) -> bool {
+    let mut any = false;
+    while let Some(word) = refusal::take(socket) {
+        any = true;
+        if let Some(refusal) = word.filter(|_| refusals.len() < REFUSALS_MAX) {
+            refusals.push_back(refusal);
+        }
+    }
+    any
+}
+
 fn describe(
     config: &UdpConfig,
     segmentation: bool,
@@ -432,15 +474,15 @@ fn describe(
 /// What was said of sends that were refused: anybody may have led to them, and somebody reads the log.
 #[derive(Debug, Default)]
 struct Told {
-    last: Option<(Refusal, Nanos)>,
+    last: Option<(Dropped, Nanos)>,
 }
 
 /// The kernel's reason, and whom it was for.
-type Refusal = (Option<i32>, IpAddr);
+type Dropped = (Option<i32>, IpAddr);
 
 impl Told {
     /// Whether to say this: something else than last time, and no more than once a second.
-    fn is_news(&mut self, refusal: Refusal, now: Nanos) -> bool {
+    fn is_news(&mut self, refusal: Dropped, now: Nanos) -> bool {
         let is_news =
             self.last.is_none_or(|(last, at)| last != refusal && now.since(at) >= Duration::from_secs(1));
         if is_news {

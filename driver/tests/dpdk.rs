@@ -137,7 +137,7 @@ fn role() {
 /// Sends frames of each size, plain and gathered, has them back, and compares every byte.
 fn echo(port: &mut Dpdk) {
     if let Ok(peer) = env::var(PEER) {
-        let mac = port.resolve(peer.parse().unwrap()).unwrap();
+        let mac = port.resolve_blocking(peer.parse().unwrap(), LIMIT).unwrap();
         assert_ne!(mac, port.capabilities().mac);
     }
     let payload = Memory::copy_of(&frame(9000, 0)).unwrap();
@@ -258,7 +258,7 @@ fn tap(port: &mut Dpdk) {
     for (kernel, own) in [("10.7.0.1", "10.7.0.2"), ("fd07::1", "fd07::2")] {
         // We ask, and the kernel answers.
         let peer: IpAddr = kernel.parse().unwrap();
-        assert_eq!(port.resolve(peer).unwrap(), [2, 0, 0, 0, 0, 7], "{kernel}");
+        assert_eq!(port.resolve_blocking(peer, LIMIT).unwrap(), [2, 0, 0, 0, 0, 7], "{kernel}");
         // The kernel asks, and we answer; it keeps the datagram until then.
         ip("neigh flush dev dtap0");
         let socket = UdpSocket::bind((peer, 0)).unwrap();
@@ -272,7 +272,7 @@ fn tap(port: &mut Dpdk) {
             assert!(Instant::now() < deadline, "nothing from {kernel}");
         }
     }
-    let nobody = port.resolve("10.7.0.9".parse().unwrap());
+    let nobody = port.resolve_blocking("10.7.0.9".parse().unwrap(), LIMIT);
     assert!(matches!(nobody, Err(Error::NoNeighbour { protocol: "ARP", .. })), "{nobody:?}");
     let beyond = port.resolve("10.8.0.1".parse().unwrap());
     assert!(matches!(beyond, Err(Error::NoRoute { .. })), "{beyond:?}");

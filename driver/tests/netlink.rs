@@ -16,7 +16,10 @@ use common::{Pair, VETH, ip};
 use exchange::open_both;
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::{Neighbour, Netlink};
-use ferroce_driver::{Error, PacketDriver};
+use ferroce_driver::{Error, NextHop, PacketDriver};
+
+/// More than the kernel takes to give a neighbour up.
+const PATIENCE: Duration = Duration::from_secs(8);
 
 #[test]
 fn interfaces_are_listed_with_their_attributes() {
@@ -50,15 +53,16 @@ fn neighbours_are_resolved_by_the_kernel() {
     let Some(pair) = Pair::new(1500) else { return };
     let (mut a, b) = open_both(&pair);
     let own: IpAddr = "10.9.0.1".parse().unwrap();
-    assert_eq!(a.resolve(own).unwrap(), a.capabilities().mac);
+    assert_eq!(a.resolve(own).unwrap(), NextHop::Found(a.capabilities().mac));
     // Not in the namespace's thread: the driver stays with the namespace that it was opened in.
     for peer in ["10.9.0.2", "fd09::2"] {
         let start = Instant::now();
-        assert_eq!(a.resolve(peer.parse().unwrap()).unwrap(), b.capabilities().mac, "{peer}");
+        let mac = a.resolve_blocking(peer.parse().unwrap(), PATIENCE).unwrap();
+        assert_eq!(mac, b.capabilities().mac, "{peer}");
         assert!(start.elapsed() < Duration::from_secs(3));
     }
     let link_local = b.capabilities().addresses[0];
-    assert_eq!(a.resolve(link_local).unwrap(), b.capabilities().mac, "{link_local}");
+    assert_eq!(a.resolve_blocking(link_local, PATIENCE).unwrap(), b.capabilities().mac, "{link_local}");
 }
 
 #[test]
@@ -67,7 +71,7 @@ fn a_silent_or_unreachable_peer_is_named() {
     let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
     for (peer, protocol) in [("10.9.0.77", "ARP"), ("fd09::77", "neighbour discovery")] {
         let start = Instant::now();
-        let error = a.resolve(peer.parse().unwrap()).unwrap_err();
+        let error = a.resolve_blocking(peer.parse().unwrap(), PATIENCE).unwrap_err();
         assert_eq!(error.to_string(), format!("{peer} does not answer {protocol} on 'veth0'"));
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     }
@@ -75,6 +79,30 @@ fn a_silent_or_unreachable_peer_is_named() {
     for peer in ["192.0.2.1", "2001:db8::1", "10.9.0.255"] {
         let error = a.resolve(peer.parse().unwrap()).unwrap_err();
         assert_eq!(error.to_string(), format!("no route to {peer} from 'veth0'"));
+    }
+}
+
+/// No call waits for a neighbour, whether it answers or not.
+#[test]
+fn asking_for_a_neighbour_takes_no_time() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    for peer in ["10.9.0.77", "fd09::77"] {
+        let (mut calls, mut longest) = (0, Duration::ZERO);
+        let error = loop {
+            let start = Instant::now();
+            let looked = a.resolve(peer.parse().unwrap());
+            longest = longest.max(start.elapsed());
+            calls += 1;
+            match looked {
+                Ok(NextHop::Pending) => thread::sleep(Duration::from_millis(5)),
+                Ok(NextHop::Found(mac)) => panic!("{peer} has the address {mac:02x?}"),
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error, Error::NoNeighbour { .. }), "{error}");
+        println!("{peer}: {calls} calls until it is given up, the longest {longest:?}");
+        assert!(calls > 10 && longest < Duration::from_millis(200), "{calls} calls, {longest:?}");
     }
 }
 
@@ -101,7 +129,10 @@ fn routes_have_gateways_sources_and_mtus() {
         assert!(matches!(netlink.route(&veth, of("203.0.113.1")), Err(Error::NoRoute { .. })));
         assert_eq!(netlink.neighbour(&veth, of("10.9.0.2")).unwrap(), Neighbour::Absent);
         for peer in ["192.0.2.9", "2001:db8::9", "198.51.100.9"] {
-            assert_eq!(netlink.resolve(&veth, of(peer)).unwrap(), mac, "{peer}");
+            while netlink.resolve(&veth, of(peer)).unwrap() == NextHop::Pending {
+                thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(netlink.resolve(&veth, of(peer)).unwrap(), NextHop::Found(mac), "{peer}");
         }
         assert_eq!(netlink.neighbour(&veth, of("10.9.0.2")).unwrap(), Neighbour::Fresh(mac));
     });

@@ -27,7 +27,7 @@ use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
 use crate::engine::timer::{TimerWheel, time_of};
 use crate::telemetry::counters::Counter;
-use crate::verbs::{AddressVector, Error, Handle, MAX_RD_ATOMIC, Port, Qp};
+use crate::verbs::{AddressVector, Error, Handle, MAX_RD_ATOMIC, Port, Qp, Unreachable};
 use communication::{Communication, State};
 pub use event::{CmEvent, ConnectionRequest, PrivateData};
 pub(crate) use gsi::Gsi;
@@ -254,6 +254,12 @@ impl ConnectionManager {
         self.events.pop_front()
     }
 
+    /// Takes the oldest event of one exchange.
+    pub(crate) fn take_event(&mut self, id: CmId) -> Option<CmEvent> {
+        let at = self.events.iter().position(|event| event.id() == id)?;
+        self.events.remove(at)
+    }
+
     /// When [`fire_timers`](ConnectionManager::fire_timers) has something to do.
     pub(crate) fn next_deadline(&self) -> Option<Nanos> {
         self.timers.next_deadline()
@@ -331,25 +337,23 @@ impl ConnectionManager {
     fn give_up(&mut self, index: u32, verbs: &mut Verbs<'_>) {
         let Some(communication) = self.communications.at(index) else { return };
         let Communication { id, state, .. } = *communication;
+        let silent = Unreachable::Silent { peer: canonical(communication.address.gid) };
         match state {
             State::ReqSent | State::RepSent => {
                 self.reject(index, RejectReason::TIMEOUT, &[], verbs);
                 if state == State::RepSent {
                     self.fail_qp(index, verbs);
                 }
-                self.events.push_back(CmEvent::Unreachable { id });
-                self.remove(index);
+                self.end_unreachable(index, silent);
             }
-            State::SidrSent => {
-                self.events.push_back(CmEvent::Unreachable { id });
-                self.remove(index);
-            }
+            State::SidrSent => self.end_unreachable(index, silent),
             State::ReqReceived | State::SidrReceived => {
                 // An application that has not seen the request never will; one that has is told.
-                if !self.take_back_request(id) {
-                    self.events.push_back(CmEvent::Unreachable { id });
+                if self.take_back_request(id) {
+                    self.remove(index);
+                } else {
+                    self.end_unreachable(index, silent);
                 }
-                self.remove(index);
             }
             State::DreqSent => {
                 self.events.push_back(CmEvent::Disconnected { id });
@@ -359,7 +363,8 @@ impl ConnectionManager {
                 self.events.push_back(CmEvent::TimewaitExit { id });
                 self.remove(index);
             }
-            State::Established => {}
+            // The search for a next hop has its own end.
+            State::Resolving | State::Established => {}
         }
     }
 
@@ -410,8 +415,7 @@ impl ConnectionManager {
     /// Sends a message that may have to be sent again.
     fn send_kept(&mut self, index: u32, body: CmBody<'_>, shared: &mut Shared) {
         let Some(communication) = self.communications.at_mut(index) else { return };
-        let transaction_id = communication.transaction_id;
-        CmMessage { transaction_id, body }.emit(&mut communication.mad);
+        communication.keep(body);
         self.send_again(index, shared);
     }
 

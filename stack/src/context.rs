@@ -1,17 +1,22 @@
+mod blocking;
 mod connections;
 mod datagrams;
 mod endpoints;
 mod memory;
 mod queues;
 
+pub use blocking::DatagramService;
+
 use std::task::Waker;
 use std::time::Duration;
 
 use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
-use ferroce_wire::{MacAddr, PKey, PathAddress, Psn, Qpn};
+use ferroce_wire::{PKey, PathAddress, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
+use crate::backend::next_hops::Seeker;
 use crate::backend::software::Engine;
+use crate::engine::ah::Hop;
 use crate::engine::cq::CompletionQueue;
 use crate::engine::key_table::keys_needed;
 use crate::engine::mw::MwBind;
@@ -244,13 +249,15 @@ impl Context {
 
     /// Moves a queue pair from state to state.
     ///
-    /// A new way to a peer asks the driver for the hardware address if the address vector has none,
-    /// which may block for as long as ARP or ND takes.
+    /// Never blocks. A new way to a peer asks the driver for the next hop if the address vector has no hardware
+    /// address. Until it answers (ARP, ND) the queue pair is in the new state, receives, and may be moved on; what
+    /// it has to send waits, and no ACK timer runs. If nobody answers it goes to ERR, its oldest send completes
+    /// with `RetryExcErr`, and [`Event::QpUnreachable`] says why.
     ///
     /// # Errors
     /// [`Error::State`] if the move does not start from the QP's state, [`Error::Invalid`] for what
     /// its service or state does not admit, [`Error::PathMtu`], [`Error::AddressFamily`], or the
-    /// driver's word. The queue pair is as it was then.
+    /// driver's word, as that there is no route. The queue pair is as it was then.
     pub fn modify_qp(&mut self, qp: Qp, transition: Transition) -> Result<(), Error> {
         if matches!(transition, Transition::Error | Transition::Reset) {
             self.send_owed(Some(qp));
@@ -264,14 +271,16 @@ impl Context {
             Transition::ReadyToReceive(attributes) => {
                 queue_pair.require_init()?;
                 attributes.check()?;
-                let connection = self.connection(qp, &attributes.path())?;
+                let (connection, hop) = self.connection(qp, &attributes.path())?;
                 let (queue_pair, shared) = self.qp(qp)?;
-                queue_pair.ready_to_receive(shared, &attributes, connection)
+                queue_pair.ready_to_receive(shared, &attributes, connection)?;
+                self.await_next_hop(qp, hop)
             }
             Transition::ReadyToReceiveUnreliable(path) => {
                 queue_pair.require_init()?;
-                let connection = self.connection(qp, &path)?;
-                self.qp(qp)?.0.ready_to_receive_unreliable(&path, connection)
+                let (connection, hop) = self.connection(qp, &path)?;
+                self.qp(qp)?.0.ready_to_receive_unreliable(&path, connection)?;
+                self.await_next_hop(qp, hop)
             }
             Transition::ReadyToReceiveDatagrams => queue_pair.ready_to_receive_datagrams(),
             Transition::ReadyToSend(attributes) => queue_pair.ready_to_send(attributes),
@@ -303,12 +312,22 @@ impl Context {
             _ => None,
         };
         let (queue_pair, shared) = self.qp(qp)?;
-        queue_pair.update(shared, update, moved, pkey);
+        queue_pair.update(shared, update, moved.map(|(connection, _)| connection), pkey);
+        moved.map_or(Ok(()), |(_, hop)| self.await_next_hop(qp, hop))
+    }
+
+    /// Nothing is sent on a new way before its next hop is found.
+    fn await_next_hop(&mut self, qp: Qp, hop: Hop) -> Result<(), Error> {
+        let (queue_pair, _) = self.qp(qp)?;
+        queue_pair.next_hop = hop.ticket();
+        if let Some(ticket) = hop.ticket() {
+            self.engine.next_hops.tell(ticket, Seeker::Qp(qp));
+        }
         Ok(())
     }
 
-    /// The connection of a queue pair along a path, with everything checked.
-    fn connection(&mut self, qp: Qp, attributes: &UnreliablePath) -> Result<Connection, Error> {
+    /// The connection of a queue pair along a path, with everything checked, and its next hop.
+    fn connection(&mut self, qp: Qp, attributes: &UnreliablePath) -> Result<(Connection, Hop), Error> {
         let local = self.qp(qp)?.0.qpn;
         let UnreliablePath { address, path_mtu, dest_qpn, .. } = *attributes;
         if !dest_qpn.is_ordinary() {
@@ -325,18 +344,27 @@ impl Context {
             let (interface, mtu) = (port.interface.clone(), port.mtu);
             return Err(Error::PathMtu { path_mtu, needed, interface, mtu });
         }
-        let path = self.path(&address, local, dest_qpn)?;
-        Ok(Connection::new(&path, self.engine.port.header(&path), path_mtu, dest_qpn))
+        let (path, hop) = self.path(&address, local, dest_qpn)?;
+        Ok((Connection::new(&path, self.engine.port.header(&path), path_mtu, dest_qpn), hop))
     }
 
-    /// The addresses of packets to `address`, next hop included. Everything that can be refused
+    /// The addresses of packets to `address`, and what is known of the next hop. Everything that can be refused
     /// without asking the kernel comes first.
-    fn path(&mut self, address: &AddressVector, local: Qpn, remote: Qpn) -> Result<PathAddress, Error> {
+    fn path(
+        &mut self,
+        address: &AddressVector,
+        local: Qpn,
+        remote: Qpn,
+    ) -> Result<(PathAddress, Hop), Error> {
         let mut path = address.path(&self.engine.port, local, remote)?;
-        if address.mac.is_none() && !address.gid.is_multicast() {
-            path.destination_mac = MacAddr(self.driver.resolve(address.gid.to_ip())?);
+        if address.mac.is_some() || address.gid.is_multicast() {
+            return Ok((path, Hop::Found(path.destination_mac)));
         }
-        Ok(path)
+        let hop = self.engine.next_hop(&mut *self.driver, address.gid.to_ip())?;
+        if let Hop::Found(mac) = hop {
+            path.destination_mac = mac;
+        }
+        Ok((path, hop))
     }
 
     /// What a queue pair is like now.
@@ -440,6 +468,10 @@ impl Context {
         engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
         engine.fire_timers();
+        if engine.next_hops.is_due(now) {
+            engine.look_for_next_hop(&mut **driver);
+        }
+        engine.hear_refusals(&mut **driver);
         let sent = driver.tx_burst(now, engine)?;
         if self.exporter.as_ref().is_some_and(|exporter| exporter.is_due(now))
             && let Some(mut exporter) = self.exporter.take()
@@ -481,8 +513,8 @@ impl Context {
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        let Shared { now, later, .. } = &self.engine.shared;
-        if later.is_empty() {
+        let Shared { now, scheduler, .. } = &self.engine.shared;
+        if !scheduler.awaits_poll() {
             let timer = self.engine.next_timeout().map_or(timeout, |at| at.since(*now));
             self.driver.wait(timeout.min(timer))?;
         }

@@ -21,6 +21,7 @@ pub(crate) mod reorder;
 pub(crate) mod requester;
 pub(crate) mod responder;
 pub(crate) mod rq;
+pub(crate) mod scheduler;
 pub(crate) mod selective;
 pub(crate) mod shared;
 pub(crate) mod slab;

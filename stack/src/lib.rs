@@ -21,10 +21,10 @@ mod verbs;
 pub use cm::{
     CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PortSpace, PrivateData,
 };
-pub use context::Context;
+pub use context::{Context, DatagramService};
 pub use device::{DeviceSpec, DpdkSpec};
 pub use ferroce_driver as driver;
-pub use ferroce_driver::{Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver};
+pub use ferroce_driver::{Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver, RefusalReason};
 pub use ferroce_wire as wire;
 pub use ferroce_wire::{
     FlushType, Gid, MacAddr, PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity,
@@ -43,7 +43,7 @@ pub use verbs::{
     Error, Event, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes,
     QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError,
     RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig,
-    Transition, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    Transition, Unreachable, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// The README's example is a test.

@@ -17,6 +17,7 @@ mod pkey;
 mod qp;
 mod srq;
 mod transition;
+mod unreachable;
 mod work_request;
 
 pub use access::Access;
@@ -40,6 +41,7 @@ pub use pkey::PkeyTable;
 pub use qp::{QpAttributes, QpConfig, QpState, QpType};
 pub use srq::{SrqAttributes, SrqConfig};
 pub use transition::{QpUpdate, ReadyToReceive, ReadyToSend, Transition, UnreliablePath};
+pub use unreachable::Unreachable;
 pub use work_request::{
     Data, Destination, ReceiveWorkRequest, RemoteAddress, SendFlags, SendOp, SendWorkRequest, Sge,
 };

@@ -8,7 +8,9 @@ use std::task::Waker;
 use std::time::Duration;
 
 use ferroce::driver::loopback::{Loopback, Switch, SwitchConfig};
-use ferroce::driver::{Capabilities, Error as DriverError, FrameSink, FrameSource, Pinned, Stats, TAIL_MAX};
+use ferroce::driver::{
+    Capabilities, Error as DriverError, FrameSink, FrameSource, NextHop, Pinned, Stats, TAIL_MAX,
+};
 use ferroce::*;
 
 fn access() -> Access {
@@ -260,7 +262,7 @@ impl PacketDriver for Keeper {
         self.inner.waker()
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], DriverError> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, DriverError> {
         self.inner.resolve(peer)
     }
 

@@ -428,7 +428,7 @@ impl PacketDriver for Mortal {
     fn waker(&self) -> Option<Waker> {
         self.port.waker().filter(|_| self.waker)
     }
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
         self.port.resolve(peer)
     }
     fn stats(&self) -> Stats {

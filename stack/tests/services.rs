@@ -519,7 +519,7 @@ impl<D: PacketDriver> PacketDriver for Stubborn<D> {
         self.port.wait(timeout)
     }
 
-    fn resolve(&mut self, peer: std::net::IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, peer: std::net::IpAddr) -> Result<driver::NextHop, driver::Error> {
         self.port.resolve(peer)
     }
 

@@ -78,7 +78,7 @@ impl Endpoint {
                 CmEvent::Rejected { id, reason, .. } => {
                     self.miss(take(&mut waiting, id), &format!("it refuses the answer: {reason}"))?;
                 }
-                CmEvent::Unreachable { id } => {
+                CmEvent::Unreachable { id, .. } => {
                     self.miss(take(&mut waiting, id), "it does not take the answer")?;
                 }
                 CmEvent::Disconnected { id } => {

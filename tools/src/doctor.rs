@@ -27,7 +27,7 @@ use control::{Control, Limits, unexpected};
 use far::MAX_ROUNDS;
 use message::{Hello, Message, Probe, Sighting};
 use path::{Seen, Way};
-use port::Port;
+use port::{Port, RESOLVE_TIME};
 use probe::Lookout;
 use report::{Check, Report};
 
@@ -114,7 +114,7 @@ impl Args {
         let mut checks = vec![gid];
         let Some(source) = source else { return Ok(Report::new(peer, device, checks)) };
         checks.extend(local::checks(&capabilities, source, to));
-        let resolved = port.driver.resolve(to);
+        let resolved = port.driver.resolve_blocking(to, RESOLVE_TIME);
         let is_reached = resolved.is_ok();
         checks.push(local::neighbour_check(resolved, to, port.is_socket()));
         if !is_reached {

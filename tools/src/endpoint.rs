@@ -10,7 +10,7 @@ use ferroce::driver::pcap::{Recorder, Recording};
 use ferroce::{
     AddressVector, CmEvent, CmId, Config, ConnectionParameters, Context, Cq, DeviceSpec, Event, Gid, Idle,
     Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive,
-    ReadyToSend, RnrTimer, Transition, WorkCompletion, pin_to_core,
+    ReadyToSend, RnrTimer, Transition, Unreachable, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -350,12 +350,13 @@ impl Endpoint {
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
             CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
-            CmEvent::Unreachable { .. } => format!(
+            CmEvent::Unreachable { reason: Unreachable::Silent { .. }, .. } => format!(
                 "the peer does not answer; is its UDP port 4791 open, does something listen there, and is it in the \
                  partition of {} (--pkey)?{}",
                 self.pkey(),
                 self.evidence()
             ),
+            CmEvent::Unreachable { reason, .. } => reason.to_string(),
             CmEvent::Disconnected { .. } => "the peer has ended the connection".to_owned(),
             other => format!("{other:?} was not to be expected"),
         })
@@ -382,6 +383,9 @@ impl Endpoint {
                     }
                 }
                 Event::CommEst(_) | Event::SqDrained(_) => {}
+                Event::QpUnreachable { reason, .. } | Event::AhUnreachable { reason, .. } => {
+                    return Err(Failure::run(reason.to_string()));
+                }
                 Event::QpFatal(qp) | Event::QpReqErr(qp) | Event::QpAccessErr(qp)
                     if self.unproven.contains(&qp) =>
                 {

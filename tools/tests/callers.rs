@@ -116,7 +116,7 @@ impl PacketDriver for NotReady {
     fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
         self.0.wait(timeout)
     }
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
         self.0.resolve(peer)
     }
     fn stats(&self) -> Stats {

@@ -148,6 +148,13 @@ impl PathHeader {
         }
     }
 
+    /// Changes the hardware address that frames go to; without a link header there is none.
+    pub fn set_destination_mac(&mut self, mac: MacAddr) {
+        if self.network_start > 0 {
+            self.bytes[..6].copy_from_slice(&mac.0);
+        }
+    }
+
     /// Bytes in front of the BTH.
     pub const fn len(&self) -> usize {
         self.len as usize

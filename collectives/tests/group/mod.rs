@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferroce::driver::Error as DriverError;
 use ferroce::driver::loopback::{Switch, SwitchConfig};
-use ferroce::driver::{Capabilities, FrameSink, FrameSource, Stats};
+use ferroce::driver::{Capabilities, FrameSink, FrameSource, NextHop, Stats};
 use ferroce::{Config, Context, Nanos, PacketDriver};
 use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
 
@@ -100,7 +100,7 @@ impl PacketDriver for Lossy {
         self.inner.wait(timeout)
     }
 
-    fn resolve(&mut self, peer: std::net::IpAddr) -> Result<[u8; 6], DriverError> {
+    fn resolve(&mut self, peer: std::net::IpAddr) -> Result<NextHop, DriverError> {
         self.inner.resolve(peer)
     }
 

@@ -36,7 +36,7 @@ fn receive(port: &mut Loopback) -> Vec<u32> {
 #[test]
 fn frames_arrive_in_order_and_unchanged() {
     let (mut a, mut b) = pair(&[ip(1)], &[ip(2)]);
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     assert_eq!(to, b.capabilities().mac);
     let lengths = [14, 60, 64, 1500, a.capabilities().max_frame];
     let mut next = lengths.iter();
@@ -87,7 +87,7 @@ fn a_port_plugged_in_later_is_reached() {
     let mut a = switch.port(&[ip(1)]);
     assert_eq!(send(&mut a, [0xff; 6], 0..1), 1);
     let mut b = switch.port(&[ip(2)]);
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     send(&mut a, to, 1..2);
     assert_eq!(receive(&mut b), [1]);
 }
@@ -114,7 +114,7 @@ fn a_full_queue_drops_the_newest_and_counts_them_at_the_receiver() {
 #[test]
 fn a_closed_port_is_not_resolved_and_takes_nothing() {
     let (mut a, b) = pair(&[ip(1)], &[ip(2)]);
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     drop(b);
     let error = a.resolve(ip(2)).unwrap_err();
     assert_eq!(error.to_string(), "no route to 10.0.0.2 from 'loopback0'");
@@ -197,8 +197,8 @@ fn wait_ends_with_its_waker_before_or_meanwhile() {
 fn two_threads_lose_nothing_within_the_depth() {
     const FRAMES: u32 = 200_000;
     let (mut a, mut b) = pair(&[ip(1)], &[ip(2)]);
-    let to_a = b.resolve(ip(1)).unwrap();
-    let to_b = a.resolve(ip(2)).unwrap();
+    let to_a = b.resolve(ip(1)).unwrap().found().unwrap();
+    let to_b = a.resolve(ip(2)).unwrap().found().unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     let echo = thread::spawn(move || {
         let mut owed = VecDeque::new();

@@ -35,7 +35,7 @@ fn receive(port: &mut SimPort, now: Nanos) -> Vec<u32> {
 
 /// Sends `count` frames, one a microsecond, and returns the numbers that arrive with their times.
 fn run(network: &SimNetwork, a: &mut SimPort, b: &mut SimPort, count: u32) -> Vec<(Nanos, u32)> {
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     let mut got = Vec::new();
     for n in 0..count {
         let now = Nanos(u64::from(n) * 1000);
@@ -64,7 +64,7 @@ fn numbers(got: &[(Nanos, u32)]) -> Vec<u32> {
 #[test]
 fn an_ideal_link_delivers_at_once_and_in_order() {
     let (network, mut a, mut b) = pair(1, LinkConfig::default());
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     assert_eq!(to, b.capabilities().mac);
     assert_eq!(send(&mut a, Nanos(5), to, 0..200), 200);
     assert_eq!(network.next_arrival(), Some(Nanos(5)));
@@ -115,7 +115,7 @@ fn probabilities_hold_over_many_frames() {
 #[test]
 fn corruption_flips_one_bit() {
     let (network, mut a, mut b) = pair(3, LinkConfig { corrupt: 1.0, ..LinkConfig::default() });
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     let mut bits = std::collections::BTreeSet::new();
     for _ in 0..500 {
         let mut original = [0; 60];
@@ -175,7 +175,7 @@ fn a_reordered_frame_that_nothing_overtakes_arrives_when_its_hold_ends() {
         ..LinkConfig::default()
     };
     let (network, mut a, mut b) = pair(7, link);
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     send(&mut a, Nanos(1000), to, 0..1);
     assert_eq!(network.next_arrival(), Some(Nanos(53_000)));
     assert_eq!(receive(&mut b, Nanos(52_999)), []);
@@ -186,7 +186,7 @@ fn a_reordered_frame_that_nothing_overtakes_arrives_when_its_hold_ends() {
 fn jitter_spreads_arrivals_within_its_bounds_and_keeps_the_order() {
     let (delay, jitter) = (Duration::from_micros(10), Duration::from_micros(3));
     let (network, mut a, mut b) = pair(9, LinkConfig { delay, jitter, ..LinkConfig::default() });
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     let (mut earliest, mut latest) = (SECOND, Duration::ZERO);
     for n in 0..2000 {
         let now = Nanos(u64::from(n) * 100_000);
@@ -208,7 +208,7 @@ fn a_rate_gives_exact_times_without_drift() {
     // 60 + 24 bytes at 100 Gb/s: 6.72 ns.
     let rate = Some(100_000_000_000);
     let (network, mut a, mut b) = pair(1, LinkConfig { rate, ..LinkConfig::default() });
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     send(&mut a, Nanos(1000), to, 0..1000);
     let got = drain(&network, &mut b);
     for (at, n) in &got {
@@ -226,7 +226,7 @@ fn a_rate_gives_exact_times_without_drift() {
 fn the_queue_limit_drops_what_would_exceed_it() {
     let link = LinkConfig { rate: Some(1_000_000_000), queue_limit: Some(10 * 84), ..LinkConfig::default() };
     let (network, mut a, mut b) = pair(1, link);
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     send(&mut a, Nanos(0), to, 0..15);
     assert_eq!(network.counters().queue_dropped, 5);
     // 84 bytes take 672 ns; by then there is room for just one more.
@@ -347,7 +347,7 @@ fn a_filter_scripts_the_fate_of_each_frame() {
             _ => Verdict::Pass,
         }
     }));
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     send(&mut a, Nanos(10), to, 0..7);
     let got = drain(&network, &mut b);
     assert_eq!(got.len(), 7);
@@ -361,7 +361,7 @@ fn a_filter_scripts_the_fate_of_each_frame() {
 #[test]
 fn a_link_can_be_cut_and_mended() {
     let (network, mut a, mut b) = pair(1, LinkConfig::default());
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     network.set_config(LinkConfig { loss: 1.0, ..LinkConfig::default() }).unwrap();
     send(&mut a, Nanos(1), to, 0..1000);
     assert_eq!(network.next_arrival(), None);
@@ -390,7 +390,7 @@ fn a_port_with_all_its_frames_underway_takes_no_more_until_some_arrive() {
 #[test]
 fn a_length_outside_the_limits_is_not_sent() {
     let (_network, mut a, mut b) = pair(1, LinkConfig::default());
-    let to = a.resolve(ip(2)).unwrap();
+    let to = a.resolve(ip(2)).unwrap().found().unwrap();
     let mut lengths = [13, a.capabilities().max_frame + 1, 60].into_iter();
     let sent = a.tx_burst(Nanos(1), &mut |buffer: &mut [u8]| {
         write(buffer, to, 60, 0);

@@ -11,7 +11,7 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// Six messages of up to eight bytes.
+    /// Six messages of up to eight bytes, or the kernel's word of a packet that came back.
     pub(super) const CAPACITY: usize = 6 * (HEADER + 8);
 
     pub(super) const fn empty() -> Control {

@@ -152,7 +152,7 @@ impl Receiver {
 }
 
 /// Where the kernel puts a datagram.
-fn place(room: &mut [u8]) -> libc::iovec {
+pub(super) fn place(room: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() }
 }
 
@@ -199,7 +199,7 @@ impl Datagram {
     }
 }
 
-fn source(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
+pub(super) fn source(name: &libc::sockaddr_in6) -> Option<SocketAddr> {
     match i32::from(name.sin6_family) {
         libc::AF_INET => {
             // An IPv4 name has its address where an IPv6 one has its flow label.

@@ -146,17 +146,22 @@ impl Transmitter {
 
     /// Sends what is written. What the kernel refuses is dropped and told to `refused`, unless it is
     /// only that there is no room: then `false`, and it stays. MADs have a socket of their own, and those
-    /// that find no room there are dropped: who sent them sends them again.
+    /// that find no room there are dropped: who sent them sends them again. A socket also refuses a packet while
+    /// it has word of another one that came back; `hear` takes that, and returns whether there was any.
     pub(super) fn flush(
         &mut self,
         socket: BorrowedFd<'_>,
         for_mads: BorrowedFd<'_>,
+        mut hear: impl FnMut(BorrowedFd<'_>) -> bool,
         stats: &mut Stats,
         mut refused: impl FnMut(&Refused),
     ) -> bool {
+        // What is tried a second time.
+        let mut again = None;
         while self.done < self.groups.len() {
             let is_mad = self.groups[self.done].key.is_mad();
-            match self.send(if is_mad { for_mads } else { socket }, is_mad) {
+            let socket = if is_mad { for_mads } else { socket };
+            match self.send(socket, is_mad) {
                 Ok(sent) => {
                     for group in &self.groups[self.done..self.done + sent] {
                         stats.tx_frames += group.segments as u64;
@@ -171,6 +176,7 @@ impl Transmitter {
                     }
                     Some(libc::EAGAIN) => return false,
                     Some(libc::EINTR) => {}
+                    _ if hear(socket) && again != Some(self.done) => again = Some(self.done),
                     code => {
                         let group = &self.groups[self.done];
                         stats.tx_dropped += group.segments as u64;

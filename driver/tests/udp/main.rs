@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ferroce_driver::udp::{Udp, UdpConfig};
-use ferroce_driver::{Error, FrameSource, Layer, Nanos, PacketDriver};
+use ferroce_driver::{Error, FrameSource, Layer, Nanos, NextHop, PacketDriver, RefusalReason};
 
 /// Writes packets and gives them other identifications, as the engine does.
 struct Source<'a>(&'a mut dyn Iterator<Item = Vec<u8>>);
@@ -338,7 +338,7 @@ fn refusals_name_what_is_wrong() {
     let mut port = open(loopback(8));
     let refusal = port.resolve("192.0.2.77".parse().unwrap()).unwrap_err();
     assert!(matches!(refusal, Error::NoRoute { .. }), "{refusal}");
-    assert_eq!(port.resolve(loopback(9)).unwrap(), [0; 6]);
+    assert_eq!(port.resolve(loopback(9)).unwrap(), NextHop::Found([0; 6]));
 }
 
 /// Nobody listens, or the packet is too large: that is a loss, and nothing more.
@@ -350,6 +350,10 @@ fn what_the_kernel_refuses_is_counted_and_the_port_lives() {
         send(&mut a, &[nowhere.packet(100, 1)]);
         assert_eq!(receive_now(&mut a), 0);
     }
+    // The host has said by ICMP that nothing has the port, and of which packet.
+    let told = a.next_refusal().expect("word of the packet that came back");
+    assert_eq!((told.peer, told.from, told.reason), (loopback(12), loopback(12), RefusalReason::Port));
+    assert_eq!(told.quoted, nowhere.packet(100, 1)[28..][..told.quoted.len()]);
     let unreachable = Shape::new(loopback(10), "192.0.2.77".parse().unwrap());
     assert_eq!(send(&mut a, &[unreachable.packet(100, 1), unreachable.packet(100, 2)]), 2);
     assert_eq!(a.stats().tx_dropped, 2);

@@ -2,6 +2,7 @@ use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, TAIL_MAX};
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
+use crate::backend::next_hops::NextHops;
 use crate::cm::{ConnectionManager, Gsi, Verbs};
 use crate::engine::key_table::KeyTable;
 use crate::engine::multicast::MulticastGroups;
@@ -11,9 +12,6 @@ use crate::engine::slab::Slab;
 use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Config, Error, GidEntry, Pd, Port, Qp, QpConfig, QpState};
-
-/// Frames of one queue pair before the next has its turn.
-const QUANTUM: u32 = 32;
 
 /// The protocol, without IO and without a clock: frames in, frames out, timers.
 pub(crate) struct Engine {
@@ -31,8 +29,7 @@ pub(crate) struct Engine {
     /// The last identification that was found out.
     identified: u16,
     roce_v1: bool,
-    /// Frames that the queue pair at the front of the active list has sent in this turn.
-    turn: u32,
+    pub(crate) next_hops: NextHops,
     /// The queue pair number of the frame that was announced last.
     announced: u32,
     /// The number and the slot of the queue pair that a frame came for last.
@@ -53,7 +50,7 @@ impl Engine {
             max_connections: config.max_connections,
             max_listeners: config.max_listeners,
             roce_v1: config.roce_v1,
-            turn: 0,
+            next_hops: NextHops::new(),
             announced: 0,
             last: None,
         }
@@ -94,9 +91,7 @@ impl Engine {
             removed.reset(&mut self.shared);
             self.qpns.retire(removed.qpn.value());
             self.last = None;
-            self.shared.active.retain(|index| *index != qp.0.index);
-            self.shared.later.retain(|index| *index != qp.0.index);
-            self.turn = 0;
+            self.shared.scheduler.remove(qp.0.index);
         }
     }
 
@@ -128,14 +123,14 @@ impl Engine {
 
     /// Whether there are frames that found no room in the port.
     pub(crate) fn has_backlog(&self) -> bool {
-        !self.shared.active.is_empty() || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
+        self.shared.scheduler.is_active() || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
     }
 
     /// A poll begins.
     pub(crate) fn begin(&mut self, now: Nanos) {
         self.shared.now = now;
         self.shared.poll += 1;
-        self.shared.active.extend(self.shared.later.drain(..));
+        self.shared.scheduler.begin_poll();
     }
 
     /// Schedules `qp`, or every queue pair, if it owes an ACK. Returns whether any does.
@@ -156,11 +151,10 @@ impl Engine {
 
     /// When there is something to do even if no frame comes: at once if an ACK waits for the next poll.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
-        if !self.shared.later.is_empty() {
-            return Some(self.shared.now);
-        }
-        let connections = self.cm.as_ref().and_then(|cm| cm.next_deadline());
-        [self.shared.timers.next_deadline(), connections].into_iter().flatten().min()
+        let Engine { shared, next_hops, cm, .. } = self;
+        let connections = cm.as_ref().and_then(|cm| cm.next_deadline());
+        let queue_pairs = shared.scheduler.next_deadline(shared.now);
+        [queue_pairs, next_hops.next_deadline(), connections].into_iter().flatten().min()
     }
 
     /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
@@ -310,7 +304,7 @@ impl Engine {
 
     /// The timers that are due.
     pub(crate) fn fire_timers(&mut self) {
-        while let Some(index) = self.shared.timers.pop(self.shared.now) {
+        while let Some(index) = self.shared.scheduler.due(self.shared.now) {
             if let Some(qp) = self.qps.at_mut(index) {
                 qp.on_timer(&mut self.shared);
             }
@@ -332,31 +326,23 @@ impl Engine {
         {
             return Some(length);
         }
-        while let Some(index) = self.shared.active.front().copied() {
-            if self.turn == QUANTUM {
-                self.turn = 0;
-                self.shared.active.rotate_left(1);
-                continue;
-            }
-            if self.turn == 0 {
+        while let Some((index, begins)) = self.shared.scheduler.turn() {
+            if begins {
                 self.look_ahead();
             }
             let Some(qp) = self.qps.at_mut(index) else {
-                self.shared.active.pop_front();
+                self.shared.scheduler.end_turn();
                 continue;
             };
-            if let Some(length) = qp.transmit(&mut self.shared, slot) {
-                self.turn += 1;
-                return Some(length);
-            }
-            self.turn = 0;
-            self.shared.active.pop_front();
-            let ack = qp.ack_due(&self.shared);
-            qp.scheduled = ack.is_some_and(|due| due <= self.shared.now);
-            match ack {
-                Some(_) if qp.scheduled => self.shared.later.push(index),
-                Some(due) => self.shared.timers.ensure(index, due),
-                None => {}
+            match qp.transmit(&mut self.shared, slot) {
+                Ok(length) => {
+                    self.shared.scheduler.sent();
+                    return Some(length);
+                }
+                Err(wait) => {
+                    self.shared.scheduler.end_turn();
+                    qp.scheduled = self.shared.scheduler.wait(index, wait);
+                }
             }
         }
         None
@@ -372,10 +358,10 @@ impl Engine {
     /// Fetches what the next queue pairs in the active list need.
     fn look_ahead(&self) {
         let Engine { qps, shared, .. } = self;
-        if let Some(index) = shared.active.get(FAR) {
-            qps.prefetch(*index);
+        if let Some(index) = shared.scheduler.ahead(FAR) {
+            qps.prefetch(index);
         }
-        if let Some(qp) = shared.active.get(NEAR).and_then(|index| qps.at(*index)) {
+        if let Some(qp) = shared.scheduler.ahead(NEAR).and_then(|index| qps.at(index)) {
             qp.sq.prefetch(qp.requester.cursor());
         }
     }

@@ -2,27 +2,30 @@
 
 use std::net::SocketAddr;
 
+use ferroce_driver::Refusal;
 use ferroce_wire::cm::{
     CmBody, IpCm, Mra, PathRecord, Rej, RejectReason, Rep, Req, Rtu, Stage, TransportType,
 };
-use ferroce_wire::{PathMtu, Psn, Qpn};
+use ferroce_wire::{MacAddr, PathMtu, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use super::communication::{Communication, State, Terms};
 use super::{
-    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, PortSpace, PrivateData, Verbs,
+    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, Gsi, PortSpace, PrivateData, Verbs,
     canonical, time_of,
 };
+use crate::engine::ah::Hop;
+use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
-use crate::verbs::{AddressVector, Error, Qp, QpType};
+use crate::verbs::{AddressVector, Error, Qp, QpType, Unreachable};
 
 impl ConnectionManager {
-    /// Asks for a connection of `qp`, which is in INIT. The way to the peer is known, next hop included.
+    /// Asks for a connection of `qp`, which is in INIT: at once, or when the next hop is found.
     pub(crate) fn connect(
         &mut self,
         (qp, local_qpn, qp_type): (Qp, Qpn, QpType),
         to: SocketAddr,
-        address: AddressVector,
+        (address, hop): (AddressVector, Hop),
         path_mtu: PathMtu,
         parameters: &ConnectionParameters<'_>,
         verbs: &mut Verbs<'_>,
@@ -59,7 +62,7 @@ impl ConnectionManager {
             cm_timeout,
             cm_retries,
             retries_left: cm_retries,
-            ..Communication::new(ids, (State::ReqSent, PortSpace::Tcp), address, header)
+            ..Communication::asking(ids, PortSpace::Tcp, (address, hop), header)
         })?;
         self.take_qp(index, qp);
         if let Some(queue_pair) = verbs.qps.get_mut(qp.0) {
@@ -86,9 +89,63 @@ impl ConnectionManager {
         req.private_data[..IpCm::LEN].copy_from_slice(&addresses);
         let behind = &mut req.private_data[IpCm::LEN..];
         behind[..parameters.private_data.len()].copy_from_slice(parameters.private_data);
-        self.send_kept(index, CmBody::Req(&req), verbs.shared);
-        self.wait_from_now_on(index);
+        self.ask(index, CmBody::Req(&req), verbs.shared);
         Ok(id)
+    }
+
+    /// Sends the message that begins an exchange, or keeps it until the next hop is found.
+    pub(super) fn ask(&mut self, index: u32, body: CmBody<'_>, shared: &mut Shared) {
+        let Some(communication) = self.communications.at_mut(index) else { return };
+        communication.keep(body);
+        if communication.state != State::Resolving {
+            self.send_again(index, shared);
+            self.wait_from_now_on(index);
+        }
+    }
+
+    /// The search for the next hop of an exchange has ended.
+    pub(crate) fn take_next_hop(
+        &mut self,
+        id: CmId,
+        found: Result<MacAddr, Unreachable>,
+        verbs: &mut Verbs<'_>,
+    ) {
+        let Some(communication) = self.communications.get_mut(id.0) else { return };
+        if communication.state != State::Resolving {
+            return;
+        }
+        let index = id.0.index;
+        match found {
+            Ok(mac) => {
+                communication.take_next_hop(mac);
+                communication.begin_waiting(verbs.shared.now);
+                self.send_again(index, verbs.shared);
+                self.wait(index, verbs.shared.now);
+            }
+            Err(reason) => self.end_unreachable(index, reason),
+        }
+    }
+
+    /// The network says that a packet was not delivered. It quotes the packet: two random numbers in it name the
+    /// exchange, so that only who has seen the packet can end it.
+    pub(crate) fn on_refusal(&mut self, refusal: &Refusal) {
+        let Refusal { peer, from, reason, quoted } = *refusal;
+        let Some((transaction_id, ours)) = Gsi::quoted(&quoted) else { return };
+        let Some(index) = self.comm_ids.get(ours) else { return };
+        let Some(communication) = self.communications.at(index) else { return };
+        let asks = matches!(communication.state, State::ReqSent | State::SidrSent);
+        if asks
+            && communication.transaction_id == transaction_id
+            && canonical(communication.address.gid) == peer
+        {
+            self.end_unreachable(index, Unreachable::Refused { peer, from, reason });
+        }
+    }
+
+    pub(super) fn end_unreachable(&mut self, index: u32, reason: Unreachable) {
+        let Some(communication) = self.communications.at(index) else { return };
+        self.events.push_back(CmEvent::Unreachable { id: communication.id, reason });
+        self.remove(index);
     }
 
     pub(super) fn on_rep(

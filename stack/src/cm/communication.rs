@@ -4,10 +4,12 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{MAD_LEN, PKEY_DEFAULT, PKey, PathHeader, PathMtu, Psn, Qpn};
+use ferroce_wire::cm::{CmBody, CmMessage};
+use ferroce_wire::{MAD_LEN, MacAddr, PKEY_DEFAULT, PKey, PathHeader, PathMtu, Psn, Qpn};
 
 use super::{CmId, Listener, PortSpace, Verbs};
 use crate::RnrTimer;
+use crate::engine::ah::Hop;
 use crate::engine::qp::Connection;
 use crate::engine::timer::time_of;
 use crate::verbs::{AddressVector, Error, Qp, QpType, ReadyToReceive, ReadyToSend, UnreliablePath};
@@ -23,6 +25,8 @@ pub(super) const ACK_TIMEOUTS: RangeInclusive<u8> = 1..=21;
 /// How far it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
+    /// The next hop is looked for; what asks leaves then.
+    Resolving,
     /// We asked.
     ReqSent,
     /// The peer asked; the application has the word.
@@ -124,6 +128,17 @@ pub(super) struct Communication {
 }
 
 impl Communication {
+    /// As who asks a peer to whom the next hop is known, or is being looked for.
+    pub(super) fn asking(
+        ids: (CmId, u32),
+        space: PortSpace,
+        (address, hop): (AddressVector, Hop),
+        header: PathHeader,
+    ) -> Communication {
+        let state = if hop.ticket().is_some() { State::Resolving } else { asking(space) };
+        Communication::new(ids, (state, space), address, header)
+    }
+
     /// With a peer of whom only the address is known. MADs go the same way.
     pub(super) fn new(
         (id, local_comm_id): (CmId, u32),
@@ -158,6 +173,11 @@ impl Communication {
         }
     }
 
+    /// Writes the message that may have to be sent again.
+    pub(super) fn keep(&mut self, body: CmBody<'_>) {
+        CmMessage { transaction_id: self.transaction_id, body }.emit(&mut self.mad);
+    }
+
     /// The first of a message's transmissions leaves now. What the application has chosen itself may take
     /// longer than a peer can ask for, and is not cut short.
     pub(super) fn begin_waiting(&mut self, now: Nanos) {
@@ -168,6 +188,13 @@ impl Communication {
     /// Waits until `deadline`, or for as long as there is.
     pub(super) fn wait_until(&mut self, deadline: Nanos) {
         self.deadline = deadline.min(self.latest);
+    }
+
+    /// The next hop of a peer that is to be asked is found.
+    pub(super) fn take_next_hop(&mut self, mac: MacAddr) {
+        self.address.mac = Some(mac);
+        self.header.set_destination_mac(mac);
+        self.state = asking(self.space);
     }
 
     /// INIT → RTR.
@@ -210,6 +237,14 @@ impl Communication {
             }
             _ => qp.ready_to_send_unreliable(sq_psn),
         }
+    }
+}
+
+/// The state of who asks for a connection, or for a datagram service.
+fn asking(space: PortSpace) -> State {
+    match space {
+        PortSpace::Tcp => State::ReqSent,
+        PortSpace::Udp => State::SidrSent,
     }
 }
 

@@ -30,7 +30,7 @@ impl ConnectionManager {
                 self.reject(index, RejectReason::TIMEOUT, &[], verbs);
                 self.remove(index);
             }
-            State::SidrSent => self.remove(index),
+            State::SidrSent | State::Resolving => self.remove(index),
             State::ReqReceived | State::SidrReceived => self.refuse(id, &[], verbs),
             State::DreqSent | State::Timewait => {}
         }

@@ -8,7 +8,7 @@ use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{PathMtu, Qpn};
 
 use super::{CmId, Listener};
-use crate::verbs::{AddressVector, QpType};
+use crate::verbs::{AddressVector, QpType, Unreachable};
 
 /// Bytes that the other application has sent along. The wire does not tell how many of them count: what
 /// is behind the peer's bytes is zero.
@@ -70,6 +70,21 @@ pub struct ConnectionRequest {
     pub pkey_index: usize,
 }
 
+impl CmEvent {
+    /// The exchange that it happened to.
+    pub fn id(&self) -> CmId {
+        match self {
+            CmEvent::ConnectionRequest(request) => request.id,
+            CmEvent::Established { id, .. }
+            | CmEvent::Resolved { id, .. }
+            | CmEvent::Rejected { id, .. }
+            | CmEvent::Unreachable { id, .. }
+            | CmEvent::Disconnected { id }
+            | CmEvent::TimewaitExit { id } => *id,
+        }
+    }
+}
+
 /// What happened to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -105,10 +120,12 @@ pub enum CmEvent {
         /// What it sent along.
         private_data: PrivateData,
     },
-    /// The peer does not answer. The id is gone.
+    /// The peer can't be reached, or does not answer. The id is gone.
     Unreachable {
         /// The connection, or the search.
         id: CmId,
+        /// Who can't be reached, and why.
+        reason: Unreachable,
     },
     /// The connection is over, and its queue pair in ERR.
     Disconnected {

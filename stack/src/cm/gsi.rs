@@ -56,6 +56,16 @@ impl Gsi {
         Some(slot.end((length, 0)))
     }
 
+    /// The transaction id and the sender's communication id in the request that a packet begins with, from its BTH
+    /// on: of a REQ or a SIDR REQ.
+    pub(crate) fn quoted(packet: &[u8]) -> Option<(u64, u32)> {
+        const MAD: usize = 12 + 8;
+        let mad = packet.get(MAD..)?;
+        let transaction_id = u64::from_be_bytes(*mad.get(8..)?.first_chunk()?);
+        let comm_id = u32::from_be_bytes(*mad.get(24..)?.first_chunk()?);
+        Some((transaction_id, comm_id))
+    }
+
     /// The MAD in a packet for QP1.
     pub(crate) fn payload<'a>(packet: &Packet<'a>) -> Result<&'a [u8], Counter> {
         if packet.opcode != Opcode::UD_SEND_ONLY {

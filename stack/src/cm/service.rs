@@ -13,6 +13,7 @@ use super::{
     Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, Listener, PortSpace,
     PrivateData, Verbs, canonical, time_of,
 };
+use crate::engine::ah::Hop;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{AddressVector, Error, QpType};
 
@@ -27,7 +28,7 @@ impl ConnectionManager {
     pub(crate) fn resolve(
         &mut self,
         to: SocketAddr,
-        address: AddressVector,
+        (address, hop): (AddressVector, Hop),
         parameters: &ConnectionParameters<'_>,
         verbs: &mut Verbs<'_>,
     ) -> Result<CmId, Error> {
@@ -46,15 +47,14 @@ impl ConnectionManager {
             cm_timeout: parameters.cm_timeout,
             cm_retries: parameters.cm_retries,
             retries_left: parameters.cm_retries,
-            ..Communication::new(ids, (State::SidrSent, PortSpace::Udp), address, header)
+            ..Communication::asking(ids, PortSpace::Udp, (address, hop), header)
         })?;
         let request_id = self.communications.at(index).map_or(0, |c| c.local_comm_id);
         let mut req = SidrReq::new(request_id, PortSpace::Udp.service_id(to.port()), pkey);
         req.private_data[..IpCm::LEN].copy_from_slice(&addresses);
         let behind = &mut req.private_data[IpCm::LEN..];
         behind[..parameters.private_data.len()].copy_from_slice(parameters.private_data);
-        self.send_kept(index, CmBody::SidrReq(&req), verbs.shared);
-        self.wait_from_now_on(index);
+        self.ask(index, CmBody::SidrReq(&req), verbs.shared);
         Ok(id)
     }
 

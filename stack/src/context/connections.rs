@@ -2,13 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use ferroce_wire::{Gid, MacAddr, PKey, PathMtu, Qpn};
+use ferroce_wire::{Gid, PKey, PathMtu, Qpn};
 
 use super::{Context, invalid_handle};
+use crate::backend::next_hops::Seeker;
 use crate::cm::{
     CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace, REJ_PRIVATE,
     REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,
 };
+use crate::engine::ah::Hop;
 use crate::verbs::{AddressVector, Error, Qp, QpState, QpType};
 
 impl Context {
@@ -49,11 +51,14 @@ impl Context {
     /// with [`CmEvent::Established`]; with [`CmEvent::Rejected`] and [`CmEvent::Unreachable`] it is as
     /// before.
     ///
-    /// Asks the driver for the hardware address, which may block for as long as ARP or ND takes.
+    /// Never blocks: the request leaves as soon as the next hop is found, and [`CmEvent::Unreachable`] says who
+    /// can't be reached and why, as soon as it is known: a neighbour that does not answer, or a word of the
+    /// network that the request was not delivered (ICMP, heard by the UDP socket driver).
     ///
     /// # Errors
     /// [`Error::State`], [`Error::Invalid`], [`Error::PathMtu`], [`Error::Exhausted`],
-    /// [`Error::Unsupported`] on a socket that is not the one for QP1, or the driver's word.
+    /// [`Error::Unsupported`] on a socket that is not the one for QP1, or the driver's word, as that there is no
+    /// route.
     pub fn connect(
         &mut self,
         qp: Qp,
@@ -62,7 +67,7 @@ impl Context {
     ) -> Result<CmId, Error> {
         parameters.check(REQ_PRIVATE)?;
         let named = self.connectable(qp)?;
-        let address = self.way_to(to)?;
+        let (address, hop) = self.way_to(to)?;
         let port = &self.engine.port;
         let largest = port.path_mtu(address.gid.is_ipv6());
         let path_mtu = match parameters.path_mtu {
@@ -74,7 +79,9 @@ impl Context {
             chosen => chosen.or(largest).unwrap_or(PathMtu::Mtu256),
         };
         let (cm, mut verbs) = self.engine.cm()?;
-        cm.connect(named, to, address, path_mtu, parameters, &mut verbs)
+        let id = cm.connect(named, to, (address, hop), path_mtu, parameters, &mut verbs)?;
+        self.tell_connection(id, hop);
+        Ok(id)
     }
 
     /// Accepts a request for a connection with `qp`, of the service that was asked for and in INIT. It
@@ -139,9 +146,17 @@ impl Context {
     /// As [`connect`](Context::connect).
     pub fn resolve(&mut self, to: SocketAddr, parameters: &ConnectionParameters<'_>) -> Result<CmId, Error> {
         parameters.check(SIDR_REQ_PRIVATE)?;
-        let address = self.way_to(to)?;
+        let (address, hop) = self.way_to(to)?;
         let (cm, mut verbs) = self.engine.cm()?;
-        cm.resolve(to, address, parameters, &mut verbs)
+        let id = cm.resolve(to, (address, hop), parameters, &mut verbs)?;
+        self.tell_connection(id, hop);
+        Ok(id)
+    }
+
+    fn tell_connection(&mut self, id: CmId, hop: Hop) {
+        if let Some(ticket) = hop.ticket() {
+            self.engine.next_hops.tell(ticket, Seeker::Connection(id));
+        }
     }
 
     /// Ends a connection: its queue pair goes to ERR, and the peer is told. [`CmEvent::Disconnected`]
@@ -194,8 +209,8 @@ impl Context {
         Ok((qp, qpn, qp_type))
     }
 
-    /// The way to a peer, next hop included.
-    fn way_to(&mut self, to: SocketAddr) -> Result<AddressVector, Error> {
+    /// The way to a peer, and what is known of the next hop.
+    fn way_to(&mut self, to: SocketAddr) -> Result<(AddressVector, Hop), Error> {
         let gid = Gid::from(to.ip().to_canonical());
         if gid.is_multicast() || to.ip().is_unspecified() {
             return Err(Error::invalid("address", to, "the address of one peer"));
@@ -207,8 +222,9 @@ impl Context {
                 format!("a peer of the IP version of '{}', which has no {kind} address", port.interface);
             return Err(Error::invalid("address", to, expected));
         };
-        let mac = Some(MacAddr(self.driver.resolve(gid.to_ip())?));
-        Ok(AddressVector { mac, ..AddressVector::new(gid, index) })
+        let hop = self.engine.next_hop(&mut *self.driver, gid.to_ip())?;
+        let mac = if let Hop::Found(mac) = hop { Some(mac) } else { None };
+        Ok((AddressVector { mac, ..AddressVector::new(gid, index) }, hop))
     }
 }
 

@@ -3,21 +3,24 @@
 use ferroce_wire::{Encapsulation, Gid, PathMtu, Qpn, Service};
 
 use super::{Context, invalid_handle};
+use crate::backend::next_hops::Seeker;
 use crate::engine::ah::AddressHandle;
 use crate::verbs::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
 
 impl Context {
     /// Creates an address handle: the way of datagrams to a port, or to a multicast group.
     ///
-    /// Asks the driver for the hardware address if the address vector has none, which may block for
-    /// as long as ARP or ND takes.
+    /// Never blocks. It asks the driver for the next hop if the address vector has no hardware address. Datagrams
+    /// that are posted before it answers (ARP, ND) wait in their queue pair's send queue, and those behind them with
+    /// them. If nobody answers they complete with `RetryExcErr`, which puts their queue pair into SQE, and
+    /// [`Event::AhUnreachable`](crate::Event::AhUnreachable) says why.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Invalid`], [`Error::AddressFamily`],
     /// [`Error::Exhausted`], or the driver's word.
     pub fn create_ah(&mut self, pd: Pd, address: &AddressVector) -> Result<Ah, Error> {
         self.check_pd(pd)?;
-        let path = self.path(address, Qpn::default(), Qpn::default())?;
+        let (path, hop) = self.path(address, Qpn::default(), Qpn::default())?;
         let is_v1 = matches!(path.encapsulation, Encapsulation::RoceV1);
         let max_payload = self.engine.port.path_mtu(is_v1 || address.gid.is_ipv6());
         let max_payload = max_payload.map_or(0, PathMtu::bytes);
@@ -25,9 +28,12 @@ impl Context {
         let source_port = self.engine.port.socket.map(|terms| terms.source_port);
         let ahs = &mut self.engine.shared.ahs;
         let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
-        let new = AddressHandle::new(pd, header, address.flow_label, source_port, max_payload);
-        let ah = ahs.insert_with(|_| new);
-        ah.map(Ah).ok_or(full)
+        let new = AddressHandle::new(pd, (header, hop), address.flow_label, source_port, max_payload);
+        let ah = ahs.insert_with(|_| new).map(Ah).ok_or(full)?;
+        if let Some(ticket) = hop.ticket() {
+            self.engine.next_hops.tell(ticket, Seeker::Ah(ah));
+        }
+        Ok(ah)
     }
 
     /// The way back to the sender of a datagram, from its completion and the first 40 bytes of its
@@ -47,8 +53,13 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {
-        let removed = self.engine.shared.ahs.remove(ah.0);
-        removed.map(drop).ok_or_else(|| invalid_handle("AH", ah.0))
+        let shared = &mut self.engine.shared;
+        let removed = shared.ahs.remove(ah.0).ok_or_else(|| invalid_handle("AH", ah.0))?;
+        if let Some(ticket) = removed.hop.ticket() {
+            // Those that wait for others to the same peer tell so again.
+            shared.scheduler.redeem(ticket);
+        }
+        Ok(())
     }
 
     /// Lets a UD queue pair hear a multicast group. Once is enough; more change nothing.

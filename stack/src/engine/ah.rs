@@ -1,11 +1,34 @@
-use ferroce_wire::{Network, NetworkHeader, PathHeader, Qpn, source_port};
+use ferroce_wire::{MacAddr, Network, NetworkHeader, PathHeader, Qpn, source_port};
 
-use crate::verbs::{AddressVector, Error, Pd, Port};
+use crate::engine::scheduler::Ticket;
+use crate::verbs::{AddressVector, Error, Pd, Port, Unreachable};
+
+/// What is known of a next hop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Hop {
+    /// Its hardware address.
+    Found(MacAddr),
+    /// It is being looked for.
+    Sought(Ticket),
+    /// It was looked for in vain.
+    Missing,
+}
+
+impl Hop {
+    /// The ticket of the search, if there is one.
+    pub(crate) fn ticket(self) -> Option<Ticket> {
+        match self {
+            Hop::Sought(ticket) => Some(ticket),
+            Hop::Found(_) | Hop::Missing => None,
+        }
+    }
+}
 
 /// The way of datagrams to one port: all that a work request need not say each time.
 #[derive(Clone, Copy)]
 pub(crate) struct AddressHandle {
     pub(crate) pd: Pd,
+    pub(crate) hop: Hop,
     header: PathHeader,
     flow_label: u32,
     /// The socket's, where there is one; otherwise each pair of queue pairs has its own.
@@ -17,12 +40,20 @@ pub(crate) struct AddressHandle {
 impl AddressHandle {
     pub(crate) fn new(
         pd: Pd,
-        header: PathHeader,
+        (header, hop): (PathHeader, Hop),
         flow_label: u32,
         source_port: Option<u16>,
         max_payload: u32,
     ) -> AddressHandle {
-        AddressHandle { pd, header, flow_label, source_port, max_payload }
+        AddressHandle { pd, hop, header, flow_label, source_port, max_payload }
+    }
+
+    /// The search for the next hop has ended.
+    pub(crate) fn take_next_hop(&mut self, found: Result<MacAddr, Unreachable>) {
+        self.hop = found.map_or(Hop::Missing, Hop::Found);
+        if let Ok(mac) = found {
+            self.header.set_destination_mac(mac);
+        }
     }
 
     /// The headers of a packet between these queue pairs.

@@ -43,6 +43,12 @@ impl EventQueue {
         Some(event)
     }
 
+    /// Takes the oldest event that is `wanted`.
+    pub(crate) fn take(&mut self, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
+        let at = self.queue.iter().position(wanted)?;
+        self.queue.remove(at)
+    }
+
     /// Whether an event of this kind waits to be read.
     pub(crate) fn has_pkey_violation(&self) -> bool {
         self.pkey_violation_waits

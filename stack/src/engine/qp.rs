@@ -1,11 +1,12 @@
 use ferroce_wire::{
-    Gid, NetworkHeader, PKEY_DEFAULT, PKey, Packet, PathAddress, PathHeader, PathMtu, Qpn, Service,
+    Gid, MacAddr, NetworkHeader, PKEY_DEFAULT, PKey, Packet, PathAddress, PathHeader, PathMtu, Qpn, Service,
 };
 
 use crate::engine::destination::Destination;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
 use crate::engine::rq::ReceiveQueue;
+use crate::engine::scheduler::{Ticket, Wait};
 use crate::engine::selective::Selective;
 use crate::engine::shared::Shared;
 use crate::engine::slot::Slot;
@@ -13,7 +14,7 @@ use crate::engine::sq::{Ended, SendQueue};
 use crate::telemetry::counters::Counter;
 use crate::verbs::{
     Access, AddressVector, Cq, Error, Event, Handle, MAX_MESSAGE, MAX_WINDOW, Mismatch, Mr, Pd, Qp,
-    QpAttributes, QpConfig, QpState, QpType, Srq, WcOpcode, WcStatus, WorkCompletion, may_be_on,
+    QpAttributes, QpConfig, QpState, QpType, Srq, Unreachable, WcOpcode, WcStatus, WorkCompletion, may_be_on,
 };
 
 /// The peer of a connected queue pair, and the way to it.
@@ -97,8 +98,10 @@ pub(crate) struct QueuePair {
     pub(crate) responder: Responder,
     /// If both ends have agreed on selective repeat.
     pub(crate) selective: Option<Box<Selective>>,
-    /// It is in the list of active queue pairs.
+    /// The scheduler has it in a list.
     pub(crate) scheduled: bool,
+    /// The next hop to its peer is being looked for; nothing is sent before.
+    pub(crate) next_hop: Option<Ticket>,
     /// The last frame was a response.
     responded: bool,
     /// A completion found no room: the queue pair is to fail.
@@ -140,6 +143,7 @@ impl QueuePair {
             responder: Responder::default(),
             selective: None,
             scheduled: false,
+            next_hop: None,
             responded: false,
             overflowed: false,
             mismatch: None,
@@ -204,20 +208,51 @@ impl QueuePair {
     pub(crate) fn schedule(&mut self, shared: &mut Shared) {
         if !self.scheduled {
             self.scheduled = true;
-            shared.active.push_back(self.handle.0.index);
+            shared.scheduler.activate(self.handle.0.index);
         }
     }
 
-    /// The next frame of this queue pair.
+    /// The next frame of this queue pair, or what it waits for.
     #[inline]
-    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Result<usize, Wait> {
+        if let Some(ticket) = self.next_hop {
+            return Err(Wait::Ticket(ticket));
+        }
         let frame = match self.service {
-            Service::Rc => self.transmit_in_turn(shared, slot),
+            Service::Rc => self.transmit_in_turn(shared, slot).ok_or_else(|| self.waits_for(shared)),
             Service::Ud => self.transmit_datagram(shared, slot),
-            Service::Uc | Service::Cnp => self.transmit_request(shared, slot),
+            Service::Uc | Service::Cnp => self.transmit_request(shared, slot).ok_or(Wait::Nothing),
         };
         self.settle(shared);
         frame
+    }
+
+    /// What a reliable queue pair waits for that has nothing to send.
+    #[inline]
+    pub(crate) fn waits_for(&self, shared: &Shared) -> Wait {
+        let timer = self.requester.deadline();
+        match self.ack_due(shared) {
+            Some(due) if due <= shared.now => Wait::NextPoll,
+            Some(due) => Wait::At(due.min(timer)),
+            None => Wait::until(timer),
+        }
+    }
+
+    /// The search for the next hop has ended.
+    pub(crate) fn take_next_hop(&mut self, shared: &mut Shared, found: Result<MacAddr, Unreachable>) {
+        self.next_hop = None;
+        match (found, &mut self.connection) {
+            (Ok(mac), Some(connection)) => connection.header.set_destination_mac(mac),
+            (Ok(_), None) => {}
+            (Err(_), _) if self.state == QpState::Error => {}
+            (Err(reason), _) => {
+                if let Some(ended) = self.sq.pop(&mut shared.mrs) {
+                    self.complete_send(shared, &ended, WcStatus::RetryExcErr);
+                }
+                self.fail(shared);
+                shared.raise(Event::QpUnreachable { qp: self.handle, reason });
+            }
+        }
     }
 
     /// A response, because a peer waits for it, but then a request has its turn, or a peer that
@@ -284,7 +319,10 @@ impl QueuePair {
                 queue.purge(self.handle);
             }
         }
-        shared.timers.cancel(self.handle.0.index);
+        self.next_hop = None;
+        if shared.scheduler.release(self.handle.0.index) {
+            self.scheduled = false;
+        }
         shared.mrs.unbind_windows_of(self.handle);
         self.forget_in_flight(shared);
         self.leave_destination(shared);

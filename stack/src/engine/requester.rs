@@ -10,6 +10,7 @@ use crate::engine::destination::Flight;
 use crate::engine::kind::{Kind, Place};
 use crate::engine::mw::MwBind;
 use crate::engine::qp::QueuePair;
+use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
 use crate::engine::slot::Slot;
 use crate::engine::sq::Wqe;
@@ -143,6 +144,12 @@ impl Requester {
 
     pub(crate) fn waits_for_receiver(&self) -> bool {
         self.rnr_deadline != Nanos::NEVER
+    }
+
+    /// When its next timer is due.
+    #[inline]
+    pub(crate) fn deadline(&self) -> Nanos {
+        self.rnr_deadline.min(self.ack_deadline)
     }
 
     /// No timer runs any more.
@@ -351,16 +358,16 @@ impl QueuePair {
         }
     }
 
-    /// Starts the ACK timer anew.
+    /// Starts the ACK timer anew. The queue pair is scheduled, or has its turn: what it waits for is told then.
     pub(crate) fn arm_ack_timer(&mut self, shared: &mut Shared) {
         let requester = &mut self.requester;
         requester.ack_deadline = match requester.ack_timeout() {
             Some(timeout) if requester.una != requester.sent => shared.now + timeout,
             _ => Nanos::NEVER,
         };
-        shared.timers.ensure(self.handle.0.index, requester.ack_deadline);
     }
 
+    /// The time has come that it has waited for, or an earlier one that does not count any more.
     pub(crate) fn on_timer(&mut self, shared: &mut Shared) {
         let requester = &mut self.requester;
         if requester.rnr_deadline <= shared.now {
@@ -374,13 +381,12 @@ impl QueuePair {
             self.note_silence(shared);
             self.retry(shared);
         }
-        let mut next = self.requester.rnr_deadline.min(self.requester.ack_deadline);
-        match self.ack_due(shared) {
-            Some(due) if due <= shared.now => self.schedule(shared),
-            Some(due) => next = next.min(due),
-            None => {}
+        match self.waits_for(shared) {
+            Wait::NextPoll => self.schedule(shared),
+            wait if !self.scheduled => self.scheduled = shared.scheduler.wait(self.handle.0.index, wait),
+            // Its turn ends with what it waits for.
+            _ => {}
         }
-        shared.timers.ensure(self.handle.0.index, next);
         self.settle(shared);
     }
 
@@ -470,8 +476,8 @@ impl QueuePair {
         requester.rnr_deadline = deadline;
         requester.rnr_began = shared.now;
         requester.ack_deadline = Nanos::NEVER;
-        shared.timers.ensure(self.handle.0.index, requester.rnr_deadline);
         self.go_back(shared);
+        self.schedule(shared);
     }
 
     /// Sends again from the oldest packet that is not acknowledged, or gives up.

@@ -1,5 +1,3 @@
-use std::collections::VecDeque;
-
 use ferroce_driver::Nanos;
 use ferroce_wire::PathMtu;
 use rand_chacha::ChaCha20Rng;
@@ -13,9 +11,9 @@ use crate::engine::event::EventQueue;
 use crate::engine::mr::MemoryRegions;
 use crate::engine::reorder::ReorderPool;
 use crate::engine::rq::ReceiveQueue;
+use crate::engine::scheduler::Scheduler;
 use crate::engine::slab::Slab;
 use crate::engine::srq::SharedReceiveQueue;
-use crate::engine::timer::TimerWheel;
 use crate::telemetry::counters::{Counter, Counters};
 use crate::verbs::{Config, Cq, DeviceAttributes, Event, Port, Srq, WorkCompletion};
 
@@ -31,11 +29,7 @@ pub(crate) struct Shared {
     pub(crate) ahs: Slab<AddressHandle>,
     pub(crate) events: EventQueue,
     pub(crate) counters: Counters,
-    pub(crate) timers: TimerWheel,
-    /// Slots of the queue pairs that may have something to send, each once.
-    pub(crate) active: VecDeque<u32>,
-    /// Those whose ACK waits for the next poll; they are not in `active`.
-    pub(crate) later: Vec<u32>,
+    pub(crate) scheduler: Scheduler,
     /// A first packet came to a queue pair in RTR.
     pub(crate) comm_est: bool,
     /// No ACK is kept back: there may be no more polls.
@@ -64,9 +58,7 @@ impl Shared {
             ahs: Slab::new(config.max_ahs),
             events: EventQueue::new(config.max_events, config.max_cqs),
             counters: Counters::default(),
-            timers: TimerWheel::new(config.max_qps),
-            active: VecDeque::with_capacity(config.max_qps as usize),
-            later: Vec::with_capacity(config.max_qps as usize),
+            scheduler: Scheduler::new(config.max_qps),
             comm_est: false,
             hurry: false,
             window,

@@ -2,7 +2,9 @@
 
 use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
 
+use crate::engine::ah::Hop;
 use crate::engine::qp::QueuePair;
+use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
 use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
@@ -12,8 +14,13 @@ use crate::verbs::{Access, Destination, Port, QpState, SendOp, WcOpcode, WcStatu
 const GRH_AREA: usize = 40;
 
 impl QueuePair {
-    /// Writes the next datagram. It is complete with that.
-    pub(crate) fn transmit_datagram(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    /// Writes the next datagram, which is complete with that, or tells what it waits for: the next hop of its
+    /// address handle, if that is being looked for.
+    pub(crate) fn transmit_datagram(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut Slot<'_>,
+    ) -> Result<usize, Wait> {
         while self.state == QpState::Rts && !self.sq.is_empty() {
             let number = self.sq.head();
             let wqe = *self.sq.wqe(number);
@@ -21,15 +28,23 @@ impl QueuePair {
                 SendOp::SendTo(to) => (to, None),
                 SendOp::SendToWithImm(to, immediate) => (to, Some(immediate)),
                 // Posting refuses everything else.
-                _ => return None,
+                _ => return Err(Wait::Nothing),
             };
             let Some(ah) = shared.ahs.get(to.ah.0).filter(|ah| ah.pd == self.pd).copied() else {
                 self.fail_oldest(shared, WcStatus::LocQpOpErr);
-                return None;
+                return Err(Wait::Nothing);
             };
+            match ah.hop {
+                Hop::Found(_) => {}
+                Hop::Sought(ticket) => return Err(Wait::Ticket(ticket)),
+                Hop::Missing => {
+                    self.fail_oldest(shared, WcStatus::RetryExcErr);
+                    return Err(Wait::Nothing);
+                }
+            }
             if shared.mrs.check_local(self.pd, self.sq.sges(number), Access::NONE).is_err() {
                 self.fail_oldest(shared, WcStatus::LocProtErr);
-                return None;
+                return Err(Wait::Nothing);
             }
             if wqe.length > ah.max_payload {
                 shared.count(Counter::TxTooLong);
@@ -43,7 +58,7 @@ impl QueuePair {
             let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn()).in_partition(self.pkey);
             bth.set_solicited(wqe.flags.solicited);
             let header = ah.header(self.qpn, to.qpn);
-            let mut frame = slot.start(&header, bth, wqe.length as usize)?;
+            let mut frame = slot.start(&header, bth, wqe.length as usize).ok_or(Wait::Nothing)?;
             frame.put(&Deth::new(self.qkey_for(to), self.qpn));
             if let Some(immediate) = immediate {
                 frame.put(&ImmDt::new(immediate));
@@ -52,9 +67,9 @@ impl QueuePair {
             self.requester.take_psn();
             shared.count(Counter::SentPkts);
             self.complete_oldest(shared);
-            return Some(slot.end(written));
+            return Ok(slot.end(written));
         }
-        None
+        Err(Wait::Nothing)
     }
 
     /// A Q_Key with the highest bit set stands for the queue pair's own: such keys are privileged,

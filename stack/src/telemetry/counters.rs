@@ -145,6 +145,8 @@ counters! {
     EventCqErr: "event_cq_err", Verbs;
     /// Fatal errors of queue pairs raised.
     EventQpFatal: "event_qp_fatal", Verbs;
+    /// Queue pairs and address handles without a next hop, raised as events.
+    EventUnreachable: "event_unreachable", Ferroce;
     /// Invalid requests of peers raised as events.
     EventQpReqErr: "event_qp_req_err", Verbs;
     /// Access violations of peers raised as events.
@@ -263,6 +265,7 @@ impl Counter {
             Event::Completion(_) => Counter::EventCompletion,
             Event::CqErr(_) => Counter::EventCqErr,
             Event::QpFatal(_) => Counter::EventQpFatal,
+            Event::QpUnreachable { .. } | Event::AhUnreachable { .. } => Counter::EventUnreachable,
             Event::QpReqErr(_) => Counter::EventQpReqErr,
             Event::QpAccessErr(_) => Counter::EventQpAccessErr,
             Event::CommEst(_) => Counter::EventCommEst,

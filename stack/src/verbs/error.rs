@@ -1,12 +1,15 @@
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use ferroce_driver::{Memory, MemoryError};
+use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{Gid, PathMtu};
 
-use crate::verbs::{Access, QpState};
+use crate::verbs::{Access, QpState, Unreachable};
 
 /// Why a verb was refused. A refused verb changes nothing.
 #[derive(thiserror::Error)]
@@ -128,6 +131,25 @@ pub enum Error {
     RunnerEnded {
         /// Why.
         reason: Arc<str>,
+    },
+    /// A peer can't be reached, or does not answer.
+    #[error(transparent)]
+    Unreachable(#[from] Unreachable),
+    /// A peer rejects a connection, or the search for a datagram service.
+    #[error("{peer} rejects the request: {reason}")]
+    Rejected {
+        /// The peer, with the port that was asked for.
+        peer: SocketAddr,
+        /// Why; for a search the status of the SIDR reply.
+        reason: RejectReason,
+    },
+    /// A verb that waits for its end did not see it in time.
+    #[error("{what} takes longer than {timeout:?}")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// How long.
+        timeout: Duration,
     },
     /// The driver failed or refused.
     #[error(transparent)]

@@ -1,6 +1,6 @@
 use ferroce_wire::{Gid, PKey};
 
-use crate::verbs::{Cq, Qp, Srq};
+use crate::verbs::{Ah, Cq, Qp, Srq, Unreachable};
 
 /// Something that happened outside any work completion.
 ///
@@ -16,6 +16,22 @@ pub enum Event {
     CqErr(Cq),
     /// A QP failed without a work request that could say so: its completion found no room in a CQ.
     QpFatal(Qp),
+    /// The next hop to a QP's peer was looked for in vain, and the QP is in the error state. Its oldest send
+    /// completed with `RetryExcErr`, everything behind it was flushed.
+    QpUnreachable {
+        /// The QP.
+        qp: Qp,
+        /// Why there is no way to its peer.
+        reason: Unreachable,
+    },
+    /// The next hop of an address handle was looked for in vain. Datagrams that are posted with it complete with
+    /// `RetryExcErr`, and their QP is in SQE then.
+    AhUnreachable {
+        /// The address handle.
+        ah: Ah,
+        /// Why there is no way.
+        reason: Unreachable,
+    },
     /// A peer sent a request that the QP does not allow, with no receive in hand.
     QpReqErr(Qp),
     /// A peer named memory that it may not reach, with no receive in hand.

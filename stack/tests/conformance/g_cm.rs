@@ -131,7 +131,7 @@ fn case_112_silent_peer() {
     peer.advance(time);
     let (_, rej) = take!(&mut peer, Rej);
     assert_eq!(rej.reason(), RejectReason::TIMEOUT);
-    expect(&mut peer, CmEvent::Unreachable { id });
+    expect_silence(&mut peer, id);
     peer.expect_state(QpState::Init);
     peer.expect_counted(Counter::CmTxRetries, 3);
     // The peer that says it needs longer gets longer.
@@ -153,7 +153,7 @@ fn case_112_silent_peer() {
     for _ in 0..300 {
         let id = peer.context.connect(qp, to, &brief).unwrap();
         peer.advance(time);
-        expect(&mut peer, CmEvent::Unreachable { id });
+        expect_silence(&mut peer, id);
         assert_eq!(peer.take_packets().len(), 2, "REQ and REJ");
     }
     assert_eq!(peer.context.next_timeout(), None);
@@ -171,7 +171,7 @@ fn case_112_silent_peer() {
     }
     peer.advance(time);
     assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::TIMEOUT);
-    expect(&mut peer, CmEvent::Unreachable { id });
+    expect_silence(&mut peer, id);
     peer.expect_state(QpState::Error);
 
     // An application that does not answer.
@@ -183,7 +183,7 @@ fn case_112_silent_peer() {
     peer.inject(mad(CmBody::Req(&req(&peer))));
     let id = request(&mut peer).id;
     peer.advance(Duration::from_secs(121));
-    expect(&mut peer, CmEvent::Unreachable { id });
+    expect_silence(&mut peer, id);
     assert!(peer.context.accept(id, peer.qp, &parameters).is_err());
 }
 

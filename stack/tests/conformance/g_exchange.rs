@@ -8,7 +8,7 @@ use ferroce::wire::cm::{
 use ferroce::wire::{MAD_LEN, Opcode, PKEY_DEFAULT};
 use ferroce::{
     CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PathMtu, PortSpace, Psn,
-    QpState, QpType, Qpn,
+    QpState, QpType, Qpn, Unreachable,
 };
 
 use crate::packet::{Script, packet};
@@ -121,6 +121,13 @@ pub(crate) fn request(peer: &mut Peer) -> ConnectionRequest {
 #[track_caller]
 pub(crate) fn expect(peer: &mut Peer, event: CmEvent) {
     assert_eq!(peer.context.next_cm_event(), Some(event));
+}
+
+/// Nobody answers `id`, and nobody says why.
+#[track_caller]
+pub(crate) fn expect_silence(peer: &mut Peer, id: CmId) {
+    let reason = Unreachable::Silent { peer: peer.address.source.to_ip().to_canonical() };
+    expect(peer, CmEvent::Unreachable { id, reason });
 }
 
 #[track_caller]

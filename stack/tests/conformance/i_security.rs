@@ -571,7 +571,7 @@ impl PacketDriver for Losing {
     fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
         self.port.wait(timeout)
     }
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
         self.port.resolve(peer)
     }
     fn stats(&self) -> Stats {

@@ -738,9 +738,9 @@ impl PacketDriver for CablePort {
         Ok(())
     }
 
-    fn resolve(&mut self, _: IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, _: IpAddr) -> Result<driver::NextHop, driver::Error> {
         self.cable.lock().unwrap().resolved += 1;
-        Ok(PEER_MAC.0)
+        Ok(driver::NextHop::Found(PEER_MAC.0))
     }
 
     fn stats(&self) -> Stats {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork};
+use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork, SimPort};
 use ferroce::*;
 
 /// One end: a context with one PD, one CQ, one region of memory, and queue pairs to the other end.
@@ -44,6 +44,8 @@ pub struct Setup {
     pub selective_repeat: bool,
     /// Frames that a port may have under way.
     pub frames: usize,
+    /// What a port is wrapped into.
+    pub port: fn(SimPort) -> Box<dyn PacketDriver>,
 }
 
 impl Default for Setup {
@@ -66,6 +68,7 @@ impl Default for Setup {
             max_rd_atomic: 16,
             selective_repeat: false,
             frames: 4096,
+            port: |port| Box::new(port),
         }
     }
 }
@@ -133,8 +136,9 @@ impl End {
             false => IpAddr::from([10, 0, 0, n]),
         };
         let port = network.port(&[address]);
-        let config = Config { seed: Some([n; 32]), roce_v1: setup.roce_v1, ..Config::default() };
-        let mut context = Context::open(Box::new(port), &config).unwrap();
+        let max_qps = Config::default().max_qps.max(2 * setup.qps as u32);
+        let config = Config { seed: Some([n; 32]), roce_v1: setup.roce_v1, max_qps, ..Config::default() };
+        let mut context = Context::open((setup.port)(port), &config).unwrap();
         if let Some(vlan) = setup.vlan {
             let entry = GidEntry { gid: address.into(), roce_v1: setup.roce_v1, vlan: Some(vlan) };
             context.add_gid(entry).unwrap();

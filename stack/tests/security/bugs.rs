@@ -463,7 +463,7 @@ impl PacketDriver for Gone {
     fn wait(&mut self, _: Duration) -> Result<(), driver::Error> {
         Err(Gone::error())
     }
-    fn resolve(&mut self, _: IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, _: IpAddr) -> Result<driver::NextHop, driver::Error> {
         Err(Gone::error())
     }
     fn stats(&self) -> Stats {

@@ -239,7 +239,7 @@ fn serve(
                         accepted += 1;
                     }
                 }
-                CmEvent::Unreachable { id } => {
+                CmEvent::Unreachable { id, .. } => {
                     if let Some(at) = strangers.iter().position(|(stranger, _)| *stranger == id) {
                         end.context.destroy_qp(strangers.swap_remove(at).1)?;
                     }
@@ -360,7 +360,7 @@ impl PacketDriver for Strangers {
     fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
         self.port.wait(timeout)
     }
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], driver::Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
         self.port.resolve(peer)
     }
     fn stats(&self) -> Stats {

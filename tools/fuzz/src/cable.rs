@@ -107,8 +107,8 @@ impl PacketDriver for CablePort {
         Ok(())
     }
 
-    fn resolve(&mut self, _: IpAddr) -> Result<[u8; 6], driver::Error> {
-        Ok(PEER_MAC.0)
+    fn resolve(&mut self, _: IpAddr) -> Result<driver::NextHop, driver::Error> {
+        Ok(driver::NextHop::Found(PEER_MAC.0))
     }
 
     fn stats(&self) -> Stats {

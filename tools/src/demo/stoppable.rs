@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use ferroce_driver::{Capabilities, Error, FrameSink, FrameSource, Nanos, PacketDriver, Stats};
+use ferroce_driver::{
+    Capabilities, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver, Refusal, Stats,
+};
 
 /// Passes everything on, until the flag is set: from then on its port is gone.
 pub(super) struct Stoppable {
@@ -53,9 +55,13 @@ impl PacketDriver for Stoppable {
         self.driver.waker()
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         self.check()?;
         self.driver.resolve(peer)
+    }
+
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        self.driver.next_refusal()
     }
 
     fn stats(&self) -> Stats {

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use ferroce::driver::echo::{Echo, Pinger};
 use ferroce::driver::netlink::Netlink;
-use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, PacketDriver, Stats};
+use ferroce::driver::{
+    Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, PacketDriver, Refusal, Stats,
+};
 use ferroce::wire::{Identifications, Packet, ParseError, icrc};
 use ferroce::{
     Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PKey, PathMtu, Poller, QpConfig,
@@ -328,8 +330,12 @@ impl PacketDriver for Tap {
         self.driver.waker()
     }
 
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         self.driver.resolve(peer)
+    }
+
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        self.driver.next_refusal()
     }
 
     fn stats(&self) -> Stats {

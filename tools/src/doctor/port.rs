@@ -12,6 +12,8 @@ use super::probe::{self, COPIES, Lookout};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
+/// How long a neighbour has to answer ARP or neighbour discovery; the kernel gives it up after 3 s.
+pub(super) const RESOLVE_TIME: Duration = Duration::from_secs(5);
 /// Between two probes, so that no queue on the way overflows and no kernel puts two into one.
 const PAUSE: Duration = Duration::from_millis(1);
 /// How long probes may be under way.
@@ -60,7 +62,7 @@ impl Port {
     pub(super) fn send(&mut self, from: &Hello, to: IpAddr, probes: &[Probe]) -> Result<(), Failure> {
         let capabilities = self.driver.capabilities();
         let (own, mtu) = (MacAddr(capabilities.mac), capabilities.mtu);
-        let macs = [own, MacAddr(self.driver.resolve(to)?)];
+        let macs = [own, MacAddr(self.driver.resolve_blocking(to, RESOLVE_TIME)?)];
         for _ in 0..COPIES {
             for probe in probes.iter().filter(|probe| probe.length <= mtu) {
                 let mut next = Some(probe);

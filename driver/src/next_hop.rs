@@ -1,0 +1,90 @@
+use std::fmt;
+use std::net::IpAddr;
+
+/// What a port knows of the next hop to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NextHop {
+    /// The hardware address to which frames go.
+    Found([u8; 6]),
+    /// It is being looked for: ask again.
+    Pending,
+}
+
+impl NextHop {
+    /// The hardware address, if it is found.
+    pub fn found(self) -> Option<[u8; 6]> {
+        match self {
+            NextHop::Found(mac) => Some(mac),
+            NextHop::Pending => None,
+        }
+    }
+}
+
+/// What the network says of a packet that it did not deliver (ICMP Destination Unreachable).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Whom the packet was for.
+    pub peer: IpAddr,
+    /// Who says so: the peer, a router, or this host, whose ARP or neighbour discovery was not answered.
+    pub from: IpAddr,
+    /// Why it was not delivered.
+    pub reason: RefusalReason,
+    /// The first bytes behind the packet's UDP header. By them the sender knows its packet: who did not see it
+    /// can't name them.
+    pub quoted: [u8; Refusal::QUOTED],
+}
+
+impl Refusal {
+    /// Bytes that are kept of a packet: as far as the communication id in a MAD.
+    pub const QUOTED: usize = 48;
+}
+
+/// Why a packet was not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RefusalReason {
+    /// The network has no route.
+    Network,
+    /// The host does not answer ARP or neighbour discovery.
+    Host,
+    /// Nothing has the UDP port.
+    Port,
+    /// A filter rejects it.
+    Prohibited,
+}
+
+impl RefusalReason {
+    /// Of a Destination Unreachable message of ICMP, by its code; `None` for those that are no refusal, as that a
+    /// packet is too long.
+    pub fn of_icmp(code: u8) -> Option<RefusalReason> {
+        match code {
+            0 | 6 | 11 => Some(RefusalReason::Network),
+            1 | 7 | 8 | 12 => Some(RefusalReason::Host),
+            2 | 3 => Some(RefusalReason::Port),
+            9 | 10 | 13 => Some(RefusalReason::Prohibited),
+            _ => None,
+        }
+    }
+
+    /// The same of ICMPv6.
+    pub fn of_icmpv6(code: u8) -> Option<RefusalReason> {
+        match code {
+            0 => Some(RefusalReason::Network),
+            2 | 3 => Some(RefusalReason::Host),
+            4 => Some(RefusalReason::Port),
+            1 | 5 | 6 => Some(RefusalReason::Prohibited),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for RefusalReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            RefusalReason::Network => "network unreachable",
+            RefusalReason::Host => "host unreachable",
+            RefusalReason::Port => "port unreachable",
+            RefusalReason::Prohibited => "administratively prohibited",
+        })
+    }
+}

@@ -1,0 +1,70 @@
+//! What the kernel says of packets that came back as ICMP messages (the socket's error queue).
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::control::Control;
+use super::{place, set_option};
+use crate::{Refusal, RefusalReason};
+
+/// Asks the kernel to keep word of packets that came back.
+pub(super) fn listen(socket: &OwnedFd, own: IpAddr) -> io::Result<()> {
+    let (level, option) = match own {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_RECVERR),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_RECVERR),
+    };
+    set_option(socket.as_fd(), level, option, 1i32)
+}
+
+/// Takes the oldest word that is kept: `None` if there is none, `Some(None)` if it is of something else than a
+/// refusal.
+pub(super) fn take(socket: BorrowedFd<'_>) -> Option<Option<Refusal>> {
+    // SAFETY: both are plain old data, for which zeros are valid.
+    let (mut name, mut header) = unsafe { std::mem::zeroed::<(libc::sockaddr_in6, libc::msghdr)>() };
+    let (mut quoted, mut control) = ([0; Refusal::QUOTED], Control::empty());
+    let mut place = place(&mut quoted);
+    header.msg_name = (&raw mut name).cast();
+    header.msg_namelen = size_of::<libc::sockaddr_in6>() as u32;
+    header.msg_iov = &raw mut place;
+    header.msg_iovlen = 1;
+    header.msg_control = (&raw mut control.bytes).cast();
+    header.msg_controllen = Control::CAPACITY;
+    let flags = libc::MSG_ERRQUEUE | libc::MSG_DONTWAIT;
+    // SAFETY: the header points to a name, a place and a control buffer with their lengths, all of which outlive
+    // the call.
+    let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
+    let len = usize::try_from(len).ok()?;
+    let said = control.messages(header.msg_controllen).find_map(|(_, _, data)| parse(data));
+    // A quote that is cut short does not say which packet it is of.
+    let known = said.zip(address(&name)).filter(|_| len == Refusal::QUOTED);
+    Some(known.map(|((reason, from), peer)| Refusal { peer, from, reason, quoted }))
+}
+
+/// `struct sock_extended_err` with the address behind it (linux/errqueue.h).
+fn parse(data: &[u8]) -> Option<(RefusalReason, IpAddr)> {
+    const LEN: usize = 16;
+    let (origin, kind, code) = (*data.get(4)?, *data.get(5)?, *data.get(6)?);
+    let family = u16::from_ne_bytes(*data.get(LEN..)?.first_chunk()?);
+    let behind = |at: usize| data.get(LEN + at..);
+    match (origin, kind) {
+        (SO_EE_ORIGIN_ICMP, ICMP_UNREACHABLE) if i32::from(family) == libc::AF_INET => {
+            let from: [u8; 4] = *behind(4)?.first_chunk()?;
+            Some((RefusalReason::of_icmp(code)?, Ipv4Addr::from(from).into()))
+        }
+        (SO_EE_ORIGIN_ICMP6, ICMPV6_UNREACHABLE) if i32::from(family) == libc::AF_INET6 => {
+            let from: [u8; 16] = *behind(8)?.first_chunk()?;
+            Some((RefusalReason::of_icmpv6(code)?, Ipv6Addr::from(from).into()))
+        }
+        _ => None,
+    }
+}
+
+fn address(name: &libc::sockaddr_in6) -> Option<IpAddr> {
+    super::receive::source(name).map(|source| source.ip())
+}
+
+const SO_EE_ORIGIN_ICMP: u8 = 2;
+const SO_EE_ORIGIN_ICMP6: u8 = 3;
+const ICMP_UNREACHABLE: u8 = 3;
+const ICMPV6_UNREACHABLE: u8 = 1;

@@ -1,0 +1,241 @@
+//! Verbs that wait for their end, for programs that have nothing else to do meanwhile: they poll the context
+//! themselves. Of the events that come they take their own; all others stay to be read.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use ferroce_wire::Qpn;
+
+use super::Context;
+use crate::cm::{CmEvent, CmId, ConnectionParameters, PrivateData};
+use crate::engine::ah::Hop;
+use crate::verbs::{AddressVector, Ah, Cq, Error, Event, Pd, Qp, Transition, Unreachable, WorkCompletion};
+
+/// A datagram service that was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DatagramService {
+    /// The way there, for an address handle.
+    pub address: AddressVector,
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// What its datagrams must carry.
+    pub qkey: u32,
+    /// What it sent along.
+    pub private_data: PrivateData,
+}
+
+impl Context {
+    /// As [`connect`](Context::connect), and waits until the connection is there. Returns it with what the peer
+    /// sent along.
+    ///
+    /// ```no_run
+    /// # use ferroce::*;
+    /// # use std::time::Duration;
+    /// # fn run(context: &mut Context, qp: Qp) -> Result<(), Error> {
+    /// let to = "192.0.2.7:7471".parse().expect("an address");
+    /// let (id, _) = context.connect_blocking(qp, to, &ConnectionParameters::default(), Duration::from_secs(3))?;
+    /// # let _ = id;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`connect`](Context::connect) and [`poll`](Context::poll); [`Error::Unreachable`],
+    /// [`Error::Rejected`]; [`Error::TimedOut`] after `timeout`, which ends the attempt. The queue pair is as
+    /// before.
+    pub fn connect_blocking(
+        &mut self,
+        qp: Qp,
+        to: SocketAddr,
+        parameters: &ConnectionParameters<'_>,
+        timeout: Duration,
+    ) -> Result<(CmId, PrivateData), Error> {
+        let id = self.connect(qp, to, parameters)?;
+        match self.await_connection(id, timeout, || format!("connecting to {to}"))? {
+            CmEvent::Established { private_data, .. } => Ok((id, private_data)),
+            other => Err(no_connection(to, &other)),
+        }
+    }
+
+    /// As [`accept`](Context::accept), and waits until the peer has called the connection ready.
+    ///
+    /// # Errors
+    /// Those of [`accept`](Context::accept) and [`poll`](Context::poll); [`Error::Unreachable`],
+    /// [`Error::Rejected`]; [`Error::TimedOut`] after `timeout`. Then the connection is over, and the queue pair in
+    /// ERR.
+    pub fn accept_blocking(
+        &mut self,
+        id: CmId,
+        qp: Qp,
+        parameters: &ConnectionParameters<'_>,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        self.accept(id, qp, parameters)?;
+        let peer = self.query_qp(qp)?.address.map(|address| address.gid.to_ip().to_canonical());
+        let peer = SocketAddr::new(peer.unwrap_or(std::net::Ipv4Addr::UNSPECIFIED.into()), 0);
+        match self
+            .await_connection(id, timeout, || format!("the answer of {} to an acceptance", peer.ip()))?
+        {
+            CmEvent::Established { .. } => Ok(()),
+            other => Err(no_connection(peer, &other)),
+        }
+    }
+
+    /// As [`resolve`](Context::resolve), and waits until the datagram service is found.
+    ///
+    /// # Errors
+    /// Those of [`resolve`](Context::resolve) and [`poll`](Context::poll); [`Error::Unreachable`];
+    /// [`Error::Rejected`], of which the reason is the status of the SIDR reply; [`Error::TimedOut`] after
+    /// `timeout`, which ends the search.
+    pub fn resolve_blocking(
+        &mut self,
+        to: SocketAddr,
+        parameters: &ConnectionParameters<'_>,
+        timeout: Duration,
+    ) -> Result<DatagramService, Error> {
+        let id = self.resolve(to, parameters)?;
+        match self.await_connection(id, timeout, || format!("looking for the datagram service at {to}"))? {
+            CmEvent::Resolved { address, qpn, qkey, private_data, .. } => {
+                Ok(DatagramService { address, qpn, qkey, private_data })
+            }
+            other => Err(no_connection(to, &other)),
+        }
+    }
+
+    /// As [`modify_qp`](Context::modify_qp), and waits until the next hop of a new way is found.
+    ///
+    /// # Errors
+    /// Those of [`modify_qp`](Context::modify_qp) and [`poll`](Context::poll); [`Error::Unreachable`], with the
+    /// queue pair in ERR; [`Error::TimedOut`] after `timeout`, and the search goes on.
+    pub fn modify_qp_blocking(
+        &mut self,
+        qp: Qp,
+        transition: Transition,
+        timeout: Duration,
+    ) -> Result<(), Error> {
+        self.modify_qp(qp, transition)?;
+        let found = self.poll_until(timeout, |context| {
+            let (queue_pair, _) = context.qp(qp)?;
+            Ok(queue_pair.next_hop.is_none().then_some(()))
+        })?;
+        found.ok_or_else(|| timed_out("looking for the next hop of a queue pair", timeout))?;
+        let own = |event: &Event| matches!(event, Event::QpUnreachable { qp: of, .. } if *of == qp);
+        match self.engine.shared.events.take(own) {
+            Some(Event::QpUnreachable { reason, .. }) => Err(reason.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`create_ah`](Context::create_ah), and waits until the next hop is found.
+    ///
+    /// # Errors
+    /// Those of [`create_ah`](Context::create_ah) and [`poll`](Context::poll); [`Error::Unreachable`];
+    /// [`Error::TimedOut`] after `timeout`. There is no address handle then.
+    pub fn create_ah_blocking(
+        &mut self,
+        pd: Pd,
+        address: &AddressVector,
+        timeout: Duration,
+    ) -> Result<Ah, Error> {
+        let ah = self.create_ah(pd, address)?;
+        let hop = self.poll_until(timeout, |context| {
+            let hop = context.engine.shared.ahs.get(ah.0).map_or(Hop::Missing, |ah| ah.hop);
+            Ok(Some(hop).filter(|hop| hop.ticket().is_none()))
+        });
+        if let Ok(Some(Hop::Found(_))) = hop {
+            return Ok(ah);
+        }
+        self.destroy_ah(ah)?;
+        let own = |event: &Event| matches!(event, Event::AhUnreachable { ah: of, .. } if *of == ah);
+        match (hop?, self.engine.shared.events.take(own)) {
+            (Some(_), Some(Event::AhUnreachable { reason, .. })) => Err(reason.into()),
+            // The event found no room.
+            (Some(_), _) => {
+                Err(Unreachable::NotResolved { peer: address.gid.to_ip().to_canonical(), errno: None }.into())
+            }
+            (None, _) => Err(timed_out(&format!("looking for the next hop to {}", address.gid), timeout)),
+        }
+    }
+
+    /// Takes the oldest completion of `cq`, and waits for one if there is none. Returns `None` after `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; those of [`poll`](Context::poll).
+    pub fn wait_cq(&mut self, cq: Cq, timeout: Duration) -> Result<Option<WorkCompletion>, Error> {
+        self.poll_until(timeout, |context| context.poll_cq(cq))
+    }
+
+    /// Takes the oldest event of the connection manager, and waits for one if there is none. Returns `None` after
+    /// `timeout`.
+    ///
+    /// # Errors
+    /// Those of [`poll`](Context::poll).
+    pub fn wait_cm_event(&mut self, timeout: Duration) -> Result<Option<CmEvent>, Error> {
+        self.poll_until(timeout, |context| Ok(context.next_cm_event()))
+    }
+
+    /// The end of an exchange, which is ended if there is none in time.
+    fn await_connection(
+        &mut self,
+        id: CmId,
+        timeout: Duration,
+        what: impl FnOnce() -> String,
+    ) -> Result<CmEvent, Error> {
+        let event = self.poll_until(timeout, |context| Ok(context.take_cm_event(id)))?;
+        match event {
+            Some(event) => Ok(event),
+            None => {
+                self.disconnect(id)?;
+                Err(timed_out(&what(), timeout))
+            }
+        }
+    }
+
+    fn take_cm_event(&mut self, id: CmId) -> Option<CmEvent> {
+        self.engine.cm_if_used()?.0.take_event(id)
+    }
+
+    /// Polls until `done` has something, for `timeout` at most. Time goes on from that of the last poll.
+    fn poll_until<T>(
+        &mut self,
+        timeout: Duration,
+        mut done: impl FnMut(&mut Context) -> Result<Option<T>, Error>,
+    ) -> Result<Option<T>, Error> {
+        let (from, start) = (self.engine.shared.now, Instant::now());
+        let mut busy = Duration::ZERO;
+        loop {
+            if let Some(end) = done(self)? {
+                return Ok(Some(end));
+            }
+            let passed = start.elapsed();
+            let Some(left) = timeout.checked_sub(passed).filter(|left| !left.is_zero()) else {
+                return Ok(None);
+            };
+            let now = from + passed;
+            if self.poll(now)? > 0 {
+                busy = passed;
+            } else if passed - busy >= SPIN {
+                let quiet = self.quiet_for(now).unwrap_or(left);
+                self.wait(quiet.min(left))?;
+            }
+        }
+    }
+}
+
+/// How long a poll that found nothing is followed by another at once.
+const SPIN: Duration = Duration::from_micros(20);
+
+fn timed_out(what: &str, timeout: Duration) -> Error {
+    Error::TimedOut { what: what.to_owned(), timeout }
+}
+
+/// What came in place of a connection.
+fn no_connection(peer: SocketAddr, event: &CmEvent) -> Error {
+    match *event {
+        CmEvent::Rejected { reason, .. } => Error::Rejected { peer, reason },
+        CmEvent::Unreachable { reason, .. } => reason.into(),
+        // It was there, and is over already.
+        _ => Unreachable::Silent { peer: peer.ip() }.into(),
+    }
+}
