@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::task::Waker;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
+use crate::{Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, Stats};
 pub use reader::{LinkType, Reader, Record};
 
 /// A driver that writes what passes through another one to a pcapng file.
@@ -108,6 +108,14 @@ impl<D: PacketDriver> PacketDriver for Recorder<D> {
 
     fn waker(&self) -> Option<Waker> {
         self.driver.waker()
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        self.driver.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.driver.disarm();
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {

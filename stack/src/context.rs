@@ -2,11 +2,9 @@ mod connections;
 mod datagrams;
 mod memory;
 mod queues;
+mod waiting;
 
-use std::task::Waker;
-use std::time::Duration;
-
-use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
+use ferroce_driver::{Capabilities, Layer, Nanos, PacketDriver, Readiness, Stats};
 use ferroce_wire::{MacAddr, PKey, PathAddress, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
@@ -37,6 +35,9 @@ pub struct Context {
     engine: Engine,
     pds: Slab<()>,
     exporter: Option<Exporter>,
+    readiness: Readiness,
+    /// Somebody waits, or has waited, for `readiness`.
+    armed: bool,
 }
 
 impl Context {
@@ -44,7 +45,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a setting out of range, [`Error::Unsupported`] for RoCE v1 over a driver
-    /// that starts above Ethernet.
+    /// that starts above Ethernet, [`Error::Driver`] when this process may have no more file descriptors.
     pub fn open(driver: Box<dyn PacketDriver>, config: &Config) -> Result<Context, Error> {
         let capabilities = driver.capabilities();
         config.check()?;
@@ -61,11 +62,14 @@ impl Context {
             check_qpns(terms.qpns, config.max_qps)?;
         }
         let port = Port::new(capabilities, config.roce_v1);
+        let readiness = Readiness::new().map_err(|source| waiting::waiting_failed(capabilities, source))?;
         Ok(Context {
             engine: Engine::new(config, port),
             pds: Slab::new(config.max_pds),
             driver,
             exporter: None,
+            readiness,
+            armed: false,
         })
     }
 
@@ -127,7 +131,7 @@ impl Context {
     }
 
     /// What the driver says of itself.
-    pub fn capabilities(&self) -> &ferroce_driver::Capabilities {
+    pub fn capabilities(&self) -> &Capabilities {
         self.driver.capabilities()
     }
 
@@ -435,6 +439,9 @@ impl Context {
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
+        if self.armed {
+            self.end_wait()?;
+        }
         let Context { driver, engine, .. } = self;
         engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
@@ -466,42 +473,6 @@ impl Context {
             }
         }
         engine.shared.hurry = false;
-    }
-
-    /// When [`poll`](Context::poll) has something to do even if no frame comes: when the next timer is
-    /// due, or at once if an ACK waits for what the application has to send.
-    pub fn next_timeout(&self) -> Option<Nanos> {
-        self.engine.next_timeout()
-    }
-
-    /// Blocks until a frame may have come, a timer may be due, or for `timeout`; not at all if an ACK waits
-    /// for the next poll.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] when the port is gone.
-    pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        let Shared { now, later, .. } = &self.engine.shared;
-        if later.is_empty() {
-            let timer = self.engine.next_timeout().map_or(timeout, |at| at.since(*now));
-            self.driver.wait(timeout.min(timer))?;
-        }
-        Ok(())
-    }
-
-    /// What another thread ends [`wait`](Context::wait) with: the driver's
-    /// [`waker`](PacketDriver::waker), if it has one.
-    pub fn waker(&self) -> Option<Waker> {
-        self.driver.waker()
-    }
-
-    /// How long from `now` [`poll`](Context::poll) has nothing to do unless a frame comes or a verb is
-    /// called; `None` is for ever.
-    pub fn quiet_for(&self, now: Nanos) -> Option<Duration> {
-        let timer = self.next_timeout();
-        let reader = self.exporter.as_ref().map(Exporter::next_look);
-        // Frames that the port had no room for; nothing tells when it has.
-        let backlog = self.engine.has_backlog().then(|| now + BACKLOG_RETRY);
-        [timer, reader, backlog].into_iter().flatten().min().map(|at| at.since(now))
     }
 
     fn check_pd(&self, pd: Pd) -> Result<(), Error> {
@@ -537,9 +508,6 @@ impl Drop for Context {
         }
     }
 }
-
-/// How soon a port that was full is tried again.
-const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;

@@ -30,6 +30,7 @@ pub use ferroce_wire::{
     FlushType, Gid, MacAddr, PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity,
 };
 pub use runtime::affinity::pin_to_core;
+pub use runtime::comp_channel::CompChannel;
 pub use runtime::idle::Idle;
 pub use runtime::poller::Poller;
 pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, StartError, Stopped};

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::task::Waker;
 
 use crate::verbs::{Notify, Qp, WcStatus, WorkCompletion};
 
@@ -6,6 +7,8 @@ pub(crate) struct CompletionQueue {
     ring: VecDeque<WorkCompletion>,
     capacity: usize,
     armed: Option<Notify>,
+    /// Woken by the completions that it was armed for: a completion channel.
+    pub(crate) waker: Option<Waker>,
     /// Its event has been raised and not been read.
     pub(crate) event_waits: bool,
     /// It has overflowed; it takes nothing more.
@@ -34,6 +37,7 @@ impl CompletionQueue {
             ring: VecDeque::with_capacity(capacity),
             capacity,
             armed: None,
+            waker: None,
             event_waits: false,
             failed: false,
             users: 0,

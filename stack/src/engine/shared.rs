@@ -120,10 +120,7 @@ impl Shared {
         match queue.push(wc, solicited) {
             Pushed::Quietly => return true,
             Pushed::Notify => {
-                if !std::mem::replace(&mut queue.event_waits, true) {
-                    self.count(Counter::EventCompletion);
-                    self.events.push_completion(cq);
-                }
+                self.notify(cq);
                 return true;
             }
             Pushed::Overflow => self.raise(Event::CqErr(cq)),
@@ -131,6 +128,18 @@ impl Shared {
         }
         self.count(Counter::CqOverflow);
         false
+    }
+
+    /// `cq` has a completion that it was armed for.
+    #[cold]
+    fn notify(&mut self, cq: Cq) {
+        let Some(queue) = self.cqs.get_mut(cq.0) else { return };
+        match &queue.waker {
+            Some(waker) => waker.wake_by_ref(),
+            None if std::mem::replace(&mut queue.event_waits, true) => return,
+            None => self.events.push_completion(cq),
+        }
+        self.count(Counter::EventCompletion);
     }
 }
 

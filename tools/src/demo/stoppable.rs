@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
-use ferroce_driver::{Capabilities, Error, FrameSink, FrameSource, Nanos, PacketDriver, Stats};
+use ferroce_driver::{Armed, Capabilities, Error, FrameSink, FrameSource, Nanos, PacketDriver, Stats};
 
 /// Passes everything on, until the flag is set: from then on its port is gone.
 pub(super) struct Stoppable {
@@ -51,6 +51,14 @@ impl PacketDriver for Stoppable {
 
     fn waker(&self) -> Option<Waker> {
         self.driver.waker()
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        self.driver.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.driver.disarm();
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use ferroce::driver::echo::{Echo, Pinger};
 use ferroce::driver::netlink::Netlink;
-use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, PacketDriver, Stats};
+use ferroce::driver::{Armed, Capabilities, Error, FrameSink, FrameSource, Layer, PacketDriver, Stats};
 use ferroce::wire::{Identifications, Packet, ParseError, icrc};
 use ferroce::{
     Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PKey, PathMtu, Poller, QpConfig,
@@ -326,6 +326,14 @@ impl PacketDriver for Tap {
 
     fn waker(&self) -> Option<Waker> {
         self.driver.waker()
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        self.driver.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.driver.disarm();
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
