@@ -20,8 +20,8 @@ use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::Exporter;
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::{
-    AddressVector, Config, Cq, DeviceAttributes, Error, Event, GidEntry, Handle, MAX_MESSAGE, Mismatch, Pd,
-    Port, PostError, Qp, QpAttributes, QpConfig, QpState, QpUpdate, ReceiveWorkRequest, SendOp,
+    AddressVector, Config, Cq, DeviceAttributes, Error, Event, EventSource, GidEntry, Handle, MAX_MESSAGE,
+    Mismatch, Pd, Port, PostError, Qp, QpAttributes, QpConfig, QpState, QpUpdate, ReceiveWorkRequest, SendOp,
     SendWorkRequest, Srq, Transition, UnreliablePath,
 };
 
@@ -186,9 +186,26 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the oldest asynchronous event.
+    /// Takes the oldest asynchronous event, of any object: for a program that has the context to itself.
     pub fn next_event(&mut self) -> Option<Event> {
-        self.engine.shared.next_event()
+        self.engine.shared.events.next()
+    }
+
+    /// Takes the oldest asynchronous event of one queue pair, completion queue or shared receive queue, or of the port.
+    /// Libraries that share a context take those of their own objects so, and neither sees the other's. While there is
+    /// none it costs a look.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn next_event_of(&mut self, source: impl Into<EventSource>) -> Result<Option<Event>, Error> {
+        let source = source.into();
+        match source {
+            EventSource::Qp(qp) => self.qp(qp).map(drop)?,
+            EventSource::Cq(cq) => self.cq(cq).map(drop)?,
+            EventSource::Srq(srq) => self.srq(srq).map(drop)?,
+            EventSource::Port => {}
+        }
+        Ok(self.engine.shared.events.next_of(source))
     }
 
     /// A PSN to start from: one that nobody outside can guess, and that packets of an earlier

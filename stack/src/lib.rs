@@ -19,7 +19,8 @@ mod telemetry;
 mod verbs;
 
 pub use cm::{
-    CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PortSpace, PrivateData,
+    CmChannel, CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PortSpace,
+    PrivateData,
 };
 pub use context::Context;
 pub use device::{DeviceSpec, DpdkSpec};
@@ -41,10 +42,10 @@ pub use telemetry::metrics::{
 };
 pub use verbs::{
     Access, AddressVector, Ah, Config, Cq, DEFAULT_WINDOW, Data, Destination, DeviceAttributes, Error, Event,
-    GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes, QpConfig, QpState,
-    QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError, RemoteAddress,
-    RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig, Transition,
-    UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    EventSource, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes,
+    QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError,
+    RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig,
+    Transition, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// The README's example is a test.

@@ -28,7 +28,7 @@ pub(crate) use config::MAX_WINDOW;
 pub use config::{Config, DEFAULT_WINDOW};
 pub use device::DeviceAttributes;
 pub use error::{Error, PostError, RegisterError};
-pub use event::Event;
+pub use event::{Event, EventSource};
 pub(crate) use handle::Handle;
 pub use handle::{Ah, Cq, Mr, Mw, Pd, Qp, Srq};
 pub(crate) use limits::{MAX_MESSAGE, MAX_RD_ATOMIC};

@@ -121,3 +121,18 @@ pub enum CmEvent {
         id: CmId,
     },
 }
+
+impl CmEvent {
+    /// The connection, the request or the search that it happened to.
+    pub fn id(&self) -> CmId {
+        match *self {
+            CmEvent::ConnectionRequest(ConnectionRequest { id, .. })
+            | CmEvent::Established { id, .. }
+            | CmEvent::Resolved { id, .. }
+            | CmEvent::Rejected { id, .. }
+            | CmEvent::Unreachable { id }
+            | CmEvent::Disconnected { id }
+            | CmEvent::TimewaitExit { id } => id,
+        }
+    }
+}

@@ -40,8 +40,7 @@ impl Context {
             return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
         }
         self.engine.shared.cqs.remove(cq.0);
-        let of_queue = |event: &Event| *event == Event::Completion(cq) || *event == Event::CqErr(cq);
-        self.engine.shared.events.purge(of_queue);
+        self.engine.shared.events.forget(cq.into());
         Ok(())
     }
 
@@ -178,7 +177,7 @@ impl Context {
         if let Some(mut removed) = srqs.remove(srq.0) {
             while removed.queue.pop(mrs).is_some() {}
         }
-        events.purge(|event| *event == Event::SrqLimitReached(srq));
+        events.forget(srq.into());
         Ok(())
     }
 }

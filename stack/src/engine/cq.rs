@@ -9,8 +9,6 @@ pub(crate) struct CompletionQueue {
     armed: Option<Notify>,
     /// Woken by the completions that it was armed for: a completion channel.
     pub(crate) waker: Option<Waker>,
-    /// Its event has been raised and not been read.
-    pub(crate) event_waits: bool,
     /// It has overflowed; it takes nothing more.
     failed: bool,
     /// Queue pairs that complete here; it cannot be destroyed before them.
@@ -38,7 +36,6 @@ impl CompletionQueue {
             capacity,
             armed: None,
             waker: None,
-            event_waits: false,
             failed: false,
             users: 0,
         }
