@@ -60,7 +60,7 @@ mod socket;
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -70,7 +70,7 @@ use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
 use crate::netlink::{Interface, Netlink, XdpMode};
 use crate::waker::Doorbell;
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
+use crate::{Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
 use assembly::Assembly;
 use attachment::Attachment;
 use frames::{Frames, Pages, TxSlots};
@@ -168,9 +168,11 @@ impl AfXdp {
         // nobody. The fill ring has room for all of them.
         let filled = unsafe { fill.produce(rx_chunks) };
         debug_assert_eq!(filled, rx_chunks.len());
-        let doorbell =
-            Doorbell::new().map_err(|source| os_error("making an eventfd", &interface.name, source))?;
         let fd = rx.fd().as_raw_fd();
+        // SAFETY: the socket is open as long as its receive ring, which is there beyond the borrow.
+        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
+        let doorbell = Doorbell::new().and_then(|doorbell| doorbell.watch(socket).map(|()| doorbell));
+        let doorbell = doorbell.map_err(|source| os_error("making the doorbell", &interface.name, source))?;
         enlarge_send_buffer(fd, &interface);
         if let Some(time) = config.busy_poll {
             prefer_busy_poll(fd, time)
@@ -231,6 +233,25 @@ impl AfXdp {
             membership: Membership::new(interface.index, &interface.gid_order()),
             stats: Stats::default(),
         })
+    }
+
+    /// How long a wait that begins now may be at most; not at all if frames have arrived.
+    fn before_wait(&mut self) -> Result<Duration, Error> {
+        self.kick()?;
+        if self.rx.nb_avail(1) > 0 {
+            return Ok(Duration::ZERO);
+        }
+        // What the kernel did not take has to be offered again; nothing tells when.
+        let waits = self.tx.nb_free_exact() < self.tx_ring;
+        Ok(if waits { TX_RETRY } else { LONGEST_SILENCE })
+    }
+
+    /// A socket whose interface was removed becomes silent, with the reason set aside.
+    fn check_alive(&mut self) -> Result<(), Error> {
+        match socket_error(self.rx.fd().as_raw_fd()).map_err(|source| self.gone(source))? {
+            0 => Ok(()),
+            code => Err(self.gone(io::Error::from_raw_os_error(code))),
+        }
     }
 
     /// Takes back the slots of frames that have left.
@@ -407,24 +428,24 @@ impl PacketDriver for AfXdp {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.kick()?;
-        if self.rx.nb_avail(1) > 0 {
+        let longest = self.before_wait()?;
+        if longest.is_zero() {
             return Ok(());
         }
-        // What the kernel did not take has to be offered again; nothing tells when.
-        let waits = self.tx.nb_free_exact() < self.tx_ring;
-        let timeout = timeout.min(if waits { TX_RETRY } else { LONGEST_SILENCE });
-        // SAFETY: the socket is open as long as its receive ring.
-        let port = unsafe { BorrowedFd::borrow_raw(self.rx.fd().as_raw_fd()) };
-        let readable = self.doorbell.wait(port, timeout).map_err(|source| self.gone(source))?;
-        if !readable {
-            // A socket whose interface was removed becomes silent, with the reason set aside.
-            let code = socket_error(port.as_raw_fd()).map_err(|source| self.gone(source))?;
-            if code != 0 {
-                return Err(self.gone(io::Error::from_raw_os_error(code)));
-            }
+        self.doorbell.wait(timeout.min(longest)).map_err(|source| self.gone(source))?;
+        self.check_alive()
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        let longest = self.before_wait()?;
+        if !longest.is_zero() {
+            self.check_alive()?;
         }
-        Ok(())
+        Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
+    }
+
+    fn disarm(&mut self) {
+        self.doorbell.clear();
     }
 
     fn waker(&self) -> Option<Waker> {

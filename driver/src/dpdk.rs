@@ -36,7 +36,7 @@ use tracing::info;
 use crate::neighbour::{Neighbours, Search};
 use crate::netlink::gid_order;
 use crate::{
-    Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, NextHop, PacketDriver, Stats,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, NextHop, PacketDriver, Stats,
     TAIL_MAX,
 };
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
@@ -359,6 +359,14 @@ impl PacketDriver for Dpdk {
             thread::sleep(left.min(NAP));
         }
         Ok(())
+    }
+
+    /// No descriptor tells of frames: whoever waits looks again after a nap.
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        eal::enter();
+        self.outbox.flush(self.port.id, self.queue);
+        let is_idle = self.backlog.is_empty() && !self.set_aside();
+        Ok(Armed { fd: None, longest: if is_idle { NAP } else { Duration::ZERO } })
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {

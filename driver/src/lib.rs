@@ -33,6 +33,7 @@ pub mod netlink;
 mod next_hop;
 pub mod pcap;
 mod prefetch;
+mod readiness;
 pub mod shared;
 pub mod sim;
 mod time;
@@ -42,6 +43,7 @@ mod waker;
 use std::fmt;
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -51,6 +53,7 @@ pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
 pub use memory::{Memory, MemoryError, MemoryKind, Pinned, Span};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;
+pub use readiness::Readiness;
 pub use time::{Clock, Nanos};
 
 /// A poll-mode port: frames out, frames in, nothing else.
@@ -91,6 +94,19 @@ pub trait PacketDriver: Send {
     fn waker(&self) -> Option<Waker> {
         None
     }
+
+    /// Readies the port for a wait outside of it, by epoll or an asynchronous runtime, and says what to wait for: see
+    /// [`Readiness`], which does all of it. Such a wait ends as [`wait`](PacketDriver::wait) does.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a driver that has nothing to wait for; when the port is gone for good.
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        Err(Error::Unsupported { driver: self.capabilities().driver, what: "waiting for it from outside" })
+    }
+
+    /// Ends what [`arm`](PacketDriver::arm) has begun, before the next burst: the descriptor is not readable any longer
+    /// because the waker was used.
+    fn disarm(&mut self) {}
 
     /// The hardware address to which frames for `peer` go: its own on the same link, the
     /// gateway's otherwise. Never blocks: the first call asks for an address that is not known, and later
@@ -165,6 +181,14 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
         (**self).waker()
     }
 
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        (**self).arm()
+    }
+
+    fn disarm(&mut self) {
+        (**self).disarm();
+    }
+
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         (**self).resolve(peer)
     }
@@ -188,6 +212,16 @@ impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
 
 /// How long [`PacketDriver::resolve_blocking`] sleeps between two looks.
 const RESOLVE_PAUSE: Duration = Duration::from_millis(1);
+
+/// What ends a wait for a port from outside.
+#[derive(Clone, Copy, Debug)]
+pub struct Armed<'a> {
+    /// Readable when a frame may have arrived, and when the [`waker`](PacketDriver::waker) has been used since the last
+    /// [`disarm`](PacketDriver::disarm). The same for the life of the driver; `None` for one that has to be asked.
+    pub fd: Option<BorrowedFd<'a>>,
+    /// After this time the port has to be looked at in any case; at once if it is zero.
+    pub longest: Duration,
+}
 
 /// The layer at which the frames of a driver start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -356,6 +390,14 @@ pub enum Error {
         address: IpAddr,
         /// The port.
         port: u16,
+    },
+    /// The driver can't do this.
+    #[error("the {driver} driver has no means of {what}")]
+    Unsupported {
+        /// The driver.
+        driver: &'static str,
+        /// What was asked of it.
+        what: &'static str,
     },
     /// A parameter is outside what the driver can do.
     #[error("{parameter} = {value}: {expected}")]

@@ -5,14 +5,17 @@
 //! it moves no bytes, and takes the receiver's lock once for a run of frames to one destination.
 
 use std::collections::VecDeque;
+use std::io::{self, ErrorKind};
 use std::mem;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
+use crate::waker::Doorbell;
+use crate::{Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
 
 /// Bytes that a frame may have beyond the IP packet: Ethernet header and one 802.1Q tag.
 pub(crate) const FRAME_OVERHEAD: usize = 18;
@@ -177,8 +180,25 @@ impl PacketDriver for Loopback {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.inbox.wait(timeout);
+        let bell = self.bell()?;
+        if self.inbox.rest() {
+            bell.wait(timeout).map_err(|source| self.os_error(source))?;
+            self.inbox.rise();
+        }
         Ok(())
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        let bell = self.bell()?;
+        let longest = if self.inbox.rest() { Duration::MAX } else { Duration::ZERO };
+        Ok(Armed { fd: Some(bell.as_fd()), longest })
+    }
+
+    fn disarm(&mut self) {
+        self.inbox.rise();
+        if let Some(bell) = self.inbox.bell.get() {
+            bell.clear();
+        }
     }
 
     fn waker(&self) -> Option<Waker> {
@@ -198,6 +218,21 @@ impl PacketDriver for Loopback {
 }
 
 impl Loopback {
+    /// Made when somebody waits first.
+    fn bell(&self) -> Result<&Doorbell, Error> {
+        let bell = &self.inbox.bell;
+        if bell.get().is_none() {
+            let made = Doorbell::new().map_err(|source| self.os_error(source))?;
+            // Only this port makes one.
+            let _ = bell.set(made);
+        }
+        bell.get().ok_or_else(|| self.os_error(ErrorKind::NotFound.into()))
+    }
+
+    fn os_error(&self, source: io::Error) -> Error {
+        Error::Os { what: "waiting", interface: self.capabilities.interface.clone(), source }
+    }
+
     fn refresh_peers(&mut self) {
         let generation = self.fabric.generation.load(Ordering::Acquire);
         if generation != self.generation {
@@ -321,7 +356,8 @@ struct Frame {
 struct Inbox {
     depth: usize,
     state: Mutex<InboxState>,
-    arrived: Condvar,
+    /// Since the port's thread has waited first.
+    bell: OnceLock<Doorbell>,
     /// Length of the queue, so that polling an empty one takes no lock.
     waiting: AtomicUsize,
     dropped: AtomicU64,
@@ -332,9 +368,9 @@ struct InboxState {
     queue: VecDeque<Frame>,
     /// Last in, first out: a queue that stays short stays in the cache.
     spare: Vec<Box<[u8]>>,
-    /// The port's thread is in [`Inbox::wait`]; waking nobody would still cost a system call.
+    /// Somebody waits for the bell; ringing it for nobody would still cost a system call.
     sleeping: bool,
-    /// The port's waker was used since the last [`Inbox::wait`].
+    /// The port's waker was used since the last wait.
     woken: bool,
 }
 
@@ -347,7 +383,7 @@ impl Inbox {
         Inbox {
             depth,
             state: Mutex::new(state),
-            arrived: Condvar::new(),
+            bell: OnceLock::new(),
             waiting: AtomicUsize::new(0),
             dropped: AtomicU64::new(0),
         }
@@ -382,7 +418,7 @@ impl Inbox {
         let wake = mem::take(&mut state.sleeping);
         drop(state);
         if wake {
-            self.arrived.notify_one();
+            self.ring();
         }
         if pushed < count {
             self.dropped.fetch_add((count - pushed) as u64, Ordering::Relaxed);
@@ -398,16 +434,24 @@ impl Inbox {
         self.waiting.store(state.queue.len(), Ordering::Release);
     }
 
-    fn wait(&self, timeout: Duration) {
+    /// Whoever has something from now on rings. Returns whether there is nothing yet.
+    fn rest(&self) -> bool {
         let mut state = lock(&self.state);
-        if mem::take(&mut state.woken) || !state.queue.is_empty() {
-            return;
-        }
-        state.sleeping = true;
-        let result = self.arrived.wait_timeout_while(state, timeout, |state| state.sleeping);
-        let (mut state, _) = result.unwrap_or_else(PoisonError::into_inner);
+        state.sleeping = !mem::take(&mut state.woken) && state.queue.is_empty();
+        state.sleeping
+    }
+
+    /// Nobody waits any longer.
+    fn rise(&self) {
+        let mut state = lock(&self.state);
         state.sleeping = false;
         state.woken = false;
+    }
+
+    fn ring(&self) {
+        if let Some(bell) = self.bell.get() {
+            bell.ring();
+        }
     }
 
     /// Frees everything. What still comes finds no buffer and is dropped.
@@ -427,7 +471,7 @@ impl Wake for Inbox {
         state.woken = true;
         if mem::take(&mut state.sleeping) {
             drop(state);
-            self.arrived.notify_one();
+            self.ring();
         }
     }
 }

@@ -11,7 +11,7 @@ use std::task::Waker;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{
-    Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, Stats,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, Stats,
 };
 pub use reader::{LinkType, Reader, Record};
 
@@ -110,6 +110,14 @@ impl<D: PacketDriver> PacketDriver for Recorder<D> {
 
     fn waker(&self) -> Option<Waker> {
         self.driver.waker()
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        self.driver.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.driver.disarm();
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {

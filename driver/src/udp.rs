@@ -29,8 +29,8 @@ use tracing::{info, warn};
 use crate::netlink::{Interface, Netlink};
 use crate::waker::Doorbell;
 use crate::{
-    Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, SocketTerms,
-    Stats,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal,
+    SocketTerms, Stats,
 };
 use receive::{Receiver, place};
 use socket::Sharing;
@@ -102,8 +102,7 @@ pub struct Udp {
     interface: u32,
     receiver: Receiver,
     transmitter: Transmitter,
-    /// All sockets that packets come to, to wait for any of them.
-    sockets: OwnedFd,
+    /// Watches all sockets that packets come to.
     doorbell: Doorbell,
     /// Groups that packets may come to, each with a socket of its own.
     groups: Vec<(IpAddr, OwnedFd)>,
@@ -174,6 +173,7 @@ impl Udp {
         number: (u32, u32),
     ) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
+        let doorbell = Doorbell::new().and_then(|doorbell| doorbell.watch(socket.as_fd()).map(|()| doorbell));
         let Place { interface, address, scope } = place;
         // The kernel gives word of a packet to the socket that its answer would come to. In a group that may be
         // another context's, and then nobody hears of it.
@@ -214,8 +214,7 @@ impl Udp {
             receiver: Receiver::new().map_err(os)?,
             transmitter: Transmitter::new(*address, interface.index, mtu as usize, segmentation)
                 .map_err(os)?,
-            sockets: socket::watched(socket.as_fd()).map_err(os)?,
-            doorbell: Doorbell::new().map_err(os)?,
+            doorbell: doorbell.map_err(os)?,
             socket,
             for_mads,
             refusals: VecDeque::with_capacity(REFUSALS_MAX),
@@ -225,6 +224,13 @@ impl Udp {
             told: Told::default(),
             stats: Stats::default(),
         })
+    }
+
+    /// How long a wait that begins now may be at most.
+    fn before_wait(&mut self) -> Duration {
+        self.send_first = false;
+        // What the kernel did not take has to be offered again; nothing tells when.
+        if self.transmitter.is_pending() { TX_RETRY } else { Duration::MAX }
     }
 
     /// Takes what the kernel has kept of packets that came back.
@@ -309,14 +315,20 @@ impl PacketDriver for Udp {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.send_first = false;
-        // What the kernel did not take has to be offered again; nothing tells when.
-        let timeout = if self.transmitter.is_pending() { timeout.min(TX_RETRY) } else { timeout };
-        let waited = self.doorbell.wait(self.sockets.as_fd(), timeout);
-        waited.map(|_| ()).map_err(|source| {
+        let longest = self.before_wait();
+        self.doorbell.wait(timeout.min(longest)).map_err(|source| {
             let interface = self.capabilities.interface.clone();
             Error::Os { what: "waiting for the UDP socket", interface, source }
         })
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        let longest = self.before_wait();
+        Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
+    }
+
+    fn disarm(&mut self) {
+        self.doorbell.clear();
     }
 
     fn waker(&self) -> Option<Waker> {
@@ -356,7 +368,9 @@ impl PacketDriver for Udp {
                 expected: format!("at most {GROUPS_MAX} groups on a UDP socket"),
             });
         }
-        let socket = socket::of_group(group, self.interface).map_err(|source| Error::Os {
+        let joined = socket::of_group(group, self.interface)
+            .and_then(|socket| self.doorbell.watch(socket.as_fd()).map(|()| socket));
+        let socket = joined.map_err(|source| Error::Os {
             what: "joining a multicast group",
             interface: interface(),
             source,

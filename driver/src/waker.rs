@@ -1,54 +1,71 @@
-//! What other threads end the wait of a port with.
+//! What the owner of a port waits for: the port's descriptors, and a bell that other threads ring.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
-/// An eventfd beside the descriptor of a port: [`wait`](Doorbell::wait) ends with either.
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, epoll, eventfd, poll};
+use rustix::io::Errno;
+
+/// An eventfd beside the descriptors of a port. [`wait`](Doorbell::wait) ends with any of them, and the doorbell's own
+/// descriptor is readable while one of them is.
 ///
 /// A ring is not forgotten: one that comes while nobody waits ends the next wait.
 #[derive(Debug)]
-pub(crate) struct Doorbell(Arc<Ringer>);
+pub(crate) struct Doorbell {
+    all: OwnedFd,
+    ringer: Arc<Ringer>,
+}
 
 impl Doorbell {
-    /// One that nobody has rung.
+    /// One that nobody has rung, without a port.
     pub(crate) fn new() -> io::Result<Doorbell> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just made and is nobody else's.
-        Ok(Doorbell(Arc::new(Ringer(unsafe { File::from_raw_fd(fd) }))))
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        add(&all, bell.as_fd())?;
+        Ok(Doorbell { all, ringer: Arc::new(Ringer(File::from(bell))) })
+    }
+
+    /// Adds a descriptor of the port, which leaves again when it is closed.
+    pub(crate) fn watch(&self, port: BorrowedFd<'_>) -> io::Result<()> {
+        add(&self.all, port)
     }
 
     /// Rings it.
     pub(crate) fn waker(&self) -> Waker {
-        Waker::from(self.0.clone())
+        Waker::from(self.ringer.clone())
     }
 
-    /// Blocks until `port` is readable, somebody rings, or `timeout` has passed; a signal ends it too.
-    /// Returns whether `port` is readable.
-    pub(crate) fn wait(&self, port: BorrowedFd<'_>, timeout: Duration) -> io::Result<bool> {
-        let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut poll = [entry(port.as_raw_fd()), entry(self.0.0.as_raw_fd())];
-        let timeout = libc::timespec {
-            tv_sec: timeout.as_secs().min(i32::MAX as u64) as libc::time_t,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        // SAFETY: two `pollfd`s and a `timespec` that outlive the call; no signal mask.
-        if unsafe { libc::ppoll(poll.as_mut_ptr(), 2, &raw const timeout, std::ptr::null()) } < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == ErrorKind::Interrupted { Ok(false) } else { Err(error) };
+    /// Rings it, for who has it.
+    pub(crate) fn ring(&self) {
+        self.ringer.wake_by_ref();
+    }
+
+    /// Blocks until the port is readable, somebody rings, or `timeout` has passed; a signal ends it too.
+    pub(crate) fn wait(&self, timeout: Duration) -> io::Result<()> {
+        let mut fds =
+            [self.all.as_fd(), self.ringer.0.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        match poll(&mut fds, Some(&timespec(timeout))) {
+            Ok(_) if fds[1].revents().contains(PollFlags::IN) => self.clear(),
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
         }
-        if poll[1].revents & libc::POLLIN != 0 {
-            // The count is of no interest; reading it takes it back to 0.
-            let _ = (&self.0.0).read(&mut [0; 8]);
-        }
-        Ok(poll[0].revents & libc::POLLIN != 0)
+        Ok(())
+    }
+
+    /// Forgets that somebody has rung.
+    pub(crate) fn clear(&self) {
+        // The count is of no interest; reading it takes it back to 0.
+        let _ = (&self.ringer.0).read(&mut [0; 8]);
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.all.as_fd()
     }
 }
 
@@ -66,9 +83,18 @@ impl Wake for Ringer {
     }
 }
 
+/// Has `all` become readable when `one` does.
+pub(crate) fn add(all: &OwnedFd, one: BorrowedFd<'_>) -> io::Result<()> {
+    Ok(epoll::add(all, one, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?)
+}
+
+/// Longer times than the kernel takes are its longest.
+pub(crate) fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs().min(i32::MAX as u64) as i64, tv_nsec: time.subsec_nanos().into() }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
     use std::thread;
     use std::time::Instant;
@@ -76,35 +102,44 @@ mod tests {
     use super::*;
 
     const LONG: Duration = Duration::from_secs(30);
+    const SHORT: Duration = Duration::from_millis(20);
+
+    fn is_readable(bell: &Doorbell) -> bool {
+        let mut fds = [PollFd::new(bell, PollFlags::IN)];
+        poll(&mut fds, Some(&timespec(Duration::ZERO))).unwrap() == 1
+    }
 
     #[test]
     fn a_wait_ends_with_the_bell_the_port_or_its_time() {
         let bell = Doorbell::new().unwrap();
         let (port, mut far) = UnixStream::pair().unwrap();
+        bell.watch(port.as_fd()).unwrap();
         let start = Instant::now();
-        assert!(!bell.wait(port.as_fd(), Duration::from_millis(20)).unwrap());
-        assert!(start.elapsed() >= Duration::from_millis(20));
+        bell.wait(SHORT).unwrap();
+        assert!(start.elapsed() >= SHORT);
 
         let start = Instant::now();
         // Twice before the wait is one end of it.
         bell.waker().wake_by_ref();
         bell.waker().wake();
-        assert!(!bell.wait(port.as_fd(), LONG).unwrap());
-        assert!(start.elapsed() < LONG);
+        assert!(is_readable(&bell));
+        bell.wait(LONG).unwrap();
+        assert!(start.elapsed() < LONG && !is_readable(&bell));
         let start = Instant::now();
-        assert!(!bell.wait(port.as_fd(), Duration::from_millis(20)).unwrap());
-        assert!(start.elapsed() >= Duration::from_millis(20));
+        bell.wait(SHORT).unwrap();
+        assert!(start.elapsed() >= SHORT);
 
         let start = Instant::now();
         let waker = bell.waker();
         let ringer = thread::spawn(move || {
-            thread::sleep(Duration::from_millis(20));
+            thread::sleep(SHORT);
             waker.wake();
         });
-        assert!(!bell.wait(port.as_fd(), LONG).unwrap());
+        bell.wait(LONG).unwrap();
         ringer.join().unwrap();
         far.write_all(b"x").unwrap();
-        assert!(bell.wait(port.as_fd(), LONG).unwrap());
-        assert!(start.elapsed() < LONG);
+        assert!(is_readable(&bell));
+        bell.wait(LONG).unwrap();
+        assert!(start.elapsed() < LONG && is_readable(&bell));
     }
 }

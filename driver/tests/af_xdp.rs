@@ -6,6 +6,8 @@
 mod common;
 #[path = "common/exchange.rs"]
 mod exchange;
+#[path = "common/readiness.rs"]
+mod readiness;
 
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
@@ -353,6 +355,15 @@ fn wait_ends_with_its_waker() {
         b.wait(Duration::from_secs(20)).unwrap();
     }
     assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_wait_from_outside_ends_with_each() {
+    let Some(pair) = Pair::new(1500) else { return };
+    let (mut a, mut b) = open_both(&pair);
+    let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(64, 1);
+    readiness::ends_with_each(&mut b, || send(&mut a, &frame));
+    assert_eq!(receive(&mut b, 1).len(), 1);
 }
 
 #[test]

@@ -6,6 +6,7 @@
 //! given, and tells the application by [`CmEvent`]s.
 
 mod active;
+mod channel;
 mod communication;
 mod disconnect;
 mod event;
@@ -13,7 +14,7 @@ mod gsi;
 mod passive;
 mod service;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ferroce_driver::Nanos;
@@ -28,6 +29,8 @@ use crate::engine::slab::Slab;
 use crate::engine::timer::{TimerWheel, time_of};
 use crate::telemetry::counters::Counter;
 use crate::verbs::{AddressVector, Error, Handle, MAX_RD_ATOMIC, Port, Qp, Unreachable};
+pub use channel::CmChannel;
+use channel::CmEvents;
 use communication::{Communication, State};
 pub use event::{CmEvent, ConnectionRequest, PrivateData};
 pub(crate) use gsi::Gsi;
@@ -67,12 +70,15 @@ pub struct ListenConfig {
     pub per_source: u32,
     /// Only requests for this partition, by the index of its P_Key in the port's table; `None` for all.
     pub pkey_index: Option<usize>,
+    /// Where requests are told, and what becomes of those connections; `None` for
+    /// [`next_cm_event`](crate::Context::next_cm_event).
+    pub channel: Option<CmChannel>,
 }
 
 impl Default for ListenConfig {
     /// 128 requests, 64 from one address, of any partition.
     fn default() -> ListenConfig {
-        ListenConfig { backlog: 128, per_source: 64, pkey_index: None }
+        ListenConfig { backlog: 128, per_source: 64, pkey_index: None, channel: None }
     }
 }
 
@@ -102,6 +108,9 @@ pub struct ConnectionParameters<'a> {
     pub cm_timeout: u8,
     /// How often such a message is sent again, 0 to 15.
     pub cm_retries: u8,
+    /// Where the events of this connection or search are told. `None` for
+    /// [`next_cm_event`](crate::Context::next_cm_event); with `accept` for where they were told so far.
+    pub channel: Option<CmChannel>,
 }
 
 impl Default for ConnectionParameters<'_> {
@@ -119,6 +128,7 @@ impl Default for ConnectionParameters<'_> {
             pkey_index: None,
             cm_timeout: 20,
             cm_retries: 15,
+            channel: None,
         }
     }
 }
@@ -191,13 +201,17 @@ pub(crate) struct ConnectionManager {
     timers: TimerWheel,
     /// Those whose time begins with the next poll: what a verb asks for leaves then.
     starting: Vec<u32>,
-    events: VecDeque<CmEvent>,
+    events: CmEvents,
     pub(crate) gsi: Gsi,
     guid: u64,
 }
 
 impl ConnectionManager {
-    pub(crate) fn new(max_connections: u32, max_listeners: u32, port: &Port, shared: &mut Shared) -> Self {
+    pub(crate) fn new(
+        (max_connections, max_listeners, max_channels): (u32, u32, u32),
+        port: &Port,
+        shared: &mut Shared,
+    ) -> Self {
         let most = max_connections as usize;
         ConnectionManager {
             communications: Slab::new(max_connections),
@@ -209,7 +223,7 @@ impl ConnectionManager {
             by_qp: HashMap::with_capacity(2 * most),
             timers: TimerWheel::new(max_connections),
             starting: Vec::with_capacity(most),
-            events: VecDeque::with_capacity((UNREAD_EACH + EVENTS_EACH) * most),
+            events: CmEvents::new(max_connections, max_channels),
             gsi: Gsi::new(),
             guid: guid(port.mac, shared),
         }
@@ -228,6 +242,7 @@ impl ConnectionManager {
         if self.listeners.iter().any(|l| l.space == space && l.address == address) {
             return Err(Error::invalid("address", address, "one that nobody of this context listens on"));
         }
+        config.channel.map_or(Ok(()), |channel| self.events.check(channel))?;
         let full =
             Error::Exhausted { kind: "listener", limit: self.listeners.capacity(), setting: "max_listeners" };
         let most = (config.backlog as usize).min(self.communications.capacity());
@@ -248,16 +263,6 @@ impl ConnectionManager {
             }
         }
         true
-    }
-
-    pub(crate) fn next_event(&mut self) -> Option<CmEvent> {
-        self.events.pop_front()
-    }
-
-    /// Takes the oldest event of one exchange.
-    pub(crate) fn take_event(&mut self, id: CmId) -> Option<CmEvent> {
-        let at = self.events.iter().position(|event| event.id() == id)?;
-        self.events.remove(at)
     }
 
     /// When [`fire_timers`](ConnectionManager::fire_timers) has something to do.
@@ -356,11 +361,11 @@ impl ConnectionManager {
                 }
             }
             State::DreqSent => {
-                self.events.push_back(CmEvent::Disconnected { id });
+                self.tell(CmEvent::Disconnected { id });
                 self.enter_timewait(index, verbs.shared.now);
             }
             State::Timewait => {
-                self.events.push_back(CmEvent::TimewaitExit { id });
+                self.tell(CmEvent::TimewaitExit { id });
                 self.remove(index);
             }
             // The search for a next hop has its own end.
@@ -370,9 +375,8 @@ impl ConnectionManager {
 
     /// Takes back a request that the application has not seen. Returns whether there was one.
     fn take_back_request(&mut self, id: CmId) -> bool {
-        let unread = self.events.len();
-        self.events.retain(|event| !matches!(event, CmEvent::ConnectionRequest(r) if r.id == id));
-        self.events.len() < unread
+        let is_it = |event: &CmEvent| matches!(event, CmEvent::ConnectionRequest(r) if r.id == id);
+        self.events.forget(self.channel_of(id), is_it)
     }
 
     /// A communication is half open.
@@ -481,21 +485,20 @@ impl ConnectionManager {
         Some(qp)
     }
 
-    /// Makes room for a new exchange, and draws its communication id.
+    /// Makes room for a new exchange, whose events come to `channel`, and draws its communication id.
     fn begin(
         &mut self,
         shared: &mut Shared,
+        channel: Option<CmChannel>,
         make: impl FnOnce((CmId, u32)) -> Communication,
     ) -> Result<(CmId, u32), Error> {
         let ConnectionManager { communications, comm_ids, events, .. } = self;
         let limit = communications.capacity();
-        if events.len() >= UNREAD_EACH * limit {
-            let users = "events that the application does not read".to_owned();
-            return Err(Error::Busy { kind: "connection manager", handle: String::new(), users });
-        }
+        channel.map_or(Ok(()), |channel| events.check(channel))?;
+        events.check_room(channel)?;
         let handle = communications.insert_with(|handle| {
             let comm_id = comm_ids.insert(&mut shared.rng, handle.index, |_| true);
-            make((CmId(handle), comm_id))
+            Communication { channel, ..make((CmId(handle), comm_id)) }
         });
         let full = Error::Exhausted { kind: "connection", limit, setting: "max_connections" };
         handle.map(|handle| (CmId(handle), handle.index)).ok_or(full)
@@ -553,10 +556,6 @@ fn gone(id: CmId) -> Error {
     Error::InvalidHandle { kind: "connection", handle: format!("{:?}", id.0) }
 }
 
-/// Of one connection: request, established, disconnected, the end of timewait.
-const EVENTS_EACH: usize = 4;
-/// With so many unread for each connection that there can be, no new one begins.
-const UNREAD_EACH: usize = 3;
 /// The two bits of the traffic class that are not the sender's.
 const ECN: u8 = 3;
 /// Bytes of a request's private data that are the application's.

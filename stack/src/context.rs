@@ -4,13 +4,11 @@ mod datagrams;
 mod endpoints;
 mod memory;
 mod queues;
+mod waiting;
 
 pub use blocking::DatagramService;
 
-use std::task::Waker;
-use std::time::Duration;
-
-use ferroce_driver::{Layer, Nanos, PacketDriver, Stats};
+use ferroce_driver::{Capabilities, Layer, Nanos, PacketDriver, Readiness, Stats};
 use ferroce_wire::{PKey, PathAddress, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
@@ -28,8 +26,8 @@ use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::Exporter;
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::{
-    AddressVector, Config, Cq, DeviceAttributes, Error, Event, GidEntry, Handle, MAX_MESSAGE, Mismatch, Pd,
-    Port, PostError, Qp, QpAttributes, QpConfig, QpState, QpUpdate, ReceiveWorkRequest, SendOp,
+    AddressVector, Config, Cq, DeviceAttributes, Error, Event, EventSource, GidEntry, Handle, MAX_MESSAGE,
+    Mismatch, Pd, Port, PostError, Qp, QpAttributes, QpConfig, QpState, QpUpdate, ReceiveWorkRequest, SendOp,
     SendWorkRequest, Srq, Transition, UnreliablePath,
 };
 
@@ -43,6 +41,9 @@ pub struct Context {
     engine: Engine,
     pds: Slab<()>,
     exporter: Option<Exporter>,
+    readiness: Readiness,
+    /// Somebody waits, or has waited, for `readiness`.
+    armed: bool,
 }
 
 impl Context {
@@ -50,7 +51,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Invalid`] for a setting out of range, [`Error::Unsupported`] for RoCE v1 over a driver
-    /// that starts above Ethernet.
+    /// that starts above Ethernet, [`Error::Driver`] when this process may have no more file descriptors.
     pub fn open(driver: Box<dyn PacketDriver>, config: &Config) -> Result<Context, Error> {
         let capabilities = driver.capabilities();
         config.check()?;
@@ -67,11 +68,14 @@ impl Context {
             check_qpns(terms.qpns, config.max_qps)?;
         }
         let port = Port::new(capabilities, config.roce_v1);
+        let readiness = Readiness::new().map_err(|source| waiting::waiting_failed(capabilities, source))?;
         Ok(Context {
             engine: Engine::new(config, port),
             pds: Slab::new(config.max_pds),
             driver,
             exporter: None,
+            readiness,
+            armed: false,
         })
     }
 
@@ -133,7 +137,7 @@ impl Context {
     }
 
     /// What the driver says of itself.
-    pub fn capabilities(&self) -> &ferroce_driver::Capabilities {
+    pub fn capabilities(&self) -> &Capabilities {
         self.driver.capabilities()
     }
 
@@ -188,9 +192,29 @@ impl Context {
         Ok(())
     }
 
-    /// Takes the oldest asynchronous event.
+    /// Takes the oldest asynchronous event, of any object: for a program that has the context to itself.
     pub fn next_event(&mut self) -> Option<Event> {
-        self.engine.shared.next_event()
+        self.engine.shared.events.next()
+    }
+
+    /// Takes the oldest asynchronous event of one queue pair, completion queue, shared receive queue or address handle, or of the port.
+    /// Libraries that share a context take those of their own objects so, and neither sees the other's. While there is
+    /// none it costs a look.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn next_event_of(&mut self, source: impl Into<EventSource>) -> Result<Option<Event>, Error> {
+        let source = source.into();
+        match source {
+            EventSource::Qp(qp) => self.qp(qp).map(drop)?,
+            EventSource::Cq(cq) => self.cq(cq).map(drop)?,
+            EventSource::Srq(srq) => self.srq(srq).map(drop)?,
+            EventSource::Ah(ah) => {
+                self.engine.shared.ahs.get(ah.0).ok_or_else(|| invalid_handle("AH", ah.0))?;
+            }
+            EventSource::Port => {}
+        }
+        Ok(self.engine.shared.events.next_of(source))
     }
 
     /// A PSN to start from: one that nobody outside can guess, and that packets of an earlier
@@ -464,6 +488,9 @@ impl Context {
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
+        if self.armed {
+            self.end_wait()?;
+        }
         let Context { driver, engine, .. } = self;
         engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
@@ -501,42 +528,6 @@ impl Context {
         engine.shared.hurry = false;
     }
 
-    /// When [`poll`](Context::poll) has something to do even if no frame comes: when the next timer is
-    /// due, or at once if an ACK waits for what the application has to send.
-    pub fn next_timeout(&self) -> Option<Nanos> {
-        self.engine.next_timeout()
-    }
-
-    /// Blocks until a frame may have come, a timer may be due, or for `timeout`; not at all if an ACK waits
-    /// for the next poll.
-    ///
-    /// # Errors
-    /// [`Error::Driver`] when the port is gone.
-    pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        let Shared { now, scheduler, .. } = &self.engine.shared;
-        if !scheduler.awaits_poll() {
-            let timer = self.engine.next_timeout().map_or(timeout, |at| at.since(*now));
-            self.driver.wait(timeout.min(timer))?;
-        }
-        Ok(())
-    }
-
-    /// What another thread ends [`wait`](Context::wait) with: the driver's
-    /// [`waker`](PacketDriver::waker), if it has one.
-    pub fn waker(&self) -> Option<Waker> {
-        self.driver.waker()
-    }
-
-    /// How long from `now` [`poll`](Context::poll) has nothing to do unless a frame comes or a verb is
-    /// called; `None` is for ever.
-    pub fn quiet_for(&self, now: Nanos) -> Option<Duration> {
-        let timer = self.next_timeout();
-        let reader = self.exporter.as_ref().map(Exporter::next_look);
-        // Frames that the port had no room for; nothing tells when it has.
-        let backlog = self.engine.has_backlog().then(|| now + BACKLOG_RETRY);
-        [timer, reader, backlog].into_iter().flatten().min().map(|at| at.since(now))
-    }
-
     fn check_pd(&self, pd: Pd) -> Result<(), Error> {
         self.pds.get(pd.0).copied().ok_or_else(|| invalid_handle("PD", pd.0))
     }
@@ -570,9 +561,6 @@ impl Drop for Context {
         }
     }
 }
-
-/// How soon a port that was full is tried again.
-const BACKLOG_RETRY: Duration = Duration::from_micros(50);
 
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;

@@ -19,7 +19,8 @@ mod telemetry;
 mod verbs;
 
 pub use cm::{
-    CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PortSpace, PrivateData,
+    CmChannel, CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PortSpace,
+    PrivateData,
 };
 pub use context::{Context, DatagramService};
 pub use device::{DeviceSpec, DpdkSpec};
@@ -30,6 +31,7 @@ pub use ferroce_wire::{
     FlushType, Gid, MacAddr, PKEY_DEFAULT, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer, Selectivity,
 };
 pub use runtime::affinity::pin_to_core;
+pub use runtime::comp_channel::CompChannel;
 pub use runtime::idle::Idle;
 pub use runtime::poller::Poller;
 pub use runtime::runner::{Delivery, HandleConfig, Runner, RunnerConfig, RunnerHandle, StartError, Stopped};
@@ -40,10 +42,10 @@ pub use telemetry::metrics::{
 };
 pub use verbs::{
     Access, AddressVector, Ah, Config, Cq, DEFAULT_WINDOW, Data, Destination, DeviceAttributes, Endpoint,
-    Error, Event, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes,
-    QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError,
-    RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig,
-    Transition, Unreachable, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    Error, Event, EventSource, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp,
+    QpAttributes, QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
+    RegisterError, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes,
+    SrqConfig, Transition, Unreachable, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// The README's example is a test.

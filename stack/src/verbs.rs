@@ -31,7 +31,7 @@ pub use config::{Config, DEFAULT_WINDOW};
 pub use device::DeviceAttributes;
 pub use endpoint::Endpoint;
 pub use error::{Error, PostError, RegisterError};
-pub use event::Event;
+pub use event::{Event, EventSource};
 pub(crate) use handle::Handle;
 pub use handle::{Ah, Cq, Mr, Mw, Pd, Qp, Srq};
 pub(crate) use limits::{MAX_MESSAGE, MAX_RD_ATOMIC};

@@ -134,30 +134,6 @@ pub(super) fn of_group(group: IpAddr, interface: u32) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// What becomes readable when a socket does: `socket`, and those that are added by [`watch`].
-pub(super) fn watched(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    // SAFETY: no pointers; the result is checked below.
-    let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` is a descriptor that nobody else owns.
-    let all = unsafe { OwnedFd::from_raw_fd(fd) };
-    watch(all.as_fd(), socket)?;
-    Ok(all)
-}
-
-/// Adds a socket, which leaves again when it is closed.
-pub(super) fn watch(all: BorrowedFd<'_>, socket: BorrowedFd<'_>) -> io::Result<()> {
-    let mut event = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: `event` outlives the call, which copies it.
-    match unsafe { libc::epoll_ctl(all.as_raw_fd(), libc::EPOLL_CTL_ADD, socket.as_raw_fd(), &raw mut event) }
-    {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 /// Takes UDP checksums of zero over IPv6 (linux/udp.h; not in the libc crate).
 const UDP_NO_CHECK6_RX: i32 = 102;
 

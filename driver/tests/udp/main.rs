@@ -5,6 +5,8 @@
 #[path = "../common/mod.rs"]
 mod common;
 mod namespaces;
+#[path = "../common/readiness.rs"]
+mod readiness;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
@@ -413,4 +415,12 @@ fn waiting_ends_with_a_packet() {
         b.wait(Duration::from_secs(5)).unwrap();
     });
     assert!(start.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn a_wait_from_outside_ends_with_each() {
+    let [mut a, mut b] = [27, 28].map(|last| open(loopback(last)));
+    let packet = Shape::new(loopback(27), loopback(28)).packet(64, 1);
+    readiness::ends_with_each(&mut b, || send(&mut a, &[packet]));
+    assert_eq!(receive(&mut b, 1).len(), 1);
 }

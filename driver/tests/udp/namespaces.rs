@@ -209,6 +209,12 @@ fn packets_to_a_group_come_to_its_members() {
             b.rx_burst(Nanos::ZERO, &mut |packet: &[u8]| heard.push(packet.to_vec())).unwrap();
         }
         assert_eq!(heard.iter().map(|p| comparable(p)).collect::<Vec<_>>(), [comparable(&packet(2))]);
+        // Such a packet ends a wait as any other does.
+        send(&mut a, &[packet(5)]);
+        let start = Instant::now();
+        b.wait(Duration::from_secs(20)).unwrap();
+        assert!(start.elapsed() < Duration::from_secs(10));
+        assert_eq!(receive(&mut b, 1).len(), 1);
         b.leave(group).unwrap();
         send(&mut a, &[packet(3), Shape::new(own, other).packet(64, 4)]);
         let heard = receive(&mut b, 1);

@@ -28,7 +28,7 @@ struct Scenario {
     third: Option<fn(&Stub)>,
 }
 
-const SCENARIOS: [Scenario; 9] = [
+const SCENARIOS: [Scenario; 13] = [
     Scenario {
         name: "a command wakes the runner",
         deliveries: 1,
@@ -65,6 +65,46 @@ const SCENARIOS: [Scenario; 9] = [
             assert!(stub.wait() && stub.wait());
         },
         third: None,
+    },
+    Scenario {
+        name: "a delivery wakes a task",
+        deliveries: 1,
+        runner: |stub| assert_eq!(stub.run(1, 1), 1),
+        handle: |stub| {
+            stub.post();
+            assert!(stub.wait_as_a_task());
+        },
+        third: None,
+    },
+    Scenario {
+        name: "room that a task makes wakes the runner, whose delivery wakes a task",
+        deliveries: 1,
+        runner: |stub| assert_eq!(stub.run(1, 2), 1),
+        handle: |stub| {
+            stub.post();
+            assert!(stub.wait_as_a_task() && stub.wait_as_a_task());
+        },
+        third: None,
+    },
+    Scenario {
+        name: "a thread that waits behind a task",
+        deliveries: 1,
+        runner: |stub| assert_eq!(stub.run(1, 2), 1),
+        handle: |stub| {
+            stub.post();
+            assert!(stub.wait_as_a_task() && stub.wait());
+        },
+        third: None,
+    },
+    Scenario {
+        name: "stop, beside a task that waits",
+        deliveries: 1,
+        runner: |stub| {
+            assert_eq!(stub.run(9, 0), 0);
+            stub.finish("it was stopped");
+        },
+        handle: |stub| assert!(!stub.wait_as_a_task()),
+        third: Some(|stub| stub.stop()),
     },
     Scenario {
         name: "stop, behind a command",

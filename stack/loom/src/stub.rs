@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use loom::sync::{Condvar, Mutex, atomic};
@@ -71,6 +72,12 @@ impl Doorbell {
     }
 }
 
+impl Wake for Doorbell {
+    fn wake(self: Arc<Self>) {
+        self.ring();
+    }
+}
+
 /// A runner with one handle.
 pub(super) struct Stub {
     sleep: Sleep,
@@ -121,6 +128,28 @@ impl Stub {
                 self.nudge_a_stalled_runner();
                 !self.deliveries.is_empty() || self.end.reason().is_some()
             });
+        }
+    }
+
+    /// The same as a task, which its executor polls each time that it was woken.
+    pub(super) fn wait_as_a_task(&self) -> bool {
+        let executor = Arc::new(Doorbell::new());
+        let task = Waker::from(executor.clone());
+        loop {
+            if self.deliveries.pop() {
+                return true;
+            }
+            self.nudge_a_stalled_runner();
+            if self.end.reason().is_some() {
+                return self.deliveries.pop();
+            }
+            let is_ready = self.desk.bell.tell(&task, || {
+                self.nudge_a_stalled_runner();
+                !self.deliveries.is_empty() || self.end.reason().is_some()
+            });
+            if !is_ready {
+                executor.wait();
+            }
         }
     }
 

@@ -24,6 +24,7 @@ pub(crate) struct Engine {
     cm: Option<Box<ConnectionManager>>,
     max_connections: u32,
     max_listeners: u32,
+    max_cm_channels: u32,
     /// For ports that are sockets, whose kernel numbers packets and does not tell peers' numbers.
     identifications: Identifications,
     /// The last identification that was found out.
@@ -49,6 +50,7 @@ impl Engine {
             cm: None,
             max_connections: config.max_connections,
             max_listeners: config.max_listeners,
+            max_cm_channels: config.max_cm_channels,
             roce_v1: config.roce_v1,
             next_hops: NextHops::new(),
             announced: 0,
@@ -90,6 +92,7 @@ impl Engine {
         if let Some(mut removed) = self.qps.remove(qp.0) {
             removed.reset(&mut self.shared);
             self.qpns.retire(removed.qpn.value());
+            self.shared.events.forget(qp.into());
             self.last = None;
             self.shared.scheduler.remove(qp.0.index);
         }
@@ -97,14 +100,15 @@ impl Engine {
 
     /// The connection manager, which there is from the first time on, and what it reaches.
     pub(crate) fn cm(&mut self) -> Result<(&mut ConnectionManager, Verbs<'_>), Error> {
-        let Engine { cm, qps, shared, port, max_connections, max_listeners, .. } = self;
+        let Engine { cm, qps, shared, port, max_connections, max_listeners, max_cm_channels, .. } = self;
         if port.socket.is_some_and(|terms| !terms.takes_gsi) {
             return Err(Error::Unsupported(
                 "connections on this context of a group: messages for QP1 come to another one",
             ));
         }
         let cm = cm.get_or_insert_with(|| {
-            Box::new(ConnectionManager::new(*max_connections, *max_listeners, port, shared))
+            let limits = (*max_connections, *max_listeners, *max_cm_channels);
+            Box::new(ConnectionManager::new(limits, port, shared))
         });
         Ok((cm, Verbs { qps, shared, port }))
     }

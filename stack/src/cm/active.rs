@@ -53,7 +53,7 @@ impl ConnectionManager {
         let source_port = ephemeral_port(verbs.shared.rng.next_u32());
         let addresses = IpCm { source: canonical(source), source_port, destination: canonical(address.gid) };
         let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
-        let (id, index) = self.begin(verbs.shared, |ids| Communication {
+        let (id, index) = self.begin(verbs.shared, parameters.channel, |ids| Communication {
             transaction_id,
             local_qpn,
             pkey_index,
@@ -144,7 +144,7 @@ impl ConnectionManager {
 
     pub(super) fn end_unreachable(&mut self, index: u32, reason: Unreachable) {
         let Some(communication) = self.communications.at(index) else { return };
-        self.events.push_back(CmEvent::Unreachable { id: communication.id, reason });
+        self.tell(CmEvent::Unreachable { id: communication.id, reason });
         self.remove(index);
     }
 
@@ -194,7 +194,7 @@ impl ConnectionManager {
             communication.state = State::Established;
         }
         self.send_kept(index, CmBody::Rtu(&rtu), verbs.shared);
-        self.events.push_back(CmEvent::Established { id, private_data: PrivateData::new(&rep.private_data) });
+        self.tell(CmEvent::Established { id, private_data: PrivateData::new(&rep.private_data) });
         Ok(())
     }
 
@@ -261,7 +261,7 @@ impl ConnectionManager {
     ) -> Result<(), Counter> {
         if let Some(communication) = self.communications.at(index) {
             let (id, private_data) = (communication.id, PrivateData::new(private_data));
-            self.events.push_back(CmEvent::Rejected { id, reason, private_data });
+            self.tell(CmEvent::Rejected { id, reason, private_data });
             self.remove(index);
         }
         Ok(())

@@ -7,7 +7,7 @@ use ferroce_driver::Nanos;
 use ferroce_wire::cm::{CmBody, CmMessage};
 use ferroce_wire::{MAD_LEN, MacAddr, PKEY_DEFAULT, PKey, PathHeader, PathMtu, Psn, Qpn};
 
-use super::{CmId, Listener, PortSpace, Verbs};
+use super::{CmChannel, CmId, Listener, PortSpace, Verbs};
 use crate::RnrTimer;
 use crate::engine::ah::Hop;
 use crate::engine::qp::Connection;
@@ -112,6 +112,8 @@ pub(super) struct Communication {
     pub(super) local_qpn: Qpn,
     /// Where it came to.
     pub(super) listener: Option<Listener>,
+    /// Where its events are told.
+    pub(super) channel: Option<CmChannel>,
     /// What was asked for.
     pub(super) service_id: u64,
     pub(super) terms: Terms,
@@ -162,6 +164,7 @@ impl Communication {
             qp: None,
             local_qpn: Qpn::default(),
             listener: None,
+            channel: None,
             service_id: 0,
             terms: Terms::default(),
             cm_timeout: 0,

@@ -86,7 +86,7 @@ impl ConnectionManager {
             State::Established | State::RepSent | State::DreqSent => {
                 self.fail_qp(index, verbs);
                 self.send(index, transaction, CmBody::Drep(&drep), verbs.shared);
-                self.events.push_back(CmEvent::Disconnected { id });
+                self.tell(CmEvent::Disconnected { id });
                 self.enter_timewait(index, verbs.shared.now);
             }
             State::Timewait => {
@@ -107,7 +107,7 @@ impl ConnectionManager {
         let index = self.find_pair(arrival, drep.remote_comm_id(), drep.local_comm_id())?;
         let ended = self.communications.at(index).filter(|c| c.state == State::DreqSent);
         let id = ended.ok_or(Counter::CmRxUnknown)?.id;
-        self.events.push_back(CmEvent::Disconnected { id });
+        self.tell(CmEvent::Disconnected { id });
         self.enter_timewait(index, verbs.shared.now);
         Ok(())
     }

@@ -70,21 +70,6 @@ pub struct ConnectionRequest {
     pub pkey_index: usize,
 }
 
-impl CmEvent {
-    /// The exchange that it happened to.
-    pub fn id(&self) -> CmId {
-        match self {
-            CmEvent::ConnectionRequest(request) => request.id,
-            CmEvent::Established { id, .. }
-            | CmEvent::Resolved { id, .. }
-            | CmEvent::Rejected { id, .. }
-            | CmEvent::Unreachable { id, .. }
-            | CmEvent::Disconnected { id }
-            | CmEvent::TimewaitExit { id } => *id,
-        }
-    }
-}
-
 /// What happened to a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -137,4 +122,19 @@ pub enum CmEvent {
         /// The connection.
         id: CmId,
     },
+}
+
+impl CmEvent {
+    /// The connection, the request or the search that it happened to.
+    pub fn id(&self) -> CmId {
+        match *self {
+            CmEvent::ConnectionRequest(ConnectionRequest { id, .. })
+            | CmEvent::Established { id, .. }
+            | CmEvent::Resolved { id, .. }
+            | CmEvent::Rejected { id, .. }
+            | CmEvent::Unreachable { id, .. }
+            | CmEvent::Disconnected { id }
+            | CmEvent::TimewaitExit { id } => id,
+        }
+    }
 }

@@ -205,7 +205,7 @@ impl ConnectionManager {
         address.service_level = primary.service_level().min(7);
         let deadline = now + patience.min(PATIENCE_MAX);
         let header = verbs.port.header(&path);
-        let begun = self.begin(verbs.shared, |ids| Communication {
+        let begun = self.begin(verbs.shared, self.channel_of_listener(listener), |ids| Communication {
             transaction_id,
             remote_comm_id: req.local_comm_id(),
             remote_qpn: req.qpn(),
@@ -225,7 +225,7 @@ impl ConnectionManager {
         self.by_qpn.insert((arrival.source, req.qpn()), index);
         self.timers.ensure(index, deadline);
         let local_port = (req.service_id() - SERVICE_ID_TCP) as u16;
-        self.events.push_back(CmEvent::ConnectionRequest(ConnectionRequest {
+        self.tell(CmEvent::ConnectionRequest(ConnectionRequest {
             listener,
             id,
             peer: SocketAddr::new(addresses.source, addresses.source_port),
@@ -262,6 +262,10 @@ impl ConnectionManager {
     ) -> Result<(), Error> {
         let index = self.index_of(id)?;
         let guid = self.guid;
+        if let Some(channel) = parameters.channel.filter(|channel| self.channel_of(id) != Some(*channel)) {
+            self.events.check(channel)?;
+            self.events.check_room(Some(channel))?;
+        }
         self.take_qp(index, qp);
         let Some(communication) = self.communications.at_mut(index) else { return Ok(()) };
         communication.local_qpn = local_qpn;
@@ -277,6 +281,9 @@ impl ConnectionManager {
         let Communication { local_comm_id, remote_comm_id, terms, .. } = *communication;
         communication.state = State::RepSent;
         communication.cm_timeout = parameters.cm_timeout;
+        let told_before = communication.channel;
+        communication.channel = parameters.channel.or(told_before);
+        self.events.migrate(id, told_before, communication.channel);
         communication.cm_retries = parameters.cm_retries;
         communication.retries_left = parameters.cm_retries;
         let mut rep = Rep::new(local_comm_id, remote_comm_id, local_qpn, terms.rq_psn);
@@ -340,7 +347,7 @@ impl ConnectionManager {
         let id = communication.id;
         self.leave_listener(index);
         self.timers.cancel(index);
-        self.events.push_back(CmEvent::Established { id, private_data: PrivateData::new(&[]) });
+        self.tell(CmEvent::Established { id, private_data: PrivateData::new(&[]) });
     }
 }
 

@@ -40,7 +40,7 @@ impl ConnectionManager {
         let source_port = ephemeral_port(verbs.shared.rng.next_u32());
         let addresses = IpCm { source, source_port, destination: canonical(address.gid) };
         let addresses = addresses.to_bytes().map_err(|e| Error::invalid("address", to, e.to_string()))?;
-        let (id, index) = self.begin(verbs.shared, |ids| Communication {
+        let (id, index) = self.begin(verbs.shared, parameters.channel, |ids| Communication {
             transaction_id,
             pkey_index,
             pkey,
@@ -85,7 +85,7 @@ impl ConnectionManager {
         let Ok(path) = arrival.back.path(verbs.port, Qpn::GSI, Qpn::GSI) else { return Ok(()) };
         let header = verbs.port.header(&path);
         let deadline = verbs.shared.now + time_of(KEPT);
-        let begun = self.begin(verbs.shared, |ids| Communication {
+        let begun = self.begin(verbs.shared, self.channel_of_listener(listener), |ids| Communication {
             transaction_id,
             remote_comm_id: req.request_id(),
             pkey_index,
@@ -101,7 +101,7 @@ impl ConnectionManager {
         self.by_peer.insert(key, index);
         self.timers.ensure(index, deadline);
         let largest = verbs.port.path_mtu(arrival.source.is_ipv6());
-        self.events.push_back(CmEvent::ConnectionRequest(ConnectionRequest {
+        self.tell(CmEvent::ConnectionRequest(ConnectionRequest {
             listener,
             id,
             peer: SocketAddr::new(addresses.source, addresses.source_port),
@@ -167,7 +167,7 @@ impl ConnectionManager {
             return Err(Counter::CmRxUnknown);
         }
         let private_data = PrivateData::new(&rep.private_data);
-        self.events.push_back(match rep.status() {
+        self.tell(match rep.status() {
             0 => CmEvent::Resolved { id, address, qpn: rep.qpn(), qkey: rep.qkey(), private_data },
             status => CmEvent::Rejected { id, reason: RejectReason(status.into()), private_data },
         });

@@ -9,7 +9,7 @@ use ferroce_wire::Qpn;
 use super::Context;
 use crate::cm::{CmEvent, CmId, ConnectionParameters, PrivateData};
 use crate::engine::ah::Hop;
-use crate::verbs::{AddressVector, Ah, Cq, Error, Event, Pd, Qp, Transition, Unreachable, WorkCompletion};
+use crate::verbs::{AddressVector, Ah, Cq, Error, Pd, Qp, Transition, Unreachable, WorkCompletion};
 
 /// A datagram service that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,10 +120,9 @@ impl Context {
             Ok(queue_pair.next_hop.is_none().then_some(()))
         })?;
         found.ok_or_else(|| timed_out("looking for the next hop of a queue pair", timeout))?;
-        let own = |event: &Event| matches!(event, Event::QpUnreachable { qp: of, .. } if *of == qp);
-        match self.engine.shared.events.take(own) {
-            Some(Event::QpUnreachable { reason, .. }) => Err(reason.into()),
-            _ => Ok(()),
+        match self.engine.shared.events.take_unreachable(qp.into()) {
+            Some(reason) => Err(reason.into()),
+            None => Ok(()),
         }
     }
 
@@ -146,15 +145,15 @@ impl Context {
         if let Ok(Some(Hop::Found(_))) = hop {
             return Ok(ah);
         }
+        let reason = self.engine.shared.events.take_unreachable(ah.into());
         self.destroy_ah(ah)?;
-        let own = |event: &Event| matches!(event, Event::AhUnreachable { ah: of, .. } if *of == ah);
-        match (hop?, self.engine.shared.events.take(own)) {
-            (Some(_), Some(Event::AhUnreachable { reason, .. })) => Err(reason.into()),
-            // The event found no room.
-            (Some(_), _) => {
+        match (hop?, reason) {
+            (_, Some(reason)) => Err(reason.into()),
+            // The application has taken the event.
+            (Some(_), None) => {
                 Err(Unreachable::NotResolved { peer: address.gid.to_ip().to_canonical(), errno: None }.into())
             }
-            (None, _) => Err(timed_out(&format!("looking for the next hop to {}", address.gid), timeout)),
+            (None, None) => Err(timed_out(&format!("looking for the next hop to {}", address.gid), timeout)),
         }
     }
 

@@ -7,8 +7,8 @@ use ferroce_wire::{Gid, PKey, PathMtu, Qpn};
 use super::{Context, invalid_handle};
 use crate::backend::next_hops::Seeker;
 use crate::cm::{
-    CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace, REJ_PRIVATE,
-    REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,
+    CmChannel, CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace,
+    REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,
 };
 use crate::engine::ah::Hop;
 use crate::verbs::{AddressVector, Error, Qp, QpState, QpType};
@@ -171,9 +171,38 @@ impl Context {
         if known == Some(true) { Ok(()) } else { Err(invalid_handle("connection", id.0)) }
     }
 
-    /// Takes the oldest event of the connection manager.
+    /// Takes the oldest event of the connection manager, but of those listeners and connections that name a channel.
+    ///
+    /// Unread events are bounded: with three for each connection that there can be (`max_connections`), no new connection
+    /// of theirs begins, which is [`Error::Busy`] here and is not answered there. None is ever lost.
     pub fn next_cm_event(&mut self) -> Option<CmEvent> {
-        self.engine.cm_if_used()?.0.next_event()
+        self.engine.cm_if_used()?.0.next_event(None).ok().flatten()
+    }
+
+    /// Creates a queue of connection events of its own, as rdma_cm has event channels. Libraries that share a context have
+    /// one each, and name it where they begin: [`ListenConfig::channel`], [`ConnectionParameters::channel`]. It is bounded
+    /// by itself, as [`next_cm_event`](Context::next_cm_event) is: one that is not read stops its own connections alone.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`]; [`Error::Unsupported`] on a socket that is not the one for QP1.
+    pub fn create_cm_channel(&mut self) -> Result<CmChannel, Error> {
+        self.engine.cm()?.0.create_channel()
+    }
+
+    /// Destroys a channel, with the events that wait there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`]; [`Error::Busy`] while listeners or connections name it.
+    pub fn destroy_cm_channel(&mut self, channel: CmChannel) -> Result<(), Error> {
+        self.engine.cm()?.0.destroy_channel(channel)
+    }
+
+    /// Takes the oldest event of the listeners and connections that name `channel`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn next_cm_event_of(&mut self, channel: CmChannel) -> Result<Option<CmEvent>, Error> {
+        self.engine.cm()?.0.next_event(Some(channel))
     }
 
     fn with_cm<T>(&mut self, then: impl FnOnce(&mut ConnectionManager, &mut Verbs<'_>) -> T) -> Option<T> {

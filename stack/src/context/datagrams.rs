@@ -55,6 +55,7 @@ impl Context {
     pub fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {
         let shared = &mut self.engine.shared;
         let removed = shared.ahs.remove(ah.0).ok_or_else(|| invalid_handle("AH", ah.0))?;
+        shared.events.forget(ah.into());
         if let Some(ticket) = removed.hop.ticket() {
             // Those that wait for others to the same peer tell so again.
             shared.scheduler.redeem(ticket);

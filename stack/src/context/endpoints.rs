@@ -1,7 +1,6 @@
 //! Connecting two queue pairs whose ends have told each other who they are.
 
-use ferroce_wire::{PathMtu, Psn};
-use rand_chacha::rand_core::RngCore;
+use ferroce_wire::PathMtu;
 
 use super::Context;
 use crate::verbs::{
@@ -24,7 +23,7 @@ impl Context {
             return Err(Error::invalid("sgid_index", sgid_index, expected));
         };
         let (gid, path_mtu) = (entry.gid, port.path_mtu(entry.gid.is_ipv6()).unwrap_or(PathMtu::Mtu256));
-        let psn = Psn::new(self.engine.shared.rng.next_u32());
+        let psn = self.random_psn();
         Ok(Endpoint { path_mtu, ..Endpoint::new(gid, qpn, psn) })
     }
 

@@ -1,5 +1,7 @@
 //! Completion queues and shared receive queues.
 
+use std::task::Waker;
+
 use super::{Context, invalid_handle};
 use crate::engine::cq::CompletionQueue;
 use crate::engine::rq::ReceiveQueue;
@@ -38,8 +40,13 @@ impl Context {
             return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
         }
         self.engine.shared.cqs.remove(cq.0);
-        let of_queue = |event: &Event| *event == Event::Completion(cq) || *event == Event::CqErr(cq);
-        self.engine.shared.events.purge(of_queue);
+        self.engine.shared.events.forget(cq.into());
+        Ok(())
+    }
+
+    /// Its completion events wake `waker`, and are not raised.
+    pub(crate) fn attach(&mut self, cq: Cq, waker: Waker) -> Result<(), Error> {
+        self.cq(cq)?.waker = Some(waker);
         Ok(())
     }
 
@@ -91,8 +98,9 @@ impl Context {
         super::in_order(wrs, |wr| self.post_srq_recv(srq, wr))
     }
 
-    /// Arms a completion queue: one [`Event::Completion`] with the next completion that fits. Poll
-    /// the queue once more after arming it, for what came in between.
+    /// Arms a completion queue: one event with the next completion that fits, an [`Event::Completion`] or one of the
+    /// [`CompChannel`](crate::CompChannel) that the queue was created on. Poll the queue once more after arming it, for what
+    /// came before.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -169,7 +177,7 @@ impl Context {
         if let Some(mut removed) = srqs.remove(srq.0) {
             while removed.queue.pop(mrs).is_some() {}
         }
-        events.purge(|event| *event == Event::SrqLimitReached(srq));
+        events.forget(srq.into());
         Ok(())
     }
 }

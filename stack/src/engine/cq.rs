@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::task::Waker;
 
 use crate::verbs::{Notify, Qp, WcStatus, WorkCompletion};
 
@@ -6,8 +7,8 @@ pub(crate) struct CompletionQueue {
     ring: VecDeque<WorkCompletion>,
     capacity: usize,
     armed: Option<Notify>,
-    /// Its event has been raised and not been read.
-    pub(crate) event_waits: bool,
+    /// Woken by the completions that it was armed for: a completion channel.
+    pub(crate) waker: Option<Waker>,
     /// It has overflowed; it takes nothing more.
     failed: bool,
     /// Queue pairs that complete here; it cannot be destroyed before them.
@@ -34,7 +35,7 @@ impl CompletionQueue {
             ring: VecDeque::with_capacity(capacity),
             capacity,
             armed: None,
-            event_waits: false,
+            waker: None,
             failed: false,
             users: 0,
         }

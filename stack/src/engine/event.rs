@@ -1,65 +1,295 @@
+//! Events that wait to be read.
+
 use std::collections::VecDeque;
 
-use crate::verbs::{Cq, Event};
+use crate::verbs::{Ah, Config, Cq, Event, EventSource, Handle, Qp, Srq, Unreachable};
 
-/// Bounded: an application that does not read its events must not grow memory.
-pub(crate) struct EventQueue {
-    queue: VecDeque<Event>,
-    limit: usize,
-    pkey_violation_waits: bool,
+/// Of each object, each kind of event once: there is a place for all that can wait, so none is ever without room.
+pub(crate) struct Events {
+    /// Of queue pairs, then of completion queues, of shared receive queues, of address handles, and of the port.
+    waiting: Box<[Waiting]>,
+    first_cq: u32,
+    first_srq: u32,
+    first_ah: u32,
+    port: u32,
+    /// Why there is no way, by place: each has one such event at most.
+    reasons: VecDeque<(u32, Unreachable)>,
+    /// What waits at the port.
+    violation: Option<Event>,
+    /// The objects with events, and some whose events were taken by object, each once.
+    order: VecDeque<u32>,
 }
 
-impl EventQueue {
-    /// For `limit` events, and one completion event for each of `cqs` completion queues beside.
-    pub(crate) fn new(limit: u32, cqs: u32) -> EventQueue {
-        let limit = limit as usize;
-        EventQueue {
-            queue: VecDeque::with_capacity(limit + cqs as usize),
-            limit,
-            pkey_violation_waits: false,
+impl Events {
+    pub(crate) fn new(config: &Config) -> Events {
+        let first_cq = config.max_qps;
+        let first_srq = first_cq + config.max_cqs;
+        let first_ah = first_srq + config.max_srqs;
+        let port = first_ah + config.max_ahs;
+        let objects = port as usize + 1;
+        Events {
+            waiting: vec![Waiting::default(); objects].into(),
+            first_cq,
+            first_srq,
+            first_ah,
+            port,
+            reasons: VecDeque::with_capacity((config.max_qps + config.max_ahs) as usize),
+            violation: None,
+            order: VecDeque::with_capacity(objects),
         }
     }
 
-    /// Whether the event found room.
-    #[must_use]
-    pub(crate) fn push(&mut self, event: Event) -> bool {
-        let room = self.queue.len() < self.limit;
-        if room {
-            self.pkey_violation_waits |= is_pkey_violation(&event);
-            self.queue.push_back(event);
+    /// Returns whether it is news: `false` if the same waits already.
+    pub(crate) fn raise(&mut self, event: Event) -> bool {
+        let (place, generation) = self.locate(event.source());
+        let Some(waiting) = self.waiting.get_mut(place as usize) else { return false };
+        waiting.be_of(generation);
+        let is_news = waiting.push(kind_of(&event));
+        if is_news && !waiting.enter_order() {
+            self.order.push_back(place);
         }
-        room
+        match event {
+            Event::PkeyViolation { .. } if is_news => self.violation = Some(event),
+            Event::QpUnreachable { reason, .. } | Event::AhUnreachable { reason, .. } if is_news => {
+                self.reasons.push_back((place, reason));
+            }
+            _ => {}
+        }
+        is_news
     }
 
-    /// Adds the event of a completion queue that has none here: an application may sleep until it
-    /// comes, so there is always room for it.
-    pub(crate) fn push_completion(&mut self, cq: Cq) {
-        self.queue.push_back(Event::Completion(cq));
+    /// Takes the oldest of the object whose event is next.
+    pub(crate) fn next(&mut self) -> Option<Event> {
+        loop {
+            let place = *self.order.front()?;
+            let event = self.take(place);
+            if event.is_some() {
+                return event;
+            }
+            self.order.pop_front();
+            self.waiting.get_mut(place as usize)?.leave_order();
+        }
     }
 
-    pub(crate) fn pop(&mut self) -> Option<Event> {
-        let event = self.queue.pop_front()?;
-        self.pkey_violation_waits &= !is_pkey_violation(&event);
-        Some(event)
+    /// Takes the oldest of one object.
+    pub(crate) fn next_of(&mut self, source: EventSource) -> Option<Event> {
+        let (place, generation) = self.locate(source);
+        let is_its = self.waiting.get(place as usize)?.generation == generation;
+        is_its.then(|| self.take(place)).flatten()
     }
 
-    /// Takes the oldest event that is `wanted`.
-    pub(crate) fn take(&mut self, wanted: impl Fn(&Event) -> bool) -> Option<Event> {
-        let at = self.queue.iter().position(wanted)?;
-        self.queue.remove(at)
+    /// Takes the event that there is no way to the peer, before others of the object.
+    pub(crate) fn take_unreachable(&mut self, source: EventSource) -> Option<Unreachable> {
+        let (place, generation) = self.locate(source);
+        let waiting =
+            self.waiting.get_mut(place as usize).filter(|waiting| waiting.generation == generation)?;
+        waiting.remove(if place < self.first_cq { QP_EVENTS.len() } else { 0 });
+        self.take_reason(place)
     }
 
-    /// Whether an event of this kind waits to be read.
+    /// Whether there is one of the port.
     pub(crate) fn has_pkey_violation(&self) -> bool {
-        self.pkey_violation_waits
+        self.violation.is_some()
     }
 
     /// Forgets the events of an object that is destroyed.
-    pub(crate) fn purge(&mut self, is_its_own: impl Fn(&Event) -> bool) {
-        self.queue.retain(|event| !is_its_own(event));
+    pub(crate) fn forget(&mut self, source: EventSource) {
+        let (place, _) = self.locate(source);
+        if let Some(waiting) = self.waiting.get_mut(place as usize) {
+            waiting.clear();
+        }
+        self.reasons.retain(|(of, _)| *of != place);
+    }
+
+    fn take(&mut self, place: u32) -> Option<Event> {
+        let waiting = self.waiting.get_mut(place as usize)?;
+        let (kind, generation) = (waiting.pop()?, waiting.generation);
+        let handle = |first| Handle { index: place - first, generation };
+        if place < self.first_cq {
+            let qp = Qp(handle(0));
+            match QP_EVENTS.get(kind) {
+                Some(event) => Some(event(qp)),
+                None => self.take_reason(place).map(|reason| Event::QpUnreachable { qp, reason }),
+            }
+        } else if place < self.first_srq {
+            CQ_EVENTS.get(kind).map(|event| event(Cq(handle(self.first_cq))))
+        } else if place < self.first_ah {
+            Some(Event::SrqLimitReached(Srq(handle(self.first_srq))))
+        } else if place < self.port {
+            let ah = Ah(handle(self.first_ah));
+            self.take_reason(place).map(|reason| Event::AhUnreachable { ah, reason })
+        } else {
+            self.violation.take()
+        }
+    }
+
+    fn take_reason(&mut self, place: u32) -> Option<Unreachable> {
+        let at = self.reasons.iter().position(|(of, _)| *of == place)?;
+        self.reasons.remove(at).map(|(_, reason)| reason)
+    }
+
+    /// The place of an object, and its generation.
+    fn locate(&self, source: EventSource) -> (u32, u32) {
+        match source {
+            EventSource::Qp(Qp(handle)) => (handle.index, handle.generation),
+            EventSource::Cq(Cq(handle)) => (self.first_cq + handle.index, handle.generation),
+            EventSource::Srq(Srq(handle)) => (self.first_srq + handle.index, handle.generation),
+            EventSource::Ah(Ah(handle)) => (self.first_ah + handle.index, handle.generation),
+            EventSource::Port => (self.port, 0),
+        }
     }
 }
 
-fn is_pkey_violation(event: &Event) -> bool {
-    matches!(event, Event::PkeyViolation { .. })
+/// The events of a queue pair; their places here are their kinds. The one that has a reason is behind them.
+const QP_EVENTS: [fn(Qp) -> Event; 6] = [
+    Event::QpFatal,
+    Event::QpReqErr,
+    Event::QpAccessErr,
+    Event::CommEst,
+    Event::SqDrained,
+    Event::QpLastWqeReached,
+];
+
+/// The same of a completion queue.
+const CQ_EVENTS: [fn(Cq) -> Event; 2] = [Event::Completion, Event::CqErr];
+
+fn kind_of(event: &Event) -> usize {
+    match event {
+        Event::QpFatal(_) | Event::Completion(_) => 0,
+        Event::SrqLimitReached(_) | Event::AhUnreachable { .. } | Event::PkeyViolation { .. } => 0,
+        Event::QpUnreachable { .. } => QP_EVENTS.len(),
+        Event::QpReqErr(_) | Event::CqErr(_) => 1,
+        Event::QpAccessErr(_) => 2,
+        Event::CommEst(_) => 3,
+        Event::SqDrained(_) => 4,
+        Event::QpLastWqeReached(_) => 5,
+    }
+}
+
+/// The events of one object that wait. A queue pair has little room for it.
+#[derive(Clone, Copy, Default)]
+struct Waiting {
+    /// Of the object that they are of; one that was there before it has left nothing.
+    generation: u32,
+    /// Three bits each, a kind plus one, the oldest lowest; and [`IN_ORDER`].
+    kinds: u32,
+}
+
+/// The object is in the order.
+const IN_ORDER: u32 = 1 << 31;
+
+impl Waiting {
+    fn be_of(&mut self, generation: u32) {
+        if self.generation != generation {
+            self.generation = generation;
+            self.clear();
+        }
+    }
+
+    fn clear(&mut self) {
+        self.kinds &= IN_ORDER;
+    }
+
+    /// Returns whether it does not wait yet.
+    fn push(&mut self, kind: usize) -> bool {
+        let (kind, mut shift) = (kind as u32 + 1, 0);
+        loop {
+            match self.kinds >> shift & 7 {
+                0 => break,
+                waits if waits == kind => return false,
+                _ => shift += 3,
+            }
+        }
+        self.kinds |= kind << shift;
+        true
+    }
+
+    fn pop(&mut self) -> Option<usize> {
+        let kind = (self.kinds & 7).checked_sub(1)?;
+        self.kinds = self.kinds & IN_ORDER | (self.kinds & !IN_ORDER) >> 3;
+        Some(kind as usize)
+    }
+
+    /// Takes one out of the middle.
+    fn remove(&mut self, kind: usize) {
+        let mut others = Waiting { generation: self.generation, kinds: self.kinds & IN_ORDER };
+        while let Some(waits) = self.pop() {
+            if waits != kind {
+                others.push(waits);
+            }
+        }
+        *self = others;
+    }
+
+    /// Returns whether it was in the order before.
+    fn enter_order(&mut self) -> bool {
+        let was = self.kinds & IN_ORDER != 0;
+        self.kinds |= IN_ORDER;
+        was
+    }
+
+    fn leave_order(&mut self) {
+        self.kinds &= !IN_ORDER;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events() -> Events {
+        Events::new(&Config { max_qps: 2, max_cqs: 1, max_srqs: 1, ..Config::default() })
+    }
+
+    fn qp(index: u32, generation: u32) -> Qp {
+        Qp(Handle { index, generation })
+    }
+
+    #[test]
+    fn every_kind_comes_back_as_it_was_and_the_queue_is_never_full() {
+        let mut events = events();
+        let [a, b] = [qp(0, 0), qp(1, 0)];
+        let (cq, srq) = (Cq(Handle { index: 0, generation: 0 }), Srq(Handle { index: 0, generation: 0 }));
+        let (pkey, source) = (ferroce_wire::PKey(7), ferroce_wire::Gid::from_ipv4([10, 0, 0, 1].into()));
+        let violation = Event::PkeyViolation { qp: Some(a), pkey, source };
+        let mut all: Vec<Event> = Vec::new();
+        all.extend([a, b].iter().flat_map(|qp| QP_EVENTS.iter().rev().map(|event| event(*qp))));
+        all.extend(CQ_EVENTS.map(|event| event(cq)));
+        all.extend([Event::SrqLimitReached(srq), violation]);
+        let capacity = events.order.capacity();
+        for _ in 0..3 {
+            assert!(all.iter().all(|event| events.raise(*event)));
+            assert!(!all.iter().any(|event| events.raise(*event)), "the same waits already");
+            let read: Vec<Event> = std::iter::from_fn(|| events.next()).collect();
+            assert_eq!(read, all);
+        }
+        // Whoever takes by object alone leaves nothing behind that grows.
+        for n in 0..1000 {
+            let event = QP_EVENTS[n % 6](a);
+            assert!(events.raise(event));
+            assert_eq!(events.next_of(a.into()), Some(event));
+        }
+        assert!(events.order.capacity() == capacity && events.order.len() <= 1);
+        assert_eq!(events.next(), None);
+    }
+
+    #[test]
+    fn each_object_has_its_own_in_their_order() {
+        let mut events = events();
+        let [a, b] = [qp(0, 3), qp(1, 0)];
+        let raised = [Event::CommEst(a), Event::CommEst(b), Event::QpFatal(a), Event::SqDrained(b)];
+        assert!(raised.iter().all(|event| events.raise(*event)));
+        assert_eq!(events.next_of(b.into()), Some(Event::CommEst(b)));
+        assert_eq!(events.next(), Some(Event::CommEst(a)));
+        assert_eq!(events.next_of(qp(0, 2).into()), None, "another one");
+        assert_eq!(events.next_of(b.into()), Some(Event::SqDrained(b)));
+        assert_eq!(events.next_of(b.into()), None);
+        assert_eq!(events.next(), Some(Event::QpFatal(a)));
+        assert_eq!(events.next(), None);
+        // A successor at the same place has none of them.
+        assert!(events.raise(Event::CommEst(a)));
+        events.forget(a.into());
+        assert!(events.raise(Event::QpReqErr(qp(0, 4))));
+        assert_eq!((events.next(), events.next()), (Some(Event::QpReqErr(qp(0, 4))), None));
+    }
 }

@@ -7,7 +7,7 @@ use crate::engine::ah::AddressHandle;
 use crate::engine::cq::{CompletionQueue, Pushed};
 use crate::engine::crc::Crc;
 use crate::engine::destination::Destinations;
-use crate::engine::event::EventQueue;
+use crate::engine::event::Events;
 use crate::engine::mr::MemoryRegions;
 use crate::engine::reorder::ReorderPool;
 use crate::engine::rq::ReceiveQueue;
@@ -27,7 +27,7 @@ pub(crate) struct Shared {
     pub(crate) cqs: Slab<CompletionQueue>,
     pub(crate) srqs: Slab<SharedReceiveQueue>,
     pub(crate) ahs: Slab<AddressHandle>,
-    pub(crate) events: EventQueue,
+    pub(crate) events: Events,
     pub(crate) counters: Counters,
     pub(crate) scheduler: Scheduler,
     /// A first packet came to a queue pair in RTR.
@@ -56,7 +56,7 @@ impl Shared {
             cqs: Slab::new(config.max_cqs),
             srqs: Slab::new(config.max_srqs),
             ahs: Slab::new(config.max_ahs),
-            events: EventQueue::new(config.max_events, config.max_cqs),
+            events: Events::new(config),
             counters: Counters::default(),
             scheduler: Scheduler::new(config.max_qps),
             comm_est: false,
@@ -77,20 +77,7 @@ impl Shared {
 
     pub(crate) fn raise(&mut self, event: Event) {
         self.count(Counter::of_event(&event));
-        if !self.events.push(event) {
-            self.count(Counter::EventOverflow);
-        }
-    }
-
-    /// The oldest event, for the application.
-    pub(crate) fn next_event(&mut self) -> Option<Event> {
-        let event = self.events.pop()?;
-        if let Event::Completion(cq) = event
-            && let Some(queue) = self.cqs.get_mut(cq.0)
-        {
-            queue.event_waits = false;
-        }
-        Some(event)
+        self.events.raise(event);
     }
 
     /// Moves the oldest receive of `srq` to `rq`. Returns whether there was one.
@@ -112,10 +99,7 @@ impl Shared {
         match queue.push(wc, solicited) {
             Pushed::Quietly => return true,
             Pushed::Notify => {
-                if !std::mem::replace(&mut queue.event_waits, true) {
-                    self.count(Counter::EventCompletion);
-                    self.events.push_completion(cq);
-                }
+                self.notify(cq);
                 return true;
             }
             Pushed::Overflow => self.raise(Event::CqErr(cq)),
@@ -123,6 +107,18 @@ impl Shared {
         }
         self.count(Counter::CqOverflow);
         false
+    }
+
+    /// `cq` has a completion that it was armed for.
+    #[cold]
+    fn notify(&mut self, cq: Cq) {
+        let Some(queue) = self.cqs.get_mut(cq.0) else { return };
+        match &queue.waker {
+            Some(waker) => waker.wake_by_ref(),
+            None if self.events.raise(Event::Completion(cq)) => {}
+            None => return,
+        }
+        self.count(Counter::EventCompletion);
     }
 }
 

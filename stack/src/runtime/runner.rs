@@ -4,6 +4,7 @@ mod command;
 mod handle;
 mod port;
 mod sync;
+mod task;
 mod wakeup;
 
 use std::collections::HashSet;

@@ -137,8 +137,6 @@ counters! {
     CmRxDuplicates: "cm_rx_duplicates", Ferroce;
     /// Completions that found their CQ full.
     CqOverflow: "cq_overflow", Ferroce;
-    /// Events that found the event queue full.
-    EventOverflow: "event_overflow", Ferroce;
     /// Completion events raised.
     EventCompletion: "event_completion", Verbs;
     /// CQ errors raised.

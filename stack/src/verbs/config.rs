@@ -46,9 +46,8 @@ pub struct Config {
     pub max_connections: u32,
     /// Ports that the connection manager listens on.
     pub max_listeners: u32,
-    /// Asynchronous events that wait to be read; more are dropped and counted, but for completion
-    /// events, which always find room.
-    pub max_events: u32,
+    /// Queues of connection events beside the first one.
+    pub max_cm_channels: u32,
     /// Unacknowledged packets to one destination, 1 to 2²³ − 1: of a queue pair, and of all the go-back-N queue
     /// pairs that send there together. The responses of READs, atomics, FLUSH and ATOMIC WRITE, which come from
     /// there, are counted apart and bounded by the same number.
@@ -90,7 +89,7 @@ impl Default for Config {
             max_mcast_attachments: 256,
             max_connections: 256,
             max_listeners: 64,
-            max_events: 1024,
+            max_cm_channels: 16,
             window: DEFAULT_WINDOW,
             reorder_packets: 1024,
             roce_v1: false,
@@ -115,7 +114,7 @@ impl Config {
             ("max_mcast_attachments", self.max_mcast_attachments, 0, MAX_OBJECTS),
             ("max_connections", self.max_connections, 0, MAX_CONNECTIONS),
             ("max_listeners", self.max_listeners, 0, MAX_CONNECTIONS),
-            ("max_events", self.max_events, 0, MAX_OBJECTS),
+            ("max_cm_channels", self.max_cm_channels, 0, MAX_OBJECTS),
             ("window", self.window, 1, MAX_WINDOW),
         ];
         for (setting, value, least, most) in settings {
@@ -146,7 +145,7 @@ mod tests {
             ("max_mcast_attachments", |c| &mut c.max_mcast_attachments, MAX_OBJECTS),
             ("max_connections", |c| &mut c.max_connections, MAX_CONNECTIONS),
             ("max_listeners", |c| &mut c.max_listeners, MAX_CONNECTIONS),
-            ("max_events", |c| &mut c.max_events, MAX_OBJECTS),
+            ("max_cm_channels", |c| &mut c.max_cm_channels, MAX_OBJECTS),
             ("window", |c| &mut c.window, MAX_WINDOW),
         ];
         let refusal = |set: Set, value| {

@@ -126,6 +126,9 @@ pub enum Error {
     /// The operating system gave no thread.
     #[error("thread: {0}")]
     Thread(io::Error),
+    /// The operating system could not wait for a completion channel.
+    #[error("waiting for a completion channel: {0}")]
+    Wait(io::Error),
     /// The runner of a handle has ended; commands that it had not taken were not carried out.
     #[error("the runner has ended: {reason}")]
     RunnerEnded {

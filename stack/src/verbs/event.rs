@@ -6,7 +6,11 @@ use crate::verbs::{Ah, Cq, Qp, Srq, Unreachable};
 ///
 /// The verbs make an application acknowledge each event before it may destroy the object; here
 /// events name objects by handle, and a handle that outlives its object is refused, so there is
-/// nothing to acknowledge.
+/// nothing to acknowledge. The events of a destroyed object are forgotten.
+///
+/// Each kind of event waits once for each object until it is read ([`Context::next_event`](crate::Context::next_event),
+/// [`next_event_of`](crate::Context::next_event_of)); what happens again meanwhile is the same news, and is counted. So
+/// there is always room, and none is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -55,4 +59,63 @@ pub enum Event {
         /// Whose address it came from.
         source: Gid,
     },
+}
+
+impl Event {
+    /// What it happened to.
+    pub fn source(&self) -> EventSource {
+        match *self {
+            Event::Completion(cq) | Event::CqErr(cq) => EventSource::Cq(cq),
+            Event::QpFatal(qp)
+            | Event::QpUnreachable { qp, .. }
+            | Event::QpReqErr(qp)
+            | Event::QpAccessErr(qp)
+            | Event::CommEst(qp)
+            | Event::SqDrained(qp)
+            | Event::QpLastWqeReached(qp) => EventSource::Qp(qp),
+            Event::SrqLimitReached(srq) => EventSource::Srq(srq),
+            Event::AhUnreachable { ah, .. } => EventSource::Ah(ah),
+            Event::PkeyViolation { .. } => EventSource::Port,
+        }
+    }
+}
+
+/// What an [`Event`] happens to; of a [`Qp`], [`Cq`], [`Srq`] or [`Ah`] by `into()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EventSource {
+    /// A queue pair.
+    Qp(Qp),
+    /// A completion queue.
+    Cq(Cq),
+    /// A shared receive queue.
+    Srq(Srq),
+    /// An address handle.
+    Ah(Ah),
+    /// The port: [`Event::PkeyViolation`].
+    Port,
+}
+
+impl From<Qp> for EventSource {
+    fn from(qp: Qp) -> EventSource {
+        EventSource::Qp(qp)
+    }
+}
+
+impl From<Cq> for EventSource {
+    fn from(cq: Cq) -> EventSource {
+        EventSource::Cq(cq)
+    }
+}
+
+impl From<Srq> for EventSource {
+    fn from(srq: Srq) -> EventSource {
+        EventSource::Srq(srq)
+    }
+}
+
+impl From<Ah> for EventSource {
+    fn from(ah: Ah) -> EventSource {
+        EventSource::Ah(ah)
+    }
 }

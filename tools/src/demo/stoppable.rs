@@ -9,7 +9,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use ferroce_driver::{
-    Capabilities, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver, Refusal, Stats,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver, Refusal, Stats,
 };
 
 /// Passes everything on, until the flag is set: from then on its port is gone.
@@ -53,6 +53,14 @@ impl PacketDriver for Stoppable {
 
     fn waker(&self) -> Option<Waker> {
         self.driver.waker()
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        self.driver.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.driver.disarm();
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce::driver::echo::{Echo, Pinger};
 use ferroce::driver::netlink::Netlink;
 use ferroce::driver::{
-    Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, PacketDriver, Refusal, Stats,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, PacketDriver, Refusal, Stats,
 };
 use ferroce::wire::{Identifications, Packet, ParseError, icrc};
 use ferroce::{
@@ -328,6 +328,14 @@ impl PacketDriver for Tap {
 
     fn waker(&self) -> Option<Waker> {
         self.driver.waker()
+    }
+
+    fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        self.driver.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.driver.disarm();
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {

@@ -1,6 +1,6 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, PushError};
@@ -31,7 +31,7 @@ pub struct RunnerHandle {
     deliveries: Consumer<Delivery>,
     /// Deliveries that a call had to make room for.
     held: VecDeque<Delivery>,
-    desk: Arc<Desk>,
+    pub(super) desk: Arc<Desk>,
     shared: Arc<Shared>,
     idle: Idle,
     cqs: Vec<Cq>,
@@ -146,14 +146,7 @@ impl RunnerHandle {
                 return Ok(None);
             }
             if blocks {
-                let RunnerHandle { deliveries, desk, shared, .. } = self;
-                desk.bell.sleep(left, || {
-                    // Behind the fence, so that the runner does not sleep over room that was made.
-                    if desk.is_stalled() {
-                        shared.nudge();
-                    }
-                    !deliveries.is_empty() || shared.end.reason().is_some()
-                });
+                self.desk.bell.sleep(left, || self.has_delivery());
             }
         }
     }
@@ -216,41 +209,25 @@ impl RunnerHandle {
         &mut self,
         f: impl FnOnce(&mut Context, &mut Vec<Cq>) -> R + Send + 'static,
     ) -> Result<R, Error> {
-        let (sender, answer) = sync_channel(1);
-        let job: Job = Box::new(move |context, cqs| {
-            // The receiver waits below.
-            let _ = sender.send(f(context, cqs));
-        });
-        let mut waiting = Some(Command::Run(job));
+        let mut call = Call::new(f);
         let mut idler = Idler::new(self.idle);
         loop {
-            if let Some(command) = waiting.take() {
-                match self.commands.push(command) {
-                    Ok(()) => self.shared.nudge(),
-                    Err(PushError::Full(command)) => waiting = Some(command),
-                }
-            }
-            // In this order: an answer may be the last that the runner did.
-            let ended = self.shared.check();
-            let mut answered = answer.try_recv().ok();
-            if answered.is_none() {
-                ended?;
-                self.make_room();
-                if idler.rest() {
-                    let RunnerHandle { commands, deliveries, desk, shared, .. } = self;
-                    desk.bell.sleep(LONGEST_SLEEP, || {
-                        answered = answer.try_recv().ok();
-                        answered.is_some()
-                            || shared.end.reason().is_some()
-                            || is_full(deliveries)
-                            || waiting.is_some() && !commands.is_full()
-                    });
-                }
-            }
-            if let Some(result) = answered {
+            if let Some(result) = call.step(self)? {
                 return Ok(result);
             }
+            if idler.rest() {
+                self.desk.bell.sleep(LONGEST_SLEEP, || call.may_go_on(self));
+            }
         }
+    }
+
+    /// The last look before this handle waits for a delivery.
+    pub(super) fn has_delivery(&self) -> bool {
+        // Behind the fence, so that the runner does not sleep over room that was made.
+        if self.desk.is_stalled() {
+            self.shared.nudge();
+        }
+        !self.deliveries.is_empty() || self.shared.end.reason().is_some()
     }
 
     /// The runner takes no command from a handle while it can't deliver what an earlier one brought.
@@ -285,6 +262,57 @@ impl Drop for RunnerHandle {
         drop(claimed);
         self.desk.leave();
         self.shared.tell_news();
+    }
+}
+
+/// A closure on its way to the runner, and its answer on the way back.
+pub(super) struct Call<R> {
+    /// Until there is room in the ring.
+    waiting: Option<Command>,
+    answer: Receiver<R>,
+    answered: Option<R>,
+}
+
+impl<R: Send + 'static> Call<R> {
+    pub(super) fn new(f: impl FnOnce(&mut Context, &mut Vec<Cq>) -> R + Send + 'static) -> Call<R> {
+        let (sender, answer) = sync_channel(1);
+        let job: Job = Box::new(move |context, cqs| {
+            // Nobody waits for it only if a future was dropped.
+            let _ = sender.send(f(context, cqs));
+        });
+        Call { waiting: Some(Command::Run(job)), answer, answered: None }
+    }
+
+    /// Goes as far as it can. Returns the answer, if it is there.
+    pub(super) fn step(&mut self, handle: &mut RunnerHandle) -> Result<Option<R>, Error> {
+        if let Some(command) = self.waiting.take() {
+            match handle.commands.push(command) {
+                Ok(()) => handle.shared.nudge(),
+                Err(PushError::Full(command)) => self.waiting = Some(command),
+            }
+        }
+        // In this order: an answer may be the last that the runner did.
+        let ended = handle.shared.check();
+        if !self.is_answered() {
+            ended?;
+            handle.make_room();
+        }
+        Ok(self.answered.take())
+    }
+
+    /// The last look before its handle waits.
+    pub(super) fn may_go_on(&mut self, handle: &RunnerHandle) -> bool {
+        self.is_answered()
+            || handle.shared.end.reason().is_some()
+            || is_full(&handle.deliveries)
+            || self.waiting.is_some() && !handle.commands.is_full()
+    }
+
+    fn is_answered(&mut self) -> bool {
+        if self.answered.is_none() {
+            self.answered = self.answer.try_recv().ok();
+        }
+        self.answered.is_some()
     }
 }
 

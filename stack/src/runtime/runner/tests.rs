@@ -68,6 +68,9 @@ fn neither_side_allocates_for_what_goes_through_the_rings() {
                 ended += 1;
             }
         }
+        // A task waits for this one.
+        let mut task = std::task::Context::from_waker(Waker::noop());
+        assert!(handle.poll_next(&mut task).is_pending());
         handle.exchange(sge.mr, spare.take().unwrap()).unwrap();
         turns.turn().unwrap();
         match handle.poll().unwrap() {

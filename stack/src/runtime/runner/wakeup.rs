@@ -9,6 +9,7 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
+use std::task::Waker;
 use std::time::Duration;
 
 use super::sync::{AtomicBool, AtomicU32, Condvar, Mutex, MutexGuard, OnceLock, fence};
@@ -85,43 +86,75 @@ impl Sleep {
     }
 }
 
-/// Wakes the one thread that waits for changes which another one makes. Costs a fence and a load
+/// Wakes the one thread or task that waits for changes which another one makes. Costs a fence and a load
 /// while nobody waits.
 #[derive(Debug)]
 pub(super) struct Bell {
     waiting: AtomicBool,
-    rung: Mutex<bool>,
+    sleeper: Mutex<Sleeper>,
     ringing: Condvar,
+}
+
+#[derive(Debug)]
+struct Sleeper {
+    rung: bool,
+    /// Woken once. It may have come to wait for something else since.
+    task: Option<Waker>,
 }
 
 impl Bell {
     fn new() -> Bell {
-        Bell { waiting: AtomicBool::new(false), rung: Mutex::new(false), ringing: Condvar::new() }
+        let sleeper = Sleeper { rung: false, task: None };
+        Bell { waiting: AtomicBool::new(false), sleeper: Mutex::new(sleeper), ringing: Condvar::new() }
     }
 
     /// Something has changed.
     pub(super) fn ring(&self) {
-        // Either the other thread sees the change in its last look, or this one sees it waiting.
+        // Either the other one sees the change in its last look, or this one sees it waiting.
         fence(Ordering::SeqCst);
         if self.waiting.load(Ordering::Relaxed) {
-            *lock(&self.rung) = true;
+            let mut sleeper = lock(&self.sleeper);
+            sleeper.rung = true;
+            let task = sleeper.task.take();
+            if task.is_some() {
+                self.waiting.store(false, Ordering::Relaxed);
+            }
+            drop(sleeper);
             self.ringing.notify_one();
+            if let Some(task) = task {
+                task.wake();
+            }
         }
     }
 
     /// Sleeps until it rings, or for `timeout`; not at all if `is_ready` says so. May end early.
     pub(super) fn sleep(&self, timeout: Duration, is_ready: impl FnOnce() -> bool) {
-        self.waiting.store(true, Ordering::Relaxed);
-        fence(Ordering::SeqCst);
-        if !is_ready() {
-            let mut rung = lock(&self.rung);
-            if !*rung {
-                let woken = self.ringing.wait_timeout(rung, timeout);
-                rung = woken.unwrap_or_else(PoisonError::into_inner).0;
+        if !self.look(is_ready) {
+            let mut sleeper = lock(&self.sleeper);
+            if !sleeper.rung {
+                let woken = self.ringing.wait_timeout(sleeper, timeout);
+                sleeper = woken.unwrap_or_else(PoisonError::into_inner).0;
             }
-            *rung = false;
+            sleeper.rung = false;
         }
         self.waiting.store(false, Ordering::Relaxed);
+    }
+
+    /// Has `task` woken when it rings next, unless `is_ready` says so, which is returned.
+    pub(super) fn tell(&self, task: &Waker, is_ready: impl FnOnce() -> bool) -> bool {
+        let mut sleeper = lock(&self.sleeper);
+        if !sleeper.task.as_ref().is_some_and(|known| known.will_wake(task)) {
+            sleeper.task = Some(task.clone());
+        }
+        drop(sleeper);
+        self.look(is_ready)
+    }
+
+    /// The last look of who waits from now on.
+    fn look(&self, is_ready: impl FnOnce() -> bool) -> bool {
+        self.waiting.store(true, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        is_ready()
     }
 }
 

@@ -1,0 +1,85 @@
+//! Waiting for a port, and for a time, from outside.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::time::{
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime,
+};
+
+use crate::Armed;
+use crate::waker::{add, timespec};
+
+/// One descriptor that is readable when a port may have something, or when a time is over.
+///
+/// It costs system calls only in [`arm`](Readiness::arm) and [`disarm`](Readiness::disarm), so only before a sleep and after
+/// it.
+#[derive(Debug)]
+pub struct Readiness {
+    all: OwnedFd,
+    timer: OwnedFd,
+    is_timed: bool,
+    has_port: bool,
+}
+
+impl Readiness {
+    /// Of no port yet: the first that is armed is its port for ever.
+    ///
+    /// # Errors
+    /// The kernel's, when this process may have no more descriptors.
+    pub fn new() -> io::Result<Readiness> {
+        let timer =
+            timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
+        let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        add(&all, timer.as_fd())?;
+        Ok(Readiness { all, timer, is_timed: false, has_port: false })
+    }
+
+    /// Becomes readable with `port`, and after `quiet` at the latest, `None` for never. Returns whether there is anything to
+    /// wait for: not if the port or the time is there already.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn arm(&mut self, port: Armed<'_>, quiet: Option<Duration>) -> io::Result<bool> {
+        if let Some(fd) = port.fd
+            && !self.has_port
+        {
+            add(&self.all, fd)?;
+            self.has_port = true;
+        }
+        let time = quiet.map_or(port.longest, |quiet| quiet.min(port.longest));
+        if time.is_zero() {
+            return Ok(false);
+        }
+        self.set_timer((time < Duration::MAX).then_some(time))?;
+        let mut fds = [PollFd::new(&self.all, PollFlags::IN)];
+        Ok(poll(&mut fds, Some(&timespec(Duration::ZERO)))? == 0)
+    }
+
+    /// Ends the time that [`arm`](Readiness::arm) has set.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn disarm(&mut self) -> io::Result<()> {
+        self.set_timer(None)
+    }
+
+    fn set_timer(&mut self, time: Option<Duration>) -> io::Result<()> {
+        if time.is_some() || self.is_timed {
+            // Zero is never. Whatever it is set to, a time that was over is forgotten.
+            let it_value = timespec(time.unwrap_or_default());
+            let once = Itimerspec { it_interval: timespec(Duration::ZERO), it_value };
+            timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &once)?;
+            self.is_timed = time.is_some();
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for Readiness {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.all.as_fd()
+    }
+}

@@ -1,0 +1,147 @@
+//! Where the events of connections wait to be read.
+
+use std::collections::VecDeque;
+
+use super::{CmEvent, CmId, ConnectionManager, Listener};
+use crate::engine::slab::Slab;
+use crate::verbs::{Error, Handle};
+
+/// A queue of connection events of its own, rdma_cm's event channel: the events of the listeners and connections that name
+/// it come to it ([`Context::next_cm_event_of`](crate::Context::next_cm_event_of)).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct CmChannel(pub(crate) Handle);
+
+impl ConnectionManager {
+    pub(crate) fn next_event(&mut self, channel: Option<CmChannel>) -> Result<Option<CmEvent>, Error> {
+        channel.map_or(Ok(()), |channel| self.events.check(channel))?;
+        Ok(self.events.pop(channel))
+    }
+
+    /// Takes the oldest event of one exchange.
+    pub(crate) fn take_event(&mut self, id: CmId) -> Option<CmEvent> {
+        self.events.take(id)
+    }
+
+    pub(crate) fn create_channel(&mut self) -> Result<CmChannel, Error> {
+        self.events.create()
+    }
+
+    pub(crate) fn destroy_channel(&mut self, channel: CmChannel) -> Result<(), Error> {
+        self.events.check(channel)?;
+        let listeners = self.listeners.iter().filter(|l| l.config.channel == Some(channel)).count();
+        let connections = self.communications.iter().filter(|c| c.channel == Some(channel)).count();
+        if listeners + connections > 0 {
+            let users = format!("{listeners} listeners and {connections} connections");
+            return Err(Error::Busy { kind: "CM channel", handle: format!("{:?}", channel.0), users });
+        }
+        self.events.destroy(channel);
+        Ok(())
+    }
+
+    /// Tells what happened, where its connection says.
+    pub(super) fn tell(&mut self, event: CmEvent) {
+        self.events.push(self.channel_of(event.id()), event);
+    }
+
+    pub(super) fn channel_of(&self, id: CmId) -> Option<CmChannel> {
+        self.communications.get(id.0)?.channel
+    }
+
+    /// Where a listener has the events of its requests.
+    pub(super) fn channel_of_listener(&self, listener: Listener) -> Option<CmChannel> {
+        self.listeners.get(listener.0)?.config.channel
+    }
+}
+
+/// The queues of all channels, and the first one, of whoever names none.
+pub(super) struct CmEvents {
+    first: VecDeque<CmEvent>,
+    channels: Slab<VecDeque<CmEvent>>,
+    connections: usize,
+}
+
+/// Of one connection: request, established, disconnected, the end of timewait.
+const EVENTS_EACH: usize = 4;
+/// With so many unread for each connection that there can be, no new one begins.
+const UNREAD_EACH: usize = 3;
+
+impl CmEvents {
+    pub(super) fn new(connections: u32, channels: u32) -> CmEvents {
+        let connections = connections as usize;
+        CmEvents { first: queue(connections), channels: Slab::new(channels), connections }
+    }
+
+    pub(super) fn create(&mut self) -> Result<CmChannel, Error> {
+        let limit = self.channels.capacity();
+        let handle = self.channels.insert_with(|_| queue(self.connections));
+        let full = Error::Exhausted { kind: "CM channel", limit, setting: "max_cm_channels" };
+        handle.map(CmChannel).ok_or(full)
+    }
+
+    /// Discards what waits there.
+    pub(super) fn destroy(&mut self, channel: CmChannel) {
+        self.channels.remove(channel.0);
+    }
+
+    pub(super) fn check(&self, channel: CmChannel) -> Result<(), Error> {
+        let gone = || Error::InvalidHandle { kind: "CM channel", handle: format!("{:?}", channel.0) };
+        self.channels.get(channel.0).map(drop).ok_or_else(gone)
+    }
+
+    /// Whether all events of one more connection will find room.
+    pub(super) fn check_room(&mut self, channel: Option<CmChannel>) -> Result<(), Error> {
+        if self.queue(channel).len() < UNREAD_EACH * self.connections {
+            return Ok(());
+        }
+        let (kind, handle) = match channel {
+            Some(channel) => ("CM channel", format!("{:?}", channel.0)),
+            None => ("connection manager", String::new()),
+        };
+        Err(Error::Busy { kind, handle, users: "events that the application does not read".to_owned() })
+    }
+
+    pub(super) fn push(&mut self, channel: Option<CmChannel>, event: CmEvent) {
+        self.queue(channel).push_back(event);
+    }
+
+    pub(super) fn pop(&mut self, channel: Option<CmChannel>) -> Option<CmEvent> {
+        self.queue(channel).pop_front()
+    }
+
+    /// Takes the oldest of a connection, which may be over: then nothing tells its channel any more.
+    pub(super) fn take(&mut self, id: CmId) -> Option<CmEvent> {
+        let CmEvents { first, channels, .. } = self;
+        let mut queues = std::iter::once(first).chain(channels.iter_mut());
+        queues.find_map(|queue| {
+            let at = queue.iter().position(|event| event.id() == id)?;
+            queue.remove(at)
+        })
+    }
+
+    /// Forgets those that `is_over` names. Returns whether there was one.
+    pub(super) fn forget(&mut self, channel: Option<CmChannel>, is_over: impl Fn(&CmEvent) -> bool) -> bool {
+        let queue = self.queue(channel);
+        let unread = queue.len();
+        queue.retain(|event| !is_over(event));
+        queue.len() < unread
+    }
+
+    /// What waits of a connection goes from one channel to another.
+    pub(super) fn migrate(&mut self, id: CmId, from: Option<CmChannel>, to: Option<CmChannel>) {
+        for _ in 0..self.queue(from).len() {
+            if let Some(event) = self.pop(from) {
+                self.push(if event.id() == id { to } else { from }, event);
+            }
+        }
+    }
+
+    /// A channel is there as long as anybody names it.
+    fn queue(&mut self, channel: Option<CmChannel>) -> &mut VecDeque<CmEvent> {
+        let CmEvents { first, channels, .. } = self;
+        channel.and_then(|channel| channels.get_mut(channel.0)).unwrap_or(first)
+    }
+}
+
+fn queue(connections: usize) -> VecDeque<CmEvent> {
+    VecDeque::with_capacity((UNREAD_EACH + EVENTS_EACH) * connections)
+}

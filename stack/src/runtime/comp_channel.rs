@@ -1,0 +1,195 @@
+//! Completion channels: completion queues that another thread, or an event loop, waits for by file descriptor.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Wake, Waker};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::{read, write};
+
+use crate::Context;
+use crate::verbs::{Cq, Error};
+
+/// A completion channel, `ibv_comp_channel` of the verbs: the events of the completion queues that were created on it
+/// ([`Context::create_cq_on`]), behind a file descriptor of its own.
+///
+/// A queue raises one event each time that it was armed ([`Context::req_notify_cq`]) and a completion that it was armed for
+/// came. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
+/// completion that came before the queue was armed raises none, so the loop is: arm, poll until there is nothing, wait.
+///
+/// Clones are the same channel. It can be used from any thread, beside the one that polls the context, and neither waits for
+/// the other. Nothing is allocated for an event, and no number of them is too many: an event is a count.
+///
+/// ```
+/// # use std::time::Duration;
+/// # use ferroce::*;
+/// # fn run(handle: &mut RunnerHandle) -> Result<(), Error> {
+/// // The context is a runner's; this thread sleeps until there are completions.
+/// let (channel, cq) = handle.call(|context| -> Result<_, Error> {
+///     let channel = context.create_comp_channel()?;
+///     let cq = context.create_cq_on(64, &channel)?;
+///     Ok((channel, cq))
+/// })??;
+/// loop {
+///     let completions = handle.call(move |context| -> Result<_, Error> {
+///         context.req_notify_cq(cq, Notify::Next)?;
+///         std::iter::from_fn(|| context.poll_cq(cq).transpose()).collect::<Result<Vec<_>, _>>()
+///     })??;
+///     println!("{completions:?}");
+///     # break;
+///     if completions.is_empty() {
+///         channel.wait_cq_event(Duration::MAX)?;
+///     }
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct CompChannel {
+    tokens: Arc<OwnedFd>,
+    queues: Arc<Mutex<Queues>>,
+}
+
+impl Context {
+    /// Creates a completion channel.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] when this process may have no more file descriptors.
+    pub fn create_comp_channel(&mut self) -> Result<CompChannel, Error> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        let tokens = eventfd(0, flags).map_err(|error| self.waiting_failed(error.into()))?;
+        Ok(CompChannel { tokens: Arc::new(tokens), queues: Arc::default() })
+    }
+
+    /// Creates a completion queue for `capacity` completions, 1 to 2²², whose completion events go to `channel` instead of
+    /// [`next_event`](Context::next_event). The channel is one of this context's: its events name the queue by handle.
+    ///
+    /// # Errors
+    /// As [`create_cq`](Context::create_cq).
+    pub fn create_cq_on(&mut self, capacity: u32, channel: &CompChannel) -> Result<Cq, Error> {
+        let cq = self.create_cq(capacity)?;
+        self.attach(cq, channel.add(cq))?;
+        Ok(cq)
+    }
+}
+
+impl CompChannel {
+    /// Takes an event: a queue that was armed has a completion, and is not armed any longer. The queues of the channel take
+    /// turns. Does not block.
+    pub fn get_cq_event(&self) -> Option<Cq> {
+        // A token of a queue that was destroyed meanwhile finds no event.
+        while read(&*self.tokens, &mut [0; 8]).is_ok() {
+            if let Some(cq) = self.queues().take() {
+                return Some(cq);
+            }
+        }
+        None
+    }
+
+    /// Takes an event, and blocks for one for `timeout` at most. `None` when there was none in that time.
+    ///
+    /// # Errors
+    /// [`Error::Wait`] when the system can't wait.
+    pub fn wait_cq_event(&self, timeout: Duration) -> Result<Option<Cq>, Error> {
+        let start = Instant::now();
+        loop {
+            if let Some(cq) = self.get_cq_event() {
+                return Ok(Some(cq));
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let left = Timespec {
+                tv_sec: left.as_secs().min(i32::MAX as u64) as i64,
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            match poll(&mut [PollFd::new(self, PollFlags::IN)], Some(&left)) {
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(Error::Wait(error.into())),
+            }
+        }
+    }
+
+    /// What the queue wakes when it has an event.
+    fn add(&self, cq: Cq) -> Waker {
+        let queue = Arc::new(Queue { cq, events: AtomicU64::new(0), tokens: self.tokens.clone() });
+        let mut queues = self.queues();
+        queues.forget_destroyed();
+        queues.all.push(queue.clone());
+        Waker::from(queue)
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl AsFd for CompChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.tokens.as_fd()
+    }
+}
+
+impl AsRawFd for CompChannel {
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
+    }
+}
+
+/// The queues of a channel. Locked by who takes events and who creates queues, never by a poll.
+#[derive(Debug, Default)]
+struct Queues {
+    all: Vec<Arc<Queue>>,
+    /// Whose turn it is.
+    next: usize,
+}
+
+impl Queues {
+    fn take(&mut self) -> Option<Cq> {
+        let count = self.all.len();
+        let mut turns = (0..count).map(|n| (self.next + n) % count);
+        let found = turns.find(|n| !self.all[*n].is_destroyed() && self.all[*n].take())?;
+        self.next = found + 1;
+        Some(self.all[found].cq)
+    }
+
+    fn forget_destroyed(&mut self) {
+        self.all.retain(|queue| !queue.is_destroyed());
+    }
+}
+
+/// A completion queue of a channel.
+#[derive(Debug)]
+struct Queue {
+    cq: Cq,
+    /// Not taken yet. Each has brought a token, which comes after it: who has a token finds an event.
+    events: AtomicU64,
+    /// The channel's eventfd, which counts all events.
+    tokens: Arc<OwnedFd>,
+}
+
+impl Queue {
+    /// The completion queue itself has the other reference.
+    fn is_destroyed(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1
+    }
+
+    fn take(&self) -> bool {
+        self.events.fetch_update(Ordering::AcqRel, Ordering::Acquire, |events| events.checked_sub(1)).is_ok()
+    }
+}
+
+impl Wake for Queue {
+    fn wake(self: Arc<Self>) {
+        self.wake_by_ref();
+    }
+
+    fn wake_by_ref(self: &Arc<Self>) {
+        self.events.fetch_add(1, Ordering::Release);
+        // It fails only when 2⁶⁴ − 2 events wait.
+        let _: Result<usize, _> = write(&*self.tokens, &1u64.to_ne_bytes());
+    }
+}

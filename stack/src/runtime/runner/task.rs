@@ -1,0 +1,83 @@
+//! A handle in an asynchronous task, of any executor.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::{self, Poll};
+
+use futures_core::Stream;
+
+use super::command::Delivery;
+use super::handle::{Call, RunnerHandle};
+use crate::Context;
+use crate::verbs::Error;
+
+impl RunnerHandle {
+    /// The oldest delivery, waited for. Nothing is allocated for it, and a future that is dropped has taken nothing: the
+    /// delivery comes with the next one.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// # async fn run(mut handle: RunnerHandle) -> Result<(), Error> {
+    /// loop {
+    ///     match handle.next().await? {
+    ///         Delivery::Completed { completion, .. } => println!("{completion:?}"),
+    ///         other => println!("{other:?}"),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::RunnerEnded`] once everything that was delivered is taken.
+    pub async fn next(&mut self) -> Result<Delivery, Error> {
+        poll_fn(|task| self.poll_next(task)).await
+    }
+
+    /// What [`next`](RunnerHandle::next) is made of, for a future of one's own: takes the oldest delivery, or has `task`
+    /// woken when there may be one. The task of the latest call is woken.
+    ///
+    /// # Errors
+    /// As [`next`](RunnerHandle::next).
+    pub fn poll_next(&mut self, task: &mut task::Context<'_>) -> Poll<Result<Delivery, Error>> {
+        loop {
+            if let Some(delivery) = self.poll()? {
+                return Poll::Ready(Ok(delivery));
+            }
+            if !self.desk.bell.tell(task.waker(), || self.has_delivery()) {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    /// As [`call`](RunnerHandle::call), without blocking. If the future is dropped, `f` may run all the same, or not at all
+    /// if the future was never polled.
+    ///
+    /// # Errors
+    /// As [`call`](RunnerHandle::call).
+    pub async fn call_async<R: Send + 'static>(
+        &mut self,
+        f: impl FnOnce(&mut Context) -> R + Send + 'static,
+    ) -> Result<R, Error> {
+        let mut call = Call::new(move |context, _| f(context));
+        poll_fn(|task| {
+            loop {
+                if let Some(result) = call.step(self)? {
+                    return Poll::Ready(Ok(result));
+                }
+                if !self.desk.bell.tell(task.waker(), || call.may_go_on(self)) {
+                    return Poll::Pending;
+                }
+            }
+        })
+        .await
+    }
+}
+
+/// All deliveries; it ends with the runner, and [`poll`](RunnerHandle::poll) says why that ended.
+impl Stream for RunnerHandle {
+    type Item = Delivery;
+
+    fn poll_next(self: Pin<&mut Self>, task: &mut task::Context<'_>) -> Poll<Option<Delivery>> {
+        self.get_mut().poll_next(task).map(Result::ok)
+    }
+}

@@ -1,0 +1,473 @@
+//! Waiting from outside: a context by its file descriptor, completion queues by that of a channel.
+//!
+//! `FERROCE_RACES=1000000` has the races run as often; `FERROCE_SEED` replays their delays.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use ferroce::driver::{loopback, sim};
+use ferroce::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const LONG: Duration = Duration::from_secs(20);
+const SHORT: Duration = Duration::from_millis(20);
+
+/// Whether `fd` becomes readable within `timeout`.
+fn is_readable(fd: &impl AsFd, timeout: Duration) -> bool {
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+}
+
+fn races() -> u64 {
+    std::env::var("FERROCE_RACES").ok().map_or(5_000, |races| races.parse().unwrap())
+}
+
+/// Delays of up to some microseconds, so that two threads meet in every way.
+struct Delays(u64);
+
+impl Delays {
+    fn new(salt: u64) -> Delays {
+        let seed = std::env::var("FERROCE_SEED").ok().map_or(7, |seed| seed.parse().unwrap());
+        println!("replay: FERROCE_SEED={seed} cargo test -p ferroce --test waiting -- --nocapture");
+        Delays(seed ^ salt)
+    }
+
+    fn spend(&mut self) {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        for _ in 0..self.0 % 2000 {
+            std::hint::spin_loop();
+        }
+    }
+}
+
+/// A context with an RC queue pair, and memory.
+struct End {
+    context: Context,
+    cq: Cq,
+    qp: Qp,
+    clock: Clock,
+}
+
+impl End {
+    fn new(driver: impl PacketDriver + 'static) -> End {
+        let mut context = Context::open(Box::new(driver), &Config::default()).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+        let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+        End { context, cq, qp, clock: Clock::start() }
+    }
+
+    fn connect(&mut self, gid: Gid, qpn: Qpn, timeout: u8) {
+        let peer = ReadyToReceive::new(AddressVector::new(gid, 0), qpn, Psn::new(1));
+        self.context.modify_qp(self.qp, Transition::Init { access: Access::REMOTE_WRITE }).unwrap();
+        self.context.modify_qp(self.qp, Transition::ReadyToReceive(peer)).unwrap();
+        let send = ReadyToSend { timeout, ..ReadyToSend::new(Psn::new(1)) };
+        self.context.modify_qp(self.qp, Transition::ReadyToSend(send)).unwrap();
+    }
+
+    fn name(&self) -> (Gid, Qpn) {
+        (self.context.port().gids[0].gid, self.context.query_qp(self.qp).unwrap().qpn)
+    }
+
+    fn receive(&mut self, wr_id: u64) {
+        self.context.post_recv(self.qp, &ReceiveWorkRequest { wr_id, sges: &[] }).unwrap();
+    }
+
+    fn send(&mut self, wr_id: u64) {
+        let wr =
+            SendWorkRequest { wr_id, op: SendOp::Send, data: Data::Inline(&[]), flags: SendFlags::SIGNALED };
+        self.context.post_send(self.qp, &wr).unwrap();
+    }
+
+    fn poll(&mut self) -> Option<u64> {
+        self.context.poll(self.clock.now()).unwrap();
+        let completion = self.context.poll_cq(self.cq).unwrap()?;
+        assert_eq!(completion.status, WcStatus::Success);
+        Some(completion.wr_id)
+    }
+
+    /// Polls until there is something to wait for.
+    fn prepare(&mut self) {
+        while !self.context.prepare_wait(self.clock.now()).unwrap() {
+            assert_eq!(self.poll(), None);
+        }
+    }
+
+    /// The number of the next completion, waited for by file descriptor.
+    fn next(&mut self) -> u64 {
+        loop {
+            if let Some(wr_id) = self.poll() {
+                return wr_id;
+            }
+            if self.context.prepare_wait(self.clock.now()).unwrap() {
+                assert!(is_readable(&self.context, LONG), "nobody woke it");
+            }
+        }
+    }
+}
+
+fn pair() -> [End; 2] {
+    // 4.3 s: a thread may be kept from its core for long.
+    pair_with(20)
+}
+
+/// With this ACK timeout.
+fn pair_with(timeout: u8) -> [End; 2] {
+    let (a, b) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
+    let mut ends = [End::new(a), End::new(b)];
+    let names = ends.each_ref().map(End::name);
+    for n in 0..2 {
+        let (gid, qpn) = names[1 - n];
+        ends[n].connect(gid, qpn, timeout);
+    }
+    ends
+}
+
+#[test]
+fn the_descriptor_is_readable_from_a_frame_until_the_poll() {
+    let [mut a, mut b] = pair();
+    b.receive(1);
+    b.prepare();
+    assert!(!is_readable(&b.context, SHORT));
+    a.send(7);
+    assert_eq!(a.poll(), None);
+    // Level-triggered.
+    assert!(is_readable(&b.context, LONG) && is_readable(&b.context, Duration::ZERO));
+    assert_eq!(b.poll(), Some(1));
+    assert!(!is_readable(&b.context, Duration::ZERO));
+    // It owes an ACK, so there is something to do.
+    assert!(!b.context.prepare_wait(b.clock.now()).unwrap());
+    b.prepare();
+    assert_eq!(a.next(), 7);
+}
+
+#[test]
+fn a_frame_that_came_before_is_not_waited_for() {
+    let [mut a, mut b] = pair();
+    b.receive(1);
+    b.prepare();
+    b.poll();
+    a.send(7);
+    a.poll();
+    assert!(!b.context.prepare_wait(b.clock.now()).unwrap());
+    assert_eq!(b.next(), 1);
+}
+
+#[test]
+fn the_waker_makes_it_readable_used_before_or_during_the_wait() {
+    let [mut a, _] = pair();
+    let waker = a.context.waker().unwrap();
+    a.prepare();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            thread::sleep(SHORT);
+            waker.wake_by_ref();
+        });
+        assert!(is_readable(&a.context, LONG));
+    });
+    a.poll();
+    assert!(!is_readable(&a.context, Duration::ZERO));
+    // Used while nobody waits: the next wait has something to do first.
+    waker.wake_by_ref();
+    assert!(!a.context.prepare_wait(a.clock.now()).unwrap());
+    a.poll();
+    assert!(a.context.prepare_wait(a.clock.now()).unwrap());
+    assert!(!is_readable(&a.context, SHORT));
+}
+
+#[test]
+fn a_timer_of_the_engine_makes_it_readable() {
+    let [mut a, _b] = pair_with(14); // 67 ms
+    let start = Instant::now();
+    // Nobody answers: the peer is not polled.
+    a.send(7);
+    let mut waits = 0;
+    a.poll();
+    while a.context.counters().value(Counter::LocalAckTimeoutErr) == 0 {
+        if a.context.prepare_wait(a.clock.now()).unwrap() {
+            waits += 1;
+            assert!(is_readable(&a.context, LONG), "the ACK timer is due");
+        }
+        a.poll();
+    }
+    assert!(
+        start.elapsed() >= Duration::from_millis(67) && waits < 10,
+        "{waits} waits, {:?}",
+        start.elapsed()
+    );
+    assert!(!is_readable(&a.context, Duration::ZERO), "the time that was over is forgotten");
+}
+
+/// An edge-triggered wait, as an asynchronous runtime has it, gets an edge for each thing that comes after `true`.
+#[test]
+fn each_wake_up_is_an_edge() {
+    use rustix::event::epoll;
+    let [mut a, mut b] = pair();
+    let outer = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&outer, &b.context, epoll::EventData::new_u64(0), flags).unwrap();
+    let edge = |milliseconds: i64| {
+        let mut events = Vec::with_capacity(1);
+        let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
+        epoll::wait(&outer, rustix::buffer::spare_capacity(&mut events), Some(&timeout)).unwrap() == 1
+    };
+    for n in 0..100 {
+        b.receive(n);
+        b.prepare();
+        while edge(0) {}
+        a.send(n);
+        while a.poll().is_none() {
+            assert!(edge(20_000), "frame {n} without an edge");
+            assert_eq!(b.poll(), Some(n));
+            while !b.context.prepare_wait(b.clock.now()).unwrap() {
+                b.poll();
+            }
+        }
+    }
+}
+
+/// Two threads, each with its context, that wait for each other's messages by file descriptor.
+#[test]
+fn no_frame_from_another_thread_is_slept_through() {
+    let [mut a, mut b] = pair();
+    let (races, start, done) = (races(), Instant::now(), AtomicU64::new(0));
+    let run = |end: &mut End, begins: bool| {
+        let mut delays = Delays::new(u64::from(begins));
+        let (mut sent, mut received, mut acknowledged) = (0, 0, 0);
+        end.receive(RECEIVE);
+        while received < races || acknowledged < races {
+            if sent < received + u64::from(begins) && sent < races {
+                delays.spend();
+                end.send(sent);
+                sent += 1;
+            }
+            match end.next() {
+                RECEIVE => {
+                    received += 1;
+                    end.receive(RECEIVE);
+                }
+                wr_id => {
+                    assert_eq!(wr_id, acknowledged);
+                    acknowledged += 1;
+                }
+            }
+        }
+        // The other one may still want its ACK.
+        done.fetch_add(1, Ordering::Relaxed);
+        while done.load(Ordering::Relaxed) < 2 {
+            assert_eq!(end.poll(), None);
+        }
+    };
+    const RECEIVE: u64 = u64::MAX;
+    thread::scope(|scope| {
+        scope.spawn(|| run(&mut b, false));
+        run(&mut a, true);
+    });
+    println!("{races} messages each way in {:?}", start.elapsed());
+}
+
+/// Whoever wakes does it once, at any time.
+#[test]
+fn no_use_of_the_waker_is_slept_through() {
+    let [mut a, _] = pair();
+    let (waker, rung, seen) = (a.context.waker().unwrap(), AtomicU64::new(0), AtomicU64::new(0));
+    let (races, start) = (races(), Instant::now());
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut delays = Delays::new(3);
+            for n in 1..=races {
+                while seen.load(Ordering::Acquire) < n - 1 {
+                    thread::yield_now();
+                }
+                delays.spend();
+                rung.store(n, Ordering::Release);
+                waker.wake_by_ref();
+            }
+        });
+        let mut delays = Delays::new(5);
+        for n in 1..=races {
+            while rung.load(Ordering::Acquire) < n {
+                a.poll();
+                delays.spend();
+                if rung.load(Ordering::Acquire) < n && a.context.prepare_wait(a.clock.now()).unwrap() {
+                    assert!(is_readable(&a.context, LONG), "wake-up {n} is lost");
+                }
+            }
+            seen.store(n, Ordering::Release);
+        }
+    });
+    println!("{races} wake-ups in {:?}", start.elapsed());
+}
+
+#[test]
+fn a_driver_without_a_descriptor_says_so() {
+    let network = sim::SimNetwork::new(1, sim::LinkConfig::default()).unwrap();
+    let mut end = End::new(network.port(&[[10, 0, 0, 1].into()]));
+    let error = end.context.prepare_wait(end.clock.now()).unwrap_err();
+    assert_eq!(error.to_string(), "the sim driver has no means of waiting for it from outside");
+}
+
+/// A queue pair without a peer: what is posted to it ends at once, flushed.
+struct Flushing {
+    context: Context,
+    pd: Pd,
+    channel: CompChannel,
+    cq: Cq,
+    qp: Qp,
+}
+
+impl Flushing {
+    fn new() -> Flushing {
+        let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
+        let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
+        let (pd, channel) = (context.alloc_pd().unwrap(), context.create_comp_channel().unwrap());
+        let (cq, qp) = on_channel(&mut context, pd, &channel);
+        Flushing { context, pd, channel, cq, qp }
+    }
+
+    fn complete(&mut self, wr_id: u64) {
+        self.context.post_recv(self.qp, &ReceiveWorkRequest { wr_id, sges: &[] }).unwrap();
+    }
+
+    fn arm(&mut self, notify: Notify) {
+        self.context.req_notify_cq(self.cq, notify).unwrap();
+    }
+
+    fn drain(&mut self) -> u64 {
+        std::iter::from_fn(|| self.context.poll_cq(self.cq).unwrap()).count() as u64
+    }
+}
+
+fn on_channel(context: &mut Context, pd: Pd, channel: &CompChannel) -> (Cq, Qp) {
+    let cq = context.create_cq_on(64, channel).unwrap();
+    let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    context.modify_qp(qp, Transition::Error).unwrap();
+    (cq, qp)
+}
+
+#[test]
+fn a_channel_wakes_once_for_each_arm() {
+    let mut end = Flushing::new();
+    // Not armed: no event. What came before the arm raises none either, and is found by polling.
+    end.complete(1);
+    end.arm(Notify::Next);
+    assert!(!is_readable(&end.channel, Duration::ZERO) && end.channel.get_cq_event().is_none());
+    assert_eq!(end.drain(), 1);
+    // Two completions and one event, until it is taken.
+    end.complete(2);
+    end.complete(3);
+    assert!(is_readable(&end.channel, Duration::ZERO) && is_readable(&end.channel, Duration::ZERO));
+    assert_eq!(end.channel.get_cq_event(), Some(end.cq));
+    assert!(!is_readable(&end.channel, Duration::ZERO) && end.channel.get_cq_event().is_none());
+    assert_eq!(end.drain(), 2);
+    // Three arms, three events, though nobody takes them meanwhile.
+    for n in 0..3 {
+        end.arm(Notify::Next);
+        end.arm(Notify::Next);
+        end.complete(n);
+    }
+    let events = std::iter::from_fn(|| end.channel.get_cq_event()).count();
+    assert_eq!((events, end.drain()), (3, 3));
+    // An error is worth an event for who waits for solicited ones. None of this is an event of the context.
+    end.arm(Notify::Solicited);
+    end.complete(4);
+    assert_eq!(end.channel.wait_cq_event(LONG).unwrap(), Some(end.cq));
+    let start = Instant::now();
+    assert_eq!(end.channel.wait_cq_event(SHORT).unwrap(), None);
+    assert!(start.elapsed() >= SHORT);
+    assert_eq!(end.context.next_event(), None);
+    assert_eq!(end.context.counters().value(Counter::EventCompletion), 5);
+}
+
+#[test]
+fn the_queues_of_a_channel_take_turns_and_one_that_is_gone_leaves_no_event() {
+    let mut end = Flushing::new();
+    let (other, other_qp) = on_channel(&mut end.context, end.pd, &end.channel);
+    for wr_id in 0..4 {
+        end.arm(Notify::Next);
+        end.complete(wr_id);
+    }
+    end.context.req_notify_cq(other, Notify::Next).unwrap();
+    end.context.post_recv(other_qp, &ReceiveWorkRequest { wr_id: 9, sges: &[] }).unwrap();
+    let channel = end.channel.clone();
+    let first = [channel.get_cq_event(), channel.get_cq_event()];
+    assert!(first.contains(&Some(other)) && first.contains(&Some(end.cq)), "{first:?}");
+    // Three events of the first queue are left.
+    end.context.destroy_qp(end.qp).unwrap();
+    end.context.destroy_cq(end.cq).unwrap();
+    assert_eq!(channel.get_cq_event(), None);
+    assert!(!is_readable(&channel, Duration::ZERO));
+    end.context.req_notify_cq(other, Notify::Next).unwrap();
+    end.context.post_recv(other_qp, &ReceiveWorkRequest { wr_id: 9, sges: &[] }).unwrap();
+    assert_eq!([channel.get_cq_event(), channel.get_cq_event()], [Some(other), None]);
+}
+
+#[test]
+fn an_event_of_a_channel_allocates_nothing() {
+    let mut end = Flushing::new();
+    let mut round = || {
+        end.arm(Notify::Next);
+        end.complete(1);
+        assert_eq!(end.channel.wait_cq_event(LONG).unwrap(), Some(end.cq));
+        assert_eq!(end.drain(), 1);
+    };
+    round();
+    let allocated = allocation_counter::measure(|| (0..100).for_each(|_| round()));
+    assert_eq!(allocated.count_total, 0, "{allocated:?}");
+}
+
+/// A completion that is posted on another thread wakes the thread that sleeps on the channel, once for each arm.
+#[test]
+fn no_completion_of_another_thread_is_slept_through() {
+    let Flushing { context, channel, cq, qp, .. } = Flushing::new();
+    let runner = Runner::start(context, &RunnerConfig { idle: Idle::Block, core: None }).unwrap();
+    let (races, start, taken) = (races(), Instant::now(), AtomicU64::new(0));
+    let config = HandleConfig::default();
+    let (mut poster, mut waiter) = (runner.handle(&config).unwrap(), runner.handle(&config).unwrap());
+    let mut waits = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut delays = Delays::new(11);
+            for wr_id in 0..races {
+                while taken.load(Ordering::Acquire) < wr_id {
+                    thread::yield_now();
+                }
+                delays.spend();
+                poster.post_recv(qp, &ReceiveWorkRequest { wr_id, sges: &[] }).unwrap();
+            }
+        });
+        // Armed, and not yet woken for that.
+        let mut armed = false;
+        for wr_id in 0..races {
+            let completion = loop {
+                let poll = move |context: &mut Context| {
+                    if !armed {
+                        context.req_notify_cq(cq, Notify::Next).unwrap();
+                    }
+                    context.poll_cq(cq).unwrap()
+                };
+                let found = waiter.call(poll).unwrap();
+                armed = true;
+                if let Some(completion) = found {
+                    break completion;
+                }
+                let event = channel.wait_cq_event(LONG).unwrap();
+                assert_eq!(event, Some(cq), "completion {wr_id} woke nobody");
+                (armed, waits) = (false, waits + 1);
+            };
+            assert_eq!(completion.wr_id, wr_id);
+            taken.store(wr_id + 1, Ordering::Release);
+        }
+    });
+    println!("{races} completions, {waits} waits, in {:?}", start.elapsed());
+    let events = runner.stop().context.counters().value(Counter::EventCompletion);
+    let left = std::iter::from_fn(|| channel.get_cq_event()).count() as u64;
+    assert_eq!(events, waits + left, "one event for each arm");
+    assert!(left <= 1);
+}
