@@ -33,7 +33,8 @@ impl Events {
             first_srq,
             first_ah,
             port,
-            reasons: VecDeque::with_capacity((config.max_qps + config.max_ahs) as usize),
+            // Grows as ways are set up in vain, by one for each object at most; packets add nothing.
+            reasons: VecDeque::new(),
             violation: None,
             order: VecDeque::with_capacity(objects),
         }

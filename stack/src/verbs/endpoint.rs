@@ -105,8 +105,9 @@ fn checked(gid: Gid, qpn: u32, psn: u32, path_mtu: PathMtu, rd_atomic: u32) -> R
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Endpoint { gid, qpn, psn, path_mtu, rd_atomic } = self;
-        let (qpn, psn, mtu) = (qpn.value(), psn.value(), path_mtu.bytes());
-        write!(f, "{gid}/qpn={qpn:#08x}/psn={psn:#08x}/mtu={mtu}/rd_atomic={rd_atomic}")
+        let (address, qpn, psn) = (gid.to_ip(), qpn.value(), psn.value());
+        let mtu = path_mtu.bytes();
+        write!(f, "{address}/qpn={qpn:#08x}/psn={psn:#08x}/mtu={mtu}/rd_atomic={rd_atomic}")
     }
 }
 
