@@ -367,7 +367,7 @@ impl Memory {
 
     /// Whether the address of a byte is a multiple of 8.
     pub fn is_aligned(&self, offset: u64) -> bool {
-        (self.base.as_ptr() as u64).wrapping_add(offset) % 8 == 0
+        (self.base.as_ptr() as u64).wrapping_add(offset).is_multiple_of(8)
     }
 
     /// Where these bytes are.

@@ -7,13 +7,13 @@ use ferroce::*;
 
 fn addresses() -> [Vec<IpAddr>; 2] {
     ["192.0.2.1 fe80::1", "192.0.2.2 fe80::2"]
-        .map(|list| list.split(' ').map(|address| address.parse().unwrap()).collect())
+        .map(|list| list.split(' ').map(|address| address.parse().expect("as set up")).collect())
 }
 
 fn pair() -> [Context; 2] {
     let [near, far] = addresses();
     let (near, far) = loopback::pair(&near, &far);
-    [near, far].map(|port| Context::open(Box::new(port), &Config::default()).unwrap())
+    [near, far].map(|port| Context::open(Box::new(port), &Config::default()).expect("as set up"))
 }
 
 /// Over both kinds of connection and both IP versions, what is told as text or as bytes.
@@ -23,32 +23,34 @@ fn a_handshake_connects() {
         for gid in [0, 1] {
             let mut ends = pair();
             let made = ends.each_mut().map(|end| {
-                let (pd, cq) = (end.alloc_pd().unwrap(), end.create_cq(16).unwrap());
-                let qp = end.create_qp(&make(pd, cq)).unwrap();
+                let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
+                let qp = end.create_qp(&make(pd, cq)).expect("as set up");
                 let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-                let mr = end.register(pd, Memory::zeroed(64).unwrap(), access).unwrap();
-                let endpoint = end.endpoint(qp, gid).unwrap();
-                (qp, cq, mr, endpoint, end.remote(mr).unwrap())
+                let mr = end.register(pd, Memory::zeroed(64).expect("as set up"), access).expect("as set up");
+                let endpoint = end.endpoint(qp, gid).expect("as set up");
+                (qp, cq, mr, endpoint, end.remote(mr).expect("as set up"))
             });
             let [(a, cq, mr, local, _), (b, _, target, remote, memory)] = made;
-            let told: Endpoint = remote.to_string().parse().unwrap();
-            ends[0].handshake(a, &local, &told).unwrap();
-            ends[1].handshake(b, &remote, &Endpoint::from_bytes(&local.to_bytes()).unwrap()).unwrap();
-            ends[0].write(mr, 8, b"hello").unwrap();
+            let told: Endpoint = remote.to_string().parse().expect("as set up");
+            ends[0].handshake(a, &local, &told).expect("as set up");
+            ends[1]
+                .handshake(b, &remote, &Endpoint::from_bytes(&local.to_bytes()).expect("as set up"))
+                .expect("as set up");
+            ends[0].write(mr, 8, b"hello").expect("as set up");
             let sges = [mr.sge(8..13)];
             let (op, data) = (SendOp::Write(memory.at(2)), Data::Sges(&sges));
             ends[0]
                 .post_send(a, &SendWorkRequest { wr_id: 1, op, data, flags: SendFlags::SIGNALED })
-                .unwrap();
+                .expect("as set up");
             let mut clock = Clock::start();
             let completion = (0..100_000).find_map(|_| {
-                ends.iter_mut().for_each(|end| _ = end.poll(clock.now()).unwrap());
-                ends[0].poll_cq(cq).unwrap()
+                ends.iter_mut().for_each(|end| _ = end.poll(clock.now()).expect("as set up"));
+                ends[0].poll_cq(cq).expect("as set up")
             });
-            assert_eq!(completion.unwrap().status, WcStatus::Success);
-            ends[1].poll(clock.now()).unwrap();
+            assert_eq!(completion.expect("as set up").status, WcStatus::Success);
+            ends[1].poll(clock.now()).expect("as set up");
             let mut found = [0; 7];
-            ends[1].read(target, 0, &mut found).unwrap();
+            ends[1].read(target, 0, &mut found).expect("as set up");
             assert_eq!(&found, b"\0\0hello");
         }
     }
@@ -58,10 +60,10 @@ fn a_handshake_connects() {
 fn a_handshake_with_what_is_not_its_own_is_refused() {
     let mut ends = pair();
     let end = &mut ends[0];
-    let (pd, cq) = (end.alloc_pd().unwrap(), end.create_cq(16).unwrap());
-    let qp = end.create_qp(&QpConfig::rc(pd, cq)).unwrap();
-    let ud = end.create_qp(&QpConfig::ud(pd, cq)).unwrap();
-    let (local, of_ud) = (end.endpoint(qp, 0).unwrap(), end.endpoint(ud, 0).unwrap());
+    let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
+    let qp = end.create_qp(&QpConfig::rc(pd, cq)).expect("as set up");
+    let ud = end.create_qp(&QpConfig::ud(pd, cq)).expect("as set up");
+    let (local, of_ud) = (end.endpoint(qp, 0).expect("as set up"), end.endpoint(ud, 0).expect("as set up"));
     assert!(end.endpoint(qp, 2).unwrap_err().to_string().contains("below 2"));
     let said = end.handshake(qp, &of_ud, &local).unwrap_err().to_string();
     assert!(said.contains("the endpoint of the queue pair"), "{said}");
@@ -70,20 +72,21 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
     let elsewhere = Endpoint::new(Gid::from(addresses()[1][0]), local.qpn, local.psn);
     let said = end.handshake(qp, &elsewhere, &local).unwrap_err().to_string();
     assert!(said.contains("an endpoint with a GID of"), "{said}");
-    assert_eq!(end.query_qp(qp).unwrap().state, QpState::Reset, "nothing has changed");
+    assert_eq!(end.query_qp(qp).expect("as set up").state, QpState::Reset, "nothing has changed");
     // Who narrows the rights does it before.
-    end.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ }).unwrap();
+    end.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ }).expect("as set up");
     end.handshake(qp, &local, &Endpoint::new(Gid::from(addresses()[1][0]), Qpn::new(9), Psn::new(9)))
-        .unwrap();
-    let attributes = end.query_qp(qp).unwrap();
+        .expect("as set up");
+    let attributes = end.query_qp(qp).expect("as set up");
     assert_eq!((attributes.state, attributes.access), (QpState::Rts, Access::REMOTE_READ));
 }
 
 #[test]
 fn a_host_with_link_local_addresses_alone_has_a_gid_for_every_ipv6_peer() {
-    let (port, _) = loopback::pair(&["fe80::1".parse().unwrap()], &["fe80::2".parse().unwrap()]);
-    let context = Context::open(Box::new(port), &Config::default()).unwrap();
-    let peer = |address: &str| Gid::from(address.parse::<IpAddr>().unwrap());
+    let (port, _) =
+        loopback::pair(&["fe80::1".parse().expect("as set up")], &["fe80::2".parse().expect("as set up")]);
+    let context = Context::open(Box::new(port), &Config::default()).expect("as set up");
+    let peer = |address: &str| Gid::from(address.parse::<IpAddr>().expect("as set up"));
     assert_eq!(context.port().gid_index_for(peer("2001:db8::1")), Some(0));
     assert_eq!(context.port().gid_index_for(peer("fe80::9")), Some(0));
     assert_eq!(context.port().gid_index_for(peer("192.0.2.1")), None);
@@ -99,8 +102,8 @@ fn errors_are_printed_as_they_read() {
 #[should_panic(expected = "bytes 8..7: a range of at most")]
 fn a_piece_that_ends_before_it_starts_is_refused() {
     let mut ends = pair();
-    let pd = ends[0].alloc_pd().unwrap();
-    let mr = ends[0].register(pd, Memory::zeroed(64).unwrap(), Access::NONE).unwrap();
+    let pd = ends[0].alloc_pd().expect("as set up");
+    let mr = ends[0].register(pd, Memory::zeroed(64).expect("as set up"), Access::NONE).expect("as set up");
     #[expect(clippy::reversed_empty_ranges)]
     let _ = mr.sge(8..7);
 }

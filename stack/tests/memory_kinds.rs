@@ -33,35 +33,36 @@ struct Pair {
 impl Pair {
     fn new() -> Pair {
         let config = SwitchConfig { mtu: 4500, ..SwitchConfig::default() };
-        let switch = Switch::new(config).unwrap();
+        let switch = Switch::new(config).expect("as set up");
         let ports = [switch.port(&[address(1)]), switch.port(&[address(2)])];
         Pair::over(ports.map(|port| Box::new(port) as Box<dyn PacketDriver>))
     }
 
     fn over(ports: [Box<dyn PacketDriver>; 2]) -> Pair {
-        let mut ends = ports.map(|port| Context::open(port, &Config::default()).unwrap());
-        let pds = ends.each_mut().map(|end| end.alloc_pd().unwrap());
-        let cqs = ends.each_mut().map(|end| end.create_cq(4096).unwrap());
+        let mut ends = ports.map(|port| Context::open(port, &Config::default()).expect("as set up"));
+        let pds = ends.each_mut().map(|end| end.alloc_pd().expect("as set up"));
+        let cqs = ends.each_mut().map(|end| end.create_cq(4096).expect("as set up"));
         let qps = [0, 1].map(|n| {
             let config = QpConfig { max_send_wr: 1024, ..QpConfig::rc(pds[n], cqs[n]) };
-            ends[n].create_qp(&config).unwrap()
+            ends[n].create_qp(&config).expect("as set up")
         });
-        let qpns = [0, 1].map(|n| ends[n].query_qp(qps[n]).unwrap().qpn);
+        let qpns = [0, 1].map(|n| ends[n].query_qp(qps[n]).expect("as set up").qpn);
         for n in [0, 1] {
             let (end, qp, psn) = (&mut ends[n], qps[n], Psn::new(7));
             let to = AddressVector::new(address(2 - n as u8).into(), 0);
-            end.modify_qp(qp, Transition::Init { access: access() | Access::REMOTE_ATOMIC }).unwrap();
+            end.modify_qp(qp, Transition::Init { access: access() | Access::REMOTE_ATOMIC })
+                .expect("as set up");
             let ready =
                 ReadyToReceive { path_mtu: PathMtu::Mtu4096, ..ReadyToReceive::new(to, qpns[1 - n], psn) };
-            end.modify_qp(qp, Transition::ReadyToReceive(ready)).unwrap();
-            end.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(psn))).unwrap();
+            end.modify_qp(qp, Transition::ReadyToReceive(ready)).expect("as set up");
+            end.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(psn))).expect("as set up");
         }
         Pair { ends, pds, qps, cq: cqs[0], clock: Clock::start() }
     }
 
     fn poll(&mut self) {
         for end in &mut self.ends {
-            end.poll(self.clock.now()).unwrap();
+            end.poll(self.clock.now()).expect("as set up");
         }
     }
 
@@ -74,7 +75,7 @@ impl Pair {
     fn completed(&mut self) -> WorkCompletion {
         for _ in 0..1_000_000 {
             self.poll();
-            if let Some(wc) = self.ends[0].poll_cq(self.cq).unwrap() {
+            if let Some(wc) = self.ends[0].poll_cq(self.cq).expect("as set up") {
                 return wc;
             }
         }
@@ -94,16 +95,16 @@ fn the_last_byte_of_a_write_is_never_seen_before_the_others() {
     const SLOT: u64 = 8192 + 64;
     let count = std::env::var("FERROCE_ORDERED").ok().and_then(|n| n.parse().ok()).unwrap_or(100_000u64);
     let mut pair = Pair::new();
-    let target = Memory::shared((SLOTS * SLOT) as usize).unwrap();
-    let watched = target.share().unwrap();
-    let target = pair.ends[1].register(pair.pds[1], target, access()).unwrap();
-    let RemoteMemory { addr, rkey, .. } = pair.ends[1].remote(target).unwrap();
-    let bytes = Memory::zeroed((SLOTS * SLOT) as usize).unwrap();
-    let source = pair.ends[0].register(pair.pds[0], bytes, Access::NONE).unwrap();
+    let target = Memory::shared((SLOTS * SLOT) as usize).expect("as set up");
+    let watched = target.share().expect("as set up");
+    let target = pair.ends[1].register(pair.pds[1], target, access()).expect("as set up");
+    let RemoteMemory { addr, rkey, .. } = pair.ends[1].remote(target).expect("as set up");
+    let bytes = Memory::zeroed((SLOTS * SLOT) as usize).expect("as set up");
+    let source = pair.ends[0].register(pair.pds[0], bytes, Access::NONE).expect("as set up");
     let seen = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let words = watched.atomics().unwrap();
+            let words = watched.atomics().expect("as set up");
             let byte =
                 |at: u64| words[(at / 8) as usize].load(Ordering::Acquire).to_ne_bytes()[at as usize % 8];
             let (mut spins, mut copy) = (0u64, [0; 8192]);
@@ -116,7 +117,7 @@ fn the_last_byte_of_a_write_is_never_seen_before_the_others() {
                     std::hint::spin_loop();
                 }
                 let found = &mut copy[..length];
-                watched.read(start, found).unwrap();
+                watched.read(start, found).expect("as set up");
                 let missing = found.iter().position(|byte| *byte != value);
                 assert_eq!(missing, None, "a byte of message {n}, of {length} bytes, is not there yet");
                 seen.store(n + 1, Ordering::Release);
@@ -128,13 +129,13 @@ fn the_last_byte_of_a_write_is_never_seen_before_the_others() {
             if posted < seen.load(Ordering::Acquire) + SLOTS {
                 let (start, length, value) = message(posted);
                 let offset = posted % SLOTS * SLOT + start;
-                pair.ends[0].bytes_mut(source).unwrap()[offset as usize..][..length].fill(value);
+                pair.ends[0].bytes_mut(source).expect("as set up")[offset as usize..][..length].fill(value);
                 let op = SendOp::Write(RemoteAddress { addr: addr + offset, rkey });
-                pair.post(posted, op, Sge { mr: source, offset, length: length as u32 }).unwrap();
+                pair.post(posted, op, Sge { mr: source, offset, length: length as u32 }).expect("as set up");
                 posted += 1;
             }
             pair.poll();
-            while pair.ends[0].poll_cq(pair.cq).unwrap().is_some() {}
+            while pair.ends[0].poll_cq(pair.cq).expect("as set up").is_some() {}
         }
         while !reader.is_finished() {
             pair.poll();
@@ -147,10 +148,10 @@ fn the_last_byte_of_a_write_is_never_seen_before_the_others() {
 #[test]
 fn memory_that_others_write_has_copies_and_words_and_no_slices() {
     let mut pair = Pair::new();
-    let kinds = [(Memory::shared(4096).unwrap(), "shared"), (foreign(4096), "foreign")];
+    let kinds = [(Memory::shared(4096).expect("as set up"), "shared"), (foreign(4096), "foreign")];
     for (memory, kind) in kinds {
         let length = memory.len();
-        let mr = pair.ends[0].register(pair.pds[0], memory, access()).unwrap();
+        let mr = pair.ends[0].register(pair.pds[0], memory, access()).expect("as set up");
         let said = [
             pair.ends[0].bytes(mr).unwrap_err().to_string(),
             pair.ends[0].bytes_mut(mr).unwrap_err().to_string(),
@@ -162,19 +163,21 @@ fn memory_that_others_write_has_copies_and_words_and_no_slices() {
             );
             assert!(said.starts_with("MR ") && said.ends_with(&expected), "{said}");
         }
-        assert_eq!(pair.ends[0].atomics(mr).unwrap().len(), length / 8);
+        assert_eq!(pair.ends[0].atomics(mr).expect("as set up").len(), length / 8);
         let beyond = pair.ends[0].read(mr, length as u64, &mut [0]).unwrap_err();
         assert!(
             beyond.to_string().contains(&format!("1 bytes from offset {length} on, of memory of {length}"))
         );
-        pair.ends[0].deregister(mr).unwrap();
+        pair.ends[0].deregister(mr).expect("as set up");
     }
-    let mr = pair.ends[0].register(pair.pds[0], Memory::zeroed(64).unwrap(), access()).unwrap();
-    pair.ends[0].write(mr, 60, b"last").unwrap();
-    pair.ends[0].store_u64(mr, 8, 7).unwrap();
+    let mr = pair.ends[0]
+        .register(pair.pds[0], Memory::zeroed(64).expect("as set up"), access())
+        .expect("as set up");
+    pair.ends[0].write(mr, 60, b"last").expect("as set up");
+    pair.ends[0].store_u64(mr, 8, 7).expect("as set up");
     let mut found = [0; 4];
-    pair.ends[0].read(mr, 60, &mut found).unwrap();
-    assert_eq!((&found, pair.ends[0].load_u64(mr, 8).unwrap()), (b"last", 7));
+    pair.ends[0].read(mr, 60, &mut found).expect("as set up");
+    assert_eq!((&found, pair.ends[0].load_u64(mr, 8).expect("as set up")), (b"last", 7));
     assert!(pair.ends[0].write(mr, 61, b"last").is_err() && pair.ends[0].store_u64(mr, 57, 1).is_err());
     let said = pair.ends[0].atomics(mr).unwrap_err().to_string();
     assert!(said.ends_with("make memory for several with Memory::shared"), "{said}");
@@ -192,28 +195,37 @@ fn foreign(len: usize) -> Memory {
 #[test]
 fn every_operation_works_on_every_kind() {
     type Make = fn() -> Memory;
-    let kinds: [Make; 3] =
-        [|| Memory::zeroed(4096).unwrap(), || Memory::shared(4096).unwrap(), || foreign(4096)];
+    let kinds: [Make; 3] = [
+        || Memory::zeroed(4096).expect("as set up"),
+        || Memory::shared(4096).expect("as set up"),
+        || foreign(4096),
+    ];
     for make in kinds {
         let mut pair = Pair::new();
-        let target = pair.ends[1].register(pair.pds[1], make(), access() | Access::REMOTE_ATOMIC).unwrap();
-        let source = pair.ends[0].register(pair.pds[0], make(), Access::LOCAL_WRITE).unwrap();
-        let RemoteMemory { addr, rkey, .. } = pair.ends[1].remote(target).unwrap();
+        let target =
+            pair.ends[1].register(pair.pds[1], make(), access() | Access::REMOTE_ATOMIC).expect("as set up");
+        let source = pair.ends[0].register(pair.pds[0], make(), Access::LOCAL_WRITE).expect("as set up");
+        let RemoteMemory { addr, rkey, .. } = pair.ends[1].remote(target).expect("as set up");
         let to = |offset| RemoteAddress { addr: addr + offset, rkey };
         let sent: Vec<u8> = (0..=255).cycle().take(3001).collect();
-        pair.ends[0].write(source, 0, &sent).unwrap();
-        pair.post(1, SendOp::Write(to(16)), Sge { mr: source, offset: 0, length: 3001 }).unwrap();
+        pair.ends[0].write(source, 0, &sent).expect("as set up");
+        pair.post(1, SendOp::Write(to(16)), Sge { mr: source, offset: 0, length: 3001 }).expect("as set up");
         assert_eq!(pair.completed().status, WcStatus::Success);
-        pair.post(2, SendOp::Read(to(16)), Sge { mr: source, offset: 1000, length: 3001 }).unwrap();
+        pair.post(2, SendOp::Read(to(16)), Sge { mr: source, offset: 1000, length: 3001 })
+            .expect("as set up");
         assert_eq!(pair.completed().status, WcStatus::Success);
         let mut found = vec![0; 3001];
-        pair.ends[0].read(source, 1000, &mut found).unwrap();
+        pair.ends[0].read(source, 1000, &mut found).expect("as set up");
         assert_eq!(found, sent);
         let remote = to(8);
-        pair.post(3, SendOp::FetchAdd { remote, add: 7 }, Sge { mr: source, offset: 0, length: 8 }).unwrap();
+        pair.post(3, SendOp::FetchAdd { remote, add: 7 }, Sge { mr: source, offset: 0, length: 8 })
+            .expect("as set up");
         assert_eq!(pair.completed().status, WcStatus::Success);
         assert_eq!(
-            (pair.ends[0].load_u64(source, 0).unwrap(), pair.ends[1].load_u64(target, 8).unwrap()),
+            (
+                pair.ends[0].load_u64(source, 0).expect("as set up"),
+                pair.ends[1].load_u64(target, 8).expect("as set up")
+            ),
             (0, 7)
         );
     }
@@ -223,11 +235,11 @@ fn every_operation_works_on_every_kind() {
 #[test]
 fn atomics_on_shared_memory_need_words() {
     let mut pair = Pair::new();
-    let memory = Memory::shared(64).unwrap();
+    let memory = Memory::shared(64).expect("as set up");
     let access = access() | Access::REMOTE_ATOMIC;
     let refused = pair.ends[0].register_at(pair.pds[0], memory, access, 4).unwrap_err();
     assert!(refused.to_string().starts_with("iova = 0x4: the address 0x"), "{refused}");
-    pair.ends[0].register_at(pair.pds[0], refused.memory, access, 8).unwrap();
+    pair.ends[0].register_at(pair.pds[0], refused.memory, access, 8).expect("as set up");
 }
 
 /// A port that keeps what it is given to send, as a card whose ring is slow.
@@ -248,7 +260,7 @@ impl PacketDriver for Keeper {
     fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
         let (mut head, mut tail, mut sent) = ([0; 256], [0; TAIL_MAX], 0);
         while let Some(gathered) = source.gather(&mut head, &mut tail) {
-            self.kept.lock().unwrap().extend(gathered.payload);
+            self.kept.lock().expect("as set up").extend(gathered.payload);
             sent += 1;
         }
         Ok(sent)
@@ -273,26 +285,26 @@ impl PacketDriver for Keeper {
 
 #[test]
 fn memory_that_a_port_still_sends_from_is_not_given_back() {
-    for make in [|| Memory::zeroed(4096).unwrap(), || foreign(4096)] {
-        let switch = Switch::new(SwitchConfig { mtu: 4500, ..SwitchConfig::default() }).unwrap();
+    for make in [|| Memory::zeroed(4096).expect("as set up"), || foreign(4096)] {
+        let switch = Switch::new(SwitchConfig { mtu: 4500, ..SwitchConfig::default() }).expect("as set up");
         let kept = Arc::default();
         let keeper = Keeper { inner: switch.port(&[address(1)]), kept: Arc::clone(&kept) };
         let mut pair = Pair::over([Box::new(keeper), Box::new(switch.port(&[address(2)]))]);
-        let mr = pair.ends[0].register(pair.pds[0], make(), Access::NONE).unwrap();
-        pair.post(1, SendOp::Send, Sge { mr, offset: 0, length: 4096 }).unwrap();
+        let mr = pair.ends[0].register(pair.pds[0], make(), Access::NONE).expect("as set up");
+        pair.post(1, SendOp::Send, Sge { mr, offset: 0, length: 4096 }).expect("as set up");
         pair.poll();
-        assert_eq!(kept.lock().unwrap().len(), 1, "the payload stays where it is");
+        assert_eq!(kept.lock().expect("as set up").len(), 1, "the payload stays where it is");
         // The work request ends; the card has its payload still.
-        pair.ends[0].modify_qp(pair.qps[0], Transition::Error).unwrap();
+        pair.ends[0].modify_qp(pair.qps[0], Transition::Error).expect("as set up");
         assert_eq!(pair.completed().status, WcStatus::WrFlushErr);
         let said = pair.ends[0].deregister(mr).unwrap_err().to_string();
         assert!(
             said.ends_with("is in use by the port, which still sends from it: poll, and try again"),
             "{said}"
         );
-        let refused = pair.ends[0].exchange(mr, Memory::zeroed(4096).unwrap()).unwrap_err();
+        let refused = pair.ends[0].exchange(mr, Memory::zeroed(4096).expect("as set up")).unwrap_err();
         assert_eq!(refused.source.to_string(), said);
-        kept.lock().unwrap().clear();
-        pair.ends[0].deregister(mr).unwrap();
+        kept.lock().expect("as set up").clear();
+        pair.ends[0].deregister(mr).expect("as set up");
     }
 }

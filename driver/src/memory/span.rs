@@ -119,7 +119,7 @@ pub(super) unsafe fn copy_in(to: NonNull<u8>, from: &[u8]) {
         unsafe { std::ptr::copy_nonoverlapping(first.as_ptr(), to.as_ptr(), before) };
     }
     match <[u8; WORD]>::try_from(last) {
-        Ok(word) if end.as_ptr() as usize % WORD == 0 => {
+        Ok(word) if (end.as_ptr() as usize).is_multiple_of(WORD) => {
             // SAFETY: eight bytes that are valid for writes, aligned, and not borrowed.
             unsafe { AtomicU64::from_ptr(end.as_ptr().cast()) }
                 .store(u64::from_ne_bytes(word), Ordering::Release);

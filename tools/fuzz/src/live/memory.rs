@@ -91,7 +91,10 @@ impl Live {
         match self.context.deregister(region.mr) {
             Ok(memory) => {
                 assert!(!pinned, "a region went while a work request names it");
-                assert!(memory.bytes() == Ok(&*region.bytes), "the memory that came back is not what was there");
+                assert!(
+                    memory.bytes() == Ok(&*region.bytes),
+                    "the memory that came back is not what was there"
+                );
                 self.stale_key = region.rkey;
                 self.regions[place] = None;
                 POOL.with_borrow_mut(|pool| pool.push(memory));
