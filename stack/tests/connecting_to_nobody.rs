@@ -109,6 +109,9 @@ fn hosts_that_are_not_there_and_those_that_refuse() {
         if over_udp {
             drop(end);
             end = End::new(namespaces.in_a(|| open("fd09::1")));
+            let (error, took) = end.connect(ip("fd09::2"));
+            let said = "fd09::2 has nothing on UDP port 4791 (ICMP port unreachable)";
+            assert!(error.to_string() == said && took < at_once, "{error}, {took:?}");
         }
         let (error, took) = end.connect(ip("fd09::77"));
         assert!(matches!(error, Error::Unreachable(_)) && took < Duration::from_secs(5), "{error}, {took:?}");
