@@ -68,9 +68,12 @@ use tracing::{info, warn};
 use xsk_rs::umem::frame::FrameDesc;
 use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
+use crate::icmp::IcmpListener;
 use crate::netlink::{Interface, Netlink, XdpMode};
 use crate::waker::Doorbell;
-use crate::{Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
+use crate::{
+    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, Stats,
+};
 use assembly::Assembly;
 use attachment::Attachment;
 use frames::{Frames, Pages, TxSlots};
@@ -119,6 +122,9 @@ pub struct AfXdp {
     netlink: Netlink,
     /// The interface's index.
     interface: u32,
+    icmp: IcmpListener,
+    /// The time of the last burst.
+    now: Nanos,
     // Goes first on drop, so that frames which come later go to the kernel.
     _attachment: Attachment,
     rx: RxQueue,
@@ -214,6 +220,8 @@ impl AfXdp {
             },
             netlink,
             interface: interface.index,
+            icmp: IcmpListener::new(&interface.name),
+            now: Nanos::ZERO,
             _attachment: attachment,
             rx,
             fill,
@@ -357,7 +365,8 @@ impl PacketDriver for AfXdp {
         &self.capabilities
     }
 
-    fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        self.now = now;
         // SAFETY: the receive ring belongs to the UMEM of `frames`.
         let n = unsafe { self.rx.consume(&mut self.burst) };
         if n == 0 {
@@ -459,6 +468,10 @@ impl PacketDriver for AfXdp {
         // Read anew: addresses come and go.
         let interface = self.netlink.interface(&self.capabilities.interface)?;
         self.netlink.resolve(&interface, peer)
+    }
+
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        self.icmp.hear(self.now)
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), Error> {

@@ -25,6 +25,8 @@ pub mod cycles;
 pub mod dpdk;
 pub mod echo;
 mod frame;
+#[cfg(feature = "af_xdp")]
+mod icmp;
 pub mod loopback;
 pub mod memory;
 #[cfg(feature = "dpdk")]

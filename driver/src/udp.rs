@@ -176,7 +176,7 @@ impl Udp {
         let doorbell = Doorbell::new().and_then(|doorbell| doorbell.watch(socket.as_fd()).map(|()| doorbell));
         let Place { interface, address, scope } = place;
         // The kernel gives word of a packet to the socket that its answer would come to. In a group that may be
-        // another context's, and then nobody hears of it.
+        // another one of the group's, and then this context hears of it late, or not.
         for socket in [Some(&socket), for_mads.as_ref()].into_iter().flatten() {
             refusal::listen(socket, *address).map_err(os)?;
         }
@@ -233,14 +233,6 @@ impl Udp {
         if self.transmitter.is_pending() { TX_RETRY } else { Duration::MAX }
     }
 
-    /// Takes what the kernel has kept of packets that came back.
-    fn hear_refusals(&mut self) {
-        let Udp { socket, for_mads, refusals, .. } = self;
-        for socket in [Some(&*socket), for_mads.as_ref()].into_iter().flatten() {
-            keep_refusals(socket.as_fd(), refusals);
-        }
-    }
-
     /// Sends what is written. Returns whether all of it has left, or was dropped.
     fn flush(&mut self, now: Nanos) -> bool {
         let Udp { transmitter, socket, for_mads, refusals, stats, told, capabilities, .. } = self;
@@ -276,25 +268,30 @@ impl PacketDriver for Udp {
             return Ok(0);
         }
         self.unlooked = 0;
-        let Udp { receiver, socket, groups, stats, address, .. } = self;
+        let Udp { receiver, socket, groups, refusals, stats, address, .. } = self;
         let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
-        let (mut received, mut word) = (0, false);
+        let mut received = 0;
         for (to, socket) in [(*address, socket.as_fd())].into_iter().chain(sockets) {
-            match receiver.receive(socket, to, sink, stats) {
-                Ok(count) => received += count,
-                Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
-                    let interface = self.capabilities.interface.clone();
-                    return Err(Error::Os {
-                        what: "receiving from the UDP socket",
-                        interface,
-                        source: error,
-                    });
+            for _ in 0..TRIES_MAX {
+                match receiver.receive(socket, to, sink, stats) {
+                    Ok(count) => received += count,
+                    Err(error) if error.raw_os_error() == Some(libc::EBADF) => {
+                        let interface = self.capabilities.interface.clone();
+                        return Err(Error::Os {
+                            what: "receiving from the UDP socket",
+                            interface,
+                            source: error,
+                        });
+                    }
+                    // Word of packets that came back is in front of what has come.
+                    Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {
+                        keep_refusals(socket, refusals);
+                        continue;
+                    }
+                    Err(_) => {}
                 }
-                Err(error) => word |= error.raw_os_error() != Some(libc::EAGAIN),
+                break;
             }
-        }
-        if word {
-            self.hear_refusals();
         }
         self.send_first = received > 0;
         Ok(received)
@@ -397,6 +394,8 @@ const UNLOOKED_MAX: u8 = 2;
 const TX_RETRY: Duration = Duration::from_micros(200);
 /// Multicast groups that are heard at once; each costs a system call a burst.
 const GROUPS_MAX: usize = 16;
+/// How often a socket is tried again because it had word of earlier packets: anybody can send more of it meanwhile.
+const TRIES_MAX: u32 = 8;
 /// Words of packets that came back; more are forgotten.
 const REFUSALS_MAX: usize = 64;
 /// Holds the default window of the largest packets.
@@ -452,12 +451,12 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
-/// Moves the kernel's words to `refusals`, as far as there is room. Returns whether there were any.
+/// Moves the kernel's words to `refusals`, as far as there is room. Returns whether ICMP messages came.
 fn keep_refusals(socket: BorrowedFd<'_>, refusals: &mut VecDeque<Refusal>) -> bool {
     let mut any = false;
     while let Some(word) = refusal::take(socket) {
-        any = true;
-        if let Some(refusal) = word.filter(|_| refusals.len() < REFUSALS_MAX) {
+        any |= word.came;
+        if let Some(refusal) = word.refusal.filter(|_| refusals.len() < REFUSALS_MAX) {
             refusals.push_back(refusal);
         }
     }

@@ -11,6 +11,7 @@ mod communication;
 mod disconnect;
 mod event;
 mod gsi;
+mod parameters;
 mod passive;
 mod service;
 
@@ -19,21 +20,22 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ferroce_driver::Nanos;
 use ferroce_wire::cm::{Apr, CmBody, CmMessage, IpCm, RejectReason, SERVICE_ID_TCP, SERVICE_ID_UDP};
-use ferroce_wire::{Gid, MAD_LEN, MacAddr, PKey, Packet, PathMtu, Qpn};
+use ferroce_wire::{Gid, MAD_LEN, MacAddr, PKey, Packet, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use crate::engine::key_table::KeyTable;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
-use crate::engine::timer::{TimerWheel, time_of};
+use crate::engine::timer::TimerWheel;
 use crate::telemetry::counters::Counter;
-use crate::verbs::{AddressVector, Error, Handle, MAX_RD_ATOMIC, Port, Qp, Unreachable};
+use crate::verbs::{AddressVector, Error, Handle, Port, Qp, Unreachable, time_of};
 pub use channel::CmChannel;
 use channel::CmEvents;
 use communication::{Communication, State};
 pub use event::{CmEvent, ConnectionRequest, PrivateData};
 pub(crate) use gsi::Gsi;
+pub use parameters::{ConnectionParameters, ListenConfig};
 
 /// A connection that is being set up, lives or ends, or the search for a datagram service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -58,101 +60,6 @@ impl PortSpace {
             PortSpace::Tcp => SERVICE_ID_TCP + u64::from(port),
             PortSpace::Udp => SERVICE_ID_UDP + u64::from(port),
         }
-    }
-}
-
-/// How many requests wait at a listener.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ListenConfig {
-    /// Requests that nobody has accepted or rejected yet; more are rejected.
-    pub backlog: u32,
-    /// The same from one address, so that one peer does not take all of it.
-    pub per_source: u32,
-    /// Only requests for this partition, by the index of its P_Key in the port's table; `None` for all.
-    pub pkey_index: Option<usize>,
-    /// Where requests are told, and what becomes of those connections; `None` for
-    /// [`next_cm_event`](crate::Context::next_cm_event).
-    pub channel: Option<CmChannel>,
-}
-
-impl Default for ListenConfig {
-    /// 128 requests, 64 from one address, of any partition.
-    fn default() -> ListenConfig {
-        ListenConfig { backlog: 128, per_source: 64, pkey_index: None, channel: None }
-    }
-}
-
-/// What an end of a connection asks for, or offers.
-#[derive(Clone, Copy, Debug)]
-pub struct ConnectionParameters<'a> {
-    /// The application's bytes for the other end: at most 56 with a request, 196 with an acceptance.
-    pub private_data: &'a [u8],
-    /// READs and atomics that the peer may have outstanding here, at most 128. What is agreed on is the
-    /// smaller of this and the peer's `initiator_depth`.
-    pub responder_resources: u8,
-    /// READs and atomics of this end outstanding at the peer; likewise.
-    pub initiator_depth: u8,
-    /// Retries after timeouts and sequence errors, 0 to 7. Both ends take the requester's.
-    pub retry_count: u8,
-    /// Retries of the peer after RNR NAKs of this end, 0 to 7. 7 means without end.
-    pub rnr_retry: u8,
-    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. The requester's is taken. The accepting end uses 21
-    /// (8.6 s) if the requester asks for 0 or for more than 21.
-    pub timeout: u8,
-    /// The requester's choice; `None` for the largest that the interface allows.
-    pub path_mtu: Option<PathMtu>,
-    /// The requester's choice of a partition, by the index of its P_Key in the port's table. `None` for
-    /// that of the queue pair; for a search, which has none, the first. Both ends' queue pairs get it.
-    pub pkey_index: Option<usize>,
-    /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
-    pub cm_timeout: u8,
-    /// How often such a message is sent again, 0 to 15.
-    pub cm_retries: u8,
-    /// Where the events of this connection or search are told. `None` for
-    /// [`next_cm_event`](crate::Context::next_cm_event); with `accept` for where they were told so far.
-    pub channel: Option<CmChannel>,
-}
-
-impl Default for ConnectionParameters<'_> {
-    /// As rdma_cm does: 16 READs and atomics, 7 retries, an ACK timeout of 0.5 s, 15 resends 4.3 s apart. So a
-    /// `connect` to nobody ends after 69 s, [`CmEvent::Unreachable`], and 3 resends would end it after 17 s.
-    fn default() -> Self {
-        ConnectionParameters {
-            private_data: &[],
-            responder_resources: 16,
-            initiator_depth: 16,
-            retry_count: 7,
-            rnr_retry: 7,
-            timeout: 17,
-            path_mtu: None,
-            pkey_index: None,
-            cm_timeout: 20,
-            cm_retries: 15,
-            channel: None,
-        }
-    }
-}
-
-impl ConnectionParameters<'_> {
-    /// Fails on the first that is out of its range.
-    pub(crate) fn check(&self, private_data_max: usize) -> Result<(), Error> {
-        let length = self.private_data.len();
-        let numbers = [
-            ("private_data", length, 0, private_data_max),
-            ("responder_resources", self.responder_resources.into(), 0, MAX_RD_ATOMIC.into()),
-            ("initiator_depth", self.initiator_depth.into(), 0, MAX_RD_ATOMIC.into()),
-            ("retry_count", self.retry_count.into(), 0, 7),
-            ("rnr_retry", self.rnr_retry.into(), 0, 7),
-            ("timeout", self.timeout.into(), 1, 31),
-            ("cm_timeout", self.cm_timeout.into(), 0, 31),
-            ("cm_retries", self.cm_retries.into(), 0, 15),
-        ];
-        for (attribute, value, least, most) in numbers {
-            if value < least || value > most {
-                return Err(Error::invalid(attribute, value, format!("{least} to {most}")));
-            }
-        }
-        Ok(())
     }
 }
 

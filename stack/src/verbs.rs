@@ -16,6 +16,7 @@ mod mismatch;
 mod pkey;
 mod qp;
 mod srq;
+mod timeout;
 mod transition;
 mod unreachable;
 mod work_request;
@@ -40,6 +41,7 @@ pub use mismatch::Mismatch;
 pub use pkey::PkeyTable;
 pub use qp::{QpAttributes, QpConfig, QpState, QpType};
 pub use srq::{SrqAttributes, SrqConfig};
+pub(crate) use timeout::{exponent_of, time_of};
 pub use transition::{QpUpdate, ReadyToReceive, ReadyToSend, Transition, UnreliablePath};
 pub use unreachable::Unreachable;
 pub use work_request::{

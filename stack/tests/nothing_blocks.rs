@@ -8,10 +8,11 @@ mod pair;
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use ferroce::driver::sim::{LinkConfig, SimPort};
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, NextHop, Stats};
+use ferroce::driver::sim::{LinkConfig, SimNetwork, SimPort};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, NextHop, Refusal, Stats};
 use ferroce::*;
 use pair::{Pair, QKEY, Setup};
 
@@ -364,4 +365,76 @@ fn connecting_without_a_next_hop_ends_with_the_reason() {
     assert_eq!(pair.ends[0].context.query_qp(qp).unwrap().state, QpState::Init);
     let no_route = pair.ends[0].context.connect(qp, SocketAddr::new(ELSEWHERE, 7471), &parameters);
     assert_eq!(no_route.unwrap_err().to_string(), "no route to 192.0.2.1 from 'sim0'");
+}
+
+/// A port to which words of the network can be given.
+struct Told {
+    port: SimPort,
+    words: Arc<Mutex<Vec<Refusal>>>,
+}
+
+impl PacketDriver for Told {
+    fn capabilities(&self) -> &Capabilities {
+        self.port.capabilities()
+    }
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
+        self.port.rx_burst(now, sink)
+    }
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
+        self.port.tx_burst(now, source)
+    }
+    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
+        self.port.wait(timeout)
+    }
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, driver::Error> {
+        self.port.resolve(peer)
+    }
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        self.words.lock().unwrap().pop()
+    }
+    fn stats(&self) -> Stats {
+        self.port.stats()
+    }
+}
+
+/// Anybody can send an ICMP message. Only one that quotes the request ends the attempt, and whoever has not seen the
+/// request can't quote it.
+#[test]
+fn a_forged_refusal_ends_nothing() {
+    let network = SimNetwork::new(1, LinkConfig::default()).unwrap();
+    let [own, peer] = [1, 2].map(|last| IpAddr::from([10, 0, 0, last]));
+    let (port, mut far) = (network.port(&[own]), network.port(&[peer]));
+    let words = Arc::new(Mutex::new(Vec::new()));
+    let mut context =
+        Context::open(Box::new(Told { port, words: words.clone() }), &Config::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    let id = context.connect(qp, SocketAddr::new(peer, 7471), &ConnectionParameters::default()).unwrap();
+    context.poll(Nanos(1)).unwrap();
+    let mut request = Vec::new();
+    far.rx_burst(Nanos(2), &mut |frame: &[u8]| request = frame.to_vec()).unwrap();
+    // Behind the headers of Ethernet, IPv4 and UDP.
+    let quoted: [u8; Refusal::QUOTED] = *request[14 + 20 + 8..].first_chunk().unwrap();
+    let reason = RefusalReason::Port;
+    let refusal = Refusal { peer, from: peer, reason, quoted };
+    let mut forged =
+        vec![Refusal { quoted: [0; Refusal::QUOTED], ..refusal }, Refusal { peer: own, ..refusal }];
+    // The transaction id and the communication id.
+    for at in (28..36).chain(44..48) {
+        let mut quoted = quoted;
+        quoted[at] ^= 1;
+        forged.push(Refusal { quoted, ..refusal });
+    }
+    words.lock().unwrap().extend(forged);
+    context.poll(Nanos(3)).unwrap();
+    assert_eq!((context.next_cm_event(), words.lock().unwrap().len()), (None, 0));
+    words.lock().unwrap().push(refusal);
+    context.poll(Nanos(4)).unwrap();
+    let reason = Unreachable::Refused { peer, from: peer, reason };
+    assert_eq!(context.next_cm_event(), Some(CmEvent::Unreachable { id, reason }));
+    // A second word of it changes nothing.
+    words.lock().unwrap().push(refusal);
+    context.poll(Nanos(5)).unwrap();
+    assert_eq!(context.next_cm_event(), None);
 }

@@ -61,7 +61,7 @@ fn the_programs_in_a_partition() {
 fn what_goes_wrong_is_said() {
     let _alone = alone();
     for (arguments, code, said) in [
-        ("rping -d udp:127.0.0.61 -C 1 127.0.0.62", 1, "the peer does not answer"),
+        ("rping -d udp:127.0.0.61 -C 1 127.0.0.62", 1, "127.0.0.62 has nothing on UDP port 4791"),
         ("rping -d udp:127.0.0.63 -C 1 ::1", 2, "which has no IPv6 address"),
         ("udaddy -d loopback -S 5000", 2, "5000 is not in 1..=4096"),
         ("pingpong -d loopback -t ud -s 5000", 2, "-s 5000: a datagram on 'lo"),

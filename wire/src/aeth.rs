@@ -129,6 +129,11 @@ impl RnrTimer {
         if code < 32 { Some(RnrTimer(code)) } else { None }
     }
 
+    /// The shortest timer that is no shorter than `time`; the longest one, of 655.36 ms, if all are.
+    pub fn at_least(time: Duration) -> RnrTimer {
+        (1..32).map(RnrTimer).find(|timer| timer.duration() >= time).unwrap_or(RnrTimer::LONGEST)
+    }
+
     /// The code, 0 to 31.
     pub const fn code(self) -> u8 {
         self.0
@@ -169,6 +174,10 @@ mod tests {
             assert!((ms(code) - want).abs() < 1e-9, "code {code}");
         }
         assert_eq!(RnrTimer::new(32), None);
+        for (time, code) in [(0, 1), (10, 1), (11, 2), (640, 12), (641, 13), (491_520, 31), (491_521, 0)] {
+            assert_eq!(RnrTimer::at_least(Duration::from_micros(time)).code(), code, "{time} us");
+        }
+        assert_eq!(RnrTimer::at_least(Duration::MAX), RnrTimer::LONGEST);
     }
 
     #[test]

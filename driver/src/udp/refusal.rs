@@ -17,9 +17,18 @@ pub(super) fn listen(socket: &OwnedFd, own: IpAddr) -> io::Result<()> {
     set_option(socket.as_fd(), level, option, 1i32)
 }
 
-/// Takes the oldest word that is kept: `None` if there is none, `Some(None)` if it is of something else than a
-/// refusal.
-pub(super) fn take(socket: BorrowedFd<'_>) -> Option<Option<Refusal>> {
+/// Something that the kernel has kept.
+#[derive(Debug)]
+pub(super) struct Word {
+    /// An ICMP message came, and the socket has refused a packet for it or will; otherwise the kernel itself has
+    /// refused one.
+    pub(super) came: bool,
+    /// If it says that a packet was not delivered, and which.
+    pub(super) refusal: Option<Refusal>,
+}
+
+/// Takes the oldest word that is kept.
+pub(super) fn take(socket: BorrowedFd<'_>) -> Option<Word> {
     // SAFETY: both are plain old data, for which zeros are valid.
     let (mut name, mut header) = unsafe { std::mem::zeroed::<(libc::sockaddr_in6, libc::msghdr)>() };
     let (mut quoted, mut control) = ([0; Refusal::QUOTED], Control::empty());
@@ -35,10 +44,17 @@ pub(super) fn take(socket: BorrowedFd<'_>) -> Option<Option<Refusal>> {
     // the call.
     let len = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
     let len = usize::try_from(len).ok()?;
-    let said = control.messages(header.msg_controllen).find_map(|(_, _, data)| parse(data));
+    let (level, kind) = (libc::IPPROTO_IP, libc::IP_RECVERR);
+    let (level_v6, kind_v6) = (libc::IPPROTO_IPV6, libc::IPV6_RECVERR);
+    let is_word = |(of, kind_of, _): &(i32, i32, &[u8])| {
+        (*of, *kind_of) == (level, kind) || (*of, *kind_of) == (level_v6, kind_v6)
+    };
+    let data = control.messages(header.msg_controllen).find(is_word).map_or(&[][..], |(_, _, data)| data);
+    let came = matches!(data.get(4), Some(&(SO_EE_ORIGIN_ICMP | SO_EE_ORIGIN_ICMP6)));
     // A quote that is cut short does not say which packet it is of.
-    let known = said.zip(address(&name)).filter(|_| len == Refusal::QUOTED);
-    Some(known.map(|((reason, from), peer)| Refusal { peer, from, reason, quoted }))
+    let known = parse(data).zip(address(&name)).filter(|_| len == Refusal::QUOTED);
+    let refusal = known.map(|((reason, from), peer)| Refusal { peer, from, reason, quoted });
+    Some(Word { came, refusal })
 }
 
 /// `struct sock_extended_err` with the address behind it (linux/errqueue.h).

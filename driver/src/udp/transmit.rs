@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::control::Control;
 use super::header::{self, Key, LEN_V4, LEN_V6};
-use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS};
+use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, TRIES_MAX};
 use crate::memory::Mapping;
 use crate::{FrameSource, Stats};
 
@@ -147,7 +147,7 @@ impl Transmitter {
     /// Sends what is written. What the kernel refuses is dropped and told to `refused`, unless it is
     /// only that there is no room: then `false`, and it stays. MADs have a socket of their own, and those
     /// that find no room there are dropped: who sent them sends them again. A socket also refuses a packet while
-    /// it has word of another one that came back; `hear` takes that, and returns whether there was any.
+    /// it has word of others that came back; `hear` takes that, and returns whether there was any.
     pub(super) fn flush(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -156,8 +156,7 @@ impl Transmitter {
         stats: &mut Stats,
         mut refused: impl FnMut(&Refused),
     ) -> bool {
-        // What is tried a second time.
-        let mut again = None;
+        let mut tries = 0;
         while self.done < self.groups.len() {
             let is_mad = self.groups[self.done].key.is_mad();
             let socket = if is_mad { for_mads } else { socket };
@@ -168,6 +167,7 @@ impl Transmitter {
                         stats.tx_bytes += (group.len + group.segments * self.header_len) as u64;
                     }
                     self.done += sent;
+                    tries = 0;
                 }
                 Err(error) => match error.raw_os_error() {
                     Some(libc::EAGAIN) if is_mad => {
@@ -176,7 +176,7 @@ impl Transmitter {
                     }
                     Some(libc::EAGAIN) => return false,
                     Some(libc::EINTR) => {}
-                    _ if hear(socket) && again != Some(self.done) => again = Some(self.done),
+                    _ if hear(socket) && tries < TRIES_MAX => tries += 1,
                     code => {
                         let group = &self.groups[self.done];
                         stats.tx_dropped += group.segments as u64;
@@ -187,6 +187,7 @@ impl Transmitter {
                         let packet = group.segment + self.header_len;
                         refused(&Refused { error, peer: self.peer(group), packet });
                         self.done += 1;
+                        tries = 0;
                     }
                 },
             }

@@ -229,7 +229,14 @@ fn packets_to_a_group_come_to_its_members() {
 fn a_forged_icmp_message_stops_nothing() {
     let Some(pair) = pair(1500) else { return };
     let [a6, b6]: [IpAddr; 2] = ["fd09::1", "fd09::2"].map(|text| text.parse().unwrap());
-    for (from, to, protocol, kind, mtu) in [(A, B, 1, [3, 4], 552u32), (a6, b6, 58, [2, 0], 1280)] {
+    // That a packet was too long, and that nothing has the port.
+    let messages = [
+        (A, B, 1, [3, 4], 552u32),
+        (a6, b6, 58, [2, 0], 1280),
+        (A, B, 1, [3, 3], 0),
+        (a6, b6, 58, [1, 4], 0),
+    ];
+    for (from, to, protocol, kind, mtu) in messages {
         let mut a = pair.in_a(|| open(from));
         let mut b = pair.in_b(|| open(to));
         let shape = Shape::new(from, to);
@@ -242,7 +249,9 @@ fn a_forged_icmp_message_stops_nothing() {
             assert!(fd >= 0, "{}", std::io::Error::last_os_error());
             // SAFETY: `fd` is a descriptor that nobody else owns. `UdpSocket` sends from any socket.
             let socket = UdpSocket::from(unsafe { OwnedFd::from_raw_fd(fd) });
-            socket.send_to(&too_big(kind, mtu, &shape.packet(64, 1)), (from, 0)).unwrap();
+            for _ in 0..100 {
+                socket.send_to(&message(kind, mtu, &shape.packet(64, 1)), (from, 0)).unwrap();
+            }
         });
         std::thread::sleep(Duration::from_millis(100));
         cross(&mut a, &mut b, shape, full);
@@ -251,7 +260,7 @@ fn a_forged_icmp_message_stops_nothing() {
 }
 
 /// The message about `packet`. The kernel writes the checksum of ICMPv6, and not that of ICMP.
-fn too_big([kind, code]: [u8; 2], mtu: u32, packet: &[u8]) -> Vec<u8> {
+fn message([kind, code]: [u8; 2], mtu: u32, packet: &[u8]) -> Vec<u8> {
     let mut message = vec![kind, code, 0, 0];
     message.extend(mtu.to_be_bytes());
     message.extend(packet);

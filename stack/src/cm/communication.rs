@@ -11,8 +11,7 @@ use super::{CmChannel, CmId, Listener, PortSpace, Verbs};
 use crate::RnrTimer;
 use crate::engine::ah::Hop;
 use crate::engine::qp::Connection;
-use crate::engine::timer::time_of;
-use crate::verbs::{AddressVector, Error, Qp, QpType, ReadyToReceive, ReadyToSend, UnreliablePath};
+use crate::verbs::{AddressVector, Error, Qp, QpType, ReadyToReceive, ReadyToSend, UnreliablePath, time_of};
 
 /// How long an exchange waits for an answer because the other end wants it to: a request for the
 /// application's, since it came, and a message for the peer's, since it first left.

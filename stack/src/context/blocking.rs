@@ -214,6 +214,9 @@ impl Context {
             let now = from + passed;
             if self.poll(now)? > 0 {
                 busy = passed;
+            } else if let Some(end) = done(self)? {
+                // A timer has brought it, or a word of the network, and no frame.
+                return Ok(Some(end));
             } else if passed - busy >= SPIN {
                 let quiet = self.quiet_for(now).unwrap_or(left);
                 self.wait(quiet.min(left))?;

@@ -14,9 +14,8 @@ use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
 use crate::engine::slot::Slot;
 use crate::engine::sq::Wqe;
-use crate::engine::timer::time_of;
 use crate::telemetry::counters::Counter;
-use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcStatus};
+use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcStatus, time_of};
 
 /// In a long message every so many packets one asks for an acknowledgement, so that the window
 /// moves and a loss is noticed early.

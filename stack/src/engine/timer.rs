@@ -3,8 +3,6 @@
 //! Eight levels of 64 slots; a slot of level `n` is 64ⁿ ticks wide. A timer sits in the level where
 //! its time and the wheel's first differ, and moves down as that time comes near.
 
-use std::time::Duration;
-
 use ferroce_driver::Nanos;
 
 /// log2 of the nanoseconds of a tick: about 1 µs, a tenth of the shortest RNR timer.
@@ -12,11 +10,6 @@ const TICK_SHIFT: u32 = 10;
 const LEVELS: usize = 8;
 const SLOTS: usize = 64;
 const NONE: u32 = u32::MAX;
-
-/// The time that an exponent of the protocol stands for: 4.096 µs · 2^exponent.
-pub(crate) fn time_of(exponent: u8) -> Duration {
-    Duration::from_nanos(4096 << exponent.min(31))
-}
 
 #[derive(Clone, Copy)]
 struct Entry {

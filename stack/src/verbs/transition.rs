@@ -1,9 +1,11 @@
 //! How a queue pair moves from state to state (docs/protocol.md §6). The type of a transition says what
 //! it requires; what it may bring besides is an update of its own.
 
+use std::time::Duration;
+
 use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};
 
-use crate::verbs::{Access, AddressVector, Error, MAX_RD_ATOMIC, QpState};
+use crate::verbs::{Access, AddressVector, Error, MAX_RD_ATOMIC, QpState, exponent_of, time_of};
 
 /// A move from state to state, with all that the move requires and nothing else.
 #[derive(Clone, Copy, Debug)]
@@ -83,7 +85,8 @@ pub struct UnreliablePath {
 pub struct ReadyToSend {
     /// The PSN of the first request.
     pub sq_psn: Psn,
-    /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off.
+    /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off. [`with_ack_timeout`](ReadyToSend::with_ack_timeout)
+    /// takes a `Duration`.
     pub timeout: u8,
     /// Retries after timeouts and sequence errors, 0 to 7. (7 means seven.)
     pub retry_count: u8,
@@ -182,6 +185,17 @@ impl ReadyToSend {
         ReadyToSend { sq_psn, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
     }
 
+    /// With the shortest [`timeout`](ReadyToSend::timeout) that is no shorter than `time`: 8.2 µs to 2.4 h, each
+    /// twice the one before. Zero turns it off.
+    pub fn with_ack_timeout(self, time: Duration) -> ReadyToSend {
+        ReadyToSend { timeout: exponent_of(time), ..self }
+    }
+
+    /// The time that [`timeout`](ReadyToSend::timeout) stands for; `None` if it is off.
+    pub fn ack_timeout(&self) -> Option<Duration> {
+        (self.timeout > 0).then(|| time_of(self.timeout))
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         at_most("timeout", self.timeout, 31)?;
         at_most("retry_count", self.retry_count, 7)?;
@@ -191,6 +205,12 @@ impl ReadyToSend {
 }
 
 impl QpUpdate {
+    /// With the shortest [`timeout`](QpUpdate::timeout) that is no shorter than `time`, as
+    /// [`ReadyToSend::with_ack_timeout`] has it.
+    pub fn with_ack_timeout(self, time: Duration) -> QpUpdate {
+        QpUpdate { timeout: Some(exponent_of(time)), ..self }
+    }
+
     /// Fails on the first attribute that is not for this service in this state.
     pub(crate) fn check(&self, service: Service, state: QpState) -> Result<(), Error> {
         use QpState::{Init, Rts, Sqd};
