@@ -1,13 +1,12 @@
-//! A runner with three workers: the context is on a thread of its own, and each worker is a thread with a handle, a
-//! completion queue and a queue pair. A worker sleeps until a request is there, and answers it with its square.
+//! A runner with three workers: the context is on a thread of its own, and each worker is a thread with a handle and a
+//! completion queue. A worker sleeps until a request comes to its queue pair.
 //!
-//! Who asks has a handle, too; here its queue pairs are at the same port, which is one inside this process.
+//! Who asks has a handle, too. Here each queue pair is its own peer, so requests come from this program.
 
 use std::error::Error;
 use std::thread;
 use std::time::Duration;
 
-use ferroce::driver::loopback;
 use ferroce::*;
 
 const WORKERS: usize = 3;
@@ -15,90 +14,67 @@ const REQUESTS: u32 = 1000;
 const LONG: Duration = Duration::from_secs(20);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
-    let mut context = Context::open(Box::new(port), &Config::default())?;
-    let (pd, asking) = (context.alloc_pd()?, context.create_cq(256)?);
-    let mut pairs = Vec::new();
+    let mut context = Context::open("loopback".parse::<DeviceSpec>()?.open()?, &Config::default())?;
+    let (pd, sent) = (context.alloc_pd()?, context.create_cq(256)?);
+    let mut ends = Vec::new();
     for _ in 0..WORKERS {
-        let answering = context.create_cq(64)?;
-        let ours = context.create_qp(&QpConfig::rc(pd, asking))?;
-        let theirs = context.create_qp(&QpConfig::rc(pd, answering))?;
-        connect(&mut context, ours, theirs)?;
-        connect(&mut context, theirs, ours)?;
-        pairs.push((ours, theirs, answering));
+        let received = context.create_cq(256)?;
+        let qp = context.create_qp(&QpConfig { recv_cq: received, ..QpConfig::rc(pd, sent) })?;
+        connect_to_itself(&mut context, qp)?;
+        ends.push((received, qp));
     }
     let runner = Runner::start(context, &RunnerConfig { idle: Idle::Block, core: None })?;
+    let handle = || runner.handle(&HandleConfig { idle: Idle::Block, ..HandleConfig::default() });
     thread::scope(|scope| {
         let mut workers = Vec::new();
-        for &(_, qp, cq) in &pairs {
-            let handle = runner.handle(&HandleConfig { idle: Idle::Block, ..HandleConfig::default() })?;
-            workers.push(scope.spawn(move || work(handle, cq, qp)));
+        for &(received, qp) in &ends {
+            let handle = handle()?;
+            workers.push(scope.spawn(move || work(handle, received, qp)));
         }
-        ask(runner.handle(&HandleConfig::default())?, asking, pairs.iter().map(|pair| pair.0).collect())?;
+        ask(handle()?, sent, &ends)?;
         for worker in workers {
-            println!("a worker has answered {} requests", worker.join().map_err(|_| "it has panicked")??);
+            let sum = worker.join().map_err(|_| "a worker has panicked")??;
+            println!("a worker has had {REQUESTS} requests, and their sum is {sum}");
+            assert_eq!(sum, REQUESTS * (REQUESTS - 1) / 2);
         }
         Ok(())
     })
 }
 
-fn work(mut handle: RunnerHandle, cq: Cq, qp: Qp) -> Result<u32, ferroce::Error> {
-    handle.deliver(cq)?;
-    handle.post_recv(qp, &RECEIVE)?;
-    let (mut answered, mut acknowledged) = (0, 0);
-    while acknowledged < REQUESTS {
+/// Requests are numbers; they come as immediates, so receives need no memory.
+fn work(mut handle: RunnerHandle, received: Cq, qp: Qp) -> Result<u32, ferroce::Error> {
+    handle.deliver(received)?;
+    let receive = ReceiveWorkRequest { wr_id: 0, sges: &[] };
+    handle.post_recv(qp, &receive)?;
+    let mut sum = 0;
+    for _ in 0..REQUESTS {
         // In an asynchronous task it is `handle.next().await?`.
-        match handle.wait(LONG)? {
-            Some(Delivery::Completed {
-                completion: WorkCompletion { immediate: Some(number), .. }, ..
-            }) => {
-                handle.post_recv(qp, &RECEIVE)?;
-                handle.post_send(qp, &message(number * number))?;
-                answered += 1;
-            }
-            Some(Delivery::Completed { .. }) => acknowledged += 1,
-            other => panic!("{other:?}"),
-        }
+        let Some(Delivery::Completed { completion, .. }) = handle.wait(LONG)? else { panic!("no request") };
+        handle.post_recv(qp, &receive)?;
+        sum += completion.immediate.unwrap_or_default();
     }
-    Ok(answered)
+    Ok(sum)
 }
 
-/// A request at a time of each worker.
-fn ask(mut handle: RunnerHandle, cq: Cq, qps: Vec<Qp>) -> Result<(), ferroce::Error> {
-    handle.deliver(cq)?;
-    let mut answered = [0; WORKERS];
-    for &qp in &qps {
-        handle.post_recv(qp, &RECEIVE)?;
-        handle.post_send(qp, &message(0))?;
-    }
-    while answered != [REQUESTS; WORKERS] {
-        let Some(Delivery::Completed { completion, .. }) = handle.wait(LONG)? else { panic!("no answer") };
-        assert_eq!(completion.status, WcStatus::Success);
-        let (Some(square), Some(n)) = (completion.immediate, qps.iter().position(|qp| *qp == completion.qp))
-        else {
-            continue; // a request was acknowledged
-        };
-        assert_eq!(square, answered[n] * answered[n]);
-        answered[n] += 1;
-        if answered[n] < REQUESTS {
-            handle.post_recv(qps[n], &RECEIVE)?;
-            handle.post_send(qps[n], &message(answered[n]))?;
+/// Asks all workers at once, and again when they have the requests.
+fn ask(mut handle: RunnerHandle, sent: Cq, ends: &[(Cq, Qp)]) -> Result<(), ferroce::Error> {
+    handle.deliver(sent)?;
+    for number in 0..REQUESTS {
+        for &(_, qp) in ends {
+            let (op, flags) = (SendOp::SendWithImm(number), SendFlags::SIGNALED);
+            handle.post_send(qp, &SendWorkRequest { wr_id: 0, op, data: Data::Inline(&[]), flags })?;
+        }
+        for _ in ends {
+            let Some(Delivery::Completed { completion, .. }) = handle.wait(LONG)? else { panic!("no end") };
+            assert_eq!(completion.status, WcStatus::Success);
         }
     }
     Ok(())
 }
 
-/// Requests and answers are immediates, so receives need no memory.
-const RECEIVE: ReceiveWorkRequest<'static> = ReceiveWorkRequest { wr_id: 0, sges: &[] };
-
-fn message(immediate: u32) -> SendWorkRequest<'static> {
-    let (op, flags) = (SendOp::SendWithImm(immediate), SendFlags::SIGNALED);
-    SendWorkRequest { wr_id: 0, op, data: Data::Inline(&[]), flags }
-}
-
-fn connect(context: &mut Context, qp: Qp, peer: Qp) -> Result<(), ferroce::Error> {
+fn connect_to_itself(context: &mut Context, qp: Qp) -> Result<(), ferroce::Error> {
     let (gid, psn) = (context.port().gids[0].gid, Psn::new(1));
-    let peer = ReadyToReceive::new(AddressVector::new(gid, 0), context.query_qp(peer)?.qpn, psn);
+    let peer = ReadyToReceive::new(AddressVector::new(gid, 0), context.query_qp(qp)?.qpn, psn);
     context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
     context.modify_qp(qp, Transition::ReadyToReceive(peer))?;
     context.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(psn)))
@@ -106,6 +82,6 @@ fn connect(context: &mut Context, qp: Qp, peer: Qp) -> Result<(), ferroce::Error
 
 #[cfg(test)]
 #[test]
-fn each_request_is_answered() {
-    main().expect("each answer is right");
+fn each_request_comes_to_its_worker() {
+    main().expect("each sum is right");
 }
