@@ -267,6 +267,9 @@ fn tap(port: &mut Dpdk) {
         let deadline = Instant::now() + LIMIT;
         while !arrived {
             port.wait(Duration::from_millis(10)).unwrap();
+            // No descriptor tells of frames: whoever waits outside looks again soon.
+            let armed = port.arm().unwrap();
+            assert!(armed.fd.is_none() && armed.longest <= Duration::from_micros(50), "{armed:?}");
             port.rx_burst(Nanos::ZERO, &mut |bytes: &[u8]| arrived |= bytes.ends_with(b"to port 4791"))
                 .unwrap();
             assert!(Instant::now() < deadline, "nothing from {kernel}");

@@ -4,22 +4,26 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ferroce::driver::udp::{Udp, UdpConfig};
 use ferroce::driver::{loopback, sim};
 use ferroce::*;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(20);
 
 /// Whether `fd` becomes readable within `timeout`.
 fn is_readable(fd: &impl AsFd, timeout: Duration) -> bool {
-    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    poll(&mut [PollFd::new(fd, PollFlags::IN)], Some(&timespec(timeout))).unwrap() == 1
+}
+
+fn timespec(time: Duration) -> Timespec {
+    Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() }
 }
 
 fn races() -> u64 {
@@ -52,6 +56,8 @@ struct End {
     cq: Cq,
     qp: Qp,
     clock: Clock,
+    /// Waits for the context as asynchronous runtimes do: it is ready once for each thing that happens to the descriptor.
+    edges: OwnedFd,
 }
 
 impl End {
@@ -59,7 +65,10 @@ impl End {
         let mut context = Context::open(Box::new(driver), &Config::default()).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
         let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
-        End { context, cq, qp, clock: Clock::start() }
+        let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        epoll::add(&edges, &context, epoll::EventData::new_u64(0), flags).unwrap();
+        End { context, cq, qp, clock: Clock::start(), edges }
     }
 
     fn connect(&mut self, gid: Gid, qpn: Qpn, timeout: u8) {
@@ -105,9 +114,15 @@ impl End {
                 return wr_id;
             }
             if self.context.prepare_wait(self.clock.now()).unwrap() {
-                assert!(is_readable(&self.context, LONG), "nobody woke it");
+                assert!(self.has_edge(LONG), "nobody woke it");
             }
         }
+    }
+
+    fn has_edge(&self, timeout: Duration) -> bool {
+        let mut events = Vec::with_capacity(1);
+        let room = rustix::buffer::spare_capacity(&mut events);
+        epoll::wait(&self.edges, room, Some(&timespec(timeout))).unwrap() == 1
     }
 }
 
@@ -119,7 +134,10 @@ fn pair() -> [End; 2] {
 /// With this ACK timeout.
 fn pair_with(timeout: u8) -> [End; 2] {
     let (a, b) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
-    let mut ends = [End::new(a), End::new(b)];
+    connected([End::new(a), End::new(b)], timeout)
+}
+
+fn connected(mut ends: [End; 2], timeout: u8) -> [End; 2] {
     let names = ends.each_ref().map(End::name);
     for n in 0..2 {
         let (gid, qpn) = names[1 - n];
@@ -206,23 +224,14 @@ fn a_timer_of_the_engine_makes_it_readable() {
 /// An edge-triggered wait, as an asynchronous runtime has it, gets an edge for each thing that comes after `true`.
 #[test]
 fn each_wake_up_is_an_edge() {
-    use rustix::event::epoll;
     let [mut a, mut b] = pair();
-    let outer = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
-    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
-    epoll::add(&outer, &b.context, epoll::EventData::new_u64(0), flags).unwrap();
-    let edge = |milliseconds: i64| {
-        let mut events = Vec::with_capacity(1);
-        let timeout = Timespec { tv_sec: milliseconds / 1000, tv_nsec: milliseconds % 1000 * 1_000_000 };
-        epoll::wait(&outer, rustix::buffer::spare_capacity(&mut events), Some(&timeout)).unwrap() == 1
-    };
     for n in 0..100 {
         b.receive(n);
         b.prepare();
-        while edge(0) {}
+        while b.has_edge(Duration::ZERO) {}
         a.send(n);
         while a.poll().is_none() {
-            assert!(edge(20_000), "frame {n} without an edge");
+            assert!(b.has_edge(LONG), "frame {n} without an edge");
             assert_eq!(b.poll(), Some(n));
             while !b.context.prepare_wait(b.clock.now()).unwrap() {
                 b.poll();
@@ -234,7 +243,16 @@ fn each_wake_up_is_an_edge() {
 /// Two threads, each with its context, that wait for each other's messages by file descriptor.
 #[test]
 fn no_frame_from_another_thread_is_slept_through() {
-    let [mut a, mut b] = pair();
+    wait_for_each_other(pair());
+}
+
+#[test]
+fn no_packet_to_a_socket_is_slept_through() {
+    let port = |last| Udp::open(&UdpConfig::new([127, 81, 0, last].into())).unwrap();
+    wait_for_each_other(connected([1, 2].map(|last| End::new(port(last))), 20));
+}
+
+fn wait_for_each_other([mut a, mut b]: [End; 2]) {
     let (races, start, done) = (races(), Instant::now(), AtomicU64::new(0));
     let run = |end: &mut End, begins: bool| {
         let mut delays = Delays::new(u64::from(begins));
@@ -470,4 +488,18 @@ fn no_completion_of_another_thread_is_slept_through() {
     let left = std::iter::from_fn(|| channel.get_cq_event()).count() as u64;
     assert_eq!(events, waits + left, "one event for each arm");
     assert!(left <= 1);
+}
+
+/// What threads and executors hand to each other.
+#[test]
+fn threads_can_share_a_channel_and_move_a_handle() {
+    fn shared<T: Send + Sync + Clone>() {}
+    fn moved<T: Send>(_: T) {}
+    shared::<CompChannel>();
+    let Flushing { context, .. } = Flushing::new();
+    let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+    let mut handle = runner.handle(&HandleConfig::default()).unwrap();
+    moved(handle.next());
+    moved(handle.call_async(|_| ()));
+    moved(handle);
 }

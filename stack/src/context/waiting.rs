@@ -87,6 +87,9 @@ impl Context {
     #[must_use = "`false` means: do not wait, poll again"]
     pub fn prepare_wait(&mut self, now: Nanos) -> Result<bool, Error> {
         let quiet = self.quiet_for(now);
+        if quiet == Some(Duration::ZERO) {
+            return Ok(false);
+        }
         self.armed = true;
         let port = self.driver.arm()?;
         let armed = self.readiness.arm(port, quiet);

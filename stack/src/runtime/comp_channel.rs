@@ -102,11 +102,9 @@ impl CompChannel {
             if left.is_zero() {
                 return Ok(None);
             }
-            let left = Timespec {
-                tv_sec: left.as_secs().min(i32::MAX as u64) as i64,
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            match poll(&mut [PollFd::new(self, PollFlags::IN)], Some(&left)) {
+            // A time too long to be told is for ever.
+            let left = Timespec::try_from(left).ok();
+            match poll(&mut [PollFd::new(self, PollFlags::IN)], left.as_ref()) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(Error::Wait(error.into())),
             }
