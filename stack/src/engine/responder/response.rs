@@ -1,5 +1,7 @@
 //! What a responder owes, as frames: outcomes, NAKs, ACKs, in the order of the PSNs.
 
+use std::sync::atomic::Ordering;
+
 use ferroce_driver::Nanos;
 use ferroce_wire::{Aeth, AtomicAckEth, Bth, Extension, Nak, Opcode, Psn, Syndrome};
 
@@ -122,6 +124,8 @@ impl QueuePair {
         let Shared { mrs, counters, crc, .. } = shared;
         let to_pin = payload.filter(|grant| slot.wants_pin(grant.len()));
         let pinned = to_pin.and_then(|grant| mrs.pin_granted(grant));
+        // READs see memory in their order, whoever writes there.
+        std::sync::atomic::fence(Ordering::Acquire);
         let payload = payload.and_then(|grant| mrs.granted(grant)).unwrap_or((&[][..]).into());
         let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
         let Some(mut frame) = slot.start_pinned(&connection.header, bth, payload.len(), pinned) else {
