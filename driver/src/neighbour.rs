@@ -79,6 +79,8 @@ impl Neighbours {
             return Search::Found(mac);
         }
         let Some(question) = self.question(peer) else { return Search::Elsewhere };
+        // A search that nobody has gone on with says nothing of today.
+        self.asked.retain(|asked| now.duration_since(asked.at) < FRESH);
         match self.asked.iter_mut().find(|asked| asked.address == peer) {
             Some(asked) if now.duration_since(asked.at) < ANSWER_TIME => return Search::Waiting,
             Some(asked) if asked.times == QUESTIONS => {
@@ -86,11 +88,7 @@ impl Neighbours {
                 return Search::Silent;
             }
             Some(asked) => (asked.times, asked.at) = (asked.times + 1, now),
-            None => {
-                // Of searches that nobody has gone on with.
-                self.asked.retain(|asked| now.duration_since(asked.at) < FRESH);
-                self.asked.push(Asked { address: peer, times: 1, at: now });
-            }
+            None => self.asked.push(Asked { address: peer, times: 1, at: now }),
         }
         Search::Ask(question)
     }

@@ -249,23 +249,21 @@ impl Netlink {
             Neighbour::Incomplete => {}
             Neighbour::Failed | Neighbour::Absent => self.touch(interface, next_hop)?,
         }
-        let now = Instant::now();
-        let mut sought = self.sought.borrow_mut();
-        sought.retain(|sought| now < sought.until + ABANDONED);
-        let interface = interface.clone();
-        sought.push(Sought { peer, next_hop, interface, until: now + RESOLVE_TIMEOUT });
+        let (interface, until) = (interface.clone(), Instant::now() + RESOLVE_TIMEOUT);
+        self.sought.borrow_mut().push(Sought { peer, next_hop, interface, until });
         Ok(NextHop::Pending)
     }
 
     /// What [`resolve`](Netlink::resolve) says of a peer that it has said to be pending; `None` of others. Reads
     /// one entry of the neighbour table, and neither routes nor interfaces.
     pub(crate) fn look_again(&self, interface: u32, peer: IpAddr) -> Option<Result<NextHop, Error>> {
-        let mut sought = self.sought.borrow_mut();
+        let (mut sought, now) = (self.sought.borrow_mut(), Instant::now());
+        sought.retain(|sought| now < sought.until + ABANDONED);
         let at = sought.iter().position(|s| s.peer == peer && s.interface.index == interface)?;
         let Sought { next_hop, interface, until, .. } = &sought[at];
         let looked = match self.neighbour(interface, *next_hop) {
             Ok(Neighbour::Fresh(mac) | Neighbour::Stale(mac)) => Ok(NextHop::Found(mac)),
-            Ok(Neighbour::Incomplete | Neighbour::Absent) if Instant::now() < *until => {
+            Ok(Neighbour::Incomplete | Neighbour::Absent) if now < *until => {
                 return Some(Ok(NextHop::Pending));
             }
             Ok(_) => Err(Error::no_neighbour(*next_hop, &interface.name)),

@@ -102,8 +102,8 @@ impl Context {
     }
 
     /// Adds a P_Key to the port's table and returns its index, which queue pairs
-    /// ([`QpUpdate::pkey_index`]) and connections ([`ConnectionParameters`](crate::ConnectionParameters))
-    /// name. Two limited members of a partition do not hear each other; a full member hears all.
+    /// ([`QpUpdate::pkey_index`](crate::QpUpdate::pkey_index)) and connections
+    /// ([`ConnectionParameters`](crate::ConnectionParameters)) name. Two limited members of a partition do not hear each other; a full member hears all.
     ///
     /// # Errors
     /// [`Error::Invalid`] for partition 0, and for a key that is there; [`Error::Exhausted`].

@@ -235,6 +235,9 @@ fn a_queue_pair_without_a_next_hop_fails_and_says_why() {
     ready_to_send(&mut pair, silent, UNKNOWN);
     run(&mut pair, Duration::from_millis(2900));
     assert_eq!(pair.ends[0].context.query_qp(qp).unwrap().state, QpState::Rts);
+    // Whoever sleeps as long as nothing happens looks again in time.
+    let quiet = pair.ends[0].context.quiet_for(pair.now).unwrap();
+    assert!(quiet <= Duration::from_millis(1), "{quiet:?}");
     run(&mut pair, Duration::from_millis(200));
     assert_eq!(completions(&mut pair, 0), [(1, WcStatus::RetryExcErr), (2, WcStatus::WrFlushErr)]);
     assert_eq!(pair.ends[0].context.query_qp(qp).unwrap().state, QpState::Error);
