@@ -11,8 +11,8 @@ pub(crate) struct Events {
     first_cq: u32,
     first_srq: u32,
     port: u32,
-    /// What waits at the port.
-    violation: Option<Event>,
+    /// The events that wait and say more than their object and kind.
+    particular: Vec<Event>,
     /// The objects with events, and some whose events were taken by object, each once.
     order: VecDeque<u32>,
 }
@@ -28,7 +28,8 @@ impl Events {
             first_cq,
             first_srq,
             port,
-            violation: None,
+            // One of the port.
+            particular: Vec::with_capacity(1),
             order: VecDeque::with_capacity(objects),
         }
     }
@@ -38,12 +39,13 @@ impl Events {
         let (place, generation) = self.locate(event.source());
         let Some(waiting) = self.waiting.get_mut(place as usize) else { return false };
         waiting.be_of(generation);
-        let is_news = waiting.push(kind_of(&event));
+        let kind = kind_of(&event);
+        let is_news = waiting.push(kind);
         if is_news && !waiting.enter_order() {
             self.order.push_back(place);
         }
-        if is_news && place == self.port {
-            self.violation = Some(event);
+        if is_news && kind == PARTICULAR {
+            self.particular.push(event);
         }
         is_news
     }
@@ -70,7 +72,7 @@ impl Events {
 
     /// Whether there is one of the port.
     pub(crate) fn has_pkey_violation(&self) -> bool {
-        self.violation.is_some()
+        !self.particular.is_empty()
     }
 
     /// Forgets the events of an object that is destroyed.
@@ -79,20 +81,31 @@ impl Events {
         if let Some(waiting) = self.waiting.get_mut(place as usize) {
             waiting.clear();
         }
+        self.particular.retain(|event| event.source() != source);
     }
 
     fn take(&mut self, place: u32) -> Option<Event> {
         let waiting = self.waiting.get_mut(place as usize)?;
         let (kind, generation) = (waiting.pop()?, waiting.generation);
         let handle = |first| Handle { index: place - first, generation };
-        if place < self.first_cq {
-            QP_EVENTS.get(kind).map(|event| event(Qp(handle(0))))
+        let source = if place < self.first_cq {
+            EventSource::Qp(Qp(handle(0)))
         } else if place < self.first_srq {
-            CQ_EVENTS.get(kind).map(|event| event(Cq(handle(self.first_cq))))
+            EventSource::Cq(Cq(handle(self.first_cq)))
         } else if place < self.port {
-            Some(Event::SrqLimitReached(Srq(handle(self.first_srq))))
+            EventSource::Srq(Srq(handle(self.first_srq)))
         } else {
-            self.violation.take()
+            EventSource::Port
+        };
+        match source {
+            _ if kind == PARTICULAR => {
+                let at = self.particular.iter().position(|event| event.source() == source)?;
+                Some(self.particular.remove(at))
+            }
+            EventSource::Qp(qp) => QP_EVENTS.get(kind).map(|event| event(qp)),
+            EventSource::Cq(cq) => CQ_EVENTS.get(kind).map(|event| event(cq)),
+            EventSource::Srq(srq) => Some(Event::SrqLimitReached(srq)),
+            EventSource::Port => None,
         }
     }
 
@@ -120,15 +133,19 @@ const QP_EVENTS: [fn(Qp) -> Event; 6] = [
 /// The same of a completion queue.
 const CQ_EVENTS: [fn(Cq) -> Event; 2] = [Event::Completion, Event::CqErr];
 
+/// The kind of what says more.
+const PARTICULAR: usize = 6;
+
 fn kind_of(event: &Event) -> usize {
     match event {
         Event::QpFatal(_) | Event::Completion(_) => 0,
-        Event::SrqLimitReached(_) | Event::PkeyViolation { .. } => 0,
+        Event::SrqLimitReached(_) => 0,
         Event::QpReqErr(_) | Event::CqErr(_) => 1,
         Event::QpAccessErr(_) => 2,
         Event::CommEst(_) => 3,
         Event::SqDrained(_) => 4,
         Event::QpLastWqeReached(_) => 5,
+        Event::PkeyViolation { .. } => PARTICULAR,
     }
 }
 
