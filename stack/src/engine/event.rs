@@ -12,10 +12,8 @@ pub(crate) struct Events {
     first_srq: u32,
     first_ah: u32,
     port: u32,
-    /// Why there is no way, by place: each has one such event at most.
-    reasons: VecDeque<(u32, Unreachable)>,
-    /// What waits at the port.
-    violation: Option<Event>,
+    /// The events that wait and say more than their object and kind.
+    particular: Vec<Event>,
     /// The objects with events, and some whose events were taken by object, each once.
     order: VecDeque<u32>,
 }
@@ -33,9 +31,8 @@ impl Events {
             first_srq,
             first_ah,
             port,
-            // Grows as ways are set up in vain, by one for each object at most; packets add nothing.
-            reasons: VecDeque::new(),
-            violation: None,
+            // One of the port; more as ways are set up in vain, one for each object at most. Packets add nothing.
+            particular: Vec::with_capacity(1),
             order: VecDeque::with_capacity(objects),
         }
     }
@@ -45,16 +42,13 @@ impl Events {
         let (place, generation) = self.locate(event.source());
         let Some(waiting) = self.waiting.get_mut(place as usize) else { return false };
         waiting.be_of(generation);
-        let is_news = waiting.push(kind_of(&event));
+        let kind = kind_of(&event);
+        let is_news = waiting.push(kind);
         if is_news && !waiting.enter_order() {
             self.order.push_back(place);
         }
-        match event {
-            Event::PkeyViolation { .. } if is_news => self.violation = Some(event),
-            Event::QpUnreachable { reason, .. } | Event::AhUnreachable { reason, .. } if is_news => {
-                self.reasons.push_back((place, reason));
-            }
-            _ => {}
+        if is_news && kind == PARTICULAR {
+            self.particular.push(event);
         }
         is_news
     }
@@ -84,13 +78,16 @@ impl Events {
         let (place, generation) = self.locate(source);
         let waiting =
             self.waiting.get_mut(place as usize).filter(|waiting| waiting.generation == generation)?;
-        waiting.remove(if place < self.first_cq { QP_EVENTS.len() } else { 0 });
-        self.take_reason(place)
+        waiting.remove(PARTICULAR);
+        match self.take_particular(source)? {
+            Event::QpUnreachable { reason, .. } | Event::AhUnreachable { reason, .. } => Some(reason),
+            _ => None,
+        }
     }
 
     /// Whether there is one of the port.
     pub(crate) fn has_pkey_violation(&self) -> bool {
-        self.violation.is_some()
+        self.particular.iter().any(|event| event.source() == EventSource::Port)
     }
 
     /// Forgets the events of an object that is destroyed.
@@ -99,34 +96,36 @@ impl Events {
         if let Some(waiting) = self.waiting.get_mut(place as usize) {
             waiting.clear();
         }
-        self.reasons.retain(|(of, _)| *of != place);
+        self.particular.retain(|event| event.source() != source);
     }
 
     fn take(&mut self, place: u32) -> Option<Event> {
         let waiting = self.waiting.get_mut(place as usize)?;
         let (kind, generation) = (waiting.pop()?, waiting.generation);
         let handle = |first| Handle { index: place - first, generation };
-        if place < self.first_cq {
-            let qp = Qp(handle(0));
-            match QP_EVENTS.get(kind) {
-                Some(event) => Some(event(qp)),
-                None => self.take_reason(place).map(|reason| Event::QpUnreachable { qp, reason }),
-            }
+        let source = if place < self.first_cq {
+            EventSource::Qp(Qp(handle(0)))
         } else if place < self.first_srq {
-            CQ_EVENTS.get(kind).map(|event| event(Cq(handle(self.first_cq))))
+            EventSource::Cq(Cq(handle(self.first_cq)))
         } else if place < self.first_ah {
-            Some(Event::SrqLimitReached(Srq(handle(self.first_srq))))
+            EventSource::Srq(Srq(handle(self.first_srq)))
         } else if place < self.port {
-            let ah = Ah(handle(self.first_ah));
-            self.take_reason(place).map(|reason| Event::AhUnreachable { ah, reason })
+            EventSource::Ah(Ah(handle(self.first_ah)))
         } else {
-            self.violation.take()
+            EventSource::Port
+        };
+        match source {
+            _ if kind == PARTICULAR => self.take_particular(source),
+            EventSource::Qp(qp) => QP_EVENTS.get(kind).map(|event| event(qp)),
+            EventSource::Cq(cq) => CQ_EVENTS.get(kind).map(|event| event(cq)),
+            EventSource::Srq(srq) => Some(Event::SrqLimitReached(srq)),
+            EventSource::Ah(_) | EventSource::Port => None,
         }
     }
 
-    fn take_reason(&mut self, place: u32) -> Option<Unreachable> {
-        let at = self.reasons.iter().position(|(of, _)| *of == place)?;
-        self.reasons.remove(at).map(|(_, reason)| reason)
+    fn take_particular(&mut self, source: EventSource) -> Option<Event> {
+        let at = self.particular.iter().position(|event| event.source() == source)?;
+        Some(self.particular.remove(at))
     }
 
     /// The place of an object, and its generation.
@@ -141,7 +140,7 @@ impl Events {
     }
 }
 
-/// The events of a queue pair; their places here are their kinds. The one that has a reason is behind them.
+/// The events of a queue pair; their places here are their kinds.
 const QP_EVENTS: [fn(Qp) -> Event; 6] = [
     Event::QpFatal,
     Event::QpReqErr,
@@ -154,16 +153,19 @@ const QP_EVENTS: [fn(Qp) -> Event; 6] = [
 /// The same of a completion queue.
 const CQ_EVENTS: [fn(Cq) -> Event; 2] = [Event::Completion, Event::CqErr];
 
+/// The kind of what says more.
+const PARTICULAR: usize = 6;
+
 fn kind_of(event: &Event) -> usize {
     match event {
         Event::QpFatal(_) | Event::Completion(_) => 0,
-        Event::SrqLimitReached(_) | Event::AhUnreachable { .. } | Event::PkeyViolation { .. } => 0,
-        Event::QpUnreachable { .. } => QP_EVENTS.len(),
+        Event::SrqLimitReached(_) => 0,
         Event::QpReqErr(_) | Event::CqErr(_) => 1,
         Event::QpAccessErr(_) => 2,
         Event::CommEst(_) => 3,
         Event::SqDrained(_) => 4,
         Event::QpLastWqeReached(_) => 5,
+        Event::QpUnreachable { .. } | Event::AhUnreachable { .. } | Event::PkeyViolation { .. } => PARTICULAR,
     }
 }
 
