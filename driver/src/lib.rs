@@ -37,6 +37,7 @@ pub mod sim;
 mod time;
 pub mod udp;
 mod waker;
+mod wrapper;
 
 use std::io;
 use std::net::IpAddr;
@@ -44,15 +45,19 @@ use std::task::Waker;
 use std::time::Duration;
 
 pub use crc::Crc32;
-pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
+pub use frame::{
+    EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Sent, TAIL_MAX,
+};
 pub use memory::{Memory, MemoryError, MemoryKind, Pinned, Span};
 pub use prefetch::prefetch;
 pub use time::{Clock, Nanos};
+pub use wrapper::Wrapper;
 
 /// A poll-mode port: frames out, frames in, nothing else.
 ///
 /// The methods are called once a burst, so a `Box<dyn PacketDriver>` costs nothing that matters.
-/// A driver owns its frame memory; the engine reads and writes frames in place.
+/// A driver owns its frame memory; the engine reads and writes frames in place. A driver around another one
+/// implements [`Wrapper`] instead.
 pub trait PacketDriver: Send {
     /// What the port is and can do. Constant for the life of the driver.
     fn capabilities(&self) -> &Capabilities;
@@ -115,44 +120,6 @@ pub trait PacketDriver: Send {
 
     /// Frames and bytes so far, and losses that the driver knows of.
     fn stats(&self) -> Stats;
-}
-
-impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
-    fn capabilities(&self) -> &Capabilities {
-        (**self).capabilities()
-    }
-
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        (**self).rx_burst(now, sink)
-    }
-
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        (**self).tx_burst(now, source)
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        (**self).wait(timeout)
-    }
-
-    fn waker(&self) -> Option<Waker> {
-        (**self).waker()
-    }
-
-    fn resolve(&mut self, peer: IpAddr) -> Result<[u8; 6], Error> {
-        (**self).resolve(peer)
-    }
-
-    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
-        (**self).join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
-        (**self).leave(group)
-    }
-
-    fn stats(&self) -> Stats {
-        (**self).stats()
-    }
 }
 
 /// The layer at which the frames of a driver start.
