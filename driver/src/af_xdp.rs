@@ -60,6 +60,7 @@ mod frames;
 mod layout;
 mod membership;
 mod queue;
+mod returns;
 mod rx_chunks;
 mod socket;
 
@@ -163,7 +164,8 @@ impl AfXdp {
         for (number, chunks) in layout.queues.clone().zip(rx_chunks.chunks_exact(layout.rx_chunks as usize)) {
             let mut bound = bind(number, &layout, &interface, &frames, attachment.mode)?;
             why_copy = why_copy.or(bound.why_copy.take());
-            queues.push(Queue::new(number, bound, &layout, chunks, config.busy_poll.is_some()));
+            let umem = frames.umem.clone();
+            queues.push(Queue::new(number, bound, &layout, chunks, umem, config.busy_poll.is_some()));
         }
         let os = |what| move |source| os_error(what, &config.interface, source);
         let doorbell = Doorbell::new().map_err(os("making an eventfd"))?;
@@ -277,6 +279,10 @@ impl PacketDriver for AfXdp {
             }
         }
         Ok((stats.rx_frames - before) as usize)
+    }
+
+    fn keeps(&self) -> usize {
+        self.queues.iter().map(Queue::keeps).sum()
     }
 
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {

@@ -1,5 +1,6 @@
 //! What a driver and the engine hand each other during a burst.
 
+use crate::kept::RxFrame;
 use crate::memory::Pinned;
 
 /// Where a burst of received frames goes. A closure over `&[u8]` is one.
@@ -11,13 +12,13 @@ pub trait FrameSink {
         let _ = frame;
     }
 
-    /// Takes a frame, which is borrowed for the call only.
-    fn take(&mut self, frame: &[u8]);
+    /// Takes a frame, which is borrowed for the call only; [`RxFrame::keep`] keeps it for longer.
+    fn take(&mut self, frame: RxFrame<'_>);
 }
 
 impl<F: FnMut(&[u8])> FrameSink for F {
-    fn take(&mut self, frame: &[u8]) {
-        self(frame);
+    fn take(&mut self, frame: RxFrame<'_>) {
+        self(frame.bytes());
     }
 }
 
@@ -82,8 +83,8 @@ impl<F: FnMut(&[u8]) -> bool> FrameSink for FilteredSink<'_, F> {
         self.sink.announce(frame);
     }
 
-    fn take(&mut self, frame: &[u8]) {
-        if (self.pass)(frame) {
+    fn take(&mut self, frame: RxFrame<'_>) {
+        if (self.pass)(frame.bytes()) {
             self.sink.take(frame);
         }
     }

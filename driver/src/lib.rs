@@ -25,6 +25,7 @@ pub mod cycles;
 pub mod dpdk;
 pub mod echo;
 mod frame;
+mod kept;
 pub mod loopback;
 pub mod memory;
 #[cfg(feature = "dpdk")]
@@ -48,6 +49,7 @@ pub use crc::Crc32;
 pub use frame::{
     EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Sent, TAIL_MAX,
 };
+pub use kept::{KeptFrame, RxFrame};
 pub use memory::{Memory, MemoryError, MemoryKind, Pinned, Span};
 pub use prefetch::prefetch;
 pub use time::{Clock, Nanos};
@@ -64,11 +66,18 @@ pub trait PacketDriver: Send {
 
     /// Hands the frames that have arrived (a burst of them at most) to `sink`, in order of
     /// arrival, and returns how many there were. A frame is borrowed for the call only and is
-    /// recycled after it; it starts at [`Capabilities::layer`] and has no FCS.
+    /// recycled after it, unless the sink [keeps](RxFrame::keep) it; it starts at [`Capabilities::layer`] and has no
+    /// FCS.
     ///
     /// # Errors
     /// Only when the port is gone for good (interface removed, socket dead).
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error>;
+
+    /// How many received frames may be [kept](RxFrame::keep) at once. The port has enough memory beside them to go on
+    /// receiving.
+    fn keeps(&self) -> usize {
+        0
+    }
 
     /// Asks `source` for frames until it has none or the port takes no more, sends them and returns
     /// how many there were. `source` is not asked when there is no room, so nothing that it writes

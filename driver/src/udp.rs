@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use crate::kept::COPIES_MAX;
 use crate::netlink::{Interface, Netlink};
 use crate::waker::Doorbell;
 use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, PacketDriver, SocketTerms, Stats};
@@ -268,6 +269,10 @@ impl PacketDriver for Udp {
         }
         self.send_first = received > 0;
         Ok(received)
+    }
+
+    fn keeps(&self) -> usize {
+        COPIES_MAX
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {

@@ -97,6 +97,7 @@ forwarded! {
     &self:
         fn capabilities() -> &Capabilities;
         fn waker() -> Option<Waker>;
+        fn keeps() -> usize;
         fn stats() -> Stats;
     &mut self:
         fn rx_burst(now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error>;

@@ -9,7 +9,7 @@ use std::time::Duration;
 use ferroce_driver::pcap::Recorder;
 use ferroce_driver::{
     Capabilities, EitherSource, Error, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Layer,
-    Memory, Nanos, PacketDriver, Sent, Stats, TAIL_MAX, Wrapper,
+    Memory, Nanos, PacketDriver, RxFrame, Sent, Stats, TAIL_MAX, Wrapper,
 };
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
@@ -53,7 +53,7 @@ impl PacketDriver for Noted {
     fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         self.note("rx_burst");
         sink.announce(&FRAME);
-        sink.take(&FRAME);
+        sink.take(RxFrame::borrowed(&FRAME));
         Ok(1)
     }
     fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
@@ -63,6 +63,10 @@ impl PacketDriver for Noted {
         source.write(&mut buffer);
         source.renumber(&mut buffer, 9);
         Ok(2)
+    }
+    fn keeps(&self) -> usize {
+        self.note("keeps");
+        5
     }
     fn wait(&mut self, _: Duration) -> Result<(), Error> {
         self.note("wait");
@@ -116,6 +120,7 @@ fn call_everything(driver: &mut dyn PacketDriver, sink: &mut dyn FrameSink, sour
     assert_eq!(driver.capabilities().driver, "noted");
     assert_eq!(driver.rx_burst(Nanos(1), sink).unwrap(), 1);
     assert_eq!(driver.tx_burst(Nanos(1), source).unwrap(), 2);
+    assert_eq!(driver.keeps(), 5);
     driver.wait(Duration::ZERO).unwrap();
     assert!(driver.waker().is_some());
     assert_eq!(driver.resolve(PEER).unwrap(), [2, 0, 0, 0, 0, 2]);
@@ -134,8 +139,8 @@ impl FrameSink for Ends {
         assert_eq!(frame, FRAME);
         self.0.push("announce");
     }
-    fn take(&mut self, frame: &[u8]) {
-        assert_eq!(frame, FRAME);
+    fn take(&mut self, frame: RxFrame<'_>) {
+        assert_eq!(frame.bytes(), FRAME);
         self.0.push("take");
     }
 }

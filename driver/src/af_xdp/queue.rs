@@ -3,16 +3,18 @@
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+use xsk_rs::umem::Umem;
 use xsk_rs::umem::frame::FrameDesc;
 use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
 use super::assembly::Assembly;
 use super::frames::{Frames, TxSlots};
 use super::layout::{Layout, MAX_CHUNKS_PER_SLOT};
+use super::returns::Returns;
 use super::rx_chunks::{Received, RxChunks};
 use super::socket::Bound;
 use super::{BURST, TX_BATCH};
-use crate::{FrameSink, Stats};
+use crate::{FrameSink, RxFrame, Stats};
 
 /// An AF_XDP socket with its rings, and the chunks of the shared UMEM that it receives into.
 #[derive(Debug)]
@@ -24,6 +26,7 @@ pub(super) struct Queue {
     tx: TxQueue,
     completion: CompQueue,
     rx_chunks: RxChunks,
+    returns: Returns,
     tx_ring: u32,
     /// Descriptors on their way to the transmit ring.
     batch: Box<[FrameDesc]>,
@@ -46,6 +49,7 @@ impl Queue {
         bound: Bound,
         layout: &Layout,
         chunks: &[FrameDesc],
+        umem: Umem,
         busy_poll: bool,
     ) -> Queue {
         let Bound { tx, rx, mut fill, completion, .. } = bound;
@@ -61,6 +65,7 @@ impl Queue {
             tx,
             completion,
             rx_chunks: RxChunks::new(chunks, chunk_size),
+            returns: Returns::new(chunks.len(), umem),
             tx_ring: layout.tx_ring,
             // The last frame of a batch may have more than one descriptor.
             batch: vec![FrameDesc::default(); TX_BATCH + MAX_CHUNKS_PER_SLOT].into(),
@@ -88,6 +93,7 @@ impl Queue {
         stats: &mut Stats,
         sink: &mut dyn FrameSink,
     ) -> io::Result<usize> {
+        self.collect_kept();
         // SAFETY: the receive ring belongs to the UMEM of `frames`.
         let n = unsafe { self.rx.consume(burst) };
         if n == 0 {
@@ -95,7 +101,7 @@ impl Queue {
             return Ok(0);
         }
         let burst = &mut burst[..n];
-        let (ours, usable) = self.take(burst);
+        let (mut ours, usable) = self.take(burst);
         stats.bad_descriptors += n as u64 - u64::from(usable.count_ones());
         if n > 1 && usable == u64::MAX >> (BURST - n) {
             self.announce(frames, burst, sink);
@@ -105,7 +111,9 @@ impl Queue {
                 self.assembly.skip(descriptor);
                 continue;
             }
-            // SAFETY: the kernel had this chunk and has handed it over; it gets it back below.
+            let alone = !self.assembly.under_way() && !descriptor.has_more_frames();
+            // SAFETY: the kernel had this chunk and has handed it over; it gets it back below, or when its holder has
+            // given it back.
             let frame = unsafe { self.assembly.add(frames, descriptor) };
             let Some(frame) = frame else { continue };
             // A veth (or an interface in promiscuous mode) also delivers frames for others.
@@ -113,7 +121,10 @@ impl Queue {
                 self.received += 1;
                 stats.rx_frames += 1;
                 stats.rx_bytes += frame.len() as u64;
-                sink.take(frame);
+                let chunk = alone.then(|| self.rx_chunks.number(descriptor.addr()));
+                let mut keeper = self.returns.keeper(chunk);
+                sink.take(RxFrame::new(frame, &mut keeper));
+                ours ^= u64::from(keeper.lent) << i;
             }
         }
         // SAFETY: the chunks of this burst are still ours.
@@ -123,6 +134,23 @@ impl Queue {
             self.drive()?;
         }
         Ok(n)
+    }
+
+    /// How many frames may be kept at once.
+    pub(super) fn keeps(&self) -> usize {
+        self.returns.limit()
+    }
+
+    /// Gives the kernel the chunks of kept frames that are not needed any more.
+    fn collect_kept(&mut self) {
+        let Queue { returns, rx_chunks, fill, .. } = self;
+        returns.collect(|chunk| {
+            let descriptor = rx_chunks.give_back_kept(chunk);
+            // SAFETY: the chunk came from this queue's receive ring, and its holder has given it back. There is room,
+            // as in `refill`.
+            let refilled = unsafe { fill.produce_one(&descriptor) };
+            debug_assert_eq!(refilled, 1);
+        });
     }
 
     /// Takes the chunks of the descriptors from the kernel. Returns, a bit each, whose chunk it had, and which of these
