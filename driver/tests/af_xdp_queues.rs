@@ -98,7 +98,7 @@ fn open_one(queue: u32) -> AfXdp {
 /// The frame `n` of a flow; the number is in its last bytes.
 fn of_flow(to: [u8; 6], from: [u8; 6], flow: u16, n: u32, length: usize) -> Vec<u8> {
     let mut frame = Roce::v4(to, from).build(length, usize::from(flow));
-    frame[34..36].copy_from_slice(&(0xc000 | flow * 37).to_be_bytes());
+    frame[34..36].copy_from_slice(&(0xc000 | (flow * 37)).to_be_bytes());
     frame[length - 6..length - 4].copy_from_slice(&flow.to_be_bytes());
     frame[length - 4..].copy_from_slice(&n.to_be_bytes());
     frame

@@ -1,4 +1,5 @@
 //! Wrappers of drivers, of sinks and of sources lose no call.
+#![allow(clippy::unwrap_used)] // in helpers of tests
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
