@@ -6,11 +6,11 @@
 //! to that the good queue pair came. The flood is sent by the same core, so `j` is with what that
 //! takes.
 
-use std::net::IpAddr;
+use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats};
+use ferroce::driver::{self, EitherSource, FilteredSource, FrameSource};
 use ferroce::wire::{Encapsulation, PathAddress};
 use ferroce::{Counter, MacAddr, Nanos, PacketDriver, PathMtu, QpAttributes, QpState};
 use ferroce_benches::pair::{Pair, Setup, Writes};
@@ -73,43 +73,37 @@ struct Flooding {
     flood: Arc<Mutex<Flood>>,
 }
 
-impl PacketDriver for Flooding {
-    fn capabilities(&self) -> &Capabilities {
-        self.port.capabilities()
+impl driver::Wrapper for Flooding {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.port
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        self.port.rx_burst(now, sink)
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.port
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         let mut flood = lock(&self.flood);
         let mut allowance = flood.allowance;
-        self.port.tx_burst(now, &mut |buffer: &mut [u8]| {
-            if flood.due > 0 {
-                flood.due -= 1;
-                return flood.write(buffer);
-            }
-            let good = source.write(buffer);
-            if good.is_some() {
-                flood.due = flood.times;
-                return good;
-            }
-            allowance = allowance.checked_sub(1)?;
+        let flood = RefCell::new(&mut *flood);
+        let mut due = |buffer: &mut [u8]| {
+            let mut flood = flood.borrow_mut();
+            flood.due = flood.due.checked_sub(1)?;
             flood.write(buffer)
-        })
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
-        self.port.wait(timeout)
-    }
-
-    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
-        self.port.resolve(peer)
-    }
-
-    fn stats(&self) -> Stats {
-        self.port.stats()
+        };
+        let mut good = FilteredSource::new(source, |_| {
+            let mut flood = flood.borrow_mut();
+            flood.due = flood.times;
+            true
+        });
+        let mut idle = |buffer: &mut [u8]| {
+            allowance = allowance.checked_sub(1)?;
+            flood.borrow_mut().write(buffer)
+        };
+        let mut rest = EitherSource::new(&mut good, &mut idle);
+        (*self.port).tx_burst(now, &mut EitherSource::new(&mut due, &mut rest))
     }
 }
 

@@ -1,13 +1,18 @@
-//! What an idle queue pair costs: bytes, and nanoseconds of a packet of the others.
+//! What an idle queue pair costs: bytes, and nanoseconds of a packet of the others; and what it costs to hear all
+//! receive queues of an interface in one context.
 //!
 //! Ten queue pairs write; beside them are more and more that are connected and do nothing. The sizes
 //! take turns within each round, so that what else the machine does meets all of them.
+
+#[cfg(feature = "af_xdp")]
+#[path = "../../driver/tests/common/mod.rs"]
+mod namespaces;
 
 use ferroce::{Cq, Pd, QpConfig};
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{CpuTime, Median, Options, resident_bytes};
 use ferroce_benches::ring;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const ACTIVE: usize = 10;
 const ROUNDS: usize = 15;
@@ -32,6 +37,67 @@ fn modest(pd: Pd, cq: Cq) -> QpConfig {
 /// The least that can send and receive.
 fn minimal(pd: Pd, cq: Cq) -> QpConfig {
     QpConfig { max_send_wr: 1, max_recv_wr: 1, ..modest(pd, cq) }
+}
+
+/// The receive queues of the interface, and the queue pairs whose packets come over them.
+#[cfg(feature = "af_xdp")]
+const QUEUES: u32 = 4;
+#[cfg(feature = "af_xdp")]
+const SPREAD: u32 = 64;
+
+/// What hearing all queues of an interface costs against hearing one, the kernel's part included: WRITEs of 64 queue
+/// pairs between two namespaces, by turns. Null where that is not possible, and why is said aloud.
+#[cfg(feature = "af_xdp")]
+fn measure_queues(rounds: usize, packets: u64) -> Result<Value, Box<dyn std::error::Error>> {
+    use ferroce::PacketDriver;
+    use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
+    let mut ways = Vec::new();
+    let mut namespaces = Vec::new();
+    for (name, queues, queue) in [
+        ("the one queue of an interface", 1, None),
+        ("one of four queues", QUEUES, Some(0)),
+        ("all four queues", QUEUES, None),
+    ] {
+        let Some(pair) = namespaces::Pair::with_queues(1500, queues) else { return Ok(Value::Null) };
+        let config = AfXdpConfig { queue, ..AfXdpConfig::new(namespaces::VETH) };
+        let open = || Ok(Box::new(AfXdp::open(&config)?) as Box<dyn PacketDriver>);
+        let ports: Result<_, ferroce::driver::Error> =
+            pair.in_a(open).and_then(|a| Ok([a, pair.in_b(open)?]));
+        let setup = Setup { qps: SPREAD, path_mtu: ferroce::PathMtu::Mtu1024, ..Setup::default() };
+        ways.push((name, Pair::new(ports?, &setup)?.in_real_time(), Vec::new()));
+        namespaces.push(pair);
+    }
+    let active: Vec<usize> = (0..SPREAD as usize).collect();
+    for round in 0..=rounds {
+        for (_, pair, runs) in &mut ways {
+            let start = CpuTime::start();
+            pair.write(&Writes { active: &active, length: LENGTH, depth: 16, count: packets })?;
+            if round > 0 {
+                runs.push(start.each(packets));
+            }
+        }
+    }
+    println!();
+    println!(
+        "nanoseconds a packet over AF_XDP, WRITE of {LENGTH} bytes, {SPREAD} queue pairs; median of {rounds} rounds"
+    );
+    println!("{:<34} {:>10} {:>8} {:>14} {:>10}", "heard", "ns", "spread", "to the first", "lost");
+    let mut rows = Vec::new();
+    let first = ways[0].2.clone();
+    for (name, pair, runs) in ways {
+        let ratio = Median::of(runs.iter().zip(&first).map(|(ns, first)| ns / first).collect()).value;
+        let Median { value, spread } = Median::of(runs);
+        let lost: u64 = pair.ends.iter().map(|end| end.context.driver_stats().rx_dropped).sum();
+        println!("{name:<34} {value:>10.1} {:>7.0}% {ratio:>14.3} {lost:>10}", spread * 100.0);
+        rows.push(json!({ "heard": name, "ns": value, "spread": spread, "ratio": ratio, "lost": lost }));
+    }
+    Ok(Value::from(rows))
+}
+
+#[cfg(not(feature = "af_xdp"))]
+fn measure_queues(_: usize, _: u64) -> Result<Value, Box<dyn std::error::Error>> {
+    println!("skipped: built without the AF_XDP driver");
+    Ok(Value::Null)
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -107,5 +173,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("{qps:>10} {value:>10.1} {:>7.0}% {ratio:>14.3}", spread * 100.0);
         rows.push(json!({ "connected": qps, "ns": value, "spread": spread, "ratio": ratio }));
     }
-    Ok(options.save(&json!({ "bench": "queue_pairs", "memory": memory, "time": rows }))?)
+    let queues = measure_queues(rounds, packets)?;
+    let results = json!({ "bench": "queue_pairs", "memory": memory, "time": rows, "queues": queues });
+    Ok(options.save(&results)?)
 }

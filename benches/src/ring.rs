@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, Stats};
+use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, RxFrame, Stats};
 use ferroce::{Nanos, PacketDriver};
 
 /// Bytes that a frame may have.
@@ -82,7 +82,7 @@ impl PacketDriver for RingPort {
         }
         for _ in 0..burst {
             let (length, frame) = &ring.frames[ring.head % FRAMES];
-            sink.take(&frame[..*length]);
+            sink.take(RxFrame::borrowed(&frame[..*length]));
             ring.head += 1;
         }
         Ok(burst)

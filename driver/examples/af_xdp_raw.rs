@@ -10,7 +10,7 @@
 //! |---|---|
 //! | `check` | both ends copy the payload between frame and memory, and make or check its CRC-32 |
 //! | `block` | waits in the kernel for frames instead of spinning |
-//! | `queue=N` | the queue; 0 by default |
+//! | `queue=N` | one queue; all by default |
 //!
 //! Start `recv` or `pong` in one network namespace (or host), then the other end; of `both` one on
 //! each side, with the same options.
@@ -104,7 +104,7 @@ fn open(interface: &str, words: &[&str]) -> Outcome<(AfXdp, Options)> {
         match word.split_once('=') {
             None if *word == "check" => options.check = true,
             None if *word == "block" => options.block = true,
-            Some(("queue", queue)) => config.queue = queue.parse()?,
+            Some(("queue", queue)) => config.queue = Some(queue.parse()?),
             _ => return Err(format!("'{word}': check, block or queue=N").into()),
         }
     }

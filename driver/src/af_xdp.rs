@@ -1,7 +1,7 @@
 //! Kernel-bypass sockets on a real interface: AF_XDP, on xsk-rs.
 //!
-//! An XDP program on the interface directs RoCE (and nothing else) from one receive queue to the
-//! socket, so ARP, neighbour discovery and every other protocol of the interface go on working.
+//! An XDP program on the interface directs RoCE (and nothing else) from the receive queues to
+//! sockets, one a queue, so ARP, neighbour discovery and every other protocol of the interface go on working.
 //! Frames come and go through rings in shared memory. Native XDP is tried before generic, and
 //! zero-copy before copy; [`Capabilities::description`] says what it came to, and why.
 //!
@@ -10,19 +10,24 @@
 //!
 //! # Several queues
 //!
-//! A port is one queue of its interface. For more cores than one open a port for each queue, with a
-//! context of its own; they share the program. The kernel binds a socket to its queue, so no XDP
-//! program can hand a frame to another queue's port: what comes to the wrong one meets a context that
-//! does not know its queue pair, and is dropped and counted there. So frames must come right:
+//! A port hears all receive queues of its interface, with a socket each, so it does not matter to which of them
+//! the card's hash (RSS) brings a frame. A burst takes at most 64 descriptors, and the next one begins at the queue
+//! behind. A frame is sent on a queue that a hash of its UDP source port chooses, by which RoCEv2 tells flows apart: the
+//! frames of a queue pair stay in order, and those of many spread over the queues. All sockets share one UMEM.
+//!
+//! For more cores than one open a port for each queue ([`AfXdpConfig::queue`]), with a context of its own; they share
+//! the program. The kernel binds a socket to its queue, so no XDP program can hand a frame to another queue's port: what
+//! comes to the wrong one meets a context that does not know its queue pair, and is dropped and counted there. So frames
+//! must come right then:
 //!
 //! - A network card is told by rules. An address for each context is the simplest, for it needs nothing
 //!   of the peers: `ethtool -N eth0 flow-type udp4 dst-ip 10.0.0.2 dst-port 4791 action 1` sends those to
-//!   10.0.0.2 to queue 1. Without rules RSS spreads flows by a hash that no context chooses; with one
-//!   context, give the interface one queue (`ethtool -L eth0 combined 1`).
+//!   10.0.0.2 to queue 1.
 //! - A veth delivers to the queue whose number is the sender's, whatever is in the frame: the port on
-//!   queue 1 hears that on queue 1 of the other end and nobody else. Both ends need as many queues
-//!   (`ip link add … numrxqueues 2 numtxqueues 2`): with fewer at the receiving end, frames of the others
-//!   pass the program by and end in the kernel.
+//!   queue 1 hears that on queue 1 of the other end and nobody else.
+//!
+//! Both ends of a veth need as many queues (`ip link add … numrxqueues 4 numtxqueues 4`): with fewer at the receiving
+//! end, frames of the others pass the program by and end in the kernel.
 //!
 //! # Rate or latency on veth
 //!
@@ -54,19 +59,20 @@ mod filter;
 mod frames;
 mod layout;
 mod membership;
+mod queue;
+mod returns;
 mod rx_chunks;
 mod socket;
 
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::task::Waker;
 use std::time::Duration;
 
 use tracing::{info, warn};
 use xsk_rs::umem::frame::FrameDesc;
-use xsk_rs::{CompQueue, FillQueue, RxQueue, TxQueue};
 
 use crate::icmp::IcmpListener;
 use crate::netlink::{Interface, Netlink, XdpMode};
@@ -74,23 +80,23 @@ use crate::waker::Doorbell;
 use crate::{
     Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, Stats,
 };
-use assembly::Assembly;
 use attachment::Attachment;
 use frames::{Frames, Pages, TxSlots};
-use layout::{FRAME_OVERHEAD, Layout, MAX_CHUNKS_PER_SLOT, check};
+use layout::{FRAME_OVERHEAD, Layout, check};
 use membership::Membership;
-use rx_chunks::{Received, RxChunks};
-use socket::{Bound, bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
+use queue::Queue;
+use socket::{bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 
 /// What to open.
 #[derive(Clone, Debug)]
 pub struct AfXdpConfig {
     /// The interface's name.
     pub interface: String,
-    /// The receive and transmit queue of the interface; one socket a queue.
-    pub queue: u32,
+    /// The receive and transmit queue of the interface; all of them if `None`.
+    pub queue: Option<u32>,
     /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to
-    /// 65536. Few of them lose frames when the receiver is kept from its core.
+    /// 65536. Few of them lose frames when the receiver is kept from its core. Several queues divide
+    /// them, but each has 2048 at least (or all, if they are fewer).
     pub rx_frames: u32,
     /// Frames that may be under way to the wire at once, 1 to 1024.
     pub tx_frames: u32,
@@ -102,11 +108,11 @@ pub struct AfXdpConfig {
 }
 
 impl AfXdpConfig {
-    /// Queue 0 of the interface, with sizes that lose nothing between two busy cores.
+    /// All queues of the interface, with sizes that lose nothing between two busy cores.
     pub fn new(interface: impl Into<String>) -> AfXdpConfig {
         AfXdpConfig {
             interface: interface.into(),
-            queue: 0,
+            queue: None,
             rx_frames: 8192,
             tx_frames: 1024,
             roce_v1: false,
@@ -115,7 +121,7 @@ impl AfXdpConfig {
     }
 }
 
-/// An AF_XDP socket on one queue of an interface.
+/// AF_XDP sockets on the queues of an interface.
 #[derive(Debug)]
 pub struct AfXdp {
     capabilities: Capabilities,
@@ -127,32 +133,24 @@ pub struct AfXdp {
     now: Nanos,
     // Goes first on drop, so that frames which come later go to the kernel.
     _attachment: Attachment,
-    rx: RxQueue,
-    fill: FillQueue,
-    tx: TxQueue,
-    completion: CompQueue,
+    queues: Box<[Queue]>,
+    /// The queue that the next burst begins at.
+    turn: usize,
+    /// How many of the queues, the first ones, can send too.
+    sending: usize,
     frames: Frames,
     slots: TxSlots,
-    rx_chunks: RxChunks,
-    tx_ring: u32,
     /// A burst of descriptors, received or completed.
     burst: Box<[FrameDesc]>,
-    /// Descriptors on their way to the transmit ring.
-    batch: Box<[FrameDesc]>,
-    /// The kernel may not have taken everything from the transmit ring.
-    unsent: bool,
-    /// A frame in several descriptors, as far as it has come.
-    assembly: Assembly,
-    busy_poll: bool,
     doorbell: Doorbell,
     membership: Membership,
     stats: Stats,
 }
 
 impl AfXdp {
-    /// Opens the socket and directs the queue's RoCE frames to it. Needs CAP_NET_RAW,
-    /// CAP_NET_ADMIN and CAP_BPF, and enough locked memory for the frames (about 36 MiB by default)
-    /// unless it has CAP_IPC_LOCK.
+    /// Opens the sockets and directs the queues' RoCE frames to them. Needs CAP_NET_RAW,
+    /// CAP_NET_ADMIN and CAP_BPF, and enough locked memory for the frames (about 36 MiB by default, and
+    /// 8 MiB for each queue beyond the fourth) unless it has CAP_IPC_LOCK.
     ///
     /// # Errors
     /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit
@@ -167,41 +165,41 @@ impl AfXdp {
         let attachment = Attachment::new(&netlink, &interface, config.roce_v1)?;
         let (frames, chunks) = register(&layout, &interface)?;
         let (tx_chunks, rx_chunks) = chunks.split_at(layout.tx_chunks as usize);
-        let bound = bind(config, &layout, &interface, &frames, attachment.mode)?;
-        let Bound { tx, rx, mut fill, completion, why_copy } = bound;
-
-        // SAFETY: the receive chunks are of this UMEM, disjoint from the transmit ones, and used by
-        // nobody. The fill ring has room for all of them.
-        let filled = unsafe { fill.produce(rx_chunks) };
-        debug_assert_eq!(filled, rx_chunks.len());
-        let fd = rx.fd().as_raw_fd();
-        // SAFETY: the socket is open as long as its receive ring, which is there beyond the borrow.
-        let socket = unsafe { BorrowedFd::borrow_raw(fd) };
-        let doorbell = Doorbell::new().and_then(|doorbell| doorbell.watch(socket).map(|()| doorbell));
-        let doorbell = doorbell.map_err(|source| os_error("making the doorbell", &interface.name, source))?;
-        enlarge_send_buffer(fd, &interface);
-        if let Some(time) = config.busy_poll {
-            prefer_busy_poll(fd, time)
-                .map_err(|source| os_error("asking for busy polling", &interface.name, source))?;
+        let mut why_copy = None;
+        let mut queues = Vec::with_capacity(layout.queues.len());
+        for (number, chunks) in layout.queues.clone().zip(rx_chunks.chunks_exact(layout.rx_chunks as usize)) {
+            let mut bound = bind(number, &layout, &interface, &frames, attachment.mode)?;
+            why_copy = why_copy.or(bound.why_copy.take());
+            let umem = frames.umem.clone();
+            queues.push(Queue::new(number, bound, &layout, chunks, umem, config.busy_poll.is_some()));
         }
-        attachment.direct(config.queue, fd).map_err(|source| {
-            os_error("putting the socket into the XDP program's map", &interface.name, source)
-        })?;
+        let os = |what| move |source| os_error(what, &config.interface, source);
+        let doorbell = Doorbell::new().map_err(os("making the doorbell"))?;
+        for queue in &queues {
+            let fd = queue.socket().as_raw_fd();
+            doorbell.watch(queue.socket()).map_err(os("watching the socket"))?;
+            enlarge_send_buffer(fd, &interface);
+            if let Some(time) = config.busy_poll {
+                prefer_busy_poll(fd, time).map_err(os("asking for busy polling"))?;
+            }
+            attachment
+                .direct(queue.number, fd)
+                .map_err(os("putting the socket into the XDP program's map"))?;
+        }
 
         let description =
             describe(config, &layout, &interface, &attachment, why_copy.as_deref(), &frames.pages);
         info!(interface = interface.name, "af_xdp: {description}");
-        if interface.rx_queues > 1 {
+        if let Some(queue) = config.queue.filter(|_| interface.rx_queues > 1) {
             warn!(
                 interface = interface.name,
                 "only RoCE frames that the device steers to queue {} of {} arrive here: by a rule for this context's \
                  address, `ethtool -N {} flow-type udp4 dst-ip ADDRESS dst-port 4791 action {}` (a veth keeps the \
-                 sender's queue), or have one queue, `ethtool -L {} combined 1`",
-                config.queue,
+                 sender's queue), or hear all queues, as a port without a queue number does",
+                queue,
                 interface.rx_queues,
                 interface.name,
-                config.queue,
-                interface.name
+                queue
             );
         }
         if !interface.carrier {
@@ -223,140 +221,49 @@ impl AfXdp {
             icmp: IcmpListener::new(&interface.name),
             now: Nanos::ZERO,
             _attachment: attachment,
-            rx,
-            fill,
-            tx,
-            completion,
+            queues: queues.into(),
+            turn: 0,
+            sending: layout.queues.len().min(interface.tx_queues.max(1) as usize),
             slots: TxSlots::new(tx_chunks, layout.chunks_per_slot as usize, layout.umem),
-            rx_chunks: RxChunks::new(rx_chunks, layout.umem.frame_size().get() as usize),
             frames,
-            tx_ring: layout.tx_ring,
             burst: vec![FrameDesc::default(); BURST].into(),
-            // The last frame of a batch may have more than one descriptor.
-            batch: vec![FrameDesc::default(); TX_BATCH + MAX_CHUNKS_PER_SLOT].into(),
-            unsent: false,
-            assembly: Assembly::new(layout.max_frame, layout.umem.frame_size().get() as usize),
-            busy_poll: config.busy_poll.is_some(),
             doorbell,
             membership: Membership::new(interface.index, &interface.gid_order()),
             stats: Stats::default(),
         })
     }
 
+    /// Frames that each queue has handed to the sink, by the queue's number.
+    pub fn received_by_queue(&self) -> impl Iterator<Item = (u32, u64)> {
+        self.queues.iter().map(|queue| (queue.number, queue.received))
+    }
+
     /// How long a wait that begins now may be at most; not at all if frames have arrived.
     fn before_wait(&mut self) -> Result<Duration, Error> {
-        self.kick()?;
-        if self.rx.nb_avail(1) > 0 {
-            return Ok(Duration::ZERO);
+        let mut longest = LONGEST_SILENCE;
+        for queue in &mut self.queues {
+            queue.send().map_err(|source| gone(&self.capabilities, source))?;
+            if queue.has_arrivals() {
+                return Ok(Duration::ZERO);
+            }
+            // What the kernel did not take has to be offered again; nothing tells when.
+            if queue.has_unsent() {
+                longest = TX_RETRY;
+            }
         }
-        // What the kernel did not take has to be offered again; nothing tells when.
-        let waits = self.tx.nb_free_exact() < self.tx_ring;
-        Ok(if waits { TX_RETRY } else { LONGEST_SILENCE })
+        Ok(longest)
     }
 
     /// A socket whose interface was removed becomes silent, with the reason set aside.
-    fn check_alive(&mut self) -> Result<(), Error> {
-        match socket_error(self.rx.fd().as_raw_fd()).map_err(|source| self.gone(source))? {
-            0 => Ok(()),
-            code => Err(self.gone(io::Error::from_raw_os_error(code))),
-        }
-    }
-
-    /// Takes back the slots of frames that have left.
-    fn reclaim(&mut self) {
-        while self.slots.any_in_flight() {
-            // SAFETY: the completion ring belongs to the UMEM of `frames`.
-            let n = unsafe { self.completion.consume(&mut self.burst) };
-            for descriptor in &self.burst[..n] {
-                let done = self.slots.complete(descriptor.addr());
-                self.stats.bad_descriptors += u64::from(!done);
-            }
-            if n < self.burst.len() {
-                break;
-            }
-        }
-    }
-
-    /// Wakes the kernel while it takes frames from the transmit ring. It takes 32 a call; what it
-    /// does not take now (no buffer space) waits for the next call of `tx_burst` or `wait`.
-    fn kick(&mut self) -> Result<(), Error> {
-        if !self.unsent {
-            return Ok(());
-        }
-        let mut waiting = self.tx_ring - self.tx.nb_free_exact();
-        while waiting > 0 && self.tx.needs_wakeup() {
-            self.tx.wakeup().map_err(|source| self.gone(source))?;
-            let left = self.tx_ring - self.tx.nb_free_exact();
-            if left == waiting {
-                break;
-            }
-            waiting = left;
-        }
-        self.unsent = waiting > 0;
-        Ok(())
-    }
-
-    /// Takes the chunks of the first `n` descriptors of the burst from the kernel. Returns, a bit each, whose
-    /// chunk it had, and which of these can be used.
-    fn take(&mut self, n: usize) -> (u64, u64) {
-        let (mut ours, mut usable) = (0, 0);
-        for (i, descriptor) in self.burst[..n].iter().enumerate() {
-            let received = self.rx_chunks.take(descriptor.addr(), descriptor.lengths().data());
-            ours |= u64::from(received != Received::Foreign) << i;
-            usable |= u64::from(received == Received::Piece) << i;
-        }
-        self.stats.bad_descriptors += n as u64 - u64::from(usable.count_ones());
-        (ours, usable)
-    }
-
-    /// Tells the sink what is coming. The frames were written by another core: fetching the headers
-    /// of all of them at once takes as long as fetching one.
-    fn announce(&self, received: &[FrameDesc], sink: &mut dyn FrameSink) {
-        let mut first = !self.assembly.under_way();
-        let starts = received.iter().filter(move |d| std::mem::replace(&mut first, !d.has_more_frames()));
-        for descriptor in starts.clone() {
-            self.frames.prefetch(descriptor.addr());
-        }
-        for descriptor in starts {
-            // SAFETY: the kernel has handed this chunk over, and has not got it back.
-            sink.announce(unsafe { self.frames.bytes(descriptor.addr(), descriptor.lengths().data()) });
-        }
-    }
-
-    /// Gives the kernel the chunks of the first `n` descriptors of the burst, of those that are `ours`.
-    fn refill(&mut self, n: usize, ours: u64) {
-        let mut kept = 0;
-        for i in (0..n).filter(|i| ours >> i & 1 == 1) {
-            self.rx_chunks.give_back(self.burst[i].addr());
-            self.burst[kept] = self.burst[i];
-            kept += 1;
-        }
-        // SAFETY: these chunks came from this UMEM's receive ring, each once, and are not used any more. The
-        // fill ring has two entries for each receive chunk, so there is room.
-        let refilled = unsafe { self.fill.produce(&self.burst[..kept]) };
-        debug_assert_eq!(refilled, kept);
-    }
-
-    /// Lets the kernel look for frames where it does not do so by itself: a driver that sleeps
-    /// until woken, or one that is polled instead of interrupting.
-    fn drive_receive(&self) -> Result<(), Error> {
-        if !self.busy_poll && !self.fill.needs_wakeup() {
-            return Ok(());
-        }
-        let fd = self.rx.fd().as_raw_fd();
-        // SAFETY: no memory is passed; a receive of zero bytes only drives the device.
-        if unsafe { libc::recv(fd, std::ptr::null_mut(), 0, libc::MSG_DONTWAIT) } < 0 {
-            let error = io::Error::last_os_error();
-            let passing = [libc::EAGAIN, libc::EBUSY, libc::ENOBUFS, libc::ENETDOWN, libc::EINTR];
-            if !error.raw_os_error().is_some_and(|code| passing.contains(&code)) {
-                return Err(self.gone(error));
+    fn check_alive(&self) -> Result<(), Error> {
+        for queue in &self.queues {
+            let code = socket_error(queue.socket().as_raw_fd());
+            let code = code.map_err(|source| gone(&self.capabilities, source))?;
+            if code != 0 {
+                return Err(gone(&self.capabilities, io::Error::from_raw_os_error(code)));
             }
         }
         Ok(())
-    }
-
-    fn gone(&self, source: io::Error) -> Error {
-        os_error("using the AF_XDP socket (was the interface removed?)", &self.capabilities.interface, source)
     }
 }
 
@@ -367,71 +274,51 @@ impl PacketDriver for AfXdp {
 
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         self.now = now;
-        // SAFETY: the receive ring belongs to the UMEM of `frames`.
-        let n = unsafe { self.rx.consume(&mut self.burst) };
-        if n == 0 {
-            self.drive_receive()?;
-            return Ok(0);
-        }
-        let (ours, usable) = self.take(n);
-        let all = u64::MAX >> (BURST - n);
-        let received = &self.burst[..n];
-        if n > 1 && usable == all {
-            self.announce(received, sink);
-        }
-        let before = self.stats.rx_frames;
-        for (i, descriptor) in received.iter().enumerate() {
-            if usable >> i & 1 == 0 {
-                self.assembly.skip(descriptor);
-                continue;
-            }
-            // SAFETY: the kernel had this chunk and has handed it over; it gets it back below.
-            let frame = unsafe { self.assembly.add(&mut self.frames, descriptor) };
-            let Some(frame) = frame else { continue };
-            // A veth (or an interface in promiscuous mode) also delivers frames for others.
-            if frame.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == self.capabilities.mac) {
-                self.stats.rx_frames += 1;
-                self.stats.rx_bytes += frame.len() as u64;
-                sink.take(frame);
+        let AfXdp { capabilities, queues, frames, burst, stats, .. } = self;
+        let before = stats.rx_frames;
+        let (mut taken, first) = (0, self.turn);
+        for at in (first..queues.len()).chain(0..first) {
+            let room = &mut burst[taken..];
+            let received = queues[at].receive(frames, room, capabilities.mac, stats, sink);
+            taken += received.map_err(|source| gone(capabilities, source))?;
+            if taken == BURST {
+                // The others had no turn, or not a whole one.
+                self.turn = if at + 1 == queues.len() { 0 } else { at + 1 };
+                break;
             }
         }
-        // SAFETY: the chunks of this burst are still ours.
-        unsafe { self.assembly.let_go(&self.frames) };
-        self.refill(n, ours);
-        if self.fill.needs_wakeup() {
-            self.drive_receive()?;
-        }
-        Ok((self.stats.rx_frames - before) as usize)
+        Ok((stats.rx_frames - before) as usize)
+    }
+
+    fn keeps(&self) -> usize {
+        self.queues.iter().map(Queue::keeps).sum()
     }
 
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        let max_frame = self.capabilities.max_frame;
-        let before = self.stats.tx_frames;
+        let AfXdp { capabilities, queues, sending, frames, slots, burst, stats, .. } = self;
+        let max_frame = capabilities.max_frame;
+        let before = stats.tx_frames;
         loop {
             // Before each batch, for the slots of the last one are still in the cache.
-            self.reclaim();
+            for queue in &mut *queues {
+                queue.reclaim(slots, burst, stats);
+            }
             let mut descriptors = 0;
             while descriptors < TX_BATCH {
-                let Some(slot) = self.slots.peek() else { break };
-                let Some(len) = source.write(self.slots.buffer(slot, &mut self.frames, max_frame)) else {
-                    break;
-                };
+                let Some(slot) = slots.peek() else { break };
+                let buffer = slots.buffer(slot, frames, max_frame);
+                let Some(len) = source.write(buffer) else { break };
                 assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
-                let room = &mut self.batch[descriptors..];
-                descriptors += self.slots.fill(slot, len, &mut self.frames, room);
-                self.stats.tx_frames += 1;
-                self.stats.tx_bytes += len as u64;
+                let queue = if *sending == 1 { 0 } else { spread(&buffer[..len], *sending) };
+                descriptors += queues[queue].load(slots, slot, len, frames);
+                stats.tx_frames += 1;
+                stats.tx_bytes += len as u64;
             }
-            if descriptors > 0 {
-                // SAFETY: the descriptors are of slots that were free, in this UMEM, and are marked
-                // as in flight now. The ring has an entry for each transmit chunk, so there is room.
-                let produced = unsafe { self.tx.produce(&self.batch[..descriptors]) };
-                debug_assert_eq!(produced, descriptors);
-                self.unsent = true;
+            for queue in &mut *queues {
+                queue.send().map_err(|source| gone(capabilities, source))?;
             }
-            self.kick()?;
             if descriptors < TX_BATCH {
-                return Ok((self.stats.tx_frames - before) as usize);
+                return Ok((stats.tx_frames - before) as usize);
             }
         }
     }
@@ -441,7 +328,7 @@ impl PacketDriver for AfXdp {
         if longest.is_zero() {
             return Ok(());
         }
-        self.doorbell.wait(timeout.min(longest)).map_err(|source| self.gone(source))?;
+        self.doorbell.wait(timeout.min(longest)).map_err(|source| gone(&self.capabilities, source))?;
         self.check_alive()
     }
 
@@ -486,10 +373,8 @@ impl PacketDriver for AfXdp {
 
     fn stats(&self) -> Stats {
         let mut stats = self.stats;
-        // Frames without a buffer are in `rx_dropped`; the count of empty fill rings has them too.
-        if let Ok(kernel) = self.rx.fd().xdp_statistics() {
-            stats.rx_dropped = self.assembly.dropped() + kernel.rx_dropped() + kernel.rx_ring_full();
-            stats.tx_dropped = kernel.tx_invalid_descs();
+        for queue in &self.queues {
+            queue.add_losses(&mut stats);
         }
         stats
     }
@@ -503,6 +388,25 @@ const TX_RETRY: Duration = Duration::from_micros(200);
 const LONGEST_SILENCE: Duration = Duration::from_millis(100);
 /// Descriptors that the kernel takes from the transmit ring in one call (TX_BATCH_SIZE).
 const TX_BATCH: usize = 32;
+
+/// Which of so many queues a frame is sent on. Those with the same UDP source port go on the same one.
+fn spread(frame: &[u8], queues: usize) -> usize {
+    let half = |at: usize| frame.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+    let tag = if half(12) == 0x8100 { 4 } else { 0 };
+    let header = match half(12 + tag) {
+        0x0800 => 20,
+        0x86dd => 40,
+        // RoCE v1 has no port.
+        _ => return 0,
+    };
+    // The ports of a hash's neighbours lie side by side: the upper bits of the product differ for them.
+    let hash = u32::from(half(14 + tag + header)).wrapping_mul(0x9e37_79b1);
+    (hash as usize * queues) >> 32
+}
+
+fn gone(capabilities: &Capabilities, source: io::Error) -> Error {
+    os_error("using the AF_XDP socket (was the interface removed?)", &capabilities.interface, source)
+}
 
 fn register(layout: &Layout, interface: &Interface) -> Result<(Frames, Vec<FrameDesc>), Error> {
     const WHAT: &str = "registering frame memory";
@@ -544,10 +448,15 @@ fn describe(
     let copy = if why_copy.is_some() { "copy" } else { "zero-copy" };
     let reasons: Vec<_> = attachment.why_generic.as_deref().into_iter().chain(why_copy).collect();
     let reasons = if reasons.is_empty() { String::new() } else { format!(" ({})", reasons.join("; ")) };
+    let queues = match (config.queue, layout.queues.len()) {
+        (None, several @ 2..) => format!("all {several} queues"),
+        _ => format!("queue {} of {}", layout.queues.start, interface.rx_queues),
+    };
     let jumbo = if layout.multi_buffer() { ", multi-buffer" } else { "" };
     format!(
-        "{mode}, {copy}{reasons}, queue {} of {}, {} receive and {} transmit frames{jumbo} on {pages}",
-        config.queue, interface.rx_queues, config.rx_frames, config.tx_frames
+        "{mode}, {copy}{reasons}, {queues}, {} receive and {} transmit frames{jumbo} on {pages}",
+        layout.rx_chunks * layout.queues.len() as u32,
+        config.tx_frames
     )
 }
 

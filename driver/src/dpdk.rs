@@ -19,6 +19,7 @@
 
 mod eal;
 mod flow;
+mod kept;
 mod kind;
 mod mbuf;
 mod port;
@@ -36,9 +37,10 @@ use tracing::info;
 use crate::neighbour::{Neighbours, Search};
 use crate::netlink::gid_order;
 use crate::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, NextHop, PacketDriver, Stats,
-    TAIL_MAX,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, NextHop, PacketDriver,
+    RxFrame, Stats, TAIL_MAX,
 };
+use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
 use port::{BACKLOG, Link, Port};
 
@@ -90,6 +92,7 @@ pub struct Dpdk {
     spare: Spare,
     heads: Spare,
     segments: Spare,
+    kept: Kept,
     stats: Stats,
     queue: u16,
     // Last, for what is above holds its buffers.
@@ -147,6 +150,7 @@ impl Dpdk {
             spare: Spare::new(),
             heads: Spare::new(),
             segments: Spare::new(),
+            kept: Kept::new(port.clone()),
             stats: Stats::default(),
             queue,
             port,
@@ -327,11 +331,22 @@ impl PacketDriver for Dpdk {
             }
             self.stats.rx_frames += 1;
             self.stats.rx_bytes += len as u64;
-            sink.take(bytes);
+            let mbuf = (bytes.as_ptr() != self.scratch.as_ptr()).then_some(self.received[at]);
+            let mut keeper = self.kept.keeper(mbuf);
+            sink.take(RxFrame::new(bytes, &mut keeper));
+            if keeper.lent {
+                // Freeing no buffer is nothing.
+                self.received[at] = ptr::null_mut();
+            }
         }
-        // SAFETY: these buffers were received, and nobody has them any more.
+        // SAFETY: these buffers were received, and nobody has them any more but those that were kept, in whose places
+        // is nothing.
         unsafe { sys::rte_pktmbuf_free_bulk(self.received.as_mut_ptr(), n as u32) };
         Ok((self.stats.rx_frames - before) as usize)
+    }
+
+    fn keeps(&self) -> usize {
+        KEPT_MAX as usize
     }
 
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {

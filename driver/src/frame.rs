@@ -1,5 +1,6 @@
 //! What a driver and the engine hand each other during a burst.
 
+use crate::kept::RxFrame;
 use crate::memory::Pinned;
 
 /// Where a burst of received frames goes. A closure over `&[u8]` is one.
@@ -11,13 +12,13 @@ pub trait FrameSink {
         let _ = frame;
     }
 
-    /// Takes a frame, which is borrowed for the call only.
-    fn take(&mut self, frame: &[u8]);
+    /// Takes a frame, which is borrowed for the call only; [`RxFrame::keep`] keeps it for longer.
+    fn take(&mut self, frame: RxFrame<'_>);
 }
 
 impl<F: FnMut(&[u8])> FrameSink for F {
-    fn take(&mut self, frame: &[u8]) {
-        self(frame);
+    fn take(&mut self, frame: RxFrame<'_>) {
+        self(frame.bytes());
     }
 }
 
@@ -61,4 +62,139 @@ pub struct Gathered {
     pub payload: Option<Pinned>,
     /// Bytes in `tail`.
     pub tail: usize,
+}
+
+/// A sink in front of another one, which gets every call. `pass` sees each frame first, and tells whether it goes on.
+pub struct FilteredSink<'a, F> {
+    sink: &'a mut dyn FrameSink,
+    pass: F,
+}
+
+impl<'a, F: FnMut(&[u8]) -> bool> FilteredSink<'a, F> {
+    /// In front of `sink`.
+    pub fn new(sink: &'a mut dyn FrameSink, pass: F) -> FilteredSink<'a, F> {
+        FilteredSink { sink, pass }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<F: FnMut(&[u8]) -> bool> FrameSink for FilteredSink<'_, F> {
+    fn announce(&mut self, frame: &[u8]) {
+        self.sink.announce(frame);
+    }
+
+    fn take(&mut self, frame: RxFrame<'_>) {
+        if (self.pass)(frame.bytes()) {
+            self.sink.take(frame);
+        }
+    }
+}
+
+/// A source in front of another one, which gets every call. `pass` sees each frame that is to be sent, and tells
+/// whether it goes on; the next one is asked for in place of one that does not.
+pub struct FilteredSource<'a, F> {
+    source: &'a mut dyn FrameSource,
+    pass: F,
+}
+
+impl<'a, F: FnMut(Sent<'_>) -> bool> FilteredSource<'a, F> {
+    /// In front of `source`.
+    pub fn new(source: &'a mut dyn FrameSource, pass: F) -> FilteredSource<'a, F> {
+        FilteredSource { source, pass }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl<F: FnMut(Sent<'_>) -> bool> FrameSource for FilteredSource<'_, F> {
+    fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        loop {
+            let len = self.source.write(buffer)?;
+            // A length beyond the buffer is the driver's to refuse.
+            let Some(head) = buffer.get(..len) else { return Some(len) };
+            if (self.pass)(Sent { head, payload: None, tail: &[] }) {
+                return Some(len);
+            }
+        }
+    }
+
+    fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
+        loop {
+            let gathered = self.source.gather(head, tail)?;
+            let (Some(head), Some(tail)) = (head.get(..gathered.head), tail.get(..gathered.tail)) else {
+                return Some(gathered);
+            };
+            if (self.pass)(Sent { head, payload: gathered.payload.as_ref(), tail }) {
+                return Some(gathered);
+            }
+        }
+    }
+
+    fn renumber(&mut self, frame: &mut [u8], identification: u16) {
+        self.source.renumber(frame, identification);
+    }
+}
+
+/// A frame that is to be sent, as a [`FilteredSource`] sees it: in one piece or in three.
+#[derive(Clone, Copy, Debug)]
+pub struct Sent<'a> {
+    head: &'a [u8],
+    payload: Option<&'a Pinned>,
+    tail: &'a [u8],
+}
+
+impl<'a> Sent<'a> {
+    /// The first piece, which has all headers.
+    pub fn head(&self) -> &'a [u8] {
+        self.head
+    }
+
+    /// The whole frame; in `scratch`, if it is in several pieces. The payload's owner may write it meanwhile, so what
+    /// is sent can differ from this.
+    pub fn bytes<'b>(&self, scratch: &'b mut Vec<u8>) -> &'b [u8]
+    where
+        'a: 'b,
+    {
+        let Some(payload) = self.payload else { return self.head };
+        scratch.clear();
+        scratch.extend_from_slice(self.head);
+        scratch.resize(self.head.len() + payload.len(), 0);
+        payload.span().copy_to(&mut scratch[self.head.len()..]);
+        scratch.extend_from_slice(self.tail);
+        scratch
+    }
+}
+
+/// Two sources as one: `first` is asked for each frame, and `then` when it has none.
+pub struct EitherSource<'a> {
+    first: &'a mut dyn FrameSource,
+    then: &'a mut dyn FrameSource,
+    /// Whether the last frame is `then`'s.
+    second: bool,
+}
+
+impl<'a> EitherSource<'a> {
+    /// `first` before `then`.
+    pub fn new(first: &'a mut dyn FrameSource, then: &'a mut dyn FrameSource) -> EitherSource<'a> {
+        EitherSource { first, then, second: false }
+    }
+}
+
+#[deny(clippy::missing_trait_methods)]
+impl FrameSource for EitherSource<'_> {
+    fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        let first = self.first.write(buffer);
+        self.second = first.is_none();
+        first.or_else(|| self.then.write(buffer))
+    }
+
+    fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
+        let first = self.first.gather(head, tail);
+        self.second = first.is_none();
+        first.or_else(|| self.then.gather(head, tail))
+    }
+
+    fn renumber(&mut self, frame: &mut [u8], identification: u16) {
+        let source = if self.second { &mut self.then } else { &mut self.first };
+        source.renumber(frame, identification);
+    }
 }

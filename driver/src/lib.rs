@@ -27,6 +27,7 @@ pub mod echo;
 mod frame;
 #[cfg(feature = "af_xdp")]
 mod icmp;
+mod kept;
 pub mod loopback;
 pub mod memory;
 #[cfg(feature = "dpdk")]
@@ -41,6 +42,7 @@ pub mod sim;
 mod time;
 pub mod udp;
 mod waker;
+mod wrapper;
 
 use std::fmt;
 use std::io;
@@ -51,28 +53,40 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 pub use crc::Crc32;
-pub use frame::{FrameSink, FrameSource, Gathered, TAIL_MAX};
+pub use frame::{
+    EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Sent, TAIL_MAX,
+};
+pub use kept::{KeptFrame, RxFrame};
 pub use memory::{Memory, MemoryError, MemoryKind, Pinned, Span};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;
 pub use readiness::Readiness;
 pub use time::{Clock, Nanos};
+pub use wrapper::Wrapper;
 
 /// A poll-mode port: frames out, frames in, nothing else.
 ///
 /// The methods are called once a burst, so a `Box<dyn PacketDriver>` costs nothing that matters.
-/// A driver owns its frame memory; the engine reads and writes frames in place.
+/// A driver owns its frame memory; the engine reads and writes frames in place. A driver around another one
+/// implements [`Wrapper`] instead.
 pub trait PacketDriver: Send {
     /// What the port is and can do. Constant for the life of the driver.
     fn capabilities(&self) -> &Capabilities;
 
     /// Hands the frames that have arrived (a burst of them at most) to `sink`, in order of
     /// arrival, and returns how many there were. A frame is borrowed for the call only and is
-    /// recycled after it; it starts at [`Capabilities::layer`] and has no FCS.
+    /// recycled after it, unless the sink [keeps](RxFrame::keep) it; it starts at [`Capabilities::layer`] and has no
+    /// FCS.
     ///
     /// # Errors
     /// Only when the port is gone for good (interface removed, socket dead).
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error>;
+
+    /// How many received frames may be [kept](RxFrame::keep) at once. The port has enough memory beside them to go on
+    /// receiving.
+    fn keeps(&self) -> usize {
+        0
+    }
 
     /// Asks `source` for frames until it has none or the port takes no more, sends them and returns
     /// how many there were. `source` is not asked when there is no room, so nothing that it writes
@@ -160,56 +174,6 @@ pub trait PacketDriver: Send {
 
     /// Frames and bytes so far, and losses that the driver knows of.
     fn stats(&self) -> Stats;
-}
-
-impl<D: PacketDriver + ?Sized> PacketDriver for Box<D> {
-    fn capabilities(&self) -> &Capabilities {
-        (**self).capabilities()
-    }
-
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        (**self).rx_burst(now, sink)
-    }
-
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        (**self).tx_burst(now, source)
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        (**self).wait(timeout)
-    }
-
-    fn waker(&self) -> Option<Waker> {
-        (**self).waker()
-    }
-
-    fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        (**self).arm()
-    }
-
-    fn disarm(&mut self) {
-        (**self).disarm();
-    }
-
-    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
-        (**self).resolve(peer)
-    }
-
-    fn next_refusal(&mut self) -> Option<Refusal> {
-        (**self).next_refusal()
-    }
-
-    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
-        (**self).join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
-        (**self).leave(group)
-    }
-
-    fn stats(&self) -> Stats {
-        (**self).stats()
-    }
 }
 
 /// How long [`PacketDriver::resolve_blocking`] sleeps between two looks.

@@ -14,8 +14,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::Duration;
 
+use crate::kept::{COPIES_MAX, Copies};
 use crate::waker::Doorbell;
-use crate::{Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
+use crate::{
+    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, RxFrame, Stats,
+};
 
 /// Bytes that a frame may have beyond the IP packet: Ethernet header and one 802.1Q tag.
 pub(crate) const FRAME_OVERHEAD: usize = 18;
@@ -100,6 +103,7 @@ impl Switch {
             generation: 0,
             staged: (0..BURST).map(|_| Frame { bytes: buffer(), len: 0 }).collect(),
             received: Vec::with_capacity(BURST),
+            copies: Copies::default(),
             stats: Stats::default(),
         }
     }
@@ -130,6 +134,7 @@ pub struct Loopback {
     generation: usize,
     staged: Vec<Frame>,
     received: Vec<Frame>,
+    copies: Copies,
     stats: Stats,
 }
 
@@ -144,11 +149,15 @@ impl PacketDriver for Loopback {
         }
         self.inbox.take(&mut self.received);
         for frame in &self.received {
-            sink.take(&frame.bytes[..frame.len]);
+            sink.take(RxFrame::new(&frame.bytes[..frame.len], &mut self.copies));
             self.stats.rx_bytes += frame.len as u64;
         }
         self.stats.rx_frames += self.received.len() as u64;
         Ok(self.received.len())
+    }
+
+    fn keeps(&self) -> usize {
+        COPIES_MAX
     }
 
     /// Takes at most as many frames a call as the queue of a port holds.

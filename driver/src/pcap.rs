@@ -4,14 +4,13 @@ mod reader;
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
-use std::net::IpAddr;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
-use std::task::Waker;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Refusal, Stats,
+    Capabilities, Error, FilteredSink, FilteredSource, FrameSink, FrameSource, Layer, Nanos, PacketDriver,
+    Sent,
 };
 pub use reader::{LinkType, Reader, Record};
 
@@ -25,6 +24,8 @@ pub use reader::{LinkType, Reader, Record};
 pub struct Recorder<D> {
     driver: D,
     capture: Capture,
+    /// For frames that are sent from several places.
+    scratch: Vec<u8>,
 }
 
 /// What becomes of a capture. It outlives its recorder, whose last frames are written when it is dropped.
@@ -62,7 +63,8 @@ impl<D: PacketDriver> Recorder<D> {
         let file = File::create(path).map_err(failed)?;
         let capture =
             Capture::start(Box::new(file), path.display().to_string(), capabilities).map_err(failed)?;
-        Ok(Recorder { driver, capture })
+        let scratch = Vec::with_capacity(capabilities.max_frame);
+        Ok(Recorder { driver, capture, scratch })
     }
 
     /// What will be known of the capture, also when the recorder is gone.
@@ -77,67 +79,35 @@ impl<D: PacketDriver> Recorder<D> {
     }
 }
 
-impl<D: PacketDriver> PacketDriver for Recorder<D> {
-    fn capabilities(&self) -> &Capabilities {
-        self.driver.capabilities()
+impl<D: PacketDriver> crate::Wrapper for Recorder<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.driver
+    }
+
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.driver
     }
 
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let capture = &mut self.capture;
         capture.tick(now);
-        self.driver.rx_burst(now, &mut |frame: &[u8]| {
+        let record = |frame: &[u8]| {
             capture.record(now, Direction::Inbound, frame);
-            sink.take(frame);
-        })
+            true
+        };
+        self.driver.rx_burst(now, &mut FilteredSink::new(sink, record))
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        let capture = &mut self.capture;
+        let Recorder { capture, scratch, .. } = self;
         capture.tick(now);
-        self.driver.tx_burst(now, &mut |buffer: &mut [u8]| {
-            let len = source.write(buffer)?;
-            // A length beyond the buffer is the driver's to refuse.
-            if let Some(frame) = buffer.get(..len) {
-                capture.record(now, Direction::Outbound, frame);
-            }
-            Some(len)
-        })
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.driver.wait(timeout)
-    }
-
-    fn waker(&self) -> Option<Waker> {
-        self.driver.waker()
-    }
-
-    fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        self.driver.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.driver.disarm();
-    }
-
-    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
-        self.driver.resolve(peer)
-    }
-
-    fn next_refusal(&mut self) -> Option<Refusal> {
-        self.driver.next_refusal()
-    }
-
-    fn join(&mut self, group: IpAddr) -> Result<(), Error> {
-        self.driver.join(group)
-    }
-
-    fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
-        self.driver.leave(group)
-    }
-
-    fn stats(&self) -> Stats {
-        self.driver.stats()
+        let record = |frame: Sent<'_>| {
+            capture.record(now, Direction::Outbound, frame.bytes(scratch));
+            true
+        };
+        self.driver.tx_burst(now, &mut FilteredSource::new(source, record))
     }
 }
 

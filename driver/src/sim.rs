@@ -16,8 +16,11 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::kept::{COPIES_MAX, Copies};
 use crate::loopback::{FRAME_OVERHEAD, check_mtu, find_address, lock, port_mac};
-use crate::{Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, Stats};
+use crate::{
+    Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, RxFrame, Stats,
+};
 use network::{Frame, Network};
 
 /// What a link does to the frames of one direction. The default is an ideal link.
@@ -201,6 +204,7 @@ impl SimNetwork {
             number,
             network: self.network.clone(),
             received: Vec::with_capacity(BURST),
+            copies: Copies::default(),
             stats: Stats::default(),
         }
     }
@@ -248,6 +252,7 @@ pub struct SimPort {
     number: usize,
     network: Arc<Mutex<Network>>,
     received: Vec<Frame>,
+    copies: Copies,
     stats: Stats,
 }
 
@@ -266,12 +271,16 @@ impl PacketDriver for SimPort {
         lock(&self.network).receive(self.number, now, &mut self.received, BURST);
         let count = self.received.len();
         for frame in &self.received {
-            sink.take(frame.contents());
+            sink.take(RxFrame::new(frame.contents(), &mut self.copies));
             self.stats.rx_bytes += frame.len as u64;
         }
         self.stats.rx_frames += count as u64;
         lock(&self.network).recycle(&mut self.received);
         Ok(count)
+    }
+
+    fn keeps(&self) -> usize {
+        COPIES_MAX
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {

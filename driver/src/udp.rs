@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use tracing::{info, warn};
 
+use crate::kept::COPIES_MAX;
 use crate::netlink::{Interface, Netlink};
 use crate::waker::Doorbell;
 use crate::{
@@ -295,6 +296,10 @@ impl PacketDriver for Udp {
         }
         self.send_first = received > 0;
         Ok(received)
+    }
+
+    fn keeps(&self) -> usize {
+        COPIES_MAX
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {

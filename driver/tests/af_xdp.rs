@@ -19,7 +19,7 @@ use common::{Pair, VETH, ip};
 use exchange::{Roce, cross, drain, one, open_both, receive, send};
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::Netlink;
-use ferroce_driver::{FrameSink, Nanos, PacketDriver};
+use ferroce_driver::{FrameSink, Nanos, PacketDriver, RxFrame};
 
 // ---------------------------------------------------------------- frames
 
@@ -97,8 +97,8 @@ fn a_burst_is_announced_before_it_is_taken() {
             assert!(self.taken.is_empty());
             self.announced.push(frame.to_vec());
         }
-        fn take(&mut self, frame: &[u8]) {
-            self.taken.push(frame.to_vec());
+        fn take(&mut self, frame: RxFrame<'_>) {
+            self.taken.push(frame.bytes().to_vec());
         }
     }
     let Some(pair) = Pair::new(9000) else { return };

@@ -54,7 +54,7 @@ fn nothing_stays_after_a_kill_or_a_panic() {
 #[test]
 fn queues_of_one_interface_share_a_program_that_outlives_its_first_user() {
     let Some(pair) = Pair::with_queues(1500, 2) else { return };
-    let on = |queue| AfXdpConfig { queue, ..AfXdpConfig::new(VETH) };
+    let on = |queue| AfXdpConfig { queue: Some(queue), ..AfXdpConfig::new(VETH) };
     let mut a = [0, 1].map(|queue| pair.in_a(|| AfXdp::open(&on(queue))).unwrap());
     let mut first = spawn(&pair.b, "hold");
     assert_eq!(read_line(&mut first), "open");
@@ -92,7 +92,7 @@ fn a_missing_or_down_interface_is_named() {
 fn parameters_out_of_range_are_named() {
     let Some(pair) = Pair::new(1500) else { return };
     let config = AfXdpConfig::new(VETH);
-    let error = open_in_a(&pair, AfXdpConfig { queue: 3, ..config.clone() });
+    let error = open_in_a(&pair, AfXdpConfig { queue: Some(3), ..config.clone() });
     assert_eq!(error, "queue = 3: 'veth0' has 1 queue(s), counted from 0");
     let error = open_in_a(&pair, AfXdpConfig { rx_frames: 1000, ..config.clone() });
     assert_eq!(error, "rx_frames = 1000: a power of two from 64 to 65536");
@@ -180,7 +180,7 @@ fn child() {
         println!("\nchild: {}", AfXdp::open(&AfXdpConfig::new(VETH)).unwrap_err());
         return;
     }
-    let _port = AfXdp::open(&AfXdpConfig::new(VETH)).unwrap();
+    let _port = AfXdp::open(&AfXdpConfig { queue: Some(0), ..AfXdpConfig::new(VETH) }).unwrap();
     println!("\nchild: open");
     if role == "panic" {
         let _ = io::stdin().read_line(&mut String::new());

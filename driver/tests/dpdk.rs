@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod common;
+#[path = "common/keep.rs"]
+mod keep;
 
 use std::collections::VecDeque;
 use std::env;
@@ -44,6 +46,11 @@ fn a_zero_copy_client_sends_and_receives() {
 fn a_ring_returns_what_it_is_given() {
     let said = Role::new("echo", "net_ring0@10.0.0.1", "--vdev=net_ring0").sizes(&[60, 4154, 9000]).run();
     assert!(said.contains("payloads copied (the other end of a ring"), "{said}");
+}
+
+#[test]
+fn buffers_of_kept_frames_come_back() {
+    Role::new("keep", "net_ring0@10.0.0.1", "--vdev=net_ring0").run();
 }
 
 #[test]
@@ -121,6 +128,7 @@ fn role() {
     match role.as_str() {
         "echo" => echo(&mut open(&config)),
         "echo-back" => echo_back(&mut open(&config)),
+        "keep" => keep(open(&config)),
         "null" => null(&mut open(&config)),
         "write" => write(&mut open(&config)),
         "read" => read(&mut open(&config)),
@@ -133,6 +141,32 @@ fn role() {
 }
 
 // ---------------------------------------------------------------- roles
+
+/// Keeps frames, which outlive the port; their buffers can be had again.
+fn keep(mut port: Dpdk) {
+    let limit = port.keeps();
+    let kept = keep::keeps_frames(
+        limit,
+        true,
+        |n| frame(1082, n),
+        |frame, sink| {
+            let deadline = Instant::now() + LIMIT;
+            let mut unsent = Some(());
+            let mut source = |buffer: &mut [u8]| {
+                unsent.take()?;
+                buffer[..frame.len()].copy_from_slice(frame);
+                Some(frame.len())
+            };
+            assert_eq!(port.tx_burst(Nanos::ZERO, &mut source).unwrap(), 1);
+            while port.rx_burst(Nanos::ZERO, sink).unwrap() == 0 {
+                assert!(Instant::now() < deadline, "nothing came back");
+            }
+        },
+    );
+    let copies: Vec<_> = kept.iter().map(|frame| frame.to_vec()).collect();
+    drop(port);
+    assert!(!kept.is_empty() && kept.iter().zip(&copies).all(|(kept, copy)| **kept == **copy));
+}
 
 /// Sends frames of each size, plain and gathered, has them back, and compares every byte.
 fn echo(port: &mut Dpdk) {

@@ -18,8 +18,8 @@ pub use dpdk::DpdkSpec;
 /// | text | meaning |
 /// |---|---|
 /// | `eth0` | the interface, by the best driver for it |
-/// | `af_xdp:eth0` | AF_XDP on queue 0 of the interface |
-/// | `af_xdp:eth0:2` | the same, on queue 2 |
+/// | `af_xdp:eth0` | AF_XDP on all queues of the interface |
+/// | `af_xdp:eth0:2` | the same, on queue 2 alone |
 /// | `udp:192.0.2.1` | a UDP socket on this address of the host |
 /// | `udp:eth0` | the same, on the interface's first address |
 /// | `dpdk:net_memif0@10.0.0.1/24 --vdev=...` | a port of DPDK, see [`DpdkSpec`] |
@@ -29,12 +29,12 @@ pub use dpdk::DpdkSpec;
 pub enum DeviceSpec {
     /// An interface; [`open`](DeviceSpec::open) chooses the driver.
     Interface(String),
-    /// AF_XDP on one queue of an interface.
+    /// AF_XDP on an interface.
     AfXdp {
         /// The interface's name.
         interface: String,
-        /// The queue.
-        queue: u32,
+        /// The queue; all of them if `None`.
+        queue: Option<u32>,
     },
     /// A UDP socket on an address of the host.
     Udp(IpAddr),
@@ -59,7 +59,7 @@ impl DeviceSpec {
     /// [`Error::Driver`]; [`Error::Unsupported`] for a driver that this build lacks.
     pub fn open(&self) -> Result<Box<dyn PacketDriver>, Error> {
         match self {
-            DeviceSpec::Interface(interface) => match open_af_xdp(interface, 0) {
+            DeviceSpec::Interface(interface) => match open_af_xdp(interface, None) {
                 Err(reason) if is_unavailable(&reason) => {
                     info!(interface, "taking the driver udp, because af_xdp can't be had: {reason}");
                     open_udp(&UdpConfig::of_interface(interface)?)
@@ -102,11 +102,11 @@ impl FromStr for DeviceSpec {
             }
             ("af_xdp", Some(argument)) => {
                 let (interface, queue) = match argument.split_once(':') {
-                    Some((interface, queue)) => (interface, queue.parse().ok()),
-                    None => (argument, Some(0)),
-                };
-                let Some(queue) = queue else {
-                    return refused("a queue number after the interface, as in af_xdp:eth0:2");
+                    Some((interface, queue)) => match queue.parse() {
+                        Ok(queue) => (interface, Some(queue)),
+                        Err(_) => return refused("a queue number after the interface, as in af_xdp:eth0:2"),
+                    },
+                    None => (argument, None),
                 };
                 if !is_interface_name(interface) {
                     return refused("af_xdp:INTERFACE, a name of 1 to 15 characters as `ip link` shows it");
@@ -138,8 +138,8 @@ impl fmt::Display for DeviceSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             DeviceSpec::Interface(interface) => f.write_str(interface),
-            DeviceSpec::AfXdp { interface, queue: 0 } => write!(f, "af_xdp:{interface}"),
-            DeviceSpec::AfXdp { interface, queue } => write!(f, "af_xdp:{interface}:{queue}"),
+            DeviceSpec::AfXdp { interface, queue: None } => write!(f, "af_xdp:{interface}"),
+            DeviceSpec::AfXdp { interface, queue: Some(queue) } => write!(f, "af_xdp:{interface}:{queue}"),
             DeviceSpec::Udp(address) => write!(f, "udp:{address}"),
             DeviceSpec::UdpInterface(interface) => write!(f, "udp:{interface}"),
             DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
@@ -174,13 +174,13 @@ fn is_unavailable(reason: &Error) -> bool {
 }
 
 #[cfg(feature = "af_xdp")]
-fn open_af_xdp(interface: &str, queue: u32) -> Result<Box<dyn PacketDriver>, Error> {
+fn open_af_xdp(interface: &str, queue: Option<u32>) -> Result<Box<dyn PacketDriver>, Error> {
     use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
     Ok(Box::new(AfXdp::open(&AfXdpConfig { queue, ..AfXdpConfig::new(interface) })?))
 }
 
 #[cfg(not(feature = "af_xdp"))]
-fn open_af_xdp(_: &str, _: u32) -> Result<Box<dyn PacketDriver>, Error> {
+fn open_af_xdp(_: &str, _: Option<u32>) -> Result<Box<dyn PacketDriver>, Error> {
     Err(Error::Unsupported("interfaces, in a build without the feature 'af_xdp'"))
 }
 
@@ -194,6 +194,7 @@ mod tests {
             "eth0",
             "eth0.5",
             "af_xdp:veth0",
+            "af_xdp:veth0:0",
             "af_xdp:veth0:2",
             "dpdk:net_ring0@10.0.0.1/24 -m 64",
             "udp:eth0",
@@ -203,8 +204,8 @@ mod tests {
         ] {
             assert_eq!(text.parse::<DeviceSpec>().expect(text).to_string(), text);
         }
-        let queue_0 = DeviceSpec::AfXdp { interface: "veth0".into(), queue: 0 };
-        assert_eq!("af_xdp:veth0:0".parse::<DeviceSpec>().expect("queue 0"), queue_0);
+        let all = DeviceSpec::AfXdp { interface: "veth0".into(), queue: None };
+        assert_eq!("af_xdp:veth0".parse::<DeviceSpec>().expect("all queues"), all);
     }
 
     #[test]

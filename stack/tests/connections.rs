@@ -9,11 +9,13 @@ mod namespaces;
 #[expect(unreachable_pub, reason = "a module shared with the benchmarks")]
 mod strangers;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ferroce::PacketDriver;
 use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce::driver::udp::{Udp, UdpConfig};
+use ferroce::driver::{self, FrameSink};
+use ferroce::{Nanos, PacketDriver};
 use strangers::{Outcome, Plan};
 
 /// One such request stopped the context for 3 s, and ended innocent connections with `RetryExcErr`.
@@ -30,6 +32,71 @@ fn strangers_end_no_connection() {
     assert!(asked > 1000, "{asked} requests");
     // All of them were heard, unless the port lost some.
     assert!(accepted > 100 && accepted + refused > asked / 2, "{accepted} accepted and {refused} refused");
+}
+
+/// Frames by queue, and those that were lost.
+#[derive(Debug, Default)]
+struct Heard {
+    by_queue: Vec<u64>,
+    lost: u64,
+}
+
+/// A port that tells how many frames each of its queues has brought.
+struct Told {
+    port: AfXdp,
+    heard: Arc<Mutex<Heard>>,
+}
+
+impl driver::Wrapper for Told {
+    type Inner = AfXdp;
+
+    fn inner(&self) -> &AfXdp {
+        &self.port
+    }
+
+    fn inner_mut(&mut self) -> &mut AfXdp {
+        &mut self.port
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
+        let received = self.port.rx_burst(now, sink)?;
+        let mut heard = self.heard.lock().unwrap();
+        heard.by_queue.clear();
+        heard.by_queue.extend(self.port.received_by_queue().map(|(_, frames)| frames));
+        Ok(received)
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.heard.lock().unwrap().lost = self.port.stats().rx_dropped;
+    }
+}
+
+/// 64 connections, made by QP1, over all queues of an interface that has four, and over one of them.
+#[test]
+fn connections_come_over_all_queues() {
+    let Some(namespaces) = namespaces::Pair::with_queues(1500, 4) else { return };
+    for queue in [None, Some(2)] {
+        let heard = [(); 2].map(|()| Arc::<Mutex<Heard>>::default());
+        let open = |heard: &Arc<Mutex<Heard>>| -> Box<dyn PacketDriver> {
+            let port = AfXdp::open(&AfXdpConfig { queue, ..AfXdpConfig::new(namespaces::VETH) }).unwrap();
+            Box::new(Told { port, heard: heard.clone() })
+        };
+        let ports = [namespaces.in_a(|| open(&heard[0])), namespaces.in_b(|| open(&heard[1]))];
+        let plan = Plan { connections: 64, rate: 100, time: Duration::from_secs(2) };
+        let outcome = strangers::run(ports, &plan).unwrap();
+        for heard in heard {
+            let heard = heard.lock().unwrap();
+            println!("queue {queue:?}: {heard:?} of 64 connections; {} sent again", outcome.retransmitted);
+            let queues = if queue.is_none() { 4 } else { 1 };
+            assert!(
+                heard.by_queue.len() == queues && heard.by_queue.iter().all(|frames| *frames > 500),
+                "{heard:?}"
+            );
+            assert_eq!(heard.lost, 0);
+        }
+    }
 }
 
 /// A socket's answers to them wait for ARP in the kernel. They took the send buffer of everybody's packets.

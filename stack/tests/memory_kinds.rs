@@ -4,13 +4,9 @@ use std::net::IpAddr;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Waker;
-use std::time::Duration;
 
 use ferroce::driver::loopback::{Loopback, Switch, SwitchConfig};
-use ferroce::driver::{
-    Capabilities, Error as DriverError, FrameSink, FrameSource, NextHop, Pinned, Stats, TAIL_MAX,
-};
+use ferroce::driver::{Error as DriverError, FrameSource, Pinned, TAIL_MAX, Wrapper};
 use ferroce::*;
 
 fn access() -> Access {
@@ -248,13 +244,15 @@ struct Keeper {
     kept: Arc<Mutex<Vec<Pinned>>>,
 }
 
-impl PacketDriver for Keeper {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
+impl Wrapper for Keeper {
+    type Inner = Loopback;
+
+    fn inner(&self) -> &Loopback {
+        &self.inner
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, DriverError> {
-        self.inner.rx_burst(now, sink)
+    fn inner_mut(&mut self) -> &mut Loopback {
+        &mut self.inner
     }
 
     fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
@@ -264,22 +262,6 @@ impl PacketDriver for Keeper {
             sent += 1;
         }
         Ok(sent)
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), DriverError> {
-        self.inner.wait(timeout)
-    }
-
-    fn waker(&self) -> Option<Waker> {
-        self.inner.waker()
-    }
-
-    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, DriverError> {
-        self.inner.resolve(peer)
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
     }
 }
 

@@ -4,14 +4,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats, loopback};
+use ferroce::driver::{self, FrameSink, Wrapper, loopback};
 use ferroce::*;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -407,10 +406,17 @@ struct Mortal {
     waker: bool,
 }
 
-impl PacketDriver for Mortal {
-    fn capabilities(&self) -> &Capabilities {
-        self.port.capabilities()
+impl Wrapper for Mortal {
+    type Inner = loopback::Loopback;
+
+    fn inner(&self) -> &loopback::Loopback {
+        &self.port
     }
+
+    fn inner_mut(&mut self) -> &mut loopback::Loopback {
+        &mut self.port
+    }
+
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         self.polls.fetch_add(1, Ordering::Relaxed);
         if self.dead.load(Ordering::Relaxed) {
@@ -419,20 +425,9 @@ impl PacketDriver for Mortal {
         }
         self.port.rx_burst(now, sink)
     }
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
-        self.port.tx_burst(now, source)
-    }
-    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
-        self.port.wait(timeout)
-    }
+
     fn waker(&self) -> Option<Waker> {
         self.port.waker().filter(|_| self.waker)
-    }
-    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
-        self.port.resolve(peer)
-    }
-    fn stats(&self) -> Stats {
-        self.port.stats()
     }
 }
 

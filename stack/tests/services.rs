@@ -12,10 +12,8 @@ mod pair;
 mod peer;
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork, Verdict};
-use ferroce::driver::{FrameSink, FrameSource};
 use ferroce::wire::{NetworkHeader, Packet, VlanTag, source_port};
 use ferroce::*;
 use pair::{End, Pair, QKEY};
@@ -502,25 +500,15 @@ impl<D> Stubborn<D> {
     }
 }
 
-impl<D: PacketDriver> PacketDriver for Stubborn<D> {
-    fn capabilities(&self) -> &driver::Capabilities {
-        self.port.capabilities()
+impl<D: PacketDriver> driver::Wrapper for Stubborn<D> {
+    type Inner = D;
+
+    fn inner(&self) -> &D {
+        &self.port
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        self.port.rx_burst(now, sink)
-    }
-
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
-        self.port.tx_burst(now, source)
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
-        self.port.wait(timeout)
-    }
-
-    fn resolve(&mut self, peer: std::net::IpAddr) -> Result<driver::NextHop, driver::Error> {
-        self.port.resolve(peer)
+    fn inner_mut(&mut self) -> &mut D {
+        &mut self.port
     }
 
     fn join(&mut self, group: std::net::IpAddr) -> Result<(), driver::Error> {
@@ -529,10 +517,6 @@ impl<D: PacketDriver> PacketDriver for Stubborn<D> {
 
     fn leave(&mut self, group: std::net::IpAddr) -> Result<(), driver::Error> {
         self.call("leave", group)
-    }
-
-    fn stats(&self) -> driver::Stats {
-        self.port.stats()
     }
 }
 

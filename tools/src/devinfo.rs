@@ -241,12 +241,6 @@ fn interface_missing(interface: &Interface) -> Vec<String> {
             "path MTU 4096 needs an MTU of {v4} over IPv4 and {v6} over IPv6: `ip link set {name} mtu {v6}`"
         ));
     }
-    if interface.rx_queues > 1 {
-        missing.push(format!(
-            "RoCE may arrive on any of {} receive queues, a socket hears one: `ethtool -L {name} combined 1`",
-            interface.rx_queues
-        ));
-    }
     missing
 }
 

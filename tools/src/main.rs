@@ -9,6 +9,8 @@ mod dissect;
 mod doctor;
 mod endpoint;
 mod failure;
+#[cfg(test)]
+mod groups;
 mod netns;
 mod output;
 mod perf;

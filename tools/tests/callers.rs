@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use ends::{Ferroce, alone};
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats};
+use ferroce::driver::{self, FilteredSource, FrameSource, Sent};
 use ferroce::{
     Access, CmEvent, Config, ConnectionParameters, Context, Data, DeviceSpec, ListenConfig, Memory, Nanos,
     PacketDriver, Poller, PortSpace, QpConfig, QpState, QpType, RKey, ReceiveWorkRequest, RemoteAddress,
@@ -92,35 +92,27 @@ fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Conte
 /// A port that keeps the RTUs of its connections back.
 struct NotReady(Box<dyn PacketDriver>);
 
-impl PacketDriver for NotReady {
-    fn capabilities(&self) -> &Capabilities {
-        self.0.capabilities()
+impl driver::Wrapper for NotReady {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.0
     }
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        self.0.rx_burst(now, sink)
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.0
     }
+
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         // IPv4 and UDP, then the BTH with the queue pair; behind it and the DETH the MAD with its attribute.
         const BTH: usize = 28;
-        let is_rtu = |packet: &[u8]| {
-            packet.get(BTH + 5..BTH + 8) == Some(&[0, 0, 1])
-                && packet.get(BTH + 36..BTH + 38) == Some(&[0, 0x14])
+        let mut scratch = Vec::new();
+        let is_no_rtu = |packet: Sent<'_>| {
+            let packet = packet.bytes(&mut scratch);
+            packet.get(BTH + 5..BTH + 8) != Some(&[0, 0, 1])
+                || packet.get(BTH + 36..BTH + 38) != Some(&[0, 0x14])
         };
-        self.0.tx_burst(now, &mut |buffer: &mut [u8]| loop {
-            let length = source.write(buffer)?;
-            if !is_rtu(&buffer[..length]) {
-                return Some(length);
-            }
-        })
-    }
-    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
-        self.0.wait(timeout)
-    }
-    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
-        self.0.resolve(peer)
-    }
-    fn stats(&self) -> Stats {
-        self.0.stats()
+        (*self.0).tx_burst(now, &mut FilteredSource::new(source, is_no_rtu))
     }
 }
 

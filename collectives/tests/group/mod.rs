@@ -5,9 +5,9 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use ferroce::driver::Error as DriverError;
 use ferroce::driver::loopback::{Switch, SwitchConfig};
-use ferroce::driver::{Capabilities, FrameSink, FrameSource, NextHop, Stats};
+use ferroce::driver::{self, Error as DriverError};
+use ferroce::driver::{FilteredSource, FrameSource, Sent};
 use ferroce::{Config, Context, Nanos, PacketDriver};
 use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
 
@@ -75,37 +75,28 @@ struct Lossy {
     left: u64,
 }
 
-impl PacketDriver for Lossy {
-    fn capabilities(&self) -> &Capabilities {
-        self.inner.capabilities()
+impl driver::Wrapper for Lossy {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.inner
     }
 
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, DriverError> {
-        self.inner.rx_burst(now, sink)
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.inner
     }
 
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
         let Lossy { inner, every, left } = self;
-        inner.tx_burst(now, &mut |buffer: &mut [u8]| {
+        let passes = |_: Sent<'_>| {
             *left -= 1;
-            if *left == 0 {
-                *left = *every;
-                source.write(buffer)?;
+            if *left > 0 {
+                return true;
             }
-            source.write(buffer)
-        })
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), DriverError> {
-        self.inner.wait(timeout)
-    }
-
-    fn resolve(&mut self, peer: std::net::IpAddr) -> Result<NextHop, DriverError> {
-        self.inner.resolve(peer)
-    }
-
-    fn stats(&self) -> Stats {
-        self.inner.stats()
+            *left = *every;
+            false
+        };
+        (**inner).tx_burst(now, &mut FilteredSource::new(source, passes))
     }
 }
 

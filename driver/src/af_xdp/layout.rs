@@ -1,5 +1,7 @@
 //! How the frame memory is cut, and which configurations there are.
 
+use std::ops::Range;
+
 use xsk_rs::config::{FrameSize, QueueSize, UmemConfig};
 
 use super::AfXdpConfig;
@@ -9,6 +11,8 @@ use crate::netlink::Interface;
 /// Enough for an MTU of 9000.
 pub(super) const MAX_CHUNKS_PER_SLOT: usize = 3;
 const MAX_TX_FRAMES: u32 = 1024;
+/// A hash may bring most frames to one of many queues.
+const MIN_RX_FRAMES: u32 = 2048;
 /// The kernel keeps this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
 pub(super) const XDP_HEADROOM: usize = 256;
 /// Ethernet header and one 802.1Q tag, which the MTU does not count.
@@ -20,6 +24,9 @@ pub(super) struct Layout {
     pub(super) umem: UmemConfig,
     pub(super) chunks_per_slot: u32,
     pub(super) tx_chunks: u32,
+    /// The numbers of the queues.
+    pub(super) queues: Range<u32>,
+    /// Of each queue.
     pub(super) rx_chunks: u32,
     pub(super) tx_ring: u32,
     pub(super) max_frame: usize,
@@ -40,16 +47,22 @@ impl Layout {
             value: format!("{} and {}", config.rx_frames, config.tx_frames),
             expected: e.to_string(),
         };
+        let queues = match config.queue {
+            Some(queue) => queue..queue + 1,
+            None => 0..interface.rx_queues.max(1),
+        };
+        let share = config.rx_frames / (queues.len() as u32).next_power_of_two();
+        let rx_chunks = share.max(config.rx_frames.min(MIN_RX_FRAMES));
         // The kernel hands frames out before it publishes that it has taken their chunks from the
         // fill ring, so a ring that just holds all chunks can look full when one comes back.
-        let fill_ring = 2 * config.rx_frames;
+        let fill_ring = 2 * rx_chunks;
         let umem = UmemConfig::builder()
             .frame_size(FrameSize::new(chunk).map_err(|e| invalid(&e))?)
             .fill_queue_size(QueueSize::new(fill_ring).map_err(|e| invalid(&e))?)
             .comp_queue_size(QueueSize::new(tx_ring).map_err(|e| invalid(&e))?)
             .build()
             .map_err(|e| invalid(&e))?;
-        Ok(Layout { umem, chunks_per_slot, tx_chunks, rx_chunks: config.rx_frames, tx_ring, max_frame })
+        Ok(Layout { umem, chunks_per_slot, tx_chunks, queues, rx_chunks, tx_ring, max_frame })
     }
 
     /// Whether frames may be larger than a chunk.
@@ -58,7 +71,7 @@ impl Layout {
     }
 
     pub(super) fn chunks(&self) -> u32 {
-        self.tx_chunks + self.rx_chunks
+        self.tx_chunks + self.rx_chunks * self.queues.len() as u32
     }
 }
 
@@ -70,10 +83,10 @@ pub(super) fn check(config: &AfXdpConfig, interface: &Interface) -> Result<(), E
     if !interface.up {
         return Err(Error::InterfaceDown { name: interface.name.clone() });
     }
-    if config.queue >= interface.rx_queues.min(interface.tx_queues) {
-        let queues = interface.rx_queues.min(interface.tx_queues);
+    let queues = interface.rx_queues.min(interface.tx_queues);
+    if let Some(queue) = config.queue.filter(|queue| *queue >= queues) {
         let expected = format!("'{}' has {queues} queue(s), counted from 0", interface.name);
-        return invalid("queue", config.queue, expected);
+        return invalid("queue", queue, expected);
     }
     if !config.rx_frames.is_power_of_two() || !(64..=65536).contains(&config.rx_frames) {
         return invalid("rx_frames", config.rx_frames, "a power of two from 64 to 65536".to_owned());

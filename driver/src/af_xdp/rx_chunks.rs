@@ -11,6 +11,7 @@ pub(super) struct RxChunks {
     /// A power of two.
     chunk_size: usize,
     with_kernel: Box<[bool]>,
+    descriptors: Box<[FrameDesc]>,
 }
 
 /// What a received descriptor is.
@@ -28,7 +29,12 @@ impl RxChunks {
     /// All of `chunks`, which lie in a row, are with the kernel.
     pub(super) fn new(chunks: &[FrameDesc], chunk_size: usize) -> RxChunks {
         let first = chunks.first().map_or(0, |chunk| chunk.addr() / chunk_size);
-        RxChunks { first, chunk_size, with_kernel: vec![true; chunks.len()].into() }
+        RxChunks {
+            first,
+            chunk_size,
+            with_kernel: vec![true; chunks.len()].into(),
+            descriptors: chunks.into(),
+        }
     }
 
     /// Takes back the chunk of a received descriptor.
@@ -53,9 +59,15 @@ impl RxChunks {
         self.with_kernel[chunk] = true;
     }
 
+    /// As `give_back`, by the chunk's number among these. Returns its descriptor.
+    pub(super) fn give_back_kept(&mut self, chunk: usize) -> FrameDesc {
+        self.with_kernel[chunk] = true;
+        self.descriptors[chunk]
+    }
+
     /// The number of the chunk with this address among those of the receive side; one that none has, if it is
     /// another's.
-    fn number(&self, address: usize) -> usize {
+    pub(super) fn number(&self, address: usize) -> usize {
         (address >> self.chunk_size.trailing_zeros()).wrapping_sub(self.first)
     }
 }
@@ -67,7 +79,12 @@ mod tests {
     const CHUNK: usize = 4096;
 
     fn chunks() -> RxChunks {
-        RxChunks { first: 3, chunk_size: CHUNK, with_kernel: vec![true; 4].into() }
+        RxChunks {
+            first: 3,
+            chunk_size: CHUNK,
+            with_kernel: vec![true; 4].into(),
+            descriptors: Box::default(),
+        }
     }
 
     #[test]

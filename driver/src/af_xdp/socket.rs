@@ -10,7 +10,7 @@ use xsk_rs::config::{BindFlags, LibxdpFlags, QueueSize, SocketConfig};
 use xsk_rs::{CompQueue, FillQueue, RxQueue, Socket, TxQueue};
 
 use super::frames::Frames;
-use super::{AfXdpConfig, BURST, Layout, os_cause, os_error};
+use super::{BURST, Layout, os_cause, os_error};
 use crate::Error;
 use crate::netlink::{Interface, XdpMode};
 
@@ -32,7 +32,7 @@ pub(super) struct Bound {
 
 /// Binds the socket to its queue: zero-copy, then copy.
 pub(super) fn bind(
-    config: &AfXdpConfig,
+    queue: u32,
     layout: &Layout,
     interface: &Interface,
     frames: &Frames,
@@ -42,16 +42,16 @@ pub(super) fn bind(
     let os = |source| os_error(WHAT, &interface.name, source);
     let mut why_copy = None;
     let made = if mode == XdpMode::Native {
-        match bind_patiently(config, layout, interface, frames, BindFlags::XDP_ZEROCOPY) {
+        match bind_patiently(queue, layout, interface, frames, BindFlags::XDP_ZEROCOPY) {
             Err(Error::Os { source, .. }) => {
                 why_copy = Some(format!("zero-copy refused: {source}"));
-                bind_patiently(config, layout, interface, frames, BindFlags::XDP_COPY)
+                bind_patiently(queue, layout, interface, frames, BindFlags::XDP_COPY)
             }
             other => other,
         }
     } else {
         why_copy = Some("generic XDP has no zero-copy".to_owned());
-        bind_patiently(config, layout, interface, frames, BindFlags::XDP_COPY)
+        bind_patiently(queue, layout, interface, frames, BindFlags::XDP_COPY)
     };
     let (tx, rx, rings) = made?;
     let Some((fill, completion)) = rings else {
@@ -64,7 +64,7 @@ type Rings = (TxQueue, RxQueue, Option<(FillQueue, CompQueue)>);
 
 /// Binds; waits for a queue that is about to be free.
 fn bind_patiently(
-    config: &AfXdpConfig,
+    queue: u32,
     layout: &Layout,
     interface: &Interface,
     frames: &Frames,
@@ -85,8 +85,8 @@ fn bind_patiently(
     let name = interface.name.parse().map_err(|_| os(io::Error::other("the name has a NUL in it")))?;
     let deadline = Instant::now() + BIND_PATIENCE;
     loop {
-        // SAFETY: the UMEM is not shared, and libxdp loads no program.
-        match unsafe { Socket::new(socket, &frames.umem, &name, config.queue) } {
+        // SAFETY: libxdp loads no program, so it may share the UMEM among sockets.
+        match unsafe { Socket::new(socket, &frames.umem, &name, queue) } {
             Ok(rings) => return Ok(rings),
             Err(error) => {
                 let source = os_cause(&error);
@@ -96,7 +96,7 @@ fn bind_patiently(
             }
         }
         if Instant::now() > deadline {
-            return Err(Error::QueueBusy { interface: interface.name.clone(), queue: config.queue });
+            return Err(Error::QueueBusy { interface: interface.name.clone(), queue });
         }
         thread::sleep(BIND_RETRY);
     }

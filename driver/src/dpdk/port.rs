@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use ferroce_dpdk_sys as sys;
 use tracing::warn;
 
+use super::kept::KEPT_MAX;
 use super::kind::{self, Kind, Tries};
 use super::mbuf::{BURST, HEAD_ROOM, PRIVATE, Pool, SEGMENT_ROOM};
 use super::{DpdkConfig, FRAME_OVERHEAD, eal, flow, lock};
@@ -279,7 +280,7 @@ impl Port {
         let socket = unsafe { sys::rte_eth_dev_socket_id(self.id) };
         let max_frame = self.max_frame();
         for queue in 0..queues {
-            let rx_frames = u32::from(rx).max(self.kind.ring) + BACKLOG as u32;
+            let rx_frames = u32::from(rx).max(self.kind.ring) + BACKLOG as u32 + KEPT_MAX;
             let tx_frames = u32::from(tx).max(self.kind.ring);
             let pool = |frames, room: usize, private| {
                 Pool::new(&self.name, frames, room.min(MAX_ROOM) as u16, private, socket)

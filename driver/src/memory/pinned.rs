@@ -4,7 +4,7 @@ use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::Handle;
+use super::{Handle, Span};
 
 /// Part of a [`Memory`](super::Memory) that a port sends from where it is. The memory is not given back by a context
 /// while one is left.
@@ -29,6 +29,12 @@ impl Pinned {
     /// The first byte; readable while the value lives.
     pub fn address(&self) -> NonNull<u8> {
         self.base
+    }
+
+    /// The bytes, to copy from.
+    pub fn span(&self) -> Span<'_> {
+        // SAFETY: `_handle` keeps the bytes valid while the value lives.
+        unsafe { Span::new(self.base, self.len) }
     }
 
     /// How many bytes.

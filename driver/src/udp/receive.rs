@@ -6,8 +6,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::control::{Control, number};
 use super::header::Template;
+use crate::kept::Copies;
 use crate::memory::Mapping;
-use crate::{FrameSink, Stats};
+use crate::{FrameSink, RxFrame, Stats};
 
 /// Datagrams a call: with their buffers, what a core's cache holds.
 const BURST: usize = 8;
@@ -24,6 +25,7 @@ pub(super) struct Receiver {
     names: [libc::sockaddr_in6; BURST],
     controls: [Control; BURST],
     datagrams: [Datagram; BURST],
+    copies: Copies,
     /// Datagrams asked for at once. Each that does not come costs a look into the socket, so it is one
     /// until more have waited.
     wanted: usize,
@@ -48,6 +50,7 @@ impl Receiver {
             names: unsafe { std::mem::zeroed() },
             controls: [Control::empty(); BURST],
             datagrams: [Datagram { template, len: 0, segment: 0 }; BURST],
+            copies: Copies::default(),
             wanted: 1,
         })
     }
@@ -70,7 +73,7 @@ impl Receiver {
                 let frame = datagram.write(slot, offset, number);
                 stats.rx_frames += 1;
                 stats.rx_bytes += frame.len() as u64;
-                sink.take(frame);
+                sink.take(RxFrame::new(frame, &mut self.copies));
                 offset += datagram.segment;
                 number = number.wrapping_add(1);
             }

@@ -1,4 +1,4 @@
-use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, TAIL_MAX};
+use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, RxFrame, TAIL_MAX};
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
@@ -382,8 +382,8 @@ impl FrameSink for Engine {
         }
     }
 
-    fn take(&mut self, frame: &[u8]) {
-        self.receive(frame);
+    fn take(&mut self, frame: RxFrame<'_>) {
+        self.receive(frame.bytes());
     }
 }
 

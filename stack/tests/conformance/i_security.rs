@@ -2,14 +2,13 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hint::black_box;
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
 use ferroce::WcStatus::{self, LocProtErr, RetryExcErr, Success, WrFlushErr};
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats, loopback};
+use ferroce::driver::{self, FilteredSource, FrameSource, Sent, Wrapper, loopback};
 use ferroce::wire::{
     Encapsulation, Extension, Feth, FlushType, Opcode, PayloadRule, Selectivity, Service, VlanTag,
 };
@@ -545,37 +544,30 @@ struct Seen {
     last_msn: AtomicU32,
 }
 
-impl PacketDriver for Losing {
-    fn capabilities(&self) -> &Capabilities {
-        self.port.capabilities()
+impl Wrapper for Losing {
+    type Inner = loopback::Loopback;
+
+    fn inner(&self) -> &loopback::Loopback {
+        &self.port
     }
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        self.port.rx_burst(now, sink)
+
+    fn inner_mut(&mut self) -> &mut loopback::Loopback {
+        &mut self.port
     }
+
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         let Losing { port, one_of, seen } = self;
-        port.tx_burst(now, &mut |buffer: &mut [u8]| {
-            loop {
-                let length = source.write(buffer)?;
-                if buffer[BTH] == Opcode::RC_ACKNOWLEDGE.byte() {
-                    let msn = [0, buffer[BTH + 13], buffer[BTH + 14], buffer[BTH + 15]];
-                    seen.last_msn.store(u32::from_be_bytes(msn), Relaxed);
-                }
-                if (seen.frames.fetch_add(1, Relaxed) + 1) % *one_of != 0 {
-                    return Some(length);
-                }
-                seen.lost.fetch_add(1, Relaxed);
+        let passes = |frame: Sent<'_>| {
+            let head = frame.head();
+            if head[BTH] == Opcode::RC_ACKNOWLEDGE.byte() {
+                let msn = [0, head[BTH + 13], head[BTH + 14], head[BTH + 15]];
+                seen.last_msn.store(u32::from_be_bytes(msn), Relaxed);
             }
-        })
-    }
-    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
-        self.port.wait(timeout)
-    }
-    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
-        self.port.resolve(peer)
-    }
-    fn stats(&self) -> Stats {
-        self.port.stats()
+            let lost = (seen.frames.fetch_add(1, Relaxed) + 1) % *one_of == 0;
+            seen.lost.fetch_add(u64::from(lost), Relaxed);
+            !lost
+        };
+        port.tx_burst(now, &mut FilteredSource::new(source, passes))
     }
 }
 

@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, Stats};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, RxFrame, Stats};
 use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Sack, Syndrome};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
@@ -706,7 +706,9 @@ impl PacketDriver for CablePort {
 
     fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
         let frames = std::mem::take(&mut self.cable.lock().unwrap().to_engine);
-        let allocated = allocation_counter::measure(|| frames.iter().for_each(|frame| sink.take(frame)));
+        let allocated = allocation_counter::measure(|| {
+            frames.iter().for_each(|frame| sink.take(RxFrame::borrowed(frame)))
+        });
         self.cable.lock().unwrap().allocations += allocated.count_total;
         Ok(frames.len())
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats};
+use ferroce::driver::{self, EitherSource, FrameSource};
 use ferroce::wire::cm::{CmBody, CmMessage, IpCm, PathRecord, Req, SERVICE_ID_TCP};
 use ferroce::wire::{Bth, Deth, Encapsulation, FrameBuilder, MAD_LEN, Opcode, PathAddress, PathHeader};
 use ferroce::*;
@@ -337,33 +337,26 @@ impl fmt::Display for Outcome {
     }
 }
 
-impl PacketDriver for Strangers {
-    fn capabilities(&self) -> &Capabilities {
-        self.port.capabilities()
+impl driver::Wrapper for Strangers {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.port
     }
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        self.port.rx_burst(now, sink)
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.port
     }
+
     fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
         let Strangers { port, frames, next, allowed } = self;
         let most = frames.len().min(allowed.load(Relaxed) as usize);
-        port.tx_burst(now, &mut |buffer: &mut [u8]| {
-            if let Some(length) = source.write(buffer) {
-                return Some(length);
-            }
+        let mut request = |buffer: &mut [u8]| {
             let frame = frames[..most].get(*next)?;
             buffer[..frame.len()].copy_from_slice(frame);
             *next += 1;
             Some(frame.len())
-        })
-    }
-    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
-        self.port.wait(timeout)
-    }
-    fn resolve(&mut self, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
-        self.port.resolve(peer)
-    }
-    fn stats(&self) -> Stats {
-        self.port.stats()
+        };
+        (**port).tx_burst(now, &mut EitherSource::new(source, &mut request))
     }
 }

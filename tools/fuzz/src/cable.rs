@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, Stats};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, RxFrame, Stats};
 use ferroce::{MacAddr, Nanos, PacketDriver};
 
 pub(crate) const ENGINE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -84,7 +84,7 @@ impl PacketDriver for CablePort {
         if frames.to_engine.is_empty() {
             return Ok(0);
         }
-        sink.take(&frames.to_engine);
+        sink.take(RxFrame::borrowed(&frames.to_engine));
         frames.to_engine.clear();
         Ok(1)
     }

@@ -191,7 +191,7 @@ pub(super) fn main(plan: &Plan, udp: bool, pcap: Option<&Path>) -> ExitCode {
         Ok(bootstrap) => {
             let device = match udp {
                 true => DeviceSpec::Udp(udp_address(bootstrap.rank())),
-                false => DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: 0 },
+                false => DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: None },
             };
             match device.open() {
                 Ok(driver) => run(plan, bootstrap, driver, stop, pcap, &mut tell),

@@ -5,12 +5,8 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Waker;
-use std::time::Duration;
 
-use ferroce_driver::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver, Refusal, Stats,
-};
+use ferroce_driver::{Error, FrameSink, Nanos, NextHop, PacketDriver};
 
 /// Passes everything on, until the flag is set: from then on its port is gone.
 pub(super) struct Stoppable {
@@ -33,46 +29,40 @@ impl Stoppable {
     }
 }
 
-impl PacketDriver for Stoppable {
-    fn capabilities(&self) -> &Capabilities {
-        self.driver.capabilities()
+impl ferroce_driver::Wrapper for Stoppable {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.driver
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.driver
     }
 
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         self.check()?;
-        self.driver.rx_burst(now, sink)
-    }
-
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        self.driver.tx_burst(now, source)
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.driver.wait(timeout)
-    }
-
-    fn waker(&self) -> Option<Waker> {
-        self.driver.waker()
-    }
-
-    fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        self.driver.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.driver.disarm();
+        self.inner_mut().rx_burst(now, sink)
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
         self.check()?;
-        self.driver.resolve(peer)
+        self.inner_mut().resolve(peer)
     }
+}
 
-    fn next_refusal(&mut self) -> Option<Refusal> {
-        self.driver.next_refusal()
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::groups::Groups;
 
-    fn stats(&self) -> Stats {
-        self.driver.stats()
+    #[test]
+    fn groups_are_joined_and_left_inside() {
+        let (driver, calls) = Groups::new();
+        let mut port = Stoppable { driver: Box::new(driver), stop: Arc::default() };
+        let group = [239, 0, 0, 1].into();
+        PacketDriver::join(&mut port, group).unwrap();
+        PacketDriver::leave(&mut port, group).unwrap();
+        assert_eq!(*calls.lock().unwrap(), [("join", group), ("leave", group)]);
     }
 }

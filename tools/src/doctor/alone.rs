@@ -2,14 +2,11 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::Waker;
 use std::time::Duration;
 
 use ferroce::driver::echo::{Echo, Pinger};
 use ferroce::driver::netlink::Netlink;
-use ferroce::driver::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, PacketDriver, Refusal, Stats,
-};
+use ferroce::driver::{self, Capabilities, Error, FilteredSink, FrameSink, Layer, PacketDriver};
 use ferroce::wire::{Identifications, Packet, ParseError, icrc};
 use ferroce::{
     Access, CmEvent, Config, ConnectionParameters, Context, Gid, Nanos, PKey, PathMtu, Poller, QpConfig,
@@ -302,51 +299,47 @@ struct Tap {
     seen: Arc<Mutex<Vec<Vec<u8>>>>,
 }
 
-impl PacketDriver for Tap {
+impl driver::Wrapper for Tap {
+    type Inner = dyn PacketDriver;
+
+    fn inner(&self) -> &Self::Inner {
+        &*self.driver
+    }
+
+    fn inner_mut(&mut self) -> &mut Self::Inner {
+        &mut *self.driver
+    }
+
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut take = |frame: &[u8]| {
+        let Tap { driver, seen, .. } = self;
+        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let keep = |frame: &[u8]| {
             if seen.len() < MAX_SEEN {
                 seen.push(frame.to_vec());
             }
-            sink.take(frame);
+            true
         };
-        self.driver.rx_burst(now, &mut take)
+        (**driver).rx_burst(now, &mut FilteredSink::new(sink, keep))
     }
+}
 
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        self.driver.tx_burst(now, source)
-    }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::groups::Groups;
 
-    fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        self.driver.wait(timeout)
-    }
-
-    fn waker(&self) -> Option<Waker> {
-        self.driver.waker()
-    }
-
-    fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        self.driver.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.driver.disarm();
-    }
-
-    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
-        self.driver.resolve(peer)
-    }
-
-    fn next_refusal(&mut self) -> Option<Refusal> {
-        self.driver.next_refusal()
-    }
-
-    fn stats(&self) -> Stats {
-        self.driver.stats()
+    #[test]
+    fn groups_are_joined_and_left_inside() {
+        let (driver, calls) = Groups::new();
+        let capabilities = driver.capabilities().clone();
+        let mut port = Tap { driver: Box::new(driver), capabilities, seen: Arc::default() };
+        let group = [239, 0, 0, 1].into();
+        PacketDriver::join(&mut port, group).unwrap();
+        PacketDriver::leave(&mut port, group).unwrap();
+        assert_eq!(*calls.lock().unwrap(), [("join", group), ("leave", group)]);
     }
 }

@@ -108,14 +108,6 @@ fn interface_check(capabilities: &Capabilities, interface: &Interface, peer: IpA
     if !interface.carrier {
         return Check::failed(NAME, format!("{row}; no carrier"), "plug it in, or set its other end up");
     }
-    // A socket hears all queues.
-    if interface.rx_queues > 1 && capabilities.driver == "af_xdp" {
-        return Check::note(
-            NAME,
-            format!("{row}; RoCE may arrive on any of {} receive queues", interface.rx_queues),
-            format!("`ethtool -L {name} combined 1`, or a flow rule for UDP port 4791"),
-        );
-    }
     if path_mtu < Some(PathMtu::Mtu1024) {
         return Check::note(NAME, row, format!("`ip link set {name} mtu 1500`, for path MTU 1024"));
     }

@@ -1,0 +1,169 @@
+//! Received frames that are kept beyond the call that brought them.
+
+use std::fmt;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// A received frame, as a [`FrameSink`](crate::FrameSink) takes it: its bytes, borrowed for the call, and the way to
+/// keep them for longer.
+pub struct RxFrame<'a> {
+    bytes: &'a [u8],
+    keeper: Option<&'a mut dyn Keeper>,
+}
+
+impl<'a> RxFrame<'a> {
+    /// A frame of a port that keeps none.
+    #[inline]
+    pub fn borrowed(bytes: &'a [u8]) -> RxFrame<'a> {
+        RxFrame { bytes, keeper: None }
+    }
+
+    /// A frame that `keeper` can keep.
+    #[inline]
+    pub(crate) fn new(bytes: &'a [u8], keeper: &'a mut dyn Keeper) -> RxFrame<'a> {
+        RxFrame { bytes, keeper: Some(keeper) }
+    }
+
+    /// The frame.
+    #[inline]
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Keeps the frame until the result is dropped. A port that receives into memory of its own lends that memory;
+    /// others copy the frame.
+    ///
+    /// # Errors
+    /// The frame itself, when so many are kept as the port [allows](crate::PacketDriver::keeps). Those that have been
+    /// dropped count no more from the next burst on.
+    ///
+    /// ```
+    /// use ferroce_driver::{KeptFrame, FrameSink, RxFrame};
+    ///
+    /// /// Looks at frames later.
+    /// struct Later {
+    ///     kept: Vec<KeptFrame>,
+    ///     copied: Vec<Vec<u8>>,
+    /// }
+    ///
+    /// impl FrameSink for Later {
+    ///     fn take(&mut self, frame: RxFrame<'_>) {
+    ///         match frame.keep() {
+    ///             Ok(frame) => self.kept.push(frame),
+    ///             Err(frame) => self.copied.push(frame.bytes().to_vec()),
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    pub fn keep(self) -> Result<KeptFrame, RxFrame<'a>> {
+        let RxFrame { bytes, keeper } = self;
+        let Some(keeper) = keeper else { return Err(RxFrame::borrowed(bytes)) };
+        keeper.keep(bytes).ok_or(RxFrame::borrowed(bytes))
+    }
+}
+
+impl fmt::Debug for RxFrame<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RxFrame({} bytes)", self.bytes.len())
+    }
+}
+
+/// A received frame that is its holder's until it is dropped, on any thread. Its bytes do not change.
+///
+/// It may outlive its port: the memory that it lies in goes with the last of its frames.
+pub struct KeptFrame {
+    bytes: Bytes,
+    token: usize,
+    home: Arc<dyn Home>,
+}
+
+enum Bytes {
+    Copied(Box<[u8]>),
+    Lent(NonNull<[u8]>),
+}
+
+// SAFETY: bytes that nobody writes until `give_back`, which `Home` takes from any thread.
+unsafe impl Send for KeptFrame {}
+// SAFETY: as above; a shared reference only reads.
+unsafe impl Sync for KeptFrame {}
+
+impl KeptFrame {
+    /// A copy of a frame.
+    pub(crate) fn copied(bytes: &[u8], token: usize, home: Arc<dyn Home>) -> KeptFrame {
+        KeptFrame { bytes: Bytes::Copied(bytes.into()), token, home }
+    }
+
+    /// The frame where it lies.
+    ///
+    /// # Safety
+    /// The bytes are valid and nobody writes them until `home` has `token` back, or is dropped.
+    #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
+    pub(crate) unsafe fn lent(bytes: &[u8], token: usize, home: Arc<dyn Home>) -> KeptFrame {
+        KeptFrame { bytes: Bytes::Lent(NonNull::from(bytes)), token, home }
+    }
+}
+
+impl Deref for KeptFrame {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Copied(bytes) => bytes,
+            // SAFETY: valid and not written until `home` has the token back, says who made the value.
+            Bytes::Lent(bytes) => unsafe { bytes.as_ref() },
+        }
+    }
+}
+
+impl Drop for KeptFrame {
+    fn drop(&mut self) {
+        self.home.give_back(self.token);
+    }
+}
+
+impl fmt::Debug for KeptFrame {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeptFrame({} bytes)", self.len())
+    }
+}
+
+/// How a port keeps the frame that it hands to a sink.
+pub(crate) trait Keeper {
+    /// `None` when no more may be kept.
+    fn keep(&mut self, bytes: &[u8]) -> Option<KeptFrame>;
+}
+
+/// Where kept frames come back to.
+pub(crate) trait Home: Send + Sync {
+    /// The frame with this token is not needed any more. Each is given back once.
+    fn give_back(&self, token: usize);
+}
+
+/// Keeps copies, for ports whose memory is somebody else's: the peer's, or the next system call's.
+#[derive(Debug, Default)]
+pub(crate) struct Copies(Arc<Count>);
+
+/// Frames that copying ports keep at once.
+pub(crate) const COPIES_MAX: usize = 256;
+
+#[derive(Debug, Default)]
+struct Count(AtomicUsize);
+
+impl Keeper for Copies {
+    fn keep(&mut self, bytes: &[u8]) -> Option<KeptFrame> {
+        // Only this adds to it.
+        if self.0.0.load(Ordering::Relaxed) >= COPIES_MAX {
+            return None;
+        }
+        self.0.0.fetch_add(1, Ordering::Relaxed);
+        Some(KeptFrame::copied(bytes, 0, self.0.clone()))
+    }
+}
+
+impl Home for Count {
+    fn give_back(&self, _: usize) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
