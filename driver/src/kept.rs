@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+#[cfg(any(feature = "af_xdp", feature = "dpdk"))]
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -81,6 +82,7 @@ pub struct KeptFrame {
 
 enum Bytes {
     Copied(Box<[u8]>),
+    #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
     Lent(NonNull<[u8]>),
 }
 
@@ -111,6 +113,7 @@ impl Deref for KeptFrame {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             Bytes::Copied(bytes) => bytes,
+            #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
             // SAFETY: valid and not written until `home` has the token back, says who made the value.
             Bytes::Lent(bytes) => unsafe { bytes.as_ref() },
         }
