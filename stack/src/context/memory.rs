@@ -42,7 +42,19 @@ impl Context {
     }
 
     /// Registers memory of any [kind](crate::MemoryKind): local work requests may name it, and peers as far as `access`
-    /// goes. The peers' addresses start at 0.
+    /// goes. The peers' addresses start at 0. The handle is the context's from now on:
+    ///
+    /// ```compile_fail,E0382
+    /// # use ferroce::*;
+    /// # fn main() -> Result<(), Error> {
+    /// # let mut context = Context::open("loopback".parse::<DeviceSpec>()?.open()?, &Config::default())?;
+    /// # let pd = context.alloc_pd()?;
+    /// let mut memory = Memory::zeroed(64)?;
+    /// let mr = context.register(pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    /// memory.write(0, b"late"); // of shared memory there are more handles
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`RegisterError`], with the memory.
@@ -170,7 +182,20 @@ impl Context {
     }
 
     /// The bytes of a region of owned memory. The borrow keeps the context from being polled meanwhile, so no peer
-    /// can write under it.
+    /// can write under it:
+    ///
+    /// ```compile_fail,E0502
+    /// # use ferroce::*;
+    /// # fn main() -> Result<(), Error> {
+    /// # let mut context = Context::open("loopback".parse::<DeviceSpec>()?.open()?, &Config::default())?;
+    /// # let pd = context.alloc_pd()?;
+    /// let mr = context.register(pd, Memory::zeroed(64)?, Access::LOCAL_WRITE)?;
+    /// let bytes = context.bytes(mr)?;
+    /// context.poll(Clock::start().now())?; // a peer may write now
+    /// println!("{}", bytes[0]);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Region`] for memory that others may write too, which has no slices.
