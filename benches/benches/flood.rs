@@ -306,7 +306,8 @@ impl Scene {
         assert!(grown < 1 << 20, "memory grew by {grown} bytes");
         let dropped = self.dropped();
         for (after, before) in self.attributes()?.into_iter().zip(before) {
-            let progress = QpAttributes { rq_psn: before.rq_psn, sq_psn: before.sq_psn, ..after };
+            let mut progress = after;
+            (progress.rq_psn, progress.sq_psn) = (before.rq_psn, before.sq_psn);
             assert_eq!((progress, after.state), (before, QpState::Rts));
         }
         let retransmitted = self.pair.ends[0].context.counters().value(Counter::RetransmittedPkts);

@@ -9,6 +9,7 @@ use crate::udp::set_option;
 
 /// What became of an echo request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Echo {
     /// It was answered, in the same length.
     Answered,

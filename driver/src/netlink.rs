@@ -39,6 +39,7 @@ struct Sought {
 
 /// A network interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Interface {
     /// Its name.
     pub name: String,
@@ -68,6 +69,7 @@ pub struct Interface {
 
 /// An XDP program on an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct AttachedXdp {
     /// The program's id, as `bpftool prog` lists it.
     pub program: u32,
@@ -88,6 +90,7 @@ pub enum XdpMode {
 
 /// The way to a peer through one interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Route {
     /// The router to which packets go; `None` when the peer is on the link.
     pub gateway: Option<IpAddr>,
@@ -99,6 +102,7 @@ pub struct Route {
 
 /// An entry of the neighbour (ARP, ND) table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Neighbour {
     /// The hardware address, confirmed lately or permanent.
     Fresh([u8; 6]),

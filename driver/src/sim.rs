@@ -131,6 +131,7 @@ pub type Filter = Box<dyn FnMut(&[u8]) -> Verdict + Send>;
 
 /// What was done to frames so far, by filter or by chance. A flooded frame counts once a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Counters {
     /// Frames that entered a link.
     pub offered: u64,

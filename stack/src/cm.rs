@@ -47,6 +47,7 @@ pub struct Listener(pub(crate) Handle);
 
 /// Which ports: those of connections, or those of datagram services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum PortSpace {
     /// `RDMA_PS_TCP`: connections (RC and UC).
     Tcp,

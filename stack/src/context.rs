@@ -25,8 +25,9 @@ use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::Exporter;
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::{
-    Config, Cq, DeviceAttributes, Error, Event, EventSource, GidEntry, Handle, MAX_MESSAGE, Mismatch, Pd,
-    Port, PostError, Qp, QpAttributes, QpConfig, QpState, ReceiveWorkRequest, SendOp, SendWorkRequest, Srq,
+    Config, Cq, DeviceAttributes, Error, Event, EventSource, Feature, GidEntry, Handle, MAX_MESSAGE,
+    Mismatch, Pd, Port, PostError, Qp, QpAttributes, QpConfig, QpState, ReceiveWorkRequest, SendOp,
+    SendWorkRequest, Srq,
 };
 
 /// One port with its protection domains, memory regions and windows, completion queues and queue
@@ -55,7 +56,7 @@ impl Context {
         config.check()?;
         let link_header = if capabilities.layer == Layer::Ethernet { ETHERNET_HEADER_MAX } else { 0 };
         if link_header == 0 && config.roce_v1 {
-            return Err(Error::Unsupported("RoCE v1, which is no UDP"));
+            return Err(Error::Unsupported(Feature::RoceV1));
         }
         let needed = capabilities.mtu as usize + link_header;
         if capabilities.max_frame < needed {
@@ -90,7 +91,7 @@ impl Context {
     /// row that is there; [`Error::Unsupported`] on a socket, which has one address.
     pub fn add_gid(&mut self, entry: GidEntry) -> Result<usize, Error> {
         if self.engine.port.socket.is_some() {
-            return Err(Error::Unsupported("another address on a socket; open one more for it"));
+            return Err(Error::Unsupported(Feature::SecondAddress));
         }
         if let Some(vlan) = entry.vlan.filter(|vlan| !(1..=4094).contains(vlan)) {
             return Err(Error::invalid("vlan", vlan, "1 to 4094"));

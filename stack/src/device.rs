@@ -181,7 +181,7 @@ fn open_af_xdp(interface: &str, queue: Option<u32>) -> Result<Box<dyn PacketDriv
 
 #[cfg(not(feature = "af_xdp"))]
 fn open_af_xdp(_: &str, _: Option<u32>) -> Result<Box<dyn PacketDriver>, Error> {
-    Err(Error::Unsupported("interfaces, in a build without the feature 'af_xdp'"))
+    Err(Error::Unsupported(crate::verbs::Feature::AfXdp))
 }
 
 #[cfg(test)]

@@ -42,8 +42,8 @@ pub use telemetry::metrics::{
 };
 pub use verbs::{
     Access, AddressVector, Ah, Config, Cq, DEFAULT_WINDOW, Data, Destination, DeviceAttributes, Endpoint,
-    Error, Event, EventSource, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp,
-    QpAttributes, QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
+    Error, Event, EventSource, Feature, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError,
+    Qp, QpAttributes, QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
     RegisterError, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes,
     SrqConfig, Transition, Unreachable, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
 };

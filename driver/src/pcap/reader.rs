@@ -22,6 +22,7 @@ pub struct Reader {
 
 /// One captured packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Record<'a> {
     /// Nanoseconds since 1970; 0 where the file has no time for it (pcapng's simple packets).
     pub timestamp: u64,

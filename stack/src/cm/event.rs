@@ -47,6 +47,7 @@ impl fmt::Debug for PrivateData {
 
 /// A request that came to a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ConnectionRequest {
     /// Where it came to.
     pub listener: Listener,

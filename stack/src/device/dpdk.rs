@@ -38,7 +38,7 @@ impl DpdkSpec {
 
     #[cfg(not(feature = "dpdk"))]
     pub(super) fn open(&self) -> Result<Box<dyn PacketDriver>, Error> {
-        Err(Error::Unsupported("ports of DPDK, in a build without the feature 'dpdk'"))
+        Err(Error::Unsupported(crate::verbs::Feature::Dpdk))
     }
 }
 

@@ -12,6 +12,7 @@ use crate::verbs::Error;
 /// | `Adaptive` | nothing, once it has found nothing for a while | `Spin`'s time first, then `Block`'s |
 /// | `Block` | nothing | a wake-up by the kernel, some microseconds to tens of them |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Idle {
     /// Looks again at once, for ever: for a core of its own.
     Spin,

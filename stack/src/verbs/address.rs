@@ -19,6 +19,7 @@ pub struct GidEntry {
 
 /// The port of a context: one interface of one driver.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Port {
     /// Its hardware address.
     pub mac: MacAddr,

@@ -6,6 +6,7 @@ use crate::verbs::Qp;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the verbs' names")]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum WcStatus {
     Success = 0,
     LocLenErr = 1,
@@ -30,6 +31,7 @@ pub enum WcStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(missing_docs, reason = "the verbs' names")]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum WcOpcode {
     Send = 0,
     RdmaWrite = 1,
@@ -46,6 +48,7 @@ pub enum WcOpcode {
 
 /// The end of a work request. On an error only `wr_id`, `status`, `qp` and `qpn` mean anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct WorkCompletion {
     /// What the work request was posted with.
     pub wr_id: u64,
@@ -90,6 +93,7 @@ impl WorkCompletion {
 
 /// Which completions raise an [`Event::Completion`](crate::Event::Completion).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Notify {
     /// The next one.
     Next,

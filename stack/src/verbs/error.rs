@@ -9,7 +9,7 @@ use ferroce_driver::{Memory, MemoryError};
 use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{Gid, PathMtu};
 
-use crate::verbs::{Access, QpState, Unreachable};
+use crate::verbs::{Access, Feature, QpState, Unreachable};
 
 /// Why a verb was refused. A refused verb changes nothing.
 #[derive(thiserror::Error)]
@@ -103,7 +103,7 @@ pub enum Error {
     },
     /// The backend cannot do this; nothing is emulated in silence.
     #[error("not supported by this backend: {0}")]
-    Unsupported(&'static str),
+    Unsupported(Feature),
     /// A region's memory can't be reached so.
     #[error("MR {handle}: {source}")]
     Region {

@@ -140,6 +140,7 @@ impl QpState {
 
 /// What [`Context::query_qp`](crate::Context::query_qp) tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct QpAttributes {
     /// Its transport service.
     pub qp_type: QpType,

@@ -27,6 +27,7 @@ impl SrqConfig {
 
 /// What [`Context::query_srq`](crate::Context::query_srq) tells.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SrqAttributes {
     /// How many receives fit.
     pub depth: u32,

@@ -9,6 +9,7 @@ use crate::verbs::{Access, AddressVector, Error, MAX_RD_ATOMIC, QpState, exponen
 
 /// A move from state to state, with all that the move requires and nothing else.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Transition {
     /// RC and UC, RESET → INIT, or INIT → INIT. The P_Key is the first of the port's table; another one is
     /// [`QpUpdate::pkey_index`].

@@ -1,6 +1,6 @@
 use ferroce_wire::{FlushType, Qpn, RKey, Selectivity};
 
-use crate::verbs::{Access, Ah, DeviceAttributes, Error, MAX_MESSAGE, Mr, Mw};
+use crate::verbs::{Access, Ah, DeviceAttributes, Error, Feature, MAX_MESSAGE, Mr, Mw};
 
 /// A piece of local memory: part of a registered region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +35,7 @@ pub struct Destination {
 
 /// What a send work request does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum SendOp {
     /// Into the peer's next receive work request.
     Send,
@@ -119,12 +120,8 @@ impl SendOp {
     /// Whether the device has the operation, and what it says of itself makes sense.
     pub(crate) fn check(&self, device: &DeviceAttributes) -> Result<(), Error> {
         match *self {
-            SendOp::Flush { .. } if !device.flush_global => {
-                Err(Error::Unsupported("FLUSH, which its Config turns off"))
-            }
-            SendOp::AtomicWrite(_) if !device.atomic_write => {
-                Err(Error::Unsupported("ATOMIC WRITE, which its Config turns off"))
-            }
+            SendOp::Flush { .. } if !device.flush_global => Err(Error::Unsupported(Feature::Flush)),
+            SendOp::AtomicWrite(_) if !device.atomic_write => Err(Error::Unsupported(Feature::AtomicWrite)),
             SendOp::Flush { kind, .. } if kind == FlushType::default() => {
                 Err(Error::invalid("flush type", "none", "global visibility, persistence or both"))
             }
@@ -138,6 +135,7 @@ impl SendOp {
 
 /// The local side of a send work request.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub enum Data<'a> {
     /// Gathered from (or, for READ and atomics, scattered to) registered memory.
     Sges(&'a [Sge]),

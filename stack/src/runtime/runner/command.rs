@@ -14,6 +14,7 @@ pub(super) const MAX_INLINE: usize = 96;
 
 /// What a [`RunnerHandle`](crate::RunnerHandle) takes from its ring.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum Delivery {
     /// A work request has ended, with success or not.
     Completed {
