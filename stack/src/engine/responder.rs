@@ -4,16 +4,16 @@
 //! Receiving only notes what is owed: results of READs and atomics, one NAK, one ACK. The transmit
 //! phase pays, in the order of the PSNs, which is what coalesces ACKs.
 
+mod explicit;
 mod owed;
 mod response;
 
-use ferroce_driver::{Memory, Nanos};
+use ferroce_driver::Nanos;
 use ferroce_wire::{
-    Extension, Feth, Nak, Operation, Packet, PathMtu, Position, Psn, RKey, RnrTimer, Selectivity, Service,
-    Successor, Syndrome,
+    Extension, Nak, Operation, Packet, Position, Psn, RKey, RnrTimer, Service, Successor, Syndrome,
 };
 
-use crate::engine::outcome::{Answer, Outcome, Outcomes, Part, TooMany};
+use crate::engine::outcome::{Answer, Outcomes, Part};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
@@ -21,6 +21,7 @@ use crate::verbs::{
     Access, Event, MAX_MESSAGE, QpState, QpUpdate, ReadyToReceive, WcOpcode, WcStatus, WorkCompletion,
 };
 
+use explicit::flush_access;
 use owed::OwedAck;
 
 /// The message under way.
@@ -382,99 +383,6 @@ impl QueuePair {
         Ok(())
     }
 
-    fn execute_read(
-        &mut self,
-        shared: &mut Shared,
-        packet: &Packet<'_>,
-        path_mtu: PathMtu,
-    ) -> Result<(), Refusal> {
-        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
-        let (va, rkey, length) = (reth.va(), reth.rkey(), reth.length());
-        self.make_room_for_outcome()?;
-        if length > 0 {
-            let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, length);
-            grant.map_err(|_| Refusal::Access)?;
-        }
-        let packets = path_mtu.packets(length);
-        shared.count(Counter::RxReadRequests);
-        self.responder.count_message();
-        self.remember(packets, Answer::Read { va, rkey, length });
-        self.responder.expected += packets;
-        Ok(())
-    }
-
-    fn execute_atomic(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Some(atomic) = packet.atomic_eth() else { return Err(Refusal::Invalid) };
-        if atomic.va() % 8 != 0 {
-            return Err(Refusal::Invalid);
-        }
-        self.make_room_for_outcome()?;
-        let grant =
-            shared.mrs.grant(self.pd, self.handle, atomic.rkey(), Access::REMOTE_ATOMIC, atomic.va(), 8);
-        let grant = grant.map_err(|_| Refusal::Access)?;
-        let is_swap = packet.opcode.operation() == Operation::CompareSwap;
-        let change = |memory: &mut Memory, at| match is_swap {
-            true => memory.compare_swap(at, atomic.compare(), atomic.swap_or_add()),
-            false => memory.fetch_add(at, atomic.swap_or_add()),
-        };
-        let original = shared.mrs.change_word(grant, change).map_err(|_| Refusal::Access)?;
-        shared.count(Counter::RxAtomicRequests);
-        self.responder.count_message();
-        self.remember(1, Answer::Atomic { original });
-        Ok(())
-    }
-
-    /// Host memory is coherent: what was written before is visible already, and only the right to
-    /// ask is checked. Unlike READ and WRITE, also for a length of 0 (docs/protocol.md §5).
-    fn execute_flush(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(Refusal::Invalid) };
-        let access = flush_access(feth);
-        let Some(selectivity) = feth.selectivity().filter(|_| access != Access::NONE) else {
-            return Err(Refusal::Invalid);
-        };
-        self.make_room_for_outcome()?;
-        let allowed = match selectivity {
-            Selectivity::Range => shared
-                .mrs
-                .grant(self.pd, self.handle, reth.rkey(), access, reth.va(), reth.length())
-                .map(drop),
-            // Address and length mean nothing then; rxe looks at neither.
-            Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, self.handle, reth.rkey(), access),
-        };
-        allowed.map_err(|_| Refusal::Access)?;
-        shared.count(Counter::RxFlushRequests);
-        self.responder.count_message();
-        self.remember(1, Answer::Done);
-        Ok(())
-    }
-
-    fn execute_atomic_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
-        if reth.length() != 8 || reth.va() % 8 != 0 {
-            return Err(Refusal::Invalid);
-        }
-        self.make_room_for_outcome()?;
-        let grant = shared.mrs.grant(self.pd, self.handle, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
-        let grant = grant.map_err(|_| Refusal::Access)?;
-        let Ok(word) = <[u8; 8]>::try_from(packet.payload) else { return Err(Refusal::Invalid) };
-        let store = |memory: &mut Memory, at| memory.store_u64(at, u64::from_ne_bytes(word)).map(|()| 0);
-        shared.mrs.change_word(grant, store).map_err(|_| Refusal::Access)?;
-        shared.count(Counter::RxAtomicWriteRequests);
-        self.responder.count_message();
-        self.remember(1, Answer::Done);
-        Ok(())
-    }
-
-    fn make_room_for_outcome(&mut self) -> Result<(), Refusal> {
-        self.responder.outcomes.make_room().map_err(|TooMany| Refusal::Invalid)
-    }
-
-    /// Owes the answer to the request that is executed now.
-    fn remember(&mut self, packets: u32, answer: Answer) {
-        let Responder { outcomes, expected, msn, .. } = &mut self.responder;
-        outcomes.push(Outcome::new(*expected, packets, *msn, answer));
-    }
-
     /// The end of the oldest receive: `wc`, but for what the packet and the receive say themselves.
     pub(crate) fn complete_receive(&mut self, shared: &mut Shared, packet: &Packet<'_>, wc: WorkCompletion) {
         if let Some(wr_id) = self.rq.pop(&mut shared.mrs) {
@@ -599,12 +507,4 @@ impl QueuePair {
         self.responder.ack.forget();
         self.schedule(shared);
     }
-}
-
-/// The right that a FLUSH needs, of the queue pair and of the memory.
-fn flush_access(feth: &Feth) -> Access {
-    let kind = feth.flush_type();
-    let global = if kind.global_visibility { Access::FLUSH_GLOBAL } else { Access::NONE };
-    let persistent = if kind.persistence { Access::FLUSH_PERSISTENT } else { Access::NONE };
-    global | persistent
 }
