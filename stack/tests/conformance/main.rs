@@ -11,6 +11,7 @@ use std::path::Path;
 
 mod a_parsing;
 mod b_requester;
+mod b_responses;
 mod c_loss;
 mod d_checks;
 mod d_order;
@@ -20,10 +21,12 @@ mod e_services;
 mod e_states;
 mod fuzz;
 mod g_cm;
+mod g_cm_ends;
 mod g_exchange;
 mod g_hostile;
 mod h_behaviour;
 mod h_go_back_n;
+mod i_progress;
 mod i_security;
 mod packet;
 #[path = "../pair/mod.rs"]
@@ -34,6 +37,7 @@ mod pairs;
 mod peer;
 mod pkeys;
 mod selective;
+mod selective_sender;
 mod switch;
 
 /// Cases that have no test here, and why.

@@ -6,21 +6,26 @@
 //! oldest packet sent, `expect_wc` the oldest completion, `expect_event` the oldest event. What
 //! nobody took fails the case when the peer is dropped.
 
-use std::collections::{HashMap, VecDeque};
+#[path = "cable.rs"]
+mod cable;
+#[path = "peer_expect.rs"]
+mod expect;
+
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, RxFrame, Stats};
-use ferroce::wire::{Encapsulation, Opcode, PathAddress, PathHeader, Sack, Syndrome};
+use ferroce::driver::{Capabilities, Layer};
+use ferroce::wire::{Encapsulation, PathAddress, PathHeader};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
-    Nanos, PKey, PacketDriver, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey,
-    ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, RemoteMemory, RnrTimer, SendFlags,
-    SendOp, SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath, WcStatus, WorkCompletion,
+    Nanos, PKey, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive,
+    ReadyToSend, ReceiveWorkRequest, RemoteAddress, RemoteMemory, RnrTimer, SendFlags, SendOp,
+    SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath,
 };
 
-use crate::packet::{self, BTH, Got, IP, Script, UDP, reseal};
+use crate::packet::{self, BTH, IP, Script, UDP, reseal};
+use cable::{Cable, CablePort};
 
 /// The peer's queue pair.
 pub(crate) const PEER_QPN: Qpn = Qpn::new(0x77);
@@ -467,200 +472,6 @@ impl Peer {
     }
 
     // Time.
-
-    /// Turns of the engine at the present time, until there is nothing left to do.
-    #[track_caller]
-    pub(crate) fn poll(&mut self) {
-        while self.context.poll(self.now).unwrap() > 0 {}
-    }
-
-    /// Lets time pass; every timer on the way fires at its own time.
-    #[track_caller]
-    pub(crate) fn advance(&mut self, by: Duration) {
-        let end = self.now + by;
-        self.poll();
-        while let Some(due) = self.context.next_timeout().filter(|due| *due <= end) {
-            // A timer that is due already fires in the poll before; one nanosecond keeps an engine
-            // that names the past from stopping the clock.
-            self.now = due.max(self.now + Duration::from_nanos(1));
-            self.poll();
-        }
-        self.now = end;
-        self.poll();
-    }
-
-    // What the engine sends.
-
-    /// The next packet of the engine, which must be this one.
-    #[track_caller]
-    pub(crate) fn expect(&mut self, opcode: Opcode, psn: u32) -> Got {
-        match self.next_packet() {
-            Some(got) if (got.opcode, got.psn) == (opcode, psn & 0xff_ffff) => got,
-            Some(got) => panic!(
-                "expected {} psn {psn:#x}\n   but got {got}\n{}",
-                opcode.name(),
-                self.situation("and then")
-            ),
-            None => {
-                panic!("expected {} psn {psn:#x}\n   but got nothing\n{}", opcode.name(), self.situation(""))
-            }
-        }
-    }
-
-    /// The next packet is an ACK of everything up to `psn`.
-    #[track_caller]
-    pub(crate) fn expect_ack(&mut self, psn: u32, msn: u32) {
-        self.expect_aeth(Syndrome::ACK.byte(), psn, msn);
-    }
-
-    /// The next packet is an Acknowledge with this syndrome byte.
-    #[track_caller]
-    pub(crate) fn expect_nak(&mut self, syndrome: u8, psn: u32, msn: u32) {
-        self.expect_aeth(syndrome, psn, msn);
-    }
-
-    #[track_caller]
-    fn expect_aeth(&mut self, syndrome: u8, psn: u32, msn: u32) {
-        let got = self.expect(Opcode::RC_ACKNOWLEDGE, psn);
-        let aeth = got.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
-        if aeth != Some((syndrome, msn)) {
-            panic!(
-                "expected syndrome {syndrome:#04x} msn {msn}\n   but got {got}\n{}",
-                self.situation("and then")
-            );
-        }
-    }
-
-    /// The next packet is a selective acknowledge of everything before `psn` that names `held`, and
-    /// nothing else.
-    #[track_caller]
-    pub(crate) fn expect_sack(&mut self, psn: u32, msn: u32, held: &[u32]) {
-        let got = self.expect(Opcode::SELECTIVE_ACKNOWLEDGE, psn);
-        let sack = got.sack.expect("a whole map");
-        let named: Vec<u32> =
-            (1..Sack::SPAN).map(|i| psn + i).filter(|psn| sack.holds(Psn::new(*psn))).collect();
-        let aeth = got.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
-        assert_eq!((aeth, &named[..]), (Some((Syndrome::ACK.byte(), msn)), held), "of {got}");
-        assert!(!sack.holds(Psn::new(psn)), "the missing one is named in {got}");
-    }
-
-    /// From now on the port takes so many packets of the engine; it is blocked after them.
-    pub(crate) fn take_at_most(&mut self, packets: usize) {
-        self.cable.lock().unwrap().room = packets;
-    }
-
-    /// From now on the port's buffers hold bytes that no other `poison` has at the same place.
-    pub(crate) fn poison(&mut self, poison: u8) {
-        self.cable.lock().unwrap().poison = poison;
-    }
-
-    /// How often the port has been asked for a way, which may block.
-    pub(crate) fn resolved(&self) -> u64 {
-        self.cable.lock().unwrap().resolved
-    }
-
-    #[track_caller]
-    pub(crate) fn expect_nothing(&mut self) {
-        self.poll();
-        if !self.cable.lock().unwrap().from_engine.is_empty() {
-            panic!("expected no packet\n{}", self.situation("but got"));
-        }
-    }
-
-    /// Takes all packets that the engine has sent.
-    #[track_caller]
-    pub(crate) fn take_packets(&mut self) -> Vec<Got> {
-        std::iter::from_fn(|| self.next_packet()).collect()
-    }
-
-    #[track_caller]
-    fn next_packet(&mut self) -> Option<Got> {
-        self.poll();
-        let (at, frame) = self.cable.lock().unwrap().from_engine.pop_front()?;
-        let got = Got::parse(at, frame);
-        assert!(
-            [PEER_QPN, Qpn::MULTICAST, Qpn::GSI].contains(&got.dest_qpn),
-            "destination of {got}: {}",
-            got.dest_qpn
-        );
-        Some(got)
-    }
-
-    /// Ends the context, and puts an empty one in its place. Returns what it sent at its end.
-    pub(crate) fn end(&mut self) -> Vec<Got> {
-        let (port, _) = driver::loopback::pair(&[ENGINE_V4], &[PEER_V4]);
-        let empty = Context::open(Box::new(port), &Config::default()).unwrap();
-        drop(std::mem::replace(&mut self.context, empty));
-        self.cq = self.context.create_cq(1).unwrap();
-        self.take_packets()
-    }
-
-    // What the engine tells its application.
-
-    /// The next completion, which must be this one.
-    #[track_caller]
-    pub(crate) fn expect_wc(&mut self, wr_id: u64, status: WcStatus) -> WorkCompletion {
-        self.poll();
-        match self.context.poll_cq(self.cq).unwrap() {
-            Some(wc) if (wc.wr_id, wc.status) == (wr_id, status) => wc,
-            Some(wc) => {
-                panic!(
-                    "expected completion of {wr_id}: {status:?}\n   but got {wc:?}\n{}",
-                    self.situation("")
-                )
-            }
-            None => {
-                panic!("expected completion of {wr_id}: {status:?}\n   but got none\n{}", self.situation(""))
-            }
-        }
-    }
-
-    #[track_caller]
-    pub(crate) fn expect_no_wc(&mut self) {
-        self.poll();
-        if let Some(wc) = self.context.poll_cq(self.cq).unwrap() {
-            panic!("expected no completion\n   but got {wc:?}\n{}", self.situation(""));
-        }
-    }
-
-    #[track_caller]
-    pub(crate) fn expect_event(&mut self, event: Event) {
-        self.poll();
-        assert_eq!(self.context.next_event(), Some(event), "the next event");
-    }
-
-    #[track_caller]
-    pub(crate) fn expect_no_event(&mut self) {
-        self.poll();
-        assert_eq!(self.context.next_event(), None, "the next event");
-    }
-
-    /// `counter` has counted `times` since it was last asked for.
-    #[track_caller]
-    pub(crate) fn expect_counted(&mut self, counter: Counter, times: u64) {
-        self.poll();
-        let value = self.context.counters().value(counter);
-        let before = self.asked.insert(counter, value).unwrap_or(0);
-        if value - before != times {
-            panic!(
-                "expected {} to count {times}\n   but it did {}\n{}",
-                counter.name(),
-                value - before,
-                self.situation("")
-            );
-        }
-    }
-
-    /// For the messages of failures: what else there is.
-    fn situation(&self, waiting: &str) -> String {
-        let mut text = String::new();
-        for (at, frame) in &self.cable.lock().unwrap().from_engine {
-            text.push_str(&format!("   {waiting} {}\n", Got::parse(*at, frame.clone())));
-        }
-        text.push_str(&format!("it is {:?}; {:?}\n", Duration::from_nanos(self.now.0), self.query()));
-        text.push_str(&self.context.counters().to_string());
-        text
-    }
 }
 
 impl Drop for Peer {
@@ -673,79 +484,5 @@ impl Drop for Peer {
             let allocations = self.cable.lock().unwrap().allocations;
             assert_eq!(allocations, 0, "allocations of the engine while it handled frames");
         }
-    }
-}
-
-/// Frames under way, both directions.
-#[derive(Default)]
-struct Cable {
-    to_engine: VecDeque<Vec<u8>>,
-    from_engine: VecDeque<(Nanos, Vec<u8>)>,
-    /// How many frames the port still takes.
-    room: usize,
-    /// What the port's buffers hold before the engine writes to them starts with this.
-    poison: u8,
-    /// What the engine has allocated while it took frames and made some.
-    allocations: u64,
-    /// How often the port was asked for a way.
-    resolved: u64,
-}
-
-struct CablePort {
-    capabilities: Capabilities,
-    buffer: Box<[u8]>,
-    /// What the buffer is filled with, until the engine has written to it.
-    poisoned: Option<u8>,
-    cable: Arc<Mutex<Cable>>,
-}
-
-impl PacketDriver for CablePort {
-    fn capabilities(&self) -> &Capabilities {
-        &self.capabilities
-    }
-
-    fn rx_burst(&mut self, _: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        let frames = std::mem::take(&mut self.cable.lock().unwrap().to_engine);
-        let allocated = allocation_counter::measure(|| {
-            frames.iter().for_each(|frame| sink.take(RxFrame::borrowed(frame)))
-        });
-        self.cable.lock().unwrap().allocations += allocated.count_total;
-        Ok(frames.len())
-    }
-
-    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, driver::Error> {
-        let CablePort { buffer, poisoned, cable, .. } = self;
-        let mut cable = cable.lock().unwrap();
-        let mut sent = 0;
-        while cable.room > 0 {
-            // What the engine leaves unwritten shows up as these bytes.
-            if *poisoned != Some(cable.poison) {
-                *poisoned = Some(cable.poison);
-                let bytes = buffer.iter_mut().enumerate();
-                bytes.for_each(|(at, byte)| *byte = cable.poison.wrapping_add(at as u8));
-            }
-            let mut length = None;
-            let allocated = allocation_counter::measure(|| length = source.write(buffer));
-            cable.allocations += allocated.count_total;
-            let Some(length) = length else { break };
-            *poisoned = None;
-            cable.room -= 1;
-            cable.from_engine.push_back((now, buffer[..length].to_vec()));
-            sent += 1;
-        }
-        Ok(sent)
-    }
-
-    fn wait(&mut self, _: Duration) -> Result<(), driver::Error> {
-        Ok(())
-    }
-
-    fn resolve(&mut self, _: IpAddr) -> Result<driver::NextHop, driver::Error> {
-        self.cable.lock().unwrap().resolved += 1;
-        Ok(driver::NextHop::Found(PEER_MAC.0))
-    }
-
-    fn stats(&self) -> Stats {
-        Stats::default()
     }
 }

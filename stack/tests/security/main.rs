@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod bugs;
+mod bugs_of_state;
 #[path = "../conformance/packet.rs"]
 #[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
 mod packet;
@@ -19,7 +20,7 @@ fn every_row_has_its_tests() {
         .lines()
         .filter_map(|line| line.strip_suffix("` |")?.rsplit_once("| `").map(|(_, test)| test))
         .collect();
-    let sources = [include_str!("bugs.rs"), include_str!("threats.rs")];
+    let sources = [include_str!("bugs.rs"), include_str!("bugs_of_state.rs"), include_str!("threats.rs")];
     let tests: Vec<&str> = sources
         .into_iter()
         .flat_map(str::lines)

@@ -1,0 +1,171 @@
+//! The connection manager: how exchanges end, and which listener a request is for.
+
+use std::time::Duration;
+
+use ferroce::wire::Opcode;
+use ferroce::wire::cm::{CmBody, CmMessage, Dreq, Rej, RejectReason, Req, SERVICE_ID_TCP, Stage};
+use ferroce::{
+    CmEvent, ConnectionParameters, Counter, Gid, ListenConfig, PathMtu, PortSpace, Psn, QpState, Qpn,
+    WcStatus,
+};
+
+use crate::g_exchange::*;
+use crate::packet::packet;
+use crate::peer::{PEER_QPN, Peer};
+
+/// The ACK timeout of a REQ may be anything up to 2.4 hours.
+#[test]
+fn timewait_ends_in_seconds() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let mut asked = req(&peer);
+    asked.primary_path.set_ack_timeout(31);
+    peer.inject(mad(CmBody::Req(&asked)));
+    let id = request(&mut peer).id;
+    peer.context.accept(id, peer.qp, &ConnectionParameters::default()).unwrap();
+    peer.poll();
+    let (_, rep) = take!(&mut peer, Rep);
+    let dreq = Dreq::new(PEER_ID, rep.local_comm_id(), peer.qpn);
+    peer.inject_all([mad(CmBody::Rtu(&rtu(&rep))), mad(CmBody::Dreq(&dreq))]);
+    take!(&mut peer, Drep);
+    match peer.context.next_cm_event() {
+        Some(CmEvent::Established { id: named, .. }) => assert_eq!(named, id),
+        other => panic!("{other:?}"),
+    }
+    expect(&mut peer, CmEvent::Disconnected { id });
+    peer.advance(Duration::from_millis(2200));
+    expect(&mut peer, CmEvent::TimewaitExit { id });
+    // A peer that has not heard our DREP hears it all the same.
+    peer.inject(mad(CmBody::Dreq(&dreq)));
+    take!(&mut peer, Drep);
+}
+
+/// A requester that gives up before it knows our id names its own.
+#[test]
+fn a_request_is_taken_back() {
+    let give_up = mad(CmBody::Rej(&Rej::new(PEER_ID, 0, Stage::Other, RejectReason::TIMEOUT)));
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    peer.inject_all([mad(CmBody::Req(&req(&peer))), give_up.clone()]);
+    expect_no_cm_event(&mut peer);
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    let id = request(&mut peer).id;
+    peer.inject(give_up.clone());
+    expect_rejected(&mut peer, id, RejectReason::TIMEOUT);
+    assert!(peer.context.accept(id, peer.qp, &ConnectionParameters::default()).is_err());
+    let (id, _) = accept(&mut peer);
+    peer.inject(give_up);
+    expect_rejected(&mut peer, id, RejectReason::TIMEOUT);
+    peer.expect_state(QpState::Error);
+}
+
+/// How long a request is kept is what its sender waits for us, and longer when we ask it to wait.
+#[test]
+fn a_request_is_kept_as_long_as_its_peer_waits() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    let mut asked = req(&peer);
+    asked.set_local_cm_timeout(4);
+    asked.set_remote_cm_timeout(14);
+    asked.set_max_cm_retries(3);
+    // 4 times 67 ms.
+    peer.inject(mad(CmBody::Req(&asked)));
+    let id = request(&mut peer).id;
+    peer.advance(Duration::from_millis(200));
+    peer.inject(mad(CmBody::Req(&asked)));
+    take!(&mut peer, Mra);
+    peer.advance(Duration::from_secs(8));
+    peer.context.accept(id, peer.qp, &ConnectionParameters::default()).unwrap();
+    peer.poll();
+    take!(&mut peer, Rep);
+}
+
+/// A peer that began anew uses its queue pair numbers anew.
+#[test]
+fn a_dead_connection_makes_way() {
+    let (mut peer, id, _) = accepted();
+    let mut anew = Req::new(
+        9,
+        SERVICE_ID_TCP + u64::from(PORT),
+        PEER_QPN,
+        Psn::new(1),
+        PathMtu::Mtu512,
+        req(&peer).primary_path,
+    );
+    anew.private_data = req(&peer).private_data;
+    peer.modify(ferroce::Transition::Error);
+    peer.inject(mad(CmBody::Req(&anew)));
+    let kinds: Vec<&str> =
+        peer.take_packets().iter().map(|got| CmMessage::parse(&got.payload).unwrap().body.name()).collect();
+    assert_eq!(kinds, ["DREQ", "REJ"]);
+    peer.advance(Duration::from_secs(60));
+    peer.take_packets();
+    expect(&mut peer, CmEvent::Disconnected { id });
+    expect(&mut peer, CmEvent::TimewaitExit { id });
+    peer.inject(mad(CmBody::Req(&anew)));
+    assert_ne!(request(&mut peer).id, id);
+}
+
+/// Nobody's address is answered, and what comes from there is nobody's.
+#[test]
+fn requests_from_no_host() {
+    let mut peer = engine();
+    listen(&mut peer, PortSpace::Tcp);
+    for source in ["239.1.1.1", "255.255.255.255", "0.0.0.0"] {
+        peer.address.source = Gid::from(source.parse::<std::net::IpAddr>().unwrap());
+        let asked = mad(CmBody::Req(&req(&peer)));
+        peer.expect_refused(asked, Counter::RxWrongAddress);
+    }
+    expect_no_cm_event(&mut peer);
+}
+
+#[test]
+fn listeners_are_told_apart() {
+    let mut peer = engine();
+    let any = listen(&mut peer, PortSpace::Tcp);
+    let config = ListenConfig { backlog: 1, per_source: 1, ..ListenConfig::default() };
+    let again = |peer: &mut Peer, address: &str| {
+        peer.context.listen(PortSpace::Tcp, address.parse().unwrap(), &config)
+    };
+    assert!(again(&mut peer, "[::]:7471").is_err(), "the same as 0.0.0.0");
+    let own = again(&mut peer, "[::ffff:192.0.2.2]:7471").unwrap();
+    assert!(again(&mut peer, "192.0.2.2:7471").is_err());
+    assert!(again(&mut peer, "192.0.2.3:7471").unwrap_err().to_string().contains("an address of 'script0'"));
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    let came = request(&mut peer);
+    assert_eq!(came.listener, own);
+    // Its backlog is full.
+    let path = req(&peer).primary_path;
+    let mut more =
+        Req::new(9, SERVICE_ID_TCP + u64::from(PORT), Qpn::new(0x99), Psn::new(1), PathMtu::Mtu512, path);
+    more.private_data = req(&peer).private_data;
+    peer.inject(mad(CmBody::Req(&more)));
+    assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::NO_RESOURCES);
+    // With the listener go the requests that wait.
+    peer.context.unlisten(own).unwrap();
+    peer.poll();
+    assert_eq!(take!(&mut peer, Rej).1.reason(), RejectReason::CONSUMER);
+    peer.inject(mad(CmBody::Req(&more)));
+    assert_eq!(request(&mut peer).listener, any);
+    peer.inject(mad(CmBody::Req(&req(&peer))));
+    peer.context.unlisten(any).unwrap();
+    assert!(peer.context.unlisten(any).is_err());
+    let event = peer.context.next_cm_event();
+    assert_eq!(event, None, "a request that is taken back");
+    peer.poll();
+    assert_eq!(peer.take_packets().len(), 2);
+}
+
+/// A peer that hears of the end before its ACK takes what was delivered for lost.
+#[test]
+fn acks_go_before_the_end() {
+    let (mut peer, _, rep) = accepted();
+    peer.post_recv(1, 8);
+    let first = rep.starting_psn().value();
+    peer.arrive([packet(Opcode::RC_SEND_ONLY, first).payload(b"bye").ack_req()]);
+    assert_eq!(peer.context.poll(peer.now).unwrap(), 1);
+    peer.expect_wc(1, WcStatus::Success);
+    let frames = peer.end();
+    let opcodes: Vec<Opcode> = frames.iter().map(|got| got.opcode).collect();
+    assert_eq!(opcodes, [Opcode::RC_ACKNOWLEDGE, Opcode::UD_SEND_ONLY]);
+}
