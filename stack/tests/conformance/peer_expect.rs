@@ -6,7 +6,7 @@ use ferroce::driver;
 use ferroce::wire::{Opcode, Sack, Syndrome};
 use ferroce::{Config, Context, Counter, Event, Psn, Qpn, WcStatus, WorkCompletion};
 
-use super::Peer;
+use super::{ENGINE_V4, PEER_QPN, PEER_V4, Peer};
 use crate::packet::Got;
 
 impl Peer {
