@@ -384,19 +384,14 @@ impl Target {
         }
         if let Some((opcode, length)) = effect.received {
             let receive = self.receives.pop_front().expect("the effect looked at it");
-            self.completions.push_back(WorkCompletion {
-                wr_id: receive.wr_id,
-                status: WcStatus::Success,
-                opcode,
-                byte_len: length as u32,
-                grh: packet.deth().is_some(),
-                immediate: effect.immediate,
-                invalidated: effect.invalidates,
-                qp: self.live.qp,
-                qpn: self.live.qpn,
-                src_qpn: packet.deth().map_or(PEER_QPN, |deth| deth.source_qpn()),
-                source_mac: packet.deth().and(packet.source_mac()),
-            });
+            let mut wc = WorkCompletion::EMPTY;
+            (wc.wr_id, wc.status, wc.opcode) = (receive.wr_id, WcStatus::Success, opcode);
+            (wc.byte_len, wc.grh) = (length as u32, packet.deth().is_some());
+            (wc.immediate, wc.invalidated) = (effect.immediate, effect.invalidates);
+            (wc.qp, wc.qpn) = (self.live.qp, self.live.qpn);
+            wc.src_qpn = packet.deth().map_or(PEER_QPN, |deth| deth.source_qpn());
+            wc.source_mac = packet.deth().and(packet.source_mac());
+            self.completions.push_back(wc);
         }
         if let Some(answer) = effect.answer {
             assert!(self.live.setup.dest_rd_atomic > 0, "{} beyond max_dest_rd_atomic", packet.opcode);

@@ -315,8 +315,9 @@ impl Target {
             self.came.insert(packet.bth.psn().value());
         }
         self.check_memory(packet.as_ref());
-        let after = self.live.query();
-        self.check_sent(&sent, &QpAttributes { state: before.state, ..after });
+        let mut after = self.live.query();
+        after.state = before.state;
+        self.check_sent(&sent, &after);
         self.live.drain_events();
     }
 
