@@ -382,3 +382,22 @@ fn an_ack_is_kept_from_nobody_who_asks_again() {
     peer.expect_ack(RQ + 1, 2);
     peer.expect_nothing();
 }
+
+/// An interface that is down takes some frames and then none. Its queue pairs have no turn any more, and their ACK
+/// timers end them all the same.
+#[test]
+fn a_port_that_takes_nothing_stops_no_timer() {
+    let mut peer = Peer::new();
+    peer.take_at_most(2);
+    for wr_id in 1..=3 {
+        peer.post_write(wr_id, &pattern(64));
+    }
+    peer.poll();
+    assert_eq!(peer.take_packets().len(), 2);
+    peer.take_at_most(0);
+    peer.advance(Duration::from_secs(10));
+    peer.expect_wc(1, WcStatus::RetryExcErr);
+    peer.expect_wc(2, WcStatus::WrFlushErr);
+    peer.expect_wc(3, WcStatus::WrFlushErr);
+    peer.expect_state(QpState::Error);
+}

@@ -357,13 +357,15 @@ impl QueuePair {
         }
     }
 
-    /// Starts the ACK timer anew. The queue pair is scheduled, or has its turn: what it waits for is told then.
+    /// Starts the ACK timer anew. It runs for a queue pair that is scheduled too: a port that takes nothing gives
+    /// nobody a turn.
     pub(crate) fn arm_ack_timer(&mut self, shared: &mut Shared) {
         let requester = &mut self.requester;
         requester.ack_deadline = match requester.ack_timeout() {
             Some(timeout) if requester.una != requester.sent => shared.now + timeout,
             _ => Nanos::NEVER,
         };
+        shared.scheduler.at(self.handle.0.index, requester.ack_deadline);
     }
 
     /// The time has come that it has waited for, or an earlier one that does not count any more.
@@ -383,7 +385,8 @@ impl QueuePair {
         match self.waits_for(shared) {
             Wait::NextPoll => self.schedule(shared),
             wait if !self.scheduled => self.scheduled = shared.scheduler.wait(self.handle.0.index, wait),
-            // Its turn ends with what it waits for.
+            // Its turn ends with what it waits for, but that may be far.
+            Wait::At(time) => shared.scheduler.at(self.handle.0.index, time),
             _ => {}
         }
         self.settle(shared);

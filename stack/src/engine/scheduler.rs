@@ -124,6 +124,12 @@ impl Scheduler {
         true
     }
 
+    /// A queue pair is looked at by `time`, whatever else it waits for.
+    #[inline]
+    pub(crate) fn at(&mut self, index: u32, time: Nanos) {
+        self.wheel.ensure(index, time);
+    }
+
     /// The next queue pair whose time has come.
     #[inline]
     pub(crate) fn due(&mut self, now: Nanos) -> Option<u32> {

@@ -30,7 +30,8 @@ pub(super) struct Requester {
     reacted: Option<i64>,
     /// What was told by RNR NAKs and not repeated yet.
     not_ready: Option<NotReady>,
-    /// Repeats before the time that an RNR NAK asks for, as frame and what is to be said, and how many came after it.
+    /// Repeats before the time that an RNR NAK asks for that may be the network's copies, as frame and what is to be
+    /// said, and how many repeats came after it.
     early: Vec<(u64, String)>,
     waited: usize,
 }
@@ -186,7 +187,13 @@ impl Judge<'_> {
             if is_early && waited >= slack {
                 let wait = until.since(told);
                 let text = format!("PSN {} again after {waited:?}: the RNR NAK asks for {wait:?}", hex(psn));
-                self.requester.early.push((packet.frame, text));
+                // Of a host that numbers its packets copies are known, and this is none.
+                let first = self.requester.firsts.get(&psn);
+                if first.is_some_and(|first| first.is_same_as(packet)) && !self.strict {
+                    self.requester.early.push((packet.frame, text));
+                } else {
+                    self.violation(Rule::RnrWait, packet.frame, text);
+                }
             } else if !is_early {
                 self.requester.waited += 1;
             }
@@ -200,7 +207,7 @@ impl Judge<'_> {
     /// from one that was sent again.
     pub(super) fn settle_waits(&mut self) {
         let (early, waited) = (std::mem::take(&mut self.requester.early), self.requester.waited);
-        let is_habit = self.strict || early.len() > waited;
+        let is_habit = early.len() > waited;
         for (frame, text) in early {
             match is_habit {
                 true => self.violation(Rule::RnrWait, frame, text),
