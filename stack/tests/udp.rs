@@ -433,7 +433,7 @@ fn what_a_socket_can_not_do_is_refused() {
     let mut end = End::open(UdpConfig::new(loopback(13)));
     let entry = GidEntry { gid: loopback(14).into(), roce_v1: false, vlan: Some(5) };
     let refusal = end.context.add_gid(entry).unwrap_err();
-    assert!(matches!(refusal, Error::Unsupported(Feature::RoceV1)), "{refusal}");
+    assert!(matches!(refusal, Error::Unsupported(Feature::SecondAddress)), "{refusal}");
     // No way there: told at once, and the queue pair stays as it is.
     let (qp, _) = end.qp();
     end.context.modify_qp(qp, Transition::Init { access: access() }).unwrap();
