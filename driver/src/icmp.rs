@@ -15,10 +15,14 @@ pub(crate) struct IcmpListener {
     /// Of ICMP and ICMPv6 (`true`), though their type says UDP: that one receives from any datagram socket.
     sockets: Vec<(UdpSocket, bool)>,
     next_look: Nanos,
+    /// Messages that are still read in this look.
+    left: u32,
 }
 
 /// A look costs a system call for each socket.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
+/// Messages that are read in one look: anybody can send them, and a poll must end.
+const MESSAGES_MAX: u32 = 64;
 /// As much as hosts quote of a packet (RFC 1812 4.3.2.3: no more than 576 bytes in all), and the outer headers.
 const LONGEST: usize = 640;
 /// What waits at most while nobody asks; the kernel takes at least 2 KiB.
@@ -34,17 +38,24 @@ impl IcmpListener {
                 None
             }
         };
-        IcmpListener { sockets: [false, true].into_iter().filter_map(open).collect(), next_look: Nanos::ZERO }
+        IcmpListener {
+            sockets: [false, true].into_iter().filter_map(open).collect(),
+            next_look: Nanos::ZERO,
+            left: MESSAGES_MAX,
+        }
     }
 
-    /// The next word that has come. Looks for none more often than every millisecond.
+    /// The next word that has come. Looks every millisecond, for [`MESSAGES_MAX`] messages at most.
     pub(crate) fn hear(&mut self, now: Nanos) -> Option<Refusal> {
         if now < self.next_look {
             return None;
         }
         let mut message = [0; LONGEST];
         for (socket, ipv6) in &self.sockets {
-            while let Ok((len, from)) = socket.recv_from(&mut message) {
+            while self.left > 0
+                && let Ok((len, from)) = socket.recv_from(&mut message)
+            {
+                self.left -= 1;
                 let parse = if *ipv6 { parse_v6 } else { parse_v4 };
                 let refusal = parse(&message[..len], from.ip());
                 if refusal.is_some() {
@@ -52,7 +63,7 @@ impl IcmpListener {
                 }
             }
         }
-        self.next_look = now + LOOK_EVERY;
+        (self.next_look, self.left) = (now + LOOK_EVERY, MESSAGES_MAX);
         None
     }
 }

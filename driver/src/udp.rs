@@ -456,10 +456,13 @@ fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(address) if address.is_unicast_link_local())
 }
 
+/// Words that are taken from a socket at once: anybody can send ICMP messages, and a poll must end.
+const WORDS_MAX: usize = 256;
+
 /// Moves the kernel's words to `refusals`, as far as there is room. Returns whether ICMP messages came.
 fn keep_refusals(socket: BorrowedFd<'_>, refusals: &mut VecDeque<Refusal>) -> bool {
     let mut any = false;
-    while let Some(word) = refusal::take(socket) {
+    for word in std::iter::from_fn(|| refusal::take(socket)).take(WORDS_MAX) {
         any |= word.came;
         if let Some(refusal) = word.refusal.filter(|_| refusals.len() < REFUSALS_MAX) {
             refusals.push_back(refusal);
