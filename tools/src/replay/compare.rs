@@ -71,7 +71,7 @@ impl Comparison<'_> {
             self.violation(Rule::Content, here.frame, text);
         }
         let repeats = |events: &[&Event], firsts: &BTreeMap<i64, &Seen>| {
-            let whole = events.iter().filter(|event| event.packet.is_request() && event.packet.icrc_is_right);
+            let whole = events.iter().filter(|event| event.packet.is_whole_request());
             whole.count() - firsts.len()
         };
         let (there, here) = (repeats(recorded, &theirs), repeats(engine, &ours));
@@ -88,7 +88,7 @@ impl Comparison<'_> {
     fn firsts<'e>(&self, events: &[&'e Event]) -> BTreeMap<i64, &'e Seen> {
         let mut firsts = BTreeMap::new();
         let mut reads: Vec<(i64, i64)> = Vec::new();
-        let requests = events.iter().filter(|e| e.packet.is_request() && e.packet.icrc_is_right);
+        let requests = events.iter().filter(|e| e.packet.is_whole_request());
         for (number, event) in requests.enumerate() {
             let key = if self.of.service == Service::Ud { number as i64 } else { event.psn };
             let span = self.of.span(&event.packet);

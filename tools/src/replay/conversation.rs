@@ -271,7 +271,7 @@ impl Conversation {
             let Some(newest) = &mut newest[event.space()] else { continue };
             event.psn = *newest + i64::from(event.packet.psn().distance(wrapped(*newest)));
             // What is damaged may have any PSN.
-            if event.packet.is_request() && event.packet.icrc_is_right {
+            if event.packet.is_whole_request() {
                 *newest = (*newest).max(event.psn);
             }
         }
@@ -319,8 +319,7 @@ impl Conversation {
     /// From how far the request behind a READ is away.
     fn path_mtu_of_reads(&self) -> Option<PathMtu> {
         let mut firsts: BTreeMap<(usize, i64), u32> = BTreeMap::new();
-        let is_whole = |packet: &Seen| packet.is_request() && packet.icrc_is_right;
-        for event in self.events.iter().filter(|event| is_whole(&event.packet)) {
+        for event in self.events.iter().filter(|event| event.packet.is_whole_request()) {
             let read = event.packet.reth.filter(|_| event.packet.opcode == Opcode::RC_READ_REQUEST);
             firsts.entry((event.from, event.psn)).or_insert(read.map_or(0, |reth| reth.length()));
         }

@@ -64,7 +64,7 @@ impl Asked {
     fn of(conversation: &Conversation) -> Asked {
         let mut asked = [BTreeMap::new(), BTreeMap::new()];
         for event in &conversation.events {
-            if event.packet.is_request() && event.packet.icrc_is_right {
+            if event.packet.is_whole_request() {
                 let end = event.psn + conversation.span(&event.packet);
                 let known = asked[event.from].entry(event.psn).or_insert(end);
                 *known = end.max(*known);

@@ -124,7 +124,7 @@ impl Judge<'_> {
         let packet = &event.packet;
         if event.from != self.side {
             self.measured.marked += u64::from(packet.is_marked());
-            if packet.is_request() && packet.icrc_is_right {
+            if packet.is_whole_request() {
                 self.responder.asked(event.psn + self.of.span(packet) - 1);
             }
             if event.lost {
@@ -232,8 +232,7 @@ fn newest(of: &Conversation, events: &[Event], end: usize) -> Option<i64> {
 
 /// The requests of an end that are not damaged.
 fn requests(events: &[Event], end: usize) -> impl Iterator<Item = &Event> {
-    let is_whole = |packet: &Seen| packet.is_request() && packet.icrc_is_right;
-    events.iter().filter(move |event| event.from == end && is_whole(&event.packet))
+    events.iter().filter(move |event| event.from == end && event.packet.is_whole_request())
 }
 
 /// Whether a request asks for what another one asks for, or for the rest of it behind `done` bytes.

@@ -165,6 +165,11 @@ impl Seen {
         matches!(self.opcode.operation(), ReadResponse | Acknowledge | AtomicAcknowledge)
     }
 
+    /// Whether it is a request with a right ICRC.
+    pub(super) fn is_whole_request(&self) -> bool {
+        self.is_request() && self.icrc_is_right
+    }
+
     /// Whether it is a response with a right ICRC.
     pub(super) fn is_whole_response(&self) -> bool {
         self.is_response() && self.icrc_is_right
