@@ -107,3 +107,16 @@ fn a_piece_that_ends_before_it_starts_is_refused() {
     #[expect(clippy::reversed_empty_ranges)]
     let _ = mr.sge(8..7);
 }
+
+/// The text of each, in any format that serde knows.
+#[test]
+fn serde_has_the_text() {
+    let text = "192.0.2.1/qpn=0x000011/psn=0x123456/mtu=1024/rd_atomic=16";
+    let endpoint: Endpoint = text.parse().expect("an endpoint");
+    let memory: RemoteMemory = "addr=0x1000/rkey=0x00c0ffee/length=64".parse().expect("memory");
+    let json = serde_json::to_string(&(endpoint, memory)).expect("JSON");
+    assert_eq!(json, format!("[\"{text}\",\"{memory}\"]"));
+    assert_eq!(serde_json::from_str::<(Endpoint, RemoteMemory)>(&json).expect("both"), (endpoint, memory));
+    let refused = serde_json::from_str::<Endpoint>("\"192.0.2.1\"").expect_err("no endpoint");
+    assert!(refused.to_string().contains("ADDRESS/qpn=N"), "{refused}");
+}
