@@ -177,7 +177,6 @@ impl AfXdp {
         let doorbell = Doorbell::new().map_err(os("making the doorbell"))?;
         for queue in &queues {
             let fd = queue.socket().as_raw_fd();
-            doorbell.watch(queue.socket()).map_err(os("watching the socket"))?;
             enlarge_send_buffer(fd, &interface);
             if let Some(time) = config.busy_poll {
                 prefer_busy_poll(fd, time).map_err(os("asking for busy polling"))?;
@@ -274,7 +273,8 @@ impl PacketDriver for AfXdp {
 
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         self.now = now;
-        let AfXdp { capabilities, queues, frames, burst, stats, .. } = self;
+        let AfXdp { capabilities, queues, frames, burst, doorbell, stats, .. } = self;
+        doorbell.polled(queues.iter().map(Queue::socket));
         let before = stats.rx_frames;
         let (mut taken, first) = (0, self.turn);
         for at in (first..queues.len()).chain(0..first) {
@@ -328,7 +328,9 @@ impl PacketDriver for AfXdp {
         if longest.is_zero() {
             return Ok(());
         }
-        self.doorbell.wait(timeout.min(longest)).map_err(|source| gone(&self.capabilities, source))?;
+        let AfXdp { capabilities, queues, doorbell, .. } = self;
+        let waited = doorbell.wait_with(queues.iter().map(Queue::socket), timeout.min(longest));
+        waited.map_err(|source| gone(capabilities, source))?;
         self.check_alive()
     }
 
@@ -337,11 +339,13 @@ impl PacketDriver for AfXdp {
         if !longest.is_zero() {
             self.check_alive()?;
         }
+        let armed = self.doorbell.arm(self.queues.iter().map(Queue::socket));
+        armed.map_err(|source| gone(&self.capabilities, source))?;
         Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
     }
 
     fn disarm(&mut self) {
-        self.doorbell.clear();
+        self.doorbell.disarm();
     }
 
     fn waker(&self) -> Option<Waker> {

@@ -103,7 +103,6 @@ pub struct Udp {
     interface: u32,
     receiver: Receiver,
     transmitter: Transmitter,
-    /// Watches all sockets that packets come to.
     doorbell: Doorbell,
     /// Groups that packets may come to, each with a socket of its own.
     groups: Vec<(IpAddr, OwnedFd)>,
@@ -174,7 +173,6 @@ impl Udp {
         number: (u32, u32),
     ) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
-        let doorbell = Doorbell::new().and_then(|doorbell| doorbell.watch(socket.as_fd()).map(|()| doorbell));
         let Place { interface, address, scope } = place;
         // The kernel gives word of a packet to the socket that its answer would come to. In a group that may be
         // another one of the group's, and then this context hears of it late, or not.
@@ -215,7 +213,7 @@ impl Udp {
             receiver: Receiver::new().map_err(os)?,
             transmitter: Transmitter::new(*address, interface.index, mtu as usize, segmentation)
                 .map_err(os)?,
-            doorbell: doorbell.map_err(os)?,
+            doorbell: Doorbell::new().map_err(os)?,
             socket,
             for_mads,
             refusals: VecDeque::with_capacity(REFUSALS_MAX),
@@ -269,7 +267,8 @@ impl PacketDriver for Udp {
             return Ok(0);
         }
         self.unlooked = 0;
-        let Udp { receiver, socket, groups, refusals, stats, address, .. } = self;
+        let Udp { receiver, socket, groups, refusals, doorbell, stats, address, .. } = self;
+        doorbell.polled(sockets(socket, groups));
         let sockets = groups.iter().map(|(group, socket)| (*group, socket.as_fd()));
         let mut received = 0;
         for (to, socket) in [(*address, socket.as_fd())].into_iter().chain(sockets) {
@@ -318,19 +317,20 @@ impl PacketDriver for Udp {
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         let longest = self.before_wait();
-        self.doorbell.wait(timeout.min(longest)).map_err(|source| {
-            let interface = self.capabilities.interface.clone();
-            Error::Os { what: "waiting for the UDP socket", interface, source }
-        })
+        let Udp { doorbell, socket, groups, .. } = self;
+        let waited = doorbell.wait_with(sockets(socket, groups), timeout.min(longest));
+        waited.map_err(|source| waiting_failed(&self.capabilities, source))
     }
 
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
         let longest = self.before_wait();
+        let armed = self.doorbell.arm(sockets(&self.socket, &self.groups));
+        armed.map_err(|source| waiting_failed(&self.capabilities, source))?;
         Ok(Armed { fd: Some(self.doorbell.as_fd()), longest })
     }
 
     fn disarm(&mut self) {
-        self.doorbell.clear();
+        self.doorbell.disarm();
     }
 
     fn waker(&self) -> Option<Waker> {
@@ -371,7 +371,7 @@ impl PacketDriver for Udp {
             });
         }
         let joined = socket::of_group(group, self.interface)
-            .and_then(|socket| self.doorbell.watch(socket.as_fd()).map(|()| socket));
+            .and_then(|socket| self.doorbell.widen(socket.as_fd()).map(|()| socket));
         let socket = joined.map_err(|source| Error::Os {
             what: "joining a multicast group",
             interface: interface(),
@@ -523,6 +523,18 @@ fn tell(refused: &Refused, interface: &str) {
     } else {
         warn!("packets to {peer} are dropped on '{interface}': {error}");
     }
+}
+
+/// What packets come to.
+fn sockets<'a>(
+    socket: &'a OwnedFd,
+    groups: &'a [(IpAddr, OwnedFd)],
+) -> impl Iterator<Item = BorrowedFd<'a>> + use<'a> {
+    std::iter::once(socket).chain(groups.iter().map(|(_, socket)| socket)).map(AsFd::as_fd)
+}
+
+fn waiting_failed(capabilities: &Capabilities, source: io::Error) -> Error {
+    Error::Os { what: "waiting for the UDP socket", interface: capabilities.interface.clone(), source }
 }
 
 fn os_error(what: &'static str, place: &Place, source: io::Error) -> Error {

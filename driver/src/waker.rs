@@ -1,7 +1,7 @@
 //! What the owner of a port waits for: the port's descriptors, and a bell that other threads ring.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -14,11 +14,29 @@ use rustix::io::Errno;
 /// descriptor is readable while one of them is.
 ///
 /// A ring is not forgotten: one that comes while nobody waits ends the next wait.
+///
+/// A port's descriptors are watched only for those who wait. In the kernel each frame calls upon whoever watches its socket,
+/// which a port that is polled all the time would pay for without use: 8 % of a round trip over AF_XDP.
 #[derive(Debug)]
 pub(crate) struct Doorbell {
     all: OwnedFd,
     ringer: Arc<Ringer>,
+    watch: Watch,
 }
+
+#[derive(Debug, PartialEq, Eq)]
+enum Watch {
+    /// The port's descriptors are not watched.
+    Off,
+    /// They are, and somebody waits.
+    Armed,
+    /// They are, and the port was polled so many times since the last wait.
+    Polled(u32),
+}
+
+/// A port that is polled so often between two waits is not watched in between: watching it anew costs less than being
+/// called upon by the frames.
+const POLLS_WATCHED: u32 = 64;
 
 impl Doorbell {
     /// One that nobody has rung, without a port.
@@ -26,12 +44,50 @@ impl Doorbell {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let all = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         add(&all, bell.as_fd())?;
-        Ok(Doorbell { all, ringer: Arc::new(Ringer(File::from(bell))) })
+        Ok(Doorbell { all, ringer: Arc::new(Ringer(File::from(bell))), watch: Watch::Off })
     }
 
-    /// Adds a descriptor of the port, which leaves again when it is closed.
-    pub(crate) fn watch(&self, port: BorrowedFd<'_>) -> io::Result<()> {
-        add(&self.all, port)
+    /// Watches the port's descriptors until [`disarm`](Doorbell::disarm) at least.
+    pub(crate) fn arm<'a>(&mut self, port: impl Iterator<Item = BorrowedFd<'a>>) -> io::Result<()> {
+        if self.watch == Watch::Off {
+            for fd in port {
+                // One may be watched since an attempt that failed.
+                match add(&self.all, fd) {
+                    Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error),
+                    _ => {}
+                }
+            }
+        }
+        self.watch = Watch::Armed;
+        Ok(())
+    }
+
+    /// The port has one more descriptor. It leaves again when it is closed.
+    pub(crate) fn widen(&self, port: BorrowedFd<'_>) -> io::Result<()> {
+        if self.watch == Watch::Off { Ok(()) } else { add(&self.all, port) }
+    }
+
+    /// The port is polled.
+    #[inline]
+    pub(crate) fn polled<'a>(&mut self, port: impl Iterator<Item = BorrowedFd<'a>>) {
+        if let Watch::Polled(polls) = &mut self.watch {
+            *polls += 1;
+            if *polls == POLLS_WATCHED {
+                self.watch = Watch::Off;
+                for fd in port {
+                    // It fails only for one that is not watched.
+                    let _ = epoll::delete(&self.all, fd);
+                }
+            }
+        }
+    }
+
+    /// Nobody waits any more. Forgets that somebody has rung.
+    pub(crate) fn disarm(&mut self) {
+        self.clear();
+        if self.watch == Watch::Armed {
+            self.watch = Watch::Polled(0);
+        }
     }
 
     /// Rings it.
@@ -44,7 +100,18 @@ impl Doorbell {
         self.ringer.wake_by_ref();
     }
 
-    /// Blocks until the port is readable, somebody rings, or `timeout` has passed; a signal ends it too.
+    /// [`arm`](Doorbell::arm), [`wait`](Doorbell::wait), and nobody waits any more.
+    pub(crate) fn wait_with<'a>(
+        &mut self,
+        port: impl Iterator<Item = BorrowedFd<'a>>,
+        timeout: Duration,
+    ) -> io::Result<()> {
+        self.arm(port)?;
+        self.watch = Watch::Polled(0);
+        self.wait(timeout)
+    }
+
+    /// Blocks until somebody rings, or what is watched is readable, or `timeout` has passed; a signal ends it too.
     pub(crate) fn wait(&self, timeout: Duration) -> io::Result<()> {
         let mut fds =
             [self.all.as_fd(), self.ringer.0.as_fd()].map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN));
@@ -111,9 +178,9 @@ mod tests {
 
     #[test]
     fn a_wait_ends_with_the_bell_the_port_or_its_time() {
-        let bell = Doorbell::new().unwrap();
+        let mut bell = Doorbell::new().unwrap();
         let (port, mut far) = UnixStream::pair().unwrap();
-        bell.watch(port.as_fd()).unwrap();
+        bell.arm([port.as_fd()].into_iter()).unwrap();
         let start = Instant::now();
         bell.wait(SHORT).unwrap();
         assert!(start.elapsed() >= SHORT);
@@ -141,5 +208,47 @@ mod tests {
         assert!(is_readable(&bell));
         bell.wait(LONG).unwrap();
         assert!(start.elapsed() < LONG && is_readable(&bell));
+
+        // A wait that has to arm it first.
+        bell.disarm();
+        poll_often(&mut bell, &port);
+        assert!(!is_readable(&bell));
+        let start = Instant::now();
+        bell.wait_with([port.as_fd()].into_iter(), LONG).unwrap();
+        assert!(start.elapsed() < LONG && is_readable(&bell));
+    }
+
+    fn poll_often(bell: &mut Doorbell, port: &UnixStream) {
+        (0..POLLS_WATCHED).for_each(|_| bell.polled([port.as_fd()].into_iter()));
+    }
+
+    #[test]
+    fn a_port_is_watched_while_somebody_waits_and_not_while_it_is_polled() {
+        let mut bell = Doorbell::new().unwrap();
+        let (port, mut far) = UnixStream::pair().unwrap();
+        far.write_all(b"x").unwrap();
+        let sockets = || [port.as_fd()].into_iter();
+        assert!(!is_readable(&bell), "before anybody has waited");
+        bell.arm(sockets()).unwrap();
+        poll_often(&mut bell, &port);
+        assert!(is_readable(&bell), "armed, however often it is polled");
+        bell.disarm();
+        assert!(is_readable(&bell), "another wait is likely");
+        poll_often(&mut bell, &port);
+        assert!(!is_readable(&bell), "polled since");
+        bell.arm(sockets()).unwrap();
+        bell.arm(sockets()).unwrap();
+        assert!(is_readable(&bell));
+
+        let (group, mut sender) = UnixStream::pair().unwrap();
+        sender.write_all(b"x").unwrap();
+        bell.disarm();
+        poll_often(&mut bell, &port);
+        bell.widen(group.as_fd()).unwrap();
+        assert!(!is_readable(&bell), "a socket more of a port that is not watched");
+        bell.arm([group.as_fd()].into_iter()).unwrap();
+        assert!(is_readable(&bell));
+        drop((group, port));
+        assert!(!is_readable(&bell), "a closed descriptor leaves");
     }
 }
