@@ -71,7 +71,9 @@ impl Scheduler {
     /// A poll begins.
     #[inline]
     pub(crate) fn begin_poll(&mut self) {
-        self.active.extend(self.later.drain(..));
+        if self.awaits_poll() {
+            self.active.extend(self.later.drain(..));
+        }
     }
 
     /// Puts a queue pair that is in no list into the active one.
@@ -171,6 +173,7 @@ impl Scheduler {
     }
 
     /// Whether somebody waits for the next poll.
+    #[inline]
     pub(crate) fn awaits_poll(&self) -> bool {
         !self.later.is_empty()
     }

@@ -28,6 +28,8 @@ pub(crate) struct TimerWheel {
     occupied: [u64; LEVELS],
     /// In ticks; every timer at or before it has fired.
     elapsed: u64,
+    /// In ticks; before it there is nothing to do. Most polls look at nothing else.
+    quiet_until: u64,
 }
 
 impl TimerWheel {
@@ -39,6 +41,7 @@ impl TimerWheel {
             heads: [[NONE; SLOTS]; LEVELS],
             occupied: [0; LEVELS],
             elapsed: 0,
+            quiet_until: u64::MAX,
         }
     }
 
@@ -67,11 +70,23 @@ impl TimerWheel {
     }
 
     /// The next timer that is due at `now`, if any; it is taken out.
+    #[inline]
     pub(crate) fn pop(&mut self, now: Nanos) -> Option<u32> {
         let now = now.0 >> TICK_SHIFT;
+        if now < self.quiet_until {
+            self.elapsed = self.elapsed.max(now);
+            return None;
+        }
+        self.turn_to(now)
+    }
+
+    /// Turns the wheel as far as the next timer that is due, which is taken out.
+    fn turn_to(&mut self, now: u64) -> Option<u32> {
         while let Some((level, slot, start)) = self.next_slot() {
             if start > now {
-                break;
+                self.quiet_until = start;
+                self.elapsed = self.elapsed.max(now);
+                return None;
             }
             self.elapsed = self.elapsed.max(start);
             if level == 0 {
@@ -86,6 +101,7 @@ impl TimerWheel {
                 self.link(id, self.entries[id as usize].deadline);
             }
         }
+        self.quiet_until = u64::MAX;
         self.elapsed = self.elapsed.max(now);
         None
     }
@@ -112,7 +128,9 @@ impl TimerWheel {
     fn link(&mut self, id: u32, deadline: u64) {
         let differing = 63 - (self.elapsed ^ deadline | 63).leading_zeros();
         let level = (differing as usize / 6).min(LEVELS - 1);
-        let slot = (deadline >> (6 * level)) as usize & 63;
+        let start = deadline >> (6 * level);
+        self.quiet_until = self.quiet_until.min(start << (6 * level));
+        let slot = start as usize & 63;
         let head = self.heads[level][slot];
         self.entries[id as usize] =
             Entry { next: head, prev: NONE, slot: (level * SLOTS + slot) as u32, deadline };
