@@ -42,7 +42,7 @@ impl QueuePair {
 
     /// Writes the ACK of everything that was executed, if one is owed and its time has come, be it
     /// `ahead` of requests or behind them.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn transmit_acknowledge(
         &mut self,
         shared: &mut Shared,
