@@ -34,11 +34,12 @@ use std::time::{Duration, Instant};
 use ferroce_dpdk_sys as sys;
 use tracing::info;
 
+use crate::icmp;
 use crate::neighbour::{Neighbours, Search};
 use crate::netlink::gid_order;
 use crate::{
     Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, NextHop, PacketDriver,
-    RxFrame, Stats, TAIL_MAX,
+    Refusal, RxFrame, Stats, TAIL_MAX,
 };
 use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
@@ -93,6 +94,8 @@ pub struct Dpdk {
     heads: Spare,
     segments: Spare,
     kept: Kept,
+    /// Word of packets that were not delivered.
+    refusals: VecDeque<Refusal>,
     stats: Stats,
     queue: u16,
     // Last, for what is above holds its buffers.
@@ -151,6 +154,7 @@ impl Dpdk {
             heads: Spare::new(),
             segments: Spare::new(),
             kept: Kept::new(port.clone()),
+            refusals: VecDeque::with_capacity(Refusal::KEPT_MAX),
             stats: Stats::default(),
             queue,
             port,
@@ -178,7 +182,7 @@ impl Dpdk {
         usize::from(unsafe { sys::ferroce_rx_burst(self.port.id, self.queue, mbufs, frames, BURST as u16) })
     }
 
-    /// Puts what has come behind the backlog, as far as there is room; ARP and ND are dealt with.
+    /// Puts what has come behind the backlog, as far as there is room; ARP, ND and ICMP are dealt with.
     /// Returns whether anything came.
     fn set_aside(&mut self) -> bool {
         let n = self.poll_port();
@@ -186,8 +190,7 @@ impl Dpdk {
             let (mut mbuf, frame) = (self.received[at], self.frames[at]);
             // SAFETY: the segment is the buffer's, which is ours until it is freed below.
             let bytes = unsafe { std::slice::from_raw_parts(frame.data, frame.segment as usize) };
-            let theirs = self.port.link.is_own() && Neighbours::concerns(bytes);
-            if theirs {
+            if self.concerns(bytes) {
                 self.deal_with(bytes);
             } else if self.backlog.len() < BACKLOG {
                 self.backlog.push_back((mbuf, frame));
@@ -201,10 +204,20 @@ impl Dpdk {
         n > 0
     }
 
-    /// Learns from an ARP or ND frame, and answers it.
+    /// Whether the frame is for the driver, and so for [`deal_with`](Dpdk::deal_with).
+    #[inline]
+    fn concerns(&self, frame: &[u8]) -> bool {
+        icmp::concerns(frame) || self.port.link.is_own() && Neighbours::concerns(frame)
+    }
+
+    /// Learns from an ARP or ND frame, and answers it; keeps what ICMP says for
+    /// [`next_refusal`](PacketDriver::next_refusal).
     #[cold]
     fn deal_with(&mut self, frame: &[u8]) {
-        if let Link::Own(neighbours) = &self.port.link {
+        if icmp::concerns(frame) {
+            let refusal = icmp::of_frame(frame).filter(|_| self.refusals.len() < Refusal::KEPT_MAX);
+            self.refusals.extend(refusal);
+        } else if let Link::Own(neighbours) = &self.port.link {
             let answer = lock(neighbours).receive(frame, Instant::now());
             if let Some(answer) = answer {
                 self.send_at_once(&answer);
@@ -302,7 +315,6 @@ impl PacketDriver for Dpdk {
                 sink.announce(unsafe { std::slice::from_raw_parts(frame.data, frame.segment as usize) });
             }
         }
-        let answers = self.port.link.is_own();
         let before = self.stats.rx_frames;
         for at in 0..n {
             let frame = self.frames[at];
@@ -325,7 +337,7 @@ impl PacketDriver for Dpdk {
             if !bytes.get(..6).is_some_and(|to| to[0] & 1 == 1 || to == self.capabilities.mac) {
                 continue;
             }
-            if answers && Neighbours::concerns(bytes) {
+            if self.concerns(bytes) {
                 self.deal_with(bytes);
                 continue;
             }
@@ -410,6 +422,10 @@ impl PacketDriver for Dpdk {
             Search::Silent => Err(Error::no_neighbour(peer, &port.name)),
             Search::Elsewhere => Err(Error::NoRoute { peer, interface: port.name.clone() }),
         }
+    }
+
+    fn next_refusal(&mut self) -> Option<Refusal> {
+        self.refusals.pop_front()
     }
 
     fn stats(&self) -> Stats {

@@ -1,99 +1,39 @@
-//! Word of packets that were not delivered, for ports whose packets the kernel does not know: ICMP's raw sockets
-//! beside them.
+//! ICMP's word of packets that were not delivered, for ports whose packets the kernel does not know: from ICMP's raw
+//! sockets beside them, or from the frames that come.
 
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::os::fd::{AsFd, FromRawFd, OwnedFd};
-use std::time::Duration;
+#[cfg(feature = "af_xdp")]
+mod listener;
 
-use crate::udp::set_option;
-use crate::{Nanos, ROCE_PORT, Refusal, RefusalReason};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Hears what ICMP says of RoCE packets on one interface. Needs CAP_NET_RAW; where that is missing it hears nothing.
-#[derive(Debug)]
-pub(crate) struct IcmpListener {
-    /// Of ICMP and ICMPv6 (`true`), though their type says UDP: that one receives from any datagram socket.
-    sockets: Vec<(UdpSocket, bool)>,
-    next_look: Nanos,
-    /// Messages that are still read in this look.
-    left: u32,
-}
+use crate::{ROCE_PORT, Refusal, RefusalReason};
 
-/// A look costs a system call for each socket.
-const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// Messages that are read in one look: anybody can send them, and a poll must end.
-const MESSAGES_MAX: u32 = 64;
-/// As much as hosts quote of a packet (RFC 1812 4.3.2.3: no more than 576 bytes in all), and the outer headers.
-const LONGEST: usize = 640;
-/// What waits at most while nobody asks; the kernel takes at least 2 KiB.
-const BUFFER: i32 = 16 << 10;
+#[cfg(feature = "af_xdp")]
+pub(crate) use listener::IcmpListener;
 
-impl IcmpListener {
-    /// On the interface of that name, in the network namespace of the calling thread.
-    pub(crate) fn new(interface: &str) -> IcmpListener {
-        let open = |ipv6| match open(interface, ipv6) {
-            Ok(socket) => Some((UdpSocket::from(socket), ipv6)),
-            Err(error) => {
-                tracing::debug!(interface, "ICMP is not heard (IPv6: {ipv6}): {error}");
-                None
-            }
-        };
-        IcmpListener {
-            sockets: [false, true].into_iter().filter_map(open).collect(),
-            next_look: Nanos::ZERO,
-            left: MESSAGES_MAX,
-        }
-    }
-
-    /// The next word that has come. Looks every millisecond, for [`MESSAGES_MAX`] messages at most.
-    pub(crate) fn hear(&mut self, now: Nanos) -> Option<Refusal> {
-        if now < self.next_look {
-            return None;
-        }
-        let mut message = [0; LONGEST];
-        for (socket, ipv6) in &self.sockets {
-            while self.left > 0
-                && let Ok((len, from)) = socket.recv_from(&mut message)
-            {
-                self.left -= 1;
-                let parse = if *ipv6 { parse_v6 } else { parse_v4 };
-                let refusal = parse(&message[..len], from.ip());
-                if refusal.is_some() {
-                    return refusal;
-                }
-            }
-        }
-        (self.next_look, self.left) = (now + LOOK_EVERY, MESSAGES_MAX);
-        None
+/// Whether the frame may be for [`of_frame`].
+#[cfg(any(feature = "dpdk", test))]
+#[inline]
+pub(crate) fn concerns(frame: &[u8]) -> bool {
+    match frame.get(12..14) {
+        Some([0x08, 0x00]) => frame.get(23) == Some(&ICMP) && frame.get(34) == Some(&ICMP_UNREACHABLE),
+        Some([0x86, 0xdd]) => frame.get(20) == Some(&ICMPV6) && frame.get(54) == Some(&ICMPV6_UNREACHABLE),
+        _ => false,
     }
 }
 
-fn open(interface: &str, ipv6: bool) -> io::Result<OwnedFd> {
-    let (family, protocol) =
-        if ipv6 { (libc::AF_INET6, libc::IPPROTO_ICMPV6) } else { (libc::AF_INET, libc::IPPROTO_ICMP) };
-    let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: no pointers; the result is checked below.
-    let fd = unsafe { libc::socket(family, kind, protocol) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: `fd` is a descriptor that nobody else owns.
-    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // Only Destination Unreachable: each other type has its bit set.
-    if ipv6 {
-        let mut others = [u32::MAX; 8];
-        others[0] &= !(1 << ICMPV6_UNREACHABLE);
-        set_option(socket.as_fd(), libc::IPPROTO_ICMPV6, ICMP6_FILTER, others)?;
+/// What an Ethernet frame says of a RoCE packet, if it says anything. Its checksum is not looked at: what it quotes has to
+/// be a packet that was sent.
+#[cfg(any(feature = "dpdk", test))]
+pub(crate) fn of_frame(frame: &[u8]) -> Option<Refusal> {
+    let packet = frame.get(14..)?;
+    if frame[12] == 0x08 {
+        let from = Ipv4Addr::from(*packet.get(12..)?.first_chunk::<4>()?);
+        parse_v4(packet, from.into())
     } else {
-        set_option(socket.as_fd(), libc::SOL_RAW, ICMP_FILTER, !(1u32 << ICMP_UNREACHABLE))?;
+        let from = Ipv6Addr::from(*packet.get(8..)?.first_chunk::<16>()?);
+        parse_v6(packet.get(40..)?, from.into())
     }
-    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, BUFFER)?;
-    let mut name = [0u8; libc::IFNAMSIZ];
-    for (to, from) in name.iter_mut().zip(interface.bytes()) {
-        *to = from;
-    }
-    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name)?;
-    Ok(socket)
 }
 
 /// An ICMP message behind its IP header.
@@ -130,11 +70,12 @@ fn header_len(packet: &[u8]) -> Option<usize> {
     packet.first().map(|first| usize::from(first & 15) * 4)
 }
 
+#[cfg(any(feature = "dpdk", test))]
+const ICMP: u8 = libc::IPPROTO_ICMP as u8;
+#[cfg(any(feature = "dpdk", test))]
+const ICMPV6: u8 = libc::IPPROTO_ICMPV6 as u8;
 const ICMP_UNREACHABLE: u8 = 3;
 const ICMPV6_UNREACHABLE: u8 = 1;
-// linux/icmp.h, linux/icmpv6.h.
-const ICMP_FILTER: i32 = 1;
-const ICMP6_FILTER: i32 = 1;
 
 #[cfg(test)]
 mod tests {
@@ -153,6 +94,40 @@ mod tests {
         message.extend([0xc0, 0, 0x12, 0xb7, 0, 0, 0, 0]);
         message.extend(0..Refusal::QUOTED as u8);
         message
+    }
+
+    #[test]
+    fn a_frame_says_what_the_message_in_it_says() {
+        let peer = IpAddr::from([10, 9, 0, 2]);
+        let framed = |ethertype: [u8; 2], packet: &[u8]| [&[2; 12], &ethertype[..], packet].concat();
+        let good = framed([0x08, 0x00], &message());
+        assert!(concerns(&good) && of_frame(&good) == parse_v4(&message(), peer));
+        assert!((0..good.len()).all(|len| !concerns(&good[..len]) || of_frame(&good[..len]).is_none()));
+        // Of IPv6: fd07::2 quotes a packet to its port 4791.
+        let header = |next: u8, from: u8, to: u8| {
+            let mut header = vec![0x60, 0, 0, 0, 0, 0, next, 64];
+            for end in [from, to] {
+                header.extend([0xfd, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, end]);
+            }
+            header
+        };
+        let mut packet = header(58, 2, 1);
+        packet.extend([1, 4, 0, 0, 0, 0, 0, 0]);
+        packet.extend(header(17, 1, 2));
+        packet.extend([0xc0, 0, 0x12, 0xb7, 0, 0, 0, 0]);
+        packet.extend(0..Refusal::QUOTED as u8);
+        let good = framed([0x86, 0xdd], &packet);
+        let refusal = of_frame(&good).expect("a refusal");
+        assert!(concerns(&good));
+        let peer: IpAddr = "fd07::2".parse().unwrap();
+        assert_eq!((refusal.peer, refusal.from, refusal.reason), (peer, peer, RefusalReason::Port));
+        assert!((0..good.len()).all(|len| !concerns(&good[..len]) || of_frame(&good[..len]).is_none()));
+        // A packet of RoCE, an echo request, ARP.
+        for (at, value) in [(20, 17), (54, 128), (13, 6)] {
+            let mut other = good.clone();
+            other[at] = value;
+            assert!(!concerns(&other), "byte {at}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub mod cycles;
 pub mod dpdk;
 pub mod echo;
 mod frame;
-#[cfg(feature = "af_xdp")]
+#[cfg(any(feature = "af_xdp", feature = "dpdk"))]
 mod icmp;
 mod kept;
 pub mod loopback;

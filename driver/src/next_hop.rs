@@ -37,6 +37,8 @@ pub struct Refusal {
 impl Refusal {
     /// Bytes that are kept of a packet: as far as the communication id in a MAD.
     pub const QUOTED: usize = 48;
+    /// How many a port keeps for those who don't ask.
+    pub(crate) const KEPT_MAX: usize = 64;
 }
 
 /// Why a packet was not delivered.

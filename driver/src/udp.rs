@@ -216,7 +216,7 @@ impl Udp {
             doorbell: Doorbell::new().map_err(os)?,
             socket,
             for_mads,
-            refusals: VecDeque::with_capacity(REFUSALS_MAX),
+            refusals: VecDeque::with_capacity(Refusal::KEPT_MAX),
             groups: Vec::new(),
             send_first: false,
             unlooked: 0,
@@ -401,8 +401,6 @@ const TX_RETRY: Duration = Duration::from_micros(200);
 const GROUPS_MAX: usize = 16;
 /// How often a socket is tried again because it had word of earlier packets: anybody can send more of it meanwhile.
 const TRIES_MAX: u32 = 8;
-/// Words of packets that came back; more are forgotten.
-const REFUSALS_MAX: usize = 64;
 /// Holds the default window of the largest packets.
 const ENOUGH_BUFFER: usize = 4 << 20;
 
@@ -464,7 +462,7 @@ fn keep_refusals(socket: BorrowedFd<'_>, refusals: &mut VecDeque<Refusal>) -> bo
     let mut any = false;
     for word in std::iter::from_fn(|| refusal::take(socket)).take(WORDS_MAX) {
         any |= word.came;
-        if let Some(refusal) = word.refusal.filter(|_| refusals.len() < REFUSALS_MAX) {
+        if let Some(refusal) = word.refusal.filter(|_| refusals.len() < Refusal::KEPT_MAX) {
             refusals.push_back(refusal);
         }
     }
