@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (n, port) in ports.enumerate() {
         let (context, writer) = Writer::new(port)?;
         let name = context.port().interface.clone();
-        let config = RunnerConfig { idle: Idle::default(), core: Some(n % cores) };
+        let config = RunnerConfig::default().core(n % cores);
         runners.push((name, Runner::start(context, &config)?, writer));
     }
     // One thread could have a handle to each of them as well.

@@ -19,12 +19,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut ends = Vec::new();
     for _ in 0..WORKERS {
         let received = context.create_cq(256)?;
-        let qp = context.create_qp(&QpConfig { recv_cq: received, ..QpConfig::rc(pd, sent) })?;
+        let qp = context.create_qp(&QpConfig::rc(pd, sent).recv_cq(received))?;
         connect_to_itself(&mut context, qp)?;
         ends.push((received, qp));
     }
-    let runner = Runner::start(context, &RunnerConfig { idle: Idle::Block, core: None })?;
-    let handle = || runner.handle(&HandleConfig { idle: Idle::Block, ..HandleConfig::default() });
+    let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block))?;
+    let handle = || runner.handle(&HandleConfig::default().idle(Idle::Block));
     thread::scope(|scope| {
         let mut workers = Vec::new();
         for &(received, qp) in &ends {
