@@ -123,3 +123,41 @@ impl Options {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ferroce::PathMtu;
+
+    use super::*;
+
+    /// The refusal names the value and what would be right.
+    #[test]
+    fn each_setter_sets_its_field_and_bad_values_are_refused() {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        let default = Options::default();
+        assert_eq!(default.retry_budget().as_millis(), 8 * 536 + 6);
+        let set = default
+            .path_mtu(PathMtu::Mtu256)
+            .gid_index(1)
+            .chunk_bytes(4)
+            .chunks_in_flight(2)
+            .ack_timeout(ms(1))
+            .retry_count(1)
+            .probe_interval(ms(2))
+            .stall_timeout(ms(3));
+        let Options { path_mtu, gid_index, chunk_bytes, chunks_in_flight, .. } = set;
+        assert_eq!((path_mtu, gid_index), (Some(PathMtu::Mtu256), Some(1)));
+        assert_eq!((chunk_bytes, chunks_in_flight, set.ack_timeout, set.retry_count), (4, 2, ms(1), 1));
+        assert_eq!((set.probe_interval, set.stall_timeout), (ms(2), ms(3)));
+        assert_eq!(set.retry_budget().as_micros(), 2 * 1048 + 1);
+        for (options, refusal) in [
+            (default.chunk_bytes(6), "chunk_bytes = 6: a multiple of 4, 4 to 2^24"),
+            (default.chunks_in_flight(3), "chunks_in_flight = 3: a power of two, 2 to 4096"),
+            (default.retry_count(8), "retry_count = 8: 0 to 7"),
+            (default.ack_timeout(ms(0)), "ack_timeout = 0ns: 8.192µs to 8796.093022208s"),
+            (default.ack_timeout(s(8797)), "ack_timeout = 8797s: 8.192µs to 8796.093022208s"),
+        ] {
+            assert_eq!(options.check().unwrap_err().to_string(), refusal);
+        }
+    }
+}

@@ -13,6 +13,9 @@ use group::{element, fill, options, run};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// An element with this value, as it lies in memory.
+type Encode = fn(i32) -> [u8; 4];
+
 /// All-reduces `counts` one after the other, in both types, and checks every element, and those
 /// behind the last.
 fn check_sums(mut communicator: Communicator, counts: &[usize]) -> Communicator {
@@ -20,7 +23,7 @@ fn check_sums(mut communicator: Communicator, counts: &[usize]) -> Communicator 
     let longest = counts.iter().max().unwrap() + 1;
     let buffer = communicator.allocate(longest * 4).unwrap();
     for (call, &count) in counts.iter().enumerate() {
-        let types: [(DataType, fn(i32) -> [u8; 4]); 2] =
+        let types: [(DataType, Encode); 2] =
             [(DataType::F32, |value| (value as f32).to_ne_bytes()), (DataType::I32, i32::to_ne_bytes)];
         for (data_type, encode) in types {
             fill(&mut communicator, buffer, (0..=count).map(|i| encode(element(rank, call, i)))).unwrap();
