@@ -168,17 +168,17 @@ impl SendFlags {
     pub const SIGNALED: SendFlags = SendFlags { signaled: true, fence: false, solicited: false };
 
     /// Completes with a work completion even when it succeeds.
-    pub fn signaled(self, signaled: bool) -> Self {
+    pub const fn signaled(self, signaled: bool) -> Self {
         SendFlags { signaled, ..self }
     }
 
     /// Waits for all earlier READs, atomics, FLUSHes and ATOMIC WRITEs.
-    pub fn fence(self, fence: bool) -> Self {
+    pub const fn fence(self, fence: bool) -> Self {
         SendFlags { fence, ..self }
     }
 
     /// Asks for a solicited event at the peer.
-    pub fn solicited(self, solicited: bool) -> Self {
+    pub const fn solicited(self, solicited: bool) -> Self {
         SendFlags { solicited, ..self }
     }
 }
