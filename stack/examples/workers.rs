@@ -20,7 +20,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..WORKERS {
         let received = context.create_cq(256)?;
         let qp = context.create_qp(&QpConfig::rc(pd, sent).recv_cq(received))?;
-        connect_to_itself(&mut context, qp)?;
+        let own = context.endpoint(qp, 0)?;
+        context.handshake(qp, &own, &own)?;
         ends.push((received, qp));
     }
     let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block))?;
@@ -70,14 +71,6 @@ fn ask(mut handle: RunnerHandle, sent: Cq, ends: &[(Cq, Qp)]) -> Result<(), ferr
         }
     }
     Ok(())
-}
-
-fn connect_to_itself(context: &mut Context, qp: Qp) -> Result<(), ferroce::Error> {
-    let (gid, psn) = (context.port().gids[0].gid, Psn::new(1));
-    let peer = ReadyToReceive::new(AddressVector::new(gid, 0), context.query_qp(qp)?.qpn, psn);
-    context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
-    context.modify_qp(qp, Transition::ReadyToReceive(peer))?;
-    context.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(psn)))
 }
 
 #[cfg(test)]
