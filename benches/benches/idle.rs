@@ -135,8 +135,8 @@ fn measure_idle(
         let [mut near, far] = Pair::new(ports()?, &setup)?.ends;
         let End { context, cq, qps, mr, .. } = far;
         let qp = qps[0];
-        let runner = Runner::start(context, &RunnerConfig { idle, core: cores.far })?;
-        let mut handle = runner.handle(&HandleConfig { idle: waits, ..HandleConfig::default() })?;
+        let runner = Runner::start(context, &RunnerConfig::default().idle(idle).core(cores.far))?;
+        let mut handle = runner.handle(&HandleConfig::default().idle(waits))?;
         handle.deliver(cq)?;
 
         let share = share_at_rest(&mut handle, scale.rest)?;
@@ -332,12 +332,12 @@ fn measure_rings(scale: &Scale) -> Outcome<Value> {
     );
     let (mut here, writer) = Writer::new()?;
     let (there, far_writer) = Writer::new()?;
-    let runner = Runner::start(there, &RunnerConfig { idle: Idle::Spin, core: None })?;
+    let runner = Runner::start(there, &RunnerConfig::default().idle(Idle::Spin))?;
     let (there, blocking_writer) = Writer::new()?;
-    let blocking = Runner::start(there, &RunnerConfig { idle: Idle::default(), core: None })?;
+    let blocking = Runner::start(there, &RunnerConfig::default())?;
     let mut rows = Vec::new();
     for (name, runner, far) in [("spin", &runner, &far_writer), ("adaptive", &blocking, &blocking_writer)] {
-        let mut handle = runner.handle(&HandleConfig { idle: Idle::Spin, ..HandleConfig::default() })?;
+        let mut handle = runner.handle(&HandleConfig::default().idle(Idle::Spin))?;
         handle.deliver(far.cq)?;
         for depth in [1, 64] {
             let (mut near, mut rings, mut core) = (Vec::new(), Vec::new(), Vec::new());

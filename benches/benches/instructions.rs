@@ -194,7 +194,7 @@ fn write_budgets(counts: &[(&str, f64)]) -> String {
 fn run(workload: &Workload, messages: u64) -> Result<(), Error> {
     let Workload { op, length, qps, .. } = *workload;
     let depth = if qps == 1 { 64 } else { 4 };
-    let config = Config { seed: Some([7; 32]), ..Config::default() };
+    let config = Config::default().seed([7; 32]);
     let mut pair = Pair::new(ring::ports(), &Setup { config, qps, memory: 1 << 17, ..Setup::default() })?;
     let share = messages / u64::from(qps);
     let (mut posted, mut done) = (vec![0u64; qps as usize], vec![0u64; qps as usize]);
@@ -219,7 +219,7 @@ fn run(workload: &Workload, messages: u64) -> Result<(), Error> {
                     Op::Send => SendOp::Send,
                 };
                 let wr_id = (lane as u64) << 32 | posted[lane];
-                let flags = SendFlags { signaled, ..SendFlags::default() };
+                let flags = SendFlags::default().signaled(signaled);
                 a.context
                     .post_send(a.qps[lane], &SendWorkRequest { wr_id, op, data: Data::Sges(&here), flags })?;
             }

@@ -88,18 +88,16 @@ impl Case {
     }
 
     fn run(&self, loss: u32, seed: u64, packets: u64) -> Result<Run, Error> {
-        let link = LinkConfig {
-            loss: if loss == 0 { 0.0 } else { 1.0 / f64::from(loss) },
-            delay: ONE_WAY,
-            rate: Some(RATE),
-            ..LinkConfig::default()
-        };
+        let link = LinkConfig::default()
+            .loss(if loss == 0 { 0.0 } else { 1.0 / f64::from(loss) })
+            .delay(ONE_WAY)
+            .rate(RATE);
         let on_the_way = (ONE_WAY.as_nanos() as f64 / self.packet_time()).ceil() as usize;
-        let config = NetworkConfig { frames: on_the_way + self.ring, ..NetworkConfig::default() };
+        let config = NetworkConfig::default().frames(on_the_way + self.ring);
         let network = SimNetwork::with_config(seed, link, config)?;
         let ports = [1, 2].map(|n| network.port(&[[192, 0, 2, n].into()]));
         let setup = Setup {
-            config: Config { seed: Some([1; 32]), window: self.window, ..Config::default() },
+            config: Config::default().seed([1; 32]).window(self.window),
             memory: MESSAGE as usize,
             path_mtu: self.path_mtu,
             timeout: self.timeout,

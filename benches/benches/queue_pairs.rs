@@ -24,19 +24,12 @@ type Make = fn(Pd, Cq) -> QpConfig;
 
 /// Sixteen work requests each way, of one piece, nothing inline.
 fn modest(pd: Pd, cq: Cq) -> QpConfig {
-    QpConfig {
-        max_send_wr: 16,
-        max_recv_wr: 16,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline_data: 0,
-        ..QpConfig::rc(pd, cq)
-    }
+    QpConfig::rc(pd, cq).max_send_wr(16).max_recv_wr(16).max_send_sge(1).max_recv_sge(1).max_inline_data(0)
 }
 
 /// The least that can send and receive.
 fn minimal(pd: Pd, cq: Cq) -> QpConfig {
-    QpConfig { max_send_wr: 1, max_recv_wr: 1, ..modest(pd, cq) }
+    modest(pd, cq).max_send_wr(1).max_recv_wr(1)
 }
 
 /// The receive queues of the interface, and the queue pairs whose packets come over them.
@@ -59,7 +52,7 @@ fn measure_queues(rounds: usize, packets: u64) -> Result<Value, Box<dyn std::err
         ("all four queues", QUEUES, None),
     ] {
         let Some(pair) = namespaces::Pair::with_queues(1500, queues) else { return Ok(Value::Null) };
-        let config = AfXdpConfig { queue, ..AfXdpConfig::new(namespaces::VETH) };
+        let config = AfXdpConfig::new(namespaces::VETH).queue(queue);
         let open = || Ok(Box::new(AfXdp::open(&config)?) as Box<dyn PacketDriver>);
         let ports: Result<_, ferroce::driver::Error> =
             pair.in_a(open).and_then(|a| Ok([a, pair.in_b(open)?]));

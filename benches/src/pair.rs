@@ -1,6 +1,5 @@
 //! Two contexts with connected queue pairs, whatever lies between them.
 
-use ferroce::wire::RnrTimer;
 use ferroce::*;
 
 /// One end: a context with one CQ, one region of memory, and queue pairs.
@@ -141,7 +140,7 @@ impl Pair {
                         wr_id: (*qp as u64) << 32 | *posted,
                         op: SendOp::Write(responder.remote),
                         data: Data::Sges(&data),
-                        flags: SendFlags { signaled, ..SendFlags::default() },
+                        flags: SendFlags::default().signaled(signaled),
                     };
                     requester.context.post_send(requester.qps[*qp], &wr)?;
                 }
@@ -161,7 +160,7 @@ impl Pair {
 
 impl End {
     fn open(driver: Box<dyn PacketDriver>, setup: &Setup) -> Result<End, Error> {
-        let config = Config { max_qps: setup.qps, ..setup.config.clone() };
+        let config = setup.config.clone().max_qps(setup.qps);
         let mut context = Context::open(driver, &config)?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(setup.cqes)?;
@@ -177,18 +176,11 @@ impl End {
 
     fn connect(&mut self, n: usize, peer: AddressVector, qpn: Qpn, setup: &Setup) -> Result<(), Error> {
         let psn = Psn::new(0);
-        let receive = ReadyToReceive {
-            path_mtu: setup.path_mtu,
-            max_dest_rd_atomic: setup.max_rd_atomic,
-            selective_repeat: setup.selective_repeat,
-            min_rnr_timer: RnrTimer::DEFAULT,
-            ..ReadyToReceive::new(peer, qpn, psn)
-        };
-        let send = ReadyToSend {
-            max_rd_atomic: setup.max_rd_atomic,
-            timeout: setup.timeout,
-            ..ReadyToSend::new(psn)
-        };
+        let receive = ReadyToReceive::new(peer, qpn, psn)
+            .path_mtu(setup.path_mtu)
+            .max_dest_rd_atomic(setup.max_rd_atomic)
+            .selective_repeat(setup.selective_repeat);
+        let send = ReadyToSend::new(psn).max_rd_atomic(setup.max_rd_atomic).timeout(setup.timeout);
         let access = access();
         self.context.modify_qp(self.qps[n], Transition::Init { access })?;
         self.context.modify_qp(self.qps[n], Transition::ReadyToReceive(receive))?;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, Layer, NextHop, RxFrame, Stats};
+use ferroce::driver::{Capabilities, Error, FrameSink, FrameSource, NextHop, RxFrame, Stats};
 use ferroce::{Nanos, PacketDriver};
 
 /// Bytes that a frame may have.
@@ -54,16 +54,10 @@ pub fn ports() -> [RingPort; 2] {
 
 impl RingPort {
     fn new(n: u8, rx: Arc<Mutex<Ring>>, tx: Arc<Mutex<Ring>>) -> RingPort {
-        let capabilities = Capabilities {
-            driver: "ring",
-            description: "frames in memory".to_owned(),
-            interface: format!("ring{n}"),
-            layer: Layer::Ethernet,
-            mac: [2, 0, 0, 0, 0, n],
-            addresses: vec![[192, 0, 2, n].into()],
-            mtu: 4200,
-            max_frame: FRAME,
-        };
+        let capabilities = Capabilities::new("ring", format!("ring{n}"), [2, 0, 0, 0, 0, n], 4200)
+            .description("frames in memory")
+            .addresses(vec![[192, 0, 2, n].into()])
+            .max_frame(FRAME);
         RingPort { capabilities, rx, tx }
     }
 }

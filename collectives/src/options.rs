@@ -1,12 +1,14 @@
 use std::time::Duration;
 
-use ferroce::PathMtu;
+use ferroce::{PathMtu, Psn, ReadyToSend};
 
 use crate::Error;
 
 /// How a communicator works. All ranks must have the same `chunk_bytes` and `chunks_in_flight`;
 /// the rendezvous checks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct Options {
     /// The path MTU; `None` takes the largest that every rank's port has room for.
     pub path_mtu: Option<PathMtu>,
@@ -18,14 +20,14 @@ pub struct Options {
     /// Chunks that a rank may send before its neighbour says that it has taken them: a power of
     /// two, 2 to 4096. The staging memory of a rank is the product of both.
     pub chunks_in_flight: u32,
-    /// ACK timeout, 4.096 µs · 2^`ack_timeout`, 1 to 31.
+    /// ACK timeout, 8.192 µs to 8796 s, rounded up to 4.096 µs · 2ⁿ.
     ///
     /// A peer answers while it polls, and where ranks outnumber cores its thread may be off the
-    /// core for tens of milliseconds. The default, 17 (0.54 s), is far above that: a shorter one
+    /// core for tens of milliseconds. The default, 0.5 s, is far above that: a shorter one
     /// sends again what was not lost. A loss in the middle of a message is noticed by the gap, not
     /// by this timer.
-    pub ack_timeout: u8,
-    /// Retries after timeouts, 0 to 7. With the defaults, 7 and 17, a peer is given up after
+    pub ack_timeout: Duration,
+    /// Retries after timeouts, 0 to 7. With the defaults a peer is given up after
     /// 8 · 0.54 s = 4.3 s without an answer.
     pub retry_count: u8,
     /// When nothing has moved for so long, idle neighbours are asked for a sign of life (an empty
@@ -42,7 +44,7 @@ impl Default for Options {
             gid_index: None,
             chunk_bytes: 64 << 10,
             chunks_in_flight: 32,
-            ack_timeout: 17,
+            ack_timeout: Duration::from_millis(500),
             retry_count: 7,
             probe_interval: Duration::from_secs(1),
             stall_timeout: Duration::from_secs(60),
@@ -51,9 +53,54 @@ impl Default for Options {
 }
 
 impl Options {
+    /// The path MTU; by default the largest that every rank's port has room for.
+    pub fn path_mtu(self, path_mtu: impl Into<Option<PathMtu>>) -> Self {
+        Options { path_mtu: path_mtu.into(), ..self }
+    }
+
+    /// Index into the port's GID table; by default the first IPv4 address, or else the first entry.
+    pub fn gid_index(self, gid_index: impl Into<Option<usize>>) -> Self {
+        Options { gid_index: gid_index.into(), ..self }
+    }
+
+    /// Bytes of a chunk: a multiple of 4, 4 to 2²⁴; 64 KiB by default.
+    pub fn chunk_bytes(self, chunk_bytes: u32) -> Self {
+        Options { chunk_bytes, ..self }
+    }
+
+    /// Chunks under way to a neighbour: a power of two, 2 to 4096; 32 by default.
+    pub fn chunks_in_flight(self, chunks_in_flight: u32) -> Self {
+        Options { chunks_in_flight, ..self }
+    }
+
+    /// ACK timeout, 8.192 µs to 8796 s; 0.5 s by default.
+    pub fn ack_timeout(self, ack_timeout: Duration) -> Self {
+        Options { ack_timeout, ..self }
+    }
+
+    /// Retries after timeouts, 0 to 7; 7 by default.
+    pub fn retry_count(self, retry_count: u8) -> Self {
+        Options { retry_count, ..self }
+    }
+
+    /// After this time without progress neighbours are probed; 1 s by default.
+    pub fn probe_interval(self, probe_interval: Duration) -> Self {
+        Options { probe_interval, ..self }
+    }
+
+    /// After this time without progress a call fails; 60 s by default.
+    pub fn stall_timeout(self, stall_timeout: Duration) -> Self {
+        Options { stall_timeout, ..self }
+    }
+
     /// For how long a neighbour may be silent before it counts as gone.
     pub fn retry_budget(&self) -> Duration {
-        Duration::from_nanos(4096 << self.ack_timeout) * (u32::from(self.retry_count) + 1)
+        self.ready_to_send(Psn::new(0)).ack_timeout().unwrap_or_default() * (u32::from(self.retry_count) + 1)
+    }
+
+    /// How a queue pair to a neighbour sends.
+    pub(crate) fn ready_to_send(&self, sq_psn: Psn) -> ReadyToSend {
+        ReadyToSend::new(sq_psn).timeout_at_least(self.ack_timeout).retry_count(self.retry_count)
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
@@ -64,12 +111,53 @@ impl Options {
             let expected = "a power of two, 2 to 4096";
             return Err(Error::invalid("chunks_in_flight", self.chunks_in_flight, expected));
         }
-        if !(1..=31).contains(&self.ack_timeout) {
-            return Err(Error::invalid("ack_timeout", self.ack_timeout, "1 to 31"));
+        let shortest = Duration::from_nanos(4096 << 1);
+        let longest = Duration::from_nanos(4096 << 31);
+        if !(shortest..=longest).contains(&self.ack_timeout) {
+            let expected = format!("{shortest:?} to {longest:?}");
+            return Err(Error::invalid("ack_timeout", format!("{:?}", self.ack_timeout), expected));
         }
         if self.retry_count > 7 {
             return Err(Error::invalid("retry_count", self.retry_count, "0 to 7"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce::PathMtu;
+
+    use super::*;
+
+    /// The refusal names the value and what would be right.
+    #[test]
+    fn each_setter_sets_its_field_and_bad_values_are_refused() {
+        let (ms, s) = (Duration::from_millis, Duration::from_secs);
+        let default = Options::default();
+        assert_eq!(default.retry_budget().as_millis(), 8 * 536 + 6);
+        let set = default
+            .path_mtu(PathMtu::Mtu256)
+            .gid_index(1)
+            .chunk_bytes(4)
+            .chunks_in_flight(2)
+            .ack_timeout(ms(1))
+            .retry_count(1)
+            .probe_interval(ms(2))
+            .stall_timeout(ms(3));
+        let Options { path_mtu, gid_index, chunk_bytes, chunks_in_flight, .. } = set;
+        assert_eq!((path_mtu, gid_index), (Some(PathMtu::Mtu256), Some(1)));
+        assert_eq!((chunk_bytes, chunks_in_flight, set.ack_timeout, set.retry_count), (4, 2, ms(1), 1));
+        assert_eq!((set.probe_interval, set.stall_timeout), (ms(2), ms(3)));
+        assert_eq!(set.retry_budget().as_micros(), 2 * 1048 + 1);
+        for (options, refusal) in [
+            (default.chunk_bytes(6), "chunk_bytes = 6: a multiple of 4, 4 to 2^24"),
+            (default.chunks_in_flight(3), "chunks_in_flight = 3: a power of two, 2 to 4096"),
+            (default.retry_count(8), "retry_count = 8: 0 to 7"),
+            (default.ack_timeout(ms(0)), "ack_timeout = 0ns: 8.192µs to 8796.093022208s"),
+            (default.ack_timeout(s(8797)), "ack_timeout = 8797s: 8.192µs to 8796.093022208s"),
+        ] {
+            assert_eq!(options.check().unwrap_err().to_string(), refusal);
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::fmt;
 /// they lie in memory, so the rendezvous refuses ranks of another byte order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum DataType {
     /// IEEE 754 binary32.
     F32 = 1,
@@ -32,6 +33,7 @@ impl fmt::Display for DataType {
 /// What is made of the elements of all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
+#[non_exhaustive]
 pub enum ReduceOp {
     /// Their sum.
     Sum = 1,

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use ferroce::{
     Access, AddressVector, Context, Cq, Data, Event, Gid, Memory, Mr, PathMtu, Pd, Psn, Qp, QpConfig, Qpn,
-    RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp,
-    SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
+    RKey, ReadyToReceive, ReceiveWorkRequest, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest,
+    Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 use tracing::info;
 use zerocopy::byteorder::big_endian::{U32, U64};
@@ -128,15 +128,13 @@ impl Ring {
         }
         let depth = queue_depth(options);
         let cq = context.create_cq(4 * depth)?;
-        let config = QpConfig {
-            max_send_wr: depth,
-            max_recv_wr: depth,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            max_inline_data: size_of::<Message>() as u32,
-            signal_all: true,
-            ..QpConfig::rc(pd, cq)
-        };
+        let config = QpConfig::rc(pd, cq)
+            .max_send_wr(depth)
+            .max_recv_wr(depth)
+            .max_send_sge(1)
+            .max_recv_sge(1)
+            .max_inline_data(size_of::<Message>() as u32)
+            .signal_all(true);
         let left = context.create_qp(&config)?;
         let right = context.create_qp(&config)?;
         let staging_bytes = options.chunk_bytes as usize * options.chunks_in_flight as usize;
@@ -209,29 +207,16 @@ impl Ring {
         ];
         for (Neighbour { qp, psn, .. }, gid, peer_qpn, peer_psn) in ends {
             let qp = *qp;
-            context.modify_qp(
-                qp,
-                Transition::ReadyToReceive(ReadyToReceive {
-                    address: AddressVector::new(Gid(gid), self.gid_index),
-                    path_mtu,
-                    dest_qpn: Qpn::new(peer_qpn.get()),
-                    rq_psn: Psn::new(peer_psn.get()),
-                    max_dest_rd_atomic: 0,
-                    min_rnr_timer: RNR_TIMER,
-                    selective_repeat: false,
-                }),
-            )?;
-            context.modify_qp(
-                qp,
-                Transition::ReadyToSend(ReadyToSend {
-                    sq_psn: *psn,
-                    timeout: self.options.ack_timeout,
-                    retry_count: self.options.retry_count,
-                    // No RNR NAK is due; should one come, it is no reason to give up at once.
-                    rnr_retry: 6,
-                    max_rd_atomic: 0,
-                }),
-            )?;
+            let address = AddressVector::new(Gid(gid), self.gid_index);
+            let (peer_qpn, peer_psn) = (Qpn::new(peer_qpn.get()), Psn::new(peer_psn.get()));
+            let receive = ReadyToReceive::new(address, peer_qpn, peer_psn)
+                .path_mtu(path_mtu)
+                .max_dest_rd_atomic(0)
+                .min_rnr_timer(RNR_TIMER);
+            context.modify_qp(qp, Transition::ReadyToReceive(receive))?;
+            // No RNR NAK is due; should one come, it is no reason to give up at once.
+            let send = self.options.ready_to_send(*psn).rnr_retry(6).max_rd_atomic(0);
+            context.modify_qp(qp, Transition::ReadyToSend(send))?;
         }
         Ok(())
     }

@@ -24,6 +24,7 @@ pub struct Schedule {
 
 /// What is done with a chunk where it arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Phase {
     /// It is reduced into the elements there.
     ReduceScatter,
@@ -33,6 +34,7 @@ pub enum Phase {
 
 /// A run of elements that travels as one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Chunk {
     /// 0 to `2 (n − 1)`, exclusive.
     pub step: usize,

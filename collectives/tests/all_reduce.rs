@@ -13,6 +13,9 @@ use group::{element, fill, options, run};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
+/// An element with this value, as it lies in memory.
+type Encode = fn(i32) -> [u8; 4];
+
 /// All-reduces `counts` one after the other, in both types, and checks every element, and those
 /// behind the last.
 fn check_sums(mut communicator: Communicator, counts: &[usize]) -> Communicator {
@@ -20,11 +23,9 @@ fn check_sums(mut communicator: Communicator, counts: &[usize]) -> Communicator 
     let longest = counts.iter().max().unwrap() + 1;
     let buffer = communicator.allocate(longest * 4).unwrap();
     for (call, &count) in counts.iter().enumerate() {
-        for data_type in [DataType::F32, DataType::I32] {
-            let encode = |value: i32| match data_type {
-                DataType::F32 => (value as f32).to_ne_bytes(),
-                DataType::I32 => value.to_ne_bytes(),
-            };
+        let types: [(DataType, Encode); 2] =
+            [(DataType::F32, |value| (value as f32).to_ne_bytes()), (DataType::I32, i32::to_ne_bytes)];
+        for (data_type, encode) in types {
             fill(&mut communicator, buffer, (0..=count).map(|i| encode(element(rank, call, i)))).unwrap();
             communicator.all_reduce(buffer, count, data_type, ReduceOp::Sum).unwrap();
             let bytes = communicator.bytes(buffer).unwrap();
@@ -68,7 +69,7 @@ fn sums_with_the_default_options() {
 
 #[test]
 fn the_smallest_chunks_and_the_fewest_slots() {
-    let options = Options { chunk_bytes: 4, chunks_in_flight: 2, ..options() };
+    let options = options().chunk_bytes(4).chunks_in_flight(2);
     run(3, options, None, LIMIT, |communicator| {
         check_sums(communicator, &[1, 2, 100, 5000]).finish().unwrap();
     });
@@ -77,7 +78,7 @@ fn the_smallest_chunks_and_the_fewest_slots() {
 #[test]
 fn sums_survive_loss() {
     for (size, every) in [(2, 17), (4, 53)] {
-        let options = Options { ack_timeout: 12, ..options() };
+        let options = options().ack_timeout(Duration::from_millis(16));
         let resent = run(size, options, Some(every), LIMIT, |communicator| {
             let communicator = check_sums(communicator, &[1, 7, 1000, 100_000, 300_000]);
             communicator.finish().unwrap().counters().value(Counter::RetransmittedPkts)
@@ -193,7 +194,7 @@ fn call(communicator: &mut Communicator, count: usize, data_type: DataType) -> O
 
 #[test]
 fn the_death_of_a_rank_reaches_all_in_time() {
-    let options = Options { ack_timeout: 16, retry_count: 2, ..options() };
+    let options = options().ack_timeout(Duration::from_millis(260)).retry_count(2);
     let outcomes = run(5, options, None, LIMIT, |mut communicator| {
         let first = call(&mut communicator, 1000, DataType::F32);
         assert!(first.0.is_none(), "{first:?}");
@@ -221,7 +222,7 @@ fn the_death_of_a_rank_reaches_all_in_time() {
 /// The dead rank has acknowledged everything; only a probe finds out.
 #[test]
 fn a_rank_that_only_waits_notices_a_death_too() {
-    let options = Options { ack_timeout: 16, retry_count: 2, ..options() };
+    let options = options().ack_timeout(Duration::from_millis(260)).retry_count(2);
     let outcomes = run(2, options, None, LIMIT, |mut communicator| {
         if communicator.rank() == 1 {
             let end = Instant::now() + Duration::from_millis(500);
@@ -239,7 +240,7 @@ fn a_rank_that_only_waits_notices_a_death_too() {
 
 #[test]
 fn a_rank_that_lives_and_does_not_call_stalls_the_others() {
-    let options = Options { stall_timeout: Duration::from_millis(600), ..options() };
+    let options = options().stall_timeout(Duration::from_millis(600));
     let outcomes = run(2, options, None, LIMIT, |mut communicator| {
         if communicator.rank() == 0 {
             return call(&mut communicator, 10, DataType::F32).0;

@@ -89,6 +89,8 @@ use socket::{bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 
 /// What to open.
 #[derive(Clone, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct AfXdpConfig {
     /// The interface's name.
     pub interface: String,
@@ -118,6 +120,31 @@ impl AfXdpConfig {
             roce_v1: false,
             busy_poll: None,
         }
+    }
+
+    /// One queue of the interface; all of them by default.
+    pub fn queue(self, queue: impl Into<Option<u32>>) -> Self {
+        AfXdpConfig { queue: queue.into(), ..self }
+    }
+
+    /// Buffers for received frames: a power of two, 64 to 65536; 8192 by default.
+    pub fn rx_frames(self, rx_frames: u32) -> Self {
+        AfXdpConfig { rx_frames, ..self }
+    }
+
+    /// Frames under way to the wire at once, 1 to 1024; 1024 by default.
+    pub fn tx_frames(self, tx_frames: u32) -> Self {
+        AfXdpConfig { tx_frames, ..self }
+    }
+
+    /// RoCE v1 is received as well; off by default.
+    pub fn roce_v1(self, roce_v1: bool) -> Self {
+        AfXdpConfig { roce_v1, ..self }
+    }
+
+    /// Polls the device for up to this time; off by default.
+    pub fn busy_poll(self, busy_poll: impl Into<Option<Duration>>) -> Self {
+        AfXdpConfig { busy_poll: busy_poll.into(), ..self }
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 /// The process at the other end, as it was when the connection was made: whoever connected has that of the
 /// process that listened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Credentials {
     /// 0 for a process that is in no PID namespace of ours.
     pub pid: u32,

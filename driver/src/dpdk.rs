@@ -38,8 +38,8 @@ use crate::icmp;
 use crate::neighbour::{Neighbours, Search};
 use crate::netlink::gid_order;
 use crate::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Layer, Nanos, NextHop, PacketDriver,
-    Refusal, RxFrame, Stats, TAIL_MAX,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Nanos, NextHop, PacketDriver, Refusal,
+    RxFrame, Stats, TAIL_MAX,
 };
 use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
@@ -47,6 +47,8 @@ use port::{BACKLOG, Link, Port};
 
 /// What to open.
 #[derive(Clone, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct DpdkConfig {
     /// EAL's arguments, without a program name; those of the first open of a process count. Later
     /// ones are the same or empty.
@@ -76,6 +78,26 @@ impl DpdkConfig {
             rx_descriptors: 4096,
             tx_descriptors: 1024,
         }
+    }
+
+    /// EAL's arguments, without a program name; none by default.
+    pub fn eal(self, eal: Vec<String>) -> Self {
+        DpdkConfig { eal, ..self }
+    }
+
+    /// Largest IP packet in bytes; the port's own by default.
+    pub fn mtu(self, mtu: impl Into<Option<u32>>) -> Self {
+        DpdkConfig { mtu: mtu.into(), ..self }
+    }
+
+    /// Entries of a receive queue; 4096 by default.
+    pub fn rx_descriptors(self, rx_descriptors: u16) -> Self {
+        DpdkConfig { rx_descriptors, ..self }
+    }
+
+    /// Entries of a transmit queue; 1024 by default.
+    pub fn tx_descriptors(self, tx_descriptors: u16) -> Self {
+        DpdkConfig { tx_descriptors, ..self }
     }
 }
 
@@ -135,16 +157,10 @@ impl Dpdk {
         let addresses = gid_order(&port.addresses);
         let (mtu, max_frame) = (port.mtu, port.max_frame());
         Ok(Dpdk {
-            capabilities: Capabilities {
-                driver: "dpdk",
-                description,
-                interface: port.name.clone(),
-                layer: Layer::Ethernet,
-                mac: port.mac,
-                addresses,
-                mtu,
-                max_frame,
-            },
+            capabilities: Capabilities::new("dpdk", &port.name, port.mac, mtu)
+                .description(description)
+                .addresses(addresses)
+                .max_frame(max_frame),
             scratch: vec![0; max_frame].into(),
             received: [ptr::null_mut(); BURST],
             frames: [sys::ferroce_frame::default(); BURST],

@@ -202,6 +202,8 @@ pub enum Layer {
 
 /// What a socket of the kernel demands of those who use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct SocketTerms {
     /// The UDP source port of all packets, which the ICRC covers.
     pub source_port: u16,
@@ -215,8 +217,27 @@ pub struct SocketTerms {
     pub takes_gsi: bool,
 }
 
+impl SocketTerms {
+    /// A socket that has its address to itself, and in which `receive_buffer` bytes may wait.
+    pub fn new(source_port: u16, receive_buffer: usize) -> SocketTerms {
+        SocketTerms { source_port, receive_buffer, qpns: (0, 1), takes_gsi: true }
+    }
+
+    /// `(rest, divisor)` of its queue pair numbers; `(0, 1)`, all of them, by default.
+    pub fn qpns(self, qpns: (u32, u32)) -> Self {
+        SocketTerms { qpns, ..self }
+    }
+
+    /// Packets for QP1 come to this socket; they do by default.
+    pub fn takes_gsi(self, takes_gsi: bool) -> Self {
+        SocketTerms { takes_gsi, ..self }
+    }
+}
+
 /// What a port is and can do.
 #[derive(Clone, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct Capabilities {
     /// The driver's name as `--device` spells it: `af_xdp`, `loopback`, `sim`.
     pub driver: &'static str,
@@ -236,12 +257,52 @@ pub struct Capabilities {
     pub max_frame: usize,
 }
 
+impl Capabilities {
+    /// A port of Ethernet frames for IP packets of up to `mtu` bytes, without addresses.
+    pub fn new(driver: &'static str, interface: impl Into<String>, mac: [u8; 6], mtu: u32) -> Capabilities {
+        Capabilities {
+            driver,
+            description: String::new(),
+            interface: interface.into(),
+            layer: Layer::Ethernet,
+            mac,
+            addresses: Vec::new(),
+            mtu,
+            max_frame: mtu as usize + ETHERNET_HEADER,
+        }
+    }
+
+    /// One line for people: mode chosen, and why not the better one; empty by default.
+    pub fn description(self, description: impl Into<String>) -> Self {
+        Capabilities { description: description.into(), ..self }
+    }
+
+    /// Where its frames start; [`Layer::Ethernet`] by default.
+    pub fn layer(self, layer: Layer) -> Self {
+        Capabilities { layer, ..self }
+    }
+
+    /// The port's own IP addresses, in GID-table order; none by default.
+    pub fn addresses(self, addresses: Vec<IpAddr>) -> Self {
+        Capabilities { addresses, ..self }
+    }
+
+    /// Largest frame that `tx_burst` takes, in bytes; by default an Ethernet header and the MTU.
+    pub fn max_frame(self, max_frame: usize) -> Self {
+        Capabilities { max_frame, ..self }
+    }
+}
+
+/// Bytes of an Ethernet header.
+pub(crate) const ETHERNET_HEADER: usize = 14;
+
 /// The UDP port of RoCEv2.
 #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
 pub(crate) const ROCE_PORT: u16 = 4791;
 
 /// Frames and bytes since the driver was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Stats {
     /// Frames handed to `sink`.
     pub rx_frames: u64,
@@ -258,6 +319,24 @@ pub struct Stats {
     /// Entries of the device's rings that name no buffer which it had: they were ignored. More than none
     /// is a fault of the kernel or of the device's driver.
     pub bad_descriptors: u64,
+}
+
+impl Stats {
+    /// Each number with its name, as the kernel's statistics of an interface have it, and what it counts.
+    pub fn named(&self) -> impl Iterator<Item = (&'static str, &'static str, u64)> {
+        let Stats { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, bad_descriptors } =
+            *self;
+        [
+            ("rx_packets", "Frames that the driver has received.", rx_frames),
+            ("rx_bytes", "Bytes of those.", rx_bytes),
+            ("rx_dropped", "Frames lost on the way in: no buffer, ring full.", rx_dropped),
+            ("tx_packets", "Frames that the driver has sent.", tx_frames),
+            ("tx_bytes", "Bytes of those.", tx_bytes),
+            ("tx_dropped", "Frames that the port failed to send.", tx_dropped),
+            ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
+        ]
+        .into_iter()
+    }
 }
 
 /// Why a driver could not be opened, or why it stopped.

@@ -17,17 +17,19 @@ use std::time::Duration;
 use crate::kept::{COPIES_MAX, Copies};
 use crate::waker::Doorbell;
 use crate::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, RxFrame, Stats,
+    Armed, Capabilities, ETHERNET_HEADER, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver,
+    RxFrame, Stats,
 };
 
 /// Bytes that a frame may have beyond the IP packet: Ethernet header and one 802.1Q tag.
 pub(crate) const FRAME_OVERHEAD: usize = 18;
-const ETHERNET_HEADER: usize = 14;
 /// Frames that are moved under one lock.
 const BURST: usize = 64;
 
 /// Sizes of a [`Switch`], the same for all of its ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct SwitchConfig {
     /// Largest IP packet in bytes, 68 to 65535.
     pub mtu: u32,
@@ -40,6 +42,18 @@ impl Default for SwitchConfig {
     /// An MTU of 4200, which path MTU 4096 fits into, and 4096 frames.
     fn default() -> SwitchConfig {
         SwitchConfig { mtu: 4200, depth: 4096 }
+    }
+}
+
+impl SwitchConfig {
+    /// Largest IP packet in bytes, 68 to 65535; 4200 by default.
+    pub fn mtu(self, mtu: u32) -> Self {
+        SwitchConfig { mtu, ..self }
+    }
+
+    /// Frames that wait at a port, 1 to 65536; 4096 by default.
+    pub fn depth(self, depth: usize) -> Self {
+        SwitchConfig { depth, ..self }
     }
 }
 
@@ -86,16 +100,10 @@ impl Switch {
         ports.push(Entry { inbox: inbox.clone(), addresses: addresses.to_vec() });
         self.fabric.generation.fetch_add(1, Ordering::Release);
         Loopback {
-            capabilities: Capabilities {
-                driver: "loopback",
-                description: "switch inside this process".into(),
-                interface: format!("loopback{number}"),
-                layer: Layer::Ethernet,
-                mac: port_mac(number),
-                addresses: addresses.to_vec(),
-                mtu,
-                max_frame,
-            },
+            capabilities: Capabilities::new("loopback", format!("loopback{number}"), port_mac(number), mtu)
+                .description("switch inside this process")
+                .addresses(addresses.to_vec())
+                .max_frame(max_frame),
             number,
             inbox,
             fabric: self.fabric.clone(),

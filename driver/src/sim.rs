@@ -19,7 +19,8 @@ use std::time::Duration;
 use crate::kept::{COPIES_MAX, Copies};
 use crate::loopback::{FRAME_OVERHEAD, check_mtu, find_address, lock, port_mac};
 use crate::{
-    Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, RxFrame, Stats,
+    Capabilities, ETHERNET_HEADER, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver, RxFrame,
+    Stats,
 };
 use network::{Frame, Network};
 
@@ -29,6 +30,8 @@ use network::{Frame, Network};
 /// duplication, corruption, delay and jitter, reorder. Each probability is drawn for each frame (the
 /// last three for each copy) independently.
 #[derive(Clone, Debug, PartialEq)]
+#[must_use]
+#[non_exhaustive]
 pub struct LinkConfig {
     /// Probability that a frame is lost. 1.0 is a cut cable.
     pub loss: f64,
@@ -74,6 +77,63 @@ impl Default for LinkConfig {
     }
 }
 
+impl LinkConfig {
+    /// Probability that a frame is lost, 0 to 1; 0 by default.
+    pub fn loss(self, loss: f64) -> Self {
+        LinkConfig { loss, ..self }
+    }
+
+    /// Probability that a frame arrives twice, 0 to 1; 0 by default.
+    pub fn duplicate(self, duplicate: f64) -> Self {
+        LinkConfig { duplicate, ..self }
+    }
+
+    /// Probability that one random bit of a frame is flipped, 0 to 1; 0 by default.
+    pub fn corrupt(self, corrupt: f64) -> Self {
+        LinkConfig { corrupt, ..self }
+    }
+
+    /// Probability that a frame is held back, 0 to 1; 0 by default.
+    pub fn reorder(self, reorder: f64) -> Self {
+        LinkConfig { reorder, ..self }
+    }
+
+    /// How many later frames overtake it at most, 1 to 64; 3 by default.
+    pub fn reorder_by(self, reorder_by: usize) -> Self {
+        LinkConfig { reorder_by, ..self }
+    }
+
+    /// How long a frame is held back at most; 100 µs by default.
+    pub fn reorder_hold(self, reorder_hold: Duration) -> Self {
+        LinkConfig { reorder_hold, ..self }
+    }
+
+    /// Propagation delay; none by default.
+    pub fn delay(self, delay: Duration) -> Self {
+        LinkConfig { delay, ..self }
+    }
+
+    /// Further delay, drawn evenly from zero to this; none by default.
+    pub fn jitter(self, jitter: Duration) -> Self {
+        LinkConfig { jitter, ..self }
+    }
+
+    /// Bits per second; by default a frame takes no time.
+    pub fn rate(self, rate: impl Into<Option<u64>>) -> Self {
+        LinkConfig { rate: rate.into(), ..self }
+    }
+
+    /// Bytes that may wait for the link; no limit by default.
+    pub fn queue_limit(self, queue_limit: impl Into<Option<u64>>) -> Self {
+        LinkConfig { queue_limit: queue_limit.into(), ..self }
+    }
+
+    /// Marking by the bytes that wait; none by default.
+    pub fn ecn(self, ecn: impl Into<Option<EcnConfig>>) -> Self {
+        LinkConfig { ecn: ecn.into(), ..self }
+    }
+}
+
 /// What a frame occupies on an Ethernet link beside its own bytes: preamble and start delimiter 8,
 /// FCS 4, inter-packet gap 12.
 pub const WIRE_OVERHEAD: u64 = 24;
@@ -85,6 +145,8 @@ pub const WIRE_OVERHEAD: u64 = 24;
 /// An ECN-capable IPv4 or IPv6 packet, untagged or with one 802.1Q tag, becomes Congestion
 /// Experienced; others pass as they are.
 #[derive(Clone, Copy, Debug, PartialEq)]
+#[must_use]
+#[non_exhaustive]
 pub struct EcnConfig {
     /// Bytes up to which nothing is marked.
     pub kmin_bytes: u64,
@@ -94,8 +156,17 @@ pub struct EcnConfig {
     pub pmax: f64,
 }
 
+impl EcnConfig {
+    /// Marks nothing up to `kmin_bytes`, everything above `kmax_bytes`, and just below that with probability `pmax`.
+    pub fn new(kmin_bytes: u64, kmax_bytes: u64, pmax: f64) -> EcnConfig {
+        EcnConfig { kmin_bytes, kmax_bytes, pmax }
+    }
+}
+
 /// Sizes of a [`SimNetwork`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct NetworkConfig {
     /// Largest IP packet in bytes, 68 to 65535.
     pub mtu: u32,
@@ -111,8 +182,21 @@ impl Default for NetworkConfig {
     }
 }
 
+impl NetworkConfig {
+    /// Largest IP packet in bytes, 68 to 65535; 4200 by default.
+    pub fn mtu(self, mtu: u32) -> Self {
+        NetworkConfig { mtu, ..self }
+    }
+
+    /// Frames that a port may have in the network; 4096 by default.
+    pub fn frames(self, frames: usize) -> Self {
+        NetworkConfig { frames, ..self }
+    }
+}
+
 /// What a [`Filter`] wants done with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Verdict {
     /// Nothing.
     Pass,
@@ -192,16 +276,10 @@ impl SimNetwork {
         let max_frame = mtu as usize + FRAME_OVERHEAD;
         let number = lock(&self.network).add_port(addresses, frames, max_frame);
         SimPort {
-            capabilities: Capabilities {
-                driver: "sim",
-                description: "simulated link in virtual time".into(),
-                interface: format!("sim{number}"),
-                layer: Layer::Ethernet,
-                mac: port_mac(number),
-                addresses: addresses.to_vec(),
-                mtu,
-                max_frame,
-            },
+            capabilities: Capabilities::new("sim", format!("sim{number}"), port_mac(number), mtu)
+                .description("simulated link in virtual time")
+                .addresses(addresses.to_vec())
+                .max_frame(max_frame),
             number,
             network: self.network.clone(),
             received: Vec::with_capacity(BURST),
@@ -336,7 +414,6 @@ impl Drop for SimPort {
     }
 }
 
-const ETHERNET_HEADER: usize = 14;
 /// Frames that one `rx_burst` hands out at most.
 const BURST: usize = 64;
 /// The most frames that may overtake one, and the most that a link holds back at a time.

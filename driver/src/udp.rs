@@ -50,6 +50,8 @@ const GROUP_MAX: usize = 256;
 
 /// What to open.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct UdpConfig {
     /// One of the host's own addresses.
     pub address: IpAddr,
@@ -68,6 +70,21 @@ impl UdpConfig {
     /// On `address`, with all that makes it faster and needs no privilege.
     pub fn new(address: IpAddr) -> UdpConfig {
         UdpConfig { address, segmentation: true, aggregation: true, busy_poll: None }
+    }
+
+    /// UDP GSO; on by default.
+    pub fn segmentation(self, segmentation: bool) -> Self {
+        UdpConfig { segmentation, ..self }
+    }
+
+    /// UDP GRO; on by default.
+    pub fn aggregation(self, aggregation: bool) -> Self {
+        UdpConfig { aggregation, ..self }
+    }
+
+    /// Polls the device for up to this time (SO_BUSY_POLL); off by default.
+    pub fn busy_poll(self, busy_poll: impl Into<Option<Duration>>) -> Self {
+        UdpConfig { busy_poll: busy_poll.into(), ..self }
     }
 
     /// On the first address of `interface`, in the order of GIDs but link-local ones last.
@@ -147,7 +164,7 @@ impl Udp {
         if count == 1 {
             return Ok(vec![Udp::open(config)?]);
         }
-        let config = UdpConfig { aggregation: false, ..*config };
+        let config = config.aggregation(false);
         let place = Place::find(config.address)?;
         let mut sockets = vec![socket::claim(&config, &place, Sharing::Steered)?];
         for _ in 1..count {
@@ -191,22 +208,14 @@ impl Udp {
                 receive_buffer >> 10
             );
         }
+        let qpns = socket::share(number.0, number.1);
+        let terms = SocketTerms::new(PORT, receive_buffer).qpns(qpns).takes_gsi(number.0 == 0);
         Ok(Udp {
-            capabilities: Capabilities {
-                driver: "udp",
-                description,
-                interface: interface.name.clone(),
-                layer: Layer::Ip(SocketTerms {
-                    source_port: PORT,
-                    receive_buffer,
-                    qpns: socket::share(number.0, number.1),
-                    takes_gsi: number.0 == 0,
-                }),
-                mac: interface.mac,
-                addresses: vec![*address],
-                mtu,
-                max_frame: mtu as usize,
-            },
+            capabilities: Capabilities::new("udp", &interface.name, interface.mac, mtu)
+                .description(description)
+                .layer(Layer::Ip(terms))
+                .addresses(vec![*address])
+                .max_frame(mtu as usize),
             probe: socket::probe(*address, *scope).map_err(os)?,
             address: *address,
             interface: interface.index,

@@ -127,7 +127,7 @@ fn a_burst_is_announced_before_it_is_taken() {
 fn a_frame_that_a_burst_cuts_arrives_whole() {
     let Some(pair) = Pair::new(9000) else { return };
     let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
-    let config = AfXdpConfig { rx_frames: 128, ..AfXdpConfig::new(VETH) };
+    let config = AfXdpConfig::new(VETH).rx_frames(128);
     let mut b = pair.in_b(|| AfXdp::open(&config)).unwrap();
     let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
     let mut received = Vec::new();
@@ -196,7 +196,7 @@ fn only_roce_is_redirected() {
     }
     // The same frame, on a socket that asks for RoCE v1.
     drop(b);
-    let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig { roce_v1: true, ..AfXdpConfig::new(VETH) })).unwrap();
+    let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH).roce_v1(true))).unwrap();
     for frame in [v1, marker] {
         send(&mut a, &frame);
         assert_eq!(receive(&mut b, 1), [frame]);
@@ -286,7 +286,7 @@ fn generic_mode_where_the_interface_has_no_native_one() {
 #[test]
 fn the_source_is_not_asked_without_a_free_slot() {
     let Some(pair) = Pair::new(1500) else { return };
-    let config = AfXdpConfig { tx_frames: 4, ..AfXdpConfig::new(VETH) };
+    let config = AfXdpConfig::new(VETH).tx_frames(4);
     let mut a = pair.in_a(|| AfXdp::open(&config)).unwrap();
     let frame = Roce::v4([2; 6], a.capabilities().mac).build(64, 1);
     for _ in 0..100 {
@@ -308,7 +308,7 @@ fn the_source_is_not_asked_without_a_free_slot() {
 #[test]
 fn losses_are_counted() {
     let Some(pair) = Pair::new(1500) else { return };
-    let config = AfXdpConfig { rx_frames: 64, ..AfXdpConfig::new(VETH) };
+    let config = AfXdpConfig::new(VETH).rx_frames(64);
     let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
     let mut b = pair.in_b(|| AfXdp::open(&config)).unwrap();
     let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(64, 1);

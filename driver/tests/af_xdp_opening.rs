@@ -54,7 +54,7 @@ fn nothing_stays_after_a_kill_or_a_panic() {
 #[test]
 fn queues_of_one_interface_share_a_program_that_outlives_its_first_user() {
     let Some(pair) = Pair::with_queues(1500, 2) else { return };
-    let on = |queue| AfXdpConfig { queue: Some(queue), ..AfXdpConfig::new(VETH) };
+    let on = |queue| AfXdpConfig::new(VETH).queue(queue);
     let mut a = [0, 1].map(|queue| pair.in_a(|| AfXdp::open(&on(queue))).unwrap());
     let mut first = spawn(&pair.b, "hold");
     assert_eq!(read_line(&mut first), "open");
@@ -63,7 +63,7 @@ fn queues_of_one_interface_share_a_program_that_outlives_its_first_user() {
     assert_eq!(pair.in_b(self::program), program);
     cross(&mut a[1], &mut b, 1082, 100);
 
-    let error = pair.in_b(|| AfXdp::open(&AfXdpConfig { roce_v1: true, ..on(1) })).unwrap_err().to_string();
+    let error = pair.in_b(|| AfXdp::open(&on(1).roce_v1(true))).unwrap_err().to_string();
     assert!(error.starts_with("roce_v1 = true: false, as the other"), "{error}");
 
     first.kill().unwrap();
@@ -92,11 +92,11 @@ fn a_missing_or_down_interface_is_named() {
 fn parameters_out_of_range_are_named() {
     let Some(pair) = Pair::new(1500) else { return };
     let config = AfXdpConfig::new(VETH);
-    let error = open_in_a(&pair, AfXdpConfig { queue: Some(3), ..config.clone() });
+    let error = open_in_a(&pair, config.clone().queue(3));
     assert_eq!(error, "queue = 3: 'veth0' has 1 queue(s), counted from 0");
-    let error = open_in_a(&pair, AfXdpConfig { rx_frames: 1000, ..config.clone() });
+    let error = open_in_a(&pair, config.clone().rx_frames(1000));
     assert_eq!(error, "rx_frames = 1000: a power of two from 64 to 65536");
-    let error = open_in_a(&pair, AfXdpConfig { tx_frames: 0, ..config });
+    let error = open_in_a(&pair, config.tx_frames(0));
     assert_eq!(error, "tx_frames = 0: 1 to 1024");
 }
 
@@ -180,7 +180,7 @@ fn child() {
         println!("\nchild: {}", AfXdp::open(&AfXdpConfig::new(VETH)).unwrap_err());
         return;
     }
-    let _port = AfXdp::open(&AfXdpConfig { queue: Some(0), ..AfXdpConfig::new(VETH) }).unwrap();
+    let _port = AfXdp::open(&AfXdpConfig::new(VETH).queue(0)).unwrap();
     println!("\nchild: open");
     if role == "panic" {
         let _ = io::stdin().read_line(&mut String::new());

@@ -21,7 +21,7 @@ const FRAMES: usize = 20_000;
 #[test]
 fn ports_on_several_queues_exchange_everything_once() {
     let Some(pair) = Pair::with_queues(1500, 2) else { return };
-    let open = |queue| AfXdp::open(&AfXdpConfig { queue: Some(queue), ..AfXdpConfig::new(VETH) }).unwrap();
+    let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
     let (mac_a, mac_b) = (a[0].capabilities().mac, b[0].capabilities().mac);
@@ -65,7 +65,7 @@ fn ports_on_several_queues_exchange_everything_once() {
 #[test]
 fn a_veth_delivers_to_the_queue_that_sent() {
     let Some(pair) = Pair::with_queues(1500, 2) else { return };
-    let open = |queue| AfXdp::open(&AfXdpConfig { queue: Some(queue), ..AfXdpConfig::new(VETH) }).unwrap();
+    let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
     let (to, from) = (b[0].capabilities().mac, a[0].capabilities().mac);
@@ -92,7 +92,7 @@ fn open_all() -> AfXdp {
 }
 
 fn open_one(queue: u32) -> AfXdp {
-    AfXdp::open(&AfXdpConfig { queue: Some(queue), ..AfXdpConfig::new(VETH) }).unwrap()
+    AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap()
 }
 
 /// The frame `n` of a flow; the number is in its last bytes.

@@ -318,8 +318,7 @@ fn tap(port: &mut Dpdk) {
 /// Several ports, later opens, several queues, and a port that was closed.
 fn ports(eal: Vec<String>) {
     let address = [("10.0.0.1".parse().unwrap(), 24)];
-    let with =
-        |port: &str, eal: &[String]| DpdkConfig { eal: eal.to_vec(), ..DpdkConfig::new(port, &address) };
+    let with = |port: &str, eal: &[String]| DpdkConfig::new(port, &address).eal(eal.to_vec());
     let ring = open(&with("net_ring0", &eal));
     let null = open(&with("net_null0", &[]));
     let again = Dpdk::open(&with("net_ring0", &eal)).unwrap_err().to_string();
@@ -348,15 +347,12 @@ fn ports(eal: Vec<String>) {
 
 fn refusals(eal: Vec<String>) {
     let address = [("10.0.0.1".parse().unwrap(), 24)];
-    let config = |port: &str, mtu| DpdkConfig { eal: eal.clone(), mtu, ..DpdkConfig::new(port, &address) };
+    let config = |port: &str, mtu: Option<u32>| DpdkConfig::new(port, &address).eal(eal.clone()).mtu(mtu);
     for (config, words) in [
         (config("net_nosuch0", None), ["'net_nosuch0'", "net_memif0, net_null0"]),
         (config("net_memif0", Some(4096)), ["mtu = 4096", "68 to 2030"]),
         (config("net_null0", Some(40)), ["mtu = 40", "68 to"]),
-        (
-            DpdkConfig { addresses: Vec::new(), ..config("net_null0", None) },
-            ["addresses", "net_null0@10.0.0.1/24"],
-        ),
+        (DpdkConfig::new("net_null0", &[]).eal(eal.clone()), ["addresses", "net_null0@10.0.0.1/24"]),
     ] {
         let refusal = Dpdk::open(&config).unwrap_err().to_string();
         assert!(words.iter().all(|word| refusal.contains(word)), "{refusal}");
@@ -495,7 +491,7 @@ fn config() -> DpdkConfig {
     };
     let addresses: Vec<_> = list.split(',').filter(|item| !item.is_empty()).map(address).collect();
     let eal = env::var(EAL).unwrap().split_whitespace().map(str::to_owned).collect();
-    DpdkConfig { eal, ..DpdkConfig::new(name, &addresses) }
+    DpdkConfig::new(name, &addresses).eal(eal)
 }
 
 fn open(config: &DpdkConfig) -> Dpdk {

@@ -97,7 +97,7 @@ mod af_xdp {
     const CHUNKS: u32 = 128;
 
     fn open(pair: &Pair) -> (AfXdp, AfXdp) {
-        let config = AfXdpConfig { rx_frames: CHUNKS, ..AfXdpConfig::new(VETH) };
+        let config = AfXdpConfig::new(VETH).rx_frames(CHUNKS);
         (pair.in_a(|| AfXdp::open(&config)).unwrap(), pair.in_b(|| AfXdp::open(&config)).unwrap())
     }
 

@@ -87,7 +87,7 @@ fn addresses(last: u8) -> [IpAddr; 1] {
 
 #[test]
 fn loopback_overflow_included() {
-    let switch = Switch::new(SwitchConfig { mtu: 1500, depth: 100 }).expect("sizes are right");
+    let switch = Switch::new(SwitchConfig::default().mtu(1500).depth(100)).expect("sizes are right");
     let mut ports: Vec<_> = (1..=3).map(|n| switch.port(&addresses(n))).collect();
     check(&mut ports);
     assert!(ports[1].stats().rx_dropped > 0);
@@ -95,19 +95,17 @@ fn loopback_overflow_included() {
 
 #[test]
 fn sim_impairments_included() {
-    let link = LinkConfig {
-        loss: 0.02,
-        duplicate: 0.05,
-        corrupt: 0.02,
-        reorder: 0.05,
-        reorder_by: 20,
-        delay: Duration::from_micros(20),
-        jitter: Duration::from_micros(10),
-        rate: Some(10_000_000_000),
-        queue_limit: Some(60_000),
-        ecn: Some(EcnConfig { kmin_bytes: 1000, kmax_bytes: 50_000, pmax: 0.5 }),
-        ..LinkConfig::default()
-    };
+    let link = LinkConfig::default()
+        .loss(0.02)
+        .duplicate(0.05)
+        .corrupt(0.02)
+        .reorder(0.05)
+        .reorder_by(20)
+        .delay(Duration::from_micros(20))
+        .jitter(Duration::from_micros(10))
+        .rate(10_000_000_000)
+        .queue_limit(60_000)
+        .ecn(EcnConfig::new(1000, 50_000, 0.5));
     let network = SimNetwork::new(1, link).expect("the link makes sense");
     let mut ports: Vec<_> = (1..=3).map(|n| network.port(&addresses(n))).collect();
     check(&mut ports);

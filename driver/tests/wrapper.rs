@@ -10,7 +10,7 @@ use std::time::Duration;
 use ferroce_driver::pcap::Recorder;
 use ferroce_driver::{
     Armed, Capabilities, EitherSource, Error, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered,
-    Layer, Memory, Nanos, NextHop, PacketDriver, Refusal, RxFrame, Sent, Stats, TAIL_MAX, Wrapper,
+    Memory, Nanos, NextHop, PacketDriver, Refusal, RxFrame, Sent, Stats, TAIL_MAX, Wrapper,
 };
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
@@ -24,16 +24,10 @@ struct Noted {
 impl Noted {
     fn new() -> (Noted, Calls) {
         let calls = Calls::default();
-        let capabilities = Capabilities {
-            driver: "noted",
-            description: String::new(),
-            interface: "noted0".to_owned(),
-            layer: Layer::Ethernet,
-            mac: [2, 0, 0, 0, 0, 1],
-            addresses: vec![PEER],
-            mtu: 1500,
-            max_frame: 1518,
-        };
+        let capabilities = Capabilities::new("noted", "noted0".to_owned(), [2, 0, 0, 0, 0, 1], 1500)
+            .description(String::new())
+            .addresses(vec![PEER])
+            .max_frame(1518);
         (Noted { calls: calls.clone(), capabilities }, calls)
     }
 
@@ -106,7 +100,9 @@ impl PacketDriver for Noted {
     }
     fn stats(&self) -> Stats {
         self.note("stats");
-        Stats { rx_frames: 3, ..Stats::default() }
+        let mut stats = Stats::default();
+        stats.rx_frames = 3;
+        stats
     }
 }
 

@@ -21,8 +21,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (n, port) in ports.enumerate() {
         let (context, writer) = Writer::new(port)?;
         let name = context.port().interface.clone();
-        let config = RunnerConfig { idle: Idle::default(), core: Some(n % cores) };
-        runners.push((name, Runner::start(context, &config)?, writer));
+        let runner = Runner::start(context, &RunnerConfig::default().core(n % cores))?;
+        runners.push((name, runner, writer));
     }
     // One thread could have a handle to each of them as well.
     thread::scope(|scope| {
@@ -52,16 +52,11 @@ impl Writer {
         let mut context = Context::open(port, &Config::default())?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(1024)?);
         let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
-        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-        let mr = context.register(pd, Memory::zeroed(4096)?, access)?;
-        let gid = context.port().gids.first().ok_or("a port without an address")?.gid;
-        let psn = context.random_psn();
-        let peer = ReadyToReceive::new(AddressVector::new(gid, 0), context.query_qp(qp)?.qpn, psn);
-        context.modify_qp(qp, Transition::Init { access })?;
-        context.modify_qp(qp, Transition::ReadyToReceive(peer))?;
-        context.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(psn)))?;
-        let RemoteMemory { addr, rkey, .. } = context.remote(mr)?;
-        Ok((context, Writer { cq, qp, remote: RemoteAddress { addr, rkey } }))
+        let mr = context.register(pd, Memory::zeroed(4096)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        let own = context.endpoint(qp, 0)?;
+        context.handshake(qp, &own, &own)?;
+        let remote = context.remote(mr)?.at(0);
+        Ok((context, Writer { cq, qp, remote }))
     }
 
     /// WRITEs in a second, as many as go.

@@ -67,7 +67,7 @@ fn look_up(reader: &mut Context, (qp, cq, mr): (Qp, Cq, Mr), table: RemoteMemory
             wr_id: part as u64,
             op: SendOp::Read(table.at(entry + at)),
             data: Data::Sges(&sges[part]),
-            flags: SendFlags { signaled: part == 2, ..SendFlags::default() },
+            flags: SendFlags::default().signaled(part == 2),
         };
         reader.post_sends(qp, &[read(0, 0), read(1, 8), read(2, 0)])?;
         let completion = reader.wait_cq(cq, Duration::from_secs(5))?.expect("an answer");

@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 async fn serve(mut context: Context) -> Result<usize, Box<dyn Error>> {
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(4096)?);
     let mr = context.register(pd, Memory::zeroed(2 * CONNECTIONS * SIZE as usize)?, Access::LOCAL_WRITE)?;
-    let listen = ListenConfig { per_source: CONNECTIONS as u32, ..ListenConfig::default() };
+    let listen = ListenConfig::default().per_source(CONNECTIONS as u32);
     context.listen(PortSpace::Tcp, SERVER, &listen)?;
 
     let place = |n: u64| [Sge { mr, offset: n * u64::from(SIZE), length: SIZE }];

@@ -27,9 +27,8 @@ fn end(port: driver::loopback::Loopback, memory: Memory) -> Result<End, Error> {
 fn write(from: &mut End, to: &mut End) -> Result<(), Error> {
     from.context.handshake(from.qp, &from.endpoint, &to.endpoint)?;
     to.context.handshake(to.qp, &to.endpoint, &from.endpoint)?;
-    let (op, sges) = (SendOp::Write(to.context.remote(to.mr)?.at(0)), [from.mr.sge(0..64)]);
-    let (data, flags) = (Data::Sges(&sges), SendFlags::SIGNALED);
-    from.context.post_send(from.qp, &SendWorkRequest { wr_id: 1, op, data, flags })?;
+    let (op, data) = (SendOp::Write(to.context.remote(to.mr)?.at(0)), Data::Sges(&[from.mr.sge(0..64)]));
+    from.context.post_send(from.qp, &SendWorkRequest { wr_id: 1, op, data, flags: SendFlags::SIGNALED })?;
     loop {
         to.context.wait_cq(to.cq, Duration::from_micros(10))?;
         if let Some(completion) = from.context.wait_cq(from.cq, Duration::from_micros(10))? {

@@ -19,12 +19,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut ends = Vec::new();
     for _ in 0..WORKERS {
         let received = context.create_cq(256)?;
-        let qp = context.create_qp(&QpConfig { recv_cq: received, ..QpConfig::rc(pd, sent) })?;
-        connect_to_itself(&mut context, qp)?;
+        let qp = context.create_qp(&QpConfig::rc(pd, sent).recv_cq(received))?;
+        let own = context.endpoint(qp, 0)?;
+        context.handshake(qp, &own, &own)?;
         ends.push((received, qp));
     }
-    let runner = Runner::start(context, &RunnerConfig { idle: Idle::Block, core: None })?;
-    let handle = || runner.handle(&HandleConfig { idle: Idle::Block, ..HandleConfig::default() });
+    let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block))?;
+    let handle = || runner.handle(&HandleConfig::default().idle(Idle::Block));
     thread::scope(|scope| {
         let mut workers = Vec::new();
         for &(received, qp) in &ends {
@@ -70,14 +71,6 @@ fn ask(mut handle: RunnerHandle, sent: Cq, ends: &[(Cq, Qp)]) -> Result<(), ferr
         }
     }
     Ok(())
-}
-
-fn connect_to_itself(context: &mut Context, qp: Qp) -> Result<(), ferroce::Error> {
-    let (gid, psn) = (context.port().gids[0].gid, Psn::new(1));
-    let peer = ReadyToReceive::new(AddressVector::new(gid, 0), context.query_qp(qp)?.qpn, psn);
-    context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
-    context.modify_qp(qp, Transition::ReadyToReceive(peer))?;
-    context.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(psn)))
 }
 
 #[cfg(test)]

@@ -33,9 +33,8 @@ fn run(device: &str, connects: bool, address: &str) -> Result<(), Box<dyn std::e
 
     if connects {
         context.write(mr, 0, b"hello")?;
-        let (op, sges) = (SendOp::Write(memory.at(100)), [mr.sge(0..5)]);
-        let flags = SendFlags::SIGNALED;
-        context.post_send(qp, &SendWorkRequest { wr_id: 1, op, data: Data::Sges(&sges), flags })?;
+        let (op, data) = (SendOp::Write(memory.at(100)), Data::Sges(&[mr.sge(0..5)]));
+        context.post_send(qp, &SendWorkRequest { wr_id: 1, op, data, flags: SendFlags::SIGNALED })?;
         let completion = context.wait_cq(cq, Duration::from_secs(5))?.ok_or("no completion in 5 s")?;
         assert_eq!(completion.status, WcStatus::Success);
     } else {

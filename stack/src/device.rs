@@ -176,7 +176,7 @@ fn is_unavailable(reason: &Error) -> bool {
 #[cfg(feature = "af_xdp")]
 fn open_af_xdp(interface: &str, queue: Option<u32>) -> Result<Box<dyn PacketDriver>, Error> {
     use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
-    Ok(Box::new(AfXdp::open(&AfXdpConfig { queue, ..AfXdpConfig::new(interface) })?))
+    Ok(Box::new(AfXdp::open(&AfXdpConfig::new(interface).queue(queue))?))
 }
 
 #[cfg(not(feature = "af_xdp"))]

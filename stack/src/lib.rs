@@ -7,6 +7,18 @@
 //!
 //! Where to look: verbs in [`Context`], work requests in [`SendWorkRequest`] and
 //! [`ReceiveWorkRequest`], connection set-up in [`Transition`], and a whole example in the README.
+//!
+//! Settings are made by a constructor, which takes what has no default, and a setter for each other field. The setter of
+//! an `Option` takes a value, an `Option` or `None`. A value out of its range is refused where it is used.
+//!
+//! ```
+//! # use ferroce::*;
+//! # fn settings(pd: Pd, cq: Cq, core: Option<usize>) {
+//! let config = Config::default().max_qps(1024).seed([7; 32]);
+//! let queue_pair = QpConfig::rc(pd, cq).max_send_wr(512).max_inline_data(0);
+//! let runner = RunnerConfig::default().idle(Idle::Block).core(core);
+//! # }
+//! ```
 #![forbid(unsafe_code)]
 
 mod backend;

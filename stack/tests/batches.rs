@@ -9,7 +9,7 @@ fn connected() -> (Context, Qp, Cq, Mr) {
     let mut context = Context::open(driver, &Config::default()).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let mr = context.register(pd, Memory::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
-    let qp = context.create_qp(&QpConfig { max_send_wr: 4, max_recv_wr: 4, ..QpConfig::rc(pd, cq) }).unwrap();
+    let qp = context.create_qp(&QpConfig::rc(pd, cq).max_send_wr(4).max_recv_wr(4)).unwrap();
     let (gid, qpn, psn) = (context.port().gids[0].gid, context.query_qp(qp).unwrap().qpn, Psn::new(7));
     context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     let peer = ReadyToReceive::new(AddressVector::new(gid, 0), qpn, psn);
@@ -35,9 +35,15 @@ fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
 
     // The queues hold four.
     let full = context.post_recvs(qp, &receives).unwrap_err();
-    assert!(matches!(full, PostError { posted: 4, source: Error::QueueFull { depth: 4, .. } }), "{full:?}");
+    assert!(
+        matches!(full, PostError { posted: 4, source: Error::QueueFull { depth: 4, .. }, .. }),
+        "{full:?}"
+    );
     let full = context.post_sends(qp, &sends).unwrap_err();
-    assert!(matches!(full, PostError { posted: 4, source: Error::QueueFull { depth: 4, .. } }), "{full:?}");
+    assert!(
+        matches!(full, PostError { posted: 4, source: Error::QueueFull { depth: 4, .. }, .. }),
+        "{full:?}"
+    );
     assert!(
         full.to_string().starts_with("after 4 work requests that were posted: send queue is full"),
         "{full}"
@@ -66,7 +72,7 @@ fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
     // What is refused first leaves nothing behind.
     context.modify_qp(qp, Transition::Reset).unwrap();
     let refused = context.post_sends(qp, &sends[..2]).unwrap_err();
-    assert!(matches!(refused, PostError { posted: 0, source: Error::State { .. } }), "{refused:?}");
+    assert!(matches!(refused, PostError { posted: 0, source: Error::State { .. }, .. }), "{refused:?}");
     assert_eq!(context.query_qp(qp).unwrap().outstanding_sends, 0);
     assert!(context.post_sends(qp, &[]).is_ok());
 }
@@ -75,10 +81,10 @@ fn lists_are_posted_in_order_up_to_the_first_that_is_refused() {
 fn a_shared_receive_queue_takes_lists_as_well() {
     let (mut context, _, _, mr) = connected();
     let pd = context.alloc_pd().unwrap();
-    let srq = context.create_srq(&SrqConfig { pd, max_wr: 2, max_sge: 1 }).unwrap();
+    let srq = context.create_srq(&SrqConfig::new(pd).max_wr(2).max_sge(1)).unwrap();
     let sges = [Sge { mr, offset: 0, length: 8 }];
     let receives = [1, 2, 3].map(|wr_id| ReceiveWorkRequest { wr_id, sges: &sges });
     let full = context.post_srq_recvs(srq, &receives).unwrap_err();
-    assert!(matches!(full, PostError { posted: 2, source: Error::QueueFull { .. } }), "{full:?}");
+    assert!(matches!(full, PostError { posted: 2, source: Error::QueueFull { .. }, .. }), "{full:?}");
     assert_eq!(context.query_srq(srq).unwrap().posted, 2);
 }

@@ -131,7 +131,7 @@ fn silence_ends_with_the_timeout_and_names_whom() {
     assert!((timeout..10 * timeout).contains(&start.elapsed()), "{:?}", start.elapsed());
     assert_eq!(end.context.query_qp(qp).unwrap().state, QpState::Init);
     assert_eq!(end.context.wait_cq(end.cq, Duration::from_millis(10)).unwrap(), None);
-    let brief = ConnectionParameters { cm_timeout: 12, cm_retries: 1, ..ConnectionParameters::default() };
+    let brief = ConnectionParameters::default().cm_timeout(12).cm_retries(1);
     let error = end.context.connect_blocking(qp, to, &brief, LONG).unwrap_err();
     assert_eq!(error.to_string(), "10.0.0.2 does not answer");
 }

@@ -80,7 +80,7 @@ fn connections_come_over_all_queues() {
     for queue in [None, Some(2)] {
         let heard = [(); 2].map(|()| Arc::<Mutex<Heard>>::default());
         let open = |heard: &Arc<Mutex<Heard>>| -> Box<dyn PacketDriver> {
-            let port = AfXdp::open(&AfXdpConfig { queue, ..AfXdpConfig::new(namespaces::VETH) }).unwrap();
+            let port = AfXdp::open(&AfXdpConfig::new(namespaces::VETH).queue(queue)).unwrap();
             Box::new(Told { port, heard: heard.clone() })
         };
         let ports = [namespaces.in_a(|| open(&heard[0])), namespaces.in_b(|| open(&heard[1]))];

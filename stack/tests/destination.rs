@@ -17,12 +17,7 @@ const TIMEOUT: u8 = 14;
 
 /// 1 Gb/s, with a queue of so many frames of path MTU 1024.
 fn bottleneck(frames: u64) -> LinkConfig {
-    LinkConfig {
-        delay: Duration::from_micros(50),
-        rate: Some(1_000_000_000),
-        queue_limit: Some(frames * 1130),
-        ..LinkConfig::default()
-    }
+    LinkConfig::default().delay(Duration::from_micros(50)).rate(1_000_000_000).queue_limit(frames * 1130)
 }
 
 fn remote(pair: &Pair) -> RemoteAddress {

@@ -9,7 +9,7 @@ use ferroce::driver::loopback;
 use ferroce::*;
 
 fn open(port: loopback::Loopback, max_connections: u32) -> Context {
-    Context::open(Box::new(port), &Config { max_connections, ..Config::default() }).unwrap()
+    Context::open(Box::new(port), &Config::default().max_connections(max_connections)).unwrap()
 }
 
 fn alone() -> Context {
@@ -38,7 +38,7 @@ fn each_library_takes_the_events_of_its_own_objects() {
     let mut library = || {
         let cq = context.create_cq(1).unwrap();
         context.req_notify_cq(cq, Notify::Next).unwrap();
-        let srq = context.create_srq(&SrqConfig { pd, max_wr: 4, max_sge: 1 }).unwrap();
+        let srq = context.create_srq(&SrqConfig::new(pd).max_wr(4).max_sge(1)).unwrap();
         (cq, queue_pair(&mut context, pd, cq), srq)
     };
     let libraries = [library(), library()];
@@ -61,8 +61,8 @@ fn each_library_takes_the_events_of_its_own_objects() {
 fn a_library_that_does_not_read_takes_nothing_from_the_other() {
     let mut context = alone();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(4).unwrap());
-    let silent = context.create_srq(&SrqConfig { pd, max_wr: 4, max_sge: 1 }).unwrap();
-    let srq = context.create_srq(&SrqConfig { pd, max_wr: 4, max_sge: 1 }).unwrap();
+    let silent = context.create_srq(&SrqConfig::new(pd).max_wr(4).max_sge(1)).unwrap();
+    let srq = context.create_srq(&SrqConfig::new(pd).max_wr(4).max_sge(1)).unwrap();
     let allocated = allocation_counter::measure(|| {
         for _ in 0..10_000 {
             context.arm_srq(silent, 1).unwrap();
@@ -103,7 +103,7 @@ impl Two {
         let channel = server.create_cm_channel().unwrap();
         for (port, channel) in PORTS.into_iter().zip([Some(channel), None]) {
             let address = SocketAddr::from(([0, 0, 0, 0], port));
-            let config = ListenConfig { channel, ..ListenConfig::default() };
+            let config = ListenConfig::default().channel(channel);
             server.listen(PortSpace::Tcp, address, &config).unwrap();
         }
         Two { client, server, channel, clock: Clock::start() }
@@ -112,7 +112,7 @@ impl Two {
     fn connect(&mut self, port: u16, channel: Option<CmChannel>) -> Result<CmId, Error> {
         let (pd, cq) = (self.client.alloc_pd().unwrap(), self.client.create_cq(4).unwrap());
         let qp = queue_pair(&mut self.client, pd, cq);
-        let parameters = ConnectionParameters { channel, ..ConnectionParameters::default() };
+        let parameters = ConnectionParameters::default().channel(channel);
         self.client.connect(qp, SocketAddr::from(([10, 0, 0, 2], port)), &parameters)
     }
 
@@ -126,7 +126,7 @@ impl Two {
     fn accept(&mut self, id: CmId, channel: Option<CmChannel>) {
         let (pd, cq) = (self.server.alloc_pd().unwrap(), self.server.create_cq(4).unwrap());
         let qp = queue_pair(&mut self.server, pd, cq);
-        let parameters = ConnectionParameters { channel, ..ConnectionParameters::default() };
+        let parameters = ConnectionParameters::default().channel(channel);
         self.server.accept(id, qp, &parameters).unwrap();
     }
 }

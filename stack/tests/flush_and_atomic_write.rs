@@ -59,7 +59,7 @@ fn a_flush_is_one_packet_with_feth_and_reth() {
     for (i, (selectivity, kind, length)) in (0..).zip(cases) {
         let op = SendOp::Flush { remote: REMOTE, length, selectivity, kind };
         // SE means nothing here.
-        let flags = SendFlags { solicited: true, ..SendFlags::SIGNALED };
+        let flags = SendFlags::SIGNALED.solicited(true);
         peer.post_flagged(u64::from(i), op, Data::Sges(&[]), flags);
         let got = peer.expect(Opcode::RC_FLUSH, SQ + i);
         let reth = got.reth.unwrap();
@@ -127,7 +127,7 @@ fn a_fence_waits_for_them() {
         for fence in [false, true] {
             let mut peer = Peer::new();
             post(&mut peer, 1, op);
-            let flags = SendFlags { fence, ..SendFlags::SIGNALED };
+            let flags = SendFlags::SIGNALED.fence(fence);
             peer.post_flagged(2, SendOp::Send, Data::Inline(b"behind"), flags);
             peer.expect(opcode(op), SQ);
             if fence {

@@ -44,12 +44,10 @@ impl Run {
     fn goodput(&self) -> (f64, Counters) {
         let Run { path_mtu, loss, selective_repeat, reads, message, max_rd_atomic } = *self;
         let messages = 100_000 / u64::from(path_mtu.packets(message));
-        let link = LinkConfig {
-            loss: if loss == 0 { 0.0 } else { 1.0 / f64::from(loss) },
-            delay: Duration::from_micros(5),
-            rate: Some(100_000_000_000),
-            ..LinkConfig::default()
-        };
+        let link = LinkConfig::default()
+            .loss(if loss == 0 { 0.0 } else { 1.0 / f64::from(loss) })
+            .delay(Duration::from_micros(5))
+            .rate(100_000_000_000);
         // Less than the default, so that it would run out if losses counted as retries.
         let setup = Setup { path_mtu, selective_repeat, max_rd_atomic, retry_count: 2, ..Setup::default() };
         let mut pair = Pair::new(11, link, setup);

@@ -13,17 +13,15 @@ use ferroce::*;
 use pair::{Pair, Setup};
 
 fn bad_link() -> LinkConfig {
-    LinkConfig {
-        loss: 0.01,
-        duplicate: 0.01,
-        reorder: 0.01,
-        reorder_by: 32,
-        corrupt: 0.01,
-        delay: std::time::Duration::from_micros(5),
-        jitter: std::time::Duration::from_micros(2),
-        rate: Some(100_000_000_000),
-        ..LinkConfig::default()
-    }
+    LinkConfig::default()
+        .loss(0.01)
+        .duplicate(0.01)
+        .reorder(0.01)
+        .reorder_by(32)
+        .corrupt(0.01)
+        .delay(std::time::Duration::from_micros(5))
+        .jitter(std::time::Duration::from_micros(2))
+        .rate(100_000_000_000)
 }
 
 fn from_env(name: &str, default: u64) -> u64 {

@@ -28,7 +28,7 @@ struct Pair {
 
 impl Pair {
     fn new() -> Pair {
-        let config = SwitchConfig { mtu: 4500, ..SwitchConfig::default() };
+        let config = SwitchConfig::default().mtu(4500);
         let switch = Switch::new(config).expect("as set up");
         let ports = [switch.port(&[address(1)]), switch.port(&[address(2)])];
         Pair::over(ports.map(|port| Box::new(port) as Box<dyn PacketDriver>))
@@ -39,7 +39,7 @@ impl Pair {
         let pds = ends.each_mut().map(|end| end.alloc_pd().expect("as set up"));
         let cqs = ends.each_mut().map(|end| end.create_cq(4096).expect("as set up"));
         let qps = [0, 1].map(|n| {
-            let config = QpConfig { max_send_wr: 1024, ..QpConfig::rc(pds[n], cqs[n]) };
+            let config = QpConfig::rc(pds[n], cqs[n]).max_send_wr(1024);
             ends[n].create_qp(&config).expect("as set up")
         });
         let qpns = [0, 1].map(|n| ends[n].query_qp(qps[n]).expect("as set up").qpn);
@@ -48,8 +48,7 @@ impl Pair {
             let to = AddressVector::new(address(2 - n as u8).into(), 0);
             end.modify_qp(qp, Transition::Init { access: access() | Access::REMOTE_ATOMIC })
                 .expect("as set up");
-            let ready =
-                ReadyToReceive { path_mtu: PathMtu::Mtu4096, ..ReadyToReceive::new(to, qpns[1 - n], psn) };
+            let ready = (ReadyToReceive::new(to, qpns[1 - n], psn)).path_mtu(PathMtu::Mtu4096);
             end.modify_qp(qp, Transition::ReadyToReceive(ready)).expect("as set up");
             end.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(psn))).expect("as set up");
         }
@@ -268,7 +267,7 @@ impl Wrapper for Keeper {
 #[test]
 fn memory_that_a_port_still_sends_from_is_not_given_back() {
     for make in [|| Memory::zeroed(4096).expect("as set up"), || foreign(4096)] {
-        let switch = Switch::new(SwitchConfig { mtu: 4500, ..SwitchConfig::default() }).expect("as set up");
+        let switch = Switch::new(SwitchConfig::default().mtu(4500)).expect("as set up");
         let kept = Arc::default();
         let keeper = Keeper { inner: switch.port(&[address(1)]), kept: Arc::clone(&kept) };
         let mut pair = Pair::over([Box::new(keeper), Box::new(switch.port(&[address(2)]))]);

@@ -165,7 +165,7 @@ fn a_window_opens_its_range_under_a_key_of_its_own() {
     let mut windowed = Windowed::new();
     assert_eq!(windowed.remote(), None);
     let rkey = windowed.bind(read_write());
-    let remote = RemoteMemory { addr: START, rkey, length: LENGTH };
+    let remote = RemoteMemory::new(START, rkey, LENGTH);
     assert_eq!(windowed.remote(), Some(remote));
     assert_ne!(rkey, windowed.peer.remote(windowed.mr).rkey);
 
@@ -581,7 +581,7 @@ fn keys_of_windows_come_back_late() {
 #[test]
 fn windows_are_as_many_as_configured() {
     let (port, _) = driver::loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
-    let config = Config { max_mws: 2, ..Config::default() };
+    let config = Config::default().max_mws(2);
     let mut context = Context::open(Box::new(port), &config).unwrap();
     assert_eq!(context.query_device().max_mw, 2);
     assert!(context.query_device().mem_window_type_2b);

@@ -101,13 +101,13 @@ fn a_message_that_is_too_long_is_counted() {
 /// A packet that finds others before it is marked.
 #[test]
 fn marks_of_congestion_are_counted_where_they_arrive() {
-    let ecn = Some(EcnConfig { kmin_bytes: 0, kmax_bytes: 0, pmax: 1.0 });
-    let link = LinkConfig { rate: Some(1_000_000_000), ecn, ..LinkConfig::default() };
+    let ecn = Some(EcnConfig::new(0, 0, 1.0));
+    let link = LinkConfig::default().rate(1_000_000_000).ecn(ecn);
     const ECT_0: u8 = 2;
     for (traffic_class, is_capable) in [(ECT_0, true), (0, false)] {
         let way: fn(AddressVector) -> AddressVector = match traffic_class {
             0 => |way| way,
-            _ => |way| AddressVector { traffic_class: ECT_0, ..way },
+            _ => |way| way.traffic_class(ECT_0),
         };
         let mut pair = Pair::new(1, link.clone(), Setup { way, ..Setup::default() });
         let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();

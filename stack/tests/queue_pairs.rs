@@ -7,19 +7,12 @@ use ferroce::*;
 
 /// As `benches/queue_pairs.rs` has them: sixteen work requests each way, of one piece.
 fn modest(pd: Pd, cq: Cq) -> QpConfig {
-    QpConfig {
-        max_send_wr: 16,
-        max_recv_wr: 16,
-        max_send_sge: 1,
-        max_recv_sge: 1,
-        max_inline_data: 0,
-        ..QpConfig::rc(pd, cq)
-    }
+    QpConfig::rc(pd, cq).max_send_wr(16).max_recv_wr(16).max_send_sge(1).max_recv_sge(1).max_inline_data(0)
 }
 
 /// The least that can send and receive.
 fn minimal(pd: Pd, cq: Cq) -> QpConfig {
-    QpConfig { max_send_wr: 1, max_recv_wr: 1, ..modest(pd, cq) }
+    modest(pd, cq).max_send_wr(1).max_recv_wr(1)
 }
 
 fn driver() -> Box<dyn PacketDriver> {
@@ -40,7 +33,7 @@ fn connected(
     config: fn(Pd, Cq) -> QpConfig,
     max_rd_atomic: u8,
 ) -> Connected {
-    let config_of_context = Config { max_qps: qps, max_mrs: 1, max_cqs: 1, ..Config::default() };
+    let config_of_context = Config::default().max_qps(qps).max_mrs(1).max_cqs(1);
     let mut context = Context::open(driver, &config_of_context).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -50,11 +43,9 @@ fn connected(
     let connect = |_| {
         let (qp, psn) = (context.create_qp(&config).unwrap(), Psn::new(0));
         let qpn = context.query_qp(qp).unwrap().qpn;
-        let receive = ReadyToReceive {
-            max_dest_rd_atomic: max_rd_atomic,
-            ..ReadyToReceive::new(AddressVector::new(gid, 0), qpn, psn)
-        };
-        let send = ReadyToSend { max_rd_atomic, ..ReadyToSend::new(psn) };
+        let receive =
+            ReadyToReceive::new(AddressVector::new(gid, 0), qpn, psn).max_dest_rd_atomic(max_rd_atomic);
+        let send = ReadyToSend::new(psn).max_rd_atomic(max_rd_atomic);
         context.modify_qp(qp, Transition::Init { access }).unwrap();
         context.modify_qp(qp, Transition::ReadyToReceive(receive)).unwrap();
         context.modify_qp(qp, Transition::ReadyToSend(send)).unwrap();

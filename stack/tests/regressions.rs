@@ -164,10 +164,10 @@ fn a_peer_that_reads_all_the_time_does_not_starve_requests() {
 #[test]
 fn a_path_mtu_leaves_room_for_the_grh() {
     use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork};
-    let config = NetworkConfig { mtu: PathMtu::Mtu1024.required_l3_mtu(false), frames: 16 };
+    let config = NetworkConfig::default().mtu(PathMtu::Mtu1024.required_l3_mtu(false)).frames(16);
     let network = SimNetwork::with_config(1, LinkConfig::default(), config).unwrap();
     let port = Box::new(network.port(&[[10, 0, 0, 1].into()]));
-    let config = Config { roce_v1: true, ..Config::default() };
+    let config = Config::default().roce_v1(true);
     let mut context = Context::open(port, &config).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();

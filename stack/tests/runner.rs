@@ -64,8 +64,7 @@ fn connected(
         let pd = context.alloc_pd().unwrap();
         let made = (0..lines).map(|_| {
             let cq = context.create_cq(4 * DEPTH).unwrap();
-            let config =
-                QpConfig { max_send_wr: DEPTH, max_recv_wr: DEPTH, max_recv_sge: 2, ..QpConfig::rc(pd, cq) };
+            let config = QpConfig::rc(pd, cq).max_send_wr(DEPTH).max_recv_wr(DEPTH).max_recv_sge(2);
             let qp = context.create_qp(&config).unwrap();
             let region = |_| context.register(pd, Memory::zeroed(BUFFER).unwrap(), access).unwrap();
             let buffers = (0..BUFFERS).map(region).collect();
@@ -82,14 +81,11 @@ fn connected(
         let (gid, qpns) = &facts[1 - n];
         for (line, qpn) in lines.iter().zip(qpns) {
             let psn = Psn::new(100);
-            let peer = ReadyToReceive {
-                path_mtu: PathMtu::Mtu1024,
+            let peer = ReadyToReceive::new(AddressVector::new(*gid, 0), *qpn, psn)
                 // The shortest, 10 µs: receivers are often late here.
-                min_rnr_timer: RnrTimer::new(1).unwrap(),
-                ..ReadyToReceive::new(AddressVector::new(*gid, 0), *qpn, psn)
-            };
+                .min_rnr_timer(RnrTimer::new(1).unwrap());
             // A thread may be kept from its core for long: without end for RNR, and patient.
-            let send = ReadyToSend { timeout: 18, rnr_retry: 7, ..ReadyToSend::new(psn) };
+            let send = ReadyToSend::new(psn).timeout(18);
             context.modify_qp(line.qp, Transition::Init { access }).unwrap();
             context.modify_qp(line.qp, Transition::ReadyToReceive(peer)).unwrap();
             context.modify_qp(line.qp, Transition::ReadyToSend(send)).unwrap();
@@ -103,7 +99,7 @@ fn boxed(port: loopback::Loopback) -> Box<dyn PacketDriver> {
 }
 
 fn runner(context: Context, idle: Idle) -> Runner {
-    Runner::start(context, &RunnerConfig { idle, core: None }).unwrap()
+    Runner::start(context, &RunnerConfig::default().idle(idle)).unwrap()
 }
 
 fn send(wr_id: u64, data: Data<'_>) -> SendWorkRequest<'_> {
@@ -198,11 +194,10 @@ fn every_message_arrives_once_through_rings_that_are_often_full() {
             for n in 0..LINES {
                 for (end, lines) in [(0, &a_lines), (1, &b_lines)] {
                     let line = &lines[n];
-                    let config = HandleConfig {
-                        commands: 1 + random.below(6) as u32,
-                        deliveries: 1 + random.below(6) as u32,
-                        idle: random.idle(),
-                    };
+                    let config = HandleConfig::default()
+                        .commands(1 + random.below(6) as u32)
+                        .deliveries(1 + random.below(6) as u32)
+                        .idle(random.idle());
                     let mut handle = runners[end].handle(&config).unwrap();
                     let random = Random(random.below(u64::MAX) | 1);
                     scope.spawn(move || {
@@ -219,7 +214,7 @@ fn every_message_arrives_once_through_rings_that_are_often_full() {
             }
         });
         for runner in runners {
-            let Stopped { mut context, error } = runner.stop();
+            let Stopped { mut context, error, .. } = runner.stop();
             assert!(error.is_none());
             let count = |counter| context.counters().value(counter);
             let (rnr, late) = (count(Counter::RnrNakRetryErr), count(Counter::LocalAckTimeoutErr));
@@ -344,7 +339,7 @@ fn what_the_context_refuses_is_delivered_in_its_place() {
 fn a_call_gets_through_when_nobody_takes_what_is_delivered() {
     let [(a, lines), _b] = connected(1, boxed);
     let runner = runner(a, Idle::Block);
-    let config = HandleConfig { commands: 4, deliveries: 1, idle: Idle::Block };
+    let config = HandleConfig::default().commands(4).deliveries(1).idle(Idle::Block);
     let mut handle = runner.handle(&config).unwrap();
     let line = &lines[0];
     handle.deliver(line.cq).unwrap();
@@ -377,7 +372,7 @@ fn stopping_carries_out_what_was_posted_and_gives_the_context_back() {
         for n in 0..5 {
             handle.post_send(line.qp, &send(n, Data::Inline(b"x"))).unwrap();
         }
-        let Stopped { context: mut a, error } = runner.stop();
+        let Stopped { context: mut a, error, .. } = runner.stop();
         assert!(error.is_none());
         let told = handle.post_send(line.qp, &send(9, Data::Inline(b"x"))).unwrap_err().to_string();
         assert!(told.contains("it was stopped"), "{told}");
@@ -439,7 +434,7 @@ fn the_death_of_the_port_is_told_to_every_handle() {
     };
     let [(a, _), _b] = connected(1, wrap);
     let runner = runner(a, Idle::Block);
-    let config = HandleConfig { idle: Idle::Block, ..HandleConfig::default() };
+    let config = HandleConfig::default().idle(Idle::Block);
     let mut handles = [(); 2].map(|()| runner.handle(&config).unwrap());
     let mut last = runner.handle(&config).unwrap();
     thread::scope(|scope| {
@@ -505,18 +500,15 @@ fn a_runner_with_nothing_to_do_does_nothing() {
 #[test]
 fn a_core_or_a_ring_that_can_not_be_is_refused() {
     let [(a, _), (b, _)] = connected(1, boxed);
-    let config = RunnerConfig { core: Some(100_000), ..RunnerConfig::default() };
+    let config = RunnerConfig::default().core(100_000);
     let Err(error) = Runner::start(a, &config) else { panic!("there is no such core") };
     assert!(error.to_string().starts_with("core = 100000: one that this process may run on: "), "{error}");
     // It is the same as before.
     let mut context = error.into_context();
     assert_eq!(context.poll(Nanos::ZERO).unwrap(), 0);
     assert!(context.alloc_pd().is_ok());
-    let runner = Runner::start(b, &RunnerConfig { core: None, idle: Idle::Block }).unwrap();
-    for config in [
-        HandleConfig { commands: 0, ..HandleConfig::default() },
-        HandleConfig { deliveries: 1 << 21, ..HandleConfig::default() },
-    ] {
+    let runner = Runner::start(b, &RunnerConfig::default().idle(Idle::Block)).unwrap();
+    for config in [HandleConfig::default().commands(0), HandleConfig::default().deliveries(1 << 21)] {
         assert!(matches!(runner.handle(&config), Err(Error::Invalid { .. })));
     }
 }

@@ -92,7 +92,7 @@ fn all_services_over_all_encapsulations() {
                 ipv6,
                 roce_v1,
                 vlan,
-                way: |way| AddressVector { service_level: 5, ..way },
+                way: |way| way.service_level(5),
                 ..pair::Setup::default()
             };
             let mut wire = Wire::new(setup);
@@ -192,14 +192,9 @@ fn marks_of_the_address_are_on_the_wire() {
     for qp_type in TYPES {
         for (ipv6, flow_label) in [(false, 0), (true, 0), (true, 0xabcde), (false, 0x54321)] {
             let way: fn(AddressVector) -> AddressVector = match flow_label {
-                0 => |way| AddressVector { traffic_class: 0xba, hop_limit: 9, ..way },
-                0xabcde => |way| AddressVector {
-                    traffic_class: 0x1c << 2 | 1,
-                    hop_limit: 255,
-                    flow_label: 0xabcde,
-                    ..way
-                },
-                _ => |way| AddressVector { traffic_class: 2, flow_label: 0x54321, ..way },
+                0 => |way| way.traffic_class(0xba).hop_limit(9),
+                0xabcde => |way| way.traffic_class(0x1c << 2 | 1).hop_limit(255).flow_label(0xabcde),
+                _ => |way| way.traffic_class(2).flow_label(0x54321),
             };
             let mut wire = Wire::new(pair::Setup { qp_type, ipv6, way, ..pair::Setup::default() });
             let sample = way(AddressVector::new(Gid::default(), 0));
@@ -233,7 +228,7 @@ fn each_datagram_has_its_own_way() {
     let [a, b] = &mut wire.pair.ends;
     let gid = b.context.port().gids[0].gid;
     for n in 0..4u8 {
-        let way = AddressVector { traffic_class: n << 2, hop_limit: 10 + n, ..AddressVector::new(gid, 0) };
+        let way = AddressVector::new(gid, 0).traffic_class(n << 2).hop_limit(10 + n);
         let ah = a.context.create_ah(a.pd, &way).unwrap();
         let to = Destination { ah, qpn: Qpn::new(0x500 + u32::from(n)), qkey: 0x100 + u32::from(n) };
         a.post_send(n.into(), SendOp::SendTo(to), 0, 8);
@@ -287,34 +282,34 @@ fn vlans() {
     let context = &mut wire.pair.ends[0].context;
     let gid = context.port().gids[0].gid;
     let before = context.port().gids.clone();
-    let entry = GidEntry { gid, roce_v1: false, vlan: Some(100) };
+    let entry = GidEntry::new(gid).vlan(100);
     for bad in [
-        GidEntry { vlan: Some(0), ..entry },
-        GidEntry { vlan: Some(4095), ..entry },
-        GidEntry { vlan: Some(4096 + 100), ..entry },
-        GidEntry { roce_v1: true, ..entry },
-        GidEntry { gid: Gid::from_ipv4([239, 1, 1, 1].into()), ..entry },
+        entry.vlan(0),
+        entry.vlan(4095),
+        entry.vlan(4096 + 100),
+        entry.roce_v1(true),
+        GidEntry::new(Gid::from_ipv4([239, 1, 1, 1].into())).vlan(100),
         entry,
-        GidEntry { vlan: None, ..entry },
+        entry.vlan(None),
     ] {
         assert!(matches!(context.add_gid(bad), Err(Error::Invalid { .. })), "{bad:?}");
     }
     assert_eq!(context.port().gids, before);
-    assert_eq!(context.add_gid(GidEntry { vlan: Some(4094), ..entry }).unwrap(), 2);
-    assert_eq!(context.add_gid(GidEntry { vlan: Some(1), ..entry }).unwrap(), 3);
+    assert_eq!(context.add_gid(entry.vlan(4094)).unwrap(), 2);
+    assert_eq!(context.add_gid(entry.vlan(1)).unwrap(), 3);
     drop(wire);
 
     // Each priority, as the way has it.
     for priority in 0..8u8 {
         const WAYS: [fn(AddressVector) -> AddressVector; 8] = [
-            |way| AddressVector { service_level: 0, ..way },
-            |way| AddressVector { service_level: 1, ..way },
-            |way| AddressVector { service_level: 2, ..way },
-            |way| AddressVector { service_level: 3, ..way },
-            |way| AddressVector { service_level: 4, ..way },
-            |way| AddressVector { service_level: 5, ..way },
-            |way| AddressVector { service_level: 6, ..way },
-            |way| AddressVector { service_level: 7, ..way },
+            |way| way.service_level(0),
+            |way| way.service_level(1),
+            |way| way.service_level(2),
+            |way| way.service_level(3),
+            |way| way.service_level(4),
+            |way| way.service_level(5),
+            |way| way.service_level(6),
+            |way| way.service_level(7),
         ];
         let way = WAYS[usize::from(priority)];
         let mut wire = Wire::new(pair::Setup { vlan: Some(100), way, ..pair::Setup::default() });
@@ -347,10 +342,11 @@ fn longest_datagrams() {
         (1500, false, false, 1024),
     ] {
         let network =
-            SimNetwork::with_config(1, LinkConfig::default(), NetworkConfig { mtu, frames: 8 }).unwrap();
+            SimNetwork::with_config(1, LinkConfig::default(), NetworkConfig::default().mtu(mtu).frames(8))
+                .unwrap();
         let address = if ipv6 { "fd77::1".parse().unwrap() } else { [10, 0, 0, 1].into() };
         let port = Box::new(network.port(&[address]));
-        let mut context = Context::open(port, &Config { roce_v1, ..Config::default() }).unwrap();
+        let mut context = Context::open(port, &Config::default().roce_v1(roce_v1)).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(16).unwrap();
         let qp = context.create_qp(&QpConfig::ud(pd, cq)).unwrap();
@@ -362,8 +358,7 @@ fn longest_datagrams() {
             context.modify_qp(qp, transition).unwrap();
         }
         let sgid_index = context.port().gids.iter().position(|gid| gid.roce_v1 == roce_v1).unwrap();
-        let way =
-            AddressVector { mac: Some(MacAddr::default()), ..AddressVector::new(address.into(), sgid_index) };
+        let way = AddressVector::new(address.into(), sgid_index).mac(MacAddr::default());
         let ah = context.create_ah(pd, &way).unwrap();
         let to = Destination { ah, qpn: Qpn::new(9), qkey: QKEY };
         let mr = context.register(pd, Memory::zeroed(8192).unwrap(), Access::NONE).unwrap();
@@ -390,11 +385,8 @@ fn longest_datagrams() {
 fn answers_to_datagrams() {
     for (ipv6, roce_v1) in [(false, false), (true, false), (false, true), (true, true)] {
         for to_group in [false, true] {
-            let way: fn(AddressVector) -> AddressVector = |way| AddressVector {
-                traffic_class: 0xba,
-                flow_label: if way.gid.is_ipv6() { 0xabcde } else { 0 },
-                ..way
-            };
+            let way: fn(AddressVector) -> AddressVector =
+                |way| way.traffic_class(0xba).flow_label(if way.gid.is_ipv6() { 0xabcde } else { 0 });
             let setup = pair::Setup { qp_type: QpType::Ud, ipv6, roce_v1, way, ..pair::Setup::default() };
             let mut wire = Wire::new(setup);
             let [a, b] = &mut wire.pair.ends;
@@ -423,7 +415,7 @@ fn answers_to_datagrams() {
             let own = a.context.port().gids[index(a)].gid;
             // Where it came from, so that nobody is asked for the way.
             let mac = Some(a.context.port().mac);
-            assert_eq!(back, AddressVector { mac, ..way(AddressVector::new(own, index(b))) });
+            assert_eq!(back, way(AddressVector::new(own, index(b))).mac(mac));
             let ah = b.context.create_ah(b.pd, &back).unwrap();
             b.post_send(4, SendOp::SendTo(Destination { ah, qpn: wc.src_qpn, qkey: QKEY }), 128, 8);
             wire.take();
@@ -524,12 +516,11 @@ impl<D: PacketDriver> driver::Wrapper for Stubborn<D> {
 #[test]
 fn objects_in_use_and_used_up() {
     let (port, _) = driver::loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
-    let config = Config { max_ahs: 2, max_srqs: 1, max_mcast_attachments: 2, ..Config::default() };
+    let config = Config::default().max_ahs(2).max_srqs(1).max_mcast_attachments(2);
     let mut context = Context::open(Box::new(port), &config).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();
-    let way =
-        AddressVector { mac: Some(MacAddr::default()), ..AddressVector::new(context.port().gids[0].gid, 0) };
+    let way = AddressVector::new(context.port().gids[0].gid, 0).mac(MacAddr::default());
     let ahs = [(); 2].map(|()| context.create_ah(pd, &way).unwrap());
     let full = context.create_ah(pd, &way);
     assert!(matches!(full, Err(Error::Exhausted { setting: "max_ahs", limit: 2, .. })), "{full:?}");
@@ -538,13 +529,9 @@ fn objects_in_use_and_used_up() {
     for ah in ahs {
         context.destroy_ah(ah).unwrap();
     }
-    let srq_config = SrqConfig { pd, max_wr: 4, max_sge: 1 };
-    for bad in [
-        SrqConfig { max_wr: 0, ..srq_config },
-        SrqConfig { max_wr: 65537, ..srq_config },
-        SrqConfig { max_sge: 0, ..srq_config },
-        SrqConfig { max_sge: 33, ..srq_config },
-    ] {
+    let srq_config = SrqConfig::new(pd).max_wr(4).max_sge(1);
+    for bad in [srq_config.max_wr(0), srq_config.max_wr(65537), srq_config.max_sge(0), srq_config.max_sge(33)]
+    {
         assert!(matches!(context.create_srq(&bad), Err(Error::Invalid { .. })), "{bad:?}");
     }
     let srq = context.create_srq(&srq_config).unwrap();

@@ -72,7 +72,7 @@ fn flushing() -> (Runner, Cq, Qp) {
     let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
     context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     context.modify_qp(qp, Transition::Error).unwrap();
-    (Runner::start(context, &RunnerConfig { idle: Idle::Block, core: None }).unwrap(), cq, qp)
+    (Runner::start(context, &RunnerConfig::default().idle(Idle::Block)).unwrap(), cq, qp)
 }
 
 fn post(handle: &mut RunnerHandle, qp: Qp, wr_id: u64) {
@@ -186,7 +186,7 @@ fn the_latest_task_is_woken() {
 #[test]
 fn a_call_is_a_future_and_gets_through_when_deliveries_fill_the_ring() {
     let (runner, cq, qp) = flushing();
-    let config = HandleConfig { commands: 4, deliveries: 2, idle: Idle::Block };
+    let config = HandleConfig::default().commands(4).deliveries(2).idle(Idle::Block);
     let mut handle = runner.handle(&config).unwrap();
     handle.deliver(cq).unwrap();
     assert_eq!(block_on(handle.call_async(|context| context.query_device().max_qp)).unwrap(), 256);

@@ -52,7 +52,7 @@ impl End {
     }
 
     fn connect(&mut self, qp: Qp, way: AddressVector, dest_qpn: Qpn, path_mtu: PathMtu) {
-        let receive = ReadyToReceive { path_mtu, ..ReadyToReceive::new(way, dest_qpn, PSN) };
+        let receive = ReadyToReceive::new(way, dest_qpn, PSN).path_mtu(path_mtu);
         let send = ReadyToSend::new(PSN);
         self.context.modify_qp(qp, Transition::Init { access: access() }).unwrap();
         self.context.modify_qp(qp, Transition::ReadyToReceive(receive)).unwrap();
@@ -147,7 +147,8 @@ fn pair(a: UdpConfig, b: UdpConfig, path_mtu: PathMtu) -> ([End; 2], [Qp; 2]) {
 fn everything_arrives_once_and_exact() {
     for path_mtu in [PathMtu::Mtu1024, PathMtu::Mtu4096] {
         for (segmentation, aggregation) in [(true, true), (true, false), (false, true), (false, false)] {
-            let config = |last| UdpConfig { segmentation, aggregation, ..UdpConfig::new(loopback(last)) };
+            let config =
+                |last| UdpConfig::new(loopback(last)).segmentation(segmentation).aggregation(aggregation);
             let ([mut a, mut b], qps) = pair(config(1), config(2), path_mtu);
             exchange(&mut a, &mut b, (qps[0], qps[1]), 240);
             for end in [&a, &b] {
@@ -275,8 +276,7 @@ fn what_is_sent_is_as_it_was_written() {
     peer.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let mut end = End::open(UdpConfig::new(own));
     let (qp, _) = end.qp();
-    let way =
-        AddressVector { traffic_class: 0x6a, hop_limit: 9, ..AddressVector::new(loopback(8).into(), 0) };
+    let way = AddressVector::new(loopback(8).into(), 0).traffic_class(0x6a).hop_limit(9);
     end.connect(qp, way, Qpn::new(77), PathMtu::Mtu1024);
     let wr = SendWorkRequest {
         wr_id: 1,
@@ -323,7 +323,7 @@ fn marks_are_seen() {
     });
     let [a, b] = &mut ends;
     let qpn = b.context.query_qp(qps[1]).unwrap().qpn;
-    let way = AddressVector { traffic_class: 0x6b, hop_limit: 7, ..AddressVector::new(b.gid(), 0) };
+    let way = AddressVector::new(b.gid(), 0).traffic_class(0x6b).hop_limit(7);
     let ah = a.context.create_ah(a.pd, &way).unwrap();
     let sges = [Sge { mr: b.mr, offset: 0, length: 48 }];
     b.context.post_recv(qps[1], &ReceiveWorkRequest { wr_id: 1, sges: &sges }).unwrap();
@@ -426,12 +426,12 @@ fn many_queue_pairs_write_at_once() {
 
 #[test]
 fn what_a_socket_can_not_do_is_refused() {
-    let config = Config { roce_v1: true, ..Config::default() };
+    let config = Config::default().roce_v1(true);
     let port = Udp::open(&UdpConfig::new(loopback(13))).unwrap();
     let refusal = Context::open(Box::new(port), &config).map(|_| ()).unwrap_err();
     assert!(matches!(refusal, Error::Unsupported(Feature::RoceV1)), "{refusal}");
     let mut end = End::open(UdpConfig::new(loopback(13)));
-    let entry = GidEntry { gid: loopback(14).into(), roce_v1: false, vlan: Some(5) };
+    let entry = GidEntry::new(loopback(14).into()).vlan(5);
     let refusal = end.context.add_gid(entry).unwrap_err();
     assert!(matches!(refusal, Error::Unsupported(Feature::SecondAddress)), "{refusal}");
     // No way there: told at once, and the queue pair stays as it is.

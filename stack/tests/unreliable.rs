@@ -32,18 +32,18 @@ fn packets_of_another_vlan_are_dropped() {
             // An address that the port has in this VLAN alone.
             let gid = Gid::from_ipv4([192, 0, 2, 50].into());
             peer.address.destination = gid;
-            let entry = GidEntry { gid, roce_v1: false, vlan: own };
+            let entry = GidEntry::new(gid).vlan(own);
             let sgid_index = peer.context.add_gid(entry).unwrap();
             for transition in peer.transitions(&Setup::of(qp_type)) {
-                let from = |address| AddressVector { sgid_index, ..address };
+                let from = |address: AddressVector| AddressVector::new(address.gid, sgid_index);
                 peer.modify(match transition {
-                    Transition::ReadyToReceive(receive) => {
-                        let address = from(receive.address);
-                        Transition::ReadyToReceive(ReadyToReceive { address, ..receive })
+                    Transition::ReadyToReceive(mut receive) => {
+                        receive.address = from(receive.address);
+                        Transition::ReadyToReceive(receive)
                     }
-                    Transition::ReadyToReceiveUnreliable(path) => {
-                        let address = from(path.address);
-                        Transition::ReadyToReceiveUnreliable(UnreliablePath { address, ..path })
+                    Transition::ReadyToReceiveUnreliable(mut path) => {
+                        path.address = from(path.address);
+                        Transition::ReadyToReceiveUnreliable(path)
                     }
                     other => other,
                 });
@@ -197,7 +197,7 @@ fn an_overflow_ends_one_member_of_a_group() {
     let mut peer = Peer::with(setup);
     let roomy = peer.context.create_cq(8).unwrap();
     let first = peer.qp;
-    let config = QpConfig { recv_cq: roomy, ..QpConfig::ud(peer.pd, peer.cq) };
+    let config = QpConfig::ud(peer.pd, peer.cq).recv_cq(roomy);
     let second = peer.context.create_qp(&config).unwrap();
     for transition in peer.transitions(&setup) {
         peer.context.modify_qp(second, transition).unwrap();
@@ -231,7 +231,7 @@ fn solicited_datagrams() {
     let to = peer.destination();
     for solicited in [false, true] {
         for op in [SendOp::SendTo(to), SendOp::SendToWithImm(to, 7)] {
-            let flags = SendFlags { solicited, ..SendFlags::default() };
+            let flags = SendFlags::default().solicited(solicited);
             peer.post_flagged(1, op, Data::Inline(b"hello"), flags);
             let got = peer.take_packets().remove(0);
             assert_eq!(got.solicited, solicited);
@@ -247,10 +247,10 @@ fn updates_take_effect() {
     for qp_type in [QpType::Rc, QpType::Uc] {
         let mut peer = Peer::with(Setup::of(qp_type));
         let other = Gid::from_ipv4([192, 0, 2, 9].into());
-        let address = AddressVector { traffic_class: 0x20, ..peer.way_to(other) };
+        let address = peer.way_to(other).traffic_class(0x20);
         peer.modify(Transition::Drain);
         peer.expect_event(Event::SqDrained(peer.qp));
-        peer.modify(Transition::Update(QpUpdate { address: Some(address), ..QpUpdate::default() }));
+        peer.modify(Transition::Update(QpUpdate::default().address(address)));
         peer.modify(Transition::Resume);
         peer.post_flagged(1, SendOp::Send, Data::Inline(b"hello"), SendFlags::default());
         let got = peer.take_packets().remove(0);
@@ -267,19 +267,14 @@ fn updates_take_effect() {
 
     let none = QpUpdate::default();
     let mut peer = Peer::with(Setup { max_dest_rd_atomic: 1, max_rd_atomic: 1, ..Setup::default() });
-    peer.modify(Transition::Update(QpUpdate { min_rnr_timer: RnrTimer::new(5), ..none }));
+    peer.modify(Transition::Update(none.min_rnr_timer(RnrTimer::new(5))));
     peer.inject(message(QpType::Rc, RQ));
     peer.expect_nak(packet::NAK_RNR | 5, RQ, 0);
     peer.modify(Transition::Drain);
     peer.expect_event(Event::SqDrained(peer.qp));
-    peer.modify(Transition::Update(QpUpdate {
-        timeout: Some(10),
-        retry_count: Some(2),
-        rnr_retry: Some(0),
-        max_rd_atomic: Some(2),
-        max_dest_rd_atomic: Some(2),
-        ..none
-    }));
+    peer.modify(Transition::Update(
+        none.timeout(10).retry_count(2).rnr_retry(0).max_rd_atomic(2).max_dest_rd_atomic(2),
+    ));
     peer.modify(Transition::Resume);
     // Two READs at once, in and out.
     let mr = peer.memory(&pattern(64));
@@ -307,7 +302,7 @@ fn updates_take_effect() {
     let mut peer = Peer::new();
     peer.modify(Transition::Drain);
     peer.expect_event(Event::SqDrained(peer.qp));
-    peer.modify(Transition::Update(QpUpdate { rnr_retry: Some(0), ..none }));
+    peer.modify(Transition::Update(none.rnr_retry(0)));
     peer.modify(Transition::Resume);
     peer.post_send(1, b"hello");
     peer.take_packets();
@@ -319,7 +314,7 @@ fn updates_take_effect() {
         let mut peer = Peer::with(Setup::of(qp_type));
         let mr = peer.memory(&[0; 8]);
         let rkey = peer.remote(mr).rkey;
-        peer.modify(Transition::Update(QpUpdate { access: Some(Access::REMOTE_READ), ..none }));
+        peer.modify(Transition::Update(none.access(Access::REMOTE_READ)));
         let opcode = if qp_type == QpType::Rc { Opcode::RC_WRITE_ONLY } else { Opcode::UC_WRITE_ONLY };
         peer.inject(packet(opcode, RQ).reth(0, rkey, 4).payload(&[1; 4]));
         assert_eq!(peer.bytes(mr), [0; 8]);
@@ -330,7 +325,7 @@ fn updates_take_effect() {
     }
     let mut peer = Peer::with(Setup::of(QpType::Ud));
     peer.post_recv(1, 64);
-    peer.modify(Transition::Update(QpUpdate { qkey: Some(5), ..none }));
+    peer.modify(Transition::Update(none.qkey(5)));
     let old = peer.frame(&message(QpType::Ud, 0));
     peer.expect_dropped(old, Counter::RxQkeyMismatch);
     peer.inject(packet(Opcode::UD_SEND_ONLY, 0).deth(5, PEER_QPN));
@@ -408,7 +403,7 @@ fn an_update_does_not_grant_new_retries() {
     assert_eq!(peer.take_packets().len(), 1);
     let mut sent = 0;
     for _ in 0..5 {
-        peer.modify(Transition::Update(QpUpdate { access: Some(Access::NONE), ..QpUpdate::default() }));
+        peer.modify(Transition::Update(QpUpdate::default().access(Access::NONE)));
         peer.advance(timeout);
         sent += peer.take_packets().len();
         if peer.query().state == QpState::Error {

@@ -75,7 +75,7 @@ impl End {
         let peer = ReadyToReceive::new(AddressVector::new(gid, 0), qpn, Psn::new(1));
         self.context.modify_qp(self.qp, Transition::Init { access: Access::REMOTE_WRITE }).unwrap();
         self.context.modify_qp(self.qp, Transition::ReadyToReceive(peer)).unwrap();
-        let send = ReadyToSend { timeout, ..ReadyToSend::new(Psn::new(1)) };
+        let send = ReadyToSend::new(Psn::new(1)).timeout(timeout);
         self.context.modify_qp(self.qp, Transition::ReadyToSend(send)).unwrap();
     }
 
@@ -444,7 +444,7 @@ fn an_event_of_a_channel_allocates_nothing() {
 #[test]
 fn no_completion_of_another_thread_is_slept_through() {
     let Flushing { context, channel, cq, qp, .. } = Flushing::new();
-    let runner = Runner::start(context, &RunnerConfig { idle: Idle::Block, core: None }).unwrap();
+    let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block)).unwrap();
     let (races, start, taken) = (races(), Instant::now(), AtomicU64::new(0));
     let config = HandleConfig::default();
     let (mut poster, mut waiter) = (runner.handle(&config).unwrap(), runner.handle(&config).unwrap());

@@ -255,7 +255,7 @@ fn unavailable(driver: &'static str, reason: String) -> Error {
 
 /// Ranks as threads of this process.
 fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
-    let switch = Switch::new(SwitchConfig { mtu: args.mtu(), ..SwitchConfig::default() })?;
+    let switch = Switch::new(SwitchConfig::default().mtu(args.mtu()))?;
     let plan = args.plan();
     let rendezvous = |source| Error::Os { what: "listening on 127.0.0.1 for the rendezvous", source };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(rendezvous)?;

@@ -5,12 +5,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use ferroce::driver::pcap::{Recorder, Recording};
 use ferroce::{
     AddressVector, CmEvent, CmId, Config, ConnectionParameters, Context, Cq, DeviceSpec, Event, Gid, Idle,
     Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive,
-    ReadyToSend, RnrTimer, Transition, Unreachable, WorkCompletion, pin_to_core,
+    ReadyToSend, Transition, Unreachable, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -299,22 +300,15 @@ impl Endpoint {
         local_psn: Psn,
         (remote_qpn, remote_psn): (Qpn, Psn),
     ) -> Result<(), Failure> {
-        let receive = ReadyToReceive {
-            address: path.address,
-            path_mtu: path.mtu,
-            dest_qpn: remote_qpn,
-            rq_psn: remote_psn,
-            max_dest_rd_atomic: path.rd_atomic,
-            min_rnr_timer: RnrTimer::DEFAULT,
-            selective_repeat: path.selective_repeat,
-        };
-        let send = ReadyToSend {
-            sq_psn: local_psn,
-            timeout: path.timeout,
-            retry_count: RETRY_COUNT,
-            rnr_retry: RETRY_COUNT,
-            max_rd_atomic: path.rd_atomic,
-        };
+        let receive = ReadyToReceive::new(path.address, remote_qpn, remote_psn)
+            .path_mtu(path.mtu)
+            .max_dest_rd_atomic(path.rd_atomic)
+            .selective_repeat(path.selective_repeat);
+        let send = ReadyToSend::new(local_psn)
+            .timeout(path.timeout)
+            .retry_count(RETRY_COUNT)
+            .rnr_retry(RETRY_COUNT)
+            .max_rd_atomic(path.rd_atomic);
         self.peer = Some(path.address.gid);
         self.context.modify_qp(qp, Transition::ReadyToReceive(receive))?;
         self.context.modify_qp(qp, Transition::ReadyToSend(send))?;
@@ -410,7 +404,7 @@ pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure
 
 /// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
 pub(crate) fn connection_parameters() -> ConnectionParameters<'static> {
-    ConnectionParameters { cm_timeout: 18, cm_retries: 7, ..ConnectionParameters::default() }
+    ConnectionParameters::default().cm_timeout_at_least(Duration::from_secs(1)).cm_retries(7)
 }
 
 /// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.

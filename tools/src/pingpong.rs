@@ -186,8 +186,8 @@ impl<'a> PingPong<'a> {
             ServiceArg::Uc => (QpType::Uc, Transition::Init { access: Access::NONE }),
             ServiceArg::Ud => (QpType::Ud, Transition::InitDatagram { qkey: QKEY }),
         };
-        let limits = QpConfig { max_send_wr: 1, max_recv_wr: args.rx_depth, ..QpConfig::rc(end.pd, end.cq) };
-        let qp = end.context.create_qp(&QpConfig { qp_type, ..limits })?;
+        let config = QpConfig::new(qp_type, end.pd, end.cq).max_send_wr(1).max_recv_wr(args.rx_depth);
+        let qp = end.context.create_qp(&config)?;
         end.context.modify_qp(qp, init)?;
         let psn = end.context.random_psn();
         let mut ping_pong =
@@ -247,7 +247,7 @@ impl<'a> PingPong<'a> {
                 return self.end.connect(qp, &path, sq_psn, (remote.qpn, remote.psn));
             }
             ServiceArg::Uc => {
-                let path = UnreliablePath { address, path_mtu, dest_qpn: remote.qpn, rq_psn: remote.psn };
+                let path = UnreliablePath::new(address, remote.qpn, remote.psn).path_mtu(path_mtu);
                 context.modify_qp(qp, Transition::ReadyToReceiveUnreliable(path))?;
             }
             ServiceArg::Ud => {

@@ -162,7 +162,7 @@ impl<'a> Rping<'a> {
     }
 
     fn parameters() -> ConnectionParameters<'static> {
-        ConnectionParameters { responder_resources: 1, initiator_depth: 1, ..connection_parameters() }
+        connection_parameters().responder_resources(1).initiator_depth(1)
     }
 
     fn advertise(&mut self, mr: Mr) -> Result<(), Failure> {
@@ -249,7 +249,7 @@ impl<'a> Rping<'a> {
 
 /// In INIT, with a receive.
 fn queue_pair(end: &mut Endpoint, incoming: Mr) -> Result<Qp, Failure> {
-    let config = QpConfig { max_send_wr: 16, max_recv_wr: 2, ..QpConfig::rc(end.pd, end.cq) };
+    let config = QpConfig::rc(end.pd, end.cq).max_send_wr(16).max_recv_wr(2);
     let qp = end.context.create_qp(&config)?;
     end.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ | Access::REMOTE_WRITE })?;
     post_receive(end, qp, incoming)?;

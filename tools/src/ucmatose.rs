@@ -180,7 +180,7 @@ impl<'a> Ucmatose<'a> {
 /// In INIT, with its receives.
 fn queue_pair(end: &mut Endpoint, args: &Args, incoming: Mr) -> Result<Qp, Failure> {
     let depth = args.count.max(1);
-    let config = QpConfig { max_send_wr: depth, max_recv_wr: depth, ..QpConfig::rc(end.pd, end.cq) };
+    let config = QpConfig::rc(end.pd, end.cq).max_send_wr(depth).max_recv_wr(depth);
     let qp = end.context.create_qp(&config)?;
     end.context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
     let sges = [Sge { mr: incoming, offset: 0, length: args.size }];

@@ -108,8 +108,7 @@ impl<'a> Udaddy<'a> {
         };
         let outgoing = register(args.size, Access::NONE)?;
         let incoming = register(args.size + GRH, Access::LOCAL_WRITE)?;
-        let config =
-            QpConfig { max_send_wr: args.count, max_recv_wr: args.count, ..QpConfig::ud(end.pd, end.cq) };
+        let config = QpConfig::ud(end.pd, end.cq).max_send_wr(args.count).max_recv_wr(args.count);
         let context = &mut end.context;
         let qp = context.create_qp(&config)?;
         let sq_psn = context.random_psn();

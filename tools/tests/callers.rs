@@ -65,7 +65,7 @@ fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Conte
         return context;
     }
     let qp_type = if stranger == Stranger::Unlike { QpType::Uc } else { QpType::Rc };
-    let qp = context.create_qp(&QpConfig { qp_type, ..QpConfig::rc(pd, cq) }).unwrap();
+    let qp = context.create_qp(&QpConfig::new(qp_type, pd, cq)).unwrap();
     context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     let id = context.connect(qp, to, &ConnectionParameters::default()).unwrap();
     poller.poll(&mut context).unwrap();
@@ -219,7 +219,7 @@ fn a_client_of_rping_whose_server_says_nothing_ends() {
     while !client.is_finished() {
         poller.poll(&mut context).unwrap();
         if let Some(CmEvent::ConnectionRequest(request)) = context.next_cm_event() {
-            let depths = ConnectionParameters { responder_resources: 1, ..ConnectionParameters::default() };
+            let depths = ConnectionParameters::default().responder_resources(1);
             context.accept(request.id, qp, &depths).unwrap();
         }
     }

@@ -56,7 +56,7 @@ fn conversations(said: &str) -> Vec<&str> {
 }
 
 fn impaired(change: impl FnOnce(&mut LinkConfig)) -> LinkConfig {
-    let mut link = LinkConfig { delay: Duration::from_micros(5), ..LinkConfig::default() };
+    let mut link = LinkConfig::default().delay(Duration::from_micros(5));
     change(&mut link);
     link
 }

@@ -393,7 +393,7 @@ impl Requester {
         let mut context = Context::open(device.open().unwrap(), &Config::default()).unwrap();
         let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
         let mr = context.register(pd, Memory::zeroed(4096).unwrap(), Access::LOCAL_WRITE).unwrap();
-        let qp = context.create_qp(&QpConfig { qp_type, ..QpConfig::rc(pd, cq) }).unwrap();
+        let qp = context.create_qp(&QpConfig::new(qp_type, pd, cq)).unwrap();
         let init = match qp_type {
             QpType::Ud => Transition::InitDatagram { qkey: 0x1111_1111 },
             _ => Transition::Init { access: Access::NONE },
@@ -421,12 +421,12 @@ impl Requester {
         let (context, path_mtu) = (&mut self.context, PathMtu::Mtu1024);
         match context.query_qp(self.qp).unwrap().qp_type {
             QpType::Rc => {
-                let peer = ReadyToReceive { path_mtu, ..ReadyToReceive::new(address, dest_qpn, rq_psn) };
+                let peer = ReadyToReceive::new(address, dest_qpn, rq_psn).path_mtu(path_mtu);
                 context.modify_qp(self.qp, Transition::ReadyToReceive(peer)).unwrap();
                 return context.modify_qp(self.qp, Transition::ReadyToSend(ReadyToSend::new(psn))).unwrap();
             }
             QpType::Uc => {
-                let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
+                let path = UnreliablePath::new(address, dest_qpn, rq_psn).path_mtu(path_mtu);
                 context.modify_qp(self.qp, Transition::ReadyToReceiveUnreliable(path)).unwrap();
             }
             QpType::Ud => {

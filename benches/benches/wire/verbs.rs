@@ -38,7 +38,7 @@ pub(crate) fn run(stage: &mut Stage<'_>) -> Outcome<String> {
     let driver = stage.open_device()?;
     let description = driver.capabilities().description.clone();
     let qps = stage.job.cases.iter().map(|case| shape(*case).qps).max().unwrap_or(1);
-    let mut context = Context::open(driver, &Config { max_qps: qps, ..Config::default() })?;
+    let mut context = Context::open(driver, &Config::default().max_qps(qps))?;
     let pd = context.alloc_pd()?;
     let mut end = End { context, poller: Poller::spinning(), pd };
     for (n, case) in stage.job.cases.iter().enumerate().filter(|(_, case)| **case != Case::Idle) {
@@ -69,7 +69,7 @@ fn idle(mut end: End, stage: &mut Stage<'_>) -> Outcome<()> {
     if stage.starts() {
         return stage.record(|stage| run.wake(stage));
     }
-    let runner = Runner::start(end.context, &RunnerConfig { idle: Idle::Block, core: stage.job.core })?;
+    let runner = Runner::start(end.context, &RunnerConfig::default().idle(Idle::Block).core(stage.job.core))?;
     stage.record(|stage| {
         stage.peer.meet()?;
         let (start, before) = (Instant::now(), process_time());
@@ -150,13 +150,11 @@ impl Run<'_> {
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
         let mr = context.register(*pd, memory, access)?;
-        let config = QpConfig {
-            max_send_wr: shape.depth,
-            max_recv_wr: shape.depth,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            ..QpConfig::rc(*pd, cq)
-        };
+        let config = QpConfig::rc(*pd, cq)
+            .max_send_wr(shape.depth)
+            .max_recv_wr(shape.depth)
+            .max_send_sge(1)
+            .max_recv_sge(1);
         let qps = (0..shape.qps).map(|_| context.create_qp(&config)).collect::<Result<Vec<_>, _>>()?;
         let qpns = qps.iter().map(|qp| context.query_qp(*qp).map(|qp| qp.qpn.value()));
         let qpns = qpns.collect::<Result<_, _>>()?;
@@ -178,12 +176,10 @@ impl Run<'_> {
         let mut address = AddressVector::new(Gid(theirs.gid), sgid_index);
         address.mac = Some(MacAddr(theirs.mac));
         for (qp, qpn) in qps.iter().zip(theirs.qpns) {
-            let receive = ReadyToReceive {
-                path_mtu,
-                max_dest_rd_atomic: READS,
-                ..ReadyToReceive::new(address, Qpn::new(qpn), Psn::new(theirs.psn))
-            };
-            let send = ReadyToSend { max_rd_atomic: READS, ..ReadyToSend::new(Psn::new(offer.psn)) };
+            let receive = ReadyToReceive::new(address, Qpn::new(qpn), Psn::new(theirs.psn))
+                .path_mtu(path_mtu)
+                .max_dest_rd_atomic(READS);
+            let send = ReadyToSend::new(Psn::new(offer.psn)).max_rd_atomic(READS);
             context.modify_qp(*qp, Transition::Init { access })?;
             context.modify_qp(*qp, Transition::ReadyToReceive(receive))?;
             context.modify_qp(*qp, Transition::ReadyToSend(send))?;
@@ -237,7 +233,7 @@ impl Run<'_> {
             wr_id: (lane as u64) << 40 | *posted,
             op,
             data: Data::Sges(&[Sge { mr: self.mr, offset, length: size }]),
-            flags: SendFlags { signaled, ..SendFlags::default() },
+            flags: SendFlags::default().signaled(signaled),
         };
         self.end.context.post_send(*qp, &wr)
     }
@@ -415,7 +411,7 @@ impl Run<'_> {
         self.end.context.bytes_mut(self.mr)?[size - stamp.len()..size].copy_from_slice(&stamp);
         let remote = RemoteAddress { addr: self.remote.addr + size as u64, ..self.remote };
         let data = [Sge { mr: self.mr, offset: 0, length: self.shape.size }];
-        let flags = SendFlags { signaled: number.is_multiple_of(32), ..SendFlags::default() };
+        let flags = SendFlags::default().signaled(number.is_multiple_of(32));
         let wr = SendWorkRequest { wr_id: 0, op: SendOp::Write(remote), data: Data::Sges(&data), flags };
         Ok(self.end.context.post_send(self.lanes[0].qp, &wr)?)
     }

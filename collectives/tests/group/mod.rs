@@ -13,14 +13,12 @@ use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
 
 /// Options for tests: a peer that is gone is noticed in 1 s, and small chunks make many.
 pub(crate) fn options() -> Options {
-    Options {
-        chunk_bytes: 16 << 10,
-        chunks_in_flight: 8,
-        ack_timeout: 15,
-        probe_interval: Duration::from_millis(100),
-        stall_timeout: Duration::from_secs(30),
-        ..Options::default()
-    }
+    Options::default()
+        .chunk_bytes(16 << 10)
+        .chunks_in_flight(8)
+        .ack_timeout(Duration::from_millis(130))
+        .probe_interval(Duration::from_millis(100))
+        .stall_timeout(Duration::from_secs(30))
 }
 
 /// Runs `body` as every rank of `size`; what they return, by rank. Nothing takes longer than

@@ -160,7 +160,7 @@ fn cross(a: &mut Udp, b: &mut Udp, shape: Shape, max: usize) {
 fn packets_cross_bit_exact_with_their_marks() {
     for (segmentation, aggregation) in [(true, true), (true, false), (false, true), (false, false)] {
         let [mut a, mut b] = [1, 2].map(|last| {
-            let config = UdpConfig { segmentation, aggregation, ..UdpConfig::new(loopback(last)) };
+            let config = UdpConfig::new(loopback(last)).segmentation(segmentation).aggregation(aggregation);
             open_with(&config)
         });
         for (tos, ttl) in [(0, 64), (0x6a, 64), (3, 1), (0xff, 255)] {

@@ -110,7 +110,7 @@ fn what_leaves_the_interface_has_the_identification_it_was_given() {
         ethtool(&pair.a, "tx-udp-segmentation off gso off");
         ethtool(&pair.b, "gro off");
         for segmentation in [true, false] {
-            let config = |address| UdpConfig { segmentation, ..UdpConfig::new(address) };
+            let config = |address| UdpConfig::new(address).segmentation(segmentation);
             let mut a = pair.in_a(|| open_with(&config(A)));
             let mut b = pair.in_b(|| open_with(&config(B)));
             let wire = listen(&pair.b);

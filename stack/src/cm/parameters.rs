@@ -11,6 +11,8 @@ use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 
 /// How many requests wait at a listener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct ListenConfig {
     /// Requests that nobody has accepted or rejected yet; more are rejected.
     pub backlog: u32,
@@ -30,8 +32,42 @@ impl Default for ListenConfig {
     }
 }
 
+impl ListenConfig {
+    /// Requests that nobody has answered yet; 128 by default.
+    pub fn backlog(self, backlog: u32) -> Self {
+        ListenConfig { backlog, ..self }
+    }
+
+    /// The same from one address; 64 by default.
+    pub fn per_source(self, per_source: u32) -> Self {
+        ListenConfig { per_source, ..self }
+    }
+
+    /// Only requests for one partition, by the index of its P_Key in the port's table; all by default.
+    pub fn pkey_index(self, pkey_index: impl Into<Option<usize>>) -> Self {
+        ListenConfig { pkey_index: pkey_index.into(), ..self }
+    }
+
+    /// Where requests are told; [`next_cm_event`](crate::Context::next_cm_event) by default.
+    pub fn channel(self, channel: impl Into<Option<CmChannel>>) -> Self {
+        ListenConfig { channel: channel.into(), ..self }
+    }
+}
+
 /// What an end of a connection asks for, or offers.
+///
+/// ```
+/// # use ferroce::*;
+/// # use std::time::Duration;
+/// let parameters = ConnectionParameters::default()
+///     .private_data(b"hello")
+///     .timeout_at_least(Duration::from_millis(100))
+///     .cm_retries(3);
+/// assert_eq!(parameters.patience().as_secs(), 17);
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct ConnectionParameters<'a> {
     /// The application's bytes for the other end: at most 56 with a request, 196 with an acceptance.
     pub private_data: &'a [u8],
@@ -46,7 +82,7 @@ pub struct ConnectionParameters<'a> {
     pub rnr_retry: u8,
     /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31. The requester's is taken. The accepting end uses 21
     /// (8.6 s) if the requester asks for 0 or for more than 21.
-    /// [`with_ack_timeout`](ConnectionParameters::with_ack_timeout) takes a `Duration`.
+    /// [`timeout_at_least`](ConnectionParameters::timeout_at_least) takes a `Duration`.
     pub timeout: u8,
     /// The requester's choice; `None` for the largest that the interface allows.
     pub path_mtu: Option<PathMtu>,
@@ -54,7 +90,7 @@ pub struct ConnectionParameters<'a> {
     /// that of the queue pair; for a search, which has none, the first. Both ends' queue pairs get it.
     pub pkey_index: Option<usize>,
     /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
-    /// [`with_cm_timeout`](ConnectionParameters::with_cm_timeout) takes a `Duration`.
+    /// [`cm_timeout_at_least`](ConnectionParameters::cm_timeout_at_least) takes a `Duration`.
     pub cm_timeout: u8,
     /// How often such a message is sent again, 0 to 15.
     pub cm_retries: u8,
@@ -84,17 +120,71 @@ impl Default for ConnectionParameters<'_> {
     }
 }
 
-impl ConnectionParameters<'_> {
-    /// With the shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before.
-    pub fn with_ack_timeout(self, time: Duration) -> Self {
+impl<'a> ConnectionParameters<'a> {
+    /// The application's bytes for the other end: at most 56 with a request, 196 with an acceptance; none by default.
+    pub fn private_data(self, private_data: &'a [u8]) -> Self {
+        ConnectionParameters { private_data, ..self }
+    }
+
+    /// READs and atomics that the peer may have outstanding here, at most 128; 16 by default.
+    pub fn responder_resources(self, responder_resources: u8) -> Self {
+        ConnectionParameters { responder_resources, ..self }
+    }
+
+    /// READs and atomics of this end outstanding at the peer, at most 128; 16 by default.
+    pub fn initiator_depth(self, initiator_depth: u8) -> Self {
+        ConnectionParameters { initiator_depth, ..self }
+    }
+
+    /// Retries after timeouts and sequence errors, 0 to 7; 7 by default.
+    pub fn retry_count(self, retry_count: u8) -> Self {
+        ConnectionParameters { retry_count, ..self }
+    }
+
+    /// Retries of the peer after RNR NAKs of this end, 0 to 7; 7, without end, by default.
+    pub fn rnr_retry(self, rnr_retry: u8) -> Self {
+        ConnectionParameters { rnr_retry, ..self }
+    }
+
+    /// ACK timeout of both ends, 4.096 µs · 2^timeout, 1 to 31; 17 (0.5 s) by default.
+    pub fn timeout(self, timeout: u8) -> Self {
+        ConnectionParameters { timeout, ..self }
+    }
+
+    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before.
+    pub fn timeout_at_least(self, time: Duration) -> Self {
         ConnectionParameters { timeout: exponent_of(time).max(1), ..self }
     }
 
-    /// With the shortest time for an answer that is no shorter than `time`: 4.1 µs to 2.4 h, each twice the one
-    /// before.
-    pub fn with_cm_timeout(self, time: Duration) -> Self {
+    /// The path MTU of the connection; by default the largest that the interface allows.
+    pub fn path_mtu(self, path_mtu: impl Into<Option<PathMtu>>) -> Self {
+        ConnectionParameters { path_mtu: path_mtu.into(), ..self }
+    }
+
+    /// The partition, by the index of its P_Key in the port's table; that of the queue pair by default.
+    pub fn pkey_index(self, pkey_index: impl Into<Option<usize>>) -> Self {
+        ConnectionParameters { pkey_index: pkey_index.into(), ..self }
+    }
+
+    /// How long a message waits for its answer, 4.096 µs · 2^cm_timeout, 0 to 31; 20 (4.3 s) by default.
+    pub fn cm_timeout(self, cm_timeout: u8) -> Self {
+        ConnectionParameters { cm_timeout, ..self }
+    }
+
+    /// The shortest time for an answer that is no shorter than `time`: 4.1 µs to 2.4 h, each twice the one before.
+    pub fn cm_timeout_at_least(self, time: Duration) -> Self {
         let exponent = if time <= time_of(0) { 0 } else { exponent_of(time) };
         ConnectionParameters { cm_timeout: exponent, ..self }
+    }
+
+    /// How often such a message is sent again, 0 to 15; 15 by default.
+    pub fn cm_retries(self, cm_retries: u8) -> Self {
+        ConnectionParameters { cm_retries, ..self }
+    }
+
+    /// Where the events are told; [`next_cm_event`](crate::Context::next_cm_event) by default.
+    pub fn channel(self, channel: impl Into<Option<CmChannel>>) -> Self {
+        ConnectionParameters { channel: channel.into(), ..self }
     }
 
     /// The ACK timeout of both ends.
@@ -138,9 +228,9 @@ mod tests {
     fn durations_become_exponents() {
         let default = ConnectionParameters::default();
         assert_eq!(default.patience().as_millis(), 68_719);
-        let brief = default.with_cm_timeout(Duration::from_millis(100)).with_ack_timeout(Duration::ZERO);
+        let brief = default.cm_timeout_at_least(Duration::from_millis(100)).timeout_at_least(Duration::ZERO);
         assert_eq!((brief.cm_timeout, brief.timeout), (15, 1));
-        let brief = brief.with_cm_timeout(Duration::ZERO).with_ack_timeout(Duration::from_millis(500));
+        let brief = brief.cm_timeout_at_least(Duration::ZERO).timeout_at_least(Duration::from_millis(500));
         assert_eq!((brief.cm_timeout, brief.timeout, brief.ack_timeout().as_millis()), (0, 17, 536));
         assert!(brief.check(REQ_PRIVATE).is_ok());
     }

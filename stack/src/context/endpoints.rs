@@ -24,7 +24,7 @@ impl Context {
         };
         let (gid, path_mtu) = (entry.gid, port.path_mtu(entry.gid.is_ipv6()).unwrap_or(PathMtu::Mtu256));
         let psn = self.random_psn();
-        Ok(Endpoint { path_mtu, ..Endpoint::new(gid, qpn, psn) })
+        Ok(Endpoint::new(gid, qpn, psn).path_mtu(path_mtu))
     }
 
     /// Connects an RC or UC queue pair, from RESET or INIT to RTS. `local` is what [`endpoint`](Context::endpoint) said
@@ -49,18 +49,18 @@ impl Context {
         };
         let address = AddressVector::new(remote.gid, sgid_index);
         let path_mtu = local.path_mtu.min(remote.path_mtu);
-        let unreliable = UnreliablePath { address, path_mtu, dest_qpn: remote.qpn, rq_psn: remote.psn };
         let [to_receive, to_send] = match attributes.qp_type {
             QpType::Rc => {
                 let receive = ReadyToReceive::new(address, remote.qpn, remote.psn);
-                let receive = ReadyToReceive { path_mtu, max_dest_rd_atomic: local.rd_atomic, ..receive };
-                let send = ReadyToSend { max_rd_atomic: remote.rd_atomic, ..ReadyToSend::new(local.psn) };
+                let receive = receive.path_mtu(path_mtu).max_dest_rd_atomic(local.rd_atomic);
+                let send = ReadyToSend::new(local.psn).max_rd_atomic(remote.rd_atomic);
                 [Transition::ReadyToReceive(receive), Transition::ReadyToSend(send)]
             }
-            QpType::Uc => [
-                Transition::ReadyToReceiveUnreliable(unreliable),
-                Transition::ReadyToSendUnreliable { sq_psn: local.psn },
-            ],
+            QpType::Uc => {
+                let receive = UnreliablePath::new(address, remote.qpn, remote.psn).path_mtu(path_mtu);
+                let send = Transition::ReadyToSendUnreliable { sq_psn: local.psn };
+                [Transition::ReadyToReceiveUnreliable(receive), send]
+            }
             QpType::Ud => {
                 let expected = "an RC or UC queue pair; datagrams go to address handles";
                 return Err(Error::invalid("qp", "UD", expected));

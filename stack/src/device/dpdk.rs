@@ -29,11 +29,9 @@ impl DpdkSpec {
     #[cfg(feature = "dpdk")]
     pub(super) fn open(&self) -> Result<Box<dyn PacketDriver>, Error> {
         use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
-        Ok(Box::new(Dpdk::open(&DpdkConfig {
-            eal: self.eal.clone(),
-            mtu: self.mtu,
-            ..DpdkConfig::new(&self.port, &self.addresses)
-        })?))
+        Ok(Box::new(Dpdk::open(
+            &DpdkConfig::new(&self.port, &self.addresses).eal(self.eal.clone()).mtu(self.mtu),
+        )?))
     }
 
     #[cfg(not(feature = "dpdk"))]

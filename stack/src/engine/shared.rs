@@ -142,8 +142,7 @@ mod tests {
     #[test]
     fn a_small_buffer_admits_few_packets() {
         let admits = |mtu, receive_buffer| {
-            let socket =
-                Some(SocketTerms { source_port: 4791, receive_buffer, qpns: (0, 1), takes_gsi: true });
+            let socket = Some(SocketTerms::new(4791, receive_buffer));
             admitted(&Port {
                 mac: MacAddr::default(),
                 interface: String::new(),

@@ -31,6 +31,8 @@ use wakeup::{Desk, End, Sleep, lock};
 
 /// How a [`Runner`] runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct RunnerConfig {
     /// What it does when there is nothing to do.
     pub idle: Idle,
@@ -38,8 +40,22 @@ pub struct RunnerConfig {
     pub core: Option<usize>,
 }
 
+impl RunnerConfig {
+    /// What it does when there is nothing to do; [`Idle::Adaptive`] by default.
+    pub fn idle(self, idle: Idle) -> Self {
+        RunnerConfig { idle, ..self }
+    }
+
+    /// The core that its thread stays on; any by default.
+    pub fn core(self, core: impl Into<Option<usize>>) -> Self {
+        RunnerConfig { core: core.into(), ..self }
+    }
+}
+
 /// The rings of a [`RunnerHandle`], and how its thread waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct HandleConfig {
     /// Commands that wait for the runner, 1 to 2²⁰; about 200 bytes each.
     pub commands: u32,
@@ -53,6 +69,23 @@ impl Default for HandleConfig {
     /// 256 commands, 1024 deliveries, an adaptive wait.
     fn default() -> HandleConfig {
         HandleConfig { commands: 256, deliveries: 1024, idle: Idle::default() }
+    }
+}
+
+impl HandleConfig {
+    /// Commands that wait for the runner, 1 to 2²⁰; 256 by default.
+    pub fn commands(self, commands: u32) -> Self {
+        HandleConfig { commands, ..self }
+    }
+
+    /// Deliveries that wait for the application, 1 to 2²⁰; 1024 by default.
+    pub fn deliveries(self, deliveries: u32) -> Self {
+        HandleConfig { deliveries, ..self }
+    }
+
+    /// What a wait for a delivery or an answer does; [`Idle::Adaptive`] by default.
+    pub fn idle(self, idle: Idle) -> Self {
+        HandleConfig { idle, ..self }
     }
 }
 
@@ -74,6 +107,7 @@ pub struct Runner {
 /// A runner that could not be started, with the context that it was to drive.
 #[derive(thiserror::Error)]
 #[error("{source}")]
+#[non_exhaustive]
 pub struct StartError {
     /// Nobody locks it: with the lock an error can be shared by threads, as those want it who collect errors.
     context: Box<Mutex<Context>>,
@@ -101,6 +135,7 @@ impl From<StartError> for Error {
 }
 
 /// What a [`Runner`] leaves.
+#[non_exhaustive]
 pub struct Stopped {
     /// The context, with everything in it. Completions that found no room in a handle's ring are in
     /// their queues.

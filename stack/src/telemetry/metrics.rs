@@ -12,6 +12,7 @@ use crate::telemetry::counters::{Counter, Counters};
 
 /// A name and its value, as `device="eth0"`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub struct Label {
     /// Letters, digits and underscores.
     pub name: Cow<'static, str>,
@@ -36,6 +37,7 @@ pub enum MetricKind {
 
 /// One value.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Sample {
     /// What tells it from the other values of its metric, as `state="rts"`.
     pub label: Option<Label>,
@@ -45,6 +47,7 @@ pub struct Sample {
 
 /// Something that is counted or held, under a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Metric {
     /// As in [`Counter::name`]; in Prometheus' text between `ferroce_` and, for a counter, `_total`.
     pub name: Cow<'static, str>,
@@ -72,6 +75,7 @@ pub struct Exposition<'a>(pub &'a [Metrics]);
 /// A text that [`Metrics::parse`] does not take.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, '{}': {expected}", text.escape_debug())]
+#[non_exhaustive]
 pub struct MetricsError {
     /// The number of the line, from 1.
     pub line: usize,
@@ -102,17 +106,7 @@ impl Metrics {
 
     /// Under the names of the kernel's statistics of an interface.
     pub(crate) fn push_driver(&mut self, stats: &Stats) {
-        let Stats { rx_frames, rx_bytes, rx_dropped, tx_frames, tx_bytes, tx_dropped, bad_descriptors } =
-            *stats;
-        for (name, help, value) in [
-            ("rx_packets", "Frames that the driver has received.", rx_frames),
-            ("rx_bytes", "Bytes of those.", rx_bytes),
-            ("rx_dropped", "Frames lost on the way in: no buffer, ring full.", rx_dropped),
-            ("tx_packets", "Frames that the driver has sent.", tx_frames),
-            ("tx_bytes", "Bytes of those.", tx_bytes),
-            ("tx_dropped", "Frames that the port failed to send.", tx_dropped),
-            ("bad_descriptors", "Ring entries that name no buffer which the device had.", bad_descriptors),
-        ] {
+        for (name, help, value) in stats.named() {
             self.push(name, help, MetricKind::Counter, None, value);
         }
     }
@@ -439,7 +433,9 @@ mod tests {
         let mut counters = Counters::default();
         counters.count_if(value > 0, Counter::OutOfSequence);
         metrics.push_counters(&counters);
-        metrics.push_driver(&Stats { rx_bytes: value, ..Stats::default() });
+        let mut stats = Stats::default();
+        stats.rx_bytes = value;
+        metrics.push_driver(&stats);
         metrics.push_gauges("qps", "Queue pairs by state.", "state", [("rtr", 0), ("rts", value)]);
         metrics
     }

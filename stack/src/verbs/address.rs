@@ -8,6 +8,8 @@ use crate::verbs::{Error, PkeyTable};
 
 /// A row of the GID table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct GidEntry {
     /// The address.
     pub gid: Gid,
@@ -15,6 +17,23 @@ pub struct GidEntry {
     pub roce_v1: bool,
     /// The VLAN that it belongs to: packets from it carry an 802.1Q tag.
     pub vlan: Option<u16>,
+}
+
+impl GidEntry {
+    /// A RoCE v2 address without a VLAN.
+    pub fn new(gid: Gid) -> GidEntry {
+        GidEntry { gid, roce_v1: false, vlan: None }
+    }
+
+    /// RoCE v1 rather than v2.
+    pub fn roce_v1(self, roce_v1: bool) -> Self {
+        GidEntry { roce_v1, ..self }
+    }
+
+    /// The VLAN that it belongs to, 1 to 4094.
+    pub fn vlan(self, vlan: impl Into<Option<u16>>) -> Self {
+        GidEntry { vlan: vlan.into(), ..self }
+    }
 }
 
 /// The port of a context: one interface of one driver.
@@ -40,7 +59,7 @@ impl Port {
     pub(crate) fn new(capabilities: &Capabilities, roce_v1: bool) -> Port {
         let entries = |roce_v1| {
             let gids = capabilities.addresses.iter().map(|address| Gid::from(*address));
-            gids.map(move |gid| GidEntry { gid, roce_v1, vlan: None })
+            gids.map(move |gid| GidEntry::new(gid).roce_v1(roce_v1))
         };
         let mut gids: Vec<GidEntry> = entries(false).collect();
         if roce_v1 {
@@ -133,6 +152,8 @@ pub(crate) fn may_be_on(packet: &Packet<'_>, vlan: Option<u16>) -> bool {
 
 /// The way to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct AddressVector {
     /// The peer.
     pub gid: Gid,
@@ -162,6 +183,31 @@ impl AddressVector {
             hop_limit: 64,
             service_level: 0,
         }
+    }
+
+    /// The next hop; looked for by default.
+    pub fn mac(self, mac: impl Into<Option<MacAddr>>) -> Self {
+        AddressVector { mac: mac.into(), ..self }
+    }
+
+    /// DSCP and ECN, the whole byte; 0 by default.
+    pub fn traffic_class(self, traffic_class: u8) -> Self {
+        AddressVector { traffic_class, ..self }
+    }
+
+    /// IPv6 flow label, 20 bits; 0 by default.
+    pub fn flow_label(self, flow_label: u32) -> Self {
+        AddressVector { flow_label, ..self }
+    }
+
+    /// TTL or hop limit; 64 by default.
+    pub fn hop_limit(self, hop_limit: u8) -> Self {
+        AddressVector { hop_limit, ..self }
+    }
+
+    /// 802.1Q priority, 0 to 7; 0 by default.
+    pub fn service_level(self, service_level: u8) -> Self {
+        AddressVector { service_level, ..self }
     }
 
     /// The addresses of packets on this way, between these queue pairs; the hardware address may

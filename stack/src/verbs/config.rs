@@ -20,7 +20,22 @@ const MAX_OBJECTS: u32 = 1 << 24;
 /// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
 ///
 /// The numbers of objects are at most 2²⁴, unless they say otherwise.
+///
+/// ```
+/// use ferroce::Config;
+///
+/// let config = Config::default().max_qps(1024).window(256);
+/// assert_eq!((config.max_qps, config.window), (1024, 256));
+/// ```
+///
+/// It will get more fields, so it is not written as a literal:
+///
+/// ```compile_fail,E0639
+/// let config = ferroce::Config { max_qps: 1024, ..ferroce::Config::default() };
+/// ```
 #[derive(Clone, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct Config {
     /// Seeds every random choice (QPNs, keys). `None` takes it from the operating system; a fixed
     /// one makes a run repeatable and its keys guessable.
@@ -101,6 +116,96 @@ impl Default for Config {
 }
 
 impl Config {
+    /// What every random choice (QPNs, keys) is drawn from; the operating system's by default.
+    pub fn seed(self, seed: impl Into<Option<[u8; 32]>>) -> Self {
+        Config { seed: seed.into(), ..self }
+    }
+
+    /// Protection domains, at most 2²⁴; 16 by default.
+    pub fn max_pds(self, max_pds: u32) -> Self {
+        Config { max_pds, ..self }
+    }
+
+    /// Memory regions, at most 2²⁴; 1024 by default.
+    pub fn max_mrs(self, max_mrs: u32) -> Self {
+        Config { max_mrs, ..self }
+    }
+
+    /// Memory windows, at most 2²⁴; 1024 by default.
+    pub fn max_mws(self, max_mws: u32) -> Self {
+        Config { max_mws, ..self }
+    }
+
+    /// Completion queues, at most 2²⁴; 256 by default.
+    pub fn max_cqs(self, max_cqs: u32) -> Self {
+        Config { max_cqs, ..self }
+    }
+
+    /// Queue pairs, at most 2²⁰; 256 by default.
+    pub fn max_qps(self, max_qps: u32) -> Self {
+        Config { max_qps, ..self }
+    }
+
+    /// Shared receive queues, at most 2²⁴; 64 by default.
+    pub fn max_srqs(self, max_srqs: u32) -> Self {
+        Config { max_srqs, ..self }
+    }
+
+    /// Address handles, at most 2²⁴; 256 by default.
+    pub fn max_ahs(self, max_ahs: u32) -> Self {
+        Config { max_ahs, ..self }
+    }
+
+    /// Attachments to multicast groups, at most 2²⁴; 256 by default.
+    pub fn max_mcast_attachments(self, max_mcast_attachments: u32) -> Self {
+        Config { max_mcast_attachments, ..self }
+    }
+
+    /// Connections and searches of the connection manager, at most 2²⁰; 256 by default.
+    pub fn max_connections(self, max_connections: u32) -> Self {
+        Config { max_connections, ..self }
+    }
+
+    /// Ports that the connection manager listens on, at most 2²⁰; 64 by default.
+    pub fn max_listeners(self, max_listeners: u32) -> Self {
+        Config { max_listeners, ..self }
+    }
+
+    /// Queues of connection events beside the first one, at most 2²⁴; 16 by default.
+    pub fn max_cm_channels(self, max_cm_channels: u32) -> Self {
+        Config { max_cm_channels, ..self }
+    }
+
+    /// Unacknowledged packets to one destination, 1 to 2²³ − 1; [`DEFAULT_WINDOW`] by default.
+    pub fn window(self, window: u32) -> Self {
+        Config { window, ..self }
+    }
+
+    /// Packets that selective repeat holds, about 4 KiB each; 1024 by default.
+    pub fn reorder_packets(self, reorder_packets: u16) -> Self {
+        Config { reorder_packets, ..self }
+    }
+
+    /// RoCE v1 beside v2; off by default.
+    pub fn roce_v1(self, roce_v1: bool) -> Self {
+        Config { roce_v1, ..self }
+    }
+
+    /// Drops requests that name memory which they may not reach; off (a NAK) by default.
+    pub fn drop_access_errors(self, drop_access_errors: bool) -> Self {
+        Config { drop_access_errors, ..self }
+    }
+
+    /// FLUSH, to send and to answer; on by default.
+    pub fn flush(self, flush: bool) -> Self {
+        Config { flush, ..self }
+    }
+
+    /// ATOMIC WRITE, to send and to answer; on by default.
+    pub fn atomic_write(self, atomic_write: bool) -> Self {
+        Config { atomic_write, ..self }
+    }
+
     /// Fails on the first setting that is out of its range.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let settings = [

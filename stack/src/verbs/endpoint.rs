@@ -24,6 +24,7 @@ use crate::verbs::{Error, MAX_RD_ATOMIC};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "String", try_from = "String"))]
+#[must_use]
 #[non_exhaustive]
 pub struct Endpoint {
     /// Where its packets come from and go to.
@@ -48,6 +49,16 @@ impl Endpoint {
     /// An end whose values come from elsewhere: a path MTU of 1024, 16 READs and atomics.
     pub fn new(gid: Gid, qpn: Qpn, psn: Psn) -> Endpoint {
         Endpoint { gid, qpn, psn, path_mtu: PathMtu::Mtu1024, rd_atomic: 16 }
+    }
+
+    /// The largest path MTU that it can use; 1024 bytes by default.
+    pub fn path_mtu(self, path_mtu: PathMtu) -> Self {
+        Endpoint { path_mtu, ..self }
+    }
+
+    /// READs and atomics that the peer may have outstanding there, at most 128; 16 by default.
+    pub fn rd_atomic(self, rd_atomic: u8) -> Self {
+        Endpoint { rd_atomic, ..self }
     }
 
     /// 1; the path MTU's code of the verbs (1 is 256 bytes, 5 is 4096); `rd_atomic`; 0; QPN and PSN, 4 bytes each; the

@@ -183,6 +183,7 @@ impl Error {
 /// A list of work requests of which one was refused.
 #[derive(thiserror::Error)]
 #[error("after {posted} work requests that were posted: {source}")]
+#[non_exhaustive]
 pub struct PostError {
     /// How many are posted: the index of the one that was refused.
     pub posted: usize,
@@ -206,6 +207,7 @@ impl From<PostError> for Error {
 /// A refused registration or exchange, with the memory that was to be registered.
 #[derive(thiserror::Error)]
 #[error("{source}")]
+#[non_exhaustive]
 pub struct RegisterError {
     /// Given back.
     pub memory: Memory,

@@ -21,6 +21,7 @@ use crate::verbs::{Error, RemoteAddress};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "String", try_from = "String"))]
+#[non_exhaustive]
 pub struct RemoteMemory {
     /// Virtual address of the first byte.
     pub addr: u64,
@@ -33,6 +34,11 @@ pub struct RemoteMemory {
 impl RemoteMemory {
     /// Bytes of [`to_bytes`](RemoteMemory::to_bytes).
     pub const LEN: usize = 20;
+
+    /// `length` bytes from the virtual address `addr` on, under `rkey`.
+    pub fn new(addr: u64, rkey: RKey, length: u64) -> RemoteMemory {
+        RemoteMemory { addr, rkey, length }
+    }
 
     /// The byte that is `offset` behind the first one, for a work request. Whether it is inside, the peer says.
     pub fn at(&self, offset: u64) -> RemoteAddress {

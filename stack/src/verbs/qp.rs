@@ -26,7 +26,16 @@ impl QpType {
 }
 
 /// How a queue pair is created.
+///
+/// ```
+/// # use ferroce::*;
+/// # fn create(context: &mut Context, pd: Pd, sent: Cq, received: Cq) -> Result<Qp, Error> {
+/// context.create_qp(&QpConfig::rc(pd, sent).recv_cq(received).max_send_wr(512).max_inline_data(0))
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct QpConfig {
     /// The transport service.
     pub qp_type: QpType,
@@ -42,9 +51,9 @@ pub struct QpConfig {
     pub max_send_wr: u32,
     /// Outstanding receives, likewise; unused with an SRQ.
     pub max_recv_wr: u32,
-    /// Pieces of a send, at most 32.
+    /// Pieces of a send, 1 to 32.
     pub max_send_sge: u8,
-    /// Pieces of a receive, at most 32; unused with an SRQ.
+    /// Pieces of a receive, 1 to 32; unused with an SRQ.
     pub max_recv_sge: u8,
     /// Bytes that a send may carry inline, at most 4096.
     pub max_inline_data: u32,
@@ -53,10 +62,10 @@ pub struct QpConfig {
 }
 
 impl QpConfig {
-    /// An RC queue pair with one CQ, 128 sends and receives of 4 pieces, and 64 bytes inline.
-    pub fn rc(pd: Pd, cq: Cq) -> QpConfig {
+    /// A queue pair with one CQ, 128 sends and receives of 4 pieces, and 64 bytes inline.
+    pub fn new(qp_type: QpType, pd: Pd, cq: Cq) -> QpConfig {
         QpConfig {
-            qp_type: QpType::Rc,
+            qp_type,
             pd,
             send_cq: cq,
             recv_cq: cq,
@@ -70,14 +79,64 @@ impl QpConfig {
         }
     }
 
-    /// As [`rc`](QpConfig::rc), of the UC service.
-    pub fn uc(pd: Pd, cq: Cq) -> QpConfig {
-        QpConfig { qp_type: QpType::Uc, ..QpConfig::rc(pd, cq) }
+    /// An RC queue pair, as [`new`](QpConfig::new) has it.
+    pub fn rc(pd: Pd, cq: Cq) -> QpConfig {
+        QpConfig::new(QpType::Rc, pd, cq)
     }
 
-    /// As [`rc`](QpConfig::rc), of the UD service.
+    /// A UC queue pair, as [`new`](QpConfig::new) has it.
+    pub fn uc(pd: Pd, cq: Cq) -> QpConfig {
+        QpConfig::new(QpType::Uc, pd, cq)
+    }
+
+    /// A UD queue pair, as [`new`](QpConfig::new) has it.
     pub fn ud(pd: Pd, cq: Cq) -> QpConfig {
-        QpConfig { qp_type: QpType::Ud, ..QpConfig::rc(pd, cq) }
+        QpConfig::new(QpType::Ud, pd, cq)
+    }
+
+    /// Where sends complete, apart from receives.
+    pub fn send_cq(self, send_cq: Cq) -> Self {
+        QpConfig { send_cq, ..self }
+    }
+
+    /// Where receives complete, apart from sends.
+    pub fn recv_cq(self, recv_cq: Cq) -> Self {
+        QpConfig { recv_cq, ..self }
+    }
+
+    /// RC and UD: takes receives from a shared receive queue; by default it has one of its own.
+    pub fn srq(self, srq: impl Into<Option<Srq>>) -> Self {
+        QpConfig { srq: srq.into(), ..self }
+    }
+
+    /// Outstanding sends, 1 to 65536; 128 by default.
+    pub fn max_send_wr(self, max_send_wr: u32) -> Self {
+        QpConfig { max_send_wr, ..self }
+    }
+
+    /// Outstanding receives, 1 to 65536; 128 by default.
+    pub fn max_recv_wr(self, max_recv_wr: u32) -> Self {
+        QpConfig { max_recv_wr, ..self }
+    }
+
+    /// Pieces of a send, 1 to 32; 4 by default.
+    pub fn max_send_sge(self, max_send_sge: u8) -> Self {
+        QpConfig { max_send_sge, ..self }
+    }
+
+    /// Pieces of a receive, 1 to 32; 4 by default.
+    pub fn max_recv_sge(self, max_recv_sge: u8) -> Self {
+        QpConfig { max_recv_sge, ..self }
+    }
+
+    /// Bytes that a send may carry inline, at most 4096; 64 by default.
+    pub fn max_inline_data(self, max_inline_data: u32) -> Self {
+        QpConfig { max_inline_data, ..self }
+    }
+
+    /// Every send completes with a work completion; off by default.
+    pub fn signal_all(self, signal_all: bool) -> Self {
+        QpConfig { signal_all, ..self }
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

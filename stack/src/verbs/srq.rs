@@ -4,6 +4,8 @@ use crate::verbs::{Error, Pd};
 
 /// How a shared receive queue is created.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct SrqConfig {
     /// Where the memory of its receives must be registered.
     pub pd: Pd,
@@ -14,6 +16,21 @@ pub struct SrqConfig {
 }
 
 impl SrqConfig {
+    /// 128 receives of 4 pieces, as a queue pair has.
+    pub fn new(pd: Pd) -> SrqConfig {
+        SrqConfig { pd, max_wr: 128, max_sge: 4 }
+    }
+
+    /// Outstanding receives, 1 to 65536; 128 by default.
+    pub fn max_wr(self, max_wr: u32) -> Self {
+        SrqConfig { max_wr, ..self }
+    }
+
+    /// Pieces of a receive, 1 to 32; 4 by default.
+    pub fn max_sge(self, max_sge: u8) -> Self {
+        SrqConfig { max_sge, ..self }
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         let limits = [("max_wr", self.max_wr, 65536), ("max_sge", self.max_sge.into(), 32)];
         for (attribute, value, most) in limits {

@@ -50,6 +50,8 @@ pub enum Transition {
 
 /// What an RC queue pair must know to receive.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct ReadyToReceive {
     /// The way to the peer.
     pub address: AddressVector,
@@ -70,6 +72,8 @@ pub struct ReadyToReceive {
 
 /// What a UC queue pair must know to receive.
 #[derive(Clone, Copy, Debug)]
+#[must_use]
+#[non_exhaustive]
 pub struct UnreliablePath {
     /// The way to the peer.
     pub address: AddressVector,
@@ -82,11 +86,20 @@ pub struct UnreliablePath {
 }
 
 /// What an RC queue pair must know to send.
+///
+/// ```
+/// # use ferroce::*;
+/// # use std::time::Duration;
+/// let send = ReadyToSend::new(Psn::new(7)).timeout_at_least(Duration::from_millis(20)).retry_count(3);
+/// assert_eq!((send.timeout, send.ack_timeout()), (13, Some(Duration::from_nanos(4096 << 13))));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct ReadyToSend {
     /// The PSN of the first request.
     pub sq_psn: Psn,
-    /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off. [`with_ack_timeout`](ReadyToSend::with_ack_timeout)
+    /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off. [`timeout_at_least`](ReadyToSend::timeout_at_least)
     /// takes a `Duration`.
     pub timeout: u8,
     /// Retries after timeouts and sequence errors, 0 to 7. (7 means seven.)
@@ -100,7 +113,15 @@ pub struct ReadyToSend {
 
 /// What may change without a change of state; `None` leaves it. An attribute that the service or
 /// the state does not admit is refused, and nothing changes then.
+///
+/// ```
+/// # use ferroce::*;
+/// let update = QpUpdate::default().retry_count(3).access(Access::REMOTE_READ);
+/// assert_eq!((update.retry_count, update.timeout), (Some(3), None));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct QpUpdate {
     /// RC and UC, in INIT, RTS and SQD.
     pub access: Option<Access>,
@@ -112,7 +133,7 @@ pub struct QpUpdate {
     pub min_rnr_timer: Option<RnrTimer>,
     /// RC and UC, in SQD: another way to the same queue pair.
     pub address: Option<AddressVector>,
-    /// RC, in SQD.
+    /// RC, in SQD: an exponent, as [`ReadyToSend`] has it.
     pub timeout: Option<u8>,
     /// RC, in SQD.
     pub retry_count: Option<u8>,
@@ -168,6 +189,26 @@ impl ReadyToReceive {
         }
     }
 
+    /// Payload of a full packet, the same at both ends; 1024 bytes by default.
+    pub fn path_mtu(self, path_mtu: PathMtu) -> Self {
+        ReadyToReceive { path_mtu, ..self }
+    }
+
+    /// READs and atomics that the peer may have outstanding here, at most 128; 16 by default.
+    pub fn max_dest_rd_atomic(self, max_dest_rd_atomic: u8) -> Self {
+        ReadyToReceive { max_dest_rd_atomic, ..self }
+    }
+
+    /// How long a peer waits for a receive; 0.64 ms by default ([`RnrTimer::at_least`] takes a `Duration`).
+    pub fn min_rnr_timer(self, min_rnr_timer: RnrTimer) -> Self {
+        ReadyToReceive { min_rnr_timer, ..self }
+    }
+
+    /// Selective repeat, agreed with a peer that is a ferroce too; go-back-N by default.
+    pub fn selective_repeat(self, selective_repeat: bool) -> Self {
+        ReadyToReceive { selective_repeat, ..self }
+    }
+
     pub(crate) fn check(&self) -> Result<(), Error> {
         at_most("max_dest_rd_atomic", self.max_dest_rd_atomic, MAX_RD_ATOMIC)
     }
@@ -179,6 +220,18 @@ impl ReadyToReceive {
     }
 }
 
+impl UnreliablePath {
+    /// From `dest_qpn` at `address`, whose first packet has `rq_psn`: a path MTU of 1024.
+    pub fn new(address: AddressVector, dest_qpn: Qpn, rq_psn: Psn) -> UnreliablePath {
+        UnreliablePath { address, path_mtu: PathMtu::Mtu1024, dest_qpn, rq_psn }
+    }
+
+    /// Payload of a full packet, the same at both ends; 1024 bytes by default.
+    pub fn path_mtu(self, path_mtu: PathMtu) -> Self {
+        UnreliablePath { path_mtu, ..self }
+    }
+}
+
 impl ReadyToSend {
     /// The first request has `sq_psn`: an ACK timeout of 67 ms, 7 retries, RNR retries without
     /// end, 16 READs and atomics.
@@ -186,13 +239,33 @@ impl ReadyToSend {
         ReadyToSend { sq_psn, timeout: 14, retry_count: 7, rnr_retry: 7, max_rd_atomic: 16 }
     }
 
-    /// With the shortest [`timeout`](ReadyToSend::timeout) that is no shorter than `time`: 8.2 µs to 2.4 h, each
-    /// twice the one before. Zero turns it off.
-    pub fn with_ack_timeout(self, time: Duration) -> ReadyToSend {
+    /// ACK timeout, 4.096 µs · 2^timeout: 1 to 31, or 0 for none; 14 (67 ms) by default.
+    pub fn timeout(self, timeout: u8) -> Self {
+        ReadyToSend { timeout, ..self }
+    }
+
+    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before. Zero
+    /// turns it off.
+    pub fn timeout_at_least(self, time: Duration) -> Self {
         ReadyToSend { timeout: exponent_of(time), ..self }
     }
 
-    /// The time that [`timeout`](ReadyToSend::timeout) stands for; `None` if it is off.
+    /// Retries after timeouts and sequence errors, 0 to 7; 7 by default.
+    pub fn retry_count(self, retry_count: u8) -> Self {
+        ReadyToSend { retry_count, ..self }
+    }
+
+    /// Retries after RNR NAKs, 0 to 7; 7, without end, by default.
+    pub fn rnr_retry(self, rnr_retry: u8) -> Self {
+        ReadyToSend { rnr_retry, ..self }
+    }
+
+    /// READs and atomics outstanding at once, at most 128; 16 by default.
+    pub fn max_rd_atomic(self, max_rd_atomic: u8) -> Self {
+        ReadyToSend { max_rd_atomic, ..self }
+    }
+
+    /// The time that `timeout` stands for; `None` if it is off.
     pub fn ack_timeout(&self) -> Option<Duration> {
         (self.timeout > 0).then(|| time_of(self.timeout))
     }
@@ -206,10 +279,59 @@ impl ReadyToSend {
 }
 
 impl QpUpdate {
-    /// With the shortest [`timeout`](QpUpdate::timeout) that is no shorter than `time`, as
-    /// [`ReadyToSend::with_ack_timeout`] has it.
-    pub fn with_ack_timeout(self, time: Duration) -> QpUpdate {
+    /// What the peer may do through the queue pair. RC and UC, in INIT, RTS and SQD.
+    pub fn access(self, access: impl Into<Option<Access>>) -> Self {
+        QpUpdate { access: access.into(), ..self }
+    }
+
+    /// What datagrams to the queue pair must carry. UD, in INIT, RTS and SQD.
+    pub fn qkey(self, qkey: impl Into<Option<u32>>) -> Self {
+        QpUpdate { qkey: qkey.into(), ..self }
+    }
+
+    /// A row of the port's P_Key table. In INIT and SQD.
+    pub fn pkey_index(self, pkey_index: impl Into<Option<usize>>) -> Self {
+        QpUpdate { pkey_index: pkey_index.into(), ..self }
+    }
+
+    /// How long the peer waits for a receive. RC, in RTS and SQD.
+    pub fn min_rnr_timer(self, min_rnr_timer: impl Into<Option<RnrTimer>>) -> Self {
+        QpUpdate { min_rnr_timer: min_rnr_timer.into(), ..self }
+    }
+
+    /// Another way to the same queue pair. RC and UC, in SQD.
+    pub fn address(self, address: impl Into<Option<AddressVector>>) -> Self {
+        QpUpdate { address: address.into(), ..self }
+    }
+
+    /// ACK timeout, 4.096 µs · 2^timeout: 1 to 31, or 0 for none. RC, in SQD.
+    pub fn timeout(self, timeout: impl Into<Option<u8>>) -> Self {
+        QpUpdate { timeout: timeout.into(), ..self }
+    }
+
+    /// The shortest ACK timeout that is no shorter than `time`, as [`ReadyToSend::timeout_at_least`] has it.
+    pub fn timeout_at_least(self, time: Duration) -> Self {
         QpUpdate { timeout: Some(exponent_of(time)), ..self }
+    }
+
+    /// Retries after timeouts and sequence errors, 0 to 7. RC, in SQD.
+    pub fn retry_count(self, retry_count: impl Into<Option<u8>>) -> Self {
+        QpUpdate { retry_count: retry_count.into(), ..self }
+    }
+
+    /// Retries after RNR NAKs, 0 to 7; 7 is without end. RC, in SQD.
+    pub fn rnr_retry(self, rnr_retry: impl Into<Option<u8>>) -> Self {
+        QpUpdate { rnr_retry: rnr_retry.into(), ..self }
+    }
+
+    /// READs and atomics outstanding at once, at most 128. RC, in SQD.
+    pub fn max_rd_atomic(self, max_rd_atomic: impl Into<Option<u8>>) -> Self {
+        QpUpdate { max_rd_atomic: max_rd_atomic.into(), ..self }
+    }
+
+    /// READs and atomics that the peer may have outstanding here, at most 128. RC, in SQD.
+    pub fn max_dest_rd_atomic(self, max_dest_rd_atomic: impl Into<Option<u8>>) -> Self {
+        QpUpdate { max_dest_rd_atomic: max_dest_rd_atomic.into(), ..self }
     }
 
     /// Fails on the first attribute that is not for this service in this state.

@@ -145,7 +145,15 @@ pub enum Data<'a> {
 }
 
 /// How a send work request is treated.
+///
+/// ```
+/// # use ferroce::*;
+/// let flags = SendFlags::SIGNALED.fence(true);
+/// assert!(flags.signaled && flags.fence && !flags.solicited);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
 pub struct SendFlags {
     /// Completes with a work completion even when it succeeds.
     pub signaled: bool,
@@ -158,9 +166,24 @@ pub struct SendFlags {
 impl SendFlags {
     /// Only [`signaled`](SendFlags::signaled).
     pub const SIGNALED: SendFlags = SendFlags { signaled: true, fence: false, solicited: false };
+
+    /// Completes with a work completion even when it succeeds.
+    pub const fn signaled(self, signaled: bool) -> Self {
+        SendFlags { signaled, ..self }
+    }
+
+    /// Waits for all earlier READs, atomics, FLUSHes and ATOMIC WRITEs.
+    pub const fn fence(self, fence: bool) -> Self {
+        SendFlags { fence, ..self }
+    }
+
+    /// Asks for a solicited event at the peer.
+    pub const fn solicited(self, solicited: bool) -> Self {
+        SendFlags { solicited, ..self }
+    }
 }
 
-/// Work for a send queue.
+/// Work for a send queue. It is written as a literal: what it can do grows in [`SendOp`], [`Data`] and [`SendFlags`].
 #[derive(Clone, Copy, Debug)]
 pub struct SendWorkRequest<'a> {
     /// Comes back in the completion.

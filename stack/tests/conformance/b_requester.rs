@@ -35,7 +35,7 @@ fn case_019_send_is_segmented() {
 
     // What concerns the whole message stands in its last packet: immediate, key, solicited event.
     let mr = peer.memory(&data);
-    let solicited = SendFlags { solicited: true, ..SendFlags::SIGNALED };
+    let solicited = SendFlags::SIGNALED.solicited(true);
     let ops = [SendOp::SendWithImm(0xabcd), SendOp::SendWithInvalidate(RKey::new(0x1234))];
     for (wr_id, op) in (2..).zip(ops) {
         peer.post_flagged(wr_id, op, Data::Sges(&[sge(mr, 300)]), solicited);

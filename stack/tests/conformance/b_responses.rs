@@ -200,7 +200,7 @@ fn case_036_max_rd_atomic() {
 
 #[test]
 fn case_037_fence_and_local_invalidate() {
-    let fenced = SendFlags { fence: true, ..SendFlags::SIGNALED };
+    let fenced = SendFlags::SIGNALED.fence(true);
     let fetch_add = SendOp::FetchAdd { remote: REMOTE, add: 1 };
     for (flags, atomic) in [(fenced, false), (fenced, true), (SendFlags::SIGNALED, false)] {
         let mut peer = Peer::new();

@@ -74,7 +74,7 @@ fn solicited_only() {
         for qp_type in [QpType::Rc, QpType::Uc] {
             let mut peer = Peer::with(Setup::of(qp_type));
             let mr = peer.memory(&pattern(600));
-            let flags = SendFlags { solicited: true, ..SendFlags::default() };
+            let flags = SendFlags::default().solicited(true);
             peer.post_flagged(1, op, Data::Sges(&[sge(mr, 600)]), flags);
             let got: Vec<bool> = peer.take_packets().iter().map(|got| got.solicited).collect();
             assert_eq!(got, marks, "{op:?} on {qp_type:?}");

@@ -435,9 +435,9 @@ fn srq_empty(setup: Setup) {
     assert_eq!(peer.context.query_srq(srq).unwrap().posted, 1);
 
     // An SRQ is not for UC, and a queue pair with an SRQ has no receives of its own.
-    let config = SrqConfig { pd: peer.pd, max_wr: 1, max_sge: 1 };
+    let config = SrqConfig::new(peer.pd).max_wr(1).max_sge(1);
     let srq = peer.context.create_srq(&config).unwrap();
-    let uc = QpConfig { srq: Some(srq), ..QpConfig::uc(peer.pd, peer.cq) };
+    let uc = QpConfig::uc(peer.pd, peer.cq).srq(srq);
     assert!(matches!(peer.context.create_qp(&uc), Err(Error::Invalid { attribute: "srq", .. })));
     let refused = peer.context.post_recv(peer.qp, &ReceiveWorkRequest { wr_id: 1, sges: &[] });
     assert!(matches!(refused, Err(Error::Invalid { attribute: "qp", .. })));
@@ -526,7 +526,7 @@ fn case_100_multicast() {
         peer.expect_wc(4, Success);
 
         // Sending: the hardware address is the group's, and nobody is asked for it.
-        let way = ferroce::AddressVector { mac: None, ..peer.way_to(group(1)) };
+        let way = peer.way_to(group(1)).mac(None);
         let ah = peer.context.create_ah(peer.pd, &way).unwrap();
         let mr = peer.memory(b"to all");
         peer.post(9, SendOp::SendTo(Destination { ah, qpn: Qpn::MULTICAST, qkey: QKEY }), &[sge(mr, 6)]);

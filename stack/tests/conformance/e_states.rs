@@ -93,8 +93,8 @@ fn every_update_in_every_state() {
             assert_eq!(peer.query(), before, "{what}");
             // Not with one that would be right, either.
             let welcome = match qp_type {
-                QpType::Ud => QpUpdate { qkey: Some(5), ..update },
-                _ => QpUpdate { access: Some(Access::NONE), ..update },
+                QpType::Ud => update.qkey(5),
+                _ => update.access(Access::NONE),
             };
             assert!(peer.context.modify_qp(peer.qp, Transition::Update(welcome)).is_err(), "{what}");
             assert_eq!(peer.query(), before, "{what}");
@@ -109,16 +109,15 @@ fn values_out_of_range() {
         let address = peer.way_to(peer.address.source);
         let group = Gid::from_ipv4([239, 1, 1, 1].into());
         let v6 = Gid(std::net::Ipv6Addr::LOCALHOST.octets());
-        let good =
-            UnreliablePath { address, path_mtu: PathMtu::Mtu256, dest_qpn: PEER_QPN, rq_psn: Psn::new(RQ) };
-        let to = |address| UnreliablePath { address, ..good };
-        let from = |dest_qpn| UnreliablePath { dest_qpn: Qpn::new(dest_qpn), ..good };
+        let good = UnreliablePath::new(address, PEER_QPN, Psn::new(RQ)).path_mtu(PathMtu::Mtu256);
+        let to = |address| UnreliablePath::new(address, PEER_QPN, good.rq_psn).path_mtu(good.path_mtu);
+        let from = |qpn| UnreliablePath::new(address, Qpn::new(qpn), good.rq_psn).path_mtu(good.path_mtu);
         let mut bad = vec![from(0), from(1), from(0xff_ffff)];
-        bad.push(to(AddressVector { gid: group, ..address }));
-        bad.push(to(AddressVector { gid: v6, ..address }));
-        bad.push(to(AddressVector { sgid_index: 99, ..address }));
-        bad.push(to(AddressVector { flow_label: 1 << 20, ..address }));
-        bad.push(to(AddressVector { service_level: 8, ..address }));
+        bad.push(to(AddressVector::new(group, address.sgid_index)));
+        bad.push(to(AddressVector::new(v6, address.sgid_index)));
+        bad.push(to(AddressVector::new(address.gid, 99)));
+        bad.push(to(address.flow_label(1 << 20)));
+        bad.push(to(address.service_level(8)));
         for path in bad {
             let transition = match qp_type {
                 QpType::Rc => Transition::ReadyToReceive(reliable(path)),
@@ -126,7 +125,7 @@ fn values_out_of_range() {
             };
             expect_refused(&mut peer, transition);
         }
-        let too_many = ReadyToReceive { max_dest_rd_atomic: 129, ..reliable(good) };
+        let too_many = reliable(good).max_dest_rd_atomic(129);
         expect_refused(&mut peer, Transition::ReadyToReceive(too_many));
     }
     // There is no RNR timer above 31 to begin with.
@@ -135,26 +134,21 @@ fn values_out_of_range() {
     // RTR → RTS, and the same in SQD.
     let mut peer = Peer::with(Setup { state: QpState::Rtr, ..Setup::default() });
     let good = ReadyToSend::new(Psn::new(SQ));
-    for bad in [
-        ReadyToSend { timeout: 32, ..good },
-        ReadyToSend { retry_count: 8, ..good },
-        ReadyToSend { rnr_retry: 8, ..good },
-        ReadyToSend { max_rd_atomic: 129, ..good },
-    ] {
+    for bad in [good.timeout(32), good.retry_count(8), good.rnr_retry(8), good.max_rd_atomic(129)] {
         expect_refused(&mut peer, Transition::ReadyToSend(bad));
     }
     let mut peer = in_state(QpType::Rc, QpState::Sqd).unwrap();
     let address = peer.way_to(peer.address.source);
     let none = QpUpdate::default();
     for bad in [
-        QpUpdate { timeout: Some(32), ..none },
-        QpUpdate { retry_count: Some(8), ..none },
-        QpUpdate { rnr_retry: Some(8), ..none },
-        QpUpdate { max_rd_atomic: Some(129), ..none },
-        QpUpdate { max_dest_rd_atomic: Some(129), access: Some(Access::NONE), ..none },
-        QpUpdate { address: Some(AddressVector { sgid_index: 99, ..address }), ..none },
-        QpUpdate { address: Some(AddressVector { service_level: 8, ..address }), ..none },
-        QpUpdate { address: Some(AddressVector { hop_limit: 1, ..address }), timeout: Some(32), ..none },
+        none.timeout(32),
+        none.retry_count(8),
+        none.rnr_retry(8),
+        none.max_rd_atomic(129),
+        none.max_dest_rd_atomic(129).access(Access::NONE),
+        none.address(AddressVector::new(address.gid, 99)),
+        none.address(address.service_level(8)),
+        none.address(address.hop_limit(1)).timeout(32),
     ] {
         expect_refused(&mut peer, Transition::Update(bad));
     }
@@ -170,13 +164,13 @@ fn nothing_moves_while_it_drains() {
     peer.modify(Transition::Drain);
     assert!(peer.query().sq_draining);
     expect_refused(&mut peer, Transition::Resume);
-    expect_refused(&mut peer, Transition::Update(QpUpdate { timeout: Some(1), ..QpUpdate::default() }));
+    expect_refused(&mut peer, Transition::Update(QpUpdate::default().timeout(1)));
     expect_refused(&mut peer, Transition::Drain);
     peer.expect_no_event();
     peer.inject(ack(SQ + 1, 1));
     peer.expect_wc(1, Success);
     peer.expect_event(Event::SqDrained(peer.qp));
-    peer.modify(Transition::Update(QpUpdate { timeout: Some(1), ..QpUpdate::default() }));
+    peer.modify(Transition::Update(QpUpdate::default().timeout(1)));
     peer.modify(Transition::Resume);
     peer.expect_state(QpState::Rts);
 }
@@ -289,7 +283,7 @@ fn case_096_flush_and_reset() {
             peer.take_at_most(0);
             for wr_id in 0..5 {
                 // Whether signaled or not.
-                let flags = SendFlags { signaled: wr_id % 2 == 0, ..SendFlags::default() };
+                let flags = SendFlags::default().signaled(wr_id % 2 == 0);
                 peer.post_flagged(wr_id, op, Data::Sges(&[sge(mr, 8)]), flags);
                 peer.post_recv(10 + wr_id, 64);
             }
@@ -379,12 +373,8 @@ fn in_state(qp_type: QpType, state: QpState) -> Option<Peer> {
 
 /// Each kind of transition, with values that are right for it.
 fn every_move(peer: &Peer) -> Vec<Transition> {
-    let path = UnreliablePath {
-        address: peer.way_to(peer.address.source),
-        path_mtu: PathMtu::Mtu256,
-        dest_qpn: PEER_QPN,
-        rq_psn: Psn::new(RQ),
-    };
+    let path = UnreliablePath::new(peer.way_to(peer.address.source), PEER_QPN, Psn::new(RQ))
+        .path_mtu(PathMtu::Mtu256);
     vec![
         Transition::Init { access: Access::REMOTE_READ },
         Transition::InitDatagram { qkey: 7 },
@@ -432,48 +422,35 @@ type Row = (&'static str, fn(&Peer) -> QpUpdate, &'static [QpType], &'static [Qp
 fn updates() -> [Row; 10] {
     use QpState::{Init, Rts, Sqd};
     use QpType::{Rc, Uc, Ud};
-    const NONE: QpUpdate = QpUpdate {
-        access: None,
-        qkey: None,
-        pkey_index: None,
-        min_rnr_timer: None,
-        address: None,
-        timeout: None,
-        retry_count: None,
-        rnr_retry: None,
-        max_rd_atomic: None,
-        max_dest_rd_atomic: None,
-    };
     [
-        ("access", |_| QpUpdate { access: Some(Access::REMOTE_READ), ..NONE }, &[Rc, Uc], &[Init, Rts, Sqd]),
-        ("qkey", |_| QpUpdate { qkey: Some(5), ..NONE }, &[Ud], &[Init, Rts, Sqd]),
-        ("pkey_index", |_| QpUpdate { pkey_index: Some(1), ..NONE }, &[Rc, Uc, Ud], &[Init, Sqd]),
-        ("min_rnr_timer", |_| QpUpdate { min_rnr_timer: RnrTimer::new(3), ..NONE }, &[Rc], &[Rts, Sqd]),
+        ("access", |_| QpUpdate::default().access(Access::REMOTE_READ), &[Rc, Uc], &[Init, Rts, Sqd]),
+        ("qkey", |_| QpUpdate::default().qkey(5), &[Ud], &[Init, Rts, Sqd]),
+        ("pkey_index", |_| QpUpdate::default().pkey_index(1), &[Rc, Uc, Ud], &[Init, Sqd]),
+        ("min_rnr_timer", |_| QpUpdate::default().min_rnr_timer(RnrTimer::new(3)), &[Rc], &[Rts, Sqd]),
         (
             "address",
             |peer| {
                 let way = peer.way_to(Gid::from_ipv4([192, 0, 2, 9].into()));
-                QpUpdate { address: Some(way), ..NONE }
+                QpUpdate::default().address(way)
             },
             &[Rc, Uc],
             &[Sqd],
         ),
-        ("timeout", |_| QpUpdate { timeout: Some(3), ..NONE }, &[Rc], &[Sqd]),
-        ("retry_count", |_| QpUpdate { retry_count: Some(3), ..NONE }, &[Rc], &[Sqd]),
-        ("rnr_retry", |_| QpUpdate { rnr_retry: Some(3), ..NONE }, &[Rc], &[Sqd]),
-        ("max_rd_atomic", |_| QpUpdate { max_rd_atomic: Some(3), ..NONE }, &[Rc], &[Sqd]),
-        ("max_dest_rd_atomic", |_| QpUpdate { max_dest_rd_atomic: Some(3), ..NONE }, &[Rc], &[Sqd]),
+        ("timeout", |_| QpUpdate::default().timeout(3), &[Rc], &[Sqd]),
+        ("retry_count", |_| QpUpdate::default().retry_count(3), &[Rc], &[Sqd]),
+        ("rnr_retry", |_| QpUpdate::default().rnr_retry(3), &[Rc], &[Sqd]),
+        ("max_rd_atomic", |_| QpUpdate::default().max_rd_atomic(3), &[Rc], &[Sqd]),
+        ("max_dest_rd_atomic", |_| QpUpdate::default().max_dest_rd_atomic(3), &[Rc], &[Sqd]),
     ]
 }
 
 /// What a query is to show after an update.
 fn updated(before: QpAttributes, update: &QpUpdate) -> QpAttributes {
-    let send = before.send.map(|send| ReadyToSend {
-        timeout: update.timeout.unwrap_or(send.timeout),
-        retry_count: update.retry_count.unwrap_or(send.retry_count),
-        rnr_retry: update.rnr_retry.unwrap_or(send.rnr_retry),
-        max_rd_atomic: update.max_rd_atomic.unwrap_or(send.max_rd_atomic),
-        ..send
+    let send = before.send.map(|send| {
+        send.timeout(update.timeout.unwrap_or(send.timeout))
+            .retry_count(update.retry_count.unwrap_or(send.retry_count))
+            .rnr_retry(update.rnr_retry.unwrap_or(send.rnr_retry))
+            .max_rd_atomic(update.max_rd_atomic.unwrap_or(send.max_rd_atomic))
     });
     let mut after = before;
     after.send = send;
@@ -488,8 +465,7 @@ fn updated(before: QpAttributes, update: &QpUpdate) -> QpAttributes {
 }
 
 fn reliable(path: UnreliablePath) -> ReadyToReceive {
-    let UnreliablePath { address, path_mtu, dest_qpn, rq_psn } = path;
-    ReadyToReceive { path_mtu, ..ReadyToReceive::new(address, dest_qpn, rq_psn) }
+    ReadyToReceive::new(path.address, path.dest_qpn, path.rq_psn).path_mtu(path.path_mtu)
 }
 
 /// The transition is refused, and the queue pair is as it was.

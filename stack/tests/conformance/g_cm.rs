@@ -19,8 +19,7 @@ use crate::peer::{PEER_QPN, Peer, QKEY, Setup, pattern};
 /// What both ends ask for is what the queue pairs get (with a real peer: `tools/tests/rxe`).
 #[test]
 fn both_ends_get_what_was_agreed() {
-    let parameters =
-        ConnectionParameters { timeout: 15, rnr_retry: 3, retry_count: 5, ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().timeout(15).rnr_retry(3).retry_count(5);
     let (mut peer, id, sent) = connecting(&parameters);
     assert_eq!(sent.service_id(), SERVICE_ID_TCP + u64::from(PORT));
     assert_eq!((sent.qpn(), sent.path_mtu()), (peer.qpn, Some(PathMtu::Mtu4096)));
@@ -118,8 +117,7 @@ fn case_111_nobody_listens_or_the_queue_pair_is_taken() {
 
 #[test]
 fn case_112_silent_peer() {
-    let parameters =
-        ConnectionParameters { cm_timeout: 10, cm_retries: 3, ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().cm_timeout(10).cm_retries(3);
     // 4.096 µs · 2^10, and a tick of the timers.
     let time = Duration::from_nanos((4096 << 10) + 2048);
     let (mut peer, id, _) = connecting(&parameters);
@@ -149,7 +147,7 @@ fn case_112_silent_peer() {
     peer.poll();
     take!(&mut peer, Rej);
     // Nothing stays behind: there is room for far more attempts than there can be connections.
-    let brief = ConnectionParameters { cm_retries: 0, ..parameters };
+    let brief = parameters.cm_retries(0);
     for _ in 0..300 {
         let id = peer.context.connect(qp, to, &brief).unwrap();
         peer.advance(time);
@@ -335,7 +333,7 @@ fn case_116_addresses_that_are_none() {
 #[test]
 fn case_117_private_data_and_services() {
     let hello = pattern(56);
-    let parameters = ConnectionParameters { private_data: &hello, ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().private_data(&hello);
     let (mut peer, id, sent) = connecting(&parameters);
     assert_eq!(sent.private_data[IpCm::LEN..], hello[..]);
     let mut accepted = rep(&sent);
@@ -349,7 +347,7 @@ fn case_117_private_data_and_services() {
         other => panic!("{other:?}"),
     }
     let long = pattern(57);
-    let parameters = ConnectionParameters { private_data: &long, ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().private_data(&long);
     let to = service(&peer);
     let refused = peer.context.connect(peer.qp, to, &parameters).unwrap_err().to_string();
     assert_eq!(refused, "private_data = 57: 0 to 56");

@@ -123,7 +123,7 @@ fn requests_from_no_host() {
 fn listeners_are_told_apart() {
     let mut peer = engine();
     let any = listen(&mut peer, PortSpace::Tcp);
-    let config = ListenConfig { backlog: 1, per_source: 1, ..ListenConfig::default() };
+    let config = ListenConfig::default().backlog(1).per_source(1);
     let again = |peer: &mut Peer, address: &str| {
         peer.context.listen(PortSpace::Tcp, address.parse().unwrap(), &config)
     };

@@ -120,7 +120,7 @@ fn a_request_is_answered_on_its_vlan() {
     listen(&mut peer, PortSpace::Tcp);
     let gid = peer.address.destination;
     for vlan in [100, 200] {
-        peer.context.add_gid(GidEntry { gid, roce_v1: false, vlan: Some(vlan) }).unwrap();
+        peer.context.add_gid(GidEntry::new(gid).vlan(vlan)).unwrap();
     }
     peer.address.vlan = Some(VlanTag { id: 200, priority: 0 });
     peer.inject(mad(CmBody::Req(&req(&peer))));
@@ -186,7 +186,7 @@ fn an_acceptance_is_not_put_off_for_ever() {
 #[test]
 fn a_patient_application_stays_patient() {
     // 16 messages, 17 s apart.
-    let parameters = ConnectionParameters { cm_timeout: 22, ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().cm_timeout(22);
     let (mut peer, id, sent) = connecting(&parameters);
     for _ in 0..270 {
         peer.inject(mad(CmBody::Mra(&Mra::new(PEER_ID, sent.local_comm_id(), Stage::Req, 31))));

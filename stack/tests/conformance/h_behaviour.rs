@@ -192,7 +192,7 @@ struct Goodput {
 
 fn goodput_beside(one_in: Option<u64>) -> Goodput {
     const QPS: usize = 16;
-    let rate = LinkConfig { rate: Some(100_000_000_000), ..link(Duration::from_micros(5)) };
+    let rate = link(Duration::from_micros(5)).rate(100_000_000_000);
     let setup = pair::Setup { qps: QPS, path_mtu: PathMtu::Mtu4096, frames: 256, ..Default::default() };
     let mut pair = Pair::new(1, rate, setup);
     let lossy = pair.ends[RESPONDER].qpns()[0];

@@ -49,7 +49,7 @@ fn emissions(frames: u8, memory: u8) -> Vec<Got> {
                 let gids = &peer.context.port().gids;
                 gids.iter().position(|entry| entry.roce_v1 && entry.gid == gid).unwrap()
             }
-            _ => peer.context.add_gid(GidEntry { gid, roce_v1: false, vlan: Some(5) }).unwrap(),
+            _ => peer.context.add_gid(GidEntry::new(gid).vlan(5)).unwrap(),
         };
         if way == 2 {
             peer.address.encapsulation = Encapsulation::RoceV1;

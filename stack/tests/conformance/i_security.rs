@@ -18,7 +18,7 @@ use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, RQ, SQ, Setup, pattern, sge};
 #[test]
 fn case_129_keys_and_queue_pair_numbers_are_random() {
     let (port, _) = ports();
-    let config = Config { seed: Some([7; 32]), ..Config::default() };
+    let config = Config::default().seed([7; 32]);
     let mut context = Context::open(Box::new(port), &config).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(1).unwrap();
@@ -32,7 +32,7 @@ fn case_129_keys_and_queue_pair_numbers_are_random() {
     });
     let keys: Vec<u32> = keys.collect();
     expect_random(&keys, 32);
-    let small = QpConfig { max_send_wr: 1, max_recv_wr: 1, max_inline_data: 0, ..QpConfig::rc(pd, cq) };
+    let small = QpConfig::rc(pd, cq).max_send_wr(1).max_recv_wr(1).max_inline_data(0);
     let numbers = (0..200_000).map(|_| {
         let qp = context.create_qp(&small).unwrap();
         let qpn = context.query_qp(qp).unwrap().qpn;
@@ -213,7 +213,7 @@ fn case_130_spoofed_packets_change_nothing() {
 
     // A queue pair of one VLAN hears no other.
     let mut peer = Peer::with(Setup { state: QpState::Init, ..Setup::default() });
-    let entry = GidEntry { gid: peer.address.destination, roce_v1: false, vlan: Some(5) };
+    let entry = GidEntry::new(peer.address.destination).vlan(5);
     let index = peer.context.add_gid(entry).unwrap();
     connect_from(&mut peer, index);
     for opcode in opcodes() {

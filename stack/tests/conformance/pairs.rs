@@ -5,8 +5,8 @@ use std::time::Duration;
 use ferroce::WcStatus::Success;
 use ferroce::driver::loopback::{self, Loopback};
 use ferroce::{
-    AddressVector, Config, Context, Cq, Data, Memory, Mr, Nanos, PacketDriver, PathMtu, Psn, Qp, QpConfig,
-    RKey, ReadyToReceive, ReadyToSend, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge,
+    AddressVector, Config, Context, Cq, Data, Memory, Mr, Nanos, PacketDriver, Psn, Qp, QpConfig, RKey,
+    ReadyToReceive, ReadyToSend, RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge,
     Transition, WcStatus,
 };
 
@@ -39,8 +39,7 @@ impl Pairs {
 
     /// On ports of the caller's.
     pub(crate) fn over(ports: [Box<dyn PacketDriver>; 2]) -> Pairs {
-        let mut contexts = ports
-            .map(|port| Context::open(port, &Config { seed: Some([7; 32]), ..Config::default() }).unwrap());
+        let mut contexts = ports.map(|port| Context::open(port, &Config::default().seed([7; 32])).unwrap());
         let ends = contexts.each_mut().map(|context| {
             let pd = context.alloc_pd().unwrap();
             let cq = context.create_cq(1024).unwrap();
@@ -54,22 +53,11 @@ impl Pairs {
                 let dest_qpn = contexts[1 - end].query_qp(ends[1 - end].1[i]).unwrap().qpn;
                 let transitions = [
                     Transition::Init { access: all_access() },
-                    Transition::ReadyToReceive(ReadyToReceive {
-                        address: AddressVector::new(gid, 0),
-                        path_mtu: PathMtu::Mtu1024,
-                        dest_qpn,
-                        rq_psn: Psn::new(0xff_ff00),
-                        max_dest_rd_atomic: 16,
-                        min_rnr_timer: RnrTimer::new(12).unwrap(),
-                        selective_repeat: false,
-                    }),
-                    Transition::ReadyToSend(ReadyToSend {
-                        sq_psn: Psn::new(0xff_ff00),
-                        timeout: 14,
-                        retry_count: 7,
-                        rnr_retry: 7,
-                        max_rd_atomic: 16,
-                    }),
+                    Transition::ReadyToReceive(
+                        ReadyToReceive::new(AddressVector::new(gid, 0), dest_qpn, Psn::new(0xff_ff00))
+                            .min_rnr_timer(RnrTimer::new(12).unwrap()),
+                    ),
+                    Transition::ReadyToSend(ReadyToSend::new(Psn::new(0xff_ff00))),
                 ];
                 for transition in transitions {
                     contexts[end].modify_qp(ends[end].1[i], transition).unwrap();
@@ -98,7 +86,7 @@ impl Pairs {
     /// Posts a WRITE of nothing to queue pair `q`.
     pub(crate) fn post_nothing(&mut self, q: usize, wr_id: u64, signaled: bool) {
         let op = SendOp::Write(RemoteAddress { addr: 0, rkey: RKey::new(0) });
-        let flags = SendFlags { signaled, ..SendFlags::default() };
+        let flags = SendFlags::default().signaled(signaled);
         let wr = SendWorkRequest { wr_id, op, data: Data::Sges(&[]), flags };
         self.requester.post_send(self.qps[q], &wr).unwrap();
     }

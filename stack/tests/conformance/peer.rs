@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
 
-use ferroce::driver::{Capabilities, Layer};
+use ferroce::driver::Capabilities;
 use ferroce::wire::{Encapsulation, PathAddress, PathHeader};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
@@ -160,30 +160,30 @@ impl Peer {
     pub(crate) fn with(setup: Setup) -> Peer {
         let cable = Arc::new(Mutex::new(Cable { room: usize::MAX, ..Cable::default() }));
         let port = CablePort {
-            capabilities: Capabilities {
-                driver: "cable",
-                description: "the scripted peer's end of a cable".to_owned(),
-                interface: "script0".to_owned(),
-                layer: Layer::Ethernet,
-                mac: ENGINE_MAC.0,
-                addresses: vec![ENGINE_V4, ENGINE_V6],
-                mtu: 9000,
-                max_frame: 9018,
-            },
+            capabilities: Capabilities::new("cable", "script0".to_owned(), ENGINE_MAC.0, 9000)
+                .description("the scripted peer's end of a cable")
+                .addresses(vec![ENGINE_V4, ENGINE_V6])
+                .max_frame(9018),
             buffer: vec![0; 9018].into_boxed_slice(),
             poisoned: None,
             cable: Arc::clone(&cable),
         };
         let Setup { roce_v1, flush, atomic_write, drop_access_errors, reorder_packets, .. } = setup;
         let seed = Some([7; 32]);
-        let limits = Config { reorder_packets, ..Config::default() };
-        let config = Config { seed, roce_v1, flush, atomic_write, drop_access_errors, ..limits };
+        let limits = Config::default().reorder_packets(reorder_packets);
+        let config = limits
+            .seed(seed)
+            .roce_v1(roce_v1)
+            .flush(flush)
+            .atomic_write(atomic_write)
+            .drop_access_errors(drop_access_errors);
         let mut context = Context::open(Box::new(port), &config).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
         let Setup { qp_type, max_send_wr, max_recv_wr, .. } = setup;
-        let srq = setup.srq.map(|max_wr| context.create_srq(&SrqConfig { pd, max_wr, max_sge: 4 }).unwrap());
-        let config = QpConfig { qp_type, srq, max_send_wr, max_recv_wr, ..QpConfig::rc(pd, cq) };
+        let srq = setup.srq.map(|max_wr| context.create_srq(&SrqConfig::new(pd).max_wr(max_wr)).unwrap());
+        let config =
+            QpConfig::new(qp_type, pd, cq).srq(srq).max_send_wr(max_send_wr).max_recv_wr(max_recv_wr);
         let qp = context.create_qp(&config).unwrap();
         let qpn = context.query_qp(qp).unwrap().qpn;
         let (source, destination) = if setup.ipv6 { (PEER_V6, ENGINE_V6) } else { (PEER_V4, ENGINE_V4) };
@@ -222,36 +222,31 @@ impl Peer {
     /// The way to the peer, or to any other GID.
     pub(crate) fn way_to(&self, gid: Gid) -> AddressVector {
         let sgid_index = self.context.port().gid_index_for(self.address.source).unwrap();
-        AddressVector { mac: Some(PEER_MAC), ..AddressVector::new(gid, sgid_index) }
+        AddressVector::new(gid, sgid_index).mac(PEER_MAC)
     }
 
     /// From RESET to RTS.
     pub(crate) fn transitions(&self, setup: &Setup) -> [Transition; 3] {
         let address = self.way_to(self.address.source);
-        let path = UnreliablePath {
-            address,
-            path_mtu: setup.mtu,
-            dest_qpn: PEER_QPN,
-            rq_psn: Psn::new(setup.rq_psn),
-        };
+        let path = UnreliablePath::new(address, PEER_QPN, Psn::new(setup.rq_psn)).path_mtu(setup.mtu);
         let sq_psn = Psn::new(setup.sq_psn);
         match setup.qp_type {
             QpType::Rc => [
                 Transition::Init { access: setup.access },
-                Transition::ReadyToReceive(ReadyToReceive {
-                    path_mtu: setup.mtu,
-                    max_dest_rd_atomic: setup.max_dest_rd_atomic,
-                    min_rnr_timer: RnrTimer::new(setup.min_rnr_timer).unwrap(),
-                    selective_repeat: setup.selective_repeat,
-                    ..ReadyToReceive::new(address, PEER_QPN, path.rq_psn)
-                }),
-                Transition::ReadyToSend(ReadyToSend {
-                    sq_psn,
-                    timeout: setup.timeout,
-                    retry_count: setup.retry_count,
-                    rnr_retry: setup.rnr_retry,
-                    max_rd_atomic: setup.max_rd_atomic,
-                }),
+                Transition::ReadyToReceive(
+                    ReadyToReceive::new(address, PEER_QPN, path.rq_psn)
+                        .path_mtu(setup.mtu)
+                        .max_dest_rd_atomic(setup.max_dest_rd_atomic)
+                        .min_rnr_timer(RnrTimer::new(setup.min_rnr_timer).unwrap())
+                        .selective_repeat(setup.selective_repeat),
+                ),
+                Transition::ReadyToSend(
+                    ReadyToSend::new(sq_psn)
+                        .timeout(setup.timeout)
+                        .retry_count(setup.retry_count)
+                        .rnr_retry(setup.rnr_retry)
+                        .max_rd_atomic(setup.max_rd_atomic),
+                ),
             ],
             QpType::Uc => [
                 Transition::Init { access: setup.access },
@@ -268,7 +263,7 @@ impl Peer {
 
     /// Another queue pair beside the one under test, likewise configured and in RTS.
     pub(crate) fn another_qp(&mut self, setup: &Setup) -> Qp {
-        let config = QpConfig { qp_type: setup.qp_type, srq: self.srq, ..QpConfig::rc(self.pd, self.cq) };
+        let config = QpConfig::new(setup.qp_type, self.pd, self.cq).srq(self.srq);
         let qp = self.context.create_qp(&config).unwrap();
         for transition in self.transitions(setup) {
             self.context.modify_qp(qp, transition).unwrap();

@@ -20,7 +20,7 @@ const OTHER: PKey = PKey(0x8002);
 fn under(pkey: PKey, setup: Setup) -> Peer {
     let mut peer = Peer::with(Setup { state: QpState::Init, ..setup });
     let index = peer.context.add_pkey(pkey).unwrap();
-    peer.modify(Transition::Update(QpUpdate { pkey_index: Some(index), ..QpUpdate::default() }));
+    peer.modify(Transition::Update(QpUpdate::default().pkey_index(index)));
     let [_, receive, send] = peer.transitions(&setup);
     peer.modify(receive);
     peer.modify(send);
@@ -250,20 +250,20 @@ fn a_key_in_use_stays() {
     busy(&mut peer, index, "0 queue pairs, 1 connections and listeners");
     peer.context.unlisten(listener).unwrap();
     let to = service(&peer);
-    let parameters = ConnectionParameters { pkey_index: Some(index), ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().pkey_index(index);
     let id = peer.context.connect(peer.qp, to, &parameters).unwrap();
     busy(&mut peer, index, "0 queue pairs, 1 connections and listeners");
     peer.context.disconnect(id).unwrap();
     peer.context.remove_pkey(index).unwrap();
     peer.take_packets();
-    let nowhere = ListenConfig { pkey_index: Some(index), ..ListenConfig::default() };
+    let nowhere = ListenConfig::default().pkey_index(index);
     let refused = peer.context.listen(PortSpace::Tcp, to, &nowhere);
     assert!(matches!(refused, Err(Error::Invalid { .. })), "{refused:?}");
 }
 
 fn listen_in(peer: &mut Peer, space: PortSpace, pkey_index: Option<usize>) -> ferroce::Listener {
     let any = std::net::SocketAddr::from(([0, 0, 0, 0], PORT));
-    peer.context.listen(space, any, &ListenConfig { pkey_index, ..ListenConfig::default() }).unwrap()
+    peer.context.listen(space, any, &ListenConfig::default().pkey_index(pkey_index)).unwrap()
 }
 
 /// SQD → SQD, which e_states.rs has for all attributes: what is sent afterwards is of the new partition.
@@ -273,7 +273,7 @@ fn a_drained_queue_pair_changes_its_partition() {
     let index = peer.context.add_pkey(FULL).unwrap();
     peer.modify(Transition::Drain);
     peer.expect_event(Event::SqDrained(peer.qp));
-    let update = |index| Transition::Update(QpUpdate { pkey_index: Some(index), ..QpUpdate::default() });
+    let update = |index| Transition::Update(QpUpdate::default().pkey_index(index));
     assert!(peer.context.modify_qp(peer.qp, update(9)).is_err());
     assert_eq!(peer.query().pkey, PKEY_DEFAULT);
     peer.modify(update(index));
@@ -299,10 +299,10 @@ fn connections_are_asked_for_in_a_partition() {
         let index = peer.context.add_pkey(pkey).unwrap();
         let named = by_parameter.then_some(index);
         if !by_parameter {
-            peer.modify(Transition::Update(QpUpdate { pkey_index: Some(index), ..QpUpdate::default() }));
+            peer.modify(Transition::Update(QpUpdate::default().pkey_index(index)));
         }
         let to = service(&peer);
-        let parameters = ConnectionParameters { pkey_index: named, ..ConnectionParameters::default() };
+        let parameters = ConnectionParameters::default().pkey_index(named);
         let id = peer.context.connect(peer.qp, to, &parameters).unwrap();
         let (mad_pkey, sent) = asked(&mut peer);
         assert_eq!((mad_pkey, sent.pkey()), (pkey, pkey));
@@ -317,7 +317,7 @@ fn connections_are_asked_for_in_a_partition() {
     assert_eq!(sent.pkey(), PKEY_DEFAULT);
     let mut peer = engine();
     let to = service(&peer);
-    let nowhere = ConnectionParameters { pkey_index: Some(1), ..ConnectionParameters::default() };
+    let nowhere = ConnectionParameters::default().pkey_index(1);
     let refused = peer.context.connect(peer.qp, to, &nowhere);
     assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey_index", .. })), "{refused:?}");
 }
@@ -338,7 +338,7 @@ fn connections_are_accepted_in_the_partition_that_was_asked_for() {
         peer.inject(req_in(&peer, PKEY_DEFAULT, asked));
         let came = request(&mut peer);
         assert_eq!(came.pkey_index, index);
-        let other = ConnectionParameters { pkey_index: Some(0), ..ConnectionParameters::default() };
+        let other = ConnectionParameters::default().pkey_index(0);
         let refused = peer.context.accept(came.id, peer.qp, &other);
         assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey_index", .. })), "{refused:?}");
         peer.context.accept(came.id, peer.qp, &ConnectionParameters::default()).unwrap();
@@ -451,13 +451,13 @@ fn datagram_services_have_partitions() {
     assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey", .. })), "{refused:?}");
     peer.modify(Transition::Drain);
     peer.expect_event(Event::SqDrained(default));
-    peer.modify(Transition::Update(QpUpdate { pkey_index: Some(index), ..QpUpdate::default() }));
+    peer.modify(Transition::Update(QpUpdate::default().pkey_index(index)));
     peer.context.accept_datagrams(id, default, &[]).unwrap();
     assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 1).pkey, FULL);
 
     // And to be found in one.
     let to = service(&peer);
-    let parameters = ConnectionParameters { pkey_index: Some(index), ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().pkey_index(index);
     let id = peer.context.resolve(to, &parameters).unwrap();
     let got = peer.expect(Opcode::UD_SEND_ONLY, 2);
     let message = ferroce::wire::cm::CmMessage::parse(&got.payload).unwrap();

@@ -66,7 +66,7 @@ pub(crate) fn distance(a: u32, b: u32) -> i32 {
 }
 
 pub(crate) fn link(delay: Duration) -> LinkConfig {
-    LinkConfig { delay, ..LinkConfig::default() }
+    LinkConfig::default().delay(delay)
 }
 
 pub(crate) fn remote(end: &End) -> RemoteAddress {

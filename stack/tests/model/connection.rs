@@ -384,7 +384,9 @@ impl End {
         let srq = self.shared.as_ref().map(|shared| shared.srq).filter(|_| plan.srq);
         let (max_send_wr, max_recv_wr) = (plan.depth, plan.size.slots() as u32);
         let signal_all = plan.signal_all;
-        Ok(self.context.create_qp(&QpConfig { max_send_wr, max_recv_wr, signal_all, srq, ..config })?)
+        Ok(self.context.create_qp(
+            &config.max_send_wr(max_send_wr).max_recv_wr(max_recv_wr).signal_all(signal_all).srq(srq),
+        )?)
     }
 }
 
@@ -406,23 +408,19 @@ impl Life {
         let init = Transition::Init { access: access() };
         match service {
             Service::Rc => {
-                let receive = ReadyToReceive {
-                    path_mtu,
-                    max_dest_rd_atomic: self.rd_atomic,
-                    selective_repeat: self.selective_repeat,
-                    min_rnr_timer: RnrTimer::new(self.rnr_timer).unwrap_or(RnrTimer::DEFAULT),
-                    ..ReadyToReceive::new(address, peer, rq_psn)
-                };
-                let send = ReadyToSend {
-                    timeout: 10,
-                    rnr_retry: self.rnr_retry,
-                    max_rd_atomic: self.rd_atomic,
-                    ..ReadyToSend::new(sq_psn)
-                };
+                let receive = ReadyToReceive::new(address, peer, rq_psn)
+                    .path_mtu(path_mtu)
+                    .max_dest_rd_atomic(self.rd_atomic)
+                    .selective_repeat(self.selective_repeat)
+                    .min_rnr_timer(RnrTimer::new(self.rnr_timer).unwrap_or(RnrTimer::DEFAULT));
+                let send = ReadyToSend::new(sq_psn)
+                    .timeout(10)
+                    .rnr_retry(self.rnr_retry)
+                    .max_rd_atomic(self.rd_atomic);
                 [init, Transition::ReadyToReceive(receive), Transition::ReadyToSend(send)]
             }
             Service::Uc => {
-                let path = UnreliablePath { address, path_mtu, dest_qpn: peer, rq_psn };
+                let path = UnreliablePath::new(address, peer, rq_psn).path_mtu(path_mtu);
                 let receive = Transition::ReadyToReceiveUnreliable(path);
                 [init, receive, Transition::ReadyToSendUnreliable { sq_psn }]
             }

@@ -203,11 +203,10 @@ impl World {
         let writes = matches!(action, Action::Write { .. });
         // A READ under way would lose its window.
         let closes = matches!(action, Action::Send { invalidates: Some(KEYS), .. });
-        let flags = SendFlags {
-            signaled: work.signaled || model.requests(e).outstanding() >= SILENCE,
-            fence: work.fence || closes || writes && model.needs_fence(e, touches),
-            solicited: work.solicited,
-        };
+        let flags = SendFlags::default()
+            .signaled(work.signaled || model.requests(e).outstanding() >= SILENCE)
+            .fence(work.fence || closes || writes && model.needs_fence(e, touches))
+            .solicited(work.solicited);
         let length = action.length();
         let inline = match action {
             Action::Send { data, .. } | Action::Write { data, .. } | Action::AtomicWrite { data, .. } => {

@@ -99,7 +99,7 @@ impl World {
     }
 
     pub(crate) fn new(setup: &Setup) -> Verdict<World> {
-        let frames = NetworkConfig { mtu: 4200, frames: setup.frames };
+        let frames = NetworkConfig::default().mtu(4200).frames(setup.frames);
         let network = SimNetwork::with_config(setup.seed, setup.link.config(), frames);
         let network = network.map_err(|error| Disagreement(error.to_string()))?;
         let (first, second) = (network.port(&[setup.address(0)]), network.port(&[setup.address(1)]));
@@ -501,19 +501,17 @@ impl End {
         let own_cqs = setup.connections.iter().filter(|plan| plan.own_cq.is_some()).count() as u32;
         let users: Vec<&Plan> = setup.connections.iter().filter(|plan| plan.srq).collect();
         // Exactly as much as is used at once: what leaks is missing soon.
-        let config = Config {
-            seed: Some([n + 1; 32]),
-            window: setup.windows[usize::from(n)],
-            reorder_packets: setup.reorder_packets[usize::from(n)],
-            max_pds: 1,
-            max_qps: count,
-            max_cqs: 1 + own_cqs,
-            max_srqs: 1,
-            max_mws: count,
-            max_ahs: 1,
-            max_mrs: Self::regions(&setup.connections),
-            ..Config::default()
-        };
+        let config = Config::default()
+            .seed([n + 1; 32])
+            .window(setup.windows[usize::from(n)])
+            .reorder_packets(setup.reorder_packets[usize::from(n)])
+            .max_pds(1)
+            .max_qps(count)
+            .max_cqs(1 + own_cqs)
+            .max_srqs(1)
+            .max_mws(count)
+            .max_ahs(1)
+            .max_mrs(Self::regions(&setup.connections));
         let mut context = Context::open(port, &config)?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(4096)?;
@@ -524,7 +522,7 @@ impl End {
         let ah = context.create_ah(pd, &AddressVector::new(peer, 0))?;
         let mut shared = None;
         if !users.is_empty() {
-            let srq = context.create_srq(&SrqConfig { pd, max_wr: SHARED as u32, max_sge: 4 })?;
+            let srq = context.create_srq(&SrqConfig::new(pd).max_wr(SHARED as u32))?;
             let mut places = memory(SHARED as usize * SHARED_SIZE.receive() as usize)?;
             places.bytes_mut()?.fill(POISON);
             let memory = context.register(pd, places, access())?;
@@ -548,7 +546,7 @@ impl End {
         for _ in 0..Self::regions(&plans) {
             self.context.register(self.pd, memory(8)?, Access::NONE)?;
         }
-        self.context.create_srq(&SrqConfig { pd: self.pd, max_wr: 1, max_sge: 1 })?;
+        self.context.create_srq(&SrqConfig::new(self.pd).max_wr(1).max_sge(1))?;
         for plan in &plans {
             self.context.create_qp(&QpConfig::rc(self.pd, self.cq))?;
             self.context.alloc_mw(self.pd)?;
@@ -567,17 +565,15 @@ impl Setup {
 impl Link {
     fn config(&self) -> LinkConfig {
         let rate = |thousandths: u16| f64::from(thousandths) / 1000.0;
-        LinkConfig {
-            loss: rate(self.loss),
-            duplicate: rate(self.duplicate),
-            reorder: rate(self.reorder),
-            corrupt: rate(self.corrupt),
-            reorder_by: self.reorder_by,
-            delay: Duration::from_nanos(self.delay_ns),
-            jitter: Duration::from_nanos(self.jitter_ns),
-            rate: (self.gigabits > 0).then_some(self.gigabits * 1_000_000_000),
-            ..LinkConfig::default()
-        }
+        LinkConfig::default()
+            .loss(rate(self.loss))
+            .duplicate(rate(self.duplicate))
+            .reorder(rate(self.reorder))
+            .corrupt(rate(self.corrupt))
+            .reorder_by(self.reorder_by)
+            .delay(Duration::from_nanos(self.delay_ns))
+            .jitter(Duration::from_nanos(self.jitter_ns))
+            .rate((self.gigabits > 0).then_some(self.gigabits * 1_000_000_000))
     }
 }
 

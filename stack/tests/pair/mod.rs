@@ -97,7 +97,7 @@ const ALL: [Access; 6] = [
 
 impl Pair {
     pub fn new(seed: u64, link: LinkConfig, setup: Setup) -> Pair {
-        let config = NetworkConfig { mtu: 4200, frames: setup.frames };
+        let config = NetworkConfig::default().mtu(4200).frames(setup.frames);
         let network = SimNetwork::with_config(seed, link, config).unwrap();
         let mut ends = [1, 2].map(|n| End::new(&network, n, &setup));
         let qpns = [0, 1].map(|i| ends[i].qpns());
@@ -137,24 +137,18 @@ impl End {
         };
         let port = network.port(&[address]);
         let max_qps = Config::default().max_qps.max(2 * setup.qps as u32);
-        let config = Config { seed: Some([n; 32]), roce_v1: setup.roce_v1, max_qps, ..Config::default() };
+        let config = Config::default().seed([n; 32]).roce_v1(setup.roce_v1).max_qps(max_qps);
         let mut context = Context::open((setup.port)(port), &config).unwrap();
         if let Some(vlan) = setup.vlan {
-            let entry = GidEntry { gid: address.into(), roce_v1: setup.roce_v1, vlan: Some(vlan) };
+            let entry = GidEntry::new(address.into()).roce_v1(setup.roce_v1).vlan(vlan);
             context.add_gid(entry).unwrap();
         }
         let access = ALL.into_iter().fold(Access::NONE, |a, b| a | b);
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(4096).unwrap();
-        let srq_config = SrqConfig { pd, max_wr: 256, max_sge: 1 };
+        let srq_config = SrqConfig::new(pd).max_wr(256).max_sge(1);
         let srq = setup.srq.then(|| context.create_srq(&srq_config).unwrap());
-        let config = QpConfig {
-            qp_type: setup.qp_type,
-            srq,
-            max_send_wr: 64,
-            max_recv_wr: 256,
-            ..QpConfig::rc(pd, cq)
-        };
+        let config = QpConfig::new(setup.qp_type, pd, cq).srq(srq).max_send_wr(64).max_recv_wr(256);
         let qps: Vec<Qp> = (0..setup.qps).map(|_| context.create_qp(&config).unwrap()).collect();
         let mr = context.register(pd, Memory::zeroed(setup.memory).unwrap(), access).unwrap();
         End { context, pd, cq, qp: qps[0], qps, mr, srq, destination: None }
@@ -174,21 +168,17 @@ impl End {
         let access = ALL.into_iter().fold(Access::NONE, |a, b| a | b);
         let [rq_psn, sq_psn] = psns;
         for (qp, dest_qpn) in self.qps.iter().zip(peers) {
-            let path = UnreliablePath { address, path_mtu: setup.path_mtu, dest_qpn: *dest_qpn, rq_psn };
-            let receive = ReadyToReceive {
-                path_mtu: setup.path_mtu,
-                max_dest_rd_atomic: setup.max_rd_atomic,
-                min_rnr_timer: RnrTimer::new(1).unwrap(),
-                selective_repeat: setup.selective_repeat,
-                ..ReadyToReceive::new(address, *dest_qpn, rq_psn)
-            };
-            let send = ReadyToSend {
-                sq_psn,
-                timeout: setup.timeout,
-                retry_count: setup.retry_count,
-                rnr_retry: setup.rnr_retry,
-                max_rd_atomic: setup.max_rd_atomic,
-            };
+            let path = UnreliablePath::new(address, *dest_qpn, rq_psn).path_mtu(setup.path_mtu);
+            let receive = ReadyToReceive::new(address, *dest_qpn, rq_psn)
+                .path_mtu(setup.path_mtu)
+                .max_dest_rd_atomic(setup.max_rd_atomic)
+                .min_rnr_timer(RnrTimer::new(1).unwrap())
+                .selective_repeat(setup.selective_repeat);
+            let send = ReadyToSend::new(sq_psn)
+                .timeout(setup.timeout)
+                .retry_count(setup.retry_count)
+                .rnr_retry(setup.rnr_retry)
+                .max_rd_atomic(setup.max_rd_atomic);
             let transitions = match setup.qp_type {
                 QpType::Rc => [
                     Transition::Init { access },

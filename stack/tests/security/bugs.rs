@@ -370,14 +370,14 @@ fn cve_2026_64582_memory_used_after_it_was_given_back() {
 
 #[test]
 fn cve_2026_45852_cve_2025_38024_srq_freed_once() {
-    let config = Config { max_srqs: 1, ..Config::default() };
+    let config = Config::default().max_srqs(1);
     let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let mut context = Context::open(Box::new(port), &config).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();
-    let config = SrqConfig { pd, max_wr: 4, max_sge: 1 };
+    let config = SrqConfig::new(pd).max_wr(4).max_sge(1);
     // Creation that fails leaves nothing behind.
-    for bad in [SrqConfig { max_wr: 0, ..config }, SrqConfig { max_sge: 33, ..config }] {
+    for bad in [config.max_wr(0), config.max_sge(33)] {
         assert!(matches!(context.create_srq(&bad), Err(Error::Invalid { .. })));
     }
     let srq = context.create_srq(&config).unwrap();
@@ -386,7 +386,7 @@ fn cve_2026_45852_cve_2025_38024_srq_freed_once() {
     for wr_id in 0..4 {
         context.post_srq_recv(srq, &ReceiveWorkRequest { wr_id, sges: &[sge(mr, 64)] }).unwrap();
     }
-    let qp = context.create_qp(&QpConfig { srq: Some(srq), ..QpConfig::rc(pd, cq) }).unwrap();
+    let qp = context.create_qp(&QpConfig::rc(pd, cq).srq(srq)).unwrap();
     assert!(matches!(context.destroy_srq(srq), Err(Error::Busy { kind: "SRQ", .. })));
     assert!(matches!(context.deregister(mr), Err(Error::Busy { kind: "MR", .. })));
     context.destroy_qp(qp).unwrap();

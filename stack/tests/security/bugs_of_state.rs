@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, Stats, loopback};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Stats, loopback};
 use ferroce::wire::{Opcode, Operation, Service};
 use ferroce::{
     Access, AddressVector, Config, Context, Counter, Data, Error, Event, Gid, Memory, Nanos, PacketDriver,
@@ -46,16 +46,12 @@ impl PacketDriver for Gone {
 
 #[test]
 fn cve_2024_57795_interface_that_goes_away() {
-    let port = Gone(Capabilities {
-        driver: "gone",
-        description: String::new(),
-        interface: "gone0".to_owned(),
-        layer: Layer::Ethernet,
-        mac: [2, 0, 0, 0, 0, 1],
-        addresses: vec![[10, 0, 0, 1].into()],
-        mtu: 4200,
-        max_frame: 4218,
-    });
+    let port = Gone(
+        Capabilities::new("gone", "gone0".to_owned(), [2, 0, 0, 0, 0, 1], 4200)
+            .description(String::new())
+            .addresses(vec![[10, 0, 0, 1].into()])
+            .max_frame(4218),
+    );
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let pd = context.alloc_pd().unwrap();
     let cq = context.create_cq(16).unwrap();
@@ -83,31 +79,31 @@ fn cve_2024_57795_interface_that_goes_away() {
 
 #[test]
 fn cve_2022_50885_cve_2022_50671_queue_pair_creation_that_fails() {
-    let config = Config { max_qps: 1, ..Config::default() };
+    let config = Config::default().max_qps(1);
     let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let mut context = Context::open(Box::new(port), &config).unwrap();
     let pd = context.alloc_pd().unwrap();
     let (send_cq, recv_cq) = (context.create_cq(16).unwrap(), context.create_cq(16).unwrap());
-    let srq = context.create_srq(&SrqConfig { pd, max_wr: 4, max_sge: 1 }).unwrap();
+    let srq = context.create_srq(&SrqConfig::new(pd).max_wr(4).max_sge(1)).unwrap();
     let gone_cq = context.create_cq(1).unwrap();
     context.destroy_cq(gone_cq).unwrap();
     let gone_pd = context.alloc_pd().unwrap();
     context.dealloc_pd(gone_pd).unwrap();
-    let gone_srq = context.create_srq(&SrqConfig { pd, max_wr: 4, max_sge: 1 }).unwrap();
+    let gone_srq = context.create_srq(&SrqConfig::new(pd).max_wr(4).max_sge(1)).unwrap();
     context.destroy_srq(gone_srq).unwrap();
-    let good = QpConfig { recv_cq, srq: Some(srq), ..QpConfig::rc(pd, send_cq) };
+    let good = QpConfig::rc(pd, send_cq).recv_cq(recv_cq).srq(srq);
     let bad = [
-        QpConfig { pd: gone_pd, ..good },
-        QpConfig { send_cq: gone_cq, ..good },
-        QpConfig { recv_cq: gone_cq, ..good },
-        QpConfig { srq: Some(gone_srq), ..good },
-        QpConfig { max_send_wr: 0, ..good },
-        QpConfig { max_send_wr: u32::MAX, ..good },
-        QpConfig { max_recv_wr: 65537, ..good },
-        QpConfig { max_send_sge: 33, ..good },
-        QpConfig { max_recv_sge: 0, ..good },
-        QpConfig { max_inline_data: u32::MAX, ..good },
-        QpConfig { qp_type: QpType::Uc, ..good },
+        QpConfig::rc(gone_pd, send_cq),
+        good.send_cq(gone_cq),
+        good.recv_cq(gone_cq),
+        good.srq(gone_srq),
+        good.max_send_wr(0),
+        good.max_send_wr(u32::MAX),
+        good.max_recv_wr(65537),
+        good.max_send_sge(33),
+        good.max_recv_sge(0),
+        good.max_inline_data(u32::MAX),
+        QpConfig::uc(pd, send_cq).srq(srq),
     ];
     for round in 0..3 {
         for config in &bad {
@@ -167,7 +163,7 @@ fn ml_2026_07_max_dest_rd_atomic_changed_under_remembered_answers() {
         peer.inject(read(2));
         peer.modify(Transition::Drain);
         peer.expect_event(Event::SqDrained(peer.qp));
-        peer.modify(Transition::Update(QpUpdate { max_dest_rd_atomic: Some(depth), ..QpUpdate::default() }));
+        peer.modify(Transition::Update(QpUpdate::default().max_dest_rd_atomic(depth)));
         assert_eq!(peer.query().max_dest_rd_atomic, depth);
         peer.take_at_most(usize::MAX);
         assert_eq!(payload(&peer.take_packets()), pattern(1024));
@@ -375,8 +371,8 @@ fn cve_2024_42145_cve_2026_68425_received_lists_are_bounded() {
 fn cve_2022_48925_address_changed_outside_the_state_check() {
     let mut peer = Peer::new();
     let ours = peer.query().address.unwrap();
-    let other = AddressVector { hop_limit: 1, ..ours };
-    let update = Transition::Update(QpUpdate { address: Some(other), ..QpUpdate::default() });
+    let other = ours.hop_limit(1);
+    let update = Transition::Update(QpUpdate::default().address(other));
     let again = peer.transitions(&Setup::default());
     peer.post_send(1, b"under way");
     peer.expect(Opcode::RC_SEND_ONLY, SQ);
@@ -398,8 +394,8 @@ fn cve_2022_48925_address_changed_outside_the_state_check() {
     peer.modify(update);
     assert_eq!(peer.query().address, Some(other));
     // A peer elsewhere is another peer.
-    let group = AddressVector { gid: Gid::from_ipv4([239, 0, 0, 1].into()), ..ours };
-    refused(&mut peer, Transition::Update(QpUpdate { address: Some(group), ..QpUpdate::default() }));
+    let group = AddressVector::new(Gid::from_ipv4([239, 0, 0, 1].into()), ours.sgid_index);
+    refused(&mut peer, Transition::Update(QpUpdate::default().address(group)));
     peer.modify(Transition::Error);
     refused(&mut peer, update);
 }

@@ -108,7 +108,7 @@ impl End {
     fn open(port: Box<dyn PacketDriver>, connections: u32) -> Result<End, Error> {
         // Beside those that work there are those that wait, and those that are just over.
         let most = connections + 4 * BACKLOG;
-        let config = Config { max_qps: most, max_connections: most, ..Config::default() };
+        let config = Config::default().max_qps(most).max_connections(most);
         let mut context = Context::open(port, &config)?;
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(4 * most)?);
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
@@ -118,7 +118,7 @@ impl End {
 
     /// In INIT.
     fn queue_pair(&mut self) -> Result<Qp, Error> {
-        let small = QpConfig { max_send_wr: 4, max_recv_wr: 1, ..QpConfig::rc(self.pd, self.cq) };
+        let small = QpConfig::rc(self.pd, self.cq).max_send_wr(4).max_recv_wr(1);
         let qp = self.context.create_qp(&small)?;
         self.context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
         Ok(qp)
@@ -144,7 +144,7 @@ fn work(
     allowed: &AtomicU64,
 ) -> Result<([Latencies; 2], End), Error> {
     let mut end = End::open(Box::new(port), plan.connections)?;
-    let parameters = ConnectionParameters { timeout: 15, ..ConnectionParameters::default() };
+    let parameters = ConnectionParameters::default().timeout(15);
     let mut qps = Vec::new();
     let mut remote = None;
     for _ in 0..plan.connections {
@@ -214,13 +214,13 @@ fn serve(
     stop: &AtomicBool,
 ) -> Result<(u64, u64), Error> {
     let mut end = End::open(port, connections)?;
-    let listen = ListenConfig { backlog: BACKLOG, ..ListenConfig::default() };
+    let listen = ListenConfig::default().backlog(BACKLOG);
     end.context.listen(PortSpace::Tcp, SocketAddr::from(([0, 0, 0, 0], PORT)), &listen)?;
     let RemoteMemory { addr, rkey, .. } = end.context.remote(end.mr)?;
     let remote = [&addr.to_be_bytes()[..], &rkey.value().to_be_bytes()].concat();
     // Nobody hears the answers to strangers: they are not repeated for long.
-    let brief = ConnectionParameters { cm_timeout: 14, cm_retries: 1, ..ConnectionParameters::default() };
-    let lasting = ConnectionParameters { private_data: &remote, ..ConnectionParameters::default() };
+    let brief = ConnectionParameters::default().cm_timeout(14).cm_retries(1);
+    let lasting = ConnectionParameters::default().private_data(&remote);
     let (mut friends, mut strangers) = (Vec::new(), Vec::new());
     let mut accepted = 0;
     while !stop.load(Relaxed) {

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, Layer, RxFrame, Stats};
+use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, RxFrame, Stats};
 use ferroce::{MacAddr, Nanos, PacketDriver};
 
 pub(crate) const ENGINE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -33,16 +33,10 @@ pub(crate) struct Cable(Arc<Mutex<Frames>>);
 impl Cable {
     /// The engine's end.
     pub(crate) fn port(&self) -> CablePort {
-        let capabilities = Capabilities {
-            driver: "cable",
-            description: String::new(),
-            interface: "fuzz0".to_owned(),
-            layer: Layer::Ethernet,
-            mac: ENGINE_MAC.0,
-            addresses: vec![ENGINE_V4, ENGINE_V6],
-            mtu: MTU,
-            max_frame: MAX_FRAME,
-        };
+        let capabilities = Capabilities::new("cable", "fuzz0".to_owned(), ENGINE_MAC.0, MTU)
+            .description(String::new())
+            .addresses(vec![ENGINE_V4, ENGINE_V6])
+            .max_frame(MAX_FRAME);
         CablePort { capabilities, cable: self.clone(), buffer: [0; MAX_FRAME] }
     }
 

@@ -127,32 +127,31 @@ pub(crate) struct Live {
 impl Live {
     pub(crate) fn new(setup: Setup) -> Live {
         let cable = Cable::default();
-        let config = Config {
-            reorder_packets: setup.reorder_packets.unwrap_or(0),
-            seed: Some([7; 32]),
-            max_pds: 2,
-            max_mrs: PLACES as u32,
-            max_cqs: 1,
-            max_qps: 1,
-            max_srqs: 1,
-            max_ahs: 1,
-            max_mcast_attachments: 1,
-            max_connections: 1,
-            max_listeners: 1,
-            max_mws: 1,
-            flush: true,
-            atomic_write: true,
-            max_cm_channels: 0,
-            window: WINDOW,
-            roce_v1: false,
-            drop_access_errors: false,
-        };
+        let config = Config::default()
+            .reorder_packets(setup.reorder_packets.unwrap_or(0))
+            .seed([7; 32])
+            .max_pds(2)
+            .max_mrs(PLACES as u32)
+            .max_cqs(1)
+            .max_qps(1)
+            .max_srqs(1)
+            .max_ahs(1)
+            .max_mcast_attachments(1)
+            .max_connections(1)
+            .max_listeners(1)
+            .max_mws(1)
+            .flush(true)
+            .atomic_write(true)
+            .max_cm_channels(0)
+            .window(WINDOW)
+            .roce_v1(false)
+            .drop_access_errors(false);
         let mut context = Context::open(Box::new(cable.port()), &config).expect("the configuration is right");
         let (pd, foreign_pd) = (context.alloc_pd().expect("room"), context.alloc_pd().expect("room"));
         let cq = context.create_cq(setup.cq_capacity).expect("room");
         let mw = context.alloc_mw(pd).expect("room");
         let srq = setup.shared_receives.then(|| {
-            let config = SrqConfig { pd, max_wr: DEPTH, max_sge: 4 };
+            let config = SrqConfig::new(pd).max_wr(DEPTH);
             context.create_srq(&config).expect("room")
         });
         let (qp, qpn) = create_qp(&mut context, &setup, pd, cq, srq);
@@ -248,33 +247,30 @@ impl Live {
         self.forget_window();
         let setup = self.setup;
         let sgid_index = self.context.port().gid_index_for(self.gids.0).expect("one of each kind");
-        let address = AddressVector { mac: Some(PEER_MAC), ..AddressVector::new(self.gids.0, sgid_index) };
+        let address = AddressVector::new(self.gids.0, sgid_index).mac(PEER_MAC);
         let Setup { mtu: path_mtu, rq_psn, sq_psn, access, .. } = setup;
         let steps = match setup.service {
             QpType::Rc => [
                 Transition::Init { access },
-                Transition::ReadyToReceive(ReadyToReceive {
-                    max_dest_rd_atomic: setup.dest_rd_atomic,
-                    path_mtu,
-                    selective_repeat: setup.reorder_packets.is_some(),
-                    ..ReadyToReceive::new(address, PEER_QPN, rq_psn)
-                }),
-                Transition::ReadyToSend(ReadyToSend {
-                    sq_psn,
-                    timeout: 8,
-                    retry_count: setup.retry_count,
-                    rnr_retry: setup.rnr_retry,
-                    max_rd_atomic: setup.rd_atomic,
-                }),
+                Transition::ReadyToReceive(
+                    ReadyToReceive::new(address, PEER_QPN, rq_psn)
+                        .max_dest_rd_atomic(setup.dest_rd_atomic)
+                        .path_mtu(path_mtu)
+                        .selective_repeat(setup.reorder_packets.is_some()),
+                ),
+                Transition::ReadyToSend(
+                    ReadyToSend::new(sq_psn)
+                        .timeout(8)
+                        .retry_count(setup.retry_count)
+                        .rnr_retry(setup.rnr_retry)
+                        .max_rd_atomic(setup.rd_atomic),
+                ),
             ],
             QpType::Uc => [
                 Transition::Init { access },
-                Transition::ReadyToReceiveUnreliable(UnreliablePath {
-                    address,
-                    path_mtu,
-                    dest_qpn: PEER_QPN,
-                    rq_psn,
-                }),
+                Transition::ReadyToReceiveUnreliable(
+                    UnreliablePath::new(address, PEER_QPN, rq_psn).path_mtu(path_mtu),
+                ),
                 Transition::ReadyToSendUnreliable { sq_psn },
             ],
             QpType::Ud => [
@@ -445,7 +441,8 @@ impl Live {
                 kind: FlushType { global_visibility: true, persistence: choice & 4 != 0 },
             },
         };
-        let flags = SendFlags { signaled: kind & 16 == 0, fence: kind & 32 != 0, solicited: kind & 64 != 0 };
+        let flags =
+            SendFlags::default().signaled(kind & 16 == 0).fence(kind & 32 != 0).solicited(kind & 64 != 0);
         (op, flags)
     }
 
@@ -473,13 +470,7 @@ impl Live {
 }
 
 fn create_qp(context: &mut Context, setup: &Setup, pd: Pd, cq: Cq, srq: Option<Srq>) -> (Qp, Qpn) {
-    let config = QpConfig {
-        qp_type: setup.service,
-        srq,
-        max_send_wr: DEPTH,
-        max_recv_wr: DEPTH,
-        ..QpConfig::rc(pd, cq)
-    };
+    let config = QpConfig::new(setup.service, pd, cq).srq(srq).max_send_wr(DEPTH).max_recv_wr(DEPTH);
     let qp = context.create_qp(&config).expect("room");
     (qp, context.query_qp(qp).expect("it was just made").qpn)
 }

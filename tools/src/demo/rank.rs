@@ -259,7 +259,7 @@ fn all_reduce_all(
     let mut context = Context::open(driver, &Config::default())?;
     export(&mut context);
     tell(Event::Opened(Opened::new(&context, plan.path_mtu)));
-    let options = Options { path_mtu: Some(plan.path_mtu), ..Options::default() };
+    let options = Options::default().path_mtu(plan.path_mtu);
     let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &options)?;
     let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;

@@ -132,7 +132,7 @@ fn ask(
     let is_socket = matches!(driver.capabilities().layer, Layer::Ip(_));
     let seen = Arc::new(Mutex::new(Vec::new()));
     // With one address there is one GID to send from.
-    let capabilities = Capabilities { addresses: vec![source], ..driver.capabilities().clone() };
+    let capabilities = driver.capabilities().clone().addresses(vec![source]);
     let tap = Tap { driver, capabilities, seen: seen.clone() };
     let mut context = Context::open(Box::new(tap), &Config::default())?;
     take_pkey(&mut context, pkey)?;
@@ -141,7 +141,7 @@ fn ask(
     context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
     // 1.07 s, four times.
     let parameters =
-        ConnectionParameters { cm_timeout: 18, cm_retries: 3, ..ConnectionParameters::default() };
+        ConnectionParameters::default().cm_timeout_at_least(Duration::from_secs(1)).cm_retries(3);
     context.connect(qp, SocketAddr::new(peer, UNUSED_PORT), &parameters)?;
     let mut poller = Poller::new();
     let event = loop {

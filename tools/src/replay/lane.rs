@@ -106,15 +106,12 @@ impl<'a> Lane<'a> {
         };
         let starts =
             if end == 0 { [start(0, &own), start(1, &theirs)] } else { [start(0, &theirs), start(1, &own)] };
-        let config = QpConfig {
-            qp_type: qp_type(of.service),
-            max_send_wr: depth(&own),
-            max_recv_wr: depth(&theirs),
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            signal_all: true,
-            ..QpConfig::rc(pd, cq)
-        };
+        let config = QpConfig::new(qp_type(of.service), pd, cq)
+            .max_send_wr(depth(&own))
+            .max_recv_wr(depth(&theirs))
+            .max_send_sge(1)
+            .max_recv_sge(1)
+            .signal_all(true);
         let qp = context.create_qp(&config)?;
         let qpn = context.query_qp(qp)?.qpn;
         let peer = of.ends[1 - end].qpn.unwrap_or(Qpn::new(NOBODY + number));
@@ -131,7 +128,7 @@ impl<'a> Lane<'a> {
                 ]
             }
             Service::Uc => {
-                let path = UnreliablePath { address, path_mtu: of.path_mtu, dest_qpn: peer, rq_psn };
+                let path = UnreliablePath::new(address, peer, rq_psn).path_mtu(of.path_mtu);
                 vec![
                     Transition::Init { access: Access::REMOTE_WRITE },
                     Transition::ReadyToReceiveUnreliable(path),
@@ -140,19 +137,19 @@ impl<'a> Lane<'a> {
             }
             Service::Rc => vec![
                 Transition::Init { access: permissions(of, end, &theirs) },
-                Transition::ReadyToReceive(ReadyToReceive {
-                    path_mtu: of.path_mtu,
-                    max_dest_rd_atomic: 128,
-                    min_rnr_timer: rnr_timer(of, end),
-                    ..ReadyToReceive::new(address, peer, rq_psn)
-                }),
-                Transition::ReadyToSend(ReadyToSend {
-                    sq_psn,
-                    timeout: timeout.unwrap_or_else(|| ack_timeout(of, end)),
-                    retry_count: of.agreed.map_or(7, |agreed| agreed.retry_count),
-                    rnr_retry: of.agreed.map_or(7, |agreed| agreed.rnr_retry),
-                    max_rd_atomic: 128,
-                }),
+                Transition::ReadyToReceive(
+                    ReadyToReceive::new(address, peer, rq_psn)
+                        .path_mtu(of.path_mtu)
+                        .max_dest_rd_atomic(128)
+                        .min_rnr_timer(rnr_timer(of, end)),
+                ),
+                Transition::ReadyToSend(
+                    ReadyToSend::new(sq_psn)
+                        .timeout(timeout.unwrap_or_else(|| ack_timeout(of, end)))
+                        .retry_count(of.agreed.map_or(7, |agreed| agreed.retry_count))
+                        .rnr_retry(of.agreed.map_or(7, |agreed| agreed.rnr_retry))
+                        .max_rd_atomic(128),
+                ),
             ],
         };
         let pkey_index = match context.port().pkeys.index_of(of.pkey) {
@@ -163,7 +160,7 @@ impl<'a> Lane<'a> {
             let is_init = matches!(step, Transition::Init { .. } | Transition::InitDatagram { .. });
             context.modify_qp(qp, step)?;
             if is_init {
-                let update = QpUpdate { pkey_index: Some(pkey_index), ..QpUpdate::default() };
+                let update = QpUpdate::default().pkey_index(pkey_index);
                 context.modify_qp(qp, Transition::Update(update))?;
             }
         }
@@ -387,7 +384,7 @@ impl<'a> Lane<'a> {
             let data = Data::Sges(if length == 0 { &[] } else { &sges });
             let tail = self.own.list[number].tail();
             let solicited = tail.is_some_and(|packet| packet.bth.solicited());
-            let flags = SendFlags { solicited, ..SendFlags::SIGNALED };
+            let flags = SendFlags::SIGNALED.solicited(solicited);
             match context.post_send(self.qp, &SendWorkRequest { wr_id: number as u64, op, data, flags }) {
                 Ok(()) => self.played.posted += 1,
                 Err(ferroce::Error::QueueFull { .. }) => return Ok(()),
@@ -519,11 +516,9 @@ fn address(context: &Context, of: &Conversation, end: usize, far: MacAddr) -> Re
     let own = |entry: &GidEntry| entry.gid == of.ends[end].gid && entry.roce_v1 == is_v1;
     let gids = &context.port().gids;
     let sgid_index = gids.iter().position(own).ok_or_else(|| Failure::run("an end without address"))?;
-    Ok(AddressVector {
-        mac: Some(far),
-        traffic_class: first.map_or(0, |event| event.packet.traffic_class),
-        ..AddressVector::new(gid, sgid_index)
-    })
+    Ok(AddressVector::new(gid, sgid_index)
+        .mac(far)
+        .traffic_class(first.map_or(0, |event| event.packet.traffic_class)))
 }
 
 fn qp_type(service: Service) -> QpType {

@@ -168,21 +168,19 @@ impl<'a> Stage<'a> {
             addresses
         };
         let mtu = places.iter().map(|place| longest(&conversations[place.conversation])).max();
-        let switch = Switch::new(SwitchConfig { mtu: mtu.unwrap_or(MTU).min(MTU), depth: 4096 })?;
+        let switch = Switch::new(SwitchConfig::default().mtu(mtu.unwrap_or(MTU).min(MTU)).depth(4096))?;
         let (near, far) = (switch.port(&ends(false)), switch.port(&ends(true)));
         let (near_mac, far_mac) = (near.capabilities().mac, far.capabilities().mac);
         // Each end has one of its own.
         let regions = places.len() + areas.len() + 1;
         let is_v1 = |place: &Place| conversations[place.conversation].is_roce_v1(place.end);
-        let config = Config {
-            seed: Some(SEED),
-            roce_v1: places.iter().any(is_v1),
-            max_qps: places.len() as u32 + 1,
-            max_ahs: places.len() as u32 + 1,
-            max_mrs: u32::try_from(regions).unwrap_or(u32::MAX).clamp(16, 1 << 16),
-            window: 1 << 20,
-            ..Config::default()
-        };
+        let config = Config::default()
+            .seed(SEED)
+            .roce_v1(places.iter().any(is_v1))
+            .max_qps(places.len() as u32 + 1)
+            .max_ahs(places.len() as u32 + 1)
+            .max_mrs(u32::try_from(regions).unwrap_or(u32::MAX).clamp(16, 1 << 16))
+            .window(1 << 20);
         let mut context = Context::open(Box::new(near), &config)?;
         let pd = context.alloc_pd()?;
         let cq = context.create_cq(2 * DEPTH * (places.len() as u32).clamp(1, 512))?;

@@ -261,14 +261,10 @@ impl Ends {
         let answer = self.ask(&command);
         let (there, qpn_there) = (number(&answer["id"]), number(&answer["qpn"]) as u32);
         let [send_cq, recv_cq] = self.queues;
-        let config = QpConfig {
-            qp_type: service,
-            send_cq,
-            recv_cq,
-            srq: self.shared.map(|shared| shared.here),
-            signal_all: true,
-            ..QpConfig::rc(self.pd, send_cq)
-        };
+        let config = QpConfig::new(service, self.pd, send_cq)
+            .recv_cq(recv_cq)
+            .srq(self.shared.map(|shared| shared.here))
+            .signal_all(true);
         let here = self.context.create_qp(&config).expect("a queue pair");
         let qpn_here = self.context.query_qp(here).expect("a queue pair").qpn.value();
         let address = AddressVector::new(self.gid_there, self.sgid_index);
@@ -278,17 +274,18 @@ impl Ends {
         match service {
             QpType::Rc => {
                 step(Transition::Init { access });
-                step(Transition::ReadyToReceive(ReadyToReceive {
-                    path_mtu,
-                    min_rnr_timer: RnrTimer::new(rnr_timer).expect("a code below 32"),
-                    ..ReadyToReceive::new(address, dest_qpn, rq_psn)
-                }));
-                let send = ReadyToSend { timeout, retry_count, rnr_retry, ..ReadyToSend::new(sq_psn) };
+                step(Transition::ReadyToReceive(
+                    ReadyToReceive::new(address, dest_qpn, rq_psn)
+                        .path_mtu(path_mtu)
+                        .min_rnr_timer(RnrTimer::new(rnr_timer).expect("a code below 32")),
+                ));
+                let send =
+                    ReadyToSend::new(sq_psn).timeout(timeout).retry_count(retry_count).rnr_retry(rnr_retry);
                 step(Transition::ReadyToSend(send));
             }
             QpType::Uc => {
                 step(Transition::Init { access });
-                let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
+                let path = UnreliablePath::new(address, dest_qpn, rq_psn).path_mtu(path_mtu);
                 step(Transition::ReadyToReceiveUnreliable(path));
                 step(Transition::ReadyToSendUnreliable { sq_psn });
             }
@@ -436,7 +433,7 @@ impl Ends {
                 }
             };
             let sges = [Sge { mr: memories.here, offset: request.offset, length: request.length }];
-            let flags = SendFlags { fence: request.fence, ..SendFlags::SIGNALED };
+            let flags = SendFlags::SIGNALED.fence(request.fence);
             let wr = SendWorkRequest { wr_id: pair.posted[0], op, data: Data::Sges(&sges), flags };
             self.context.post_send(pair.here, &wr).map_err(|error| error.to_string())?;
             pair.posted[0] += 1;

@@ -25,7 +25,7 @@ pub(crate) struct Setup {
 
 impl Default for Setup {
     fn default() -> Setup {
-        let link = LinkConfig { delay: Duration::from_micros(5), ..LinkConfig::default() };
+        let link = LinkConfig::default().delay(Duration::from_micros(5));
         Setup { seed: 1, link, qps: 1, psns: |_| [0xff_fff0, 0x100], timeout: 10 }
     }
 }
@@ -85,12 +85,9 @@ impl World {
         let peers = [0, 1].map(|end| (self.ends[end].gid, self.ends[end].qpn(qp)));
         for (index, end) in self.ends.iter_mut().enumerate() {
             let (gid, qpn) = peers[1 - index];
-            let receive = ReadyToReceive {
-                path_mtu: PathMtu::Mtu1024,
-                min_rnr_timer: RnrTimer::new(10).expect("a timer"),
-                ..ReadyToReceive::new(AddressVector::new(gid, 0), qpn, Psn::new(psns[1 - index]))
-            };
-            let send = ReadyToSend { timeout, ..ReadyToSend::new(Psn::new(psns[index])) };
+            let receive = (ReadyToReceive::new(AddressVector::new(gid, 0), qpn, Psn::new(psns[1 - index])))
+                .min_rnr_timer(RnrTimer::new(10).expect("a timer"));
+            let send = ReadyToSend::new(Psn::new(psns[index])).timeout(timeout);
             for step in [
                 Transition::Init { access: all_access() },
                 Transition::ReadyToReceive(receive),
@@ -204,7 +201,7 @@ impl World {
 
 impl End {
     fn new(port: Box<dyn PacketDriver>, seed: u8, setup: &Setup) -> End {
-        let config = Config { seed: Some([seed; 32]), ..Config::default() };
+        let config = Config::default().seed([seed; 32]);
         let mut context = Context::open(port, &config).expect("a context");
         let pd = context.alloc_pd().expect("a PD");
         let cq = context.create_cq(4096).expect("a CQ");

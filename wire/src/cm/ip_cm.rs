@@ -19,6 +19,7 @@ pub struct IpCm {
 
 /// Why private data does not start with IP addresses; the request is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
 pub enum IpCmError {
     /// Fewer than 36 bytes.
     #[error("IP-CM header of {0} bytes: must be {len}", len = IpCm::LEN)]

@@ -88,7 +88,7 @@ fn listens(end: &mut Endpoint, to: SocketAddr) -> Result<bool, Failure> {
     let qp = end.context.create_qp(&QpConfig::rc(end.pd, end.cq))?;
     end.context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
     let parameters =
-        ConnectionParameters { cm_timeout: 17, cm_retries: 4, ..ConnectionParameters::default() };
+        ConnectionParameters::default().cm_timeout_at_least(Duration::from_millis(500)).cm_retries(4);
     let id = end.context.connect(qp, to, &parameters)?;
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {

@@ -33,14 +33,11 @@ impl<C: Beside> Session<C> {
             Service::Uc => QpType::Uc,
             Service::Ud => QpType::Ud,
         };
-        let config = QpConfig {
-            qp_type,
-            max_send_wr: tx_depth,
-            max_recv_wr: rx_depth,
-            max_send_sge: 1,
-            max_recv_sge: 1,
-            ..QpConfig::rc(self.end.pd, self.end.cq)
-        };
+        let config = QpConfig::new(qp_type, self.end.pd, self.end.cq)
+            .max_send_wr(tx_depth)
+            .max_recv_wr(rx_depth)
+            .max_send_sge(1)
+            .max_recv_sge(1);
         for lane in 0..u64::from(qps) {
             let qp = self.end.context.create_qp(&config)?;
             let init = match self.plan.service {
@@ -88,7 +85,7 @@ impl<C: Beside> Session<C> {
         match self.plan.service {
             Service::Rc => return self.end.connect(qp, path, sq_psn, peer),
             Service::Uc => {
-                let path = UnreliablePath { address: path.address, path_mtu: path.mtu, dest_qpn, rq_psn };
+                let path = UnreliablePath::new(path.address, dest_qpn, rq_psn).path_mtu(path.mtu);
                 context.modify_qp(qp, Transition::ReadyToReceiveUnreliable(path))?;
             }
             Service::Ud => {

@@ -24,7 +24,7 @@ const GROUP: Ipv4Addr = Ipv4Addr::new(239, 7, 7, 7);
 impl Ends {
     /// From now on receives are those of an SRQ at each end.
     pub(crate) fn share_receives(&mut self) {
-        let config = SrqConfig { pd: self.pd, max_wr: 256, max_sge: 1 };
+        let config = SrqConfig::new(self.pd).max_wr(256).max_sge(1);
         let here = self.context.create_srq(&config).expect("an SRQ");
         let there = number(&self.ask(&json!({"do": "srq"}))["id"]);
         self.shared = Some(SharedReceives { here, there, posted: 0 });
