@@ -174,8 +174,9 @@ fn is(error: &io::Error, codes: &[i32]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+
     use super::super::bpf::Instruction;
-    use super::super::common::{Pair, VETH};
     use super::*;
 
     /// The interface has no program, at the latest after a second: a child that another test is
@@ -204,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_program_left_behind_is_replaced() {
-        let Some(pair) = Pair::new(1500) else { return };
+        let Some(pair) = Namespaces::new(1500) else { return };
         for (mode, name) in [(XdpMode::Native, "ferroce_rx"), (XdpMode::Generic, "ferroce_rx_v1")] {
             pair.in_a(|| {
                 let (netlink, interface) = veth();
@@ -223,7 +224,7 @@ mod tests {
 
     #[test]
     fn somebody_elses_program_is_named_and_stays() {
-        let Some(pair) = Pair::new(1500) else { return };
+        let Some(pair) = Namespaces::new(1500) else { return };
         pair.in_a(|| {
             let (netlink, interface) = veth();
             let refused = |id: u32| {

@@ -2,17 +2,14 @@
 //! root, between namespaces, where what leaves an interface can be seen.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-#[path = "../common/mod.rs"]
-mod common;
 mod namespaces;
-#[path = "../common/readiness.rs"]
-mod readiness;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Error, FrameSource, Layer, Nanos, NextHop, PacketDriver, RefusalReason};
+use ferroce_driver_test_support::readiness;
 
 /// Writes packets and gives them other identifications, as the engine does.
 struct Source<'a>(&'a mut dyn Iterator<Item = Vec<u8>>);
