@@ -21,7 +21,7 @@ use crate::loopback::{FRAME_OVERHEAD, check_mtu, find_address, lock, port_mac};
 use crate::{
     Capabilities, Error, FrameSink, FrameSource, Layer, Nanos, NextHop, PacketDriver, RxFrame, Stats,
 };
-use network::{Frame, Network};
+use network::{Network, SimFrame};
 
 /// What a link does to the frames of one direction. The default is an ideal link.
 ///
@@ -252,7 +252,7 @@ pub struct SimPort {
     capabilities: Capabilities,
     number: usize,
     network: Arc<Mutex<Network>>,
-    received: Vec<Frame>,
+    received: Vec<SimFrame>,
     copies: Copies,
     stats: Stats,
 }
