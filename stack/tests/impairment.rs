@@ -4,13 +4,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[expect(unreachable_pub, reason = "a module shared by test programs")]
-#[allow(dead_code, reason = "these tests use less of it than others")]
-mod pair;
-
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
-use pair::{Pair, Setup};
+use ferroce_test_support::pair::{Pair, Setup};
 
 fn bad_link() -> LinkConfig {
     LinkConfig {

@@ -15,7 +15,7 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ends::{Ferroce, LIMIT, Outcome, Pair, SERVER, VETH, alone, refused};
+use ends::{Ferroce, LIMIT, Outcome, Namespaces, SERVER, VETH, alone, refused};
 use serde_json::Value;
 
 const PERF: &str = "perf write bw -D 60";
@@ -235,7 +235,7 @@ fn a_prometheus_server_is_answered_over_http() {
 #[test]
 fn both_ends_over_af_xdp_and_a_server_that_waits() {
     let _alone = alone();
-    let Some(pair) = Pair::new(4200) else { return };
+    let Some(pair) = Namespaces::new(4200) else { return };
     let server = Ferroce::server(&pair.a, &format!("{PERF} -d {VETH}"));
     let waiting = contexts_when(&server, |contexts| contexts.len() == 1);
     assert_eq!(

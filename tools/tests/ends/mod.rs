@@ -2,9 +2,6 @@
 #![allow(dead_code, reason = "no test program uses all of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
-#[path = "../../../driver/tests/common/mod.rs"]
-mod veth;
-
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -12,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(crate) use veth::{Pair, VETH};
+pub(crate) use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 
 /// Nothing here takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
@@ -180,7 +177,7 @@ impl Outcome {
 }
 
 /// Runs `command` at both ends over AF_XDP, `-d` and the host added. Returns server and client.
-pub(crate) fn both(pair: &Pair, command: &str) -> [Outcome; 2] {
+pub(crate) fn both(pair: &Namespaces, command: &str) -> [Outcome; 2] {
     let command = format!("{command} -d {VETH}");
     let server = Ferroce::server(&pair.a, &command);
     let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}")).end();
@@ -226,8 +223,8 @@ pub(crate) fn sent_packets(namespace: &str) -> u64 {
 
 /// Two namespaces whose interfaces have got their link-local addresses, which takes the kernel a
 /// while; without them the indices of the GID table are others.
-pub(crate) fn pair(mtu: u32) -> Option<Pair> {
-    let pair = Pair::new(mtu)?;
+pub(crate) fn pair(mtu: u32) -> Option<Namespaces> {
+    let pair = Namespaces::new(mtu)?;
     let deadline = Instant::now() + Duration::from_secs(10);
     for namespace in [&pair.a, &pair.b] {
         let arguments = ["-n", namespace, "-6", "address", "show", "dev", VETH, "scope", "link"];

@@ -1,15 +1,13 @@
 //! Captures of traffic that keeps the rules, over networks that don't: none gives a false violation.
 
-mod wild;
-mod world;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use ferroce::driver::sim::LinkConfig;
-use wild::{Frames, Random};
-use world::{Psns, Setup, Work, World};
+
+use crate::wild::{Frames, Random};
+use crate::world::{Psns, Setup, Work, World};
 
 /// A file that goes when the test ends.
 struct Capture(PathBuf);

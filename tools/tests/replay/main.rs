@@ -1,14 +1,12 @@
 //! Captures, replayed: each gives its report, no part of one gives a false violation, and what breaks a
 //! rule is found.
 
-mod wild;
-
-#[path = "replay/limits.rs"]
+mod impaired;
 mod limits;
-#[path = "replay/unopened.rs"]
 mod unopened;
-#[path = "replay/verdicts.rs"]
 mod verdicts;
+mod wild;
+mod world;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,4 @@
 //! Captures that are taken apart, changed and put together again.
-#![allow(dead_code, reason = "no test program needs all of it")]
 
 use std::path::Path;
 
