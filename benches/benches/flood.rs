@@ -364,8 +364,7 @@ fn measure_af_xdp(rounds: usize, packets: u64) -> Result<Value, ferroce::Error> 
 #[cfg(feature = "af_xdp")]
 fn tx_dropped() -> u64 {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
-    let counters =
-        table.lines().find_map(|line| line.trim_start().strip_prefix(VETH)?.strip_prefix(':'));
+    let counters = table.lines().find_map(|line| line.trim_start().strip_prefix(VETH)?.strip_prefix(':'));
     // Eight columns of what it received, then bytes, packets, errors and drops of what it sent.
     counters.and_then(|line| line.split_whitespace().nth(11)?.parse().ok()).unwrap_or_default()
 }

@@ -13,6 +13,7 @@ use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::{Netlink, XdpMode};
 use ferroce_driver_test_support::exchange::cross;
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
+use ferroce_driver_test_support::patience::until;
 
 // ---------------------------------------------------------------- what stays behind
 
@@ -122,11 +123,8 @@ fn missing_rights_are_named_with_the_cure() {
     assert!(error.contains("the process lacks CAP_NET_RAW; run as root, or `setcap"), "{error}");
     // The kernel detaches the program of the first try a moment after its last holder has let go,
     // and to look at one that is still there takes more rights.
-    let patience = Instant::now() + Duration::from_secs(10);
-    while pair.in_a(program).is_some() {
-        assert!(Instant::now() < patience, "the program of a failed open stays");
-        thread::yield_now();
-    }
+    let is_gone = || pair.in_a(program).is_none().then_some(());
+    until(Duration::from_secs(10), is_gone, || "the end of a failed open's program".to_owned());
     let error = without(&(0..64).collect::<Vec<_>>());
     assert!(error.contains("on 'veth0' needs CAP_BPF and CAP_NET_ADMIN: "), "{error}");
     assert!(error.contains("lacks CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF;"), "{error}");

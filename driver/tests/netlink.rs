@@ -12,6 +12,7 @@ use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::{Neighbour, Netlink};
 use ferroce_driver::{Error, NextHop, PacketDriver};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
+use ferroce_driver_test_support::patience::until;
 
 /// More than the kernel takes to give a neighbour up.
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -22,10 +23,8 @@ fn interfaces_are_listed_with_their_attributes() {
     pair.in_a(|| {
         let netlink = Netlink::open().unwrap();
         // The kernel notices the carrier a moment later.
-        let patience = Instant::now() + Duration::from_secs(10);
-        while !netlink.interface(VETH).unwrap().carrier && Instant::now() < patience {
-            thread::sleep(Duration::from_millis(1));
-        }
+        let carrier = || netlink.interface(VETH).unwrap().carrier.then_some(());
+        until(Duration::from_secs(10), carrier, || "a carrier".to_owned());
         let all = netlink.interfaces().unwrap();
         assert_eq!(all.iter().map(|i| i.name.as_str()).collect::<Vec<_>>(), ["lo", VETH]);
         let veth = &all[1];

@@ -23,7 +23,8 @@ const ALLOWED: [(&str, usize, &str); 7] = [
     ("tools/fuzz/fuzz_targets/exchange/perftest.rs", 1, NO_LIBRARY),
     ("tools/fuzz/fuzz_targets/exchange/pingpong.rs", 1, NO_LIBRARY),
 ];
-const NO_LIBRARY: &str = "ferroce-tools is a program: its parsers are in no library that the fuzzer could call";
+const NO_LIBRARY: &str =
+    "ferroce-tools is a program: its parsers are in no library that the fuzzer could call";
 
 /// Whether a line takes a module, or text, from a place of its own.
 fn names_a_place(line: &str) -> bool {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use ends::{Ferroce, Outcome, Namespaces, SERVER, VETH, alone};
+use ends::{Ferroce, Namespaces, Outcome, SERVER, VETH, alone};
 
 const EAL: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-level=lib.eal:warning";
 

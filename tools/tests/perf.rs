@@ -5,7 +5,9 @@ mod ends;
 
 use std::time::{Duration, Instant};
 
-use ends::{Ferroce, Outcome, Namespaces, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic};
+use ends::{
+    Ferroce, Namespaces, Outcome, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic,
+};
 use serde_json::Value;
 
 const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];

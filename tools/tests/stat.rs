@@ -15,7 +15,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ends::{Ferroce, LIMIT, Outcome, Namespaces, SERVER, VETH, alone, refused};
+use ends::{Ferroce, LIMIT, Namespaces, Outcome, SERVER, VETH, alone, refused};
+use ferroce_driver_test_support::patience::until;
 use serde_json::Value;
 
 const PERF: &str = "perf write bw -D 60";
@@ -26,16 +27,11 @@ fn stat(arguments: &str) -> Outcome {
 
 /// The contexts of a process, as soon as they are as wanted.
 fn contexts_when(process: &Ferroce, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
+    let contexts = || {
         let outcome = stat(&format!("{} --json", process.pid()));
-        let contexts =
-            if outcome.code == Some(0) { outcome.json().as_array().unwrap().clone() } else { Vec::new() };
-        if wanted(&contexts) {
-            return contexts;
-        }
-        assert!(Instant::now() < deadline, "{contexts:#?}");
-    }
+        if outcome.code == Some(0) { outcome.json().as_array().unwrap().clone() } else { Vec::new() }
+    };
+    until(LIMIT, || Some(contexts()).filter(|contexts| wanted(contexts)), || format!("{:#?}", contexts()))
 }
 
 fn counter(context: &Value, name: &str) -> u64 {

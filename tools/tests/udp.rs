@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use ends::{Ferroce, Outcome, Namespaces, SERVER, VETH, alone};
+use ends::{Ferroce, Namespaces, Outcome, SERVER, VETH, alone};
 
 /// A copy of the program that everybody may run; what it was built into may not let others in.
 struct Program(PathBuf);
@@ -23,7 +23,13 @@ impl Program {
     }
 
     /// Runs `command` at both ends, each on its device and as nobody if that can be.
-    fn both(&self, command: &str, namespaces: Option<&Namespaces>, devices: [&str; 2], host: &str) -> [Outcome; 2] {
+    fn both(
+        &self,
+        command: &str,
+        namespaces: Option<&Namespaces>,
+        devices: [&str; 2],
+        host: &str,
+    ) -> [Outcome; 2] {
         let start = |namespace: Option<&String>, arguments: &str| {
             let mut words: Vec<String> = Vec::new();
             if let Some(namespace) = namespace {

@@ -175,6 +175,7 @@ fn is(error: &io::Error, codes: &[i32]) -> bool {
 #[cfg(test)]
 mod tests {
     use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+    use ferroce_driver_test_support::patience::until;
 
     use super::super::bpf::Instruction;
     use super::*;
@@ -182,13 +183,8 @@ mod tests {
     /// The interface has no program, at the latest after a second: a child that another test is
     /// about to start holds a copy of each link until it runs its program.
     fn assert_bare(netlink: &Netlink) {
-        for _ in 0..1000 {
-            if netlink.interface(VETH).unwrap().xdp.is_none() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        panic!("still there: {:?}", netlink.interface(VETH).unwrap().xdp);
+        let xdp = || netlink.interface(VETH).unwrap().xdp;
+        until(Duration::from_secs(1), || xdp().is_none().then_some(()), || format!("the end of {:?}", xdp()));
     }
 
     /// A program that passes everything, under any name.

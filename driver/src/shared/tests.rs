@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ferroce_driver_test_support::random::Random;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::memory::{HEADER, Header, READY};
@@ -352,12 +353,10 @@ fn memory_that_is_to_be_cut_short_ends_nobody() {
 fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
     if let Some(file) = given() {
         let length = file.metadata().unwrap().len();
-        let (mut state, end) = (1u64, Instant::now() + Duration::from_secs(20));
+        let (mut random, end) = (Random::new(1), Instant::now() + Duration::from_secs(20));
         // Until it is killed.
         while Instant::now() < end {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
+            let state = random.any();
             let index =
                 [offset_of!(Header, tail), offset_of!(Header, head)][(state >> 8 & 1) as usize] as u64;
             let (offset, value) = match state % 4 {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Error, FrameSource, Layer, Nanos, NextHop, PacketDriver, RefusalReason};
+use ferroce_driver_test_support::patience::until;
 use ferroce_driver_test_support::readiness;
 
 /// Writes packets and gives them other identifications, as the engine does.
@@ -120,15 +121,11 @@ fn open_group(address: IpAddr, count: usize) -> Vec<Udp> {
 }
 
 fn patiently<T>(open: impl Fn() -> Result<T, Error>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        match open() {
-            Err(Error::PortInUse { .. }) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened.unwrap(),
-        }
-    }
+    let opened = || match open() {
+        Err(Error::PortInUse { .. }) => None,
+        opened => Some(opened.unwrap()),
+    };
+    until(Duration::from_secs(5), opened, || "the port, which is in use".to_owned())
 }
 
 /// Lengths by which sends are put together in every way: equal, a shorter last, longer ones.
