@@ -18,7 +18,8 @@ use ferroce_benches::report::{CpuTime, Median, Options, resident_bytes};
 use ferroce_benches::ring;
 #[cfg(feature = "af_xdp")]
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
-use ferroce_test_support::junk::{Junk, Random, Target};
+use ferroce_driver_test_support::random::Random;
+use ferroce_test_support::junk::{Junk, Target};
 #[cfg(feature = "af_xdp")]
 use ferroce_test_support::strangers;
 use serde_json::{Value, json};

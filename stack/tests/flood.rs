@@ -6,7 +6,8 @@
 use ferroce::driver::sim::{LinkConfig, SimPort};
 use ferroce::wire::{Encapsulation, PathAddress};
 use ferroce::*;
-use ferroce_test_support::junk::{Junk, Random, Target};
+use ferroce_driver_test_support::random::Random;
+use ferroce_test_support::junk::{Junk, Target};
 use ferroce_test_support::pair::{Pair, Setup};
 
 /// A stranger on the network of a pair, who floods both ends in turns.

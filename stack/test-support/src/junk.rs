@@ -2,6 +2,7 @@
 
 use ferroce::wire::{Bth, Encapsulation, FrameBuilder, Opcode, PKEY_DEFAULT, PKey, PathAddress, PathHeader};
 use ferroce::{Counter, Gid, Psn, Qpn};
+use ferroce_driver_test_support::random::Random;
 
 use crate::packet::{BTH, IP, UDP, reseal};
 
@@ -176,22 +177,4 @@ fn sealed(
     let length = frame.finish();
     buffer.truncate(length);
     buffer
-}
-
-/// Xorshift: what a test repeats by its seed.
-pub struct Random(u64);
-
-impl Random {
-    /// Of a seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// Below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % limit
-    }
 }
