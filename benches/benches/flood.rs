@@ -16,20 +16,13 @@ use ferroce::{Counter, MacAddr, Nanos, PacketDriver, PathMtu, QpAttributes, QpSt
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{CpuTime, Median, Options, resident_bytes};
 use ferroce_benches::ring;
-use junk::{Junk, Random, Target};
+#[cfg(feature = "af_xdp")]
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+use ferroce_driver_test_support::random::Random;
+use ferroce_test_support::junk::{Junk, Target};
+#[cfg(feature = "af_xdp")]
+use ferroce_test_support::strangers;
 use serde_json::{Value, json};
-
-#[path = "../../stack/tests/junk/mod.rs"]
-#[expect(unreachable_pub, reason = "a module shared with the tests of the stack")]
-mod junk;
-#[cfg(feature = "af_xdp")]
-#[path = "../../driver/tests/common/mod.rs"]
-mod namespaces;
-#[cfg(feature = "af_xdp")]
-#[path = "../../stack/tests/strangers/mod.rs"]
-#[expect(unreachable_pub, reason = "a module shared with the tests of the stack")]
-#[expect(clippy::expect_used, reason = "a measurement that can't go on fails")]
-mod strangers;
 
 const ROUNDS: usize = 9;
 const PACKETS: u64 = 40_000;
@@ -355,8 +348,8 @@ fn measure_af_xdp(rounds: usize, packets: u64) -> Result<Value, ferroce::Error> 
         Junk::WrongService,
         Junk::Cnp,
     ];
-    let Some(namespaces) = namespaces::Pair::new(1500) else { return Ok(Value::Null) };
-    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
+    let Some(namespaces) = Namespaces::new(1500) else { return Ok(Value::Null) };
+    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(VETH))?) as Box<dyn PacketDriver>);
     let ports: Result<_, driver::Error> = namespaces.in_a(open).and_then(|a| Ok([a, namespaces.in_b(open)?]));
     // More than the responder takes in its turn would only be lost in front of it.
     let mut scene = Scene::new(ports?, 48)?;
@@ -372,8 +365,7 @@ fn measure_af_xdp(rounds: usize, packets: u64) -> Result<Value, ferroce::Error> 
 #[cfg(feature = "af_xdp")]
 fn tx_dropped() -> u64 {
     let table = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap_or_default();
-    let counters =
-        table.lines().find_map(|line| line.trim_start().strip_prefix(namespaces::VETH)?.strip_prefix(':'));
+    let counters = table.lines().find_map(|line| line.trim_start().strip_prefix(VETH)?.strip_prefix(':'));
     // Eight columns of what it received, then bytes, packets, errors and drops of what it sent.
     counters.and_then(|line| line.split_whitespace().nth(11)?.parse().ok()).unwrap_or_default()
 }
@@ -383,8 +375,8 @@ fn tx_dropped() -> u64 {
 #[cfg(feature = "af_xdp")]
 fn measure_strangers(seconds: u64) -> Result<Value, ferroce::Error> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
-    let Some(namespaces) = namespaces::Pair::new(1500) else { return Ok(Value::Null) };
-    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
+    let Some(namespaces) = Namespaces::new(1500) else { return Ok(Value::Null) };
+    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(VETH))?) as Box<dyn PacketDriver>);
     let ports: Result<_, driver::Error> = namespaces.in_a(open).and_then(|a| Ok([a, namespaces.in_b(open)?]));
     let plan = strangers::Plan { connections: 1000, rate: 10_000, time: Duration::from_secs(seconds) };
     let outcome = strangers::run(ports?, &plan)?;

@@ -22,11 +22,9 @@ use ferroce::{
 };
 use ferroce_benches::pair::{End, Pair, Setup};
 use ferroce_benches::report::{CpuTime, Median, Options};
-use serde_json::{Value, json};
-
 #[cfg(feature = "af_xdp")]
-#[path = "../../driver/tests/common/mod.rs"]
-mod namespaces;
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+use serde_json::{Value, json};
 
 /// Before each wake-up.
 const SILENCE: Duration = Duration::from_millis(100);
@@ -101,8 +99,8 @@ fn loopback_ports() -> Outcome<Ports> {
 #[cfg(feature = "af_xdp")]
 fn measure_af_xdp(scale: &Scale, cores: Cores) -> Outcome<Value> {
     use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
-    let Some(pair) = namespaces::Pair::new(1500) else { return Ok(Value::Null) };
-    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH))?) as Box<dyn PacketDriver>);
+    let Some(pair) = Namespaces::new(1500) else { return Ok(Value::Null) };
+    let open = || Ok(Box::new(AfXdp::open(&AfXdpConfig::new(VETH))?) as Box<dyn PacketDriver>);
     let ports = || {
         let a: Result<_, ferroce::driver::Error> = pair.in_a(open);
         Ok([a?, pair.in_b(open)?])

@@ -4,14 +4,12 @@
 //! Ten queue pairs write; beside them are more and more that are connected and do nothing. The sizes
 //! take turns within each round, so that what else the machine does meets all of them.
 
-#[cfg(feature = "af_xdp")]
-#[path = "../../driver/tests/common/mod.rs"]
-mod namespaces;
-
 use ferroce::{Cq, Pd, QpConfig};
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{CpuTime, Median, Options, resident_bytes};
 use ferroce_benches::ring;
+#[cfg(feature = "af_xdp")]
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 use serde_json::{Value, json};
 
 const ACTIVE: usize = 10;
@@ -51,8 +49,8 @@ fn measure_queues(rounds: usize, packets: u64) -> Result<Value, Box<dyn std::err
         ("one of four queues", QUEUES, Some(0)),
         ("all four queues", QUEUES, None),
     ] {
-        let Some(pair) = namespaces::Pair::with_queues(1500, queues) else { return Ok(Value::Null) };
-        let config = AfXdpConfig::new(namespaces::VETH).queue(queue);
+        let Some(pair) = Namespaces::with_queues(1500, queues) else { return Ok(Value::Null) };
+        let config = AfXdpConfig::new(VETH).queue(queue);
         let open = || Ok(Box::new(AfXdp::open(&config)?) as Box<dyn PacketDriver>);
         let ports: Result<_, ferroce::driver::Error> =
             pair.in_a(open).and_then(|a| Ok([a, pair.in_b(open)?]));

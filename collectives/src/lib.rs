@@ -83,4 +83,6 @@ pub use error::Error;
 pub use ferroce;
 pub use options::Options;
 pub use reduce::{DataType, ReduceOp};
+#[cfg(fuzzing)]
+pub use rendezvous::fuzzing;
 pub use schedule::{Chunk, Phase, Schedule};

@@ -2,6 +2,8 @@
 //! `rendezvous/frame.rs`. Nothing is waited for without a deadline.
 
 mod frame;
+#[cfg(fuzzing)]
+pub mod fuzzing;
 mod lobby;
 
 use std::io::{self, ErrorKind, Read, Write};

@@ -52,9 +52,6 @@
 mod assembly;
 mod attachment;
 mod bpf;
-#[cfg(test)]
-#[path = "../tests/common/mod.rs"]
-mod common;
 mod filter;
 mod frames;
 mod layout;

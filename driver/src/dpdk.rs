@@ -43,7 +43,7 @@ use crate::{
 };
 use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
-use port::{BACKLOG, Link, Port};
+use port::{BACKLOG, EthDevice, NeighbourSource};
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -121,7 +121,7 @@ pub struct Dpdk {
     stats: Stats,
     queue: u16,
     // Last, for what is above holds its buffers.
-    port: Arc<Port>,
+    port: Arc<EthDevice>,
 }
 
 // SAFETY: the buffers are the driver's own until it hands them over, and a queue is for one thread at
@@ -136,7 +136,7 @@ impl Dpdk {
     /// port that does not exist or is open already, an MTU that it can't have, missing addresses;
     /// [`Error::InterfaceDown`]; [`Error::Os`] with DPDK's error.
     pub fn open(config: &DpdkConfig) -> Result<Dpdk, Error> {
-        let port = Arc::new(Port::start(config, 1)?);
+        let port = Arc::new(EthDevice::start(config, 1)?);
         Dpdk::on_queue(port, 0)
     }
 
@@ -146,11 +146,11 @@ impl Dpdk {
     /// # Errors
     /// As [`open`](Dpdk::open).
     pub fn open_queues(config: &DpdkConfig, queues: u16) -> Result<Vec<Dpdk>, Error> {
-        let port = Arc::new(Port::start(config, queues)?);
+        let port = Arc::new(EthDevice::start(config, queues)?);
         (0..queues).map(|queue| Dpdk::on_queue(port.clone(), queue)).collect()
     }
 
-    fn on_queue(port: Arc<Port>, queue: u16) -> Result<Dpdk, Error> {
+    fn on_queue(port: Arc<EthDevice>, queue: u16) -> Result<Dpdk, Error> {
         eal::enter();
         let description = port.describe(queue);
         info!(port = port.name, "dpdk: {description}");
@@ -233,7 +233,7 @@ impl Dpdk {
         if icmp::concerns(frame) {
             let refusal = icmp::of_frame(frame).filter(|_| self.refusals.len() < Refusal::KEPT_MAX);
             self.refusals.extend(refusal);
-        } else if let Link::Own(neighbours) = &self.port.link {
+        } else if let NeighbourSource::Own(neighbours) = &self.port.link {
             let answer = lock(neighbours).receive(frame, Instant::now());
             if let Some(answer) = answer {
                 self.send_at_once(&answer);
@@ -416,14 +416,14 @@ impl PacketDriver for Dpdk {
         eal::enter();
         let port = self.port.clone();
         let neighbours = match &port.link {
-            Link::Kernel { netlink, index } => {
+            NeighbourSource::Kernel { netlink, index } => {
                 let netlink = lock(netlink);
                 if let Some(looked) = netlink.look_again(*index, peer) {
                     return looked;
                 }
                 return netlink.resolve(&port::kernel_interface(&netlink, *index)?, peer);
             }
-            Link::Own(neighbours) => neighbours,
+            NeighbourSource::Own(neighbours) => neighbours,
         };
         // Who only looks for a neighbour receives nothing, and the answer would wait in the port.
         self.set_aside();

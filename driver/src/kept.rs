@@ -75,12 +75,12 @@ impl fmt::Debug for RxFrame<'_> {
 ///
 /// It may outlive its port: the memory that it lies in goes with the last of its frames.
 pub struct KeptFrame {
-    bytes: Bytes,
+    bytes: KeptBytes,
     token: usize,
     home: Arc<dyn Home>,
 }
 
-enum Bytes {
+enum KeptBytes {
     Copied(Box<[u8]>),
     #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
     Lent(NonNull<[u8]>),
@@ -94,7 +94,7 @@ unsafe impl Sync for KeptFrame {}
 impl KeptFrame {
     /// A copy of a frame.
     pub(crate) fn copied(bytes: &[u8], token: usize, home: Arc<dyn Home>) -> KeptFrame {
-        KeptFrame { bytes: Bytes::Copied(bytes.into()), token, home }
+        KeptFrame { bytes: KeptBytes::Copied(bytes.into()), token, home }
     }
 
     /// The frame where it lies.
@@ -103,7 +103,7 @@ impl KeptFrame {
     /// The bytes are valid and nobody writes them until `home` has `token` back, or is dropped.
     #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
     pub(crate) unsafe fn lent(bytes: &[u8], token: usize, home: Arc<dyn Home>) -> KeptFrame {
-        KeptFrame { bytes: Bytes::Lent(NonNull::from(bytes)), token, home }
+        KeptFrame { bytes: KeptBytes::Lent(NonNull::from(bytes)), token, home }
     }
 }
 
@@ -112,10 +112,10 @@ impl Deref for KeptFrame {
 
     fn deref(&self) -> &[u8] {
         match &self.bytes {
-            Bytes::Copied(bytes) => bytes,
+            KeptBytes::Copied(bytes) => bytes,
             #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
             // SAFETY: valid and not written until `home` has the token back, says who made the value.
-            Bytes::Lent(bytes) => unsafe { bytes.as_ref() },
+            KeptBytes::Lent(bytes) => unsafe { bytes.as_ref() },
         }
     }
 }

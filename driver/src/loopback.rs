@@ -109,7 +109,7 @@ impl Switch {
             fabric: self.fabric.clone(),
             peers: Vec::new(),
             generation: 0,
-            staged: (0..BURST).map(|_| Frame { bytes: buffer(), len: 0 }).collect(),
+            staged: (0..BURST).map(|_| LoopbackFrame { bytes: buffer(), len: 0 }).collect(),
             received: Vec::with_capacity(BURST),
             copies: Copies::default(),
             stats: Stats::default(),
@@ -140,8 +140,8 @@ pub struct Loopback {
     /// The switch's ports as of `generation`, so that sending needs no lock that all ports share.
     peers: Vec<Arc<Inbox>>,
     generation: usize,
-    staged: Vec<Frame>,
-    received: Vec<Frame>,
+    staged: Vec<LoopbackFrame>,
+    received: Vec<LoopbackFrame>,
     copies: Copies,
     stats: Stats,
 }
@@ -263,7 +263,7 @@ impl Loopback {
     fn deliver(&mut self, count: usize) {
         let mut rest = &mut self.staged[..count];
         while let Some(first) = rest.first() {
-            let target = |frame: &Frame| Destination::of(&frame.bytes, self.peers.len());
+            let target = |frame: &LoopbackFrame| Destination::of(&frame.bytes, self.peers.len());
             let destination = target(first);
             let run = rest.iter().take_while(|frame| target(frame) == destination).count();
             let (run, after) = mem::take(&mut rest).split_at_mut(run);
@@ -363,7 +363,7 @@ struct Entry {
 }
 
 #[derive(Debug)]
-struct Frame {
+struct LoopbackFrame {
     bytes: Box<[u8]>,
     len: usize,
 }
@@ -382,7 +382,7 @@ struct Inbox {
 
 #[derive(Debug, Default)]
 struct InboxState {
-    queue: VecDeque<Frame>,
+    queue: VecDeque<LoopbackFrame>,
     /// Last in, first out: a queue that stays short stays in the cache.
     spare: Vec<Box<[u8]>>,
     /// Somebody waits for the bell; ringing it for nobody would still cost a system call.
@@ -407,22 +407,22 @@ impl Inbox {
     }
 
     /// Queues `frames` and leaves spare buffers in their place.
-    fn put(&self, frames: &mut [Frame]) {
+    fn put(&self, frames: &mut [LoopbackFrame]) {
         self.push(frames.len(), |state, i, spare| {
             let frame = &mut frames[i];
-            state.push_back(Frame { bytes: mem::replace(&mut frame.bytes, spare), len: frame.len });
+            state.push_back(LoopbackFrame { bytes: mem::replace(&mut frame.bytes, spare), len: frame.len });
         });
     }
 
-    fn put_copy(&self, frames: &[Frame]) {
+    fn put_copy(&self, frames: &[LoopbackFrame]) {
         self.push(frames.len(), |state, i, mut spare| {
-            let Frame { bytes, len } = &frames[i];
+            let LoopbackFrame { bytes, len } = &frames[i];
             spare[..*len].copy_from_slice(&bytes[..*len]);
-            state.push_back(Frame { bytes: spare, len: *len });
+            state.push_back(LoopbackFrame { bytes: spare, len: *len });
         });
     }
 
-    fn push(&self, count: usize, mut push: impl FnMut(&mut VecDeque<Frame>, usize, Box<[u8]>)) {
+    fn push(&self, count: usize, mut push: impl FnMut(&mut VecDeque<LoopbackFrame>, usize, Box<[u8]>)) {
         let mut state = lock(&self.state);
         let taken = count.min(self.depth - state.queue.len());
         let mut pushed = 0;
@@ -443,7 +443,7 @@ impl Inbox {
     }
 
     /// Gives the buffers of `frames` back and fills it with the next burst.
-    fn take(&self, frames: &mut Vec<Frame>) {
+    fn take(&self, frames: &mut Vec<LoopbackFrame>) {
         let mut state = lock(&self.state);
         state.spare.extend(frames.drain(..).map(|frame| frame.bytes));
         let count = state.queue.len().min(BURST);

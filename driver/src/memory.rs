@@ -20,7 +20,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-pub(crate) use host::Mapping;
+pub(crate) use host::AnonymousMapping;
 pub use pinned::Pinned;
 pub use span::Span;
 
@@ -56,7 +56,7 @@ struct Handle {
 
 #[derive(Clone)]
 enum Block {
-    Host { _mapping: Arc<Mapping> },
+    Host { _mapping: Arc<AnonymousMapping> },
     Foreign { _owner: Arc<dyn Any + Send + Sync> },
 }
 
@@ -162,7 +162,7 @@ impl Memory {
     }
 
     fn mapped(len: usize, kind: MemoryKind) -> io::Result<Memory> {
-        let mapping = Mapping::zeroed(len)?;
+        let mapping = AnonymousMapping::zeroed(len)?;
         let base = mapping.base();
         let block = Block::Host { _mapping: Arc::new(mapping) };
         Ok(Memory { base, len, block: Arc::new(Handle { kind, block }) })

@@ -33,7 +33,7 @@ pub(crate) enum Search {
     /// It has this hardware address.
     Found([u8; 6]),
     /// This is to be sent, so that it answers.
-    Ask(Message),
+    Ask(NeighbourFrame),
     /// It has time to answer.
     Waiting,
     /// It has not answered.
@@ -44,7 +44,7 @@ pub(crate) enum Search {
 
 /// A frame to send.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Message {
+pub(crate) struct NeighbourFrame {
     bytes: [u8; LONGEST],
     len: usize,
 }
@@ -68,7 +68,7 @@ impl Neighbours {
     }
 
     /// Takes an ARP or neighbour discovery frame, and returns the answer if it wants one.
-    pub(crate) fn receive(&mut self, frame: &[u8], now: Instant) -> Option<Message> {
+    pub(crate) fn receive(&mut self, frame: &[u8], now: Instant) -> Option<NeighbourFrame> {
         if frame.get(12..14)? == ARP { self.receive_arp(frame, now) } else { self.receive_nd(frame, now) }
     }
 
@@ -95,7 +95,7 @@ impl Neighbours {
 
     /// What asks for the hardware address of `peer`; `None` if it is not on the link of any of the port's
     /// addresses.
-    fn question(&self, peer: IpAddr) -> Option<Message> {
+    fn question(&self, peer: IpAddr) -> Option<NeighbourFrame> {
         let own = self.source_for(peer)?;
         Some(match (own, peer) {
             (IpAddr::V4(own), IpAddr::V4(peer)) => self.arp(REQUEST, [0xff; 6], own, [0; 6], peer),
@@ -147,7 +147,7 @@ impl Neighbours {
         }
     }
 
-    fn receive_arp(&mut self, frame: &[u8], now: Instant) -> Option<Message> {
+    fn receive_arp(&mut self, frame: &[u8], now: Instant) -> Option<NeighbourFrame> {
         let arp = frame.get(14..42)?;
         // Ethernet and IPv4, with the lengths of their addresses.
         if arp[..6] != [0, 1, 8, 0, 6, 4] {
@@ -172,7 +172,7 @@ impl Neighbours {
         }
     }
 
-    fn receive_nd(&mut self, frame: &[u8], now: Instant) -> Option<Message> {
+    fn receive_nd(&mut self, frame: &[u8], now: Instant) -> Option<NeighbourFrame> {
         let ip = frame.get(14..)?;
         let len = usize::from(u16::from_be_bytes([*ip.get(4)?, *ip.get(5)?]));
         let icmp = ip.get(40..40 + len)?;
@@ -211,8 +211,15 @@ impl Neighbours {
         }
     }
 
-    fn arp(&self, operation: u16, to: [u8; 6], own: Ipv4Addr, mac: [u8; 6], peer: Ipv4Addr) -> Message {
-        let mut message = Message::new(to, self.mac, ARP);
+    fn arp(
+        &self,
+        operation: u16,
+        to: [u8; 6],
+        own: Ipv4Addr,
+        mac: [u8; 6],
+        peer: Ipv4Addr,
+    ) -> NeighbourFrame {
+        let mut message = NeighbourFrame::new(to, self.mac, ARP);
         message.push(&[0, 1, 8, 0, 6, 4]);
         message.push(&operation.to_be_bytes());
         message.push(&self.mac);
@@ -230,7 +237,7 @@ impl Neighbours {
         peer: Ipv6Addr,
         flags: u8,
         target: Ipv6Addr,
-    ) -> Message {
+    ) -> NeighbourFrame {
         let mut icmp = [0; 32];
         icmp[0] = kind;
         icmp[4] = flags;
@@ -240,7 +247,7 @@ impl Neighbours {
         icmp[26..].copy_from_slice(&self.mac);
         let sum = checksum(own, peer, &icmp);
         icmp[2..4].copy_from_slice(&sum.to_be_bytes());
-        let mut message = Message::new(to, self.mac, IPV6);
+        let mut message = NeighbourFrame::new(to, self.mac, IPV6);
         message.push(&[0x60, 0, 0, 0, 0, icmp.len() as u8, ICMPV6, 255]);
         message.push(&own.octets());
         message.push(&peer.octets());
@@ -249,9 +256,9 @@ impl Neighbours {
     }
 }
 
-impl Message {
-    fn new(to: [u8; 6], from: [u8; 6], ether_type: &[u8]) -> Message {
-        let mut message = Message { bytes: [0; LONGEST], len: 0 };
+impl NeighbourFrame {
+    fn new(to: [u8; 6], from: [u8; 6], ether_type: &[u8]) -> NeighbourFrame {
+        let mut message = NeighbourFrame { bytes: [0; LONGEST], len: 0 };
         message.push(&to);
         message.push(&from);
         message.push(ether_type);
@@ -264,13 +271,13 @@ impl Message {
     }
 
     /// With zeros up to Ethernet's shortest frame.
-    fn padded(mut self) -> Message {
+    fn padded(mut self) -> NeighbourFrame {
         self.len = self.len.max(60);
         self
     }
 }
 
-impl std::ops::Deref for Message {
+impl std::ops::Deref for NeighbourFrame {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -388,7 +395,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn ask(host: &mut Neighbours, peer: IpAddr) -> Message {
+    fn ask(host: &mut Neighbours, peer: IpAddr) -> NeighbourFrame {
         match host.seek(peer, Instant::now()) {
             Search::Ask(question) => question,
             other => panic!("{other:?} in place of a question"),

@@ -40,8 +40,8 @@ impl Producer {
     /// Makes a ring of `slots` (a power of two up to 2²⁰) of `length` bytes (1 to 2²⁰), 1 GiB in all at most.
     ///
     /// # Errors
-    /// [`Error::Size`] for sizes that are none, [`Error::Os`].
-    pub fn create(slots: usize, length: usize) -> Result<Producer, Error> {
+    /// [`RingError::Size`] for sizes that are none, [`RingError::Os`].
+    pub fn create(slots: usize, length: usize) -> Result<Producer, RingError> {
         Ok(Producer { ring: Ring::create(slots as u64, length as u64)?, tail: 0, head: 0 })
     }
 
@@ -49,8 +49,8 @@ impl Producer {
     /// [`Consumer::receive`].
     ///
     /// # Errors
-    /// [`Error::Os`].
-    pub fn send(&self, stream: &UnixStream) -> Result<(), Error> {
+    /// [`RingError::Os`].
+    pub fn send(&self, stream: &UnixStream) -> Result<(), RingError> {
         memory::send(stream, self.as_fd())
     }
 
@@ -58,14 +58,19 @@ impl Producer {
     /// waits for many at once disturbs the consumer less.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the consumer has released what was never published.
-    pub fn free(&mut self, wanted: usize) -> Result<usize, Error> {
+    /// [`RingError::Corrupt`] if the consumer has released what was never published.
+    pub fn free(&mut self, wanted: usize) -> Result<usize, RingError> {
         let slots = self.ring.slots();
         if slots - self.tail.wrapping_sub(self.head) < wanted as u64 {
             let head = self.ring.header().head.0.load(Ordering::Acquire);
             // Ahead of what was published, or behind what was released before.
             if self.tail.wrapping_sub(head) > self.tail.wrapping_sub(self.head) {
-                return Err(Error::Corrupt { index: "head", value: head, least: self.head, most: self.tail });
+                return Err(RingError::Corrupt {
+                    index: "head",
+                    value: head,
+                    least: self.head,
+                    most: self.tail,
+                });
             }
             self.head = head;
         }
@@ -76,7 +81,7 @@ impl Producer {
     ///
     /// # Errors
     /// As [`free`](Producer::free).
-    pub fn push(&mut self, most: usize, mut fill: impl FnMut(VacantSlot<'_>)) -> Result<usize, Error> {
+    pub fn push(&mut self, most: usize, mut fill: impl FnMut(VacantSlot<'_>)) -> Result<usize, RingError> {
         let free = self.free(most)?.min(most) as u64;
         for n in 0..free {
             fill(VacantSlot { ring: &self.ring, index: self.tail.wrapping_add(n) });
@@ -100,12 +105,12 @@ impl Consumer {
     /// Takes the other end of the ring in this memory. There is one consumer.
     ///
     /// # Errors
-    /// [`Error::Unsealed`] for a file that could be cut short, [`Error::NotTmpfs`] for huge pages, [`Error::NotARing`] for memory that holds
-    /// something else, [`Error::Taken`] for a ring that has its consumer, [`Error::Os`].
-    pub fn open(memory: OwnedFd) -> Result<Consumer, Error> {
+    /// [`RingError::Unsealed`] for a file that could be cut short, [`RingError::NotTmpfs`] for huge pages, [`RingError::NotARing`] for memory that holds
+    /// something else, [`RingError::Taken`] for a ring that has its consumer, [`RingError::Os`].
+    pub fn open(memory: OwnedFd) -> Result<Consumer, RingError> {
         let ring = Ring::open(memory)?;
         if ring.header().state.fetch_or(TAKEN, Ordering::AcqRel) & TAKEN != 0 {
-            return Err(Error::Taken);
+            return Err(RingError::Taken);
         }
         Ok(Consumer { ring, head: 0, tail: 0 })
     }
@@ -115,20 +120,20 @@ impl Consumer {
     ///
     /// # Errors
     /// As [`open`](Consumer::open).
-    pub fn receive(stream: &UnixStream) -> Result<Consumer, Error> {
+    pub fn receive(stream: &UnixStream) -> Result<Consumer, RingError> {
         Consumer::open(memory::receive(stream)?)
     }
 
     /// How many slots are full; as [`Producer::free`].
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the producer has published more than there are slots, or fewer than before.
-    pub fn full(&mut self, wanted: usize) -> Result<usize, Error> {
+    /// [`RingError::Corrupt`] if the producer has published more than there are slots, or fewer than before.
+    pub fn full(&mut self, wanted: usize) -> Result<usize, RingError> {
         if self.tail.wrapping_sub(self.head) < wanted as u64 {
             let tail = self.ring.header().tail.0.load(Ordering::Acquire);
             let most = self.head.wrapping_add(self.ring.slots());
             if most.wrapping_sub(tail) > most.wrapping_sub(self.tail) {
-                return Err(Error::Corrupt { index: "tail", value: tail, least: self.tail, most });
+                return Err(RingError::Corrupt { index: "tail", value: tail, least: self.tail, most });
             }
             self.tail = tail;
         }
@@ -139,7 +144,7 @@ impl Consumer {
     ///
     /// # Errors
     /// As [`full`](Consumer::full).
-    pub fn pop(&mut self, most: usize, mut empty: impl FnMut(FullSlot<'_>)) -> Result<usize, Error> {
+    pub fn pop(&mut self, most: usize, mut empty: impl FnMut(FullSlot<'_>)) -> Result<usize, RingError> {
         let full = self.full(most)?.min(most) as u64;
         for n in 0..full {
             empty(FullSlot { ring: &self.ring, index: self.head.wrapping_add(n) });
@@ -190,7 +195,7 @@ impl FullSlot<'_> {
 /// Why a ring was not made or opened, or can't be used any more.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum Error {
+pub enum RingError {
     /// No ring is of this size.
     #[error(
         "{slots} slots of {length} bytes: the slots are a power of two up to 2^20, a slot 1 to 2^20 bytes, \

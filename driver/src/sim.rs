@@ -22,7 +22,7 @@ use crate::{
     Capabilities, ETHERNET_HEADER, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver, RxFrame,
     Stats,
 };
-use network::{Frame, Network};
+use network::{Network, SimFrame};
 
 /// What a link does to the frames of one direction. The default is an ideal link.
 ///
@@ -330,7 +330,7 @@ pub struct SimPort {
     capabilities: Capabilities,
     number: usize,
     network: Arc<Mutex<Network>>,
-    received: Vec<Frame>,
+    received: Vec<SimFrame>,
     copies: Copies,
     stats: Stats,
 }

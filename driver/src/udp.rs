@@ -138,7 +138,7 @@ impl Udp {
     /// [`Error::PortInUse`]; [`Error::Invalid`] for an address that is not the host's own;
     /// [`Error::InterfaceDown`], [`Error::Permission`] (for busy polling), [`Error::Os`].
     pub fn open(config: &UdpConfig) -> Result<Udp, Error> {
-        let place = Place::find(config.address)?;
+        let place = LocalAddress::find(config.address)?;
         let for_mads = socket::claim(config, &place, Sharing::Stacked)?;
         // Until the two are closed to others, somebody who binds with SO_REUSEADDR can come in between.
         let socket = socket::join(config, &place, Sharing::Stacked)?;
@@ -165,7 +165,7 @@ impl Udp {
             return Ok(vec![Udp::open(config)?]);
         }
         let config = config.aggregation(false);
-        let place = Place::find(config.address)?;
+        let place = LocalAddress::find(config.address)?;
         let mut sockets = vec![socket::claim(&config, &place, Sharing::Steered)?];
         for _ in 1..count {
             sockets.push(socket::join(&config, &place, Sharing::Steered)?);
@@ -186,11 +186,11 @@ impl Udp {
     fn on(
         (socket, for_mads): (OwnedFd, Option<OwnedFd>),
         config: &UdpConfig,
-        place: &Place,
+        place: &LocalAddress,
         number: (u32, u32),
     ) -> Result<Udp, Error> {
         let os = |source| os_error("setting up the UDP socket", place, source);
-        let Place { interface, address, scope } = place;
+        let LocalAddress { interface, address, scope } = place;
         // The kernel gives word of a packet to the socket that its answer would come to. In a group that may be
         // another one of the group's, and then this context hears of it late, or not.
         for socket in [Some(&socket), for_mads.as_ref()].into_iter().flatten() {
@@ -415,15 +415,15 @@ const ENOUGH_BUFFER: usize = 4 << 20;
 
 /// Where an address is.
 #[derive(Debug)]
-struct Place {
+struct LocalAddress {
     address: IpAddr,
     interface: Interface,
     /// Index of the interface for an address that is only unique there, otherwise 0.
     scope: u32,
 }
 
-impl Place {
-    fn find(address: IpAddr) -> Result<Place, Error> {
+impl LocalAddress {
+    fn find(address: IpAddr) -> Result<LocalAddress, Error> {
         let interfaces = Netlink::open()?.interfaces()?;
         let present = || {
             let all = interfaces.iter().flat_map(|interface| &interface.addresses);
@@ -433,7 +433,7 @@ impl Place {
             Some(interface) => {
                 check_up(interface)?;
                 let scope = if is_link_local(address) { interface.index } else { 0 };
-                Ok(Place { address, interface: interface.clone(), scope })
+                Ok(LocalAddress { address, interface: interface.clone(), scope })
             }
             None => Err(Error::Invalid {
                 parameter: "address",
@@ -544,7 +544,7 @@ fn waiting_failed(capabilities: &Capabilities, source: io::Error) -> Error {
     Error::Os { what: "waiting for the UDP socket", interface: capabilities.interface.clone(), source }
 }
 
-fn os_error(what: &'static str, place: &Place, source: io::Error) -> Error {
+fn os_error(what: &'static str, place: &LocalAddress, source: io::Error) -> Error {
     Error::Os { what, interface: place.interface.name.clone(), source }
 }
 

@@ -3,30 +3,29 @@
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-mod common;
-#[path = "common/exchange.rs"]
-mod exchange;
-#[path = "common/readiness.rs"]
-mod readiness;
-
 use std::io;
 use std::net::{IpAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Pair, VETH, ip};
-use exchange::{Roce, cross, drain, one, open_both, receive, send};
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::Netlink;
 use ferroce_driver::{FrameSink, Nanos, PacketDriver, RxFrame};
+use ferroce_driver_test_support::exchange::{Roce, cross, drain, one, receive, send};
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
+use ferroce_driver_test_support::readiness;
+
+fn open() -> AfXdp {
+    AfXdp::open(&AfXdpConfig::new(VETH)).unwrap()
+}
 
 // ---------------------------------------------------------------- frames
 
 #[test]
 fn frames_cross_bit_exact_at_mtu_9000() {
-    let Some(pair) = Pair::new(9000) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(9000) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     assert_eq!(a.capabilities().max_frame, 9018);
     for size in [64, 1082, 2106, 3840, 3841, 4154, 7680, 7681, 9014] {
         cross(&mut a, &mut b, size, 3000);
@@ -40,8 +39,8 @@ fn frames_cross_bit_exact_at_mtu_9000() {
 #[test]
 fn frames_cross_bit_exact_at_smaller_mtus() {
     for mtu in [1500, 3506, 4200] {
-        let Some(pair) = Pair::new(mtu) else { return };
-        let (mut a, mut b) = open_both(&pair);
+        let Some(pair) = Namespaces::new(mtu) else { return };
+        let (mut a, mut b) = pair.in_both(open);
         for size in [60, 64, 1082, mtu as usize + 14] {
             cross(&mut a, &mut b, size, 3000);
             cross(&mut b, &mut a, size, 3000);
@@ -51,8 +50,8 @@ fn frames_cross_bit_exact_at_smaller_mtus() {
 
 #[test]
 fn both_directions_at_once_from_two_threads() {
-    let Some(pair) = Pair::new(9000) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(9000) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     let exchange = |port: &mut AfXdp, to: [u8; 6], seed: usize, expect: usize| {
         let (mut sent, mut received) = (0, 0);
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -101,8 +100,8 @@ fn a_burst_is_announced_before_it_is_taken() {
             self.taken.push(frame.bytes().to_vec());
         }
     }
-    let Some(pair) = Pair::new(9000) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(9000) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
     let mut sink = Sink::default();
     let sizes = [64, 4154, 9014, 1082, 7680, 64, 3841, 100, 9014, 9014];
@@ -125,8 +124,8 @@ fn a_burst_is_announced_before_it_is_taken() {
 /// has again before the rest is taken: it has no other for the last frame.
 #[test]
 fn a_frame_that_a_burst_cuts_arrives_whole() {
-    let Some(pair) = Pair::new(9000) else { return };
-    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    let Some(pair) = Namespaces::new(9000) else { return };
+    let mut a = pair.in_a(open);
     let config = AfXdpConfig::new(VETH).rx_frames(128);
     let mut b = pair.in_b(|| AfXdp::open(&config)).unwrap();
     let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
@@ -144,8 +143,8 @@ fn a_frame_that_a_burst_cuts_arrives_whole() {
 
 #[test]
 fn only_roce_is_redirected() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     let (to, from) = (b.capabilities().mac, a.capabilities().mac);
     let roce = || Roce::v4(to, from);
     let mut long_header = roce().build(200, 1);
@@ -205,8 +204,8 @@ fn only_roce_is_redirected() {
 
 #[test]
 fn other_traffic_still_reaches_the_kernel() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (_a, _b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (_a, _b) = pair.in_both(open);
     for (address, from) in [("10.9.0.2", "10.9.0.1"), ("fd09::2", "fd09::1")] {
         let at = |address: &str, port| (address.parse::<IpAddr>().unwrap(), port);
         let server = pair.in_b(|| UdpSocket::bind(at(address, 5000))).unwrap();
@@ -232,8 +231,8 @@ fn other_traffic_still_reaches_the_kernel() {
 
 #[test]
 fn the_interface_joins_multicast_groups() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     for (group, link) in [("239.9.1.2", "01:00:5e:09:01:02"), ("ff15::9:1:2", "33:33:00:01:00:02")] {
         let member = || {
             let shown =
@@ -260,7 +259,7 @@ fn the_interface_joins_multicast_groups() {
 
 #[test]
 fn generic_mode_where_the_interface_has_no_native_one() {
-    let Some(pair) = Pair::new(9000) else { return };
+    let Some(pair) = Namespaces::new(9000) else { return };
     ip(&format!("-n {} link add br0 mtu 9000 type bridge", pair.b));
     ip(&format!("-n {} link set {VETH} master br0", pair.b));
     ip(&format!("-n {} link set br0 up", pair.b));
@@ -269,7 +268,7 @@ fn generic_mode_where_the_interface_has_no_native_one() {
     while !pair.in_b(ready) {
         thread::sleep(Duration::from_millis(10));
     }
-    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    let mut a = pair.in_a(open);
     let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new("br0"))).unwrap();
     let description = &b.capabilities().description;
     assert!(description.starts_with("generic XDP, copy (native XDP refused: "), "{description}");
@@ -285,7 +284,7 @@ fn generic_mode_where_the_interface_has_no_native_one() {
 
 #[test]
 fn the_source_is_not_asked_without_a_free_slot() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let config = AfXdpConfig::new(VETH).tx_frames(4);
     let mut a = pair.in_a(|| AfXdp::open(&config)).unwrap();
     let frame = Roce::v4([2; 6], a.capabilities().mac).build(64, 1);
@@ -307,9 +306,9 @@ fn the_source_is_not_asked_without_a_free_slot() {
 
 #[test]
 fn losses_are_counted() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let config = AfXdpConfig::new(VETH).rx_frames(64);
-    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    let mut a = pair.in_a(open);
     let mut b = pair.in_b(|| AfXdp::open(&config)).unwrap();
     let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(64, 1);
     for _ in 0..1000 {
@@ -324,8 +323,8 @@ fn losses_are_counted() {
 
 #[test]
 fn wait_ends_with_a_frame_or_with_its_time() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     let start = Instant::now();
     b.wait(Duration::from_millis(50)).unwrap();
     let waited = start.elapsed();
@@ -345,8 +344,8 @@ fn wait_ends_with_a_frame_or_with_its_time() {
 
 #[test]
 fn wait_ends_with_its_waker() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (_a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (_a, mut b) = pair.in_both(open);
     let waker = b.waker().unwrap();
     let start = Instant::now();
     for _ in 0..20 {
@@ -359,8 +358,8 @@ fn wait_ends_with_its_waker() {
 
 #[test]
 fn a_wait_from_outside_ends_with_each() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     let frame = Roce::v4(b.capabilities().mac, a.capabilities().mac).build(64, 1);
     readiness::ends_with_each(&mut b, || send(&mut a, &frame));
     assert_eq!(receive(&mut b, 1).len(), 1);
@@ -368,8 +367,8 @@ fn a_wait_from_outside_ends_with_each() {
 
 #[test]
 fn a_removed_interface_is_an_error() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     ip(&format!("-n {} link del {VETH}", pair.a));
     let frame = Roce::v4([2; 6], [2; 6]).build(64, 1);
     let error = (0..100)

@@ -3,17 +3,14 @@
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-mod common;
-#[path = "common/exchange.rs"]
-mod exchange;
+use std::fs;
+use std::time::Duration;
 
-use std::time::{Duration, Instant};
-use std::{fs, thread};
-
-use common::{Pair, VETH};
-use exchange::cross;
 use ferroce_driver::PacketDriver;
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
+use ferroce_driver_test_support::exchange::cross;
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+use ferroce_driver_test_support::patience::until;
 
 const NR_HUGEPAGES: &str = "/proc/sys/vm/nr_hugepages";
 /// More than two ports need: 18 MiB each at an MTU of 1500.
@@ -58,7 +55,7 @@ fn meminfo(field: &str) -> Option<usize> {
 
 #[test]
 fn frames_are_on_huge_pages_where_enough_are_free() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     // The second size is no multiple of a huge page: 4.2 MiB.
     let sizes = [(8192, 1024), (2048, 100)];
     let open = |(rx_frames, tx_frames)| {
@@ -84,10 +81,8 @@ fn frames_are_on_huge_pages_where_enough_are_free() {
         cross(&mut b, &mut a, 64, 1000);
         drop((a, b));
         // The kernel lets go of them a moment after the sockets.
-        let patience = Instant::now() + Duration::from_secs(10);
-        while meminfo("HugePages_Free") != free {
-            assert!(Instant::now() < patience, "{:?} of {free:?} come back", meminfo("HugePages_Free"));
-            thread::sleep(Duration::from_millis(1));
-        }
+        let are_back = || (meminfo("HugePages_Free") == free).then_some(());
+        let missing = || format!("{:?} of {free:?} come back", meminfo("HugePages_Free"));
+        until(Duration::from_secs(10), are_back, missing);
     }
 }

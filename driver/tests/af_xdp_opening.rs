@@ -3,28 +3,25 @@
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-mod common;
-#[path = "common/exchange.rs"]
-mod exchange;
-
 use std::io::{self, BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Pair, VETH, ip};
-use exchange::{cross, open_both};
 use ferroce_driver::Error;
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::{Netlink, XdpMode};
+use ferroce_driver_test_support::exchange::cross;
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
+use ferroce_driver_test_support::patience::until;
 
 // ---------------------------------------------------------------- what stays behind
 
 #[test]
 fn nothing_stays_after_drop_and_opening_again_works_at_once() {
-    let Some(pair) = Pair::new(9000) else { return };
+    let Some(pair) = Namespaces::new(9000) else { return };
     for round in 0..5 {
-        let (mut a, mut b) = open_both(&pair);
+        let (mut a, mut b) = pair.in_both(open);
         assert_eq!(pair.in_b(attached), Some(XdpMode::Native), "round {round}");
         cross(&mut a, &mut b, 1082, 100);
         drop((a, b));
@@ -34,8 +31,8 @@ fn nothing_stays_after_drop_and_opening_again_works_at_once() {
 
 #[test]
 fn nothing_stays_after_a_kill_or_a_panic() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let mut a = pair.in_a(open);
     for end in ["hold", "panic"] {
         let mut child = spawn(&pair.b, end);
         assert_eq!(read_line(&mut child), "open");
@@ -46,14 +43,14 @@ fn nothing_stays_after_a_kill_or_a_panic() {
         }
         child.wait().unwrap();
         assert_eq!(pair.in_b(attached), None, "after {end}");
-        let mut b = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
+        let mut b = pair.in_b(open);
         cross(&mut a, &mut b, 1082, 100);
     }
 }
 
 #[test]
 fn queues_of_one_interface_share_a_program_that_outlives_its_first_user() {
-    let Some(pair) = Pair::with_queues(1500, 2) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
     let on = |queue| AfXdpConfig::new(VETH).queue(queue);
     let mut a = [0, 1].map(|queue| pair.in_a(|| AfXdp::open(&on(queue))).unwrap());
     let mut first = spawn(&pair.b, "hold");
@@ -80,7 +77,7 @@ fn queues_of_one_interface_share_a_program_that_outlives_its_first_user() {
 
 #[test]
 fn a_missing_or_down_interface_is_named() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let error = open_in_a(&pair, AfXdpConfig::new("nosuch0"));
     assert_eq!(error, "no interface named 'nosuch0' in this network namespace; there are: lo, veth0");
     ip(&format!("-n {} link set {VETH} down", pair.a));
@@ -90,7 +87,7 @@ fn a_missing_or_down_interface_is_named() {
 
 #[test]
 fn parameters_out_of_range_are_named() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let config = AfXdpConfig::new(VETH);
     let error = open_in_a(&pair, config.clone().queue(3));
     assert_eq!(error, "queue = 3: 'veth0' has 1 queue(s), counted from 0");
@@ -102,8 +99,8 @@ fn parameters_out_of_range_are_named() {
 
 #[test]
 fn a_busy_queue_is_named_and_its_owner_undisturbed() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (mut a, mut b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(open);
     let start = Instant::now();
     let error = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap_err();
     assert!(matches!(&error, Error::QueueBusy { queue: 0, interface } if interface == VETH), "{error}");
@@ -114,7 +111,7 @@ fn a_busy_queue_is_named_and_its_owner_undisturbed() {
 
 #[test]
 fn missing_rights_are_named_with_the_cure() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let without = |capabilities: &[u32]| {
         pair.in_a(|| {
             drop_capabilities(capabilities);
@@ -126,11 +123,8 @@ fn missing_rights_are_named_with_the_cure() {
     assert!(error.contains("the process lacks CAP_NET_RAW; run as root, or `setcap"), "{error}");
     // The kernel detaches the program of the first try a moment after its last holder has let go,
     // and to look at one that is still there takes more rights.
-    let patience = Instant::now() + Duration::from_secs(10);
-    while pair.in_a(program).is_some() {
-        assert!(Instant::now() < patience, "the program of a failed open stays");
-        thread::yield_now();
-    }
+    let is_gone = || pair.in_a(program).is_none().then_some(());
+    until(Duration::from_secs(10), is_gone, || "the end of a failed open's program".to_owned());
     let error = without(&(0..64).collect::<Vec<_>>());
     assert!(error.contains("on 'veth0' needs CAP_BPF and CAP_NET_ADMIN: "), "{error}");
     assert!(error.contains("lacks CAP_NET_ADMIN, CAP_NET_RAW, CAP_BPF;"), "{error}");
@@ -138,7 +132,7 @@ fn missing_rights_are_named_with_the_cure() {
 
 #[test]
 fn the_documented_capabilities_are_enough() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let others: Vec<_> =
         (0..64).filter(|c| ![CAP_NET_ADMIN, CAP_NET_RAW, CAP_IPC_LOCK, CAP_BPF].contains(c)).collect();
     let open = || {
@@ -154,7 +148,7 @@ fn the_documented_capabilities_are_enough() {
 
 #[test]
 fn too_little_locked_memory_is_named_with_the_cure() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let mut child = spawn(&pair.a, "memlock");
     let error = read_line(&mut child);
     child.wait().unwrap();
@@ -211,7 +205,11 @@ fn read_line(child: &mut Child) -> String {
     said.unwrap_or_else(|| format!("the child ended with {:?}", child.wait()))
 }
 
-fn open_in_a(pair: &Pair, config: AfXdpConfig) -> String {
+fn open() -> AfXdp {
+    AfXdp::open(&AfXdpConfig::new(VETH)).unwrap()
+}
+
+fn open_in_a(pair: &Namespaces, config: AfXdpConfig) -> String {
     pair.in_a(|| AfXdp::open(&config)).unwrap_err().to_string()
 }
 

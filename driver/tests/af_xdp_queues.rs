@@ -2,25 +2,21 @@
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-mod common;
-#[path = "common/exchange.rs"]
-mod exchange;
-
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Pair, VETH};
-use exchange::{Roce, drain, send};
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::Netlink;
 use ferroce_driver::{Error, Nanos, PacketDriver};
+use ferroce_driver_test_support::exchange::{Roce, drain, send};
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 
 /// Frames that each port sends.
 const FRAMES: usize = 20_000;
 
 #[test]
 fn ports_on_several_queues_exchange_everything_once() {
-    let Some(pair) = Pair::with_queues(1500, 2) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
     let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
@@ -64,7 +60,7 @@ fn ports_on_several_queues_exchange_everything_once() {
 /// The rule that `af_xdp` documents for veth.
 #[test]
 fn a_veth_delivers_to_the_queue_that_sent() {
-    let Some(pair) = Pair::with_queues(1500, 2) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
     let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
@@ -150,7 +146,7 @@ fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec
 
 #[test]
 fn one_port_hears_all_queues_and_spreads_what_it_sends() {
-    let Some(pair) = Pair::with_queues(1500, QUEUES) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let (mut a, mut b) = (pair.in_a(open_all), pair.in_b(open_all));
     assert!(b.capabilities().description.contains("all 4 queues"), "{}", b.capabilities().description);
     let counts = exchange_flows(&mut a, &mut b, 500, 300);
@@ -161,7 +157,7 @@ fn one_port_hears_all_queues_and_spreads_what_it_sends() {
 
 #[test]
 fn frames_of_several_chunks_come_on_all_queues() {
-    let Some(pair) = Pair::with_queues(9000, QUEUES) else { return };
+    let Some(pair) = Namespaces::with_queues(9000, QUEUES) else { return };
     let (mut a, mut b) = (pair.in_a(open_all), pair.in_b(open_all));
     let counts = exchange_flows(&mut a, &mut b, 20, 9014);
     assert!(counts.iter().all(|count| *count > 0), "{counts:?}");
@@ -170,7 +166,7 @@ fn frames_of_several_chunks_come_on_all_queues() {
 /// A queue that has many frames waiting holds up no other one for longer than a burst.
 #[test]
 fn queues_have_their_turns() {
-    let Some(pair) = Pair::with_queues(1500, QUEUES) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let mut flood = pair.in_a(|| open_one(0));
     let mut others = [1, 2, 3].map(|queue| pair.in_a(|| open_one(queue)));
     let mut b = pair.in_b(open_all);
@@ -196,7 +192,7 @@ fn queues_have_their_turns() {
 
 #[test]
 fn a_wait_ends_with_a_frame_on_any_queue() {
-    let Some(pair) = Pair::with_queues(1500, QUEUES) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let mut a = [0, 1, 2, 3].map(|queue| pair.in_a(|| open_one(queue)));
     let mut b = pair.in_b(open_all);
     let (to, from) = (b.capabilities().mac, a[0].capabilities().mac);
@@ -222,7 +218,7 @@ fn a_wait_ends_with_a_frame_on_any_queue() {
 /// Who holds a queue goes on undisturbed, and is named; what was opened until then is closed again.
 #[test]
 fn a_queue_of_somebody_else_is_named() {
-    let Some(pair) = Pair::with_queues(1500, QUEUES) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let mut a = pair.in_a(|| open_one(2));
     let mut owner = pair.in_b(|| open_one(2));
     let refused = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap_err();
@@ -241,7 +237,7 @@ fn a_queue_of_somebody_else_is_named() {
 /// A queue need not send to be heard.
 #[test]
 fn queues_that_only_receive_are_heard_too() {
-    let Some(pair) = Pair::with_queues(1500, QUEUES) else { return };
+    let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let fewer = ["netns", "exec", &pair.b, "ethtool", "-L", VETH, "tx", "1"];
     match std::process::Command::new("ip").args(fewer).status() {
         Ok(status) if status.success() => {}

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use ferroce_driver::Crc32;
+use ferroce_driver_test_support::random::Random;
 use proptest::prelude::*;
 
 /// From the definition: the lowest bit first, the polynomial reflected.
@@ -31,14 +32,9 @@ fn masked(mask: &[u8; 64], data: &[u8]) -> Vec<u8> {
 
 /// Bytes without a pattern, the same ones for a seed.
 fn noise(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut next = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 32) as u8
-    };
-    (0..len).map(|_| next()).collect()
+    let mut bytes = vec![0; len];
+    Random::new(seed).fill(&mut bytes);
+    bytes
 }
 
 /// Copies between places `from_at` and `to_at` bytes behind the start of their buffers, and looks at

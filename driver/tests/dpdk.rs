@@ -3,10 +3,6 @@
 #![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-mod common;
-#[path = "common/keep.rs"]
-mod keep;
-
 use std::collections::VecDeque;
 use std::env;
 use std::fs::File;
@@ -16,10 +12,11 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Pair, VETH, ip};
 use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
 use ferroce_driver::pcap::Reader;
 use ferroce_driver::{Error, FrameSource, Gathered, Memory, Nanos, PacketDriver, TAIL_MAX};
+use ferroce_driver_test_support::keep;
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
 
 // ---------------------------------------------------------------- tests
 
@@ -81,7 +78,7 @@ fn ports_of_one_process_are_opened_and_opened_again() {
 
 #[test]
 fn af_packet_on_a_veth_has_the_kernels_addresses() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let said = between(&pair, "net_af_packet0", &format!("--vdev=net_af_packet0,iface={VETH},blocksz=65536"));
     let gathers = "payloads sent from registered memory, the kernel's ARP and ND";
     assert!(said.contains(gathers), "{said}");
@@ -89,7 +86,7 @@ fn af_packet_on_a_veth_has_the_kernels_addresses() {
 
 #[test]
 fn af_packet_has_large_frames_where_its_argument_allows() {
-    let Some(pair) = Pair::new(4200) else { return };
+    let Some(pair) = Namespaces::new(4200) else { return };
     let device = format!("--vdev=net_af_packet0,iface={VETH},blocksz=65536,framesz=8192");
     let role = |name, namespace: &str| {
         Role::new(name, "net_af_packet0", &device).sizes(&[60, 4154]).inside(namespace)
@@ -99,14 +96,14 @@ fn af_packet_has_large_frames_where_its_argument_allows() {
 
 #[test]
 fn af_xdp_by_dpdk_on_a_veth_answers_arp_itself() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let said = between(&pair, "net_af_xdp0", &format!("--vdev=net_af_xdp0,iface={VETH},busy_budget=0"));
     assert!(said.contains("own ARP and ND"), "{said}");
 }
 
 #[test]
 fn tap_and_the_kernel_find_each_other() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     if !std::path::Path::new("/dev/net/tun").exists() {
         println!("skipped: no /dev/net/tun");
         return;
@@ -475,7 +472,7 @@ fn memif(server: &str, client: &str, sizes: &[usize]) -> [String; 2] {
     pair_up(server, client.peer("fd00::1"))
 }
 
-fn between(pair: &Pair, port: &str, device: &str) -> String {
+fn between(pair: &Namespaces, port: &str, device: &str) -> String {
     let role =
         |name, namespace: &str| Role::new(name, port, device).sizes(&[60, 1082, 1514]).inside(namespace);
     let [_, said] = pair_up(role("echo-back", &pair.b), role("echo", &pair.a).peer("10.9.0.2"));

@@ -1,18 +1,12 @@
 //! Received frames that are kept beyond their burst.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-#[cfg(feature = "af_xdp")]
-mod common;
-#[path = "common/keep.rs"]
-mod keep;
-
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use ferroce_driver::sim::{LinkConfig, SimNetwork};
 use ferroce_driver::{FrameSink, KeptFrame, Nanos, PacketDriver, loopback};
-
-use keep::keeps_frames;
+use ferroce_driver_test_support::keep::keeps_frames;
 
 const A: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 const B: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
@@ -83,22 +77,19 @@ fn a_wrapped_port_keeps_frames() {
 }
 
 #[cfg(feature = "af_xdp")]
-#[path = "common/exchange.rs"]
-mod exchange;
-
-#[cfg(feature = "af_xdp")]
 mod af_xdp {
     use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
+    use ferroce_driver_test_support::exchange::{Roce, drain, send};
+    use ferroce_driver_test_support::keep::Keep;
+    use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 
-    use super::common::{Pair, VETH};
-    use super::exchange::{Roce, drain, send};
     use super::*;
 
     const CHUNKS: u32 = 128;
 
-    fn open(pair: &Pair) -> (AfXdp, AfXdp) {
+    fn open(pair: &Namespaces) -> (AfXdp, AfXdp) {
         let config = AfXdpConfig::new(VETH).rx_frames(CHUNKS);
-        (pair.in_a(|| AfXdp::open(&config)).unwrap(), pair.in_b(|| AfXdp::open(&config)).unwrap())
+        pair.in_both(|| AfXdp::open(&config).unwrap())
     }
 
     fn keep(a: &mut AfXdp, b: &mut AfXdp, length: usize) -> Vec<KeptFrame> {
@@ -109,7 +100,7 @@ mod af_xdp {
 
     #[test]
     fn chunks_are_lent_and_come_back() {
-        let Some(pair) = Pair::new(1500) else { return };
+        let Some(pair) = Namespaces::new(1500) else { return };
         let (mut a, mut b) = open(&pair);
         assert_eq!(b.keeps(), CHUNKS as usize / 4);
         let kept = keep(&mut a, &mut b, 700);
@@ -127,10 +118,10 @@ mod af_xdp {
     /// A keeper that keeps all it can leaves enough chunks for others.
     #[test]
     fn a_keeper_does_not_starve_reception() {
-        let Some(pair) = Pair::new(1500) else { return };
+        let Some(pair) = Namespaces::new(1500) else { return };
         let (mut a, mut b) = open(&pair);
         let roce = Roce::v4(b.capabilities().mac, a.capabilities().mac);
-        let mut all = keep::Keep::default();
+        let mut all = Keep::default();
         for n in 0..CHUNKS as usize {
             pass(&mut a, &mut b, &roce.build(700, n), &mut all);
         }
@@ -144,7 +135,7 @@ mod af_xdp {
     /// Frames of several chunks are copied, by the same limit.
     #[test]
     fn frames_of_several_chunks_are_kept_too() {
-        let Some(pair) = Pair::new(9000) else { return };
+        let Some(pair) = Namespaces::new(9000) else { return };
         let (mut a, mut b) = open(&pair);
         drop(keep(&mut a, &mut b, 9014));
         assert_eq!((b.stats().rx_dropped, b.stats().bad_descriptors), (0, 0));
@@ -152,7 +143,7 @@ mod af_xdp {
 
     #[test]
     fn kept_frames_outlive_the_port() {
-        let Some(pair) = Pair::new(1500) else { return };
+        let Some(pair) = Namespaces::new(1500) else { return };
         let (mut a, mut b) = open(&pair);
         let kept = keep(&mut a, &mut b, 700);
         outlives(kept, b);

@@ -3,34 +3,28 @@
 #![cfg(feature = "af_xdp")]
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-mod common;
-#[path = "common/exchange.rs"]
-mod exchange;
-
 use std::net::IpAddr;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Pair, VETH, ip};
-use exchange::open_both;
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::{Neighbour, Netlink};
 use ferroce_driver::{Error, NextHop, PacketDriver};
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
+use ferroce_driver_test_support::patience::until;
 
 /// More than the kernel takes to give a neighbour up.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 #[test]
 fn interfaces_are_listed_with_their_attributes() {
-    let Some(pair) = Pair::with_queues(4200, 2) else { return };
+    let Some(pair) = Namespaces::with_queues(4200, 2) else { return };
     pair.in_a(|| {
         let netlink = Netlink::open().unwrap();
         // The kernel notices the carrier a moment later.
-        let patience = Instant::now() + Duration::from_secs(10);
-        while !netlink.interface(VETH).unwrap().carrier && Instant::now() < patience {
-            thread::sleep(Duration::from_millis(1));
-        }
+        let carrier = || netlink.interface(VETH).unwrap().carrier.then_some(());
+        until(Duration::from_secs(10), carrier, || "a carrier".to_owned());
         let all = netlink.interfaces().unwrap();
         assert_eq!(all.iter().map(|i| i.name.as_str()).collect::<Vec<_>>(), ["lo", VETH]);
         let veth = &all[1];
@@ -50,8 +44,8 @@ fn interfaces_are_listed_with_their_attributes() {
 
 #[test]
 fn neighbours_are_resolved_by_the_kernel() {
-    let Some(pair) = Pair::new(1500) else { return };
-    let (mut a, b) = open_both(&pair);
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, b) = pair.in_both(|| AfXdp::open(&AfXdpConfig::new(VETH)).unwrap());
     let own: IpAddr = "10.9.0.1".parse().unwrap();
     assert_eq!(a.resolve(own).unwrap(), NextHop::Found(a.capabilities().mac));
     // Not in the namespace's thread: the driver stays with the namespace that it was opened in.
@@ -67,7 +61,7 @@ fn neighbours_are_resolved_by_the_kernel() {
 
 #[test]
 fn a_silent_or_unreachable_peer_is_named() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
     for (peer, protocol) in [("10.9.0.77", "ARP"), ("fd09::77", "neighbour discovery")] {
         let start = Instant::now();
@@ -85,7 +79,7 @@ fn a_silent_or_unreachable_peer_is_named() {
 /// No call waits for a neighbour, whether it answers or not.
 #[test]
 fn asking_for_a_neighbour_takes_no_time() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let mut a = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap();
     for peer in ["10.9.0.77", "fd09::77"] {
         let (mut calls, mut longest) = (0, Duration::ZERO);
@@ -108,7 +102,7 @@ fn asking_for_a_neighbour_takes_no_time() {
 
 #[test]
 fn routes_have_gateways_sources_and_mtus() {
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     ip(&format!("-n {} route add 192.0.2.0/24 via 10.9.0.2 mtu 1280", pair.a));
     ip(&format!("-n {} route add 2001:db8::/32 via fd09::2 dev {VETH}", pair.a));
     ip(&format!("-n {} route add 198.51.100.0/24 via inet6 fd09::2 dev {VETH}", pair.a));

@@ -1,11 +1,5 @@
 //! After set-up, the drivers allocate nothing, whatever happens to the frames.
 
-#[cfg(feature = "af_xdp")]
-mod common;
-#[cfg(feature = "af_xdp")]
-#[path = "common/exchange.rs"]
-mod exchange;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::net::IpAddr;
@@ -125,9 +119,13 @@ fn sim_impairments_included() {
 #[cfg(feature = "af_xdp")]
 #[test]
 fn af_xdp_frames_of_several_descriptors_included() {
-    let Some(pair) = common::Pair::new(9000) else { return };
-    let (mut a, mut b) = exchange::open_both(&pair);
-    let kind = exchange::Roce::v4(b.capabilities().mac, a.capabilities().mac);
+    use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
+    use ferroce_driver_test_support::exchange::Roce;
+    use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+
+    let Some(pair) = Namespaces::new(9000) else { return };
+    let (mut a, mut b) = pair.in_both(|| AfXdp::open(&AfXdpConfig::new(VETH)).unwrap());
+    let kind = Roce::v4(b.capabilities().mac, a.capabilities().mac);
     let frames = [64, 1082, 4154, 9014].map(|size| kind.build(size, size));
     let mut exchange = |rounds: usize| {
         let mut received = 0;

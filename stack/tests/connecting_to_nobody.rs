@@ -2,10 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
-#[cfg(feature = "af_xdp")]
-#[path = "../../driver/tests/common/mod.rs"]
-mod namespaces;
-
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -15,6 +11,8 @@ use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce::driver::loopback;
 use ferroce::driver::udp::{Udp, UdpConfig};
 use ferroce::*;
+#[cfg(feature = "af_xdp")]
+use ferroce_driver_test_support::namespaces::{self, Namespaces, VETH};
 
 const PORT: u16 = 7471;
 const LONG: Duration = Duration::from_secs(20);
@@ -79,7 +77,7 @@ fn a_host_without_roce_says_so_at_once() {
 #[cfg(feature = "af_xdp")]
 #[test]
 fn hosts_that_are_not_there_and_those_that_refuse() {
-    let Some(namespaces) = namespaces::Pair::new(1500) else { return };
+    let Some(namespaces) = Namespaces::new(1500) else { return };
     namespaces::ip(&format!("-n {} route add prohibit 198.51.100.0/24", namespaces.b));
     namespaces::ip(&format!("-n {} route add 198.51.100.0/24 via 10.9.0.2", namespaces.a));
     namespaces.in_b(|| std::fs::write("/proc/sys/net/ipv4/ip_forward", "1").unwrap());
@@ -88,7 +86,7 @@ fn hosts_that_are_not_there_and_those_that_refuse() {
         let open = |own: &str| -> Box<dyn PacketDriver> {
             match over_udp {
                 true => udp(ip(own)),
-                false => Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH)).unwrap()),
+                false => Box::new(AfXdp::open(&AfXdpConfig::new(VETH)).unwrap()),
             }
         };
         let mut end = End::new(namespaces.in_a(|| open("10.9.0.1")));
@@ -187,8 +185,8 @@ fn two_ends_that_wait_find_each_other() {
 #[cfg(feature = "af_xdp")]
 #[test]
 fn verbs_that_wait_for_a_next_hop_in_vain() {
-    let Some(namespaces) = namespaces::Pair::new(1500) else { return };
-    let port = namespaces.in_a(|| AfXdp::open(&AfXdpConfig::new(namespaces::VETH)).unwrap());
+    let Some(namespaces) = Namespaces::new(1500) else { return };
+    let port = namespaces.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH)).unwrap());
     let mut end = End::new(Box::new(port));
     let peer = ip("10.9.0.77");
     let sgid = end.context.port().gid_index_for(Gid::from(peer)).unwrap();

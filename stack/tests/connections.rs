@@ -4,11 +4,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 #![cfg(feature = "af_xdp")]
 
-#[path = "../../driver/tests/common/mod.rs"]
-mod namespaces;
-#[expect(unreachable_pub, reason = "a module shared with the benchmarks")]
-mod strangers;
-
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -16,14 +11,14 @@ use ferroce::driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce::driver::udp::{Udp, UdpConfig};
 use ferroce::driver::{self, FrameSink};
 use ferroce::{Nanos, PacketDriver};
-use strangers::{Outcome, Plan};
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+use ferroce_test_support::strangers::{self, Outcome, Plan};
 
 /// One such request stopped the context for 3 s, and ended innocent connections with `RetryExcErr`.
 #[test]
 fn strangers_end_no_connection() {
-    let Some(namespaces) = namespaces::Pair::new(1500) else { return };
-    let open =
-        || -> Box<dyn PacketDriver> { Box::new(AfXdp::open(&AfXdpConfig::new(namespaces::VETH)).unwrap()) };
+    let Some(namespaces) = Namespaces::new(1500) else { return };
+    let open = || -> Box<dyn PacketDriver> { Box::new(AfXdp::open(&AfXdpConfig::new(VETH)).unwrap()) };
     let ports = [namespaces.in_a(open), namespaces.in_b(open)];
     let plan = Plan { connections: 1000, rate: 2000, time: Duration::from_secs(3) };
     let outcome = strangers::run(ports, &plan).unwrap();
@@ -76,11 +71,11 @@ impl Drop for Told {
 /// 64 connections, made by QP1, over all queues of an interface that has four, and over one of them.
 #[test]
 fn connections_come_over_all_queues() {
-    let Some(namespaces) = namespaces::Pair::with_queues(1500, 4) else { return };
+    let Some(namespaces) = Namespaces::with_queues(1500, 4) else { return };
     for queue in [None, Some(2)] {
         let heard = [(); 2].map(|()| Arc::<Mutex<Heard>>::default());
         let open = |heard: &Arc<Mutex<Heard>>| -> Box<dyn PacketDriver> {
-            let port = AfXdp::open(&AfXdpConfig::new(namespaces::VETH).queue(queue)).unwrap();
+            let port = AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
             Box::new(Told { port, heard: heard.clone() })
         };
         let ports = [namespaces.in_a(|| open(&heard[0])), namespaces.in_b(|| open(&heard[1]))];
@@ -102,8 +97,8 @@ fn connections_come_over_all_queues() {
 /// A socket's answers to them wait for ARP in the kernel. They took the send buffer of everybody's packets.
 #[test]
 fn strangers_do_not_stop_a_socket() {
-    let Some(namespaces) = namespaces::Pair::new(1500) else { return };
-    let client = namespaces.in_a(|| AfXdp::open(&AfXdpConfig::new(namespaces::VETH)).unwrap());
+    let Some(namespaces) = Namespaces::new(1500) else { return };
+    let client = namespaces.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH)).unwrap());
     let server = namespaces.in_b(|| Udp::open(&UdpConfig::new("10.9.0.2".parse().unwrap())).unwrap());
     let plan = Plan { connections: 100, rate: 20_000, time: Duration::from_secs(3) };
     let outcome = strangers::run([Box::new(client), Box::new(server)], &plan).unwrap();

@@ -2,14 +2,11 @@
 //! flight loses nothing however many there are.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[expect(dead_code, unreachable_pub, reason = "a module shared by test programs")]
-mod pair;
-
 use std::time::Duration;
 
 use ferroce::driver::sim::{LinkConfig, Verdict};
 use ferroce::*;
-use pair::{Pair, Setup};
+use ferroce_test_support::pair::{Pair, Setup};
 
 const MESSAGE: u32 = 1 << 16;
 /// 67 ms.

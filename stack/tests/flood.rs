@@ -3,16 +3,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
-#[expect(unreachable_pub, reason = "a module shared by test programs")]
-mod junk;
-#[expect(unreachable_pub, dead_code, reason = "a module shared by test programs")]
-mod pair;
-
 use ferroce::driver::sim::{LinkConfig, SimPort};
 use ferroce::wire::{Encapsulation, PathAddress};
 use ferroce::*;
-use junk::{Junk, Random, Target};
-use pair::{Pair, Setup};
+use ferroce_driver_test_support::random::Random;
+use ferroce_test_support::junk::{Junk, Target};
+use ferroce_test_support::pair::{Pair, Setup};
 
 /// A stranger on the network of a pair, who floods both ends in turns.
 struct Flooder {

@@ -1,13 +1,6 @@
 //! FLUSH and ATOMIC WRITE (IBA 1.6): how they are asked for, answered, lost, repeated and refused.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[path = "conformance/packet.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod packet;
-#[path = "conformance/peer.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod peer;
-
 use std::time::Duration;
 
 use ferroce::WcStatus::{
@@ -15,8 +8,10 @@ use ferroce::WcStatus::{
 };
 use ferroce::wire::{Feth, Opcode};
 use ferroce::*;
-use packet::{NAK_ACCESS, NAK_INVALID, Script, ack, atomic_ack, nak, packet, read_response};
-use peer::{Peer, REMOTE, RQ, SQ, Setup, sge};
+use ferroce_test_support::packet::{
+    NAK_ACCESS, NAK_INVALID, Script, ack, atomic_ack, nak, packet, read_response,
+};
+use ferroce_test_support::peer::{Peer, REMOTE, RQ, SQ, Setup, sge};
 
 /// The timeout of the default setup: 4.096 µs · 2¹⁴.
 const TIMEOUT: Duration = Duration::from_nanos(4096 << 14);

@@ -2,14 +2,11 @@
 //! for. In virtual time, so a run is the same on every machine.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[expect(dead_code, unreachable_pub, reason = "a module shared by test programs")]
-mod pair;
-
 use std::time::Duration;
 
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
-use pair::{Pair, Setup};
+use ferroce_test_support::pair::{Pair, Setup};
 
 /// Bytes of a message, but where there are many READs at once.
 const MESSAGE: u32 = 1 << 18;

@@ -4,13 +4,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[expect(unreachable_pub, reason = "a module shared by test programs")]
-#[allow(dead_code, reason = "these tests use less of it than others")]
-mod pair;
-
 use ferroce::driver::sim::LinkConfig;
 use ferroce::*;
-use pair::{Pair, Setup};
+use ferroce_driver_test_support::random::Random;
+use ferroce_test_support::pair::{Pair, Setup};
 
 fn bad_link() -> LinkConfig {
     LinkConfig::default()
@@ -47,13 +44,7 @@ const SLOT: u64 = 262_144;
 
 /// What message `n` holds at `offset`: every message differs from its neighbours everywhere.
 fn pattern(n: u64, bytes: &mut [u8]) {
-    let mut state = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    for chunk in bytes.chunks_mut(8) {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
-    }
+    Random::new(n).fill(bytes);
 }
 
 struct Traffic {

@@ -1,20 +1,13 @@
 //! Memory windows of type 2B: bind, use, invalidate, and every way to be refused.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[path = "conformance/packet.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod packet;
-#[path = "conformance/peer.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod peer;
-
 use std::collections::{HashSet, VecDeque};
 
 use ferroce::WcStatus::{LocProtErr, MwBindErr, RemInvReqErr, Success, WrFlushErr};
 use ferroce::wire::{Feth, Opcode};
 use ferroce::*;
-use packet::{NAK_ACCESS, Script, ack, packet, payload};
-use peer::{Peer, RQ, SQ, Setup, all_access, pattern, sge};
+use ferroce_test_support::packet::{NAK_ACCESS, Script, ack, packet, payload};
+use ferroce_test_support::peer::{Peer, RQ, SQ, Setup, all_access, pattern, sge};
 
 /// Where the peers' addresses of the region start.
 const IOVA: u64 = 0x1_0000;

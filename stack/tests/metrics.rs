@@ -1,9 +1,6 @@
 //! What a context counts, and how it shows it.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[expect(unreachable_pub, dead_code, reason = "a module shared by test programs")]
-mod pair;
-
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -11,7 +8,7 @@ use std::time::Duration;
 
 use ferroce::driver::sim::{EcnConfig, LinkConfig};
 use ferroce::*;
-use pair::{Pair, Setup};
+use ferroce_test_support::pair::{Pair, Setup};
 
 fn value(metrics: &Metrics, name: &str, label: Option<&str>) -> u64 {
     let metric = metrics.iter().find(|metric| metric.name == name).unwrap();

@@ -2,10 +2,6 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
-#[expect(unreachable_pub, reason = "a module shared with other tests")]
-#[allow(dead_code, reason = "no test program uses all of it")]
-mod pair;
-
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
@@ -14,7 +10,7 @@ use std::time::{Duration, Instant};
 use ferroce::driver::sim::{LinkConfig, SimNetwork, SimPort};
 use ferroce::driver::{self, Capabilities, FrameSink, FrameSource, NextHop, Refusal, Stats};
 use ferroce::*;
-use pair::{Pair, QKEY, Setup};
+use ferroce_test_support::pair::{self, Pair, QKEY, Setup};
 
 /// How long the driver looks for a next hop.
 const SEARCH: Duration = Duration::from_secs(3);

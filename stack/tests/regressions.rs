@@ -1,19 +1,12 @@
 //! Bugs that were found after the conformance cases were written, one test each.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[path = "conformance/packet.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod packet;
-#[path = "conformance/peer.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod peer;
-
 use std::time::Duration;
 
 use ferroce::wire::{Feth, FlushType, Opcode, Selectivity};
 use ferroce::*;
-use packet::{NAK_ACCESS, Script, ack, nak, packet, payload};
-use peer::{Peer, RQ, SQ, all_access, pattern};
+use ferroce_test_support::packet::{NAK_ACCESS, Script, ack, nak, packet, payload};
+use ferroce_test_support::peer::{Peer, RQ, SQ, all_access, pattern};
 
 /// A late duplicate of a READ, answered already, and behind it the message that takes the key away:
 /// the peer has what it asked for, so the answer under way ends, and the connection lives on.

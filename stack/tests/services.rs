@@ -1,23 +1,13 @@
 //! Services between two contexts: what is on the wire, and what arrives.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[path = "conformance/packet.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod packet;
-#[expect(unreachable_pub, reason = "a module shared by test programs")]
-#[allow(dead_code, reason = "these tests use less of it than others")]
-mod pair;
-#[path = "conformance/peer.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod peer;
-
 use std::sync::{Arc, Mutex};
 
 use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork, Verdict};
 use ferroce::wire::{NetworkHeader, Packet, VlanTag, source_port};
 use ferroce::*;
-use pair::{End, Pair, QKEY};
-use peer::pattern;
+use ferroce_test_support::pair::{self, End, Pair, QKEY};
+use ferroce_test_support::peer::pattern;
 
 const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 /// Bytes in front of a received datagram.

@@ -1,19 +1,12 @@
 //! UC, UD and what an update changes, by the scripted peer: beyond the conformance cases.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-#[path = "conformance/packet.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod packet;
-#[path = "conformance/peer.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod peer;
-
 use std::time::Duration;
 
 use ferroce::wire::{Opcode, Packet, VlanTag};
 use ferroce::*;
-use packet::packet;
-use peer::{PEER_QPN, Peer, RQ, SQ, Setup, pattern};
+use ferroce_test_support::packet::{self, packet};
+use ferroce_test_support::peer::{self, PEER_QPN, Peer, RQ, SQ, Setup, pattern};
 
 const TYPES: [QpType; 3] = [QpType::Rc, QpType::Uc, QpType::Ud];
 

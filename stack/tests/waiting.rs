@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use ferroce::driver::udp::{Udp, UdpConfig};
 use ferroce::driver::{loopback, sim};
 use ferroce::*;
+use ferroce_driver_test_support::random::Random;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -31,20 +32,17 @@ fn races() -> u64 {
 }
 
 /// Delays of up to some microseconds, so that two threads meet in every way.
-struct Delays(u64);
+struct Delays(Random);
 
 impl Delays {
     fn new(salt: u64) -> Delays {
         let seed = std::env::var("FERROCE_SEED").ok().map_or(7, |seed| seed.parse().unwrap());
         println!("replay: FERROCE_SEED={seed} cargo test -p ferroce --test waiting -- --nocapture");
-        Delays(seed ^ salt)
+        Delays(Random::new(seed ^ salt))
     }
 
     fn spend(&mut self) {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        for _ in 0..self.0 % 2000 {
+        for _ in 0..self.0.below(2000) {
             std::hint::spin_loop();
         }
     }

@@ -3,7 +3,7 @@
 
 mod ends;
 
-use ends::{Ferroce, Pair, VETH, alone, refused};
+use ends::{Ferroce, Namespaces, VETH, alone, refused};
 
 #[test]
 fn loopback_says_what_it_is() {
@@ -36,14 +36,14 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
     assert_eq!(opened["device"]["mtu"], 4170);
 
     // Packets of path MTU 1024 would fit, and there is no IPv6.
-    let least = Pair::new(1400).unwrap();
+    let least = Namespaces::new(1400).unwrap();
     let shrink = ["-n", &least.a, "link", "set", VETH, "mtu", "1108"];
     assert!(std::process::Command::new("ip").args(shrink).status().unwrap().success());
     let info = Ferroce::start(Some(&least.a), "devinfo --json").end().json();
     assert_eq!(info["interfaces"][0]["path_mtu_ipv4"], 1024);
     assert!(info["interfaces"][0]["path_mtu_ipv6"].is_null(), "{info}");
 
-    let small = Pair::new(1400).unwrap();
+    let small = Namespaces::new(1400).unwrap();
     let text = Ferroce::start(Some(&small.a), "devinfo").end();
     assert!(
         text.stdout.contains("path MTU 4096 needs an MTU of 4160 over IPv4 and 4180 over IPv6"),

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone};
+use ends::{Ferroce, Namespaces, Outcome, SERVER, VETH, alone};
 
 const EAL: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-level=lib.eal:warning";
 
@@ -53,7 +53,7 @@ fn a_memif_client_gives_its_server_time_to_answer() {
 #[test]
 fn writes_over_af_packet() {
     let _alone = alone();
-    let Some(pair) = Pair::new(4200) else { return };
+    let Some(pair) = Namespaces::new(4200) else { return };
     let device = format!(
         "dpdk:net_af_packet0 {EAL} --vdev=net_af_packet0,iface={VETH},blocksz=65536,framesz=8192,framecnt=1024"
     );

@@ -5,7 +5,9 @@ mod ends;
 
 use std::time::{Duration, Instant};
 
-use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic};
+use ends::{
+    Ferroce, Namespaces, Outcome, SERVER, VETH, alone, both, refused, sent_packets, wait_for_traffic,
+};
 use serde_json::Value;
 
 const OPERATIONS: [&str; 4] = ["write", "read", "send", "atomic"];
@@ -166,7 +168,7 @@ fn messages_to_another_address_than_the_clients_are_refused() {
 #[test]
 fn every_operation_over_af_xdp() {
     let _alone = alone();
-    let Some(pair) = Pair::new(4200) else { return };
+    let Some(pair) = Namespaces::new(4200) else { return };
     for mtu in [1024, 4096] {
         for operation in OPERATIONS {
             for mode in ["bw -n 500", "lat -n 300"] {
@@ -186,7 +188,7 @@ fn every_operation_over_af_xdp() {
 #[test]
 fn a_gibibyte_by_write_and_by_read() {
     let _alone = alone();
-    let Some(pair) = Pair::new(4200) else { return };
+    let Some(pair) = Namespaces::new(4200) else { return };
     for mtu in [1024, 4096] {
         for operation in ["write", "read"] {
             let command = format!("perf {operation} bw --bytes 1GiB -m {mtu} -u 17 --check --json");
@@ -201,7 +203,7 @@ fn a_gibibyte_by_write_and_by_read() {
 #[test]
 fn a_peer_that_is_killed_ends_the_work_in_error() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     for test in ["write bw", "read bw", "send bw", "atomic bw", "write lat", "send lat"] {
         for server_dies in [true, false] {
             let survivor = kill_one(&pair, test, server_dies);
@@ -230,7 +232,7 @@ fn a_peer_that_is_killed_ends_the_work_in_error() {
 #[test]
 fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let command = format!("perf write bw -D 60 -d {VETH}");
     for both_ways in ["", " -b"] {
         let server = Ferroce::server(&pair.a, &format!("{command}{both_ways}"));
@@ -254,7 +256,7 @@ fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
 #[test]
 fn a_signal_ends_a_client_that_still_connects() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let nobody = ["-n", &pair.b, "neigh", "add", "10.9.0.77", "lladdr", "02:00:00:00:00:77", "dev", VETH];
     assert!(std::process::Command::new("ip").args(nobody).status().unwrap().success());
     let client = Ferroce::start(Some(&pair.b), &format!("perf write bw -d {VETH} 10.9.0.77"));
@@ -278,7 +280,7 @@ fn a_signal_ends_a_client_that_still_connects() {
 #[test]
 fn an_interface_that_goes_down_is_named() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let command = format!("perf write bw -D 60 -d {VETH}");
     let _server = Ferroce::server(&pair.a, &command);
     let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}"));
@@ -303,7 +305,7 @@ fn a_log_that_is_no_terminal_has_no_colors() {
 #[test]
 fn ends_that_do_not_fit_say_so() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let server = Ferroce::server(&pair.a, &format!("perf read bw -d {VETH}"));
     let client = Ferroce::start(Some(&pair.b), &format!("perf write bw -d {VETH} {SERVER}")).end();
     for end in [client, server.end()] {
@@ -352,7 +354,7 @@ fn loopback(arguments: &str) -> Value {
 }
 
 /// Kills one end of a long run; how the other one ends.
-fn kill_one(pair: &Pair, test: &str, server_dies: bool) -> Outcome {
+fn kill_one(pair: &Namespaces, test: &str, server_dies: bool) -> Outcome {
     let command = format!("perf {test} -D 60 -d {VETH}");
     let before = sent_packets(&pair.b);
     let mut server = Ferroce::server(&pair.a, &command);

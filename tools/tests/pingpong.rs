@@ -6,7 +6,7 @@ mod ends;
 use std::io::Write;
 use std::net::TcpStream;
 
-use ends::{Ferroce, Pair, SERVER, VETH, alone, both, refused};
+use ends::{Ferroce, Namespaces, SERVER, VETH, alone, both, refused};
 
 const LINES: [&str; 4] = [
     "  local address:  LID 0x0000, QPN 0x",
@@ -63,7 +63,7 @@ fn whoever_just_knocks_ends_no_server() {
 #[test]
 fn wrong_data_is_found() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     // Without -c, the client sends another pattern than the server expects.
     let server = Ferroce::server(&pair.a, &format!("pingpong -c -d {VETH}"));
     let client = Ferroce::start(Some(&pair.b), &format!("pingpong -d {VETH} {SERVER}"));
@@ -80,7 +80,7 @@ fn wrong_data_is_found() {
 #[test]
 fn a_peer_that_is_killed_is_noticed() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     let command = format!("pingpong -n 100000000 -d {VETH}");
     for server_dies in [true, false] {
         let mut server = Ferroce::server(&pair.a, &command);
@@ -120,7 +120,7 @@ fn services_that_differ_are_named() {
 #[test]
 fn a_path_mtu_that_the_interface_has_no_room_for_is_refused() {
     let _alone = alone();
-    let Some(pair) = Pair::new(1500) else { return };
+    let Some(pair) = Namespaces::new(1500) else { return };
     for host in ["", SERVER] {
         let end = Ferroce::start(Some(&pair.b), &format!("pingpong -d {VETH} -m 4096 {host}")).end();
         assert_eq!(end.code, Some(2), "{end:#?}");

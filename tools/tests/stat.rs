@@ -15,7 +15,8 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ends::{Ferroce, LIMIT, Outcome, Pair, SERVER, VETH, alone, refused};
+use ends::{Ferroce, LIMIT, Namespaces, Outcome, SERVER, VETH, alone, refused};
+use ferroce_driver_test_support::patience::until;
 use serde_json::Value;
 
 const PERF: &str = "perf write bw -D 60";
@@ -26,16 +27,11 @@ fn stat(arguments: &str) -> Outcome {
 
 /// The contexts of a process, as soon as they are as wanted.
 fn contexts_when(process: &Ferroce, wanted: impl Fn(&[Value]) -> bool) -> Vec<Value> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
+    let contexts = || {
         let outcome = stat(&format!("{} --json", process.pid()));
-        let contexts =
-            if outcome.code == Some(0) { outcome.json().as_array().unwrap().clone() } else { Vec::new() };
-        if wanted(&contexts) {
-            return contexts;
-        }
-        assert!(Instant::now() < deadline, "{contexts:#?}");
-    }
+        if outcome.code == Some(0) { outcome.json().as_array().unwrap().clone() } else { Vec::new() }
+    };
+    until(LIMIT, || Some(contexts()).filter(|contexts| wanted(contexts)), || format!("{:#?}", contexts()))
 }
 
 fn counter(context: &Value, name: &str) -> u64 {
@@ -235,7 +231,7 @@ fn a_prometheus_server_is_answered_over_http() {
 #[test]
 fn both_ends_over_af_xdp_and_a_server_that_waits() {
     let _alone = alone();
-    let Some(pair) = Pair::new(4200) else { return };
+    let Some(pair) = Namespaces::new(4200) else { return };
     let server = Ferroce::server(&pair.a, &format!("{PERF} -d {VETH}"));
     let waiting = contexts_when(&server, |contexts| contexts.len() == 1);
     assert_eq!(

@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use ends::{Ferroce, Outcome, Pair, SERVER, VETH, alone};
+use ends::{Ferroce, Namespaces, Outcome, SERVER, VETH, alone};
 
 /// A copy of the program that everybody may run; what it was built into may not let others in.
 struct Program(PathBuf);
@@ -23,7 +23,13 @@ impl Program {
     }
 
     /// Runs `command` at both ends, each on its device and as nobody if that can be.
-    fn both(&self, command: &str, namespaces: Option<&Pair>, devices: [&str; 2], host: &str) -> [Outcome; 2] {
+    fn both(
+        &self,
+        command: &str,
+        namespaces: Option<&Namespaces>,
+        devices: [&str; 2],
+        host: &str,
+    ) -> [Outcome; 2] {
         let start = |namespace: Option<&String>, arguments: &str| {
             let mut words: Vec<String> = Vec::new();
             if let Some(namespace) = namespace {
@@ -93,7 +99,7 @@ fn between_namespaces_with_every_offload_on_and_off() {
     let _alone = alone();
     let program = Program::new();
     for mtu in [1500, 9000] {
-        let Some(pair) = Pair::new(mtu) else { return };
+        let Some(pair) = Namespaces::new(mtu) else { return };
         for features in ["tx-udp-segmentation on gso on gro off", "tx-udp-segmentation off gso off gro off"] {
             for namespace in [&pair.a, &pair.b] {
                 let mut command = Command::new("ip");

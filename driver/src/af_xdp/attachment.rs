@@ -174,20 +174,17 @@ fn is(error: &io::Error, codes: &[i32]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+    use ferroce_driver_test_support::patience::until;
+
     use super::super::bpf::Instruction;
-    use super::super::common::{Pair, VETH};
     use super::*;
 
     /// The interface has no program, at the latest after a second: a child that another test is
     /// about to start holds a copy of each link until it runs its program.
     fn assert_bare(netlink: &Netlink) {
-        for _ in 0..1000 {
-            if netlink.interface(VETH).unwrap().xdp.is_none() {
-                return;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        panic!("still there: {:?}", netlink.interface(VETH).unwrap().xdp);
+        let xdp = || netlink.interface(VETH).unwrap().xdp;
+        until(Duration::from_secs(1), || xdp().is_none().then_some(()), || format!("the end of {:?}", xdp()));
     }
 
     /// A program that passes everything, under any name.
@@ -204,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_program_left_behind_is_replaced() {
-        let Some(pair) = Pair::new(1500) else { return };
+        let Some(pair) = Namespaces::new(1500) else { return };
         for (mode, name) in [(XdpMode::Native, "ferroce_rx"), (XdpMode::Generic, "ferroce_rx_v1")] {
             pair.in_a(|| {
                 let (netlink, interface) = veth();
@@ -223,7 +220,7 @@ mod tests {
 
     #[test]
     fn somebody_elses_program_is_named_and_stays() {
-        let Some(pair) = Pair::new(1500) else { return };
+        let Some(pair) = Namespaces::new(1500) else { return };
         pair.in_a(|| {
             let (netlink, interface) = veth();
             let refused = |id: u32| {

@@ -28,7 +28,7 @@ pub(super) struct ProgramInfo {
 /// An XSKMAP: from receive queue to AF_XDP socket.
 pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
-    struct Attr {
+    struct MapCreate {
         map_type: u32,
         key_size: u32,
         value_size: u32,
@@ -38,7 +38,7 @@ pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
         numa_node: u32,
         name: [u8; NAME + 1],
     }
-    let attr = Attr {
+    let attr = MapCreate {
         map_type: BPF_MAP_TYPE_XSKMAP,
         key_size: 4,
         value_size: 4,
@@ -56,14 +56,14 @@ pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
 /// Puts `value` at `key`.
 pub(super) fn update_map(map: &OwnedFd, key: u32, value: u32) -> io::Result<()> {
     #[repr(C)]
-    struct Attr {
+    struct MapUpdate {
         map: u32,
         _pad: u32,
         key: u64,
         value: u64,
         flags: u64,
     }
-    let attr = Attr {
+    let attr = MapUpdate {
         map: map.as_raw_fd() as u32,
         _pad: 0,
         key: (&raw const key) as u64,
@@ -77,7 +77,7 @@ pub(super) fn update_map(map: &OwnedFd, key: u32, value: u32) -> io::Result<()> 
 /// Loads an XDP program that takes frames in several buffers (jumbo frames).
 pub(super) fn load_xdp(name: &str, instructions: &[Instruction]) -> io::Result<OwnedFd> {
     #[repr(C)]
-    struct Attr {
+    struct ProgLoad {
         prog_type: u32,
         count: u32,
         instructions: u64,
@@ -93,7 +93,7 @@ pub(super) fn load_xdp(name: &str, instructions: &[Instruction]) -> io::Result<O
     }
     // bpf_redirect_map may be called under any license.
     let license = c"Dual MIT/GPL";
-    let attr = Attr {
+    let attr = ProgLoad {
         prog_type: BPF_PROG_TYPE_XDP,
         count: instructions.len() as u32,
         instructions: instructions.as_ptr() as u64,
@@ -115,13 +115,13 @@ pub(super) fn load_xdp(name: &str, instructions: &[Instruction]) -> io::Result<O
 /// Attaches a program to an interface for as long as the returned link is open somewhere.
 pub(super) fn attach_xdp(program: &OwnedFd, ifindex: u32, flags: u32) -> io::Result<OwnedFd> {
     #[repr(C)]
-    struct Attr {
+    struct LinkCreate {
         program: u32,
         ifindex: u32,
         attach_type: u32,
         flags: u32,
     }
-    let attr = Attr { program: program.as_raw_fd() as u32, ifindex, attach_type: BPF_XDP, flags };
+    let attr = LinkCreate { program: program.as_raw_fd() as u32, ifindex, attach_type: BPF_XDP, flags };
     // SAFETY: the attributes hold no pointer.
     let fd = unsafe { bpf(BPF_LINK_CREATE, attr) }?;
     Ok(owned(fd))
@@ -139,7 +139,7 @@ pub(super) fn program_info(program: &OwnedFd) -> io::Result<ProgramInfo> {
     /// The head of `struct bpf_prog_info`.
     #[repr(C)]
     #[derive(Default)]
-    struct Info {
+    struct ProgInfo {
         prog_type: u32,
         id: u32,
         tag: [u8; 8],
@@ -154,7 +154,8 @@ pub(super) fn program_info(program: &OwnedFd) -> io::Result<ProgramInfo> {
         name: [u8; NAME + 1],
     }
     let mut maps = [0u32; 16];
-    let mut info = Info { maps_count: maps.len() as u32, maps: maps.as_mut_ptr() as u64, ..Info::default() };
+    let mut info =
+        ProgInfo { maps_count: maps.len() as u32, maps: maps.as_mut_ptr() as u64, ..ProgInfo::default() };
     object_info(program, &mut info)?;
     let count = maps.len().min(info.maps_count as usize);
     Ok(ProgramInfo { name: unpadded(&info.name), maps: maps[..count].to_vec() })
@@ -165,7 +166,7 @@ pub(super) fn link_of(program: u32, ifindex: u32) -> io::Result<Option<OwnedFd>>
     /// The head of `struct bpf_link_info`, the XDP variant.
     #[repr(C)]
     #[derive(Default)]
-    struct Info {
+    struct LinkInfo {
         link_type: u32,
         id: u32,
         program: u32,
@@ -182,7 +183,7 @@ pub(super) fn link_of(program: u32, ifindex: u32) -> io::Result<Option<OwnedFd>>
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => continue,
             Err(e) => return Err(e),
         };
-        let mut info = Info::default();
+        let mut info = LinkInfo::default();
         object_info(&link, &mut info)?;
         if (info.link_type, info.program, info.ifindex) == (BPF_LINK_TYPE_XDP, program, ifindex) {
             return Ok(Some(link));
@@ -238,12 +239,12 @@ fn next_link(id: u32) -> io::Result<Option<u32>> {
 
 fn object_info<T>(object: &OwnedFd, info: &mut T) -> io::Result<()> {
     #[repr(C)]
-    struct Attr {
+    struct InfoByFd {
         object: u32,
         len: u32,
         info: u64,
     }
-    let attr = Attr {
+    let attr = InfoByFd {
         object: object.as_raw_fd() as u32,
         len: size_of::<T>() as u32,
         info: std::ptr::from_mut(info) as u64,

@@ -5,9 +5,9 @@ use std::arch::x86_64::*;
 use super::constants::{self, INVERSE, MODULUS, coefficients};
 use crate::memory::Span;
 
-/// Bytes of a vector.
+/// BytesBy16 of a vector.
 const VECTOR: usize = 16;
-/// Bytes of the vectors that a turn of the loop over long messages takes: as many as a mask has.
+/// BytesBy16 of the vectors that a turn of the loop over long messages takes: as many as a mask has.
 const TURN: usize = 4 * VECTOR;
 
 /// Whether the processor can call the functions of this module.
@@ -17,23 +17,23 @@ pub(super) fn is_supported() -> bool {
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
-    run::<false>(register, None, Bytes { from, to: &mut [] })
+    run::<false>(register, None, BytesBy16 { from, to: &mut [] })
 }
 
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
-    run::<false>(register, Some(mask), Bytes { from, to: &mut [] })
+    run::<false>(register, Some(mask), BytesBy16 { from, to: &mut [] })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "sse4.1,pclmulqdq")]
 pub(super) fn copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
-    run::<true>(register, None, Bytes { from, to })
+    run::<true>(register, None, BytesBy16 { from, to })
 }
 
 #[inline]
 #[target_feature(enable = "sse4.1,pclmulqdq")]
-fn run<const COPY: bool>(register: u32, mask: Option<&[u8; TURN]>, mut bytes: Bytes<'_, COPY>) -> u32 {
+fn run<const COPY: bool>(register: u32, mask: Option<&[u8; TURN]>, mut bytes: BytesBy16<'_, COPY>) -> u32 {
     let len = bytes.from.len();
     let masks = mask.map_or(&[][..], |mask| mask.as_chunks::<VECTOR>().0);
     // What is added to the next vector: the register to the first.
@@ -115,12 +115,12 @@ pub(super) fn remainder(value: __m128i) -> u32 {
 
 /// What is still to be read, and where it goes. With `COPY` both have the same length, else the second
 /// is not used.
-struct Bytes<'a, const COPY: bool> {
+struct BytesBy16<'a, const COPY: bool> {
     from: Span<'a>,
     to: &'a mut [u8],
 }
 
-impl<const COPY: bool> Bytes<'_, COPY> {
+impl<const COPY: bool> BytesBy16<'_, COPY> {
     /// The next 16 bytes.
     #[inline]
     #[target_feature(enable = "sse4.1")]

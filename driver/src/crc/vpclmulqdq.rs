@@ -6,9 +6,9 @@ use super::constants::{self, LIMIT, coefficients};
 use super::pclmulqdq;
 use crate::memory::Span;
 
-/// Bytes of a vector.
+/// BytesBy64 of a vector.
 const VECTOR: usize = 64;
-/// Bytes of the vectors that a turn of the loop over long messages takes.
+/// BytesBy64 of the vectors that a turn of the loop over long messages takes.
 const TURN: usize = 4 * VECTOR;
 
 /// Whether the processor can call the functions of this module.
@@ -23,23 +23,23 @@ pub(super) fn is_supported() -> bool {
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn update(register: u32, from: Span<'_>) -> u32 {
-    run::<false>(register, _mm512_setzero_si512(), Bytes { from, to: &mut [] })
+    run::<false>(register, _mm512_setzero_si512(), BytesBy64 { from, to: &mut [] })
 }
 
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn update_masked(register: u32, mask: &[u8; 64], from: Span<'_>) -> u32 {
-    run::<false>(register, load(mask), Bytes { from, to: &mut [] })
+    run::<false>(register, load(mask), BytesBy64 { from, to: &mut [] })
 }
 
 /// `from` and `to` have the same length.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
 pub(super) fn copy(register: u32, from: Span<'_>, to: &mut [u8]) -> u32 {
-    run::<true>(register, _mm512_setzero_si512(), Bytes { from, to })
+    run::<true>(register, _mm512_setzero_si512(), BytesBy64 { from, to })
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
-fn run<const COPY: bool>(register: u32, mask: __m512i, mut bytes: Bytes<'_, COPY>) -> u32 {
+fn run<const COPY: bool>(register: u32, mask: __m512i, mut bytes: BytesBy64<'_, COPY>) -> u32 {
     let len = bytes.from.len();
     let register = _mm512_zextsi128_si512(_mm_cvtsi32_si128(register.cast_signed()));
     if len <= VECTOR {
@@ -74,7 +74,7 @@ fn run<const COPY: bool>(register: u32, mask: __m512i, mut bytes: Bytes<'_, COPY
 /// Adds the lanes to what is so much further on in the message, for as long as there are whole turns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,bmi2,pclmulqdq,vpclmulqdq")]
-fn fold<const COPY: bool>(mut lanes: [__m512i; 4], bytes: &mut Bytes<'_, COPY>) -> [__m512i; 4] {
+fn fold<const COPY: bool>(mut lanes: [__m512i; 4], bytes: &mut BytesBy64<'_, COPY>) -> [__m512i; 4] {
     let [low, high] = const { constants::fold(TURN as i32) };
     let over = _mm512_broadcast_i32x4(_mm_set_epi64x(high.cast_signed(), low.cast_signed()));
     while bytes.from.len() >= TURN {
@@ -127,12 +127,12 @@ fn remainder(lanes: __m512i) -> u32 {
 
 /// What is still to be read, and where it goes. With `COPY` both have the same length, else the second
 /// is not used.
-struct Bytes<'a, const COPY: bool> {
+struct BytesBy64<'a, const COPY: bool> {
     from: Span<'a>,
     to: &'a mut [u8],
 }
 
-impl<const COPY: bool> Bytes<'_, COPY> {
+impl<const COPY: bool> BytesBy64<'_, COPY> {
     /// The next 64 bytes.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,bmi2")]

@@ -35,7 +35,7 @@ pub(super) fn start(arguments: &[String]) -> Result<(), Error> {
 #[inline]
 pub(super) fn enter() {
     // A thread that is ending does without.
-    let _ = PLACE.try_with(|_| ());
+    let _ = REGISTRATION.try_with(|_| ());
 }
 
 /// DPDK's error numbers are the system's, negated, and a few of its own, which have no text there.
@@ -61,22 +61,22 @@ static ARGUMENTS: AtomicPtr<*mut c_char> = AtomicPtr::new(std::ptr::null_mut());
 type Started = Result<(), i32>;
 
 thread_local! {
-    static PLACE: Place = Place::take();
+    static REGISTRATION: ThreadRegistration = ThreadRegistration::take();
 }
 
-struct Place {
+struct ThreadRegistration {
     taken: bool,
 }
 
-impl Place {
-    fn take() -> Place {
+impl ThreadRegistration {
+    fn take() -> ThreadRegistration {
         // SAFETY: EAL runs, for a port is open; the thread is none of EAL's, for those run no code
         // of ours but `initialise`.
-        Place { taken: unsafe { sys::rte_thread_register() } == 0 }
+        ThreadRegistration { taken: unsafe { sys::rte_thread_register() } == 0 }
     }
 }
 
-impl Drop for Place {
+impl Drop for ThreadRegistration {
     fn drop(&mut self) {
         if self.taken {
             // SAFETY: this thread registered itself.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use ferroce_dpdk_sys as sys;
 
-use super::port::Port;
+use super::port::EthDevice;
 use crate::kept::{Home, Keeper, KeptFrame};
 
 /// Frames of a queue that may be kept at once; its pool has so many buffers more.
@@ -19,11 +19,11 @@ pub(super) struct Kept(Arc<Mbufs>);
 struct Mbufs {
     kept: AtomicUsize,
     /// Has the pool of the buffers.
-    _port: Arc<Port>,
+    _port: Arc<EthDevice>,
 }
 
 impl Kept {
-    pub(super) fn new(port: Arc<Port>) -> Kept {
+    pub(super) fn new(port: Arc<EthDevice>) -> Kept {
         Kept(Arc::new(Mbufs { kept: AtomicUsize::new(0), _port: port }))
     }
 

@@ -19,9 +19,9 @@ use crate::Error;
 use crate::neighbour::Neighbours;
 use crate::netlink::{Interface, Netlink};
 
-/// A port that runs. Stopped and taken off when its last queue is dropped.
+/// An Ethernet device of EAL that runs: what the queues of a port share. Stopped and taken off when its last queue is dropped.
 #[derive(Debug)]
-pub(super) struct Port {
+pub(super) struct EthDevice {
     pub(super) id: u16,
     pub(super) name: String,
     pub(super) driver: String,
@@ -29,7 +29,7 @@ pub(super) struct Port {
     pub(super) mac: [u8; 6],
     pub(super) mtu: u32,
     pub(super) addresses: Vec<(IpAddr, u8)>,
-    pub(super) link: Link,
+    pub(super) link: NeighbourSource,
     /// How frames are spread over the queues, and which come: for people.
     pub(super) steering: String,
     pub(super) queues: Vec<Pools>,
@@ -38,17 +38,17 @@ pub(super) struct Port {
 
 /// Who knows the neighbours.
 #[derive(Debug)]
-pub(super) enum Link {
+pub(super) enum NeighbourSource {
     /// The kernel, whose interface is behind the port and receives every frame as well.
     Kernel { netlink: Mutex<Netlink>, index: u32 },
     /// We, for ARP and neighbour discovery come to the port.
     Own(Mutex<Neighbours>),
 }
 
-impl Link {
+impl NeighbourSource {
     #[inline]
     pub(super) fn is_own(&self) -> bool {
-        matches!(self, Link::Own(_))
+        matches!(self, NeighbourSource::Own(_))
     }
 }
 
@@ -70,9 +70,9 @@ pub(super) struct GatherPools {
     pub(super) segments: Pool,
 }
 
-impl Port {
+impl EthDevice {
     /// Configures and starts the port with as many queues.
-    pub(super) fn start(config: &DpdkConfig, queues: u16) -> Result<Port, Error> {
+    pub(super) fn start(config: &DpdkConfig, queues: u16) -> Result<EthDevice, Error> {
         eal::start(&config.eal)?;
         let claim = Claim::new(find(&config.port)?, &config.port)?;
         let id = claim.0;
@@ -82,7 +82,7 @@ impl Port {
         let arguments = kind::arguments(id);
         let multi_segment = info.tx_offload_capa & sys::ferroce_tx_multi_segs != 0;
         let kind = Kind::of(&driver, &arguments, multi_segment)?;
-        let mut port = Port {
+        let mut port = EthDevice {
             id,
             name: config.port.clone(),
             driver,
@@ -90,7 +90,7 @@ impl Port {
             mac: [0; 6],
             mtu: 0,
             addresses: config.addresses.clone(),
-            link: Link::Own(Mutex::new(Neighbours::new([0; 6], Vec::new()))),
+            link: NeighbourSource::Own(Mutex::new(Neighbours::new([0; 6], Vec::new()))),
             steering: String::new(),
             queues: Vec::new(),
             started: false,
@@ -348,7 +348,7 @@ impl Port {
             }
             self.addresses = interface.addresses;
             if self.kind.kernel_answers {
-                self.link = Link::Kernel { netlink: Mutex::new(netlink), index: info.if_index };
+                self.link = NeighbourSource::Kernel { netlink: Mutex::new(netlink), index: info.if_index };
                 return Ok(());
             }
         }
@@ -363,7 +363,7 @@ impl Port {
                 ),
             });
         }
-        self.link = Link::Own(Mutex::new(Neighbours::new(self.mac, self.addresses.clone())));
+        self.link = NeighbourSource::Own(Mutex::new(Neighbours::new(self.mac, self.addresses.clone())));
         Ok(())
     }
 
@@ -377,7 +377,7 @@ impl Port {
     }
 }
 
-impl Drop for Port {
+impl Drop for EthDevice {
     fn drop(&mut self) {
         let device = format!("{},{}", self.name, kind::arguments(self.id));
         // SAFETY: the port is ours, and none of its queues is in use any more. Taking its device off

@@ -6,19 +6,19 @@ use std::ptr::NonNull;
 
 /// An anonymous mapping, unmapped on drop.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct AnonymousMapping {
     base: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the bytes are reached through `&self` (reads) and `&mut self` (writes), or by `Memory` from its address.
-unsafe impl Send for Mapping {}
+unsafe impl Send for AnonymousMapping {}
 // SAFETY: as above.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for AnonymousMapping {}
 
-impl Mapping {
+impl AnonymousMapping {
     /// `len` bytes of zeros, page-aligned and prefaulted.
-    pub(crate) fn zeroed(len: usize) -> io::Result<Mapping> {
+    pub(crate) fn zeroed(len: usize) -> io::Result<AnonymousMapping> {
         // SAFETY: an anonymous private mapping at an address of the kernel's choice touches no
         // existing memory.
         let base = unsafe {
@@ -35,7 +35,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         match NonNull::new(base.cast()) {
-            Some(base) => Ok(Mapping { base, len }),
+            Some(base) => Ok(AnonymousMapping { base, len }),
             None => Err(io::Error::other("mmap returned address 0")),
         }
     }
@@ -45,7 +45,7 @@ impl Mapping {
     }
 }
 
-impl Deref for Mapping {
+impl Deref for AnonymousMapping {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
         // SAFETY: `len` initialised bytes for the life of `self`; a `Memory` never derefs its mapping.
@@ -53,14 +53,14 @@ impl Deref for Mapping {
     }
 }
 
-impl DerefMut for Mapping {
+impl DerefMut for AnonymousMapping {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `deref`; `&mut self` makes the borrow unique.
         unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr(), self.len) }
     }
 }
 
-impl Drop for Mapping {
+impl Drop for AnonymousMapping {
     fn drop(&mut self) {
         // SAFETY: the mapping made in `zeroed`, unmapped once.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len.max(1)) };

@@ -50,17 +50,17 @@ impl Request {
 }
 
 /// One message of a reply.
-pub(super) struct Message<'a> {
+pub(super) struct NetlinkMessage<'a> {
     pub(super) kind: u16,
     pub(super) sequence: u32,
     pub(super) payload: &'a [u8],
 }
 
 /// The messages of one datagram. Stops at the first that is not whole.
-pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = Message<'_>> {
+pub(super) fn messages(mut datagram: &[u8]) -> impl Iterator<Item = NetlinkMessage<'_>> {
     std::iter::from_fn(move || {
         let len = u32_at(datagram, 0)? as usize;
-        let message = Message {
+        let message = NetlinkMessage {
             kind: u16_at(datagram, 4)?,
             sequence: u32_at(datagram, 8)?,
             payload: datagram.get(HEADER..len)?,

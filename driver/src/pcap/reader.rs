@@ -118,11 +118,11 @@ enum Order {
 
 enum Format {
     Pcap { order: Order, nanos_per_unit: u64, link_type: LinkType },
-    PcapNg { order: Order, interfaces: Vec<Interface> },
+    PcapNg { order: Order, interfaces: Vec<InterfaceDescription> },
 }
 
 #[derive(Clone, Copy)]
-struct Interface {
+struct InterfaceDescription {
     link_type: LinkType,
     snaplen: u32,
     /// if_tsresol: a negative power of 10, or of 2 if the top bit is set.
@@ -386,11 +386,11 @@ fn truncated(what: &str, start: u64, expected: usize, got: usize) -> String {
     format!("truncated: the {what} at byte {start} should have {expected} bytes, the file ends after {got}")
 }
 
-fn interface(order: Order, body: &[u8]) -> Option<Interface> {
+fn interface(order: Order, body: &[u8]) -> Option<InterfaceDescription> {
     if body.len() < 8 {
         return None;
     }
-    let mut interface = Interface {
+    let mut interface = InterfaceDescription {
         link_type: LinkType::from_number(order.u16(body, 0)),
         snaplen: order.u32(body, 4),
         resolution: 6,
@@ -418,7 +418,7 @@ fn interface(order: Order, body: &[u8]) -> Option<Interface> {
     Some(interface)
 }
 
-impl Interface {
+impl InterfaceDescription {
     /// Nanoseconds since 1970 of a timestamp in this interface's units; what does not fit a `u64`
     /// gives the nearest that does.
     fn nanos(&self, stamp: u64) -> u64 {

@@ -14,7 +14,7 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
-use super::Error;
+use super::RingError;
 
 pub(super) const READY: u32 = 0x52_49_4e_47;
 pub(super) const TAKEN: u32 = 1 << 31;
@@ -49,13 +49,13 @@ struct Geometry {
 }
 
 impl Geometry {
-    fn new(slots: u64, length: u64) -> Result<Geometry, Error> {
+    fn new(slots: u64, length: u64) -> Result<Geometry, RingError> {
         let geometry = Geometry { slots, length };
         let fits = slots.is_power_of_two() && slots <= LARGEST && (1..=LARGEST).contains(&length);
         if fits && geometry.bytes() <= HEADER + LARGEST_WHOLE {
             return Ok(geometry);
         }
-        Err(Error::Size { slots, length })
+        Err(RingError::Size { slots, length })
     }
 
     /// From slot to slot: whole cache lines.
@@ -71,21 +71,21 @@ impl Geometry {
 /// Header and slots. Another process has them too, and may write any of it at any time.
 #[derive(Debug)]
 pub(super) struct Ring {
-    mapping: Mapping,
+    mapping: FileMapping,
     file: File,
     /// As it was checked when the ring was opened; never read again.
     geometry: Geometry,
 }
 
 impl Ring {
-    pub(super) fn create(slots: u64, length: u64) -> Result<Ring, Error> {
+    pub(super) fn create(slots: u64, length: u64) -> Result<Ring, RingError> {
         let geometry = Geometry::new(slots, length)?;
         let made = memfd_create("ferroce-ring", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING);
         let file = File::from(made.map_err(os("making memory to share"))?);
         file.set_len(geometry.bytes() as u64).map_err(os("making memory to share"))?;
         fcntl_add_seals(&file, SEALS | SealFlags::SEAL).map_err(os("sealing memory to share"))?;
         // The pages are made now rather than while slots are filled.
-        let mapping = Mapping::new(&file, geometry.bytes(), libc::MAP_POPULATE)?;
+        let mapping = FileMapping::new(&file, geometry.bytes(), libc::MAP_POPULATE)?;
         let ring = Ring { mapping, file, geometry };
         let header = ring.header();
         header.slots.store(geometry.slots, Ordering::Relaxed);
@@ -94,41 +94,42 @@ impl Ring {
         Ok(ring)
     }
 
-    pub(super) fn open(memory: OwnedFd) -> Result<Ring, Error> {
+    pub(super) fn open(memory: OwnedFd) -> Result<Ring, RingError> {
         match fcntl_get_seals(&memory) {
             Ok(seals) if seals.contains(SEALS) => {}
-            Ok(seals) => return Err(Error::Unsealed { found: format!("{seals:?}") }),
-            Err(error) => return Err(Error::Unsealed { found: io::Error::from(error).to_string() }),
+            Ok(seals) => return Err(RingError::Unsealed { found: format!("{seals:?}") }),
+            Err(error) => return Err(RingError::Unsealed { found: io::Error::from(error).to_string() }),
         }
         let kind = fstatfs(&memory).map_err(os("looking at shared memory"))?.f_type;
         if kind != libc::TMPFS_MAGIC {
-            return Err(Error::NotTmpfs { kind: kind as u64 });
+            return Err(RingError::NotTmpfs { kind: kind as u64 });
         }
         let file = File::from(memory);
         // From here on it does not change.
         let bytes = file.metadata().map_err(os("looking at shared memory"))?.len();
         let most = (HEADER + LARGEST_WHOLE) as u64;
         if !(HEADER as u64..=most).contains(&bytes) {
-            return Err(Error::NotARing(format!("{bytes} bytes, where a ring has {HEADER} to {most}")));
+            return Err(RingError::NotARing(format!("{bytes} bytes, where a ring has {HEADER} to {most}")));
         }
-        let geometry = Ring::look(&Mapping::new(&file, HEADER, 0)?, bytes)?;
+        let geometry = Ring::look(&FileMapping::new(&file, HEADER, 0)?, bytes)?;
         // Pages that the sender has left out are made one by one, as they are needed.
-        Ok(Ring { mapping: Mapping::new(&file, geometry.bytes(), 0)?, file, geometry })
+        Ok(Ring { mapping: FileMapping::new(&file, geometry.bytes(), 0)?, file, geometry })
     }
 
     /// What the header of a file of this length says of the ring there.
-    fn look(header: &Mapping, bytes: u64) -> Result<Geometry, Error> {
+    fn look(header: &FileMapping, bytes: u64) -> Result<Geometry, RingError> {
         let header = header.header();
         let state = header.state.load(Ordering::Acquire);
         if state & !TAKEN != READY {
-            return Err(Error::NotARing(format!("its first word is {state:#x}, not {READY:#x}")));
+            return Err(RingError::NotARing(format!("its first word is {state:#x}, not {READY:#x}")));
         }
         let (slots, length) = (header.slots.load(Ordering::Relaxed), header.length.load(Ordering::Relaxed));
-        let geometry = Geometry::new(slots, length).map_err(|error| Error::NotARing(error.to_string()))?;
+        let geometry =
+            Geometry::new(slots, length).map_err(|error| RingError::NotARing(error.to_string()))?;
         if geometry.bytes() as u64 != bytes {
             let needed = geometry.bytes();
             let reason = format!("{slots} slots of {length} bytes take {needed} bytes, and it has {bytes}");
-            return Err(Error::NotARing(reason));
+            return Err(RingError::NotARing(reason));
         }
         Ok(geometry)
     }
@@ -173,17 +174,17 @@ impl Ring {
 }
 
 #[derive(Debug)]
-struct Mapping {
+struct FileMapping {
     base: NonNull<u8>,
     length: usize,
 }
 
 // SAFETY: the mapping belongs to the value, and is reached by atomics and copies alone.
-unsafe impl Send for Mapping {}
+unsafe impl Send for FileMapping {}
 
-impl Mapping {
+impl FileMapping {
     /// `file` is sealed, and has `length` bytes or more; `length` is [`HEADER`] at least.
-    fn new(file: &File, length: usize, flags: i32) -> Result<Mapping, Error> {
+    fn new(file: &File, length: usize, flags: i32) -> Result<FileMapping, RingError> {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe {
             libc::mmap(
@@ -195,12 +196,12 @@ impl Mapping {
                 0,
             )
         };
-        let failed = |source| Error::Os { what: "mapping shared memory", source };
+        let failed = |source| RingError::Os { what: "mapping shared memory", source };
         if base == libc::MAP_FAILED {
             return Err(failed(io::Error::last_os_error()));
         }
         match NonNull::new(base.cast()) {
-            Some(base) => Ok(Mapping { base, length }),
+            Some(base) => Ok(FileMapping { base, length }),
             None => Err(failed(io::Error::other("mmap returned address 0"))),
         }
     }
@@ -212,7 +213,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
+impl Drop for FileMapping {
     fn drop(&mut self) {
         // SAFETY: base and length are those of the mapping, unmapped once.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.length) };
@@ -222,7 +223,7 @@ impl Drop for Mapping {
 /// One byte goes along: a stream delivers no descriptor without.
 const BYTE: [u8; 1] = *b"R";
 
-pub(super) fn send(stream: &UnixStream, memory: BorrowedFd<'_>) -> Result<(), Error> {
+pub(super) fn send(stream: &UnixStream, memory: BorrowedFd<'_>) -> Result<(), RingError> {
     let memory = [memory];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -232,9 +233,10 @@ pub(super) fn send(stream: &UnixStream, memory: BorrowedFd<'_>) -> Result<(), Er
     Ok(())
 }
 
-pub(super) fn receive(stream: &UnixStream) -> Result<OwnedFd, Error> {
+pub(super) fn receive(stream: &UnixStream) -> Result<OwnedFd, RingError> {
     const WHAT: &str = "receiving a descriptor";
-    let none = |reason| Error::Os { what: WHAT, source: io::Error::new(io::ErrorKind::InvalidData, reason) };
+    let none =
+        |reason| RingError::Os { what: WHAT, source: io::Error::new(io::ErrorKind::InvalidData, reason) };
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
@@ -251,6 +253,6 @@ pub(super) fn receive(stream: &UnixStream) -> Result<OwnedFd, Error> {
 }
 
 /// What `map_err` takes.
-fn os<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> Error {
-    move |source| Error::Os { what, source: source.into() }
+fn os<E: Into<io::Error>>(what: &'static str) -> impl Fn(E) -> RingError {
+    move |source| RingError::Os { what, source: source.into() }
 }

@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use ferroce_driver_test_support::random::Random;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::memory::{HEADER, Header, READY};
@@ -84,9 +85,9 @@ fn goes_to_another_process_through_a_socket() {
 fn refuses_second_consumers_and_sizes_that_are_none() {
     let producer = Producer::create(4, 64).unwrap();
     let _first = Consumer::open(memory_of(&producer)).unwrap();
-    assert!(matches!(Consumer::open(memory_of(&producer)), Err(Error::Taken)));
+    assert!(matches!(Consumer::open(memory_of(&producer)), Err(RingError::Taken)));
     for (slots, length) in [(3, 64), (0, 64), (4, 0), (1 << 21, 1), (4, 1 << 21), (1 << 20, 1025)] {
-        assert!(matches!(Producer::create(slots, length), Err(Error::Size { .. })));
+        assert!(matches!(Producer::create(slots, length), Err(RingError::Size { .. })));
     }
 }
 
@@ -96,12 +97,12 @@ fn a_sparse_file_is_not_filled_by_looking_at_it() {
     let both = SealFlags::SHRINK | SealFlags::GROW;
     let sparse = File::from(sealed(256 << 20, both, &[]));
     let opened = Consumer::open(sparse.try_clone().unwrap().into());
-    assert!(matches!(opened, Err(Error::NotARing(_))), "{opened:?}");
+    assert!(matches!(opened, Err(RingError::NotARing(_))), "{opened:?}");
     let taken = rustix::fs::fstat(&sparse).unwrap().st_blocks * 512;
     assert!(taken <= 1 << 20, "{taken} bytes");
 
     let vast = Consumer::open(sealed(1 << 40, both, &[]));
-    assert!(matches!(vast, Err(Error::NotARing(_))), "{vast:?}");
+    assert!(matches!(vast, Err(RingError::NotARing(_))), "{vast:?}");
 
     // A ring as it should be, of which nothing was ever written.
     let (slots, length) = (1u64 << 18, 1000u64);
@@ -129,7 +130,7 @@ fn huge_pages_are_refused() {
     file.set_len(2 << 20).unwrap();
     fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW).unwrap();
     let opened = Consumer::open(file.into());
-    assert!(matches!(opened, Err(Error::NotTmpfs { .. })), "{opened:?}");
+    assert!(matches!(opened, Err(RingError::NotTmpfs { .. })), "{opened:?}");
 }
 
 fn sealed(length: u64, seals: SealFlags, header: &[u8]) -> OwnedFd {
@@ -150,7 +151,7 @@ fn refuses_memory_that_could_change_its_size() {
     let both = SealFlags::SHRINK | SealFlags::GROW;
     for seals in [SealFlags::empty(), SealFlags::SHRINK, SealFlags::GROW, SealFlags::SEAL] {
         let opened = Consumer::open(sealed(length, seals, &header));
-        assert!(matches!(opened, Err(Error::Unsealed { .. })), "{seals:?}: {opened:?}");
+        assert!(matches!(opened, Err(RingError::Unsealed { .. })), "{seals:?}: {opened:?}");
     }
     Consumer::open(sealed(length, both, &header)).unwrap();
     // A named file has no seals.
@@ -160,9 +161,9 @@ fn refuses_memory_that_could_change_its_size() {
     file.write_all_at(&header, 0).unwrap();
     let opened = Consumer::open(file.into());
     std::fs::remove_file(&path).unwrap();
-    assert!(matches!(opened, Err(Error::Unsealed { .. })), "{opened:?}");
+    assert!(matches!(opened, Err(RingError::Unsealed { .. })), "{opened:?}");
     let (pipe, _) = UnixStream::pair().unwrap();
-    assert!(matches!(Consumer::open(pipe.into()), Err(Error::Unsealed { .. })));
+    assert!(matches!(Consumer::open(pipe.into()), Err(RingError::Unsealed { .. })));
     // A producer's own memory keeps its seals, whoever has it.
     let memory = memory_of(&right);
     assert!(fcntl_add_seals(&memory, SealFlags::FUTURE_WRITE).is_err());
@@ -195,7 +196,7 @@ fn refuses_sealed_memory_that_is_no_ring() {
         (1 << 50, header(READY, 4, 64)),
     ] {
         let opened = Consumer::open(sealed(bytes, both, &header));
-        assert!(matches!(opened, Err(Error::NotARing(_))), "{bytes} bytes, {header:?}: {opened:?}");
+        assert!(matches!(opened, Err(RingError::NotARing(_))), "{bytes} bytes, {header:?}: {opened:?}");
     }
 }
 
@@ -225,7 +226,7 @@ fn a_consumer_believes_no_impossible_index() {
         let expected = format!("the other end's tail is {tail}; 3 to 5 can be");
         assert_eq!(error.to_string(), expected);
         let popped = consumer.pop(9, |_| panic!("a slot that was never full"));
-        assert!(matches!(popped, Err(Error::Corrupt { index: "tail", .. })));
+        assert!(matches!(popped, Err(RingError::Corrupt { index: "tail", .. })));
     }
     // What was known before stays: 2 slots are full.
     assert_eq!(consumer.full(2).unwrap(), 2);
@@ -247,7 +248,7 @@ fn a_producer_believes_no_impossible_index() {
         let expected = format!("the other end's head is {head}; 2 to 4 can be");
         assert_eq!(error.to_string(), expected);
         let pushed = producer.push(9, |_| panic!("a slot that was never released"));
-        assert!(matches!(pushed, Err(Error::Corrupt { index: "head", .. })));
+        assert!(matches!(pushed, Err(RingError::Corrupt { index: "head", .. })));
     }
     assert_eq!(producer.free(2).unwrap(), 2);
     liar.write(offset_of!(Header, head), 4);
@@ -352,12 +353,10 @@ fn memory_that_is_to_be_cut_short_ends_nobody() {
 fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
     if let Some(file) = given() {
         let length = file.metadata().unwrap().len();
-        let (mut state, end) = (1u64, Instant::now() + Duration::from_secs(20));
+        let (mut random, end) = (Random::new(1), Instant::now() + Duration::from_secs(20));
         // Until it is killed.
         while Instant::now() < end {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
+            let state = random.any();
             let index =
                 [offset_of!(Header, tail), offset_of!(Header, head)][(state >> 8 & 1) as usize] as u64;
             let (offset, value) = match state % 4 {
@@ -385,7 +384,7 @@ fn a_hostile_process_gets_errors_and_spoilt_bytes_and_nothing_else() {
                     assert!(count <= 4);
                     moved += count as u64;
                 }
-                Err(Error::Corrupt { .. }) => {
+                Err(RingError::Corrupt { .. }) => {
                     refused += 1;
                     // A new start: else one lie would be the last thing that is seen.
                     (producer.head, producer.tail, consumer.head, consumer.tail) = (0, 0, 0, 0);

@@ -17,30 +17,31 @@ pub(super) struct Network {
     pub(super) counters: Counters,
     pub(super) trace: Trace,
     rng: ChaCha8Rng,
-    ports: Vec<Port>,
+    ports: Vec<NetworkPort>,
     /// Frames scheduled so far, which orders those that arrive at the same time.
     scheduled: u64,
 }
 
 /// A frame and the port whose memory it is.
-pub(super) struct Frame {
+pub(super) struct SimFrame {
     pub(super) bytes: Box<[u8]>,
     pub(super) len: usize,
     owner: usize,
 }
 
-struct Port {
+/// The network's side of a port.
+struct NetworkPort {
     addresses: Vec<IpAddr>,
     open: bool,
     /// Frames that nobody uses. The last [`copies`] of them are for copies alone.
-    spare: Vec<Frame>,
+    spare: Vec<SimFrame>,
     underway: BinaryHeap<Reverse<Underway>>,
     /// The links from this port, by number of the port at their other end.
-    links: Vec<Link>,
+    links: Vec<LinkState>,
 }
 
 /// One direction between two ports.
-struct Link {
+struct LinkState {
     /// When the last bit of what was accepted so far has left, in picoseconds: a byte takes 80 of
     /// them at 100 Gb/s, so that no rounding adds up.
     busy_until: u128,
@@ -51,7 +52,7 @@ struct Link {
 }
 
 struct Held {
-    frame: Frame,
+    frame: SimFrame,
     /// When it arrives at the latest.
     deadline: Nanos,
     /// Frames that may still overtake it.
@@ -61,7 +62,7 @@ struct Held {
 struct Underway {
     arrival: Nanos,
     order: u64,
-    frame: Frame,
+    frame: SimFrame,
 }
 
 impl Network {
@@ -80,7 +81,7 @@ impl Network {
     /// Adds a port that may have `frames` frames underway and returns its number.
     pub(super) fn add_port(&mut self, addresses: &[IpAddr], frames: usize, max_frame: usize) -> usize {
         let number = self.ports.len();
-        self.ports.push(Port {
+        self.ports.push(NetworkPort {
             addresses: addresses.to_vec(),
             open: true,
             spare: Vec::new(),
@@ -92,10 +93,10 @@ impl Network {
         let ports = self.ports.len();
         for (owner, port) in self.ports.iter_mut().enumerate() {
             let more = if owner == number { frames + copies(ports) } else { copies(1) };
-            port.spare.extend((0..more).map(|_| Frame::new(max_frame, owner)));
+            port.spare.extend((0..more).map(|_| SimFrame::new(max_frame, owner)));
             port.spare.reserve_exact((frames + copies(ports)).saturating_sub(port.spare.len()));
             port.underway.reserve_exact(total - port.underway.len());
-            port.links.resize_with(ports, Link::new);
+            port.links.resize_with(ports, LinkState::new);
         }
         number
     }
@@ -120,24 +121,24 @@ impl Network {
     }
 
     /// A frame for `port` to fill, unless it has too many underway.
-    pub(super) fn spare_frame(&mut self, port: usize) -> Option<Frame> {
+    pub(super) fn spare_frame(&mut self, port: usize) -> Option<SimFrame> {
         let reserve = copies(self.ports.len());
         let spare = &mut self.ports[port].spare;
         if spare.len() > reserve { spare.pop() } else { None }
     }
 
-    pub(super) fn give_back(&mut self, frame: Frame) {
+    pub(super) fn give_back(&mut self, frame: SimFrame) {
         self.ports[frame.owner].spare.push(frame);
     }
 
-    pub(super) fn recycle(&mut self, frames: &mut Vec<Frame>) {
+    pub(super) fn recycle(&mut self, frames: &mut Vec<SimFrame>) {
         for frame in frames.drain(..) {
             self.give_back(frame);
         }
     }
 
     /// Sends `frame` from its owner's port.
-    pub(super) fn send(&mut self, now: Nanos, frame: Frame) {
+    pub(super) fn send(&mut self, now: Nanos, frame: SimFrame) {
         self.trace.words(&[now.0, frame.owner as u64]);
         self.trace.bytes(frame.contents());
         let verdict = (self.filter)(frame.contents());
@@ -154,7 +155,7 @@ impl Network {
     }
 
     /// Hands over the frames that have arrived at `port` by `now`, `limit` of them at most.
-    pub(super) fn receive(&mut self, port: usize, now: Nanos, frames: &mut Vec<Frame>, limit: usize) {
+    pub(super) fn receive(&mut self, port: usize, now: Nanos, frames: &mut Vec<SimFrame>, limit: usize) {
         for from in 0..self.ports.len() {
             let expired = |held: &Held| held.deadline <= now;
             while let Some(at) = self.ports[from].links[port].held.iter().position(expired) {
@@ -179,7 +180,7 @@ impl Network {
     }
 
     /// Takes `frame` through everything that happens once, whatever the number of copies.
-    fn transmit(&mut self, now: Nanos, to: usize, mut frame: Frame, verdict: Verdict) {
+    fn transmit(&mut self, now: Nanos, to: usize, mut frame: SimFrame, verdict: Verdict) {
         if !self.ports[to].open {
             return self.discard(frame, Fate::NoPort);
         }
@@ -201,7 +202,7 @@ impl Network {
     }
 
     /// When the last bit of `frame` has left, if the queue takes it. May mark it.
-    fn serialise(&mut self, now: Nanos, to: usize, frame: &mut Frame) -> Option<Nanos> {
+    fn serialise(&mut self, now: Nanos, to: usize, frame: &mut SimFrame) -> Option<Nanos> {
         let Some(rate) = self.link.rate else { return Some(now) };
         let rate = u128::from(rate);
         let link = &self.ports[frame.owner].links[to];
@@ -224,7 +225,7 @@ impl Network {
     }
 
     /// Takes one copy through everything that happens on the way.
-    fn propagate(&mut self, departure: Nanos, to: usize, mut frame: Frame, verdict: Verdict) {
+    fn propagate(&mut self, departure: Nanos, to: usize, mut frame: SimFrame, verdict: Verdict) {
         let from = frame.owner;
         if verdict == Verdict::Corrupt || self.chance(self.link.corrupt) {
             self.counters.corrupted += 1;
@@ -276,22 +277,22 @@ impl Network {
         self.schedule(to, arrival.min(held.deadline), held.frame);
     }
 
-    fn schedule(&mut self, to: usize, arrival: Nanos, frame: Frame) {
+    fn schedule(&mut self, to: usize, arrival: Nanos, frame: SimFrame) {
         self.trace.words(&[Fate::Arrives as u64, to as u64, arrival.0]);
         let order = self.scheduled;
         self.scheduled += 1;
         self.ports[to].underway.push(Reverse(Underway { arrival, order, frame }));
     }
 
-    fn discard(&mut self, frame: Frame, fate: Fate) {
+    fn discard(&mut self, frame: SimFrame, fate: Fate) {
         self.trace.words(&[fate as u64]);
         self.give_back(frame);
     }
 
-    fn copy(&mut self, frame: &Frame) -> Frame {
+    fn copy(&mut self, frame: &SimFrame) -> SimFrame {
         // `spare_frame` left enough of them; growing the pool is right even if it did not.
         let spare = self.ports[frame.owner].spare.pop();
-        let mut copy = spare.unwrap_or_else(|| Frame::new(frame.bytes.len(), frame.owner));
+        let mut copy = spare.unwrap_or_else(|| SimFrame::new(frame.bytes.len(), frame.owner));
         copy.len = frame.len;
         copy.bytes[..frame.len].copy_from_slice(frame.contents());
         copy
@@ -316,9 +317,9 @@ fn copies(ports: usize) -> usize {
     2 * ports
 }
 
-impl Frame {
-    fn new(size: usize, owner: usize) -> Frame {
-        Frame { bytes: vec![0; size].into_boxed_slice(), len: 0, owner }
+impl SimFrame {
+    fn new(size: usize, owner: usize) -> SimFrame {
+        SimFrame { bytes: vec![0; size].into_boxed_slice(), len: 0, owner }
     }
 
     pub(super) fn contents(&self) -> &[u8] {
@@ -326,9 +327,9 @@ impl Frame {
     }
 }
 
-impl Link {
-    fn new() -> Link {
-        Link { busy_until: 0, last_arrival: Nanos::ZERO, held: Vec::with_capacity(REORDER_LIMIT) }
+impl LinkState {
+    fn new() -> LinkState {
+        LinkState { busy_until: 0, last_arrival: Nanos::ZERO, held: Vec::with_capacity(REORDER_LIMIT) }
     }
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use super::control::{Control, number};
 use super::header::Template;
 use crate::kept::Copies;
-use crate::memory::Mapping;
+use crate::memory::AnonymousMapping;
 use crate::{FrameSink, RxFrame, Stats};
 
 /// Datagrams a call: with their buffers, what a core's cache holds.
@@ -21,7 +21,7 @@ const SLOT: usize = HEADROOM + DATAGRAM_MAX;
 /// Buffers for received datagrams.
 #[derive(Debug)]
 pub(super) struct Receiver {
-    memory: Mapping,
+    memory: AnonymousMapping,
     names: [libc::sockaddr_in6; BURST],
     controls: [Control; BURST],
     datagrams: [Datagram; BURST],
@@ -45,7 +45,7 @@ impl Receiver {
         let nobody = SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0));
         let template = Template::new(nobody, nobody.ip(), 0, 0);
         Ok(Receiver {
-            memory: Mapping::zeroed(BURST * SLOT)?,
+            memory: AnonymousMapping::zeroed(BURST * SLOT)?,
             // SAFETY: a `sockaddr_in6` is plain old data, for which zeros are valid.
             names: unsafe { std::mem::zeroed() },
             controls: [Control::empty(); BURST],

@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, PORT, Place, UdpConfig, os_error};
+use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, LocalAddress, PORT, UdpConfig, os_error};
 use crate::Error;
 
 /// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
@@ -30,7 +30,7 @@ impl Sharing {
 
 /// The first socket on port 4791 of the place's address, which more are to join. While there is any other,
 /// it is refused: of all that come at the same time one alone gets the address.
-pub(super) fn claim(config: &UdpConfig, place: &Place, sharing: Sharing) -> Result<OwnedFd, Error> {
+pub(super) fn claim(config: &UdpConfig, place: &LocalAddress, sharing: Sharing) -> Result<OwnedFd, Error> {
     let socket = open(config, place, None)?;
     set_option(socket.as_fd(), libc::SOL_SOCKET, sharing.option(), 1)
         .map_err(|source| os_error("setting up the UDP socket", place, source))?;
@@ -38,11 +38,11 @@ pub(super) fn claim(config: &UdpConfig, place: &Place, sharing: Sharing) -> Resu
 }
 
 /// One more beside that which [`claim`] opened.
-pub(super) fn join(config: &UdpConfig, place: &Place, sharing: Sharing) -> Result<OwnedFd, Error> {
+pub(super) fn join(config: &UdpConfig, place: &LocalAddress, sharing: Sharing) -> Result<OwnedFd, Error> {
     open(config, place, Some(sharing))
 }
 
-fn open(config: &UdpConfig, place: &Place, sharing: Option<Sharing>) -> Result<OwnedFd, Error> {
+fn open(config: &UdpConfig, place: &LocalAddress, sharing: Option<Sharing>) -> Result<OwnedFd, Error> {
     let os = |source| os_error("setting up the UDP socket", place, source);
     let socket = create(config.address).map_err(os)?;
     let set = |level, option, value| set_option(socket.as_fd(), level, option, value);
@@ -98,7 +98,7 @@ fn open(config: &UdpConfig, place: &Place, sharing: Option<Sharing>) -> Result<O
 /// From now on nobody else can be bound to where these [stacked](Sharing::Stacked) sockets are.
 pub(super) fn close_to_others<'a>(
     sockets: impl IntoIterator<Item = &'a OwnedFd>,
-    place: &Place,
+    place: &LocalAddress,
 ) -> Result<(), Error> {
     sockets.into_iter().try_for_each(|socket| {
         set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 0)

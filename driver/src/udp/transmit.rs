@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use super::control::Control;
 use super::header::{self, Key, LEN_V4, LEN_V6};
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, TRIES_MAX};
-use crate::memory::Mapping;
+use crate::memory::AnonymousMapping;
 use crate::{FrameSource, Stats};
 
 /// Sends a system call.
@@ -23,7 +23,7 @@ const DATAGRAM_MAX: usize = 65535 - LEN_V6;
 /// Packets that are written and not sent yet.
 #[derive(Debug)]
 pub(super) struct Transmitter {
-    memory: Mapping,
+    memory: AnonymousMapping,
     /// End of what is written.
     end: usize,
     header_len: usize,
@@ -65,7 +65,7 @@ impl Transmitter {
         segmentation: bool,
     ) -> io::Result<Transmitter> {
         Ok(Transmitter {
-            memory: Mapping::zeroed(STAGE + DATAGRAM_MAX + max_frame)?,
+            memory: AnonymousMapping::zeroed(STAGE + DATAGRAM_MAX + max_frame)?,
             end: header::len(own),
             header_len: header::len(own),
             max_frame,

@@ -2,17 +2,15 @@
 //! root, between namespaces, where what leaves an interface can be seen.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
-#[path = "../common/mod.rs"]
-mod common;
 mod namespaces;
-#[path = "../common/readiness.rs"]
-mod readiness;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Error, FrameSource, Layer, Nanos, NextHop, PacketDriver, RefusalReason};
+use ferroce_driver_test_support::patience::until;
+use ferroce_driver_test_support::readiness;
 
 /// Writes packets and gives them other identifications, as the engine does.
 struct Source<'a>(&'a mut dyn Iterator<Item = Vec<u8>>);
@@ -123,15 +121,11 @@ fn open_group(address: IpAddr, count: usize) -> Vec<Udp> {
 }
 
 fn patiently<T>(open: impl Fn() -> Result<T, Error>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(5);
-    loop {
-        match open() {
-            Err(Error::PortInUse { .. }) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened.unwrap(),
-        }
-    }
+    let opened = || match open() {
+        Err(Error::PortInUse { .. }) => None,
+        opened => Some(opened.unwrap()),
+    };
+    until(Duration::from_secs(5), opened, || "the port, which is in use".to_owned())
 }
 
 /// Lengths by which sends are put together in every way: equal, a shorter last, longer ones.

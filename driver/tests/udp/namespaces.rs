@@ -7,19 +7,19 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Error, FrameSource, Nanos, PacketDriver};
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH, inside, ip};
 
-use crate::common::{self, Pair, VETH};
 use crate::{Shape, comparable, cross, expect_dealt, lengths, open, open_with, receive, receive_now, send};
 
 const A: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
 const B: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 2));
 
-fn pair(mtu: u32) -> Option<Pair> {
+fn pair(mtu: u32) -> Option<Namespaces> {
     if Command::new("ethtool").arg("--version").stdout(Stdio::null()).status().is_err() {
         println!("skipped: no `ethtool` command (package ethtool)");
         return None;
     }
-    Pair::new(mtu)
+    Namespaces::new(mtu)
 }
 
 fn ethtool(namespace: &str, features: &str) {
@@ -30,7 +30,7 @@ fn ethtool(namespace: &str, features: &str) {
 
 /// Sees the IP packets that come to an interface.
 fn listen(namespace: &str) -> UdpSocket {
-    common::inside(namespace, || {
+    inside(namespace, || {
         let all = (libc::ETH_P_IP as u16).to_be();
         // SAFETY: no pointers; the result is checked.
         let fd = unsafe { libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM, i32::from(all)) };
@@ -181,7 +181,7 @@ fn a_packet_too_large_for_the_interface_is_dropped() {
     let Some(pair) = pair(9000) else { return };
     let mut a = pair.in_a(|| open(A));
     let mut b = pair.in_b(|| open(B));
-    common::ip(&format!("-n {} link set {VETH} mtu 1500", pair.a));
+    ip(&format!("-n {} link set {VETH} mtu 1500", pair.a));
     a.resolve(B).unwrap();
     let shape = Shape::new(A, B);
     send(&mut a, &[shape.packet(4112, 1), shape.packet(4112, 2)]);

@@ -6,6 +6,7 @@
 
 mod stub;
 mod sync;
+// The file of the crate itself, on loom's atomics (`sync`): a copy would prove nothing about it.
 #[allow(dead_code, reason = "what the stub does not need")]
 #[path = "../../src/runtime/runner/wakeup.rs"]
 mod wakeup;

@@ -7,6 +7,7 @@ use ferroce::{
     Access, Counters, Data, Memory, Mr, QpState, QpType, Qpn, RKey, ReceiveWorkRequest, SendFlags, SendOp,
     SendWorkRequest, Transition,
 };
+use ferroce_driver_test_support::random::Random;
 
 use crate::packet::{BTH, NAK_INVALID, NAK_RNR, NAK_SEQUENCE, Script, packet, reseal};
 use crate::peer::{PEER_QPN, Peer, QKEY, REMOTE, Setup, all_access, pattern, sge};
@@ -30,7 +31,7 @@ impl Fuzz {
         let mut peer = Peer::with(setup);
         let [target, own] = [0; 2].map(|_| peer.memory(&pattern(1024)));
         let guard = peer.memory_with(&pattern(1024), Access::LOCAL_WRITE);
-        Fuzz { peer, setup, random: Random(seed), target, own, guard }
+        Fuzz { peer, setup, random: Random::new(seed), target, own, guard }
     }
 
     /// Sends so many packets. A packet that makes the engine panic, allocate, send a broken frame or
@@ -38,7 +39,7 @@ impl Fuzz {
     pub(crate) fn run(mut self, packets: u32) -> Counters {
         for n in 0..packets {
             let alive = self.peer.query().state == QpState::Rts;
-            if n % 8 == 0 || !alive && self.random.one_of(2) {
+            if n % 8 == 0 || !alive && self.random.one_in(2) {
                 self.tend();
             }
             let frame = self.frame();
@@ -58,7 +59,7 @@ impl Fuzz {
         peer.take_packets();
         while peer.context.next_event().is_some() {}
         while peer.context.poll_cq(peer.cq).unwrap().is_some() {}
-        if random.one_of(4) {
+        if random.one_in(4) {
             peer.advance(Duration::from_micros(random.below(200)));
             peer.take_packets();
         }
@@ -67,7 +68,7 @@ impl Fuzz {
             while peer.context.poll_cq(peer.cq).unwrap().is_some() {}
             peer.take_to(setup);
         }
-        if random.one_of(16) {
+        if random.one_in(16) {
             let memory: Memory = peer.context.deregister(*target).unwrap();
             *target = peer.context.register(peer.pd, memory, all_access()).unwrap();
         }
@@ -94,17 +95,17 @@ impl Fuzz {
         let script = self.script();
         let mut frame = self.peer.frame(&script);
         let random = &mut self.random;
-        if random.one_of(8) {
+        if random.one_in(8) {
             // Any byte behind the network headers, with an ICRC to match or not.
             for _ in 0..=random.below(2) {
                 let at = BTH as u64 + random.below((frame.len() - BTH) as u64);
                 frame[at as usize] ^= 1 << random.below(8);
             }
-            if random.one_of(2) {
+            if random.one_in(2) {
                 reseal(&mut frame);
             }
         }
-        if random.one_of(64) {
+        if random.one_in(64) {
             frame.truncate(random.below(frame.len() as u64) as usize);
         }
         frame
@@ -115,19 +116,19 @@ impl Fuzz {
         let query = self.peer.query();
         let random = &mut self.random;
         let opcode = loop {
-            let byte = random.next() as u8;
+            let byte = random.any() as u8;
             let service = match self.setup.qp_type {
                 QpType::Rc => Service::Rc,
                 QpType::Uc => Service::Uc,
                 QpType::Ud => Service::Ud,
             };
             let Some(opcode) = Opcode::from_byte(byte) else { continue };
-            if opcode.service() == service || random.one_of(64) {
+            if opcode.service() == service || random.one_in(64) {
                 break opcode;
             }
         };
         let psn = match (opcode.is_request(), random.below(8)) {
-            (_, 0) => random.next() as u32,
+            (_, 0) => random.any() as u32,
             (true, 1) => query.rq_psn.value().wrapping_add(random.below(8) as u32).wrapping_sub(4),
             (true, _) => query.rq_psn.value(),
             (false, _) => query.sq_psn.value().wrapping_sub(random.below(10) as u32),
@@ -137,38 +138,38 @@ impl Fuzz {
             PayloadRule::Exactly(n) => n.into(),
             PayloadRule::Some | PayloadRule::Any => random.below(257),
         };
-        let length = if random.one_of(32) { random.below(1200) } else { most };
+        let length = if random.one_in(32) { random.below(1200) } else { most };
         let mut script = packet(opcode, psn & 0xff_ffff).payload(&vec![0xee; length as usize]);
         for extension in opcode.extensions() {
             let va = match random.below(8) {
-                0 => random.next(),
+                0 => random.any(),
                 1 => 0u64.wrapping_sub(random.below(1024)),
                 2 => 1024 - random.below(64),
                 _ => random.below(64) * 8,
             };
-            let any = RKey::new(random.next() as u32);
-            let named = if random.one_of(32) { any } else { key };
+            let any = RKey::new(random.any() as u32);
+            let named = if random.one_in(32) { any } else { key };
             let stated =
-                if random.one_of(8) { random.next() as u32 >> random.below(32) } else { length as u32 };
+                if random.one_in(8) { random.any() as u32 >> random.below(32) } else { length as u32 };
             script = match extension {
                 Extension::Deth => {
-                    script.deth(if random.one_of(8) { random.next() as u32 } else { QKEY }, PEER_QPN)
+                    script.deth(if random.one_in(8) { random.any() as u32 } else { QKEY }, PEER_QPN)
                 }
                 Extension::Reth => script.reth(va, named, stated),
-                Extension::AtomicEth => script.atomic_eth(va, named, random.next(), random.below(2)),
+                Extension::AtomicEth => script.atomic_eth(va, named, random.any(), random.below(2)),
                 Extension::Aeth => {
                     let fatal = NAK_INVALID + random.below(3) as u8;
-                    let any = random.next() as u8;
+                    let any = random.any() as u8;
                     let syndromes = [0x1f, 0x1f, NAK_RNR | 1, NAK_SEQUENCE, NAK_SEQUENCE, fatal, any];
-                    script.aeth(syndromes[random.below(7) as usize], random.next() as u32 & 0xff_ffff)
+                    script.aeth(syndromes[random.below(7) as usize], random.any() as u32 & 0xff_ffff)
                 }
-                Extension::AtomicAckEth => script.original(random.next()),
-                Extension::ImmDt => script.imm(random.next() as u32),
-                Extension::Ieth => script.ieth(if random.one_of(4) { any } else { key }),
+                Extension::AtomicAckEth => script.original(random.any()),
+                Extension::ImmDt => script.imm(random.any() as u32),
+                Extension::Ieth => script.ieth(if random.one_in(4) { any } else { key }),
                 Extension::Feth => {
                     let kind =
-                        FlushType { global_visibility: !random.one_of(8), persistence: random.one_of(16) };
-                    let whole = random.one_of(2);
+                        FlushType { global_visibility: !random.one_in(8), persistence: random.one_in(16) };
+                    let whole = random.one_in(2);
                     script.feth(Feth::new(
                         if whole { Selectivity::MemoryRegion } else { Selectivity::Range },
                         kind,
@@ -176,30 +177,9 @@ impl Fuzz {
                 }
             };
         }
-        if random.one_of(64) {
-            script = script.dest_qpn(Qpn::new(random.next() as u32));
+        if random.one_in(64) {
+            script = script.dest_qpn(Qpn::new(random.any() as u32));
         }
-        if random.one_of(2) { script.ack_req() } else { script }
-    }
-}
-
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ z >> 31
-    }
-
-    fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
-    }
-
-    fn one_of(&mut self, n: u64) -> bool {
-        self.below(n) == 0
+        if random.one_in(2) { script.ack_req() } else { script }
     }
 }

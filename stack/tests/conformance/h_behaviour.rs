@@ -9,12 +9,13 @@ use ferroce::{
     Access, AddressVector, Config, Context, Counter, Gid, Nanos, PacketDriver, PathMtu, Psn, QpConfig,
     QpState, Qpn, ReadyToReceive, SendOp, Transition,
 };
+use ferroce_driver_test_support::random::Random;
 
 use crate::a_parsing::hex;
 use crate::packet::{BTH, NAK_RNR, NAK_SEQUENCE, Script, ack, nak, packet, payload, read_response, reseal};
 use crate::pair::{self, Pair};
 use crate::peer::{Peer, RQ, SQ, Setup, pattern};
-use crate::switch::{Dice, REQUESTER, RESPONDER, link, remote};
+use crate::switch::{REQUESTER, RESPONDER, link, remote};
 
 /// Known numbers of everything that is counted as an event, and nothing else counted beside.
 #[test]
@@ -196,10 +197,10 @@ fn goodput_beside(one_in: Option<u64>) -> Goodput {
     let setup = pair::Setup { qps: QPS, path_mtu: PathMtu::Mtu4096, frames: 256, ..Default::default() };
     let mut pair = Pair::new(1, rate, setup);
     let lossy = pair.ends[RESPONDER].qpns()[0];
-    let mut dice = Dice(126);
+    let mut dice = Random::new(126);
     pair.network.set_filter(Box::new(move |frame| {
         let qpn = u32::from_be_bytes([0, frame[BTH + 5], frame[BTH + 6], frame[BTH + 7]]);
-        let is_lost = Qpn::new(qpn) == lossy && one_in.is_some_and(|one_in| dice.roll(one_in) == 0);
+        let is_lost = Qpn::new(qpn) == lossy && one_in.is_some_and(|one_in| dice.below(one_in) == 0);
         if is_lost { Verdict::Drop } else { Verdict::Pass }
     }));
     let to = remote(&pair.ends[RESPONDER]);

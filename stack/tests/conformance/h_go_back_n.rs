@@ -7,11 +7,12 @@ use std::time::Duration;
 use ferroce::WcStatus::Success;
 use ferroce::wire::{Opcode, Operation};
 use ferroce::{Nanos, PathMtu, RemoteAddress, SendOp};
+use ferroce_driver_test_support::random::Random;
 
 use crate::packet::NAK_SEQUENCE;
 use crate::pair::{Pair, Setup};
 use crate::peer::pattern;
-use crate::switch::{Dice, Log, REQUESTER, RESPONDER, Seen, distance, link, remote, run, take_completions};
+use crate::switch::{Log, REQUESTER, RESPONDER, Seen, distance, link, remote, run, take_completions};
 
 /// Go-back-N as its responder shows it.
 #[test]
@@ -19,8 +20,8 @@ fn case_120_gbn_check() {
     const DELAY: Duration = Duration::from_micros(3);
     let setup = Setup { path_mtu: PathMtu::Mtu256, ..Setup::default() };
     let mut pair = Pair::new(1, link(DELAY), setup);
-    let mut dice = Dice(120);
-    let log = Log::of(&pair, move |_, _| dice.roll(50) == 0);
+    let mut dice = Random::new(120);
+    let log = Log::of(&pair, move |_, _| dice.below(50) == 0);
     // No more under way than the port hands over in one poll.
     run(&mut pair, 6000, |[a, b], n| {
         let to = remote(b);
@@ -93,8 +94,8 @@ fn case_121_read_gbn_check() {
     let data = pattern(10_000);
     let responder = &mut pair.ends[RESPONDER];
     responder.context.bytes_mut(responder.mr).unwrap()[..10_000].copy_from_slice(&data);
-    let mut dice = Dice(121);
-    let log = Log::of(&pair, move |_, _| dice.roll(40) == 0);
+    let mut dice = Random::new(121);
+    let log = Log::of(&pair, move |_, _| dice.below(40) == 0);
     let (mut resumed, mut lost) = (0, 0);
     for n in 0..300 {
         let length = 2000 + (n * 37 % 8000) as u32;
@@ -176,16 +177,16 @@ fn case_122_nak_latencies() {
     let mut pair = Pair::new(1, link(DELAY), Setup::default());
     // One packet in thirty is lost, the first time that it is sent.
     let mut newest = None;
-    let mut dice = Dice(122);
+    let mut dice = Random::new(122);
     let log = Log::of(&pair, move |from, got| {
         let is_new = from == REQUESTER && newest.is_none_or(|newest| distance(got.psn, newest) > 0);
         if is_new {
             newest = Some(got.psn);
         }
-        is_new && dice.roll(30) == 0
+        is_new && dice.below(30) == 0
     });
     let to = remote(&pair.ends[RESPONDER]);
-    let mut dice = Dice(1220);
+    let mut dice = Random::new(1220);
     let mut due = [pair.now, pair.now];
     let (mut posted, mut completed) = (0, 0);
     while completed < MESSAGES {
@@ -199,7 +200,7 @@ fn case_122_nak_latencies() {
         pair.clock.store(now.0, Ordering::Relaxed);
         pair.ends[end].context.poll(now).unwrap();
         completed += take_completions(&mut pair.ends[REQUESTER]);
-        due[end] = now + Duration::from_nanos(100 + dice.roll(LONGEST_PAUSE - 99));
+        due[end] = now + Duration::from_nanos(100 + dice.below(LONGEST_PAUSE - 99));
         assert!(now.0 < 1 << 40, "{completed} completed");
     }
 

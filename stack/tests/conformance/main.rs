@@ -9,6 +9,8 @@ use std::fs;
 use std::ops::RangeInclusive;
 use std::path::Path;
 
+use ferroce_test_support::{packet, pair, peer};
+
 mod a_parsing;
 mod b_requester;
 mod b_responses;
@@ -28,13 +30,7 @@ mod h_behaviour;
 mod h_go_back_n;
 mod i_progress;
 mod i_security;
-mod packet;
-#[path = "../pair/mod.rs"]
-#[expect(unreachable_pub, reason = "a module shared by test programs")]
-#[allow(dead_code, reason = "these tests use less of it than others")]
-mod pair;
 mod pairs;
-mod peer;
 mod pkeys;
 mod selective;
 mod selective_sender;

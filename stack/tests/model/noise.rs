@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use ferroce_driver_test_support::random::Random;
+
 /// Bytes of the noise that all messages are cut from.
 pub(crate) const NOISE: usize = 3 << 20;
 
@@ -10,14 +12,9 @@ pub(crate) const NOISE: usize = 3 << 20;
 pub(crate) fn noise() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
     BYTES.get_or_init(|| {
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut next = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state.to_le_bytes()
-        };
-        (0..NOISE / 8).flat_map(|_| next()).collect()
+        let mut bytes = vec![0; NOISE];
+        Random::new(1).fill(&mut bytes);
+        bytes
     })
 }
 

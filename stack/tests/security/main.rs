@@ -5,13 +5,9 @@
 
 mod bugs;
 mod bugs_of_state;
-#[path = "../conformance/packet.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod packet;
-#[path = "../conformance/peer.rs"]
-#[allow(dead_code, reason = "these tests use less of it than the conformance cases")]
-mod peer;
 mod threats;
+
+use ferroce_test_support::{packet, peer};
 
 /// A row of the table for each test, and a test for each row.
 #[test]

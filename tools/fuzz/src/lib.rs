@@ -2,7 +2,6 @@
 //! that is fed with what the fuzzer makes up, beside a model of what may come of it.
 #![forbid(unsafe_code)]
 
-mod cable;
 mod input;
 mod live;
 mod packet;

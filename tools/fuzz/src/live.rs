@@ -14,17 +14,18 @@ use ferroce::{
     QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress,
     SendFlags, SendOp, Srq, SrqConfig, Transition, UnreliablePath, WorkCompletion,
 };
+use ferroce_test_support::cable::{Cable, ENGINE_MAC, ENGINE_V4, ENGINE_V6, PEER_MAC, PEER_V4, PEER_V6};
+use ferroce_test_support::peer::{PEER_QPN, all_access};
 
-use crate::cable::{Cable, ENGINE_MAC, ENGINE_V4, ENGINE_V6, PEER_MAC, PEER_V4, PEER_V6};
 use crate::input::Input;
 use crate::packet::{self, Fields, Flags, QKEY};
-use memory::{PLACES, Region, Window, all_access};
+use memory::{PLACES, Region, Window};
 pub(crate) use memory::{Piece, REGION, part, total};
 
-/// The peer's queue pair.
-pub(crate) const PEER_QPN: Qpn = Qpn::new(0x77);
 /// Outstanding work requests of a queue.
 pub(crate) const DEPTH: u32 = 8;
+/// Bytes of the port's longest packet.
+const MTU: u32 = 1200;
 /// Packets in flight.
 pub(crate) const WINDOW: u32 = 32;
 /// Memory of the peer.
@@ -126,7 +127,7 @@ pub(crate) struct Live {
 
 impl Live {
     pub(crate) fn new(setup: Setup) -> Live {
-        let cable = Cable::default();
+        let cable = Cable::new();
         let config = Config::default()
             .reorder_packets(setup.reorder_packets.unwrap_or(0))
             .seed([7; 32])
@@ -146,7 +147,8 @@ impl Live {
             .window(WINDOW)
             .roce_v1(false)
             .drop_access_errors(false);
-        let mut context = Context::open(Box::new(cable.port()), &config).expect("the configuration is right");
+        let mut context =
+            Context::open(Box::new(cable.port(MTU)), &config).expect("the configuration is right");
         let (pd, foreign_pd) = (context.alloc_pd().expect("room"), context.alloc_pd().expect("room"));
         let cq = context.create_cq(setup.cq_capacity).expect("room");
         let mw = context.alloc_mw(pd).expect("room");
@@ -396,7 +398,9 @@ impl Live {
     /// The frame (if any) arrives, and the engine has a turn. Returns what it sends.
     pub(crate) fn turn(&mut self, frame: &[u8]) -> Vec<Vec<u8>> {
         assert!(self.cable.take().is_empty(), "a verb has sent that ends nothing");
-        self.cable.send(frame);
+        if !frame.is_empty() {
+            self.cable.send(frame.to_vec());
+        }
         self.context.poll(self.now).expect("the cable does not break");
         self.cable.take()
     }

@@ -11,9 +11,10 @@ use ferroce::{
     Access, Data, PathMtu, Psn, QpState, QpType, SendFlags, SendOp, SendWorkRequest, Transition, WcOpcode,
     WcStatus, WorkCompletion,
 };
+use ferroce_test_support::peer::PEER_QPN;
 
 use crate::input::Input;
-use crate::live::{Live, PEER_QPN, Piece, REGION, REMOTE, Setup, part, total};
+use crate::live::{Live, Piece, REGION, REMOTE, Setup, part, total};
 use crate::packet::{self, Fields};
 
 /// Steps of an input that are looked at.

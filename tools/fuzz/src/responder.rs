@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use ferroce::wire::{Extension, Nak, Opcode, Operation, Packet, Position, Syndrome};
 use ferroce::{Access, Counter, PathMtu, Psn, QpState, QpType, RKey, Transition, WcStatus, WorkCompletion};
+use ferroce_test_support::peer::PEER_QPN;
 
 use crate::input::Input;
-use crate::live::{Live, PEER_QPN, Piece, REGION, Setup};
+use crate::live::{Live, Piece, REGION, Setup};
 use crate::packet::{self, Fields, Flags};
 use effect::Effect;
 

@@ -10,9 +10,10 @@ use ferroce::wire::{Opcode, Packet, Sack, Syndrome};
 use ferroce::{
     Counter, Data, Psn, QpAttributes, QpState, QpType, SendOp, SendWorkRequest, Transition, WcStatus,
 };
+use ferroce_test_support::peer::PEER_QPN;
 
 use crate::input::Input;
-use crate::live::{Live, PEER_QPN, Piece, REGION, Setup};
+use crate::live::{Live, Piece, REGION, Setup};
 use crate::packet::{self, Fields, Flags};
 
 /// Steps of an input that are looked at.

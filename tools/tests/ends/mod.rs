@@ -2,9 +2,6 @@
 #![allow(dead_code, reason = "no test program uses all of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
-#[path = "../../../driver/tests/common/mod.rs"]
-mod veth;
-
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
@@ -12,7 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-pub(crate) use veth::{Pair, VETH};
+pub(crate) use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
+use ferroce_driver_test_support::patience::until;
 
 /// Nothing here takes longer.
 pub(crate) const LIMIT: Duration = Duration::from_secs(90);
@@ -180,7 +178,7 @@ impl Outcome {
 }
 
 /// Runs `command` at both ends over AF_XDP, `-d` and the host added. Returns server and client.
-pub(crate) fn both(pair: &Pair, command: &str) -> [Outcome; 2] {
+pub(crate) fn both(pair: &Namespaces, command: &str) -> [Outcome; 2] {
     let command = format!("{command} -d {VETH}");
     let server = Ferroce::server(&pair.a, &command);
     let client = Ferroce::start(Some(&pair.b), &format!("{command} {SERVER}")).end();
@@ -209,11 +207,8 @@ pub(crate) fn refused(cases: &[(&str, &[&str])]) {
 /// Waits until the interface of a namespace has sent 1000 packets more than `before`: the measurement is under
 /// way, however long it took to begin.
 pub(crate) fn wait_for_traffic(namespace: &str, before: u64) {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    while sent_packets(namespace) < before + 1000 {
-        assert!(Instant::now() < deadline, "no traffic from {namespace} within 30 s");
-        thread::sleep(Duration::from_millis(10));
-    }
+    let has_begun = || (sent_packets(namespace) >= before + 1000).then_some(());
+    until(Duration::from_secs(30), has_begun, || format!("traffic from {namespace}"));
 }
 
 /// What the interface of a namespace has sent.
@@ -226,20 +221,18 @@ pub(crate) fn sent_packets(namespace: &str) -> u64 {
 
 /// Two namespaces whose interfaces have got their link-local addresses, which takes the kernel a
 /// while; without them the indices of the GID table are others.
-pub(crate) fn pair(mtu: u32) -> Option<Pair> {
-    let pair = Pair::new(mtu)?;
-    let deadline = Instant::now() + Duration::from_secs(10);
+pub(crate) fn pair(mtu: u32) -> Option<Namespaces> {
+    let pair = Namespaces::new(mtu)?;
     for namespace in [&pair.a, &pair.b] {
         let arguments = ["-n", namespace, "-6", "address", "show", "dev", VETH, "scope", "link"];
-        loop {
+        let shown = || {
             let shown = Command::new("ip").args(arguments).output().unwrap().stdout;
-            let shown = String::from_utf8_lossy(&shown);
-            if shown.contains("fe80::") && !shown.contains("tentative") {
-                break;
-            }
-            assert!(Instant::now() < deadline, "no link-local address in {namespace}: {shown}");
-            thread::sleep(Duration::from_millis(10));
-        }
+            String::from_utf8_lossy(&shown).into_owned()
+        };
+        let is_there = |shown: String| shown.contains("fe80::") && !shown.contains("tentative");
+        let address = || is_there(shown()).then_some(());
+        let missing = || format!("a link-local address in {namespace}: {}", shown());
+        until(Duration::from_secs(10), address, missing);
     }
     Some(pair)
 }

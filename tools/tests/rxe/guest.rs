@@ -1,15 +1,12 @@
 //! The guest, and programs that run in it and beside it.
 
-use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsFd;
-use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use ferroce_driver_test_support::namespaces;
 
 /// The guest's addresses, and ours.
 pub(crate) const GUEST: [&str; 2] = ["10.77.0.11", "fd77::11"];
@@ -41,15 +38,7 @@ impl Guest {
 
     /// Runs `f` in a thread inside the guest's network namespace.
     pub(crate) fn inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
-        let namespace = File::open(format!("/run/netns/{}", self.netns)).expect("the namespace exists");
-        thread::scope(|scope| {
-            let thread = scope.spawn(move || {
-                move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))
-                    .expect("root may enter it");
-                f()
-            });
-            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
-        })
+        namespaces::inside(&self.netns, f)
     }
 
     fn script(&self, arguments: &[&str]) -> Command {

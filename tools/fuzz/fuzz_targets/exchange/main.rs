@@ -8,8 +8,8 @@ mod failure;
 mod perf;
 mod perftest;
 mod pingpong;
-mod rendezvous;
 
+use ferroce_collectives::fuzzing as rendezvous;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

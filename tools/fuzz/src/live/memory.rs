@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 
 use ferroce::{Access, Data, Memory, Mr, RKey, SendFlags, SendOp, SendWorkRequest, Sge};
+use ferroce_test_support::peer::all_access;
 
 use super::Live;
 use crate::input::Input;
@@ -15,17 +16,6 @@ pub(crate) const REGION: usize = 4096;
 const WINDOW_CHOICE: u8 = 5;
 /// Regions that are registered, when all are.
 pub(super) const PLACES: usize = 5;
-
-/// Everything that host memory can grant.
-pub(super) fn all_access() -> Access {
-    Access::LOCAL_WRITE
-        | Access::REMOTE_WRITE
-        | Access::REMOTE_READ
-        | Access::REMOTE_ATOMIC
-        | Access::FLUSH_GLOBAL
-        | Access::REMOTE_INVALIDATE
-        | Access::MW_BIND
-}
 
 /// What is registered in each place, again after each deregistration: the rights, whether it is in
 /// the queue pair's protection domain, and the address of its first byte.

@@ -1,21 +1,20 @@
 //! Captures, replayed: each gives its report, no part of one gives a false violation, and what breaks a
 //! rule is found.
 
-mod wild;
-
-#[path = "replay/limits.rs"]
+mod impaired;
 mod limits;
-#[path = "replay/unopened.rs"]
 mod unopened;
-#[path = "replay/verdicts.rs"]
 mod verdicts;
+mod wild;
+mod world;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use wild::{Frames, Random, reth, transport};
+use ferroce_driver_test_support::random::Random;
+use wild::{Frames, reth, transport};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../pcap-fixtures")
@@ -80,21 +79,21 @@ fn every_capture_gives_its_report() {
 /// A capture may begin and end anywhere, lack a packet, have only the beginning of each, or one direction.
 #[test]
 fn no_part_of_a_capture_is_found_to_violate() {
-    let mut random = Random::new("FERROCE_REPLAY_SEED");
+    let mut random = Random::from_env("FERROCE_REPLAY_SEED");
     let directory = Scratch::new("parts");
     let mut parts = 0;
     for (name, path) in captures() {
         let frames = Frames::read(&path).expect("Ethernet frames");
         for turn in 0..2 {
-            let at = random.below(frames.len());
+            let at = random.below(frames.len() as u64) as usize;
             let (what, part) = match (turn, random.below(4)) {
                 (0, _) => {
-                    let to = at + 1 + random.below(frames.len() - at);
+                    let to = at + 1 + random.below((frames.len() - at) as u64) as usize;
                     (format!("frames {at} to {to}"), frames.part(at, to))
                 }
                 (_, 0) => (format!("only what the sender of frame {at} sent"), frames.one_way(at)),
                 (_, 1) => {
-                    let length = [64, 96, 128, 256][random.below(4)];
+                    let length = [64, 96, 128, 256][random.below(4) as usize];
                     (format!("{length} bytes of each"), frames.cut(length))
                 }
                 _ => (format!("without frame {at}"), frames.without(at)),
@@ -102,7 +101,7 @@ fn no_part_of_a_capture_is_found_to_violate() {
             let file = directory.0.join("part.pcap");
             part.write(&file);
             let output = replay(&file, &[]);
-            let seed = random.seed;
+            let seed = random.seed();
             // Of some parts nothing is left to be judged.
             assert!(
                 matches!(output.status.code(), Some(0 | 3)),

@@ -9,21 +9,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = Duration::from_millis(30);
 
-fn is_readable(readiness: &Readiness, timeout: Duration) -> bool {
-    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    poll(&mut [PollFd::new(readiness, PollFlags::IN)], Some(&timeout)).unwrap() == 1
-}
-
-/// Ends one wait, and begins another.
-fn arm(readiness: &mut Readiness, port: &mut dyn PacketDriver, quiet: Option<Duration>) -> bool {
-    port.disarm();
-    readiness.disarm().unwrap();
-    readiness.arm(port.arm().unwrap(), quiet).unwrap()
-}
-
 /// A wait for `port`, which has nothing to do, ends with its time, with its waker used before or during it, and with the
 /// frame that `send` sends, which is not taken.
-pub(crate) fn ends_with_each<T>(port: &mut dyn PacketDriver, send: impl FnOnce() -> T + Send) {
+pub fn ends_with_each<T>(port: &mut dyn PacketDriver, send: impl FnOnce() -> T + Send) {
     let mut readiness = Readiness::new().unwrap();
     let waker = port.waker().unwrap();
     let start = Instant::now();
@@ -53,4 +41,16 @@ pub(crate) fn ends_with_each<T>(port: &mut dyn PacketDriver, send: impl FnOnce()
         assert!(is_readable(&readiness, LONG));
     });
     assert!(!arm(&mut readiness, port, None), "the frame is there");
+}
+
+fn is_readable(readiness: &Readiness, timeout: Duration) -> bool {
+    let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+    poll(&mut [PollFd::new(readiness, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+}
+
+/// Ends one wait, and begins another.
+fn arm(readiness: &mut Readiness, port: &mut dyn PacketDriver, quiet: Option<Duration>) -> bool {
+    port.disarm();
+    readiness.disarm().unwrap();
+    readiness.arm(port.arm().unwrap(), quiet).unwrap()
 }

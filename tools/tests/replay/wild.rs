@@ -1,5 +1,4 @@
 //! Captures that are taken apart, changed and put together again.
-#![allow(dead_code, reason = "no test program needs all of it")]
 
 use std::path::Path;
 
@@ -305,37 +304,6 @@ pub(crate) const TUNNELS: [Tunnel; 8] = [
     Tunnel::Gre,
     Tunnel::Erspan,
 ];
-
-/// A source of numbers that is the same for the same seed.
-pub(crate) struct Random {
-    pub(crate) seed: u64,
-    state: u64,
-}
-
-impl Random {
-    /// The seed is in the environment, or anything.
-    pub(crate) fn new(variable: &str) -> Random {
-        let given = std::env::var(variable).ok().and_then(|seed| seed.parse().ok());
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let seed = given.unwrap_or_else(|| since.map_or(1, |since| since.as_nanos() as u64));
-        println!("{variable}={seed}");
-        Random { seed, state: seed }
-    }
-
-    /// The same numbers each time.
-    pub(crate) fn fixed(seed: u64) -> Random {
-        Random { seed, state: seed }
-    }
-
-    /// From 0 to before `end` (splitmix64).
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ z >> 31) % end as u64) as usize
-    }
-}
 
 /// A packet from its BTH to its payload.
 pub(crate) fn transport(opcode: u8, to: u32, psn: u32, rest: &[u8]) -> Vec<u8> {

@@ -9,24 +9,26 @@ use ferroce::wire::{
 };
 
 /// Where the IP header of an untagged frame starts.
-pub(crate) const IP: usize = 14;
+pub const IP: usize = 14;
 /// Where the UDP header of an untagged IPv4 frame starts.
-pub(crate) const UDP: usize = IP + 20;
+pub const UDP: usize = IP + 20;
 /// Where the BTH of an untagged IPv4 frame starts.
-pub(crate) const BTH: usize = UDP + 8;
+pub const BTH: usize = UDP + 8;
 
-/// Syndromes of NAKs: PSN sequence error, invalid request, remote access error, remote operational
-/// error.
-pub(crate) const NAK_SEQUENCE: u8 = 0x60;
-pub(crate) const NAK_INVALID: u8 = 0x61;
-pub(crate) const NAK_ACCESS: u8 = 0x62;
-pub(crate) const NAK_OPERATIONAL: u8 = 0x63;
+/// NAK: PSN sequence error. The byte is an AETH's syndrome, as with those that follow.
+pub const NAK_SEQUENCE: u8 = 0x60;
+/// NAK: invalid request.
+pub const NAK_INVALID: u8 = 0x61;
+/// NAK: remote access error.
+pub const NAK_ACCESS: u8 = 0x62;
+/// NAK: remote operational error.
+pub const NAK_OPERATIONAL: u8 = 0x63;
 /// The bits of an RNR NAK's syndrome above its timer code.
-pub(crate) const NAK_RNR: u8 = 0x20;
+pub const NAK_RNR: u8 = 0x20;
 
 /// A packet to be injected.
 #[derive(Clone, Debug)]
-pub(crate) struct Script {
+pub struct Script {
     opcode: Opcode,
     psn: u32,
     ack_req: bool,
@@ -52,7 +54,7 @@ enum Header {
 
 /// A packet for the queue pair under test. Headers are added in wire order; those left out are
 /// zero.
-pub(crate) fn packet(opcode: Opcode, psn: u32) -> Script {
+pub fn packet(opcode: Opcode, psn: u32) -> Script {
     Script {
         opcode,
         psn,
@@ -67,17 +69,17 @@ pub(crate) fn packet(opcode: Opcode, psn: u32) -> Script {
 }
 
 /// An ACK of everything up to `psn`, without credit accounting.
-pub(crate) fn ack(psn: u32, msn: u32) -> Script {
+pub fn ack(psn: u32, msn: u32) -> Script {
     packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(Syndrome::ACK.byte(), msn)
 }
 
 /// An Acknowledge with this syndrome byte.
-pub(crate) fn nak(syndrome: u8, psn: u32, msn: u32) -> Script {
+pub fn nak(syndrome: u8, psn: u32, msn: u32) -> Script {
     packet(Opcode::RC_ACKNOWLEDGE, psn).aeth(syndrome, msn)
 }
 
 /// A selective acknowledge: `psn` is missing, `held` are held.
-pub(crate) fn sack(psn: u32, msn: u32, held: &[u32]) -> Script {
+pub fn sack(psn: u32, msn: u32, held: &[u32]) -> Script {
     let mut bits = [0; Sack::SPAN as usize / 64];
     for psn in held {
         let bit = psn % Sack::SPAN;
@@ -88,7 +90,7 @@ pub(crate) fn sack(psn: u32, msn: u32, held: &[u32]) -> Script {
 }
 
 /// A READ response; First, Last and Only get their AETH.
-pub(crate) fn read_response(opcode: Opcode, psn: u32, payload: &[u8]) -> Script {
+pub fn read_response(opcode: Opcode, psn: u32, payload: &[u8]) -> Script {
     let response = packet(opcode, psn).payload(payload);
     match opcode {
         Opcode::RC_READ_RESPONSE_MIDDLE => response,
@@ -97,53 +99,63 @@ pub(crate) fn read_response(opcode: Opcode, psn: u32, payload: &[u8]) -> Script 
 }
 
 /// An Atomic Acknowledge with the value that was there before.
-pub(crate) fn atomic_ack(psn: u32, original: u64) -> Script {
+pub fn atomic_ack(psn: u32, original: u64) -> Script {
     packet(Opcode::RC_ATOMIC_ACKNOWLEDGE, psn).aeth(Syndrome::ACK.byte(), 0).original(original)
 }
 
 impl Script {
-    pub(crate) fn ack_req(self) -> Script {
+    /// With AckReq set.
+    pub fn ack_req(self) -> Script {
         Script { ack_req: true, ..self }
     }
 
-    pub(crate) fn mig_req(self, on: bool) -> Script {
+    /// With this MigReq; it is set otherwise.
+    pub fn mig_req(self, on: bool) -> Script {
         Script { mig_req: on, ..self }
     }
 
-    pub(crate) fn pkey(self, pkey: u16) -> Script {
+    /// With this P_Key in place of the default one.
+    pub fn pkey(self, pkey: u16) -> Script {
         Script { pkey: PKey(pkey), ..self }
     }
 
-    pub(crate) fn psn(self, psn: u32) -> Script {
+    /// With this PSN; its lower 24 bits count.
+    pub fn psn(self, psn: u32) -> Script {
         Script { psn, ..self }
     }
 
-    pub(crate) fn dest_qpn(self, qpn: Qpn) -> Script {
+    /// To this queue pair in place of the one under test.
+    pub fn dest_qpn(self, qpn: Qpn) -> Script {
         Script { dest_qpn: Some(qpn), ..self }
     }
 
-    pub(crate) fn payload(self, payload: &[u8]) -> Script {
+    /// With this payload.
+    pub fn payload(self, payload: &[u8]) -> Script {
         Script { payload: payload.to_vec(), ..self }
     }
 
-    pub(crate) fn solicited(self) -> Script {
+    /// With the solicited event bit set.
+    pub fn solicited(self) -> Script {
         Script { solicited: true, ..self }
     }
 
-    pub(crate) fn deth(self, qkey: u32, source: Qpn) -> Script {
+    /// Adds a DETH.
+    pub fn deth(self, qkey: u32, source: Qpn) -> Script {
         self.header(Header::Deth(Deth::new(qkey, source)))
     }
 
-    pub(crate) fn reth(self, va: u64, rkey: RKey, length: u32) -> Script {
+    /// Adds a RETH.
+    pub fn reth(self, va: u64, rkey: RKey, length: u32) -> Script {
         self.header(Header::Reth(Reth::new(va, rkey, length)))
     }
 
-    pub(crate) fn atomic_eth(self, va: u64, rkey: RKey, swap_or_add: u64, compare: u64) -> Script {
+    /// Adds an AtomicETH.
+    pub fn atomic_eth(self, va: u64, rkey: RKey, swap_or_add: u64, compare: u64) -> Script {
         self.header(Header::AtomicEth(AtomicEth::new(va, rkey, swap_or_add, compare)))
     }
 
     /// `syndrome` may be a reserved one.
-    pub(crate) fn aeth(self, syndrome: u8, msn: u32) -> Script {
+    pub fn aeth(self, syndrome: u8, msn: u32) -> Script {
         let [_, a, b, c] = msn.to_be_bytes();
         // An immediate has the same shape, and takes any bytes.
         let word = u32::from_be_bytes([syndrome, a, b, c]);
@@ -153,19 +165,23 @@ impl Script {
         }
     }
 
-    pub(crate) fn original(self, value: u64) -> Script {
+    /// Adds an AtomicAckETH.
+    pub fn original(self, value: u64) -> Script {
         self.header(Header::AtomicAckEth(AtomicAckEth::new(value)))
     }
 
-    pub(crate) fn imm(self, value: u32) -> Script {
+    /// Adds an ImmDt.
+    pub fn imm(self, value: u32) -> Script {
         self.header(Header::ImmDt(ImmDt::new(value)))
     }
 
-    pub(crate) fn ieth(self, rkey: RKey) -> Script {
+    /// Adds an IETH.
+    pub fn ieth(self, rkey: RKey) -> Script {
         self.header(Header::Ieth(Ieth::new(rkey)))
     }
 
-    pub(crate) fn feth(self, feth: Feth) -> Script {
+    /// Adds a FETH.
+    pub fn feth(self, feth: Feth) -> Script {
         self.header(Header::Feth(feth))
     }
 
@@ -175,7 +191,7 @@ impl Script {
     }
 
     /// The frame, to `qpn` unless the script names another.
-    pub(crate) fn frame(&self, path: &PathHeader, qpn: Qpn) -> Vec<u8> {
+    pub fn frame(&self, path: &PathHeader, qpn: Qpn) -> Vec<u8> {
         let mut bth = Bth::new(self.opcode, self.dest_qpn.unwrap_or(qpn), Psn::new(self.psn));
         bth.set_ack_req(self.ack_req);
         bth.set_solicited(self.solicited);
@@ -203,7 +219,7 @@ impl Script {
 }
 
 /// Puts the right ICRC behind a RoCEv2 frame that was changed by hand.
-pub(crate) fn reseal(frame: &mut [u8]) {
+pub fn reseal(frame: &mut [u8]) {
     let ip = if frame[12..14] == [0x81, 0x00] { IP + 4 } else { IP };
     let network = if frame[ip] >> 4 == 6 { NetworkHeader::Ipv6 } else { NetworkHeader::Ipv4 };
     let (covered, tail) = frame[ip..].split_last_chunk_mut::<4>().unwrap();
@@ -212,34 +228,53 @@ pub(crate) fn reseal(frame: &mut [u8]) {
 
 /// A packet of the engine, taken apart.
 #[derive(Clone)]
-pub(crate) struct Got {
+pub struct Got {
     /// When it was sent.
-    pub(crate) at: Nanos,
-    pub(crate) frame: Vec<u8>,
-    pub(crate) opcode: Opcode,
-    pub(crate) psn: u32,
-    pub(crate) dest_qpn: Qpn,
-    pub(crate) ack_req: bool,
-    pub(crate) solicited: bool,
-    pub(crate) mig_req: bool,
-    pub(crate) pkey: PKey,
-    pub(crate) pad: usize,
-    pub(crate) deth: Option<Deth>,
-    pub(crate) reth: Option<Reth>,
-    pub(crate) atomic_eth: Option<AtomicEth>,
-    pub(crate) aeth: Option<Aeth>,
-    pub(crate) original: Option<u64>,
-    pub(crate) sack: Option<Sack>,
-    pub(crate) immediate: Option<u32>,
-    pub(crate) invalidated: Option<RKey>,
-    pub(crate) feth: Option<Feth>,
-    pub(crate) payload: Vec<u8>,
+    pub at: Nanos,
+    /// All bytes, from the Ethernet header to the ICRC.
+    pub frame: Vec<u8>,
+    /// Of the BTH.
+    pub opcode: Opcode,
+    /// Of the BTH.
+    pub psn: u32,
+    /// Of the BTH.
+    pub dest_qpn: Qpn,
+    /// Of the BTH.
+    pub ack_req: bool,
+    /// The solicited event bit of the BTH.
+    pub solicited: bool,
+    /// Of the BTH.
+    pub mig_req: bool,
+    /// Of the BTH.
+    pub pkey: PKey,
+    /// Bytes of padding behind the payload.
+    pub pad: usize,
+    /// If its opcode has one, as the headers that follow.
+    pub deth: Option<Deth>,
+    /// See [`Reth`].
+    pub reth: Option<Reth>,
+    /// See [`AtomicEth`].
+    pub atomic_eth: Option<AtomicEth>,
+    /// See [`Aeth`].
+    pub aeth: Option<Aeth>,
+    /// What an AtomicAckETH says was there before.
+    pub original: Option<u64>,
+    /// See [`Sack`].
+    pub sack: Option<Sack>,
+    /// The value of an ImmDt.
+    pub immediate: Option<u32>,
+    /// The key of an IETH.
+    pub invalidated: Option<RKey>,
+    /// See [`Feth`].
+    pub feth: Option<Feth>,
+    /// Without the padding.
+    pub payload: Vec<u8>,
 }
 
 impl Got {
     /// Takes a frame of the engine apart; it must be right in every length, and in its ICRC.
     #[track_caller]
-    pub(crate) fn parse(at: Nanos, frame: Vec<u8>) -> Got {
+    pub fn parse(at: Nanos, frame: Vec<u8>) -> Got {
         let packet = match Packet::parse(&frame) {
             Ok(packet) => packet,
             Err(error) => panic!("the engine sent a broken frame: {error}\n{frame:02x?}"),
@@ -295,6 +330,6 @@ impl fmt::Display for Got {
 }
 
 /// The payloads of packets, one after the other.
-pub(crate) fn payload(packets: &[Got]) -> Vec<u8> {
+pub fn payload(packets: &[Got]) -> Vec<u8> {
     packets.iter().flat_map(|packet| &packet.payload).copied().collect()
 }

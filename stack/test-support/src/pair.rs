@@ -7,15 +7,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use ferroce::driver::sim::{LinkConfig, NetworkConfig, SimNetwork, SimPort};
 use ferroce::*;
 
+use crate::peer::all_access;
+
 /// One end: a context with one PD, one CQ, one region of memory, and queue pairs to the other end.
 pub struct End {
+    /// The context, on one port of the network.
     pub context: Context,
+    /// The protection domain of everything here.
     pub pd: Pd,
+    /// Where everything completes.
     pub cq: Cq,
     /// The first of `qps`.
     pub qp: Qp,
+    /// Each is connected to the one at the same place of the other end.
     pub qps: Vec<Qp>,
+    /// The memory, registered with every right.
     pub mr: Mr,
+    /// Where receives are posted, if [`Setup::srq`] says so.
     pub srq: Option<Srq>,
     /// UD: the other end's first queue pair.
     pub destination: Option<Destination>,
@@ -24,23 +32,35 @@ pub struct End {
 /// How the two are connected.
 #[derive(Clone, Copy)]
 pub struct Setup {
+    /// The service.
     pub qp_type: QpType,
     /// Queue pairs between the two.
     pub qps: usize,
     /// Receives come from an SRQ.
     pub srq: bool,
+    /// IPv6 addresses, or IPv4 otherwise.
     pub ipv6: bool,
+    /// RoCE v1, or RoCEv2 otherwise.
     pub roce_v1: bool,
+    /// The VLAN of the address vectors.
     pub vlan: Option<u16>,
     /// What else a way to the peer says.
     pub way: fn(AddressVector) -> AddressVector,
+    /// Of the connections.
     pub path_mtu: PathMtu,
+    /// Bytes of memory at either end.
     pub memory: usize,
+    /// The first PSN that each end sends.
     pub start_psn: [Psn; 2],
+    /// ACK timeout, 4.096 µs · 2^timeout.
     pub timeout: u8,
+    /// Retransmissions before a connection ends.
     pub retry_count: u8,
+    /// The same after RNR NAKs; 7 is without limit.
     pub rnr_retry: u8,
+    /// READs and atomics outstanding at once, each way.
     pub max_rd_atomic: u8,
+    /// Whether both ends have agreed on selective repeat.
     pub selective_repeat: bool,
     /// Frames that a port may have under way.
     pub frames: usize,
@@ -75,8 +95,11 @@ impl Default for Setup {
 
 /// Both ends and the network between them.
 pub struct Pair {
+    /// The two, alike but for their addresses and first PSNs.
     pub ends: [End; 2],
+    /// What is between them.
     pub network: SimNetwork,
+    /// The virtual time.
     pub now: Nanos,
     /// The time of the step under way, for filters of the network.
     pub clock: Arc<AtomicU64>,
@@ -84,18 +107,11 @@ pub struct Pair {
     idle: bool,
 }
 
+/// The Q_Key of all UD queue pairs.
 pub const QKEY: u32 = 0x1234_5678;
 
-const ALL: [Access; 6] = [
-    Access::LOCAL_WRITE,
-    Access::REMOTE_WRITE,
-    Access::REMOTE_READ,
-    Access::REMOTE_ATOMIC,
-    Access::FLUSH_GLOBAL,
-    Access::MW_BIND,
-];
-
 impl Pair {
+    /// Two ends, connected and in RTS; the same seed gives the same run.
     pub fn new(seed: u64, link: LinkConfig, setup: Setup) -> Pair {
         let config = NetworkConfig::default().mtu(4200).frames(setup.frames);
         let network = SimNetwork::with_config(seed, link, config).unwrap();
@@ -143,17 +159,17 @@ impl End {
             let entry = GidEntry::new(address.into()).roce_v1(setup.roce_v1).vlan(vlan);
             context.add_gid(entry).unwrap();
         }
-        let access = ALL.into_iter().fold(Access::NONE, |a, b| a | b);
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(4096).unwrap();
         let srq_config = SrqConfig::new(pd).max_wr(256).max_sge(1);
         let srq = setup.srq.then(|| context.create_srq(&srq_config).unwrap());
         let config = QpConfig::new(setup.qp_type, pd, cq).srq(srq).max_send_wr(64).max_recv_wr(256);
         let qps: Vec<Qp> = (0..setup.qps).map(|_| context.create_qp(&config).unwrap()).collect();
-        let mr = context.register(pd, Memory::zeroed(setup.memory).unwrap(), access).unwrap();
+        let mr = context.register(pd, Memory::zeroed(setup.memory).unwrap(), all_access()).unwrap();
         End { context, pd, cq, qp: qps[0], qps, mr, srq, destination: None }
     }
 
+    /// The numbers of its queue pairs.
     pub fn qpns(&self) -> Vec<Qpn> {
         self.qps.iter().map(|qp| self.context.query_qp(*qp).unwrap().qpn).collect()
     }
@@ -165,7 +181,6 @@ impl End {
     }
 
     fn connect(&mut self, setup: &Setup, address: AddressVector, peers: &[Qpn], psns: [Psn; 2]) {
-        let access = ALL.into_iter().fold(Access::NONE, |a, b| a | b);
         let [rq_psn, sq_psn] = psns;
         for (qp, dest_qpn) in self.qps.iter().zip(peers) {
             let path = UnreliablePath::new(address, *dest_qpn, rq_psn).path_mtu(setup.path_mtu);
@@ -181,12 +196,12 @@ impl End {
                 .max_rd_atomic(setup.max_rd_atomic);
             let transitions = match setup.qp_type {
                 QpType::Rc => [
-                    Transition::Init { access },
+                    Transition::Init { access: all_access() },
                     Transition::ReadyToReceive(receive),
                     Transition::ReadyToSend(send),
                 ],
                 QpType::Uc => [
-                    Transition::Init { access },
+                    Transition::Init { access: all_access() },
                     Transition::ReadyToReceiveUnreliable(path),
                     Transition::ReadyToSendUnreliable { sq_psn },
                 ],

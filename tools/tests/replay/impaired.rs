@@ -1,15 +1,14 @@
 //! Captures of traffic that keeps the rules, over networks that don't: none gives a false violation.
 
-mod wild;
-mod world;
-
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
 use ferroce::driver::sim::LinkConfig;
-use wild::{Frames, Random};
-use world::{Psns, Setup, Work, World};
+use ferroce_driver_test_support::random::Random;
+
+use crate::wild::Frames;
+use crate::world::{Psns, Setup, Work, World};
 
 /// A file that goes when the test ends.
 struct Capture(PathBuf);
@@ -63,7 +62,7 @@ fn impaired(change: impl FnOnce(&mut LinkConfig)) -> LinkConfig {
 
 #[test]
 fn no_impairment_is_taken_for_a_violation() {
-    let mut random = Random::new("FERROCE_IMPAIRED_SEED");
+    let mut random = Random::from_env("FERROCE_IMPAIRED_SEED");
     let links = [
         ("loss", impaired(|link| link.loss = 0.05)),
         ("duplicates", impaired(|link| link.duplicate = 0.1)),
@@ -84,12 +83,12 @@ fn no_impairment_is_taken_for_a_violation() {
             let capture = Capture::new("impaired");
             let qps = [1, 4][round % 2];
             let psns: Psns = |qp| [(0xff_fff0 + 40_000 * qp) & 0xff_ffff, 0x100 + 70_000 * qp];
-            let seed = random.below(usize::MAX) as u64;
+            let seed = random.any();
             let setup = Setup { seed, link: link.clone(), qps, psns, ..Setup::default() };
             let mut world = World::new(&setup, &capture.0);
             world.traffic(&mut random, 24, &Work::ALL);
             drop(world);
-            let said = capture.conforms(&format!("{name}, FERROCE_IMPAIRED_SEED={}", random.seed));
+            let said = capture.conforms(&format!("{name}, FERROCE_IMPAIRED_SEED={}", random.seed()));
             assert!(conversations(&said).len() >= qps as usize, "{said}");
         }
     }
@@ -109,7 +108,7 @@ fn queue_pairs_with_near_psns_are_paired_or_not_judged() {
         for kinds in [&Work::ALL[..], &[Work::Write]] {
             for with_ports in [true, false] {
                 let capture = Capture::new("near");
-                let mut random = Random::fixed(u64::from(qps));
+                let mut random = Random::new(u64::from(qps));
                 let link = impaired(|link| (link.loss, link.reorder, link.jitter) = (0.02, 0.05, jitter));
                 let setup = Setup { qps, psns, link, ..Setup::default() };
                 let mut world = World::new(&setup, &capture.0);

@@ -6,73 +6,81 @@
 //! oldest packet sent, `expect_wc` the oldest completion, `expect_event` the oldest event. What
 //! nobody took fails the case when the peer is dropped.
 
-#[path = "cable.rs"]
-mod cable;
-#[path = "peer_expect.rs"]
 mod expect;
 
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::{Arc, Mutex};
 
-use ferroce::driver::Capabilities;
 use ferroce::wire::{Encapsulation, PathAddress, PathHeader};
 use ferroce::{
-    Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, MacAddr, Memory, Mr,
-    Nanos, PKey, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive,
+    Access, AddressVector, Config, Context, Counter, Cq, Data, Destination, Event, Gid, Memory, Mr, Nanos,
+    PKey, PathMtu, Pd, Psn, Qp, QpAttributes, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive,
     ReadyToSend, ReceiveWorkRequest, RemoteAddress, RemoteMemory, RnrTimer, SendFlags, SendOp,
     SendWorkRequest, Sge, Srq, SrqConfig, Transition, UnreliablePath,
 };
 
+use crate::cable::{Cable, ENGINE_MAC, ENGINE_V4, ENGINE_V6, PEER_MAC, PEER_V4, PEER_V6};
 use crate::packet::{self, BTH, IP, Script, UDP, reseal};
-use cable::{Cable, CablePort};
 
 /// The peer's queue pair.
-pub(crate) const PEER_QPN: Qpn = Qpn::new(0x77);
+pub const PEER_QPN: Qpn = Qpn::new(0x77);
 /// The PSN of the engine's first request, unless a case says otherwise.
-pub(crate) const SQ: u32 = 1000;
+pub const SQ: u32 = 1000;
 /// The PSN of the peer's first request, unless a case says otherwise.
-pub(crate) const RQ: u32 = 5000;
+pub const RQ: u32 = 5000;
 /// The Q_Key of datagrams, both ways.
-pub(crate) const QKEY: u32 = 0x1111_1111;
+pub const QKEY: u32 = 0x1111_1111;
 /// Memory of the peer.
-pub(crate) const REMOTE: RemoteAddress = RemoteAddress { addr: 0x10_0000, rkey: RKey::new(0x5eed_beef) };
-
-const ENGINE_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
-const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
-const ENGINE_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 2));
-const PEER_V4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
-const ENGINE_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2));
-const PEER_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
+pub const REMOTE: RemoteAddress = RemoteAddress { addr: 0x10_0000, rkey: RKey::new(0x5eed_beef) };
 
 /// What a case may choose; the rest is fixed.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Setup {
-    pub(crate) qp_type: QpType,
+pub struct Setup {
+    /// The service.
+    pub qp_type: QpType,
     /// Receives come from an SRQ of this depth.
-    pub(crate) srq: Option<u32>,
-    pub(crate) ipv6: bool,
-    pub(crate) mtu: PathMtu,
+    pub srq: Option<u32>,
+    /// IPv6 addresses, or IPv4 otherwise.
+    pub ipv6: bool,
+    /// The path MTU.
+    pub mtu: PathMtu,
     /// How far the queue pair is taken.
-    pub(crate) state: QpState,
-    pub(crate) access: Access,
-    pub(crate) sq_psn: u32,
-    pub(crate) rq_psn: u32,
-    pub(crate) timeout: u8,
-    pub(crate) retry_count: u8,
-    pub(crate) rnr_retry: u8,
-    pub(crate) max_rd_atomic: u8,
-    pub(crate) max_dest_rd_atomic: u8,
-    pub(crate) min_rnr_timer: u8,
-    pub(crate) cq_capacity: u32,
-    pub(crate) max_send_wr: u32,
-    pub(crate) max_recv_wr: u32,
-    pub(crate) roce_v1: bool,
-    pub(crate) selective_repeat: bool,
-    pub(crate) reorder_packets: u16,
-    pub(crate) flush: bool,
-    pub(crate) atomic_write: bool,
-    pub(crate) drop_access_errors: bool,
+    pub state: QpState,
+    /// What INIT grants to the peer.
+    pub access: Access,
+    /// The PSN of the engine's first request.
+    pub sq_psn: u32,
+    /// The PSN of the peer's first request.
+    pub rq_psn: u32,
+    /// ACK timeout, 4.096 µs · 2^timeout.
+    pub timeout: u8,
+    /// Retransmissions before the connection ends.
+    pub retry_count: u8,
+    /// The same after RNR NAKs; 7 is without limit.
+    pub rnr_retry: u8,
+    /// READs and atomics that the engine may have outstanding.
+    pub max_rd_atomic: u8,
+    /// READs and atomics that the peer may have outstanding.
+    pub max_dest_rd_atomic: u8,
+    /// The code of the time that the engine's RNR NAKs ask for.
+    pub min_rnr_timer: u8,
+    /// Completions that the CQ holds.
+    pub cq_capacity: u32,
+    /// Work requests that the send queue holds.
+    pub max_send_wr: u32,
+    /// Work requests that the receive queue holds.
+    pub max_recv_wr: u32,
+    /// Whether the context has RoCE v1 too.
+    pub roce_v1: bool,
+    /// Whether both ends have agreed on selective repeat.
+    pub selective_repeat: bool,
+    /// As [`Config::reorder_packets`].
+    pub reorder_packets: u16,
+    /// As [`Config::flush`].
+    pub flush: bool,
+    /// As [`Config::atomic_write`].
+    pub atomic_write: bool,
+    /// As [`Config::drop_access_errors`].
+    pub drop_access_errors: bool,
 }
 
 impl Default for Setup {
@@ -107,13 +115,13 @@ impl Default for Setup {
 
 impl Setup {
     /// The default, of another service.
-    pub(crate) fn of(qp_type: QpType) -> Setup {
+    pub fn of(qp_type: QpType) -> Setup {
         Setup { qp_type, ..Setup::default() }
     }
 }
 
 /// Everything that host memory can grant.
-pub(crate) fn all_access() -> Access {
+pub fn all_access() -> Access {
     Access::LOCAL_WRITE
         | Access::REMOTE_WRITE
         | Access::REMOTE_READ
@@ -124,60 +132,57 @@ pub(crate) fn all_access() -> Access {
 }
 
 /// `length` bytes, no two neighbouring packets of them alike.
-pub(crate) fn pattern(length: usize) -> Vec<u8> {
+pub fn pattern(length: usize) -> Vec<u8> {
     (0..length as u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect()
 }
 
 /// `length` bytes of a region, from its start.
-pub(crate) fn sge(mr: Mr, length: usize) -> Sge {
+pub fn sge(mr: Mr, length: usize) -> Sge {
     Sge { mr, offset: 0, length: length as u32 }
 }
 
 /// The scripted peer and the engine under test.
-pub(crate) struct Peer {
-    pub(crate) context: Context,
-    pub(crate) pd: Pd,
-    pub(crate) cq: Cq,
-    pub(crate) qp: Qp,
-    pub(crate) srq: Option<Srq>,
+pub struct Peer {
+    /// The engine under test, with its verbs.
+    pub context: Context,
+    /// The protection domain of everything here.
+    pub pd: Pd,
+    /// Where everything completes.
+    pub cq: Cq,
+    /// The queue pair under test.
+    pub qp: Qp,
+    /// Where receives are posted, if [`Setup::srq`] says so.
+    pub srq: Option<Srq>,
     /// The number of the queue pair under test.
-    pub(crate) qpn: Qpn,
+    pub qpn: Qpn,
     /// The virtual time.
-    pub(crate) now: Nanos,
+    pub now: Nanos,
     /// The addresses of the peer's packets.
-    pub(crate) address: PathAddress,
-    cable: Arc<Mutex<Cable>>,
+    pub address: PathAddress,
+    cable: Cable,
     /// What each counter showed when it was last asked for.
     asked: HashMap<Counter, u64>,
 }
 
 impl Peer {
     /// A connection in RTS with the default [`Setup`].
-    pub(crate) fn new() -> Peer {
+    #[expect(clippy::new_without_default, reason = "what is dropped checks that nothing is left: no value")]
+    pub fn new() -> Peer {
         Peer::with(Setup::default())
     }
 
-    pub(crate) fn with(setup: Setup) -> Peer {
-        let cable = Arc::new(Mutex::new(Cable { room: usize::MAX, ..Cable::default() }));
-        let port = CablePort {
-            capabilities: Capabilities::new("cable", "script0".to_owned(), ENGINE_MAC.0, 9000)
-                .description("the scripted peer's end of a cable")
-                .addresses(vec![ENGINE_V4, ENGINE_V6])
-                .max_frame(9018),
-            buffer: vec![0; 9018].into_boxed_slice(),
-            poisoned: None,
-            cable: Arc::clone(&cable),
-        };
+    /// The queue pair in the state of the setup.
+    pub fn with(setup: Setup) -> Peer {
+        let cable = Cable::new();
         let Setup { roce_v1, flush, atomic_write, drop_access_errors, reorder_packets, .. } = setup;
-        let seed = Some([7; 32]);
-        let limits = Config::default().reorder_packets(reorder_packets);
-        let config = limits
-            .seed(seed)
+        let config = Config::default()
+            .seed([7; 32])
+            .reorder_packets(reorder_packets)
             .roce_v1(roce_v1)
             .flush(flush)
             .atomic_write(atomic_write)
             .drop_access_errors(drop_access_errors);
-        let mut context = Context::open(Box::new(port), &config).unwrap();
+        let mut context = Context::open(Box::new(cable.port(9000)), &config).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
         let Setup { qp_type, max_send_wr, max_recv_wr, .. } = setup;
@@ -206,7 +211,7 @@ impl Peer {
     }
 
     /// Takes the queue pair from RESET to the state of the setup.
-    pub(crate) fn take_to(&mut self, setup: &Setup) {
+    pub fn take_to(&mut self, setup: &Setup) {
         let steps = match setup.state {
             QpState::Reset => 0,
             QpState::Init => 1,
@@ -220,13 +225,13 @@ impl Peer {
     }
 
     /// The way to the peer, or to any other GID.
-    pub(crate) fn way_to(&self, gid: Gid) -> AddressVector {
+    pub fn way_to(&self, gid: Gid) -> AddressVector {
         let sgid_index = self.context.port().gid_index_for(self.address.source).unwrap();
         AddressVector::new(gid, sgid_index).mac(PEER_MAC)
     }
 
     /// From RESET to RTS.
-    pub(crate) fn transitions(&self, setup: &Setup) -> [Transition; 3] {
+    pub fn transitions(&self, setup: &Setup) -> [Transition; 3] {
         let address = self.way_to(self.address.source);
         let path = UnreliablePath::new(address, PEER_QPN, Psn::new(setup.rq_psn)).path_mtu(setup.mtu);
         let sq_psn = Psn::new(setup.sq_psn);
@@ -262,7 +267,7 @@ impl Peer {
     }
 
     /// Another queue pair beside the one under test, likewise configured and in RTS.
-    pub(crate) fn another_qp(&mut self, setup: &Setup) -> Qp {
+    pub fn another_qp(&mut self, setup: &Setup) -> Qp {
         let config = QpConfig::new(setup.qp_type, self.pd, self.cq).srq(self.srq);
         let qp = self.context.create_qp(&config).unwrap();
         for transition in self.transitions(setup) {
@@ -272,48 +277,52 @@ impl Peer {
     }
 
     /// The peer's UD queue pair.
-    pub(crate) fn destination(&mut self) -> Destination {
+    pub fn destination(&mut self) -> Destination {
         let address = self.way_to(self.address.source);
         let ah = self.context.create_ah(self.pd, &address).unwrap();
         Destination { ah, qpn: PEER_QPN, qkey: QKEY }
     }
 
-    pub(crate) fn modify(&mut self, transition: Transition) {
+    /// A transition of the queue pair, which must succeed.
+    pub fn modify(&mut self, transition: Transition) {
         self.context.modify_qp(self.qp, transition).unwrap();
     }
 
-    pub(crate) fn query(&self) -> QpAttributes {
+    /// What the queue pair is now.
+    pub fn query(&self) -> QpAttributes {
         self.context.query_qp(self.qp).unwrap()
     }
 
+    /// The queue pair is in this state.
     #[track_caller]
-    pub(crate) fn expect_state(&self, state: QpState) {
+    pub fn expect_state(&self, state: QpState) {
         assert_eq!(self.query().state, state, "state of the queue pair");
     }
 
     // Memory.
 
     /// Registers a copy of `bytes` with every right.
-    pub(crate) fn memory(&mut self, bytes: &[u8]) -> Mr {
+    pub fn memory(&mut self, bytes: &[u8]) -> Mr {
         self.memory_with(bytes, all_access())
     }
 
     /// Registers a copy of `bytes`.
-    pub(crate) fn memory_with(&mut self, bytes: &[u8], access: Access) -> Mr {
+    pub fn memory_with(&mut self, bytes: &[u8], access: Access) -> Mr {
         self.context.register(self.pd, Memory::copy_of(bytes).unwrap(), access).unwrap()
     }
 
-    pub(crate) fn bytes(&self, mr: Mr) -> &[u8] {
+    /// What a region holds.
+    pub fn bytes(&self, mr: Mr) -> &[u8] {
         self.context.bytes(mr).unwrap()
     }
 
     /// The application's own change to its memory.
-    pub(crate) fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
+    pub fn bytes_mut(&mut self, mr: Mr) -> &mut [u8] {
         self.context.bytes_mut(mr).unwrap()
     }
 
     /// What the peer must name to reach a region.
-    pub(crate) fn remote(&self, mr: Mr) -> RemoteMemory {
+    pub fn remote(&self, mr: Mr) -> RemoteMemory {
         self.context.remote(mr).unwrap()
     }
 
@@ -321,32 +330,33 @@ impl Peer {
 
     /// Posts a signaled work request; it leaves with the next expectation.
     #[track_caller]
-    pub(crate) fn post(&mut self, wr_id: u64, op: SendOp, data: &[Sge]) {
+    pub fn post(&mut self, wr_id: u64, op: SendOp, data: &[Sge]) {
         self.post_flagged(wr_id, op, Data::Sges(data), SendFlags::SIGNALED);
     }
 
+    /// Posts a work request with these flags; it leaves with the next expectation.
     #[track_caller]
-    pub(crate) fn post_flagged(&mut self, wr_id: u64, op: SendOp, data: Data<'_>, flags: SendFlags) {
+    pub fn post_flagged(&mut self, wr_id: u64, op: SendOp, data: Data<'_>, flags: SendFlags) {
         self.context.post_send(self.qp, &SendWorkRequest { wr_id, op, data, flags }).unwrap();
     }
 
     /// Posts a signaled SEND of `bytes`, from memory of its own.
     #[track_caller]
-    pub(crate) fn post_send(&mut self, wr_id: u64, bytes: &[u8]) {
+    pub fn post_send(&mut self, wr_id: u64, bytes: &[u8]) {
         let mr = self.memory(bytes);
         self.post(wr_id, SendOp::Send, &[sge(mr, bytes.len())]);
     }
 
     /// Posts a signaled WRITE of `bytes` to [`REMOTE`].
     #[track_caller]
-    pub(crate) fn post_write(&mut self, wr_id: u64, bytes: &[u8]) {
+    pub fn post_write(&mut self, wr_id: u64, bytes: &[u8]) {
         let mr = self.memory(bytes);
         self.post(wr_id, SendOp::Write(REMOTE), &[sge(mr, bytes.len())]);
     }
 
     /// Posts a signaled READ from [`REMOTE`] into zeroed memory, which it returns.
     #[track_caller]
-    pub(crate) fn post_read(&mut self, wr_id: u64, length: usize) -> Mr {
+    pub fn post_read(&mut self, wr_id: u64, length: usize) -> Mr {
         let mr = self.memory(&vec![0; length]);
         self.post(wr_id, SendOp::Read(REMOTE), &[sge(mr, length)]);
         mr
@@ -355,7 +365,7 @@ impl Peer {
     /// Posts a receive of up to `length` bytes into zeroed memory, which it returns; to the SRQ if
     /// there is one.
     #[track_caller]
-    pub(crate) fn post_recv(&mut self, wr_id: u64, length: usize) -> Mr {
+    pub fn post_recv(&mut self, wr_id: u64, length: usize) -> Mr {
         let mr = self.memory(&vec![0; length]);
         let wr = ReceiveWorkRequest { wr_id, sges: &[sge(mr, length)] };
         match self.srq {
@@ -368,13 +378,13 @@ impl Peer {
     // Packets of the peer.
 
     /// The frame of a packet from the peer, to be changed by hand.
-    pub(crate) fn frame(&self, packet: &Script) -> Vec<u8> {
+    pub fn frame(&self, packet: &Script) -> Vec<u8> {
         packet.frame(&PathHeader::new(&self.address), self.qpn)
     }
 
     /// A frame from the peer with any bytes as its transport packet: opcode, the second byte of the
     /// BTH, and `length` bytes from the BTH to a right ICRC.
-    pub(crate) fn raw(&self, opcode: u8, flags: u8, qpn: Qpn, length: usize) -> Vec<u8> {
+    pub fn raw(&self, opcode: u8, flags: u8, qpn: Qpn, length: usize) -> Vec<u8> {
         let template = self.frame(&packet::ack(0, 0));
         let mut transport = template[BTH..].to_vec();
         transport[0] = opcode;
@@ -393,41 +403,40 @@ impl Peer {
 
     /// The packet arrives, and the engine has its turn.
     #[track_caller]
-    pub(crate) fn inject(&mut self, packet: Script) {
+    pub fn inject(&mut self, packet: Script) {
         self.inject_all([packet]);
     }
 
     /// The packets arrive together, before the engine has its turn.
     #[track_caller]
-    pub(crate) fn inject_all(&mut self, packets: impl IntoIterator<Item = Script>) {
+    pub fn inject_all(&mut self, packets: impl IntoIterator<Item = Script>) {
         self.arrive(packets);
         self.poll();
     }
 
     /// The packets arrive, and the engine has no turn yet.
-    pub(crate) fn arrive(&mut self, packets: impl IntoIterator<Item = Script>) {
+    pub fn arrive(&mut self, packets: impl IntoIterator<Item = Script>) {
         let path = PathHeader::new(&self.address);
-        let frames: Vec<Vec<u8>> = packets.into_iter().map(|p| p.frame(&path, self.qpn)).collect();
-        self.cable.lock().unwrap().to_engine.extend(frames);
+        packets.into_iter().for_each(|p| self.cable.send(p.frame(&path, self.qpn)));
     }
 
     /// Any frame arrives, and the engine has its turn.
     #[track_caller]
-    pub(crate) fn inject_frame(&mut self, frame: Vec<u8>) {
-        self.cable.lock().unwrap().to_engine.push_back(frame);
+    pub fn inject_frame(&mut self, frame: Vec<u8>) {
+        self.cable.send(frame);
         self.poll();
     }
 
     /// The frame arrives and is dropped: one count under `reason`, no reply, no completion, no
     /// event, and the queue pair is as it was.
     #[track_caller]
-    pub(crate) fn expect_dropped(&mut self, frame: Vec<u8>, reason: Counter) {
+    pub fn expect_dropped(&mut self, frame: Vec<u8>, reason: Counter) {
         self.expect_dropped_with(frame, &[reason], None);
     }
 
     /// The frame arrives and is dropped for its P_Key, and the application is told.
     #[track_caller]
-    pub(crate) fn expect_foreign(&mut self, frame: Vec<u8>, qp: Option<Qp>, pkey: PKey) {
+    pub fn expect_foreign(&mut self, frame: Vec<u8>, qp: Option<Qp>, pkey: PKey) {
         let event = Event::PkeyViolation { qp, pkey, source: self.address.source };
         let reasons = [Counter::EventPkeyViolation, Counter::RxPkeyMismatch];
         self.expect_dropped_with(frame, &reasons, Some(event));
@@ -456,7 +465,7 @@ impl Peer {
 
     /// The packet is dropped in silence: one count under `reason`, and the queue pair goes on.
     #[track_caller]
-    pub(crate) fn expect_refused(&mut self, packet: Script, reason: Counter) {
+    pub fn expect_refused(&mut self, packet: Script, reason: Counter) {
         let (state, before) = (self.query().state, self.context.counters().value(reason));
         self.inject(packet);
         self.expect_nothing();
@@ -465,8 +474,6 @@ impl Peer {
         self.expect_state(state);
         assert_eq!(self.context.counters().value(reason), before + 1, "{}", reason.name());
     }
-
-    // Time.
 }
 
 impl Drop for Peer {
@@ -476,8 +483,7 @@ impl Drop for Peer {
             self.expect_nothing();
             self.expect_no_wc();
             self.expect_no_event();
-            let allocations = self.cable.lock().unwrap().allocations;
-            assert_eq!(allocations, 0, "allocations of the engine while it handled frames");
+            assert_eq!(self.cable.allocations(), 0, "allocations of the engine while it handled frames");
         }
     }
 }

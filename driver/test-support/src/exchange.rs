@@ -1,37 +1,32 @@
 //! Ports that exchange frames which the XDP program knows as RoCE.
-#![allow(clippy::unwrap_used)] // in helpers of tests
-#![allow(dead_code)] // no test program uses all of it
 
 use std::time::{Duration, Instant};
 
-use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::{Nanos, PacketDriver};
 
-use super::common::{Pair, VETH};
-
-/// A port on queue 0 of either end.
-pub(crate) fn open_both(pair: &Pair) -> (AfXdp, AfXdp) {
-    let open = || AfXdp::open(&AfXdpConfig::new(VETH)).unwrap();
-    (pair.in_a(open), pair.in_b(open))
-}
-
 /// A frame that the XDP program should know as RoCE.
-#[derive(Clone, Copy)]
-pub(crate) struct Roce {
-    pub(crate) to: [u8; 6],
-    pub(crate) from: [u8; 6],
-    pub(crate) vlan: Option<u16>,
-    pub(crate) v6: bool,
-    pub(crate) port: u16,
+#[derive(Clone, Copy, Debug)]
+pub struct Roce {
+    /// The receiver's hardware address.
+    pub to: [u8; 6],
+    /// The sender's hardware address.
+    pub from: [u8; 6],
+    /// The tag of a VLAN: priority and number.
+    pub vlan: Option<u16>,
+    /// IPv6, or IPv4 otherwise.
+    pub v6: bool,
+    /// The destination port of UDP; RoCEv2 has 4791.
+    pub port: u16,
 }
 
 impl Roce {
-    pub(crate) fn v4(to: [u8; 6], from: [u8; 6]) -> Roce {
+    /// RoCEv2 over IPv4, untagged.
+    pub fn v4(to: [u8; 6], from: [u8; 6]) -> Roce {
         Roce { to, from, vlan: None, v6: false, port: 4791 }
     }
 
     /// `len` bytes in all, the payload's derived from `seed`.
-    pub(crate) fn build(self, len: usize, seed: usize) -> Vec<u8> {
+    pub fn build(self, len: usize, seed: usize) -> Vec<u8> {
         let mut f = Vec::with_capacity(len);
         f.extend_from_slice(&self.to);
         f.extend_from_slice(&self.from);
@@ -68,7 +63,7 @@ impl Roce {
 }
 
 /// A source of one frame.
-pub(crate) fn one(frame: &[u8]) -> impl FnMut(&mut [u8]) -> Option<usize> {
+pub fn one(frame: &[u8]) -> impl FnMut(&mut [u8]) -> Option<usize> {
     let mut frame = Some(frame);
     move |buffer| {
         let frame = frame.take()?;
@@ -78,7 +73,7 @@ pub(crate) fn one(frame: &[u8]) -> impl FnMut(&mut [u8]) -> Option<usize> {
 }
 
 /// Sends one frame, when there is room for it.
-pub(crate) fn send(port: &mut AfXdp, frame: &[u8]) {
+pub fn send(port: &mut dyn PacketDriver, frame: &[u8]) {
     let deadline = Instant::now() + Duration::from_secs(5);
     while port.tx_burst(Nanos::ZERO, &mut one(frame)).unwrap() == 0 {
         assert!(Instant::now() < deadline, "no room to send for 5 s");
@@ -86,7 +81,7 @@ pub(crate) fn send(port: &mut AfXdp, frame: &[u8]) {
 }
 
 /// Receives `count` frames.
-pub(crate) fn receive(port: &mut AfXdp, count: usize) -> Vec<Vec<u8>> {
+pub fn receive(port: &mut dyn PacketDriver, count: usize) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(5);
     while frames.len() < count && Instant::now() < deadline {
@@ -96,7 +91,7 @@ pub(crate) fn receive(port: &mut AfXdp, count: usize) -> Vec<Vec<u8>> {
 }
 
 /// Receives what comes until nothing has come for a time.
-pub(crate) fn drain(port: &mut AfXdp, quiet: Duration) -> Vec<Vec<u8>> {
+pub fn drain(port: &mut dyn PacketDriver, quiet: Duration) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     let mut last = Instant::now();
     while last.elapsed() < quiet {
@@ -108,7 +103,7 @@ pub(crate) fn drain(port: &mut AfXdp, quiet: Duration) -> Vec<Vec<u8>> {
 }
 
 /// Sends `count` different frames of `size` bytes and checks every byte of every one, in order.
-pub(crate) fn cross(from: &mut AfXdp, to: &mut AfXdp, size: usize, count: usize) {
+pub fn cross(from: &mut dyn PacketDriver, to: &mut dyn PacketDriver, size: usize, count: usize) {
     let kind = Roce::v4(to.capabilities().mac, from.capabilities().mac);
     let (mut sent, mut received) = (0, 0);
     let deadline = Instant::now() + Duration::from_secs(20);

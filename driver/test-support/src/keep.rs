@@ -1,19 +1,18 @@
 //! What every port owes to a sink that keeps frames.
-#![allow(clippy::unwrap_used)] // in helpers of tests
-#![allow(dead_code)] // no test program uses all of it
 
 use std::thread;
 
 use ferroce_driver::{FrameSink, KeptFrame, RxFrame};
 
 /// Keeps what it can.
-#[derive(Default)]
-pub(crate) struct Keep {
-    pub(crate) kept: Vec<KeptFrame>,
+#[derive(Debug, Default)]
+pub struct Keep {
+    /// What it has kept, oldest first.
+    pub kept: Vec<KeptFrame>,
     /// How many of them stayed where they were.
     lent: usize,
     /// What the port refused to keep.
-    pub(crate) refused: Vec<Vec<u8>>,
+    pub refused: Vec<Vec<u8>>,
 }
 
 impl FrameSink for Keep {
@@ -32,7 +31,7 @@ impl FrameSink for Keep {
 /// Keeps as many frames as the port allows while hundreds of others pass, gives some back on another thread, and keeps
 /// others in their place. `pass` sends the frame with a number and receives it; `frame` makes it. Returns frames that
 /// are kept at the end. Either all are `lent` or none.
-pub(crate) fn keeps_frames(
+pub fn keeps_frames(
     limit: usize,
     lent: bool,
     frame: impl Fn(usize) -> Vec<u8>,

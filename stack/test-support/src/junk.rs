@@ -1,10 +1,10 @@
 //! Frames that no receiver should heed, by the reason for which each is dropped.
 
-use ferroce::wire::{
-    Bth, Encapsulation, FrameBuilder, NetworkHeader, Opcode, PKEY_DEFAULT, PKey, PathAddress, PathHeader,
-    icrc,
-};
+use ferroce::wire::{Bth, Encapsulation, FrameBuilder, Opcode, PKEY_DEFAULT, PKey, PathAddress, PathHeader};
 use ferroce::{Counter, Gid, Psn, Qpn};
+use ferroce_driver_test_support::random::Random;
+
+use crate::packet::{BTH, IP, UDP, reseal};
 
 /// What is wrong with a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,11 +156,6 @@ impl Junk {
     }
 }
 
-/// Where the headers of an untagged IPv4 frame start.
-const IP: usize = 14;
-const UDP: usize = IP + 20;
-const BTH: usize = UDP + 8;
-
 /// A frame that is right in itself.
 fn sealed(
     path: &PathAddress,
@@ -182,28 +177,4 @@ fn sealed(
     let length = frame.finish();
     buffer.truncate(length);
     buffer
-}
-
-/// Puts the right ICRC behind an IPv4 frame that was changed by hand.
-fn reseal(frame: &mut [u8]) {
-    let (covered, tail) = frame[IP..].split_last_chunk_mut::<4>().expect("longer than an ICRC");
-    *tail = icrc::compute(NetworkHeader::Ipv4, covered).expect("has its headers").to_le_bytes();
-}
-
-/// Xorshift: what a test repeats by its seed.
-pub struct Random(u64);
-
-impl Random {
-    /// Of a seed.
-    pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    /// Below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 16) % limit
-    }
 }

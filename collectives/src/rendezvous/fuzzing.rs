@@ -1,9 +1,10 @@
-#[expect(dead_code, reason = "shared with the collectives, which use all of it")]
-#[path = "../../../../collectives/src/rendezvous/frame.rs"]
-mod frame;
+//! What the fuzzer (`tools/fuzz`) calls: the parsers of what a peer says before there is a connection.
 
-use frame::{Answer, Endpoint, Hello, Reply, table};
+use std::mem::size_of;
+
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+use super::frame::{Answer, Endpoint, Hello, Reply, table};
 
 const SIZE: u32 = 4;
 

@@ -6,19 +6,20 @@ use ferroce::driver;
 use ferroce::wire::{Opcode, Sack, Syndrome};
 use ferroce::{Config, Context, Counter, Event, Psn, Qpn, WcStatus, WorkCompletion};
 
-use super::{ENGINE_V4, PEER_QPN, PEER_V4, Peer};
+use super::{PEER_QPN, Peer};
+use crate::cable::{ENGINE_V4, PEER_V4};
 use crate::packet::Got;
 
 impl Peer {
     /// Turns of the engine at the present time, until there is nothing left to do.
     #[track_caller]
-    pub(crate) fn poll(&mut self) {
+    pub fn poll(&mut self) {
         while self.context.poll(self.now).unwrap() > 0 {}
     }
 
     /// Lets time pass; every timer on the way fires at its own time.
     #[track_caller]
-    pub(crate) fn advance(&mut self, by: Duration) {
+    pub fn advance(&mut self, by: Duration) {
         let end = self.now + by;
         self.poll();
         while let Some(due) = self.context.next_timeout().filter(|due| *due <= end) {
@@ -35,7 +36,7 @@ impl Peer {
 
     /// The next packet of the engine, which must be this one.
     #[track_caller]
-    pub(crate) fn expect(&mut self, opcode: Opcode, psn: u32) -> Got {
+    pub fn expect(&mut self, opcode: Opcode, psn: u32) -> Got {
         match self.next_packet() {
             Some(got) if (got.opcode, got.psn) == (opcode, psn & 0xff_ffff) => got,
             Some(got) => panic!(
@@ -51,13 +52,13 @@ impl Peer {
 
     /// The next packet is an ACK of everything up to `psn`.
     #[track_caller]
-    pub(crate) fn expect_ack(&mut self, psn: u32, msn: u32) {
+    pub fn expect_ack(&mut self, psn: u32, msn: u32) {
         self.expect_aeth(Syndrome::ACK.byte(), psn, msn);
     }
 
     /// The next packet is an Acknowledge with this syndrome byte.
     #[track_caller]
-    pub(crate) fn expect_nak(&mut self, syndrome: u8, psn: u32, msn: u32) {
+    pub fn expect_nak(&mut self, syndrome: u8, psn: u32, msn: u32) {
         self.expect_aeth(syndrome, psn, msn);
     }
 
@@ -76,7 +77,7 @@ impl Peer {
     /// The next packet is a selective acknowledge of everything before `psn` that names `held`, and
     /// nothing else.
     #[track_caller]
-    pub(crate) fn expect_sack(&mut self, psn: u32, msn: u32, held: &[u32]) {
+    pub fn expect_sack(&mut self, psn: u32, msn: u32, held: &[u32]) {
         let got = self.expect(Opcode::SELECTIVE_ACKNOWLEDGE, psn);
         let sack = got.sack.expect("a whole map");
         let named: Vec<u32> =
@@ -87,38 +88,39 @@ impl Peer {
     }
 
     /// From now on the port takes so many packets of the engine; it is blocked after them.
-    pub(crate) fn take_at_most(&mut self, packets: usize) {
-        self.cable.lock().unwrap().room = packets;
+    pub fn take_at_most(&mut self, packets: usize) {
+        self.cable.set_room(packets);
     }
 
     /// From now on the port's buffers hold bytes that no other `poison` has at the same place.
-    pub(crate) fn poison(&mut self, poison: u8) {
-        self.cable.lock().unwrap().poison = poison;
+    pub fn poison(&mut self, poison: u8) {
+        self.cable.set_poison(poison);
     }
 
     /// How often the port has been asked for a way, which may block.
-    pub(crate) fn resolved(&self) -> u64 {
-        self.cable.lock().unwrap().resolved
+    pub fn resolved(&self) -> u64 {
+        self.cable.resolved()
     }
 
+    /// The engine has nothing to send.
     #[track_caller]
-    pub(crate) fn expect_nothing(&mut self) {
+    pub fn expect_nothing(&mut self) {
         self.poll();
-        if !self.cable.lock().unwrap().from_engine.is_empty() {
+        if !self.cable.waiting().is_empty() {
             panic!("expected no packet\n{}", self.situation("but got"));
         }
     }
 
     /// Takes all packets that the engine has sent.
     #[track_caller]
-    pub(crate) fn take_packets(&mut self) -> Vec<Got> {
+    pub fn take_packets(&mut self) -> Vec<Got> {
         std::iter::from_fn(|| self.next_packet()).collect()
     }
 
     #[track_caller]
     pub(super) fn next_packet(&mut self) -> Option<Got> {
         self.poll();
-        let (at, frame) = self.cable.lock().unwrap().from_engine.pop_front()?;
+        let (at, frame) = self.cable.next_frame()?;
         let got = Got::parse(at, frame);
         assert!(
             [PEER_QPN, Qpn::MULTICAST, Qpn::GSI].contains(&got.dest_qpn),
@@ -129,7 +131,7 @@ impl Peer {
     }
 
     /// Ends the context, and puts an empty one in its place. Returns what it sent at its end.
-    pub(crate) fn end(&mut self) -> Vec<Got> {
+    pub fn end(&mut self) -> Vec<Got> {
         let (port, _) = driver::loopback::pair(&[ENGINE_V4], &[PEER_V4]);
         let empty = Context::open(Box::new(port), &Config::default()).unwrap();
         drop(std::mem::replace(&mut self.context, empty));
@@ -141,7 +143,7 @@ impl Peer {
 
     /// The next completion, which must be this one.
     #[track_caller]
-    pub(crate) fn expect_wc(&mut self, wr_id: u64, status: WcStatus) -> WorkCompletion {
+    pub fn expect_wc(&mut self, wr_id: u64, status: WcStatus) -> WorkCompletion {
         self.poll();
         match self.context.poll_cq(self.cq).unwrap() {
             Some(wc) if (wc.wr_id, wc.status) == (wr_id, status) => wc,
@@ -157,29 +159,32 @@ impl Peer {
         }
     }
 
+    /// There is no completion.
     #[track_caller]
-    pub(crate) fn expect_no_wc(&mut self) {
+    pub fn expect_no_wc(&mut self) {
         self.poll();
         if let Some(wc) = self.context.poll_cq(self.cq).unwrap() {
             panic!("expected no completion\n   but got {wc:?}\n{}", self.situation(""));
         }
     }
 
+    /// The next event, which must be this one.
     #[track_caller]
-    pub(crate) fn expect_event(&mut self, event: Event) {
+    pub fn expect_event(&mut self, event: Event) {
         self.poll();
         assert_eq!(self.context.next_event(), Some(event), "the next event");
     }
 
+    /// There is no event.
     #[track_caller]
-    pub(crate) fn expect_no_event(&mut self) {
+    pub fn expect_no_event(&mut self) {
         self.poll();
         assert_eq!(self.context.next_event(), None, "the next event");
     }
 
     /// `counter` has counted `times` since it was last asked for.
     #[track_caller]
-    pub(crate) fn expect_counted(&mut self, counter: Counter, times: u64) {
+    pub fn expect_counted(&mut self, counter: Counter, times: u64) {
         self.poll();
         let value = self.context.counters().value(counter);
         let before = self.asked.insert(counter, value).unwrap_or(0);
@@ -196,8 +201,8 @@ impl Peer {
     /// For the messages of failures: what else there is.
     pub(super) fn situation(&self, waiting: &str) -> String {
         let mut text = String::new();
-        for (at, frame) in &self.cable.lock().unwrap().from_engine {
-            text.push_str(&format!("   {waiting} {}\n", Got::parse(*at, frame.clone())));
+        for (at, frame) in self.cable.waiting() {
+            text.push_str(&format!("   {waiting} {}\n", Got::parse(at, frame)));
         }
         text.push_str(&format!("it is {:?}; {:?}\n", Duration::from_nanos(self.now.0), self.query()));
         text.push_str(&self.context.counters().to_string());

@@ -6,8 +6,7 @@ use std::time::Duration;
 use ferroce::driver::pcap::Recorder;
 use ferroce::driver::sim::{LinkConfig, SimNetwork};
 use ferroce::*;
-
-use crate::wild::Random;
+use ferroce_driver_test_support::random::Random;
 
 /// The first PSNs of both ends by the number of the queue pair.
 pub(crate) type Psns = fn(u32) -> [u32; 2];
@@ -160,17 +159,17 @@ impl World {
         for _ in 0..rounds {
             for qp in 0..self.ends[0].qps.len() {
                 let end = usize::from(random.below(4) == 0);
-                let work = kinds[random.below(kinds.len())];
-                let length = [0, 1, 700, 1024, 1025, 3000, 5000][random.below(7)];
+                let work = kinds[random.below(kinds.len() as u64) as usize];
+                let length = [0, 1, 700, 1024, 1025, 3000, 5000][random.below(7) as usize];
                 let posted = self.post(end, qp, work, length);
                 if posted && matches!(work, Work::Send) {
                     if random.below(4) == 0 {
-                        self.run(random.below(60));
+                        self.run(random.below(60) as usize);
                     }
                     self.post_receive(1 - end, qp);
                 }
             }
-            self.run(random.below(40));
+            self.run(random.below(40) as usize);
         }
         self.run(usize::MAX);
     }

@@ -1,0 +1,21 @@
+//! What the tests of the drivers have in common, and those of the crates above that need real interfaces.
+//!
+//! A dev-dependency: no application is built with it. It builds no more of the project than the drivers.
+//!
+//! - [`namespaces`]: two hosts on one machine, network namespaces joined by a veth pair.
+//! - [`exchange`]: RoCE frames, and ports that send them to each other.
+//! - [`keep`]: the test that every port passes whose frames may be kept.
+//! - [`readiness`]: the test that every port passes that can be waited for by file descriptor.
+//! - [`patience`]: waiting for what the kernel does a moment later.
+//! - [`random`]: numbers that a test draws again by its seed.
+//!
+//! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`] and [`readiness`]: these are about the types of
+//! another instance of that crate, which is compiled without its tests.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
+
+pub mod exchange;
+pub mod keep;
+pub mod namespaces;
+pub mod patience;
+pub mod random;
+pub mod readiness;

@@ -1,0 +1,20 @@
+//! What the tests of ferroce have in common, and the benchmarks that flood it.
+//!
+//! A dev-dependency: no application is built with it. What only needs the drivers is in
+//! `ferroce-driver-test-support`.
+//!
+//! - [`peer`]: an engine against a scripted peer, in virtual time; [`packet`] is what its scripts are made of,
+//!   [`cable`] is the port under the engine.
+//! - [`pair`]: two connected contexts on a simulated link, in virtual time.
+//! - [`junk`]: frames that no receiver should heed, by the reason for which each is dropped.
+//! - [`strangers`]: connections at work while hosts that are not there ask for more.
+//!
+//! Programs that use it count their allocations: `allocation_counter` is their allocator.
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
+
+pub mod cable;
+pub mod junk;
+pub mod packet;
+pub mod pair;
+pub mod peer;
+pub mod strangers;
