@@ -58,21 +58,10 @@ pub struct OwnedPacket {
 impl OwnedPacket {
     /// A packet without payload, with the BTH of [`Bth::new`] and zeros for extension headers.
     pub fn new(path: &PathAddress, opcode: Opcode, dest_qpn: Qpn, psn: Psn) -> OwnedPacket {
+        let (link, network) = headers(path);
         OwnedPacket {
-            link: Some(Link { destination: path.destination_mac, source: path.source_mac, vlan: path.vlan }),
-            network: Network {
-                header: PathHeader::new(path).network(),
-                source: path.source,
-                destination: path.destination,
-                traffic_class: path.traffic_class,
-                hop_limit: path.hop_limit,
-                flow_label: path.flow_label,
-                source_port: match path.encapsulation {
-                    Encapsulation::RoceV2 { source_port } => Some(source_port),
-                    Encapsulation::RoceV1 => None,
-                },
-                identification: path.identification,
-            },
+            link: Some(link),
+            network,
             opcode,
             bth: Bth::new(opcode, dest_qpn, psn),
             extensions: Extensions::default(),
@@ -136,6 +125,12 @@ impl OwnedPacket {
         }
     }
 
+    /// Sends it another way.
+    pub fn set_path(&mut self, path: &PathAddress) {
+        let (link, network) = headers(path);
+        (self.link, self.network) = (Some(link), network);
+    }
+
     /// What a selective acknowledge says; `None` if its length is wrong, or it is another packet.
     pub fn sack(&self) -> Option<&Sack> {
         if self.opcode != Opcode::SELECTIVE_ACKNOWLEDGE {
@@ -157,4 +152,23 @@ impl From<&Packet<'_>> for OwnedPacket {
             icrc: packet.icrc,
         }
     }
+}
+
+/// What stands in front of the BTH of a packet that goes this way.
+fn headers(path: &PathAddress) -> (Link, Network) {
+    let link = Link { destination: path.destination_mac, source: path.source_mac, vlan: path.vlan };
+    let network = Network {
+        header: PathHeader::new(path).network(),
+        source: path.source,
+        destination: path.destination,
+        traffic_class: path.traffic_class,
+        hop_limit: path.hop_limit,
+        flow_label: path.flow_label,
+        source_port: match path.encapsulation {
+            Encapsulation::RoceV2 { source_port } => Some(source_port),
+            Encapsulation::RoceV1 => None,
+        },
+        identification: path.identification,
+    };
+    (link, network)
 }

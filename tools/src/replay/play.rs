@@ -286,7 +286,7 @@ impl<'a> Stage<'a> {
                 let is_v1 = bytes.get(12..14) == Some(&[0x89, 0x15]);
                 let packet = bytes.get(ETHERNET_LEN..).map(|packet| Seen::sent(frame, now, packet, is_v1));
                 if let Some(Ok(packet)) = packet
-                    && let Some(peers) = by_peer.get(&(packet.destination, packet.bth.dest_qpn()))
+                    && let Some(peers) = by_peer.get(&(packet.network.destination, packet.bth.dest_qpn()))
                     && let Some(index) = peers.iter().rev().copied().find(|index| lanes[*index].sent(&packet))
                     && !lanes[index].is_over()
                 {
@@ -338,7 +338,7 @@ impl<'a> Stage<'a> {
 
 /// What every packet of a conversation fits into, recorded or sent by the engine.
 fn longest(of: &Conversation) -> u32 {
-    let recorded = of.events.iter().map(|event| event.packet.bytes.len()).max().unwrap_or(0);
+    let recorded = of.events.iter().map(|event| event.packet.payload_len()).max().unwrap_or(0);
     of.path_mtu.bytes().max(recorded as u32) + HEADERS
 }
 
