@@ -1,6 +1,7 @@
 //! `ferroce dissect`: what is in a capture, packet by packet and in sum.
 
 mod cm;
+mod json;
 pub(crate) mod layers;
 mod psn;
 mod record;
@@ -15,8 +16,8 @@ use std::process::ExitCode;
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn};
-
 use serde::Serialize;
+use zerocopy::FromBytes;
 
 use crate::diagnosis::{Cause, Diagnosis};
 use cm::CmFields;
@@ -147,9 +148,11 @@ impl Dissector {
         }
 
         let bth_start = transport.bth_start;
-        if let Some(bth) = layers.network.get(bth_start..bth_start + Bth::LEN) {
-            record.set_bth(bth);
-        }
+        record.bth = layers
+            .network
+            .get(bth_start..)
+            .and_then(|bytes| Bth::read_from_prefix(bytes).ok())
+            .map(|(bth, _)| bth);
         let decoded = match layers.is_roce_v1() {
             true => Packet::decode_grh(&whole),
             false => Packet::decode_ip(&whole),
@@ -165,7 +168,7 @@ impl Dissector {
                 record.has_options = matches!(error, ParseError::IpOptions(_));
                 if matches!(error, ParseError::Opcode(_)) && record.icrc == Verdict::Ok {
                     record.unknown_opcode = true;
-                    summary.count_unknown(&record, (transport.source, transport.destination));
+                    summary.count_unknown(&record);
                 }
                 if record.icrc != Verdict::Truncated || record.bth.is_some() {
                     record.error = Some(error.to_string());
@@ -186,11 +189,12 @@ impl Dissector {
         bth_start: usize,
         present: usize,
     ) {
+        record.extensions = packet.extensions();
         let mut extensions_end = bth_start + Bth::LEN;
         for extension in packet.opcode.extensions() {
             extensions_end += extension.len();
-            if extensions_end <= present {
-                record.set_extension(*extension, packet);
+            if extensions_end > present {
+                record.extensions.remove(*extension);
             }
         }
         record.payload_len = Some(packet.payload.len());

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Psn, Service};
+use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Service};
 use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
-use super::record::{Record, Verdict};
+use super::record::{Record, Verdict, name};
 use super::unopened::{Name, Unopened};
 
 /// Counts over a capture. Field names are stable: scripts read them.
@@ -98,20 +98,21 @@ impl Summary {
     }
 
     /// Counts a packet with an opcode that the standard does not have in its flow. Whatever it is, it has a PSN.
-    pub(super) fn count_unknown(&mut self, record: &Record, (source, destination): (Gid, Gid)) {
+    pub(super) fn count_unknown(&mut self, record: &Record) {
         let Some(bth) = &record.bth else { return };
-        let flow = self.flow(record, (source, destination, bth.dest_qp, None));
+        let (source, destination) = (record.network.source, record.network.destination);
+        let flow = self.flow((source, destination, bth.dest_qpn().value(), None));
         flow.packets += 1;
         *flow.opcodes.entry("UNKNOWN").or_default() += 1;
-        flow.requests.observe(Psn::new(bth.psn), Span::ONE, true);
+        flow.requests.observe(bth.psn(), Span::ONE, true);
     }
 
-    fn flow(&mut self, record: &Record, key: Key) -> &mut Flow {
+    fn flow(&mut self, key: Key) -> &mut Flow {
         let flows = &mut self.flows;
         let index = *self.by_key.entry(key).or_insert_with(|| {
             flows.push(Flow {
-                source: record.network().source.to_string(),
-                destination: record.network().destination.to_string(),
+                source: key.0.to_ip().to_string(),
+                destination: key.1.to_ip().to_string(),
                 dest_qp: key.2,
                 source_qp: key.3,
                 ..Flow::default()
@@ -127,16 +128,14 @@ impl Summary {
         let deth = packet.deth().filter(|_| extensions);
         let source_qp = deth.map(|deth| deth.source_qpn().value());
         let key = (network.source, network.destination, packet.bth.dest_qpn().value(), source_qp);
-        let flow = self.flow(record, key);
+        let flow = self.flow(key);
         flow.packets += 1;
         flow.payload_bytes += packet.payload.len() as u64;
         flow.icrc_bad += u64::from(record.icrc == Verdict::Bad);
         flow.congestion_experienced += u64::from(packet.congestion_experienced());
         *flow.opcodes.entry(packet.opcode.name()).or_default() += 1;
-        if let Some(aeth) = &record.aeth
-            && aeth.aeth.contains("NAK")
-        {
-            *flow.naks.entry(aeth.aeth).or_default() += 1;
+        if let Some(name) = record.extensions.aeth.as_ref().map(name).filter(|name| name.contains("NAK")) {
+            *flow.naks.entry(name).or_default() += 1;
         }
         if record.icrc == Verdict::Bad && !record.systematic {
             return;
@@ -147,7 +146,7 @@ impl Summary {
             mtus.learn(packet.payload.len());
         }
         let mtus = *mtus;
-        self.flow(record, key).follow(packet, mtus, extensions);
+        self.flow(key).follow(packet, mtus, extensions);
     }
 }
 
