@@ -21,7 +21,9 @@ use ferroce::PathMtu;
 use ferroce_collectives::Bootstrap;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing::info;
 
+use crate::failure::Failure;
 use crate::netns::{self, Lab};
 use crate::output::say;
 use rank::{Event, Fault, Plan};
@@ -38,7 +40,7 @@ use supervisor::{Message, Supervisor};
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage,
 /// 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// What joins the ranks [default: af_xdp where possible, else udp, else loopback].
     #[arg(short, long, value_enum)]
     device: Option<Device>,
@@ -80,29 +82,27 @@ enum Device {
     Loopback,
 }
 
-/// See [`Args`] for the exit status.
-pub(crate) fn run(args: Args) -> ExitCode {
+/// Runs the ranks and prints the report; see [`Args`] for the exit status.
+///
+/// # Errors
+/// A rank can't be started or fails, the report can't be written, or somebody interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
     if args.as_rank {
-        return rank::main(&args.plan(), args.device == Some(Device::Udp), args.pcap.as_deref());
+        return Ok(rank::main(&args.plan(), args.device == Some(Device::Udp), args.pcap.as_deref()));
     }
     let result = interruption().and_then(|interrupted| {
         let result = demo(&args, &interrupted);
         // What fails because of the signal is not what the user wants to read.
-        if interrupted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { result }
+        if interrupted.load(Ordering::Relaxed) {
+            info!("the ranks are ended, and nothing is left of their network");
+            return Err(Error::Interrupted);
+        }
+        result
     });
-    match result {
-        Ok(report) => {
-            let text = if args.json { serde_json::json!(report).to_string() } else { report.to_string() };
-            match say!("{text}") {
-                Ok(()) => ExitCode::from(u8::from(!report.wrong.is_empty())),
-                Err(failure) => failure.report("demo"),
-            }
-        }
-        Err(error) => {
-            eprintln!("ferroce demo: {error}");
-            ExitCode::from(if matches!(error, Error::Interrupted) { 130 } else { 1 })
-        }
-    }
+    let report = result?;
+    let text = if args.json { serde_json::json!(report).to_string() } else { report.to_string() };
+    say!("{text}")?;
+    Ok(ExitCode::from(u8::from(!report.wrong.is_empty())))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -120,8 +120,17 @@ enum Error {
     Stuck { progress: String },
     #[error("{what}: {source}")]
     Os { what: &'static str, source: io::Error },
-    #[error("interrupted; its ranks are ended and nothing is left of their network")]
+    #[error("interrupted")]
     Interrupted,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        match error {
+            Error::Interrupted => Failure::Interrupted,
+            error => Failure::run(error.to_string()),
+        }
+    }
 }
 
 /// How long the ranks may say nothing. A round over loopback on one slow core takes a tenth of it.

@@ -20,6 +20,7 @@ use serde::Serialize;
 use zerocopy::FromBytes;
 
 use crate::diagnosis::{Cause, Diagnosis};
+use crate::failure::Failure;
 use cm::CmFields;
 use layers::Contents;
 use record::{Record, Verdict};
@@ -30,7 +31,7 @@ use summary::Summary;
 /// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the file
 /// can't be read to its end (what is there is shown), or the output can't be written.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
     file: PathBuf,
     /// One JSON object a line for each RoCE packet, then one with the summary. Timestamps are
@@ -39,8 +40,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// See [`Args`] for the exit status.
-pub(crate) fn run(args: Args) -> ExitCode {
+/// Prints the packets of a capture; see [`Args`] for the exit status.
+///
+/// # Errors
+/// The file can't be read to its end, or the output can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let mut summary = Summary::default();
     let mut output = BufWriter::new(io::stdout().lock());
     let result = dissect(&args, &mut summary, &mut output).and_then(|()| Ok(output.flush()?));
@@ -48,12 +52,10 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Ok(()) => {}
         // Whoever reads has enough.
         Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(error) => {
-            eprintln!("ferroce dissect: {error}");
-            return ExitCode::from(2);
-        }
+        // 1 is for a wrong ICRC, and this is none.
+        Err(error) => return Err(Failure::usage(error.to_string())),
     }
-    ExitCode::from(u8::from(summary.icrc_bad > 0))
+    Ok(ExitCode::from(u8::from(summary.icrc_bad > 0)))
 }
 
 #[derive(Debug, thiserror::Error)]

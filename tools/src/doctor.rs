@@ -4,7 +4,7 @@ mod alone;
 mod control;
 mod far;
 mod local;
-mod message;
+pub mod message;
 mod path;
 mod port;
 mod probe;
@@ -37,7 +37,7 @@ use report::{Check, Report};
 /// doctor` is checked as far as its connection manager and ICMP tell. With `-d loopback` and no PEER,
 /// both ends run in this process. Exit status: 0 if no check failed, 1 if one did.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// The other end, a name or an IP address.
     peer: Option<String>,
     /// An interface (eth0), or a driver with its argument (af_xdp:eth0, udp:192.0.2.1); by default the
@@ -61,11 +61,14 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    match start(&args) {
-        Ok(Some(report)) => report.print(args.json).unwrap_or_else(|failure| failure.report("doctor")),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("doctor"),
+/// Checks the way to a peer and prints the report, or answers the checks of others; see [`Args`] for the exit status.
+///
+/// # Errors
+/// The check can't be begun, the report can't be written, or somebody interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    match start(&args)? {
+        Some(report) => report.print(args.json),
+        None => Ok(ExitCode::SUCCESS),
     }
 }
 

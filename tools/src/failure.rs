@@ -7,7 +7,7 @@ use ferroce::{driver, is_unprintable};
 
 /// Why a command failed; decides its exit status.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The command can't be carried out as it was given. Exit status 2.
     #[error("{0}")]
     Usage(String),
@@ -28,9 +28,8 @@ impl Failure {
         Failure::Usage(reason.into())
     }
 
-    /// Says it on stderr.
-    pub(crate) fn report(&self, command: &str) -> ExitCode {
-        eprintln!("ferroce {command}: {self}");
+    /// The exit status of the command.
+    pub fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Usage(_) => ExitCode::from(2),
             Failure::Run(_) => ExitCode::from(1),

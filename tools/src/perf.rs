@@ -2,10 +2,10 @@
 
 mod client;
 mod control;
-mod message;
+pub mod message;
 mod pattern;
-mod perftest;
-mod plan;
+pub mod perftest;
+pub mod plan;
 mod report;
 mod server;
 mod session;
@@ -44,7 +44,7 @@ use session::{Beside, Session};
 /// does not exchange them, and -n counts the messages of each queue pair. What only two of these can do,
 /// --check and --selective-repeat, is refused.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// What is measured.
     operation: Operation,
     /// Bandwidth or latency.
@@ -124,12 +124,15 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    let result = start(&args).and_then(|report| report.print(args.json));
-    match result.and_then(|()| args.port.check_recording()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("perf"),
-    }
+/// Measures as a client, or serves one, and prints the report.
+///
+/// # Errors
+/// It can't be begun as it was given, an end fails, a byte is wrong or missing, the report or the recording can't be
+/// written, or somebody interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    start(&args)?.print(args.json)?;
+    args.port.check_recording()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn start(args: &Args) -> Result<Report, Failure> {

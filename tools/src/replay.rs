@@ -50,7 +50,7 @@ use report::{EndReport, Report};
 /// its end (what is there is judged), an option does not fit it, or the report can't be written, 3 if there is
 /// nothing in it to judge: no request whose ICRC is right, or only some whose pairing would be a guess.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
     file: PathBuf,
     /// Put the engine only in the place of this address; can be given several times.
@@ -70,15 +70,14 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    match replay(&args).and_then(|mut report| report.print(args.json).map(|()| report)) {
-        Ok(report) => report.exit_code(),
-        // 1 is for a rule that is broken, and this is none.
-        Err(failure) => {
-            failure.report("replay");
-            ExitCode::from(2)
-        }
-    }
+/// Judges and plays a capture and prints the report; see [`Args`] for the exit status.
+///
+/// # Errors
+/// The file can't be read, an option does not fit it, or the report can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let printed = replay(&args).and_then(|mut report| report.print(args.json).map(|()| report));
+    // 1 is for a rule that is broken, and this is none.
+    printed.map(|report| report.exit_code()).map_err(|failure| Failure::usage(failure.to_string()))
 }
 
 fn replay(args: &Args) -> Result<Report, Failure> {

@@ -26,7 +26,7 @@ use table::Table;
 /// that calls `Context::export`. Root sees the processes of all users, others their own. Counters
 /// have the names of the hw_counters of mlx5_ib and rdma_rxe where those count the same.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// Only this process, or this device: an interface's name.
     #[arg(value_name = "PID|DEVICE")]
     which: Option<String>,
@@ -50,12 +50,15 @@ pub(crate) struct Args {
     count: Option<u32>,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
+/// Shows what processes export, or serves it by HTTP.
+///
+/// # Errors
+/// The address can't be listened on, or the output can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
     // It leaves nothing behind, whatever it is in the middle of.
-    match end_at_once_on_signals().and_then(|()| args.show()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("stat"),
-    }
+    end_at_once_on_signals()?;
+    args.show()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Args {

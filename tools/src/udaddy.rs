@@ -22,7 +22,7 @@ use crate::role::{self, End};
 /// (`udaddy -s HOST`). The other end can be an unmodified udaddy. With `-d loopback` and no HOST, both ends
 /// run in this process.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     port: PortArgs,
     /// The server.
@@ -38,10 +38,13 @@ pub(crate) struct Args {
     size: u32,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    role::play("udaddy", &args.port, args.host, |port, driver, interrupt| {
-        Udaddy::new(&args, port, driver, interrupt)
-    })
+/// Plays the server, or the client of one.
+///
+/// # Errors
+/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
+/// interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    role::play(&args.port, args.host, |port, driver, interrupt| Udaddy::new(&args, port, driver, interrupt))
 }
 
 /// `RDMA_UDP_QKEY`: what librdmacm gives every datagram queue pair.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{legible, parse_message};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Message {
+pub enum Message {
     /// The one who asks begins; the other one answers with its own.
     Hello(Hello),
     /// Packets will come. The answer is `Ready`.
@@ -34,29 +34,29 @@ pub(super) enum Message {
 
 /// One end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hello {
+pub struct Hello {
     /// Its packets' source, and what is sent to.
-    pub(super) address: IpAddr,
+    pub address: IpAddr,
     /// The address that the one who asks reached the other one by.
-    pub(super) to: IpAddr,
+    pub to: IpAddr,
     /// All that the device has.
-    pub(super) addresses: Vec<IpAddr>,
-    pub(super) interface: String,
+    pub addresses: Vec<IpAddr>,
+    pub interface: String,
     /// The largest IP packet that it sends.
-    pub(super) mtu: u32,
-    pub(super) driver: String,
+    pub mtu: u32,
+    pub driver: String,
     /// In all packets of this end, and in no others.
-    pub(super) token: u64,
+    pub token: u64,
     /// Their UDP source port.
-    pub(super) source_port: u16,
+    pub source_port: u16,
     /// The kernel keeps the IP headers for itself: what became of identification and flags is not seen.
-    pub(super) is_socket: bool,
+    pub is_socket: bool,
     /// The partition that its work is in.
     #[serde(default = "default_pkey")]
-    pub(super) pkey: u16,
+    pub pkey: u16,
     /// Rounds of probes that it has for a check, there and back.
     #[serde(default = "rounds_unsaid")]
-    pub(super) rounds: u32,
+    pub rounds: u32,
 }
 
 fn default_pkey() -> u16 {
@@ -70,36 +70,36 @@ fn rounds_unsaid() -> u32 {
 
 /// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Probe {
+pub struct Probe {
     /// Which of all.
-    pub(super) number: u16,
+    pub number: u16,
     /// DSCP and ECN.
-    pub(super) traffic_class: u8,
+    pub traffic_class: u8,
     /// Bytes of the IP packet.
-    pub(super) length: u32,
+    pub length: u32,
 }
 
 /// What stands in a packet's network headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Headers {
-    pub(super) source: IpAddr,
-    pub(super) destination: IpAddr,
-    pub(super) source_port: u16,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: u8,
+pub struct Headers {
+    pub source: IpAddr,
+    pub destination: IpAddr,
+    pub source_port: u16,
+    pub traffic_class: u8,
+    pub hop_limit: u8,
     /// IPv4: identification, and flags with the fragment offset. `None` where a socket hides them.
-    pub(super) ipv4: Option<(u16, u16)>,
+    pub ipv4: Option<(u16, u16)>,
 }
 
 /// A probe that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sighting {
-    pub(super) number: u16,
-    pub(super) headers: Headers,
+pub struct Sighting {
+    pub number: u16,
+    pub headers: Headers,
     /// Why the ICRC is wrong, if it is.
-    pub(super) icrc: Option<String>,
+    pub icrc: Option<String>,
     /// How often it came.
-    pub(super) copies: u8,
+    pub copies: u8,
 }
 
 const MAX_LENGTH: u32 = 64 << 10;
@@ -110,7 +110,7 @@ const MAX_ADDRESSES: usize = 256;
 const PROBE_LENGTHS: RangeInclusive<u32> = 64..=4200;
 
 /// The length of the message behind these bytes.
-pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
+pub fn length(prefix: [u8; 4]) -> Result<usize, String> {
     match u32::from_be_bytes(prefix) {
         length @ 1..=MAX_LENGTH => Ok(length as usize),
         length => Err(format!("a control message of {length} bytes; 1 to {MAX_LENGTH} are right")),
@@ -118,7 +118,7 @@ pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
 }
 
 impl Message {
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
+    pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let body = serde_json::to_vec(self).map_err(|error| format!("control message: {error}"))?;
         let prefix = (body.len() as u32).to_be_bytes();
         length(prefix)?;
@@ -126,7 +126,7 @@ impl Message {
     }
 
     /// Reads what is behind the length. Texts are cut, and nothing in them moves a terminal.
-    pub(super) fn parse(body: &[u8]) -> Result<Message, String> {
+    pub fn parse(body: &[u8]) -> Result<Message, String> {
         let mut message = parse_message(body)?;
         match &mut message {
             Message::Expect(probes) | Message::Send(probes) => {

@@ -10,7 +10,7 @@ use super::plan::Plan;
 use crate::failure::parse_message;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Message {
+pub enum Message {
     /// Client: what is to be measured. The server answers `Ready`.
     Plan(Plan),
     /// Client: queue pairs for messages of a size. The server answers with its own.
@@ -42,35 +42,35 @@ pub(super) enum Message {
 
 /// What came of a lap at the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tally {
+pub struct Tally {
     /// Bytes that were compared and right.
-    pub(super) verified: u64,
+    pub verified: u64,
     /// The client's messages that have not come.
-    pub(super) lost: u64,
+    pub lost: u64,
     /// What the server has sent on each queue pair, where both ends do, and the nanoseconds that it took.
-    pub(super) sent: Vec<u64>,
-    pub(super) nanoseconds: u64,
+    pub sent: Vec<u64>,
+    pub nanoseconds: u64,
 }
 
 /// One end's queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Offer {
+pub struct Offer {
     /// Bytes of a message.
-    pub(super) size: u32,
-    pub(super) gid: Ipv6Addr,
+    pub size: u32,
+    pub gid: Ipv6Addr,
     /// QPN and first PSN of each.
-    pub(super) qps: Vec<(u32, u32)>,
+    pub qps: Vec<(u32, u32)>,
     /// Address, key and length of the memory that the other end may reach.
-    pub(super) memory: (u64, u32, u64),
+    pub memory: (u64, u32, u64),
     /// The path MTU that this end insists on, from the server the one that is taken.
-    pub(super) path_mtu: Option<u32>,
+    pub path_mtu: Option<u32>,
     /// The largest that its interface allows.
-    pub(super) largest_path_mtu: u32,
+    pub largest_path_mtu: u32,
     /// What is lost shall be repeated selectively: used if both offers say so.
-    pub(super) selective_repeat: bool,
+    pub selective_repeat: bool,
     /// The P_Key that its packets carry. Versions that do not say it have one that most have.
     #[serde(default = "default_pkey")]
-    pub(super) pkey: u16,
+    pub pkey: u16,
 }
 
 fn default_pkey() -> u16 {
@@ -79,11 +79,11 @@ fn default_pkey() -> u16 {
 
 const MAX_LENGTH: usize = 64 << 10;
 /// Bytes of a message's length.
-pub(super) const LENGTH: usize = 4;
+pub const LENGTH: usize = 4;
 
 impl Message {
     /// How many bytes a message is long, with its length, of which `bytes` are the start.
-    pub(super) fn whole(bytes: &[u8]) -> Result<usize, String> {
+    pub fn whole(bytes: &[u8]) -> Result<usize, String> {
         let Some(length) = bytes.first_chunk() else { return Ok(LENGTH) };
         let length = u32::from_be_bytes(*length) as usize;
         if length > MAX_LENGTH {
@@ -93,11 +93,11 @@ impl Message {
     }
 
     /// Reads a message, its length left out.
-    pub(super) fn from_body(body: &[u8]) -> Result<Message, String> {
+    pub fn from_body(body: &[u8]) -> Result<Message, String> {
         parse_message(body)
     }
 
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
+    pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let body = serde_json::to_vec(self).map_err(|error| format!("control message: {error}"))?;
         let mut bytes = (body.len() as u32).to_be_bytes().to_vec();
         bytes.extend(body);
@@ -107,15 +107,15 @@ impl Message {
 
 /// Bytes that have come and are no whole message yet.
 #[derive(Default)]
-pub(super) struct Incoming(Vec<u8>);
+pub struct Incoming(Vec<u8>);
 
 impl Incoming {
-    pub(super) fn extend(&mut self, bytes: &[u8]) {
+    pub fn extend(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
     /// The oldest message, once all of it is there.
-    pub(super) fn next(&mut self) -> Result<Option<Message>, String> {
+    pub fn next(&mut self) -> Result<Option<Message>, String> {
         let whole = Message::whole(&self.0)?;
         let Some(body) = self.0.get(LENGTH..whole) else { return Ok(None) };
         let message = Message::from_body(body)?;

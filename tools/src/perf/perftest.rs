@@ -2,7 +2,7 @@
 //! themselves. Sizes and counts are not part of it: each end goes by its own command line.
 
 mod exchange;
-mod message;
+pub mod message;
 pub(super) mod rdma_cm;
 
 use std::time::{Duration, Instant};

@@ -6,25 +6,25 @@ use std::fmt;
 use ferroce::{Gid, PathMtu, Psn, Qpn};
 
 /// Bytes of a [`Version`].
-pub(super) const VERSION: usize = 16;
+pub const VERSION: usize = 16;
 /// Bytes of a number among the [`SystemData`].
-pub(super) const NUMBER: usize = 4;
+pub const NUMBER: usize = 4;
 /// Bytes of a path MTU.
-pub(super) const PATH_MTU: usize = 2;
+pub const PATH_MTU: usize = 2;
 /// Bytes of a [`Destination`].
-pub(super) const DESTINATION: usize = 108;
+pub const DESTINATION: usize = 108;
 /// Bytes of each of the five numbers of a [`BandwidthReport`].
-pub(super) const REPORTED: usize = 8;
+pub const REPORTED: usize = 8;
 
 /// A version of perftest, in hundredths: its numbers are fractions, so 5.5 comes after 5.33.
 ///
 /// What an end says depends on what the other one has announced, and this one announces 6.27: 6.28 brought
 /// a message that is a C structure of the verbs' library, which perftest leaves out before older ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(u16);
+pub struct Version(u16);
 
 impl Version {
-    pub(super) const OURS: Version = Version(627);
+    pub const OURS: Version = Version(627);
     /// Before it, other things were said.
     const OLDEST: Version = Version(550);
     const NEWEST: Version = Version(699);
@@ -32,11 +32,11 @@ impl Version {
     const REPEATS_ADDRESSES: Version = Version(570);
 
     /// Whether a message that starts like this may be a version.
-    pub(super) fn may_start(bytes: &[u8]) -> bool {
+    pub fn may_start(bytes: &[u8]) -> bool {
         matches!(bytes, [major, b'.', minor, ..] if major.is_ascii_digit() && minor.is_ascii_digit())
     }
 
-    pub(super) fn to_message(self) -> [u8; VERSION] {
+    pub fn to_message(self) -> [u8; VERSION] {
         let mut message = [0; VERSION];
         let text = self.to_string();
         message[..text.len()].copy_from_slice(text.as_bytes());
@@ -44,7 +44,7 @@ impl Version {
     }
 
     /// Reads `5.5` or `6.06`, filled up with zeros.
-    pub(super) fn from_message(message: &[u8; VERSION]) -> Result<Version, String> {
+    pub fn from_message(message: &[u8; VERSION]) -> Result<Version, String> {
         let digit = |byte: &u8| byte.is_ascii_digit().then(|| u16::from(byte - b'0'));
         let text = message.split(|byte| *byte == 0).next().unwrap_or_default();
         let hundredths = match text {
@@ -71,7 +71,7 @@ impl Version {
         Ok(version)
     }
 
-    pub(super) fn repeats_addresses(self) -> bool {
+    pub fn repeats_addresses(self) -> bool {
         self >= Version::REPEATS_ADDRESSES
     }
 }
@@ -90,22 +90,22 @@ impl fmt::Debug for Version {
 
 /// The larger value of both ends is used at both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SystemData {
+pub struct SystemData {
     /// Bytes of the other end's memory that small messages go through, one behind the other: its page.
-    pub(super) cycle_buffer: u32,
+    pub cycle_buffer: u32,
     /// What their places are a multiple of.
-    pub(super) cache_line: u32,
+    pub cache_line: u32,
 }
 
 impl SystemData {
-    pub(super) const OURS: SystemData = SystemData { cycle_buffer: 4096, cache_line: 64 };
+    pub const OURS: SystemData = SystemData { cycle_buffer: 4096, cache_line: 64 };
     const MOST: SystemData = SystemData { cycle_buffer: 1 << 20, cache_line: 4096 };
 
-    pub(super) fn to_messages(self) -> [[u8; NUMBER]; 2] {
+    pub fn to_messages(self) -> [[u8; NUMBER]; 2] {
         [self.cycle_buffer.to_be_bytes(), self.cache_line.to_be_bytes()]
     }
 
-    pub(super) fn from_messages(messages: [[u8; NUMBER]; 2]) -> Result<SystemData, String> {
+    pub fn from_messages(messages: [[u8; NUMBER]; 2]) -> Result<SystemData, String> {
         let [cycle_buffer, cache_line] = messages.map(u32::from_be_bytes);
         let most = SystemData::MOST;
         let limits = [("page", cycle_buffer, most.cycle_buffer), ("cache line", cache_line, most.cache_line)];
@@ -117,7 +117,7 @@ impl SystemData {
         Ok(SystemData { cycle_buffer, cache_line })
     }
 
-    pub(super) fn larger(self, other: SystemData) -> SystemData {
+    pub fn larger(self, other: SystemData) -> SystemData {
         SystemData {
             cycle_buffer: self.cycle_buffer.max(other.cycle_buffer),
             cache_line: self.cache_line.max(other.cache_line),
@@ -126,12 +126,12 @@ impl SystemData {
 }
 
 /// The digit of the verbs' number of a path MTU.
-pub(super) fn path_mtu_to_message(path_mtu: PathMtu) -> [u8; PATH_MTU] {
+pub fn path_mtu_to_message(path_mtu: PathMtu) -> [u8; PATH_MTU] {
     let number = (path_mtu.bytes() / 128).ilog2() as u8;
     [b'0' + number, 0]
 }
 
-pub(super) fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String> {
+pub fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String> {
     let number = match message {
         [digit @ b'1'..=b'5', 0] => digit - b'0',
         _ => {
@@ -146,17 +146,17 @@ pub(super) fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, 
 
 /// A queue pair and the memory for it. Both ends also wait for each other by saying it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Destination {
-    pub(super) lid: u16,
+pub struct Destination {
+    pub lid: u16,
     /// READs and atomics that this end takes at a time.
-    pub(super) outstanding: u16,
-    pub(super) qpn: Qpn,
-    pub(super) psn: Psn,
-    pub(super) rkey: u32,
-    pub(super) addr: u64,
-    pub(super) gid: Gid,
+    pub outstanding: u16,
+    pub qpn: Qpn,
+    pub psn: Psn,
+    pub rkey: u32,
+    pub addr: u64,
+    pub gid: Gid,
     /// A shared receive queue, where queue pairs have one.
-    pub(super) srqn: u32,
+    pub srqn: u32,
 }
 
 impl Destination {
@@ -165,7 +165,7 @@ impl Destination {
     /// Bytes of an end that has no GID.
     const WITHOUT_GID: usize = 59;
 
-    pub(super) fn to_message(self) -> [u8; DESTINATION] {
+    pub fn to_message(self) -> [u8; DESTINATION] {
         let Destination { lid, outstanding, qpn, psn, rkey, addr, gid, srqn } = self;
         let gid: String = gid.0.iter().map(|byte| format!("{byte:02x}:")).collect();
         let (qpn, psn) = (qpn.value(), psn.value());
@@ -178,7 +178,7 @@ impl Destination {
     }
 
     /// Reads the one that `bytes` start with; `None` if not all of it is there yet.
-    pub(super) fn from_start(bytes: &[u8]) -> Result<Option<Destination>, String> {
+    pub fn from_start(bytes: &[u8]) -> Result<Option<Destination>, String> {
         let Some(start) = bytes.first_chunk::<{ Destination::WITHOUT_GID }>() else { return Ok(None) };
         // Other ends say something shorter or longer, and would wait, or leave something behind.
         if start[Destination::WITHOUT_GID - 1] == 0 {
@@ -245,26 +245,26 @@ impl Fields<'_> {
 
 /// What the client has measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct BandwidthReport {
+pub struct BandwidthReport {
     /// Bytes of a message.
-    pub(super) size: u64,
-    pub(super) messages: u64,
+    pub size: u64,
+    pub messages: u64,
     /// In MiB/s, or Gb/s if the client was told so; 0 if it was not looked for.
-    pub(super) peak: f64,
-    pub(super) average: f64,
+    pub peak: f64,
+    pub average: f64,
     /// Millions of messages in a second.
-    pub(super) rate: f64,
+    pub rate: f64,
 }
 
 impl BandwidthReport {
     /// The numbers, each said on its own.
-    pub(super) fn to_messages(self) -> [[u8; REPORTED]; 5] {
+    pub fn to_messages(self) -> [[u8; REPORTED]; 5] {
         let BandwidthReport { size, messages, peak, average, rate } = self;
         let [peak, average, rate] = [peak, average, rate].map(f64::to_be_bytes);
         [size.to_be_bytes(), messages.to_be_bytes(), peak, average, rate]
     }
 
-    pub(super) fn from_messages(numbers: [[u8; REPORTED]; 5]) -> BandwidthReport {
+    pub fn from_messages(numbers: [[u8; REPORTED]; 5]) -> BandwidthReport {
         let [size, messages, peak, average, rate] = numbers;
         let [peak, average, rate] = [peak, average, rate].map(f64::from_be_bytes);
         let [size, messages] = [size, messages].map(u64::from_be_bytes);
