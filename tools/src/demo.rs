@@ -26,9 +26,9 @@ use tracing::info;
 use crate::failure::Failure;
 use crate::netns::{self, Lab};
 use crate::output::say;
-use rank::{Event, Fault, Plan};
-use report::{RankLog, Report};
-use supervisor::{Message, Supervisor};
+use rank::{Fault, RankEvent, RankPlan};
+use report::{DemoReport, RankLog};
+use supervisor::{RankNotice, Supervisor};
 
 /// All-reduces the parameter tensors of ResNet-50 between ranks and checks every element.
 ///
@@ -143,11 +143,11 @@ const UDP: &str = "udp";
 const MASTER_PORT: u16 = 29500;
 
 impl Args {
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> RankPlan {
         let mut tensors = shapes::resnet50();
         tensors.truncate(self.tensors.map_or(usize::MAX, |count| count as usize));
         let rounds = self.rounds.unwrap_or(if self.pcap.is_some() { 1 } else { 3 });
-        Plan { tensors, rounds, path_mtu: self.path_mtu, fault: self.fault }
+        RankPlan { tensors, rounds, path_mtu: self.path_mtu, fault: self.fault }
     }
 
     /// The interfaces' MTU.
@@ -166,7 +166,7 @@ fn interruption() -> Result<Arc<AtomicBool>, Error> {
     Ok(interrupted)
 }
 
-fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn demo(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     match args.device {
         Some(Device::AfXdp) => over_af_xdp(args, interrupted),
         Some(Device::Udp) => over_udp(args, interrupted),
@@ -182,11 +182,11 @@ fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
 
 /// Says why a driver can't be had, and takes the next one.
 fn or_else(
-    result: Result<Report, Error>,
+    result: Result<DemoReport, Error>,
     interrupted: &AtomicBool,
     instead: &str,
-    next: impl FnOnce() -> Result<Report, Error>,
-) -> Result<Report, Error> {
+    next: impl FnOnce() -> Result<DemoReport, Error>,
+) -> Result<DemoReport, Error> {
     match result {
         Err(unavailable @ Error::Unavailable { .. }) if !interrupted.load(Ordering::Relaxed) => {
             eprintln!("{unavailable}");
@@ -198,7 +198,7 @@ fn or_else(
 }
 
 /// Ranks as processes in namespaces.
-fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     check_rights()?;
     let lab =
         Lab::new("demo", args.ranks, args.mtu()).map_err(|error| unavailable(AF_XDP, error.to_string()))?;
@@ -213,7 +213,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
 }
 
 /// Ranks as processes on the loopback interface, each with an address of its own there.
-fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     if args.pcap.is_some() {
         let reason = "a UDP socket tells no IPv4 identification, so a capture of it would not be true";
         return Err(unavailable(UDP, reason.to_owned()));
@@ -263,7 +263,7 @@ fn unavailable(driver: &'static str, reason: String) -> Error {
 }
 
 /// Ranks as threads of this process.
-fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     let switch = Switch::new(SwitchConfig { mtu: args.mtu(), ..SwitchConfig::default() })?;
     let plan = args.plan();
     let rendezvous = |source| Error::Os { what: "listening on 127.0.0.1 for the rendezvous", source };
@@ -313,11 +313,11 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
 
 /// Listens to the ranks until all have finished.
 fn supervise(
-    plan: &Plan,
+    plan: &RankPlan,
     driver: &'static str,
     ranks: &mut Supervisor,
     interrupted: &AtomicBool,
-) -> Result<Report, Error> {
+) -> Result<DemoReport, Error> {
     let mut logs: Vec<RankLog> = (0..ranks.len()).map(|_| RankLog::default()).collect();
     let mut heard = Instant::now();
     while logs.iter().any(|log| log.totals.is_none()) {
@@ -333,24 +333,24 @@ fn supervise(
         heard = Instant::now();
         let log = &mut logs[rank as usize];
         match message {
-            Message::Event(Event::Opened(opened)) => log.opened = Some(opened),
-            Message::Event(Event::Round { times, elements, wrong }) => {
+            RankNotice::Event(RankEvent::Opened(opened)) => log.opened = Some(opened),
+            RankNotice::Event(RankEvent::Round { times, elements, wrong }) => {
                 log.rounds.push(times);
                 log.elements += elements;
                 log.wrong.extend(wrong);
                 tell_progress(plan, &logs, rank);
             }
-            Message::Event(Event::Finished(totals)) => log.totals = Some(totals),
-            Message::Event(Event::Unopened { reason }) => return Err(unavailable(driver, reason)),
-            Message::Event(Event::Failed { reason }) => {
+            RankNotice::Event(RankEvent::Finished(totals)) => log.totals = Some(totals),
+            RankNotice::Event(RankEvent::Unopened { reason }) => return Err(unavailable(driver, reason)),
+            RankNotice::Event(RankEvent::Failed { reason }) => {
                 return Err(failed(ranks, rank, format!("failed: {reason}"), log));
             }
             // It ends when it has finished.
-            Message::Gone(_) if log.totals.is_some() => {}
-            Message::Gone(how) => return Err(failed(ranks, rank, how, log)),
+            RankNotice::Gone(_) if log.totals.is_some() => {}
+            RankNotice::Gone(how) => return Err(failed(ranks, rank, how, log)),
         }
     }
-    Ok(Report::new(&plan.tensors, logs))
+    Ok(DemoReport::new(&plan.tensors, logs))
 }
 
 fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
@@ -358,7 +358,7 @@ fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
 }
 
 /// Says so when a rank is the last to be through with a round.
-fn tell_progress(plan: &Plan, logs: &[RankLog], rank: u32) {
+fn tell_progress(plan: &RankPlan, logs: &[RankLog], rank: u32) {
     let round = logs[rank as usize].rounds.len();
     if logs.iter().all(|log| log.rounds.len() >= round) {
         let seconds = report::round_time(logs, round - 1) as f64 / 1e9;

@@ -23,7 +23,7 @@ use crate::diagnosis::{Cause, Diagnosis};
 use crate::failure::Failure;
 use cm::CmFields;
 use layers::Contents;
-use record::{Record, Verdict};
+use record::{IcrcVerdict, Record};
 use summary::Summary;
 
 /// Decodes the RoCE packets of a capture and checks their ICRCs.
@@ -93,7 +93,7 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
         }
     };
     if args.json {
-        serde_json::to_writer(&mut *output, &Last { summary }).map_err(io::Error::from)?;
+        serde_json::to_writer(&mut *output, &LastLine { summary }).map_err(io::Error::from)?;
         writeln!(output)?;
     } else {
         write!(output, "{summary}")?;
@@ -108,7 +108,7 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
 
 /// The last line of JSON.
 #[derive(Serialize)]
-struct Last<'a> {
+struct LastLine<'a> {
     summary: &'a Summary,
 }
 
@@ -164,15 +164,15 @@ impl Dissector {
             Ok(packet) if record.bth.is_some() => {
                 self.decoded(summary, &mut record, &packet, bth_start, present);
             }
-            Ok(_) => record.icrc = Verdict::Truncated,
+            Ok(_) => record.icrc = IcrcVerdict::Truncated,
             Err(error) => {
                 record.icrc = verdict_without_opcode(error, &transport, &whole, present, &mut record);
                 record.has_options = matches!(error, ParseError::IpOptions(_));
-                if matches!(error, ParseError::Opcode(_)) && record.icrc == Verdict::Ok {
+                if matches!(error, ParseError::Opcode(_)) && record.icrc == IcrcVerdict::Ok {
                     record.unknown_opcode = true;
                     summary.count_unknown(&record);
                 }
-                if record.icrc != Verdict::Truncated || record.bth.is_some() {
+                if record.icrc != IcrcVerdict::Truncated || record.bth.is_some() {
                     record.error = Some(error.to_string());
                 }
             }
@@ -214,12 +214,12 @@ impl Dissector {
             }
         }
         if packet.covered().len() + ICRC_LEN > present {
-            record.icrc = Verdict::Truncated;
+            record.icrc = IcrcVerdict::Truncated;
         } else {
             record.icrc_found = Some(packet.icrc);
             match packet.check_icrc() {
                 Ok(()) => {
-                    record.icrc = Verdict::Ok;
+                    record.icrc = IcrcVerdict::Ok;
                     self.diagnosis.learn(packet);
                     if packet.bth.transport_version() != 0 {
                         record.error =
@@ -227,7 +227,7 @@ impl Dissector {
                     }
                 }
                 Err(ParseError::Icrc { expected, .. }) => {
-                    record.icrc = Verdict::Bad;
+                    record.icrc = IcrcVerdict::Bad;
                     record.icrc_expected = Some(expected);
                     let found = self.diagnosis.explain(packet);
                     if let Some(cause) = found.also_explains_previous {
@@ -236,7 +236,7 @@ impl Dissector {
                     record.set_cause(&found.cause);
                 }
                 Err(error) => {
-                    record.icrc = Verdict::Unchecked;
+                    record.icrc = IcrcVerdict::Unchecked;
                     record.error = Some(error.to_string());
                 }
             }
@@ -266,19 +266,19 @@ fn verdict_without_opcode(
     bytes: &[u8],
     present: usize,
     record: &mut Record,
-) -> Verdict {
+) -> IcrcVerdict {
     if !matches!(error, ParseError::Opcode(_) | ParseError::Short { .. }) {
-        return Verdict::Unchecked;
+        return IcrcVerdict::Unchecked;
     }
-    let Some((found, expected)) = transport.icrc(bytes) else { return Verdict::Unchecked };
+    let Some((found, expected)) = transport.icrc(bytes) else { return IcrcVerdict::Unchecked };
     if transport.end > present {
-        return Verdict::Truncated;
+        return IcrcVerdict::Truncated;
     }
     record.icrc_found = Some(found);
     if found == expected {
-        return Verdict::Ok;
+        return IcrcVerdict::Ok;
     }
     record.icrc_expected = Some(expected);
     record.set_cause(&Cause::Corrupted);
-    Verdict::Bad
+    IcrcVerdict::Bad
 }

@@ -47,12 +47,6 @@ pub(crate) fn quote(bytes: &[u8]) -> String {
     }
 }
 
-/// Reads a peer's message.
-pub(crate) fn parse_message<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, String> {
-    serde_json::from_slice(body)
-        .map_err(|error| format!("control message {}: {}", quote(body), legible(&error.to_string())))
-}
-
 /// A peer's text, for people: without what moves a terminal, and cut where it is long.
 pub(crate) fn legible(text: &str) -> String {
     const MOST: usize = 1024;

@@ -4,7 +4,7 @@
 //! Each sub-command is a module with its arguments (`Args`, which [clap](https://docs.rs/clap) reads) and `run`, which
 //! prints what came of it on standard output and returns the exit status. What keeps a command from its work is a
 //! [`Failure`], which knows the exit status too. Beside them is what a peer's bytes mean, apart from sockets:
-//! [`doctor::message`], [`perf::message`] with [`perf::plan`], [`perf::perftest::message`] and
+//! [`control_message`] with [`doctor::message`] and [`perf::message`], [`perf::plan`], [`perf::perftest::message`] and
 //! [`pingpong::destination`].
 //!
 //! ```
@@ -25,6 +25,7 @@
 mod callers;
 mod cause;
 mod command;
+pub mod control_message;
 pub mod demo;
 pub mod devinfo;
 mod diagnosis;

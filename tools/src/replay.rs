@@ -35,9 +35,9 @@ use capture::Capture;
 use conversation::{Conversation, Given};
 use exchange::Exchange;
 use place::{Cast, Place, Play, plays};
-use play::Outcome;
+use play::PlayOutcome;
 use progress::Progress;
-use report::{EndReport, Report};
+use report::{EndReport, ReplayReport};
 
 /// Judges both ends of the conversations in a capture, and plays each against the engine.
 ///
@@ -80,7 +80,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     printed.map(|report| report.exit_code()).map_err(|failure| Failure::usage(failure.to_string()))
 }
 
-fn replay(args: &Args) -> Result<Report, Failure> {
+fn replay(args: &Args) -> Result<ReplayReport, Failure> {
     let capture = Capture::read(&args.file)?;
     let given = Given { path_mtu: args.mtu, pairs: args.pairs.clone() };
     let mut progress = Progress::start();
@@ -100,7 +100,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
             }
         )));
     }
-    let mut report = Report::new(&capture, &conversations);
+    let mut report = ReplayReport::new(&capture, &conversations);
     for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
         progress.tell(|| format!("{index} of {} conversations are judged", conversations.len()));
         for end in [0, 1] {
@@ -118,7 +118,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
     report.unwanted(unwanted);
     let mut taken: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for Play { role, places, areas, .. } in plays {
-        let Outcome { played, broken_off, counts } =
+        let PlayOutcome { played, broken_off, counts } =
             play::play(&conversations, &places, &areas, args.qp_timeout, &mut progress)?;
         report.broken_off(&conversations, broken_off);
         for played in played {

@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::selftest;
 
 /// One end of such a program.
-pub(crate) trait End {
+pub(crate) trait Role {
     /// Waits for a client, and serves it.
     fn serve(&mut self) -> Result<(), Failure>;
 
@@ -19,7 +19,7 @@ pub(crate) trait End {
 }
 
 /// Plays the server without a host, the client with one; both on a device that reaches no other process.
-pub(crate) fn play<E: End>(
+pub(crate) fn play<E: Role>(
     port: &PortArgs,
     host: Option<IpAddr>,
     new: impl Fn(&PortArgs, Box<dyn PacketDriver>, Interrupt) -> Result<E, Failure> + Sync,

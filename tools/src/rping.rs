@@ -16,7 +16,7 @@ use crate::cause::Patience;
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail, quote};
 use crate::output::say;
-use crate::role::{self, End};
+use crate::role::{self, Role};
 use advertisement::Advertisement;
 
 /// Connects by the connection manager and reads, writes and sends there and back, as rping does.
@@ -74,7 +74,7 @@ struct Rping<'a> {
     over: bool,
 }
 
-impl End for Rping<'_> {
+impl Role for Rping<'_> {
     /// Reads what the client advertises, and writes it to where the client wants it.
     fn serve(&mut self) -> Result<(), Failure> {
         let Rping { args, end, incoming, .. } = self;

@@ -98,10 +98,13 @@ impl Args {
     }
 
     /// Looks at all of them, and says what is wrong with some unless it `said` so the last time.
-    fn find(&self, said: &mut HashSet<String>) -> Found {
+    fn find(&self, said: &mut HashSet<String>) -> Contexts {
         let exported = Exported::find();
-        let mut found =
-            Found { wanted: self.which.clone(), forbidden: exported.forbidden.len(), ..Found::default() };
+        let mut found = Contexts {
+            wanted: self.which.clone(),
+            forbidden: exported.forbidden.len(),
+            ..Contexts::default()
+        };
         let mut complaints = HashSet::new();
         let mut complain = |path: &Path, error: &io::Error| {
             // Others have named it.
@@ -134,7 +137,7 @@ const MAX_NAMED: usize = 32;
 
 /// The contexts on this machine.
 #[derive(Default)]
-struct Found {
+struct Contexts {
     wanted: Option<String>,
     chosen: Vec<Metrics>,
     others: Vec<Metrics>,
@@ -142,7 +145,7 @@ struct Found {
     forbidden: usize,
 }
 
-impl Found {
+impl Contexts {
     /// The chosen ones, or why there is none.
     fn or_explain(self) -> Result<Vec<Metrics>, Failure> {
         if !self.chosen.is_empty() {

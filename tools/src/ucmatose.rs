@@ -14,7 +14,7 @@ use crate::cause::{Patience, of_messages};
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
-use crate::role::{self, End};
+use crate::role::{self, Role};
 
 /// Makes connections by the connection manager and moves SENDs over them, as ucmatose does.
 ///
@@ -60,7 +60,7 @@ struct Ucmatose<'a> {
     received: u32,
 }
 
-impl End for Ucmatose<'_> {
+impl Role for Ucmatose<'_> {
     /// Sends first, and ends the connections.
     fn serve(&mut self) -> Result<(), Failure> {
         let Ucmatose { args, end, incoming, .. } = self;

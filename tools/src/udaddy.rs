@@ -14,7 +14,7 @@ use crate::cause::{Patience, of_messages};
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
-use crate::role::{self, End};
+use crate::role::{self, Role};
 
 /// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
 ///
@@ -64,7 +64,7 @@ struct Udaddy<'a> {
     last: Option<WorkCompletion>,
 }
 
-impl End for Udaddy<'_> {
+impl Role for Udaddy<'_> {
     /// Answers with as many as came.
     fn serve(&mut self) -> Result<(), Failure> {
         self.end.listen(PortSpace::Udp, self.args.cm_port)?;

@@ -16,7 +16,7 @@ use crate::diagnosis::Cause;
 /// Whether the ICRC is right.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Verdict {
+pub(super) enum IcrcVerdict {
     Ok,
     Bad,
     /// The capture did not keep all bytes of the packet.
@@ -48,7 +48,7 @@ pub(super) struct Record {
     pub(super) extensions: Extensions,
     pub(super) payload_len: Option<usize>,
     pub(super) cm: Option<CmFields>,
-    pub(super) icrc: Verdict,
+    pub(super) icrc: IcrcVerdict,
     /// As a number of which the packet carries the least significant byte first.
     pub(super) icrc_found: Option<u32>,
     /// Only where it differs.
@@ -89,7 +89,7 @@ impl Record {
             extensions: Extensions::default(),
             payload_len: None,
             cm: None,
-            icrc: Verdict::Unchecked,
+            icrc: IcrcVerdict::Unchecked,
             icrc_found: None,
             icrc_expected: None,
             cause: None,
@@ -176,10 +176,10 @@ impl fmt::Display for Record {
         }
         f.write_str(" | ICRC ")?;
         f.write_str(match self.icrc {
-            Verdict::Ok => "ok",
-            Verdict::Bad => "BAD",
-            Verdict::Truncated => "truncated",
-            Verdict::Unchecked => "unchecked",
+            IcrcVerdict::Ok => "ok",
+            IcrcVerdict::Bad => "BAD",
+            IcrcVerdict::Truncated => "truncated",
+            IcrcVerdict::Unchecked => "unchecked",
         })?;
         if let (Some(found), Some(expected)) = (self.icrc_found, self.icrc_expected) {
             write!(f, " {found:#010x}, must be {expected:#010x}")?;

@@ -7,7 +7,7 @@ use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Servic
 use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
-use super::record::{Record, Verdict, name};
+use super::record::{IcrcVerdict, Record, name};
 use super::unopened::{Name, Unopened};
 
 /// Counts over a capture. Field names are stable: scripts read them.
@@ -32,19 +32,19 @@ pub(super) struct Summary {
     unchecked: BTreeMap<String, u64>,
     /// Of bad ICRCs, by name.
     causes: BTreeMap<&'static str, u64>,
-    flows: Vec<Flow>,
+    flows: Vec<FlowSummary>,
     #[serde(skip)]
-    by_key: HashMap<Key, usize>,
+    by_key: HashMap<FlowKey, usize>,
     /// By the two hosts, smaller address first.
     #[serde(skip)]
     mtus: HashMap<(Gid, Gid), SeenMtus>,
 }
 
-type Key = (Gid, Gid, u32, Option<u32>);
+type FlowKey = (Gid, Gid, u32, Option<u32>);
 
 /// Packets from one address to one queue pair of another; with datagrams, also from one queue pair.
 #[derive(Default, Serialize)]
-struct Flow {
+struct FlowSummary {
     source: String,
     destination: String,
     dest_qp: u32,
@@ -67,14 +67,14 @@ impl Summary {
         self.roce_packets += 1;
         self.unknown_opcodes += u64::from(record.unknown_opcode);
         self.malformed += u64::from(record.error.is_some() && !record.unknown_opcode && !record.has_options);
-        if let (Verdict::Unchecked, Some(reason)) = (record.icrc, &record.error) {
+        if let (IcrcVerdict::Unchecked, Some(reason)) = (record.icrc, &record.error) {
             *self.unchecked.entry(reason.clone()).or_default() += 1;
         }
         *match record.icrc {
-            Verdict::Ok => &mut self.icrc_ok,
-            Verdict::Bad => &mut self.icrc_bad,
-            Verdict::Truncated => &mut self.icrc_truncated,
-            Verdict::Unchecked => &mut self.icrc_unchecked,
+            IcrcVerdict::Ok => &mut self.icrc_ok,
+            IcrcVerdict::Bad => &mut self.icrc_bad,
+            IcrcVerdict::Truncated => &mut self.icrc_truncated,
+            IcrcVerdict::Unchecked => &mut self.icrc_unchecked,
         } += 1;
         if let Some(cause) = record.cause {
             *self.causes.entry(cause).or_default() += 1;
@@ -107,15 +107,15 @@ impl Summary {
         flow.requests.observe(bth.psn(), Span::ONE, true);
     }
 
-    fn flow(&mut self, key: Key) -> &mut Flow {
+    fn flow(&mut self, key: FlowKey) -> &mut FlowSummary {
         let flows = &mut self.flows;
         let index = *self.by_key.entry(key).or_insert_with(|| {
-            flows.push(Flow {
+            flows.push(FlowSummary {
                 source: key.0.to_ip().to_string(),
                 destination: key.1.to_ip().to_string(),
                 dest_qp: key.2,
                 source_qp: key.3,
-                ..Flow::default()
+                ..FlowSummary::default()
             });
             flows.len() - 1
         });
@@ -131,13 +131,13 @@ impl Summary {
         let flow = self.flow(key);
         flow.packets += 1;
         flow.payload_bytes += packet.payload.len() as u64;
-        flow.icrc_bad += u64::from(record.icrc == Verdict::Bad);
+        flow.icrc_bad += u64::from(record.icrc == IcrcVerdict::Bad);
         flow.congestion_experienced += u64::from(packet.congestion_experienced());
         *flow.opcodes.entry(packet.opcode.name()).or_default() += 1;
         if let Some(name) = record.extensions.aeth.as_ref().map(name).filter(|name| name.contains("NAK")) {
             *flow.naks.entry(name).or_default() += 1;
         }
-        if record.icrc == Verdict::Bad && !record.systematic {
+        if record.icrc == IcrcVerdict::Bad && !record.systematic {
             return;
         }
         let (a, b) = (network.source, network.destination);
@@ -150,7 +150,7 @@ impl Summary {
     }
 }
 
-impl Flow {
+impl FlowSummary {
     fn follow(&mut self, packet: &Packet<'_>, mtus: SeenMtus, extensions: bool) {
         let (opcode, psn) = (packet.opcode, packet.bth.psn());
         if opcode.operation() == Operation::ReadResponse {
@@ -188,7 +188,7 @@ impl fmt::Display for Summary {
     }
 }
 
-impl fmt::Display for Flow {
+impl fmt::Display for FlowSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} > {} qp {:#08x}", self.source, self.destination, self.dest_qp)?;
         if let Some(qp) = self.source_qp {

@@ -1,5 +1,4 @@
-//! What the ends of a measurement tell each other: JSON, after its length as a big-endian `u32` of at
-//! most 64 KiB.
+//! What the ends of a measurement tell each other.
 
 use std::net::Ipv6Addr;
 
@@ -7,10 +6,12 @@ use ferroce::PKEY_DEFAULT;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
-use crate::failure::parse_message;
+use crate::control_message::{self, LENGTH};
 
+/// A message of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Message {
+#[non_exhaustive]
+pub enum PerfMessage {
     /// Client: what is to be measured. The server answers `Ready`.
     Plan(Plan),
     /// Client: queue pairs for messages of a size. The server answers with its own.
@@ -18,17 +19,23 @@ pub enum Message {
     /// Client: what comes next, a number of messages on each queue pair. The server answers
     /// `Ready` when its memory is filled and its receives are posted.
     Lap {
+        /// Which lap of the measurement.
         number: u64,
+        /// How many messages, for each queue pair.
         messages: Vec<u64>,
     },
+    /// Server: go on.
     Ready,
     /// Client: what came of it. The server answers `Verified`.
     LapDone {
+        /// How many messages were sent, for each queue pair.
         messages: Vec<u64>,
     },
+    /// Server: what came of it there.
     Verified(Tally),
     /// Client: these queue pairs are done with. The server answers `Closed`.
     Close,
+    /// Server: so are its own.
     Closed,
     /// Client: that was all.
     Finish,
@@ -36,6 +43,7 @@ pub enum Message {
     Alive,
     /// The end of it, and why.
     Failed {
+        /// For people.
         reason: String,
     },
 }
@@ -47,8 +55,9 @@ pub struct Tally {
     pub verified: u64,
     /// The client's messages that have not come.
     pub lost: u64,
-    /// What the server has sent on each queue pair, where both ends do, and the nanoseconds that it took.
+    /// What the server has sent on each queue pair, where both ends do.
     pub sent: Vec<u64>,
+    /// How long the server sent, if it did.
     pub nanoseconds: u64,
 }
 
@@ -57,6 +66,7 @@ pub struct Tally {
 pub struct Offer {
     /// Bytes of a message.
     pub size: u32,
+    /// Its GID.
     pub gid: Ipv6Addr,
     /// QPN and first PSN of each.
     pub qps: Vec<(u32, u32)>,
@@ -77,31 +87,30 @@ fn default_pkey() -> u16 {
     PKEY_DEFAULT.0
 }
 
-const MAX_LENGTH: usize = 64 << 10;
-/// Bytes of a message's length.
-pub const LENGTH: usize = 4;
-
-impl Message {
+impl PerfMessage {
     /// How many bytes a message is long, with its length, of which `bytes` are the start.
+    ///
+    /// # Errors
+    /// Its length is not right.
     pub fn whole(bytes: &[u8]) -> Result<usize, String> {
         let Some(length) = bytes.first_chunk() else { return Ok(LENGTH) };
-        let length = u32::from_be_bytes(*length) as usize;
-        if length > MAX_LENGTH {
-            return Err(format!("a control message of {length} bytes; at most {MAX_LENGTH}"));
-        }
-        Ok(LENGTH + length)
+        Ok(LENGTH + control_message::length(*length)?)
     }
 
     /// Reads a message, its length left out.
-    pub fn from_body(body: &[u8]) -> Result<Message, String> {
-        parse_message(body)
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn from_body(body: &[u8]) -> Result<PerfMessage, String> {
+        control_message::parse(body)
     }
 
+    /// Its bytes, with their [length](control_message::length).
+    ///
+    /// # Errors
+    /// It is too long.
     pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
-        let body = serde_json::to_vec(self).map_err(|error| format!("control message: {error}"))?;
-        let mut bytes = (body.len() as u32).to_be_bytes().to_vec();
-        bytes.extend(body);
-        Ok(bytes)
+        control_message::to_bytes(self)
     }
 }
 
@@ -110,15 +119,19 @@ impl Message {
 pub struct Incoming(Vec<u8>);
 
 impl Incoming {
+    /// Appends what has come.
     pub fn extend(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
     /// The oldest message, once all of it is there.
-    pub fn next(&mut self) -> Result<Option<Message>, String> {
-        let whole = Message::whole(&self.0)?;
+    ///
+    /// # Errors
+    /// What has come is none.
+    pub fn next(&mut self) -> Result<Option<PerfMessage>, String> {
+        let whole = PerfMessage::whole(&self.0)?;
         let Some(body) = self.0.get(LENGTH..whole) else { return Ok(None) };
-        let message = Message::from_body(body)?;
+        let message = PerfMessage::from_body(body)?;
         self.0.drain(..whole);
         Ok(Some(message))
     }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
+/// What is done with the server's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Operation {
@@ -19,6 +20,7 @@ pub enum Operation {
     Atomic,
 }
 
+/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Mode {
@@ -28,7 +30,9 @@ pub enum Mode {
     Lat,
 }
 
+/// Which atomic operation, as perftest has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[expect(missing_docs, reason = "the standard's names; clap would show what is said here in the help")]
 pub enum AtomicType {
     #[value(name = "FETCH_AND_ADD")]
     FetchAndAdd,
@@ -52,6 +56,7 @@ pub enum Service {
 }
 
 impl Service {
+    /// `RC`, `UC` or `UD`.
     pub fn name(self) -> &'static str {
         match self {
             Service::Rc => "RC",
@@ -64,14 +69,21 @@ impl Service {
 /// The client's wishes; the server follows them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
+    /// What is done.
     pub operation: Operation,
+    /// What is measured of it.
     pub mode: Mode,
+    /// Which atomic, if it is one.
     pub atomic: AtomicType,
+    /// The transport service.
     pub service: Service,
     /// Both ends send at the same time.
     pub bidirectional: bool,
+    /// Queue pairs, 1 to [`MAX_QPS`].
     pub qps: u32,
+    /// Work requests of a send queue, 1 to [`MAX_DEPTH`].
     pub tx_depth: u32,
+    /// Work requests of a receive queue, 1 to [`MAX_DEPTH`].
     pub rx_depth: u32,
     /// READs and atomics outstanding on a queue pair.
     pub outstanding: u8,
@@ -83,9 +95,11 @@ pub struct Plan {
     pub check: bool,
 }
 
-/// Limits, so that a client can't make a server allocate without bound.
+/// Most queue pairs. This and what follows are limits, so that a client can't make a server allocate without bound.
 pub const MAX_QPS: u32 = 64;
+/// Most work requests of a queue.
 pub const MAX_DEPTH: u32 = 16384;
+/// Most bytes of a message.
 pub const MAX_SIZE: u32 = 1 << 30;
 /// Bytes of an echo that is no more than a packet that asks for it, or little.
 const SHORT_ECHO: u32 = 256;
@@ -95,6 +109,9 @@ const MAX_REGION: u64 = 4 << 30;
 
 impl Plan {
     /// Checks what may have come from another machine.
+    ///
+    /// # Errors
+    /// The value that is beyond a limit, or what does not go together.
     pub fn check_limits(&self) -> Result<(), Failure> {
         let limits = [
             ("queue pairs (-q)", self.qps, 1, if self.mode == Mode::Lat { 1 } else { MAX_QPS }),
@@ -238,6 +255,7 @@ const LAP_BYTES: u64 = 64 << 20;
 const UNCHECKED_BYTES: u64 = 256 << 10;
 
 impl Layout {
+    /// That of messages of `size` bytes.
     pub fn new(plan: &Plan, size: u32) -> Layout {
         let stride = u64::from(size + plan.header()).next_multiple_of(8);
         let qps = u64::from(plan.qps);

@@ -10,8 +10,11 @@ use ferroce::{Gid, Psn, Qpn};
 pub struct Destination {
     /// 0 on Ethernet.
     pub lid: u16,
+    /// The queue pair.
     pub qpn: Qpn,
+    /// The PSN of its first packet.
     pub psn: Psn,
+    /// Its GID.
     pub gid: Gid,
 }
 
@@ -19,6 +22,7 @@ pub struct Destination {
 pub const MESSAGE: usize = 52;
 
 impl Destination {
+    /// As ibv_rc_pingpong writes it.
     pub fn to_message(self) -> [u8; MESSAGE] {
         let Destination { lid, qpn, psn, gid } = self;
         let text =
@@ -28,6 +32,7 @@ impl Destination {
         message
     }
 
+    /// Reads it; `None` if it is none.
     pub fn from_message(message: &[u8; MESSAGE]) -> Option<Destination> {
         let text = std::str::from_utf8(message.strip_suffix(&[0])?).ok()?;
         let fields: Vec<&str> = text.split(':').collect();

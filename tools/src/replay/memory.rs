@@ -46,7 +46,7 @@ pub(super) enum Found {
 
 /// What is known of a key before it is registered.
 #[derive(Default)]
-struct Wanted {
+struct WantedAccess {
     /// Address ranges, and what was done there with success.
     ranges: Vec<(u64, u64, Access)>,
     invalidated: bool,
@@ -59,7 +59,7 @@ const BLANK: u8 = 0xdd;
 
 /// What the other ends reached with success, in order of keys and addresses.
 pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Area> {
-    let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
+    let mut wanted: BTreeMap<u32, WantedAccess> = BTreeMap::new();
     // What was refused under a key may have been refused again, behind the end of the capture.
     let mut refused: BTreeSet<u32> = BTreeSet::new();
     for Place { conversation, end } in places {
@@ -92,7 +92,7 @@ pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Are
         }
     }
     let mut areas = Vec::new();
-    for (rkey, Wanted { mut ranges, invalidated }) in wanted {
+    for (rkey, WantedAccess { mut ranges, invalidated }) in wanted {
         if ranges.is_empty() {
             ranges.push((0, 8, Access::NONE));
         }

@@ -56,9 +56,9 @@ pub(super) fn play(
     areas: &[Area],
     timeout: Option<u8>,
     progress: &mut Progress,
-) -> Result<Outcome, Failure> {
+) -> Result<PlayOutcome, Failure> {
     if places.is_empty() {
-        return Ok(Outcome::default());
+        return Ok(PlayOutcome::default());
     }
     let mut stage = Stage::new(conversations, places, areas, timeout)?;
     let mut steps = stage.steps();
@@ -79,12 +79,12 @@ pub(super) fn play(
     let (over, whole): (Vec<Lane<'_>>, Vec<Lane<'_>>) = stage.lanes.into_iter().partition(Lane::is_over);
     let broken_off = over.into_iter().map(|lane| (lane.played.place, lane.why_over(), lane.played.findings));
     let broken_off = broken_off.collect();
-    Ok(Outcome { played: whole.into_iter().map(Lane::end).collect(), broken_off, counts })
+    Ok(PlayOutcome { played: whole.into_iter().map(Lane::end).collect(), broken_off, counts })
 }
 
 /// What came of a play.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct PlayOutcome {
     pub(super) played: Vec<Played>,
     /// What was begun and not played to its end, why, and what was found before.
     pub(super) broken_off: Vec<(Place, String, Vec<Finding>)>,

@@ -11,7 +11,7 @@ pub const VERSION: usize = 16;
 pub const NUMBER: usize = 4;
 /// Bytes of a path MTU.
 pub const PATH_MTU: usize = 2;
-/// Bytes of a [`Destination`].
+/// Bytes of a [`PerftestDestination`].
 pub const DESTINATION: usize = 108;
 /// Bytes of each of the five numbers of a [`BandwidthReport`].
 pub const REPORTED: usize = 8;
@@ -24,6 +24,7 @@ pub const REPORTED: usize = 8;
 pub struct Version(u16);
 
 impl Version {
+    /// The one that is announced.
     pub const OURS: Version = Version(627);
     /// Before it, other things were said.
     const OLDEST: Version = Version(550);
@@ -36,6 +37,7 @@ impl Version {
         matches!(bytes, [major, b'.', minor, ..] if major.is_ascii_digit() && minor.is_ascii_digit())
     }
 
+    /// As it is said: `6.27`, filled up with zeros.
     pub fn to_message(self) -> [u8; VERSION] {
         let mut message = [0; VERSION];
         let text = self.to_string();
@@ -44,6 +46,9 @@ impl Version {
     }
 
     /// Reads `5.5` or `6.06`, filled up with zeros.
+    ///
+    /// # Errors
+    /// It is none, or one that is not known here.
     pub fn from_message(message: &[u8; VERSION]) -> Result<Version, String> {
         let digit = |byte: &u8| byte.is_ascii_digit().then(|| u16::from(byte - b'0'));
         let text = message.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -71,6 +76,7 @@ impl Version {
         Ok(version)
     }
 
+    /// Whether ends of this version tell addresses once more when the queue pairs are connected.
     pub fn repeats_addresses(self) -> bool {
         self >= Version::REPEATS_ADDRESSES
     }
@@ -98,13 +104,19 @@ pub struct SystemData {
 }
 
 impl SystemData {
+    /// What is said here.
     pub const OURS: SystemData = SystemData { cycle_buffer: 4096, cache_line: 64 };
     const MOST: SystemData = SystemData { cycle_buffer: 1 << 20, cache_line: 4096 };
 
+    /// The numbers, each said on its own.
     pub fn to_messages(self) -> [[u8; NUMBER]; 2] {
         [self.cycle_buffer.to_be_bytes(), self.cache_line.to_be_bytes()]
     }
 
+    /// Reads them.
+    ///
+    /// # Errors
+    /// The number that can't be right.
     pub fn from_messages(messages: [[u8; NUMBER]; 2]) -> Result<SystemData, String> {
         let [cycle_buffer, cache_line] = messages.map(u32::from_be_bytes);
         let most = SystemData::MOST;
@@ -117,6 +129,7 @@ impl SystemData {
         Ok(SystemData { cycle_buffer, cache_line })
     }
 
+    /// The larger of each.
     pub fn larger(self, other: SystemData) -> SystemData {
         SystemData {
             cycle_buffer: self.cycle_buffer.max(other.cycle_buffer),
@@ -131,6 +144,10 @@ pub fn path_mtu_to_message(path_mtu: PathMtu) -> [u8; PATH_MTU] {
     [b'0' + number, 0]
 }
 
+/// Reads the digit.
+///
+/// # Errors
+/// It is none, or that of no path MTU.
 pub fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String> {
     let number = match message {
         [digit @ b'1'..=b'5', 0] => digit - b'0',
@@ -146,27 +163,34 @@ pub fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String>
 
 /// A queue pair and the memory for it. Both ends also wait for each other by saying it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Destination {
+pub struct PerftestDestination {
+    /// 0 on Ethernet.
     pub lid: u16,
     /// READs and atomics that this end takes at a time.
     pub outstanding: u16,
+    /// The queue pair.
     pub qpn: Qpn,
+    /// The PSN of its first packet.
     pub psn: Psn,
+    /// The key of the memory.
     pub rkey: u32,
+    /// Its address.
     pub addr: u64,
+    /// The GID of the port.
     pub gid: Gid,
     /// A shared receive queue, where queue pairs have one.
     pub srqn: u32,
 }
 
-impl Destination {
+impl PerftestDestination {
     /// Where the GID starts.
     const GID: usize = 50;
     /// Bytes of an end that has no GID.
     const WITHOUT_GID: usize = 59;
 
+    /// As it is said.
     pub fn to_message(self) -> [u8; DESTINATION] {
-        let Destination { lid, outstanding, qpn, psn, rkey, addr, gid, srqn } = self;
+        let PerftestDestination { lid, outstanding, qpn, psn, rkey, addr, gid, srqn } = self;
         let gid: String = gid.0.iter().map(|byte| format!("{byte:02x}:")).collect();
         let (qpn, psn) = (qpn.value(), psn.value());
         let text = format!(
@@ -178,13 +202,18 @@ impl Destination {
     }
 
     /// Reads the one that `bytes` start with; `None` if not all of it is there yet.
-    pub fn from_start(bytes: &[u8]) -> Result<Option<Destination>, String> {
-        let Some(start) = bytes.first_chunk::<{ Destination::WITHOUT_GID }>() else { return Ok(None) };
+    ///
+    /// # Errors
+    /// It is none, or of an end that is set up otherwise; says how that is mended.
+    pub fn from_start(bytes: &[u8]) -> Result<Option<PerftestDestination>, String> {
+        let Some(start) = bytes.first_chunk::<{ PerftestDestination::WITHOUT_GID }>() else {
+            return Ok(None);
+        };
         // Other ends say something shorter or longer, and would wait, or leave something behind.
-        if start[Destination::WITHOUT_GID - 1] == 0 {
+        if start[PerftestDestination::WITHOUT_GID - 1] == 0 {
             return Err("perftest has no GID; give it one there with -x INDEX".into());
         }
-        if start[Destination::GID..].iter().all(u8::is_ascii_hexdigit) {
+        if start[PerftestDestination::GID..].iter().all(u8::is_ascii_hexdigit) {
             return Err(
                 "perftest validates data there (--data_validation), which only perftest can answer; \
                         leave that away"
@@ -192,10 +221,10 @@ impl Destination {
             );
         }
         let Some(message) = bytes.first_chunk() else { return Ok(None) };
-        Destination::from_message(message).map(Some)
+        PerftestDestination::from_message(message).map(Some)
     }
 
-    fn from_message(message: &[u8; DESTINATION]) -> Result<Destination, String> {
+    fn from_message(message: &[u8; DESTINATION]) -> Result<PerftestDestination, String> {
         let refuse = || {
             format!(
                 "'{}' in place of perftest's LID:READs:QPN:PSN:R_Key:address:GID:SRQN:",
@@ -214,7 +243,7 @@ impl Destination {
                 *byte = fields.hex(2)? as u8;
             }
             let srqn = fields.hex(8)?;
-            (fields.0 == [0]).then_some(Destination {
+            (fields.0 == [0]).then_some(PerftestDestination {
                 lid: lid as u16,
                 outstanding: outstanding as u16,
                 qpn: Qpn::new(qpn as u32),
@@ -248,9 +277,11 @@ impl Fields<'_> {
 pub struct BandwidthReport {
     /// Bytes of a message.
     pub size: u64,
+    /// How many.
     pub messages: u64,
     /// In MiB/s, or Gb/s if the client was told so; 0 if it was not looked for.
     pub peak: f64,
+    /// In the same unit.
     pub average: f64,
     /// Millions of messages in a second.
     pub rate: f64,
@@ -264,6 +295,7 @@ impl BandwidthReport {
         [size.to_be_bytes(), messages.to_be_bytes(), peak, average, rate]
     }
 
+    /// Reads them.
     pub fn from_messages(numbers: [[u8; REPORTED]; 5]) -> BandwidthReport {
         let [size, messages, peak, average, rate] = numbers;
         let [peak, average, rate] = [peak, average, rate].map(f64::from_be_bytes);
@@ -338,8 +370,8 @@ mod tests {
 
     #[test]
     fn a_destination_is_read_and_said_again() {
-        let destination = Destination::from_start(MESSAGE).expect("right").expect("whole");
-        let expected = Destination {
+        let destination = PerftestDestination::from_start(MESSAGE).expect("right").expect("whole");
+        let expected = PerftestDestination {
             lid: 0,
             outstanding: 16,
             qpn: Qpn::new(17),
@@ -352,7 +384,7 @@ mod tests {
         assert_eq!(destination, expected);
         assert_eq!(&destination.to_message(), MESSAGE);
         for length in 0..DESTINATION {
-            assert_eq!(Destination::from_start(&MESSAGE[..length]), Ok(None), "{length}");
+            assert_eq!(PerftestDestination::from_start(&MESSAGE[..length]), Ok(None), "{length}");
         }
     }
 
@@ -363,7 +395,7 @@ mod tests {
             for byte in *b"g+ \n" {
                 let mut message = *MESSAGE;
                 message[at] = byte;
-                let refusal = Destination::from_start(&message).expect_err("garbage");
+                let refusal = PerftestDestination::from_start(&message).expect_err("garbage");
                 assert!(refusal.contains(&message.escape_ascii().to_string()), "{at}: {refusal}");
             }
         }
@@ -372,11 +404,11 @@ mod tests {
     #[test]
     fn other_shapes_are_refused_with_their_cure() {
         let short = b"0001:0001:000048:1a2b3c:00000123:0000000000401000:00000000\0";
-        let refusal = Destination::from_start(short).expect_err("no GID");
+        let refusal = PerftestDestination::from_start(short).expect_err("no GID");
         assert!(refusal.contains("-x"), "{refusal}");
         let long = b"0000:0010:000011:b2f5a0:000004d2:00007f6b3c0d1000:00007f6b3c0d2000:\
             00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:0b:00000000:\0";
-        let refusal = Destination::from_start(long).expect_err("markers");
+        let refusal = PerftestDestination::from_start(long).expect_err("markers");
         assert!(refusal.contains("--data_validation"), "{refusal}");
     }
 
