@@ -428,6 +428,6 @@ impl<C: Crc32> Piece<C> for &[u8] {
 }
 
 /// Bytes that bring a payload to a multiple of four.
-fn pad(payload_len: usize) -> usize {
+pub(crate) fn pad(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }

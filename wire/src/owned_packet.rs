@@ -1,5 +1,6 @@
 use zerocopy::FromBytes;
 
+use crate::frame::pad;
 use crate::{
     Bth, Encapsulation, Extensions, FrameBuilder, ICRC_LEN, Link, MacAddr, Network, Opcode, Packet,
     ParseError, PathAddress, PathHeader, Psn, Qpn, Sack,
@@ -80,7 +81,7 @@ impl OwnedPacket {
 
     /// Gives it a payload, and the pad that the payload calls for.
     pub fn set_payload(&mut self, payload: Vec<u8>) {
-        self.bth.set_pad(payload.len().wrapping_neg() & 3);
+        self.bth.set_pad(pad(payload.len()));
         self.payload = payload;
     }
 
