@@ -21,12 +21,14 @@ use ferroce::PathMtu;
 use ferroce_collectives::Bootstrap;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tracing::info;
 
+use crate::failure::Failure;
 use crate::netns::{self, Lab};
 use crate::output::say;
-use rank::{Event, Fault, Plan};
-use report::{RankLog, Report};
-use supervisor::{Message, Supervisor};
+use rank::{Fault, RankEvent, RankPlan};
+use report::{DemoReport, RankLog};
+use supervisor::{RankNotice, Supervisor};
 
 /// All-reduces the parameter tensors of ResNet-50 between ranks and checks every element.
 ///
@@ -38,7 +40,7 @@ use supervisor::{Message, Supervisor};
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage,
 /// 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// What joins the ranks [default: af_xdp where possible, else udp, else loopback].
     #[arg(short, long, value_enum)]
     device: Option<Device>,
@@ -80,29 +82,27 @@ enum Device {
     Loopback,
 }
 
-/// See [`Args`] for the exit status.
-pub(crate) fn run(args: Args) -> ExitCode {
+/// Runs the ranks and prints the report; see [`Args`] for the exit status.
+///
+/// # Errors
+/// A rank can't be started or fails, the report can't be written, or somebody interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
     if args.as_rank {
-        return rank::main(&args.plan(), args.device == Some(Device::Udp), args.pcap.as_deref());
+        return Ok(rank::main(&args.plan(), args.device == Some(Device::Udp), args.pcap.as_deref()));
     }
     let result = interruption().and_then(|interrupted| {
         let result = demo(&args, &interrupted);
         // What fails because of the signal is not what the user wants to read.
-        if interrupted.load(Ordering::Relaxed) { Err(Error::Interrupted) } else { result }
+        if interrupted.load(Ordering::Relaxed) {
+            info!("the ranks are ended, and nothing is left of their network");
+            return Err(Error::Interrupted);
+        }
+        result
     });
-    match result {
-        Ok(report) => {
-            let text = if args.json { serde_json::json!(report).to_string() } else { report.to_string() };
-            match say!("{text}") {
-                Ok(()) => ExitCode::from(u8::from(!report.wrong.is_empty())),
-                Err(failure) => failure.report("demo"),
-            }
-        }
-        Err(error) => {
-            eprintln!("ferroce demo: {error}");
-            ExitCode::from(if matches!(error, Error::Interrupted) { 130 } else { 1 })
-        }
-    }
+    let report = result?;
+    let text = if args.json { serde_json::json!(report).to_string() } else { report.to_string() };
+    say!("{text}")?;
+    Ok(ExitCode::from(u8::from(!report.wrong.is_empty())))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -120,8 +120,17 @@ enum Error {
     Stuck { progress: String },
     #[error("{what}: {source}")]
     Os { what: &'static str, source: io::Error },
-    #[error("interrupted; its ranks are ended and nothing is left of their network")]
+    #[error("interrupted")]
     Interrupted,
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        match error {
+            Error::Interrupted => Failure::Interrupted,
+            error => Failure::run(error.to_string()),
+        }
+    }
 }
 
 /// How long the ranks may say nothing. A round over loopback on one slow core takes a tenth of it.
@@ -134,11 +143,11 @@ const UDP: &str = "udp";
 const MASTER_PORT: u16 = 29500;
 
 impl Args {
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> RankPlan {
         let mut tensors = shapes::resnet50();
         tensors.truncate(self.tensors.map_or(usize::MAX, |count| count as usize));
         let rounds = self.rounds.unwrap_or(if self.pcap.is_some() { 1 } else { 3 });
-        Plan { tensors, rounds, path_mtu: self.path_mtu, fault: self.fault }
+        RankPlan { tensors, rounds, path_mtu: self.path_mtu, fault: self.fault }
     }
 
     /// The interfaces' MTU.
@@ -157,7 +166,7 @@ fn interruption() -> Result<Arc<AtomicBool>, Error> {
     Ok(interrupted)
 }
 
-fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn demo(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     match args.device {
         Some(Device::AfXdp) => over_af_xdp(args, interrupted),
         Some(Device::Udp) => over_udp(args, interrupted),
@@ -173,11 +182,11 @@ fn demo(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
 
 /// Says why a driver can't be had, and takes the next one.
 fn or_else(
-    result: Result<Report, Error>,
+    result: Result<DemoReport, Error>,
     interrupted: &AtomicBool,
     instead: &str,
-    next: impl FnOnce() -> Result<Report, Error>,
-) -> Result<Report, Error> {
+    next: impl FnOnce() -> Result<DemoReport, Error>,
+) -> Result<DemoReport, Error> {
     match result {
         Err(unavailable @ Error::Unavailable { .. }) if !interrupted.load(Ordering::Relaxed) => {
             eprintln!("{unavailable}");
@@ -189,7 +198,7 @@ fn or_else(
 }
 
 /// Ranks as processes in namespaces.
-fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     check_rights()?;
     let lab =
         Lab::new("demo", args.ranks, args.mtu()).map_err(|error| unavailable(AF_XDP, error.to_string()))?;
@@ -204,7 +213,7 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
 }
 
 /// Ranks as processes on the loopback interface, each with an address of its own there.
-fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     if args.pcap.is_some() {
         let reason = "a UDP socket tells no IPv4 identification, so a capture of it would not be true";
         return Err(unavailable(UDP, reason.to_owned()));
@@ -254,7 +263,7 @@ fn unavailable(driver: &'static str, reason: String) -> Error {
 }
 
 /// Ranks as threads of this process.
-fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<Report, Error> {
+fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
     let switch = Switch::new(SwitchConfig::default().mtu(args.mtu()))?;
     let plan = args.plan();
     let rendezvous = |source| Error::Os { what: "listening on 127.0.0.1 for the rendezvous", source };
@@ -304,11 +313,11 @@ fn missing_capabilities(status: &str) -> Vec<&'static str> {
 
 /// Listens to the ranks until all have finished.
 fn supervise(
-    plan: &Plan,
+    plan: &RankPlan,
     driver: &'static str,
     ranks: &mut Supervisor,
     interrupted: &AtomicBool,
-) -> Result<Report, Error> {
+) -> Result<DemoReport, Error> {
     let mut logs: Vec<RankLog> = (0..ranks.len()).map(|_| RankLog::default()).collect();
     let mut heard = Instant::now();
     while logs.iter().any(|log| log.totals.is_none()) {
@@ -324,24 +333,24 @@ fn supervise(
         heard = Instant::now();
         let log = &mut logs[rank as usize];
         match message {
-            Message::Event(Event::Opened(opened)) => log.opened = Some(opened),
-            Message::Event(Event::Round { times, elements, wrong }) => {
+            RankNotice::Event(RankEvent::Opened(opened)) => log.opened = Some(opened),
+            RankNotice::Event(RankEvent::Round { times, elements, wrong }) => {
                 log.rounds.push(times);
                 log.elements += elements;
                 log.wrong.extend(wrong);
                 tell_progress(plan, &logs, rank);
             }
-            Message::Event(Event::Finished(totals)) => log.totals = Some(totals),
-            Message::Event(Event::Unopened { reason }) => return Err(unavailable(driver, reason)),
-            Message::Event(Event::Failed { reason }) => {
+            RankNotice::Event(RankEvent::Finished(totals)) => log.totals = Some(totals),
+            RankNotice::Event(RankEvent::Unopened { reason }) => return Err(unavailable(driver, reason)),
+            RankNotice::Event(RankEvent::Failed { reason }) => {
                 return Err(failed(ranks, rank, format!("failed: {reason}"), log));
             }
             // It ends when it has finished.
-            Message::Gone(_) if log.totals.is_some() => {}
-            Message::Gone(how) => return Err(failed(ranks, rank, how, log)),
+            RankNotice::Gone(_) if log.totals.is_some() => {}
+            RankNotice::Gone(how) => return Err(failed(ranks, rank, how, log)),
         }
     }
-    Ok(Report::new(&plan.tensors, logs))
+    Ok(DemoReport::new(&plan.tensors, logs))
 }
 
 fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
@@ -349,7 +358,7 @@ fn failed(ranks: &Supervisor, rank: u32, what: String, log: &RankLog) -> Error {
 }
 
 /// Says so when a rank is the last to be through with a round.
-fn tell_progress(plan: &Plan, logs: &[RankLog], rank: u32) {
+fn tell_progress(plan: &RankPlan, logs: &[RankLog], rank: u32) {
     let round = logs[rank as usize].rounds.len();
     if logs.iter().all(|log| log.rounds.len() >= round) {
         let seconds = report::round_time(logs, round - 1) as f64 / 1e9;

@@ -16,7 +16,7 @@ use crate::output::say;
 ///
 /// With -d the device is opened, and what it says of itself is shown too.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// Only this device: an interface (eth0), or a driver with its argument (af_xdp:eth0, loopback).
     #[arg(short, long)]
     device: Option<DeviceSpec>,
@@ -25,16 +25,14 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    let (info, opened) = match gather(args.device.as_ref()) {
-        Ok(gathered) => gathered,
-        Err(failure) => return failure.report("devinfo"),
-    };
-    let printed = if args.json { info.print_json() } else { info.print() };
-    match printed.and(opened) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("devinfo"),
-    }
+/// Prints what there is.
+///
+/// # Errors
+/// The device that is named can't be opened, or the output can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let (info, opened) = gather(args.device.as_ref())?;
+    if args.json { info.print_json() } else { info.print() }?;
+    opened.map(|()| ExitCode::SUCCESS)
 }
 
 #[derive(Debug, Serialize)]

@@ -1,6 +1,7 @@
 //! `ferroce dissect`: what is in a capture, packet by packet and in sum.
 
 mod cm;
+mod json;
 pub(crate) mod layers;
 mod psn;
 mod record;
@@ -15,13 +16,14 @@ use std::process::ExitCode;
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn};
-
 use serde::Serialize;
+use zerocopy::FromBytes;
 
 use crate::diagnosis::{Cause, Diagnosis};
+use crate::failure::Failure;
 use cm::CmFields;
 use layers::Contents;
-use record::{Record, Verdict};
+use record::{IcrcVerdict, Record};
 use summary::Summary;
 
 /// Decodes the RoCE packets of a capture and checks their ICRCs.
@@ -29,7 +31,7 @@ use summary::Summary;
 /// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the file
 /// can't be read to its end (what is there is shown), or the output can't be written.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
     file: PathBuf,
     /// One JSON object a line for each RoCE packet, then one with the summary. Timestamps are
@@ -38,8 +40,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// See [`Args`] for the exit status.
-pub(crate) fn run(args: Args) -> ExitCode {
+/// Prints the packets of a capture; see [`Args`] for the exit status.
+///
+/// # Errors
+/// The file can't be read to its end, or the output can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let mut summary = Summary::default();
     let mut output = BufWriter::new(io::stdout().lock());
     let result = dissect(&args, &mut summary, &mut output).and_then(|()| Ok(output.flush()?));
@@ -47,12 +52,10 @@ pub(crate) fn run(args: Args) -> ExitCode {
         Ok(()) => {}
         // Whoever reads has enough.
         Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(error) => {
-            eprintln!("ferroce dissect: {error}");
-            return ExitCode::from(2);
-        }
+        // 1 is for a wrong ICRC, and this is none.
+        Err(error) => return Err(Failure::usage(error.to_string())),
     }
-    ExitCode::from(u8::from(summary.icrc_bad > 0))
+    Ok(ExitCode::from(u8::from(summary.icrc_bad > 0)))
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +93,7 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
         }
     };
     if args.json {
-        serde_json::to_writer(&mut *output, &Last { summary }).map_err(io::Error::from)?;
+        serde_json::to_writer(&mut *output, &LastLine { summary }).map_err(io::Error::from)?;
         writeln!(output)?;
     } else {
         write!(output, "{summary}")?;
@@ -105,7 +108,7 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
 
 /// The last line of JSON.
 #[derive(Serialize)]
-struct Last<'a> {
+struct LastLine<'a> {
     summary: &'a Summary,
 }
 
@@ -147,9 +150,11 @@ impl Dissector {
         }
 
         let bth_start = transport.bth_start;
-        if let Some(bth) = layers.network.get(bth_start..bth_start + Bth::LEN) {
-            record.set_bth(bth);
-        }
+        record.bth = layers
+            .network
+            .get(bth_start..)
+            .and_then(|bytes| Bth::read_from_prefix(bytes).ok())
+            .map(|(bth, _)| bth);
         let decoded = match layers.is_roce_v1() {
             true => Packet::decode_grh(&whole),
             false => Packet::decode_ip(&whole),
@@ -159,15 +164,15 @@ impl Dissector {
             Ok(packet) if record.bth.is_some() => {
                 self.decoded(summary, &mut record, &packet, bth_start, present);
             }
-            Ok(_) => record.icrc = Verdict::Truncated,
+            Ok(_) => record.icrc = IcrcVerdict::Truncated,
             Err(error) => {
                 record.icrc = verdict_without_opcode(error, &transport, &whole, present, &mut record);
                 record.has_options = matches!(error, ParseError::IpOptions(_));
-                if matches!(error, ParseError::Opcode(_)) && record.icrc == Verdict::Ok {
+                if matches!(error, ParseError::Opcode(_)) && record.icrc == IcrcVerdict::Ok {
                     record.unknown_opcode = true;
-                    summary.count_unknown(&record, (transport.source, transport.destination));
+                    summary.count_unknown(&record);
                 }
-                if record.icrc != Verdict::Truncated || record.bth.is_some() {
+                if record.icrc != IcrcVerdict::Truncated || record.bth.is_some() {
                     record.error = Some(error.to_string());
                 }
             }
@@ -186,11 +191,12 @@ impl Dissector {
         bth_start: usize,
         present: usize,
     ) {
+        record.extensions = packet.extensions();
         let mut extensions_end = bth_start + Bth::LEN;
         for extension in packet.opcode.extensions() {
             extensions_end += extension.len();
-            if extensions_end <= present {
-                record.set_extension(*extension, packet);
+            if extensions_end > present {
+                record.extensions.remove(*extension);
             }
         }
         record.payload_len = Some(packet.payload.len());
@@ -208,12 +214,12 @@ impl Dissector {
             }
         }
         if packet.covered().len() + ICRC_LEN > present {
-            record.icrc = Verdict::Truncated;
+            record.icrc = IcrcVerdict::Truncated;
         } else {
             record.icrc_found = Some(packet.icrc);
             match packet.check_icrc() {
                 Ok(()) => {
-                    record.icrc = Verdict::Ok;
+                    record.icrc = IcrcVerdict::Ok;
                     self.diagnosis.learn(packet);
                     if packet.bth.transport_version() != 0 {
                         record.error =
@@ -221,7 +227,7 @@ impl Dissector {
                     }
                 }
                 Err(ParseError::Icrc { expected, .. }) => {
-                    record.icrc = Verdict::Bad;
+                    record.icrc = IcrcVerdict::Bad;
                     record.icrc_expected = Some(expected);
                     let found = self.diagnosis.explain(packet);
                     if let Some(cause) = found.also_explains_previous {
@@ -230,7 +236,7 @@ impl Dissector {
                     record.set_cause(&found.cause);
                 }
                 Err(error) => {
-                    record.icrc = Verdict::Unchecked;
+                    record.icrc = IcrcVerdict::Unchecked;
                     record.error = Some(error.to_string());
                 }
             }
@@ -260,19 +266,19 @@ fn verdict_without_opcode(
     bytes: &[u8],
     present: usize,
     record: &mut Record,
-) -> Verdict {
+) -> IcrcVerdict {
     if !matches!(error, ParseError::Opcode(_) | ParseError::Short { .. }) {
-        return Verdict::Unchecked;
+        return IcrcVerdict::Unchecked;
     }
-    let Some((found, expected)) = transport.icrc(bytes) else { return Verdict::Unchecked };
+    let Some((found, expected)) = transport.icrc(bytes) else { return IcrcVerdict::Unchecked };
     if transport.end > present {
-        return Verdict::Truncated;
+        return IcrcVerdict::Truncated;
     }
     record.icrc_found = Some(found);
     if found == expected {
-        return Verdict::Ok;
+        return IcrcVerdict::Ok;
     }
     record.icrc_expected = Some(expected);
     record.set_cause(&Cause::Corrupted);
-    Verdict::Bad
+    IcrcVerdict::Bad
 }

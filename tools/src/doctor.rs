@@ -4,10 +4,10 @@ mod alone;
 mod control;
 mod far;
 mod local;
-mod message;
+pub mod message;
 mod path;
-mod port;
 mod probe;
+mod probe_port;
 mod report;
 
 use std::convert::Infallible;
@@ -23,13 +23,13 @@ use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
-use control::{Control, Limits, unexpected};
+use control::{DoctorControl, Limits, unexpected};
 use far::MAX_ROUNDS;
-use message::{Hello, Message, Probe, Sighting};
-use path::{Seen, Way};
-use port::{Port, RESOLVE_TIME};
+use message::{DoctorMessage, Hello, Probe, Sighting};
+use path::{Arrivals, Way};
 use probe::Lookout;
-use report::{Check, Report};
+use probe_port::{ProbePort, RESOLVE_TIME};
+use report::{Check, DoctorReport};
 
 /// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; and says the cure.
 ///
@@ -37,7 +37,7 @@ use report::{Check, Report};
 /// doctor` is checked as far as its connection manager and ICMP tell. With `-d loopback` and no PEER,
 /// both ends run in this process. Exit status: 0 if no check failed, 1 if one did.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// The other end, a name or an IP address.
     peer: Option<String>,
     /// An interface (eth0), or a driver with its argument (af_xdp:eth0, udp:192.0.2.1); by default the
@@ -61,16 +61,19 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    match start(&args) {
-        Ok(Some(report)) => report.print(args.json).unwrap_or_else(|failure| failure.report("doctor")),
-        Ok(None) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("doctor"),
+/// Checks the way to a peer and prints the report, or answers the checks of others; see [`Args`] for the exit status.
+///
+/// # Errors
+/// The check can't be begun, the report can't be written, or somebody interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    match start(&args)? {
+        Some(report) => report.print(args.json),
+        None => Ok(ExitCode::SUCCESS),
     }
 }
 
 /// The far end has nothing to report.
-fn start(args: &Args) -> Result<Option<Report>, Failure> {
+fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let interrupt = Interrupt::install()?;
     let (device, peer) = match (&args.device, &args.peer) {
         (Some(device), peer) => (device.clone(), peer.as_deref()),
@@ -85,13 +88,13 @@ fn start(args: &Args) -> Result<Option<Report>, Failure> {
         let listener = Listener::local()?;
         let tcp_port = listener.port()?;
         let to = far.capabilities().addresses[0];
-        let serve = || far::serve(Port::new(far, args.pkey), &listener, &interrupt, true);
+        let serve = || far::serve(ProbePort::new(far, args.pkey), &listener, &interrupt, true);
         let ask = || args.check(near, &to.to_string(), to, tcp_port, &interrupt);
         return selftest::run(&interrupt, serve, ask).map(Some);
     }
     let driver = device.open()?;
     let Some(peer) = peer else {
-        let port = Port::new(driver, args.pkey);
+        let port = ProbePort::new(driver, args.pkey);
         return far::serve(port, &Listener::any(args.tcp_port)?, &interrupt, false).map(|()| None);
     };
     let to = address(peer, Some(&driver.capabilities().addresses))?;
@@ -106,19 +109,19 @@ impl Args {
         to: IpAddr,
         tcp_port: u16,
         interrupt: &Interrupt,
-    ) -> Result<Report, Failure> {
-        let mut port = Port::new(driver, self.pkey);
+    ) -> Result<DoctorReport, Failure> {
+        let mut port = ProbePort::new(driver, self.pkey);
         let capabilities = port.driver.capabilities().clone();
         let device = format!("{}:{}", capabilities.driver, capabilities.interface);
         let (source, gid) = local::gid(&capabilities, self.gid_index, to);
         let mut checks = vec![gid];
-        let Some(source) = source else { return Ok(Report::new(peer, device, checks)) };
+        let Some(source) = source else { return Ok(DoctorReport::new(peer, device, checks)) };
         checks.extend(local::checks(&capabilities, source, to));
         let resolved = port.driver.resolve_blocking(to, RESOLVE_TIME);
         let is_reached = resolved.is_ok();
         checks.push(local::neighbour_check(resolved, to, port.is_socket()));
         if !is_reached {
-            return Ok(Report::new(peer, device, checks));
+            return Ok(DoctorReport::new(peer, device, checks));
         }
         let wanted = self.mtu.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
         // Over loopback, packets and control connection have different addresses.
@@ -126,7 +129,7 @@ impl Args {
         let connected = tcp::try_connect(host, tcp_port, interrupt);
         let tcp_passes = connected.as_ref().map_or_else(|refused| refused.by_peer, |_| true);
         let control = connected.map_err(Failure::from);
-        match control.and_then(|stream| Control::new(stream, LIMITS, interrupt)) {
+        match control.and_then(|stream| DoctorControl::new(stream, LIMITS, interrupt)) {
             Ok(mut control) => {
                 // What was found before it ended is worth as much as it was.
                 match self.check_with(&mut port, &mut control, source, to, &mut checks, interrupt) {
@@ -156,22 +159,22 @@ impl Args {
                 )?);
             }
         }
-        Ok(Report::new(peer, device, checks))
+        Ok(DoctorReport::new(peer, device, checks))
     }
 
     /// With a doctor at either end.
     fn check_with(
         &self,
-        port: &mut Port,
-        control: &mut Control,
+        port: &mut ProbePort,
+        control: &mut DoctorControl,
         source: IpAddr,
         to: IpAddr,
         checks: &mut Vec<Check>,
         interrupt: &Interrupt,
     ) -> Result<(), Failure> {
         let own = port.hello(source, to);
-        let answer = control.ask(&Message::Hello(own.clone()))?;
-        let Message::Hello(far) = answer else { return Err(unexpected(&answer)) };
+        let answer = control.ask(&DoctorMessage::Hello(own.clone()))?;
+        let DoctorMessage::Hello(far) = answer else { return Err(unexpected(&answer)) };
         let row = format!("doctor on '{}' ({}), MTU {}", far.interface, far.driver, far.mtu);
         if !far.addresses.contains(&to) {
             let addresses: Vec<_> = far.addresses.iter().map(IpAddr::to_string).collect();
@@ -186,7 +189,7 @@ impl Args {
         let most = far.rounds.min(MAX_ROUNDS) / 2;
         let there = path::probes(own.mtu, own.address.is_ipv6());
         let seen = repeat(most, || outward(port, control, &own, &far, &there).map(Ok::<_, Infallible>))?;
-        let way = |is_outward, probes: &[Probe], seen: &Seen| {
+        let way = |is_outward, probes: &[Probe], seen: &Arrivals| {
             let (from, to) = if is_outward { (&own, &far) } else { (&far, &own) };
             let wanted = self.mtu.or(PathMtu::largest_for(from.mtu, own.address.is_ipv6()));
             Way { from, to, probes, seen, wanted, is_outward }.checks()
@@ -232,8 +235,8 @@ enum Unsent {
 fn repeat<E>(
     most: u32,
     mut round: impl FnMut() -> Result<Result<Vec<Sighting>, E>, Failure>,
-) -> Result<Result<Seen, E>, Failure> {
-    let (mut all, start) = (Seen::default(), Instant::now());
+) -> Result<Result<Arrivals, E>, Failure> {
+    let (mut all, start) = (Arrivals::default(), Instant::now());
     loop {
         match round()? {
             Ok(seen) => all.add(seen),
@@ -260,45 +263,45 @@ fn partition_check(own: PKey, far: PKey) -> Check {
 
 /// Sends probes. Returns what has arrived.
 fn outward(
-    port: &mut Port,
-    control: &mut Control,
+    port: &mut ProbePort,
+    control: &mut DoctorControl,
     own: &Hello,
     far: &Hello,
     probes: &[Probe],
 ) -> Result<Vec<Sighting>, Failure> {
-    match control.ask(&Message::Expect(probes.to_vec()))? {
-        Message::Ready => {}
+    match control.ask(&DoctorMessage::Expect(probes.to_vec()))? {
+        DoctorMessage::Ready => {}
         other => return Err(unexpected(&other)),
     }
     port.send(own, far.address, probes)?;
-    match control.ask(&Message::Collect)? {
-        Message::Seen(seen) => Ok(seen),
+    match control.ask(&DoctorMessage::Collect)? {
+        DoctorMessage::Seen(seen) => Ok(seen),
         other => Err(unexpected(&other)),
     }
 }
 
 /// Lets the other end send probes. Returns what has arrived, or why nothing was sent.
 fn inward(
-    port: &mut Port,
-    control: &mut Control,
+    port: &mut ProbePort,
+    control: &mut DoctorControl,
     own: &Hello,
     far: &Hello,
     probes: &[Probe],
     interrupt: &Interrupt,
 ) -> Result<Result<Vec<Sighting>, Unsent>, Failure> {
     let mut lookout = Lookout::new(far, own.address, port.is_socket(), probes.to_vec());
-    let mut answer = control.ask(&Message::Send(probes.to_vec()))?;
+    let mut answer = control.ask(&DoctorMessage::Send(probes.to_vec()))?;
     let mut unsent: fn(String) -> Unsent = Unsent::Refused;
-    if answer == Message::Challenge {
+    if answer == DoctorMessage::Challenge {
         let token = port.challenge(interrupt)?;
         if token.is_none() {
             unsent = Unsent::Unheard;
         }
-        answer = control.ask(&Message::Proof(token))?;
+        answer = control.ask(&DoctorMessage::Proof(token))?;
     }
     match answer {
-        Message::Sent(None) => {}
-        Message::Sent(Some(refused)) => return Ok(Err(unsent(refused))),
+        DoctorMessage::Sent(None) => {}
+        DoctorMessage::Sent(Some(refused)) => return Ok(Err(unsent(refused))),
         other => return Err(unexpected(&other)),
     }
     port.collect(&mut lookout, interrupt)?;

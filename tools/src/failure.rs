@@ -7,7 +7,7 @@ use ferroce::{driver, is_unprintable};
 
 /// Why a command failed; decides its exit status.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The command can't be carried out as it was given. Exit status 2.
     #[error("{0}")]
     Usage(String),
@@ -28,9 +28,8 @@ impl Failure {
         Failure::Usage(reason.into())
     }
 
-    /// Says it on stderr.
-    pub(crate) fn report(&self, command: &str) -> ExitCode {
-        eprintln!("ferroce {command}: {self}");
+    /// The exit status of the command.
+    pub fn exit_code(&self) -> ExitCode {
         match self {
             Failure::Usage(_) => ExitCode::from(2),
             Failure::Run(_) => ExitCode::from(1),
@@ -46,12 +45,6 @@ pub(crate) fn quote(bytes: &[u8]) -> String {
         None => format!("'{}'", bytes.escape_ascii()),
         Some(start) => format!("'{}'... ({} bytes)", start.escape_ascii(), bytes.len()),
     }
-}
-
-/// Reads a peer's message.
-pub(crate) fn parse_message<'a, T: serde::Deserialize<'a>>(body: &'a [u8]) -> Result<T, String> {
-    serde_json::from_slice(body)
-        .map_err(|error| format!("control message {}: {}", quote(body), legible(&error.to_string())))
 }
 
 /// A peer's text, for people: without what moves a terminal, and cut where it is long.

@@ -2,10 +2,10 @@
 
 mod client;
 mod control;
-mod message;
+pub mod message;
 mod pattern;
-mod perftest;
-mod plan;
+pub mod perftest;
+pub mod plan;
 mod report;
 mod server;
 mod session;
@@ -24,12 +24,12 @@ use crate::tcp::Listener;
 use crate::visitors::{Heard, await_client};
 use crate::{selftest, tcp};
 use client::Stop;
-use control::Control;
+use control::PerfControl;
 use pattern::Origin;
-use perftest::Exchange;
+use perftest::PerftestExchange;
 use perftest::rdma_cm::{self, Ear};
 use plan::{AtomicType, MAX_DEPTH, MAX_SIZE, Mode, Operation, Plan, Service};
-use report::Report;
+use report::PerfReport;
 use server::Wishes;
 use session::{Beside, Session};
 
@@ -44,7 +44,7 @@ use session::{Beside, Session};
 /// does not exchange them, and -n counts the messages of each queue pair. What only two of these can do,
 /// --check and --selective-repeat, is refused.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// What is measured.
     operation: Operation,
     /// Bandwidth or latency.
@@ -124,15 +124,18 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    let result = start(&args).and_then(|report| report.print(args.json));
-    match result.and_then(|()| args.port.check_recording()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("perf"),
-    }
+/// Measures as a client, or serves one, and prints the report.
+///
+/// # Errors
+/// It can't be begun as it was given, an end fails, a byte is wrong or missing, the report or the recording can't be
+/// written, or somebody interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    start(&args)?.print(args.json)?;
+    args.port.check_recording()?;
+    Ok(ExitCode::SUCCESS)
 }
 
-fn start(args: &Args) -> Result<Report, Failure> {
+fn start(args: &Args) -> Result<PerfReport, Failure> {
     if args.rdma_cm {
         return Err(Failure::usage(
             "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and `ucmatose` \
@@ -252,11 +255,11 @@ impl Args {
         Ok(end)
     }
 
-    fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<Report, Failure> {
+    fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<PerfReport, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
         let mut ear = Ear::open(&mut end, listener.port()?)?;
         let meanwhile = || end.poll().and_then(|_| ear.check(&mut end));
-        let (stream, client) = await_client(listener, meanwhile, control::GREETING, Client::of)?;
+        let (stream, client) = await_client(listener, meanwhile, control::GREETING, FirstWords::of)?;
         ear.close(&mut end)?;
         let interrupt = end.interrupt.clone();
         let from = stream.peer_addr().or_fail(|| "the client's address".into())?.ip().to_canonical();
@@ -264,21 +267,21 @@ impl Args {
         let home = (!self.any_gid && !from.is_loopback()).then(|| Gid::from(from));
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu, home };
         let plan = match client {
-            Client::Ferroce(plan) => plan,
-            Client::Perftest(version) => {
+            FirstWords::Ferroce(plan) => plan,
+            FirstWords::Perftest(version) => {
                 self.check_perftest()?;
                 let mut session =
-                    self.session(end, Exchange::new(stream, &version, &interrupt)?, Origin::Server);
+                    self.session(end, PerftestExchange::new(stream, &version, &interrupt)?, Origin::Server);
                 let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
-                return Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
+                return Ok(PerfReport::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
             }
         };
-        let mut session = self.session(end, Control::new(stream, &interrupt)?, Origin::Server);
+        let mut session = self.session(end, PerfControl::new(stream, &interrupt)?, Origin::Server);
         let path_mtu = server::run(&mut session, plan, wishes)?;
-        Ok(Report::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
+        Ok(PerfReport::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
     }
 
-    fn measure(&self, mut end: Endpoint, host: &str, tcp_port: u16) -> Result<Report, Failure> {
+    fn measure(&self, mut end: Endpoint, host: &str, tcp_port: u16) -> Result<PerfReport, Failure> {
         let stream = tcp::connect(host, tcp_port, &end.interrupt).map_err(|failure| match failure {
             Failure::Run(_) if self.perftest => rdma_cm::explain(&mut end, host, tcp_port, failure),
             other => other,
@@ -291,15 +294,16 @@ impl Args {
         let gid_index = end.gid_index(wanted, Some(Gid::from(peer.ip().to_canonical())))?;
         let interrupt = end.interrupt.clone();
         if self.perftest {
-            let mut session = self.session(end, Exchange::new(stream, &[], &interrupt)?, Origin::Client);
+            let mut session =
+                self.session(end, PerftestExchange::new(stream, &[], &interrupt)?, Origin::Client);
             let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu, home: None };
             let (path_mtu, results) = perftest::measure(&mut session, &self.sizes(true), wishes)?;
-            return Ok(Report::new("client", &session.end, &session.plan, path_mtu, results));
+            return Ok(PerfReport::new("client", &session.end, &session.plan, path_mtu, results));
         }
-        let control = Control::greet(stream, &interrupt)?;
+        let control = PerfControl::greet(stream, &interrupt)?;
         let mut session = self.session(end, control, Origin::Client);
         let (path_mtu, results) = client::run(&mut session, &self.sizes(false), gid_index, self.mtu)?;
-        Ok(Report::new("client", &session.end, &session.plan, path_mtu, results))
+        Ok(PerfReport::new("client", &session.end, &session.plan, path_mtu, results))
     }
 
     fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Session<C> {
@@ -308,24 +312,24 @@ impl Args {
 }
 
 /// A client, by its first words.
-enum Client {
+enum FirstWords {
     /// What it wants to measure.
     Ferroce(Plan),
     /// One of perftest's programs, and its version.
     Perftest(Vec<u8>),
 }
 
-impl Client {
-    fn of(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<Client>, Failure> {
+impl FirstWords {
+    fn of(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<FirstWords>, Failure> {
         if let Some(heard) = perftest::judge(said)? {
             return Ok(match heard {
                 Heard::Needs(bytes) => Heard::Needs(bytes),
-                Heard::Client(()) => Heard::Client(Client::Perftest(said.to_vec())),
+                Heard::Client(()) => Heard::Client(FirstWords::Perftest(said.to_vec())),
             });
         }
         Ok(match control::judge(stream, said)? {
             Heard::Needs(bytes) => Heard::Needs(bytes),
-            Heard::Client(plan) => Heard::Client(Client::Ferroce(plan)),
+            Heard::Client(plan) => Heard::Client(FirstWords::Ferroce(plan)),
         })
     }
 }

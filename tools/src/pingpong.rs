@@ -1,7 +1,7 @@
 //! `ferroce pingpong`: `ibv_rc_pingpong`, `ibv_uc_pingpong` and `ibv_ud_pingpong` on ferroce's stack. Either
 //! end can be the real one.
 
-mod destination;
+pub mod destination;
 mod exchange;
 
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ use destination::Destination;
 /// Without HOST it is the server and waits for one client; with HOST the client. The other end can be one
 /// of these, unmodified. With `-d loopback` and no HOST, both ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     port: PortArgs,
     /// The server.
@@ -82,11 +82,15 @@ impl Args {
     }
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    match start(&args).and_then(|()| args.port.check_recording()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("pingpong"),
-    }
+/// Plays with a peer, as server or client, and prints what it took.
+///
+/// # Errors
+/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
+/// interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    start(&args)?;
+    args.port.check_recording()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Reads a path MTU.

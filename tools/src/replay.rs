@@ -35,9 +35,9 @@ use capture::Capture;
 use conversation::{Conversation, Given};
 use exchange::Exchange;
 use place::{Cast, Place, Play, plays};
-use play::Outcome;
+use play::PlayOutcome;
 use progress::Progress;
-use report::{EndReport, Report};
+use report::{EndReport, ReplayReport};
 
 /// Judges both ends of the conversations in a capture, and plays each against the engine.
 ///
@@ -50,7 +50,7 @@ use report::{EndReport, Report};
 /// its end (what is there is judged), an option does not fit it, or the report can't be written, 3 if there is
 /// nothing in it to judge: no request whose ICRC is right, or only some whose pairing would be a guess.
 #[derive(clap::Args)]
-pub(crate) struct Args {
+pub struct Args {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
     file: PathBuf,
     /// Put the engine only in the place of this address; can be given several times.
@@ -70,18 +70,17 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    match replay(&args).and_then(|mut report| report.print(args.json).map(|()| report)) {
-        Ok(report) => report.exit_code(),
-        // 1 is for a rule that is broken, and this is none.
-        Err(failure) => {
-            failure.report("replay");
-            ExitCode::from(2)
-        }
-    }
+/// Judges and plays a capture and prints the report; see [`Args`] for the exit status.
+///
+/// # Errors
+/// The file can't be read, an option does not fit it, or the report can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let printed = replay(&args).and_then(|mut report| report.print(args.json).map(|()| report));
+    // 1 is for a rule that is broken, and this is none.
+    printed.map(|report| report.exit_code()).map_err(|failure| Failure::usage(failure.to_string()))
 }
 
-fn replay(args: &Args) -> Result<Report, Failure> {
+fn replay(args: &Args) -> Result<ReplayReport, Failure> {
     let capture = Capture::read(&args.file)?;
     let given = Given { path_mtu: args.mtu, pairs: args.pairs.clone() };
     let mut progress = Progress::start();
@@ -101,7 +100,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
             }
         )));
     }
-    let mut report = Report::new(&capture, &conversations);
+    let mut report = ReplayReport::new(&capture, &conversations);
     for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
         progress.tell(|| format!("{index} of {} conversations are judged", conversations.len()));
         for end in [0, 1] {
@@ -119,7 +118,7 @@ fn replay(args: &Args) -> Result<Report, Failure> {
     report.unwanted(unwanted);
     let mut taken: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for Play { role, places, areas, .. } in plays {
-        let Outcome { played, broken_off, counts } =
+        let PlayOutcome { played, broken_off, counts } =
             play::play(&conversations, &places, &areas, args.qp_timeout, &mut progress)?;
         report.broken_off(&conversations, broken_off);
         for played in played {

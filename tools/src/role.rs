@@ -10,7 +10,7 @@ use crate::failure::Failure;
 use crate::selftest;
 
 /// One end of such a program.
-pub(crate) trait End {
+pub(crate) trait Role {
     /// Waits for a client, and serves it.
     fn serve(&mut self) -> Result<(), Failure>;
 
@@ -19,23 +19,11 @@ pub(crate) trait End {
 }
 
 /// Plays the server without a host, the client with one; both on a device that reaches no other process.
-pub(crate) fn play<E: End>(
-    command: &str,
+pub(crate) fn play<E: Role>(
     port: &PortArgs,
     host: Option<IpAddr>,
     new: impl Fn(&PortArgs, Box<dyn PacketDriver>, Interrupt) -> Result<E, Failure> + Sync,
-) -> ExitCode {
-    match start(port, host, new) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report(command),
-    }
-}
-
-fn start<E: End>(
-    port: &PortArgs,
-    host: Option<IpAddr>,
-    new: impl Fn(&PortArgs, Box<dyn PacketDriver>, Interrupt) -> Result<E, Failure> + Sync,
-) -> Result<(), Failure> {
+) -> Result<ExitCode, Failure> {
     let interrupt = Interrupt::install()?;
     let name = host.map(|host| host.to_string());
     let Some([server, client]) = selftest::ports(&port.device, name.as_deref())? else {
@@ -45,11 +33,11 @@ fn start<E: End>(
             Some(host) => end.call(host)?,
         }
         drop(end);
-        return port.check_recording();
+        return port.check_recording().map(|()| ExitCode::SUCCESS);
     };
     let to = server.capabilities().addresses[0];
     let serve = || new(&port.for_server(), server, interrupt.clone())?.serve();
     let call = || new(port, client, interrupt.clone())?.call(to);
     selftest::run(&interrupt, serve, call)?;
-    port.check_recording()
+    port.check_recording().map(|()| ExitCode::SUCCESS)
 }

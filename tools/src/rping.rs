@@ -16,7 +16,7 @@ use crate::cause::Patience;
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail, quote};
 use crate::output::say;
-use crate::role::{self, End};
+use crate::role::{self, Role};
 use advertisement::Advertisement;
 
 /// Connects by the connection manager and reads, writes and sends there and back, as rping does.
@@ -25,7 +25,7 @@ use advertisement::Advertisement;
 /// (`rping -c`). The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in
 /// this process.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     port: PortArgs,
     /// The server.
@@ -44,10 +44,13 @@ pub(crate) struct Args {
     verbose: bool,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    role::play("rping", &args.port, args.host, |port, driver, interrupt| {
-        Rping::new(&args, port, driver, interrupt)
-    })
+/// Plays the server, or the client of one.
+///
+/// # Errors
+/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
+/// interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    role::play(&args.port, args.host, |port, driver, interrupt| Rping::new(&args, port, driver, interrupt))
 }
 
 const RECEIVE: u64 = 1;
@@ -71,7 +74,7 @@ struct Rping<'a> {
     over: bool,
 }
 
-impl End for Rping<'_> {
+impl Role for Rping<'_> {
     /// Reads what the client advertises, and writes it to where the client wants it.
     fn serve(&mut self) -> Result<(), Failure> {
         let Rping { args, end, incoming, .. } = self;

@@ -26,7 +26,7 @@ use table::Table;
 /// that calls `Context::export`. Root sees the processes of all users, others their own. Counters
 /// have the names of the hw_counters of mlx5_ib and rdma_rxe where those count the same.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     /// Only this process, or this device: an interface's name.
     #[arg(value_name = "PID|DEVICE")]
     which: Option<String>,
@@ -50,12 +50,15 @@ pub(crate) struct Args {
     count: Option<u32>,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
+/// Shows what processes export, or serves it by HTTP.
+///
+/// # Errors
+/// The address can't be listened on, or the output can't be written.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
     // It leaves nothing behind, whatever it is in the middle of.
-    match end_at_once_on_signals().and_then(|()| args.show()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(failure) => failure.report("stat"),
-    }
+    end_at_once_on_signals()?;
+    args.show()?;
+    Ok(ExitCode::SUCCESS)
 }
 
 impl Args {
@@ -95,10 +98,13 @@ impl Args {
     }
 
     /// Looks at all of them, and says what is wrong with some unless it `said` so the last time.
-    fn find(&self, said: &mut HashSet<String>) -> Found {
+    fn find(&self, said: &mut HashSet<String>) -> Contexts {
         let exported = Exported::find();
-        let mut found =
-            Found { wanted: self.which.clone(), forbidden: exported.forbidden.len(), ..Found::default() };
+        let mut found = Contexts {
+            wanted: self.which.clone(),
+            forbidden: exported.forbidden.len(),
+            ..Contexts::default()
+        };
         let mut complaints = HashSet::new();
         let mut complain = |path: &Path, error: &io::Error| {
             // Others have named it.
@@ -131,7 +137,7 @@ const MAX_NAMED: usize = 32;
 
 /// The contexts on this machine.
 #[derive(Default)]
-struct Found {
+struct Contexts {
     wanted: Option<String>,
     chosen: Vec<Metrics>,
     others: Vec<Metrics>,
@@ -139,7 +145,7 @@ struct Found {
     forbidden: usize,
 }
 
-impl Found {
+impl Contexts {
     /// The chosen ones, or why there is none.
     fn or_explain(self) -> Result<Vec<Metrics>, Failure> {
         if !self.chosen.is_empty() {

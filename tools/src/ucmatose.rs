@@ -14,7 +14,7 @@ use crate::cause::{Patience, of_messages};
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
-use crate::role::{self, End};
+use crate::role::{self, Role};
 
 /// Makes connections by the connection manager and moves SENDs over them, as ucmatose does.
 ///
@@ -22,7 +22,7 @@ use crate::role::{self, End};
 /// (`ucmatose -s HOST`). The other end can be an unmodified ucmatose. With `-d loopback` and no HOST, both
 /// ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     port: PortArgs,
     /// The server.
@@ -41,10 +41,13 @@ pub(crate) struct Args {
     size: u32,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    role::play("ucmatose", &args.port, args.host, |port, driver, interrupt| {
-        Ucmatose::new(&args, port, driver, interrupt)
-    })
+/// Plays the server, or the client of one.
+///
+/// # Errors
+/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
+/// interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    role::play(&args.port, args.host, |port, driver, interrupt| Ucmatose::new(&args, port, driver, interrupt))
 }
 
 struct Ucmatose<'a> {
@@ -57,7 +60,7 @@ struct Ucmatose<'a> {
     received: u32,
 }
 
-impl End for Ucmatose<'_> {
+impl Role for Ucmatose<'_> {
     /// Sends first, and ends the connections.
     fn serve(&mut self) -> Result<(), Failure> {
         let Ucmatose { args, end, incoming, .. } = self;

@@ -14,7 +14,7 @@ use crate::cause::{Patience, of_messages};
 use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
-use crate::role::{self, End};
+use crate::role::{self, Role};
 
 /// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
 ///
@@ -22,7 +22,7 @@ use crate::role::{self, End};
 /// (`udaddy -s HOST`). The other end can be an unmodified udaddy. With `-d loopback` and no HOST, both ends
 /// run in this process.
 #[derive(clap::Args, Clone, Debug)]
-pub(crate) struct Args {
+pub struct Args {
     #[command(flatten)]
     port: PortArgs,
     /// The server.
@@ -38,10 +38,13 @@ pub(crate) struct Args {
     size: u32,
 }
 
-pub(crate) fn run(args: Args) -> ExitCode {
-    role::play("udaddy", &args.port, args.host, |port, driver, interrupt| {
-        Udaddy::new(&args, port, driver, interrupt)
-    })
+/// Plays the server, or the client of one.
+///
+/// # Errors
+/// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
+/// interrupts it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    role::play(&args.port, args.host, |port, driver, interrupt| Udaddy::new(&args, port, driver, interrupt))
 }
 
 /// `RDMA_UDP_QKEY`: what librdmacm gives every datagram queue pair.
@@ -61,7 +64,7 @@ struct Udaddy<'a> {
     last: Option<WorkCompletion>,
 }
 
-impl End for Udaddy<'_> {
+impl Role for Udaddy<'_> {
     /// Answers with as many as came.
     fn serve(&mut self) -> Result<(), Failure> {
         self.end.listen(PortSpace::Udp, self.args.cm_port)?;

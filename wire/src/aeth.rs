@@ -6,7 +6,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const CREDITS_UNLIMITED: u8 = 31;
 
 /// The ACK extended transport header, 4 bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct Aeth {
     syndrome: u8,
@@ -19,8 +21,13 @@ impl Aeth {
 
     /// `syndrome` with the low 24 bits of the message sequence number.
     pub fn new(syndrome: Syndrome, msn: u32) -> Aeth {
+        Aeth::with_syndrome_byte(syndrome.byte(), msn)
+    }
+
+    /// As [`new`](Aeth::new), from a syndrome byte that may be reserved: for those who test receivers.
+    pub fn with_syndrome_byte(syndrome: u8, msn: u32) -> Aeth {
         let [_, a, b, c] = msn.to_be_bytes();
-        Aeth { syndrome: syndrome.byte(), msn: [a, b, c] }
+        Aeth { syndrome, msn: [a, b, c] }
     }
 
     /// What the responder says; `None` for a reserved syndrome or NAK code, which is ignored.

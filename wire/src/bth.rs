@@ -77,6 +77,10 @@ impl Bth {
         self.opcode
     }
 
+    pub(crate) fn set_opcode(&mut self, opcode: Opcode) {
+        self.opcode = opcode.byte();
+    }
+
     /// The responder is asked for a solicited event.
     pub fn solicited(&self) -> bool {
         self.flags & SOLICITED != 0
@@ -149,6 +153,18 @@ impl Bth {
         Qpn::new(self.dest.get())
     }
 
+    /// Sets [`dest_qpn`](Bth::dest_qpn); the bits beside it stay.
+    pub fn set_dest_qpn(&mut self, qpn: Qpn) {
+        self.dest = U32::new(self.dest.get() & 0xff00_0000 | qpn.value());
+    }
+
+    /// The same as the ICRC covers it: all that a switch may change is set. FECN, BECN and the six reserved bits
+    /// beside them are a byte of their own.
+    pub fn covered(mut self) -> Bth {
+        self.dest = U32::new(self.dest.get() | 0xff00_0000);
+        self
+    }
+
     /// The responder is asked for an acknowledgement.
     pub fn ack_req(&self) -> bool {
         self.psn.get() & ACK_REQ != 0
@@ -203,6 +219,9 @@ mod tests {
         bth.set_becn(true);
         assert_eq!(bth.as_bytes()[1], 0xb0);
         assert!(bth.becn() && !bth.fecn());
+        bth.set_dest_qpn(Qpn::new(0x12));
+        assert_eq!(bth.as_bytes()[4..8], [0x40, 0, 0, 0x12]);
+        assert_eq!(bth.covered().as_bytes()[4..8], [0xff, 0, 0, 0x12]);
         assert_eq!((bth.pad(), bth.transport_version()), (3, 0));
     }
 

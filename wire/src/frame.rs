@@ -1,7 +1,10 @@
 use zerocopy::{Immutable, IntoBytes};
 
 use crate::icrc::{self, Crc32};
-use crate::{Bth, Gid, Grh, ICRC_LEN, MacAddr, NetworkHeader, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag};
+use crate::{
+    Bth, Extensions, Gid, Grh, ICRC_LEN, MacAddr, NetworkHeader, Opcode, Qpn, ROCE_V1_ETHERTYPE,
+    ROCE_V2_PORT, VlanTag,
+};
 
 /// How a packet travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,11 @@ impl PathHeader {
             Encapsulation::RoceV2 { .. } if path.destination.is_ipv6() => NetworkHeader::Ipv6,
             Encapsulation::RoceV2 { .. } => NetworkHeader::Ipv4,
         };
+        PathHeader::over(network, path)
+    }
+
+    /// The headers of `path`, with this network header.
+    pub(crate) fn over(network: NetworkHeader, path: &PathAddress) -> PathHeader {
         let mut bytes = [0; PathHeader::MAX];
         let mut len = 0;
         let mut put = |part: &[u8]| {
@@ -220,7 +228,7 @@ impl<'a> FrameBuilder<'a> {
     /// `buffer` is too small for it.
     ///
     /// Extension headers are then [`put`](FrameBuilder::put) in the order of
-    /// [`Opcode::extensions`](crate::Opcode::extensions); any that is left out is zero.
+    /// [`Opcode::extensions`]; any that is left out is zero.
     #[inline]
     pub fn start(
         buffer: &'a mut [u8],
@@ -228,8 +236,18 @@ impl<'a> FrameBuilder<'a> {
         bth: Bth,
         payload_len: usize,
     ) -> Option<FrameBuilder<'a>> {
-        let behind = payload_len + pad(payload_len) + ICRC_LEN;
-        FrameBuilder::start_with(buffer, None, path, bth, payload_len, behind)
+        FrameBuilder::start_with(buffer, None, path, bth, payload_len, pad(payload_len))
+    }
+
+    /// As [`start`](FrameBuilder::start), with the pad that `bth` has, whether the payload calls for it or not.
+    /// Such a frame is not for [`fill`](FrameBuilder::fill).
+    pub(crate) fn start_padded(
+        buffer: &'a mut [u8],
+        path: &'a PathHeader,
+        bth: Bth,
+        payload_len: usize,
+    ) -> Option<FrameBuilder<'a>> {
+        FrameBuilder::start_with(buffer, None, path, bth, payload_len, bth.pad())
     }
 
     /// As [`start`](FrameBuilder::start), for a payload that stays where it is: `head` is for what is
@@ -242,10 +260,10 @@ impl<'a> FrameBuilder<'a> {
         bth: Bth,
         payload_len: usize,
     ) -> Option<FrameBuilder<'a>> {
-        FrameBuilder::start_with(head, Some(tail), path, bth, payload_len, 0)
+        FrameBuilder::start_with(head, Some(tail), path, bth, payload_len, pad(payload_len))
     }
 
-    /// `behind` are the bytes of the buffer behind the headers.
+    /// `pad` are the zero bytes behind the payload.
     #[inline(always)]
     fn start_with(
         buffer: &'a mut [u8],
@@ -253,13 +271,14 @@ impl<'a> FrameBuilder<'a> {
         path: &'a PathHeader,
         mut bth: Bth,
         payload_len: usize,
-        behind: usize,
+        pad: usize,
     ) -> Option<FrameBuilder<'a>> {
-        bth.set_pad(pad(payload_len));
-        let extensions_len = crate::Opcode::from_byte(bth.opcode_byte())?.extensions_len();
+        bth.set_pad(pad);
+        let extensions_len = Opcode::from_byte(bth.opcode_byte())?.extensions_len();
         let cursor = path.len() + Bth::LEN;
         let payload_start = cursor + extensions_len;
-        let end = payload_start + behind;
+        let behind = payload_len + pad + ICRC_LEN;
+        let end = payload_start + if apart.is_none() { behind } else { 0 };
         if buffer.len() < end {
             return None;
         }
@@ -273,7 +292,7 @@ impl<'a> FrameBuilder<'a> {
         let tail = apart.as_deref_mut().or(frame.last_chunk_mut());
         tail.into_iter().for_each(|tail| *tail = [0; TAIL_MAX]);
         frame[path.len()..cursor].copy_from_slice(bth.as_bytes());
-        path.put_lengths(frame, payload_start + payload_len + pad(payload_len) + ICRC_LEN);
+        path.put_lengths(frame, payload_start + behind);
         Some(FrameBuilder { frame, apart, path, cursor, payload_start, payload_len })
     }
 
@@ -289,6 +308,15 @@ impl<'a> FrameBuilder<'a> {
         {
             room.copy_from_slice(bytes);
             self.cursor = end;
+        }
+    }
+
+    /// Appends the extension headers that the opcode has, in its order. Of those that are `None` the bytes are
+    /// zero; those that the opcode does not have are left out.
+    pub fn put_extensions(&mut self, extensions: &Extensions) {
+        let opcode = Opcode::from_byte(self.frame[self.path.len()]);
+        for extension in opcode.map_or(&[][..], Opcode::extensions) {
+            extensions.put(*extension, self);
         }
     }
 
@@ -400,6 +428,6 @@ impl<C: Crc32> Piece<C> for &[u8] {
 }
 
 /// Bytes that bring a payload to a multiple of four.
-fn pad(payload_len: usize) -> usize {
+pub(crate) fn pad(payload_len: usize) -> usize {
     payload_len.wrapping_neg() & 3
 }

@@ -3,6 +3,7 @@
 //!
 //! No IO, no clock, no allocation on the packet path, no `unsafe`. [`Packet::parse`] takes a frame
 //! apart and says by name why it will not; [`FrameBuilder`] writes one into the caller's buffer.
+//! [`OwnedPacket`] is a parsed packet as values, for those who keep packets or make them by hand; it allocates.
 //!
 //! ```
 //! use ferroce_wire::*;
@@ -38,6 +39,7 @@ mod atomic;
 mod bth;
 pub mod cm;
 mod deth;
+mod extensions;
 mod feth;
 mod frame;
 mod gid;
@@ -50,6 +52,7 @@ mod mac;
 mod mad;
 mod mtu;
 mod opcode;
+mod owned_packet;
 mod packet;
 mod psn;
 mod qpn;
@@ -61,6 +64,7 @@ pub use aeth::{Aeth, CREDITS_UNLIMITED, Nak, RnrTimer, Syndrome, credits};
 pub use atomic::{AtomicAckEth, AtomicEth};
 pub use bth::{Bth, PKEY_DEFAULT, PKey};
 pub use deth::Deth;
+pub use extensions::Extensions;
 pub use feth::{Feth, FlushType, Selectivity};
 pub use frame::{Encapsulation, FrameBuilder, PathAddress, PathHeader, Piece, source_port};
 pub use gid::Gid;
@@ -72,6 +76,7 @@ pub use mac::{MacAddr, VlanTag};
 pub use mad::{MAD_LEN, MadError, MadHeader};
 pub use mtu::{InvalidPathMtu, PathMtu};
 pub use opcode::{Extension, InvalidOpcode, Opcode, Operation, PayloadRule, Position, Service, Successor};
+pub use owned_packet::OwnedPacket;
 pub use packet::{Link, Network, NetworkHeader, Packet, ParseError};
 pub use psn::Psn;
 pub use qpn::Qpn;

@@ -3,8 +3,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 use crate::icrc;
 use crate::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, Gid, Grh, ICRC_LEN, Identifications, Ieth,
-    ImmDt, MacAddr, Opcode, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extension, Extensions, Feth, Gid, Grh, ICRC_LEN,
+    Identifications, Ieth, ImmDt, MacAddr, Opcode, Qpn, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, Reth, Sack, VlanTag,
 };
 
 /// Why a frame is no RoCE packet that may be looked at further.
@@ -122,6 +122,8 @@ pub struct Network {
     pub flow_label: u32,
     /// The UDP source port; `None` for RoCE v1.
     pub source_port: Option<u16>,
+    /// The IPv4 identification, which the ICRC covers; 0 over IPv6 and for RoCE v1.
+    pub identification: u16,
 }
 
 impl Network {
@@ -143,7 +145,9 @@ impl Network {
         is_ipv4.then(|| Network::of_ipv4(ip))
     }
 
-    fn of_grh(grh: &Grh, header: NetworkHeader) -> Network {
+    /// What a GRH says, or an IPv6 header, which has its shape: `header` is which of them. There is no UDP
+    /// header in it, so the source port is `None`.
+    pub fn of_grh(grh: &Grh, header: NetworkHeader) -> Network {
         Network {
             header,
             source: grh.sgid(),
@@ -152,10 +156,12 @@ impl Network {
             hop_limit: grh.hop_limit(),
             flow_label: grh.flow_label(),
             source_port: None,
+            identification: 0,
         }
     }
 
-    fn of_ipv4(ip: &[u8; 20]) -> Network {
+    /// What the first 20 bytes of an IPv4 header say. There is no UDP header in it, so the source port is `None`.
+    pub fn of_ipv4(ip: &[u8; 20]) -> Network {
         let gid = |at: usize| Gid::from_ipv4([ip[at], ip[at + 1], ip[at + 2], ip[at + 3]].into());
         Network {
             header: NetworkHeader::Ipv4,
@@ -165,6 +171,7 @@ impl Network {
             hop_limit: ip[8],
             flow_label: 0,
             source_port: None,
+            identification: u16::from_be_bytes([ip[4], ip[5]]),
         }
     }
 }
@@ -467,6 +474,11 @@ impl<'a> Packet<'a> {
     /// The bytes that the ICRC covers before masking: from the network header to the pad.
     pub fn covered(&self) -> &'a [u8] {
         self.covered
+    }
+
+    /// The extension headers, as values of their own.
+    pub fn extensions(&self) -> Extensions {
+        Extensions::of(self)
     }
 
     /// DETH, on UD packets.

@@ -5,7 +5,9 @@ use crate::RKey;
 
 /// The RDMA extended transport header, 16 bytes: what remote memory a READ, WRITE, FLUSH or
 /// ATOMIC WRITE is about.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned,
+)]
 #[repr(C)]
 pub struct Reth {
     va: U64,

@@ -1,8 +1,8 @@
 //! Packets of the peer: how the fuzzer's choices become frames.
 
 use ferroce::wire::{
-    AtomicAckEth, AtomicEth, Bth, Deth, Extension, Feth, FlushType, FrameBuilder, Ieth, ImmDt, NetworkHeader,
-    Opcode, Operation, PKey, Packet, PathHeader, Reth, Selectivity, Syndrome, icrc,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extensions, Feth, FlushType, FrameBuilder, Ieth, ImmDt,
+    NetworkHeader, Opcode, Operation, PKey, Packet, PathHeader, Reth, Selectivity, Syndrome, icrc,
 };
 use ferroce::{PathMtu, Psn, QpType, Qpn, RKey, SendOp};
 
@@ -30,6 +30,25 @@ pub(crate) struct Fields {
     pub(crate) fill: u8,
     /// See the constants of [`Flags`].
     pub(crate) flags: Flags,
+}
+
+impl Fields {
+    /// A value for every header.
+    fn extensions(&self) -> Extensions {
+        let mut extensions = Extensions::default();
+        let qkey = QKEY ^ u32::from(self.flags.has(Flags::FOREIGN_QKEY));
+        extensions.deth = Some(Deth::new(qkey, SOURCE_QPN));
+        extensions.reth = Some(Reth::new(self.va, self.rkey, self.length));
+        extensions.atomic_eth = Some(AtomicEth::new(self.va, self.rkey, self.operand, self.compare));
+        extensions.aeth = Some(Aeth::with_syndrome_byte(self.syndrome, self.msn));
+        extensions.atomic_ack_eth = Some(AtomicAckEth::new(self.operand));
+        extensions.immdt = Some(ImmDt::new(0x1000_0000 | u32::from(self.fill)));
+        extensions.ieth = Some(Ieth::new(self.rkey));
+        let selectivity = if self.fill & 1 == 0 { Selectivity::Range } else { Selectivity::MemoryRegion };
+        let kind = FlushType { global_visibility: self.fill & 2 == 0, persistence: self.fill & 4 != 0 };
+        extensions.feth = Some(Feth::new(selectivity, kind));
+        extensions
+    }
 }
 
 /// What is unusual about a packet; nothing if all bits are zero.
@@ -154,32 +173,7 @@ pub(crate) fn build(
     }
     let mut frame =
         FrameBuilder::start(buffer, path, bth, fields.payload).expect("the buffer is long enough");
-    for extension in opcode.extensions() {
-        match extension {
-            Extension::Deth => {
-                let qkey = QKEY ^ u32::from(flags.has(Flags::FOREIGN_QKEY));
-                frame.put(&Deth::new(qkey, SOURCE_QPN));
-            }
-            Extension::Reth => frame.put(&Reth::new(fields.va, fields.rkey, fields.length)),
-            Extension::AtomicEth => {
-                frame.put(&AtomicEth::new(fields.va, fields.rkey, fields.operand, fields.compare));
-            }
-            Extension::Aeth => {
-                let [_, a, b, c] = fields.msn.to_be_bytes();
-                frame.put(&[fields.syndrome, a, b, c]);
-            }
-            Extension::AtomicAckEth => frame.put(&AtomicAckEth::new(fields.operand)),
-            Extension::ImmDt => frame.put(&ImmDt::new(0x1000_0000 | u32::from(fields.fill))),
-            Extension::Ieth => frame.put(&Ieth::new(fields.rkey)),
-            Extension::Feth => {
-                let selectivity =
-                    if fields.fill & 1 == 0 { Selectivity::Range } else { Selectivity::MemoryRegion };
-                let global_visibility = fields.fill & 2 == 0;
-                let kind = FlushType { global_visibility, persistence: fields.fill & 4 != 0 };
-                frame.put(&Feth::new(selectivity, kind));
-            }
-        }
-    }
+    frame.put_extensions(&fields.extensions());
     fill(frame.payload(), fields.fill);
     let length = frame.finish();
     if flags.has(Flags::BAD_PAD) {

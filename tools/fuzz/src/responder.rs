@@ -99,7 +99,7 @@ impl Step {
 
 /// The message that is under way.
 #[derive(Clone, Copy)]
-enum Message {
+enum InboundMessage {
     None,
     Send { received: usize },
     Write { va: u64, rkey: RKey, remaining: u32, total: u32 },
@@ -128,7 +128,7 @@ struct Target {
     live: Live,
     expected: Psn,
     msn: u32,
-    message: Message,
+    message: InboundMessage,
     next_wr_id: u64,
     /// Posted; those that were flushed stay until their completion is polled.
     receives: VecDeque<Receive>,
@@ -145,7 +145,7 @@ impl Target {
             live: Live::new(setup),
             expected: setup.rq_psn,
             msn: 0,
-            message: Message::None,
+            message: InboundMessage::None,
             next_wr_id: 0,
             receives: VecDeque::new(),
             completions: VecDeque::new(),
@@ -262,7 +262,7 @@ impl Target {
                 self.live.connect();
                 self.expected = self.live.setup.rq_psn;
                 self.msn = 0;
-                self.message = Message::None;
+                self.message = InboundMessage::None;
                 // Those in a shared queue stay there.
                 let gone = self.receives.len() - self.live.shared_receives().unwrap_or(0);
                 self.receives.drain(..gone);
@@ -317,7 +317,7 @@ impl Target {
                 }
             }
             if packet.is_some() && self.live.setup.service == QpType::Uc {
-                self.message = Message::None;
+                self.message = InboundMessage::None;
                 self.expected += 1;
             }
         }
@@ -361,15 +361,15 @@ impl Target {
     fn resynchronise(&mut self, packet: &Packet<'_>) {
         let first = matches!(packet.opcode.position(), Position::First | Position::Only);
         if packet.bth.psn() != self.expected || first {
-            self.message = Message::None;
+            self.message = InboundMessage::None;
         }
         let continues = match self.message {
-            Message::None => false,
-            Message::Send { .. } => packet.opcode.operation() == Operation::Send,
-            Message::Write { .. } => packet.opcode.operation() == Operation::Write,
+            InboundMessage::None => false,
+            InboundMessage::Send { .. } => packet.opcode.operation() == Operation::Send,
+            InboundMessage::Write { .. } => packet.opcode.operation() == Operation::Write,
         };
         if !continues {
-            self.message = Message::None;
+            self.message = InboundMessage::None;
         }
         self.expected = packet.bth.psn();
     }

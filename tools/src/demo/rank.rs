@@ -26,7 +26,7 @@ use crate::netns;
 
 /// What all ranks of a demo agree on.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct RankPlan {
     /// The tensors.
     pub(super) tensors: Vec<Tensor>,
     /// How often each of them is all-reduced.
@@ -40,7 +40,7 @@ pub(super) struct Plan {
 /// What a rank tells as it goes.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Event {
+pub(super) enum RankEvent {
     /// The port is open.
     Opened(Opened),
     /// The port can't be opened.
@@ -172,7 +172,7 @@ impl FromStr for Fault {
 /// A rank as a process of its own, which finds the others by its environment. It tells its events
 /// on standard output, and stops when its standard input ends, which it does when the demo wants so
 /// or is gone.
-pub(super) fn main(plan: &Plan, udp: bool, pcap: Option<&Path>) -> ExitCode {
+pub(super) fn main(plan: &RankPlan, udp: bool, pcap: Option<&Path>) -> ExitCode {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     thread::spawn(move || {
@@ -180,8 +180,8 @@ pub(super) fn main(plan: &Plan, udp: bool, pcap: Option<&Path>) -> ExitCode {
         stopped.store(true, Ordering::Relaxed);
     });
     let mut failed = false;
-    let mut tell = |event: Event| {
-        failed |= matches!(event, Event::Unopened { .. } | Event::Failed { .. });
+    let mut tell = |event: RankEvent| {
+        failed |= matches!(event, RankEvent::Unopened { .. } | RankEvent::Failed { .. });
         // A demo that does not listen any more also closes the standard input.
         if let Ok(line) = serde_json::to_string(&event) {
             let _ = writeln!(io::stdout(), "{line}");
@@ -195,10 +195,10 @@ pub(super) fn main(plan: &Plan, udp: bool, pcap: Option<&Path>) -> ExitCode {
             };
             match device.open() {
                 Ok(driver) => run(plan, bootstrap, driver, stop, pcap, &mut tell),
-                Err(error) => tell(Event::Unopened { reason: error.to_string() }),
+                Err(error) => tell(RankEvent::Unopened { reason: error.to_string() }),
             }
         }
-        Err(error) => tell(Event::Failed { reason: error.to_string() }),
+        Err(error) => tell(RankEvent::Failed { reason: error.to_string() }),
     }
     ExitCode::from(u8::from(failed))
 }
@@ -211,12 +211,12 @@ pub(super) fn udp_address(rank: u32) -> IpAddr {
 
 /// A rank on its port.
 pub(super) fn run(
-    plan: &Plan,
+    plan: &RankPlan,
     bootstrap: Bootstrap,
     driver: Box<dyn PacketDriver>,
     stop: Arc<AtomicBool>,
     pcap: Option<&Path>,
-    tell: &mut dyn FnMut(Event),
+    tell: &mut dyn FnMut(RankEvent),
 ) {
     let mut recording = Recording::default();
     let recorded = match pcap {
@@ -231,9 +231,9 @@ pub(super) fn run(
         .and_then(|driver| all_reduce_all(plan, bootstrap, Box::new(Stoppable { driver, stop }), tell));
     // The last frames are written when the driver goes.
     tell(match (result, recording.failure()) {
-        (Err(error), _) => Event::Failed { reason: error.to_string() },
-        (Ok(_), Some(reason)) => Event::Failed { reason: reason.to_owned() },
-        (Ok(totals), None) => Event::Finished(totals),
+        (Err(error), _) => RankEvent::Failed { reason: error.to_string() },
+        (Ok(_), Some(reason)) => RankEvent::Failed { reason: reason.to_owned() },
+        (Ok(totals), None) => RankEvent::Finished(totals),
     });
 }
 
@@ -251,14 +251,14 @@ enum Error {
 const RENDEZVOUS: Duration = Duration::from_secs(20);
 
 fn all_reduce_all(
-    plan: &Plan,
+    plan: &RankPlan,
     bootstrap: Bootstrap,
     driver: Box<dyn PacketDriver>,
-    tell: &mut dyn FnMut(Event),
+    tell: &mut dyn FnMut(RankEvent),
 ) -> Result<Totals, Error> {
     let mut context = Context::open(driver, &Config::default())?;
     export(&mut context);
-    tell(Event::Opened(Opened::new(&context, plan.path_mtu)));
+    tell(RankEvent::Opened(Opened::new(&context, plan.path_mtu)));
     let options = Options::default().path_mtu(plan.path_mtu);
     let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &options)?;
     let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
@@ -273,14 +273,14 @@ fn all_reduce_all(
             times.push(start.elapsed().as_nanos() as u64);
         }
         let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
-        tell(Event::Round { times, elements, wrong });
+        tell(RankEvent::Round { times, elements, wrong });
     }
     Ok(Totals::of(&communicator.finish()?))
 }
 
 /// Fills the buffers with the rank's values of a round.
 fn fill(
-    plan: &Plan,
+    plan: &RankPlan,
     communicator: &mut Communicator,
     buffers: &[Buffer],
     round: u32,
@@ -299,7 +299,7 @@ fn fill(
 
 /// Elements compared, and the tensors with wrong ones.
 fn check(
-    plan: &Plan,
+    plan: &RankPlan,
     communicator: &mut Communicator,
     buffers: &[Buffer],
     round: u32,

@@ -26,13 +26,13 @@ pub(super) struct RankLog {
 
 /// The outcome of a demo.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DemoReport {
     /// Ranks.
     pub(super) ranks: u32,
     /// Times that each tensor was all-reduced.
     pub(super) rounds: u32,
     /// One entry a rank.
-    ports: Vec<Port>,
+    ports: Vec<RankPort>,
     /// One row a tensor size, smallest first.
     sizes: Vec<Row>,
     /// All tensors, one after the other.
@@ -54,7 +54,7 @@ pub(super) struct WrongAt {
 }
 
 #[derive(Debug, Serialize)]
-struct Port {
+struct RankPort {
     rank: usize,
     #[serde(flatten)]
     opened: Opened,
@@ -85,9 +85,9 @@ impl Row {
     }
 }
 
-impl Report {
+impl DemoReport {
     /// Draws up what the ranks reported. All of them have finished.
-    pub(super) fn new(tensors: &[Tensor], logs: Vec<RankLog>) -> Report {
+    pub(super) fn new(tensors: &[Tensor], logs: Vec<RankLog>) -> DemoReport {
         let ranks = logs.len() as u32;
         let rounds: Vec<Vec<u64>> = slowest(&logs);
         let mut by_size: BTreeMap<usize, (usize, Vec<u64>)> = BTreeMap::new();
@@ -107,9 +107,9 @@ impl Report {
         for (rank, log) in logs.into_iter().enumerate() {
             wrong.extend(log.wrong.into_iter().map(|wrong| WrongAt { rank, wrong }));
             let (opened, totals) = (log.opened.unwrap_or_default(), log.totals.unwrap_or_default());
-            ports.push(Port { rank, opened, totals });
+            ports.push(RankPort { rank, opened, totals });
         }
-        Report { ranks, rounds: rounds.len() as u32, ports, sizes, total, elements_checked, wrong }
+        DemoReport { ranks, rounds: rounds.len() as u32, ports, sizes, total, elements_checked, wrong }
     }
 }
 
@@ -131,10 +131,10 @@ fn slowest(logs: &[RankLog]) -> Vec<Vec<u64>> {
     (0..rounds).map(slowest).collect()
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for DemoReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { ranks, rounds, ports, sizes, total, elements_checked, wrong } = self;
-        for Port { rank, opened, .. } in ports {
+        let DemoReport { ranks, rounds, ports, sizes, total, elements_checked, wrong } = self;
+        for RankPort { rank, opened, .. } in ports {
             writeln!(f, "rank {rank}: {opened}")?;
         }
         writeln!(
@@ -152,7 +152,7 @@ impl fmt::Display for Report {
             "{:>4} {:>10} {:>10} {:>14} {:>9} {:>9} {:>9}",
             "rank", "sent", "received", "retransmitted", "timeouts", "seq. NAKs", "dropped"
         )?;
-        for Port { rank, totals, .. } in ports {
+        for RankPort { rank, totals, .. } in ports {
             let Totals { sent, received, retransmitted, timeouts, sequence_naks, dropped } = totals;
             writeln!(
                 f,
@@ -160,7 +160,7 @@ impl fmt::Display for Report {
                 dropped.values().sum::<u64>()
             )?;
         }
-        for Port { rank, totals, .. } in ports {
+        for RankPort { rank, totals, .. } in ports {
             for (reason, count) in &totals.dropped {
                 writeln!(f, "rank {rank} dropped {count} packets: {reason}")?;
             }
@@ -228,7 +228,7 @@ mod tests {
             log([[1, 1], [1, 1], [1, 1]]),
             log([[1, 1], [1, 1], [1, 1]]),
         ];
-        let report = Report::new(&tensors, logs);
+        let report = DemoReport::new(&tensors, logs);
         let row =
             |bytes, tensors, median_us| Row { bytes, tensors, median_us, algbw_gb_s: 3.0, busbw_gb_s: 4.5 };
         assert_eq!(report.sizes, [row(3000, 2, 1.0)]);
@@ -240,7 +240,7 @@ mod tests {
     fn wrong_elements_are_told() {
         let wrong = Wrong { tensor: "fc.bias".into(), index: 7, expected: 2.0, got_bits: 0, count: 3 };
         let log = RankLog { elements: 1000, wrong: vec![wrong], ..RankLog::default() };
-        let text = Report::new(&[], vec![RankLog::default(), log]).to_string();
+        let text = DemoReport::new(&[], vec![RankLog::default(), log]).to_string();
         assert!(
             text.contains("WRONG at rank 1: fc.bias[7] is 0.0 (0x00000000), not 2.0; 3 elements"),
             "{text}"

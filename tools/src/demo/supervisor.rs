@@ -10,13 +10,13 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::rank::Event;
+use super::rank::RankEvent;
 
 /// What is heard of a rank.
 #[derive(Debug)]
-pub(super) enum Message {
+pub(super) enum RankNotice {
     /// It said so.
-    Event(Event),
+    Event(RankEvent),
     /// It is gone, for this reason.
     Gone(String),
 }
@@ -27,8 +27,8 @@ pub(super) struct Supervisor {
     ranks: Vec<Rank>,
     /// Tells threads to stop; processes see the end of their standard input.
     stop: Arc<AtomicBool>,
-    sender: Sender<(u32, Heard)>,
-    receiver: Receiver<(u32, Heard)>,
+    sender: Sender<(u32, RankOutput)>,
+    receiver: Receiver<(u32, RankOutput)>,
 }
 
 enum Rank {
@@ -36,8 +36,8 @@ enum Rank {
     Thread(Option<JoinHandle<()>>),
 }
 
-enum Heard {
-    Event(Event),
+enum RankOutput {
+    Event(RankEvent),
     /// A line that is no event.
     Garbled(String),
     /// Nothing comes any more.
@@ -70,12 +70,14 @@ impl Supervisor {
         thread::spawn(move || {
             for line in stdout.into_iter().flat_map(|stdout| BufReader::new(stdout).lines()) {
                 let heard = match line {
-                    Ok(line) => serde_json::from_str(&line).map_or(Heard::Garbled(line), Heard::Event),
-                    Err(error) => Heard::Garbled(error.to_string()),
+                    Ok(line) => {
+                        serde_json::from_str(&line).map_or(RankOutput::Garbled(line), RankOutput::Event)
+                    }
+                    Err(error) => RankOutput::Garbled(error.to_string()),
                 };
                 let _ = sender.send((rank, heard));
             }
-            let _ = sender.send((rank, Heard::Closed));
+            let _ = sender.send((rank, RankOutput::Closed));
         });
         Ok(())
     }
@@ -84,14 +86,14 @@ impl Supervisor {
     /// that tells an event.
     pub(super) fn start_thread(
         &mut self,
-        run: impl FnOnce(Arc<AtomicBool>, &mut dyn FnMut(Event)) + Send + 'static,
+        run: impl FnOnce(Arc<AtomicBool>, &mut dyn FnMut(RankEvent)) + Send + 'static,
     ) {
         let rank = self.ranks.len() as u32;
         let closing = Closing { rank, sender: self.sender.clone() };
         let stop = self.stop.clone();
         let thread = thread::spawn(move || {
             run(stop, &mut |event| {
-                let _ = closing.sender.send((closing.rank, Heard::Event(event)));
+                let _ = closing.sender.send((closing.rank, RankOutput::Event(event)));
             });
         });
         self.ranks.push(Rank::Thread(Some(thread)));
@@ -103,15 +105,15 @@ impl Supervisor {
     }
 
     /// The next message, and of which rank; `None` after `timeout`.
-    pub(super) fn next(&mut self, timeout: Duration) -> Option<(u32, Message)> {
+    pub(super) fn next(&mut self, timeout: Duration) -> Option<(u32, RankNotice)> {
         let (rank, heard) = match self.receiver.recv_timeout(timeout) {
             Ok(heard) => heard,
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => return None,
         };
         let message = match heard {
-            Heard::Event(event) => Message::Event(event),
-            Heard::Garbled(line) => Message::Gone(format!("said something unexpected: {line}")),
-            Heard::Closed => Message::Gone(self.ranks[rank as usize].end()),
+            RankOutput::Event(event) => RankNotice::Event(event),
+            RankOutput::Garbled(line) => RankNotice::Gone(format!("said something unexpected: {line}")),
+            RankOutput::Closed => RankNotice::Gone(self.ranks[rank as usize].end()),
         };
         Some((rank, message))
     }
@@ -172,12 +174,12 @@ impl Rank {
 /// Tells the end of a thread, also when it panics.
 struct Closing {
     rank: u32,
-    sender: Sender<(u32, Heard)>,
+    sender: Sender<(u32, RankOutput)>,
 }
 
 impl Drop for Closing {
     fn drop(&mut self) {
-        let _ = self.sender.send((self.rank, Heard::Closed));
+        let _ = self.sender.send((self.rank, RankOutput::Closed));
     }
 }
 

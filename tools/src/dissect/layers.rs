@@ -1,9 +1,9 @@
 //! Down to the transport: link headers of captures, tunnels, and where a RoCE packet's BTH is.
 
-use etherparse::{Ethernet2HeaderSlice, Ipv4HeaderSlice, Ipv6HeaderSlice, SingleVlanHeaderSlice};
+use etherparse::{Ethernet2HeaderSlice, Ipv4HeaderSlice, SingleVlanHeaderSlice};
 use ferroce_driver::pcap::LinkType;
 use ferroce_wire::{
-    Gid, Grh, ICRC_LEN, MacAddr, NetworkHeader, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag, icrc,
+    Grh, ICRC_LEN, MacAddr, Network, NetworkHeader, ROCE_V1_ETHERTYPE, ROCE_V2_PORT, VlanTag, icrc,
 };
 use zerocopy::FromBytes;
 
@@ -34,16 +34,7 @@ pub(crate) struct Layers<'a> {
 /// What stands in front of a BTH.
 #[derive(Clone, Copy)]
 pub(crate) struct Transport {
-    pub(crate) header: NetworkHeader,
-    pub(crate) source: Gid,
-    pub(crate) destination: Gid,
-    pub(crate) traffic_class: u8,
-    pub(crate) hop_limit: u8,
-    /// IPv6 and GRH.
-    pub(crate) flow_label: Option<u32>,
-    /// IPv4.
-    pub(crate) identification: Option<u16>,
-    pub(crate) source_port: Option<u16>,
+    pub(crate) network: Network,
     pub(crate) udp_checksum: Option<u16>,
     /// Where the BTH starts in the network packet.
     pub(crate) bth_start: usize,
@@ -145,64 +136,26 @@ impl Layers<'_> {
                 if ip.protocol() != etherparse::IpNumber::UDP || ip.fragments_offset().value() != 0 {
                     return None;
                 }
-                with_udp(
-                    packet,
-                    ip.slice().len(),
-                    Transport {
-                        header: NetworkHeader::Ipv4,
-                        source: Gid::from_ipv4(ip.source_addr()),
-                        destination: Gid::from_ipv4(ip.destination_addr()),
-                        traffic_class: packet[1],
-                        hop_limit: ip.ttl(),
-                        flow_label: None,
-                        identification: Some(ip.identification()),
-                        source_port: None,
-                        udp_checksum: None,
-                        bth_start: 0,
-                        end: 0,
-                        network_end: usize::from(ip.total_len()),
-                    },
-                )
+                let network = Network::of_ipv4(packet.first_chunk()?);
+                Transport::over_udp(packet, network, ip.slice().len(), usize::from(ip.total_len()))
             }
             IPV6 => {
-                let ip = Ipv6HeaderSlice::from_slice(packet).ok()?;
-                if ip.next_header() != etherparse::IpNumber::UDP {
+                let (ip, _) = Grh::ref_from_prefix(packet).ok()?;
+                if ip.version() != 6 || ip.next_header() != Grh::NEXT_HEADER_UDP {
                     return None;
                 }
-                with_udp(
-                    packet,
-                    ip.slice().len(),
-                    Transport {
-                        header: NetworkHeader::Ipv6,
-                        source: Gid(ip.source()),
-                        destination: Gid(ip.destination()),
-                        traffic_class: ip.traffic_class(),
-                        hop_limit: ip.hop_limit(),
-                        flow_label: Some(ip.flow_label().value()),
-                        identification: None,
-                        source_port: None,
-                        udp_checksum: None,
-                        bth_start: 0,
-                        end: 0,
-                        network_end: ip.slice().len() + usize::from(ip.payload_length()),
-                    },
-                )
+                let network = Network::of_grh(ip, NetworkHeader::Ipv6);
+                Transport::over_udp(packet, network, Grh::LEN, Grh::LEN + usize::from(ip.payload_length()))
             }
             ROCE_V1_ETHERTYPE => {
                 let (grh, _) = Grh::ref_from_prefix(packet).ok()?;
+                let end = Grh::LEN + usize::from(grh.payload_length());
                 Some(Transport {
-                    header: NetworkHeader::Grh,
-                    source: grh.sgid(),
-                    destination: grh.dgid(),
-                    traffic_class: grh.traffic_class(),
-                    hop_limit: grh.hop_limit(),
-                    flow_label: Some(grh.flow_label()),
-                    identification: None,
-                    source_port: None,
+                    network: Network::of_grh(grh, NetworkHeader::Grh),
                     udp_checksum: None,
                     bth_start: Grh::LEN,
-                    end: Grh::LEN + usize::from(grh.payload_length()),
-                    network_end: Grh::LEN + usize::from(grh.payload_length()),
+                    end,
+                    network_end: end,
                 })
             }
             _ => None,
@@ -211,10 +164,24 @@ impl Layers<'_> {
 }
 
 impl Transport {
+    /// What the UDP header at `start` says; `None` if it is not RoCE's.
+    fn over_udp(packet: &[u8], network: Network, start: usize, network_end: usize) -> Option<Transport> {
+        let udp = packet.get(start..)?.first_chunk::<8>()?;
+        let [source_port, destination_port, length, checksum] =
+            [0, 2, 4, 6].map(|at| u16::from_be_bytes([udp[at], udp[at + 1]]));
+        (destination_port == ROCE_V2_PORT).then_some(Transport {
+            network: Network { source_port: Some(source_port), ..network },
+            udp_checksum: Some(checksum),
+            bth_start: start + 8,
+            end: start + usize::from(length),
+            network_end,
+        })
+    }
+
     /// The ICRC of a packet as it is and as it must be, by its lengths alone: whatever its opcode is.
     pub(crate) fn icrc(&self, packet: &[u8]) -> Option<(u32, u32)> {
         let (covered, found) = packet.get(..self.end)?.split_last_chunk::<ICRC_LEN>()?;
-        Some((u32::from_le_bytes(*found), icrc::compute(self.header, covered)?))
+        Some((u32::from_le_bytes(*found), icrc::compute(self.network.header, covered)?))
     }
 
     /// How long the packet was when the capture has fewer bytes of it than its headers say, and they agree: the
@@ -222,18 +189,4 @@ impl Transport {
     pub(crate) fn length_before_cut(&self, present: usize) -> Option<usize> {
         (self.end == self.network_end && self.end > present).then_some(self.end)
     }
-}
-
-/// Adds what the UDP header at `start` says, if it is RoCE's.
-fn with_udp(packet: &[u8], start: usize, transport: Transport) -> Option<Transport> {
-    let udp = packet.get(start..)?.first_chunk::<8>()?;
-    let [source_port, destination_port, length, checksum] =
-        [0, 2, 4, 6].map(|at| u16::from_be_bytes([udp[at], udp[at + 1]]));
-    (destination_port == ROCE_V2_PORT).then_some(Transport {
-        source_port: Some(source_port),
-        udp_checksum: Some(checksum),
-        bth_start: start + 8,
-        end: start + usize::from(length),
-        ..transport
-    })
 }

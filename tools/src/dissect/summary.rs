@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Psn, Service};
+use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Service};
 use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
-use super::record::{Record, Verdict};
+use super::record::{IcrcVerdict, Record, name};
 use super::unopened::{Name, Unopened};
 
 /// Counts over a capture. Field names are stable: scripts read them.
@@ -32,19 +32,19 @@ pub(super) struct Summary {
     unchecked: BTreeMap<String, u64>,
     /// Of bad ICRCs, by name.
     causes: BTreeMap<&'static str, u64>,
-    flows: Vec<Flow>,
+    flows: Vec<FlowSummary>,
     #[serde(skip)]
-    by_key: HashMap<Key, usize>,
+    by_key: HashMap<FlowKey, usize>,
     /// By the two hosts, smaller address first.
     #[serde(skip)]
     mtus: HashMap<(Gid, Gid), SeenMtus>,
 }
 
-type Key = (Gid, Gid, u32, Option<u32>);
+type FlowKey = (Gid, Gid, u32, Option<u32>);
 
 /// Packets from one address to one queue pair of another; with datagrams, also from one queue pair.
 #[derive(Default, Serialize)]
-struct Flow {
+struct FlowSummary {
     source: String,
     destination: String,
     dest_qp: u32,
@@ -67,14 +67,14 @@ impl Summary {
         self.roce_packets += 1;
         self.unknown_opcodes += u64::from(record.unknown_opcode);
         self.malformed += u64::from(record.error.is_some() && !record.unknown_opcode && !record.has_options);
-        if let (Verdict::Unchecked, Some(reason)) = (record.icrc, &record.error) {
+        if let (IcrcVerdict::Unchecked, Some(reason)) = (record.icrc, &record.error) {
             *self.unchecked.entry(reason.clone()).or_default() += 1;
         }
         *match record.icrc {
-            Verdict::Ok => &mut self.icrc_ok,
-            Verdict::Bad => &mut self.icrc_bad,
-            Verdict::Truncated => &mut self.icrc_truncated,
-            Verdict::Unchecked => &mut self.icrc_unchecked,
+            IcrcVerdict::Ok => &mut self.icrc_ok,
+            IcrcVerdict::Bad => &mut self.icrc_bad,
+            IcrcVerdict::Truncated => &mut self.icrc_truncated,
+            IcrcVerdict::Unchecked => &mut self.icrc_unchecked,
         } += 1;
         if let Some(cause) = record.cause {
             *self.causes.entry(cause).or_default() += 1;
@@ -98,23 +98,24 @@ impl Summary {
     }
 
     /// Counts a packet with an opcode that the standard does not have in its flow. Whatever it is, it has a PSN.
-    pub(super) fn count_unknown(&mut self, record: &Record, (source, destination): (Gid, Gid)) {
+    pub(super) fn count_unknown(&mut self, record: &Record) {
         let Some(bth) = &record.bth else { return };
-        let flow = self.flow(record, (source, destination, bth.dest_qp, None));
+        let (source, destination) = (record.network.source, record.network.destination);
+        let flow = self.flow((source, destination, bth.dest_qpn().value(), None));
         flow.packets += 1;
         *flow.opcodes.entry("UNKNOWN").or_default() += 1;
-        flow.requests.observe(Psn::new(bth.psn), Span::ONE, true);
+        flow.requests.observe(bth.psn(), Span::ONE, true);
     }
 
-    fn flow(&mut self, record: &Record, key: Key) -> &mut Flow {
+    fn flow(&mut self, key: FlowKey) -> &mut FlowSummary {
         let flows = &mut self.flows;
         let index = *self.by_key.entry(key).or_insert_with(|| {
-            flows.push(Flow {
-                source: record.network().source.to_string(),
-                destination: record.network().destination.to_string(),
+            flows.push(FlowSummary {
+                source: key.0.to_ip().to_string(),
+                destination: key.1.to_ip().to_string(),
                 dest_qp: key.2,
                 source_qp: key.3,
-                ..Flow::default()
+                ..FlowSummary::default()
             });
             flows.len() - 1
         });
@@ -127,18 +128,16 @@ impl Summary {
         let deth = packet.deth().filter(|_| extensions);
         let source_qp = deth.map(|deth| deth.source_qpn().value());
         let key = (network.source, network.destination, packet.bth.dest_qpn().value(), source_qp);
-        let flow = self.flow(record, key);
+        let flow = self.flow(key);
         flow.packets += 1;
         flow.payload_bytes += packet.payload.len() as u64;
-        flow.icrc_bad += u64::from(record.icrc == Verdict::Bad);
+        flow.icrc_bad += u64::from(record.icrc == IcrcVerdict::Bad);
         flow.congestion_experienced += u64::from(packet.congestion_experienced());
         *flow.opcodes.entry(packet.opcode.name()).or_default() += 1;
-        if let Some(aeth) = &record.aeth
-            && aeth.aeth.contains("NAK")
-        {
-            *flow.naks.entry(aeth.aeth).or_default() += 1;
+        if let Some(name) = record.extensions.aeth.as_ref().map(name).filter(|name| name.contains("NAK")) {
+            *flow.naks.entry(name).or_default() += 1;
         }
-        if record.icrc == Verdict::Bad && !record.systematic {
+        if record.icrc == IcrcVerdict::Bad && !record.systematic {
             return;
         }
         let (a, b) = (network.source, network.destination);
@@ -147,11 +146,11 @@ impl Summary {
             mtus.learn(packet.payload.len());
         }
         let mtus = *mtus;
-        self.flow(record, key).follow(packet, mtus, extensions);
+        self.flow(key).follow(packet, mtus, extensions);
     }
 }
 
-impl Flow {
+impl FlowSummary {
     fn follow(&mut self, packet: &Packet<'_>, mtus: SeenMtus, extensions: bool) {
         let (opcode, psn) = (packet.opcode, packet.bth.psn());
         if opcode.operation() == Operation::ReadResponse {
@@ -189,7 +188,7 @@ impl fmt::Display for Summary {
     }
 }
 
-impl fmt::Display for Flow {
+impl fmt::Display for FlowSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} > {} qp {:#08x}", self.source, self.destination, self.dest_qp)?;
         if let Some(qp) = self.source_qp {

@@ -86,7 +86,7 @@ pub(super) fn checks(
     checks.push(echo);
     checks.push(match answers.first() {
         None => Check::not_checked(marks, "nothing came back"),
-        Some(Answer { traffic_class, hop_limit, .. }) => Check::not_checked(
+        Some(CmAnswer { traffic_class, hop_limit, .. }) => Check::not_checked(
             marks,
             format!(
                 "its answer came with DSCP {}, {}, hop limit {hop_limit} ({HOP_LIMIT} leave from most hosts); \
@@ -128,7 +128,7 @@ fn ask(
     (source, pkey): (IpAddr, PKey),
     peer: IpAddr,
     interrupt: &Interrupt,
-) -> Result<(CmEvent, Vec<Answer>), Failure> {
+) -> Result<(CmEvent, Vec<CmAnswer>), Failure> {
     let is_socket = matches!(driver.capabilities().layer, Layer::Ip(_));
     let seen = Arc::new(Mutex::new(Vec::new()));
     // With one address there is one GID to send from.
@@ -160,14 +160,14 @@ fn ask(
 }
 
 /// A packet that came while we asked.
-struct Answer {
+struct CmAnswer {
     traffic_class: u8,
     hop_limit: u8,
     /// Why the ICRC is wrong, if it is.
     wrong: Option<String>,
 }
 
-fn answers(frames: &[Vec<u8>], is_socket: bool, context: &Context, peer: IpAddr) -> Vec<Answer> {
+fn answers(frames: &[Vec<u8>], is_socket: bool, context: &Context, peer: IpAddr) -> Vec<CmAnswer> {
     let mut diagnosis = Diagnosis::default();
     let mut identifications = Identifications::default();
     for own in &context.port().gids {
@@ -189,7 +189,7 @@ fn answers(frames: &[Vec<u8>], is_socket: bool, context: &Context, peer: IpAddr)
         // Others may talk to this port too; a wrong one may be the peer's under another address.
         if network.source == Gid::from(peer) || wrong.is_some() {
             let ferroce::wire::Network { traffic_class, hop_limit, .. } = network;
-            answers.push(Answer { traffic_class, hop_limit, wrong });
+            answers.push(CmAnswer { traffic_class, hop_limit, wrong });
         }
     }
     answers

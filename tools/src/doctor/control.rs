@@ -1,4 +1,4 @@
-//! The TCP connection beside the check: [messages](Message), after eight bytes of either end that name
+//! The TCP connection beside the check: [messages](DoctorMessage), after eight bytes of either end that name
 //! the protocol and its version.
 //!
 //! It must live where large packets vanish, for that is what it is to tell. So a message goes in pieces,
@@ -8,7 +8,8 @@ use std::io::{ErrorKind, Write};
 use std::net::{IpAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::message::{self, Message};
+use super::message::DoctorMessage;
+use crate::control_message;
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
 use crate::tcp::{Greeting, check_greeting, read_exact};
@@ -25,7 +26,7 @@ const SHOWN: usize = 80;
 /// How often interrupts are looked for.
 const TICK: Duration = Duration::from_millis(50);
 
-pub(super) struct Control {
+pub(super) struct DoctorControl {
     stream: TcpStream,
     interrupt: Interrupt,
     limits: Limits,
@@ -41,19 +42,23 @@ pub(super) struct Limits {
     pub(super) whole: Duration,
 }
 
-impl Control {
+impl DoctorControl {
     /// Greets the other end.
     pub(super) fn new(
         mut stream: TcpStream,
         limits: Limits,
         interrupt: &Interrupt,
-    ) -> Result<Control, Failure> {
+    ) -> Result<DoctorControl, Failure> {
         stream.set_nodelay(true).or_fail(|| "control connection".into())?;
         // So little is under way at a time that it never waits.
         stream.set_write_timeout(Some(limits.answer)).or_fail(|| "control connection".into())?;
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
-        let mut control =
-            Control { stream, interrupt: interrupt.clone(), limits, deadline: Instant::now() + limits.whole };
+        let mut control = DoctorControl {
+            stream,
+            interrupt: interrupt.clone(),
+            limits,
+            deadline: Instant::now() + limits.whole,
+        };
         let mut greeting = [0; PREAMBLE.len()];
         control.read_exact(&mut greeting)?;
         check_greeting(&greeting, PREAMBLE, "doctor")?;
@@ -72,7 +77,7 @@ impl Control {
         Ok(peer.ip().to_canonical())
     }
 
-    pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, message: &DoctorMessage) -> Result<(), Failure> {
         let bytes = message.to_bytes().map_err(Failure::run)?;
         for piece in bytes.chunks(PIECE) {
             self.stream.write_all(piece).or_fail(|| "telling the other end".into())?;
@@ -86,21 +91,21 @@ impl Control {
     }
 
     /// The next message; `None` once the other end has hung up between two.
-    pub(super) fn receive(&mut self) -> Result<Option<Message>, Failure> {
+    pub(super) fn receive(&mut self) -> Result<Option<DoctorMessage>, Failure> {
         if !self.has_more()? {
             return Ok(None);
         }
         let mut prefix = [0; 4];
         self.read_exact(&mut prefix)?;
         let mut bytes = prefix.to_vec();
-        bytes.resize(prefix.len() + message::length(prefix).map_err(Failure::run)?, 0);
+        bytes.resize(prefix.len() + control_message::length(prefix).map_err(Failure::run)?, 0);
         let mut had = prefix.len();
         for piece in bytes.chunks_mut(PIECE) {
             self.read_exact(&mut piece[std::mem::take(&mut had)..])?;
             self.stream.write_all(&[GO_ON]).or_fail(|| "telling the other end".into())?;
         }
-        match Message::parse(&bytes[prefix.len()..]).map_err(Failure::run)? {
-            Message::Failed(reason) => Err(Failure::run(format!("the other end failed: {reason}"))),
+        match DoctorMessage::parse(&bytes[prefix.len()..]).map_err(Failure::run)? {
+            DoctorMessage::Failed(reason) => Err(Failure::run(format!("the other end failed: {reason}"))),
             message => Ok(Some(message)),
         }
     }
@@ -138,14 +143,14 @@ impl Control {
     }
 
     /// Sends a message and takes the answer.
-    pub(super) fn ask(&mut self, message: &Message) -> Result<Message, Failure> {
+    pub(super) fn ask(&mut self, message: &DoctorMessage) -> Result<DoctorMessage, Failure> {
         self.send(message)?;
         self.receive()?.ok_or_else(|| Failure::run("the other end hung up in the middle of the check"))
     }
 }
 
 /// What came in place of an answer.
-pub(super) fn unexpected(message: &Message) -> Failure {
+pub(super) fn unexpected(message: &DoctorMessage) -> Failure {
     let said: String = format!("{message:?}").chars().take(SHOWN).collect();
     Failure::run(format!("the other end says {said}, which was not asked for"))
 }

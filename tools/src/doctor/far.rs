@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use tracing::{debug, info, warn};
 
-use super::control::{Control, Limits, unexpected};
-use super::message::{Hello, Message, Probe};
-use super::port::Port;
+use super::control::{DoctorControl, Limits, unexpected};
+use super::message::{DoctorMessage, Hello, Probe};
 use super::probe::{CHALLENGE, Lookout};
+use super::probe_port::ProbePort;
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
 use crate::tcp::Listener;
@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 
 /// Serves one client after the other, until it is interrupted; or just one.
 pub(super) fn serve(
-    mut port: Port,
+    mut port: ProbePort,
     listener: &Listener,
     interrupt: &Interrupt,
     only_one: bool,
@@ -48,8 +48,8 @@ pub(super) fn serve(
             thread::sleep(PAUSE);
             continue;
         };
-        door.visitors.retain(|visitor: &Visitor| visitor.number != number);
-        match guest.and_then(|guest: Guest| session(&mut port, guest, interrupt)) {
+        door.visitors.retain(|visitor: &Caller| visitor.number != number);
+        match guest.and_then(|guest: Asker| session(&mut port, guest, interrupt)) {
             result if only_one => return result,
             Ok(()) => {}
             Err(Failure::Interrupted) => return Err(Failure::Interrupted),
@@ -61,28 +61,28 @@ pub(super) fn serve(
 /// Who is being greeted, each by a thread: whoever says nothing keeps nobody else waiting.
 struct Door<'a> {
     /// The oldest first.
-    visitors: Vec<Visitor>,
+    visitors: Vec<Caller>,
     /// The number of the next one.
     next: u64,
-    told: Sender<(u64, Result<Guest, Failure>)>,
+    told: Sender<(u64, Result<Asker, Failure>)>,
     interrupt: &'a Interrupt,
 }
 
-struct Visitor {
+struct Caller {
     number: u64,
     stream: TcpStream,
 }
 
 /// One that has said what is to be checked.
-struct Guest {
-    control: Control,
+struct Asker {
+    control: DoctorControl,
     hello: Hello,
 }
 
 impl Door<'_> {
     fn let_in(&mut self, stream: TcpStream) {
         if self.visitors.len() == MAX_VISITORS {
-            let Visitor { stream, .. } = self.visitors.remove(0);
+            let Caller { stream, .. } = self.visitors.remove(0);
             // Its thread sees the end of it.
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -91,7 +91,7 @@ impl Door<'_> {
         let Ok(second) = stream.try_clone() else {
             return debug!("a client can't be let in: no descriptor for it");
         };
-        self.visitors.push(Visitor { number, stream: second });
+        self.visitors.push(Caller { number, stream: second });
         let (told, interrupt) = (self.told.clone(), self.interrupt.clone());
         thread::spawn(move || {
             // Nobody listens any more if the server has ended.
@@ -100,10 +100,10 @@ impl Door<'_> {
     }
 }
 
-fn greet(stream: TcpStream, interrupt: &Interrupt) -> Result<Guest, Failure> {
-    let mut control = Control::new(stream, TO_GREET, interrupt)?;
+fn greet(stream: TcpStream, interrupt: &Interrupt) -> Result<Asker, Failure> {
+    let mut control = DoctorControl::new(stream, TO_GREET, interrupt)?;
     let failure = match control.receive() {
-        Ok(Some(Message::Hello(hello))) => return Ok(Guest { control, hello }),
+        Ok(Some(DoctorMessage::Hello(hello))) => return Ok(Asker { control, hello }),
         Ok(Some(other)) => unexpected(&other),
         Ok(None) => Failure::run("the other end hung up before it said what is to be checked"),
         Err(failure) => failure,
@@ -113,12 +113,12 @@ fn greet(stream: TcpStream, interrupt: &Interrupt) -> Result<Guest, Failure> {
 }
 
 /// Says why there is no check, or no more of it.
-fn tell(control: &mut Control, failure: &Failure) {
+fn tell(control: &mut DoctorControl, failure: &Failure) {
     // It may be gone.
-    let _ = control.send(&Message::Failed(failure.to_string()));
+    let _ = control.send(&DoctorMessage::Failed(failure.to_string()));
 }
 
-fn session(port: &mut Port, mut guest: Guest, interrupt: &Interrupt) -> Result<(), Failure> {
+fn session(port: &mut ProbePort, mut guest: Asker, interrupt: &Interrupt) -> Result<(), Failure> {
     guest.control.limit(TO_CHECK);
     let result = answer(port, &mut guest, interrupt);
     if let Err(failure) = &result {
@@ -127,11 +127,11 @@ fn session(port: &mut Port, mut guest: Guest, interrupt: &Interrupt) -> Result<(
     result
 }
 
-fn answer(port: &mut Port, guest: &mut Guest, interrupt: &Interrupt) -> Result<(), Failure> {
-    let Guest { control, hello: asks } = guest;
+fn answer(port: &mut ProbePort, guest: &mut Asker, interrupt: &Interrupt) -> Result<(), Failure> {
+    let Asker { control, hello: asks } = guest;
     let own = port.hello(asks.to, asks.address);
     info!(from = %control.peer()?, "a check between {} and {}", asks.address, asks.to);
-    control.send(&Message::Hello(own.clone()))?;
+    control.send(&DoctorMessage::Hello(own.clone()))?;
     let mut is_there = asks.address == control.peer()?;
     let mut round = 0;
     while let Some(message) = control.receive()? {
@@ -140,15 +140,15 @@ fn answer(port: &mut Port, guest: &mut Guest, interrupt: &Interrupt) -> Result<(
             return Err(Failure::run(format!("a check has {MAX_ROUNDS} rounds of probes at most")));
         }
         match message {
-            Message::Expect(probes) => expect(port, control, asks, &own, probes, interrupt)?,
-            Message::Send(probes) => {
+            DoctorMessage::Expect(probes) => expect(port, control, asks, &own, probes, interrupt)?,
+            DoctorMessage::Send(probes) => {
                 let mut sent = check_addresses(&own, asks.address);
                 if sent.is_ok() && !is_there {
                     sent = challenge(port, control, &own, asks.address)?;
                     is_there = sent.is_ok();
                 }
                 let sent = sent.and_then(|()| port.send(&own, asks.address, &probes));
-                control.send(&Message::Sent(sent.err().map(|failure| failure.to_string())))?;
+                control.send(&DoctorMessage::Sent(sent.err().map(|failure| failure.to_string())))?;
             }
             other => return Err(unexpected(&other)),
         }
@@ -174,8 +174,8 @@ fn check_addresses(own: &Hello, to: IpAddr) -> Result<(), Failure> {
 /// One whose control connection comes from elsewhere than it says may want packets sent to somebody else. So
 /// it gets one small probe, with a token that it must tell. Fails within if it does not.
 fn challenge(
-    port: &mut Port,
-    control: &mut Control,
+    port: &mut ProbePort,
+    control: &mut DoctorControl,
     own: &Hello,
     to: IpAddr,
 ) -> Result<Result<(), Failure>, Failure> {
@@ -184,9 +184,9 @@ fn challenge(
     if let Err(failure) = port.send(&unknown, to, &[CHALLENGE]) {
         return Ok(Err(failure));
     }
-    match control.ask(&Message::Challenge)? {
-        Message::Proof(Some(told)) if told == token => Ok(Ok(())),
-        Message::Proof(_) => Ok(Err(Failure::run(format!(
+    match control.ask(&DoctorMessage::Challenge)? {
+        DoctorMessage::Proof(Some(told)) if told == token => Ok(Ok(())),
+        DoctorMessage::Proof(_) => Ok(Err(Failure::run(format!(
             "this control connection comes from {}, and a packet that was sent to {to} was not heard by its \
              other end",
             control.peer()?
@@ -205,8 +205,8 @@ fn random() -> Result<u64, Failure> {
 
 /// Looks out for probes until the client has sent them all.
 fn expect(
-    port: &mut Port,
-    control: &mut Control,
+    port: &mut ProbePort,
+    control: &mut DoctorControl,
     from: &Hello,
     own: &Hello,
     probes: Vec<Probe>,
@@ -214,9 +214,9 @@ fn expect(
 ) -> Result<(), Failure> {
     let mut lookout = Lookout::new(from, own.address, port.is_socket(), probes);
     // The port holds more than a check sends; they are taken once the client says that it is done.
-    match control.ask(&Message::Ready)? {
-        Message::Collect => port.collect(&mut lookout, interrupt)?,
+    match control.ask(&DoctorMessage::Ready)? {
+        DoctorMessage::Collect => port.collect(&mut lookout, interrupt)?,
         other => return Err(unexpected(&other)),
     }
-    control.send(&Message::Seen(lookout.into_seen()))
+    control.send(&DoctorMessage::Seen(lookout.into_seen()))
 }

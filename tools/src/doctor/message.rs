@@ -1,5 +1,4 @@
-//! What the two ends of a check tell each other: JSON, after its length as a big-endian `u32` of at most
-//! 64 KiB.
+//! What the two ends of a check tell each other.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -8,23 +7,29 @@ use std::ops::RangeInclusive;
 use ferroce::PKEY_DEFAULT;
 use serde::{Deserialize, Serialize};
 
-use crate::failure::{legible, parse_message};
+use crate::control_message;
+use crate::failure::legible;
 
+/// A message of a check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Message {
+#[non_exhaustive]
+pub enum DoctorMessage {
     /// The one who asks begins; the other one answers with its own.
     Hello(Hello),
     /// Packets will come. The answer is `Ready`.
     Expect(Vec<Probe>),
+    /// They are looked for.
     Ready,
     /// They have been sent. The answer is `Seen`.
     Collect,
+    /// Those that have arrived.
     Seen(Vec<Sighting>),
     /// The other way: send these. The answer is `Sent`, or first a `Challenge`.
     Send(Vec<Probe>),
     /// A packet with a random token was sent to the address that the one who asks has named. The answer is
     /// `Proof`: the token, if the packet has come.
     Challenge,
+    /// The token; `None` if the packet has not come.
     Proof(Option<u64>),
     /// What kept them from being sent, if anything did.
     Sent(Option<String>),
@@ -34,29 +39,31 @@ pub(super) enum Message {
 
 /// One end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Hello {
+pub struct Hello {
     /// Its packets' source, and what is sent to.
-    pub(super) address: IpAddr,
+    pub address: IpAddr,
     /// The address that the one who asks reached the other one by.
-    pub(super) to: IpAddr,
+    pub to: IpAddr,
     /// All that the device has.
-    pub(super) addresses: Vec<IpAddr>,
-    pub(super) interface: String,
+    pub addresses: Vec<IpAddr>,
+    /// The interface of the device.
+    pub interface: String,
     /// The largest IP packet that it sends.
-    pub(super) mtu: u32,
-    pub(super) driver: String,
+    pub mtu: u32,
+    /// The driver of the device.
+    pub driver: String,
     /// In all packets of this end, and in no others.
-    pub(super) token: u64,
+    pub token: u64,
     /// Their UDP source port.
-    pub(super) source_port: u16,
+    pub source_port: u16,
     /// The kernel keeps the IP headers for itself: what became of identification and flags is not seen.
-    pub(super) is_socket: bool,
+    pub is_socket: bool,
     /// The partition that its work is in.
     #[serde(default = "default_pkey")]
-    pub(super) pkey: u16,
+    pub pkey: u16,
     /// Rounds of probes that it has for a check, there and back.
     #[serde(default = "rounds_unsaid")]
-    pub(super) rounds: u32,
+    pub rounds: u32,
 }
 
 fn default_pkey() -> u16 {
@@ -70,78 +77,80 @@ fn rounds_unsaid() -> u32 {
 
 /// A packet to be sent; the rest of it follows from the ends' [`Hello`]s.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Probe {
+pub struct Probe {
     /// Which of all.
-    pub(super) number: u16,
+    pub number: u16,
     /// DSCP and ECN.
-    pub(super) traffic_class: u8,
+    pub traffic_class: u8,
     /// Bytes of the IP packet.
-    pub(super) length: u32,
+    pub length: u32,
 }
 
 /// What stands in a packet's network headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Headers {
-    pub(super) source: IpAddr,
-    pub(super) destination: IpAddr,
-    pub(super) source_port: u16,
-    pub(super) traffic_class: u8,
-    pub(super) hop_limit: u8,
+pub struct Headers {
+    /// The sender.
+    pub source: IpAddr,
+    /// The receiver.
+    pub destination: IpAddr,
+    /// The UDP source port.
+    pub source_port: u16,
+    /// DSCP and ECN.
+    pub traffic_class: u8,
+    /// TTL or hop limit.
+    pub hop_limit: u8,
     /// IPv4: identification, and flags with the fragment offset. `None` where a socket hides them.
-    pub(super) ipv4: Option<(u16, u16)>,
+    pub ipv4: Option<(u16, u16)>,
 }
 
 /// A probe that has arrived.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Sighting {
-    pub(super) number: u16,
-    pub(super) headers: Headers,
+pub struct Sighting {
+    /// Which of all.
+    pub number: u16,
+    /// With which headers.
+    pub headers: Headers,
     /// Why the ICRC is wrong, if it is.
-    pub(super) icrc: Option<String>,
+    pub icrc: Option<String>,
     /// How often it came.
-    pub(super) copies: u8,
+    pub copies: u8,
 }
 
-const MAX_LENGTH: u32 = 64 << 10;
 /// Probes of one check.
 const MAX_PROBES: usize = 64;
 const MAX_ADDRESSES: usize = 256;
 /// Bytes of a probe's IP packet.
 const PROBE_LENGTHS: RangeInclusive<u32> = 64..=4200;
 
-/// The length of the message behind these bytes.
-pub(super) fn length(prefix: [u8; 4]) -> Result<usize, String> {
-    match u32::from_be_bytes(prefix) {
-        length @ 1..=MAX_LENGTH => Ok(length as usize),
-        length => Err(format!("a control message of {length} bytes; 1 to {MAX_LENGTH} are right")),
-    }
-}
-
-impl Message {
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
-        let body = serde_json::to_vec(self).map_err(|error| format!("control message: {error}"))?;
-        let prefix = (body.len() as u32).to_be_bytes();
-        length(prefix)?;
-        Ok([&prefix[..], &body].concat())
+impl DoctorMessage {
+    /// Its bytes, with their [length](control_message::length).
+    ///
+    /// # Errors
+    /// It is too long.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
+        control_message::to_bytes(self)
     }
 
     /// Reads what is behind the length. Texts are cut, and nothing in them moves a terminal.
-    pub(super) fn parse(body: &[u8]) -> Result<Message, String> {
-        let mut message = parse_message(body)?;
+    ///
+    /// # Errors
+    /// It is no message, or has more of something than a check needs.
+    pub fn parse(body: &[u8]) -> Result<DoctorMessage, String> {
+        let mut message = control_message::parse(body)?;
         match &mut message {
-            Message::Expect(probes) | Message::Send(probes) => {
+            DoctorMessage::Expect(probes) | DoctorMessage::Send(probes) => {
                 check_count("probes", probes.len(), MAX_PROBES)?;
                 check_probes(probes)?;
             }
-            Message::Seen(sightings) => {
+            DoctorMessage::Seen(sightings) => {
                 check_count("sightings", sightings.len(), MAX_PROBES)?;
                 sightings.iter_mut().filter_map(|sighting| sighting.icrc.as_mut()).for_each(make_legible);
             }
-            Message::Hello(hello) => {
+            DoctorMessage::Hello(hello) => {
                 check_count("addresses", hello.addresses.len(), MAX_ADDRESSES)?;
                 [&mut hello.interface, &mut hello.driver].into_iter().for_each(make_legible);
             }
-            Message::Sent(Some(text)) | Message::Failed(text) => make_legible(text),
+            DoctorMessage::Sent(Some(text)) | DoctorMessage::Failed(text) => make_legible(text),
             _ => {}
         }
         Ok(message)
@@ -180,36 +189,34 @@ mod tests {
     #[test]
     fn messages_are_read_as_written() {
         let probes = vec![Probe { number: 3, traffic_class: 0x6a, length: 1088 }];
-        for message in [Message::Ready, Message::Expect(probes), Message::Sent(Some("why".into()))] {
+        for message in
+            [DoctorMessage::Ready, DoctorMessage::Expect(probes), DoctorMessage::Sent(Some("why".into()))]
+        {
             let bytes = message.to_bytes().expect("short");
-            let (prefix, body) = bytes.split_first_chunk().expect("a length");
-            assert_eq!(length(*prefix), Ok(body.len()));
-            assert_eq!(Message::parse(body), Ok(message));
+            assert_eq!(DoctorMessage::parse(&bytes[control_message::LENGTH..]), Ok(message));
         }
     }
 
     #[test]
     fn what_is_too_much_is_refused() {
-        assert!(length([0, 1, 0, 1]).is_err_and(|error| error.contains("65537")));
-        assert!(length([0; 4]).is_err() && length([0xff; 4]).is_err());
         let probe = Probe { number: 0, traffic_class: 0, length: 100 };
         for (probes, reason) in [
             (vec![probe; MAX_PROBES + 1], "65 probes; at most 64"),
             (vec![Probe { length: 4201, ..probe }], "4201 bytes; 64 to 4200"),
             (vec![probe; 2], "the number 0"),
         ] {
-            let bytes = Message::Send(probes).to_bytes().expect("short enough");
-            assert!(Message::parse(&bytes[4..]).is_err_and(|error| error.contains(reason)), "{reason}");
+            let bytes = DoctorMessage::Send(probes).to_bytes().expect("short enough");
+            assert!(DoctorMessage::parse(&bytes[4..]).is_err_and(|error| error.contains(reason)), "{reason}");
         }
-        let nonsense = Message::parse(&[0xff; 5000]).expect_err("no JSON");
+        let nonsense = DoctorMessage::parse(&[0xff; 5000]).expect_err("no JSON");
         assert!(nonsense.len() < 1000, "{nonsense}");
         let unknown = format!("{{\"\\u001b]0;pwned\\u0007\\u202e{}\":1}}", "A".repeat(60_000));
-        let unknown = Message::parse(unknown.as_bytes()).expect_err("no message");
+        let unknown = DoctorMessage::parse(unknown.as_bytes()).expect_err("no message");
         assert!(unknown.len() < 2000 && !unknown.contains(['\x1b', '\x07', '\u{202e}']), "{unknown:?}");
-        let bytes = Message::Failed("\x1b[2J".repeat(5000)).to_bytes().expect("short enough");
-        let Ok(Message::Failed(text)) = Message::parse(&bytes[4..]) else { panic!("a text") };
+        let bytes = DoctorMessage::Failed("\x1b[2J".repeat(5000)).to_bytes().expect("short enough");
+        let Ok(DoctorMessage::Failed(text)) = DoctorMessage::parse(&bytes[4..]) else { panic!("a text") };
         assert!(text.starts_with("\u{fffd}[2J\u{fffd}[2J") && text.chars().count() < 1100, "{text}");
-        assert!(Message::parse(b"{\"Collect\":1}").is_err());
-        assert!(Message::parse(&[0xff; 10]).is_err());
+        assert!(DoctorMessage::parse(b"{\"Collect\":1}").is_err());
+        assert!(DoctorMessage::parse(&[0xff; 10]).is_err());
     }
 }

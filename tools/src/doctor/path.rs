@@ -33,12 +33,12 @@ pub(super) fn probes(mtu: u32, ipv6: bool) -> Vec<Probe> {
 
 /// What has arrived of one direction's probes, in several rounds.
 #[derive(Default)]
-pub(super) struct Seen {
+pub(super) struct Arrivals {
     pub(super) rounds: u32,
     sightings: Vec<Sighting>,
 }
 
-impl Seen {
+impl Arrivals {
     /// Adds what has arrived in one more round.
     pub(super) fn add(&mut self, sightings: Vec<Sighting>) {
         self.rounds += 1;
@@ -84,7 +84,7 @@ pub(super) struct Way<'a> {
     pub(super) from: &'a Hello,
     pub(super) to: &'a Hello,
     pub(super) probes: &'a [Probe],
-    pub(super) seen: &'a Seen,
+    pub(super) seen: &'a Arrivals,
     /// The largest path MTU that the sender's interface has room for, or the one asked for.
     pub(super) wanted: Option<PathMtu>,
     /// From the end that asks.

@@ -10,7 +10,7 @@ use crate::output::say;
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum Verdict {
+pub(super) enum CheckVerdict {
     Ok,
     /// No fault, but worth knowing.
     Note,
@@ -23,7 +23,7 @@ pub(super) enum Verdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Check {
     pub(super) check: &'static str,
-    pub(super) result: Verdict,
+    pub(super) result: CheckVerdict,
     pub(super) seen: String,
     /// A command, or a setting.
     pub(super) cure: Option<String>,
@@ -31,25 +31,25 @@ pub(super) struct Check {
 
 impl Check {
     pub(super) fn ok(check: &'static str, seen: impl Into<String>) -> Check {
-        Check { check, result: Verdict::Ok, seen: seen.into(), cure: None }
+        Check { check, result: CheckVerdict::Ok, seen: seen.into(), cure: None }
     }
 
     pub(super) fn note(check: &'static str, seen: impl Into<String>, cure: impl Into<String>) -> Check {
-        Check { check, result: Verdict::Note, seen: seen.into(), cure: Some(cure.into()) }
+        Check { check, result: CheckVerdict::Note, seen: seen.into(), cure: Some(cure.into()) }
     }
 
     pub(super) fn failed(check: &'static str, seen: impl Into<String>, cure: impl Into<String>) -> Check {
-        Check { check, result: Verdict::Failed, seen: seen.into(), cure: Some(cure.into()) }
+        Check { check, result: CheckVerdict::Failed, seen: seen.into(), cure: Some(cure.into()) }
     }
 
     pub(super) fn not_checked(check: &'static str, why: impl Into<String>) -> Check {
-        Check { check, result: Verdict::NotChecked, seen: why.into(), cure: None }
+        Check { check, result: CheckVerdict::NotChecked, seen: why.into(), cure: None }
     }
 }
 
 /// All of them.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct DoctorReport {
     /// As it was given.
     pub(super) peer: String,
     pub(super) device: String,
@@ -58,10 +58,10 @@ pub(super) struct Report {
     pub(super) checks: Vec<Check>,
 }
 
-impl Report {
-    pub(super) fn new(peer: &str, device: String, checks: Vec<Check>) -> Report {
-        let well = checks.iter().all(|check| check.result != Verdict::Failed);
-        Report { peer: peer.to_owned(), device, well, checks }
+impl DoctorReport {
+    pub(super) fn new(peer: &str, device: String, checks: Vec<Check>) -> DoctorReport {
+        let well = checks.iter().all(|check| check.result != CheckVerdict::Failed);
+        DoctorReport { peer: peer.to_owned(), device, well, checks }
     }
 
     /// Returns the exit status: 0 if no check failed, otherwise 1.
@@ -87,7 +87,7 @@ impl Report {
                 say!("{:<width$} |             | cure: {cure}", "")?;
             }
         }
-        let failed = self.checks.iter().filter(|check| check.result == Verdict::Failed).count();
+        let failed = self.checks.iter().filter(|check| check.result == CheckVerdict::Failed).count();
         match failed {
             0 => say!("all is well, as far as it could be checked"),
             1 => say!("1 check failed"),
@@ -96,13 +96,13 @@ impl Report {
     }
 }
 
-impl Verdict {
+impl CheckVerdict {
     fn word(self) -> &'static str {
         match self {
-            Verdict::Ok => "ok",
-            Verdict::Note => "note",
-            Verdict::Failed => "FAILED",
-            Verdict::NotChecked => "not checked",
+            CheckVerdict::Ok => "ok",
+            CheckVerdict::Note => "note",
+            CheckVerdict::Failed => "FAILED",
+            CheckVerdict::NotChecked => "not checked",
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ferroce::{Nanos, PathMtu};
 use hdrhistogram::Histogram;
 
-use super::message::{Message, Offer, Tally};
+use super::message::{Offer, PerfMessage, Tally};
 use super::plan::{Layout, MAX_MESSAGES, Mode, Operation, Plan, shares};
 use super::report::{Latency, Measurement};
 use super::session::{Beside, Session, unexpected};
@@ -50,25 +50,25 @@ fn measure_all(
     gid_index: usize,
     path_mtu: Option<PathMtu>,
 ) -> Result<(PathMtu, Vec<Measurement>), Failure> {
-    session.control.send(&Message::Plan(session.plan.clone()))?;
-    session.expect(&Message::Ready)?;
+    session.control.send(&PerfMessage::Plan(session.plan.clone()))?;
+    session.expect(&PerfMessage::Ready)?;
     let mut results = Vec::new();
     let mut taken = PathMtu::Mtu256;
     for (size, stop) in sizes {
         let offer = session.open(*size, gid_index, path_mtu)?;
-        session.control.send(&Message::Connect(offer))?;
+        session.control.send(&PerfMessage::Connect(offer))?;
         let answer = match session.wait_message()? {
-            Message::Connect(answer) => answer,
+            PerfMessage::Connect(answer) => answer,
             other => return Err(unexpected(&other)),
         };
         taken = chosen(&answer)?;
         session.connect(&answer, gid_index, taken)?;
         results.push(measure(session, *size, *stop)?);
-        session.control.send(&Message::Close)?;
-        session.expect(&Message::Closed)?;
+        session.control.send(&PerfMessage::Close)?;
+        session.expect(&PerfMessage::Closed)?;
         session.close()?;
     }
-    session.control.send(&Message::Finish)?;
+    session.control.send(&PerfMessage::Finish)?;
     // A memif goes with its first end, and must not be polled by the other one then. The server's goes
     // first, while nobody polls ours.
     session.control.wait_closed(&session.end.interrupt)?;
@@ -92,13 +92,13 @@ fn measure(session: &mut Session, size: u32, stop: Stop) -> Result<Measurement, 
     while sent < total && until.is_none_or(|until| session.end.now() < until) {
         let targets = shares((total - sent).min(per_lap), plan.qps);
         session.prepare(number, &targets)?;
-        session.control.send(&Message::Lap { number, messages: targets.clone() })?;
-        session.expect(&Message::Ready)?;
+        session.control.send(&PerfMessage::Lap { number, messages: targets.clone() })?;
+        session.expect(&PerfMessage::Ready)?;
         let took = lap(session, &targets, until, latencies.as_mut())?;
         let done = session.sent();
-        session.control.send(&Message::LapDone { messages: done.clone() })?;
+        session.control.send(&PerfMessage::LapDone { messages: done.clone() })?;
         let tally = match session.wait_message()? {
-            Message::Verified(tally) => tally,
+            PerfMessage::Verified(tally) => tally,
             other => return Err(unexpected(&other)),
         };
         check_tally(&tally, &plan, size, &targets)?;

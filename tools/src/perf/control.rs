@@ -1,4 +1,4 @@
-//! The TCP connection beside a measurement: [messages](Message), after eight bytes of either end that
+//! The TCP connection beside a measurement: [messages](PerfMessage), after eight bytes of either end that
 //! name the protocol and its version.
 
 use std::collections::VecDeque;
@@ -7,9 +7,10 @@ use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::message::{Incoming, LENGTH, Message};
+use super::message::{Incoming, PerfMessage};
 use super::plan::Plan;
 use super::session::{Beside, unexpected};
+use crate::control_message::LENGTH;
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail, legible};
 use crate::tcp::{Greeting, Link, check_greeting, read_exact};
@@ -22,10 +23,10 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const MAX_WAITING: usize = 16;
 
 /// The connection, which never blocks once it is made.
-pub(super) struct Control {
+pub(super) struct PerfControl {
     link: Link,
     incoming: Incoming,
-    messages: VecDeque<Message>,
+    messages: VecDeque<PerfMessage>,
     /// Somebody wants the next one: only then does one that has come keep an end from being noticed.
     awaited: bool,
 }
@@ -40,17 +41,17 @@ pub(super) fn judge(stream: &mut TcpStream, said: &[u8]) -> Result<Heard<Plan>, 
     if rest.is_empty() {
         stream.write_all(PREAMBLE).or_fail(|| "greeting it".into())?;
     }
-    let whole = Message::whole(rest).map_err(Failure::run)?;
+    let whole = PerfMessage::whole(rest).map_err(Failure::run)?;
     let Some(body) = rest.get(LENGTH..whole) else { return Ok(Heard::Needs(GREETING + whole)) };
-    match Message::from_body(body).map_err(Failure::run)? {
-        Message::Plan(plan) => Ok(Heard::Client(plan)),
+    match PerfMessage::from_body(body).map_err(Failure::run)? {
+        PerfMessage::Plan(plan) => Ok(Heard::Client(plan)),
         other => Err(unexpected(&other)),
     }
 }
 
-impl Control {
+impl PerfControl {
     /// Greets the server. Nothing is heard of one of perftest's, which waits for more.
-    pub(super) fn greet(mut stream: TcpStream, interrupt: &Interrupt) -> Result<Control, Failure> {
+    pub(super) fn greet(mut stream: TcpStream, interrupt: &Interrupt) -> Result<PerfControl, Failure> {
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
         let mut greeting = [0; GREETING];
         read_exact(&mut stream, &mut greeting, PATIENCE, interrupt).map_err(|failure| match failure {
@@ -58,12 +59,12 @@ impl Control {
             other => other,
         })?;
         check_greeting(&greeting, PREAMBLE, "perf")?;
-        Control::new(stream, interrupt)
+        PerfControl::new(stream, interrupt)
     }
 
     /// To an end that has been greeted.
-    pub(super) fn new(stream: TcpStream, interrupt: &Interrupt) -> Result<Control, Failure> {
-        Ok(Control {
+    pub(super) fn new(stream: TcpStream, interrupt: &Interrupt) -> Result<PerfControl, Failure> {
+        Ok(PerfControl {
             link: Link::new(stream, interrupt)?,
             incoming: Incoming::default(),
             messages: VecDeque::new(),
@@ -72,7 +73,7 @@ impl Control {
     }
 
     /// Sends a message. If the other end is gone, [`receive`](Beside::receive) will tell.
-    pub(super) fn send(&mut self, message: &Message) -> Result<(), Failure> {
+    pub(super) fn send(&mut self, message: &PerfMessage) -> Result<(), Failure> {
         self.link.send(&message.to_bytes().map_err(Failure::run)?)
     }
 
@@ -87,7 +88,7 @@ impl Control {
     }
 
     /// The oldest message that has arrived. Where there is none, it is waited for from now on.
-    pub(super) fn take(&mut self) -> Option<Message> {
+    pub(super) fn take(&mut self) -> Option<PerfMessage> {
         let message = self.messages.pop_front();
         self.awaited = message.is_none();
         message
@@ -95,11 +96,11 @@ impl Control {
 }
 
 /// Takes the messages that are whole.
-fn sort(incoming: &mut Incoming, messages: &mut VecDeque<Message>) -> Result<(), Failure> {
+fn sort(incoming: &mut Incoming, messages: &mut VecDeque<PerfMessage>) -> Result<(), Failure> {
     while let Some(message) = incoming.next().map_err(Failure::run)? {
         match message {
-            Message::Alive => {}
-            Message::Failed { reason } => {
+            PerfMessage::Alive => {}
+            PerfMessage::Failed { reason } => {
                 return Err(Failure::run(format!("the other end failed: {}", legible(&reason))));
             }
             _ if messages.len() == MAX_WAITING => {
@@ -111,13 +112,13 @@ fn sort(incoming: &mut Incoming, messages: &mut VecDeque<Message>) -> Result<(),
     Ok(())
 }
 
-impl Beside for Control {
+impl Beside for PerfControl {
     const HEARTBEATS: bool = true;
     const ADVICE: &'static str = "";
     const UNANSWERED: &'static str = "";
 
     fn receive(&mut self) -> Result<(bool, bool), Failure> {
-        let Control { link, incoming, messages, .. } = self;
+        let PerfControl { link, incoming, messages, .. } = self;
         link.receive(|bytes| {
             incoming.extend(bytes);
             sort(incoming, messages)
@@ -129,7 +130,7 @@ impl Beside for Control {
     }
 
     fn keep_alive(&mut self) -> Result<(), Failure> {
-        self.send(&Message::Alive)
+        self.send(&PerfMessage::Alive)
     }
 
     /// It says so in a message.
@@ -155,8 +156,8 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let mut peer = TcpStream::connect(listener.local_addr().expect("it is bound")).expect("a connection");
         let (stream, _) = listener.accept().expect("the peer");
-        let mut control = Control::new(stream, &Interrupt::default()).expect("a connection");
-        let ready = Message::Ready.to_bytes().expect("plain");
+        let mut control = PerfControl::new(stream, &Interrupt::default()).expect("a connection");
+        let ready = PerfMessage::Ready.to_bytes().expect("plain");
         peer.write_all(&ready.repeat(MAX_WAITING + 1)).expect("room in the socket");
         drop(peer);
         let refusal = loop {

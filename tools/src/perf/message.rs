@@ -1,5 +1,4 @@
-//! What the ends of a measurement tell each other: JSON, after its length as a big-endian `u32` of at
-//! most 64 KiB.
+//! What the ends of a measurement tell each other.
 
 use std::net::Ipv6Addr;
 
@@ -7,10 +6,12 @@ use ferroce::PKEY_DEFAULT;
 use serde::{Deserialize, Serialize};
 
 use super::plan::Plan;
-use crate::failure::parse_message;
+use crate::control_message::{self, LENGTH};
 
+/// A message of a measurement.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Message {
+#[non_exhaustive]
+pub enum PerfMessage {
     /// Client: what is to be measured. The server answers `Ready`.
     Plan(Plan),
     /// Client: queue pairs for messages of a size. The server answers with its own.
@@ -18,17 +19,23 @@ pub(super) enum Message {
     /// Client: what comes next, a number of messages on each queue pair. The server answers
     /// `Ready` when its memory is filled and its receives are posted.
     Lap {
+        /// Which lap of the measurement.
         number: u64,
+        /// How many messages, for each queue pair.
         messages: Vec<u64>,
     },
+    /// Server: go on.
     Ready,
     /// Client: what came of it. The server answers `Verified`.
     LapDone {
+        /// How many messages were sent, for each queue pair.
         messages: Vec<u64>,
     },
+    /// Server: what came of it there.
     Verified(Tally),
     /// Client: these queue pairs are done with. The server answers `Closed`.
     Close,
+    /// Server: so are its own.
     Closed,
     /// Client: that was all.
     Finish,
@@ -36,89 +43,95 @@ pub(super) enum Message {
     Alive,
     /// The end of it, and why.
     Failed {
+        /// For people.
         reason: String,
     },
 }
 
 /// What came of a lap at the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Tally {
+pub struct Tally {
     /// Bytes that were compared and right.
-    pub(super) verified: u64,
+    pub verified: u64,
     /// The client's messages that have not come.
-    pub(super) lost: u64,
-    /// What the server has sent on each queue pair, where both ends do, and the nanoseconds that it took.
-    pub(super) sent: Vec<u64>,
-    pub(super) nanoseconds: u64,
+    pub lost: u64,
+    /// What the server has sent on each queue pair, where both ends do.
+    pub sent: Vec<u64>,
+    /// How long the server sent, if it did.
+    pub nanoseconds: u64,
 }
 
 /// One end's queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Offer {
+pub struct Offer {
     /// Bytes of a message.
-    pub(super) size: u32,
-    pub(super) gid: Ipv6Addr,
+    pub size: u32,
+    /// Its GID.
+    pub gid: Ipv6Addr,
     /// QPN and first PSN of each.
-    pub(super) qps: Vec<(u32, u32)>,
+    pub qps: Vec<(u32, u32)>,
     /// Address, key and length of the memory that the other end may reach.
-    pub(super) memory: (u64, u32, u64),
+    pub memory: (u64, u32, u64),
     /// The path MTU that this end insists on, from the server the one that is taken.
-    pub(super) path_mtu: Option<u32>,
+    pub path_mtu: Option<u32>,
     /// The largest that its interface allows.
-    pub(super) largest_path_mtu: u32,
+    pub largest_path_mtu: u32,
     /// What is lost shall be repeated selectively: used if both offers say so.
-    pub(super) selective_repeat: bool,
+    pub selective_repeat: bool,
     /// The P_Key that its packets carry. Versions that do not say it have one that most have.
     #[serde(default = "default_pkey")]
-    pub(super) pkey: u16,
+    pub pkey: u16,
 }
 
 fn default_pkey() -> u16 {
     PKEY_DEFAULT.0
 }
 
-const MAX_LENGTH: usize = 64 << 10;
-/// Bytes of a message's length.
-pub(super) const LENGTH: usize = 4;
-
-impl Message {
+impl PerfMessage {
     /// How many bytes a message is long, with its length, of which `bytes` are the start.
-    pub(super) fn whole(bytes: &[u8]) -> Result<usize, String> {
+    ///
+    /// # Errors
+    /// Its length is not right.
+    pub fn whole(bytes: &[u8]) -> Result<usize, String> {
         let Some(length) = bytes.first_chunk() else { return Ok(LENGTH) };
-        let length = u32::from_be_bytes(*length) as usize;
-        if length > MAX_LENGTH {
-            return Err(format!("a control message of {length} bytes; at most {MAX_LENGTH}"));
-        }
-        Ok(LENGTH + length)
+        Ok(LENGTH + control_message::length(*length)?)
     }
 
     /// Reads a message, its length left out.
-    pub(super) fn from_body(body: &[u8]) -> Result<Message, String> {
-        parse_message(body)
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn from_body(body: &[u8]) -> Result<PerfMessage, String> {
+        control_message::parse(body)
     }
 
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
-        let body = serde_json::to_vec(self).map_err(|error| format!("control message: {error}"))?;
-        let mut bytes = (body.len() as u32).to_be_bytes().to_vec();
-        bytes.extend(body);
-        Ok(bytes)
+    /// Its bytes, with their [length](control_message::length).
+    ///
+    /// # Errors
+    /// It is too long.
+    pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
+        control_message::to_bytes(self)
     }
 }
 
 /// Bytes that have come and are no whole message yet.
 #[derive(Default)]
-pub(super) struct Incoming(Vec<u8>);
+pub struct Incoming(Vec<u8>);
 
 impl Incoming {
-    pub(super) fn extend(&mut self, bytes: &[u8]) {
+    /// Appends what has come.
+    pub fn extend(&mut self, bytes: &[u8]) {
         self.0.extend_from_slice(bytes);
     }
 
     /// The oldest message, once all of it is there.
-    pub(super) fn next(&mut self) -> Result<Option<Message>, String> {
-        let whole = Message::whole(&self.0)?;
+    ///
+    /// # Errors
+    /// What has come is none.
+    pub fn next(&mut self) -> Result<Option<PerfMessage>, String> {
+        let whole = PerfMessage::whole(&self.0)?;
         let Some(body) = self.0.get(LENGTH..whole) else { return Ok(None) };
-        let message = Message::from_body(body)?;
+        let message = PerfMessage::from_body(body)?;
         self.0.drain(..whole);
         Ok(Some(message))
     }

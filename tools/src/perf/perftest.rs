@@ -2,7 +2,7 @@
 //! themselves. Sizes and counts are not part of it: each end goes by its own command line.
 
 mod exchange;
-mod message;
+pub mod message;
 pub(super) mod rdma_cm;
 
 use std::time::{Duration, Instant};
@@ -20,9 +20,9 @@ use super::session::{Beside, Session};
 use crate::failure::Failure;
 use crate::visitors::Heard;
 use exchange::Wait;
-use message::{BandwidthReport, Destination, SystemData, Version};
+use message::{BandwidthReport, PerftestDestination, SystemData, Version};
 
-pub(super) use exchange::Exchange;
+pub(super) use exchange::PerftestExchange;
 
 /// Hears a client, which says its version; `None` if it is not one of perftest's.
 pub(super) fn judge(said: &[u8]) -> Result<Option<Heard<()>>, Failure> {
@@ -37,7 +37,7 @@ pub(super) fn judge(said: &[u8]) -> Result<Option<Heard<()>>, Failure> {
 /// Measures messages of each of `sizes`, of each queue pair so many. Returns the path MTU too, the smaller
 /// of both ends'.
 pub(super) fn measure(
-    session: &mut Session<Exchange>,
+    session: &mut Session<PerftestExchange>,
     sizes: &[(u32, Stop)],
     wishes: Wishes,
 ) -> Result<(PathMtu, Vec<Measurement>), Failure> {
@@ -78,7 +78,7 @@ pub(super) fn measure(
 
 /// Serves one client to its end. Returns the path MTU.
 pub(super) fn serve(
-    session: &mut Session<Exchange>,
+    session: &mut Session<PerftestExchange>,
     sizes: &[(u32, Stop)],
     wishes: Wishes,
 ) -> Result<PathMtu, Failure> {
@@ -138,7 +138,7 @@ pub(super) fn serve(
 /// The end of a size that both ends have sent: what it came to here and there. Returns the other end's report.
 fn both_ways(
     connection: &Connection,
-    session: &mut Session<Exchange>,
+    session: &mut Session<PerftestExchange>,
     sizes: &[(u32, Stop)],
     ours: BandwidthReport,
 ) -> Result<BandwidthReport, Failure> {
@@ -165,7 +165,7 @@ fn tell_lost(messages: u64) {
 }
 
 /// Fails if fewer requests have come than the other end has made: what it completes says nothing of this end.
-fn check_requests(session: &Session<Exchange>, made: u64) -> Result<(), Failure> {
+fn check_requests(session: &Session<PerftestExchange>, made: u64) -> Result<(), Failure> {
     let came = session.requests();
     if came >= made || (came > 0 && !session.plan.is_reliable()) {
         tell_lost(made.saturating_sub(came));
@@ -181,7 +181,7 @@ fn check_requests(session: &Session<Exchange>, made: u64) -> Result<(), Failure>
 /// WRITEs to and fro, so many each way. The server is the first, otherwise than with SENDs, so what a client
 /// can time is from one of its WRITEs to the next. Returns the time that all took.
 fn bounce(
-    session: &mut Session<Exchange>,
+    session: &mut Session<PerftestExchange>,
     count: u64,
     mut latencies: Option<&mut Histogram<u64>>,
 ) -> Result<Duration, Failure> {
@@ -213,14 +213,14 @@ fn bounce(
 
 /// Queue pairs that are connected, as both ends have told them.
 struct Connection {
-    ours: Vec<Destination>,
-    theirs: Vec<Destination>,
+    ours: Vec<PerftestDestination>,
+    theirs: Vec<PerftestDestination>,
     path_mtu: PathMtu,
 }
 
 impl Connection {
     fn establish(
-        session: &mut Session<Exchange>,
+        session: &mut Session<PerftestExchange>,
         sizes: &[(u32, Stop)],
         wishes: Wishes,
     ) -> Result<Connection, Failure> {
@@ -242,7 +242,7 @@ impl Connection {
         let spacing = system_data.larger(SystemData::OURS).cycle_buffer;
         let layout = Layout::spaced(&session.plan, largest, spacing);
         let memory = session.create(layout, layout)?;
-        let ours = session.lanes.iter().enumerate().map(|(index, lane)| Destination {
+        let ours = session.lanes.iter().enumerate().map(|(index, lane)| PerftestDestination {
             lid: 0,
             outstanding: session.plan.outstanding.into(),
             qpn: lane.qpn,
@@ -269,7 +269,7 @@ impl Connection {
     }
 
     /// Tells the other end's queue pairs and this end's, one after the other.
-    fn swap_destinations(&mut self, session: &mut Session<Exchange>) -> Result<(), Failure> {
+    fn swap_destinations(&mut self, session: &mut Session<PerftestExchange>) -> Result<(), Failure> {
         // For latency of what needs no receives, the first one is told twice.
         let Plan { operation, mode, .. } = session.plan;
         if mode == Mode::Lat && operation != Operation::Send {
@@ -282,7 +282,11 @@ impl Connection {
     }
 
     /// Waits until the other end has connected its queue pairs.
-    fn wait_connected(&self, session: &mut Session<Exchange>, version: Version) -> Result<(), Failure> {
+    fn wait_connected(
+        &self,
+        session: &mut Session<PerftestExchange>,
+        version: Version,
+    ) -> Result<(), Failure> {
         let again = if version.repeats_addresses() { self.ours.len() } else { 0 };
         let send = session.plan.operation == Operation::Send;
         if send {
@@ -293,7 +297,7 @@ impl Connection {
     }
 
     /// Waits until the other end is as far as this one: both tell a queue pair again.
-    fn wait(&self, session: &mut Session<Exchange>, index: usize, wait: Wait) -> Result<(), Failure> {
+    fn wait(&self, session: &mut Session<PerftestExchange>, index: usize, wait: Wait) -> Result<(), Failure> {
         let again = session.swap_destination(self.ours[index], wait)?;
         if again == self.theirs[index] {
             return Ok(());
@@ -308,7 +312,11 @@ impl Connection {
     }
 
     /// Behind all SENDs of a size among several, the ends wait for each other.
-    fn end_size(&self, session: &mut Session<Exchange>, sizes: &[(u32, Stop)]) -> Result<(), Failure> {
+    fn end_size(
+        &self,
+        session: &mut Session<PerftestExchange>,
+        sizes: &[(u32, Stop)],
+    ) -> Result<(), Failure> {
         let Plan { operation, mode, .. } = session.plan;
         if operation == Operation::Send && mode == Mode::Bw && sizes.len() > 1 {
             self.wait(session, 0, Wait::Measurement)?;
@@ -317,7 +325,7 @@ impl Connection {
     }
 
     /// The end, of which neither end tells the other after WRITE latency.
-    fn close(&self, session: &mut Session<Exchange>) -> Result<(), Failure> {
+    fn close(&self, session: &mut Session<PerftestExchange>) -> Result<(), Failure> {
         if !session.plan.doorbell() {
             self.wait(session, 0, Wait::Measurement)?;
         }
@@ -325,7 +333,7 @@ impl Connection {
     }
 }
 
-fn swap_path_mtu(session: &mut Session<Exchange>, wishes: Wishes) -> Result<PathMtu, Failure> {
+fn swap_path_mtu(session: &mut Session<PerftestExchange>, wishes: Wishes) -> Result<PathMtu, Failure> {
     // A server does not know yet which of its addresses it will use.
     let indices = match wishes.gid_index {
         Some(index) => index..index + 1,
@@ -342,7 +350,10 @@ fn swap_path_mtu(session: &mut Session<Exchange>, wishes: Wishes) -> Result<Path
     Ok(ours.min(message::path_mtu_from_message(theirs).map_err(Failure::run)?))
 }
 
-fn swap_report(session: &mut Session<Exchange>, ours: BandwidthReport) -> Result<BandwidthReport, Failure> {
+fn swap_report(
+    session: &mut Session<PerftestExchange>,
+    ours: BandwidthReport,
+) -> Result<BandwidthReport, Failure> {
     let mut numbers = ours.to_messages();
     for number in &mut numbers {
         *number = session.swap(*number, Wait::Measurement)?;
@@ -370,7 +381,7 @@ fn bandwidth(size: u32, messages: u64, time: Duration) -> BandwidthReport {
 }
 
 /// Goes on acknowledging until the other end has gone. Our client goes first of two of ours.
-fn linger(session: &mut Session<Exchange>) -> Result<(), Failure> {
+fn linger(session: &mut Session<PerftestExchange>) -> Result<(), Failure> {
     let patience = match session.role {
         Origin::Server => Duration::from_secs(10),
         // Without a word at the end, the server's last WRITE may still want its ACK: it may ask again.

@@ -6,9 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::failure::Failure;
 
+/// What is done with the server's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Operation {
+pub enum Operation {
     /// RDMA WRITE into the server's memory.
     Write,
     /// RDMA READ from the server's memory.
@@ -19,17 +20,20 @@ pub(crate) enum Operation {
     Atomic,
 }
 
+/// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Mode {
+pub enum Mode {
     /// Bandwidth: as many operations outstanding as --tx-depth allows.
     Bw,
     /// Latency: one at a time.
     Lat,
 }
 
+/// Which atomic operation, as perftest has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum AtomicType {
+#[expect(missing_docs, reason = "the standard's names; clap would show what is said here in the help")]
+pub enum AtomicType {
     #[value(name = "FETCH_AND_ADD")]
     FetchAndAdd,
     #[value(name = "CMP_AND_SWAP")]
@@ -39,7 +43,7 @@ pub(crate) enum AtomicType {
 /// Transport service, as perftest has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Service {
+pub enum Service {
     /// Reliable connection.
     #[value(alias = "RC")]
     Rc,
@@ -52,7 +56,8 @@ pub(crate) enum Service {
 }
 
 impl Service {
-    pub(super) fn name(self) -> &'static str {
+    /// `RC`, `UC` or `UD`.
+    pub fn name(self) -> &'static str {
         match self {
             Service::Rc => "RC",
             Service::Uc => "UC",
@@ -63,39 +68,51 @@ impl Service {
 
 /// The client's wishes; the server follows them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Plan {
-    pub(super) operation: Operation,
-    pub(super) mode: Mode,
-    pub(super) atomic: AtomicType,
-    pub(super) service: Service,
+pub struct Plan {
+    /// What is done.
+    pub operation: Operation,
+    /// What is measured of it.
+    pub mode: Mode,
+    /// Which atomic, if it is one.
+    pub atomic: AtomicType,
+    /// The transport service.
+    pub service: Service,
     /// Both ends send at the same time.
-    pub(super) bidirectional: bool,
-    pub(super) qps: u32,
-    pub(super) tx_depth: u32,
-    pub(super) rx_depth: u32,
+    pub bidirectional: bool,
+    /// Queue pairs, 1 to [`MAX_QPS`].
+    pub qps: u32,
+    /// Work requests of a send queue, 1 to [`MAX_DEPTH`].
+    pub tx_depth: u32,
+    /// Work requests of a receive queue, 1 to [`MAX_DEPTH`].
+    pub rx_depth: u32,
     /// READs and atomics outstanding on a queue pair.
-    pub(super) outstanding: u8,
+    pub outstanding: u8,
     /// ACK timeout, 4.096 µs · 2^timeout.
-    pub(super) timeout: u8,
+    pub timeout: u8,
     /// Selective repeat in place of go-back-N.
-    pub(super) selective_repeat: bool,
+    pub selective_repeat: bool,
     /// Whether each byte that arrives is compared with what it must be.
-    pub(super) check: bool,
+    pub check: bool,
 }
 
-/// Limits, so that a client can't make a server allocate without bound.
-pub(super) const MAX_QPS: u32 = 64;
-pub(super) const MAX_DEPTH: u32 = 16384;
-pub(super) const MAX_SIZE: u32 = 1 << 30;
+/// Most queue pairs. This and what follows are limits, so that a client can't make a server allocate without bound.
+pub const MAX_QPS: u32 = 64;
+/// Most work requests of a queue.
+pub const MAX_DEPTH: u32 = 16384;
+/// Most bytes of a message.
+pub const MAX_SIZE: u32 = 1 << 30;
 /// Bytes of an echo that is no more than a packet that asks for it, or little.
 const SHORT_ECHO: u32 = 256;
 /// On a queue pair in one lap: more than any run lasts for.
-pub(super) const MAX_MESSAGES: u64 = 1 << 48;
+pub const MAX_MESSAGES: u64 = 1 << 48;
 const MAX_REGION: u64 = 4 << 30;
 
 impl Plan {
     /// Checks what may have come from another machine.
-    pub(super) fn check_limits(&self) -> Result<(), Failure> {
+    ///
+    /// # Errors
+    /// The value that is beyond a limit, or what does not go together.
+    pub fn check_limits(&self) -> Result<(), Failure> {
         let limits = [
             ("queue pairs (-q)", self.qps, 1, if self.mode == Mode::Lat { 1 } else { MAX_QPS }),
             ("tx depth (-t)", self.tx_depth, 1, MAX_DEPTH),
@@ -139,7 +156,7 @@ impl Plan {
     }
 
     /// Checks the length of a message.
-    pub(super) fn check_size(&self, size: u32) -> Result<(), Failure> {
+    pub fn check_size(&self, size: u32) -> Result<(), Failure> {
         let most = (MAX_REGION / u64::from(self.qps)).min(u64::from(MAX_SIZE));
         if size == 0 || u64::from(size) > most {
             let qps = self.qps;
@@ -154,7 +171,7 @@ impl Plan {
     }
 
     /// Checks the length of a message that is one packet.
-    pub(super) fn check_datagram(&self, size: u32, path_mtu: PathMtu) -> Result<(), Failure> {
+    pub fn check_datagram(&self, size: u32, path_mtu: PathMtu) -> Result<(), Failure> {
         if self.service != Service::Ud || size <= path_mtu.bytes() {
             return Ok(());
         }
@@ -165,7 +182,7 @@ impl Plan {
 
     /// Checks how many messages of `size` bytes on each queue pair come next. All that are compared are
     /// there at the end of a lap.
-    pub(super) fn check_lap(&self, size: u32, messages: &[u64]) -> Result<(), Failure> {
+    pub fn check_lap(&self, size: u32, messages: &[u64]) -> Result<(), Failure> {
         let most = if self.check { Layout::new(self, size).slots } else { MAX_MESSAGES };
         match messages.iter().find(|count| **count > most) {
             Some(count) => {
@@ -179,55 +196,55 @@ impl Plan {
     }
 
     /// `write bw`, as on the command line.
-    pub(super) fn name(&self) -> String {
+    pub fn name(&self) -> String {
         format!("{:?} {:?}", self.operation, self.mode).to_lowercase()
     }
 
     /// Whether the server sends each message back: SEND and WRITE latency is half a round trip.
-    pub(super) fn echoes(&self) -> bool {
+    pub fn echoes(&self) -> bool {
         self.mode == Mode::Lat && matches!(self.operation, Operation::Write | Operation::Send)
     }
 
     /// Whether the server sends messages too.
-    pub(super) fn goes_both_ways(&self) -> bool {
+    pub fn goes_both_ways(&self) -> bool {
         self.echoes() || self.bidirectional
     }
 
     /// Whether the server sends far more than comes to it, with messages of `size` bytes: messages of its own,
     /// answers to READs, echoes that nobody acknowledges, or long ones to a WRITE of the one byte that rings.
-    pub(super) fn pours(&self, size: u32) -> bool {
+    pub fn pours(&self, size: u32) -> bool {
         let echo = if self.is_reliable() { self.doorbell() && size > SHORT_ECHO } else { self.echoes() };
         self.bidirectional || self.operation == Operation::Read || echo
     }
 
     /// Whether this end can tell how many messages have come, and need: all SENDs, and WRITEs that may be lost.
-    pub(super) fn is_counted(&self) -> bool {
+    pub fn is_counted(&self) -> bool {
         self.operation == Operation::Send || !self.is_reliable()
     }
 
     /// Whether all that is sent arrives.
-    pub(super) fn is_reliable(&self) -> bool {
+    pub fn is_reliable(&self) -> bool {
         self.service == Service::Rc
     }
 
     /// Bytes in front of a message where it arrives: the network header of a datagram.
-    pub(super) fn header(&self) -> u32 {
+    pub fn header(&self) -> u32 {
         if self.service == Service::Ud { 40 } else { 0 }
     }
 
     /// Whether the last byte of a message tells that it has arrived: nothing else does for a WRITE.
-    pub(super) fn doorbell(&self) -> bool {
+    pub fn doorbell(&self) -> bool {
         self.echoes() && self.operation == Operation::Write
     }
 }
 
 /// Where messages lie in a region: each queue pair has its own slots, used in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Layout {
+pub struct Layout {
     /// Bytes of a message.
-    pub(super) size: u32,
+    pub size: u32,
     /// Messages of a queue pair before slots are used again.
-    pub(super) slots: u64,
+    pub slots: u64,
     stride: u64,
     qps: u64,
 }
@@ -238,7 +255,8 @@ const LAP_BYTES: u64 = 64 << 20;
 const UNCHECKED_BYTES: u64 = 256 << 10;
 
 impl Layout {
-    pub(super) fn new(plan: &Plan, size: u32) -> Layout {
+    /// That of messages of `size` bytes.
+    pub fn new(plan: &Plan, size: u32) -> Layout {
         let stride = u64::from(size + plan.header()).next_multiple_of(8);
         let qps = u64::from(plan.qps);
         let budget = if plan.check { LAP_BYTES } else { UNCHECKED_BYTES };
@@ -247,40 +265,40 @@ impl Layout {
     }
 
     /// One message for each queue pair: the server's counters of atomics.
-    pub(super) fn single(plan: &Plan, size: u32) -> Layout {
+    pub fn single(plan: &Plan, size: u32) -> Layout {
         Layout { slots: 1, ..Layout::new(plan, size) }
     }
 
     /// One message for each queue pair, and the next queue pair's `spacing` bytes behind, or more.
-    pub(super) fn spaced(plan: &Plan, size: u32, spacing: u32) -> Layout {
+    pub fn spaced(plan: &Plan, size: u32, spacing: u32) -> Layout {
         let stride = u64::from((size + plan.header()).max(spacing)).next_multiple_of(8);
         Layout { size, slots: 1, stride, qps: plan.qps.into() }
     }
 
     /// Bytes of the region.
-    pub(super) fn len(&self) -> u64 {
+    pub fn len(&self) -> u64 {
         self.slots * self.stride * self.qps
     }
 
     /// Where a message lies.
-    pub(super) fn offset(&self, qp: usize, message: u64) -> u64 {
+    pub fn offset(&self, qp: usize, message: u64) -> u64 {
         qp as u64 * self.slots * self.stride + self.slot_offset(message)
     }
 
     /// Where a message lies behind the first one of its queue pair.
-    pub(super) fn slot_offset(&self, message: u64) -> u64 {
+    pub fn slot_offset(&self, message: u64) -> u64 {
         message % self.slots * self.stride
     }
 
     /// The bytes of a message.
-    pub(super) fn range(&self, qp: usize, message: u64) -> std::ops::Range<usize> {
+    pub fn range(&self, qp: usize, message: u64) -> std::ops::Range<usize> {
         let start = self.offset(qp, message) as usize;
         start..start + self.size as usize
     }
 }
 
 /// How many messages each of `qps` queue pairs gets of `messages`.
-pub(super) fn shares(messages: u64, qps: u32) -> Vec<u64> {
+pub fn shares(messages: u64, qps: u32) -> Vec<u64> {
     let qps = u64::from(qps);
     (0..qps).map(|qp| messages / qps + u64::from(qp < messages % qps)).collect()
 }

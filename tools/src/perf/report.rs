@@ -14,7 +14,7 @@ use crate::output::say;
 
 /// One end's account of a run.
 #[derive(Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct PerfReport {
     test: String,
     role: &'static str,
     driver: &'static str,
@@ -111,19 +111,19 @@ impl Measurement {
     }
 }
 
-impl Report {
+impl PerfReport {
     pub(super) fn new(
         role: &'static str,
         end: &Endpoint,
         plan: &Plan,
         path_mtu: PathMtu,
         results: Vec<Measurement>,
-    ) -> Report {
+    ) -> PerfReport {
         let capabilities = end.context.capabilities();
         let counters = end.context.counters();
         let driver = end.context.driver_stats();
         let dropped = counters.drops().map(|(_, count)| count).sum::<u64>();
-        Report {
+        PerfReport {
             test: plan.name(),
             role,
             driver: capabilities.driver,

@@ -3,7 +3,7 @@
 use ferroce::{Gid, PKey, PathMtu};
 use tracing::info;
 
-use super::message::{Message, Offer, Tally};
+use super::message::{Offer, PerfMessage, Tally};
 use super::plan::{Operation, Plan};
 use super::session::{Session, unexpected};
 use crate::failure::Failure;
@@ -45,12 +45,12 @@ pub(super) fn run(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<P
 fn serve(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
     agree(&session.plan, &plan)?;
     session.plan = plan;
-    session.control.send(&Message::Ready)?;
+    session.control.send(&PerfMessage::Ready)?;
     let mut path_mtu = PathMtu::Mtu256;
     loop {
         match session.wait_message()? {
-            Message::Connect(offer) => path_mtu = serve_size(session, &offer, wishes)?,
-            Message::Finish => return Ok(path_mtu),
+            PerfMessage::Connect(offer) => path_mtu = serve_size(session, &offer, wishes)?,
+            PerfMessage::Finish => return Ok(path_mtu),
             other => return Err(unexpected(&other)),
         }
     }
@@ -78,19 +78,19 @@ fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<Pa
     answer.path_mtu = Some(path_mtu.bytes());
     session.connect(offer, gid_index, path_mtu)?;
     info!(size = offer.size, %path_mtu, "connected");
-    session.control.send(&Message::Connect(answer))?;
+    session.control.send(&PerfMessage::Connect(answer))?;
     loop {
         match session.wait_message()? {
-            Message::Lap { number, messages } => {
+            PerfMessage::Lap { number, messages } => {
                 session.plan.check_lap(offer.size, &messages)?;
                 serve_lap(session, number, &messages)?;
             }
-            Message::Close => break,
+            PerfMessage::Close => break,
             other => return Err(unexpected(&other)),
         }
     }
     session.settle()?;
-    session.control.send(&Message::Closed)?;
+    session.control.send(&PerfMessage::Closed)?;
     session.close()?;
     Ok(path_mtu)
 }
@@ -134,12 +134,12 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
     }
     session.settle()?;
     session.prepare(number, messages)?;
-    session.control.send(&Message::Ready)?;
+    session.control.send(&PerfMessage::Ready)?;
     let started = session.end.now();
     let mut sent_by = None;
     let done = loop {
         match session.control.take() {
-            Some(Message::LapDone { messages: done }) => break done,
+            Some(PerfMessage::LapDone { messages: done }) => break done,
             Some(other) => return Err(unexpected(&other)),
             None => session.turn()?,
         }
@@ -164,7 +164,7 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
     let arrived = if session.plan.operation == Operation::Read { &sent } else { &done };
     let verified = session.verify(number, arrived)?;
     let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
-    session.control.send(&Message::Verified(Tally { verified, lost, sent, nanoseconds }))
+    session.control.send(&PerfMessage::Verified(Tally { verified, lost, sent, nanoseconds }))
 }
 
 #[cfg(test)]

@@ -12,22 +12,22 @@ use ferroce::{
 };
 use tracing::warn;
 
-use super::control::Control;
-use super::message::Message;
+use super::control::PerfControl;
+use super::message::PerfMessage;
 use super::pattern::Origin;
 use super::plan::{Layout, Operation, Plan};
 use crate::endpoint::{Endpoint, RETRY_COUNT};
 use crate::failure::{Failure, legible};
 
 /// One end of a measurement, with the TCP connection beside it.
-pub(super) struct Session<C = Control> {
+pub(super) struct Session<C = PerfControl> {
     // Before the connection, whose end tells that the port is closed.
     pub(super) end: Endpoint,
     pub(super) control: C,
     pub(super) plan: Plan,
     /// Which end this is.
     pub(super) role: Origin,
-    pub(super) lanes: Vec<Lane>,
+    pub(super) lanes: Vec<QpLane>,
     regions: Option<Regions>,
     /// When the control connection was looked at, heard from, and last spoken to.
     looked: Nanos,
@@ -71,7 +71,7 @@ pub(super) trait Beside {
 
 /// A queue pair and how far it has come.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Lane {
+pub(super) struct QpLane {
     qp: Qp,
     pub(super) qpn: Qpn,
     pub(super) psn: Psn,
@@ -383,7 +383,7 @@ fn gone<C: Beside>(how: &str) -> String {
     format!("the other end is gone: its control connection {how}{}", C::ADVICE)
 }
 
-pub(super) fn unexpected(message: &Message) -> Failure {
+pub(super) fn unexpected(message: &PerfMessage) -> Failure {
     Failure::run(format!("the other end sent {} out of turn", legible(&format!("{message:?}"))))
 }
 

@@ -7,19 +7,23 @@ use ferroce::{Gid, Psn, Qpn};
 
 /// What a peer must know of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Destination {
+pub struct Destination {
     /// 0 on Ethernet.
-    pub(super) lid: u16,
-    pub(super) qpn: Qpn,
-    pub(super) psn: Psn,
-    pub(super) gid: Gid,
+    pub lid: u16,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The PSN of its first packet.
+    pub psn: Psn,
+    /// Its GID.
+    pub gid: Gid,
 }
 
 /// Bytes of a message, its NUL included.
-pub(super) const MESSAGE: usize = 52;
+pub const MESSAGE: usize = 52;
 
 impl Destination {
-    pub(super) fn to_message(self) -> [u8; MESSAGE] {
+    /// As ibv_rc_pingpong writes it.
+    pub fn to_message(self) -> [u8; MESSAGE] {
         let Destination { lid, qpn, psn, gid } = self;
         let text =
             format!("{lid:04x}:{:06x}:{:06x}:{:032x}", qpn.value(), psn.value(), u128::from_be_bytes(gid.0));
@@ -28,7 +32,8 @@ impl Destination {
         message
     }
 
-    pub(super) fn from_message(message: &[u8; MESSAGE]) -> Option<Destination> {
+    /// Reads it; `None` if it is none.
+    pub fn from_message(message: &[u8; MESSAGE]) -> Option<Destination> {
         let text = std::str::from_utf8(message.strip_suffix(&[0])?).ok()?;
         let fields: Vec<&str> = text.split(':').collect();
         let &[lid, qpn, psn, gid] = fields.as_slice() else { return None };

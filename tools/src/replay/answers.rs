@@ -35,7 +35,7 @@ impl Answers {
             if packet.opcode.operation() == Operation::ReadResponse {
                 answers.reads.push((event.psn, index));
             }
-            if let Some(original) = packet.original {
+            if let Some(original) = packet.original() {
                 answers.originals.entry(event.psn).or_insert(original);
             }
         }

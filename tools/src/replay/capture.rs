@@ -84,7 +84,7 @@ impl Capture {
                     let bth =
                         layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
                     let to = bth.map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
-                    let (source, destination) = (transport.source, transport.destination);
+                    let (source, destination) = (transport.network.source, transport.network.destination);
                     let (frame, to) = (capture.frames, Qpn::new(to));
                     capture.foreign.push(Foreign { frame, at, source, destination, to, opcode });
                 }

@@ -107,12 +107,12 @@ impl Comparison<'_> {
     fn request(&mut self, there: &Seen, here: &Seen) {
         let frame = there.frame;
         let same = there.opcode == here.opcode
-            && there.reth == here.reth
-            && there.atomic == here.atomic
-            && there.feth == here.feth
-            && there.immediate == here.immediate
-            && there.invalidates == here.invalidates
-            && there.deth.map(|deth| deth.qkey()) == here.deth.map(|deth| deth.qkey())
+            && there.extensions.reth == here.extensions.reth
+            && there.extensions.atomic_eth == here.extensions.atomic_eth
+            && there.extensions.feth == here.extensions.feth
+            && there.immediate() == here.immediate()
+            && there.invalidates() == here.invalidates()
+            && there.extensions.deth.map(|deth| deth.qkey()) == here.extensions.deth.map(|deth| deth.qkey())
             && there.bth.dest_qpn() == here.bth.dest_qpn()
             && (there.bth.solicited() == here.bth.solicited() || !there.may_solicit());
         if !same {
@@ -146,7 +146,7 @@ impl Comparison<'_> {
             let value = u8::from(there.bth.mig_req());
             self.lawful(Rule::MigrationRequest, there.frame, format!("MigReq was {value}"));
         }
-        if there.source_port != here.source_port {
+        if there.network.source_port != here.network.source_port {
             self.lawful(Rule::SourcePort, there.frame, "the UDP source port is another");
         }
     }
@@ -163,7 +163,7 @@ impl Comparison<'_> {
         for event in &recorded {
             // One that says the same again is no other.
             let packet = &event.packet;
-            if known.insert((event.psn, packet.opcode.byte(), packet.original, packet.payload_digest())) {
+            if known.insert((event.psn, packet.opcode.byte(), packet.original(), packet.payload_digest())) {
                 there.entry(event.psn).or_default().push(packet);
             }
         }
@@ -207,18 +207,20 @@ impl Comparison<'_> {
                     self.lawful(Rule::ReadShape, first.frame, text);
                 }
             }
-            Operation::AtomicAcknowledge if !alike.iter().any(|there| there.original == here.original) => {
+            Operation::AtomicAcknowledge
+                if !alike.iter().any(|there| there.original() == here.original()) =>
+            {
                 let text = format!(
                     "the atomic at PSN {} returns {:#x?}, recorded {:#x?}",
                     hex(psn),
-                    here.original,
-                    first.original
+                    here.original(),
+                    first.original()
                 );
                 self.violation(Rule::Data, first.frame, text);
             }
             _ => {}
         }
-        let code = |packet: &Seen| match packet.aeth?.syndrome()? {
+        let code = |packet: &Seen| match packet.extensions.aeth?.syndrome()? {
             Syndrome::Ack { credit_code } => Some(credit_code),
             _ => None,
         };
@@ -239,7 +241,7 @@ impl Comparison<'_> {
     fn refusals(&mut self, recorded: &[&Event], engine: &[&Event]) {
         let naks = |events: &[&Event]| -> Vec<(i64, u8, u64)> {
             let responses = events.iter().filter(|event| event.packet.is_nak() && event.packet.icrc_is_right);
-            let byte = |event: &Event| event.packet.aeth.map_or(0, |aeth| aeth.syndrome_byte());
+            let byte = |event: &Event| event.packet.extensions.aeth.map_or(0, |aeth| aeth.syndrome_byte());
             responses.map(|event| (event.psn, byte(event), event.packet.frame)).collect()
         };
         let mut there = naks(recorded);

@@ -142,19 +142,20 @@ impl Conversation {
                 }
             }
             if matches!(service, Service::Rc | Service::Uc) {
-                let flow = (packet.source, packet.destination, to, service);
+                let flow = (packet.network.source, packet.network.destination, to, service);
                 let back = pairing
                     .partner(&flow)
-                    .map(|partner| (packet.destination, packet.source, partner.qpn, service));
+                    .map(|partner| (packet.network.destination, packet.network.source, partner.qpn, service));
                 if courses.note(packet, flow, back) {
                     by_flow.remove(&flow);
                     back.and_then(|back| by_flow.remove(&back));
                 }
             }
-            let index = match (service, packet.deth) {
+            let index = match (service, packet.extensions.deth) {
                 _ if to == Qpn::GSI => continue,
                 (Service::Ud, Some(deth)) => {
-                    let mut ends = [(packet.source, deth.source_qpn()), (packet.destination, to)];
+                    let mut ends =
+                        [(packet.network.source, deth.source_qpn()), (packet.network.destination, to)];
                     let as_sent = ends.map(|(gid, qpn)| End { gid, qpn: Some(qpn) });
                     ends.sort_by_key(|(gid, qpn)| (gid.0, qpn.value()));
                     *datagrams.entry(ends).or_insert_with(|| {
@@ -165,14 +166,16 @@ impl Conversation {
                 (Service::Ud, None) => continue,
                 // A CNP is for the queue pair whatever its service.
                 (Service::Cnp, _) => {
-                    let of = |service| by_flow.get(&(packet.source, packet.destination, to, service));
+                    let of = |service| {
+                        by_flow.get(&(packet.network.source, packet.network.destination, to, service))
+                    };
                     match of(Service::Rc).or_else(|| of(Service::Uc)) {
                         Some(index) => *index,
                         None => continue,
                     }
                 }
                 (service, _) => {
-                    let flow = (packet.source, packet.destination, to, service);
+                    let flow = (packet.network.source, packet.network.destination, to, service);
                     match by_flow.get(&flow) {
                         Some(index) => *index,
                         // What is damaged may be for anybody.
@@ -229,12 +232,15 @@ impl Conversation {
     }
 
     fn take(&mut self, packet: &Rc<Seen>) {
-        let is_first = match (self.service, packet.deth) {
+        let is_first = match (self.service, packet.extensions.deth) {
             (Service::Ud, Some(deth)) => {
-                self.ends[0].gid == packet.source && self.ends[0].qpn == Some(deth.source_qpn())
+                self.ends[0].gid == packet.network.source && self.ends[0].qpn == Some(deth.source_qpn())
             }
             // Both ends may have one address (a host that talks to itself).
-            _ => self.ends[1].gid == packet.destination && self.ends[1].qpn == Some(packet.bth.dest_qpn()),
+            _ => {
+                self.ends[1].gid == packet.network.destination
+                    && self.ends[1].qpn == Some(packet.bth.dest_qpn())
+            }
         };
         let from = usize::from(!is_first);
         self.events.push(Event { from, packet: Rc::clone(packet), psn: 0, lost: false, copy: false });
@@ -285,7 +291,7 @@ impl Conversation {
         let mut copies = Vec::new();
         for (index, event) in self.events.iter().enumerate().filter(|(_, event)| numbers[event.from]) {
             let packet = &event.packet;
-            let key = (event.from, packet.identification(), event.psn, packet.icrc_bytes());
+            let key = (event.from, packet.identification(), event.psn, packet.icrc);
             match seen.insert(key, index) {
                 Some(before) if self.events[before].packet.is_same_as(packet) => copies.push(index),
                 _ => {}
@@ -320,7 +326,8 @@ impl Conversation {
     fn path_mtu_of_reads(&self) -> Option<PathMtu> {
         let mut firsts: BTreeMap<(usize, i64), u32> = BTreeMap::new();
         for event in self.events.iter().filter(|event| event.packet.is_whole_request()) {
-            let read = event.packet.reth.filter(|_| event.packet.opcode == Opcode::RC_READ_REQUEST);
+            let read =
+                event.packet.extensions.reth.filter(|_| event.packet.opcode == Opcode::RC_READ_REQUEST);
             firsts.entry((event.from, event.psn)).or_insert(read.map_or(0, |reth| reth.length()));
         }
         // Those that fit every READ with a new request right behind; what goes on with a READ is none.
@@ -348,7 +355,7 @@ impl Conversation {
             if !packet.icrc_is_right {
                 continue; // nobody can tell what it asked for
             }
-            let is_sequence_error = packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
+            let is_sequence_error = packet.extensions.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x60);
             let is_told = packet.is_response() && is_sequence_error;
             // What had no receive did arrive; rdma_rxe NAKs the packets behind it, too.
             let mut before = self.events[..at].iter().rev().take(LOOK_BACK);
@@ -382,8 +389,9 @@ impl Conversation {
 
     /// Whether the path MTU, and so how many PSNs a READ takes up, is more than a guess.
     pub(super) fn knows_path_mtu(&self) -> bool {
-        let long =
-            |event: &Event| event.packet.reth.is_some_and(|reth| reth.length() > PathMtu::Mtu256.bytes());
+        let long = |event: &Event| {
+            event.packet.extensions.reth.is_some_and(|reth| reth.length() > PathMtu::Mtu256.bytes())
+        };
         self.path_mtu_from != GUESSED || !self.events.iter().any(long)
     }
 
@@ -400,7 +408,7 @@ impl Conversation {
 
     /// How many PSNs a request takes up.
     pub(super) fn span(&self, request: &Seen) -> i64 {
-        match (request.opcode.operation(), request.reth) {
+        match (request.opcode.operation(), request.extensions.reth) {
             (Operation::ReadRequest, Some(reth)) => i64::from(self.path_mtu.packets(reth.length())),
             _ => 1,
         }
@@ -471,14 +479,16 @@ fn setups(packets: &[Rc<Seen>]) -> Vec<Setup> {
     let mut asked = HashMap::new();
     let mut setups = Vec::new();
     for packet in packets.iter().filter(|p| p.bth.dest_qpn() == Qpn::GSI && p.icrc_is_right) {
-        let Ok(message) = CmMessage::parse(packet.payload()) else { continue };
+        let Ok(message) = CmMessage::parse(&packet.payload) else { continue };
         match message.body {
             CmBody::Req(req) => {
-                asked.insert((packet.source, req.local_comm_id()), (packet.destination, *req));
+                asked
+                    .insert((packet.network.source, req.local_comm_id()), (packet.network.destination, *req));
             }
             CmBody::Rep(rep) => {
-                let key = (packet.destination, rep.remote_comm_id());
-                let Some((from, req)) = asked.get(&key).filter(|(from, _)| *from == packet.source) else {
+                let key = (packet.network.destination, rep.remote_comm_id());
+                let Some((from, req)) = asked.get(&key).filter(|(from, _)| *from == packet.network.source)
+                else {
                     continue;
                 };
                 let agreed = Agreed {
@@ -509,7 +519,7 @@ fn numbering(packets: &[Rc<Seen>]) -> HashMap<Gid, Option<u16>> {
     let mut hosts = HashMap::new();
     for packet in packets {
         if let Some(number) = packet.identification().filter(|_| packet.icrc_is_right) {
-            let known = hosts.entry(packet.source).or_insert(Some(number));
+            let known = hosts.entry(packet.network.source).or_insert(Some(number));
             *known = known.filter(|known| *known == number);
         }
     }

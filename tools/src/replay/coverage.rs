@@ -20,7 +20,7 @@ pub(super) struct Coverage {
 impl Coverage {
     pub(super) fn of(conversation: &Conversation) -> Coverage {
         let mut coverage = Coverage::default();
-        let asked = Asked::of(conversation);
+        let asked = AskedPsns::of(conversation);
         for event in &conversation.events {
             coverage.sent[event.from] += 1;
             if asked.judges(event) {
@@ -46,7 +46,7 @@ impl Coverage {
 /// Packets that are judged, and that no engine in the place of these ends gets or is to send: the capture does
 /// not have all of their messages.
 pub(super) fn not_played(conversation: &Conversation, ends: &[usize]) -> u64 {
-    let asked = Asked::of(conversation);
+    let asked = AskedPsns::of(conversation);
     let known = [0, 1].map(|end| match ends.contains(&end) {
         true => Messages::posted(conversation, end),
         false => conversation.messages[end].clone(),
@@ -58,10 +58,10 @@ pub(super) fn not_played(conversation: &Conversation, ends: &[usize]) -> u64 {
 }
 
 /// The PSNs of the recorded requests of each end, as stretches from the first to before the last.
-struct Asked([BTreeMap<i64, i64>; 2]);
+struct AskedPsns([BTreeMap<i64, i64>; 2]);
 
-impl Asked {
-    fn of(conversation: &Conversation) -> Asked {
+impl AskedPsns {
+    fn of(conversation: &Conversation) -> AskedPsns {
         let mut asked = [BTreeMap::new(), BTreeMap::new()];
         for event in &conversation.events {
             if event.packet.is_whole_request() {
@@ -78,7 +78,7 @@ impl Asked {
                 *end = newest;
             }
         }
-        Asked(asked)
+        AskedPsns(asked)
     }
 
     /// What is damaged says nothing of its sender, nor does an answer to what was not recorded.

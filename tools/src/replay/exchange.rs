@@ -43,7 +43,7 @@ impl Exchange {
         let mut found: Vec<Exchange> = Vec::new();
         let mut by_hosts: HashMap<[Gid; 2], usize> = HashMap::new();
         for packet in packets.iter().filter(|packet| packet.bth.dest_qpn() == Qpn::GSI && is_cm(packet)) {
-            let hosts = [packet.source, packet.destination];
+            let hosts = [packet.network.source, packet.network.destination];
             let mut sorted = hosts;
             sorted.sort_by_key(|host| host.0);
             let index = *by_hosts.entry(sorted).or_insert_with(|| {
@@ -70,12 +70,12 @@ impl Exchange {
         let mut requests: HashMap<(Gid, u32), Asked> = HashMap::new();
         let mut ends: HashMap<(Gid, u32), Asked> = HashMap::new();
         for packet in &self.messages {
-            let judged = &mut judged[usize::from(packet.source != self.hosts[0])];
+            let judged = &mut judged[usize::from(packet.network.source != self.hosts[0])];
             if !packet.icrc_is_right {
                 continue; // nobody gets to see it
             }
             shape(packet, judged);
-            let message = match CmMessage::parse(packet.payload()) {
+            let message = match CmMessage::parse(&packet.payload) {
                 Ok(message) => message,
                 Err(error) => {
                     judged.fault(
@@ -87,9 +87,9 @@ impl Exchange {
                 }
             };
             judged.count(message.body.name());
-            let (here, there) = (packet.source, packet.destination);
+            let (here, there) = (packet.network.source, packet.network.destination);
             let transaction_id = message.transaction_id;
-            let asked = || Asked { transaction_id, by: here, mad: packet.payload().to_vec() };
+            let asked = || Asked { transaction_id, by: here, mad: packet.payload.clone() };
             match message.body {
                 CmBody::Req(req) => {
                     addresses(packet, req.service_id(), &req.private_data, judged);
@@ -139,12 +139,12 @@ impl Judged {
 
 /// Whether it is of the connection manager, and not of another management class.
 fn is_cm(packet: &Seen) -> bool {
-    packet.payload().get(1) == Some(&MadHeader::CLASS_CM)
+    packet.payload.get(1) == Some(&MadHeader::CLASS_CM)
 }
 
 /// What every message over QP1 has (docs/protocol.md §2, GMP).
 fn shape(packet: &Seen, judged: &mut Judged) {
-    let deth = packet.deth.map(|deth| (deth.qkey(), deth.source_qpn()));
+    let deth = packet.extensions.deth.map(|deth| (deth.qkey(), deth.source_qpn()));
     if packet.opcode != Opcode::UD_SEND_ONLY || packet.payload_len() != MAD_LEN {
         let text =
             format!("{} of {} bytes: must be a UD SEND of {MAD_LEN}", packet.opcode, packet.payload_len());
@@ -166,7 +166,8 @@ fn addresses(packet: &Seen, service_id: u64, private_data: &[u8], judged: &mut J
     match IpCm::parse(private_data) {
         Err(error) => judged.fault(Rule::CmAddresses, packet, error.to_string()),
         Ok(ip)
-            if (Gid::from(ip.source), Gid::from(ip.destination)) != (packet.source, packet.destination) =>
+            if (Gid::from(ip.source), Gid::from(ip.destination))
+                != (packet.network.source, packet.network.destination) =>
         {
             let text = format!("says it goes from {} to {}", ip.source, ip.destination);
             judged.fault(Rule::CmAddresses, packet, text);
@@ -185,7 +186,7 @@ fn repeated(
 ) {
     if let Some(before) = requests.get(&key)
         && before.transaction_id == transaction_id
-        && before.mad != packet.payload()
+        && before.mad != packet.payload
     {
         judged.fault(
             Rule::CmRepeat,

@@ -17,8 +17,9 @@ pub(super) fn tie(pairing: &mut Pairing, packets: &[Rc<Seen>], pairs: &[(Qpn, Qp
     }
     let is_connected =
         |packet: &&Rc<Seen>| packet.icrc_is_right && matches!(packet.service(), Service::Rc | Service::Uc);
-    let flow =
-        |packet: &Rc<Seen>| (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service());
+    let flow = |packet: &Rc<Seen>| {
+        (packet.network.source, packet.network.destination, packet.bth.dest_qpn(), packet.service())
+    };
     let flows: HashSet<Flow> = packets.iter().filter(is_connected).map(flow).collect();
     if flows.is_empty() {
         // That there is nothing to judge, and why, is said elsewhere.

@@ -120,7 +120,7 @@ impl<'a> Lane<'a> {
         let sq_psn = wrapped(starts[end]);
         let steps = match of.service {
             Service::Ud | Service::Cnp => {
-                let qkey = of.events.iter().find(|e| e.from != end).and_then(|e| e.packet.deth);
+                let qkey = of.events.iter().find(|e| e.from != end).and_then(|e| e.packet.extensions.deth);
                 vec![
                     Transition::InitDatagram { qkey: qkey.map_or(0, |deth| deth.qkey()) },
                     Transition::ReadyToReceiveDatagrams,
@@ -166,7 +166,7 @@ impl<'a> Lane<'a> {
         }
         let destination = match of.service {
             Service::Ud => {
-                let qkey = of.events.iter().find(|e| e.from == end).and_then(|e| e.packet.deth);
+                let qkey = of.events.iter().find(|e| e.from == end).and_then(|e| e.packet.extensions.deth);
                 let ah = context.create_ah(pd, &address)?;
                 Some(Destination { ah, qpn: peer, qkey: qkey.map_or(0, |deth| deth.qkey()) })
             }
@@ -403,8 +403,8 @@ impl<'a> Lane<'a> {
         let head = message.packets.first().and_then(Option::as_ref).unwrap_or(tail);
         let remote = message.remote().map(|(addr, rkey, _)| RemoteAddress { addr, rkey });
         let missing = || Failure::run(format!("frame {}: {} without its headers", head.frame, head.opcode));
-        let op = match (head.opcode.operation(), tail.immediate, remote) {
-            (Operation::Send, immediate, _) => match (self.destination, immediate, tail.invalidates) {
+        let op = match (head.opcode.operation(), tail.immediate(), remote) {
+            (Operation::Send, immediate, _) => match (self.destination, immediate, tail.invalidates()) {
                 (Some(to), None, _) => SendOp::SendTo(to),
                 (Some(to), Some(immediate), _) => SendOp::SendToWithImm(to, immediate),
                 (None, Some(immediate), _) => SendOp::SendWithImm(immediate),
@@ -415,18 +415,18 @@ impl<'a> Lane<'a> {
             (Operation::Write, None, Some(remote)) => SendOp::Write(remote),
             (Operation::ReadRequest, _, Some(remote)) => return Ok((SendOp::Read(remote), sink)),
             (Operation::CompareSwap, _, Some(remote)) => {
-                let atomic = head.atomic.ok_or_else(missing)?;
+                let atomic = head.extensions.atomic_eth.ok_or_else(missing)?;
                 let (compare, swap) = (atomic.compare(), atomic.swap_or_add());
                 return Ok((SendOp::CompareSwap { remote, compare, swap }, sink));
             }
             (Operation::FetchAdd, _, Some(remote)) => {
-                let add = head.atomic.ok_or_else(missing)?.swap_or_add();
+                let add = head.extensions.atomic_eth.ok_or_else(missing)?.swap_or_add();
                 return Ok((SendOp::FetchAdd { remote, add }, sink));
             }
             (Operation::AtomicWrite, _, Some(remote)) => SendOp::AtomicWrite(remote),
             (Operation::Flush, _, Some(remote)) => {
-                let feth = head.feth.ok_or_else(missing)?;
-                let length = head.reth.map_or(0, |reth| reth.length());
+                let feth = head.extensions.feth.ok_or_else(missing)?;
+                let length = head.extensions.reth.map_or(0, |reth| reth.length());
                 let selectivity = feth.selectivity().ok_or_else(missing)?;
                 SendOp::Flush { remote, length, selectivity, kind: feth.flush_type() }
             }
@@ -442,7 +442,7 @@ impl<'a> Lane<'a> {
 
     /// Whether it was this queue pair that sent a packet to where it sends.
     pub(super) fn sent(&self, packet: &Seen) -> bool {
-        let source = packet.deth.is_none_or(|deth| deth.source_qpn() == self.qpn);
+        let source = packet.extensions.deth.is_none_or(|deth| deth.source_qpn() == self.qpn);
         source && (packet.service() == self.of.service || packet.is_cnp())
     }
 
@@ -474,7 +474,7 @@ impl<'a> Lane<'a> {
         if packet.is_request() {
             *newest = (*newest).max(psn);
         }
-        if packet.original.is_some() {
+        if packet.original().is_some() {
             self.atomics.insert(psn);
         }
         if packet.is_response() && !packet.is_nak() {
@@ -518,7 +518,7 @@ fn address(context: &Context, of: &Conversation, end: usize, far: MacAddr) -> Re
     let sgid_index = gids.iter().position(own).ok_or_else(|| Failure::run("an end without address"))?;
     Ok(AddressVector::new(gid, sgid_index)
         .mac(far)
-        .traffic_class(first.map_or(0, |event| event.packet.traffic_class)))
+        .traffic_class(first.map_or(0, |event| event.packet.network.traffic_class)))
 }
 
 fn qp_type(service: Service) -> QpType {

@@ -46,7 +46,7 @@ pub(super) enum Found {
 
 /// What is known of a key before it is registered.
 #[derive(Default)]
-struct Wanted {
+struct WantedAccess {
     /// Address ranges, and what was done there with success.
     ranges: Vec<(u64, u64, Access)>,
     invalidated: bool,
@@ -59,7 +59,7 @@ const BLANK: u8 = 0xdd;
 
 /// What the other ends reached with success, in order of keys and addresses.
 pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Area> {
-    let mut wanted: BTreeMap<u32, Wanted> = BTreeMap::new();
+    let mut wanted: BTreeMap<u32, WantedAccess> = BTreeMap::new();
     // What was refused under a key may have been refused again, behind the end of the capture.
     let mut refused: BTreeSet<u32> = BTreeSet::new();
     for Place { conversation, end } in places {
@@ -75,7 +75,7 @@ pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Are
             if was_refused(of, *end, message) || (is_refused && !was_answered(of, *end, message)) {
                 continue;
             }
-            if let Some(key) = message.tail().and_then(|packet| packet.invalidates) {
+            if let Some(key) = message.tail().and_then(|packet| packet.invalidates()) {
                 wanted.entry(key.value()).or_default().invalidated = true;
             }
             if let Some((addr, rkey, len @ 1..)) = message.remote() {
@@ -92,7 +92,7 @@ pub(super) fn areas(conversations: &[Conversation], places: &[Place]) -> Vec<Are
         }
     }
     let mut areas = Vec::new();
-    for (rkey, Wanted { mut ranges, invalidated }) in wanted {
+    for (rkey, WantedAccess { mut ranges, invalidated }) in wanted {
         if ranges.is_empty() {
             ranges.push((0, 8, Access::NONE));
         }
@@ -177,7 +177,7 @@ impl Exposed {
         let request = &of.events[index];
         let packet = &request.packet;
         let end = 1 - request.from;
-        if let Some(atomic) = packet.atomic {
+        if let Some(atomic) = packet.extensions.atomic_eth {
             // All answers to it are the same, and the one to this packet may be missing.
             let original = of.answers[end].original(request.psn);
             if let Some(original) = original.filter(|_| standing != Standing::Done) {
@@ -199,7 +199,9 @@ impl Exposed {
                     });
                 }
             }
-        } else if let (Operation::ReadRequest, Some(reth)) = (packet.opcode.operation(), packet.reth) {
+        } else if let (Operation::ReadRequest, Some(reth)) =
+            (packet.opcode.operation(), packet.extensions.reth)
+        {
             lane.note_put(reth);
             let mtu = u64::from(of.path_mtu.bytes());
             for (psn, answers) in of.answers[end].reads(request.psn..request.psn + of.span(packet)) {
@@ -207,7 +209,7 @@ impl Exposed {
                 let behind = answers.partition_point(|(_, answer)| *answer < index);
                 let Some((_, answer)) = answers.get(behind).or(answers.last()) else { continue };
                 let va = reth.va().wrapping_add((psn - request.psn) as u64 * mtu);
-                self.put(context, reth.rkey(), va, of.events[*answer].packet.payload())?;
+                self.put(context, reth.rkey(), va, &of.events[*answer].packet.payload)?;
             }
         }
         Ok(())

@@ -50,15 +50,15 @@ impl Message {
 
     /// Whether it takes a receive of the other end.
     pub(super) fn takes_receive(&self) -> bool {
-        let immediate = self.tail().is_some_and(|packet| packet.immediate.is_some());
+        let immediate = self.tail().is_some_and(|packet| packet.immediate().is_some());
         self.operation() == Some(Operation::Send) || immediate
     }
 
     /// Address, key and length that it names at the other end.
     pub(super) fn remote(&self) -> Option<(u64, RKey, u64)> {
         let head = self.head()?;
-        let by_reth = head.reth.map(|reth| (reth.va(), reth.rkey(), u64::from(reth.length())));
-        by_reth.or_else(|| head.atomic.map(|atomic| (atomic.va(), atomic.rkey(), 8)))
+        let by_reth = head.extensions.reth.map(|reth| (reth.va(), reth.rkey(), u64::from(reth.length())));
+        by_reth.or_else(|| head.extensions.atomic_eth.map(|atomic| (atomic.va(), atomic.rkey(), 8)))
     }
 
     /// Bytes of its payload, and whether each packet of them was seen.
@@ -68,7 +68,7 @@ impl Message {
         let last = self.packets.len().saturating_sub(1);
         for (place, packet) in self.packets.iter().enumerate() {
             match packet {
-                Some(packet) => bytes.extend_from_slice(packet.payload()),
+                Some(packet) => bytes.extend_from_slice(&packet.payload),
                 None => {
                     whole = false;
                     bytes.resize(bytes.len() + self.len_of(None, place == last, path_mtu), 0);
@@ -177,7 +177,8 @@ impl Messages {
                 ended = packet.ends();
             }
             // What is missing may be the end of this message and the start of another.
-            let announced = packet.reth.map(|reth| conversation.path_mtu.packets(reth.length()) as usize);
+            let announced =
+                packet.extensions.reth.map(|reth| conversation.path_mtu.packets(reth.length()) as usize);
             let is_sure = packets.iter().all(Option::is_some) || announced == Some(packets.len());
             if !ended || !is_sure {
                 messages.cut = Some((*psn, packet.frame));

@@ -1,104 +1,68 @@
 //! A RoCE packet, recorded or sent by the engine, taken apart once.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::ops::Range;
+use std::ops::Deref;
 
-use ferroce::wire::{
-    Aeth, AtomicEth, Bth, Deth, Feth, ICRC_LEN, NetworkHeader, Opcode, Operation, Packet, ParseError,
-    Position, Reth, Service,
-};
-use ferroce::{Gid, Nanos, Psn, RKey};
+use ferroce::wire::{NetworkHeader, Opcode, Operation, OwnedPacket, Packet, ParseError, Position, Service};
+use ferroce::{Nanos, Psn, RKey};
 
-/// One packet with a transport header that could be read.
+/// One packet with a transport header that could be read, and when it was.
 #[derive(Clone, Debug)]
 pub(super) struct Seen {
     /// Its number in the capture, from 1; of an engine's packet, that of the recorded packet before it.
     pub(super) frame: u64,
     pub(super) at: Nanos,
-    pub(super) header: NetworkHeader,
-    pub(super) source: Gid,
-    pub(super) destination: Gid,
-    pub(super) traffic_class: u8,
-    pub(super) source_port: Option<u16>,
-    pub(super) opcode: Opcode,
-    pub(super) bth: Bth,
-    pub(super) deth: Option<Deth>,
-    pub(super) reth: Option<Reth>,
-    pub(super) feth: Option<Feth>,
-    pub(super) atomic: Option<AtomicEth>,
-    pub(super) aeth: Option<Aeth>,
-    /// What an atomic found.
-    pub(super) original: Option<u64>,
-    pub(super) immediate: Option<u32>,
-    pub(super) invalidates: Option<RKey>,
     pub(super) icrc_is_right: bool,
     pub(super) pad_fits: bool,
-    /// From the network header to the ICRC; of an engine's packet none.
-    pub(super) bytes: Vec<u8>,
-    payload: Range<usize>,
+    /// Of a packet of the engine without its payload, but for a CNP.
+    packet: OwnedPacket,
+    payload_len: usize,
     /// Of the payload: two packets are told apart by it when one of them is not kept.
     digest: u64,
+}
+
+impl Deref for Seen {
+    type Target = OwnedPacket;
+
+    fn deref(&self) -> &OwnedPacket {
+        &self.packet
+    }
 }
 
 impl Seen {
     /// Takes a packet apart that begins with its network header.
     pub(super) fn new(frame: u64, at: Nanos, bytes: &[u8], is_roce_v1: bool) -> Result<Seen, ParseError> {
         let packet = if is_roce_v1 { Packet::decode_grh(bytes) } else { Packet::decode_ip(bytes) }?;
-        let network = packet.network();
-        let extensions = packet.opcode.extensions_len();
-        let start = packet.header.bth_start() + Bth::LEN + extensions;
-        let len = packet.covered().len() + ICRC_LEN;
         let mut digest = DefaultHasher::new();
         packet.payload.hash(&mut digest);
         Ok(Seen {
             frame,
             at,
-            header: packet.header,
-            source: network.source,
-            destination: network.destination,
-            traffic_class: network.traffic_class,
-            source_port: network.source_port,
-            opcode: packet.opcode,
-            bth: *packet.bth,
-            deth: packet.deth().copied(),
-            reth: packet.reth().copied(),
-            feth: packet.feth().copied(),
-            atomic: packet.atomic_eth().copied(),
-            aeth: packet.aeth().copied(),
-            original: packet.atomic_ack_eth().map(|header| header.original()),
-            immediate: packet.immdt().map(|header| header.value()),
-            invalidates: packet.ieth().map(|header| header.rkey()),
             icrc_is_right: packet.check_icrc().is_ok(),
             pad_fits: packet.pad_fits(),
-            payload: start..start + packet.payload.len(),
+            packet: OwnedPacket::from(&packet),
+            payload_len: packet.payload.len(),
             digest: digest.finish(),
-            bytes: bytes[..len].to_vec(),
         })
     }
 
     /// As [`new`](Seen::new), of a packet that the engine sent. The engine may send much more than was recorded: its
-    /// bytes are not kept, but for a CNP's, whose payload belongs to its shape.
+    /// payload is not kept, but for a CNP's, whose payload belongs to its shape.
     pub(super) fn sent(frame: u64, at: Nanos, bytes: &[u8], is_roce_v1: bool) -> Result<Seen, ParseError> {
-        let mut packet = Seen::new(frame, at, bytes, is_roce_v1)?;
-        if !packet.is_cnp() {
-            packet.bytes = Vec::new();
+        let mut seen = Seen::new(frame, at, bytes, is_roce_v1)?;
+        if !seen.is_cnp() {
+            seen.packet.payload = Vec::new();
         }
-        Ok(packet)
+        Ok(seen)
     }
 
     pub(super) fn is_roce_v1(&self) -> bool {
-        self.header == NetworkHeader::Grh
-    }
-
-    /// Extension headers and payload.
-    pub(super) fn contents(&self) -> &[u8] {
-        self.bytes.get(self.header.bth_start() + Bth::LEN..self.payload.end).unwrap_or_default()
+        self.network.header == NetworkHeader::Grh
     }
 
     /// The IPv4 identification.
     pub(super) fn identification(&self) -> Option<u16> {
-        let bytes = self.bytes.get(4..6).filter(|_| self.header == NetworkHeader::Ipv4)?;
-        Some(u16::from_be_bytes([bytes[0], bytes[1]]))
+        (self.network.header == NetworkHeader::Ipv4).then_some(self.network.identification)
     }
 
     /// Whether its sender sent it after another one, as far as the identifications tell.
@@ -107,34 +71,35 @@ impl Seen {
         numbers.is_some_and(|(here, there)| (1..1 << 15).contains(&here.wrapping_sub(there)))
     }
 
-    pub(super) fn icrc_bytes(&self) -> &[u8] {
-        self.bytes.last_chunk::<ICRC_LEN>().map_or(&[], |icrc| icrc)
-    }
-
     /// Whether all that no router changes is the same: what the ICRC covers.
     pub(super) fn is_same_as(&self, other: &Seen) -> bool {
-        // FECN, BECN and the reserved bits beside them are a byte of the BTH that it does not cover.
-        const UNCOVERED: usize = 4;
-        fn transport(packet: &Seen) -> Option<(&[u8], &[u8])> {
-            let (before, rest) =
-                packet.bytes.get(packet.header.bth_start()..)?.split_at_checked(UNCOVERED)?;
-            Some((before, rest.get(1..)?))
-        }
         self.identification() == other.identification()
-            && transport(self).is_some_and(|here| transport(other) == Some(here))
+            && self.bth.covered() == other.bth.covered()
+            && self.extensions == other.extensions
+            && self.carries_the_same_as(other)
+            && self.icrc == other.icrc
     }
 
-    /// Of a recorded packet; the engine's are told apart by their digests.
-    pub(super) fn payload(&self) -> &[u8] {
-        self.bytes.get(self.payload.clone()).unwrap_or_default()
+    /// What an atomic found.
+    pub(super) fn original(&self) -> Option<u64> {
+        self.extensions.atomic_ack_eth.map(|header| header.original())
     }
 
+    pub(super) fn immediate(&self) -> Option<u32> {
+        self.extensions.immdt.map(|header| header.value())
+    }
+
+    pub(super) fn invalidates(&self) -> Option<RKey> {
+        self.extensions.ieth.map(|header| header.rkey())
+    }
+
+    /// How long its payload was, which may not be kept.
     pub(super) fn payload_len(&self) -> usize {
-        self.payload.len()
+        self.payload_len
     }
 
     pub(super) fn payload_digest(&self) -> (usize, u64) {
-        (self.payload_len(), self.digest)
+        (self.payload_len, self.digest)
     }
 
     /// Whether both have the same payload.
@@ -152,7 +117,7 @@ impl Seen {
 
     /// Whether it may carry the solicited event bit.
     pub(super) fn may_solicit(&self) -> bool {
-        self.ends() && (self.opcode.operation() == Operation::Send || self.immediate.is_some())
+        self.ends() && (self.opcode.operation() == Operation::Send || self.extensions.immdt.is_some())
     }
 
     pub(super) fn is_request(&self) -> bool {
@@ -181,17 +146,18 @@ impl Seen {
     }
 
     pub(super) fn is_rnr_nak(&self) -> bool {
-        self.is_response() && self.aeth.is_some_and(|aeth| aeth.syndrome_byte() >> 5 == 1)
+        self.is_response() && self.extensions.aeth.is_some_and(|aeth| aeth.syndrome_byte() >> 5 == 1)
     }
 
     /// Whether it refuses a request for good.
     pub(super) fn is_refusal(&self) -> bool {
-        self.is_response() && self.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64))
+        self.is_response()
+            && self.extensions.aeth.is_some_and(|aeth| matches!(aeth.syndrome_byte(), 0x61..=0x64))
     }
 
     /// Whether it is a NAK of any kind, RNR too.
     pub(super) fn is_nak(&self) -> bool {
-        self.is_response() && self.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20)
+        self.is_response() && self.extensions.aeth.is_some_and(|aeth| aeth.syndrome_byte() >= 0x20)
     }
 
     pub(super) fn is_cnp(&self) -> bool {
@@ -199,7 +165,7 @@ impl Seen {
     }
 
     pub(super) fn is_marked(&self) -> bool {
-        self.traffic_class & 3 == 3
+        self.network.traffic_class & 3 == 3
     }
 
     /// Whether a message starts with it.

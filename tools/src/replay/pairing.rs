@@ -193,7 +193,8 @@ impl Streams {
         let mut longest = 0;
         for (at, packet) in packets.iter().enumerate() {
             progress.tell(|| format!("{at} of {} packets are in their flows", packets.len()));
-            let flow = (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service());
+            let flow =
+                (packet.network.source, packet.network.destination, packet.bth.dest_qpn(), packet.service());
             if packet.service() != Service::Rc || !packet.icrc_is_right {
                 continue;
             }
@@ -202,17 +203,18 @@ impl Streams {
                 continue;
             }
             let number = *by_flow.entry(flow).or_insert_with(|| {
-                streams.list.push(Stream::new(flow, packet.source_port));
+                streams.list.push(Stream::new(flow, packet.network.source_port));
                 streams.list.len() - 1
             });
             let stream = &mut streams.list[number];
-            stream.port = stream.port.filter(|port| packet.source_port == Some(*port));
+            stream.port = stream.port.filter(|port| packet.network.source_port == Some(*port));
             let psn = packet.psn();
             longest = longest.max(packet.payload_len());
             if packet.is_request() {
                 stream.by_psn.insert(psn, stream.asks.len());
                 stream.asks.push(Ask::of(at, packet));
-                let list = askers.entry((packet.source, packet.destination, psn)).or_default();
+                let list =
+                    askers.entry((packet.network.source, packet.network.destination, psn)).or_default();
                 if list.last() != Some(&number) {
                     list.retain(|asker| *asker != number);
                     if list.len() == ASKERS {
@@ -222,7 +224,8 @@ impl Streams {
                 }
             } else if packet.is_response() {
                 stream.answers.push(Answer::of(at, packet));
-                match askers.get(&(packet.destination, packet.source, psn)).map(Vec::as_slice) {
+                match askers.get(&(packet.network.destination, packet.network.source, psn)).map(Vec::as_slice)
+                {
                     Some([only]) => *streams.alone.entry((*only, number)).or_default() += 1,
                     Some(several) => {
                         for asker in several {
@@ -398,7 +401,8 @@ impl Stream {
 impl Ask {
     fn of(at: usize, packet: &Seen) -> Ask {
         let operation = packet.opcode.operation();
-        let length = packet.reth.filter(|_| operation == Operation::ReadRequest).map(|reth| reth.length());
+        let length =
+            packet.extensions.reth.filter(|_| operation == Operation::ReadRequest).map(|reth| reth.length());
         Ask { at, psn: packet.psn(), operation, ends: packet.ends(), length }
     }
 
@@ -426,7 +430,7 @@ impl Answer {
             operation,
             is_nak: packet.is_nak(),
             length: is_only.then(|| packet.payload_len()),
-            msn: packet.aeth.map(|aeth| aeth.msn()),
+            msn: packet.extensions.aeth.map(|aeth| aeth.msn()),
         }
     }
 }

@@ -56,9 +56,9 @@ pub(super) fn play(
     areas: &[Area],
     timeout: Option<u8>,
     progress: &mut Progress,
-) -> Result<Outcome, Failure> {
+) -> Result<PlayOutcome, Failure> {
     if places.is_empty() {
-        return Ok(Outcome::default());
+        return Ok(PlayOutcome::default());
     }
     let mut stage = Stage::new(conversations, places, areas, timeout)?;
     let mut steps = stage.steps();
@@ -79,12 +79,12 @@ pub(super) fn play(
     let (over, whole): (Vec<Lane<'_>>, Vec<Lane<'_>>) = stage.lanes.into_iter().partition(Lane::is_over);
     let broken_off = over.into_iter().map(|lane| (lane.played.place, lane.why_over(), lane.played.findings));
     let broken_off = broken_off.collect();
-    Ok(Outcome { played: whole.into_iter().map(Lane::end).collect(), broken_off, counts })
+    Ok(PlayOutcome { played: whole.into_iter().map(Lane::end).collect(), broken_off, counts })
 }
 
 /// What came of a play.
 #[derive(Default)]
-pub(super) struct Outcome {
+pub(super) struct PlayOutcome {
     pub(super) played: Vec<Played>,
     /// What was begun and not played to its end, why, and what was found before.
     pub(super) broken_off: Vec<(Place, String, Vec<Finding>)>,
@@ -284,7 +284,7 @@ impl<'a> Stage<'a> {
                 let is_v1 = bytes.get(12..14) == Some(&[0x89, 0x15]);
                 let packet = bytes.get(ETHERNET_LEN..).map(|packet| Seen::sent(frame, now, packet, is_v1));
                 if let Some(Ok(packet)) = packet
-                    && let Some(peers) = by_peer.get(&(packet.destination, packet.bth.dest_qpn()))
+                    && let Some(peers) = by_peer.get(&(packet.network.destination, packet.bth.dest_qpn()))
                     && let Some(index) = peers.iter().rev().copied().find(|index| lanes[*index].sent(&packet))
                     && !lanes[index].is_over()
                 {
@@ -336,7 +336,7 @@ impl<'a> Stage<'a> {
 
 /// What every packet of a conversation fits into, recorded or sent by the engine.
 fn longest(of: &Conversation) -> u32 {
-    let recorded = of.events.iter().map(|event| event.packet.bytes.len()).max().unwrap_or(0);
+    let recorded = of.events.iter().map(|event| event.packet.payload_len()).max().unwrap_or(0);
     of.path_mtu.bytes().max(recorded as u32) + HEADERS
 }
 

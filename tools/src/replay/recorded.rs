@@ -14,7 +14,7 @@ pub(super) fn permissions(of: &Conversation, end: usize, theirs: &Messages) -> A
     let mut refused = Vec::new();
     for event in of.events.iter().filter(|event| event.from == end) {
         if event.packet.is_whole_response()
-            && event.packet.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x61)
+            && event.packet.extensions.aeth.is_some_and(|aeth| aeth.syndrome_byte() == 0x61)
             && let Some(message) = theirs.at(event.psn)
         {
             refused.extend(message.operation());
@@ -33,7 +33,7 @@ pub(super) fn permissions(of: &Conversation, end: usize, theirs: &Messages) -> A
 /// The timer that the recorded end put into its RNR NAKs.
 pub(super) fn rnr_timer(of: &Conversation, end: usize) -> RnrTimer {
     let mut told = of.events.iter().filter(|event| event.from == end && event.packet.is_whole_response());
-    let code = told.find_map(|event| match event.packet.aeth?.syndrome()? {
+    let code = told.find_map(|event| match event.packet.extensions.aeth?.syndrome()? {
         Syndrome::RnrNak(timer) => Some(timer),
         _ => None,
     });

@@ -106,7 +106,7 @@ impl Course {
             let behind = psn.distance(*first);
             behind > 0 && (behind as u32) < *count
         });
-        inside.is_some_and(|(.., rkey)| match packet.reth {
+        inside.is_some_and(|(.., rkey)| match packet.extensions.reth {
             Some(reth) if packet.opcode.operation() == Operation::ReadRequest => reth.rkey() != *rkey,
             _ => true,
         })
@@ -114,7 +114,7 @@ impl Course {
 
     fn take(&mut self, packet: &Seen, path_mtu: Option<PathMtu>) {
         let psn = packet.psn();
-        let read = packet.reth.filter(|_| packet.opcode.operation() == Operation::ReadRequest);
+        let read = packet.extensions.reth.filter(|_| packet.opcode.operation() == Operation::ReadRequest);
         let mut count = 1;
         if let Some(reth) = read {
             count = path_mtu.unwrap_or(PathMtu::Mtu1024).packets(reth.length());
@@ -144,13 +144,13 @@ fn is_miscounted(distance: i32, read: Option<u32>) -> bool {
 fn contents(packet: &Seen) -> u64 {
     let mut hasher = DefaultHasher::new();
     packet.opcode.hash(&mut hasher);
-    match packet.reth.filter(|_| packet.opcode.operation() == Operation::ReadRequest) {
+    match packet.extensions.reth.filter(|_| packet.opcode.operation() == Operation::ReadRequest) {
         Some(reth) => (reth.va(), reth.rkey()).hash(&mut hasher),
-        None => packet.contents().hash(&mut hasher),
+        None => (packet.extensions, &packet.payload).hash(&mut hasher),
     }
     hasher.finish()
 }
 
 fn flow(packet: &Seen) -> Flow {
-    (packet.source, packet.destination, packet.bth.dest_qpn(), packet.service())
+    (packet.network.source, packet.network.destination, packet.bth.dest_qpn(), packet.service())
 }

@@ -22,7 +22,7 @@ use crate::output::say;
 
 /// The whole report. Field names are stable: scripts read them.
 #[derive(Serialize)]
-pub(super) struct Report {
+pub(super) struct ReplayReport {
     frames: u64,
     roce_packets: usize,
     /// With an opcode that is a manufacturer's.
@@ -54,12 +54,12 @@ pub(super) struct Report {
     conversations: Vec<ConversationReport>,
     /// What each engine counted, by the address that it had.
     counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
-    verdict: Verdict,
+    verdict: ReplayVerdict,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Verdict {
+enum ReplayVerdict {
     NothingToJudge,
     NotPlayed,
     Conforms,
@@ -77,7 +77,7 @@ struct ConversationReport {
 #[derive(Serialize)]
 pub(super) struct EndReport {
     who: String,
-    verdict: Verdict,
+    verdict: ReplayVerdict,
     summary: String,
     findings: Vec<Group>,
     measured: Vec<String>,
@@ -92,8 +92,8 @@ struct Group {
     first: Finding,
 }
 
-impl Report {
-    pub(super) fn new(capture: &Capture, conversations: &[Conversation]) -> Report {
+impl ReplayReport {
+    pub(super) fn new(capture: &Capture, conversations: &[Conversation]) -> ReplayReport {
         let coverage: Vec<Coverage> = conversations.iter().map(Coverage::of).collect();
         let judged = conversations.iter().zip(&coverage).filter(|(conversation, _)| !conversation.is_guessed);
         let judged = judged.map(|(_, coverage)| coverage);
@@ -137,7 +137,7 @@ impl Report {
                 ends: Vec::new(),
             }
         });
-        Report {
+        ReplayReport {
             frames: capture.frames,
             roce_packets: capture.packets.len(),
             foreign: capture.foreign.len(),
@@ -156,7 +156,7 @@ impl Report {
             damage: capture.damage.clone(),
             conversations: reports.collect(),
             counters: Vec::new(),
-            verdict: Verdict::NothingToJudge,
+            verdict: ReplayVerdict::NothingToJudge,
         }
     }
 
@@ -180,8 +180,8 @@ impl Report {
         ends: Vec<(Place, String, Vec<Finding>)>,
     ) {
         for (Place { conversation, end }, reason, findings) in ends {
-            if Verdict::of(&findings) == Verdict::Violates {
-                self.verdict = Verdict::Violates;
+            if ReplayVerdict::of(&findings) == ReplayVerdict::Violates {
+                self.verdict = ReplayVerdict::Violates;
             }
             let report = EndReport::not_played(&conversations[conversation], end, reason, findings);
             self.recorded(conversation, report);
@@ -200,7 +200,7 @@ impl Report {
     /// Adds what is said of an end of a conversation.
     pub(super) fn recorded(&mut self, conversation: usize, end: EndReport) {
         self.verdict = self.verdict.max(end.verdict);
-        self.not_played += usize::from(end.verdict == Verdict::NotPlayed);
+        self.not_played += usize::from(end.verdict == ReplayVerdict::NotPlayed);
         self.conversations[conversation].ends.push(end);
     }
 
@@ -218,7 +218,7 @@ impl Report {
             .collect();
         self.judged += exchange.len() as u64;
         self.has_requests |= exchange.judged() > 0;
-        self.verdict = ends.iter().map(|end| end.verdict).fold(self.verdict, Verdict::max);
+        self.verdict = ends.iter().map(|end| end.verdict).fold(self.verdict, ReplayVerdict::max);
         self.conversations.push(ConversationReport { title, ends });
     }
 
@@ -227,11 +227,11 @@ impl Report {
     }
 
     /// Without a request nobody can say much of an end, unless it breaks a rule anyway.
-    fn verdict(&self) -> Verdict {
-        match self.verdict.max(Verdict::Conforms) {
-            Verdict::Violates => Verdict::Violates,
+    fn verdict(&self) -> ReplayVerdict {
+        match self.verdict.max(ReplayVerdict::Conforms) {
+            ReplayVerdict::Violates => ReplayVerdict::Violates,
             verdict if self.has_requests => verdict,
-            _ => Verdict::NothingToJudge,
+            _ => ReplayVerdict::NothingToJudge,
         }
     }
 
@@ -288,10 +288,10 @@ impl Report {
 
     pub(super) fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self.verdict() {
-            Verdict::Violates => 1,
+            ReplayVerdict::Violates => 1,
             _ if self.damage.is_some() => 2,
-            Verdict::NothingToJudge => 3,
-            Verdict::NotPlayed | Verdict::Conforms | Verdict::DiffersLawfully => 0,
+            ReplayVerdict::NothingToJudge => 3,
+            ReplayVerdict::NotPlayed | ReplayVerdict::Conforms | ReplayVerdict::DiffersLawfully => 0,
         })
     }
 
@@ -349,7 +349,7 @@ impl Report {
         }
         let _ = write!(text, "{}", self.verdict.text());
         match self.verdict {
-            Verdict::NothingToJudge => text.push_str(&self.seen_instead()),
+            ReplayVerdict::NothingToJudge => text.push_str(&self.seen_instead()),
             _ => text.push_str(&self.not_judged()),
         }
         if let Some(damage) = &self.damage {
@@ -374,22 +374,22 @@ const SHOWN: [&str; 10] = [
     "np_cnp_sent",
 ];
 
-impl Verdict {
-    fn of(findings: &[Finding]) -> Verdict {
+impl ReplayVerdict {
+    fn of(findings: &[Finding]) -> ReplayVerdict {
         match findings.iter().map(|finding| finding.weight).max() {
-            None => Verdict::Conforms,
-            Some(Weight::Lawful) => Verdict::DiffersLawfully,
-            Some(Weight::Violation) => Verdict::Violates,
+            None => ReplayVerdict::Conforms,
+            Some(Weight::Lawful) => ReplayVerdict::DiffersLawfully,
+            Some(Weight::Violation) => ReplayVerdict::Violates,
         }
     }
 
     fn text(self) -> &'static str {
         match self {
-            Verdict::NothingToJudge => "nothing to judge",
-            Verdict::NotPlayed => "not played",
-            Verdict::Conforms => "conforms",
-            Verdict::DiffersLawfully => "differs lawfully",
-            Verdict::Violates => "VIOLATES",
+            ReplayVerdict::NothingToJudge => "nothing to judge",
+            ReplayVerdict::NotPlayed => "not played",
+            ReplayVerdict::Conforms => "conforms",
+            ReplayVerdict::DiffersLawfully => "differs lawfully",
+            ReplayVerdict::Violates => "VIOLATES",
         }
     }
 }
@@ -405,8 +405,8 @@ impl EndReport {
     ) -> EndReport {
         let who = format!("{} as recorded", of.ends[end].gid.to_ip());
         let mut report = EndReport::new(who, counts(measured), findings, lines(measured));
-        if tells_nothing && report.verdict < Verdict::Violates {
-            report.verdict = Verdict::NothingToJudge;
+        if tells_nothing && report.verdict < ReplayVerdict::Violates {
+            report.verdict = ReplayVerdict::NothingToJudge;
         }
         report
     }
@@ -428,11 +428,11 @@ impl EndReport {
     /// Of an end that no engine takes the place of, or not to the end.
     fn not_played(of: &Conversation, end: usize, reason: String, findings: Vec<Finding>) -> EndReport {
         let who = format!("ferroce as {}", of.ends[end].gid.to_ip());
-        EndReport { verdict: Verdict::NotPlayed, ..EndReport::new(who, reason, findings, Vec::new()) }
+        EndReport { verdict: ReplayVerdict::NotPlayed, ..EndReport::new(who, reason, findings, Vec::new()) }
     }
 
     fn new(who: String, summary: String, findings: Vec<Finding>, measured: Vec<String>) -> EndReport {
-        let verdict = Verdict::of(&findings);
+        let verdict = ReplayVerdict::of(&findings);
         let mut groups: BTreeMap<(std::cmp::Reverse<Weight>, Rule), Vec<Finding>> = BTreeMap::new();
         for finding in findings {
             groups.entry((std::cmp::Reverse(finding.weight), finding.rule)).or_default().push(finding);

@@ -13,23 +13,23 @@ use crate::work::{Completion, Part, Queue, Request, Side, Terms, Verb, everythin
 pub(crate) fn run(guest: &Guest) -> u32 {
     guest.inside(|| {
         let mut tally = Tally::default();
-        for port in &PORTS {
-            let mut ends = Ends::open(guest, port.device, port.ipv6);
+        for tried in &DEVICES {
+            let mut ends = Ends::open(guest, tried.device, tried.ipv6);
             let memories = ends.memories(SMALL, [everything() | Access::MW_BIND; 2]);
             for (service, verb) in SERVICES {
                 for asker in Side::BOTH {
                     let mut outcomes = Vec::new();
-                    for &path_mtu in port.path_mtus {
+                    for &path_mtu in tried.path_mtus {
                         let terms = Terms::new(service, path_mtu);
                         let sizes = sizes(service, path_mtu);
                         let outcome = exchange(&mut ends, &memories, &terms, (asker, verb), &sizes);
                         outcomes.push((path_mtu.bytes().to_string(), outcome));
                     }
-                    tally.row(&case(service, verb, port.ipv6), port.device, asker, &outcomes);
+                    tally.row(&case(service, verb, tried.ipv6), tried.device, asker, &outcomes);
                 }
             }
-            if !port.device.starts_with("udp") {
-                long(&mut ends, &mut tally, port);
+            if !tried.device.starts_with("udp") {
+                long(&mut ends, &mut tally, tried);
             }
         }
         tally.end()
@@ -40,8 +40,8 @@ pub(crate) fn run(guest: &Guest) -> u32 {
 pub(crate) fn with_loss(guest: &Guest) -> u32 {
     guest.inside(|| {
         let mut tally = Tally::default();
-        for port in &PORTS[..2] {
-            let mut ends = Ends::open(guest, port.device, port.ipv6);
+        for tried in &DEVICES[..2] {
+            let mut ends = Ends::open(guest, tried.device, tried.ipv6);
             let memories = ends.memories(LOSSY, [everything() | Access::MW_BIND; 2]);
             for (service, verb) in SERVICES.into_iter().filter(|(service, _)| *service == QpType::Rc) {
                 for asker in Side::BOTH {
@@ -55,8 +55,8 @@ pub(crate) fn with_loss(guest: &Guest) -> u32 {
                             (format!("run {time}"), outcome)
                         })
                         .collect();
-                    let case = format!("{}, 1 % loss", case(service, verb, port.ipv6));
-                    tally.row(&case, port.device, asker, &outcomes);
+                    let case = format!("{}, 1 % loss", case(service, verb, tried.ipv6));
+                    tally.row(&case, tried.device, asker, &outcomes);
                 }
             }
         }
@@ -65,17 +65,17 @@ pub(crate) fn with_loss(guest: &Guest) -> u32 {
 }
 
 /// A device, with the path MTUs that are tried on it.
-struct Port {
+struct TriedDevice {
     device: &'static str,
     ipv6: bool,
     path_mtus: &'static [PathMtu],
 }
 
-const PORTS: [Port; 4] = [
-    Port { device: "af_xdp:fe0", ipv6: false, path_mtus: &PathMtu::ALL },
-    Port { device: "af_xdp:fe0", ipv6: true, path_mtus: &PathMtu::ALL },
-    Port { device: "udp:10.77.0.1", ipv6: false, path_mtus: &[PathMtu::Mtu1024, PathMtu::Mtu4096] },
-    Port { device: "udp:fd77::1", ipv6: true, path_mtus: &[PathMtu::Mtu256, PathMtu::Mtu2048] },
+const DEVICES: [TriedDevice; 4] = [
+    TriedDevice { device: "af_xdp:fe0", ipv6: false, path_mtus: &PathMtu::ALL },
+    TriedDevice { device: "af_xdp:fe0", ipv6: true, path_mtus: &PathMtu::ALL },
+    TriedDevice { device: "udp:10.77.0.1", ipv6: false, path_mtus: &[PathMtu::Mtu1024, PathMtu::Mtu4096] },
+    TriedDevice { device: "udp:fd77::1", ipv6: true, path_mtus: &[PathMtu::Mtu256, PathMtu::Mtu2048] },
 ];
 
 const SERVICES: [(QpType, Verb); 14] = [
@@ -128,7 +128,7 @@ fn case(service: QpType, verb: Verb, ipv6: bool) -> String {
 }
 
 /// One message of 8 MiB, and one of 1 MiB with a pad, in one exchange.
-fn long(ends: &mut Ends, tally: &mut Tally, port: &Port) {
+fn long(ends: &mut Ends, tally: &mut Tally, tried: &TriedDevice) {
     let sizes = [LONG, (1 << 20) + 3];
     let memories = ends.memories(u64::from(LONG) + (2 << 20), [everything(); 2]);
     for verb in [Verb::Send, Verb::Write, Verb::Read] {
@@ -139,8 +139,8 @@ fn long(ends: &mut Ends, tally: &mut Tally, port: &Port) {
                 let outcome = exchange(ends, &memories, &terms, (asker, verb), &sizes);
                 outcomes.push((path_mtu.bytes().to_string(), outcome));
             }
-            let case = format!("{}, 8 MiB", case(QpType::Rc, verb, port.ipv6));
-            tally.row(&case, port.device, asker, &outcomes);
+            let case = format!("{}, 8 MiB", case(QpType::Rc, verb, tried.ipv6));
+            tally.row(&case, tried.device, asker, &outcomes);
         }
     }
     ends.release_memories(&memories);

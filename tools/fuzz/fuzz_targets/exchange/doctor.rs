@@ -1,15 +1,13 @@
-#[path = "../../../src/doctor/message.rs"]
-mod message;
-
-use message::{Message, length};
+use ferroce_tools::control_message::length;
+use ferroce_tools::doctor::message::DoctorMessage;
 
 /// A message of `ferroce doctor`.
 pub fn run(bytes: &[u8]) {
     let Some((prefix, body)) = bytes.split_first_chunk() else { return };
     let Ok(length) = length(*prefix) else { return };
     let Some(body) = body.get(..length) else { return };
-    let Ok(message) = Message::parse(body) else { return };
+    let Ok(message) = DoctorMessage::parse(body) else { return };
     // It may have come in fewer bytes than it would be said in here.
     let Ok(again) = message.to_bytes() else { return };
-    assert_eq!(Message::parse(&again[prefix.len()..]).as_ref(), Ok(&message));
+    assert_eq!(DoctorMessage::parse(&again[prefix.len()..]).as_ref(), Ok(&message));
 }

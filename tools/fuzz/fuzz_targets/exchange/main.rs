@@ -2,9 +2,6 @@
 #![no_main]
 
 mod doctor;
-#[expect(dead_code, reason = "shared with the command, which uses all of it")]
-#[path = "../../../src/failure.rs"]
-mod failure;
 mod perf;
 mod perftest;
 mod pingpong;

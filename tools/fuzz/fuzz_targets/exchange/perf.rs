@@ -1,11 +1,5 @@
-#[path = "../../../src/perf/message.rs"]
-mod message;
-#[expect(dead_code, reason = "shared with the command, which uses all of it")]
-#[path = "../../../src/perf/plan.rs"]
-mod plan;
-
-use message::{Incoming, Message};
-use plan::Layout;
+use ferroce_tools::perf::message::{Incoming, PerfMessage};
+use ferroce_tools::perf::plan::Layout;
 
 /// Bytes of the control connection, which come in pieces: the first byte says how long these are.
 pub fn run(bytes: &[u8]) {
@@ -26,12 +20,12 @@ pub fn run(bytes: &[u8]) {
     }
 }
 
-fn look_at(message: Message) {
+fn look_at(message: PerfMessage) {
     let mut again = Incoming::default();
     again.extend(&message.to_bytes().expect("it was JSON before"));
     assert_eq!(again.next().as_ref(), Ok(&Some(message.clone())));
     // What a server makes of the plan before it allocates.
-    if let Message::Plan(plan) = message
+    if let PerfMessage::Plan(plan) = message
         && plan.check_limits().is_ok()
     {
         for size in [1, 8, 4096, 1 << 20, 1 << 30] {

@@ -1,8 +1,6 @@
-#[path = "../../../src/perf/perftest/message.rs"]
-#[expect(dead_code, reason = "shared with the command, which uses all of it")]
-mod message;
-
-use message::{Destination, SystemData, Version, path_mtu_from_message, path_mtu_to_message};
+use ferroce_tools::perf::perftest::message::{
+    DESTINATION, PerftestDestination, SystemData, Version, path_mtu_from_message, path_mtu_to_message,
+};
 
 /// A word of perftest's: the first byte says which.
 pub fn run(bytes: &[u8]) {
@@ -29,11 +27,8 @@ pub fn run(bytes: &[u8]) {
             assert_eq!(path_mtu_to_message(path_mtu), *message);
         }
         _ => {
-            let Ok(Some(destination)) = Destination::from_start(bytes) else { return };
-            assert!(
-                destination.to_message().eq_ignore_ascii_case(&bytes[..message::DESTINATION]),
-                "{destination:?}"
-            );
+            let Ok(Some(destination)) = PerftestDestination::from_start(bytes) else { return };
+            assert!(destination.to_message().eq_ignore_ascii_case(&bytes[..DESTINATION]), "{destination:?}");
         }
     }
 }

@@ -1,7 +1,4 @@
-#[path = "../../../src/pingpong/destination.rs"]
-mod destination;
-
-use destination::{Destination, MESSAGE};
+use ferroce_tools::pingpong::destination::{Destination, MESSAGE};
 
 /// A message of ibv_rc_pingpong.
 pub fn run(bytes: &[u8]) {

@@ -3,7 +3,7 @@
 use ferroce::wire::{Feth, NetworkHeader, Operation, Packet, Position, Selectivity};
 use ferroce::{Access, QpType, RKey, WcOpcode};
 
-use super::{Answer, Message, Target};
+use super::{Answer, InboundMessage, Target};
 use crate::live::{Piece, part, total};
 use crate::packet::QKEY;
 
@@ -12,7 +12,7 @@ pub(super) struct Effect {
     /// PSNs that it takes.
     pub(super) packets: u32,
     pub(super) writes: Vec<(Piece, Vec<u8>)>,
-    pub(super) message: Message,
+    pub(super) message: InboundMessage,
     /// The message is complete.
     pub(super) ends: bool,
     /// The oldest receive completes.
@@ -28,7 +28,7 @@ impl Effect {
         Effect {
             packets: 1,
             writes: Vec::new(),
-            message: Message::None,
+            message: InboundMessage::None,
             ends: true,
             received: None,
             immediate: packet.immdt().map(|immdt| immdt.value()),
@@ -60,7 +60,7 @@ impl Target {
         let lawful = packet.bth.psn() == self.expected
             && lengths.contains(&length)
             && packet.bth.pad() == length.wrapping_neg() & 3
-            && first == matches!(self.message, Message::None);
+            && first == matches!(self.message, InboundMessage::None);
         if !lawful {
             return None;
         }
@@ -143,8 +143,8 @@ impl Target {
 
     fn send_effect(&self, packet: &Packet<'_>, first: bool, last: bool, plain: Effect) -> Option<Effect> {
         let received = match self.message {
-            Message::Send { received } => received,
-            Message::None if first => 0,
+            InboundMessage::Send { received } => received,
+            InboundMessage::None if first => 0,
             _ => return None,
         };
         let receive = self.receives.front()?;
@@ -154,7 +154,12 @@ impl Target {
         }
         let writes = scatter(&part(&receive.pieces, received, packet.payload.len()), packet.payload);
         if !last {
-            return Some(Effect { writes, message: Message::Send { received: end }, ends: false, ..plain });
+            return Some(Effect {
+                writes,
+                message: InboundMessage::Send { received: end },
+                ends: false,
+                ..plain
+            });
         }
         Some(Effect { writes, received: Some((WcOpcode::Recv, end)), ..plain })
     }
@@ -162,8 +167,10 @@ impl Target {
     fn write_effect(&self, packet: &Packet<'_>, first: bool, last: bool, plain: Effect) -> Option<Effect> {
         self.allowed(Access::REMOTE_WRITE)?;
         let (va, rkey, remaining, total) = match (self.message, packet.reth()) {
-            (Message::None, Some(reth)) if first => (reth.va(), reth.rkey(), reth.length(), reth.length()),
-            (Message::Write { va, rkey, remaining, total }, None) => (va, rkey, remaining, total),
+            (InboundMessage::None, Some(reth)) if first => {
+                (reth.va(), reth.rkey(), reth.length(), reth.length())
+            }
+            (InboundMessage::Write { va, rkey, remaining, total }, None) => (va, rkey, remaining, total),
             _ => return None,
         };
         let length = packet.payload.len() as u32;
@@ -178,7 +185,7 @@ impl Target {
         }
         if !last {
             let va = va.wrapping_add(length.into());
-            let message = Message::Write { va, rkey, remaining: remaining - length, total };
+            let message = InboundMessage::Write { va, rkey, remaining: remaining - length, total };
             return Some(Effect { writes, message, ends: false, ..plain });
         }
         let received = packet.immdt().map(|_| (WcOpcode::RecvRdmaWithImm, total as usize));

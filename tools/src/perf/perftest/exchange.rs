@@ -3,7 +3,7 @@
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::message::{DESTINATION, Destination};
+use super::message::{DESTINATION, PerftestDestination};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::perf::pattern::Origin;
@@ -11,7 +11,7 @@ use crate::perf::session::{Beside, Session};
 use crate::tcp::Link;
 
 /// A connection where either end speaks in its turn, the client first.
-pub(in crate::perf) struct Exchange {
+pub(in crate::perf) struct PerftestExchange {
     link: Link,
     /// What has come and nobody has taken yet.
     incoming: Vec<u8>,
@@ -42,14 +42,14 @@ pub(super) enum Wait {
     Measurement,
 }
 
-impl Exchange {
+impl PerftestExchange {
     /// With what has already been read from the stream.
     pub(in crate::perf) fn new(
         stream: TcpStream,
         read: &[u8],
         interrupt: &Interrupt,
-    ) -> Result<Exchange, Failure> {
-        Ok(Exchange { link: Link::new(stream, interrupt)?, incoming: read.to_vec(), awaited: None })
+    ) -> Result<PerftestExchange, Failure> {
+        Ok(PerftestExchange { link: Link::new(stream, interrupt)?, incoming: read.to_vec(), awaited: None })
     }
 
     pub(super) fn is_open(&self) -> bool {
@@ -57,7 +57,7 @@ impl Exchange {
     }
 }
 
-impl Beside for Exchange {
+impl Beside for PerftestExchange {
     const HEARTBEATS: bool = false;
     const ADVICE: &'static str =
         "; what perftest says there may tell why, and both ends want the same -s, -n, -q, -a, -b and -c";
@@ -104,7 +104,7 @@ impl Beside for Exchange {
     }
 }
 
-impl Session<Exchange> {
+impl Session<PerftestExchange> {
     /// Says `ours` and hears as many bytes, in turn.
     pub(super) fn swap<const LENGTH: usize>(
         &mut self,
@@ -116,18 +116,21 @@ impl Session<Exchange> {
     }
 
     /// Says where a queue pair is, and hears of one of the other end.
-    pub(super) fn swap_destination(&mut self, ours: Destination, wait: Wait) -> Result<Destination, Failure> {
+    pub(super) fn swap_destination(
+        &mut self,
+        ours: PerftestDestination,
+        wait: Wait,
+    ) -> Result<PerftestDestination, Failure> {
         self.converse(&ours.to_message(), wait, |incoming| {
-            Ok(Destination::from_start(incoming)?.map(|theirs| (theirs, DESTINATION)))
+            Ok(PerftestDestination::from_start(incoming)?.map(|theirs| (theirs, DESTINATION)))
         })
     }
 
     /// Hears of a queue pair of the other end, which is not yet answered.
-    pub(super) fn await_destination(&mut self) -> Result<Destination, Failure> {
-        self.hear(
-            Wait::Patiently,
-            |incoming| Ok(Destination::from_start(incoming)?.map(|theirs| (theirs, 0))),
-        )
+    pub(super) fn await_destination(&mut self) -> Result<PerftestDestination, Failure> {
+        self.hear(Wait::Patiently, |incoming| {
+            Ok(PerftestDestination::from_start(incoming)?.map(|theirs| (theirs, 0)))
+        })
     }
 
     fn converse<T>(

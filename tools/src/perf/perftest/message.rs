@@ -6,25 +6,26 @@ use std::fmt;
 use ferroce::{Gid, PathMtu, Psn, Qpn};
 
 /// Bytes of a [`Version`].
-pub(super) const VERSION: usize = 16;
+pub const VERSION: usize = 16;
 /// Bytes of a number among the [`SystemData`].
-pub(super) const NUMBER: usize = 4;
+pub const NUMBER: usize = 4;
 /// Bytes of a path MTU.
-pub(super) const PATH_MTU: usize = 2;
-/// Bytes of a [`Destination`].
-pub(super) const DESTINATION: usize = 108;
+pub const PATH_MTU: usize = 2;
+/// Bytes of a [`PerftestDestination`].
+pub const DESTINATION: usize = 108;
 /// Bytes of each of the five numbers of a [`BandwidthReport`].
-pub(super) const REPORTED: usize = 8;
+pub const REPORTED: usize = 8;
 
 /// A version of perftest, in hundredths: its numbers are fractions, so 5.5 comes after 5.33.
 ///
 /// What an end says depends on what the other one has announced, and this one announces 6.27: 6.28 brought
 /// a message that is a C structure of the verbs' library, which perftest leaves out before older ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Version(u16);
+pub struct Version(u16);
 
 impl Version {
-    pub(super) const OURS: Version = Version(627);
+    /// The one that is announced.
+    pub const OURS: Version = Version(627);
     /// Before it, other things were said.
     const OLDEST: Version = Version(550);
     const NEWEST: Version = Version(699);
@@ -32,11 +33,12 @@ impl Version {
     const REPEATS_ADDRESSES: Version = Version(570);
 
     /// Whether a message that starts like this may be a version.
-    pub(super) fn may_start(bytes: &[u8]) -> bool {
+    pub fn may_start(bytes: &[u8]) -> bool {
         matches!(bytes, [major, b'.', minor, ..] if major.is_ascii_digit() && minor.is_ascii_digit())
     }
 
-    pub(super) fn to_message(self) -> [u8; VERSION] {
+    /// As it is said: `6.27`, filled up with zeros.
+    pub fn to_message(self) -> [u8; VERSION] {
         let mut message = [0; VERSION];
         let text = self.to_string();
         message[..text.len()].copy_from_slice(text.as_bytes());
@@ -44,7 +46,10 @@ impl Version {
     }
 
     /// Reads `5.5` or `6.06`, filled up with zeros.
-    pub(super) fn from_message(message: &[u8; VERSION]) -> Result<Version, String> {
+    ///
+    /// # Errors
+    /// It is none, or one that is not known here.
+    pub fn from_message(message: &[u8; VERSION]) -> Result<Version, String> {
         let digit = |byte: &u8| byte.is_ascii_digit().then(|| u16::from(byte - b'0'));
         let text = message.split(|byte| *byte == 0).next().unwrap_or_default();
         let hundredths = match text {
@@ -71,7 +76,8 @@ impl Version {
         Ok(version)
     }
 
-    pub(super) fn repeats_addresses(self) -> bool {
+    /// Whether ends of this version tell addresses once more when the queue pairs are connected.
+    pub fn repeats_addresses(self) -> bool {
         self >= Version::REPEATS_ADDRESSES
     }
 }
@@ -90,22 +96,28 @@ impl fmt::Debug for Version {
 
 /// The larger value of both ends is used at both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SystemData {
+pub struct SystemData {
     /// Bytes of the other end's memory that small messages go through, one behind the other: its page.
-    pub(super) cycle_buffer: u32,
+    pub cycle_buffer: u32,
     /// What their places are a multiple of.
-    pub(super) cache_line: u32,
+    pub cache_line: u32,
 }
 
 impl SystemData {
-    pub(super) const OURS: SystemData = SystemData { cycle_buffer: 4096, cache_line: 64 };
+    /// What is said here.
+    pub const OURS: SystemData = SystemData { cycle_buffer: 4096, cache_line: 64 };
     const MOST: SystemData = SystemData { cycle_buffer: 1 << 20, cache_line: 4096 };
 
-    pub(super) fn to_messages(self) -> [[u8; NUMBER]; 2] {
+    /// The numbers, each said on its own.
+    pub fn to_messages(self) -> [[u8; NUMBER]; 2] {
         [self.cycle_buffer.to_be_bytes(), self.cache_line.to_be_bytes()]
     }
 
-    pub(super) fn from_messages(messages: [[u8; NUMBER]; 2]) -> Result<SystemData, String> {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// The number that can't be right.
+    pub fn from_messages(messages: [[u8; NUMBER]; 2]) -> Result<SystemData, String> {
         let [cycle_buffer, cache_line] = messages.map(u32::from_be_bytes);
         let most = SystemData::MOST;
         let limits = [("page", cycle_buffer, most.cycle_buffer), ("cache line", cache_line, most.cache_line)];
@@ -117,7 +129,8 @@ impl SystemData {
         Ok(SystemData { cycle_buffer, cache_line })
     }
 
-    pub(super) fn larger(self, other: SystemData) -> SystemData {
+    /// The larger of each.
+    pub fn larger(self, other: SystemData) -> SystemData {
         SystemData {
             cycle_buffer: self.cycle_buffer.max(other.cycle_buffer),
             cache_line: self.cache_line.max(other.cache_line),
@@ -126,12 +139,16 @@ impl SystemData {
 }
 
 /// The digit of the verbs' number of a path MTU.
-pub(super) fn path_mtu_to_message(path_mtu: PathMtu) -> [u8; PATH_MTU] {
+pub fn path_mtu_to_message(path_mtu: PathMtu) -> [u8; PATH_MTU] {
     let number = (path_mtu.bytes() / 128).ilog2() as u8;
     [b'0' + number, 0]
 }
 
-pub(super) fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String> {
+/// Reads the digit.
+///
+/// # Errors
+/// It is none, or that of no path MTU.
+pub fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, String> {
     let number = match message {
         [digit @ b'1'..=b'5', 0] => digit - b'0',
         _ => {
@@ -146,27 +163,34 @@ pub(super) fn path_mtu_from_message(message: [u8; PATH_MTU]) -> Result<PathMtu, 
 
 /// A queue pair and the memory for it. Both ends also wait for each other by saying it again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Destination {
-    pub(super) lid: u16,
+pub struct PerftestDestination {
+    /// 0 on Ethernet.
+    pub lid: u16,
     /// READs and atomics that this end takes at a time.
-    pub(super) outstanding: u16,
-    pub(super) qpn: Qpn,
-    pub(super) psn: Psn,
-    pub(super) rkey: u32,
-    pub(super) addr: u64,
-    pub(super) gid: Gid,
+    pub outstanding: u16,
+    /// The queue pair.
+    pub qpn: Qpn,
+    /// The PSN of its first packet.
+    pub psn: Psn,
+    /// The key of the memory.
+    pub rkey: u32,
+    /// Its address.
+    pub addr: u64,
+    /// The GID of the port.
+    pub gid: Gid,
     /// A shared receive queue, where queue pairs have one.
-    pub(super) srqn: u32,
+    pub srqn: u32,
 }
 
-impl Destination {
+impl PerftestDestination {
     /// Where the GID starts.
     const GID: usize = 50;
     /// Bytes of an end that has no GID.
     const WITHOUT_GID: usize = 59;
 
-    pub(super) fn to_message(self) -> [u8; DESTINATION] {
-        let Destination { lid, outstanding, qpn, psn, rkey, addr, gid, srqn } = self;
+    /// As it is said.
+    pub fn to_message(self) -> [u8; DESTINATION] {
+        let PerftestDestination { lid, outstanding, qpn, psn, rkey, addr, gid, srqn } = self;
         let gid: String = gid.0.iter().map(|byte| format!("{byte:02x}:")).collect();
         let (qpn, psn) = (qpn.value(), psn.value());
         let text = format!(
@@ -178,13 +202,18 @@ impl Destination {
     }
 
     /// Reads the one that `bytes` start with; `None` if not all of it is there yet.
-    pub(super) fn from_start(bytes: &[u8]) -> Result<Option<Destination>, String> {
-        let Some(start) = bytes.first_chunk::<{ Destination::WITHOUT_GID }>() else { return Ok(None) };
+    ///
+    /// # Errors
+    /// It is none, or of an end that is set up otherwise; says how that is mended.
+    pub fn from_start(bytes: &[u8]) -> Result<Option<PerftestDestination>, String> {
+        let Some(start) = bytes.first_chunk::<{ PerftestDestination::WITHOUT_GID }>() else {
+            return Ok(None);
+        };
         // Other ends say something shorter or longer, and would wait, or leave something behind.
-        if start[Destination::WITHOUT_GID - 1] == 0 {
+        if start[PerftestDestination::WITHOUT_GID - 1] == 0 {
             return Err("perftest has no GID; give it one there with -x INDEX".into());
         }
-        if start[Destination::GID..].iter().all(u8::is_ascii_hexdigit) {
+        if start[PerftestDestination::GID..].iter().all(u8::is_ascii_hexdigit) {
             return Err(
                 "perftest validates data there (--data_validation), which only perftest can answer; \
                         leave that away"
@@ -192,10 +221,10 @@ impl Destination {
             );
         }
         let Some(message) = bytes.first_chunk() else { return Ok(None) };
-        Destination::from_message(message).map(Some)
+        PerftestDestination::from_message(message).map(Some)
     }
 
-    fn from_message(message: &[u8; DESTINATION]) -> Result<Destination, String> {
+    fn from_message(message: &[u8; DESTINATION]) -> Result<PerftestDestination, String> {
         let refuse = || {
             format!(
                 "'{}' in place of perftest's LID:READs:QPN:PSN:R_Key:address:GID:SRQN:",
@@ -214,7 +243,7 @@ impl Destination {
                 *byte = fields.hex(2)? as u8;
             }
             let srqn = fields.hex(8)?;
-            (fields.0 == [0]).then_some(Destination {
+            (fields.0 == [0]).then_some(PerftestDestination {
                 lid: lid as u16,
                 outstanding: outstanding as u16,
                 qpn: Qpn::new(qpn as u32),
@@ -245,26 +274,29 @@ impl Fields<'_> {
 
 /// What the client has measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct BandwidthReport {
+pub struct BandwidthReport {
     /// Bytes of a message.
-    pub(super) size: u64,
-    pub(super) messages: u64,
+    pub size: u64,
+    /// How many.
+    pub messages: u64,
     /// In MiB/s, or Gb/s if the client was told so; 0 if it was not looked for.
-    pub(super) peak: f64,
-    pub(super) average: f64,
+    pub peak: f64,
+    /// In the same unit.
+    pub average: f64,
     /// Millions of messages in a second.
-    pub(super) rate: f64,
+    pub rate: f64,
 }
 
 impl BandwidthReport {
     /// The numbers, each said on its own.
-    pub(super) fn to_messages(self) -> [[u8; REPORTED]; 5] {
+    pub fn to_messages(self) -> [[u8; REPORTED]; 5] {
         let BandwidthReport { size, messages, peak, average, rate } = self;
         let [peak, average, rate] = [peak, average, rate].map(f64::to_be_bytes);
         [size.to_be_bytes(), messages.to_be_bytes(), peak, average, rate]
     }
 
-    pub(super) fn from_messages(numbers: [[u8; REPORTED]; 5]) -> BandwidthReport {
+    /// Reads them.
+    pub fn from_messages(numbers: [[u8; REPORTED]; 5]) -> BandwidthReport {
         let [size, messages, peak, average, rate] = numbers;
         let [peak, average, rate] = [peak, average, rate].map(f64::from_be_bytes);
         let [size, messages] = [size, messages].map(u64::from_be_bytes);
@@ -338,8 +370,8 @@ mod tests {
 
     #[test]
     fn a_destination_is_read_and_said_again() {
-        let destination = Destination::from_start(MESSAGE).expect("right").expect("whole");
-        let expected = Destination {
+        let destination = PerftestDestination::from_start(MESSAGE).expect("right").expect("whole");
+        let expected = PerftestDestination {
             lid: 0,
             outstanding: 16,
             qpn: Qpn::new(17),
@@ -352,7 +384,7 @@ mod tests {
         assert_eq!(destination, expected);
         assert_eq!(&destination.to_message(), MESSAGE);
         for length in 0..DESTINATION {
-            assert_eq!(Destination::from_start(&MESSAGE[..length]), Ok(None), "{length}");
+            assert_eq!(PerftestDestination::from_start(&MESSAGE[..length]), Ok(None), "{length}");
         }
     }
 
@@ -363,7 +395,7 @@ mod tests {
             for byte in *b"g+ \n" {
                 let mut message = *MESSAGE;
                 message[at] = byte;
-                let refusal = Destination::from_start(&message).expect_err("garbage");
+                let refusal = PerftestDestination::from_start(&message).expect_err("garbage");
                 assert!(refusal.contains(&message.escape_ascii().to_string()), "{at}: {refusal}");
             }
         }
@@ -372,11 +404,11 @@ mod tests {
     #[test]
     fn other_shapes_are_refused_with_their_cure() {
         let short = b"0001:0001:000048:1a2b3c:00000123:0000000000401000:00000000\0";
-        let refusal = Destination::from_start(short).expect_err("no GID");
+        let refusal = PerftestDestination::from_start(short).expect_err("no GID");
         assert!(refusal.contains("-x"), "{refusal}");
         let long = b"0000:0010:000011:b2f5a0:000004d2:00007f6b3c0d1000:00007f6b3c0d2000:\
             00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:0b:00000000:\0";
-        let refusal = Destination::from_start(long).expect_err("markers");
+        let refusal = PerftestDestination::from_start(long).expect_err("markers");
         assert!(refusal.contains("--data_validation"), "{refusal}");
     }
 

@@ -6,7 +6,7 @@ use ferroce::{
     UnreliablePath,
 };
 
-use super::{Beside, Lane, RECEIVED, Regions, SENT, SENTINEL, Session};
+use super::{Beside, QpLane, RECEIVED, Regions, SENT, SENTINEL, Session};
 use crate::endpoint::{Endpoint, Path};
 use crate::failure::{Failure, OrFail};
 use crate::perf::pattern::Origin;
@@ -51,7 +51,7 @@ impl<C: Beside> Session<C> {
                 self.end.context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges: &[] })?;
             }
             let psn = self.end.context.random_psn();
-            self.lanes.push(Lane {
+            self.lanes.push(QpLane {
                 qp,
                 qpn,
                 psn,
@@ -140,7 +140,7 @@ impl<C: Beside> Session<C> {
     /// Posts the next operation of a lane.
     pub(in crate::perf) fn post(&mut self, index: usize) -> Result<(), Failure> {
         let Regions { source, source_layout, sink, sink_layout } = self.regions()?;
-        let Lane { qp, remote, to, posted: message, counted, .. } = self.lanes[index];
+        let QpLane { qp, remote, to, posted: message, counted, .. } = self.lanes[index];
         let at = |offset: u64| RemoteAddress { addr: remote.addr.wrapping_add(offset), ..remote };
         // Both ends lay out alike what is moved by address.
         let (from, into) = (source_layout.offset(index, message), sink_layout.offset(index, message));

@@ -6,7 +6,7 @@ use ferroce::{AddressVector, Gid, PathMtu, Psn, Qpn, RKey, RemoteAddress};
 
 use super::{Regions, Session, unexpected};
 use crate::failure::Failure;
-use crate::perf::message::{Message, Offer};
+use crate::perf::message::{Offer, PerfMessage};
 use crate::perf::plan::{Layout, Operation};
 
 impl Session {
@@ -59,11 +59,11 @@ impl Session {
 
     /// Says why there is no more of it. If this does not arrive either, the closed connection tells enough.
     pub(in crate::perf) fn tell(&mut self, failure: &Failure) -> Result<(), Failure> {
-        self.control.send(&Message::Failed { reason: failure.to_string() })
+        self.control.send(&PerfMessage::Failed { reason: failure.to_string() })
     }
 
     /// Turns until a message of the other end is there.
-    pub(in crate::perf) fn wait_message(&mut self) -> Result<Message, Failure> {
+    pub(in crate::perf) fn wait_message(&mut self) -> Result<PerfMessage, Failure> {
         loop {
             if let Some(message) = self.control.take() {
                 return Ok(message);
@@ -73,7 +73,7 @@ impl Session {
     }
 
     /// The next message, which must be `wanted`.
-    pub(in crate::perf) fn expect(&mut self, wanted: &Message) -> Result<(), Failure> {
+    pub(in crate::perf) fn expect(&mut self, wanted: &PerfMessage) -> Result<(), Failure> {
         let message = self.wait_message()?;
         if message == *wanted { Ok(()) } else { Err(unexpected(&message)) }
     }

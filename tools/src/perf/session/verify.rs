@@ -1,6 +1,6 @@
 //! What is put into the messages of a lap, and what must have come of them.
 
-use super::{Beside, Lane, Regions, Session};
+use super::{Beside, QpLane, Regions, Session};
 use crate::failure::Failure;
 use crate::perf::pattern::{Origin, Pattern};
 use crate::perf::plan::Operation;
@@ -68,7 +68,7 @@ impl<C: Beside> Session<C> {
     /// it had before: each was done once, in order.
     fn verify_atomics(&self, lane: usize, count: u64, bytes: &[u8]) -> Result<u64, Failure> {
         let Regions { sink_layout, .. } = self.regions()?;
-        let Lane { qpn, counted, .. } = self.lanes[lane];
+        let QpLane { qpn, counted, .. } = self.lanes[lane];
         let value = |range: std::ops::Range<usize>| {
             bytes[range].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
         };

@@ -79,12 +79,13 @@ impl Judge<'_> {
         if let Some(first) = first {
             let same_work = first.opcode == packet.opcode
                 && first.carries_the_same_as(packet)
-                && first.reth.map(|r| (r.va(), r.rkey())) == packet.reth.map(|r| (r.va(), r.rkey()))
-                && first.immediate == packet.immediate
-                && first.invalidates == packet.invalidates
-                && first.feth == packet.feth
-                && first.atomic == packet.atomic
-                && match (first.reth, packet.reth) {
+                && first.extensions.reth.map(|r| (r.va(), r.rkey()))
+                    == packet.extensions.reth.map(|r| (r.va(), r.rkey()))
+                && first.immediate() == packet.immediate()
+                && first.invalidates() == packet.invalidates()
+                && first.extensions.feth == packet.extensions.feth
+                && first.extensions.atomic_eth == packet.extensions.atomic_eth
+                && match (first.extensions.reth, packet.extensions.reth) {
                     // A READ may ask for less.
                     (Some(first), Some(now)) if is_read => now.length() <= first.length(),
                     (first, now) => first.map(|r| r.length()) == now.map(|r| r.length()),
@@ -102,7 +103,7 @@ impl Judge<'_> {
                 self.violation(Rule::Repeat, frame, text);
             }
         } else if let Some((start, end, read)) = inside {
-            let (before, now) = (read.reth, packet.reth);
+            let (before, now) = (read.extensions.reth, packet.extensions.reth);
             let mtu = u64::from(self.of.path_mtu.bytes());
             match (is_read, before, now) {
                 (true, Some(before), Some(now)) => {
@@ -223,7 +224,7 @@ impl Judge<'_> {
     pub(super) fn response_came(&mut self, event: &Event) {
         // What comes before the answer to a READ or an atomic says that this one is lost, and nothing else.
         if let Some((next, last)) = self.requester.open.front_mut().filter(|_| self.strict) {
-            let is_answer = event.packet.original.is_some()
+            let is_answer = event.packet.original().is_some()
                 || event.packet.opcode.operation() == Operation::ReadResponse && !event.packet.is_nak();
             if event.psn > *next || (event.psn == *next && !is_answer && !event.packet.is_nak()) {
                 return;
@@ -235,7 +236,7 @@ impl Judge<'_> {
                 }
             }
         }
-        let Some(syndrome) = event.packet.aeth.and_then(|aeth| aeth.syndrome()) else { return };
+        let Some(syndrome) = event.packet.extensions.aeth.and_then(|aeth| aeth.syndrome()) else { return };
         // Nobody is held to what the network made of one packet.
         if event.copy && !self.strict {
             return;

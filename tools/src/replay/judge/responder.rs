@@ -103,13 +103,13 @@ impl Judge<'_> {
         }
         let Some(message) = self.theirs.at(psn) else { return false };
         let Some(first) = message.packets.first().and_then(Option::as_ref) else { return false };
-        match (first.reth, packet.reth) {
+        match (first.extensions.reth, packet.extensions.reth) {
             _ if first.opcode != packet.opcode => false,
             (Some(first), Some(again)) => {
                 let done = (psn - message.first) as u64 * u64::from(self.of.path_mtu.bytes());
                 goes_on(&first, &again, done)
             }
-            _ => first.atomic == packet.atomic,
+            _ => first.extensions.atomic_eth == packet.extensions.atomic_eth,
         }
     }
 
@@ -149,7 +149,7 @@ impl Judge<'_> {
         if is_read && packet.ends() && began != Some(true) {
             self.responder.strays += 1;
         }
-        if let Some(aeth) = packet.aeth {
+        if let Some(aeth) = packet.extensions.aeth {
             match aeth.syndrome() {
                 None => {
                     let text = format!("syndrome {:#04x} does not exist", aeth.syndrome_byte());
@@ -188,7 +188,7 @@ impl Judge<'_> {
         if is_read {
             self.read_response(packet, psn);
         }
-        if let Some(original) = packet.original {
+        if let Some(original) = packet.original() {
             let before = *self.responder.originals.entry(psn).or_insert(original);
             if before != original {
                 let text = format!(
@@ -276,7 +276,7 @@ impl Judge<'_> {
                 let text = format!("PSN {} is acknowledged, and {} has not come", hex(psn), hex(expected));
                 self.violation(Rule::AckPsn, packet.frame, text);
             }
-            let explicit = is_read || packet.original.is_some();
+            let explicit = is_read || packet.original().is_some();
             if let Some((acked, _)) = &self.responder.acked
                 && psn < *acked
                 && !explicit
@@ -414,7 +414,7 @@ impl Judge<'_> {
 
     pub(super) fn cnp_left(&mut self, packet: &Seen) {
         self.measured.cnps += 1;
-        if packet.payload_len() != 16 || packet.payload().iter().any(|byte| *byte != 0) {
+        if packet.payload_len() != 16 || packet.payload.iter().any(|byte| *byte != 0) {
             self.violation(Rule::Cnp, packet.frame, "a CNP whose payload is not 16 zeros");
         }
         if !packet.bth.becn() {

@@ -31,7 +31,7 @@ impl Lane<'_> {
             }
             let area = self.header_area();
             let (payload, whole) = message.payload(mtu);
-            let immediate = message.tail().and_then(|packet| packet.immediate);
+            let immediate = message.tail().and_then(|packet| packet.immediate());
             if wc.opcode == WcOpcode::Recv && wc.byte_len as usize != payload.len() + area {
                 let text = format!("{} bytes received of a SEND of {}", wc.byte_len, payload.len() + area);
                 self.fault(Rule::Data, frame, text);
@@ -100,7 +100,7 @@ impl Lane<'_> {
         let mut at = 0;
         for (part, length) in parts.iter().zip(lengths) {
             let found = bytes.get(at..at + length).unwrap_or_default();
-            if !part.iter().any(|packet| packet.payload() == found) {
+            if !part.iter().any(|packet| packet.payload == found) {
                 let text = format!("bytes {at} to {} of {len} read are not what was recorded", at + length);
                 self.fault(Rule::Data, message.frame, text);
                 return Ok(());

@@ -19,18 +19,18 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// How long probes may be under way.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-pub(super) struct Port {
+pub(super) struct ProbePort {
     pub(super) driver: Box<dyn PacketDriver>,
     clock: Clock,
     token: u64,
     pkey: PKey,
 }
 
-impl Port {
-    pub(super) fn new(driver: Box<dyn PacketDriver>, pkey: PKey) -> Port {
+impl ProbePort {
+    pub(super) fn new(driver: Box<dyn PacketDriver>, pkey: PKey) -> ProbePort {
         let since = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let token = since.as_nanos() as u64 ^ u64::from(std::process::id()) << 48;
-        Port { driver, clock: Clock::start(), token, pkey }
+        ProbePort { driver, clock: Clock::start(), token, pkey }
     }
 
     pub(super) fn is_socket(&self) -> bool {

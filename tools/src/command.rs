@@ -1,0 +1,65 @@
+//! The sub-commands, by name.
+
+use std::process::ExitCode;
+
+use clap::Subcommand;
+
+use crate::failure::Failure;
+use crate::{demo, devinfo, dissect, doctor, perf, pingpong, replay, rping, stat, ucmatose, udaddy};
+
+/// A sub-command with its arguments.
+#[derive(Subcommand)]
+#[expect(missing_docs, reason = "each is described by the arguments of its module")]
+#[non_exhaustive]
+pub enum Command {
+    Demo(demo::Args),
+    Devinfo(devinfo::Args),
+    Dissect(dissect::Args),
+    Doctor(doctor::Args),
+    Perf(perf::Args),
+    Pingpong(pingpong::Args),
+    Replay(replay::Args),
+    Rping(rping::Args),
+    Stat(stat::Args),
+    Ucmatose(ucmatose::Args),
+    Udaddy(udaddy::Args),
+}
+
+impl Command {
+    /// Its name on the command line.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Command::Demo(_) => "demo",
+            Command::Devinfo(_) => "devinfo",
+            Command::Dissect(_) => "dissect",
+            Command::Doctor(_) => "doctor",
+            Command::Perf(_) => "perf",
+            Command::Pingpong(_) => "pingpong",
+            Command::Replay(_) => "replay",
+            Command::Rping(_) => "rping",
+            Command::Stat(_) => "stat",
+            Command::Ucmatose(_) => "ucmatose",
+            Command::Udaddy(_) => "udaddy",
+        }
+    }
+
+    /// Carries it out. Returns its exit status.
+    ///
+    /// # Errors
+    /// As the `run` of its module.
+    pub fn run(self) -> Result<ExitCode, Failure> {
+        match self {
+            Command::Demo(args) => demo::run(args),
+            Command::Devinfo(args) => devinfo::run(args),
+            Command::Dissect(args) => dissect::run(args),
+            Command::Doctor(args) => doctor::run(args),
+            Command::Perf(args) => perf::run(args),
+            Command::Pingpong(args) => pingpong::run(args),
+            Command::Replay(args) => replay::run(args),
+            Command::Rping(args) => rping::run(args),
+            Command::Stat(args) => stat::run(args),
+            Command::Ucmatose(args) => ucmatose::run(args),
+            Command::Udaddy(args) => udaddy::run(args),
+        }
+    }
+}
