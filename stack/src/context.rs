@@ -13,7 +13,7 @@ use ferroce_driver::{Capabilities, Layer, Nanos, PacketDriver, Readiness, Stats}
 use ferroce_wire::{PKey, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
-use crate::backend::software::Engine;
+use crate::backend::software::engine::Engine;
 use crate::engine::cq::CompletionQueue;
 use crate::engine::key_table::keys_needed;
 use crate::engine::mw::MwBind;

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use ferroce_wire::{Gid, PKey, PathMtu, Qpn};
 
 use super::{Context, invalid_handle};
-use crate::backend::next_hops::Seeker;
+use crate::backend::software::next_hops::Seeker;
 use crate::cm::{
     CmChannel, CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace,
     REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,

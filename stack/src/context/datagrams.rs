@@ -3,7 +3,7 @@
 use ferroce_wire::{Encapsulation, Gid, PathMtu, Qpn, Service};
 
 use super::{Context, invalid_handle};
-use crate::backend::next_hops::Seeker;
+use crate::backend::software::next_hops::Seeker;
 use crate::engine::ah::AddressHandle;
 use crate::verbs::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
 

@@ -3,8 +3,8 @@
 use ferroce_wire::{PathAddress, Qpn};
 
 use super::{Context, invalid_handle};
-use crate::backend::next_hops::Seeker;
-use crate::backend::software::Engine;
+use crate::backend::software::next_hops::Seeker;
+use crate::backend::software::engine::Engine;
 use crate::engine::ah::Hop;
 use crate::engine::qp::Connection;
 #[cfg(doc)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ferroce_driver::{Nanos, NextHop, PacketDriver};
 use ferroce_wire::MacAddr;
 
-use crate::backend::software::Engine;
+use crate::backend::software::engine::Engine;
 use crate::cm::CmId;
 use crate::engine::ah::Hop;
 use crate::engine::scheduler::Ticket;
