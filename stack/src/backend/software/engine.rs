@@ -2,7 +2,7 @@ use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, RxFrame, TAIL_MAX}
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
-use crate::backend::software::next_hops::NextHops;
+use super::next_hops::NextHops;
 use crate::cm::{ConnectionManager, Gsi, Verbs};
 use crate::engine::key_table::KeyTable;
 use crate::engine::multicast::MulticastGroups;
