@@ -99,4 +99,7 @@ fn no_room_imports_one_above_it() {
     assert_eq!(all, FLOORS.into(), "a room without a floor, or a floor without its room");
     assert!(upward.is_empty(), "{upward:?}");
     assert!(imports.contains_key(&("engine", "verbs")), "nothing was seen");
+    for room in ["context", "runtime", "device"] {
+        assert!(!imports.contains_key(&(room, "engine")), "{room} reaches round the backend");
+    }
 }

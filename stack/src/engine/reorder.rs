@@ -100,6 +100,7 @@ fn slot_of(psn: Psn) -> usize {
 impl QueuePair {
     /// Takes a request that is `distance` ahead of the expected one. It is told to the peer where a
     /// NAK or an ACK would be: at each new gap, and when it asks.
+    #[inline(never)]
     pub(crate) fn hold_early(&mut self, shared: &mut Shared, packet: &Packet<'_>, distance: u32) {
         let Some(selective) = &mut self.selective else { return };
         let reorder = &mut selective.reorder;

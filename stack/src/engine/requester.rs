@@ -262,6 +262,7 @@ impl QueuePair {
     }
 
     /// A local operation, which is the oldest in the queue.
+    #[inline(never)]
     fn carry_out(&mut self, shared: &mut Shared, op: SendOp) {
         let Shared { mrs, rng, .. } = shared;
         let failure = match op {

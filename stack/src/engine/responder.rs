@@ -395,6 +395,7 @@ impl QueuePair {
 
     /// A request that was executed before: nothing is executed again, but the answer may have been
     /// lost.
+    #[inline(never)]
     fn receive_duplicate(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         shared.count(Counter::DuplicateRequest);
         let psn = packet.bth.psn();

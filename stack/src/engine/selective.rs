@@ -339,6 +339,7 @@ impl Scoreboard {
 
 impl QueuePair {
     /// Writes the oldest request that is to be sent again.
+    #[inline(never)]
     pub(crate) fn transmit_again(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         let (una, sent) = (self.requester.una(), self.requester.sent());
         let psn = self.selective.as_mut()?.scoreboard.next_lost(una, sent)?;
@@ -380,6 +381,7 @@ impl QueuePair {
 
     /// Takes an ACK, a NAK, a READ response or an Atomic Acknowledge of a peer that repeats
     /// selectively; `psn` is outstanding.
+    #[inline(never)]
     pub(crate) fn receive_selective(
         &mut self,
         shared: &mut Shared,

@@ -26,7 +26,7 @@ enum Wrote {
 
 impl QueuePair {
     /// Writes the next response frame but an ACK, if one is owed.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
         // No call where there is nothing to answer, as before most requests.
         while self.responder.outcomes.maybe_owe() {
@@ -42,7 +42,7 @@ impl QueuePair {
 
     /// Writes the ACK of everything that was executed, if one is owed and its time has come, be it
     /// `ahead` of requests or behind them.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn transmit_acknowledge(
         &mut self,
         shared: &mut Shared,
