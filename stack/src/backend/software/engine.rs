@@ -129,6 +129,7 @@ impl Engine {
     }
 
     /// A poll begins.
+    #[inline]
     pub(crate) fn begin(&mut self, now: Nanos) {
         self.shared.now = now;
         self.shared.poll += 1;
