@@ -3,9 +3,9 @@
 
 mod access;
 mod address;
+mod attributes;
 mod completion;
 mod config;
-mod device;
 mod endpoint;
 mod error;
 mod event;
@@ -25,12 +25,12 @@ mod work_request;
 pub use access::Access;
 pub(crate) use address::may_be_on;
 pub use address::{AddressVector, GidEntry, Port};
+pub use attributes::DeviceAttributes;
 pub use completion::{Notify, WcOpcode, WcStatus, WorkCompletion};
 #[cfg(test)]
 pub(crate) use config::MAX_QPS;
 pub(crate) use config::MAX_WINDOW;
 pub use config::{Config, DEFAULT_WINDOW};
-pub use device::DeviceAttributes;
 pub use endpoint::Endpoint;
 pub use error::{Error, PostError, RegisterError};
 pub use event::{Event, EventSource};

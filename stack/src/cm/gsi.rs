@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use ferroce_wire::{Bth, Deth, MAD_LEN, Opcode, PKey, Packet, PathHeader, Psn, Qpn};
 
+use crate::engine::frame_slot::Slot;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 
 /// What every datagram to QP1 carries (IBA 10.2.5).

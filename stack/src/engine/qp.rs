@@ -3,13 +3,13 @@ use ferroce_wire::{
 };
 
 use crate::engine::destination::Destination;
+use crate::engine::frame_slot::Slot;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
 use crate::engine::rq::ReceiveQueue;
 use crate::engine::scheduler::{Ticket, Wait};
 use crate::engine::selective::Selective;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::engine::sq::{Ended, SendQueue};
 use crate::telemetry::counters::Counter;
 use crate::verbs::{

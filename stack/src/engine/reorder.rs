@@ -6,10 +6,10 @@ use ferroce_wire::{
     Aeth, Bth, ICRC_LEN, NetworkHeader, Opcode, Packet, ParseError, PathMtu, Psn, Sack, Syndrome,
 };
 
+use crate::engine::frame_slot::Slot;
 use crate::engine::psn_set::{PsnSet, SPAN};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 
 /// Bytes of the longest packet that can be right, from its network header to its ICRC.

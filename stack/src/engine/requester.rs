@@ -7,12 +7,12 @@ use ferroce_driver::Nanos;
 use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, RnrTimer, Service};
 
 use crate::engine::destination::Flight;
+use crate::engine::frame_slot::Slot;
 use crate::engine::kind::{Kind, Place};
 use crate::engine::mw::MwBind;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::engine::sq::Wqe;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcStatus, time_of};

@@ -10,11 +10,11 @@
 use ferroce_driver::Nanos;
 use ferroce_wire::{Opcode, Operation, Packet, Position, Psn, Sack, Syndrome};
 
+use crate::engine::frame_slot::Slot;
 use crate::engine::psn_set::{PsnSet, SPAN};
 use crate::engine::qp::QueuePair;
 use crate::engine::reorder::Reorder;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::engine::sq::Wqe;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{SendOp, WcStatus};

@@ -3,10 +3,10 @@
 use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
 
 use crate::engine::ah::Hop;
+use crate::engine::frame_slot::Slot;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Destination, Port, QpState, SendOp, WcOpcode, WcStatus, WorkCompletion};
 

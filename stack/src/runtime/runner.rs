@@ -1,8 +1,8 @@
 //! A context on a thread of its own, and what other threads reach it through.
 
+mod client;
 mod command;
 mod handle;
-mod port;
 mod sync;
 mod task;
 mod wakeup;
@@ -24,9 +24,9 @@ use crate::runtime::affinity::pin_to_core;
 use crate::runtime::idle::{Idle, Idler};
 use crate::verbs::{Cq, Error};
 
+use client::Port;
 pub use command::Delivery;
 pub use handle::RunnerHandle;
-use port::Port;
 use wakeup::{Desk, End, Sleep, lock};
 
 /// How a [`Runner`] runs.

@@ -4,12 +4,12 @@ use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Q
 
 use super::next_hops::NextHops;
 use crate::cm::{ConnectionManager, Gsi, Verbs};
+use crate::engine::frame_slot::Slot;
 use crate::engine::key_table::KeyTable;
 use crate::engine::multicast::MulticastGroups;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Config, Error, Feature, GidEntry, Pd, Port, Qp, QpConfig, QpState};
 

@@ -5,10 +5,10 @@ use std::sync::atomic::Ordering;
 use ferroce_driver::Nanos;
 use ferroce_wire::{Aeth, AtomicAckEth, Bth, Extension, Nak, Opcode, Psn, Syndrome};
 
+use crate::engine::frame_slot::Slot;
 use crate::engine::outcome::Answer;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Event, WcStatus};
 
