@@ -6,7 +6,7 @@ use ferroce_wire::{
     Aeth, Bth, ICRC_LEN, NetworkHeader, Opcode, Packet, ParseError, PathMtu, Psn, Sack, Syndrome,
 };
 
-use crate::engine::frame_slot::Slot;
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::psn_set::{PsnSet, SPAN};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
@@ -158,7 +158,7 @@ impl QueuePair {
     pub(crate) fn write_selective_acknowledge(
         &self,
         shared: &mut Shared,
-        slot: &mut Slot<'_>,
+        slot: &mut FrameSlot<'_>,
         msn: u32,
     ) -> Option<usize> {
         let connection = self.connection.as_ref()?;

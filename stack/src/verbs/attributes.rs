@@ -1,6 +1,8 @@
-use ferroce_wire::Operation;
+//! What is told when it is asked for: of the device, of a queue pair, of a shared receive queue.
 
-use crate::verbs::{Config, MAX_RD_ATOMIC};
+use ferroce_wire::{Operation, PKey, PathMtu, Psn, Qpn, RnrTimer};
+
+use crate::verbs::{Access, AddressVector, Config, MAX_RD_ATOMIC, QpState, QpType, ReadyToSend, Srq};
 
 /// What a context can do and how much of it there can be, under the names of `ibv_query_device_ex`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,4 +57,63 @@ impl DeviceAttributes {
             _ => true,
         }
     }
+}
+
+/// What [`Context::query_qp`](crate::Context::query_qp) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpAttributes {
+    /// Its transport service.
+    pub qp_type: QpType,
+    /// Its state.
+    pub state: QpState,
+    /// In SQD: some sends that were started are not complete yet.
+    pub sq_draining: bool,
+    /// Its number.
+    pub qpn: Qpn,
+    /// The peer's; `None` before RTR, and for UD.
+    pub dest_qpn: Option<Qpn>,
+    /// The way to the peer; likewise.
+    pub address: Option<AddressVector>,
+    /// The path MTU; likewise.
+    pub path_mtu: Option<PathMtu>,
+    /// Whether selective repeat was agreed with the peer; go-back-N otherwise.
+    pub selective_repeat: bool,
+    /// What the peer may do.
+    pub access: Access,
+    /// The Q_Key; `None` but for UD.
+    pub qkey: Option<u32>,
+    /// Which P_Key of the port's table it has; the first unless an update or the connection manager has
+    /// said otherwise.
+    pub pkey_index: usize,
+    /// That key: what its packets carry, and what decides which it takes.
+    pub pkey: PKey,
+    /// The PSN expected next from the peer.
+    pub rq_psn: Psn,
+    /// The PSN of the next new request.
+    pub sq_psn: Psn,
+    /// What it was made ready to send with; `None` before RTS, and for UC and UD.
+    pub send: Option<ReadyToSend>,
+    /// READs and atomics that the peer may have outstanding; 0 before RTR, and for UC and UD.
+    pub max_dest_rd_atomic: u8,
+    /// How long the peer is asked to wait for a receive; `None` likewise.
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// The SRQ that it takes receives from.
+    pub srq: Option<Srq>,
+    /// Sends not yet complete.
+    pub outstanding_sends: u32,
+    /// Receives not yet complete; of an SRQ only the one under way.
+    pub outstanding_receives: u32,
+}
+
+/// What [`Context::query_srq`](crate::Context::query_srq) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SrqAttributes {
+    /// How many receives fit.
+    pub depth: u32,
+    /// Receives that are posted and not taken.
+    pub posted: u32,
+    /// Fewer receives than this raise an event; 0 is off.
+    pub limit: u32,
 }

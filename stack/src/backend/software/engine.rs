@@ -4,7 +4,7 @@ use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Q
 
 use super::next_hops::NextHops;
 use crate::cm::{ConnectionManager, Gsi, Verbs};
-use crate::engine::frame_slot::Slot;
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::key_table::KeyTable;
 use crate::engine::multicast::MulticastGroups;
 use crate::engine::qp::QueuePair;
@@ -323,7 +323,7 @@ impl Engine {
 
     /// The transmit phase: writes one frame of the queue pair whose turn it is.
     #[inline]
-    fn transmit(&mut self, slot: &mut Slot<'_>) -> Option<usize> {
+    fn transmit(&mut self, slot: &mut FrameSlot<'_>) -> Option<usize> {
         if let Some(cm) = &mut self.cm
             && let Some(length) = cm.gsi.transmit(&mut self.shared, slot)
         {
@@ -388,11 +388,11 @@ impl FrameSink for Engine {
 
 impl FrameSource for Engine {
     fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        self.transmit(&mut Slot::whole(buffer))
+        self.transmit(&mut FrameSlot::whole(buffer))
     }
 
     fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
-        let mut slot = Slot::in_pieces(head, tail);
+        let mut slot = FrameSlot::in_pieces(head, tail);
         let head = self.transmit(&mut slot)?;
         Some(slot.gathered(head))
     }
