@@ -1,3 +1,5 @@
+//! The public API: each verb goes to the backend; what waits, and the handshake, is made of verbs.
+
 mod blocking;
 mod connections;
 mod datagrams;
@@ -89,8 +91,7 @@ impl Context {
     }
 
     /// What has been counted since the context was opened.
-    #[inline]
-    pub fn counters(&self) -> Counters {
+    pub fn counters(&self) -> &Counters {
         dispatch!(&self.backend, counters())
     }
 

@@ -92,7 +92,7 @@ impl World {
         self.close()?;
         self.tear_down()?;
         for end in &self.ends {
-            self.tally.add_engine(&end.context.counters());
+            self.tally.add_engine(end.context.counters());
         }
         self.tally.add_network(&self.network.counters());
         Ok(self.tally)

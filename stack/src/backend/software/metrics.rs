@@ -14,9 +14,8 @@ impl Software {
         self.driver.stats()
     }
 
-    #[inline]
-    pub(crate) fn counters(&self) -> Counters {
-        self.engine.shared.counters.clone()
+    pub(crate) fn counters(&self) -> &Counters {
+        &self.engine.shared.counters
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
