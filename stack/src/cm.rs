@@ -461,7 +461,7 @@ fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
 }
 
 fn gone(id: CmId) -> Error {
-    Error::InvalidHandle { kind: "connection", handle: format!("{:?}", id.0) }
+    Error::invalid_handle("connection", id.0)
 }
 
 /// The two bits of the traffic class that are not the sender's.

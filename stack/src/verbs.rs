@@ -3,9 +3,9 @@
 
 mod access;
 mod address;
+mod attributes;
 mod completion;
 mod config;
-mod device;
 mod endpoint;
 mod error;
 mod event;
@@ -25,12 +25,12 @@ mod work_request;
 pub use access::Access;
 pub(crate) use address::may_be_on;
 pub use address::{AddressVector, GidEntry, Port};
+pub use attributes::{DeviceAttributes, QpAttributes, SrqAttributes};
 pub use completion::{Notify, WcOpcode, WcStatus, WorkCompletion};
 #[cfg(test)]
 pub(crate) use config::MAX_QPS;
 pub(crate) use config::MAX_WINDOW;
 pub use config::{Config, DEFAULT_WINDOW};
-pub use device::DeviceAttributes;
 pub use endpoint::Endpoint;
 pub use error::{Error, PostError, RegisterError};
 pub use event::{Event, EventSource};
@@ -41,8 +41,8 @@ pub(crate) use limits::{MAX_MESSAGE, MAX_RD_ATOMIC};
 pub use memory::RemoteMemory;
 pub use mismatch::Mismatch;
 pub use pkey::PkeyTable;
-pub use qp::{QpAttributes, QpConfig, QpState, QpType};
-pub use srq::{SrqAttributes, SrqConfig};
+pub use qp::{QpConfig, QpState, QpType};
+pub use srq::SrqConfig;
 pub(crate) use timeout::{exponent_of, time_of};
 pub use transition::{QpUpdate, ReadyToReceive, ReadyToSend, Transition, UnreliablePath};
 pub use unreachable::Unreachable;

@@ -57,10 +57,43 @@ fn names(lib: &str) -> BTreeMap<&str, &str> {
     named.flatten().collect()
 }
 
+/// The folder that is looked at.
+fn src() -> PathBuf {
+    std::env::var_os("FERROCE_ROOMS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), PathBuf::from)
+}
+
+/// The name of the type that a line defines outside of an `impl`.
+fn defined(line: &str) -> Option<&str> {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let words = words.strip_prefix(&["pub"]).unwrap_or(&words);
+    let words = if words.first()?.starts_with("pub(") { &words[1..] } else { words };
+    let kinds = ["struct", "enum", "trait", "type", "union"];
+    let [kind, name, ..] = words else { return None };
+    let is_definition = kinds.contains(kind) && !line.starts_with(' ');
+    is_definition.then(|| name.split(|c: char| c != '_' && !c.is_alphanumeric()).next()).flatten()
+}
+
+/// One name says one thing.
+#[test]
+fn no_two_types_have_one_name() {
+    let mut files = Vec::new();
+    rooms(&src(), None, &mut files);
+    let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (room, text) in &files {
+        for name in text.lines().filter_map(defined) {
+            found.entry(name).or_default().push(room);
+        }
+    }
+    println!("{} types", found.len());
+    assert!(found.contains_key("Context") && found.contains_key("Shared"), "nothing was seen");
+    found.retain(|_, rooms| rooms.len() > 1);
+    assert!(found.is_empty(), "types of one name, and the rooms where they are: {found:?}");
+}
+
 #[test]
 fn no_room_imports_one_above_it() {
-    let src = std::env::var_os("FERROCE_ROOMS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), PathBuf::from);
+    let src = src();
     let lib = code(&fs::read_to_string(src.join("lib.rs")).unwrap());
     let (names, mut files) = (names(&lib), Vec::new());
     rooms(&src, None, &mut files);
@@ -99,4 +132,7 @@ fn no_room_imports_one_above_it() {
     assert_eq!(all, FLOORS.into(), "a room without a floor, or a floor without its room");
     assert!(upward.is_empty(), "{upward:?}");
     assert!(imports.contains_key(&("engine", "verbs")), "nothing was seen");
+    for room in ["context", "runtime", "device"] {
+        assert!(!imports.contains_key(&(room, "engine")), "{room} reaches round the backend");
+    }
 }

@@ -1,409 +1,194 @@
-use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, RxFrame, TAIL_MAX};
-use ferroce_wire::cm::CmMessage;
-use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
+//! The verbs in software: the protocol engine over a packet driver.
 
-use crate::backend::next_hops::NextHops;
-use crate::cm::{ConnectionManager, Gsi, Verbs};
-use crate::engine::key_table::KeyTable;
-use crate::engine::multicast::MulticastGroups;
+mod connections;
+mod datagrams;
+mod engine;
+mod events;
+mod memory;
+mod metrics;
+mod next_hops;
+mod port;
+mod queue_pairs;
+mod queues;
+mod transitions;
+mod waiting;
+
+use ferroce_driver::{Layer, Nanos, PacketDriver, Readiness};
+use ferroce_wire::Psn;
+use rand_chacha::rand_core::RngCore;
+
+use crate::engine::cq::CompletionQueue;
+use crate::engine::key_table::keys_needed;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
-use crate::engine::slot::Slot;
-use crate::telemetry::counters::Counter;
-use crate::verbs::{Config, Error, Feature, GidEntry, Pd, Port, Qp, QpConfig, QpState};
+use crate::engine::srq::SharedReceiveQueue;
+use crate::telemetry::exporter::Exporter;
+use crate::verbs::{Config, Cq, Error, Feature, Pd, Port, PostError, Qp, Srq};
+use engine::Engine;
 
-/// The protocol, without IO and without a clock: frames in, frames out, timers.
-pub(crate) struct Engine {
-    pub(crate) qps: Slab<QueuePair>,
-    qpns: KeyTable<u32>,
-    pub(crate) shared: Shared,
-    pub(crate) groups: MulticastGroups,
-    pub(crate) port: Port,
-    /// Since somebody has asked for connections.
-    cm: Option<Box<ConnectionManager>>,
-    max_connections: u32,
-    max_listeners: u32,
-    max_cm_channels: u32,
-    /// For ports that are sockets, whose kernel numbers packets and does not tell peers' numbers.
-    identifications: Identifications,
-    /// The last identification that was found out.
-    identified: u16,
-    roce_v1: bool,
-    pub(crate) next_hops: NextHops,
-    /// The queue pair number of the frame that was announced last.
-    announced: u32,
-    /// The number and the slot of the queue pair that a frame came for last.
-    last: Option<(u32, u32)>,
+/// A packet driver, the engine over it, and what waits for both.
+pub(crate) struct Software {
+    driver: Box<dyn PacketDriver>,
+    engine: Engine,
+    pds: Slab<()>,
+    exporter: Option<Exporter>,
+    readiness: Readiness,
+    /// Somebody waits, or has waited, for `readiness`.
+    armed: bool,
 }
 
-impl Engine {
-    pub(crate) fn new(config: &Config, port: Port) -> Engine {
-        Engine {
-            qps: Slab::new(config.max_qps),
-            qpns: KeyTable::new(config.max_qps, 24),
-            shared: Shared::new(config, &port),
-            identifications: Identifications::default(),
-            identified: 0,
-            groups: MulticastGroups::new(config.max_mcast_attachments),
-            port,
-            cm: None,
-            max_connections: config.max_connections,
-            max_listeners: config.max_listeners,
-            max_cm_channels: config.max_cm_channels,
-            roce_v1: config.roce_v1,
-            next_hops: NextHops::new(),
-            announced: 0,
-            last: None,
+impl Software {
+    pub(crate) fn open(driver: Box<dyn PacketDriver>, config: &Config) -> Result<Software, Error> {
+        let capabilities = driver.capabilities();
+        config.check()?;
+        let link_header = if capabilities.layer == Layer::Ethernet { ETHERNET_HEADER_MAX } else { 0 };
+        if link_header == 0 && config.roce_v1 {
+            return Err(Error::Unsupported(Feature::RoceV1));
         }
+        let needed = capabilities.mtu as usize + link_header;
+        if capabilities.max_frame < needed {
+            let expected = format!("at least {needed} for an MTU of {}", capabilities.mtu);
+            return Err(Error::invalid("max_frame of the driver", capabilities.max_frame, expected));
+        }
+        if let Layer::Ip(terms) = capabilities.layer {
+            check_qpns(terms.qpns, config.max_qps)?;
+        }
+        let port = Port::new(capabilities, config.roce_v1);
+        let readiness = Readiness::new().map_err(|source| Error::waiting(&capabilities.interface, source))?;
+        Ok(Software {
+            engine: Engine::new(config, port),
+            pds: Slab::new(config.max_pds),
+            driver,
+            exporter: None,
+            readiness,
+            armed: false,
+        })
     }
 
-    pub(crate) fn add_gid(&mut self, entry: GidEntry) -> Result<usize, Error> {
-        if entry.roce_v1 && !self.roce_v1 {
-            return Err(Error::invalid("gid", entry.gid, "RoCE v2, or roce_v1 in the Config"));
-        }
-        if self.port.gids.contains(&entry) {
-            return Err(Error::invalid("gid", entry.gid, "a row that is not in the GID table"));
-        }
-        self.port.gids.push(entry);
-        Ok(self.port.gids.len() - 1)
+    pub(crate) fn random_psn(&mut self) -> Psn {
+        Psn::new(self.engine.shared.rng.next_u32())
     }
 
-    /// How many queue pairs use a P_Key, and how many connections and listeners.
-    pub(crate) fn pkey_users(&self, index: usize) -> (usize, usize) {
-        let uses = |qp: &&QueuePair| qp.state != QpState::Reset && qp.pkey_index == index;
-        let connections = self.cm.as_ref().map_or(0, |cm| cm.pkey_users(index));
-        (self.qps.iter().filter(uses).count(), connections)
-    }
-
-    /// `receives` are the PD and the pieces of its SRQ's receives.
-    pub(crate) fn create_qp(&mut self, config: &QpConfig, receives: Option<(Pd, u8)>) -> Option<Qp> {
-        let Engine { qps, qpns, shared, port, .. } = self;
-        let (index, count) = port.socket.map_or((0, 1), |terms| terms.qpns);
-        let usable = |n| Qpn::new(n).is_ordinary() && n % count == index;
-        let handle = qps.insert_with(|handle| {
-            let qpn = Qpn::new(qpns.insert(&mut shared.rng, handle.index, usable));
-            QueuePair::new(handle, qpn, config, receives)
-        });
-        handle.map(Qp)
-    }
-
-    pub(crate) fn destroy_qp(&mut self, qp: Qp) {
-        if let Some(mut removed) = self.qps.remove(qp.0) {
-            removed.reset(&mut self.shared);
-            self.qpns.retire(removed.qpn.value());
-            self.shared.events.forget(qp.into());
-            self.last = None;
-            self.shared.scheduler.remove(qp.0.index);
+    pub(crate) fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
+        if self.armed {
+            self.end_wait()?;
         }
-    }
-
-    /// The connection manager, which there is from the first time on, and what it reaches.
-    pub(crate) fn cm(&mut self) -> Result<(&mut ConnectionManager, Verbs<'_>), Error> {
-        let Engine { cm, qps, shared, port, max_connections, max_listeners, max_cm_channels, .. } = self;
-        if port.socket.is_some_and(|terms| !terms.takes_gsi) {
-            return Err(Error::Unsupported(Feature::ConnectionManager));
+        let Software { driver, engine, .. } = self;
+        engine.begin(now);
+        let received = driver.rx_burst(now, engine)?;
+        engine.fire_timers();
+        if engine.next_hops.is_due(now) {
+            engine.look_for_next_hop(&mut **driver);
         }
-        let cm = cm.get_or_insert_with(|| {
-            let limits = (*max_connections, *max_listeners, *max_cm_channels);
-            Box::new(ConnectionManager::new(limits, port, shared))
-        });
-        Ok((cm, Verbs { qps, shared, port }))
-    }
-
-    /// The same, if it is there.
-    pub(crate) fn cm_if_used(&mut self) -> Option<(&mut ConnectionManager, Verbs<'_>)> {
-        let Engine { cm, qps, shared, port, .. } = self;
-        Some((cm.as_deref_mut()?, Verbs { qps, shared, port }))
-    }
-
-    /// How many connections there are, and how many there can be.
-    pub(crate) fn connections(&self) -> (usize, usize) {
-        let unused = (0, self.max_connections as usize);
-        self.cm.as_ref().map_or(unused, |cm| cm.usage())
-    }
-
-    /// Whether there are frames that found no room in the port.
-    pub(crate) fn has_backlog(&self) -> bool {
-        self.shared.scheduler.is_active() || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
-    }
-
-    /// A poll begins.
-    #[inline]
-    pub(crate) fn begin(&mut self, now: Nanos) {
-        self.shared.now = now;
-        self.shared.poll += 1;
-        self.shared.scheduler.begin_poll();
-    }
-
-    /// Schedules `qp`, or every queue pair, if it owes an ACK. Returns whether any does.
-    pub(crate) fn schedule_acks(&mut self, qp: Option<Qp>) -> bool {
-        let Engine { qps, shared, .. } = self;
-        let mut any = false;
-        let all = 0..if qp.is_none() { qps.capacity() as u32 } else { 0 };
-        for index in all.chain(qp.map(|qp| qp.0.index)) {
-            if let Some(qp) = qps.at_mut(index)
-                && qp.ack_due(shared).is_some()
-            {
-                any = true;
-                qp.schedule(shared);
-            }
-        }
-        any
-    }
-
-    /// When there is something to do even if no frame comes: at once if an ACK waits for the next poll.
-    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
-        let Engine { shared, next_hops, cm, .. } = self;
-        let connections = cm.as_ref().and_then(|cm| cm.next_deadline());
-        let queue_pairs = shared.scheduler.next_deadline(shared.now);
-        [queue_pairs, next_hops.next_deadline(), connections].into_iter().flatten().min()
-    }
-
-    /// The receive phase: takes one frame. It never transmits; it only marks what is owed.
-    #[inline]
-    fn receive(&mut self, frame: &[u8]) {
-        let is_ip = self.port.socket.is_some();
-        let packet = match if is_ip { Packet::decode_ip(frame) } else { Packet::decode(frame) } {
-            Ok(packet) => packet,
-            Err(error) => return self.shared.count(Counter::of(&error)),
-        };
-        let checked = if is_ip { self.check_guessed(&packet) } else { packet.check(self.shared.crc) };
-        if let Err(error) = checked {
-            return self.shared.count(Counter::of(&error));
-        }
-        self.shared.count(Counter::RcvdPkts);
-        self.shared.counters.count_if(packet.congestion_experienced(), Counter::NpEcnMarkedRocePackets);
-        if let Err(reason) = self.dispatch(&packet) {
-            self.shared.count(reason);
-        }
-    }
-
-    /// Checks what came without its IPv4 identification.
-    fn check_guessed(&mut self, packet: &Packet<'_>) -> Result<(), ParseError> {
-        let Some(identification) = packet.check_guessed(self.shared.crc, &mut self.identifications)? else {
-            return Ok(());
-        };
-        let likely = identification < SEGMENTS_MAX
-            || (1..=SUCCESSORS).contains(&identification.wrapping_sub(self.identified));
-        self.identified = identification;
-        self.shared.counters.count_if(likely, Counter::RxIdentificationLikely);
-        self.shared.counters.count_if(!likely, Counter::RxIdentificationSolved);
-        Ok(())
-    }
-
-    /// Finds the queue pair, and sees that the packet is its peer's before any state changes.
-    #[inline]
-    fn dispatch(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
-        if packet.header == NetworkHeader::Grh && !self.roce_v1 {
-            return Err(Counter::RxRoceV1Off);
-        }
-        if packet.bth.dest_qpn() == Qpn::MULTICAST {
-            return self.dispatch_multicast(packet);
-        }
-        let Some(index) = self.slot_of(packet.bth.dest_qpn().value()) else {
-            return self.receive_mad(packet);
-        };
-        let qp = self.qps.at_mut(index).ok_or(Counter::RxUnknownQp)?;
-        if qp.service == Service::Ud {
-            if !self.port.is_destination(packet) {
-                return Err(Counter::RxWrongAddress);
-            }
-        } else {
-            let connection = qp.connection.as_ref().ok_or(Counter::RxWrongState)?;
-            if !connection.admits(packet) {
-                return Err(Counter::RxWrongAddress);
-            }
-        }
-        if !qp.pkey.admits(packet.bth.pkey()) {
-            return Err(self.shared.refuse_pkey(Some(qp.handle), packet));
-        }
-        if packet.opcode == Opcode::CNP {
-            return Err(Counter::RpCnpIgnored);
-        }
-        if packet.opcode == Opcode::SELECTIVE_ACKNOWLEDGE && qp.selective.is_none() {
-            return Err(Counter::RxUnknownOpcode);
-        }
-        if packet.opcode.service() != qp.service {
-            qp.note_service(packet.opcode);
-            return Err(Counter::RxWrongService);
-        }
-        let taken = match qp.service {
-            Service::Rc if packet.opcode.is_request() => {
-                qp.receive_request(&mut self.shared, packet);
-                Ok(())
-            }
-            Service::Rc => {
-                qp.receive_response(&mut self.shared, packet);
-                Ok(())
-            }
-            Service::Uc => {
-                qp.receive_unreliable(&mut self.shared, packet);
-                Ok(())
-            }
-            Service::Ud => qp.receive_datagram(&mut self.shared, &self.port, packet),
-            Service::Cnp => Err(Counter::RxWrongService),
-        };
-        qp.settle(&mut self.shared);
-        taken
-    }
-
-    /// Where the queue pair with this number is. Frames of one queue pair often come together.
-    #[inline]
-    fn slot_of(&mut self, qpn: u32) -> Option<u32> {
-        match self.last {
-            Some((last, index)) if last == qpn => Some(index),
-            _ => {
-                let index = self.qpns.get(qpn)?;
-                self.last = Some((qpn, index));
-                Some(index)
-            }
-        }
-    }
-
-    /// Takes a packet for no ordinary queue pair: for QP1, or for none.
-    #[cold]
-    fn receive_mad(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
-        let is_for_cm = packet.bth.dest_qpn() == Qpn::GSI && packet.header != NetworkHeader::Grh;
-        let Some((cm, mut verbs)) = self.cm_if_used().filter(|_| is_for_cm) else {
-            return Err(Counter::RxUnknownQp);
-        };
-        if !verbs.port.is_destination(packet) {
-            return Err(Counter::RxWrongAddress);
-        }
-        let pkeys = &verbs.port.pkeys;
-        let Some(pkey) = pkeys.index_admitting(packet.bth.pkey()).and_then(|index| pkeys.get(index)) else {
-            return Err(verbs.shared.refuse_pkey(None, packet));
-        };
-        let mad = Gsi::payload(packet)?;
-        let message = CmMessage::parse(mad).map_err(|_| Counter::RxMadErrors)?;
-        verbs.shared.count(Counter::CmRxMsgs);
-        cm.receive(packet, pkey, &message, &mut verbs)
-    }
-
-    /// A copy for each queue pair that has joined the group.
-    fn dispatch_multicast(&mut self, packet: &Packet<'_>) -> Result<(), Counter> {
-        let group = packet.network().destination;
-        if !self.groups.has_members(group) {
-            return Err(Counter::RxUnknownQp);
-        }
-        if packet.opcode.service() != Service::Ud {
-            return Err(Counter::RxWrongService);
-        }
-        // A group is one in each partition: members in another one have nothing to do with this packet.
-        let mut heard = false;
-        for index in self.groups.members(group) {
-            let Some(qp) = self.qps.at_mut(index).filter(|qp| qp.pkey.admits(packet.bth.pkey())) else {
-                continue;
-            };
-            heard = true;
-            if let Err(reason) = qp.receive_datagram(&mut self.shared, &self.port, packet) {
-                self.shared.count(reason);
-            }
-            qp.settle(&mut self.shared);
-        }
-        if heard { Ok(()) } else { Err(self.shared.refuse_pkey(None, packet)) }
-    }
-
-    /// The timers that are due.
-    pub(crate) fn fire_timers(&mut self) {
-        while let Some(index) = self.shared.scheduler.due(self.shared.now) {
-            if let Some(qp) = self.qps.at_mut(index) {
-                qp.on_timer(&mut self.shared);
-            }
-        }
-        let begun = std::mem::take(&mut self.shared.comm_est);
-        if let Some((cm, mut verbs)) = self.cm_if_used() {
-            if begun {
-                cm.on_first_packets(&mut verbs);
-            }
-            cm.fire_timers(&mut verbs);
-        }
-    }
-
-    /// The transmit phase: writes one frame of the queue pair whose turn it is.
-    #[inline]
-    fn transmit(&mut self, slot: &mut Slot<'_>) -> Option<usize> {
-        if let Some(cm) = &mut self.cm
-            && let Some(length) = cm.gsi.transmit(&mut self.shared, slot)
+        engine.hear_refusals(&mut **driver);
+        let sent = driver.tx_burst(now, engine)?;
+        if self.exporter.as_ref().is_some_and(|exporter| exporter.is_due(now))
+            && let Some(mut exporter) = self.exporter.take()
         {
-            return Some(length);
+            exporter.serve(now, || self.metrics());
+            self.exporter = Some(exporter);
         }
-        while let Some((index, begins)) = self.shared.scheduler.turn() {
-            if begins {
-                self.look_ahead();
+        Ok(received + sent)
+    }
+
+    /// Sends the ACK that `qp` owes, or all. What they acknowledge the application has seen, and it may
+    /// well be done with it all; its peer is not.
+    fn send_owed(&mut self, qp: Option<Qp>) {
+        let Software { driver, engine, .. } = self;
+        engine.shared.hurry = true;
+        // Twice: in the first an ACK may wait for requests.
+        for _ in 0..2 {
+            if !engine.schedule_acks(qp) {
+                break;
             }
-            let Some(qp) = self.qps.at_mut(index) else {
-                self.shared.scheduler.end_turn();
-                continue;
-            };
-            match qp.transmit(&mut self.shared, slot) {
-                Ok(length) => {
-                    self.shared.scheduler.sent();
-                    return Some(length);
-                }
-                Err(wait) => {
-                    self.shared.scheduler.end_turn();
-                    qp.scheduled = self.shared.scheduler.wait(index, wait);
-                }
+            engine.begin(engine.shared.now);
+            if let Err(error) = driver.tx_burst(engine.shared.now, engine) {
+                // A port that is gone tells so in the next poll too.
+                tracing::debug!("ACKs that were owed stay unsent: {error}");
             }
         }
-        None
+        engine.shared.hurry = false;
+    }
+
+    fn check_pd(&self, pd: Pd) -> Result<(), Error> {
+        self.pds.get(pd.0).copied().ok_or_else(|| Error::invalid_handle("PD", pd.0))
+    }
+
+    fn cq(&mut self, cq: Cq) -> Result<&mut CompletionQueue, Error> {
+        self.engine.shared.cqs.get_mut(cq.0).ok_or_else(|| Error::invalid_handle("CQ", cq.0))
+    }
+
+    fn srq(&mut self, srq: Srq) -> Result<&mut SharedReceiveQueue, Error> {
+        self.engine.shared.srqs.get_mut(srq.0).ok_or_else(|| Error::invalid_handle("SRQ", srq.0))
+    }
+
+    #[inline(always)]
+    fn qp(&mut self, qp: Qp) -> Result<(&mut QueuePair, &mut Shared), Error> {
+        let Engine { qps, shared, .. } = &mut self.engine;
+        let queue_pair = qps.get_mut(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
+        Ok((queue_pair, shared))
     }
 }
 
-/// Queue pairs ahead in the active list: of the nearer one the work request is fetched, for which
-/// the queue pair itself must be there.
-const NEAR: usize = 2;
-const FAR: usize = 5;
-
-impl Engine {
-    /// Fetches what the next queue pairs in the active list need.
-    fn look_ahead(&self) {
-        let Engine { qps, shared, .. } = self;
-        if let Some(index) = shared.scheduler.ahead(FAR) {
-            qps.prefetch(index);
+impl Drop for Software {
+    fn drop(&mut self) {
+        // A peer that is told before it has its ACKs takes what was delivered for lost.
+        self.send_owed(None);
+        while self.engine.cm_if_used().is_some_and(|(cm, mut verbs)| cm.disconnect_some(&mut verbs)) {
+            let Software { driver, engine, .. } = self;
+            if !matches!(driver.tx_burst(engine.shared.now, engine), Ok(1..)) {
+                tracing::debug!("some connections end without a word: the port takes no more");
+                break;
+            }
         }
-        if let Some(qp) = shared.scheduler.ahead(NEAR).and_then(|index| qps.at(index)) {
-            qp.sq.prefetch(qp.requester.cursor());
+    }
+}
+
+/// Ethernet and one 802.1Q tag.
+const ETHERNET_HEADER_MAX: usize = 18;
+
+#[inline]
+fn in_order<T>(wrs: &[T], mut post: impl FnMut(&T) -> Result<(), Error>) -> Result<(), PostError> {
+    for (posted, wr) in wrs.iter().enumerate() {
+        post(wr).map_err(|source| PostError { posted, source })?;
+    }
+    Ok(())
+}
+
+/// Queue pair numbers are drawn from those that the driver leaves.
+fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {
+    if rest >= divisor {
+        let expected = "(rest, divisor), the rest below the divisor";
+        return Err(Error::invalid("qpns of the driver", format_args!("({rest}, {divisor})"), expected));
+    }
+    let numbers = (1u64 << 24) / u64::from(divisor);
+    if numbers < keys_needed(max_qps) {
+        let expected =
+            format!("fewer queue pairs: this driver leaves every {divisor}th number, {numbers} in all");
+        return Err(Error::invalid("max_qps", max_qps, expected));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::check_qpns;
+
+    /// Without this a division by zero, or numbers drawn for ever.
+    #[test]
+    fn a_driver_leaves_enough_queue_pair_numbers() {
+        let refused = |qpns, max_qps| check_qpns(qpns, max_qps).map_err(|error| error.to_string());
+        assert_eq!(refused((0, 2), 1 << 20), Ok(()));
+        assert_eq!(refused((511, 512), 256), Ok(()));
+        for qpns in [(5, 0), (9, 4), (4, 4)] {
+            let (rest, divisor) = qpns;
+            let expected = "(rest, divisor), the rest below the divisor";
+            let message = format!("qpns of the driver = ({rest}, {divisor}): {expected}");
+            assert_eq!(refused(qpns, 1), Err(message));
         }
+        let message =
+            "max_qps = 20000: fewer queue pairs: this driver leaves every 512th number, 32768 in all";
+        assert_eq!(refused((511, 512), 20_000), Err(message.to_owned()));
     }
 }
-
-impl FrameSink for Engine {
-    fn announce(&mut self, frame: &[u8]) {
-        let Some(qpn) = Packet::peek_dest_qpn(frame) else { return };
-        // Frames of one queue pair often come together.
-        if std::mem::replace(&mut self.announced, qpn.value()) != qpn.value()
-            && let Some(index) = self.qpns.get(qpn.value())
-        {
-            self.qps.prefetch(index);
-        }
-    }
-
-    fn take(&mut self, frame: RxFrame<'_>) {
-        self.receive(frame.bytes());
-    }
-}
-
-impl FrameSource for Engine {
-    fn write(&mut self, buffer: &mut [u8]) -> Option<usize> {
-        self.transmit(&mut Slot::whole(buffer))
-    }
-
-    fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
-        let mut slot = Slot::in_pieces(head, tail);
-        let head = self.transmit(&mut slot)?;
-        Some(slot.gathered(head))
-    }
-
-    fn renumber(&mut self, frame: &mut [u8], identification: u16) {
-        self.identifications.renumber(frame, identification);
-    }
-}
-
-/// Identifications that Linux gives to the segments of one send.
-const SEGMENTS_MAX: u16 = 64;
-/// How far behind the last identification that was found the next one is looked for. A peer that
-/// numbers all its packets, as rdma_rxe does, sends to others in between.
-const SUCCESSORS: u16 = 64;

@@ -84,7 +84,7 @@ impl CmEvents {
     }
 
     pub(super) fn check(&self, channel: CmChannel) -> Result<(), Error> {
-        let gone = || Error::InvalidHandle { kind: "CM channel", handle: format!("{:?}", channel.0) };
+        let gone = || Error::invalid_handle("CM channel", channel.0);
         self.channels.get(channel.0).map(drop).ok_or_else(gone)
     }
 

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use ferroce_wire::{Bth, Deth, MAD_LEN, Opcode, PKey, Packet, PathHeader, Psn, Qpn};
 
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 
 /// What every datagram to QP1 carries (IBA 10.2.5).
@@ -42,7 +42,7 @@ impl Gsi {
     }
 
     /// Writes the next MAD.
-    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let (header, pkey, mad) = self.outgoing.front()?;
         let bth = Bth::new(Opcode::UD_SEND_ONLY, Qpn::GSI, self.psn).in_partition(*pkey);
         let mut frame = slot.start(header, bth, MAD_LEN)?;

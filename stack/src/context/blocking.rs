@@ -7,9 +7,11 @@ use std::time::{Duration, Instant};
 use ferroce_wire::Qpn;
 
 use super::Context;
+use crate::backend::dispatch;
 use crate::cm::{CmEvent, CmId, ConnectionParameters, PrivateData};
-use crate::engine::ah::Hop;
-use crate::verbs::{AddressVector, Ah, Cq, Error, Pd, Qp, Transition, Unreachable, WorkCompletion};
+use crate::verbs::{
+    AddressVector, Ah, Cq, Error, EventSource, Pd, Qp, Transition, Unreachable, WorkCompletion,
+};
 
 /// A datagram service that was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,15 +117,7 @@ impl Context {
         timeout: Duration,
     ) -> Result<(), Error> {
         self.modify_qp(qp, transition)?;
-        let found = self.poll_until(timeout, |context| {
-            let (queue_pair, _) = context.qp(qp)?;
-            Ok(queue_pair.next_hop.is_none().then_some(()))
-        })?;
-        found.ok_or_else(|| timed_out("looking for the next hop of a queue pair", timeout))?;
-        match self.engine.shared.events.take_unreachable(qp.into()) {
-            Some(reason) => Err(reason.into()),
-            None => Ok(()),
-        }
+        self.await_next_hop(qp.into(), timeout, || "looking for the next hop of a queue pair".to_owned())
     }
 
     /// As [`create_ah`](Context::create_ah), and waits until the next hop is found.
@@ -138,22 +132,13 @@ impl Context {
         timeout: Duration,
     ) -> Result<Ah, Error> {
         let ah = self.create_ah(pd, address)?;
-        let hop = self.poll_until(timeout, |context| {
-            let hop = context.engine.shared.ahs.get(ah.0).map_or(Hop::Missing, |ah| ah.hop);
-            Ok(Some(hop).filter(|hop| hop.ticket().is_none()))
-        });
-        if let Ok(Some(Hop::Found(_))) = hop {
-            return Ok(ah);
-        }
-        let reason = self.engine.shared.events.take_unreachable(ah.into());
-        self.destroy_ah(ah)?;
-        match (hop?, reason) {
-            (_, Some(reason)) => Err(reason.into()),
-            // The application has taken the event.
-            (Some(_), None) => {
-                Err(Unreachable::NotResolved { peer: address.gid.to_ip().to_canonical(), errno: None }.into())
+        let what = || format!("looking for the next hop to {}", address.gid);
+        match self.await_next_hop(ah.into(), timeout, what) {
+            Ok(()) => Ok(ah),
+            Err(error) => {
+                self.destroy_ah(ah)?;
+                Err(error)
             }
-            (None, None) => Err(timed_out(&format!("looking for the next hop to {}", address.gid), timeout)),
         }
     }
 
@@ -174,6 +159,23 @@ impl Context {
         self.poll_until(timeout, |context| Ok(context.next_cm_event()))
     }
 
+    /// The end of the search for the next hop of a queue pair or an address handle.
+    fn await_next_hop(
+        &mut self,
+        of: EventSource,
+        timeout: Duration,
+        what: impl FnOnce() -> String,
+    ) -> Result<(), Error> {
+        let found = self.poll_until(timeout, |context| {
+            Ok((!dispatch!(&context.backend, awaits_next_hop(of))?).then_some(()))
+        })?;
+        found.ok_or_else(|| timed_out(&what(), timeout))?;
+        match dispatch!(&mut self.backend, take_unreachable(of)) {
+            Some(reason) => Err(reason.into()),
+            None => Ok(()),
+        }
+    }
+
     /// The end of an exchange, which is ended if there is none in time.
     fn await_connection(
         &mut self,
@@ -181,7 +183,8 @@ impl Context {
         timeout: Duration,
         what: impl FnOnce() -> String,
     ) -> Result<CmEvent, Error> {
-        let event = self.poll_until(timeout, |context| Ok(context.take_cm_event(id)))?;
+        let event =
+            self.poll_until(timeout, |context| Ok(dispatch!(&mut context.backend, take_cm_event(id))))?;
         match event {
             Some(event) => Ok(event),
             None => {
@@ -191,17 +194,13 @@ impl Context {
         }
     }
 
-    fn take_cm_event(&mut self, id: CmId) -> Option<CmEvent> {
-        self.engine.cm_if_used()?.0.take_event(id)
-    }
-
     /// Polls until `done` has something, for `timeout` at most. Time goes on from that of the last poll.
     fn poll_until<T>(
         &mut self,
         timeout: Duration,
         mut done: impl FnMut(&mut Context) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
-        let (from, start) = (self.engine.shared.now, Instant::now());
+        let (from, start) = (dispatch!(&self.backend, now()), Instant::now());
         let mut busy = Duration::ZERO;
         loop {
             if let Some(end) = done(self)? {

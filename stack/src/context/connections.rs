@@ -1,17 +1,11 @@
 //! Connections by the connection manager.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
-use ferroce_wire::{Gid, PKey, PathMtu, Qpn};
-
-use super::{Context, invalid_handle};
-use crate::backend::next_hops::Seeker;
-use crate::cm::{
-    CmChannel, CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace,
-    REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,
-};
-use crate::engine::ah::Hop;
-use crate::verbs::{AddressVector, Error, Qp, QpState, QpType};
+use super::Context;
+use crate::backend::dispatch;
+use crate::cm::{CmChannel, CmEvent, CmId, ConnectionParameters, ListenConfig, Listener, PortSpace};
+use crate::verbs::{Error, Qp};
 
 impl Context {
     /// Takes requests for connections ([`PortSpace::Tcp`]) or for a datagram service
@@ -27,15 +21,7 @@ impl Context {
         address: SocketAddr,
         config: &ListenConfig,
     ) -> Result<Listener, Error> {
-        let own = |ip: IpAddr| self.engine.port.gids.iter().any(|entry| entry.gid == Gid::from(ip));
-        if !address.ip().is_unspecified() && !own(address.ip()) {
-            let expected = format!("an address of '{}', or 0.0.0.0 for all", self.engine.port.interface);
-            return Err(Error::invalid("address", address, expected));
-        }
-        if let Some(index) = config.pkey_index {
-            self.engine.port.pkey(index)?;
-        }
-        self.engine.cm()?.0.listen(space, address, *config)
+        dispatch!(&mut self.backend, listen(space, address, config))
     }
 
     /// Ends a listener; requests that wait at it are rejected.
@@ -43,8 +29,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn unlisten(&mut self, listener: Listener) -> Result<(), Error> {
-        let known = self.with_cm(|cm, verbs| cm.unlisten(listener, verbs));
-        if known == Some(true) { Ok(()) } else { Err(invalid_handle("listener", listener.0)) }
+        dispatch!(&mut self.backend, unlisten(listener))
     }
 
     /// Asks for a connection of `qp`, RC or UC and in INIT, to a port of a peer. The queue pair is in RTS
@@ -65,23 +50,7 @@ impl Context {
         to: SocketAddr,
         parameters: &ConnectionParameters<'_>,
     ) -> Result<CmId, Error> {
-        parameters.check(REQ_PRIVATE)?;
-        let named = self.connectable(qp)?;
-        let (address, hop) = self.way_to(to)?;
-        let port = &self.engine.port;
-        let largest = port.path_mtu(address.gid.is_ipv6());
-        let path_mtu = match parameters.path_mtu {
-            Some(path_mtu) if largest.is_none_or(|most| path_mtu > most) => {
-                let needed = path_mtu.required_l3_mtu(address.gid.is_ipv6());
-                let (interface, mtu) = (port.interface.clone(), port.mtu);
-                return Err(Error::PathMtu { path_mtu, needed, interface, mtu });
-            }
-            chosen => chosen.or(largest).unwrap_or(PathMtu::Mtu256),
-        };
-        let (cm, mut verbs) = self.engine.cm()?;
-        let id = cm.connect(named, to, (address, hop), path_mtu, parameters, &mut verbs)?;
-        self.tell_connection(id, hop);
-        Ok(id)
+        dispatch!(&mut self.backend, connect(qp, to, parameters))
     }
 
     /// Accepts a request for a connection with `qp`, of the service that was asked for and in INIT. It
@@ -93,18 +62,7 @@ impl Context {
     /// [`Error::InvalidHandle`] for a request that is over, [`Error::State`], [`Error::Invalid`]. The
     /// request can still be accepted or rejected then.
     pub fn accept(&mut self, id: CmId, qp: Qp, parameters: &ConnectionParameters<'_>) -> Result<(), Error> {
-        parameters.check(REP_PRIVATE)?;
-        let (asked, pkey_index, _) = self.asked_for(id)?;
-        if let Some(other) = parameters.pkey_index.filter(|chosen| *chosen != pkey_index) {
-            let expected = format!("{pkey_index}, as the request has it, or None");
-            return Err(Error::invalid("pkey_index", other, expected));
-        }
-        let (qp, qpn, qp_type) = self.connectable(qp)?;
-        if qp_type != asked {
-            return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
-        }
-        let (cm, mut verbs) = self.engine.cm()?;
-        cm.accept(id, (qp, qpn), parameters, &mut verbs)
+        dispatch!(&mut self.backend, accept(id, qp, parameters))
     }
 
     /// Answers the search for a datagram service: `qp`, which is UD, is where it is.
@@ -112,20 +70,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`] for a search that is over, [`Error::Invalid`].
     pub fn accept_datagrams(&mut self, id: CmId, qp: Qp, private_data: &[u8]) -> Result<(), Error> {
-        check_length(private_data, SIDR_REP_PRIVATE)?;
-        let (asked, _, seeker) = self.asked_for(id)?;
-        let (queue_pair, _) = self.qp(qp)?;
-        let (qpn, qkey, pkey) = (queue_pair.qpn, queue_pair.qkey, queue_pair.pkey);
-        let qp_type = self.query_qp(qp)?.qp_type;
-        if asked != QpType::Ud || qp_type != asked {
-            return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
-        }
-        if !pkey.admits(seeker) {
-            let expected = format!("a QP whose P_Key hears {seeker}, which the seeker has");
-            return Err(Error::invalid("pkey", pkey, expected));
-        }
-        self.with_cm(|cm, verbs| cm.serve(id, (qpn, qkey), private_data, verbs));
-        Ok(())
+        dispatch!(&mut self.backend, accept_datagrams(id, qp, private_data))
     }
 
     /// Says no to a request, or to a search.
@@ -133,10 +78,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Invalid`].
     pub fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
-        let (asked, ..) = self.asked_for(id)?;
-        check_length(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
-        self.with_cm(|cm, verbs| cm.refuse(id, private_data, verbs));
-        Ok(())
+        dispatch!(&mut self.backend, reject(id, private_data))
     }
 
     /// Asks a peer for the datagram service at one of its ports: [`CmEvent::Resolved`] says where it is.
@@ -145,18 +87,7 @@ impl Context {
     /// # Errors
     /// As [`connect`](Context::connect).
     pub fn resolve(&mut self, to: SocketAddr, parameters: &ConnectionParameters<'_>) -> Result<CmId, Error> {
-        parameters.check(SIDR_REQ_PRIVATE)?;
-        let (address, hop) = self.way_to(to)?;
-        let (cm, mut verbs) = self.engine.cm()?;
-        let id = cm.resolve(to, (address, hop), parameters, &mut verbs)?;
-        self.tell_connection(id, hop);
-        Ok(id)
-    }
-
-    fn tell_connection(&mut self, id: CmId, hop: Hop) {
-        if let Some(ticket) = hop.ticket() {
-            self.engine.next_hops.tell(ticket, Seeker::Connection(id));
-        }
+        dispatch!(&mut self.backend, resolve(to, parameters))
     }
 
     /// Ends a connection: its queue pair goes to ERR, and the peer is told. [`CmEvent::Disconnected`]
@@ -165,10 +96,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn disconnect(&mut self, id: CmId) -> Result<(), Error> {
-        // What the application has seen is acknowledged first.
-        self.send_owed(None);
-        let known = self.with_cm(|cm, verbs| cm.disconnect(id, verbs));
-        if known == Some(true) { Ok(()) } else { Err(invalid_handle("connection", id.0)) }
+        dispatch!(&mut self.backend, disconnect(id))
     }
 
     /// Takes the oldest event of the connection manager, but of those listeners and connections that name a channel.
@@ -176,7 +104,7 @@ impl Context {
     /// Unread events are bounded: with three for each connection that there can be (`max_connections`), no new connection
     /// of theirs begins, which is [`Error::Busy`] here and is not answered there. None is ever lost.
     pub fn next_cm_event(&mut self) -> Option<CmEvent> {
-        self.engine.cm_if_used()?.0.next_event(None).ok().flatten()
+        dispatch!(&mut self.backend, next_cm_event())
     }
 
     /// Creates a queue of connection events of its own, as rdma_cm has event channels. Libraries that share a context have
@@ -186,7 +114,7 @@ impl Context {
     /// # Errors
     /// [`Error::Exhausted`]; [`Error::Unsupported`] on a socket that is not the one for QP1.
     pub fn create_cm_channel(&mut self) -> Result<CmChannel, Error> {
-        self.engine.cm()?.0.create_channel()
+        dispatch!(&mut self.backend, create_cm_channel())
     }
 
     /// Destroys a channel, with the events that wait there.
@@ -194,7 +122,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Busy`] while listeners or connections name it.
     pub fn destroy_cm_channel(&mut self, channel: CmChannel) -> Result<(), Error> {
-        self.engine.cm()?.0.destroy_channel(channel)
+        dispatch!(&mut self.backend, destroy_cm_channel(channel))
     }
 
     /// Takes the oldest event of the listeners and connections that name `channel`.
@@ -202,64 +130,6 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn next_cm_event_of(&mut self, channel: CmChannel) -> Result<Option<CmEvent>, Error> {
-        self.engine.cm()?.0.next_event(Some(channel))
-    }
-
-    fn with_cm<T>(&mut self, then: impl FnOnce(&mut ConnectionManager, &mut Verbs<'_>) -> T) -> Option<T> {
-        let (cm, mut verbs) = self.engine.cm_if_used()?;
-        Some(then(cm, &mut verbs))
-    }
-
-    /// What was asked for, the index of its partition here, and the P_Key that the peer named.
-    fn asked_for(&mut self, id: CmId) -> Result<(QpType, usize, PKey), Error> {
-        let (cm, _) = self.engine.cm_if_used().ok_or_else(|| invalid_handle("connection", id.0))?;
-        cm.asked_for(id)
-    }
-
-    /// A queue pair that can be connected.
-    fn connectable(&mut self, qp: Qp) -> Result<(Qp, Qpn, QpType), Error> {
-        let (queue_pair, _) = self.qp(qp)?;
-        queue_pair.require("connecting", "INIT", &[QpState::Init])?;
-        let qpn = queue_pair.qpn;
-        if let Some((cm, _)) = self.engine.cm_if_used()
-            && let Some(id) = cm.user_of(qp)
-        {
-            let users = format!("connection {:?}, which is being set up", id.0);
-            return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
-        }
-        let qp_type = self.query_qp(qp)?.qp_type;
-        if qp_type == QpType::Ud {
-            return Err(Error::invalid(
-                "qp",
-                "Ud",
-                "an RC or UC QP; resolve and accept_datagrams are for UD",
-            ));
-        }
-        Ok((qp, qpn, qp_type))
-    }
-
-    /// The way to a peer, and what is known of the next hop.
-    fn way_to(&mut self, to: SocketAddr) -> Result<(AddressVector, Hop), Error> {
-        let gid = Gid::from(to.ip().to_canonical());
-        if gid.is_multicast() || to.ip().is_unspecified() {
-            return Err(Error::invalid("address", to, "the address of one peer"));
-        }
-        let port = &self.engine.port;
-        let Some(index) = port.gid_index_for(gid) else {
-            let kind = if gid.is_ipv6() { "IPv6" } else { "IPv4" };
-            let expected =
-                format!("a peer of the IP version of '{}', which has no {kind} address", port.interface);
-            return Err(Error::invalid("address", to, expected));
-        };
-        let hop = self.engine.next_hop(&mut *self.driver, gid.to_ip())?;
-        let mac = if let Hop::Found(mac) = hop { Some(mac) } else { None };
-        Ok((AddressVector { mac, ..AddressVector::new(gid, index) }, hop))
-    }
-}
-
-fn check_length(private_data: &[u8], most: usize) -> Result<(), Error> {
-    match private_data.len() {
-        length if length <= most => Ok(()),
-        length => Err(Error::invalid("private_data", length, format!("0 to {most} bytes"))),
+        dispatch!(&mut self.backend, next_cm_event_of(channel))
     }
 }

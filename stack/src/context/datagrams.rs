@@ -1,10 +1,9 @@
 //! Address handles and multicast groups.
 
-use ferroce_wire::{Encapsulation, Gid, PathMtu, Qpn, Service};
+use ferroce_wire::Gid;
 
-use super::{Context, invalid_handle};
-use crate::backend::next_hops::Seeker;
-use crate::engine::ah::AddressHandle;
+use super::Context;
+use crate::backend::dispatch;
 use crate::verbs::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
 
 impl Context {
@@ -19,21 +18,7 @@ impl Context {
     /// [`Error::InvalidHandle`], [`Error::Invalid`], [`Error::AddressFamily`],
     /// [`Error::Exhausted`], or the driver's word.
     pub fn create_ah(&mut self, pd: Pd, address: &AddressVector) -> Result<Ah, Error> {
-        self.check_pd(pd)?;
-        let (path, hop) = self.path(address, Qpn::default(), Qpn::default())?;
-        let is_v1 = matches!(path.encapsulation, Encapsulation::RoceV1);
-        let max_payload = self.engine.port.path_mtu(is_v1 || address.gid.is_ipv6());
-        let max_payload = max_payload.map_or(0, PathMtu::bytes);
-        let header = self.engine.port.header(&path);
-        let source_port = self.engine.port.socket.map(|terms| terms.source_port);
-        let ahs = &mut self.engine.shared.ahs;
-        let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
-        let new = AddressHandle::new(pd, (header, hop), address.flow_label, source_port, max_payload);
-        let ah = ahs.insert_with(|_| new).map(Ah).ok_or(full)?;
-        if let Some(ticket) = hop.ticket() {
-            self.engine.next_hops.tell(ticket, Seeker::Ah(ah));
-        }
-        Ok(ah)
+        dispatch!(&mut self.backend, create_ah(pd, address))
     }
 
     /// The way back to the sender of a datagram, from its completion and the first 40 bytes of its
@@ -43,8 +28,7 @@ impl Context {
     /// # Errors
     /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.
     pub fn address_from_wc(&self, wc: &WorkCompletion, grh: &[u8; 40]) -> Result<AddressVector, Error> {
-        let back = crate::engine::ah::reverse(&self.engine.port, grh)?;
-        Ok(AddressVector { mac: wc.source_mac, ..back })
+        dispatch!(&self.backend, address_from_wc(wc, grh))
     }
 
     /// Destroys an address handle. Datagrams that are posted with it and have not left end in
@@ -53,14 +37,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {
-        let shared = &mut self.engine.shared;
-        let removed = shared.ahs.remove(ah.0).ok_or_else(|| invalid_handle("AH", ah.0))?;
-        shared.events.forget(ah.into());
-        if let Some(ticket) = removed.hop.ticket() {
-            // Those that wait for others to the same peer tell so again.
-            shared.scheduler.redeem(ticket);
-        }
-        Ok(())
+        dispatch!(&mut self.backend, destroy_ah(ah))
     }
 
     /// Lets a UD queue pair hear a multicast group. Once is enough; more change nothing.
@@ -69,26 +46,7 @@ impl Context {
     /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a queue pair that is not UD, or a GID that
     /// is no group; [`Error::Exhausted`], or the driver's word.
     pub fn attach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
-        let (queue_pair, _) = self.qp(qp)?;
-        if queue_pair.service != Service::Ud {
-            return Err(Error::invalid("qp", format_args!("{:?}", queue_pair.service), "a UD QP"));
-        }
-        if !group.is_multicast() {
-            return Err(Error::invalid("group", group, "a multicast address"));
-        }
-        let groups = &mut self.engine.groups;
-        if groups.is_attached(group, qp.0.index) {
-            return Ok(());
-        }
-        if groups.is_full() {
-            let (limit, setting) = (groups.limit(), "max_mcast_attachments");
-            return Err(Error::Exhausted { kind: "multicast attachment", limit, setting });
-        }
-        if !groups.has_members(group) {
-            self.driver.join(group.to_ip())?;
-        }
-        groups.attach(group, qp.0.index);
-        Ok(())
+        dispatch!(&mut self.backend, attach_mcast(qp, group))
     }
 
     /// Ends what [`attach_mcast`](Context::attach_mcast) began.
@@ -97,15 +55,6 @@ impl Context {
     /// [`Error::InvalidHandle`]; [`Error::Invalid`] if the queue pair is not attached; the driver's
     /// word.
     pub fn detach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
-        self.qp(qp)?;
-        let groups = &mut self.engine.groups;
-        if !groups.is_attached(group, qp.0.index) {
-            return Err(Error::invalid("group", group, "one that the QP is attached to"));
-        }
-        if groups.members(group).count() == 1 {
-            self.driver.leave(group.to_ip())?;
-        }
-        groups.detach(group, qp.0.index);
-        Ok(())
+        dispatch!(&mut self.backend, detach_mcast(qp, group))
     }
 }

@@ -2,10 +2,10 @@
 
 use std::sync::atomic::AtomicU64;
 
-use ferroce_driver::{Memory, MemoryError};
+use ferroce_driver::Memory;
 
 use super::Context;
-use crate::engine::shared::Shared;
+use crate::backend::dispatch;
 use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
 
 impl Context {
@@ -14,9 +14,7 @@ impl Context {
     /// # Errors
     /// [`Error::Exhausted`].
     pub fn alloc_pd(&mut self) -> Result<Pd, Error> {
-        let limit = self.pds.capacity();
-        let full = Error::Exhausted { kind: "PD", limit, setting: "max_pds" };
-        self.pds.insert_with(|_| ()).map(Pd).ok_or(full)
+        dispatch!(&mut self.backend, alloc_pd())
     }
 
     /// Frees a protection domain.
@@ -24,21 +22,7 @@ impl Context {
     /// # Errors
     /// [`Error::Busy`] while anything belongs to it.
     pub fn dealloc_pd(&mut self, pd: Pd) -> Result<(), Error> {
-        self.check_pd(pd)?;
-        let shared = &self.engine.shared;
-        let users = if shared.mrs.uses_pd(pd) {
-            "memory regions or windows"
-        } else if shared.srqs.iter().any(|srq| srq.pd == pd) {
-            "shared receive queues"
-        } else if shared.ahs.iter().any(|ah| ah.pd == pd) {
-            "address handles"
-        } else if self.engine.qps.iter().any(|qp| qp.pd == pd) {
-            "queue pairs"
-        } else {
-            self.pds.remove(pd.0);
-            return Ok(());
-        };
-        Err(Error::Busy { kind: "PD", handle: format!("{:?}", pd.0), users: users.to_owned() })
+        dispatch!(&mut self.backend, dealloc_pd(pd))
     }
 
     /// Registers memory of any [kind](crate::MemoryKind): local work requests may name it, and peers as far as `access`
@@ -73,11 +57,7 @@ impl Context {
         access: Access,
         iova: u64,
     ) -> Result<Mr, RegisterError> {
-        if let Err(source) = self.check_pd(pd) {
-            return Err(RegisterError { memory, source });
-        }
-        let Shared { mrs, rng, .. } = &mut self.engine.shared;
-        mrs.register(rng, pd, memory, access, iova)
+        dispatch!(&mut self.backend, register_at(pd, memory, access, iova))
     }
 
     /// Ends a registration and gives the memory back. Peers that go on using the key are refused
@@ -88,7 +68,7 @@ impl Context {
     /// (DPDK sends long payloads from where they are). (A posted bind does not count: it ends as
     /// [`MwBindErr`](crate::WcStatus::MwBindErr).)
     pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
-        self.engine.shared.mrs.deregister(mr)
+        dispatch!(&mut self.backend, deregister(mr))
     }
 
     /// Puts other memory of the same length behind a region and returns what was there. Registration,
@@ -99,7 +79,7 @@ impl Context {
     /// [`Error::Busy`] while a posted work request names the region or the port still sends from it, [`Error::Invalid`] for another
     /// length, [`Error::InvalidHandle`]; with the memory.
     pub fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
-        self.engine.shared.mrs.exchange(mr, memory)
+        dispatch!(&mut self.backend, exchange(mr, memory))
     }
 
     /// What to tell a peer about a region.
@@ -107,7 +87,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
-        self.engine.shared.mrs.remote(mr)
+        dispatch!(&self.backend, remote(mr))
     }
 
     /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw)
@@ -116,8 +96,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Exhausted`].
     pub fn alloc_mw(&mut self, pd: Pd) -> Result<Mw, Error> {
-        self.check_pd(pd)?;
-        self.engine.shared.mrs.alloc_mw(pd)
+        dispatch!(&mut self.backend, alloc_mw(pd))
     }
 
     /// Frees a memory window, bound or not. Peers that go on using its key are refused from now on.
@@ -125,7 +104,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn dealloc_mw(&mut self, mw: Mw) -> Result<(), Error> {
-        self.engine.shared.mrs.dealloc_mw(mw)
+        dispatch!(&mut self.backend, dealloc_mw(mw))
     }
 
     /// What to tell a peer about a window; `None` while it is not bound. A bind has drawn the key
@@ -134,7 +113,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn remote_window(&self, mw: Mw) -> Result<Option<RemoteMemory>, Error> {
-        self.engine.shared.mrs.remote_window(mw)
+        dispatch!(&self.backend, remote_window(mw))
     }
 
     /// Copies bytes of a region to `to`: those from `offset` on, which counts from the region's first byte. Works on
@@ -143,7 +122,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Region`] for bytes outside the region.
     pub fn read(&self, mr: Mr, offset: u64, to: &mut [u8]) -> Result<(), Error> {
-        self.memory(mr)?.read(offset, to).map_err(refused(mr))
+        dispatch!(&self.backend, read(mr, offset, to))
     }
 
     /// Copies `from` to the bytes of a region from `offset` on. Works on every kind of memory. The last bytes are stored
@@ -152,7 +131,7 @@ impl Context {
     /// # Errors
     /// As [`read`](Context::read).
     pub fn write(&mut self, mr: Mr, offset: u64, from: &[u8]) -> Result<(), Error> {
-        self.memory_mut(mr)?.write(offset, from).map_err(refused(mr))
+        dispatch!(&mut self.backend, write(mr, offset, from))
     }
 
     /// The word of a region at `offset`, in this machine's byte order, with acquire. Works on every kind of memory.
@@ -161,7 +140,7 @@ impl Context {
     /// As [`read`](Context::read); [`Error::Region`] too if its address is no multiple of 8, but for owned
     /// memory.
     pub fn load_u64(&self, mr: Mr, offset: u64) -> Result<u64, Error> {
-        self.memory(mr)?.load_u64(offset).map_err(refused(mr))
+        dispatch!(&self.backend, load_u64(mr, offset))
     }
 
     /// Stores the word of a region at `offset`, in this machine's byte order, with release. Works on every kind of
@@ -170,7 +149,7 @@ impl Context {
     /// # Errors
     /// As [`load_u64`](Context::load_u64).
     pub fn store_u64(&mut self, mr: Mr, offset: u64, value: u64) -> Result<(), Error> {
-        self.memory_mut(mr)?.store_u64(offset, value).map_err(refused(mr))
+        dispatch!(&mut self.backend, store_u64(mr, offset, value))
     }
 
     /// The words of a region of shared or foreign memory, as atomics ([`Memory::atomics`]).
@@ -178,7 +157,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Region`] for owned memory, and for words that don't lie as words do.
     pub fn atomics(&self, mr: Mr) -> Result<&[AtomicU64], Error> {
-        self.memory(mr)?.atomics().map_err(refused(mr))
+        dispatch!(&self.backend, atomics(mr))
     }
 
     /// The bytes of a region of owned memory. The borrow keeps the context from being polled meanwhile, so no peer
@@ -200,7 +179,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Region`] for memory that others may write too, which has no slices.
     pub fn bytes(&self, mr: Mr) -> Result<&[u8], Error> {
-        self.memory(mr)?.bytes().map_err(refused(mr))
+        dispatch!(&self.backend, bytes(mr))
     }
 
     /// As [`bytes`](Context::bytes), to write.
@@ -208,7 +187,7 @@ impl Context {
     /// # Errors
     /// As [`bytes`](Context::bytes).
     pub fn bytes_mut(&mut self, mr: Mr) -> Result<&mut [u8], Error> {
-        self.memory_mut(mr)?.bytes_mut().map_err(refused(mr))
+        dispatch!(&mut self.backend, bytes_mut(mr))
     }
 
     /// The bytes of two regions of owned memory at once, to compute from one into the other.
@@ -216,20 +195,6 @@ impl Context {
     /// # Errors
     /// As [`bytes`](Context::bytes); [`Error::Invalid`] if both are the same region.
     pub fn bytes_pair_mut(&mut self, a: Mr, b: Mr) -> Result<(&mut [u8], &mut [u8]), Error> {
-        let (of_a, of_b) = self.engine.shared.mrs.pair_mut(a, b)?;
-        Ok((of_a.bytes_mut().map_err(refused(a))?, of_b.bytes_mut().map_err(refused(b))?))
+        dispatch!(&mut self.backend, bytes_pair_mut(a, b))
     }
-
-    fn memory(&self, mr: Mr) -> Result<&Memory, Error> {
-        self.engine.shared.mrs.memory(mr)
-    }
-
-    fn memory_mut(&mut self, mr: Mr) -> Result<&mut Memory, Error> {
-        self.engine.shared.mrs.memory_mut(mr)
-    }
-}
-
-/// What `map_err` takes.
-fn refused(mr: Mr) -> impl Fn(MemoryError) -> Error {
-    move |source| Error::Region { handle: format!("{:?}", mr.0), source }
 }

@@ -2,18 +2,13 @@
 
 use std::task::Waker;
 
-use super::{Context, invalid_handle};
-use crate::engine::cq::CompletionQueue;
-use crate::engine::rq::ReceiveQueue;
-use crate::engine::shared::Shared;
-use crate::engine::srq::SharedReceiveQueue;
+use super::Context;
+use crate::backend::dispatch;
+#[cfg(doc)]
+use crate::verbs::Event;
 use crate::verbs::{
-    Cq, Error, Event, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
-    WorkCompletion,
+    Cq, Error, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig, WorkCompletion,
 };
-
-/// Completions of the largest queue.
-const MAX_CQE: u32 = 1 << 22;
 
 impl Context {
     /// Creates a completion queue for `capacity` completions, 1 to 2²².
@@ -21,12 +16,7 @@ impl Context {
     /// # Errors
     /// [`Error::Invalid`], [`Error::Exhausted`].
     pub fn create_cq(&mut self, capacity: u32) -> Result<Cq, Error> {
-        if capacity == 0 || capacity > MAX_CQE {
-            return Err(Error::invalid("CQ capacity", capacity, format!("1 to {MAX_CQE}")));
-        }
-        let cqs = &mut self.engine.shared.cqs;
-        let full = Error::Exhausted { kind: "CQ", limit: cqs.capacity(), setting: "max_cqs" };
-        cqs.insert_with(|_| CompletionQueue::new(capacity)).map(Cq).ok_or(full)
+        dispatch!(&mut self.backend, create_cq(capacity))
     }
 
     /// Destroys a completion queue.
@@ -34,24 +24,16 @@ impl Context {
     /// # Errors
     /// [`Error::Busy`] while a queue pair completes there.
     pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), Error> {
-        let users = self.cq(cq)?.users;
-        if users > 0 {
-            let users = format!("{users} send and receive queues");
-            return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
-        }
-        self.engine.shared.cqs.remove(cq.0);
-        self.engine.shared.events.forget(cq.into());
-        Ok(())
+        dispatch!(&mut self.backend, destroy_cq(cq))
     }
 
     /// Its completion events wake `waker`, and are not raised.
     pub(crate) fn attach(&mut self, cq: Cq, waker: Waker) -> Result<(), Error> {
-        self.cq(cq)?.waker = Some(waker);
-        Ok(())
+        dispatch!(&mut self.backend, attach(cq, waker))
     }
 
     pub(crate) fn check_cq(&mut self, cq: Cq) -> Result<(), Error> {
-        self.cq(cq).map(drop)
+        dispatch!(&mut self.backend, check_cq(cq))
     }
 
     /// Takes the oldest completion.
@@ -59,7 +41,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn poll_cq(&mut self, cq: Cq) -> Result<Option<WorkCompletion>, Error> {
-        Ok(self.cq(cq)?.pop())
+        dispatch!(&mut self.backend, poll_cq(cq))
     }
 
     /// Takes the oldest completions into `room`, as many as it holds. Returns how many there were; the rest of `room` is
@@ -81,13 +63,7 @@ impl Context {
     /// [`Error::InvalidHandle`].
     #[inline]
     pub fn poll_cq_into(&mut self, cq: Cq, room: &mut [WorkCompletion]) -> Result<usize, Error> {
-        let queue = self.cq(cq)?;
-        let mut count = 0;
-        for (place, completion) in room.iter_mut().zip(std::iter::from_fn(|| queue.pop())) {
-            *place = completion;
-            count += 1;
-        }
-        Ok(count)
+        dispatch!(&mut self.backend, poll_cq_into(cq, room))
     }
 
     /// Posts several receives for the queue pairs that share the queue, in this order.
@@ -95,7 +71,7 @@ impl Context {
     /// # Errors
     /// As [`post_sends`](Context::post_sends), of [`post_srq_recv`](Context::post_srq_recv).
     pub fn post_srq_recvs(&mut self, srq: Srq, wrs: &[ReceiveWorkRequest<'_>]) -> Result<(), PostError> {
-        super::in_order(wrs, |wr| self.post_srq_recv(srq, wr))
+        dispatch!(&mut self.backend, post_srq_recvs(srq, wrs))
     }
 
     /// Arms a completion queue: one event with the next completion that fits, an [`Event::Completion`] or one of the
@@ -105,8 +81,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn req_notify_cq(&mut self, cq: Cq, notify: Notify) -> Result<(), Error> {
-        self.cq(cq)?.arm(notify);
-        Ok(())
+        dispatch!(&mut self.backend, req_notify_cq(cq, notify))
     }
 
     /// Creates a shared receive queue, for RC and UD queue pairs.
@@ -114,16 +89,7 @@ impl Context {
     /// # Errors
     /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`].
     pub fn create_srq(&mut self, config: &SrqConfig) -> Result<Srq, Error> {
-        self.check_pd(config.pd)?;
-        config.check()?;
-        let srqs = &mut self.engine.shared.srqs;
-        let full = Error::Exhausted { kind: "SRQ", limit: srqs.capacity(), setting: "max_srqs" };
-        let make = |handle| {
-            // Fills unused slots; never looked at.
-            let queue = ReceiveQueue::new(config.max_wr, config.max_sge, Mr(handle));
-            SharedReceiveQueue::new(config, queue)
-        };
-        srqs.insert_with(make).map(Srq).ok_or(full)
+        dispatch!(&mut self.backend, create_srq(config))
     }
 
     /// Posts a receive for any of the queue pairs that share the queue.
@@ -131,9 +97,7 @@ impl Context {
     /// # Errors
     /// [`Error::QueueFull`], [`Error::Invalid`], [`Error::InvalidHandle`].
     pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
-        let Shared { srqs, mrs, .. } = &mut self.engine.shared;
-        let queue = srqs.get_mut(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
-        queue.queue.post(wr, mrs)
+        dispatch!(&mut self.backend, post_srq_recv(srq, wr))
     }
 
     /// Raises [`Event::SrqLimitReached`] once when fewer than `limit` receives are left; 0 turns it
@@ -142,16 +106,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a limit above the queue's depth.
     pub fn arm_srq(&mut self, srq: Srq, limit: u32) -> Result<(), Error> {
-        let queue = self.srq(srq)?;
-        let depth = queue.queue.depth();
-        if limit > depth {
-            return Err(Error::invalid("SRQ limit", limit, format!("0 to {depth}, the depth of the SRQ")));
-        }
-        queue.arm(limit);
-        if queue.trip() {
-            self.engine.shared.raise(Event::SrqLimitReached(srq));
-        }
-        Ok(())
+        dispatch!(&mut self.backend, arm_srq(srq, limit))
     }
 
     /// What a shared receive queue is like now.
@@ -159,8 +114,7 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`].
     pub fn query_srq(&self, srq: Srq) -> Result<SrqAttributes, Error> {
-        let queue = self.engine.shared.srqs.get(srq.0).ok_or_else(|| invalid_handle("SRQ", srq.0))?;
-        Ok(queue.attributes())
+        dispatch!(&self.backend, query_srq(srq))
     }
 
     /// Destroys a shared receive queue; its receives are discarded.
@@ -168,16 +122,6 @@ impl Context {
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Busy`] while queue pairs take from it.
     pub fn destroy_srq(&mut self, srq: Srq) -> Result<(), Error> {
-        let users = self.srq(srq)?.users;
-        if users > 0 {
-            let users = format!("{users} queue pairs");
-            return Err(Error::Busy { kind: "SRQ", handle: format!("{:?}", srq.0), users });
-        }
-        let Shared { srqs, mrs, events, .. } = &mut self.engine.shared;
-        if let Some(mut removed) = srqs.remove(srq.0) {
-            while removed.queue.pop(mrs).is_some() {}
-        }
-        events.forget(srq.into());
-        Ok(())
+        dispatch!(&mut self.backend, destroy_srq(srq))
     }
 }

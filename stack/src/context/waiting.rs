@@ -1,32 +1,28 @@
 //! How long a context has nothing to do, and waiting until it has: inside, or by its file descriptor.
 
-use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::task::Waker;
 use std::time::Duration;
 
-use ferroce_driver::{Capabilities, Nanos, PacketDriver};
+use ferroce_driver::Nanos;
+#[cfg(doc)]
+use ferroce_driver::PacketDriver;
 
 use super::Context;
-use crate::engine::shared::Shared;
-use crate::telemetry::exporter::Exporter;
+use crate::backend::dispatch;
 use crate::verbs::Error;
 
 impl Context {
     /// When [`poll`](Context::poll) has something to do even if no frame comes: when the next timer is
     /// due, or at once if an ACK waits for what the application has to send.
     pub fn next_timeout(&self) -> Option<Nanos> {
-        self.engine.next_timeout()
+        dispatch!(&self.backend, next_timeout())
     }
 
     /// How long from `now` [`poll`](Context::poll) has nothing to do unless a frame comes or a verb is
     /// called; `None` is for ever.
     pub fn quiet_for(&self, now: Nanos) -> Option<Duration> {
-        let timer = self.next_timeout();
-        let reader = self.exporter.as_ref().map(Exporter::next_look);
-        // Frames that the port had no room for; nothing tells when it has.
-        let backlog = self.engine.has_backlog().then(|| now + BACKLOG_RETRY);
-        [timer, reader, backlog].into_iter().flatten().min().map(|at| at.since(now))
+        dispatch!(&self.backend, quiet_for(now))
     }
 
     /// Blocks until a frame may have come, a timer may be due, or for `timeout`; not at all if an ACK waits
@@ -35,18 +31,13 @@ impl Context {
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        let Shared { now, scheduler, .. } = &self.engine.shared;
-        if !scheduler.awaits_poll() {
-            let timer = self.engine.next_timeout().map_or(timeout, |at| at.since(*now));
-            self.driver.wait(timeout.min(timer))?;
-        }
-        Ok(())
+        dispatch!(&mut self.backend, wait(timeout))
     }
 
     /// What another thread ends [`wait`](Context::wait) with, or a wait for the context's file descriptor: the driver's
     /// [`waker`](PacketDriver::waker), if it has one.
     pub fn waker(&self) -> Option<Waker> {
-        self.driver.waker()
+        dispatch!(&self.backend, waker())
     }
 
     /// Readies the context for a wait by its file descriptor, with epoll, [`poll`](https://man7.org/linux/man-pages/man2/poll.2.html)
@@ -86,28 +77,7 @@ impl Context {
     /// that nothing outside can wait for (`sim`, whose time is virtual).
     #[must_use = "`false` means: do not wait, poll again"]
     pub fn prepare_wait(&mut self, now: Nanos) -> Result<bool, Error> {
-        let quiet = self.quiet_for(now);
-        if quiet == Some(Duration::ZERO) {
-            return Ok(false);
-        }
-        self.armed = true;
-        let port = self.driver.arm()?;
-        let armed = self.readiness.arm(port, quiet);
-        armed.map_err(|source| self.waiting_failed(source))
-    }
-
-    /// Makes the descriptor unreadable, before the poll looks at what made it readable.
-    #[cold]
-    pub(super) fn end_wait(&mut self) -> Result<(), Error> {
-        self.armed = false;
-        self.driver.disarm();
-        let disarmed = self.readiness.disarm();
-        disarmed.map_err(|source| self.waiting_failed(source))
-    }
-
-    /// The error of a system call that waiting takes.
-    pub(crate) fn waiting_failed(&self, source: io::Error) -> Error {
-        waiting_failed(self.driver.capabilities(), source)
+        dispatch!(&mut self.backend, prepare_wait(now))
     }
 }
 
@@ -115,7 +85,7 @@ impl Context {
 /// from it.
 impl AsFd for Context {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.readiness.as_fd()
+        dispatch!(&self.backend, descriptor())
     }
 }
 
@@ -124,12 +94,3 @@ impl AsRawFd for Context {
         self.as_fd().as_raw_fd()
     }
 }
-
-/// The error of a system call that waiting takes.
-pub(super) fn waiting_failed(capabilities: &Capabilities, source: io::Error) -> Error {
-    let interface = capabilities.interface.clone();
-    ferroce_driver::Error::Os { what: "waiting by file descriptor", interface, source }.into()
-}
-
-/// How soon a port that was full is tried again.
-const BACKLOG_RETRY: Duration = Duration::from_micros(50);

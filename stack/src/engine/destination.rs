@@ -18,10 +18,10 @@ const UNHEARD_PART: u32 = 4;
 /// but for [a few packets each](LEAST). Sized when created.
 pub(crate) struct Destinations {
     /// Ordered by GID, each with its place in `traffic` and the number of its queue pairs.
-    places: Vec<(Gid, Destination, u32)>,
+    places: Vec<(Gid, DestinationPlace, u32)>,
     /// By [`Class`].
     traffic: Box<[Traffic]>,
-    free: Vec<Destination>,
+    free: Vec<DestinationPlace>,
 }
 
 /// What is in flight of one class.
@@ -84,29 +84,29 @@ const CLASSES: usize = 4;
 
 /// A destination as one queue pair has it: the place of the first of the two classes that it counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Destination(u32);
+pub(crate) struct DestinationPlace(u32);
 
-impl Destination {
+impl DestinationPlace {
     const UNHEARD: u32 = 2;
 
     /// Of the queue pairs that share no window: they repeat selectively, or are not connected.
-    pub(crate) const NONE: Destination = Destination(0);
+    pub(crate) const NONE: DestinationPlace = DestinationPlace(0);
 
-    fn new(number: u32) -> Destination {
-        Destination(CLASSES as u32 * number)
+    fn new(number: u32) -> DestinationPlace {
+        DestinationPlace(CLASSES as u32 * number)
     }
 
     #[inline]
     fn is_unheard(self) -> bool {
-        self.0 & Destination::UNHEARD != 0
+        self.0 & DestinationPlace::UNHEARD != 0
     }
 
-    fn heard(self) -> Destination {
-        Destination(self.0 & !Destination::UNHEARD)
+    fn heard(self) -> DestinationPlace {
+        DestinationPlace(self.0 & !DestinationPlace::UNHEARD)
     }
 
-    fn unheard(self) -> Destination {
-        Destination(self.0 | Destination::UNHEARD)
+    fn unheard(self) -> DestinationPlace {
+        DestinationPlace(self.0 | DestinationPlace::UNHEARD)
     }
 
     #[inline(always)]
@@ -125,12 +125,12 @@ impl Destinations {
         let [heard, unheard] = [Traffic::new(window), Traffic::new(window / UNHEARD_PART)];
         // Behind that of none.
         let traffic = [heard, heard, unheard, unheard].repeat(1 + limit as usize).into_boxed_slice();
-        let free = (1..=limit).rev().map(Destination::new).collect();
+        let free = (1..=limit).rev().map(DestinationPlace::new).collect();
         Destinations { places: Vec::with_capacity(limit as usize), traffic, free }
     }
 
     /// One more queue pair sends to `gid`. There is room for as many destinations as there are queue pairs.
-    pub(crate) fn join(&mut self, gid: Gid) -> Option<Destination> {
+    pub(crate) fn join(&mut self, gid: Gid) -> Option<DestinationPlace> {
         match self.find(gid) {
             Ok(index) => {
                 let (_, place, users) = &mut self.places[index];
@@ -306,16 +306,16 @@ impl QueuePair {
     /// From now on its packets in flight count at `gid`.
     pub(crate) fn join_destination(&mut self, shared: &mut Shared, gid: Gid) {
         if self.selective.is_none() {
-            self.destination = shared.destinations.join(gid).unwrap_or(Destination::NONE);
+            self.destination = shared.destinations.join(gid).unwrap_or(DestinationPlace::NONE);
         }
     }
 
     /// Undoes [`join_destination`](QueuePair::join_destination), while nothing is in flight and the address is
     /// still the one.
     pub(crate) fn leave_destination(&mut self, shared: &mut Shared) {
-        let left = std::mem::replace(&mut self.destination, Destination::NONE);
+        let left = std::mem::replace(&mut self.destination, DestinationPlace::NONE);
         if let Some(address) = self.address
-            && left.heard() != Destination::NONE
+            && left.heard() != DestinationPlace::NONE
         {
             shared.destinations.leave(address.gid);
         }

@@ -3,7 +3,7 @@
 use ferroce_wire::{Opcode, Operation, Packet, PayloadRule, Service};
 
 use crate::engine::qp::QueuePair;
-use crate::engine::responder::Refusal;
+use crate::engine::responder::RequestRefusal;
 use crate::verbs::Mismatch;
 
 impl QueuePair {
@@ -23,20 +23,20 @@ impl QueuePair {
 
     /// A request that has no place here: for want of a right, or for another reason.
     #[cold]
-    pub(crate) fn out_of_place(&mut self, packet: &Packet<'_>) -> Refusal {
+    pub(crate) fn out_of_place(&mut self, packet: &Packet<'_>) -> RequestRefusal {
         let opcode = packet.opcode;
         let is_forbidden = opcode.may_come(self.responder.successor()) && !self.allows(packet);
         if is_forbidden && opcode.operation() != Operation::Flush {
             self.note(Mismatch::Access { packet: opcode });
         }
-        Refusal::Invalid
+        RequestRefusal::Invalid
     }
 
     /// A packet whose lengths do not fit each other, or the path MTU.
     #[cold]
-    pub(crate) fn misfit(&mut self, packet: &Packet<'_>) -> Refusal {
+    pub(crate) fn misfit(&mut self, packet: &Packet<'_>) -> RequestRefusal {
         self.note_length(packet);
-        Refusal::Invalid
+        RequestRefusal::Invalid
     }
 
     /// A packet whose payload may not be of that length here.

@@ -385,7 +385,7 @@ impl<'a> Iterator for Pieces<'a> {
 }
 
 fn invalid(mr: Mr) -> Error {
-    Error::InvalidHandle { kind: "MR", handle: format!("{:?}", mr.0) }
+    Error::invalid_handle("MR", mr.0)
 }
 
 /// Its frames are in the port's ring: the work requests are done, the card is not.

@@ -140,7 +140,7 @@ impl MemoryRegions {
     }
 
     fn window(&self, mw: Mw) -> Result<&MemoryWindow, Error> {
-        let invalid = || Error::InvalidHandle { kind: "MW", handle: format!("{:?}", mw.0) };
+        let invalid = || Error::invalid_handle("MW", mw.0);
         self.windows.get(mw.0).ok_or_else(invalid)
     }
 }

@@ -2,14 +2,14 @@ use ferroce_wire::{
     Gid, MacAddr, NetworkHeader, PKEY_DEFAULT, PKey, Packet, PathAddress, PathHeader, PathMtu, Qpn, Service,
 };
 
-use crate::engine::destination::Destination;
+use crate::engine::destination::DestinationPlace;
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::requester::Requester;
 use crate::engine::responder::Responder;
 use crate::engine::rq::ReceiveQueue;
 use crate::engine::scheduler::{Ticket, Wait};
 use crate::engine::selective::Selective;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::engine::sq::{Ended, SendQueue};
 use crate::telemetry::counters::Counter;
 use crate::verbs::{
@@ -90,7 +90,7 @@ pub(crate) struct QueuePair {
     pub(crate) address: Option<AddressVector>,
     pub(crate) connection: Option<Connection>,
     /// Where its packets in flight count, unless it repeats selectively or is not reliable.
-    pub(crate) destination: Destination,
+    pub(crate) destination: DestinationPlace,
     pub(crate) sq: SendQueue,
     /// With an SRQ it holds only the receive of the message under way.
     pub(crate) rq: ReceiveQueue,
@@ -136,7 +136,7 @@ impl QueuePair {
             pkey_index: 0,
             address: None,
             connection: None,
-            destination: Destination::NONE,
+            destination: DestinationPlace::NONE,
             sq: SendQueue::new(config.max_send_wr, config.max_send_sge, config.max_inline_data, filler),
             rq,
             requester: Requester::default(),
@@ -214,7 +214,7 @@ impl QueuePair {
 
     /// The next frame of this queue pair, or what it waits for.
     #[inline]
-    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Result<usize, Wait> {
+    pub(crate) fn transmit(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Result<usize, Wait> {
         if let Some(ticket) = self.next_hop {
             return Err(Wait::Ticket(ticket));
         }
@@ -260,7 +260,7 @@ impl QueuePair {
     /// to say is more urgent, and goes out alone, so that it is not sent with the ACK's time; `OwedAck`
     /// says for how long.
     #[inline]
-    fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let request_first = std::mem::take(&mut self.responded);
         if !request_first {
             if let Some(length) = self.transmit_response(shared, slot) {

@@ -6,10 +6,10 @@ use ferroce_wire::{
     Aeth, Bth, ICRC_LEN, NetworkHeader, Opcode, Packet, ParseError, PathMtu, Psn, Sack, Syndrome,
 };
 
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::psn_set::{PsnSet, SPAN};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 
 /// Bytes of the longest packet that can be right, from its network header to its ICRC.
@@ -100,6 +100,7 @@ fn slot_of(psn: Psn) -> usize {
 impl QueuePair {
     /// Takes a request that is `distance` ahead of the expected one. It is told to the peer where a
     /// NAK or an ACK would be: at each new gap, and when it asks.
+    #[inline(never)]
     pub(crate) fn hold_early(&mut self, shared: &mut Shared, packet: &Packet<'_>, distance: u32) {
         let Some(selective) = &mut self.selective else { return };
         let reorder = &mut selective.reorder;
@@ -157,7 +158,7 @@ impl QueuePair {
     pub(crate) fn write_selective_acknowledge(
         &self,
         shared: &mut Shared,
-        slot: &mut Slot<'_>,
+        slot: &mut FrameSlot<'_>,
         msn: u32,
     ) -> Option<usize> {
         let connection = self.connection.as_ref()?;

@@ -7,12 +7,12 @@ use ferroce_driver::Nanos;
 use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, RnrTimer, Service};
 
 use crate::engine::destination::Flight;
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::kind::{Kind, Place};
 use crate::engine::mw::MwBind;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::engine::sq::Wqe;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcStatus, time_of};
@@ -168,7 +168,11 @@ impl Requester {
 impl QueuePair {
     /// Writes the next request frame, if the rules let one go.
     #[inline(always)]
-    pub(crate) fn transmit_request(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    pub(crate) fn transmit_request(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut FrameSlot<'_>,
+    ) -> Option<usize> {
         // Every turn ends so, and most that a packet of the peer has caused are no more than that.
         if self.requester.cursor == self.sq.tail() && self.selective.is_none() {
             return None;
@@ -177,7 +181,7 @@ impl QueuePair {
     }
 
     #[inline]
-    fn transmit_next(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    fn transmit_next(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let path_mtu = self.path_mtu()?;
         loop {
             let number = self.requester.cursor;
@@ -262,6 +266,7 @@ impl QueuePair {
     }
 
     /// A local operation, which is the oldest in the queue.
+    #[inline(never)]
     fn carry_out(&mut self, shared: &mut Shared, op: SendOp) {
         let Shared { mrs, rng, .. } = shared;
         let failure = match op {
@@ -527,7 +532,7 @@ impl QueuePair {
     pub(crate) fn write_request(
         &self,
         shared: &mut Shared,
-        slot: &mut Slot<'_>,
+        slot: &mut FrameSlot<'_>,
         (number, packet, count): (u32, u32, u32),
         asks: bool,
     ) -> Option<usize> {

@@ -26,7 +26,7 @@ use owed::OwedAck;
 
 /// The message under way.
 #[derive(Clone, Copy)]
-enum Message {
+enum InboundMessage {
     None,
     /// Into the oldest receive, of which so much is filled.
     Send {
@@ -47,7 +47,7 @@ pub(crate) struct Responder {
     /// Messages completed, modulo 2²⁴.
     msn: u32,
     successor: Successor,
-    message: Message,
+    message: InboundMessage,
     /// The expected packet was asked for with a NAK: later ones are dropped in silence.
     nak_sent: bool,
     ack: OwedAck,
@@ -92,7 +92,7 @@ impl Default for Responder {
             expected: Psn::new(0),
             msn: 0,
             successor: Successor::NewMessage,
-            message: Message::None,
+            message: InboundMessage::None,
             nak_sent: false,
             ack: OwedAck::default(),
             nak_owed: None,
@@ -147,7 +147,7 @@ impl Responder {
 
     /// Gives up the message under way; its receive is there for the next one.
     pub(crate) fn abandon_message(&mut self) {
-        self.message = Message::None;
+        self.message = InboundMessage::None;
         self.successor = Successor::NewMessage;
     }
 
@@ -191,7 +191,7 @@ impl Responder {
 
 /// Why a request is not executed.
 #[derive(Clone, Copy)]
-pub(crate) enum Refusal {
+pub(crate) enum RequestRefusal {
     /// Malformed or not allowed.
     Invalid,
     /// Memory that it may not reach.
@@ -271,8 +271,8 @@ impl QueuePair {
     }
 
     #[inline(always)]
-    pub(crate) fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Some(path_mtu) = self.path_mtu() else { return Err(Refusal::Invalid) };
+    pub(crate) fn execute(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), RequestRefusal> {
+        let Some(path_mtu) = self.path_mtu() else { return Err(RequestRefusal::Invalid) };
         let opcode = packet.opcode;
         let payload_fits = opcode.payload().admits(packet.payload.len(), path_mtu.bytes() as usize);
         let length_fits = packet.reth().is_none_or(|reth| reth.length() <= MAX_MESSAGE);
@@ -286,11 +286,11 @@ impl QueuePair {
             _ => false,
         };
         if needs_receive && !self.has_receive(shared) {
-            return Err(Refusal::NotReady);
+            return Err(RequestRefusal::NotReady);
         }
         if needs_receive && opcode.operation() == Operation::Send {
             // From here on a failure is that of the receive in hand.
-            self.responder.message = Message::Send { received: 0 };
+            self.responder.message = InboundMessage::Send { received: 0 };
         }
         if !payload_fits || !packet.pad_fits() || !length_fits {
             return Err(self.misfit(packet));
@@ -302,7 +302,7 @@ impl QueuePair {
             Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(shared, packet)?,
             Operation::Flush => self.execute_flush(shared, packet)?,
             Operation::AtomicWrite => self.execute_atomic_write(shared, packet)?,
-            _ => return Err(Refusal::Invalid),
+            _ => return Err(RequestRefusal::Invalid),
         }
         self.responder.expected += 1;
         Ok(())
@@ -321,28 +321,30 @@ impl QueuePair {
         self.access.contains(needed)
     }
 
-    fn execute_send(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Message::Send { received } = self.responder.message else { return Err(Refusal::Invalid) };
-        let Some(receive) = self.rq.front() else { return Err(Refusal::NotReady) };
+    fn execute_send(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), RequestRefusal> {
+        let InboundMessage::Send { received } = self.responder.message else {
+            return Err(RequestRefusal::Invalid);
+        };
+        let Some(receive) = self.rq.front() else { return Err(RequestRefusal::NotReady) };
         let total = received + packet.payload.len() as u32;
         if total > receive.length {
-            return Err(Refusal::Receive(WcStatus::LocLenErr, Nak::InvalidRequest));
+            return Err(RequestRefusal::Receive(WcStatus::LocLenErr, Nak::InvalidRequest));
         }
         if shared.mrs.check_local(self.receive_pd, receive.sges, Access::LOCAL_WRITE).is_err() {
-            return Err(Refusal::Receive(WcStatus::LocProtErr, Nak::RemoteOperationalError));
+            return Err(RequestRefusal::Receive(WcStatus::LocProtErr, Nak::RemoteOperationalError));
         }
         shared.mrs.scatter(receive.sges, received, packet.payload);
         if !matches!(packet.opcode.position(), Position::Last | Position::Only) {
-            self.responder.message = Message::Send { received: total };
+            self.responder.message = InboundMessage::Send { received: total };
             return Ok(());
         }
         let invalidated = packet.ieth().map(|ieth| ieth.rkey());
         if let Some(rkey) = invalidated
             && shared.mrs.invalidate(self.pd, self.handle, rkey, Access::REMOTE_INVALIDATE).is_err()
         {
-            return Err(Refusal::Receive(WcStatus::RemInvReqErr, Nak::RemoteAccessError));
+            return Err(RequestRefusal::Receive(WcStatus::RemInvReqErr, Nak::RemoteAccessError));
         }
-        self.responder.message = Message::None;
+        self.responder.message = InboundMessage::None;
         self.responder.count_message();
         let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
         self.complete_receive(shared, packet, WorkCompletion { byte_len: total, invalidated, ..plain });
@@ -350,31 +352,31 @@ impl QueuePair {
     }
 
     #[inline]
-    fn execute_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn execute_write(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), RequestRefusal> {
         let (va, rkey, remaining, total) = match (packet.reth(), self.responder.message) {
             (Some(reth), _) => (reth.va(), reth.rkey(), reth.length(), reth.length()),
-            (None, Message::Write { va, rkey, remaining, total }) => (va, rkey, remaining, total),
-            (None, _) => return Err(Refusal::Invalid),
+            (None, InboundMessage::Write { va, rkey, remaining, total }) => (va, rkey, remaining, total),
+            (None, _) => return Err(RequestRefusal::Invalid),
         };
         let len = packet.payload.len() as u32;
         let is_last = matches!(packet.opcode.position(), Position::Last | Position::Only);
         if is_last != (len == remaining) || len > remaining {
-            return Err(Refusal::Invalid);
+            return Err(RequestRefusal::Invalid);
         }
         // The whole range on the first packet, what is left of it on each later one: the region
         // may have gone in between. Nothing is checked for a WRITE of nothing (C9-88).
         if total > 0 {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_WRITE, va, remaining);
-            let grant = grant.map_err(|_| Refusal::Access)?;
+            let grant = grant.map_err(|_| RequestRefusal::Access)?;
             shared.mrs.write(grant, packet.payload);
         }
         shared.counters.count_if(packet.reth().is_some(), Counter::RxWriteRequests);
         if !is_last {
             let va = va.wrapping_add(u64::from(len));
-            self.responder.message = Message::Write { va, rkey, remaining: remaining - len, total };
+            self.responder.message = InboundMessage::Write { va, rkey, remaining: remaining - len, total };
             return Ok(());
         }
-        self.responder.message = Message::None;
+        self.responder.message = InboundMessage::None;
         self.responder.count_message();
         if packet.immdt().is_some() {
             let plain = self.completion(0, WcStatus::Success, WcOpcode::RecvRdmaWithImm);
@@ -395,6 +397,7 @@ impl QueuePair {
 
     /// A request that was executed before: nothing is executed again, but the answer may have been
     /// lost.
+    #[inline(never)]
     fn receive_duplicate(&mut self, shared: &mut Shared, packet: &Packet<'_>) {
         shared.count(Counter::DuplicateRequest);
         let psn = packet.bth.psn();
@@ -435,9 +438,9 @@ impl QueuePair {
         Some(part)
     }
 
-    fn refuse(&mut self, shared: &mut Shared, refusal: Refusal) {
+    fn refuse(&mut self, shared: &mut Shared, refusal: RequestRefusal) {
         match refusal {
-            Refusal::NotReady => {
+            RequestRefusal::NotReady => {
                 let Some(timer) = self.responder.min_rnr_timer else { return };
                 shared.count(Counter::OutOfBuffer);
                 let Responder { rnr_naks, nak_sent, nak_owed, expected, .. } = &mut self.responder;
@@ -454,24 +457,26 @@ impl QueuePair {
                 shared.count(Counter::SendRnrErr);
                 self.owe_nak(shared, Syndrome::RnrNak(timer));
             }
-            Refusal::Invalid => {
+            RequestRefusal::Invalid => {
                 shared.count(Counter::RespInvalidRequest);
                 self.owe_nak(shared, Syndrome::Nak(Nak::InvalidRequest));
                 self.fail_receive(shared, WcStatus::RemInvReqErr, Event::QpReqErr(self.handle));
             }
-            Refusal::Access | Refusal::Receive(WcStatus::RemInvReqErr, _) if shared.drop_access_errors => {
+            RequestRefusal::Access | RequestRefusal::Receive(WcStatus::RemInvReqErr, _)
+                if shared.drop_access_errors =>
+            {
                 shared.count(Counter::RxAccessErrors);
                 // It may have been the first of a message that is not there then.
                 if self.responder.successor == Successor::NewMessage {
-                    self.responder.message = Message::None;
+                    self.responder.message = InboundMessage::None;
                 }
             }
-            Refusal::Access => {
+            RequestRefusal::Access => {
                 shared.count(Counter::RespRemoteAccessErrors);
                 self.owe_nak(shared, Syndrome::Nak(Nak::RemoteAccessError));
                 self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
             }
-            Refusal::Receive(status, nak) => {
+            RequestRefusal::Receive(status, nak) => {
                 shared.counters.count_if(status == WcStatus::LocLenErr, Counter::RespLocalLengthError);
                 shared.count(match nak {
                     Nak::RemoteOperationalError => Counter::RespRemoteOperationalErrors,
@@ -488,10 +493,10 @@ impl QueuePair {
     /// when there is none, an event does (C9-222.1.1).
     fn fail_receive(&mut self, shared: &mut Shared, status: WcStatus, event: Event) {
         match self.responder.message {
-            Message::Send { .. } => self.complete_receive_in_error(shared, status),
+            InboundMessage::Send { .. } => self.complete_receive_in_error(shared, status),
             _ => shared.raise(event),
         }
-        self.responder.message = Message::None;
+        self.responder.message = InboundMessage::None;
         self.enter_error(shared);
     }
 

@@ -2,7 +2,7 @@ use crate::engine::mr::MemoryRegions;
 use crate::verbs::{Error, MAX_MESSAGE, Mr, ReceiveWorkRequest, Sge};
 
 #[derive(Clone, Copy, Default)]
-struct Slot {
+struct PostedReceive {
     wr_id: u64,
     sges: u8,
     length: u32,
@@ -11,7 +11,7 @@ struct Slot {
 /// Posted receive work requests, oldest first. The oldest stays at the head while its message is
 /// under way.
 pub(crate) struct ReceiveQueue {
-    slots: Box<[Slot]>,
+    posted: Box<[PostedReceive]>,
     sges: Box<[Sge]>,
     max_sge: usize,
     head: u32,
@@ -33,7 +33,7 @@ impl ReceiveQueue {
         let depth = depth.next_power_of_two() as usize;
         let max_sge = usize::from(max_sge);
         ReceiveQueue {
-            slots: vec![Slot::default(); depth].into_boxed_slice(),
+            posted: vec![PostedReceive::default(); depth].into_boxed_slice(),
             sges: vec![Sge { mr: filler, offset: 0, length: 0 }; depth * max_sge].into_boxed_slice(),
             max_sge,
             head: 0,
@@ -42,7 +42,7 @@ impl ReceiveQueue {
     }
 
     pub(crate) fn depth(&self) -> u32 {
-        self.slots.len() as u32
+        self.posted.len() as u32
     }
 
     /// Receives that are posted.
@@ -62,7 +62,7 @@ impl ReceiveQueue {
             return false;
         }
         let index = self.index(self.tail);
-        self.slots[index] = Slot { wr_id, sges: sges.len() as u8, length };
+        self.posted[index] = PostedReceive { wr_id, sges: sges.len() as u8, length };
         self.sges[index * self.max_sge..][..sges.len()].copy_from_slice(sges);
         self.tail = self.tail.wrapping_add(1);
         from.head = from.head.wrapping_add(1);
@@ -76,7 +76,7 @@ impl ReceiveQueue {
         let length = total_length(wr.sges, self.max_sge)?;
         mrs.pin(wr.sges)?;
         let index = self.index(self.tail);
-        self.slots[index] = Slot { wr_id: wr.wr_id, sges: wr.sges.len() as u8, length };
+        self.posted[index] = PostedReceive { wr_id: wr.wr_id, sges: wr.sges.len() as u8, length };
         self.sges[index * self.max_sge..][..wr.sges.len()].copy_from_slice(wr.sges);
         self.tail = self.tail.wrapping_add(1);
         Ok(())
@@ -87,7 +87,7 @@ impl ReceiveQueue {
             return None;
         }
         let index = self.index(self.head);
-        let Slot { wr_id, sges, length } = self.slots[index];
+        let PostedReceive { wr_id, sges, length } = self.posted[index];
         let sges = &self.sges[index * self.max_sge..][..usize::from(sges)];
         Some(Receive { wr_id, sges, length })
     }
@@ -101,7 +101,7 @@ impl ReceiveQueue {
     }
 
     fn index(&self, counter: u32) -> usize {
-        counter as usize & (self.slots.len() - 1)
+        counter as usize & (self.posted.len() - 1)
     }
 }
 

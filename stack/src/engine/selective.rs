@@ -10,11 +10,11 @@
 use ferroce_driver::Nanos;
 use ferroce_wire::{Opcode, Operation, Packet, Position, Psn, Sack, Syndrome};
 
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::psn_set::{PsnSet, SPAN};
 use crate::engine::qp::QueuePair;
 use crate::engine::reorder::Reorder;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::engine::sq::Wqe;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{SendOp, WcStatus};
@@ -97,7 +97,7 @@ impl Evidence {
 
 /// The most packets in flight. A hole is filled a window after it was noticed, and meanwhile as many
 /// new packets are sent, if the span has room for two windows and a part of a READ.
-const MAX_WINDOW: u32 = SPAN * 7 / 16;
+const MAX_SELECTIVE_WINDOW: u32 = SPAN * 7 / 16;
 
 /// 256 ns, so that 32 bits of ticks last longer than a packet in flight.
 fn ticks(now: Nanos) -> u32 {
@@ -106,7 +106,7 @@ fn ticks(now: Nanos) -> u32 {
 
 impl Scoreboard {
     fn new(window: u32) -> Scoreboard {
-        let window = window.min(MAX_WINDOW);
+        let window = window.min(MAX_SELECTIVE_WINDOW);
         Scoreboard {
             window,
             read_part: (window / 4).max(1),
@@ -339,7 +339,8 @@ impl Scoreboard {
 
 impl QueuePair {
     /// Writes the oldest request that is to be sent again.
-    pub(crate) fn transmit_again(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    #[inline(never)]
+    pub(crate) fn transmit_again(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let (una, sent) = (self.requester.una(), self.requester.sent());
         let psn = self.selective.as_mut()?.scoreboard.next_lost(una, sent)?;
         let number = self.find_sent(psn)?;
@@ -380,6 +381,7 @@ impl QueuePair {
 
     /// Takes an ACK, a NAK, a READ response or an Atomic Acknowledge of a peer that repeats
     /// selectively; `psn` is outstanding.
+    #[inline(never)]
     pub(crate) fn receive_selective(
         &mut self,
         shared: &mut Shared,

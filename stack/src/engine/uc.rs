@@ -5,7 +5,7 @@
 use ferroce_wire::{Packet, Successor};
 
 use crate::engine::qp::QueuePair;
-use crate::engine::responder::Refusal;
+use crate::engine::responder::RequestRefusal;
 use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{QpState, WcStatus};
@@ -45,14 +45,14 @@ impl QueuePair {
         }
     }
 
-    fn drop_unreliable(&mut self, shared: &mut Shared, refusal: Refusal) {
+    fn drop_unreliable(&mut self, shared: &mut Shared, refusal: RequestRefusal) {
         match refusal {
-            Refusal::NotReady => shared.count(Counter::OutOfBuffer),
-            Refusal::Invalid => shared.count(Counter::RxInvalidRequest),
-            Refusal::Access => shared.count(Counter::RxAccessErrors),
-            Refusal::Receive(WcStatus::LocLenErr, _) => shared.count(Counter::RxTooLong),
+            RequestRefusal::NotReady => shared.count(Counter::OutOfBuffer),
+            RequestRefusal::Invalid => shared.count(Counter::RxInvalidRequest),
+            RequestRefusal::Access => shared.count(Counter::RxAccessErrors),
+            RequestRefusal::Receive(WcStatus::LocLenErr, _) => shared.count(Counter::RxTooLong),
             // The receive itself is at fault, and no other message can use it.
-            Refusal::Receive(status, _) => {
+            RequestRefusal::Receive(status, _) => {
                 self.complete_receive_in_error(shared, status);
                 self.fail(shared);
             }

@@ -3,10 +3,10 @@
 use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
 
 use crate::engine::ah::Hop;
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::qp::QueuePair;
 use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Destination, Port, QpState, SendOp, WcOpcode, WcStatus, WorkCompletion};
 
@@ -19,7 +19,7 @@ impl QueuePair {
     pub(crate) fn transmit_datagram(
         &mut self,
         shared: &mut Shared,
-        slot: &mut Slot<'_>,
+        slot: &mut FrameSlot<'_>,
     ) -> Result<usize, Wait> {
         while self.state == QpState::Rts && !self.sq.is_empty() {
             let number = self.sq.head();

@@ -59,7 +59,8 @@ impl Context {
     /// [`Error::Driver`] when this process may have no more file descriptors.
     pub fn create_comp_channel(&mut self) -> Result<CompChannel, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let tokens = eventfd(0, flags).map_err(|error| self.waiting_failed(error.into()))?;
+        let tokens = eventfd(0, flags)
+            .map_err(|error| Error::waiting(&self.capabilities().interface, error.into()))?;
         Ok(CompChannel { tokens: Arc::new(tokens), queues: Arc::default() })
     }
 

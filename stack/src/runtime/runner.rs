@@ -1,8 +1,8 @@
 //! A context on a thread of its own, and what other threads reach it through.
 
+mod client;
 mod command;
 mod handle;
-mod port;
 mod sync;
 mod task;
 mod wakeup;
@@ -24,9 +24,9 @@ use crate::runtime::affinity::pin_to_core;
 use crate::runtime::idle::{Idle, Idler};
 use crate::verbs::{Cq, Error};
 
+use client::Client;
 pub use command::Delivery;
 pub use handle::RunnerHandle;
-use port::Port;
 use wakeup::{Desk, End, Sleep, lock};
 
 /// How a [`Runner`] runs.
@@ -100,7 +100,7 @@ impl HandleConfig {
 /// or a timer is there. Where the driver has no [`waker`](Context::waker) it looks for commands each
 /// millisecond, and says so in the log.
 pub struct Runner {
-    shared: Arc<Shared>,
+    state: Arc<RunnerState>,
     thread: Option<JoinHandle<Option<Stopped>>>,
 }
 
@@ -159,10 +159,10 @@ impl Runner {
             (true, false) => "this driver can't be woken: looks for commands each millisecond",
         };
         info!(driver, interface, ?idle, ?core, "runner: {how_it_waits}");
-        let shared = Arc::new(Shared::new(idle, waker));
+        let state = Arc::new(RunnerState::new(idle, waker));
         let (pinned, outcome) = sync_channel(1);
         let (handover, seat) = sync_channel::<Context>(1);
-        let farewell = Farewell(shared.clone());
+        let farewell = Farewell(state.clone());
         let body = move || {
             let farewell = farewell;
             // Nobody waits for it only if `start` itself has ended.
@@ -188,7 +188,7 @@ impl Runner {
             Ok(thread) => {
                 // It waits for nothing else.
                 let _ = handover.send(context);
-                Ok(Runner { shared, thread: Some(thread) })
+                Ok(Runner { state, thread: Some(thread) })
             }
             Err(source) => Err(StartError { context: Box::new(Mutex::new(context)), source }),
         }
@@ -199,7 +199,7 @@ impl Runner {
     /// # Errors
     /// [`Error::Invalid`] for a ring that is empty or too large, [`Error::RunnerEnded`].
     pub fn handle(&self, config: &HandleConfig) -> Result<RunnerHandle, Error> {
-        self.shared.handle(config)
+        self.state.handle(config)
     }
 
     /// Ends the thread, after it has carried out the commands that were posted before, and returns the
@@ -220,7 +220,7 @@ impl Runner {
 
     fn join(&mut self) -> Option<thread::Result<Option<Stopped>>> {
         let thread = self.thread.take()?;
-        self.shared.sleep.stop(|| self.shared.wake());
+        self.state.sleep.stop(|| self.state.wake());
         Some(thread.join())
     }
 }
@@ -240,19 +240,19 @@ const BLIND: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// What the runner's thread and the others have in common.
-struct Shared {
+struct RunnerState {
     may_block: bool,
     waker: Option<Waker>,
     sleep: Sleep,
     end: End,
-    arrivals: Mutex<Vec<Port>>,
+    arrivals: Mutex<Vec<Client>>,
     /// The completion queues that have a handle.
     claimed: Mutex<HashSet<Cq>>,
 }
 
-impl Shared {
-    fn new(idle: Idle, waker: Option<Waker>) -> Shared {
-        Shared {
+impl RunnerState {
+    fn new(idle: Idle, waker: Option<Waker>) -> RunnerState {
+        RunnerState {
             may_block: idle.may_block(),
             waker,
             sleep: Sleep::new(),
@@ -273,7 +273,7 @@ impl Shared {
         let (to_handle, from_runner) = RingBuffer::new(deliveries as usize);
         let desk = Arc::new(Desk::new());
         self.end.join(desk.clone());
-        lock(&self.arrivals).push(Port::new(from_handle, to_handle, desk.clone()));
+        lock(&self.arrivals).push(Client::new(from_handle, to_handle, desk.clone()));
         self.tell_news();
         // A runner that ends after this finds the desk in the list and rings.
         self.check()?;
@@ -316,7 +316,7 @@ impl Shared {
 }
 
 /// Sees to it that the handles learn of a thread that panics.
-struct Farewell(Arc<Shared>);
+struct Farewell(Arc<RunnerState>);
 
 impl Drop for Farewell {
     fn drop(&mut self) {
@@ -327,8 +327,8 @@ impl Drop for Farewell {
 /// The loop of the runner's thread.
 struct Turns {
     context: Context,
-    ports: Vec<Port>,
-    shared: Arc<Shared>,
+    clients: Vec<Client>,
+    state: Arc<RunnerState>,
     clock: Clock,
     idler: Idler,
     /// The news that were looked at.
@@ -336,9 +336,9 @@ struct Turns {
 }
 
 impl Turns {
-    fn new(context: Context, idle: Idle, shared: Arc<Shared>) -> Turns {
+    fn new(context: Context, idle: Idle, state: Arc<RunnerState>) -> Turns {
         let (clock, idler) = (Clock::start(), Idler::new(idle));
-        Turns { context, ports: Vec::new(), shared, clock, idler, seen: 0 }
+        Turns { context, clients: Vec::new(), state, clock, idler, seen: 0 }
     }
 
     fn run(&mut self) -> Result<(), Error> {
@@ -354,60 +354,60 @@ impl Turns {
     }
 
     fn is_told_to_stop(&mut self) -> bool {
-        let news = self.shared.sleep.news();
+        let news = self.state.sleep.news();
         if news == self.seen {
             return false;
         }
         self.seen = news;
         self.take_news();
-        self.shared.sleep.is_stopping()
+        self.state.sleep.is_stopping()
     }
 
     /// Commands, frames and timers, completions. Returns how much there was of all of them.
     fn turn(&mut self) -> Result<usize, Error> {
-        let Turns { context, ports, clock, .. } = self;
+        let Turns { context, clients, clock, .. } = self;
         let mut done = 0;
-        for port in ports.iter_mut() {
-            done += port.take_commands(context);
+        for client in clients.iter_mut() {
+            done += client.take_commands(context);
         }
         done += context.poll(clock.now())?;
-        for port in ports.iter_mut() {
-            done += port.deliver(context);
+        for client in clients.iter_mut() {
+            done += client.deliver(context);
         }
         Ok(done)
     }
 
     fn take_news(&mut self) {
-        self.ports.append(&mut lock(&self.shared.arrivals));
-        let Turns { context, ports, shared, .. } = self;
-        ports.retain_mut(|port| {
-            if !port.desk.has_left() {
+        self.clients.append(&mut lock(&self.state.arrivals));
+        let Turns { context, clients, state, .. } = self;
+        clients.retain_mut(|client| {
+            if !client.desk.has_left() {
                 return true;
             }
-            port.take_last_commands(context);
-            shared.end.forget(&port.desk);
+            client.take_last_commands(context);
+            state.end.forget(&client.desk);
             false
         });
     }
 
     /// What was posted before the end.
     fn finish(&mut self) {
-        for port in &mut self.ports {
-            port.take_last_commands(&mut self.context);
-            port.deliver(&mut self.context);
+        for client in &mut self.clients {
+            client.take_last_commands(&mut self.context);
+            client.deliver(&mut self.context);
         }
     }
 
     fn block(&mut self) -> Result<(), Error> {
-        let Turns { context, ports, shared, clock, seen, .. } = self;
-        ports.iter().for_each(Port::announce_rest);
+        let Turns { context, clients, state, clock, seen, .. } = self;
+        clients.iter().for_each(Client::announce_rest);
         let block = || {
-            let longest = if shared.waker.is_some() { LONGEST } else { BLIND };
+            let longest = if state.waker.is_some() { LONGEST } else { BLIND };
             let quiet = context.quiet_for(clock.now());
             context.wait(quiet.map_or(longest, |time| time.min(longest)))
         };
-        let slept = shared.sleep.sleep(*seen, || ports.iter().all(Port::may_rest), block);
-        ports.iter().for_each(Port::end_rest);
+        let slept = state.sleep.sleep(*seen, || clients.iter().all(Client::may_rest), block);
+        clients.iter().for_each(Client::end_rest);
         slept.unwrap_or(Ok(()))
     }
 }

@@ -9,7 +9,7 @@ use ferroce_driver::{Memory, MemoryError};
 use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{Gid, PathMtu};
 
-use crate::verbs::{Access, Feature, QpState, Unreachable};
+use crate::verbs::{Access, Feature, Handle, QpState, Unreachable};
 
 /// Why a verb was refused. A refused verb changes nothing.
 #[derive(thiserror::Error)]
@@ -169,6 +169,16 @@ impl fmt::Debug for Error {
 impl Error {
     pub(crate) fn export(path: &Path, source: io::Error) -> Error {
         Error::Export { path: path.to_owned(), source }
+    }
+
+    /// A system call that waiting by file descriptor takes has failed.
+    pub(crate) fn waiting(interface: &str, source: io::Error) -> Error {
+        let interface = interface.to_owned();
+        ferroce_driver::Error::Os { what: "waiting by file descriptor", interface, source }.into()
+    }
+
+    pub(crate) fn invalid_handle(kind: &'static str, handle: Handle) -> Error {
+        Error::InvalidHandle { kind, handle: format!("{handle:?}") }
     }
 
     pub(crate) fn invalid(

@@ -1,8 +1,8 @@
-//! What a queue pair is to its application.
+//! How a queue pair is created, and the states that it has.
 
-use ferroce_wire::{PKey, PathMtu, Psn, Qpn, RnrTimer, Service};
+use ferroce_wire::Service;
 
-use crate::verbs::{Access, AddressVector, Cq, Error, Pd, ReadyToSend, Srq};
+use crate::verbs::{Cq, Error, Pd, Srq};
 
 /// The transport service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,51 +195,4 @@ impl QpState {
             QpState::Error => "error",
         }
     }
-}
-
-/// What [`Context::query_qp`](crate::Context::query_qp) tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QpAttributes {
-    /// Its transport service.
-    pub qp_type: QpType,
-    /// Its state.
-    pub state: QpState,
-    /// In SQD: some sends that were started are not complete yet.
-    pub sq_draining: bool,
-    /// Its number.
-    pub qpn: Qpn,
-    /// The peer's; `None` before RTR, and for UD.
-    pub dest_qpn: Option<Qpn>,
-    /// The way to the peer; likewise.
-    pub address: Option<AddressVector>,
-    /// The path MTU; likewise.
-    pub path_mtu: Option<PathMtu>,
-    /// Whether selective repeat was agreed with the peer; go-back-N otherwise.
-    pub selective_repeat: bool,
-    /// What the peer may do.
-    pub access: Access,
-    /// The Q_Key; `None` but for UD.
-    pub qkey: Option<u32>,
-    /// Which P_Key of the port's table it has; the first unless an update or the connection manager has
-    /// said otherwise.
-    pub pkey_index: usize,
-    /// That key: what its packets carry, and what decides which it takes.
-    pub pkey: PKey,
-    /// The PSN expected next from the peer.
-    pub rq_psn: Psn,
-    /// The PSN of the next new request.
-    pub sq_psn: Psn,
-    /// What it was made ready to send with; `None` before RTS, and for UC and UD.
-    pub send: Option<ReadyToSend>,
-    /// READs and atomics that the peer may have outstanding; 0 before RTR, and for UC and UD.
-    pub max_dest_rd_atomic: u8,
-    /// How long the peer is asked to wait for a receive; `None` likewise.
-    pub min_rnr_timer: Option<RnrTimer>,
-    /// The SRQ that it takes receives from.
-    pub srq: Option<Srq>,
-    /// Sends not yet complete.
-    pub outstanding_sends: u32,
-    /// Receives not yet complete; of an SRQ only the one under way.
-    pub outstanding_receives: u32,
 }

@@ -1,4 +1,4 @@
-//! Receives for several queue pairs (docs/protocol.md §6).
+//! How a shared receive queue is created (docs/protocol.md §6).
 
 use crate::verbs::{Error, Pd};
 
@@ -40,16 +40,4 @@ impl SrqConfig {
         }
         Ok(())
     }
-}
-
-/// What [`Context::query_srq`](crate::Context::query_srq) tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SrqAttributes {
-    /// How many receives fit.
-    pub depth: u32,
-    /// Receives that are posted and not taken.
-    pub posted: u32,
-    /// Fewer receives than this raise an event; 0 is off.
-    pub limit: u32,
 }

@@ -20,7 +20,7 @@ struct Posted {
 }
 
 /// A message that has not been received.
-struct Message {
+struct Unreceived {
     number: u64,
     request: Request,
     /// A later request writes where this one did.
@@ -46,7 +46,7 @@ pub(crate) struct Flow {
     first: u64,
     /// Requests that have failed or were flushed. They may have been executed all the same.
     ended: Vec<(u64, Request)>,
-    inbox: VecDeque<Message>,
+    inbox: VecDeque<Unreceived>,
     /// Of the peer, for these messages; empty if they are shared.
     receives: VecDeque<Receive>,
     shared_receives: bool,
@@ -167,7 +167,7 @@ impl Flow {
         }
         let number = self.next_number();
         if request.action.takes_receive() {
-            self.inbox.push_back(Message { number, request, overwritten: false });
+            self.inbox.push_back(Unreceived { number, request, overwritten: false });
         }
         let packets = match request.action {
             action if action.is_local() => 0,
@@ -296,7 +296,7 @@ impl Flow {
             self.receives_failed = true;
             return Ok(None);
         }
-        let Message { number, request, overwritten } = self.take_message(&wc, buffer)?;
+        let Unreceived { number, request, overwritten } = self.take_message(&wc, buffer)?;
         ensure!(request.flaw.is_none(), "{request:?} is received: {wc:?}");
         let is_send = matches!(request.action, Action::Send { .. });
         ensure!(!(flawed && is_send), "into memory that is not there: {wc:?}");
@@ -331,12 +331,12 @@ impl Flow {
 
     /// The message of a completion: the oldest, or, if it is unreliable, one that fits. All before
     /// it are lost then, unless the network is such that they may still come.
-    fn take_message(&mut self, wc: &Completion, buffer: &[u8]) -> Verdict<Message> {
+    fn take_message(&mut self, wc: &Completion, buffer: &[u8]) -> Verdict<Unreceived> {
         let none = || Disagreement(format!("no such message is under way, but {wc:?}"));
         if self.is_reliable() {
             return self.inbox.pop_front().ok_or_else(none);
         }
-        let fits = |message: &Message| {
+        let fits = |message: &Unreceived| {
             let action = &message.request.action;
             message.request.flaw.is_none()
                 && is_received_as(action, wc)
@@ -350,8 +350,8 @@ impl Flow {
             self.inbox.drain(..at);
             return self.inbox.pop_front().ok_or_else(none);
         }
-        let Message { number, request, overwritten } = self.inbox[at];
-        Ok(Message { number, request, overwritten })
+        let Unreceived { number, request, overwritten } = self.inbox[at];
+        Ok(Unreceived { number, request, overwritten })
     }
 
     /// A response was sent to the requester: its MSN counts the messages before.

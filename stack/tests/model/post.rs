@@ -7,7 +7,7 @@ use crate::model::{Disagreement, Verdict};
 use crate::noise::{NOISE, Window};
 use crate::request::{Action, Change, Flaw, Request};
 use crate::schedule::{Length, Service, Size, Verb, Work};
-use crate::world::{End, SHARED, SHARED_SIZE, Shared, World};
+use crate::world::{End, SHARED, SHARED_SIZE, SharedQueue, World};
 
 /// Requests of unknown outcome after which one must tell.
 const SILENCE: usize = 64;
@@ -242,7 +242,7 @@ impl World {
 impl End {
     fn post_shared_receives(&mut self, count: u64) -> Verdict {
         let End { context, shared, .. } = self;
-        let Some(Shared { srq, memory, model, .. }) = shared else { return Ok(()) };
+        let Some(SharedQueue { srq, memory, model, .. }) = shared else { return Ok(()) };
         for _ in 0..count {
             let Some(wr_id) = (0..SHARED).find(|place| !model.outstanding().contains(place)) else { break };
             let sges = receive_sges(*memory, SHARED_SIZE, wr_id);

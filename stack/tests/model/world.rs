@@ -40,7 +40,7 @@ pub(crate) struct End {
     pub(crate) pd: Pd,
     pub(crate) cq: Cq,
     pub(crate) noise: Mr,
-    pub(crate) shared: Option<Shared>,
+    pub(crate) shared: Option<SharedQueue>,
     /// To the other end.
     pub(crate) ah: Ah,
     peer: Gid,
@@ -49,7 +49,7 @@ pub(crate) struct End {
 }
 
 /// A shared receive queue. The number of a receive is that of its place in memory.
-pub(crate) struct Shared {
+pub(crate) struct SharedQueue {
     pub(crate) srq: Srq,
     pub(crate) memory: Mr,
     pub(crate) model: SharedReceives,
@@ -163,7 +163,7 @@ impl World {
                 self.take_event(e, event)?;
             }
             let End { context, shared, .. } = &self.ends[e];
-            if let Some(Shared { srq, model, .. }) = shared {
+            if let Some(SharedQueue { srq, model, .. }) = shared {
                 model.check_limit(context.query_srq(*srq)?.posted)?;
             }
         }
@@ -415,7 +415,7 @@ impl World {
             for Connection { halves, .. } in connections.iter().filter(|c| c.plan.srq) {
                 in_hand += end.context.query_qp(halves[e].qp)?.outstanding_receives;
             }
-            if let Some(Shared { srq, model, .. }) = &end.shared {
+            if let Some(SharedQueue { srq, model, .. }) = &end.shared {
                 model.check_lost(end.context.query_srq(*srq)?.posted, in_hand)?;
             }
             for Connection { halves, .. } in &*connections {
@@ -427,7 +427,7 @@ impl World {
             ensure!(end.context.next_timeout().is_none(), "a timer of nobody, at end {e}");
             end.context.destroy_ah(end.ah)?;
             let mut regions = vec![end.noise];
-            if let Some(Shared { srq, memory, .. }) = end.shared.take() {
+            if let Some(SharedQueue { srq, memory, .. }) = end.shared.take() {
                 end.context.destroy_srq(srq)?;
                 regions.push(memory);
             }
@@ -483,7 +483,7 @@ impl World {
     fn arm_srq(&mut self, e: usize, limit: u32) -> Verdict {
         self.take_events()?;
         let End { context, shared, .. } = &mut self.ends[e];
-        if let Some(Shared { srq, model, .. }) = shared {
+        if let Some(SharedQueue { srq, model, .. }) = shared {
             context.arm_srq(*srq, limit)?;
             model.arm(limit);
         }
@@ -529,7 +529,7 @@ impl End {
             // Completions of several CQs come in no order.
             let ordered = users.iter().all(|plan| plan.own_cq.is_none());
             let overtaking = if ordered { users.len() } else { SHARED as usize };
-            shared = Some(Shared { srq, memory, model: SharedReceives::new(overtaking) });
+            shared = Some(SharedQueue { srq, memory, model: SharedReceives::new(overtaking) });
         }
         Ok(End { context, pd, cq, noise, shared, ah, peer, asleep: None })
     }

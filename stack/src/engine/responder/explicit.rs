@@ -4,7 +4,7 @@
 use ferroce_driver::Memory;
 use ferroce_wire::{Feth, Operation, Packet, PathMtu, Selectivity};
 
-use super::{Refusal, Responder};
+use super::{RequestRefusal, Responder};
 use crate::engine::outcome::{Answer, Outcome, TooMany};
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
@@ -17,13 +17,13 @@ impl QueuePair {
         shared: &mut Shared,
         packet: &Packet<'_>,
         path_mtu: PathMtu,
-    ) -> Result<(), Refusal> {
-        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
+    ) -> Result<(), RequestRefusal> {
+        let Some(reth) = packet.reth() else { return Err(RequestRefusal::Invalid) };
         let (va, rkey, length) = (reth.va(), reth.rkey(), reth.length());
         self.make_room_for_outcome()?;
         if length > 0 {
             let grant = shared.mrs.grant(self.pd, self.handle, rkey, Access::REMOTE_READ, va, length);
-            grant.map_err(|_| Refusal::Access)?;
+            grant.map_err(|_| RequestRefusal::Access)?;
         }
         let packets = path_mtu.packets(length);
         shared.count(Counter::RxReadRequests);
@@ -33,21 +33,25 @@ impl QueuePair {
         Ok(())
     }
 
-    pub(super) fn execute_atomic(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Some(atomic) = packet.atomic_eth() else { return Err(Refusal::Invalid) };
+    pub(super) fn execute_atomic(
+        &mut self,
+        shared: &mut Shared,
+        packet: &Packet<'_>,
+    ) -> Result<(), RequestRefusal> {
+        let Some(atomic) = packet.atomic_eth() else { return Err(RequestRefusal::Invalid) };
         if atomic.va() % 8 != 0 {
-            return Err(Refusal::Invalid);
+            return Err(RequestRefusal::Invalid);
         }
         self.make_room_for_outcome()?;
         let grant =
             shared.mrs.grant(self.pd, self.handle, atomic.rkey(), Access::REMOTE_ATOMIC, atomic.va(), 8);
-        let grant = grant.map_err(|_| Refusal::Access)?;
+        let grant = grant.map_err(|_| RequestRefusal::Access)?;
         let is_swap = packet.opcode.operation() == Operation::CompareSwap;
         let change = |memory: &mut Memory, at| match is_swap {
             true => memory.compare_swap(at, atomic.compare(), atomic.swap_or_add()),
             false => memory.fetch_add(at, atomic.swap_or_add()),
         };
-        let original = shared.mrs.change_word(grant, change).map_err(|_| Refusal::Access)?;
+        let original = shared.mrs.change_word(grant, change).map_err(|_| RequestRefusal::Access)?;
         shared.count(Counter::RxAtomicRequests);
         self.responder.count_message();
         self.remember(1, Answer::Atomic { original });
@@ -56,11 +60,17 @@ impl QueuePair {
 
     /// Host memory is coherent: what was written before is visible already, and only the right to
     /// ask is checked. Unlike READ and WRITE, also for a length of 0 (docs/protocol.md §5).
-    pub(super) fn execute_flush(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(Refusal::Invalid) };
+    pub(super) fn execute_flush(
+        &mut self,
+        shared: &mut Shared,
+        packet: &Packet<'_>,
+    ) -> Result<(), RequestRefusal> {
+        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else {
+            return Err(RequestRefusal::Invalid);
+        };
         let access = flush_access(feth);
         let Some(selectivity) = feth.selectivity().filter(|_| access != Access::NONE) else {
-            return Err(Refusal::Invalid);
+            return Err(RequestRefusal::Invalid);
         };
         self.make_room_for_outcome()?;
         let allowed = match selectivity {
@@ -71,7 +81,7 @@ impl QueuePair {
             // Address and length mean nothing then; rxe looks at neither.
             Selectivity::MemoryRegion => shared.mrs.grant_whole(self.pd, self.handle, reth.rkey(), access),
         };
-        allowed.map_err(|_| Refusal::Access)?;
+        allowed.map_err(|_| RequestRefusal::Access)?;
         shared.count(Counter::RxFlushRequests);
         self.responder.count_message();
         self.remember(1, Answer::Done);
@@ -82,25 +92,25 @@ impl QueuePair {
         &mut self,
         shared: &mut Shared,
         packet: &Packet<'_>,
-    ) -> Result<(), Refusal> {
-        let Some(reth) = packet.reth() else { return Err(Refusal::Invalid) };
+    ) -> Result<(), RequestRefusal> {
+        let Some(reth) = packet.reth() else { return Err(RequestRefusal::Invalid) };
         if reth.length() != 8 || reth.va() % 8 != 0 {
-            return Err(Refusal::Invalid);
+            return Err(RequestRefusal::Invalid);
         }
         self.make_room_for_outcome()?;
         let grant = shared.mrs.grant(self.pd, self.handle, reth.rkey(), Access::REMOTE_WRITE, reth.va(), 8);
-        let grant = grant.map_err(|_| Refusal::Access)?;
-        let Ok(word) = <[u8; 8]>::try_from(packet.payload) else { return Err(Refusal::Invalid) };
+        let grant = grant.map_err(|_| RequestRefusal::Access)?;
+        let Ok(word) = <[u8; 8]>::try_from(packet.payload) else { return Err(RequestRefusal::Invalid) };
         let store = |memory: &mut Memory, at| memory.store_u64(at, u64::from_ne_bytes(word)).map(|()| 0);
-        shared.mrs.change_word(grant, store).map_err(|_| Refusal::Access)?;
+        shared.mrs.change_word(grant, store).map_err(|_| RequestRefusal::Access)?;
         shared.count(Counter::RxAtomicWriteRequests);
         self.responder.count_message();
         self.remember(1, Answer::Done);
         Ok(())
     }
 
-    fn make_room_for_outcome(&mut self) -> Result<(), Refusal> {
-        self.responder.outcomes.make_room().map_err(|TooMany| Refusal::Invalid)
+    fn make_room_for_outcome(&mut self) -> Result<(), RequestRefusal> {
+        self.responder.outcomes.make_room().map_err(|TooMany| RequestRefusal::Invalid)
     }
 
     /// Owes the answer to the request that is executed now.

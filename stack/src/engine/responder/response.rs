@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use ferroce_driver::Nanos;
 use ferroce_wire::{Aeth, AtomicAckEth, Bth, Extension, Nak, Opcode, Psn, Syndrome};
 
+use crate::engine::frame_slot::FrameSlot;
 use crate::engine::outcome::Answer;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
-use crate::engine::slot::Slot;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Access, Event, WcStatus};
 
-use super::{Message, Responder};
+use super::{InboundMessage, Responder};
 
 /// What came of a turn to send an outcome.
 enum Wrote {
@@ -26,8 +26,12 @@ enum Wrote {
 
 impl QueuePair {
     /// Writes the next response frame but an ACK, if one is owed.
-    #[inline]
-    pub(crate) fn transmit_response(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Option<usize> {
+    #[inline(always)]
+    pub(crate) fn transmit_response(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut FrameSlot<'_>,
+    ) -> Option<usize> {
         // No call where there is nothing to answer, as before most requests.
         while self.responder.outcomes.maybe_owe() {
             match self.write_outcome(shared, slot) {
@@ -46,7 +50,7 @@ impl QueuePair {
     pub(crate) fn transmit_acknowledge(
         &mut self,
         shared: &mut Shared,
-        slot: &mut Slot<'_>,
+        slot: &mut FrameSlot<'_>,
         ahead: bool,
     ) -> Option<usize> {
         if !self.responder.ack.is_owed() {
@@ -81,7 +85,7 @@ impl QueuePair {
     fn write_acknowledge(
         &self,
         shared: &mut Shared,
-        slot: &mut Slot<'_>,
+        slot: &mut FrameSlot<'_>,
         psn: Psn,
         syndrome: Syndrome,
     ) -> Option<usize> {
@@ -94,7 +98,7 @@ impl QueuePair {
     }
 
     /// Writes the next packet of the oldest outcome that is owed.
-    fn write_outcome(&mut self, shared: &mut Shared, slot: &mut Slot<'_>) -> Wrote {
+    fn write_outcome(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Wrote {
         let Some(connection) = &self.connection else { return Wrote::Nothing };
         let Some(outcome) = self.responder.outcomes.next_owed() else { return Wrote::Nothing };
         let psn = outcome.next_psn();
@@ -149,7 +153,7 @@ impl QueuePair {
         self.responder.silence();
         self.responder.nak_owed = Some((psn, Syndrome::Nak(Nak::RemoteAccessError)));
         // A message behind the READ may have begun to come. It is not at fault.
-        self.responder.message = Message::None;
+        self.responder.message = InboundMessage::None;
         self.fail_receive(shared, WcStatus::RemAccessErr, Event::QpAccessErr(self.handle));
     }
 }

@@ -49,16 +49,16 @@ pub(super) type Job = Box<dyn FnOnce(&mut Context, &mut Vec<Cq>) + Send>;
 
 pub(super) enum Command {
     Send { qp: Qp, wr_id: u64, op: SendOp, flags: SendFlags, payload: Payload },
-    Receive { queue: Queue, wr_id: u64, payload: Payload },
+    Receive { queue: ReceivesOf, wr_id: u64, payload: Payload },
     Exchange { mr: Mr, memory: Memory },
     Run(Job),
 }
 
 /// Where a receive is posted.
 #[derive(Clone, Copy)]
-pub(super) enum Queue {
-    Of(Qp),
-    Shared(Srq),
+pub(super) enum ReceivesOf {
+    Qp(Qp),
+    Srq(Srq),
 }
 
 /// The local side of a work request, without a lifetime.
@@ -120,8 +120,8 @@ impl Command {
             Command::Receive { queue, wr_id, payload } => {
                 let wr = ReceiveWorkRequest { wr_id, sges: payload.sges() };
                 let outcome = match queue {
-                    Queue::Of(qp) => context.post_recv(qp, &wr),
-                    Queue::Shared(srq) => context.post_srq_recv(srq, &wr),
+                    ReceivesOf::Qp(qp) => context.post_recv(qp, &wr),
+                    ReceivesOf::Srq(srq) => context.post_srq_recv(srq, &wr),
                 };
                 (wr_id, outcome)
             }

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use rtrb::{Consumer, Producer, PushError};
 
-use super::Shared;
-use super::command::{Command, Delivery, Job, MAX_INLINE, MAX_SGES, Payload, Queue};
+use super::RunnerState;
+use super::command::{Command, Delivery, Job, MAX_INLINE, MAX_SGES, Payload, ReceivesOf};
 use super::wakeup::{Desk, lock};
 use crate::runtime::idle::{Idle, Idler};
 use crate::verbs::{Cq, Data, Error, Mr, Qp, ReceiveWorkRequest, RegisterError, SendWorkRequest, Srq};
@@ -32,7 +32,7 @@ pub struct RunnerHandle {
     /// Deliveries that a call had to make room for.
     held: VecDeque<Delivery>,
     pub(super) desk: Arc<Desk>,
-    shared: Arc<Shared>,
+    state: Arc<RunnerState>,
     idle: Idle,
     cqs: Vec<Cq>,
 }
@@ -47,10 +47,10 @@ impl RunnerHandle {
         commands: Producer<Command>,
         deliveries: Consumer<Delivery>,
         desk: Arc<Desk>,
-        shared: Arc<Shared>,
+        state: Arc<RunnerState>,
         idle: Idle,
     ) -> RunnerHandle {
-        RunnerHandle { commands, deliveries, held: VecDeque::new(), desk, shared, idle, cqs: Vec::new() }
+        RunnerHandle { commands, deliveries, held: VecDeque::new(), desk, state, idle, cqs: Vec::new() }
     }
 
     /// Posts a send; [`Delivery::Refused`] if the context does not take it.
@@ -68,7 +68,7 @@ impl RunnerHandle {
     /// # Errors
     /// As [`post_send`](RunnerHandle::post_send).
     pub fn post_recv(&mut self, qp: Qp, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
-        self.receive(Queue::Of(qp), wr)
+        self.receive(ReceivesOf::Qp(qp), wr)
     }
 
     /// Posts a receive to a shared queue; [`Delivery::Refused`] if the context does not take it.
@@ -76,7 +76,7 @@ impl RunnerHandle {
     /// # Errors
     /// As [`post_send`](RunnerHandle::post_send).
     pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
-        self.receive(Queue::Shared(srq), wr)
+        self.receive(ReceivesOf::Srq(srq), wr)
     }
 
     /// Hands `memory` over to be what is behind a region from now on ([`Context::exchange`]).
@@ -86,12 +86,12 @@ impl RunnerHandle {
     /// # Errors
     /// [`Error::QueueFull`], [`Error::RunnerEnded`]; with the memory.
     pub fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<(), RegisterError> {
-        if let Err(source) = self.shared.check() {
+        if let Err(source) = self.state.check() {
             return Err(RegisterError { memory, source });
         }
         match self.commands.push(Command::Exchange { mr, memory }) {
             Ok(()) => {
-                self.shared.nudge();
+                self.state.nudge();
                 Ok(())
             }
             Err(PushError::Full(Command::Exchange { memory, .. })) => {
@@ -113,13 +113,13 @@ impl RunnerHandle {
             return Ok(Some(delivery));
         }
         if self.desk.is_stalled() {
-            self.shared.nudge();
+            self.state.nudge();
         }
-        if self.shared.end.reason().is_some() {
+        if self.state.end.reason().is_some() {
             // It has delivered everything before it ended.
             return match self.deliveries.pop() {
                 Ok(delivery) => Ok(Some(delivery)),
-                Err(_) => self.shared.check().map(|()| None),
+                Err(_) => self.state.check().map(|()| None),
             };
         }
         Ok(None)
@@ -170,7 +170,7 @@ impl RunnerHandle {
     /// [`Error::InvalidHandle`]; [`Error::Busy`] if they come to a handle already;
     /// [`Error::RunnerEnded`].
     pub fn deliver(&mut self, cq: Cq) -> Result<(), Error> {
-        if !lock(&self.shared.claimed).insert(cq) {
+        if !lock(&self.state.claimed).insert(cq) {
             let users = "a handle of this runner, which gets its completions".to_owned();
             return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
         }
@@ -182,23 +182,23 @@ impl RunnerHandle {
         match taken.flatten() {
             Ok(()) => self.cqs.push(cq),
             Err(error) => {
-                lock(&self.shared.claimed).remove(&cq);
+                lock(&self.state.claimed).remove(&cq);
                 return Err(error);
             }
         }
         Ok(())
     }
 
-    fn receive(&mut self, queue: Queue, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
+    fn receive(&mut self, queue: ReceivesOf, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
         let payload = Payload::new(Data::Sges(wr.sges))?;
         self.put(Command::Receive { queue, wr_id: wr.wr_id, payload })
     }
 
     fn put(&mut self, command: Command) -> Result<(), Error> {
-        self.shared.check()?;
+        self.state.check()?;
         match self.commands.push(command) {
             Ok(()) => {
-                self.shared.nudge();
+                self.state.nudge();
                 Ok(())
             }
             Err(_) => Err(self.full()),
@@ -225,9 +225,9 @@ impl RunnerHandle {
     pub(super) fn has_delivery(&self) -> bool {
         // Behind the fence, so that the runner does not sleep over room that was made.
         if self.desk.is_stalled() {
-            self.shared.nudge();
+            self.state.nudge();
         }
-        !self.deliveries.is_empty() || self.shared.end.reason().is_some()
+        !self.deliveries.is_empty() || self.state.end.reason().is_some()
     }
 
     /// The runner takes no command from a handle while it can't deliver what an earlier one brought.
@@ -239,7 +239,7 @@ impl RunnerHandle {
         while let Ok(delivery) = self.deliveries.pop() {
             self.held.push_back(delivery);
         }
-        self.shared.nudge();
+        self.state.nudge();
     }
 
     #[cfg(test)]
@@ -255,13 +255,13 @@ impl RunnerHandle {
 impl Drop for RunnerHandle {
     /// Commands that were posted are carried out; completions stay in their queues from now on.
     fn drop(&mut self) {
-        let mut claimed = lock(&self.shared.claimed);
+        let mut claimed = lock(&self.state.claimed);
         self.cqs.iter().for_each(|cq| {
             claimed.remove(cq);
         });
         drop(claimed);
         self.desk.leave();
-        self.shared.tell_news();
+        self.state.tell_news();
     }
 }
 
@@ -287,12 +287,12 @@ impl<R: Send + 'static> Call<R> {
     pub(super) fn step(&mut self, handle: &mut RunnerHandle) -> Result<Option<R>, Error> {
         if let Some(command) = self.waiting.take() {
             match handle.commands.push(command) {
-                Ok(()) => handle.shared.nudge(),
+                Ok(()) => handle.state.nudge(),
                 Err(PushError::Full(command)) => self.waiting = Some(command),
             }
         }
         // In this order: an answer may be the last that the runner did.
-        let ended = handle.shared.check();
+        let ended = handle.state.check();
         if !self.is_answered() {
             ended?;
             handle.make_room();
@@ -303,7 +303,7 @@ impl<R: Send + 'static> Call<R> {
     /// The last look before its handle waits.
     pub(super) fn may_go_on(&mut self, handle: &RunnerHandle) -> bool {
         self.is_answered()
-            || handle.shared.end.reason().is_some()
+            || handle.state.end.reason().is_some()
             || is_full(&handle.deliveries)
             || self.waiting.is_some() && !handle.commands.is_full()
     }

@@ -32,16 +32,16 @@ fn looped() -> (Context, Cq, Qp, Sge) {
 }
 
 fn turns(context: Context, idle: Idle) -> Turns {
-    let shared = Arc::new(Shared::new(idle, context.waker()));
-    Turns::new(context, idle, shared)
+    let state = Arc::new(RunnerState::new(idle, context.waker()));
+    Turns::new(context, idle, state)
 }
 
 /// What `deliver` does, without a second thread.
 fn deliver_to(turns: &mut Turns, cq: Cq) -> RunnerHandle {
     let config = HandleConfig { commands: 16, deliveries: 8, idle: Idle::Spin };
-    let handle = turns.shared.handle(&config).unwrap();
+    let handle = turns.state.handle(&config).unwrap();
     assert!(!turns.is_told_to_stop());
-    turns.ports.last_mut().unwrap().feed(cq);
+    turns.clients.last_mut().unwrap().feed(cq);
     handle
 }
 
@@ -61,7 +61,7 @@ fn neither_side_allocates_for_what_goes_through_the_rings() {
         let mut ended = 0;
         while ended < 2 {
             turns.turn().unwrap();
-            turns.ports.iter().for_each(Port::announce_rest);
+            turns.clients.iter().for_each(Client::announce_rest);
             while let Some(delivery) = handle.poll().unwrap() {
                 let Delivery::Completed { completion, .. } = delivery else { panic!("{delivery:?}") };
                 assert_eq!((completion.wr_id, completion.status), (n, WcStatus::Success));
@@ -99,7 +99,7 @@ fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
     let (context, cq, qp, _) = looped();
     let mut turns = turns(context, Idle::Block);
     let mut handle = deliver_to(&mut turns, cq);
-    let rests = |turns: &Turns| turns.ports.iter().all(Port::may_rest);
+    let rests = |turns: &Turns| turns.clients.iter().all(Client::may_rest);
     assert!(rests(&turns));
     let bad = SendWorkRequest {
         wr_id: 5,
@@ -112,18 +112,18 @@ fn a_runner_rests_only_when_there_is_nothing_it_could_do() {
     assert!(!rests(&turns));
     while turns.turn().unwrap() > 0 {}
     assert!(rests(&turns), "nobody takes what it delivers");
-    turns.ports.iter().for_each(Port::announce_rest);
+    turns.clients.iter().for_each(Client::announce_rest);
     assert!(handle.is_stalled());
     assert!(matches!(handle.poll().unwrap(), Some(Delivery::Refused { wr_id: 5, .. })));
     assert!(!rests(&turns), "there is room again");
     // Sees that the runner may sleep over it, once it has taken all.
-    turns.shared.sleep.sleeping().store(true, Ordering::Relaxed);
+    turns.state.sleep.sleeping().store(true, Ordering::Relaxed);
     let mut refused = 1;
     while let Some(delivery) = handle.poll().unwrap() {
         assert!(matches!(delivery, Delivery::Refused { wr_id: 5, .. }));
         refused += 1;
     }
-    assert!(!turns.shared.sleep.sleeping().load(Ordering::Relaxed), "it was woken");
+    assert!(!turns.state.sleep.sleeping().load(Ordering::Relaxed), "it was woken");
     while refused < 12 {
         turns.turn().unwrap();
         refused += std::iter::from_fn(|| handle.poll().unwrap()).count();
@@ -150,7 +150,7 @@ fn the_queues_of_a_handle_take_turns_when_room_is_scarce() {
     context.modify_qp(other, Transition::Error).unwrap();
     let mut turns = turns(context, Idle::Spin);
     let mut handle = deliver_to(&mut turns, cq);
-    turns.ports.last_mut().unwrap().feed(second);
+    turns.clients.last_mut().unwrap().feed(second);
     let mut seen = Vec::new();
     while seen.len() < 80 {
         turns.turn().unwrap();

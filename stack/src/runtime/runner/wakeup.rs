@@ -158,7 +158,7 @@ impl Bell {
     }
 }
 
-/// What a handle and its port have in common beside the rings.
+/// What a handle and the runner's side of it have in common beside the rings.
 #[derive(Debug)]
 pub(super) struct Desk {
     /// Rung by the runner when commands were taken or something was delivered.

@@ -99,7 +99,7 @@ impl Exported {
     /// Those that have ended meanwhile are left out. Every value has the labels `pid` and `uid`, which
     /// are the kernel's word. One with the `pid`, `uid`, `context` and `device` of another is left out.
     pub fn read(&self) -> Vec<(PathBuf, io::Result<Metrics>)> {
-        let mut answers: Vec<Answer> = Vec::new();
+        let mut answers: Vec<Reply> = Vec::new();
         let end = Instant::now() + LONGEST_ROUND;
         let mut shares = vec![Share::default(); self.users.len()];
         let mut sockets = self.in_turn();
@@ -220,7 +220,7 @@ fn uid_of(name: &str, prefix: &str) -> Option<u32> {
 }
 
 /// What one of them says.
-type Answer = (PathBuf, io::Result<Metrics>);
+type Reply = (PathBuf, io::Result<Metrics>);
 
 /// What was read of a user, and what was not.
 #[derive(Clone, Copy, Debug, Default)]
@@ -242,7 +242,7 @@ impl Share {
     }
 
     /// One of them can't be read.
-    fn fail(&mut self, answers: &mut Vec<Answer>, path: PathBuf, error: io::Error) {
+    fn fail(&mut self, answers: &mut Vec<Reply>, path: PathBuf, error: io::Error) {
         match self.failures < MAX_NAMED {
             true => answers.push((path, Err(error))),
             false => self.left_out += 1,
@@ -321,7 +321,7 @@ impl Conversation {
     }
 
     /// What it said.
-    fn answer(self) -> Answer {
+    fn answer(self) -> Reply {
         let Conversation { path, peer, text, end, .. } = self;
         let read = || {
             end.unwrap_or(Ok(()))?;
@@ -335,7 +335,7 @@ impl Conversation {
 
 /// Takes out what has the labels of another one: the kernel has no number for processes of other PID
 /// namespaces, and a series is in a scrape once.
-fn refuse_repeats(answers: &mut [Answer]) {
+fn refuse_repeats(answers: &mut [Reply]) {
     let mut seen: HashMap<[String; 4], PathBuf> = HashMap::new();
     for (path, answer) in answers {
         let Ok(metrics) = answer else { continue };

@@ -7,11 +7,12 @@ use std::time::Duration;
 use ferroce_driver::{Nanos, NextHop, PacketDriver};
 use ferroce_wire::MacAddr;
 
-use crate::backend::software::Engine;
+use super::Software;
+use super::engine::Engine;
 use crate::cm::CmId;
 use crate::engine::ah::Hop;
 use crate::engine::scheduler::Ticket;
-use crate::verbs::{Ah, Error, Event, Qp, Unreachable};
+use crate::verbs::{Ah, Error, Event, EventSource, Qp, Unreachable};
 
 /// How often a driver is asked for one next hop.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -162,5 +163,28 @@ impl Engine {
                 cm.on_refusal(&refusal);
             }
         }
+    }
+}
+
+impl Software {
+    /// Whether the next hop of a queue pair or an address handle is still looked for.
+    pub(crate) fn awaits_next_hop(&self, source: EventSource) -> Result<bool, Error> {
+        match source {
+            EventSource::Qp(qp) => {
+                let queue_pair =
+                    self.engine.qps.get(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
+                Ok(queue_pair.next_hop.is_some())
+            }
+            EventSource::Ah(ah) => {
+                let handle = self.engine.shared.ahs.get(ah.0);
+                Ok(handle.ok_or_else(|| Error::invalid_handle("AH", ah.0))?.hop.ticket().is_some())
+            }
+            EventSource::Cq(_) | EventSource::Srq(_) | EventSource::Port => Ok(false),
+        }
+    }
+
+    /// Takes the event that says why the next hop of a queue pair or an address handle was not found.
+    pub(crate) fn take_unreachable(&mut self, source: EventSource) -> Option<Unreachable> {
+        self.engine.shared.events.take_unreachable(source)
     }
 }

@@ -8,22 +8,22 @@ const PIN_MIN: u32 = 512;
 
 /// The place that a driver gives for a frame: one buffer; or one for the headers and one for what is
 /// behind a payload that stays in registered memory.
-pub(crate) struct Slot<'a> {
+pub(crate) struct FrameSlot<'a> {
     head: &'a mut [u8],
     tail: Option<&'a mut [u8; TAIL_MAX]>,
     payload: Option<Pinned>,
     tail_len: usize,
 }
 
-impl<'a> Slot<'a> {
+impl<'a> FrameSlot<'a> {
     /// A frame in one piece.
-    pub(crate) fn whole(buffer: &'a mut [u8]) -> Slot<'a> {
-        Slot { head: buffer, tail: None, payload: None, tail_len: 0 }
+    pub(crate) fn whole(buffer: &'a mut [u8]) -> FrameSlot<'a> {
+        FrameSlot { head: buffer, tail: None, payload: None, tail_len: 0 }
     }
 
     /// A frame whose payload may stay where it is.
-    pub(crate) fn in_pieces(head: &'a mut [u8], tail: &'a mut [u8; TAIL_MAX]) -> Slot<'a> {
-        Slot { head, tail: Some(tail), payload: None, tail_len: 0 }
+    pub(crate) fn in_pieces(head: &'a mut [u8], tail: &'a mut [u8; TAIL_MAX]) -> FrameSlot<'a> {
+        FrameSlot { head, tail: Some(tail), payload: None, tail_len: 0 }
     }
 
     /// Whether a payload of `len` bytes is better left where it is.

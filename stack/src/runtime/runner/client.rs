@@ -11,7 +11,7 @@ use crate::verbs::Cq;
 const BURST: usize = 64;
 
 /// The runner's side of a handle.
-pub(super) struct Port {
+pub(super) struct Client {
     commands: Consumer<Command>,
     deliveries: Producer<Delivery>,
     pub(super) desk: Arc<Desk>,
@@ -25,9 +25,13 @@ pub(super) struct Port {
     changed: bool,
 }
 
-impl Port {
-    pub(super) fn new(commands: Consumer<Command>, deliveries: Producer<Delivery>, desk: Arc<Desk>) -> Port {
-        Port { commands, deliveries, desk, cqs: Vec::new(), held: None, is_full: false, changed: false }
+impl Client {
+    pub(super) fn new(
+        commands: Consumer<Command>,
+        deliveries: Producer<Delivery>,
+        desk: Arc<Desk>,
+    ) -> Client {
+        Client { commands, deliveries, desk, cqs: Vec::new(), held: None, is_full: false, changed: false }
     }
 
     /// Carries out a burst of commands; returns how many.

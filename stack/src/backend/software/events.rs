@@ -1,0 +1,23 @@
+//! Asynchronous events.
+
+use super::Software;
+use crate::verbs::{Error, Event, EventSource};
+
+impl Software {
+    pub(crate) fn next_event(&mut self) -> Option<Event> {
+        self.engine.shared.events.next()
+    }
+
+    pub(crate) fn next_event_of(&mut self, source: EventSource) -> Result<Option<Event>, Error> {
+        match source {
+            EventSource::Qp(qp) => self.qp(qp).map(drop)?,
+            EventSource::Cq(cq) => self.cq(cq).map(drop)?,
+            EventSource::Srq(srq) => self.srq(srq).map(drop)?,
+            EventSource::Ah(ah) => {
+                self.engine.shared.ahs.get(ah.0).ok_or_else(|| Error::invalid_handle("AH", ah.0))?;
+            }
+            EventSource::Port => {}
+        }
+        Ok(self.engine.shared.events.next_of(source))
+    }
+}

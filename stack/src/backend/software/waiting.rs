@@ -1,0 +1,76 @@
+//! How long a context has nothing to do, and waiting until it has: inside, or by its file descriptor.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::Waker;
+use std::time::Duration;
+
+use ferroce_driver::Nanos;
+
+use super::Software;
+use crate::engine::shared::Shared;
+use crate::telemetry::exporter::Exporter;
+use crate::verbs::Error;
+
+impl Software {
+    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
+        self.engine.next_timeout()
+    }
+
+    pub(crate) fn quiet_for(&self, now: Nanos) -> Option<Duration> {
+        let timer = self.next_timeout();
+        let reader = self.exporter.as_ref().map(Exporter::next_look);
+        // Frames that the port had no room for; nothing tells when it has.
+        let backlog = self.engine.has_backlog().then(|| now + BACKLOG_RETRY);
+        [timer, reader, backlog].into_iter().flatten().min().map(|at| at.since(now))
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        let Shared { now, scheduler, .. } = &self.engine.shared;
+        if !scheduler.awaits_poll() {
+            let timer = self.engine.next_timeout().map_or(timeout, |at| at.since(*now));
+            self.driver.wait(timeout.min(timer))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn waker(&self) -> Option<Waker> {
+        self.driver.waker()
+    }
+
+    pub(crate) fn prepare_wait(&mut self, now: Nanos) -> Result<bool, Error> {
+        let quiet = self.quiet_for(now);
+        if quiet == Some(Duration::ZERO) {
+            return Ok(false);
+        }
+        self.armed = true;
+        let port = self.driver.arm()?;
+        let armed = self.readiness.arm(port, quiet);
+        armed.map_err(|source| self.waiting_failed(source))
+    }
+
+    /// Makes the descriptor unreadable, before the poll looks at what made it readable.
+    #[cold]
+    pub(super) fn end_wait(&mut self) -> Result<(), Error> {
+        self.armed = false;
+        self.driver.disarm();
+        let disarmed = self.readiness.disarm();
+        disarmed.map_err(|source| self.waiting_failed(source))
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.readiness.as_fd()
+    }
+
+    /// The time of the last poll.
+    pub(crate) fn now(&self) -> Nanos {
+        self.engine.shared.now
+    }
+
+    fn waiting_failed(&self, source: io::Error) -> Error {
+        Error::waiting(&self.driver.capabilities().interface, source)
+    }
+}
+
+/// How soon a port that was full is tried again.
+const BACKLOG_RETRY: Duration = Duration::from_micros(50);

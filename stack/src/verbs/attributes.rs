@@ -1,0 +1,119 @@
+//! What is told when it is asked for: of the device, of a queue pair, of a shared receive queue.
+
+use ferroce_wire::{Operation, PKey, PathMtu, Psn, Qpn, RnrTimer};
+
+use crate::verbs::{Access, AddressVector, Config, MAX_RD_ATOMIC, QpState, QpType, ReadyToSend, Srq};
+
+/// What a context can do and how much of it there can be, under the names of `ibv_query_device_ex`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DeviceAttributes {
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Memory windows.
+    pub max_mw: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// P_Keys.
+    pub max_pkeys: usize,
+    /// READs, atomics, FLUSHes and ATOMIC WRITEs that a queue pair has outstanding, each way.
+    pub max_qp_rd_atom: u8,
+    /// Memory windows are of type 2B: each belongs to the queue pair that bound it.
+    pub mem_window_type_2b: bool,
+    /// FLUSH to global visibility, to send and to answer.
+    pub flush_global: bool,
+    /// Memory here can be flushed to persistence. Host memory cannot.
+    pub flush_persistent: bool,
+    /// ATOMIC WRITE, to send and to answer.
+    pub atomic_write: bool,
+}
+
+impl DeviceAttributes {
+    pub(crate) fn of(config: &Config) -> DeviceAttributes {
+        DeviceAttributes {
+            max_pd: config.max_pds,
+            max_mr: config.max_mrs,
+            max_mw: config.max_mws,
+            max_cq: config.max_cqs,
+            max_qp: config.max_qps,
+            max_pkeys: crate::PkeyTable::MAX,
+            max_qp_rd_atom: MAX_RD_ATOMIC,
+            mem_window_type_2b: true,
+            flush_global: config.flush,
+            flush_persistent: false,
+            atomic_write: config.atomic_write,
+        }
+    }
+
+    /// Whether requests of this kind exist here at all.
+    pub(crate) fn supports(&self, operation: Operation) -> bool {
+        match operation {
+            Operation::Flush => self.flush_global,
+            Operation::AtomicWrite => self.atomic_write,
+            _ => true,
+        }
+    }
+}
+
+/// What [`Context::query_qp`](crate::Context::query_qp) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpAttributes {
+    /// Its transport service.
+    pub qp_type: QpType,
+    /// Its state.
+    pub state: QpState,
+    /// In SQD: some sends that were started are not complete yet.
+    pub sq_draining: bool,
+    /// Its number.
+    pub qpn: Qpn,
+    /// The peer's; `None` before RTR, and for UD.
+    pub dest_qpn: Option<Qpn>,
+    /// The way to the peer; likewise.
+    pub address: Option<AddressVector>,
+    /// The path MTU; likewise.
+    pub path_mtu: Option<PathMtu>,
+    /// Whether selective repeat was agreed with the peer; go-back-N otherwise.
+    pub selective_repeat: bool,
+    /// What the peer may do.
+    pub access: Access,
+    /// The Q_Key; `None` but for UD.
+    pub qkey: Option<u32>,
+    /// Which P_Key of the port's table it has; the first unless an update or the connection manager has
+    /// said otherwise.
+    pub pkey_index: usize,
+    /// That key: what its packets carry, and what decides which it takes.
+    pub pkey: PKey,
+    /// The PSN expected next from the peer.
+    pub rq_psn: Psn,
+    /// The PSN of the next new request.
+    pub sq_psn: Psn,
+    /// What it was made ready to send with; `None` before RTS, and for UC and UD.
+    pub send: Option<ReadyToSend>,
+    /// READs and atomics that the peer may have outstanding; 0 before RTR, and for UC and UD.
+    pub max_dest_rd_atomic: u8,
+    /// How long the peer is asked to wait for a receive; `None` likewise.
+    pub min_rnr_timer: Option<RnrTimer>,
+    /// The SRQ that it takes receives from.
+    pub srq: Option<Srq>,
+    /// Sends not yet complete.
+    pub outstanding_sends: u32,
+    /// Receives not yet complete; of an SRQ only the one under way.
+    pub outstanding_receives: u32,
+}
+
+/// What [`Context::query_srq`](crate::Context::query_srq) tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SrqAttributes {
+    /// How many receives fit.
+    pub depth: u32,
+    /// Receives that are posted and not taken.
+    pub posted: u32,
+    /// Fewer receives than this raise an event; 0 is off.
+    pub limit: u32,
+}
