@@ -160,7 +160,7 @@ impl Peer {
     pub(crate) fn with(setup: Setup) -> Peer {
         let cable = Arc::new(Mutex::new(Cable { room: usize::MAX, ..Cable::default() }));
         let port = CablePort {
-            capabilities: Capabilities::new("cable", "script0", ENGINE_MAC.0, 9000)
+            capabilities: Capabilities::new("cable", "script0".to_owned(), ENGINE_MAC.0, 9000)
                 .description("the scripted peer's end of a cable")
                 .addresses(vec![ENGINE_V4, ENGINE_V6])
                 .max_frame(9018),
