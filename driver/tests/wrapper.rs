@@ -24,8 +24,7 @@ struct Noted {
 impl Noted {
     fn new() -> (Noted, Calls) {
         let calls = Calls::default();
-        let capabilities = Capabilities::new("noted", "noted0".to_owned(), [2, 0, 0, 0, 0, 1], 1500)
-            .description(String::new())
+        let capabilities = Capabilities::new("noted", "noted0", [2, 0, 0, 0, 0, 1], 1500)
             .addresses(vec![PEER])
             .max_frame(1518);
         (Noted { calls: calls.clone(), capabilities }, calls)
