@@ -10,21 +10,14 @@ use std::fs;
 use std::path::Path;
 
 /// Files that name the place of a module, how often, and why they may.
-const ALLOWED: [(&str, usize, &str); 7] = [
+const ALLOWED: [(&str, usize, &str); 2] = [
     ("driver/dpdk-sys/src/lib.rs", 1, "bindgen writes the bindings where the build says"),
     (
         "stack/loom/src/lib.rs",
         1,
         "loom runs the Runner's own file on its own atomics: a copy of that file would prove nothing",
     ),
-    ("tools/fuzz/fuzz_targets/exchange/doctor.rs", 1, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/main.rs", 1, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/perf.rs", 2, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/perftest.rs", 1, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/pingpong.rs", 1, NO_LIBRARY),
 ];
-const NO_LIBRARY: &str =
-    "ferroce-tools is a program: its parsers are in no library that the fuzzer could call";
 
 /// Whether a line takes a module, or text, from a place of its own.
 fn names_a_place(line: &str) -> bool {
