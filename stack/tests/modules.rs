@@ -1,5 +1,5 @@
 //! Every module of the project lies where the compiler looks for it: what several test programs share is a crate
-//! (`driver/test-support`, `stack/test-support`), and what one needs is in its folder.
+//! (`driver/test-support`, `stack/test-support`) that no application is built with, and what one needs is in its folder.
 //!
 //!     cargo test -p ferroce --test modules
 
@@ -10,21 +10,14 @@ use std::fs;
 use std::path::Path;
 
 /// Files that name the place of a module, how often, and why they may.
-const ALLOWED: [(&str, usize, &str); 7] = [
+const ALLOWED: [(&str, usize, &str); 2] = [
     ("driver/dpdk-sys/src/lib.rs", 1, "bindgen writes the bindings where the build says"),
     (
         "stack/loom/src/lib.rs",
         1,
         "loom runs the Runner's own file on its own atomics: a copy of that file would prove nothing",
     ),
-    ("tools/fuzz/fuzz_targets/exchange/doctor.rs", 1, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/main.rs", 1, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/perf.rs", 2, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/perftest.rs", 1, NO_LIBRARY),
-    ("tools/fuzz/fuzz_targets/exchange/pingpong.rs", 1, NO_LIBRARY),
 ];
-const NO_LIBRARY: &str =
-    "ferroce-tools is a program: its parsers are in no library that the fuzzer could call";
 
 /// Whether a line takes a module, or text, from a place of its own.
 fn names_a_place(line: &str) -> bool {
@@ -36,33 +29,38 @@ fn names_a_place(line: &str) -> bool {
     }) || line.starts_with("include!(")
 }
 
-/// How many such lines each source file has, by its path in the project.
-fn count(folder: &Path, root: &Path, found: &mut BTreeMap<String, usize>, files: &mut usize) {
-    for entry in fs::read_dir(folder).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_symlink() || name.starts_with('.') || name == "target" {
-            continue;
-        }
-        if path.is_dir() {
-            count(&path, root, found, files);
-        } else if name.ends_with(".rs") {
-            *files += 1;
-            let lines = fs::read_to_string(&path).unwrap().lines().filter(|line| names_a_place(line)).count();
-            if lines > 0 {
-                found.insert(path.strip_prefix(root).unwrap().to_string_lossy().into_owned(), lines);
+/// The files of the project whose name ends so, by their path in it, with their text.
+fn files(end: &str) -> BTreeMap<String, String> {
+    fn gather(folder: &Path, root: &Path, end: &str, found: &mut BTreeMap<String, String>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            if path.is_symlink() || name.starts_with('.') || name == "target" {
+                continue;
+            }
+            if path.is_dir() {
+                gather(&path, root, end, found);
+            } else if name.ends_with(end) {
+                let place = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
+                found.insert(place, fs::read_to_string(&path).unwrap());
             }
         }
     }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+    let mut found = BTreeMap::new();
+    gather(root, root, end, &mut found);
+    found
 }
 
 #[test]
 fn modules_lie_where_the_compiler_looks_for_them() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let (mut found, mut files) = (BTreeMap::new(), 0);
-    count(root, root, &mut found, &mut files);
-    println!("{files} source files, lines that name a place: {found:?}");
-    assert!(files > 400, "{files} source files in {}", root.display());
+    let files = files(".rs");
+    let counts =
+        files.iter().map(|(file, text)| (file, text.lines().filter(|line| names_a_place(line)).count()));
+    let found = counts.filter(|(_, count)| *count > 0).map(|(file, count)| (file.clone(), count));
+    let found: BTreeMap<String, usize> = found.collect();
+    println!("{} source files, lines that name a place: {found:?}", files.len());
+    assert!(files.len() > 400, "{} source files", files.len());
     let allowed = ALLOWED.map(|(file, lines, _)| (file.to_owned(), lines));
     assert_eq!(
         found,
@@ -81,4 +79,26 @@ fn each_way_to_name_a_place_is_seen() {
     for line in ["mod x;", "include_str!(\"x.md\")", "#[pathological]"] {
         assert!(!names_a_place(line), "{line}");
     }
+}
+
+/// Those of tests, benchmarks and the fuzzer use them, and each other; nothing else does.
+#[test]
+fn no_application_is_built_with_test_support() {
+    let mut users = Vec::new();
+    for (file, text) in files("Cargo.toml") {
+        let mut section = "";
+        for line in text.lines() {
+            section = if line.starts_with('[') { line } else { section };
+            let is_one =
+                line.starts_with("ferroce-test-support") || line.starts_with("ferroce-driver-test-support");
+            if is_one && section != "[workspace.dependencies]" {
+                users.push((file.clone(), section.to_owned()));
+            }
+        }
+    }
+    println!("{users:?}");
+    let is_test = |file: &str| file.ends_with("test-support/Cargo.toml") || file == "tools/fuzz/Cargo.toml";
+    let (tests, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|(file, _)| is_test(file));
+    assert!(!tests.is_empty() && others.len() > 3, "nothing was seen");
+    assert!(others.iter().all(|(_, section)| section == "[dev-dependencies]"), "{others:?}");
 }

@@ -1,6 +1,8 @@
 //! Frames that no receiver should heed, by the reason for which each is dropped.
 
-use ferroce::wire::{Bth, Encapsulation, FrameBuilder, Opcode, PKEY_DEFAULT, PKey, PathAddress, PathHeader};
+use ferroce::wire::{
+    Bth, Encapsulation, FrameBuilder, Opcode, PKEY_DEFAULT, PKey, PathAddress, PathHeader, Sack,
+};
 use ferroce::{Counter, Gid, Psn, Qpn};
 use ferroce_driver_test_support::random::Random;
 
@@ -138,12 +140,16 @@ impl Junk {
                 frame[bit / 8] ^= 1 << (bit % 8);
             }
             Junk::UnknownOpcode => {
-                // A selective acknowledge is unknown where it was not agreed on.
-                let agreed = Some(Opcode::SELECTIVE_ACKNOWLEDGE);
-                let is_unknown = |opcode: Option<Opcode>| opcode.is_none() || opcode == agreed;
+                // A selective acknowledge is unknown where it was not agreed on, if it is as long as they are.
+                let agreed = Opcode::SELECTIVE_ACKNOWLEDGE;
+                let is_unknown = |opcode: Option<Opcode>| opcode.is_none_or(|opcode| opcode == agreed);
                 let unknown: Vec<u8> =
                     (0..=255).filter(|byte| is_unknown(Opcode::from_byte(*byte))).collect();
-                frame[BTH] = unknown[random.below(unknown.len() as u64) as usize];
+                let opcode = unknown[random.below(unknown.len() as u64) as usize];
+                if opcode == agreed.byte() {
+                    return sealed(&path, qpn, opcode, pkey, Sack::LEN, random);
+                }
+                frame[BTH] = opcode;
                 reseal(&mut frame);
             }
             Junk::WrongVersion => {
