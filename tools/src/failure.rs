@@ -7,6 +7,7 @@ use ferroce::{driver, is_unprintable};
 
 /// Why a command failed; decides its exit status.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Failure {
     /// The command can't be carried out as it was given. Exit status 2.
     #[error("{0}")]

@@ -158,9 +158,9 @@ impl Bth {
         self.dest = U32::new(self.dest.get() & 0xff00_0000 | qpn.value());
     }
 
-    /// The same as the ICRC covers it: all that a switch may change is set. FECN, BECN and the six reserved bits
+    /// As the ICRC takes it: all that a switch may change is set. FECN, BECN and the six reserved bits
     /// beside them are a byte of their own.
-    pub fn covered(mut self) -> Bth {
+    pub fn masked(mut self) -> Bth {
         self.dest = U32::new(self.dest.get() | 0xff00_0000);
         self
     }
@@ -221,7 +221,7 @@ mod tests {
         assert!(bth.becn() && !bth.fecn());
         bth.set_dest_qpn(Qpn::new(0x12));
         assert_eq!(bth.as_bytes()[4..8], [0x40, 0, 0, 0x12]);
-        assert_eq!(bth.covered().as_bytes()[4..8], [0xff, 0, 0, 0x12]);
+        assert_eq!(bth.masked().as_bytes()[4..8], [0xff, 0, 0, 0x12]);
         assert_eq!((bth.pad(), bth.transport_version()), (3, 0));
     }
 

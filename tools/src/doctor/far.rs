@@ -48,7 +48,7 @@ pub(super) fn serve(
             thread::sleep(PAUSE);
             continue;
         };
-        door.visitors.retain(|visitor: &Caller| visitor.number != number);
+        door.visitors.retain(|visitor: &AcceptedConnection| visitor.number != number);
         match guest.and_then(|guest: Asker| session(&mut port, guest, interrupt)) {
             result if only_one => return result,
             Ok(()) => {}
@@ -61,14 +61,14 @@ pub(super) fn serve(
 /// Who is being greeted, each by a thread: whoever says nothing keeps nobody else waiting.
 struct Door<'a> {
     /// The oldest first.
-    visitors: Vec<Caller>,
+    visitors: Vec<AcceptedConnection>,
     /// The number of the next one.
     next: u64,
     told: Sender<(u64, Result<Asker, Failure>)>,
     interrupt: &'a Interrupt,
 }
 
-struct Caller {
+struct AcceptedConnection {
     number: u64,
     stream: TcpStream,
 }
@@ -82,7 +82,7 @@ struct Asker {
 impl Door<'_> {
     fn let_in(&mut self, stream: TcpStream) {
         if self.visitors.len() == MAX_VISITORS {
-            let Caller { stream, .. } = self.visitors.remove(0);
+            let AcceptedConnection { stream, .. } = self.visitors.remove(0);
             // Its thread sees the end of it.
             let _ = stream.shutdown(Shutdown::Both);
         }
@@ -91,7 +91,7 @@ impl Door<'_> {
         let Ok(second) = stream.try_clone() else {
             return debug!("a client can't be let in: no descriptor for it");
         };
-        self.visitors.push(Caller { number, stream: second });
+        self.visitors.push(AcceptedConnection { number, stream: second });
         let (told, interrupt) = (self.told.clone(), self.interrupt.clone());
         thread::spawn(move || {
             // Nobody listens any more if the server has ended.

@@ -74,7 +74,7 @@ impl Seen {
     /// Whether all that no router changes is the same: what the ICRC covers.
     pub(super) fn is_same_as(&self, other: &Seen) -> bool {
         self.identification() == other.identification()
-            && self.bth.covered() == other.bth.covered()
+            && self.bth.masked() == other.bth.masked()
             && self.extensions == other.extensions
             && self.carries_the_same_as(other)
             && self.icrc == other.icrc
