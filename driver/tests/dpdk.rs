@@ -14,9 +14,13 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
 use ferroce_driver::pcap::Reader;
-use ferroce_driver::{Error, FrameSource, Gathered, Memory, Nanos, PacketDriver, TAIL_MAX};
+use ferroce_driver::{
+    Error, FrameSource, Gathered, Memory, Nanos, PacketDriver, Refusal, RefusalReason, TAIL_MAX,
+};
+use ferroce_driver_test_support::exchange::send;
 use ferroce_driver_test_support::keep;
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
+use ferroce_driver_test_support::patience::until;
 
 // ---------------------------------------------------------------- tests
 
@@ -306,6 +310,16 @@ fn tap(port: &mut Dpdk) {
             assert!(Instant::now() < deadline, "nothing from {kernel}");
         }
     }
+    // The kernel has no socket on port 4791, and says so.
+    let mut packet = frame(150, 0);
+    packet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
+    packet[24..34].copy_from_slice(&[0x26, 0x55, 10, 7, 0, 2, 10, 7, 0, 1]);
+    send(port, &packet);
+    let look =
+        || port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).and_then(|_| Ok(port.next_refusal())).unwrap();
+    let refusal = until(LIMIT, look, || "no word of the kernel".to_owned());
+    assert_eq!((refusal.peer, refusal.reason), ("10.7.0.1".parse().unwrap(), RefusalReason::Port));
+    assert_eq!(refusal.quoted[..], packet[42..42 + Refusal::QUOTED]);
     let nobody = port.resolve_blocking("10.7.0.9".parse().unwrap(), LIMIT);
     assert!(matches!(nobody, Err(Error::NoNeighbour { protocol: "ARP", .. })), "{nobody:?}");
     let beyond = port.resolve("10.8.0.1".parse().unwrap());
