@@ -315,8 +315,7 @@ fn tap(port: &mut Dpdk) {
     packet[..6].copy_from_slice(&[2, 0, 0, 0, 0, 7]);
     packet[24..34].copy_from_slice(&[0x26, 0x55, 10, 7, 0, 2, 10, 7, 0, 1]);
     send(port, &packet);
-    let look =
-        || port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).and_then(|_| Ok(port.next_refusal())).unwrap();
+    let look = || port.rx_burst(Nanos::ZERO, &mut |_: &[u8]| {}).map(|_| port.next_refusal()).unwrap();
     let refusal = until(LIMIT, look, || "no word of the kernel".to_owned());
     assert_eq!((refusal.peer, refusal.reason), ("10.7.0.1".parse().unwrap(), RefusalReason::Port));
     assert_eq!(refusal.quoted[..], packet[42..42 + Refusal::QUOTED]);
