@@ -97,7 +97,7 @@ impl PerfControl {
 
 /// Takes the messages that are whole.
 fn sort(incoming: &mut Incoming, messages: &mut VecDeque<PerfMessage>) -> Result<(), Failure> {
-    while let Some(message) = incoming.next().map_err(Failure::run)? {
+    while let Some(message) = incoming.pop().map_err(Failure::run)? {
         match message {
             PerfMessage::Alive => {}
             PerfMessage::Failed { reason } => {

@@ -128,7 +128,7 @@ impl Incoming {
     ///
     /// # Errors
     /// What has come is none.
-    pub fn next(&mut self) -> Result<Option<PerfMessage>, String> {
+    pub fn pop(&mut self) -> Result<Option<PerfMessage>, String> {
         let whole = PerfMessage::whole(&self.0)?;
         let Some(body) = self.0.get(LENGTH..whole) else { return Ok(None) };
         let message = PerfMessage::from_body(body)?;

@@ -276,7 +276,7 @@ impl Layout {
     }
 
     /// Bytes of the region.
-    pub fn len(&self) -> u64 {
+    pub fn region_len(&self) -> u64 {
         self.slots * self.stride * self.qps
     }
 
@@ -337,7 +337,7 @@ mod tests {
                     end = range.end;
                 }
             }
-            assert!((end as u64) <= layout.len() && layout.len() - (end as u64) < 8);
+            assert!((end as u64) <= layout.region_len() && layout.region_len() - (end as u64) < 8);
         }
     }
 

@@ -8,7 +8,7 @@ pub fn run(bytes: &[u8]) {
     for piece in bytes.chunks(usize::from(*step) + 1) {
         incoming.extend(piece);
         loop {
-            match incoming.next() {
+            match incoming.pop() {
                 Ok(Some(message)) => look_at(message),
                 Ok(None) => break,
                 Err(reason) => {
@@ -23,7 +23,7 @@ pub fn run(bytes: &[u8]) {
 fn look_at(message: PerfMessage) {
     let mut again = Incoming::default();
     again.extend(&message.to_bytes().expect("it was JSON before"));
-    assert_eq!(again.next().as_ref(), Ok(&Some(message.clone())));
+    assert_eq!(again.pop().as_ref(), Ok(&Some(message.clone())));
     // What a server makes of the plan before it allocates.
     if let PerfMessage::Plan(plan) = message
         && plan.check_limits().is_ok()
@@ -32,7 +32,7 @@ fn look_at(message: PerfMessage) {
             if plan.check_size(size).is_ok() {
                 let layout = Layout::new(&plan, size);
                 let last = layout.range(plan.qps as usize - 1, layout.slots - 1);
-                assert!(last.end as u64 <= layout.len() && last.len() == size as usize);
+                assert!(last.end as u64 <= layout.region_len() && last.len() == size as usize);
                 // All that is compared has its place.
                 assert!(!plan.check || plan.check_lap(size, &[layout.slots + 1]).is_err());
             }

@@ -211,7 +211,7 @@ impl<C: Beside> Session<C> {
         };
         let takes = plan.operation == Operation::Atomic || !sends || plan.goes_both_ways();
         let sink_layout = if server && plan.operation == Operation::Atomic { counters } else { layout };
-        let length = |used: bool, layout: Layout| if used { layout.len() } else { 8 };
+        let length = |used: bool, layout: Layout| if used { layout.region_len() } else { 8 };
         let memory = |length: u64| {
             let megabytes = length >> 20;
             usize::try_from(length)

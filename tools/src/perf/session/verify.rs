@@ -15,7 +15,7 @@ impl<C: Beside> Session<C> {
             self.end.context.bytes_mut(sink)?.fill(0);
         }
         let bytes = self.end.context.bytes_mut(source)?;
-        if bytes.len() as u64 >= source_layout.len() {
+        if bytes.len() as u64 >= source_layout.region_len() {
             for (lane, count) in messages.iter().enumerate() {
                 for message in 0..(*count).min(source_layout.slots) {
                     let range = source_layout.range(lane, message);
@@ -38,7 +38,7 @@ impl<C: Beside> Session<C> {
     fn compare(&self, lap: u64, messages: &[u64]) -> Result<u64, Failure> {
         let Regions { sink, sink_layout, .. } = self.regions()?;
         let bytes = self.end.context.bytes(sink)?;
-        if !self.plan.check || (bytes.len() as u64) < sink_layout.len() {
+        if !self.plan.check || (bytes.len() as u64) < sink_layout.region_len() {
             return Ok(0);
         }
         let from = if self.role == Origin::Client { Origin::Server } else { Origin::Client };
