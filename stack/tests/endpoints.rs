@@ -56,6 +56,28 @@ fn a_handshake_connects() {
     }
 }
 
+/// A GID alone names the row; one that it does not name would be connected as another one.
+#[test]
+fn an_endpoint_is_of_a_row_that_its_gid_names() {
+    let [near, far] = addresses();
+    let (near, _far) = loopback::pair(&near, &far);
+    let mut end = Context::open(Box::new(near), &Config::default().roce_v1(true)).expect("as set up");
+    let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
+    let qp = end.create_qp(&QpConfig::rc(pd, cq)).expect("as set up");
+    let gids = end.port().gids.clone();
+    let on_vlan = end.add_gid(GidEntry::new(gids[0].gid).vlan(7)).expect("as set up");
+    let mut rows = [0; 2];
+    for (row, entry) in gids.iter().enumerate() {
+        rows[usize::from(entry.roce_v1)] += 1;
+        let endpoint = end.endpoint(qp, row);
+        assert_eq!(endpoint.is_ok(), !entry.roce_v1, "row {row}: {endpoint:?}");
+    }
+    assert_eq!(rows, [2, 2]);
+    let first = end.port().gid_index(gids[0].gid).expect("of RoCE v2");
+    let said = end.endpoint(qp, on_vlan).unwrap_err().to_string();
+    assert!(said.contains(&format!("sgid_index = {on_vlan}: {first}, the first row")), "{said}");
+}
+
 #[test]
 fn a_handshake_with_what_is_not_its_own_is_refused() {
     let mut ends = pair();
@@ -71,7 +93,7 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
     assert!(said.contains("an RC or UC queue pair"), "{said}");
     let elsewhere = Endpoint::new(Gid::from(addresses()[1][0]), local.qpn, local.psn);
     let said = end.handshake(qp, &elsewhere, &local).unwrap_err().to_string();
-    assert!(said.contains("an endpoint with a GID of"), "{said}");
+    assert!(said.contains("an endpoint with a RoCE v2 GID of"), "{said}");
     assert_eq!(end.query_qp(qp).expect("as set up").state, QpState::Reset, "nothing has changed");
     // Who narrows the rights does it before.
     end.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ }).expect("as set up");

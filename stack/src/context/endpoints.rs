@@ -12,8 +12,11 @@ impl Context {
     /// What to tell the peer of a queue pair that is not connected yet: the GID at `sgid_index` of the port's table,
     /// its number, a PSN that is drawn now, the largest path MTU of the port, and 16 READs and atomics.
     ///
+    /// An endpoint names its GID alone, so the row must be the first of RoCE v2 with that GID; for another one (RoCE v1, a
+    /// second VLAN) make the transitions with [`modify_qp`](Context::modify_qp).
+    ///
     /// # Errors
-    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for an index outside the table.
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for an index outside the table, or of another row.
     pub fn endpoint(&mut self, qp: Qp, sgid_index: usize) -> Result<Endpoint, Error> {
         let qpn = self.query_qp(qp)?.qpn;
         let port = self.port();
@@ -22,6 +25,14 @@ impl Context {
                 format!("below {}, the size of the GID table of '{}'", port.gids.len(), port.interface);
             return Err(Error::invalid("sgid_index", sgid_index, expected));
         };
+        let first = port.gid_index(entry.gid);
+        if first != Some(sgid_index) {
+            let expected = match first {
+                Some(first) => format!("{first}, the first row of RoCE v2 with the GID {}", entry.gid),
+                None => format!("a row of RoCE v2, which {} has not", entry.gid),
+            };
+            return Err(Error::invalid("sgid_index", sgid_index, expected));
+        }
         let (gid, path_mtu) = (entry.gid, port.path_mtu(entry.gid.is_ipv6()).unwrap_or(PathMtu::Mtu256));
         let psn = self.random_psn();
         Ok(Endpoint::new(gid, qpn, psn).path_mtu(path_mtu))
@@ -43,8 +54,8 @@ impl Context {
             let expected = format!("the endpoint of the queue pair {}", attributes.qpn);
             return Err(Error::invalid("local endpoint", local, expected));
         }
-        let Some(sgid_index) = self.port().gids.iter().position(|entry| entry.gid == local.gid) else {
-            let expected = format!("an endpoint with a GID of '{}'", self.port().interface);
+        let Some(sgid_index) = self.port().gid_index(local.gid) else {
+            let expected = format!("an endpoint with a RoCE v2 GID of '{}'", self.port().interface);
             return Err(Error::invalid("local endpoint", local, expected));
         };
         let address = AddressVector::new(remote.gid, sgid_index);
