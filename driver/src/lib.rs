@@ -268,7 +268,7 @@ impl Capabilities {
             mac,
             addresses: Vec::new(),
             mtu,
-            max_frame: mtu as usize + ETHERNET_HEADER,
+            max_frame: mtu as usize + ETHERNET_HEADER + VLAN_TAG,
         }
     }
 
@@ -287,7 +287,8 @@ impl Capabilities {
         Capabilities { addresses, ..self }
     }
 
-    /// Largest frame that `tx_burst` takes, in bytes; by default an Ethernet header and the MTU.
+    /// Largest frame that `tx_burst` takes, in bytes; by default an Ethernet header with a VLAN tag, and the MTU.
+    /// A context wants no less of a port that starts at Ethernet.
     pub fn max_frame(self, max_frame: usize) -> Self {
         Capabilities { max_frame, ..self }
     }
@@ -295,6 +296,8 @@ impl Capabilities {
 
 /// Bytes of an Ethernet header.
 pub(crate) const ETHERNET_HEADER: usize = 14;
+/// Bytes of an 802.1Q tag.
+const VLAN_TAG: usize = 4;
 
 /// The UDP port of RoCEv2.
 #[cfg(any(feature = "af_xdp", feature = "dpdk"))]

@@ -24,9 +24,8 @@ struct Noted {
 impl Noted {
     fn new() -> (Noted, Calls) {
         let calls = Calls::default();
-        let capabilities = Capabilities::new("noted", "noted0", [2, 0, 0, 0, 0, 1], 1500)
-            .addresses(vec![PEER])
-            .max_frame(1518);
+        let capabilities =
+            Capabilities::new("noted", "noted0", [2, 0, 0, 0, 0, 1], 1500).addresses(vec![PEER]);
         (Noted { calls: calls.clone(), capabilities }, calls)
     }
 

@@ -122,8 +122,8 @@ impl ConnectionManager {
     ) -> Self {
         let most = max_connections as usize;
         ConnectionManager {
-            communications: Slab::new(max_connections),
-            listeners: Slab::new(max_listeners),
+            communications: Slab::new(max_connections, shared.generation),
+            listeners: Slab::new(max_listeners, shared.generation),
             comm_ids: KeyTable::new(max_connections, 32),
             // Twice as many places as keys: a table that is half full never grows.
             by_peer: HashMap::with_capacity(2 * most),
@@ -131,7 +131,7 @@ impl ConnectionManager {
             by_qp: HashMap::with_capacity(2 * most),
             timers: TimerWheel::new(max_connections),
             starting: Vec::with_capacity(most),
-            events: CmEvents::new(max_connections, max_channels),
+            events: CmEvents::new(max_connections, max_channels, shared.generation),
             gsi: Gsi::new(),
             guid: guid(port.mac, shared),
         }

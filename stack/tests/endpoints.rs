@@ -95,6 +95,11 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
     let said = end.handshake(qp, &elsewhere, &local).unwrap_err().to_string();
     assert!(said.contains("an endpoint with a RoCE v2 GID of"), "{said}");
     assert_eq!(end.query_qp(qp).expect("as set up").state, QpState::Reset, "nothing has changed");
+    // A transition that is refused: the queue pair is in RESET again.
+    let other_version = Endpoint::new(Gid::from(addresses()[1][1]), Qpn::new(9), Psn::new(9));
+    let said = end.handshake(qp, &local, &other_version).unwrap_err().to_string();
+    assert!(said.contains("IP version"), "{said}");
+    assert_eq!(end.query_qp(qp).expect("as set up").state, QpState::Reset);
     // Who narrows the rights does it before.
     end.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ }).expect("as set up");
     end.handshake(qp, &local, &Endpoint::new(Gid::from(addresses()[1][0]), Qpn::new(9), Psn::new(9)))

@@ -224,7 +224,7 @@ fn each_setter_of_a_driver_sets_its_field() {
     let port = Capabilities::new("mine", "if0", [2; 6], 1500);
     let set = fields!(port.clone();
         layer: Layer::Ethernet => Layer::Ip(terms), addresses: Vec::<std::net::IpAddr>::new() => vec![own],
-        max_frame: 1514 => 9000);
+        max_frame: 1518 => 9000);
     assert_eq!((&*port.description, &*port.clone().description("fast").description), ("", "fast"));
     all(&port, &["driver", "interface", "mac", "mtu", "description"], &set);
     #[cfg(feature = "af_xdp")]

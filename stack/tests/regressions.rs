@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use ferroce::driver::loopback;
 use ferroce::wire::{Feth, FlushType, Opcode, Selectivity};
 use ferroce::*;
 use ferroce_test_support::packet::{NAK_ACCESS, Script, ack, nak, packet, payload};
@@ -183,7 +184,7 @@ fn a_path_mtu_leaves_room_for_the_grh() {
 /// it has not read.
 #[test]
 fn a_completion_event_finds_room_however_many_others_wait() {
-    let (port, _) = driver::loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
+    let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let pd = context.alloc_pd().unwrap();
     let (full, cq) = (context.create_cq(1).unwrap(), context.create_cq(4).unwrap());
@@ -393,4 +394,35 @@ fn a_port_that_takes_nothing_stops_no_timer() {
     peer.expect_wc(2, WcStatus::WrFlushErr);
     peer.expect_wc(3, WcStatus::WrFlushErr);
     peer.expect_state(QpState::Error);
+}
+
+/// Two contexts that are set up alike gave out equal handles: one took the other's region away, and read it.
+#[test]
+fn a_handle_of_another_context_names_nothing() {
+    let (near, far) = loopback::pair(&["192.0.2.1".parse().unwrap()], &["192.0.2.2".parse().unwrap()]);
+    let mut ends = [near, far].map(|port| {
+        let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+        let mr = context.register(pd, Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE).unwrap();
+        let (qp, srq) = (
+            context.create_qp(&QpConfig::rc(pd, cq)).unwrap(),
+            context.create_srq(&SrqConfig::new(pd)).unwrap(),
+        );
+        (context, pd, cq, mr, qp, srq)
+    });
+    let [(context, ..), (_, pd, cq, mr, qp, srq)] = &mut ends;
+    let refused = [
+        context.bytes(*mr).map(drop),
+        context.deregister(*mr).map(drop),
+        context.read(*mr, 0, &mut [0]),
+        context.poll_cq(*cq).map(drop),
+        context.destroy_cq(*cq),
+        context.query_qp(*qp).map(drop),
+        context.destroy_srq(*srq),
+        context.dealloc_pd(*pd),
+        context.create_qp(&QpConfig::rc(*pd, *cq)).map(drop),
+    ];
+    for refusal in refused {
+        assert!(matches!(refusal, Err(Error::InvalidHandle { .. })), "{refusal:?}");
+    }
 }

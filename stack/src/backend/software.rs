@@ -56,9 +56,10 @@ impl Software {
         }
         let port = Port::new(capabilities, config.roce_v1);
         let readiness = Readiness::new().map_err(|source| Error::waiting(&capabilities.interface, source))?;
+        let engine = Engine::new(config, port);
         Ok(Software {
-            engine: Engine::new(config, port),
-            pds: Slab::new(config.max_pds),
+            pds: Slab::new(config.max_pds, engine.shared.generation),
+            engine,
             driver,
             exporter: None,
             readiness,

@@ -66,9 +66,9 @@ const EVENTS_EACH: usize = 4;
 const UNREAD_EACH: usize = 3;
 
 impl CmEvents {
-    pub(super) fn new(connections: u32, channels: u32) -> CmEvents {
+    pub(super) fn new(connections: u32, channels: u32, generation: u32) -> CmEvents {
         let connections = connections as usize;
-        CmEvents { first: queue(connections), channels: Slab::new(channels), connections }
+        CmEvents { first: queue(connections), channels: Slab::new(channels, generation), connections }
     }
 
     pub(super) fn create(&mut self) -> Result<CmChannel, Error> {

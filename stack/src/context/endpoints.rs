@@ -47,7 +47,8 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::State`] in any other state, or for a UD queue pair; [`Error::Invalid`] if `local` is not of this queue
-    /// pair or port; what [`modify_qp`](Context::modify_qp) says of the transitions.
+    /// pair or port; what [`modify_qp`](Context::modify_qp) says of the transitions. A queue pair that was in RESET is in
+    /// RESET again then.
     pub fn handshake(&mut self, qp: Qp, local: &Endpoint, remote: &Endpoint) -> Result<(), Error> {
         let attributes = self.query_qp(qp)?;
         if attributes.qpn != local.qpn {
@@ -77,12 +78,17 @@ impl Context {
                 return Err(Error::invalid("qp", "UD", expected));
             }
         };
-        if attributes.state == QpState::Reset {
-            let access =
-                Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
-            self.modify_qp(qp, Transition::Init { access })?;
+        if attributes.state != QpState::Reset {
+            self.modify_qp(qp, to_receive)?;
+            return self.modify_qp(qp, to_send);
         }
-        self.modify_qp(qp, to_receive)?;
-        self.modify_qp(qp, to_send)
+        let access =
+            Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
+        let moves = [Transition::Init { access }, to_receive, to_send];
+        let moved = moves.into_iter().try_for_each(|transition| self.modify_qp(qp, transition));
+        if moved.is_err() {
+            self.modify_qp(qp, Transition::Reset)?;
+        }
+        moved
     }
 }

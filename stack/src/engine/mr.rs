@@ -67,10 +67,10 @@ struct Reach<'a> {
 }
 
 impl MemoryRegions {
-    pub(crate) fn new(regions: u32, windows: u32) -> MemoryRegions {
+    pub(crate) fn new(regions: u32, windows: u32, generation: u32) -> MemoryRegions {
         MemoryRegions {
-            slab: Slab::new(regions),
-            windows: Slab::new(windows),
+            slab: Slab::new(regions, generation),
+            windows: Slab::new(windows, generation),
             keys: KeyTable::new(regions.saturating_add(windows), 32),
         }
     }

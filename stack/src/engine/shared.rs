@@ -12,7 +12,7 @@ use crate::engine::mr::MemoryRegions;
 use crate::engine::reorder::ReorderPool;
 use crate::engine::rq::ReceiveQueue;
 use crate::engine::scheduler::Scheduler;
-use crate::engine::slab::Slab;
+use crate::engine::slab::{Slab, first_generation};
 use crate::engine::srq::SharedReceiveQueue;
 use crate::telemetry::counters::{Counter, Counters};
 use crate::verbs::{Config, Cq, DeviceAttributes, Event, Port, Srq, WorkCompletion};
@@ -43,19 +43,23 @@ pub(crate) struct Shared {
     pub(crate) crc: Crc,
     /// Draws queue pair numbers and keys.
     pub(crate) rng: ChaCha20Rng,
+    /// Of each slab of this context.
+    pub(crate) generation: u32,
     pub(crate) device: DeviceAttributes,
 }
 
 impl Shared {
     pub(crate) fn new(config: &Config, port: &Port) -> Shared {
         let window = config.window.min(admitted(port));
+        let rng = config.seed.map_or_else(ChaCha20Rng::from_os_rng, ChaCha20Rng::from_seed);
+        let generation = first_generation(&rng);
         Shared {
             now: Nanos::ZERO,
             poll: 0,
-            mrs: MemoryRegions::new(config.max_mrs, config.max_mws),
-            cqs: Slab::new(config.max_cqs),
-            srqs: Slab::new(config.max_srqs),
-            ahs: Slab::new(config.max_ahs),
+            mrs: MemoryRegions::new(config.max_mrs, config.max_mws, generation),
+            cqs: Slab::new(config.max_cqs, generation),
+            srqs: Slab::new(config.max_srqs, generation),
+            ahs: Slab::new(config.max_ahs, generation),
             events: Events::new(config),
             counters: Counters::default(),
             scheduler: Scheduler::new(config.max_qps),
@@ -66,7 +70,8 @@ impl Shared {
             reorder: ReorderPool::new(config.reorder_packets),
             drop_access_errors: config.drop_access_errors,
             crc: Crc::detect(),
-            rng: config.seed.map_or_else(ChaCha20Rng::from_os_rng, ChaCha20Rng::from_seed),
+            rng,
+            generation,
             device: DeviceAttributes::of(config),
         }
     }

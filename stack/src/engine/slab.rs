@@ -1,6 +1,8 @@
 //! Where the objects are that handles name.
 
 use ferroce_driver::prefetch;
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::RngCore;
 
 use crate::verbs::Handle;
 
@@ -10,15 +12,17 @@ struct Slot<T> {
 }
 
 /// A fixed number of slots; nothing moves and nothing is allocated after `new`.
+///
+/// Generations start anywhere ([`first_generation`]), so that a handle of another context names nothing here.
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
 }
 
 impl<T> Slab<T> {
-    pub(crate) fn new(capacity: u32) -> Slab<T> {
+    pub(crate) fn new(capacity: u32, generation: u32) -> Slab<T> {
         Slab {
-            slots: (0..capacity).map(|_| Slot { generation: 0, value: None }).collect(),
+            slots: (0..capacity).map(|_| Slot { generation, value: None }).collect(),
             free: (0..capacity).rev().collect(),
         }
     }
@@ -110,13 +114,20 @@ impl<T> Slab<T> {
     }
 }
 
+/// Where the generations of a context's handles start. Drawn beside the numbers that peers see, which do not change by it.
+pub(crate) fn first_generation(rng: &ChaCha20Rng) -> u32 {
+    let mut rng = rng.clone();
+    rng.set_stream(1);
+    rng.next_u32()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_stale_handle_names_nothing() {
-        let mut slab = Slab::new(1);
+        let mut slab = Slab::new(1, 9);
         let a = slab.insert_with(|_| "a").unwrap();
         assert_eq!(slab.insert_with(|_| "b"), None);
         assert_eq!(slab.remove(a), Some("a"));
@@ -128,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_pair_is_of_two_that_exist() {
-        let mut slab = Slab::new(2);
+        let mut slab = Slab::new(2, u32::MAX);
         let (a, b) = (slab.insert_with(|_| 1).unwrap(), slab.insert_with(|_| 2).unwrap());
         assert_eq!(slab.pair_mut(b, a), Some((&mut 2, &mut 1)));
         assert_eq!(slab.pair_mut(a, a), None);

@@ -1,5 +1,7 @@
 //! Objects by handle: an index and a generation, so that a handle to a destroyed object is known
-//! as such and never names its successor.
+//! as such and never names its successor. The generations of a context start at a random number, or at one of its
+//! [`Config::seed`](crate::Config::seed): a handle of another context is refused as well, unless both have the same seed (or
+//! once in 2³² times).
 
 use std::fmt;
 use std::ops::Range;
@@ -14,7 +16,7 @@ pub(crate) struct Handle {
 
 impl fmt::Debug for Handle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.index, self.generation)
+        write!(f, "{}.{:x}", self.index, self.generation)
     }
 }
 

@@ -49,8 +49,7 @@ fn cve_2024_57795_interface_that_goes_away() {
     let port = Gone(
         Capabilities::new("gone", "gone0".to_owned(), [2, 0, 0, 0, 0, 1], 4200)
             .description(String::new())
-            .addresses(vec![[10, 0, 0, 1].into()])
-            .max_frame(4218),
+            .addresses(vec![[10, 0, 0, 1].into()]),
     );
     let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
     let pd = context.alloc_pd().unwrap();

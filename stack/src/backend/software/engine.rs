@@ -39,10 +39,11 @@ pub(crate) struct Engine {
 
 impl Engine {
     pub(crate) fn new(config: &Config, port: Port) -> Engine {
+        let shared = Shared::new(config, &port);
         Engine {
-            qps: Slab::new(config.max_qps),
+            qps: Slab::new(config.max_qps, shared.generation),
             qpns: KeyTable::new(config.max_qps, 24),
-            shared: Shared::new(config, &port),
+            shared,
             identifications: Identifications::default(),
             identified: 0,
             groups: MulticastGroups::new(config.max_mcast_attachments),
