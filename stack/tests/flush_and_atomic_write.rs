@@ -57,10 +57,10 @@ fn a_flush_is_one_packet_with_feth_and_reth() {
         let flags = SendFlags::SIGNALED.solicited(true);
         peer.post_flagged(u64::from(i), op, Data::Sges(&[]), flags);
         let got = peer.expect(Opcode::RC_FLUSH, SQ + i);
-        let reth = got.reth.unwrap();
+        let reth = got.extensions.reth.unwrap();
         assert_eq!((reth.va(), reth.rkey(), reth.length()), (REMOTE.addr, REMOTE.rkey, length));
-        assert_eq!(got.feth, Some(Feth::new(selectivity, kind)));
-        assert!(got.ack_req && !got.solicited && got.payload.is_empty());
+        assert_eq!(got.extensions.feth, Some(Feth::new(selectivity, kind)));
+        assert!(got.bth.ack_req() && !got.bth.solicited() && got.payload.is_empty());
         peer.inject(done(SQ + i));
         assert_eq!(peer.expect_wc(u64::from(i), Success).opcode, WcOpcode::Flush);
     }
@@ -75,9 +75,9 @@ fn an_atomic_write_is_8_bytes_in_one_packet() {
     for (i, data) in (0..).zip(sources) {
         peer.post_flagged(u64::from(i), SendOp::AtomicWrite(REMOTE), data, SendFlags::SIGNALED);
         let got = peer.expect(Opcode::RC_ATOMIC_WRITE, SQ + i);
-        let reth = got.reth.unwrap();
+        let reth = got.extensions.reth.unwrap();
         assert_eq!((reth.va(), reth.rkey(), reth.length()), (REMOTE.addr, REMOTE.rkey, 8));
-        assert!(got.ack_req && !got.solicited && got.payload == b"8 bytes!");
+        assert!(got.bth.ack_req() && !got.bth.solicited() && got.payload == b"8 bytes!");
         peer.inject(done(SQ + i));
         let wc = peer.expect_wc(u64::from(i), Success);
         assert_eq!((wc.opcode, wc.byte_len), (WcOpcode::AtomicWrite, 8));
@@ -277,7 +277,7 @@ fn duplicates_are_answered_and_not_executed() {
     peer.inject_all([write.clone(), flush.clone()]);
     for i in 0..2 {
         let got = peer.expect(Opcode::RC_READ_RESPONSE_ONLY, RQ + i);
-        assert_eq!((got.aeth.unwrap().msn(), got.payload.len()), (i + 1, 0));
+        assert_eq!((got.extensions.aeth.unwrap().msn(), got.payload.len()), (i + 1, 0));
     }
     assert_eq!(&peer.bytes(mr)[8..16], b"8 bytes!");
     peer.bytes_mut(mr)[8..16].fill(1);
@@ -285,7 +285,7 @@ fn duplicates_are_answered_and_not_executed() {
         peer.inject_all([write.clone(), flush.clone()]);
         for i in 0..2 {
             let got = peer.expect(Opcode::RC_READ_RESPONSE_ONLY, RQ + i);
-            assert_eq!((got.aeth.unwrap().msn(), got.payload.len()), (i + 1, 0));
+            assert_eq!((got.extensions.aeth.unwrap().msn(), got.payload.len()), (i + 1, 0));
         }
         assert_eq!(peer.bytes(mr)[8..16], [1; 8]);
     }

@@ -103,7 +103,7 @@ impl Windowed {
     fn admit(&mut self, request: fn(u32, u64, RKey, u32) -> Script, va: u64, rkey: RKey, length: u32) {
         self.peer.inject(request(self.psn, va, rkey, length));
         let got = self.peer.take_packets();
-        let aeth = got.first().and_then(|got| got.aeth).map(|aeth| aeth.syndrome_byte());
+        let aeth = got.first().and_then(|got| got.extensions.aeth).map(|aeth| aeth.syndrome_byte());
         assert_eq!(aeth, Some(wire::Syndrome::ACK.byte()), "{}", got[0]);
         self.psn += got.len() as u32;
     }

@@ -71,7 +71,7 @@ fn a_duplicate_read_of_a_part_is_answered() {
         peer.inject(read(RQ + skip, skip * 256, length));
         let got = peer.take_packets();
         assert_eq!(got.iter().map(|got| got.opcode).collect::<Vec<_>>(), opcodes);
-        assert_eq!(got.iter().map(|got| got.psn - RQ - skip).collect::<Vec<_>>()[..], [0, 1][..got.len()]);
+        assert_eq!(got.iter().map(|got| got.psn() - RQ - skip).collect::<Vec<_>>()[..], [0, 1][..got.len()]);
         assert_eq!(payload(&got), data[start..start + length as usize]);
     }
     // All of it can be had afterwards.

@@ -227,8 +227,8 @@ fn solicited_datagrams() {
             let flags = SendFlags::default().solicited(solicited);
             peer.post_flagged(1, op, Data::Inline(b"hello"), flags);
             let got = peer.take_packets().remove(0);
-            assert_eq!(got.solicited, solicited);
-            assert_eq!(got.immediate.is_some(), matches!(op, SendOp::SendToWithImm(..)));
+            assert_eq!(got.bth.solicited(), solicited);
+            assert_eq!(got.immediate().is_some(), matches!(op, SendOp::SendToWithImm(..)));
         }
     }
 }
@@ -248,7 +248,7 @@ fn updates_take_effect() {
         peer.post_flagged(1, SendOp::Send, Data::Inline(b"hello"), SendFlags::default());
         let got = peer.take_packets().remove(0);
         let network = Packet::parse(&got.frame).unwrap().network();
-        assert_eq!((got.psn, network.destination, network.traffic_class), (SQ, other, 0x20));
+        assert_eq!((got.psn(), network.destination, network.traffic_class), (SQ, other, 0x20));
         // Nothing comes from where the peer was.
         peer.post_recv(2, 8);
         let old = peer.frame(&message(qp_type, RQ));
@@ -507,9 +507,12 @@ fn unreliable_sends_complete_when_they_have_left() {
         let mut sent = Vec::new();
         for opcode in opcodes.into_iter().chain([last]) {
             let got = peer.expect(opcode, psn);
-            assert!(!got.ack_req);
-            assert_eq!(got.immediate.is_some(), opcode.has(wire::Extension::ImmDt));
-            assert_eq!(got.reth.map(|reth| reth.length()), (opcode == O::UC_WRITE_FIRST).then_some(769));
+            assert!(!got.bth.ack_req());
+            assert_eq!(got.immediate().is_some(), opcode.has(wire::Extension::ImmDt));
+            assert_eq!(
+                got.extensions.reth.map(|reth| reth.length()),
+                (opcode == O::UC_WRITE_FIRST).then_some(769)
+            );
             sent.push(got);
             psn += 1;
         }

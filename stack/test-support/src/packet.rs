@@ -1,11 +1,12 @@
 //! Packets of the scripted peer: how a case writes them, and how it reads the engine's.
 
 use std::fmt;
+use std::ops::Deref;
 
 use ferroce::Nanos;
 use ferroce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Feth, FrameBuilder, Ieth, ImmDt, NetworkHeader, Opcode,
-    PKEY_DEFAULT, PKey, Packet, PathHeader, Psn, Qpn, RKey, Reth, Sack, Syndrome, icrc,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Extensions, Feth, FrameBuilder, Ieth, ImmDt, NetworkHeader,
+    Opcode, OwnedPacket, PKEY_DEFAULT, PKey, PathHeader, Psn, Qpn, RKey, Reth, Sack, Syndrome, icrc,
 };
 
 /// Where the IP header of an untagged frame starts.
@@ -36,24 +37,11 @@ pub struct Script {
     mig_req: bool,
     pkey: PKey,
     dest_qpn: Option<Qpn>,
-    headers: Vec<Header>,
+    extensions: Extensions,
     payload: Vec<u8>,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Header {
-    Deth(Deth),
-    Reth(Reth),
-    AtomicEth(AtomicEth),
-    Aeth(Aeth),
-    AtomicAckEth(AtomicAckEth),
-    ImmDt(ImmDt),
-    Ieth(Ieth),
-    Feth(Feth),
-}
-
-/// A packet for the queue pair under test. Headers are added in wire order; those left out are
-/// zero.
+/// A packet for the queue pair under test. Headers that are left out are zero.
 pub fn packet(opcode: Opcode, psn: u32) -> Script {
     Script {
         opcode,
@@ -63,7 +51,7 @@ pub fn packet(opcode: Opcode, psn: u32) -> Script {
         mig_req: true,
         pkey: PKEY_DEFAULT,
         dest_qpn: None,
-        headers: Vec::new(),
+        extensions: Extensions::default(),
         payload: Vec::new(),
     }
 }
@@ -139,54 +127,51 @@ impl Script {
         Script { solicited: true, ..self }
     }
 
-    /// Adds a DETH.
-    pub fn deth(self, qkey: u32, source: Qpn) -> Script {
-        self.header(Header::Deth(Deth::new(qkey, source)))
+    /// With this DETH.
+    pub fn deth(mut self, qkey: u32, source: Qpn) -> Script {
+        self.extensions.deth = Some(Deth::new(qkey, source));
+        self
     }
 
-    /// Adds a RETH.
-    pub fn reth(self, va: u64, rkey: RKey, length: u32) -> Script {
-        self.header(Header::Reth(Reth::new(va, rkey, length)))
+    /// With this RETH.
+    pub fn reth(mut self, va: u64, rkey: RKey, length: u32) -> Script {
+        self.extensions.reth = Some(Reth::new(va, rkey, length));
+        self
     }
 
-    /// Adds an AtomicETH.
-    pub fn atomic_eth(self, va: u64, rkey: RKey, swap_or_add: u64, compare: u64) -> Script {
-        self.header(Header::AtomicEth(AtomicEth::new(va, rkey, swap_or_add, compare)))
+    /// With this AtomicETH.
+    pub fn atomic_eth(mut self, va: u64, rkey: RKey, swap_or_add: u64, compare: u64) -> Script {
+        self.extensions.atomic_eth = Some(AtomicEth::new(va, rkey, swap_or_add, compare));
+        self
     }
 
-    /// `syndrome` may be a reserved one.
-    pub fn aeth(self, syndrome: u8, msn: u32) -> Script {
-        let [_, a, b, c] = msn.to_be_bytes();
-        // An immediate has the same shape, and takes any bytes.
-        let word = u32::from_be_bytes([syndrome, a, b, c]);
-        match Syndrome::from_byte(syndrome) {
-            Some(known) => self.header(Header::Aeth(Aeth::new(known, msn))),
-            None => self.header(Header::ImmDt(ImmDt::new(word))),
-        }
+    /// With this AETH; `syndrome` may be a reserved one.
+    pub fn aeth(mut self, syndrome: u8, msn: u32) -> Script {
+        self.extensions.aeth = Some(Aeth::with_syndrome_byte(syndrome, msn));
+        self
     }
 
-    /// Adds an AtomicAckETH.
-    pub fn original(self, value: u64) -> Script {
-        self.header(Header::AtomicAckEth(AtomicAckEth::new(value)))
+    /// With this AtomicAckETH.
+    pub fn original(mut self, value: u64) -> Script {
+        self.extensions.atomic_ack_eth = Some(AtomicAckEth::new(value));
+        self
     }
 
-    /// Adds an ImmDt.
-    pub fn imm(self, value: u32) -> Script {
-        self.header(Header::ImmDt(ImmDt::new(value)))
+    /// With this ImmDt.
+    pub fn imm(mut self, value: u32) -> Script {
+        self.extensions.immdt = Some(ImmDt::new(value));
+        self
     }
 
-    /// Adds an IETH.
-    pub fn ieth(self, rkey: RKey) -> Script {
-        self.header(Header::Ieth(Ieth::new(rkey)))
+    /// With this IETH.
+    pub fn ieth(mut self, rkey: RKey) -> Script {
+        self.extensions.ieth = Some(Ieth::new(rkey));
+        self
     }
 
-    /// Adds a FETH.
-    pub fn feth(self, feth: Feth) -> Script {
-        self.header(Header::Feth(feth))
-    }
-
-    fn header(mut self, header: Header) -> Script {
-        self.headers.push(header);
+    /// With this FETH.
+    pub fn feth(mut self, feth: Feth) -> Script {
+        self.extensions.feth = Some(feth);
         self
     }
 
@@ -199,18 +184,7 @@ impl Script {
         bth.set_pkey(self.pkey);
         let mut buffer = vec![0; 16384];
         let mut frame = FrameBuilder::start(&mut buffer, path, bth, self.payload.len()).unwrap();
-        for header in &self.headers {
-            match header {
-                Header::Deth(header) => frame.put(header),
-                Header::Reth(header) => frame.put(header),
-                Header::AtomicEth(header) => frame.put(header),
-                Header::Aeth(header) => frame.put(header),
-                Header::AtomicAckEth(header) => frame.put(header),
-                Header::ImmDt(header) => frame.put(header),
-                Header::Ieth(header) => frame.put(header),
-                Header::Feth(header) => frame.put(header),
-            }
-        }
+        frame.put_extensions(&self.extensions);
         frame.payload().copy_from_slice(&self.payload);
         let length = frame.finish();
         buffer.truncate(length);
@@ -233,96 +207,67 @@ pub struct Got {
     pub at: Nanos,
     /// All bytes, from the Ethernet header to the ICRC.
     pub frame: Vec<u8>,
-    /// Of the BTH.
-    pub opcode: Opcode,
-    /// Of the BTH.
-    pub psn: u32,
-    /// Of the BTH.
-    pub dest_qpn: Qpn,
-    /// Of the BTH.
-    pub ack_req: bool,
-    /// The solicited event bit of the BTH.
-    pub solicited: bool,
-    /// Of the BTH.
-    pub mig_req: bool,
-    /// Of the BTH.
-    pub pkey: PKey,
-    /// Bytes of padding behind the payload.
-    pub pad: usize,
-    /// If its opcode has one, as the headers that follow.
-    pub deth: Option<Deth>,
-    /// See [`Reth`].
-    pub reth: Option<Reth>,
-    /// See [`AtomicEth`].
-    pub atomic_eth: Option<AtomicEth>,
-    /// See [`Aeth`].
-    pub aeth: Option<Aeth>,
-    /// What an AtomicAckETH says was there before.
-    pub original: Option<u64>,
-    /// See [`Sack`].
-    pub sack: Option<Sack>,
-    /// The value of an ImmDt.
-    pub immediate: Option<u32>,
-    /// The key of an IETH.
-    pub invalidated: Option<RKey>,
-    /// See [`Feth`].
-    pub feth: Option<Feth>,
-    /// Without the padding.
-    pub payload: Vec<u8>,
+    packet: OwnedPacket,
+}
+
+impl Deref for Got {
+    type Target = OwnedPacket;
+
+    fn deref(&self) -> &OwnedPacket {
+        &self.packet
+    }
 }
 
 impl Got {
     /// Takes a frame of the engine apart; it must be right in every length, and in its ICRC.
     #[track_caller]
     pub fn parse(at: Nanos, frame: Vec<u8>) -> Got {
-        let packet = match Packet::parse(&frame) {
-            Ok(packet) => packet,
+        match OwnedPacket::parse(&frame) {
+            Ok(packet) => Got { at, frame, packet },
             Err(error) => panic!("the engine sent a broken frame: {error}\n{frame:02x?}"),
-        };
-        Got {
-            at,
-            opcode: packet.opcode,
-            psn: packet.bth.psn().value(),
-            dest_qpn: packet.bth.dest_qpn(),
-            ack_req: packet.bth.ack_req(),
-            solicited: packet.bth.solicited(),
-            mig_req: packet.bth.mig_req(),
-            pkey: packet.bth.pkey(),
-            pad: packet.bth.pad(),
-            deth: packet.deth().copied(),
-            reth: packet.reth().copied(),
-            atomic_eth: packet.atomic_eth().copied(),
-            aeth: packet.aeth().copied(),
-            original: packet.atomic_ack_eth().map(|header| header.original()),
-            sack: packet.sack().copied(),
-            immediate: packet.immdt().map(|header| header.value()),
-            invalidated: packet.ieth().map(|header| header.rkey()),
-            feth: packet.feth().copied(),
-            payload: packet.payload.to_vec(),
-            frame,
         }
+    }
+
+    /// The PSN of the BTH, as cases write it.
+    pub fn psn(&self) -> u32 {
+        self.bth.psn().value()
+    }
+
+    /// What an AtomicAckETH says was there before.
+    pub fn original(&self) -> Option<u64> {
+        self.extensions.atomic_ack_eth.map(|header| header.original())
+    }
+
+    /// The value of an ImmDt.
+    pub fn immediate(&self) -> Option<u32> {
+        self.extensions.immdt.map(|header| header.value())
+    }
+
+    /// The key of an IETH.
+    pub fn invalidated(&self) -> Option<RKey> {
+        self.extensions.ieth.map(|header| header.rkey())
     }
 }
 
 impl fmt::Display for Got {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} psn {:#x}, {} bytes", self.opcode.name(), self.psn, self.payload.len())?;
-        if self.ack_req {
+        write!(f, "{} psn {:#x}, {} bytes", self.opcode.name(), self.psn(), self.payload.len())?;
+        if self.bth.ack_req() {
             write!(f, ", AckReq")?;
         }
-        if let Some(aeth) = self.aeth {
+        if let Some(aeth) = self.extensions.aeth {
             write!(f, ", syndrome {:#04x} msn {}", aeth.syndrome_byte(), aeth.msn())?;
         }
-        if let Some(deth) = self.deth {
+        if let Some(deth) = self.extensions.deth {
             write!(f, ", Q_Key {:#x} from {}", deth.qkey(), deth.source_qpn())?;
         }
-        if let Some(reth) = self.reth {
+        if let Some(reth) = self.extensions.reth {
             write!(f, ", RETH {:#x} {} length {}", reth.va(), reth.rkey(), reth.length())?;
         }
-        if let Some(feth) = self.feth {
+        if let Some(feth) = self.extensions.feth {
             write!(f, ", FETH {:?} {:?}", feth.selectivity(), feth.flush_type())?;
         }
-        if let Some(original) = self.original {
+        if let Some(original) = self.original() {
             write!(f, ", original {original:#x}")?;
         }
         write!(f, " at {:?}", std::time::Duration::from_nanos(self.at.0))

@@ -159,7 +159,7 @@ fn case_004_pad() {
 
         peer.post_send(10 + id, text);
         let sent = peer.expect(Opcode::RC_SEND_ONLY, SQ + n);
-        assert_eq!((sent.pad, &sent.payload[..]), (4 - text.len(), text));
+        assert_eq!((sent.bth.pad(), &sent.payload[..]), (4 - text.len(), text));
         let pad = &sent.frame[BTH + 12 + text.len()..sent.frame.len() - 4];
         assert_eq!(pad, &[0, 0, 0][..4 - text.len()], "the pad");
         peer.inject(ack(SQ + n, n + 1));
@@ -434,7 +434,7 @@ fn case_016_bits_to_be_ignored() {
         reseal(&mut frame);
         peer.inject_frame(frame);
         let answer = peer.expect(Opcode::RC_ACKNOWLEDGE, RQ + n);
-        assert!(answer.mig_req, "M of {answer}");
+        assert!(answer.bth.mig_req(), "M of {answer}");
         assert_eq!(
             (answer.frame[BTH + 4], answer.frame[BTH + 8] & 0x7f),
             (0, 0),

@@ -27,9 +27,9 @@ fn case_019_send_is_segmented() {
     ];
     peer.expect_nothing();
     assert_eq!(packets.each_ref().map(|p| p.payload.len()), [256, 256, 256, 1]);
-    assert_eq!(packets.each_ref().map(|p| p.pad), [0, 0, 0, 3]);
+    assert_eq!(packets.each_ref().map(|p| p.bth.pad()), [0, 0, 0, 3]);
     assert_eq!(payload(&packets), data);
-    assert!(packets[3].ack_req, "AckReq on the last packet");
+    assert!(packets[3].bth.ack_req(), "AckReq on the last packet");
     peer.inject(ack(SQ + 3, 1));
     assert_eq!(peer.expect_wc(1, Success).opcode, WcOpcode::Send);
 
@@ -41,12 +41,15 @@ fn case_019_send_is_segmented() {
         peer.post_flagged(wr_id, op, Data::Sges(&[sge(mr, 300)]), solicited);
     }
     let first = peer.expect(Opcode::RC_SEND_FIRST, SQ + 4);
-    assert!(!first.solicited);
+    assert!(!first.bth.solicited());
     let last = peer.expect(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, SQ + 5);
-    assert_eq!((last.solicited, last.ack_req, last.immediate), (true, true, Some(0xabcd)));
+    assert_eq!((last.bth.solicited(), last.bth.ack_req(), last.immediate()), (true, true, Some(0xabcd)));
     peer.expect(Opcode::RC_SEND_FIRST, SQ + 6);
     let last = peer.expect(Opcode::RC_SEND_LAST_WITH_INVALIDATE, SQ + 7);
-    assert_eq!((last.solicited, last.ack_req, last.invalidated), (true, true, Some(RKey::new(0x1234))));
+    assert_eq!(
+        (last.bth.solicited(), last.bth.ack_req(), last.invalidated()),
+        (true, true, Some(RKey::new(0x1234)))
+    );
     assert_eq!(last.payload, data[256..300]);
     peer.inject(ack(SQ + 7, 3));
     peer.expect_wc(2, Success);
@@ -65,12 +68,12 @@ fn case_020_messages_of_length_zero() {
     let read = peer.expect(Opcode::RC_READ_REQUEST, SQ + 2);
     peer.expect(Opcode::RC_SEND_ONLY, SQ + 3);
     peer.expect_nothing();
-    assert!(send.ack_req && write.ack_req);
+    assert!(send.bth.ack_req() && write.bth.ack_req());
     for packet in [&send, &write, &read] {
-        assert_eq!((packet.payload.len(), packet.pad), (0, 0), "{packet}");
+        assert_eq!((packet.payload.len(), packet.bth.pad()), (0, 0), "{packet}");
     }
     for request in [write, read] {
-        let reth = request.reth.unwrap();
+        let reth = request.extensions.reth.unwrap();
         assert_eq!((reth.va(), reth.rkey(), reth.length()), (REMOTE.addr, REMOTE.rkey, 0));
     }
     peer.inject(ack(SQ + 1, 2));
@@ -90,7 +93,7 @@ fn case_021_read_takes_the_psns_of_its_response() {
     let request = peer.expect(Opcode::RC_READ_REQUEST, SQ);
     peer.expect(Opcode::RC_SEND_ONLY, SQ + 5);
     peer.expect_nothing();
-    let reth = request.reth.unwrap();
+    let reth = request.extensions.reth.unwrap();
     assert_eq!((reth.va(), reth.rkey(), reth.length()), (REMOTE.addr, REMOTE.rkey, 5 * 256));
 
     let data = pattern(5 * 256);
@@ -139,9 +142,9 @@ fn case_023_one_ack_for_three_writes() {
         peer.post_write(wr_id, &pattern(300));
     }
     for first in [SQ, SQ + 2, SQ + 4] {
-        let reth = peer.expect(Opcode::RC_WRITE_FIRST, first).reth.unwrap();
+        let reth = peer.expect(Opcode::RC_WRITE_FIRST, first).extensions.reth.unwrap();
         assert_eq!((reth.va(), reth.rkey(), reth.length()), (REMOTE.addr, REMOTE.rkey, 300));
-        assert!(peer.expect(Opcode::RC_WRITE_LAST, first + 1).ack_req);
+        assert!(peer.expect(Opcode::RC_WRITE_LAST, first + 1).bth.ack_req());
     }
     peer.expect_no_wc();
     peer.inject(ack(SQ + 5, 3));
@@ -309,11 +312,11 @@ fn case_030_ack_behind_a_read_without_data() {
     peer.expect(Opcode::RC_WRITE_ONLY, SQ + 2);
     peer.inject(ack(SQ + 2, 2));
     let reissued = peer.expect(Opcode::RC_READ_REQUEST, SQ);
-    let reth = reissued.reth.unwrap();
+    let reth = reissued.extensions.reth.unwrap();
     assert_eq!((reth.va(), reth.length()), (REMOTE.addr, 2 * 256));
     peer.expect_no_wc();
     // Going back, it may send the WRITE again or not.
-    assert!(peer.take_packets().iter().all(|p| (p.opcode, p.psn) == (Opcode::RC_WRITE_ONLY, SQ + 2)));
+    assert!(peer.take_packets().iter().all(|p| (p.opcode, p.psn()) == (Opcode::RC_WRITE_ONLY, SQ + 2)));
     peer.expect_counted(Counter::ImpliedNakSeqErr, 1);
     // Once is enough.
     peer.inject(ack(SQ + 2, 2));
@@ -341,7 +344,7 @@ fn case_030_ack_behind_a_read_without_data() {
         assert_eq!(peer.take_packets().len(), 2);
         peer.inject(read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ, &data[..256]));
         peer.inject(witness(SQ + 2));
-        let reth = peer.expect(Opcode::RC_READ_REQUEST, SQ + 1).reth.unwrap();
+        let reth = peer.expect(Opcode::RC_READ_REQUEST, SQ + 1).extensions.reth.unwrap();
         assert_eq!((reth.va(), reth.length()), (REMOTE.addr + 256, 256));
         peer.expect_no_wc();
         peer.take_packets();

@@ -20,7 +20,7 @@ fn case_031_read_middle_lost() {
         peer.inject(read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ, piece(0)));
         peer.inject(read_response(Opcode::RC_READ_RESPONSE_MIDDLE, SQ + 1, piece(1)));
         peer.inject(read_response(Opcode::RC_READ_RESPONSE_MIDDLE, SQ + 3, piece(3)));
-        let reth = peer.expect(Opcode::RC_READ_REQUEST, SQ + 2).reth.unwrap();
+        let reth = peer.expect(Opcode::RC_READ_REQUEST, SQ + 2).extensions.reth.unwrap();
         assert_eq!((reth.va(), reth.rkey()), (REMOTE.addr + 512, REMOTE.rkey));
         assert_eq!(reth.length() as usize, data.len() - 512);
         // The rest of the first answer comes late and says nothing new.
@@ -152,7 +152,7 @@ fn case_035_atomic_acknowledge() {
     let result = ferroce::Sge { mr, offset: 8, length: 8 };
     peer.post(1, SendOp::FetchAdd { remote: REMOTE, add: 0x0102_0304 }, &[result]);
     let request = peer.expect(Opcode::RC_FETCH_ADD, SQ);
-    let header = request.atomic_eth.unwrap();
+    let header = request.extensions.atomic_eth.unwrap();
     assert_eq!((header.va(), header.rkey(), header.swap_or_add()), (REMOTE.addr, REMOTE.rkey, 0x0102_0304));
     peer.inject(atomic_ack(SQ, 0x1122_3344_5566_7788));
     let wc = peer.expect_wc(1, Success);
@@ -163,7 +163,7 @@ fn case_035_atomic_acknowledge() {
     let op = SendOp::CompareSwap { remote: REMOTE, compare: 0xc0, swap: 0x5a };
     peer.post(2, op, &[result]);
     let request = peer.expect(Opcode::RC_COMPARE_SWAP, SQ + 1);
-    let header = request.atomic_eth.unwrap();
+    let header = request.extensions.atomic_eth.unwrap();
     assert_eq!((header.va(), header.swap_or_add(), header.compare()), (REMOTE.addr, 0x5a, 0xc0));
     peer.inject(atomic_ack(SQ + 1, 0xc0));
     let wc = peer.expect_wc(2, Success);
@@ -299,11 +299,11 @@ fn case_039_ack_req_in_a_long_message() {
             assert!(!packets.is_empty(), "stalled after {next} of {total} packets");
             let mut asked = None;
             for packet in &packets {
-                assert_eq!(packet.psn, SQ + next);
+                assert_eq!(packet.psn(), SQ + next);
                 next += 1;
-                unasked = if packet.ack_req { 0 } else { unasked + 1 };
+                unasked = if packet.bth.ack_req() { 0 } else { unasked + 1 };
                 assert!(unasked < 16, "16 packets without AckReq up to {packet}");
-                asked = if packet.ack_req { Some(packet.psn) } else { asked };
+                asked = if packet.bth.ack_req() { Some(packet.psn()) } else { asked };
             }
             written.extend(payload(&packets));
             peer.inject(ack(asked.unwrap(), u32::from(next == total)));

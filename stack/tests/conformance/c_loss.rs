@@ -546,7 +546,7 @@ fn case_055_bad_icrc_is_a_loss() {
 }
 
 fn psns(packets: &[Got]) -> Vec<u32> {
-    packets.iter().map(|packet| packet.psn).collect()
+    packets.iter().map(|packet| packet.psn()).collect()
 }
 
 /// Lets time pass until the engine sends something: how long it took, and what it sent.

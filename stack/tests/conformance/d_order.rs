@@ -46,7 +46,8 @@ fn case_056_acks_and_msn_of_a_stream() {
     });
     peer.inject_all(sends);
     let acks = peer.take_packets();
-    let seen: Vec<(u32, Option<u32>)> = acks.iter().map(|p| (p.psn, p.aeth.map(|a| a.msn()))).collect();
+    let seen: Vec<(u32, Option<u32>)> =
+        acks.iter().map(|p| (p.psn(), p.extensions.aeth.map(|a| a.msn()))).collect();
     assert!(seen.is_sorted() && seen.iter().all(|(_, msn)| msn.is_some()), "{seen:?}");
     assert_eq!(seen.last(), Some(&((start + 12) & 0xff_ffff, Some(9))));
     for (id, bytes) in [(1, 521), (2, 0)] {
@@ -269,18 +270,18 @@ fn case_064_duplicate_atomic() {
     let swap = packet(Opcode::RC_COMPARE_SWAP, RQ + 1).atomic_eth(remote.addr, remote.rkey, 100, 15);
     for _ in 0..3 {
         peer.inject(add.clone());
-        assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ).original, Some(10));
+        assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ).original(), Some(10));
         assert_eq!(word(&peer), 15);
     }
     for _ in 0..3 {
         peer.inject(swap.clone());
-        assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 1).original, Some(15));
+        assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 1).original(), Some(15));
         assert_eq!(word(&peer), 100);
     }
     // The stored result, whatever memory holds by now.
     peer.bytes_mut(mr)[..8].copy_from_slice(&1u64.to_ne_bytes());
     peer.inject(add.clone());
-    assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ).original, Some(10));
+    assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ).original(), Some(10));
 
     // Another one takes the place of the oldest result.
     peer.inject(fetch_add(&peer, mr, RQ + 2, 8, 1));
@@ -298,7 +299,7 @@ fn case_064_duplicate_atomic() {
         assert_eq!(word(&peer), 1);
     }
     peer.inject(swap);
-    assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 1).original, Some(15));
+    assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 1).original(), Some(15));
     peer.expect_state(QpState::Rts);
 }
 
@@ -384,9 +385,9 @@ fn fetch_add(peer: &Peer, mr: Mr, psn: u32, offset: u32, add: u64) -> Script {
 }
 
 fn shape(packets: &[Got]) -> Vec<(Opcode, u32)> {
-    packets.iter().map(|packet| (packet.opcode, packet.psn)).collect()
+    packets.iter().map(|packet| (packet.opcode, packet.psn())).collect()
 }
 
 fn msns(packets: &[Got]) -> Vec<Option<u32>> {
-    packets.iter().map(|packet| packet.aeth.map(|aeth| aeth.msn())).collect()
+    packets.iter().map(|packet| packet.extensions.aeth.map(|aeth| aeth.msn())).collect()
 }

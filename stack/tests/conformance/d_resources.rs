@@ -367,7 +367,10 @@ fn case_086_atomic_write() {
         peer.inject(request.clone());
         let answer = peer.expect(Opcode::RC_READ_RESPONSE_ONLY, RQ);
         assert_eq!(answer.payload, []);
-        assert_eq!(answer.aeth.map(|aeth| (aeth.syndrome(), aeth.msn())), Some((Some(Syndrome::ACK), 1)));
+        assert_eq!(
+            answer.extensions.aeth.map(|aeth| (aeth.syndrome(), aeth.msn())),
+            Some((Some(Syndrome::ACK), 1))
+        );
         let expected = [[0xee; 8], [1, 2, 3, 4, 5, 6, 7, 8], [0xee; 8], [0xee; 8]];
         assert_eq!(peer.bytes(mr), expected.concat());
     }
@@ -423,10 +426,10 @@ fn case_087_shapes_of_read_responses() {
             let got = peer.expect(opcode, psn + i as u32);
             let end = length.min((i + 1) * 256);
             assert_eq!(got.payload, data[va + i * 256..va + end], "packet {i} of {length} bytes");
-            let aeth = got.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
+            let aeth = got.extensions.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
             let due = (opcode != Opcode::RC_READ_RESPONSE_MIDDLE).then_some((0x1f, msn));
             assert_eq!(aeth, due, "packet {i} of {length} bytes");
-            assert!(!got.ack_req && !got.solicited);
+            assert!(!got.bth.ack_req() && !got.bth.solicited());
         }
         peer.expect_nothing();
         psn += packets as u32;

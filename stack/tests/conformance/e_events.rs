@@ -76,7 +76,7 @@ fn solicited_only() {
             let mr = peer.memory(&pattern(600));
             let flags = SendFlags::default().solicited(true);
             peer.post_flagged(1, op, Data::Sges(&[sge(mr, 600)]), flags);
-            let got: Vec<bool> = peer.take_packets().iter().map(|got| got.solicited).collect();
+            let got: Vec<bool> = peer.take_packets().iter().map(|got| got.bth.solicited()).collect();
             assert_eq!(got, marks, "{op:?} on {qp_type:?}");
         }
     }

@@ -237,8 +237,8 @@ fn case_093_ud_send_longer_than_a_packet() {
         }
         let got = peer.expect(Opcode::UD_SEND_ONLY, SQ);
         assert_eq!(got.payload, data[..4096], "the PSNs of the others were not taken");
-        assert_eq!(got.deth.map(|deth| (deth.qkey(), deth.source_qpn())), Some((QKEY, peer.qpn)));
-        assert!(!got.ack_req);
+        assert_eq!(got.extensions.deth.map(|deth| (deth.qkey(), deth.source_qpn())), Some((QKEY, peer.qpn)));
+        assert!(!got.bth.ack_req());
         peer.expect_nothing();
         peer.expect_counted(Counter::TxTooLong, 2);
 
@@ -531,7 +531,7 @@ fn case_100_multicast() {
         let mr = peer.memory(b"to all");
         peer.post(9, SendOp::SendTo(Destination { ah, qpn: Qpn::MULTICAST, qkey: QKEY }), &[sge(mr, 6)]);
         let got = peer.expect(Opcode::UD_SEND_ONLY, SQ);
-        assert_eq!((got.dest_qpn, &got.payload[..]), (Qpn::MULTICAST, &b"to all"[..]));
+        assert_eq!((got.bth.dest_qpn(), &got.payload[..]), (Qpn::MULTICAST, &b"to all"[..]));
         assert_eq!(got.frame[..6], mac(1).0);
         let destination = if ipv6 { IP + 24..IP + 40 } else { IP + 16..IP + 20 };
         assert_eq!(got.frame[destination.clone()], group(1).0[16 - destination.len()..]);

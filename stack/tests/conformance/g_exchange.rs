@@ -59,8 +59,8 @@ pub(crate) fn to_gsi(bytes: &[u8]) -> Script {
 pub(crate) fn take_mad(peer: &mut Peer) -> [u8; MAD_LEN] {
     let got = peer.take_packets();
     let [got] = &got[..] else { panic!("{} packets and not one MAD", got.len()) };
-    let deth = got.deth.unwrap();
-    assert_eq!((got.opcode, got.dest_qpn), (Opcode::UD_SEND_ONLY, Qpn::GSI));
+    let deth = got.extensions.deth.unwrap();
+    assert_eq!((got.opcode, got.bth.dest_qpn()), (Opcode::UD_SEND_ONLY, Qpn::GSI));
     assert_eq!((deth.qkey(), deth.source_qpn()), (QKEY_GSI, Qpn::GSI));
     got.payload.as_slice().try_into().unwrap()
 }

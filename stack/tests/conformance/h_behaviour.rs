@@ -128,7 +128,7 @@ fn case_125_cnp_beside_a_nak() {
         let cnps = packets.len() as u64 - 1;
         peer.inject_all(packets);
         peer.expect_wc(0, Success);
-        let resent: Vec<u32> = peer.take_packets().iter().map(|got| got.psn).collect();
+        let resent: Vec<u32> = peer.take_packets().iter().map(|got| got.psn()).collect();
         assert_eq!(resent, [SQ + 1, SQ + 2], "{name}");
         peer.expect_counted(Counter::RpCnpIgnored, cnps);
         peer.expect_counted(Counter::PacketSeqErr, 1);
@@ -311,7 +311,7 @@ fn connectx_conversation(mig_req: bool, credits: [u8; 4]) {
                 peer.expect(Opcode::RC_SEND_MIDDLE, sq + 1),
                 peer.expect(Opcode::RC_SEND_LAST, sq + 2),
             ];
-            assert!(sent.iter().all(|got| got.mig_req), "ferroce sends 1, too");
+            assert!(sent.iter().all(|got| got.bth.mig_req()), "ferroce sends 1, too");
             assert_eq!(payload(&sent), data);
             say(&mut peer, credit(sq + 2, round * 7 + id as u32 + 1));
             peer.expect_wc(id, Success);
@@ -341,7 +341,7 @@ fn connectx_conversation(mig_req: bool, credits: [u8; 4]) {
         assert_eq!(peer.bytes(memory)[..100], data[..100]);
         say(&mut peer, packet(Opcode::RC_READ_REQUEST, rq + 2).reth(0, rkey, 100));
         let answer = peer.expect(Opcode::RC_READ_RESPONSE_ONLY, rq + 2);
-        assert_eq!((answer.payload, answer.mig_req), (data[..100].to_vec(), true));
+        assert_eq!((&answer.payload[..], answer.bth.mig_req()), (&data[..100], true));
         rq += 3;
     }
     peer.expect_state(QpState::Rts);

@@ -51,7 +51,7 @@ fn case_120_gbn_check() {
             if *lost {
                 continue;
             }
-            match distance(got.psn, expected) {
+            match distance(got.psn(), expected) {
                 0 => {
                     expected = (expected + 1) & 0xff_ffff;
                     (gap, nak_in_flight) = (false, false);
@@ -61,19 +61,19 @@ fn case_120_gbn_check() {
             }
             continue;
         }
-        let acknowledged = match got.aeth.unwrap().syndrome_byte() {
+        let acknowledged = match got.extensions.aeth.unwrap().syndrome_byte() {
             NAK_SEQUENCE => {
                 naks += 1;
                 assert!(gap, "nothing is missing: {got}");
                 assert!(!nak_in_flight, "asked for already: {got}");
-                assert_eq!(got.psn, expected, "the first lost PSN");
+                assert_eq!(got.psn(), expected, "the first lost PSN");
                 nak_in_flight = true;
-                (got.psn.wrapping_sub(1)) & 0xff_ffff
+                (got.psn().wrapping_sub(1)) & 0xff_ffff
             }
             _ => {
                 acks += 1;
-                assert_eq!(got.psn, expected.wrapping_sub(1) & 0xff_ffff, "the last executed: {got}");
-                got.psn
+                assert_eq!(got.psn(), expected.wrapping_sub(1) & 0xff_ffff, "the last executed: {got}");
+                got.psn()
             }
         };
         let regressed = last_ack.is_some_and(|last| distance(acknowledged, last) < 0);
@@ -118,19 +118,19 @@ fn case_121_read_gbn_check() {
             RESPONDER => (seen.got.at + DELAY, 0),
             _ => (seen.got.at, 1),
         });
-        let first = seen[0].got.psn;
+        let first = seen[0].got.psn();
         let mut missing = first;
         for Seen { from, lost: is_lost, got } in &seen {
             lost += u32::from(*is_lost);
             if *from == RESPONDER {
-                if !is_lost && got.psn == missing {
+                if !is_lost && got.psn() == missing {
                     missing = (missing + 1) & 0xff_ffff;
                 }
                 continue;
             }
-            assert_eq!((got.opcode, got.psn), (Opcode::RC_READ_REQUEST, missing), "the first missing PSN");
+            assert_eq!((got.opcode, got.psn()), (Opcode::RC_READ_REQUEST, missing), "the first missing PSN");
             let skipped = distance(missing, first) as u32 * 256;
-            let reth = got.reth.unwrap();
+            let reth = got.extensions.reth.unwrap();
             assert_eq!((reth.va(), reth.length()), (from_address(from_of(&pair), skipped), length - skipped));
             resumed += u32::from(skipped > 0);
         }
@@ -143,11 +143,11 @@ fn case_121_read_gbn_check() {
         let mut next = None;
         for Seen { from, lost, got } in &seen {
             if *from == REQUESTER {
-                next = if *lost { next } else { Some((got.psn, true)) };
+                next = if *lost { next } else { Some((got.psn(), true)) };
                 continue;
             }
             let (psn, begins) = next.unwrap();
-            assert_eq!(got.psn, psn, "{got}");
+            assert_eq!(got.psn(), psn, "{got}");
             let is_first =
                 [Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_ONLY].contains(&got.opcode);
             assert_eq!(is_first, begins, "{got}");
@@ -179,9 +179,9 @@ fn case_122_nak_latencies() {
     let mut newest = None;
     let mut dice = Random::new(122);
     let log = Log::of(&pair, move |from, got| {
-        let is_new = from == REQUESTER && newest.is_none_or(|newest| distance(got.psn, newest) > 0);
+        let is_new = from == REQUESTER && newest.is_none_or(|newest| distance(got.psn(), newest) > 0);
         if is_new {
-            newest = Some(got.psn);
+            newest = Some(got.psn());
         }
         is_new && dice.below(30) == 0
     });
@@ -217,25 +217,25 @@ fn case_122_nak_latencies() {
             losses += 1;
             // One behind another does not show before that one is mended.
             if missing.is_empty() {
-                oldest = Some(Loss { psn: got.psn, shows: None, nak: None });
+                oldest = Some(Loss { psn: got.psn(), shows: None, nak: None });
             }
-            missing.push(got.psn);
+            missing.push(got.psn());
             continue;
         }
-        missing.retain(|psn| from == RESPONDER || *psn != got.psn);
+        missing.retain(|psn| from == RESPONDER || *psn != got.psn());
         let Some(loss) = &mut oldest else { continue };
         if from == RESPONDER {
-            if got.psn == loss.psn && got.aeth.unwrap().syndrome_byte() == NAK_SEQUENCE {
+            if got.psn() == loss.psn && got.extensions.aeth.unwrap().syndrome_byte() == NAK_SEQUENCE {
                 assert!(loss.nak.is_none(), "a second NAK");
                 generation.push(got.at.since(loss.shows.unwrap()).as_nanos() as u64);
                 loss.nak = Some(got.at + DELAY);
             }
-        } else if got.psn == loss.psn {
+        } else if got.psn() == loss.psn {
             let nak = loss.nak.unwrap();
             assert!(got.at >= nak, "sent again before the NAK came");
             reaction.push(got.at.since(nak).as_nanos() as u64);
             oldest = None;
-        } else if loss.shows.is_none() && distance(got.psn, loss.psn) > 0 {
+        } else if loss.shows.is_none() && distance(got.psn(), loss.psn) > 0 {
             loss.shows = Some(got.at + DELAY);
         }
     }
@@ -274,7 +274,7 @@ fn case_123_single_losses() {
             let carries = if operation == Operation::ReadRequest { RESPONDER } else { REQUESTER };
             let mut left = losses.to_vec();
             let log = Log::of(&pair, move |from, got| {
-                let place = (got.psn - first) & 0xff_ffff;
+                let place = (got.psn() - first) & 0xff_ffff;
                 let loss = left.iter_mut().find(|(lost, times)| *lost == place && *times > 0);
                 match loss {
                     Some((_, times)) if from == carries && !got.payload.is_empty() => {

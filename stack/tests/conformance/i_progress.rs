@@ -155,15 +155,15 @@ fn case_133_no_stale_byte_leaves() {
     }
     for got in &sent {
         let end = got.frame.len() - 4;
-        assert!(got.frame[end - got.pad..end].iter().all(|byte| *byte == 0), "pad of {got}");
+        assert!(got.frame[end - got.bth.pad()..end].iter().all(|byte| *byte == 0), "pad of {got}");
     }
     // All that there is, but for congestion notifications, which are to come.
     let kinds: HashSet<Opcode> = sent.iter().map(|got| got.opcode).collect();
     let missing: Vec<Opcode> = opcodes().filter(|o| *o != Opcode::CNP && !kinds.contains(o)).collect();
     assert!(missing.is_empty(), "never sent: {missing:?}");
-    assert!((0..4).all(|pad| sent.iter().any(|got| got.pad == pad)));
+    assert!((0..4).all(|pad| sent.iter().any(|got| got.bth.pad() == pad)));
     let syndromes: HashSet<u8> =
-        sent.iter().filter_map(|got| got.aeth).map(|aeth| aeth.syndrome_byte()).collect();
+        sent.iter().filter_map(|got| got.extensions.aeth).map(|aeth| aeth.syndrome_byte()).collect();
     let all = [0x1f, NAK_SEQUENCE, NAK_INVALID, NAK_ACCESS, NAK_OPERATIONAL, NAK_RNR | 12];
     assert_eq!(syndromes, HashSet::from(all));
 
@@ -213,11 +213,11 @@ fn case_134_posted_lists_change_under_the_engine() {
         peer.bytes_mut(mr).fill(round);
         peer.take_at_most(1);
         for got in peer.take_packets() {
-            match got.psn - SQ {
+            match got.psn() - SQ {
                 0..=2 => assert!(got.payload.iter().all(|byte| *byte == round), "{got}"),
                 _ => assert_eq!(got.payload, b"inline"),
             }
-            sent.push((got.psn - SQ, got.payload.len()));
+            sent.push((got.psn() - SQ, got.payload.len()));
         }
     }
     let lengths = [(0, 256), (1, 256), (2, 88), (3, 6)];

@@ -71,12 +71,12 @@ fn each_queue_pair_hears_its_partition() {
             psn += 1;
             // What it answers is of its own partition.
             let got = peer.expect(Opcode::RC_ACKNOWLEDGE, psn - 1);
-            assert_eq!(got.pkey, own, "the answer to {pkey}");
+            assert_eq!(got.bth.pkey(), own, "the answer to {pkey}");
             peer.expect_wc(1, WcStatus::Success);
         }
         // So are requests, and what comes back to them.
         peer.post_write(2, b"bytes");
-        assert_eq!(peer.expect(Opcode::RC_WRITE_ONLY, SQ).pkey, own);
+        assert_eq!(peer.expect(Opcode::RC_WRITE_ONLY, SQ).bth.pkey(), own);
         let foreign = peer.frame(&ack(SQ, 1).pkey(OTHER.0));
         peer.expect_foreign(foreign, Some(peer.qp), OTHER);
         peer.inject(ack(SQ, 1).pkey(FULL.0));
@@ -104,16 +104,16 @@ fn all_that_a_queue_pair_sends_has_its_key() {
     let kinds: std::collections::BTreeSet<&str> = sent.iter().map(|got| got.opcode.name()).collect();
     assert!(kinds.len() >= 9, "{kinds:?}");
     for got in &sent {
-        assert_eq!(got.pkey, FULL, "{got}");
+        assert_eq!(got.bth.pkey(), FULL, "{got}");
     }
     peer.inject(nak(crate::packet::NAK_SEQUENCE, SQ, 0).pkey(FULL.0));
-    assert!(peer.take_packets().iter().all(|got| got.pkey == FULL));
+    assert!(peer.take_packets().iter().all(|got| got.bth.pkey() == FULL));
     peer.modify(Transition::Reset);
     assert_eq!((peer.query().pkey_index, peer.query().state), (0, QpState::Reset));
 
     let mut peer = under(FULL, Setup { selective_repeat: true, ..Setup::default() });
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ + 1).pkey(FULL.0));
-    assert_eq!(peer.expect(Opcode::SELECTIVE_ACKNOWLEDGE, RQ).pkey, FULL);
+    assert_eq!(peer.expect(Opcode::SELECTIVE_ACKNOWLEDGE, RQ).bth.pkey(), FULL);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn unreliable_services_have_partitions_too() {
         let mut peer = under(own, Setup::of(QpType::Ud));
         let (to, mr) = (peer.destination(), peer.memory(b"bytes"));
         peer.post(1, SendOp::SendTo(to), &[crate::peer::sge(mr, 5)]);
-        assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, SQ).pkey, own);
+        assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, SQ).bth.pkey(), own);
         peer.expect_wc(1, WcStatus::Success);
     }
 }
@@ -279,7 +279,7 @@ fn a_drained_queue_pair_changes_its_partition() {
     peer.modify(update(index));
     peer.modify(Transition::Resume);
     peer.post_write(1, b"bytes");
-    assert_eq!(peer.expect(Opcode::RC_WRITE_ONLY, SQ).pkey, FULL);
+    assert_eq!(peer.expect(Opcode::RC_WRITE_ONLY, SQ).bth.pkey(), FULL);
     peer.inject(ack(SQ, 1).pkey(LIMITED.0));
     peer.expect_wc(1, WcStatus::Success);
 }
@@ -289,7 +289,7 @@ fn asked(peer: &mut Peer) -> (PKey, ferroce::wire::cm::Req) {
     let got = peer.expect(Opcode::UD_SEND_ONLY, 0);
     let message = ferroce::wire::cm::CmMessage::parse(&got.payload).unwrap();
     let CmBody::Req(req) = message.body else { panic!("{} is no REQ", message.body.name()) };
-    (got.pkey, *req)
+    (got.bth.pkey(), *req)
 }
 
 #[test]
@@ -308,7 +308,7 @@ fn connections_are_asked_for_in_a_partition() {
         assert_eq!((mad_pkey, sent.pkey()), (pkey, pkey));
         peer.inject(mad(CmBody::Rep(&rep(&sent))).pkey(FULL.0));
         let rtu = peer.expect(Opcode::UD_SEND_ONLY, 1);
-        assert_eq!(rtu.pkey, pkey);
+        assert_eq!(rtu.bth.pkey(), pkey);
         expect_established(&mut peer, id);
         assert_eq!((peer.query().pkey_index, peer.query().pkey), (index, pkey));
     }
@@ -343,7 +343,7 @@ fn connections_are_accepted_in_the_partition_that_was_asked_for() {
         assert!(matches!(refused, Err(Error::Invalid { attribute: "pkey_index", .. })), "{refused:?}");
         peer.context.accept(came.id, peer.qp, &ConnectionParameters::default()).unwrap();
         assert_eq!(peer.query().pkey, own);
-        assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 0).pkey, own);
+        assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 0).bth.pkey(), own);
     }
 }
 
@@ -390,7 +390,7 @@ fn a_limited_listener_beside_the_full_key() {
     assert_eq!(came.pkey_index, limited);
     peer.context.accept(came.id, peer.qp, &ConnectionParameters::default()).unwrap();
     assert_eq!((peer.query().pkey_index, peer.query().pkey), (limited, LIMITED));
-    assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 0).pkey, LIMITED);
+    assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 0).bth.pkey(), LIMITED);
     // Limited members do not hear each other, though the port's full key would hear this one.
     let (mut peer, _) = limited_listener(PortSpace::Tcp, &setup);
     peer.inject(req_in(&peer, FULL, LIMITED));
@@ -453,7 +453,7 @@ fn datagram_services_have_partitions() {
     peer.expect_event(Event::SqDrained(default));
     peer.modify(Transition::Update(QpUpdate::default().pkey_index(index)));
     peer.context.accept_datagrams(id, default, &[]).unwrap();
-    assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 1).pkey, FULL);
+    assert_eq!(peer.expect(Opcode::UD_SEND_ONLY, 1).bth.pkey(), FULL);
 
     // And to be found in one.
     let to = service(&peer);
@@ -462,7 +462,7 @@ fn datagram_services_have_partitions() {
     let got = peer.expect(Opcode::UD_SEND_ONLY, 2);
     let message = ferroce::wire::cm::CmMessage::parse(&got.payload).unwrap();
     let CmBody::SidrReq(sent) = message.body else { panic!("no SIDR_REQ") };
-    assert_eq!((got.pkey, sent.pkey()), (FULL, FULL));
+    assert_eq!((got.bth.pkey(), sent.pkey()), (FULL, FULL));
     let found = SidrRep::found(sent.request_id(), sent.service_id(), PEER_QPN, QKEY);
     peer.inject(mad(CmBody::SidrRep(&found)).pkey(LIMITED.0));
     let event = peer.context.next_cm_event();

@@ -25,7 +25,7 @@ pub(crate) fn send(psn: u32, byte: u8) -> Script {
 }
 
 pub(crate) fn psns(packets: &[Got]) -> Vec<u32> {
-    packets.iter().map(|packet| packet.psn).collect()
+    packets.iter().map(|packet| packet.psn()).collect()
 }
 
 #[track_caller]
@@ -119,7 +119,7 @@ fn psns_wrap_while_requests_are_held() {
         peer.post_recv(id, 8);
     }
     peer.inject_all([send(0xff_ffff, 1), send(0, 2), send(2, 4)]);
-    let got = peer.expect(Opcode::SELECTIVE_ACKNOWLEDGE, 0xff_fffe).sack.unwrap();
+    let got = *peer.expect(Opcode::SELECTIVE_ACKNOWLEDGE, 0xff_fffe).sack().unwrap();
     let named = [0xff_ffff, 0, 1, 2].map(|psn| got.holds(ferroce::Psn::new(psn)));
     assert_eq!(named, [true, true, false, true]);
     peer.inject(send(0xff_fffe, 0).ack_req());
@@ -164,7 +164,7 @@ fn reads_and_atomics_wait_for_their_turn() {
     peer.expect_sack(RQ, 0, &[RQ + 1, RQ + 2]);
     let write = packet(Opcode::RC_WRITE_ONLY, RQ).reth(remote.addr, remote.rkey, 8);
     peer.inject(write.payload(&40u64.to_ne_bytes()));
-    assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 1).original, Some(40));
+    assert_eq!(peer.expect(Opcode::RC_ATOMIC_ACKNOWLEDGE, RQ + 1).original(), Some(40));
     let first = peer.expect(Opcode::RC_READ_RESPONSE_FIRST, RQ + 2);
     assert_eq!(first.payload[..8], 42u64.to_ne_bytes());
     peer.expect(Opcode::RC_READ_RESPONSE_LAST, RQ + 3);

@@ -26,7 +26,7 @@ fn only_what_is_missing_is_sent_again_and_each_hole_once() {
     peer.expect_wc(0, Success);
     let resent = peer.take_packets();
     assert_eq!(psns(&resent), [SQ + 1, SQ + 2, SQ + 4]);
-    assert!(resent.iter().all(|packet| packet.ack_req));
+    assert!(resent.iter().all(|packet| packet.bth.ack_req()));
     assert_eq!(payload(&resent[..1]), [1; 8]);
     // The same again, and a word that was late, say nothing new.
     peer.inject_all([sack(SQ + 1, 1, &[SQ + 3, SQ + 5]), sack(SQ + 1, 1, &[SQ + 3])]);
@@ -165,7 +165,7 @@ fn of_a_read_the_missing_part_is_asked_for_again() {
     ]);
     for (psn, length) in [(SQ + 1, 512), (SQ + 4, 256)] {
         let again = peer.expect(Opcode::RC_READ_REQUEST, psn);
-        let reth = again.reth.unwrap();
+        let reth = again.extensions.reth.unwrap();
         let offset = u64::from(psn - SQ) * 256;
         assert_eq!((reth.va(), reth.rkey(), reth.length()), (REMOTE.addr + offset, REMOTE.rkey, length));
     }
@@ -178,7 +178,7 @@ fn of_a_read_the_missing_part_is_asked_for_again() {
     peer.expect_no_wc();
     // The second request was answered, so of the first a piece is lost once more.
     let again = peer.expect(Opcode::RC_READ_REQUEST, SQ + 1);
-    assert_eq!(again.reth.unwrap().length(), 512);
+    assert_eq!(again.extensions.reth.unwrap().length(), 512);
     peer.inject_all([
         read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ + 1, piece(1)),
         read_response(Opcode::RC_READ_RESPONSE_LAST, SQ + 2, piece(2)),
@@ -202,7 +202,7 @@ fn a_read_that_waits_at_the_responder_is_not_asked_for_again() {
     // Its answer is lost, and what follows gives that away; no piece of it came, so all of it.
     peer.inject(ack(SQ + 3, 3));
     peer.expect_wc(1, Success);
-    assert_eq!(peer.expect(Opcode::RC_READ_REQUEST, SQ + 1).reth.unwrap().length(), 512);
+    assert_eq!(peer.expect(Opcode::RC_READ_REQUEST, SQ + 1).extensions.reth.unwrap().length(), 512);
     peer.inject_all([
         read_response(Opcode::RC_READ_RESPONSE_FIRST, SQ + 1, &[1; 256]),
         read_response(Opcode::RC_READ_RESPONSE_LAST, SQ + 2, &[2; 256]),
@@ -219,7 +219,7 @@ fn a_read_whose_request_is_missing_is_asked_for_whole() {
     peer.post_read(1, 1024);
     assert_eq!(psns(&peer.take_packets()), [SQ]);
     peer.inject(sack(SQ, 0, &[]));
-    assert_eq!(peer.expect(Opcode::RC_READ_REQUEST, SQ).reth.unwrap().length(), 1024);
+    assert_eq!(peer.expect(Opcode::RC_READ_REQUEST, SQ).extensions.reth.unwrap().length(), 1024);
     peer.modify(Transition::Reset);
 }
 
@@ -249,13 +249,13 @@ fn a_full_window_asks_and_not_for_every_packet_that_it_lets_out() {
     peer.post_write(3, &pattern(700 * 256));
     let packets = peer.take_packets();
     assert_eq!(packets.len(), 448);
-    assert!(packets[447].ack_req && !packets[446].ack_req);
+    assert!(packets[447].bth.ack_req() && !packets[446].bth.ack_req());
     // What is held is out of it.
     peer.inject(sack(SQ + 10, 3, &[SQ + 11, SQ + 12]));
     expect_all(&mut peer, 0..3, Success);
     let more = peer.take_packets();
     assert_eq!(psns(&more), [&[SQ + 10][..], &(SQ + 448..SQ + 460).collect::<Vec<u32>>()].concat());
-    assert_eq!(more[1..].iter().filter(|packet| packet.ack_req).count(), 1, "only the sixteenth");
+    assert_eq!(more[1..].iter().filter(|packet| packet.bth.ack_req()).count(), 1, "only the sixteenth");
     peer.modify(Transition::Reset);
 }
 
@@ -264,7 +264,13 @@ fn a_long_read_is_asked_for_in_parts() {
     let mut peer = Peer::with(Setup { max_rd_atomic: 2, ..setup() });
     let data = pattern(300 * 256);
     let mr = peer.post_read(1, data.len());
-    let part = |got: Got| (got.psn - SQ, got.reth.unwrap().va() - REMOTE.addr, got.reth.unwrap().length());
+    let part = |got: Got| {
+        (
+            got.psn() - SQ,
+            got.extensions.reth.unwrap().va() - REMOTE.addr,
+            got.extensions.reth.unwrap().length(),
+        )
+    };
     let mut parts: Vec<_> = peer.take_packets().into_iter().map(part).collect();
     assert_eq!(parts, [(0, 0, 112 * 256), (112, 112 * 256, 112 * 256)], "no more READs than allowed");
     for i in 0..300u32 {
@@ -292,7 +298,7 @@ fn answers_of_atomics_are_taken_out_of_turn() {
     }
     assert_eq!(psns(&peer.take_packets()), [SQ, SQ + 1, SQ + 2]);
     peer.inject_all([atomic_ack(SQ + 1, 11), atomic_ack(SQ + 1, 99)]);
-    assert!(peer.expect(Opcode::RC_FETCH_ADD, SQ).ack_req);
+    assert!(peer.expect(Opcode::RC_FETCH_ADD, SQ).bth.ack_req());
     peer.expect_no_wc();
     peer.inject(atomic_ack(SQ, 10));
     peer.expect_wc(0, Success);

@@ -305,7 +305,7 @@ fn cve_2024_38544_queue_pair_destroyed_under_queued_packets() {
     }
     peer.take_at_most(usize::MAX);
     let sent = peer.take_packets();
-    assert_eq!(sent[..64].iter().filter(|got| got.psn < 1 << 21).count(), 32);
+    assert_eq!(sent[..64].iter().filter(|got| got.psn() < 1 << 21).count(), 32);
 }
 
 #[test]

@@ -178,7 +178,7 @@ fn ml_2026_07_max_dest_rd_atomic_changed_under_remembered_answers() {
         let answers = peer.take_packets();
         if depth < 4 {
             // One more than it may have outstanding now.
-            assert_eq!(answers.last().unwrap().aeth.unwrap().syndrome_byte(), NAK_INVALID);
+            assert_eq!(answers.last().unwrap().extensions.aeth.unwrap().syndrome_byte(), NAK_INVALID);
             assert_eq!(answers.len(), 4 * usize::from(depth) + 1);
             peer.expect_event(Event::QpReqErr(peer.qp));
         } else {

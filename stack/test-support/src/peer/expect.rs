@@ -38,7 +38,7 @@ impl Peer {
     #[track_caller]
     pub fn expect(&mut self, opcode: Opcode, psn: u32) -> Got {
         match self.next_packet() {
-            Some(got) if (got.opcode, got.psn) == (opcode, psn & 0xff_ffff) => got,
+            Some(got) if (got.opcode, got.psn()) == (opcode, psn & 0xff_ffff) => got,
             Some(got) => panic!(
                 "expected {} psn {psn:#x}\n   but got {got}\n{}",
                 opcode.name(),
@@ -65,7 +65,7 @@ impl Peer {
     #[track_caller]
     pub(super) fn expect_aeth(&mut self, syndrome: u8, psn: u32, msn: u32) {
         let got = self.expect(Opcode::RC_ACKNOWLEDGE, psn);
-        let aeth = got.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
+        let aeth = got.extensions.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
         if aeth != Some((syndrome, msn)) {
             panic!(
                 "expected syndrome {syndrome:#04x} msn {msn}\n   but got {got}\n{}",
@@ -79,10 +79,10 @@ impl Peer {
     #[track_caller]
     pub fn expect_sack(&mut self, psn: u32, msn: u32, held: &[u32]) {
         let got = self.expect(Opcode::SELECTIVE_ACKNOWLEDGE, psn);
-        let sack = got.sack.expect("a whole map");
+        let sack = got.sack().expect("a whole map");
         let named: Vec<u32> =
             (1..Sack::SPAN).map(|i| psn + i).filter(|psn| sack.holds(Psn::new(*psn))).collect();
-        let aeth = got.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
+        let aeth = got.extensions.aeth.map(|aeth| (aeth.syndrome_byte(), aeth.msn()));
         assert_eq!((aeth, &named[..]), (Some((Syndrome::ACK.byte(), msn)), held), "of {got}");
         assert!(!sack.holds(Psn::new(psn)), "the missing one is named in {got}");
     }
@@ -123,9 +123,9 @@ impl Peer {
         let (at, frame) = self.cable.next_frame()?;
         let got = Got::parse(at, frame);
         assert!(
-            [PEER_QPN, Qpn::MULTICAST, Qpn::GSI].contains(&got.dest_qpn),
+            [PEER_QPN, Qpn::MULTICAST, Qpn::GSI].contains(&got.bth.dest_qpn()),
             "destination of {got}: {}",
-            got.dest_qpn
+            got.bth.dest_qpn()
         );
         Some(got)
     }
