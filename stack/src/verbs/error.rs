@@ -129,7 +129,8 @@ pub enum Error {
     /// The operating system could not wait for a completion channel.
     #[error("waiting for a completion channel: {0}")]
     Wait(io::Error),
-    /// The runner of a handle has ended; commands that it had not taken were not carried out.
+    /// The runner of a handle has ended. Commands that it has not carried out come back by
+    /// [`RunnerHandle::poll`](crate::RunnerHandle::poll).
     #[error("the runner has ended: {reason}")]
     RunnerEnded {
         /// Why.

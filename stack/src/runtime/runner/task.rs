@@ -28,7 +28,7 @@ impl RunnerHandle {
     /// ```
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`] once everything that was delivered is taken.
+    /// As [`poll`](RunnerHandle::poll).
     pub async fn next(&mut self) -> Result<Delivery, Error> {
         poll_fn(|task| self.poll_next(task)).await
     }
