@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use ferroce::driver::{self, FrameSink, Wrapper, loopback};
 use ferroce::*;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -197,5 +198,72 @@ fn commands_that_are_not_carried_out_come_back() {
                 "{told}"
             );
         }
+    }
+}
+
+/// What a thread that waits for the channel is told, while `end` happens here.
+fn told(channel: &CompChannel, end: impl FnOnce()) -> [Result<Option<Cq>, String>; 2] {
+    let wait = || channel.wait_cq_event(LONG).map_err(|error| error.to_string());
+    thread::scope(|scope| {
+        let waiting = [(); 2].map(|()| scope.spawn(wait));
+        thread::sleep(Duration::from_millis(50));
+        end();
+        waiting.map(|waiting| waiting.join().unwrap())
+    })
+}
+
+const NO_QUEUE: &str = "the completion channel has no completion queue: all were destroyed, or are gone with their \
+                        context, or none was created on it";
+
+#[test]
+fn a_channel_without_queues_ends_every_wait() {
+    let (mut context, ..) = context(port(), 0);
+    let channel = context.create_comp_channel().unwrap();
+    let error = channel.wait_cq_event(LONG).unwrap_err();
+    assert!(matches!(error, Error::NoQueue) && error.to_string() == NO_QUEUE, "{error}");
+    let [first, second] = [(); 2].map(|()| context.create_cq_on(16, &channel).unwrap());
+    assert_eq!(channel.wait_cq_event(Duration::ZERO).unwrap(), None);
+    // One of two is not the last.
+    context.destroy_cq(first).unwrap();
+    assert_eq!(channel.wait_cq_event(Duration::from_millis(20)).unwrap(), None);
+    let gone = [(); 2].map(|()| Err(NO_QUEUE.to_owned()));
+    assert_eq!(told(&channel, || context.destroy_cq(second).unwrap()), gone);
+    // As a pipe without a writer: readable as long as it is so, for whoever waits by descriptor.
+    let is_readable =
+        || poll(&mut [PollFd::new(&channel, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1;
+    for _ in 0..3 {
+        assert!(is_readable() && channel.get_cq_event().is_none());
+    }
+    // A new queue makes it a channel again.
+    context.create_cq_on(16, &channel).unwrap();
+    assert!(channel.get_cq_event().is_none() && !is_readable());
+    assert_eq!(told(&channel, || drop(context)), gone);
+}
+
+/// The runner ends; its context is kept, so its queues are there, and nobody polls them.
+#[test]
+fn the_end_of_a_runner_wakes_who_waits_for_a_channel() {
+    for dies in [false, true] {
+        let dead = Arc::new(AtomicBool::new(false));
+        let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
+        let (mut context, ..) = context(Box::new(Mortal { port, dead: dead.clone() }), 0);
+        let channel = context.create_comp_channel().unwrap();
+        let [cq, other] = [(); 2].map(|()| context.create_cq_on(16, &channel).unwrap());
+        // One event for each that is armed.
+        context.req_notify_cq(cq, Notify::Next).unwrap();
+        context.req_notify_cq(other, Notify::Solicited).unwrap();
+        let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block)).unwrap();
+        let mut handle = runner.handle(&HandleConfig::default()).unwrap();
+        let (mut runner, mut stopped) = (Some(runner), None);
+        let events = told(&channel, || {
+            if dies {
+                dead.store(true, Ordering::Relaxed);
+                let _ = handle.call(|_| ());
+            } else {
+                stopped = runner.take().map(Runner::stop);
+            }
+        });
+        assert!(events.contains(&Ok(Some(cq))) && events.contains(&Ok(Some(other))), "{events:?}");
+        assert!(matches!(handle.call(|_| ()), Err(Error::RunnerEnded { .. })));
     }
 }

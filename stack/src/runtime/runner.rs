@@ -395,7 +395,7 @@ impl Turns {
 
     /// Tells every handle that the runner has ended. Before that each has what is unfinished, so it looks for it once.
     fn end(self, reason: &str) -> Context {
-        let Turns { context, clients, state, .. } = self;
+        let Turns { mut context, clients, state, .. } = self;
         clients.into_iter().for_each(Client::leave);
         // Those that came too late to be taken in; nobody comes after them.
         let mut arrivals = lock(&state.arrivals);
@@ -403,6 +403,7 @@ impl Turns {
         state.end.set(reason);
         drop(arrivals);
         state.end.tell();
+        context.wake_channels();
         context
     }
 
