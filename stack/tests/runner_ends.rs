@@ -267,3 +267,30 @@ fn the_end_of_a_runner_wakes_who_waits_for_a_channel() {
         assert!(matches!(handle.call(|_| ()), Err(Error::RunnerEnded { .. })));
     }
 }
+
+#[test]
+fn a_wait_for_the_runner_on_its_own_thread_is_refused() {
+    let (context, _, qp) = context(port(), 0);
+    let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+    let mut handle = runner.handle(&HandleConfig::default()).unwrap();
+    let mut inner = runner.handle(&HandleConfig::default()).unwrap();
+    let (done, outcome) = mpsc::channel();
+    let inside = move |context: &mut Context| {
+        let cq = context.create_cq(16).unwrap();
+        let refused = [inner.call(|_| ()), inner.deliver(cq), inner.wait(LONG).map(drop)];
+        // What does not wait is carried out, after the closure.
+        post(&mut inner, qp, 7);
+        assert!(inner.poll().unwrap().is_none() && inner.wait(Duration::ZERO).unwrap().is_none());
+        done.send((inner, refused)).unwrap();
+    };
+    thread::spawn(move || handle.call(inside));
+    let (mut inner, refused) = outcome.recv_timeout(LONG).expect("the closure has come to its end");
+    for (error, verb) in refused.into_iter().zip(["call", "deliver", "wait"]) {
+        let expected = format!(
+            "{verb} on the thread of the runner itself would wait for ever: use the context that the closure is given"
+        );
+        assert_eq!(error.unwrap_err().to_string(), expected);
+    }
+    assert!(matches!(inner.wait(LONG).unwrap(), Some(Delivery::Refused { wr_id: 7, .. })));
+    assert_eq!(inner.call(|_| 5).unwrap(), 5);
+}

@@ -11,9 +11,9 @@ use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use ferroce_driver::Clock;
@@ -165,6 +165,8 @@ impl Runner {
         let (handover, seat) = sync_channel::<Context>(1);
         let state_of_thread = state.clone();
         let body = move || {
+            // Nobody else sets it.
+            let _ = state_of_thread.thread.set(thread::current().id());
             // Nobody waits for it only if `start` itself has ended.
             let _ = pinned.send(core.map_or(Ok(()), pin_to_core));
             // It comes to a thread that is where it should be.
@@ -257,6 +259,8 @@ struct RunnerState {
     arrivals: Mutex<Vec<Client>>,
     /// The completion queues that have a handle.
     claimed: Mutex<HashSet<Cq>>,
+    /// The runner's thread, from its beginning.
+    thread: OnceLock<ThreadId>,
 }
 
 impl RunnerState {
@@ -268,6 +272,7 @@ impl RunnerState {
             end: End::new(),
             arrivals: Mutex::default(),
             claimed: Mutex::default(),
+            thread: OnceLock::new(),
         }
     }
 
@@ -316,6 +321,15 @@ impl RunnerState {
             None => Ok(()),
             Some(reason) => Err(Error::RunnerEnded { reason: reason.clone() }),
         }
+    }
+
+    /// A verb that waits for the runner would wait for itself on the runner's thread.
+    fn check_thread(&self, verb: &'static str) -> Result<(), Error> {
+        if self.is_own_thread() { Err(Error::OwnThread { verb }) } else { Ok(()) }
+    }
+
+    fn is_own_thread(&self) -> bool {
+        self.thread.get() == Some(&thread::current().id())
     }
 }
 

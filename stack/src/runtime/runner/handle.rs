@@ -147,8 +147,16 @@ impl RunnerHandle {
     /// `timeout`.
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`].
+    /// [`Error::RunnerEnded`], as [`poll`](RunnerHandle::poll); [`Error::OwnThread`] in a closure that the runner carries
+    /// out, where nothing can come.
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<Delivery>, Error> {
+        if let Some(delivery) = self.poll()? {
+            return Ok(Some(delivery));
+        }
+        if timeout.is_zero() {
+            return Ok(None);
+        }
+        self.state.check_thread("wait")?;
         let mut idler = Idler::new(self.idle);
         let mut deadline = None;
         loop {
@@ -175,10 +183,12 @@ impl RunnerHandle {
     ///
     /// # Errors
     /// [`Error::RunnerEnded`], also if that happens meanwhile; whether `f` has run is not known then.
+    /// [`Error::OwnThread`] inside of another call: the closure has the context already.
     pub fn call<R: Send + 'static>(
         &mut self,
         f: impl FnOnce(&mut Context) -> R + Send + 'static,
     ) -> Result<R, Error> {
+        self.state.check_thread("call")?;
         self.run(move |context, _| f(context))
     }
 
@@ -186,8 +196,9 @@ impl RunnerHandle {
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Busy`] if they come to a handle already;
-    /// [`Error::RunnerEnded`].
+    /// [`Error::RunnerEnded`]; [`Error::OwnThread`] as [`call`](RunnerHandle::call).
     pub fn deliver(&mut self, cq: Cq) -> Result<(), Error> {
+        self.state.check_thread("deliver")?;
         if !lock(&self.state.claimed).insert(cq) {
             let users = "a handle of this runner, which gets its completions".to_owned();
             return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
