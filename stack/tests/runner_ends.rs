@@ -294,3 +294,42 @@ fn a_wait_for_the_runner_on_its_own_thread_is_refused() {
     assert!(matches!(inner.wait(LONG).unwrap(), Some(Delivery::Refused { wr_id: 7, .. })));
     assert_eq!(inner.call(|_| 5).unwrap(), 5);
 }
+
+/// The last owner of a runner is a closure that it carries out.
+#[test]
+fn a_runner_may_be_dropped_on_its_own_thread() {
+    let (mut context, mrs, _) = context(port(), 1);
+    let channel = context.create_comp_channel().unwrap();
+    context.create_cq_on(16, &channel).unwrap();
+    let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block)).unwrap();
+    let [mut handle, mut other] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
+    assert_eq!(
+        handle
+            .call(move |_| {
+                drop(runner);
+                5
+            })
+            .unwrap(),
+        5
+    );
+    match other.wait(LONG) {
+        Err(Error::RunnerEnded { reason }) => assert_eq!(&*reason, "it was stopped"),
+        told => panic!("{told:?}"),
+    }
+    assert!(handle.exchange(mrs[0], block(1)).is_err());
+    // The context has gone with it.
+    assert!(matches!(channel.wait_cq_event(LONG), Err(Error::NoQueue)));
+}
+
+#[test]
+fn stopping_a_runner_on_its_own_thread_says_what_is_wrong() {
+    let (context, ..) = context(port(), 0);
+    let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+    let [mut handle, mut other] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
+    let stop = move |_: &mut Context| {
+        let stop = std::panic::AssertUnwindSafe(|| drop(runner.stop()));
+        *std::panic::catch_unwind(stop).unwrap_err().downcast::<&str>().unwrap()
+    };
+    assert!(handle.call(stop).unwrap().contains("drop it there"));
+    assert!(matches!(other.wait(LONG), Err(Error::RunnerEnded { .. })));
+}

@@ -218,8 +218,13 @@ impl Runner {
     ///
     /// # Panics
     /// With the panic of a closure that a handle's [`call`](RunnerHandle::call) has run, if one
-    /// panicked: that ended the thread, and the context with it.
+    /// panicked: that ended the thread, and the context with it. In a closure that the runner carries out: there it may
+    /// only be dropped, which ends it, with its context, behind the closure.
     pub fn stop(mut self) -> Stopped {
+        assert!(
+            !self.state.is_own_thread(),
+            "Runner::stop on the runner's own thread can't wait for the thread's end: drop it there"
+        );
         match self.join() {
             Some(Ok(Some(stopped))) => stopped,
             Some(Err(panic)) => resume_unwind(panic),
@@ -232,7 +237,8 @@ impl Runner {
     fn join(&mut self) -> Option<thread::Result<Option<Stopped>>> {
         let thread = self.thread.take()?;
         self.state.sleep.stop(|| self.state.wake());
-        Some(thread.join())
+        // Its own thread can't wait for its end, and nobody else asks for the context.
+        if self.state.is_own_thread() { None } else { Some(thread.join()) }
     }
 }
 
