@@ -6,8 +6,8 @@
 
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::task::{self, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -207,6 +207,30 @@ fn a_call_is_a_future_and_gets_through_when_deliveries_fill_the_ring() {
     let _ = poll_once(pin!(handle.call_async(add(16))));
     block_on(handle.call_async(|_| ())).unwrap();
     assert_eq!(ran.load(Ordering::Relaxed), 16);
+}
+
+#[test]
+fn a_call_that_is_dropped_runs_if_there_was_room_for_it() {
+    let (runner, ..) = flushing();
+    let config = HandleConfig::default();
+    let (mut blocker, mut handle) =
+        (runner.handle(&config).unwrap(), runner.handle(&config.commands(2)).unwrap());
+    let ran = Arc::new(AtomicU64::new(0));
+    let (begun, begins) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(move || blocker.call(move |_| (begun.send(()).unwrap(), goes_on.recv().unwrap())));
+        begins.recv().unwrap();
+        // The runner is busy: two are in the ring, and the third found no room.
+        for amount in [1, 16, 256] {
+            let ran = ran.clone();
+            let call = handle.call_async(move |_| ran.fetch_add(amount, Ordering::Relaxed));
+            assert!(poll_once(pin!(call)).is_pending());
+        }
+        go_on.send(()).unwrap();
+        handle.call(|_| ()).unwrap();
+    });
+    assert_eq!(ran.load(Ordering::Relaxed), 17);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Where the events of connections wait to be read.
 
 use std::collections::VecDeque;
+use std::io;
 
 use super::{CmEvent, CmId, ConnectionManager, Listener};
 use crate::engine::slab::Slab;
@@ -64,16 +65,23 @@ pub(super) struct CmEvents {
 const EVENTS_EACH: usize = 4;
 /// With so many unread for each connection that there can be, no new one begins.
 const UNREAD_EACH: usize = 3;
+/// Room for each connection that there can be.
+const EVENTS: usize = UNREAD_EACH + EVENTS_EACH;
 
 impl CmEvents {
     pub(super) fn new(connections: u32, channels: u32, generation: u32) -> CmEvents {
         let connections = connections as usize;
-        CmEvents { first: queue(connections), channels: Slab::new(channels, generation), connections }
+        CmEvents {
+            first: VecDeque::with_capacity(EVENTS * connections),
+            channels: Slab::new(channels, generation),
+            connections,
+        }
     }
 
     pub(super) fn create(&mut self) -> Result<CmChannel, Error> {
         let limit = self.channels.capacity();
-        let handle = self.channels.insert_with(|_| queue(self.connections));
+        let queue = queue(self.connections)?;
+        let handle = self.channels.insert_with(|_| queue);
         let full = Error::Exhausted { kind: "CM channel", limit, setting: "max_cm_channels" };
         handle.map(CmChannel).ok_or(full)
     }
@@ -142,6 +150,29 @@ impl CmEvents {
     }
 }
 
-fn queue(connections: usize) -> VecDeque<CmEvent> {
-    VecDeque::with_capacity((UNREAD_EACH + EVENTS_EACH) * connections)
+/// Room for all that can wait, of which a large [`max_connections`](crate::Config::max_connections) makes more than there
+/// may be memory.
+fn queue(connections: usize) -> Result<VecDeque<CmEvent>, Error> {
+    let (mut queue, events) = (VecDeque::new(), EVENTS.saturating_mul(connections));
+    queue.try_reserve_exact(events).map_err(|_| {
+        let refused =
+            format!("none for the {events} events of a CM channel; a smaller max_connections needs less");
+        io::Error::new(io::ErrorKind::OutOfMemory, refused)
+    })?;
+    Ok(queue)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_channel_that_finds_no_memory_is_refused() {
+        let error = queue(usize::MAX).unwrap_err();
+        assert!(matches!(error, Error::Memory(_)), "{error}");
+        assert!(error.to_string().contains("max_connections"), "{error}");
+        assert!(queue(1000).is_ok_and(|queue| queue.capacity() >= 7000));
+        // As `Context::create_cm_channel` and `Config::max_cm_channels` say.
+        assert!(EVENTS * size_of::<CmEvent>() <= 2100, "{}", EVENTS * size_of::<CmEvent>());
+    }
 }

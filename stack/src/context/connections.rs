@@ -109,10 +109,11 @@ impl Context {
 
     /// Creates a queue of connection events of its own, as rdma_cm has event channels. Libraries that share a context have
     /// one each, and name it where they begin: [`ListenConfig::channel`], [`ConnectionParameters::channel`]. It is bounded
-    /// by itself, as [`next_cm_event`](Context::next_cm_event) is: one that is not read stops its own connections alone.
+    /// by itself, as [`next_cm_event`](Context::next_cm_event) is: one that is not read stops its own connections alone. It
+    /// takes its memory at once, about 2 KiB for each of [`max_connections`](crate::Config::max_connections).
     ///
     /// # Errors
-    /// [`Error::Exhausted`]; [`Error::Unsupported`] on a socket that is not the one for QP1.
+    /// [`Error::Exhausted`]; [`Error::Memory`] when there is none; [`Error::Unsupported`] on a socket that is not the one for QP1.
     pub fn create_cm_channel(&mut self) -> Result<CmChannel, Error> {
         dispatch!(&mut self.backend, create_cm_channel())
     }

@@ -32,6 +32,11 @@ impl Context {
         dispatch!(&mut self.backend, attach(cq, waker))
     }
 
+    /// The queues that are armed raise the events of their channels.
+    pub(crate) fn wake_channels(&mut self) {
+        dispatch!(&mut self.backend, wake_channels())
+    }
+
     pub(crate) fn check_cq(&mut self, cq: Cq) -> Result<(), Error> {
         dispatch!(&mut self.backend, check_cq(cq))
     }
@@ -75,7 +80,7 @@ impl Context {
     }
 
     /// Arms a completion queue: one event with the next completion that fits, an [`Event::Completion`] or one of the
-    /// [`CompChannel`](crate::CompChannel) that the queue was created on. Poll the queue once more after arming it, for what
+    /// [`CompChannel`](crate::CompChannel) that the queue was created on, which comes at the end of a runner too. Poll the queue once more after arming it, for what
     /// came before.
     ///
     /// # Errors

@@ -73,6 +73,15 @@ impl CompletionQueue {
         }
     }
 
+    /// Wakes who waits for what it was armed for, which does not come.
+    pub(crate) fn wake_waiting(&mut self) {
+        if let Some(waker) = &self.waker
+            && self.armed.take().is_some()
+        {
+            waker.wake_by_ref();
+        }
+    }
+
     /// Forgets the completions of a destroyed or reset queue pair.
     pub(crate) fn purge(&mut self, qp: Qp) {
         self.ring.retain(|wc| wc.qp != qp);

@@ -1,7 +1,7 @@
 //! Completion channels: completion queues that another thread, or an event loop, waits for by file descriptor.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Wake, Waker};
 use std::time::{Duration, Instant};
@@ -18,6 +18,10 @@ use crate::verbs::{Cq, Error};
 /// A queue raises one event each time that it was armed ([`Context::req_notify_cq`]) and a completion that it was armed for
 /// came. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
 /// completion that came before the queue was armed raises none, so the loop is: arm, poll until there is nothing, wait.
+///
+/// Nobody waits for ever: when a [`Runner`](crate::Runner) ends, the queues of its context that are armed raise their events;
+/// and a channel without queues is readable, as a pipe without a writer is, and a wait for it ends with
+/// [`Error::NoQueue`]. So create a queue on it before the first wait.
 ///
 /// Clones are the same channel. It can be used from any thread, beside the one that polls the context, and neither waits for
 /// the other. Nothing is allocated for an event, and no number of them is too many: an event is a count.
@@ -78,13 +82,17 @@ impl Context {
 
 impl CompChannel {
     /// Takes an event: a queue that was armed has a completion, and is not armed any longer. The queues of the channel take
-    /// turns. Does not block.
+    /// turns. Does not block. `None` while the descriptor stays readable: the channel has no queue.
     pub fn get_cq_event(&self) -> Option<Cq> {
-        // A token of a queue that was destroyed meanwhile finds no event.
+        // A token of a queue that is gone meanwhile finds no event.
         while read(&*self.tokens, &mut [0; 8]).is_ok() {
             if let Some(cq) = self.queues().take() {
                 return Some(cq);
             }
+        }
+        if !self.has_queue() {
+            // For the others that wait.
+            add_token(&self.tokens);
         }
         None
     }
@@ -92,12 +100,16 @@ impl CompChannel {
     /// Takes an event, and blocks for one for `timeout` at most. `None` when there was none in that time.
     ///
     /// # Errors
-    /// [`Error::Wait`] when the system can't wait.
+    /// [`Error::NoQueue`] when the channel has no completion queue, or has none any longer: all were destroyed, or went
+    /// with their context. [`Error::Wait`] when the system can't wait.
     pub fn wait_cq_event(&self, timeout: Duration) -> Result<Option<Cq>, Error> {
         let start = Instant::now();
         loop {
             if let Some(cq) = self.get_cq_event() {
                 return Ok(Some(cq));
+            }
+            if !self.has_queue() {
+                return Err(Error::NoQueue);
             }
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
@@ -114,11 +126,15 @@ impl CompChannel {
 
     /// What the queue wakes when it has an event.
     fn add(&self, cq: Cq) -> Waker {
-        let queue = Arc::new(Queue { cq, events: AtomicU64::new(0), tokens: self.tokens.clone() });
+        let queue = Arc::new(Queue { cq, events: AtomicU64::new(0), is_gone: AtomicBool::new(false) });
         let mut queues = self.queues();
-        queues.forget_destroyed();
+        queues.all.retain(|queue| !queue.is_gone());
         queues.all.push(queue.clone());
-        Waker::from(queue)
+        Waker::from(Arc::new(Attachment { queue, tokens: self.tokens.clone() }))
+    }
+
+    fn has_queue(&self) -> bool {
+        self.queues().all.iter().any(|queue| !queue.is_gone())
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -150,13 +166,9 @@ impl Queues {
     fn take(&mut self) -> Option<Cq> {
         let count = self.all.len();
         let mut turns = (0..count).map(|n| (self.next + n) % count);
-        let found = turns.find(|n| !self.all[*n].is_destroyed() && self.all[*n].take())?;
+        let found = turns.find(|n| !self.all[*n].is_gone() && self.all[*n].take())?;
         self.next = found + 1;
         Some(self.all[found].cq)
-    }
-
-    fn forget_destroyed(&mut self) {
-        self.all.retain(|queue| !queue.is_destroyed());
     }
 }
 
@@ -166,14 +178,13 @@ struct Queue {
     cq: Cq,
     /// Not taken yet. Each has brought a token, which comes after it: who has a token finds an event.
     events: AtomicU64,
-    /// The channel's eventfd, which counts all events.
-    tokens: Arc<OwnedFd>,
+    /// It was destroyed, or its context is gone. That has brought a token too.
+    is_gone: AtomicBool,
 }
 
 impl Queue {
-    /// The completion queue itself has the other reference.
-    fn is_destroyed(self: &Arc<Self>) -> bool {
-        Arc::strong_count(self) == 1
+    fn is_gone(&self) -> bool {
+        self.is_gone.load(Ordering::Acquire)
     }
 
     fn take(&self) -> bool {
@@ -181,14 +192,33 @@ impl Queue {
     }
 }
 
-impl Wake for Queue {
+/// What the completion queue has of its channel, as long as it is there.
+struct Attachment {
+    queue: Arc<Queue>,
+    /// The channel's eventfd, which counts all events.
+    tokens: Arc<OwnedFd>,
+}
+
+impl Wake for Attachment {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.events.fetch_add(1, Ordering::Release);
-        // It fails only when 2⁶⁴ − 2 events wait.
-        let _: Result<usize, _> = write(&*self.tokens, &1u64.to_ne_bytes());
+        self.queue.events.fetch_add(1, Ordering::Release);
+        add_token(&self.tokens);
     }
+}
+
+impl Drop for Attachment {
+    /// Who waits looks whether this was the last queue.
+    fn drop(&mut self) {
+        self.queue.is_gone.store(true, Ordering::Release);
+        add_token(&self.tokens);
+    }
+}
+
+fn add_token(tokens: &OwnedFd) {
+    // It fails only when 2⁶⁴ − 2 events wait.
+    let _: Result<usize, _> = write(tokens, &1u64.to_ne_bytes());
 }

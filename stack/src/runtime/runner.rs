@@ -9,10 +9,11 @@ mod wakeup;
 
 use std::collections::HashSet;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Waker;
-use std::thread::{self, JoinHandle};
+use std::thread::{self, JoinHandle, ThreadId};
 use std::time::Duration;
 
 use ferroce_driver::Clock;
@@ -162,24 +163,33 @@ impl Runner {
         let state = Arc::new(RunnerState::new(idle, waker));
         let (pinned, outcome) = sync_channel(1);
         let (handover, seat) = sync_channel::<Context>(1);
-        let farewell = Farewell(state.clone());
+        let state_of_thread = state.clone();
         let body = move || {
-            let farewell = farewell;
+            // Nobody else sets it.
+            let _ = state_of_thread.thread.set(thread::current().id());
             // Nobody waits for it only if `start` itself has ended.
             let _ = pinned.send(core.map_or(Ok(()), pin_to_core));
             // It comes to a thread that is where it should be.
             let context = seat.recv().ok()?;
-            let mut turns = Turns::new(context, idle, farewell.0.clone());
-            let error = turns.run().err();
-            let reason = match &error {
-                Some(error) => error.to_string(),
-                None => "it was stopped".to_owned(),
+            let mut turns = Turns::new(context, idle, state_of_thread);
+            // After a panic the context is only dropped.
+            let ran = catch_unwind(AssertUnwindSafe(|| turns.run()));
+            let reason = match &ran {
+                Ok(Ok(())) => "it was stopped".to_owned(),
+                Ok(Err(error)) => error.to_string(),
+                Err(_) => "its thread panicked, in a closure that was called on it".to_owned(),
             };
-            if error.is_some() {
+            if !matches!(ran, Ok(Ok(()))) {
                 warn!(interface, "the runner ends: {reason}");
             }
-            farewell.0.end(&reason);
-            Some(Stopped { context: turns.context, error })
+            let context = turns.end(&reason);
+            match ran {
+                Ok(ran) => Some(Stopped { context, error: ran.err() }),
+                Err(panic) => {
+                    drop(context);
+                    resume_unwind(panic)
+                }
+            }
         };
         let started = thread::Builder::new().name("ferroce-runner".into()).spawn(body).map_err(Error::Thread);
         // A thread that sends nothing has panicked, which `stop` tells.
@@ -203,15 +213,21 @@ impl Runner {
     }
 
     /// Ends the thread, after it has carried out the commands that were posted before, and returns the
-    /// context. The handles are told.
+    /// context. The handles are told, and have what found no room and what was posted too late
+    /// ([`RunnerHandle`]).
     ///
     /// # Panics
     /// With the panic of a closure that a handle's [`call`](RunnerHandle::call) has run, if one
-    /// panicked: that ended the thread, and the context with it.
+    /// panicked: that ended the thread, and the context with it. In a closure that the runner carries out: there it may
+    /// only be dropped, which ends it, with its context, behind the closure.
     pub fn stop(mut self) -> Stopped {
+        assert!(
+            !self.state.is_own_thread(),
+            "Runner::stop on the runner's own thread can't wait for the thread's end: drop it there"
+        );
         match self.join() {
             Some(Ok(Some(stopped))) => stopped,
-            Some(Err(panic)) => std::panic::resume_unwind(panic),
+            Some(Err(panic)) => resume_unwind(panic),
             Some(Ok(None)) | None => {
                 unreachable!("the thread has the context, and only this and drop take it")
             }
@@ -221,7 +237,8 @@ impl Runner {
     fn join(&mut self) -> Option<thread::Result<Option<Stopped>>> {
         let thread = self.thread.take()?;
         self.state.sleep.stop(|| self.state.wake());
-        Some(thread.join())
+        // Its own thread can't wait for its end, and nobody else asks for the context.
+        if self.state.is_own_thread() { None } else { Some(thread.join()) }
     }
 }
 
@@ -248,6 +265,8 @@ struct RunnerState {
     arrivals: Mutex<Vec<Client>>,
     /// The completion queues that have a handle.
     claimed: Mutex<HashSet<Cq>>,
+    /// The runner's thread, from its beginning.
+    thread: OnceLock<ThreadId>,
 }
 
 impl RunnerState {
@@ -259,6 +278,7 @@ impl RunnerState {
             end: End::new(),
             arrivals: Mutex::default(),
             claimed: Mutex::default(),
+            thread: OnceLock::new(),
         }
     }
 
@@ -271,13 +291,16 @@ impl RunnerState {
         }
         let (to_runner, from_handle) = RingBuffer::new(commands as usize);
         let (to_handle, from_runner) = RingBuffer::new(deliveries as usize);
+        let (last, from_last) = sync_channel(1);
         let desk = Arc::new(Desk::new());
-        self.end.join(desk.clone());
-        lock(&self.arrivals).push(Client::new(from_handle, to_handle, desk.clone()));
-        self.tell_news();
-        // A runner that ends after this finds the desk in the list and rings.
+        let mut arrivals = lock(&self.arrivals);
+        // A runner that ends after this finds the client and the desk in the lists.
         self.check()?;
-        Ok(RunnerHandle::new(to_runner, from_runner, desk, self.clone(), idle))
+        self.end.join(desk.clone());
+        arrivals.push(Client::new(from_handle, to_handle, desk.clone(), last));
+        drop(arrivals);
+        self.tell_news();
+        Ok(RunnerHandle::new(to_runner, from_runner, desk, self.clone(), idle, from_last))
     }
 
     /// Something is in a ring, or has room again: wakes the runner if it sleeps.
@@ -306,21 +329,13 @@ impl RunnerState {
         }
     }
 
-    /// Tells every handle that the runner has ended; the first reason counts.
-    fn end(&self, reason: &str) {
-        self.end.set(reason);
-        // The rings of handles that nobody took in go now.
-        lock(&self.arrivals).clear();
-        self.end.tell();
+    /// A verb that waits for the runner would wait for itself on the runner's thread.
+    fn check_thread(&self, verb: &'static str) -> Result<(), Error> {
+        if self.is_own_thread() { Err(Error::OwnThread { verb }) } else { Ok(()) }
     }
-}
 
-/// Sees to it that the handles learn of a thread that panics.
-struct Farewell(Arc<RunnerState>);
-
-impl Drop for Farewell {
-    fn drop(&mut self) {
-        self.0.end("its thread panicked, in a closure that was called on it");
+    fn is_own_thread(&self) -> bool {
+        self.thread.get() == Some(&thread::current().id())
     }
 }
 
@@ -396,6 +411,20 @@ impl Turns {
             client.take_last_commands(&mut self.context);
             client.deliver(&mut self.context);
         }
+    }
+
+    /// Tells every handle that the runner has ended. Before that each has what is unfinished, so it looks for it once.
+    fn end(self, reason: &str) -> Context {
+        let Turns { mut context, clients, state, .. } = self;
+        clients.into_iter().for_each(Client::leave);
+        // Those that came too late to be taken in; nobody comes after them.
+        let mut arrivals = lock(&state.arrivals);
+        arrivals.drain(..).for_each(Client::leave);
+        state.end.set(reason);
+        drop(arrivals);
+        state.end.tell();
+        context.wake_channels();
+        context
     }
 
     fn block(&mut self) -> Result<(), Error> {

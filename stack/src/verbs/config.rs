@@ -61,7 +61,8 @@ pub struct Config {
     pub max_connections: u32,
     /// Ports that the connection manager listens on.
     pub max_listeners: u32,
-    /// Queues of connection events beside the first one.
+    /// Queues of connection events beside the first one. Each takes about 2 KiB for each of `max_connections`, when it is
+    /// created.
     pub max_cm_channels: u32,
     /// Unacknowledged packets to one destination, 1 to 2²³ − 1: of a queue pair, and of all the go-back-N queue
     /// pairs that send there together. The responses of READs, atomics, FLUSH and ATOMIC WRITE, which come from

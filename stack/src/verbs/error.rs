@@ -129,7 +129,22 @@ pub enum Error {
     /// The operating system could not wait for a completion channel.
     #[error("waiting for a completion channel: {0}")]
     Wait(io::Error),
-    /// The runner of a handle has ended; commands that it had not taken were not carried out.
+    /// A completion channel has no completion queue, so none of its events can come.
+    #[error(
+        "the completion channel has no completion queue: all were destroyed, or are gone with their context, \
+         or none was created on it"
+    )]
+    NoQueue,
+    /// A verb that waits for a runner was called on the thread of that runner, by a closure.
+    #[error(
+        "{verb} on the thread of the runner itself would wait for ever: use the context that the closure is given"
+    )]
+    OwnThread {
+        /// The verb.
+        verb: &'static str,
+    },
+    /// The runner of a handle has ended. Commands that it has not carried out come back by
+    /// [`RunnerHandle::poll`](crate::RunnerHandle::poll).
     #[error("the runner has ended: {reason}")]
     RunnerEnded {
         /// Why.

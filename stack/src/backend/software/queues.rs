@@ -41,6 +41,11 @@ impl Software {
         Ok(())
     }
 
+    /// Whoever polls the context does so no longer: nobody goes on waiting for completions.
+    pub(crate) fn wake_channels(&mut self) {
+        self.engine.shared.cqs.iter_mut().for_each(CompletionQueue::wake_waiting);
+    }
+
     pub(crate) fn check_cq(&mut self, cq: Cq) -> Result<(), Error> {
         self.cq(cq).map(drop)
     }

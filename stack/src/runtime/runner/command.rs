@@ -23,7 +23,8 @@ pub enum Delivery {
         /// How.
         completion: WorkCompletion,
     },
-    /// A work request was refused when the runner came to post it; nothing else will come of it.
+    /// A work request was refused when the runner came to post it, or the runner has ended before
+    /// ([`Error::RunnerEnded`]); nothing else will come of it.
     Refused {
         /// What the work request was posted with.
         wr_id: u64,
@@ -36,7 +37,7 @@ pub enum Delivery {
         mr: Mr,
         /// What was behind it; after an error, what should have gone there.
         memory: Memory,
-        /// What [`Context::exchange`] said.
+        /// What [`Context::exchange`] said, or [`Error::RunnerEnded`] if it was not carried out.
         outcome: Result<(), Box<Error>>,
     },
 }
@@ -141,5 +142,17 @@ impl Command {
             }
         };
         outcome.err().map(|error| Delivery::Refused { wr_id, error: Box::new(error) })
+    }
+
+    /// What the handle is told of one that is not carried out. Who waits for a closure learns of that by its drop.
+    pub(super) fn refuse(self, error: Error) -> Option<Delivery> {
+        let error = Box::new(error);
+        match self {
+            Command::Send { wr_id, .. } | Command::Receive { wr_id, .. } => {
+                Some(Delivery::Refused { wr_id, error })
+            }
+            Command::Exchange { mr, memory } => Some(Delivery::Exchanged { mr, memory, outcome: Err(error) }),
+            Command::Run(_) => None,
+        }
     }
 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use rtrb::{Consumer, Producer, PushError};
 
 use super::RunnerState;
+use super::client::Unfinished;
 use super::command::{Command, Delivery, Job, MAX_INLINE, MAX_SGES, Payload, ReceivesOf};
 use super::wakeup::{Desk, lock};
 use crate::runtime::idle::{Idle, Idler};
@@ -18,6 +19,10 @@ use crate::{Context, Memory};
 /// says to it comes with [`poll`](RunnerHandle::poll), in the order of posting, beside the completions.
 /// A ring that is full is [`Error::QueueFull`] here; one that is full on the way back keeps completions
 /// in their queues and commands in their ring. Neither loses anything.
+///
+/// When the runner ends, `poll` still brings what was delivered or waited for room, then each command that was not carried
+/// out, work requests as [`Delivery::Refused`] and memory as [`Delivery::Exchanged`], both with [`Error::RunnerEnded`]. A
+/// handle that is dropped has its commands carried out; the memory that they bring is freed.
 ///
 /// Memory belongs to the context. A thread has three ways to its bytes:
 ///
@@ -35,6 +40,9 @@ pub struct RunnerHandle {
     state: Arc<RunnerState>,
     idle: Idle,
     cqs: Vec<Cq>,
+    /// From the runner, before it tells that it has ended.
+    last: Receiver<Unfinished>,
+    unfinished: Option<Unfinished>,
 }
 
 impl RunnerHandle {
@@ -49,8 +57,10 @@ impl RunnerHandle {
         desk: Arc<Desk>,
         state: Arc<RunnerState>,
         idle: Idle,
+        last: Receiver<Unfinished>,
     ) -> RunnerHandle {
-        RunnerHandle { commands, deliveries, held: VecDeque::new(), desk, state, idle, cqs: Vec::new() }
+        let (held, cqs) = (VecDeque::new(), Vec::new());
+        RunnerHandle { commands, deliveries, held, desk, state, idle, cqs, last, unfinished: None }
     }
 
     /// Posts a send; [`Delivery::Refused`] if the context does not take it.
@@ -104,7 +114,7 @@ impl RunnerHandle {
     /// Takes the oldest delivery.
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`] once everything that was delivered is taken.
+    /// [`Error::RunnerEnded`] once everything is taken, also what the runner has not finished.
     pub fn poll(&mut self) -> Result<Option<Delivery>, Error> {
         if let Some(delivery) = self.held.pop_front() {
             return Ok(Some(delivery));
@@ -115,22 +125,38 @@ impl RunnerHandle {
         if self.desk.is_stalled() {
             self.state.nudge();
         }
-        if self.state.end.reason().is_some() {
-            // It has delivered everything before it ended.
-            return match self.deliveries.pop() {
-                Ok(delivery) => Ok(Some(delivery)),
-                Err(_) => self.state.check().map(|()| None),
-            };
+        self.state.check().map_or_else(|ended| self.take_unfinished().ok_or(ended).map(Some), |()| Ok(None))
+    }
+
+    /// Takes the oldest of what there is after the end.
+    #[cold]
+    fn take_unfinished(&mut self) -> Option<Delivery> {
+        let RunnerHandle { deliveries, state, last, unfinished, .. } = self;
+        // It may have delivered something since this thread looked.
+        if let Ok(delivery) = deliveries.pop() {
+            return Some(delivery);
         }
-        Ok(None)
+        if unfinished.is_none() {
+            *unfinished = last.try_recv().ok();
+        }
+        let reason = state.end.reason()?;
+        unfinished.as_mut()?.next(|| Error::RunnerEnded { reason: reason.clone() })
     }
 
     /// Takes the oldest delivery; waits for one as the handle's [`Idle`] says, but not longer than
     /// `timeout`.
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`].
+    /// [`Error::RunnerEnded`], as [`poll`](RunnerHandle::poll); [`Error::OwnThread`] in a closure that the runner carries
+    /// out, where nothing can come.
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<Delivery>, Error> {
+        if let Some(delivery) = self.poll()? {
+            return Ok(Some(delivery));
+        }
+        if timeout.is_zero() {
+            return Ok(None);
+        }
+        self.state.check_thread("wait")?;
         let mut idler = Idler::new(self.idle);
         let mut deadline = None;
         loop {
@@ -157,10 +183,12 @@ impl RunnerHandle {
     ///
     /// # Errors
     /// [`Error::RunnerEnded`], also if that happens meanwhile; whether `f` has run is not known then.
+    /// [`Error::OwnThread`] inside of another call: the closure has the context already.
     pub fn call<R: Send + 'static>(
         &mut self,
         f: impl FnOnce(&mut Context) -> R + Send + 'static,
     ) -> Result<R, Error> {
+        self.state.check_thread("call")?;
         self.run(move |context, _| f(context))
     }
 
@@ -168,8 +196,9 @@ impl RunnerHandle {
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Busy`] if they come to a handle already;
-    /// [`Error::RunnerEnded`].
+    /// [`Error::RunnerEnded`]; [`Error::OwnThread`] as [`call`](RunnerHandle::call).
     pub fn deliver(&mut self, cq: Cq) -> Result<(), Error> {
+        self.state.check_thread("deliver")?;
         if !lock(&self.state.claimed).insert(cq) {
             let users = "a handle of this runner, which gets its completions".to_owned();
             return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });

@@ -28,7 +28,7 @@ impl RunnerHandle {
     /// ```
     ///
     /// # Errors
-    /// [`Error::RunnerEnded`] once everything that was delivered is taken.
+    /// As [`poll`](RunnerHandle::poll).
     pub async fn next(&mut self) -> Result<Delivery, Error> {
         poll_fn(|task| self.poll_next(task)).await
     }
@@ -49,11 +49,12 @@ impl RunnerHandle {
         }
     }
 
-    /// As [`call`](RunnerHandle::call), without blocking. If the future is dropped, `f` may run all the same, or not at all
-    /// if the future was never polled.
+    /// As [`call`](RunnerHandle::call), without blocking. If the future is dropped, `f` runs all the same once it is in the
+    /// ring of commands, and not at all before: the first poll puts it there, or a later one if the ring is full.
     ///
     /// # Errors
-    /// As [`call`](RunnerHandle::call).
+    /// [`Error::RunnerEnded`] as [`call`](RunnerHandle::call). A closure that the runner carries out must not block on it:
+    /// that would wait for itself.
     pub async fn call_async<R: Send + 'static>(
         &mut self,
         f: impl FnOnce(&mut Context) -> R + Send + 'static,
