@@ -128,12 +128,13 @@ impl Engine {
         self.shared.scheduler.is_active() || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
     }
 
-    /// A poll begins.
+    /// A poll begins. Returns its time, which is never before that of the last one.
     #[inline]
-    pub(crate) fn begin(&mut self, now: Nanos) {
-        self.shared.now = now;
+    pub(crate) fn begin(&mut self, now: Nanos) -> Nanos {
+        self.shared.now = self.shared.now.max(now);
         self.shared.poll += 1;
         self.shared.scheduler.begin_poll();
+        self.shared.now
     }
 
     /// Schedules `qp`, or every queue pair, if it owes an ACK. Returns whether any does.
