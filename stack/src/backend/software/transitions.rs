@@ -42,6 +42,7 @@ impl Software {
             Transition::Update(update) => self.update(qp, &update),
             Transition::Error => {
                 queue_pair.require("Error", "any state but RESET", &QpState::ALL_BUT_RESET)?;
+                queue_pair.await_next_hop(shared, None);
                 queue_pair.fail(shared);
                 Ok(())
             }
@@ -68,10 +69,11 @@ impl Software {
         moved.map_or(Ok(()), |(_, hop)| self.await_next_hop(qp, hop))
     }
 
-    /// Nothing is sent on a new way before its next hop is found.
+    /// Nothing is sent on a new way before its next hop is found. Why there was none on an old one is over.
     fn await_next_hop(&mut self, qp: Qp, hop: Hop) -> Result<(), Error> {
-        let (queue_pair, _) = self.qp(qp)?;
-        queue_pair.next_hop = hop.ticket();
+        let (queue_pair, shared) = self.qp(qp)?;
+        queue_pair.await_next_hop(shared, hop.ticket());
+        shared.events.take_unreachable(qp.into());
         if let Some(ticket) = hop.ticket() {
             self.engine.next_hops.tell(ticket, Seeker::Qp(qp));
         }
