@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -170,6 +170,51 @@ fn a_new_way_knows_nothing_of_the_old_ones_end() {
     end.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
     end.ready(qp, unknown(1));
     assert_eq!(blocking(&mut end, Transition::Error), Ok(()));
+}
+
+/// However many were begun for nobody, a few looks are enough to see it.
+#[test]
+fn a_search_ends_with_the_last_who_seeks() {
+    let mut end = End::new(&Config::default().max_ahs(1));
+    let pd = end.pd;
+    let none_is_left = |end: &mut End| {
+        let asked = end.run(Duration::from_millis(10));
+        assert!(asked == 0 && end.context.next_timeout().is_none(), "asked {asked} times for nobody");
+    };
+    // Address handles.
+    for host in 0..10_000 {
+        let ah = end.context.create_ah(pd, &to(unknown(host))).unwrap();
+        end.context.destroy_ah(ah).unwrap();
+    }
+    none_is_left(&mut end);
+    // Queue pairs that are destroyed, reset, failed, moved on.
+    for host in 0..1000 {
+        let qp = end.qp();
+        end.ready(qp, unknown(host));
+        match host % 4 {
+            0 => end.context.modify_qp(qp, Transition::Reset).unwrap(),
+            1 => end.context.modify_qp(qp, Transition::Error).unwrap(),
+            2 => end.move_to(qp, PEER),
+            _ => {}
+        }
+        end.context.destroy_qp(qp).unwrap();
+    }
+    none_is_left(&mut end);
+    // Exchanges.
+    for host in 0..1000 {
+        let qp = end.qp();
+        let peer = SocketAddr::new(unknown(host), 7);
+        let id = end.context.connect(qp, peer, &ConnectionParameters::default()).unwrap();
+        end.context.disconnect(id).unwrap();
+        end.context.destroy_qp(qp).unwrap();
+    }
+    none_is_left(&mut end);
+    // Beside one who does wait.
+    let ah = end.context.create_ah(pd, &to(unknown(1))).unwrap();
+    let asked = end.run(Duration::from_millis(100));
+    assert!((90..=110).contains(&asked), "{asked}");
+    end.context.destroy_ah(ah).unwrap();
+    none_is_left(&mut end);
 }
 
 /// 20 or fewer are looked for once a millisecond each, more of them every 50 µs in turn.

@@ -3,7 +3,7 @@ use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
 use super::next_hops::NextHops;
-use crate::cm::{ConnectionManager, Gsi, Verbs};
+use crate::cm::{CmId, ConnectionManager, Gsi, Verbs};
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::key_table::KeyTable;
 use crate::engine::multicast::MulticastGroups;
@@ -115,6 +115,11 @@ impl Engine {
     pub(crate) fn cm_if_used(&mut self) -> Option<(&mut ConnectionManager, Verbs<'_>)> {
         let Engine { cm, qps, shared, port, .. } = self;
         Some((cm.as_deref_mut()?, Verbs { qps, shared, port }))
+    }
+
+    /// Whether an exchange waits for its next hop.
+    pub(crate) fn awaits_next_hop(&self, id: CmId) -> bool {
+        self.cm.as_ref().is_some_and(|cm| cm.awaits_next_hop(id))
     }
 
     /// How many connections there are, and how many there can be.
