@@ -393,9 +393,10 @@ impl PacketDriver for Dpdk {
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         eal::enter();
         self.outbox.flush(self.port.id, self.queue);
-        let deadline = Instant::now() + timeout;
+        // A time too far away to be told is none.
+        let deadline = Instant::now().checked_add(timeout);
         while self.backlog.is_empty() && !self.set_aside() {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.map_or(NAP, |deadline| deadline.saturating_duration_since(Instant::now()));
             if left.is_zero() {
                 break;
             }

@@ -138,11 +138,14 @@ pub trait PacketDriver: Send {
     /// # Errors
     /// As [`resolve`](PacketDriver::resolve); [`Error::NoNeighbour`] after `timeout`.
     fn resolve_blocking(&mut self, peer: IpAddr, timeout: Duration) -> Result<[u8; 6], Error> {
-        let deadline = Instant::now() + timeout;
+        // A time too far away to be told is none.
+        let deadline = Instant::now().checked_add(timeout);
         loop {
             match self.resolve(peer)? {
                 NextHop::Found(mac) => return Ok(mac),
-                NextHop::Pending if Instant::now() < deadline => thread::sleep(RESOLVE_PAUSE),
+                NextHop::Pending if deadline.is_none_or(|deadline| Instant::now() < deadline) => {
+                    thread::sleep(RESOLVE_PAUSE);
+                }
                 NextHop::Pending => return Err(Error::no_neighbour(peer, &self.capabilities().interface)),
             }
         }

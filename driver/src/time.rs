@@ -1,4 +1,5 @@
 use std::ops::{Add, Sub};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// A point in time: nanoseconds since an arbitrary start. The engine has no clock of its own;
@@ -32,28 +33,52 @@ impl Sub<Duration> for Nanos {
     }
 }
 
-/// The machine's monotonic clock, as [`Nanos`] since the clock was made, for a loop that reads it at
-/// every turn.
+/// The machine's monotonic clock, as [`Nanos`], for a loop that reads it at every turn. All clocks of a process
+/// tell the same time, whenever they were started, so that loops can follow each other and take turns.
 ///
 /// Where the kernel keeps time by the processor's counter (x86-64, clock source `tsc`), that is read
 /// itself, which takes less than half of the time, and set by the kernel's clock again and again.
 #[derive(Debug)]
 pub struct Clock {
+    /// When time began.
     start: Instant,
+    /// How far it is ahead of other clocks.
+    ahead: Duration,
     counter: Option<Counter>,
 }
 
+/// When time began in this process, and whether the processor's counter tells it.
+static START: LazyLock<(Instant, bool)> = LazyLock::new(|| (Instant::now(), counts_time()));
+
 impl Clock {
-    /// A clock that reads 1 s now, so that times shortly before its start can be expressed.
+    /// A clock. The first of a process reads 1 s now, so that times shortly before its start can be expressed.
     pub fn start() -> Clock {
-        Clock { start: Instant::now(), counter: counts_time().then(Counter::default) }
+        let (start, counts) = *START;
+        Clock { start, ahead: Duration::ZERO, counter: counts.then(Counter::default) }
+    }
+
+    /// The time now, but never earlier than `time`, which somebody else has told: the clock goes on from there.
+    #[inline]
+    pub fn catch_up_with(&mut self, time: Nanos) -> Nanos {
+        let now = self.now();
+        if now < time {
+            self.go_ahead(time.since(now));
+        }
+        now.max(time)
+    }
+
+    #[cold]
+    fn go_ahead(&mut self, by: Duration) {
+        self.ahead += by;
+        // What was counted belongs to the time before.
+        self.counter = self.counter.is_some().then(Counter::default);
     }
 
     /// The time now.
     #[inline]
     pub fn now(&mut self) -> Nanos {
-        let Clock { start, counter } = self;
-        let read = || Nanos(1_000_000_000) + start.elapsed();
+        let Clock { start, ahead, counter } = self;
+        let read = || Nanos(1_000_000_000) + start.elapsed() + *ahead;
         match counter {
             Some(counter) => counter.time(count, read),
             None => read(),
@@ -86,7 +111,7 @@ impl Counter {
         let time = match self.set {
             Some((at, time)) if now.wrapping_sub(at) < SET_AFTER && self.rate != 0 => {
                 // Less than 2²¹ counts, and less than 4 ns each.
-                Nanos(time.0 + ((now.wrapping_sub(at) * self.rate) >> 32))
+                Nanos(time.0.saturating_add((now.wrapping_sub(at) * self.rate) >> 32))
             }
             _ => {
                 let time = clock();
@@ -154,6 +179,35 @@ mod tests {
         }
         let (passed, expected) = (clock.now().since(first), start.elapsed());
         assert!(passed.abs_diff(expected) < Duration::from_millis(2), "{passed:?} of {expected:?}");
+    }
+
+    #[test]
+    fn clocks_agree_whenever_they_were_started() {
+        let mut old = Clock::start();
+        std::thread::sleep(Duration::from_millis(20));
+        let mut young = Clock::start();
+        let [first, second, third] = [old.now(), young.now(), old.now()];
+        let apart = first.since(second) + second.since(third);
+        assert!(apart < Duration::from_micros(100), "{first:?} {second:?} {third:?}");
+    }
+
+    #[test]
+    fn a_clock_goes_on_from_what_it_was_told() {
+        let mut clock = Clock::start();
+        let before = clock.now();
+        clock.catch_up_with(Nanos(5));
+        assert!(clock.now().since(before) < Duration::from_secs(1), "a time that is over");
+        for hours in [1, 2] {
+            let later = before + Duration::from_secs(hours * 3600);
+            clock.catch_up_with(later);
+            let (first, start) = (clock.now(), Instant::now());
+            assert!(first >= later && first.since(later) < Duration::from_secs(1), "{first:?}");
+            std::thread::sleep(Duration::from_millis(20));
+            let (passed, expected) = (clock.now().since(first), start.elapsed());
+            assert!(passed.abs_diff(expected) < Duration::from_millis(2), "{passed:?} of {expected:?}");
+        }
+        clock.catch_up_with(Nanos::NEVER);
+        assert_eq!(clock.now(), Nanos::NEVER);
     }
 
     #[test]

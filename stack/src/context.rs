@@ -135,9 +135,18 @@ impl Context {
     /// One turn of the engine at the time `now`: takes a burst of frames, fires the timers that
     /// are due, sends what is owed and what is posted. Returns how many frames came and went.
     ///
+    /// A context's time never goes back: told an earlier one than before, it stands still until that has come. A
+    /// [`Clock`](crate::Clock) goes on where others stopped; an application with a time of its own tells that, or lets
+    /// clocks [catch up](crate::Clock::catch_up_with) with [`now`](Context::now).
+    ///
     /// # Errors
     /// [`Error::Driver`] when the port is gone.
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         dispatch!(&mut self.backend, poll(now))
+    }
+
+    /// The latest time that the context was told; zero before the first poll.
+    pub fn now(&self) -> Nanos {
+        dispatch!(&self.backend, now())
     }
 }

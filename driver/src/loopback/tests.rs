@@ -236,3 +236,9 @@ fn two_threads_lose_nothing_within_the_depth() {
     assert_eq!((sent, echoed, got), (FRAMES, FRAMES, FRAMES));
     assert_eq!(far.rx_dropped + a.stats().rx_dropped, 0);
 }
+
+#[test]
+fn a_next_hop_can_be_waited_for_without_end() {
+    let (mut a, b) = pair(&[ip(1)], &[ip(2)]);
+    assert_eq!(a.resolve_blocking(ip(2), Duration::MAX).unwrap(), b.capabilities().mac);
+}

@@ -76,7 +76,7 @@ impl Software {
             self.end_wait()?;
         }
         let Software { driver, engine, .. } = self;
-        engine.begin(now);
+        let now = engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
         engine.fire_timers();
         if engine.next_hops.is_due(now) {

@@ -103,6 +103,11 @@ impl ConnectionManager {
         }
     }
 
+    /// Whether an exchange waits for its next hop.
+    pub(crate) fn awaits_next_hop(&self, id: CmId) -> bool {
+        self.communications.get(id.0).is_some_and(|c| c.state == State::Resolving)
+    }
+
     /// The search for the next hop of an exchange has ended.
     pub(crate) fn take_next_hop(
         &mut self,

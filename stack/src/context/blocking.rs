@@ -1,9 +1,11 @@
 //! Verbs that wait for their end, for programs that have nothing else to do meanwhile: they poll the context
-//! themselves. Of the events that come they take their own; all others stay to be read.
+//! themselves, by a [`Clock`], and once more when their time is over. Of the events that come they take their own; all
+//! others stay to be read.
 
 use std::net::SocketAddr;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use ferroce_driver::Clock;
 use ferroce_wire::Qpn;
 
 use super::Context;
@@ -142,7 +144,8 @@ impl Context {
         }
     }
 
-    /// Takes the oldest completion of `cq`, and waits for one if there is none. Returns `None` after `timeout`.
+    /// Takes the oldest completion of `cq`, and waits for one if there is none. Returns `None` after `timeout`; with
+    /// none, after one poll.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; those of [`poll`](Context::poll).
@@ -151,7 +154,7 @@ impl Context {
     }
 
     /// Takes the oldest event of the connection manager, and waits for one if there is none. Returns `None` after
-    /// `timeout`.
+    /// `timeout`; with none, after one poll.
     ///
     /// # Errors
     /// Those of [`poll`](Context::poll).
@@ -166,6 +169,9 @@ impl Context {
         timeout: Duration,
         what: impl FnOnce() -> String,
     ) -> Result<(), Error> {
+        if !dispatch!(&self.backend, awaits_next_hop(of))? {
+            return Ok(());
+        }
         let found = self.poll_until(timeout, |context| {
             Ok((!dispatch!(&context.backend, awaits_next_hop(of))?).then_some(()))
         })?;
@@ -194,29 +200,31 @@ impl Context {
         }
     }
 
-    /// Polls until `done` has something, for `timeout` at most. Time goes on from that of the last poll.
+    /// Polls until `done` has something, for `timeout` at most: once if that is zero.
     fn poll_until<T>(
         &mut self,
         timeout: Duration,
         mut done: impl FnMut(&mut Context) -> Result<Option<T>, Error>,
     ) -> Result<Option<T>, Error> {
-        let (from, start) = (dispatch!(&self.backend, now()), Instant::now());
-        let mut busy = Duration::ZERO;
+        if let Some(there) = done(self)? {
+            return Ok(Some(there));
+        }
+        let mut clock = Clock::start();
+        let mut busy = clock.catch_up_with(self.now());
+        let end = busy + timeout;
         loop {
-            if let Some(end) = done(self)? {
-                return Ok(Some(end));
+            let now = clock.now();
+            let worked = self.poll(now)? > 0;
+            if let Some(come) = done(self)? {
+                return Ok(Some(come));
             }
-            let passed = start.elapsed();
-            let Some(left) = timeout.checked_sub(passed).filter(|left| !left.is_zero()) else {
+            if now >= end {
                 return Ok(None);
-            };
-            let now = from + passed;
-            if self.poll(now)? > 0 {
-                busy = passed;
-            } else if let Some(end) = done(self)? {
-                // A timer has brought it, or a word of the network, and no frame.
-                return Ok(Some(end));
-            } else if passed - busy >= SPIN {
+            }
+            if worked {
+                busy = now;
+            } else if now.since(busy) >= SPIN {
+                let left = end.since(now);
                 let quiet = self.quiet_for(now).unwrap_or(left);
                 self.wait(quiet.min(left))?;
             }

@@ -238,6 +238,17 @@ impl QueuePair {
         }
     }
 
+    /// Sends nothing before the search for a next hop has ended, or goes on if there is none. What it waited for before
+    /// holds it up no longer.
+    pub(crate) fn await_next_hop(&mut self, shared: &mut Shared, search: Option<Ticket>) {
+        if std::mem::replace(&mut self.next_hop, search) != search {
+            if shared.scheduler.release(self.handle.0.index) {
+                self.scheduled = false;
+            }
+            self.schedule(shared);
+        }
+    }
+
     /// The search for the next hop has ended.
     pub(crate) fn take_next_hop(&mut self, shared: &mut Shared, found: Result<MacAddr, Unreachable>) {
         self.next_hop = None;

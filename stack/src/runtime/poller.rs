@@ -10,7 +10,8 @@ use crate::verbs::Error;
 const LONGEST_BLOCK: Duration = Duration::from_millis(2);
 
 /// Drives a context in the thread of its application, by default so that more contexts than cores get
-/// on with each other and an idle one costs next to nothing ([`Idle::Adaptive`]).
+/// on with each other and an idle one costs next to nothing ([`Idle::Adaptive`]). Its time goes on from what the context
+/// was told before.
 #[derive(Debug)]
 pub struct Poller {
     clock: Clock,
@@ -56,7 +57,7 @@ impl Poller {
     /// # Errors
     /// Those of [`Context::poll`].
     pub fn poll(&mut self, context: &mut Context) -> Result<usize, Error> {
-        let frames = context.poll(self.clock.now())?;
+        let frames = context.poll(self.clock.catch_up_with(context.now()))?;
         if frames > 0 {
             self.idler.reset();
         } else if self.idler.rest() {

@@ -352,7 +352,8 @@ struct Turns {
 
 impl Turns {
     fn new(context: Context, idle: Idle, state: Arc<RunnerState>) -> Turns {
-        let (clock, idler) = (Clock::start(), Idler::new(idle));
+        let (mut clock, idler) = (Clock::start(), Idler::new(idle));
+        clock.catch_up_with(context.now());
         Turns { context, clients: Vec::new(), state, clock, idler, seen: 0 }
     }
 

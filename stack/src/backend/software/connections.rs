@@ -57,7 +57,7 @@ impl Software {
         };
         let (cm, mut verbs) = self.engine.cm()?;
         let id = cm.connect(named, to, (address, hop), path_mtu, parameters, &mut verbs)?;
-        self.tell_connection(id, hop);
+        self.engine.next_hops.tell(to.ip().to_canonical(), hop, Seeker::Connection(id));
         Ok(id)
     }
 
@@ -114,14 +114,8 @@ impl Software {
         let (address, hop) = self.way_to(to)?;
         let (cm, mut verbs) = self.engine.cm()?;
         let id = cm.resolve(to, (address, hop), parameters, &mut verbs)?;
-        self.tell_connection(id, hop);
+        self.engine.next_hops.tell(to.ip().to_canonical(), hop, Seeker::Connection(id));
         Ok(id)
-    }
-
-    fn tell_connection(&mut self, id: CmId, hop: Hop) {
-        if let Some(ticket) = hop.ticket() {
-            self.engine.next_hops.tell(ticket, Seeker::Connection(id));
-        }
     }
 
     pub(crate) fn disconnect(&mut self, id: CmId) -> Result<(), Error> {

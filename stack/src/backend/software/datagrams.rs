@@ -20,9 +20,7 @@ impl Software {
         let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
         let new = AddressHandle::new(pd, (header, hop), address.flow_label, source_port, max_payload);
         let ah = ahs.insert_with(|_| new).map(Ah).ok_or(full)?;
-        if let Some(ticket) = hop.ticket() {
-            self.engine.next_hops.tell(ticket, Seeker::Ah(ah));
-        }
+        self.engine.next_hops.tell(address.gid.to_ip(), hop, Seeker::Ah(ah));
         Ok(ah)
     }
 

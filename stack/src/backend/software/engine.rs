@@ -3,7 +3,7 @@ use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
 use super::next_hops::NextHops;
-use crate::cm::{ConnectionManager, Gsi, Verbs};
+use crate::cm::{CmId, ConnectionManager, Gsi, Verbs};
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::key_table::KeyTable;
 use crate::engine::multicast::MulticastGroups;
@@ -118,6 +118,11 @@ impl Engine {
         Some((cm.as_deref_mut()?, Verbs { qps, shared, port }))
     }
 
+    /// Whether an exchange waits for its next hop.
+    pub(crate) fn awaits_next_hop(&self, id: CmId) -> bool {
+        self.cm.as_ref().is_some_and(|cm| cm.awaits_next_hop(id))
+    }
+
     /// How many connections there are, and how many there can be.
     pub(crate) fn connections(&self) -> (usize, usize) {
         let unused = (0, self.max_connections as usize);
@@ -129,12 +134,13 @@ impl Engine {
         self.shared.scheduler.is_active() || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
     }
 
-    /// A poll begins.
+    /// A poll begins. Returns its time, which is never before that of the last one.
     #[inline]
-    pub(crate) fn begin(&mut self, now: Nanos) {
-        self.shared.now = now;
+    pub(crate) fn begin(&mut self, now: Nanos) -> Nanos {
+        self.shared.now = self.shared.now.max(now);
         self.shared.poll += 1;
         self.shared.scheduler.begin_poll();
+        self.shared.now
     }
 
     /// Schedules `qp`, or every queue pair, if it owes an ACK. Returns whether any does.

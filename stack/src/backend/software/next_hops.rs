@@ -1,7 +1,9 @@
 //! Next hops that are being looked for, and who waits for them: the driver is asked again and again, and never
 //! blocks (docs/decisions/02-nothing-blocks.md).
 
-use std::net::IpAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Bound;
 use std::time::Duration;
 
 use ferroce_driver::{Nanos, NextHop, PacketDriver};
@@ -14,10 +16,12 @@ use crate::engine::ah::Hop;
 use crate::engine::scheduler::Ticket;
 use crate::verbs::{Ah, Error, Event, EventSource, Qp, Unreachable};
 
-/// How often a driver is asked for one next hop.
+/// How often a driver is asked for one next hop, while there are few.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
-/// It is asked for one peer in a poll, and no sooner again, however many are looked for.
+/// It is asked for one peer in a poll, and no sooner again, however many are looked for: they have turns.
 const LOOKS_APART: Duration = Duration::from_micros(50);
+/// Searches that there may be before it is asked who wants them.
+const ROOM: usize = 32;
 /// A driver that knows neither way for so long never will.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -32,26 +36,58 @@ pub(crate) enum Seeker {
     Connection(CmId),
 }
 
+impl Seeker {
+    /// One at a time has this place, and it waits for one search at a time.
+    fn place(self) -> (u8, u32) {
+        match self {
+            Seeker::Qp(qp) => (0, qp.0.index),
+            Seeker::Ah(ah) => (1, ah.0.index),
+            Seeker::Connection(id) => (2, id.0.index),
+        }
+    }
+}
+
 /// A next hop that is being looked for.
 struct Sought {
-    peer: IpAddr,
     ticket: Ticket,
     /// When it is given up; not known before the first look.
     until: Option<Nanos>,
-    seekers: Vec<Seeker>,
+    /// Who began to wait, by place; some are gone, or wait for another.
+    seekers: BTreeMap<(u8, u32), Seeker>,
 }
 
-/// All that are being looked for, each once.
+impl Sought {
+    /// Whether anybody still waits. Who is found not to is forgotten, so that each is looked at in vain once.
+    fn is_wanted(&mut self, seeks: impl Fn(Seeker, Ticket) -> bool) -> bool {
+        while let Some(seeker) = self.seekers.last_entry() {
+            if seeks(*seeker.get(), self.ticket) {
+                return true;
+            }
+            seeker.remove();
+        }
+        false
+    }
+}
+
+/// All that are being looked for, by peer. A search for which nobody waits any more is noticed when its turn comes, or
+/// when there are too many, and costs the driver nothing.
 pub(crate) struct NextHops {
-    sought: Vec<Sought>,
-    /// Which is looked for next.
-    next: usize,
+    sought: BTreeMap<IpAddr, Sought>,
+    /// So many before those that nobody waits for are looked for.
+    room: usize,
+    /// Whose turn was the last.
+    last: IpAddr,
     next_look: Nanos,
 }
 
 impl NextHops {
     pub(crate) fn new() -> NextHops {
-        NextHops { sought: Vec::new(), next: 0, next_look: Nanos::NEVER }
+        NextHops {
+            sought: BTreeMap::new(),
+            room: ROOM,
+            last: Ipv4Addr::UNSPECIFIED.into(),
+            next_look: Nanos::NEVER,
+        }
     }
 
     /// Whether it is time for [`Engine::look_for_next_hop`].
@@ -64,13 +100,20 @@ impl NextHops {
         (!self.sought.is_empty()).then_some(self.next_look)
     }
 
-    /// Tells `seeker` too what comes of the search.
-    pub(crate) fn tell(&mut self, ticket: Ticket, seeker: Seeker) {
-        if let Some(sought) = self.sought.iter_mut().find(|sought| sought.ticket == ticket)
-            && sought.seekers.last() != Some(&seeker)
+    /// Tells `seeker` too what comes of the search for `peer`, if that is what it waits for.
+    pub(crate) fn tell(&mut self, peer: IpAddr, hop: Hop, seeker: Seeker) {
+        if hop.ticket().is_some()
+            && let Some(sought) = self.sought.get_mut(&peer)
         {
-            sought.seekers.push(seeker);
+            sought.seekers.insert(seeker.place(), seeker);
         }
+    }
+
+    /// The search whose turn it is, taken out.
+    fn take_next(&mut self) -> Option<(IpAddr, Sought)> {
+        let behind = self.sought.range((Bound::Excluded(self.last), Bound::Unbounded));
+        self.last = *behind.chain(&self.sought).next()?.0;
+        self.sought.remove_entry(&self.last)
     }
 }
 
@@ -80,45 +123,53 @@ impl Engine {
     /// # Errors
     /// The driver's.
     pub(crate) fn next_hop(&mut self, driver: &mut dyn PacketDriver, peer: IpAddr) -> Result<Hop, Error> {
-        if let Some(sought) = self.next_hops.sought.iter().find(|sought| sought.peer == peer) {
+        if let Some(sought) = self.next_hops.sought.get(&peer) {
             return Ok(Hop::Sought(sought.ticket));
         }
         if let NextHop::Found(mac) = driver.resolve(peer)? {
             return Ok(Hop::Found(MacAddr(mac)));
         }
+        if self.next_hops.sought.len() >= self.next_hops.room {
+            self.end_unwanted_searches();
+        }
         let ticket = self.shared.scheduler.ticket();
         let NextHops { sought, next_look, .. } = &mut self.next_hops;
-        sought.push(Sought { peer, ticket, until: None, seekers: Vec::new() });
+        sought.insert(peer, Sought { ticket, until: None, seekers: BTreeMap::new() });
         // With the next poll, whose time is not known.
         *next_look = Nanos::ZERO;
         Ok(Hop::Sought(ticket))
+    }
+
+    /// Ends all searches that nobody waits for, and makes room for as many as are left.
+    #[cold]
+    fn end_unwanted_searches(&mut self) {
+        let mut sought = std::mem::take(&mut self.next_hops.sought);
+        sought.retain(|_, sought| sought.is_wanted(|seeker, ticket| self.seeks(seeker, ticket)));
+        self.next_hops.room = (2 * sought.len()).max(ROOM);
+        self.next_hops.sought = sought;
+    }
+
+    /// Whether `seeker` waits for the search with this ticket.
+    fn seeks(&self, seeker: Seeker, ticket: Ticket) -> bool {
+        let awaited = match seeker {
+            Seeker::Qp(qp) => self.qps.get(qp.0).and_then(|qp| qp.next_hop),
+            Seeker::Ah(ah) => self.shared.ahs.get(ah.0).and_then(|handle| handle.hop.ticket()),
+            // Its way is fixed.
+            Seeker::Connection(id) => return self.awaits_next_hop(id),
+        };
+        awaited == Some(ticket)
     }
 
     /// Asks the driver for one of the next hops that are looked for, and tells whoever waits for it.
     #[cold]
     pub(crate) fn look_for_next_hop(&mut self, driver: &mut dyn PacketDriver) {
         let now = self.shared.now;
-        let NextHops { sought, next, next_look } = &mut self.next_hops;
-        *next = if *next < sought.len() { *next } else { 0 };
-        let Some(this) = sought.get_mut(*next) else {
-            *next_look = Nanos::NEVER;
-            return;
-        };
-        let (peer, until) = (this.peer, *this.until.get_or_insert(now + PATIENCE));
-        let found = match driver.resolve(peer) {
-            Ok(NextHop::Found(mac)) => Some(Ok(MacAddr(mac))),
-            Ok(NextHop::Pending) if now < until => None,
-            Ok(NextHop::Pending) => Some(Err(Unreachable::Silent { peer })),
-            Err(error) => {
-                tracing::debug!("no next hop to {peer}: {error}");
-                Some(Err(Unreachable::of(peer, &error)))
-            }
-        };
-        match found {
-            None => *next += 1,
-            Some(found) => {
-                let Sought { ticket, seekers, .. } = self.next_hops.sought.swap_remove(self.next_hops.next);
-                self.settle_next_hop(ticket, &seekers, found);
+        if let Some((peer, mut sought)) = self.next_hops.take_next()
+            && sought.is_wanted(|seeker, ticket| self.seeks(seeker, ticket))
+        {
+            match look(driver, peer, now < *sought.until.get_or_insert(now + PATIENCE)) {
+                None => _ = self.next_hops.sought.insert(peer, sought),
+                Some(found) => self.settle_next_hop(sought, found),
             }
         }
         let NextHops { sought, next_look, .. } = &mut self.next_hops;
@@ -129,9 +180,10 @@ impl Engine {
         };
     }
 
-    fn settle_next_hop(&mut self, ticket: Ticket, seekers: &[Seeker], found: Result<MacAddr, Unreachable>) {
-        for seeker in seekers {
-            match *seeker {
+    fn settle_next_hop(&mut self, sought: Sought, found: Result<MacAddr, Unreachable>) {
+        let Sought { ticket, seekers, .. } = sought;
+        for seeker in seekers.into_values() {
+            match seeker {
                 Seeker::Qp(qp) => {
                     let Engine { qps, shared, .. } = self;
                     if let Some(qp) = qps.get_mut(qp.0).filter(|qp| qp.next_hop == Some(ticket)) {
@@ -162,6 +214,23 @@ impl Engine {
             while let Some(refusal) = driver.next_refusal() {
                 cm.on_refusal(&refusal);
             }
+        }
+    }
+}
+
+/// What the driver says of a next hop; nothing while it may still find out.
+fn look(
+    driver: &mut dyn PacketDriver,
+    peer: IpAddr,
+    is_patient: bool,
+) -> Option<Result<MacAddr, Unreachable>> {
+    match driver.resolve(peer) {
+        Ok(NextHop::Found(mac)) => Some(Ok(MacAddr(mac))),
+        Ok(NextHop::Pending) if is_patient => None,
+        Ok(NextHop::Pending) => Some(Err(Unreachable::Silent { peer })),
+        Err(error) => {
+            tracing::debug!("no next hop to {peer}: {error}");
+            Some(Err(Unreachable::of(peer, &error)))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! How queue pairs move from state to state, and the ways to their peers.
 
-use ferroce_wire::{PathAddress, Qpn};
+use ferroce_wire::{Gid, PathAddress, Qpn};
 
 use super::Software;
 use super::engine::Engine;
@@ -26,13 +26,13 @@ impl Software {
                 let (connection, hop) = self.connection(qp, &attributes.path())?;
                 let (queue_pair, shared) = self.qp(qp)?;
                 queue_pair.ready_to_receive(shared, &attributes, connection)?;
-                self.await_next_hop(qp, hop)
+                self.await_next_hop(qp, attributes.address.gid, hop)
             }
             Transition::ReadyToReceiveUnreliable(path) => {
                 queue_pair.require_init()?;
                 let (connection, hop) = self.connection(qp, &path)?;
                 self.qp(qp)?.0.ready_to_receive_unreliable(&path, connection)?;
-                self.await_next_hop(qp, hop)
+                self.await_next_hop(qp, path.address.gid, hop)
             }
             Transition::ReadyToReceiveDatagrams => queue_pair.ready_to_receive_datagrams(),
             Transition::ReadyToSend(attributes) => queue_pair.ready_to_send(attributes),
@@ -42,6 +42,7 @@ impl Software {
             Transition::Update(update) => self.update(qp, &update),
             Transition::Error => {
                 queue_pair.require("Error", "any state but RESET", &QpState::ALL_BUT_RESET)?;
+                queue_pair.await_next_hop(shared, None);
                 queue_pair.fail(shared);
                 Ok(())
             }
@@ -59,22 +60,22 @@ impl Software {
         let (queue_pair, _) = self.qp(qp)?;
         let moved = match (update.address, queue_pair.connection, queue_pair.responder.expected_psn()) {
             (Some(address), Some(Connection { path_mtu, dest_qpn, .. }), rq_psn) => {
-                Some(self.connection(qp, &UnreliablePath { address, path_mtu, dest_qpn, rq_psn })?)
+                let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
+                Some((address.gid, self.connection(qp, &path)?))
             }
             _ => None,
         };
         let (queue_pair, shared) = self.qp(qp)?;
-        queue_pair.update(shared, update, moved.map(|(connection, _)| connection), pkey);
-        moved.map_or(Ok(()), |(_, hop)| self.await_next_hop(qp, hop))
+        queue_pair.update(shared, update, moved.map(|(_, (connection, _))| connection), pkey);
+        moved.map_or(Ok(()), |(peer, (_, hop))| self.await_next_hop(qp, peer, hop))
     }
 
-    /// Nothing is sent on a new way before its next hop is found.
-    fn await_next_hop(&mut self, qp: Qp, hop: Hop) -> Result<(), Error> {
-        let (queue_pair, _) = self.qp(qp)?;
-        queue_pair.next_hop = hop.ticket();
-        if let Some(ticket) = hop.ticket() {
-            self.engine.next_hops.tell(ticket, Seeker::Qp(qp));
-        }
+    /// Nothing is sent on a new way before its next hop is found. Why there was none on an old one is over.
+    fn await_next_hop(&mut self, qp: Qp, peer: Gid, hop: Hop) -> Result<(), Error> {
+        let (queue_pair, shared) = self.qp(qp)?;
+        queue_pair.await_next_hop(shared, hop.ticket());
+        shared.events.take_unreachable(qp.into());
+        self.engine.next_hops.tell(peer.to_ip(), hop, Seeker::Qp(qp));
         Ok(())
     }
 

@@ -18,6 +18,7 @@ impl Software {
     }
 
     pub(crate) fn quiet_for(&self, now: Nanos) -> Option<Duration> {
+        let now = now.max(self.now());
         let timer = self.next_timeout();
         let reader = self.exporter.as_ref().map(Exporter::next_look);
         // Frames that the port had no room for; nothing tells when it has.
@@ -62,7 +63,6 @@ impl Software {
         self.readiness.as_fd()
     }
 
-    /// The time of the last poll.
     pub(crate) fn now(&self) -> Nanos {
         self.engine.shared.now
     }

@@ -1,0 +1,242 @@
+//! The searches for next hops: who waits for them, when they end, and what they cost.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use ferroce::driver::loopback::{self, Loopback};
+use ferroce::driver::{self, NextHop, Wrapper};
+use ferroce::*;
+
+const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
+const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2));
+
+/// The driver says nothing of the hosts of network 11, and nobody answers in network 12.
+fn unknown(host: u32) -> IpAddr {
+    IpAddr::from((0x0b00_0000 + host).to_be_bytes())
+}
+
+fn absent(host: u32) -> IpAddr {
+    IpAddr::from((0x0c00_0000 + host).to_be_bytes())
+}
+
+/// A port that counts how often it is asked for a next hop; of those in network 12 it says the second time
+/// that nobody answers.
+struct Counting {
+    port: Loopback,
+    asked: Arc<AtomicU64>,
+    before: Vec<IpAddr>,
+}
+
+impl Wrapper for Counting {
+    type Inner = Loopback;
+    fn inner(&self) -> &Loopback {
+        &self.port
+    }
+    fn inner_mut(&mut self) -> &mut Loopback {
+        &mut self.port
+    }
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, driver::Error> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        match peer {
+            IpAddr::V4(host) if host.octets()[0] == 11 => Ok(NextHop::Pending),
+            IpAddr::V4(host) if host.octets()[0] == 12 => {
+                if self.before.contains(&peer) {
+                    let (protocol, interface) = ("ARP", "loopback0".to_owned());
+                    return Err(driver::Error::NoNeighbour { peer, protocol, interface });
+                }
+                self.before.push(peer);
+                Ok(NextHop::Pending)
+            }
+            _ => PacketDriver::resolve(&mut self.port, peer),
+        }
+    }
+}
+
+struct End {
+    context: Context,
+    pd: Pd,
+    cq: Cq,
+    asked: Arc<AtomicU64>,
+    now: Nanos,
+    _peer: Loopback,
+}
+
+impl End {
+    fn new(config: &Config) -> End {
+        let (port, peer) = loopback::pair(&[HERE], &[PEER]);
+        let asked = Arc::new(AtomicU64::new(0));
+        let port = Counting { port, asked: asked.clone(), before: Vec::new() };
+        let mut context = Context::open(Box::new(port), config).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());
+        End { context, pd, cq, asked, now: Nanos(1_000_000_000), _peer: peer }
+    }
+
+    /// Polls every 10 µs for so long. Returns how often the driver was asked.
+    fn run(&mut self, time: Duration) -> u64 {
+        let (before, end) = (self.asked.load(Ordering::Relaxed), self.now + time);
+        while self.now < end {
+            self.now = self.now + Duration::from_micros(10);
+            self.context.poll(self.now).unwrap();
+        }
+        self.asked.load(Ordering::Relaxed) - before
+    }
+
+    fn qp(&mut self) -> Qp {
+        let qp = self.context.create_qp(&QpConfig::rc(self.pd, self.cq)).unwrap();
+        self.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+        qp
+    }
+
+    fn ready(&mut self, qp: Qp, peer: IpAddr) {
+        self.context.modify_qp(qp, receive_from(peer)).unwrap();
+        self.context.modify_qp(qp, Transition::ReadyToSend(ReadyToSend::new(Psn::new(0)))).unwrap();
+    }
+
+    fn send(&mut self, qp: Qp) {
+        let (op, flags) = (SendOp::Send, SendFlags::SIGNALED);
+        let wr = SendWorkRequest { wr_id: 1, op, data: Data::Inline(b"x"), flags };
+        self.context.post_send(qp, &wr).unwrap();
+    }
+
+    fn sent(&self) -> u64 {
+        self.context.driver_stats().tx_frames
+    }
+
+    fn move_to(&mut self, qp: Qp, peer: IpAddr) {
+        self.context.modify_qp(qp, Transition::Drain).unwrap();
+        let update = QpUpdate::default().address(to(peer));
+        self.context.modify_qp(qp, Transition::Update(update)).unwrap();
+        self.context.modify_qp(qp, Transition::Resume).unwrap();
+    }
+}
+
+fn to(peer: IpAddr) -> AddressVector {
+    AddressVector::new(Gid::from(peer), 0)
+}
+
+fn receive_from(peer: IpAddr) -> Transition {
+    Transition::ReadyToReceive(ReadyToReceive::new(to(peer), Qpn::new(99), Psn::new(0)))
+}
+
+const MOMENT: Duration = Duration::from_millis(2);
+
+#[test]
+fn a_queue_pair_that_gets_another_way_sends_on_it() {
+    let mut end = End::new(&Config::default());
+    let qp = end.qp();
+    end.ready(qp, unknown(1));
+    end.send(qp);
+    end.run(MOMENT);
+    assert_eq!(end.sent(), 0);
+    // Another that is sought, then one that is known.
+    end.move_to(qp, unknown(2));
+    end.run(MOMENT);
+    assert_eq!(end.sent(), 0);
+    end.move_to(qp, PEER);
+    end.run(MOMENT);
+    assert_eq!(end.sent(), 1);
+}
+
+#[test]
+fn a_new_way_knows_nothing_of_the_old_ones_end() {
+    let mut end = End::new(&Config::default());
+    let qp = end.qp();
+    end.ready(qp, absent(1));
+    end.run(MOMENT);
+    assert_eq!(end.context.query_qp(qp).unwrap().state, QpState::Error);
+    // Its event is not read. No verb on the queue pair fails because of it,
+    let blocking = |end: &mut End, transition| {
+        end.context.modify_qp_blocking(qp, transition, Duration::from_secs(1)).map_err(|e| e.to_string())
+    };
+    assert_eq!(blocking(&mut end, Transition::Reset), Ok(()));
+    assert_eq!(blocking(&mut end, Transition::Init { access: Access::NONE }), Ok(()));
+    assert_eq!(blocking(&mut end, receive_from(PEER)), Ok(()));
+    assert_eq!(end.context.next_event_of(qp).unwrap(), None);
+    // and another end is told with its own reason.
+    end.context.modify_qp(qp, Transition::Reset).unwrap();
+    end.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    end.ready(qp, absent(2));
+    end.run(MOMENT);
+    end.context.modify_qp(qp, Transition::Reset).unwrap();
+    end.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    let error = blocking(&mut end, receive_from(absent(3))).unwrap_err();
+    assert!(error.contains("12.0.0.3"), "{error}");
+    // A queue pair that goes to ERR waits for no search.
+    end.context.modify_qp(qp, Transition::Reset).unwrap();
+    end.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    end.ready(qp, unknown(1));
+    assert_eq!(blocking(&mut end, Transition::Error), Ok(()));
+}
+
+/// However many were begun for nobody, a few looks are enough to see it.
+#[test]
+fn a_search_ends_with_the_last_who_seeks() {
+    let mut end = End::new(&Config::default().max_ahs(1));
+    let pd = end.pd;
+    let none_is_left = |end: &mut End| {
+        let asked = end.run(Duration::from_millis(10));
+        assert!(asked == 0 && end.context.next_timeout().is_none(), "asked {asked} times for nobody");
+    };
+    // Address handles.
+    for host in 0..10_000 {
+        let ah = end.context.create_ah(pd, &to(unknown(host))).unwrap();
+        end.context.destroy_ah(ah).unwrap();
+    }
+    none_is_left(&mut end);
+    // Queue pairs that are destroyed, reset, failed, moved on.
+    for host in 0..1000 {
+        let qp = end.qp();
+        end.ready(qp, unknown(host));
+        match host % 4 {
+            0 => end.context.modify_qp(qp, Transition::Reset).unwrap(),
+            1 => end.context.modify_qp(qp, Transition::Error).unwrap(),
+            2 => end.move_to(qp, PEER),
+            _ => {}
+        }
+        end.context.destroy_qp(qp).unwrap();
+    }
+    none_is_left(&mut end);
+    // Exchanges.
+    for host in 0..1000 {
+        let qp = end.qp();
+        let peer = SocketAddr::new(unknown(host), 7);
+        let id = end.context.connect(qp, peer, &ConnectionParameters::default()).unwrap();
+        end.context.disconnect(id).unwrap();
+        end.context.destroy_qp(qp).unwrap();
+    }
+    none_is_left(&mut end);
+    // Beside one who does wait.
+    let ah = end.context.create_ah(pd, &to(unknown(1))).unwrap();
+    let asked = end.run(Duration::from_millis(100));
+    assert!((90..=110).contains(&asked), "{asked}");
+    end.context.destroy_ah(ah).unwrap();
+    none_is_left(&mut end);
+}
+
+/// 20 or fewer are looked for once a millisecond each, more of them every 50 µs in turn.
+#[test]
+fn what_is_sought_is_asked_in_turn() {
+    for (sought, expected) in [(1, 1), (20, 20), (1000, 20)] {
+        let mut end = End::new(&Config::default().max_ahs(1001));
+        let pd = end.pd;
+        for host in 0..sought {
+            end.context.create_ah(pd, &to(unknown(host))).unwrap();
+        }
+        let asked = end.run(Duration::from_millis(100)) / 100;
+        assert!((expected * 9 / 10..=expected).contains(&asked), "{sought}: {asked} times a millisecond");
+        // The answer that is there is heard when its turn comes.
+        let ah = end.context.create_ah(pd, &to(absent(1))).unwrap();
+        let start = end.now;
+        while end.context.next_event_of(ah).unwrap().is_none() {
+            end.run(Duration::from_micros(10));
+        }
+        let turn = (Duration::from_micros(50) * (sought + 1)).max(Duration::from_millis(1));
+        let took = end.now.since(start);
+        println!("{sought} sought: told after {took:?}");
+        assert!(took <= turn + Duration::from_micros(200), "{sought} sought: told after {took:?}");
+    }
+}
