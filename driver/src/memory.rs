@@ -150,7 +150,7 @@ impl Memory {
     }
 
     /// Memory that somebody else made: a shared mapping, a buffer of a C library or of an unmodified program.
-    /// `owner` is dropped when neither this value nor what was shared or pinned of it is left.
+    /// `owner` is dropped when neither this value nor what was shared of it is left.
     ///
     /// # Safety
     /// The `len` bytes at `base` must be initialised and valid for reads and writes until `owner` is dropped. Others
@@ -354,8 +354,12 @@ impl Memory {
     }
 
     /// Holds bytes `offset..offset + len` for a port that sends them from where they are: they stay valid until the
-    /// value is dropped, whatever becomes of the memory. `None` outside the block.
+    /// value is dropped, whatever becomes of the memory. `None` outside the block, and for memory that others may
+    /// write: the port could send other bytes than those that the ICRC is of.
     pub fn pin(&self, offset: u64, len: usize) -> Option<Pinned> {
+        if self.kind() != MemoryKind::Owned {
+            return None;
+        }
         let base = self.place(offset, len)?;
         Some(Pinned::new(base, len, Arc::clone(&self.block)))
     }

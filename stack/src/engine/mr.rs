@@ -230,16 +230,14 @@ impl MemoryRegions {
         self.slab.get(sge.mr.0)?.memory.span(sge.offset.checked_add(skip.into())?, len as usize)
     }
 
-    /// Holds bytes of a region for a port that sends them from where they are.
+    /// Holds bytes of a region for a port that sends them from where they are; `None` for memory that others may write.
     pub(crate) fn pin_bytes(&self, mr: Mr, offset: u64, len: u32) -> Option<Pinned> {
         self.slab.get(mr.0)?.memory.pin(offset, len as usize)
     }
 
-    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet. `None` for memory that others may
-    /// write: the ICRC would not be that of what is sent.
+    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet.
     pub(crate) fn pin_granted(&self, grant: Granted) -> Option<Pinned> {
-        let memory = &self.slab.at(grant.index)?.memory;
-        (memory.kind() == MemoryKind::Owned).then(|| memory.pin(grant.start, grant.len))?
+        self.slab.at(grant.index)?.memory.pin(grant.start, grant.len)
     }
 
     /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).
