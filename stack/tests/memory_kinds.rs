@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ferroce::driver::loopback::{Loopback, Switch, SwitchConfig};
-use ferroce::driver::{Error as DriverError, FrameSource, Pinned, TAIL_MAX, Wrapper};
+use ferroce::driver::{Error as DriverError, FrameSource, Payload, Pinned, TAIL_MAX, Wrapper};
 use ferroce::*;
 
 fn access() -> Access {
@@ -256,8 +256,8 @@ impl Wrapper for Keeper {
 
     fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
         let (mut head, mut tail, mut sent) = ([0; 256], [0; TAIL_MAX], 0);
-        while let Some(gathered) = source.gather(&mut head, &mut tail) {
-            self.kept.lock().expect("as set up").extend(gathered.payload);
+        while source.gather(&mut head, &mut tail).is_some() {
+            self.kept.lock().expect("as set up").extend(source.payload().map(Payload::pin));
             sent += 1;
         }
         Ok(sent)
@@ -284,7 +284,10 @@ fn memory_that_a_port_still_sends_from_is_not_given_back() {
     pair.ends[0].modify_qp(pair.qps[0], Transition::Error).expect("as set up");
     assert_eq!(pair.completed().status, WcStatus::WrFlushErr);
     let said = pair.ends[0].deregister(mr).unwrap_err().to_string();
-    assert!(said.ends_with("is in use by the port, which still sends from it: poll, and try again"), "{said}");
+    assert!(
+        said.ends_with("is in use by the port, which still sends from it: poll, and try again"),
+        "{said}"
+    );
     let refused = pair.ends[0].exchange(mr, Memory::zeroed(4096).expect("as set up")).unwrap_err();
     assert_eq!(refused.source.to_string(), said);
     kept.lock().expect("as set up").clear();

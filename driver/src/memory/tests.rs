@@ -37,7 +37,7 @@ fn nothing_outside_is_reached() {
     assert_eq!(m.read(u64::MAX, &mut [0]), range(u64::MAX, 1));
     assert_eq!(m.load_u64(16).map(drop), range(16, 8));
     assert_eq!(m.store_u64(4, 1), Err(MemoryError::Alignment { offset: 4 }));
-    assert!(m.span(16, 0).is_some() && m.span(17, 0).is_none() && m.pin(9, 8).is_none());
+    assert!(m.span(16, 0).is_some() && m.span(17, 0).is_none());
     assert_eq!(range(9, 8).unwrap_err().to_string(), "8 bytes from offset 9 on, of memory of 16 bytes");
 }
 
@@ -85,8 +85,8 @@ fn owned_memory_has_one_holder() {
 fn what_is_pinned_outlives_its_memory() {
     let mut m = Memory::zeroed(100).unwrap();
     m.write(9, &[7]).unwrap();
-    let pinned = m.pin(9, 91).unwrap();
-    assert!(m.pin(9, 92).is_none() && m.pin(u64::MAX, 2).is_none());
+    let pinned = m.payload(9, 91).unwrap().pin();
+    assert!(m.payload(9, 92).is_none() && m.payload(u64::MAX, 2).is_none());
     assert!(m.is_pinned());
     drop(m);
     // SAFETY: the pin keeps the mapping.
@@ -97,12 +97,12 @@ fn what_is_pinned_outlives_its_memory() {
 #[test]
 fn only_owned_memory_is_pinned() {
     let mut owned = Memory::zeroed(64).unwrap();
-    let pinned = owned.pin(0, 64).unwrap();
+    let pinned = owned.payload(0, 64).unwrap().pin();
     assert!(owned.is_pinned());
     drop(pinned);
     assert!(!owned.is_pinned());
     let shared = Memory::shared(64).unwrap();
-    assert!(shared.pin(0, 64).is_none());
+    assert!(shared.payload(0, 64).is_none());
 }
 
 #[test]

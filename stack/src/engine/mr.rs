@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use ferroce_driver::{Memory, MemoryError, MemoryKind, Pinned, Span};
+use ferroce_driver::{Memory, MemoryError, MemoryKind, Payload, Span};
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
@@ -38,7 +38,7 @@ pub(crate) struct LocalProtection;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteAccess;
 
-/// A range of a region that a packet may use, checked.
+/// A range of a region that a packet or a work request may use, checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Granted {
     index: u32,
@@ -47,6 +47,12 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
+    /// The `len` bytes of a piece that passed `check_local`, from byte `skip` of it on.
+    pub(crate) fn of_sge(sge: &Sge, skip: u32, len: u32) -> Option<Granted> {
+        let start = sge.offset.checked_add(skip.into())?;
+        Some(Granted { index: sge.mr.0.index, start, len: len as usize })
+    }
+
     pub(crate) fn len(self) -> u32 {
         self.len as u32
     }
@@ -230,14 +236,9 @@ impl MemoryRegions {
         self.slab.get(sge.mr.0)?.memory.span(sge.offset.checked_add(skip.into())?, len as usize)
     }
 
-    /// Holds bytes of a region for a port that sends them from where they are; `None` for memory that others may write.
-    pub(crate) fn pin_bytes(&self, mr: Mr, offset: u64, len: u32) -> Option<Pinned> {
-        self.slab.get(mr.0)?.memory.pin(offset, len as usize)
-    }
-
-    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet.
-    pub(crate) fn pin_granted(&self, grant: Granted) -> Option<Pinned> {
-        self.slab.at(grant.index)?.memory.pin(grant.start, grant.len)
+    /// The bytes of a range, if a port may send them from where they are.
+    pub(crate) fn payload(&self, range: Granted) -> Option<Payload<'_>> {
+        self.slab.at(range.index)?.memory.payload(range.start, range.len)
     }
 
     /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).
