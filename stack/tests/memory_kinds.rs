@@ -237,6 +237,26 @@ fn atomics_on_shared_memory_need_words() {
     pair.ends[0].register_at(pair.pds[0], refused.memory, access, 8).expect("as set up");
 }
 
+/// As at registration: what takes the place of a region's memory, and what a window may open to atomics.
+#[test]
+fn words_stay_words_of_memory_by_exchange_and_through_windows() {
+    let mut pair = Pair::new();
+    let shared = || Memory::shared(64).expect("as set up");
+    let access = access() | Access::REMOTE_ATOMIC;
+    // Of owned memory a word may lie anywhere.
+    let owned = Memory::zeroed(64).expect("as set up");
+    let mr = pair.ends[0].register_at(pair.pds[0], owned, access, 4).expect("as set up");
+    let refused = pair.ends[0].exchange(mr, shared()).unwrap_err();
+    assert!(refused.to_string().starts_with("iova = 0x4: the address 0x"), "{refused}");
+    assert_eq!(refused.memory.kind(), MemoryKind::Shared);
+    pair.ends[0].exchange(mr, Memory::zeroed(64).expect("as set up")).expect("owned");
+    // A window could grant atomics.
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let refused = pair.ends[0].register_at(pair.pds[0], shared(), access, 4).unwrap_err();
+    assert!(refused.to_string().starts_with("iova = 0x4: the address 0x"), "{refused}");
+    pair.ends[0].register_at(pair.pds[0], shared(), Access::MW_BIND, 4).expect("windows to read");
+}
+
 /// A port that keeps what it is given to send, as a card whose ring is slow.
 struct Keeper {
     inner: Loopback,

@@ -106,14 +106,7 @@ impl MemoryRegions {
         if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::Access { access, reason: "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE" });
         }
-        let is_alone = memory.kind() == MemoryKind::Owned;
-        if access.contains(Access::REMOTE_ATOMIC) && !is_alone && !memory.is_aligned(iova.wrapping_neg()) {
-            let expected = format!(
-                "the address {:p} modulo 8, so that words of peers are words of memory",
-                memory.address()
-            );
-            return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
-        }
+        check_words(memory, access, iova)?;
         if access.contains(Access::FLUSH_PERSISTENT) {
             return Err(Error::Access { access, reason: "host memory is not persistent" });
         }
@@ -151,12 +144,15 @@ impl MemoryRegions {
             return Err(RegisterError { memory, source: invalid(mr) });
         };
         let (pins, length) = (region.pins, region.memory.len());
+        let words = check_words(&memory, region.access, region.iova);
         let source = if pins > 0 {
             busy(mr, format!("{pins} outstanding work requests"))
         } else if region.memory.is_pinned() {
             busy(mr, STILL_SENT)
         } else if memory.len() != length {
             Error::invalid("memory", memory.len(), format!("{length} bytes, as the region has"))
+        } else if let Err(error) = words {
+            error
         } else {
             return Ok(std::mem::replace(&mut region.memory, memory));
         };
@@ -319,7 +315,7 @@ impl MemoryRegions {
         change: impl FnOnce(&mut Memory, u64) -> Result<u64, MemoryError>,
     ) -> Result<u64, RemoteAccess> {
         let region = self.slab.at_mut(grant.index).ok_or(RemoteAccess)?;
-        // Registration has seen to it that words of a region that several reach are words of memory.
+        // `check_words` has seen to it that words of a region that several reach are words of memory.
         change(&mut region.memory, grant.start).map_err(|_| RemoteAccess)
     }
 
@@ -381,6 +377,18 @@ impl<'a> Iterator for Pieces<'a> {
         }
         None
     }
+}
+
+/// Atomics of peers must be of words of memory, where others could see half of one. A window may grant them too.
+fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
+    let atomics =
+        access.contains(Access::REMOTE_ATOMIC) || access.contains(Access::MW_BIND | Access::LOCAL_WRITE);
+    if !atomics || memory.kind() == MemoryKind::Owned || memory.is_aligned(iova.wrapping_neg()) {
+        return Ok(());
+    }
+    let expected =
+        format!("the address {:p} modulo 8, so that words of peers are words of memory", memory.address());
+    Err(Error::invalid("iova", format_args!("{iova:#x}"), expected))
 }
 
 fn invalid(mr: Mr) -> Error {
