@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
-use ferroce_driver::{FrameSource, Gathered, Memory, Nanos, PacketDriver, TAIL_MAX};
+use ferroce_driver::{FrameSource, Gathered, Memory, Nanos, PacketDriver, Payload, TAIL_MAX};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -85,14 +85,17 @@ impl FrameSource for Source<'_> {
     }
 
     fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
-        let Some(payload) = self.payload else {
-            return Some(Gathered { head: self.write(head)?, payload: None, tail: 0 });
-        };
+        if self.payload.is_none() {
+            return Some(Gathered { head: self.write(head)?, tail: 0 });
+        }
         head[..HEADER].copy_from_slice(&self.frame[..HEADER]);
         self.number(head)?;
         tail[..4].copy_from_slice(&[0; 4]);
-        let len = self.frame.len() - HEADER - 4;
-        Some(Gathered { head: HEADER, payload: payload.pin(0, len), tail: 4 })
+        Some(Gathered { head: HEADER, tail: 4 })
+    }
+
+    fn payload(&self) -> Option<Payload<'_>> {
+        self.payload?.payload(0, self.frame.len() - HEADER - 4)
     }
 }
 

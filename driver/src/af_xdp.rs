@@ -95,7 +95,7 @@ pub struct AfXdpConfig {
     pub queue: Option<u32>,
     /// Buffers for received frames, and entries of the rings that hold them: a power of two, 64 to
     /// 65536. Few of them lose frames when the receiver is kept from its core. Several queues divide
-    /// them, but each has 2048 at least (or all, if they are fewer).
+    /// them, but each has 2048 at least (or all, if they are fewer), up to eight queues, and a share of 16384 beyond.
     pub rx_frames: u32,
     /// Frames that may be under way to the wire at once, 1 to 1024.
     pub tx_frames: u32,
@@ -173,13 +173,13 @@ pub struct AfXdp {
 
 impl AfXdp {
     /// Opens the sockets and directs the queues' RoCE frames to them. Needs CAP_NET_RAW,
-    /// CAP_NET_ADMIN and CAP_BPF, and enough locked memory for the frames (about 36 MiB by default, and
-    /// 8 MiB for each queue beyond the fourth) unless it has CAP_IPC_LOCK.
+    /// CAP_NET_ADMIN and CAP_BPF, and enough locked memory for the frames (about 36 MiB by default
+    /// with up to four queues, 68 MiB with more) unless it has CAP_IPC_LOCK.
     ///
     /// # Errors
     /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit
     /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::Invalid`] for a
-    /// parameter out of its range, [`Error::Os`].
+    /// parameter out of its range and for more than 256 queues, [`Error::Os`].
     pub fn open(config: &AfXdpConfig) -> Result<AfXdp, Error> {
         let netlink = Netlink::open()?;
         let interface = netlink.interface(&config.interface)?;

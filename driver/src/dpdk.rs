@@ -38,8 +38,8 @@ use crate::icmp;
 use crate::neighbour::{Neighbours, Search};
 use crate::netlink::gid_order;
 use crate::{
-    Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Nanos, NextHop, PacketDriver, Refusal,
-    RxFrame, Stats, TAIL_MAX,
+    Armed, Capabilities, Error, FrameSink, FrameSource, Gathered, Nanos, NextHop, PacketDriver, Payload,
+    Refusal, RxFrame, Stats, TAIL_MAX,
 };
 use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
@@ -274,9 +274,8 @@ impl Dpdk {
                     (self.heads.peek(&pools.heads)?, self.segments.peek_two(&pools.segments)?);
                 // SAFETY: likewise; buffers of this pool have room for a tail.
                 let tail_room = unsafe { &mut *tail.room.cast::<[u8; TAIL_MAX]>() };
-                let Gathered { head: head_len, payload: pinned, tail: tail_len } =
-                    source.gather(room, tail_room)?;
-                if let Some(pinned) = pinned {
+                let Gathered { head: head_len, tail: tail_len } = source.gather(room, tail_room)?;
+                if let Some(pinned) = source.payload().map(Payload::pin) {
                     let len = head_len + pinned.len() + tail_len;
                     assert!(
                         head_len <= HEAD_ROOM && tail_len <= TAIL_MAX && len <= max_frame,

@@ -1,7 +1,7 @@
 //! What a driver and the engine hand each other during a burst.
 
 use crate::kept::RxFrame;
-use crate::memory::Pinned;
+use crate::memory::{Payload, Span};
 
 /// Where a burst of received frames goes. A closure over `&[u8]` is one.
 pub trait FrameSink {
@@ -34,7 +34,12 @@ pub trait FrameSource {
     fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
         let _ = tail;
         let head = self.write(head)?;
-        Some(Gathered { head, payload: None, tail: 0 })
+        Some(Gathered { head, tail: 0 })
+    }
+
+    /// The payload of the frame that [`gather`](FrameSource::gather) has just made, if it is not in `head`.
+    fn payload(&self) -> Option<Payload<'_>> {
+        None
     }
 
     /// Gives a frame that [`write`](FrameSource::write) has just made another IPv4 identification.
@@ -53,13 +58,11 @@ impl<F: FnMut(&mut [u8]) -> Option<usize>> FrameSource for F {
 /// Most bytes behind a payload: three of pad, four of ICRC.
 pub const TAIL_MAX: usize = 8;
 
-/// A frame in pieces.
-#[derive(Debug)]
+/// A frame in pieces: what is around its [`payload`](FrameSource::payload).
+#[derive(Clone, Copy, Debug)]
 pub struct Gathered {
     /// Bytes in `head`.
     pub head: usize,
-    /// The payload, if it is not in `head`.
-    pub payload: Option<Pinned>,
     /// Bytes in `tail`.
     pub tail: usize,
 }
@@ -123,10 +126,15 @@ impl<F: FnMut(Sent<'_>) -> bool> FrameSource for FilteredSource<'_, F> {
             let (Some(head), Some(tail)) = (head.get(..gathered.head), tail.get(..gathered.tail)) else {
                 return Some(gathered);
             };
-            if (self.pass)(Sent { head, payload: gathered.payload.as_ref(), tail }) {
+            let payload = self.source.payload().map(Payload::span);
+            if (self.pass)(Sent { head, payload, tail }) {
                 return Some(gathered);
             }
         }
+    }
+
+    fn payload(&self) -> Option<Payload<'_>> {
+        self.source.payload()
     }
 
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {
@@ -138,7 +146,7 @@ impl<F: FnMut(Sent<'_>) -> bool> FrameSource for FilteredSource<'_, F> {
 #[derive(Clone, Copy, Debug)]
 pub struct Sent<'a> {
     head: &'a [u8],
-    payload: Option<&'a Pinned>,
+    payload: Option<Span<'a>>,
     tail: &'a [u8],
 }
 
@@ -148,8 +156,8 @@ impl<'a> Sent<'a> {
         self.head
     }
 
-    /// The whole frame; in `scratch`, if it is in several pieces. The payload's owner may write it meanwhile, so what
-    /// is sent can differ from this.
+    /// The whole frame; in `scratch`, if it is in several pieces. The payload's owner may write it before it
+    /// is sent, so what is sent can differ from this.
     pub fn bytes<'b>(&self, scratch: &'b mut Vec<u8>) -> &'b [u8]
     where
         'a: 'b,
@@ -158,7 +166,7 @@ impl<'a> Sent<'a> {
         scratch.clear();
         scratch.extend_from_slice(self.head);
         scratch.resize(self.head.len() + payload.len(), 0);
-        payload.span().copy_to(&mut scratch[self.head.len()..]);
+        payload.copy_to(&mut scratch[self.head.len()..]);
         scratch.extend_from_slice(self.tail);
         scratch
     }
@@ -191,6 +199,10 @@ impl FrameSource for EitherSource<'_> {
         let first = self.first.gather(head, tail);
         self.second = first.is_none();
         first.or_else(|| self.then.gather(head, tail))
+    }
+
+    fn payload(&self) -> Option<Payload<'_>> {
+        if self.second { self.then.payload() } else { self.first.payload() }
     }
 
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {

@@ -27,9 +27,17 @@ impl<'a> RxFrame<'a> {
         RxFrame { bytes, keeper: Some(keeper) }
     }
 
-    /// The frame.
+    /// The frame, until it is kept: what is kept may go back to the port while this call goes on.
+    ///
+    /// ```compile_fail,E0505
+    /// fn take(frame: ferroce_driver::RxFrame<'_>) {
+    ///     let bytes = frame.bytes();
+    ///     drop(frame.keep());
+    ///     println!("{bytes:?}");
+    /// }
+    /// ```
     #[inline]
-    pub fn bytes(&self) -> &'a [u8] {
+    pub fn bytes(&self) -> &[u8] {
         self.bytes
     }
 

@@ -57,7 +57,7 @@ pub use frame::{
     EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Sent, TAIL_MAX,
 };
 pub use kept::{KeptFrame, RxFrame};
-pub use memory::{Memory, MemoryError, MemoryKind, Pinned, Span};
+pub use memory::{Memory, MemoryError, MemoryKind, Payload, Pinned, Span};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;
 pub use readiness::Readiness;

@@ -10,7 +10,7 @@
 //! ([`load_u64`](Memory::load_u64), [`store_u64`](Memory::store_u64)) work on every kind.
 
 mod host;
-mod pinned;
+mod payload;
 mod span;
 
 use std::any::Any;
@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub(crate) use host::AnonymousMapping;
-pub use pinned::Pinned;
+pub use payload::{Payload, Pinned};
 pub use span::Span;
 
 /// A block of memory with a stable address, to be registered with a context, which gives it back with the
@@ -49,12 +49,13 @@ pub struct Memory {
 }
 
 /// What keeps the bytes where they are.
+#[derive(Debug)]
 struct Handle {
     kind: MemoryKind,
     block: Block,
 }
 
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 enum Block {
     Host { _mapping: Arc<AnonymousMapping> },
     Foreign { _owner: Arc<dyn Any + Send + Sync> },
@@ -150,7 +151,7 @@ impl Memory {
     }
 
     /// Memory that somebody else made: a shared mapping, a buffer of a C library or of an unmodified program.
-    /// `owner` is dropped when neither this value nor what was shared or pinned of it is left.
+    /// `owner` is dropped when neither this value nor what was shared of it is left.
     ///
     /// # Safety
     /// The `len` bytes at `base` must be initialised and valid for reads and writes until `owner` is dropped. Others
@@ -351,18 +352,6 @@ impl Memory {
         // SAFETY: bytes of the block, which lives as long as `self`. If it is owned nobody writes them while `self`
         // is borrowed.
         Some(unsafe { Span::new(base, len) })
-    }
-
-    /// Holds bytes `offset..offset + len` for a port that sends them from where they are: they stay valid until the
-    /// value is dropped, whatever becomes of the memory. `None` outside the block.
-    pub fn pin(&self, offset: u64, len: usize) -> Option<Pinned> {
-        let base = self.place(offset, len)?;
-        Some(Pinned::new(base, len, Arc::clone(&self.block)))
-    }
-
-    /// Whether a port still sends from it.
-    pub fn is_pinned(&mut self) -> bool {
-        Arc::get_mut(&mut self.block).is_none()
     }
 
     /// Whether the address of a byte is a multiple of 8.

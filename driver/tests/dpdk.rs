@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
 use ferroce_driver::pcap::Reader;
 use ferroce_driver::{
-    Error, FrameSource, Gathered, Memory, Nanos, PacketDriver, Refusal, RefusalReason, TAIL_MAX,
+    Error, FrameSource, Gathered, Memory, Nanos, PacketDriver, Payload, Refusal, RefusalReason, TAIL_MAX,
 };
 use ferroce_driver_test_support::exchange::send;
 use ferroce_driver_test_support::keep;
@@ -552,9 +552,9 @@ impl FrameSource for Numbered<'_> {
     }
 
     fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
-        let Some(payload) = self.payload else {
-            return Some(Gathered { head: self.write(head)?, payload: None, tail: 0 });
-        };
+        if self.payload.is_none() {
+            return Some(Gathered { head: self.write(head)?, tail: 0 });
+        }
         if self.next >= self.end {
             return None;
         }
@@ -562,9 +562,13 @@ impl FrameSource for Numbered<'_> {
         let (before, behind) = pieces(self.size, self.next);
         head[..before].copy_from_slice(&whole[..before]);
         tail[..behind].copy_from_slice(&whole[self.size - behind..]);
-        let pinned = payload.pin(before as u64, self.size - before - behind);
         self.next += 1;
-        Some(Gathered { head: before, payload: pinned, tail: behind })
+        Some(Gathered { head: before, tail: behind })
+    }
+
+    fn payload(&self) -> Option<Payload<'_>> {
+        let (before, behind) = pieces(self.size, self.next - 1);
+        self.payload?.payload(before as u64, self.size - before - behind)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Wrappers of drivers, of sinks and of sources lose no call.
 #![allow(clippy::unwrap_used)] // in helpers of tests
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -10,7 +11,7 @@ use std::time::Duration;
 use ferroce_driver::pcap::Recorder;
 use ferroce_driver::{
     Armed, Capabilities, EitherSource, Error, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered,
-    Memory, Nanos, NextHop, PacketDriver, Refusal, RxFrame, Sent, Stats, TAIL_MAX, Wrapper,
+    Memory, Nanos, NextHop, PacketDriver, Payload, Refusal, RxFrame, Sent, Stats, TAIL_MAX, Wrapper,
 };
 
 type Calls = Arc<Mutex<Vec<&'static str>>>;
@@ -53,6 +54,7 @@ impl PacketDriver for Noted {
         self.note("tx_burst");
         let (mut buffer, mut tail) = ([0; 1518], [0; TAIL_MAX]);
         source.gather(&mut buffer, &mut tail);
+        source.payload();
         source.write(&mut buffer);
         source.renumber(&mut buffer, 9);
         Ok(2)
@@ -144,8 +146,13 @@ fn call_everything(driver: &mut dyn PacketDriver, sink: &mut dyn FrameSink, sour
 }
 
 /// A sink and a source that note every call.
-#[derive(Default)]
-struct Ends(Vec<&'static str>);
+struct Ends(Vec<&'static str>, Memory, Cell<usize>);
+
+impl Default for Ends {
+    fn default() -> Ends {
+        Ends(Vec::new(), Memory::copy_of(&[7; 16]).unwrap(), Cell::new(0))
+    }
+}
 
 #[deny(clippy::missing_trait_methods)]
 impl FrameSink for Ends {
@@ -170,8 +177,11 @@ impl FrameSource for Ends {
         self.0.push("gather");
         head[..40].fill(7);
         tail[..4].fill(7);
-        let memory = Memory::copy_of(&[7; 16]).unwrap();
-        Some(Gathered { head: 40, payload: Some(memory.pin(0, 16).unwrap()), tail: 4 })
+        Some(Gathered { head: 40, tail: 4 })
+    }
+    fn payload(&self) -> Option<Payload<'_>> {
+        self.2.set(self.2.get() + 1);
+        self.1.payload(0, 16)
     }
     fn renumber(&mut self, _: &mut [u8], identification: u16) {
         assert_eq!(identification, 9);
@@ -206,7 +216,10 @@ fn filters_forward_every_call_of_sinks_and_sources() {
         frame.bytes(&mut scratch) == FRAME
     });
     noted.tx_burst(Nanos(1), &mut EitherSource::new(&mut nothing, &mut filtered)).unwrap();
-    let seen: BTreeSet<String> = sink.0.iter().chain(&source.0).map(|name| (*name).to_owned()).collect();
+    // By the filter, which looks at the frame, and by the port.
+    assert_eq!(source.2.get(), 2);
+    let seen = sink.0.iter().chain(&source.0).chain(&["payload"]);
+    let seen: BTreeSet<String> = seen.map(|name| (*name).to_owned()).collect();
     assert_eq!(seen, names);
 }
 
@@ -251,7 +264,7 @@ fn a_recorder_forwards_everything() {
     call_everything(&mut recorder, &mut sink, &mut source);
     assert_eq!(calls.lock().unwrap().len(), methods(include_str!("../src/lib.rs"), "PacketDriver").len());
     assert_eq!(sink.0, ["announce", "take"]);
-    assert_eq!(source.0, ["gather", "write", "renumber"]);
+    assert_eq!((&source.0[..], source.2.get()), (&["gather", "write", "renumber"][..], 2));
     drop(recorder);
     let capture = std::fs::read(&path).unwrap();
     std::fs::remove_file(&path).unwrap();

@@ -1,6 +1,7 @@
 //! A table that its owner writes while peers READ it: a key-value server without a server loop. Each entry is guarded by
 //! a sequence number, odd while it is written (a seqlock). A lookup is three READs in one round trip: the number, the
-//! value, the number again. READs are carried out in order, the bytes of one in no particular order.
+//! value, the number again. READs are carried out in order, the bytes of one in no particular order. (Not
+//! with selective repeat when a response is lost: there the second and the third READ would need `SendFlags::fence`.)
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};

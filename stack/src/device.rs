@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use tracing::info;
 
 use crate::verbs::Error;
+use crate::verbs::number::decimal;
 pub use dpdk::DpdkSpec;
 
 /// What `--device` names: an interface, or a driver with its argument.
@@ -102,9 +103,9 @@ impl FromStr for DeviceSpec {
             }
             ("af_xdp", Some(argument)) => {
                 let (interface, queue) = match argument.split_once(':') {
-                    Some((interface, queue)) => match queue.parse() {
-                        Ok(queue) => (interface, Some(queue)),
-                        Err(_) => return refused("a queue number after the interface, as in af_xdp:eth0:2"),
+                    Some((interface, queue)) => match decimal(queue) {
+                        Some(queue) => (interface, Some(queue)),
+                        None => return refused("a queue number after the interface, as in af_xdp:eth0:2"),
                     },
                     None => (argument, None),
                 };
@@ -153,7 +154,7 @@ const PLANNED: [&str; 1] = ["ibverbs"];
 
 /// What the kernel takes for an interface's name (`dev_valid_name`).
 fn is_interface_name(name: &str) -> bool {
-    let forbidden = |c: char| c == '/' || c == ':' || c.is_whitespace();
+    let forbidden = |c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace();
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(forbidden)
 }
 
@@ -218,6 +219,7 @@ mod tests {
             ("af_xdp:", "af_xdp:INTERFACE"),
             ("af_xdp:eth0:x", "a queue number"),
             ("af_xdp:eth0:1:2", "a queue number"),
+            ("af_xdp:eth0:+1", "a queue number"),
             ("loopback:0", "no argument"),
             ("ibverbs:mlx5_0", "planned"),
             ("dpdk", "needs a port"),
@@ -229,6 +231,14 @@ mod tests {
         ] {
             let refusal = text.parse::<DeviceSpec>().expect_err(text).to_string();
             assert!(refusal.contains(&format!("'{text}'")) && refusal.contains(cure), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn no_name_has_a_nul() {
+        for text in ["eth\0", "af_xdp:eth\0", "udp:eth\0", "dpdk:net_ring0\0", "dpdk:net_ring0 -m\0"] {
+            let refusal = text.parse::<DeviceSpec>().expect_err(text).to_string();
+            assert!(refusal.contains("\\0'"), "{refusal}");
         }
     }
 

@@ -14,6 +14,7 @@ mod handle;
 mod limits;
 mod memory;
 mod mismatch;
+pub(crate) mod number;
 mod pkey;
 mod qp;
 mod srq;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use ferroce::driver::loopback::{Loopback, Switch, SwitchConfig};
-use ferroce::driver::{Error as DriverError, FrameSource, Pinned, TAIL_MAX, Wrapper};
+use ferroce::driver::{Error as DriverError, FrameSource, Payload, Pinned, TAIL_MAX, Wrapper};
 use ferroce::*;
 
 fn access() -> Access {
@@ -237,6 +237,26 @@ fn atomics_on_shared_memory_need_words() {
     pair.ends[0].register_at(pair.pds[0], refused.memory, access, 8).expect("as set up");
 }
 
+/// As at registration: what takes the place of a region's memory, and what a window may open to atomics.
+#[test]
+fn words_stay_words_of_memory_by_exchange_and_through_windows() {
+    let mut pair = Pair::new();
+    let shared = || Memory::shared(64).expect("as set up");
+    let access = access() | Access::REMOTE_ATOMIC;
+    // Of owned memory a word may lie anywhere.
+    let owned = Memory::zeroed(64).expect("as set up");
+    let mr = pair.ends[0].register_at(pair.pds[0], owned, access, 4).expect("as set up");
+    let refused = pair.ends[0].exchange(mr, shared()).unwrap_err();
+    assert!(refused.to_string().starts_with("iova = 0x4: the address 0x"), "{refused}");
+    assert_eq!(refused.memory.kind(), MemoryKind::Shared);
+    pair.ends[0].exchange(mr, Memory::zeroed(64).expect("as set up")).expect("owned");
+    // A window could grant atomics.
+    let access = Access::LOCAL_WRITE | Access::MW_BIND;
+    let refused = pair.ends[0].register_at(pair.pds[0], shared(), access, 4).unwrap_err();
+    assert!(refused.to_string().starts_with("iova = 0x4: the address 0x"), "{refused}");
+    pair.ends[0].register_at(pair.pds[0], shared(), Access::MW_BIND, 4).expect("windows to read");
+}
+
 /// A port that keeps what it is given to send, as a card whose ring is slow.
 struct Keeper {
     inner: Loopback,
@@ -256,36 +276,52 @@ impl Wrapper for Keeper {
 
     fn tx_burst(&mut self, _: Nanos, source: &mut dyn FrameSource) -> Result<usize, DriverError> {
         let (mut head, mut tail, mut sent) = ([0; 256], [0; TAIL_MAX], 0);
-        while let Some(gathered) = source.gather(&mut head, &mut tail) {
-            self.kept.lock().expect("as set up").extend(gathered.payload);
+        while source.gather(&mut head, &mut tail).is_some() {
+            self.kept.lock().expect("as set up").extend(source.payload().map(Payload::pin));
             sent += 1;
         }
         Ok(sent)
     }
 }
 
+/// Two contexts; the first one's port keeps what it sends.
+fn over_keeper() -> (Pair, Arc<Mutex<Vec<Pinned>>>) {
+    let switch = Switch::new(SwitchConfig::default().mtu(4500)).expect("as set up");
+    let kept = Arc::default();
+    let keeper = Keeper { inner: switch.port(&[address(1)]), kept: Arc::clone(&kept) };
+    (Pair::over([Box::new(keeper), Box::new(switch.port(&[address(2)]))]), kept)
+}
+
 #[test]
 fn memory_that_a_port_still_sends_from_is_not_given_back() {
-    for make in [|| Memory::zeroed(4096).expect("as set up"), || foreign(4096)] {
-        let switch = Switch::new(SwitchConfig::default().mtu(4500)).expect("as set up");
-        let kept = Arc::default();
-        let keeper = Keeper { inner: switch.port(&[address(1)]), kept: Arc::clone(&kept) };
-        let mut pair = Pair::over([Box::new(keeper), Box::new(switch.port(&[address(2)]))]);
+    let (mut pair, kept) = over_keeper();
+    let memory = Memory::zeroed(4096).expect("as set up");
+    let mr = pair.ends[0].register(pair.pds[0], memory, Access::NONE).expect("as set up");
+    pair.post(1, SendOp::Send, Sge { mr, offset: 0, length: 4096 }).expect("as set up");
+    pair.poll();
+    assert_eq!(kept.lock().expect("as set up").len(), 1, "the payload stays where it is");
+    // The work request ends; the card has its payload still.
+    pair.ends[0].modify_qp(pair.qps[0], Transition::Error).expect("as set up");
+    assert_eq!(pair.completed().status, WcStatus::WrFlushErr);
+    let said = pair.ends[0].deregister(mr).unwrap_err().to_string();
+    assert!(
+        said.ends_with("is in use by the port, which still sends from it: poll, and try again"),
+        "{said}"
+    );
+    let refused = pair.ends[0].exchange(mr, Memory::zeroed(4096).expect("as set up")).unwrap_err();
+    assert_eq!(refused.source.to_string(), said);
+    kept.lock().expect("as set up").clear();
+    pair.ends[0].deregister(mr).expect("as set up");
+}
+
+/// What a port reads later may be other bytes by then than those that the ICRC is of.
+#[test]
+fn of_memory_that_others_may_write_a_port_gets_a_copy() {
+    for make in [|| Memory::shared(4096).expect("as set up"), || foreign(4096)] {
+        let (mut pair, kept) = over_keeper();
         let mr = pair.ends[0].register(pair.pds[0], make(), Access::NONE).expect("as set up");
         pair.post(1, SendOp::Send, Sge { mr, offset: 0, length: 4096 }).expect("as set up");
         pair.poll();
-        assert_eq!(kept.lock().expect("as set up").len(), 1, "the payload stays where it is");
-        // The work request ends; the card has its payload still.
-        pair.ends[0].modify_qp(pair.qps[0], Transition::Error).expect("as set up");
-        assert_eq!(pair.completed().status, WcStatus::WrFlushErr);
-        let said = pair.ends[0].deregister(mr).unwrap_err().to_string();
-        assert!(
-            said.ends_with("is in use by the port, which still sends from it: poll, and try again"),
-            "{said}"
-        );
-        let refused = pair.ends[0].exchange(mr, Memory::zeroed(4096).expect("as set up")).unwrap_err();
-        assert_eq!(refused.source.to_string(), said);
-        kept.lock().expect("as set up").clear();
-        pair.ends[0].deregister(mr).expect("as set up");
+        assert_eq!(kept.lock().expect("as set up").len(), 0, "payloads that are not copied");
     }
 }

@@ -11,8 +11,13 @@ use crate::netlink::Interface;
 /// Enough for an MTU of 9000.
 pub(super) const MAX_CHUNKS_PER_SLOT: usize = 3;
 const MAX_TX_FRAMES: u32 = 1024;
-/// A hash may bring most frames to one of many queues.
+/// A hash may bring most frames to one of many queues,
 const MIN_RX_FRAMES: u32 = 2048;
+/// which have no more than this together, or `rx_frames`: for each queue the kernel has an entry for every chunk of the
+/// UMEM, so chunks that grow with the queues would cost memory by the square of their number.
+const SHARED_RX_FRAMES: u32 = 16384;
+/// Each has 64 chunks then, a burst.
+const MAX_QUEUES: u32 = 256;
 /// The kernel keeps this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
 pub(super) const XDP_HEADROOM: usize = 256;
 /// Ethernet header and one 802.1Q tag, which the MTU does not count.
@@ -51,8 +56,9 @@ impl Layout {
             Some(queue) => queue..queue + 1,
             None => 0..interface.rx_queues.max(1),
         };
-        let share = config.rx_frames / (queues.len() as u32).next_power_of_two();
-        let rx_chunks = share.max(config.rx_frames.min(MIN_RX_FRAMES));
+        let shares = (queues.len() as u32).next_power_of_two();
+        let least = MIN_RX_FRAMES.min(SHARED_RX_FRAMES / shares);
+        let rx_chunks = (config.rx_frames / shares).max(config.rx_frames.min(least));
         // The kernel hands frames out before it publishes that it has taken their chunks from the
         // fill ring, so a ring that just holds all chunks can look full when one comes back.
         let fill_ring = 2 * rx_chunks;
@@ -88,6 +94,14 @@ pub(super) fn check(config: &AfXdpConfig, interface: &Interface) -> Result<(), E
         let expected = format!("'{}' has {queues} queue(s), counted from 0", interface.name);
         return invalid("queue", queue, expected);
     }
+    if config.queue.is_none() && interface.rx_queues > MAX_QUEUES {
+        let expected = format!(
+            "at most {MAX_QUEUES} on one port: set fewer with `ethtool -L {0} combined N`, or open one alone, as in \
+             af_xdp:{0}:0",
+            interface.name
+        );
+        return invalid("queues", interface.rx_queues, expected);
+    }
     if !config.rx_frames.is_power_of_two() || !(64..=65536).contains(&config.rx_frames) {
         return invalid("rx_frames", config.rx_frames, "a power of two from 64 to 65536".to_owned());
     }
@@ -95,4 +109,56 @@ pub(super) fn check(config: &AfXdpConfig, interface: &Interface) -> Result<(), E
         return invalid("tx_frames", config.tx_frames, format!("1 to {MAX_TX_FRAMES}"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn interface(queues: u32) -> Interface {
+        Interface {
+            name: "eth0".to_owned(),
+            index: 1,
+            mac: [0; 6],
+            mtu: 1500,
+            up: true,
+            carrier: true,
+            loopback: false,
+            kind: None,
+            addresses: Vec::new(),
+            rx_queues: queues,
+            tx_queues: queues,
+            xdp: None,
+        }
+    }
+
+    fn layout(queues: u32, rx_frames: u32) -> Layout {
+        let interface = interface(queues);
+        let config = AfXdpConfig::new("eth0").rx_frames(rx_frames);
+        check(&config, &interface).unwrap();
+        Layout::new(&config, &interface).unwrap()
+    }
+
+    /// The kernel has an entry for each chunk at each queue.
+    #[test]
+    fn chunks_do_not_grow_with_the_queues() {
+        for (rx_frames, most) in [(64, 64 * 256), (1024, 16384), (8192, 16384), (65536, 65536)] {
+            for queues in 1..=256 {
+                let Layout { rx_chunks, tx_chunks, .. } = layout(queues, rx_frames);
+                assert!(rx_chunks >= 64 && rx_chunks.is_power_of_two(), "{queues} queues: {rx_chunks}");
+                assert!(rx_chunks * queues <= most, "{queues} queues: {rx_chunks} each");
+                assert_eq!(tx_chunks, 1024);
+            }
+        }
+        let each = |queues| layout(queues, 8192).rx_chunks;
+        assert_eq!([1, 2, 4, 8, 16, 64, 256].map(each), [8192, 4096, 2048, 2048, 1024, 256, 64]);
+    }
+
+    #[test]
+    fn more_queues_than_there_is_memory_for_are_refused_with_the_remedy() {
+        let interface = interface(257);
+        let refused = check(&AfXdpConfig::new("eth0"), &interface).unwrap_err().to_string();
+        assert!(refused.contains("257") && refused.contains("ethtool -L eth0"), "{refused}");
+        check(&AfXdpConfig::new("eth0").queue(256), &interface).unwrap();
+    }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 /// Bytes to copy from. They may change between two copies, so there is no slice of them; a slice that there is
 /// already makes a span too.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
     base: NonNull<u8>,
     len: usize,
@@ -31,6 +31,10 @@ impl<'a> Span<'a> {
     #[inline(always)]
     pub fn is_empty(self) -> bool {
         self.len == 0
+    }
+
+    pub(super) fn base(self) -> NonNull<u8> {
+        self.base
     }
 
     /// The first byte.

@@ -37,7 +37,7 @@ fn nothing_outside_is_reached() {
     assert_eq!(m.read(u64::MAX, &mut [0]), range(u64::MAX, 1));
     assert_eq!(m.load_u64(16).map(drop), range(16, 8));
     assert_eq!(m.store_u64(4, 1), Err(MemoryError::Alignment { offset: 4 }));
-    assert!(m.span(16, 0).is_some() && m.span(17, 0).is_none() && m.pin(9, 8).is_none());
+    assert!(m.span(16, 0).is_some() && m.span(17, 0).is_none());
     assert_eq!(range(9, 8).unwrap_err().to_string(), "8 bytes from offset 9 on, of memory of 16 bytes");
 }
 
@@ -85,23 +85,24 @@ fn owned_memory_has_one_holder() {
 fn what_is_pinned_outlives_its_memory() {
     let mut m = Memory::zeroed(100).unwrap();
     m.write(9, &[7]).unwrap();
-    let pinned = m.pin(9, 91).unwrap();
-    assert!(m.pin(9, 92).is_none() && m.pin(u64::MAX, 2).is_none());
+    let pinned = m.payload(9, 91).unwrap().pin();
+    assert!(m.payload(9, 92).is_none() && m.payload(u64::MAX, 2).is_none());
     assert!(m.is_pinned());
     drop(m);
     // SAFETY: the pin keeps the mapping.
     assert_eq!((unsafe { pinned.address().read() }, pinned.len()), (7, 91));
 }
 
-/// Each handle answers for its own: what one context sends keeps no other from giving its handle back.
+/// What others may write meanwhile can't be sent from where it is.
 #[test]
-fn a_pin_is_of_one_handle() {
-    let mut a = Memory::shared(64).unwrap();
-    let mut b = a.share().unwrap();
-    let pinned = a.pin(0, 64).unwrap();
-    assert!(a.is_pinned() && !b.is_pinned());
+fn only_owned_memory_is_pinned() {
+    let mut owned = Memory::zeroed(64).unwrap();
+    let pinned = owned.payload(0, 64).unwrap().pin();
+    assert!(owned.is_pinned());
     drop(pinned);
-    assert!(!a.is_pinned());
+    assert!(!owned.is_pinned());
+    let shared = Memory::shared(64).unwrap();
+    assert!(shared.payload(0, 64).is_none());
 }
 
 #[test]
@@ -119,12 +120,12 @@ fn foreign_memory_lives_as_long_as_its_owner() {
     let mut m = unsafe { Memory::from_raw(base, 64, Owner(Arc::clone(&dropped), buffer)) };
     m.write(0, &[9]).unwrap();
     assert_eq!(m.bytes().unwrap_err(), MemoryError::NoSlices { kind: MemoryKind::Foreign });
-    let (shared, pinned) = (m.share().unwrap(), m.pin(0, 1).unwrap());
+    let shared = m.share().unwrap();
     drop(m);
-    drop(shared);
     assert_eq!(dropped.load(Ordering::Relaxed), 0);
-    // SAFETY: the pin keeps the owner.
-    assert_eq!(unsafe { pinned.address().read() }, 9);
-    drop(pinned);
+    let mut first = [0];
+    shared.read(0, &mut first).unwrap();
+    assert_eq!(first, [9]);
+    drop(shared);
     assert_eq!(dropped.load(Ordering::Relaxed), 1);
 }

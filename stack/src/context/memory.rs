@@ -76,8 +76,9 @@ impl Context {
     /// how a buffer changes hands between a context and another thread.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a posted work request names the region or the port still sends from it, [`Error::Invalid`] for another
-    /// length, [`Error::InvalidHandle`]; with the memory.
+    /// [`Error::Busy`] while a posted work request names the region or the port still sends from it,
+    /// [`Error::Invalid`] for another length and for an address that [`register_at`](Context::register_at) would refuse,
+    /// [`Error::InvalidHandle`]; with the memory.
     pub fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
         dispatch!(&mut self.backend, exchange(mr, memory))
     }

@@ -5,6 +5,7 @@ use std::str::FromStr;
 use ferroce_driver::PacketDriver;
 
 use crate::verbs::Error;
+use crate::verbs::number::decimal;
 
 /// A port of DPDK, as `--device` names it behind `dpdk:`.
 ///
@@ -46,6 +47,9 @@ impl FromStr for DpdkSpec {
     /// # Errors
     /// [`Error::Invalid`] names the part that is wrong.
     fn from_str(text: &str) -> Result<DpdkSpec, Error> {
+        if text.contains('\0') {
+            return Err(Error::invalid("device", format!("'dpdk:{text}'"), "dpdk:PORT without a NUL byte"));
+        }
         let mut words = text.split_whitespace();
         let device = words.next().unwrap_or_default();
         let (port, list) = device.split_once('@').unwrap_or((device, ""));
@@ -58,7 +62,7 @@ impl FromStr for DpdkSpec {
         for item in list.split(',').filter(|_| device.contains('@')) {
             match item.strip_prefix("mtu=") {
                 Some(number) => {
-                    mtu = Some(number.parse().map_err(|_| {
+                    mtu = Some(decimal(number).ok_or_else(|| {
                         Error::invalid(
                             "device",
                             format!("'{item}'"),
@@ -95,7 +99,7 @@ fn address(text: &str) -> Result<(IpAddr, u8), Error> {
     };
     let address: IpAddr = address.parse().map_err(|_| wrong())?;
     let (usual, most) = if address.is_ipv4() { (24, 32) } else { (64, 128) };
-    let prefix = prefix.map_or(Ok(usual), str::parse).map_err(|_| wrong())?;
+    let prefix = prefix.map_or(Some(usual), decimal).ok_or_else(wrong)?;
     if prefix > most { Err(wrong()) } else { Ok((address, prefix)) }
 }
 
@@ -125,6 +129,8 @@ mod tests {
             ("p@10.0.0.256/24", "'10.0.0.256/24'", "10.0.0.1/24"),
             ("p@10.0.0.1/33", "'10.0.0.1/33'", "10.0.0.1/24"),
             ("p@fd00::1/129", "'fd00::1/129'", "fd00::1/64"),
+            ("p@10.0.0.1/+24", "'10.0.0.1/+24'", "10.0.0.1/24"),
+            ("p@10.0.0.1/24,mtu=+1500", "'mtu=+1500'", "mtu=NUMBER"),
             ("p@10.0.0.1/24,mtu=x", "'mtu=x'", "mtu=NUMBER"),
         ] {
             let refusal = text.parse::<DpdkSpec>().expect_err(text).to_string();

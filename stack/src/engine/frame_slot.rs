@@ -1,17 +1,20 @@
 //! Where one frame is written.
 
-use ferroce_driver::{Gathered, Pinned, TAIL_MAX};
+use ferroce_driver::{Gathered, TAIL_MAX};
 use ferroce_wire::{Bth, FrameBuilder, PathHeader};
 
+use crate::engine::mr::Granted;
+
 /// A payload that is shorter is copied: a piece of its own costs the port more than that.
-const PIN_MIN: u32 = 512;
+const APART_MIN: u32 = 512;
 
 /// The place that a driver gives for a frame: one buffer; or one for the headers and one for what is
 /// behind a payload that stays in registered memory.
 pub(crate) struct FrameSlot<'a> {
     head: &'a mut [u8],
     tail: Option<&'a mut [u8; TAIL_MAX]>,
-    payload: Option<Pinned>,
+    /// The payload, if it stays where it is.
+    payload: Option<Granted>,
     tail_len: usize,
 }
 
@@ -27,8 +30,8 @@ impl<'a> FrameSlot<'a> {
     }
 
     /// Whether a payload of `len` bytes is better left where it is.
-    pub(crate) fn wants_pin(&self, len: u32) -> bool {
-        self.tail.is_some() && len >= PIN_MIN
+    pub(crate) fn wants_apart(&self, len: u32) -> bool {
+        self.tail.is_some() && len >= APART_MIN
     }
 
     /// Begins a frame with all that it has in one buffer.
@@ -42,19 +45,19 @@ impl<'a> FrameSlot<'a> {
         FrameBuilder::start(self.head, path, bth, payload_len)
     }
 
-    /// Begins a frame whose payload stays where it is, if it is pinned.
+    /// Begins a frame whose payload stays where it is, at `apart`, if that is told.
     #[inline(always)]
-    pub(crate) fn start_pinned<'b>(
+    pub(crate) fn start_apart<'b>(
         &'b mut self,
         path: &'b PathHeader,
         bth: Bth,
         payload_len: usize,
-        pinned: Option<Pinned>,
+        apart: Option<Granted>,
     ) -> Option<FrameBuilder<'b>> {
-        match (pinned, &mut self.tail) {
-            (Some(pinned), Some(tail)) => {
+        match (apart, &mut self.tail) {
+            (Some(_), Some(tail)) => {
                 let frame = FrameBuilder::start_apart(self.head, tail, path, bth, payload_len)?;
-                self.payload = Some(pinned);
+                self.payload = apart;
                 Some(frame)
             }
             _ => FrameBuilder::start(self.head, path, bth, payload_len),
@@ -67,8 +70,8 @@ impl<'a> FrameSlot<'a> {
         head
     }
 
-    /// The frame in pieces; `head` is the length that was returned for it.
-    pub(crate) fn gathered(self, head: usize) -> Gathered {
-        Gathered { head, payload: self.payload, tail: self.tail_len }
+    /// The frame in pieces, and where its payload is; `head` is the length that was returned for it.
+    pub(crate) fn gathered(self, head: usize) -> (Gathered, Option<Granted>) {
+        (Gathered { head, tail: self.tail_len }, self.payload)
     }
 }

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use ferroce_driver::{Memory, MemoryError, MemoryKind, Pinned, Span};
+use ferroce_driver::{Memory, MemoryError, MemoryKind, Payload, Span};
 use ferroce_wire::RKey;
 use rand_chacha::ChaCha20Rng;
 
@@ -38,7 +38,7 @@ pub(crate) struct LocalProtection;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteAccess;
 
-/// A range of a region that a packet may use, checked.
+/// A range of a region that a packet or a work request may use, checked.
 #[derive(Clone, Copy)]
 pub(crate) struct Granted {
     index: u32,
@@ -47,6 +47,12 @@ pub(crate) struct Granted {
 }
 
 impl Granted {
+    /// The `len` bytes of a piece that passed `check_local`, from byte `skip` of it on.
+    pub(crate) fn of_sge(sge: &Sge, skip: u32, len: u32) -> Option<Granted> {
+        let start = sge.offset.checked_add(skip.into())?;
+        Some(Granted { index: sge.mr.0.index, start, len: len as usize })
+    }
+
     pub(crate) fn len(self) -> u32 {
         self.len as u32
     }
@@ -100,14 +106,7 @@ impl MemoryRegions {
         if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
             return Err(Error::Access { access, reason: "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE" });
         }
-        let is_alone = memory.kind() == MemoryKind::Owned;
-        if access.contains(Access::REMOTE_ATOMIC) && !is_alone && !memory.is_aligned(iova.wrapping_neg()) {
-            let expected = format!(
-                "the address {:p} modulo 8, so that words of peers are words of memory",
-                memory.address()
-            );
-            return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
-        }
+        check_words(memory, access, iova)?;
         if access.contains(Access::FLUSH_PERSISTENT) {
             return Err(Error::Access { access, reason: "host memory is not persistent" });
         }
@@ -145,12 +144,15 @@ impl MemoryRegions {
             return Err(RegisterError { memory, source: invalid(mr) });
         };
         let (pins, length) = (region.pins, region.memory.len());
+        let words = check_words(&memory, region.access, region.iova);
         let source = if pins > 0 {
             busy(mr, format!("{pins} outstanding work requests"))
         } else if region.memory.is_pinned() {
             busy(mr, STILL_SENT)
         } else if memory.len() != length {
             Error::invalid("memory", memory.len(), format!("{length} bytes, as the region has"))
+        } else if let Err(error) = words {
+            error
         } else {
             return Ok(std::mem::replace(&mut region.memory, memory));
         };
@@ -230,16 +232,9 @@ impl MemoryRegions {
         self.slab.get(sge.mr.0)?.memory.span(sge.offset.checked_add(skip.into())?, len as usize)
     }
 
-    /// Holds bytes of a region for a port that sends them from where they are.
-    pub(crate) fn pin_bytes(&self, mr: Mr, offset: u64, len: u32) -> Option<Pinned> {
-        self.slab.get(mr.0)?.memory.pin(offset, len as usize)
-    }
-
-    /// As [`pin_bytes`](Self::pin_bytes), of a grant that was made for this packet. `None` for memory that others may
-    /// write: the ICRC would not be that of what is sent.
-    pub(crate) fn pin_granted(&self, grant: Granted) -> Option<Pinned> {
-        let memory = &self.slab.at(grant.index)?.memory;
-        (memory.kind() == MemoryKind::Owned).then(|| memory.pin(grant.start, grant.len))?
+    /// The bytes of a range, if a port may send them from where they are.
+    pub(crate) fn payload(&self, range: Granted) -> Option<Payload<'_>> {
+        self.slab.at(range.index)?.memory.payload(range.start, range.len)
     }
 
     /// Copies `data` to the pieces, from byte `skip` of them on; as [`gather`](Self::gather).
@@ -320,7 +315,7 @@ impl MemoryRegions {
         change: impl FnOnce(&mut Memory, u64) -> Result<u64, MemoryError>,
     ) -> Result<u64, RemoteAccess> {
         let region = self.slab.at_mut(grant.index).ok_or(RemoteAccess)?;
-        // Registration has seen to it that words of a region that several reach are words of memory.
+        // `check_words` has seen to it that words of a region that several reach are words of memory.
         change(&mut region.memory, grant.start).map_err(|_| RemoteAccess)
     }
 
@@ -382,6 +377,18 @@ impl<'a> Iterator for Pieces<'a> {
         }
         None
     }
+}
+
+/// Atomics of peers must be of words of memory, where others could see half of one. A window may grant them too.
+fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
+    let atomics =
+        access.contains(Access::REMOTE_ATOMIC) || access.contains(Access::MW_BIND | Access::LOCAL_WRITE);
+    if !atomics || memory.kind() == MemoryKind::Owned || memory.is_aligned(iova.wrapping_neg()) {
+        return Ok(());
+    }
+    let expected =
+        format!("the address {:p} modulo 8, so that words of peers are words of memory", memory.address());
+    Err(Error::invalid("iova", format_args!("{iova:#x}"), expected))
 }
 
 fn invalid(mr: Mr) -> Error {

@@ -552,9 +552,9 @@ impl QueuePair {
         bth.set_ack_req(asks && self.service == Service::Rc);
         bth.set_solicited(wqe.flags.solicited && is_last && wqe.kind.notifies);
 
-        let wants_pin = slot.wants_pin(payload);
-        let pinned = wants_pin.then(|| self.sq.pin(number, offset, payload, &shared.mrs)).flatten();
-        let mut frame = slot.start_pinned(&connection.header, bth, payload as usize, pinned)?;
+        let wants_apart = slot.wants_apart(payload);
+        let apart = wants_apart.then(|| self.sq.apart(number, offset, payload, &shared.mrs)).flatten();
+        let mut frame = slot.start_apart(&connection.header, bth, payload as usize, apart)?;
         match wqe.op {
             SendOp::Send => {}
             SendOp::SendWithImm(imm) if is_last => frame.put(&ImmDt::new(imm)),

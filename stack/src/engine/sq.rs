@@ -1,9 +1,9 @@
-use ferroce_driver::{Pinned, Span, prefetch};
+use ferroce_driver::{Span, prefetch};
 use ferroce_wire::{FrameBuilder, Psn};
 
 use crate::engine::crc::Crc;
 use crate::engine::kind::Kind;
-use crate::engine::mr::MemoryRegions;
+use crate::engine::mr::{Granted, MemoryRegions};
 use crate::engine::rq::total_length;
 use crate::verbs::{Data, Error, MAX_MESSAGE, Mr, SendFlags, SendOp, SendWorkRequest, Sge, WcOpcode};
 
@@ -154,10 +154,11 @@ impl SendQueue {
         mrs.piece(sge, skip, len)
     }
 
-    /// Holds the same bytes where they are, if they lie in one piece of registered memory.
-    pub(crate) fn pin(&self, number: u32, skip: u32, len: u32, mrs: &MemoryRegions) -> Option<Pinned> {
+    /// Where the same bytes are, if a port may send them from there: in one piece of registered memory.
+    pub(crate) fn apart(&self, number: u32, skip: u32, len: u32, mrs: &MemoryRegions) -> Option<Granted> {
         let [sge] = self.sges(number) else { return None };
-        mrs.pin_bytes(sge.mr, sge.offset.checked_add(skip.into())?, len)
+        let piece = Granted::of_sge(sge, skip, len)?;
+        mrs.payload(piece).map(|_| piece)
     }
 
     /// Takes a work request of at most `max_length` bytes.

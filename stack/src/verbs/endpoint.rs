@@ -7,10 +7,12 @@ use std::str::FromStr;
 
 use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
 
+use crate::verbs::number::number;
 use crate::verbs::{Error, MAX_RD_ATOMIC};
 
 /// One end of a connection that is to be: what [`Context::endpoint`](crate::Context::endpoint) says of a queue pair,
-/// and [`Context::handshake`](crate::Context::handshake) wants to know of the peer's.
+/// and [`Context::handshake`](crate::Context::handshake) wants to know of the peer's. What no end can be, such as QPN 1 or
+/// `rd_atomic` 129, can be set and written, but is refused when text or bytes are read.
 ///
 /// ```
 /// # use ferroce::*;
@@ -107,7 +109,11 @@ fn checked(gid: Gid, qpn: u32, psn: u32, path_mtu: PathMtu, rd_atomic: u32) -> R
     let Some(rd_atomic) = u8::try_from(rd_atomic).ok().filter(|depth| *depth <= MAX_RD_ATOMIC) else {
         return wrong(format!("rd_atomic {rd_atomic}"), format!("0 to {MAX_RD_ATOMIC}"));
     };
-    if gid.is_multicast() || gid == Gid([0; 16]) {
+    let is_one = match gid.to_ip() {
+        IpAddr::V4(address) => !address.is_unspecified() && !address.is_broadcast(),
+        IpAddr::V6(address) => !address.is_unspecified(),
+    };
+    if gid.is_multicast() || !is_one {
         return wrong(format!("GID {gid}"), "the address of one host".into());
     }
     Ok(Endpoint { gid, qpn: Qpn::new(qpn), psn: Psn::new(psn), path_mtu, rd_atomic })
@@ -154,11 +160,7 @@ pub(super) fn fields<'a, const N: usize>(
 ) -> Option<[u64; N]> {
     let mut values = [0; N];
     for (value, name) in values.iter_mut().zip(names) {
-        let text = parts.next()?.strip_prefix(name)?.strip_prefix('=')?;
-        *value = match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16).ok()?,
-            None => text.parse().ok()?,
-        };
+        *value = number(parts.next()?.strip_prefix(name)?.strip_prefix('=')?)?;
     }
     parts.next().is_none().then_some(values)
 }
@@ -206,11 +208,24 @@ mod tests {
             ("192.0.2.1/qpn=0x11/psn=0x1000000/mtu=1024/rd_atomic=1", "PSN 0x1000000: 24 bits"),
             ("192.0.2.1/qpn=0x11/psn=1/mtu=1000/rd_atomic=1", "mtu=1000: 256, 512"),
             ("192.0.2.1/qpn=0x11/psn=1/mtu=1024/rd_atomic=129", "rd_atomic 129: 0 to 128"),
+            ("192.0.2.1/qpn=+17/psn=1/mtu=1024/rd_atomic=1", "ADDRESS/qpn=N"),
+            ("192.0.2.1/qpn=0x+11/psn=1/mtu=1024/rd_atomic=1", "ADDRESS/qpn=N"),
+            ("192.0.2.1/qpn=0x/psn=1/mtu=1024/rd_atomic=1", "ADDRESS/qpn=N"),
+            ("0.0.0.0/qpn=0x11/psn=1/mtu=1024/rd_atomic=1", "0.0.0.0: the address of one host"),
+            ("::ffff:0.0.0.0/qpn=0x11/psn=1/mtu=1024/rd_atomic=1", "0.0.0.0: the address of one host"),
+            (
+                "255.255.255.255/qpn=0x11/psn=1/mtu=1024/rd_atomic=1",
+                "255.255.255.255: the address of one host",
+            ),
+            ("::/qpn=0x11/psn=1/mtu=1024/rd_atomic=1", "::: the address of one host"),
+            ("\u{1b}[2J", "endpoint = \\u{1b}[2J: ADDRESS/qpn=N"),
             ("239.1.1.1/qpn=0x11/psn=1/mtu=1024/rd_atomic=1", "239.1.1.1: the address of one host"),
         ] {
             let error = text.parse::<Endpoint>().unwrap_err().to_string();
             assert!(error.contains(said), "{text}: {error}");
         }
+        let long = "9".repeat(10_000_000).parse::<Endpoint>().unwrap_err().to_string();
+        assert!(long.len() < 300 && long.contains("999… (10000000 bytes): ADDRESS"), "{long}");
         for (at, value, said) in
             [(0, 2, "[02, 05, 10, 00]"), (1, 6, "path MTU code 6: 1 to 5"), (3, 1, "10, 01]")]
         {

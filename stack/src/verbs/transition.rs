@@ -66,7 +66,9 @@ pub struct ReadyToReceive {
     /// How long a peer is asked to wait when there is no receive for its message.
     pub min_rnr_timer: RnrTimer,
     /// Selective repeat in place of go-back-N: the peer is a ferroce too, and both ends have told
-    /// each other that they want it. Any other peer would not understand.
+    /// each other that they want it. Any other peer would not understand. A READ whose response was lost is carried
+    /// out again, later than READs behind it: one that must not see older memory than the one before needs a
+    /// [fence](crate::SendFlags::fence).
     pub selective_repeat: bool,
 }
 
@@ -204,7 +206,8 @@ impl ReadyToReceive {
         ReadyToReceive { min_rnr_timer, ..self }
     }
 
-    /// Selective repeat, agreed with a peer that is a ferroce too; go-back-N by default.
+    /// Selective repeat, agreed with a peer that is a ferroce too; go-back-N by default. After a loss READs see memory
+    /// in another order than theirs, but behind a [fence](crate::SendFlags::fence).
     pub fn selective_repeat(self, selective_repeat: bool) -> Self {
         ReadyToReceive { selective_repeat, ..self }
     }

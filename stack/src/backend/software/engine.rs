@@ -1,4 +1,4 @@
-use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, RxFrame, TAIL_MAX};
+use ferroce_driver::{FrameSink, FrameSource, Gathered, Nanos, Payload, RxFrame, TAIL_MAX};
 use ferroce_wire::cm::CmMessage;
 use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Qpn, Service};
 
@@ -6,6 +6,7 @@ use super::next_hops::NextHops;
 use crate::cm::{CmId, ConnectionManager, Gsi, Verbs};
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::key_table::KeyTable;
+use crate::engine::mr::Granted;
 use crate::engine::multicast::MulticastGroups;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
@@ -35,6 +36,8 @@ pub(crate) struct Engine {
     announced: u32,
     /// The number and the slot of the queue pair that a frame came for last.
     last: Option<(u32, u32)>,
+    /// Where the payload is of the frame that was gathered last, if it stays there.
+    gathered: Option<Granted>,
 }
 
 impl Engine {
@@ -56,6 +59,7 @@ impl Engine {
             next_hops: NextHops::new(),
             announced: 0,
             last: None,
+            gathered: None,
         }
     }
 
@@ -401,7 +405,13 @@ impl FrameSource for Engine {
     fn gather(&mut self, head: &mut [u8], tail: &mut [u8; TAIL_MAX]) -> Option<Gathered> {
         let mut slot = FrameSlot::in_pieces(head, tail);
         let head = self.transmit(&mut slot)?;
-        Some(slot.gathered(head))
+        let (gathered, payload) = slot.gathered(head);
+        self.gathered = payload;
+        Some(gathered)
+    }
+
+    fn payload(&self) -> Option<Payload<'_>> {
+        self.shared.mrs.payload(self.gathered?)
     }
 
     fn renumber(&mut self, frame: &mut [u8], identification: u16) {

@@ -126,13 +126,12 @@ impl QueuePair {
             }
         };
         let Shared { mrs, counters, crc, .. } = shared;
-        let to_pin = payload.filter(|grant| slot.wants_pin(grant.len()));
-        let pinned = to_pin.and_then(|grant| mrs.pin_granted(grant));
+        let apart = payload.filter(|grant| slot.wants_apart(grant.len()) && mrs.payload(*grant).is_some());
         // READs see memory in their order, whoever writes there.
         std::sync::atomic::fence(Ordering::Acquire);
         let payload = payload.and_then(|grant| mrs.granted(grant)).unwrap_or((&[][..]).into());
         let bth = Bth::new(opcode, connection.dest_qpn, psn).in_partition(self.pkey);
-        let Some(mut frame) = slot.start_pinned(&connection.header, bth, payload.len(), pinned) else {
+        let Some(mut frame) = slot.start_apart(&connection.header, bth, payload.len(), apart) else {
             return Wrote::Nothing;
         };
         if opcode.has(Extension::Aeth) {
