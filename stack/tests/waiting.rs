@@ -5,12 +5,13 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroce::driver::udp::{Udp, UdpConfig};
-use ferroce::driver::{loopback, sim};
+use ferroce::driver::{self, loopback, sim};
 use ferroce::*;
 use ferroce_driver_test_support::random::Random;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -486,6 +487,70 @@ fn no_completion_of_another_thread_is_slept_through() {
     let left = std::iter::from_fn(|| channel.get_cq_event()).count() as u64;
     assert_eq!(events, waits + left, "one event for each arm");
     assert!(left <= 1);
+}
+
+/// A port that counts how often it is waited for.
+struct Waited {
+    port: loopback::Loopback,
+    waits: Arc<AtomicU64>,
+}
+
+impl driver::Wrapper for Waited {
+    type Inner = loopback::Loopback;
+
+    fn inner(&self) -> &loopback::Loopback {
+        &self.port
+    }
+
+    fn inner_mut(&mut self) -> &mut loopback::Loopback {
+        &mut self.port
+    }
+
+    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
+        self.waits.fetch_add(1, Ordering::Relaxed);
+        self.port.wait(timeout)
+    }
+}
+
+/// What has come is seen at once, with or without a frame: a `Poller` does not block first.
+#[test]
+fn a_poller_does_not_block_over_a_completion_or_an_event() {
+    let (port, peer) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
+    let waits = Arc::new(AtomicU64::new(0));
+    let (a, b) = (End::new(Waited { port, waits: waits.clone() }), End::new(peer));
+    // 1 ms; the peer is not polled.
+    let [mut a, _b] = connected([a, b], 8);
+    let mut poller = Poller::blocking();
+    // Whether the turn that brought it has blocked.
+    let mut blocks_before = |context: &mut Context, comes: &mut dyn FnMut(&mut Context) -> bool| {
+        let start = Instant::now();
+        while start.elapsed() < LONG {
+            let before = waits.load(Ordering::Relaxed);
+            poller.poll(context).unwrap();
+            if comes(context) {
+                return waits.load(Ordering::Relaxed) > before;
+            }
+        }
+        panic!("nothing came");
+    };
+    a.send(7);
+    // Timers: the last retry, and the event of a connection request that nobody answers.
+    let (cq, qp) = (a.cq, a.qp);
+    let mut completes = |context: &mut Context| context.poll_cq(cq).unwrap().is_some();
+    assert!(!blocks_before(&mut a.context, &mut completes), "over the error of a send");
+    a.receive(8);
+    assert!(!blocks_before(&mut a.context, &mut completes), "over what a verb has flushed");
+    a.context.modify_qp(qp, Transition::Reset).unwrap();
+    a.context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    // 8 ms and no retry.
+    let asked = ConnectionParameters::default().cm_timeout(11).cm_retries(0);
+    a.context.connect(qp, "10.0.0.2:7".parse().unwrap(), &asked).unwrap();
+    let mut ends = |context: &mut Context| context.next_cm_event().is_some();
+    assert!(!blocks_before(&mut a.context, &mut ends), "over the event of a connection");
+    // With nothing it blocks.
+    let before = waits.load(Ordering::Relaxed);
+    assert_eq!((0..10).map(|_| poller.poll(&mut a.context).unwrap()).sum::<usize>(), 0);
+    assert!(waits.load(Ordering::Relaxed) >= before + 5);
 }
 
 /// What threads and executors hand to each other.

@@ -18,6 +18,11 @@ impl ConnectionManager {
         Ok(self.events.pop(channel))
     }
 
+    /// Whether there have been events since this was last asked.
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.events.has_news)
+    }
+
     /// Takes the oldest event of one exchange.
     pub(crate) fn take_event(&mut self, id: CmId) -> Option<CmEvent> {
         self.events.take(id)
@@ -59,6 +64,8 @@ pub(super) struct CmEvents {
     first: VecDeque<CmEvent>,
     channels: Slab<VecDeque<CmEvent>>,
     connections: usize,
+    /// One has come since this was last asked for.
+    has_news: bool,
 }
 
 /// Of one connection: request, established, disconnected, the end of timewait.
@@ -75,6 +82,7 @@ impl CmEvents {
             first: VecDeque::with_capacity(EVENTS * connections),
             channels: Slab::new(channels, generation),
             connections,
+            has_news: false,
         }
     }
 
@@ -109,6 +117,7 @@ impl CmEvents {
     }
 
     pub(super) fn push(&mut self, channel: Option<CmChannel>, event: CmEvent) {
+        self.has_news = true;
         self.queue(channel).push_back(event);
     }
 

@@ -34,6 +34,11 @@ impl Context {
         dispatch!(&mut self.backend, wait(timeout))
     }
 
+    /// Whether there have been completions or events since this was last asked, taken or not.
+    pub(crate) fn take_news(&mut self) -> bool {
+        dispatch!(&mut self.backend, take_news())
+    }
+
     /// What another thread ends [`wait`](Context::wait) with, or a wait for the context's file descriptor: the driver's
     /// [`waker`](PacketDriver::waker), if it has one.
     pub fn waker(&self) -> Option<Waker> {

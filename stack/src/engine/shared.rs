@@ -23,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) now: Nanos,
     /// Its number.
     pub(crate) poll: u64,
+    /// A completion or an event has come since somebody last asked.
+    pub(crate) has_news: bool,
     pub(crate) mrs: MemoryRegions,
     pub(crate) cqs: Slab<CompletionQueue>,
     pub(crate) srqs: Slab<SharedReceiveQueue>,
@@ -56,6 +58,7 @@ impl Shared {
         Shared {
             now: Nanos::ZERO,
             poll: 0,
+            has_news: false,
             mrs: MemoryRegions::new(config.max_mrs, config.max_mws, generation),
             cqs: Slab::new(config.max_cqs, generation),
             srqs: Slab::new(config.max_srqs, generation),
@@ -82,6 +85,7 @@ impl Shared {
 
     pub(crate) fn raise(&mut self, event: Event) {
         self.count(Counter::of_event(&event));
+        self.has_news = true;
         self.events.raise(event);
     }
 
@@ -101,6 +105,7 @@ impl Shared {
     #[inline(always)]
     pub(crate) fn complete(&mut self, cq: Cq, wc: WorkCompletion, solicited: bool) -> bool {
         let Some(queue) = self.cqs.get_mut(cq.0) else { return false };
+        self.has_news = true;
         match queue.push(wc, solicited) {
             Pushed::Quietly => return true,
             Pushed::Notify => {

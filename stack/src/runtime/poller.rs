@@ -52,13 +52,15 @@ impl Poller {
         self.clock.now()
     }
 
-    /// One turn of the loop. Returns how many frames came and went.
+    /// One turn of the loop: a poll, and if that has found nothing what the loop does then. It does not block over a
+    /// completion or an event that came since the last turn. Returns how many frames came and went.
     ///
     /// # Errors
     /// Those of [`Context::poll`].
     pub fn poll(&mut self, context: &mut Context) -> Result<usize, Error> {
         let frames = context.poll(self.clock.catch_up_with(context.now()))?;
-        if frames > 0 {
+        // What a timer or a verb has brought the application wants to see, as what a frame has.
+        if context.take_news() || frames > 0 {
             self.idler.reset();
         } else if self.idler.rest() {
             let quiet = context.quiet_for(self.clock.now());

@@ -35,6 +35,12 @@ impl Software {
         Ok(())
     }
 
+    /// Whether there have been completions or events since this was last asked.
+    pub(crate) fn take_news(&mut self) -> bool {
+        let connections = self.engine.cm_if_used().is_some_and(|(cm, _)| cm.take_news());
+        std::mem::take(&mut self.engine.shared.has_news) | connections
+    }
+
     pub(crate) fn waker(&self) -> Option<Waker> {
         self.driver.waker()
     }
