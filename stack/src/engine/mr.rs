@@ -62,6 +62,8 @@ impl Granted {
 pub(crate) struct MemoryRegions {
     pub(crate) slab: Slab<MemoryRegion>,
     pub(crate) windows: Slab<MemoryWindow>,
+    /// The window that was bound last, by the queue pair's slot modulo their number; bindings lead to those before it.
+    pub(crate) bound_last: Box<[Option<u32>]>,
     pub(crate) keys: KeyTable<Named>,
 }
 
@@ -73,10 +75,11 @@ struct Reach<'a> {
 }
 
 impl MemoryRegions {
-    pub(crate) fn new(regions: u32, windows: u32) -> MemoryRegions {
+    pub(crate) fn new(regions: u32, windows: u32, qps: u32) -> MemoryRegions {
         MemoryRegions {
             slab: Slab::new(regions),
             windows: Slab::new(windows),
+            bound_last: vec![None; qps.min(windows).max(1) as usize].into(),
             keys: KeyTable::new(regions.saturating_add(windows), 32),
         }
     }

@@ -52,7 +52,7 @@ impl Shared {
         Shared {
             now: Nanos::ZERO,
             poll: 0,
-            mrs: MemoryRegions::new(config.max_mrs, config.max_mws),
+            mrs: MemoryRegions::new(config.max_mrs, config.max_mws, config.max_qps),
             cqs: Slab::new(config.max_cqs),
             srqs: Slab::new(config.max_srqs),
             ahs: Slab::new(config.max_ahs),
