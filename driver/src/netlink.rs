@@ -311,15 +311,7 @@ impl Netlink {
         let flags = ONE | libc::NLM_F_CREATE as u16;
         let request = Request::new(libc::RTM_NEWNEIGH, flags, &ndmsg(interface, address, NTF_USE))
             .attribute(NDA_DST, &octets(address));
-        self.exchange(request, |_| {}).map_err(|source| match source.raw_os_error() {
-            Some(libc::EPERM) => Error::Permission {
-                what: "asking the kernel to resolve a neighbour",
-                interface: interface.name.clone(),
-                capability: "CAP_NET_ADMIN",
-                cure: format!("run as root, or let the kernel resolve {address} first (ping it)"),
-            },
-            _ => os_error("asking the kernel to resolve a neighbour", &interface.name, source),
-        })
+        self.exchange(request, |_| {}).map_err(|source| not_touched(interface, address, source))
     }
 
     fn lookup_route(&self, interface: &Interface, peer: IpAddr, flags: u32) -> Result<Route, Error> {
@@ -566,6 +558,31 @@ fn parse_neighbour(payload: &[u8]) -> Neighbour {
         (0 | NUD_INCOMPLETE, _) | (_, None) => Neighbour::Incomplete,
         (NUD_STALE, Some(mac)) => Neighbour::Stale(mac),
         (_, Some(mac)) => Neighbour::Fresh(mac),
+    }
+}
+
+/// Why the kernel does not look for a neighbour.
+fn not_touched(interface: &Interface, address: IpAddr, source: io::Error) -> Error {
+    const WHAT: &str = "asking the kernel to resolve a neighbour";
+    match (source.raw_os_error(), address) {
+        (Some(libc::EPERM), _) => Error::Permission {
+            what: WHAT,
+            interface: interface.name.clone(),
+            capability: "CAP_NET_ADMIN",
+            cure: format!("run as root, or let the kernel resolve {address} first (ping it)"),
+        },
+        // The table has no room, and of all namespaces there is one.
+        (Some(libc::ENOBUFS), IpAddr::V4(_)) => os_error(
+            "asking the kernel to resolve a neighbour (its table is full: raise net.ipv4.neigh.default.gc_thresh3)",
+            &interface.name,
+            source,
+        ),
+        (Some(libc::ENOBUFS), IpAddr::V6(_)) => os_error(
+            "asking the kernel to resolve a neighbour (its table is full: raise net.ipv6.neigh.default.gc_thresh3)",
+            &interface.name,
+            source,
+        ),
+        _ => os_error(WHAT, &interface.name, source),
     }
 }
 

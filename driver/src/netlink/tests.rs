@@ -22,3 +22,15 @@ fn addresses_come_in_gid_order() {
     lo.addresses = ["10.0.0.1", "2001:db8::1", "fe80::1", "10.0.0.2"].map(|s| (of(s), 0)).to_vec();
     assert_eq!(lo.gid_order(), ["fe80::1", "10.0.0.1", "10.0.0.2", "2001:db8::1"].map(of));
 }
+
+#[test]
+fn a_full_neighbour_table_is_told_with_its_remedy() {
+    let lo = Netlink::open().unwrap().interface("lo").unwrap();
+    for (peer, setting) in
+        [("192.0.2.1", "net.ipv4.neigh.default.gc_thresh3"), ("fe80::1", "net.ipv6.neigh.default.gc_thresh3")]
+    {
+        let full = io::Error::from_raw_os_error(libc::ENOBUFS);
+        let error = not_touched(&lo, peer.parse().unwrap(), full).to_string();
+        assert!(error.contains(&format!("its table is full: raise {setting}")), "{error}");
+    }
+}

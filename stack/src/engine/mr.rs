@@ -7,7 +7,7 @@ use rand_chacha::ChaCha20Rng;
 use crate::engine::key_table::KeyTable;
 use crate::engine::mw::MemoryWindow;
 use crate::engine::slab::Slab;
-use crate::verbs::{Access, Error, Mr, Pd, Qp, RegisterError, RemoteMemory, Sge};
+use crate::verbs::{Access, Config, Error, Mr, Pd, Qp, RegisterError, RemoteMemory, Sge};
 
 pub(crate) struct MemoryRegion {
     pub(crate) memory: Memory,
@@ -62,6 +62,8 @@ impl Granted {
 pub(crate) struct MemoryRegions {
     pub(crate) slab: Slab<MemoryRegion>,
     pub(crate) windows: Slab<MemoryWindow>,
+    /// The window that was bound last, by the queue pair's slot modulo their number; bindings lead to those before it.
+    pub(crate) bound_last: Box<[Option<u32>]>,
     pub(crate) keys: KeyTable<Named>,
 }
 
@@ -73,10 +75,12 @@ struct Reach<'a> {
 }
 
 impl MemoryRegions {
-    pub(crate) fn new(regions: u32, windows: u32, generation: u32) -> MemoryRegions {
+    pub(crate) fn new(config: &Config, generation: u32) -> MemoryRegions {
+        let Config { max_mrs: regions, max_mws: windows, max_qps: qps, .. } = *config;
         MemoryRegions {
             slab: Slab::new(regions, generation),
             windows: Slab::new(windows, generation),
+            bound_last: vec![None; qps.min(windows).max(1) as usize].into(),
             keys: KeyTable::new(regions.saturating_add(windows), 32),
         }
     }

@@ -38,6 +38,9 @@ pub(crate) struct Binding {
     /// Bytes of the region.
     pub(crate) range: Range<u64>,
     rkey: RKey,
+    /// In the list that `qp` is in: the one bound after this and the one before.
+    later: Option<u32>,
+    earlier: Option<u32>,
 }
 
 impl MemoryRegions {
@@ -87,7 +90,8 @@ impl MemoryRegions {
         bind: &MwBind,
     ) -> Result<(), BindRefused> {
         let MwBind { mw, mr, offset, length, access } = *bind;
-        let MemoryRegions { slab, windows, keys } = self;
+        let list = self.list_of(qp);
+        let MemoryRegions { slab, windows, keys, bound_last } = self;
         let window = windows.get_mut(mw.0).ok_or(BindRefused)?;
         let region = slab.get_mut(mr.0).ok_or(BindRefused)?;
         let end = offset.checked_add(length).ok_or(BindRefused)?;
@@ -109,7 +113,12 @@ impl MemoryRegions {
         }
         let rkey = RKey::new(keys.insert(rng, Named::Window(mw.0.index), |_| true));
         region.windows += 1;
-        window.binding = Some(Binding { qp, access, region: mr.0.index, range: offset..end, rkey });
+        let earlier = bound_last[list].replace(mw.0.index);
+        let (region, range) = (mr.0.index, offset..end);
+        window.binding = Some(Binding { qp, access, region, range, rkey, later: None, earlier });
+        if let Some(earlier) = earlier.and_then(|index| self.binding_mut(index)) {
+            earlier.later = Some(mw.0.index);
+        }
         Ok(())
     }
 
@@ -122,7 +131,14 @@ impl MemoryRegions {
     /// Ends what the window in this slot opens, if it is bound. Its key comes back late.
     pub(crate) fn unbind(&mut self, index: u32) {
         let binding = self.windows.at_mut(index).and_then(|window| window.binding.take());
-        if let Some(Binding { region, rkey, .. }) = binding {
+        if let Some(Binding { qp, region, rkey, later, earlier, .. }) = binding {
+            match later.and_then(|index| self.binding_mut(index)) {
+                Some(later) => later.earlier = earlier,
+                None => self.bound_last[self.list_of(qp)] = earlier,
+            }
+            if let Some(earlier) = earlier.and_then(|index| self.binding_mut(index)) {
+                earlier.later = later;
+            }
             self.keys.retire(rkey.value());
             if let Some(region) = self.slab.at_mut(region) {
                 region.windows -= 1;
@@ -132,15 +148,75 @@ impl MemoryRegions {
 
     /// A queue pair that ends takes its windows with it.
     pub(crate) fn unbind_windows_of(&mut self, qp: Qp) {
-        for index in 0..self.windows.capacity() as u32 {
-            if self.opened(index, qp).is_ok() {
+        let mut next = self.bound_last[self.list_of(qp)];
+        while let Some((index, binding)) = next.and_then(|index| Some((index, self.binding_mut(index)?))) {
+            next = binding.earlier;
+            if binding.qp == qp {
                 self.unbind(index);
             }
         }
     }
 
+    /// Which list the windows of a queue pair are in.
+    fn list_of(&self, qp: Qp) -> usize {
+        qp.0.index as usize % self.bound_last.len()
+    }
+
+    fn binding_mut(&mut self, index: u32) -> Option<&mut Binding> {
+        self.windows.at_mut(index)?.binding.as_mut()
+    }
+
     fn window(&self, mw: Mw) -> Result<&MemoryWindow, Error> {
         let invalid = || Error::invalid_handle("MW", mw.0);
         self.windows.get(mw.0).ok_or_else(invalid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce_driver::Memory;
+    use rand_chacha::rand_core::SeedableRng;
+
+    use super::*;
+    use crate::verbs::Handle;
+
+    /// Binds, ends of bindings and of queue pairs in any order, beside a list of what is bound to whom.
+    #[test]
+    fn a_queue_pair_takes_its_own_windows_with_it_and_all_of_them() {
+        let (mut random, mut state) = (ChaCha20Rng::seed_from_u64(1), 1u64);
+        let mut mrs = MemoryRegions::new(&Config::default().max_mrs(1).max_mws(32).max_qps(4), 0);
+        // Of the four queue pairs two are in one list.
+        mrs.bound_last = vec![None; 3].into();
+        let pd = Pd(Handle { index: 0, generation: 0 });
+        let access = Access::MW_BIND;
+        let memory = Memory::zeroed(64).expect("memory");
+        let mr = mrs.register(&mut random, pd, memory, access, 0).expect("there is room");
+        let windows: Vec<Mw> = (0..32).map(|_| mrs.alloc_mw(pd).expect("there is room")).collect();
+        let mut bound = [None; 32];
+        for step in 0..10_000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (at, owner) = ((state >> 40) as usize % 32, (state >> 50) as u32 % 4);
+            let qp = Qp(Handle { index: owner, generation: 0 });
+            match (state >> 60, bound[at]) {
+                (0, _) => {
+                    mrs.unbind_windows_of(qp);
+                    bound.iter_mut().filter(|to| **to == Some(owner)).for_each(|to| *to = None);
+                }
+                (_, None) => {
+                    let bind =
+                        MwBind { mw: windows[at], mr, offset: 0, length: 1, access: Access::REMOTE_READ };
+                    assert!(mrs.bind(&mut random, pd, qp, &bind).is_ok(), "step {step}");
+                    bound[at] = Some(owner);
+                }
+                (_, Some(_)) => {
+                    mrs.unbind(at as u32);
+                    bound[at] = None;
+                }
+            }
+            for (index, owner) in (0..).zip(bound) {
+                let binding = mrs.windows.at(index).and_then(|window| window.binding.as_ref());
+                assert_eq!(binding.map(|binding| binding.qp.0.index), owner, "step {step}, window {index}");
+            }
+        }
     }
 }

@@ -59,7 +59,7 @@ impl Shared {
             now: Nanos::ZERO,
             poll: 0,
             has_news: false,
-            mrs: MemoryRegions::new(config.max_mrs, config.max_mws, generation),
+            mrs: MemoryRegions::new(config, generation),
             cqs: Slab::new(config.max_cqs, generation),
             srqs: Slab::new(config.max_srqs, generation),
             ahs: Slab::new(config.max_ahs, generation),
