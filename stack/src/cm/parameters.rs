@@ -199,16 +199,15 @@ impl<'a> ConnectionParameters<'a> {
 
     /// Fails on the first that is out of its range.
     pub(crate) fn check(&self, private_data_max: usize) -> Result<(), Error> {
-        let length = self.private_data.len();
+        check_private_data(self.private_data, private_data_max)?;
         let numbers = [
-            ("private_data", length, 0, private_data_max),
-            ("responder_resources", self.responder_resources.into(), 0, MAX_RD_ATOMIC.into()),
-            ("initiator_depth", self.initiator_depth.into(), 0, MAX_RD_ATOMIC.into()),
-            ("retry_count", self.retry_count.into(), 0, 7),
-            ("rnr_retry", self.rnr_retry.into(), 0, 7),
-            ("timeout", self.timeout.into(), 1, 31),
-            ("cm_timeout", self.cm_timeout.into(), 0, 31),
-            ("cm_retries", self.cm_retries.into(), 0, 15),
+            ("responder_resources", self.responder_resources, 0, MAX_RD_ATOMIC),
+            ("initiator_depth", self.initiator_depth, 0, MAX_RD_ATOMIC),
+            ("retry_count", self.retry_count, 0, 7),
+            ("rnr_retry", self.rnr_retry, 0, 7),
+            ("timeout", self.timeout, 1, 31),
+            ("cm_timeout", self.cm_timeout, 0, 31),
+            ("cm_retries", self.cm_retries, 0, 15),
         ];
         for (attribute, value, least, most) in numbers {
             if value < least || value > most {
@@ -217,6 +216,14 @@ impl<'a> ConnectionParameters<'a> {
         }
         Ok(())
     }
+}
+
+/// Private data has as many bytes as its message has room for.
+pub(crate) fn check_private_data(data: &[u8], most: usize) -> Result<(), Error> {
+    if data.len() <= most {
+        return Ok(());
+    }
+    Err(Error::invalid("private_data", format_args!("{} bytes", data.len()), format!("at most {most} bytes")))
 }
 
 #[cfg(test)]

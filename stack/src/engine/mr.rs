@@ -103,8 +103,8 @@ impl MemoryRegions {
         let is_alone = memory.kind() == MemoryKind::Owned;
         if access.contains(Access::REMOTE_ATOMIC) && !is_alone && !memory.is_aligned(iova.wrapping_neg()) {
             let expected = format!(
-                "the address {:p} modulo 8, so that words of peers are words of memory",
-                memory.address()
+                "an iova that is {} modulo 8, as the memory's address is, for aligned atomics; use register_at",
+                memory.address().addr().get() % 8
             );
             return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
         }

@@ -80,7 +80,7 @@ impl Port {
             let rows: Vec<String> =
                 self.pkeys.iter().map(|(index, pkey)| format!("{index}: {pkey}")).collect();
             let expected =
-                format!("an index of the P_Key table of '{}', which has {}", self.interface, rows.join(", "));
+                format!("an index in the P_Key table of '{}' ({})", self.interface, rows.join(", "));
             Error::invalid("pkey_index", index, expected)
         })
     }

@@ -352,16 +352,21 @@ impl QpUpdate {
         ];
         for (attribute, given, services, states) in attributes {
             if given && !(services.contains(&service) && states.contains(&state)) {
-                let expected = format!("only of {services:?} QPs in {states:?}");
-                return Err(Error::invalid(
-                    attribute,
-                    format_args!("of a {service:?} QP in {state:?}"),
-                    expected,
-                ));
+                let (services, states) = (capitals(services), capitals(states));
+                let way = if states == "SQD" { "; Transition::Drain leads there from RTS" } else { "" };
+                let expected = format!("may change for {services} in {states} only{way}");
+                let value = format!("changed for {} in {}", capitals(&[service]), capitals(&[state]));
+                return Err(Error::invalid(attribute, value, expected));
             }
         }
         at_most("max_dest_rd_atomic", self.max_dest_rd_atomic.unwrap_or(0), MAX_RD_ATOMIC)
     }
+}
+
+/// As the standard writes them.
+fn capitals(names: &[impl std::fmt::Debug]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("{name:?}").to_uppercase()).collect();
+    names.join(", ")
 }
 
 fn at_most(attribute: &'static str, value: u8, most: u8) -> Result<(), Error> {
