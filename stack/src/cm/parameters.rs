@@ -9,12 +9,12 @@ use super::CmChannel;
 use super::CmEvent;
 use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 
-/// How many requests wait at a listener.
+/// The settings of a listener: how many requests may wait there, for which partition, and where their events go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct ListenConfig {
-    /// Requests that nobody has accepted or rejected yet; more are rejected.
+    /// Requests that the application has neither accepted nor rejected yet. Further requests are rejected; with 0 all are.
     pub backlog: u32,
     /// The same from one address, so that one peer does not take all of it.
     pub per_source: u32,
@@ -33,7 +33,7 @@ impl Default for ListenConfig {
 }
 
 impl ListenConfig {
-    /// Requests that nobody has answered yet; 128 by default.
+    /// Requests that the application has not answered yet; 128 by default. With 0 the listener rejects every request.
     pub fn backlog(self, backlog: u32) -> Self {
         ListenConfig { backlog, ..self }
     }
@@ -151,7 +151,8 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { timeout, ..self }
     }
 
-    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before.
+    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before. Zero means
+    /// 8.2 µs: a connection always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero turns it off.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ConnectionParameters { timeout: exponent_of(time).max(1), ..self }
     }

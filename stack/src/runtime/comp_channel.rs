@@ -19,8 +19,8 @@ use crate::verbs::{Cq, Error};
 /// came. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
 /// completion that came before the queue was armed raises none, so the loop is: arm, poll until there is nothing, wait.
 ///
-/// Clones are the same channel. It can be used from any thread, beside the one that polls the context, and neither waits for
-/// the other. Nothing is allocated for an event, and no number of them is too many: an event is a count.
+/// Clones are the same channel. Any thread may use it while another one polls the context, and neither waits for the
+/// other. An event is a count: nothing is allocated for it, and there is no limit.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -77,8 +77,8 @@ impl Context {
 }
 
 impl CompChannel {
-    /// Takes an event: a queue that was armed has a completion, and is not armed any longer. The queues of the channel take
-    /// turns. Does not block.
+    /// Takes an event without blocking, unlike `ibv_get_cq_event`; [`wait_cq_event`](CompChannel::wait_cq_event) blocks. The
+    /// returned queue was armed and has a completion, and is not armed any longer. The queues of the channel take turns.
     pub fn get_cq_event(&self) -> Option<Cq> {
         // A token of a queue that was destroyed meanwhile finds no event.
         while read(&*self.tokens, &mut [0; 8]).is_ok() {
@@ -89,7 +89,7 @@ impl CompChannel {
         None
     }
 
-    /// Takes an event, and blocks for one for `timeout` at most. `None` when there was none in that time.
+    /// Takes an event, and blocks until there is one, for `timeout` at most. `None` when there was none in that time.
     ///
     /// # Errors
     /// [`Error::Wait`] when the system can't wait.

@@ -31,7 +31,8 @@ impl PkeyTable {
         self.iter().find(|(_, own)| *own == pkey).map(|(index, _)| index)
     }
 
-    /// The index of the key under which `other` may be received: a full member's before a limited one's.
+    /// The index of a key that accepts packets with the P_Key `other`: the key of a full member if there is one, otherwise
+    /// that of a limited member.
     pub fn index_admitting(&self, other: PKey) -> Option<usize> {
         let admitting = || self.iter().filter(|(_, own)| own.admits(other));
         let full = admitting().find(|(_, own)| own.is_full_member());
