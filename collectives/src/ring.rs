@@ -115,6 +115,9 @@ impl Ring {
         options: &Options,
     ) -> Result<Ring, Error> {
         let gids = &context.port().gids;
+        if gids.is_empty() {
+            return Err(Error::invalid("GID table", "empty", "give the interface an IP address"));
+        }
         let gid_index = match options.gid_index {
             Some(index) if index >= gids.len() => {
                 let expected = format!("below {}, the size of the GID table", gids.len());
@@ -123,9 +126,6 @@ impl Ring {
             Some(index) => index,
             None => gids.iter().position(|e| !e.gid.is_ipv6() && !e.roce_v1).unwrap_or(0),
         };
-        if gids.is_empty() {
-            return Err(Error::invalid("GID table", "empty", "give the interface an IP address"));
-        }
         let depth = queue_depth(options);
         let cq = context.create_cq(4 * depth)?;
         let config = QpConfig::rc(pd, cq)

@@ -186,9 +186,9 @@ const RESOLVE_PAUSE: Duration = Duration::from_millis(1);
 #[derive(Clone, Copy, Debug)]
 pub struct Armed<'a> {
     /// Readable when a frame may have arrived, and when the [`waker`](PacketDriver::waker) has been used since the last
-    /// [`disarm`](PacketDriver::disarm). The same for the life of the driver; `None` for one that has to be asked.
+    /// [`disarm`](PacketDriver::disarm). It stays the same for the life of the driver. `None` for a driver that must be polled.
     pub fd: Option<BorrowedFd<'a>>,
-    /// After this time the port has to be looked at in any case; at once if it is zero.
+    /// The longest time to wait. After it the port must be polled even if `fd` is not readable. Zero means: do not wait.
     pub longest: Duration,
 }
 

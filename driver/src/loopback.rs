@@ -39,7 +39,7 @@ pub struct SwitchConfig {
 }
 
 impl Default for SwitchConfig {
-    /// An MTU of 4200, which path MTU 4096 fits into, and 4096 frames.
+    /// An MTU of 4200, enough for a path MTU of 4096 (4160 bytes over IPv4, 4180 over IPv6), and 4096 frames.
     fn default() -> SwitchConfig {
         SwitchConfig { mtu: 4200, depth: 4096 }
     }
@@ -338,7 +338,7 @@ pub(crate) fn check_mtu(mtu: u32) -> Result<(), Error> {
     Err(Error::Invalid {
         parameter: "mtu",
         value: mtu.to_string(),
-        expected: "68 to 65535 bytes (path MTU 4096 needs 4180)".into(),
+        expected: "68 to 65535 bytes (path MTU 4096 needs 4160 over IPv4, 4180 over IPv6)".into(),
     })
 }
 

@@ -197,7 +197,8 @@ impl Memory {
         self.len == 0
     }
 
-    /// The first byte, for somebody who keeps to the rules of the memory's kind without the help of this type.
+    /// The address of the first byte. Code that reads or writes through it must itself keep the rules of the memory's
+    /// [kind](MemoryKind).
     pub fn address(&self) -> NonNull<u8> {
         self.base
     }

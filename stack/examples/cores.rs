@@ -53,6 +53,7 @@ impl Writer {
         let (pd, cq) = (context.alloc_pd()?, context.create_cq(1024)?);
         let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
         let mr = context.register(pd, Memory::zeroed(4096)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+        // GID index 0: the port has one address.
         let own = context.endpoint(qp, 0)?;
         context.handshake(qp, &own, &own)?;
         let remote = context.remote(mr)?.at(0);

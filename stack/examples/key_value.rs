@@ -39,6 +39,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (pd, cq) = (reader.alloc_pd()?, reader.create_cq(16)?);
     let (here, mr) = (reader.create_qp(&QpConfig::rc(pd, cq))?, Memory::zeroed(ENTRY as usize + 8)?);
     let mr = reader.register(pd, mr, Access::LOCAL_WRITE)?;
+    // GID index 0: each port has one address.
     let (a, b) = (reader.endpoint(here, 0)?, server.endpoint(there, 0)?);
     reader.handshake(here, &a, &b)?;
     server.handshake(there, &b, &a)?;

@@ -41,6 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 
     let (mut publisher, pd, sent, qp) = port(&switch, [192, 0, 2, 100])?;
+    // GID index 0: the port has one address.
     let ah = publisher.create_ah(pd, &AddressVector::new(group, 0))?;
     let to = Destination { ah, qpn: Qpn::MULTICAST, qkey: QKEY };
     for number in 0..MESSAGES {

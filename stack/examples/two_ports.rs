@@ -19,6 +19,7 @@ fn end(port: driver::loopback::Loopback, memory: Memory) -> Result<End, Error> {
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
     let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
     let mr = context.register(pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+    // GID index 0: the port has one address.
     let endpoint = context.endpoint(qp, 0)?;
     Ok(End { context, cq, qp, mr, endpoint })
 }

@@ -20,6 +20,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for _ in 0..WORKERS {
         let received = context.create_cq(256)?;
         let qp = context.create_qp(&QpConfig::rc(pd, sent).recv_cq(received))?;
+        // GID index 0: the port has one address.
         let own = context.endpoint(qp, 0)?;
         context.handshake(qp, &own, &own)?;
         ends.push((received, qp));

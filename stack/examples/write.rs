@@ -21,10 +21,13 @@ fn run(device: &str, connects: bool, address: &str) -> Result<(), Box<dyn std::e
     let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
     let mr = context.register(pd, Memory::zeroed(4096)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
 
-    // Each tells the other who it is and where its memory is, and connecting is one call.
+    // Each end sends its endpoint and its memory to the other; then `handshake` connects.
     let mut peer =
         if connects { TcpStream::connect(address)? } else { TcpListener::bind(address)?.accept()?.0 };
-    let local = context.endpoint(qp, 0)?;
+    // A port can have IPv4 and IPv6 addresses: the source GID must be of the same kind as the peer's.
+    let there = Gid::from(peer.peer_addr()?.ip().to_canonical());
+    let gid = context.port().gid_index_for(there).ok_or("no address of the peer's IP version")?;
+    let local = context.endpoint(qp, gid)?;
     writeln!(peer, "{local} {}", context.remote(mr)?)?;
     let told = line(&mut peer)?;
     let (remote, memory) = told.split_once(' ').ok_or("an endpoint and a memory were to come")?;

@@ -35,6 +35,7 @@ use channel::CmEvents;
 use communication::{Communication, State};
 pub use event::{CmEvent, ConnectionRequest, PrivateData};
 pub(crate) use gsi::Gsi;
+pub(crate) use parameters::check_private_data;
 pub use parameters::{ConnectionParameters, ListenConfig};
 
 /// A connection that is being set up, lives or ends, or the search for a datagram service.

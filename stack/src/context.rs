@@ -23,8 +23,14 @@ use crate::verbs::{Config, DeviceAttributes, Error, Event, EventSource, GidEntry
 /// One port with its protection domains, memory regions and windows, completion queues and queue
 /// pairs.
 ///
-/// One thread owns it and calls [`poll`](Context::poll) again and again; nothing happens outside
-/// of it. See the [crate's documentation](crate) for an example.
+/// One thread owns it and calls [`poll`](Context::poll) again and again. Packets are sent, received, acknowledged and
+/// retransmitted only there, so the passive side must poll too: the target of a READ or WRITE polls until its peers are
+/// done. See the [crate's documentation](crate) for an example.
+///
+/// Dropping a context sends the ACKs that it owes, and disconnects every connection of the connection manager (a DREQ is
+/// sent once, and its answer is not awaited). Work that is posted and not yet sent is discarded without a completion. The
+/// peers of queue pairs that were connected by [`handshake`](Context::handshake) are not told: their work requests end with
+/// `RetryExcErr`.
 pub struct Context {
     backend: Backend,
 }
@@ -111,7 +117,10 @@ impl Context {
         dispatch!(&mut self.backend, export())
     }
 
-    /// Takes the oldest asynchronous event, of any object: for a program that has the context to itself.
+    /// Takes an asynchronous event of any object, for a program that does not share the context. The events of one object
+    /// come in their order; the events of different objects may not.
+    ///
+    /// With a [`Runner`](crate::Runner), use `handle.call(|context| context.next_event())`: handles do not deliver events.
     pub fn next_event(&mut self) -> Option<Event> {
         dispatch!(&mut self.backend, next_event())
     }

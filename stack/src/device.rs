@@ -120,17 +120,12 @@ impl FromStr for DeviceSpec {
                 Err(_) if is_interface_name(argument) => Ok(DeviceSpec::UdpInterface(argument.to_owned())),
                 Err(_) => refused("udp:ADDRESS, an address of this host, or udp:INTERFACE"),
             },
-            (name, Some(_)) if PLANNED.contains(&name) => refused(
-                "this driver is planned, not built yet; there are af_xdp:INTERFACE, dpdk:PORT, udp:ADDRESS and \
-                 loopback",
-            ),
-            (_, None) if is_interface_name(text) => Ok(DeviceSpec::Interface(text.to_owned())),
-            (_, None) => refused(
-                "an interface's name of 1 to 15 characters, af_xdp:INTERFACE, udp:ADDRESS, or loopback",
-            ),
-            (_, Some(_)) => {
-                refused("no such driver; there are af_xdp:INTERFACE, dpdk:PORT, udp:ADDRESS and loopback")
+            (name, Some(_)) if PLANNED.contains(&name) => {
+                refused(&format!("this driver is planned, not built yet; there are {DEVICES}"))
             }
+            (_, None) if is_interface_name(text) => Ok(DeviceSpec::Interface(text.to_owned())),
+            (_, None) => refused(&format!("an interface's name of 1 to 15 characters; there are {DEVICES}")),
+            (_, Some(_)) => refused(&format!("no such driver; there are {DEVICES}")),
         }
     }
 }
@@ -149,6 +144,9 @@ impl fmt::Display for DeviceSpec {
     }
 }
 
+/// What a device can be.
+const DEVICES: &str =
+    "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, dpdk:PORT and loopback";
 /// Drivers that later releases bring.
 const PLANNED: [&str; 1] = ["ibverbs"];
 

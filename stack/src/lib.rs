@@ -1,12 +1,12 @@
 //! RDMA over Converged Ethernet v2 in user space.
 //!
-//! A [`Context`] is one port of one driver with everything that the verbs know: protection
-//! domains, memory regions and windows, completion queues, queue pairs. One thread owns it and
-//! drives it with [`Context::poll`]; objects are named by small `Copy` handles, so there are no
-//! locks and no lifetimes.
+//! A [`Context`] is one port of one driver with the objects of the verbs: protection domains, memory regions and windows,
+//! completion queues, queue pairs. One thread owns it and drives it with [`Context::poll`]. Objects are named by small
+//! `Copy` handles, so there are no locks and no lifetimes.
 //!
-//! Where to look: verbs in [`Context`], work requests in [`SendWorkRequest`] and
-//! [`ReceiveWorkRequest`], connection set-up in [`Transition`], and a whole example in the README.
+//! The verbs are methods of [`Context`]. Work requests are [`SendWorkRequest`] and [`ReceiveWorkRequest`]. Queue pairs are
+//! connected by [`Context::handshake`], when the ends exchange their [`Endpoint`]s themselves, or by [`Context::connect`] and
+//! [`Context::accept`], with the connection manager; [`Transition`] has the single steps. The README has a whole example.
 //!
 //! Settings are made by a constructor, which takes what has no default, and a setter for each other field. The setter of
 //! an `Option` takes a value, an `Option` or `None`. A value out of its range is refused where it is used.

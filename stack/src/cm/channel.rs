@@ -7,8 +7,12 @@ use super::{CmEvent, CmId, ConnectionManager, Listener};
 use crate::engine::slab::Slab;
 use crate::verbs::{Error, Handle};
 
-/// A queue of connection events of its own, rdma_cm's event channel: the events of the listeners and connections that name
-/// it come to it ([`Context::next_cm_event_of`](crate::Context::next_cm_event_of)).
+/// A separate queue of connection events, for the listeners and connections that name it
+/// ([`Context::next_cm_event_of`](crate::Context::next_cm_event_of)).
+///
+/// Unlike rdma_cm's event channel it has no file descriptor, and no other thread can read it: wait for the context, poll it,
+/// then take the events. With a [`Runner`](crate::Runner), take them by
+/// `handle.call(move |context| context.next_cm_event_of(channel))`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CmChannel(pub(crate) Handle);
 

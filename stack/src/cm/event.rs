@@ -10,8 +10,9 @@ use ferroce_wire::{PathMtu, Qpn};
 use super::{CmId, Listener};
 use crate::verbs::{AddressVector, QpType, Unreachable};
 
-/// Bytes that the other application has sent along. The wire does not tell how many of them count: what
-/// is behind the peer's bytes is zero.
+/// Private data of the peer's application. A message of the connection manager has no length field for it, so it always has
+/// the full size of its message, and zeros follow the bytes that the peer sent. Take the bytes that you expect:
+/// `&private_data[..RemoteMemory::LEN]`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct PrivateData {
     bytes: [u8; PrivateData::MAX],

@@ -9,12 +9,12 @@ use super::CmChannel;
 use super::CmEvent;
 use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 
-/// How many requests wait at a listener.
+/// The settings of a listener: how many requests may wait there, for which partition, and where their events go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
 pub struct ListenConfig {
-    /// Requests that nobody has accepted or rejected yet; more are rejected.
+    /// Requests that the application has neither accepted nor rejected yet. Further requests are rejected; with 0 all are.
     pub backlog: u32,
     /// The same from one address, so that one peer does not take all of it.
     pub per_source: u32,
@@ -33,7 +33,7 @@ impl Default for ListenConfig {
 }
 
 impl ListenConfig {
-    /// Requests that nobody has answered yet; 128 by default.
+    /// Requests that the application has not answered yet; 128 by default. With 0 the listener rejects every request.
     pub fn backlog(self, backlog: u32) -> Self {
         ListenConfig { backlog, ..self }
     }
@@ -151,7 +151,8 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { timeout, ..self }
     }
 
-    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before.
+    /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before. Zero means
+    /// 8.2 µs: a connection always has an ACK timeout. (In [`ReadyToSend`](crate::ReadyToSend) zero turns it off.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ConnectionParameters { timeout: exponent_of(time).max(1), ..self }
     }
@@ -199,16 +200,15 @@ impl<'a> ConnectionParameters<'a> {
 
     /// Fails on the first that is out of its range.
     pub(crate) fn check(&self, private_data_max: usize) -> Result<(), Error> {
-        let length = self.private_data.len();
+        check_private_data(self.private_data, private_data_max)?;
         let numbers = [
-            ("private_data", length, 0, private_data_max),
-            ("responder_resources", self.responder_resources.into(), 0, MAX_RD_ATOMIC.into()),
-            ("initiator_depth", self.initiator_depth.into(), 0, MAX_RD_ATOMIC.into()),
-            ("retry_count", self.retry_count.into(), 0, 7),
-            ("rnr_retry", self.rnr_retry.into(), 0, 7),
-            ("timeout", self.timeout.into(), 1, 31),
-            ("cm_timeout", self.cm_timeout.into(), 0, 31),
-            ("cm_retries", self.cm_retries.into(), 0, 15),
+            ("responder_resources", self.responder_resources, 0, MAX_RD_ATOMIC),
+            ("initiator_depth", self.initiator_depth, 0, MAX_RD_ATOMIC),
+            ("retry_count", self.retry_count, 0, 7),
+            ("rnr_retry", self.rnr_retry, 0, 7),
+            ("timeout", self.timeout, 1, 31),
+            ("cm_timeout", self.cm_timeout, 0, 31),
+            ("cm_retries", self.cm_retries, 0, 15),
         ];
         for (attribute, value, least, most) in numbers {
             if value < least || value > most {
@@ -217,6 +217,14 @@ impl<'a> ConnectionParameters<'a> {
         }
         Ok(())
     }
+}
+
+/// Private data has as many bytes as its message has room for.
+pub(crate) fn check_private_data(data: &[u8], most: usize) -> Result<(), Error> {
+    if data.len() <= most {
+        return Ok(());
+    }
+    Err(Error::invalid("private_data", format_args!("{} bytes", data.len()), format!("at most {most} bytes")))
 }
 
 #[cfg(test)]

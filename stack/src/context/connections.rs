@@ -10,7 +10,8 @@ use crate::verbs::{Error, Qp};
 impl Context {
     /// Takes requests for connections ([`PortSpace::Tcp`]) or for a datagram service
     /// ([`PortSpace::Udp`]) to a port of one of this port's addresses, or of all (`0.0.0.0` or `::`, which
-    /// are the same here). They come as [`CmEvent::ConnectionRequest`].
+    /// are the same here). They come as [`CmEvent::ConnectionRequest`]. Port 0 is the port with the number 0; no free port is
+    /// chosen.
     ///
     /// # Errors
     /// [`Error::Invalid`] for an address that is not the port's or has its listener,
@@ -99,18 +100,19 @@ impl Context {
         dispatch!(&mut self.backend, disconnect(id))
     }
 
-    /// Takes the oldest event of the connection manager, but of those listeners and connections that name a channel.
+    /// Takes the oldest event of the listeners and connections that do not name a channel. With a
+    /// [`Runner`](crate::Runner), use `handle.call(|context| context.next_cm_event())`: handles do not deliver these events.
     ///
-    /// Unread events are bounded: with three for each connection that there can be (`max_connections`), no new connection
-    /// of theirs begins, which is [`Error::Busy`] here and is not answered there. None is ever lost.
+    /// When three events for each of `max_connections` are unread, no new connection begins: [`connect`](Context::connect)
+    /// fails with [`Error::Busy`], and a peer's request is not answered, so the peer sends it again. No event is lost.
     pub fn next_cm_event(&mut self) -> Option<CmEvent> {
         dispatch!(&mut self.backend, next_cm_event())
     }
 
-    /// Creates a queue of connection events of its own, as rdma_cm has event channels. Libraries that share a context have
-    /// one each, and name it where they begin: [`ListenConfig::channel`], [`ConnectionParameters::channel`]. It is bounded
-    /// by itself, as [`next_cm_event`](Context::next_cm_event) is: one that is not read stops its own connections alone. It
-    /// takes its memory at once, about 2 KiB for each of [`max_connections`](crate::Config::max_connections).
+    /// Creates a separate queue of connection events. Libraries that share a context create one each, and name it in
+    /// [`ListenConfig::channel`] and [`ConnectionParameters::channel`]. It has the same limit as
+    /// [`next_cm_event`](Context::next_cm_event): a channel that is not read stops only its own connections. It takes its
+    /// memory at once, about 2 KiB for each of [`max_connections`](crate::Config::max_connections).
     ///
     /// # Errors
     /// [`Error::Exhausted`]; [`Error::Memory`] when there is none; [`Error::Unsupported`] on a socket that is not the one for QP1.

@@ -9,8 +9,13 @@ use crate::verbs::{
 };
 
 impl Context {
-    /// What to tell the peer of a queue pair that is not connected yet: the GID at `sgid_index` of the port's table,
-    /// its number, a PSN that is drawn now, the largest path MTU of the port, and 16 READs and atomics.
+    /// What to tell the peer about a queue pair: the GID at `sgid_index` of the port's table, the QPN, a new random PSN, the
+    /// largest path MTU of the port, and 16 READs and atomics. [`Port::gid_index_for`](crate::Port::gid_index_for) returns an
+    /// index that fits the peer's address. The state of the queue pair is not checked.
+    ///
+    /// Call it once for each connection. Every call draws a new PSN, and the endpoint that the peer was told must be the one
+    /// that [`handshake`](Context::handshake) gets. With another one the two ends expect different PSNs: requests are
+    /// refused, or acknowledged as duplicates and not carried out.
     ///
     /// An endpoint names its GID alone, so the row must be the first of RoCE v2 with that GID; for another one (RoCE v1, a
     /// second VLAN) make the transitions with [`modify_qp`](Context::modify_qp).
@@ -21,9 +26,7 @@ impl Context {
         let qpn = self.query_qp(qp)?.qpn;
         let port = self.port();
         let Some(entry) = port.gids.get(sgid_index) else {
-            let expected =
-                format!("below {}, the size of the GID table of '{}'", port.gids.len(), port.interface);
-            return Err(Error::invalid("sgid_index", sgid_index, expected));
+            return Err(Error::invalid("sgid_index", sgid_index, port.gid_indices()));
         };
         let first = port.gid_index(entry.gid);
         if first != Some(sgid_index) {
@@ -42,8 +45,22 @@ impl Context {
     /// and the peer was told, `remote` what the peer told. Both ends may call it in any order; a peer that is not ready
     /// yet is asked again.
     ///
-    /// From RESET the peer gets every remote right of the queue pair, so that those of each region decide; with
-    /// fewer, make the transition to INIT before.
+    /// From RESET the queue pair gets all remote rights, so the rights of each region decide. To give it fewer, or to post
+    /// receives before the peer can send, make the transition to INIT yourself:
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// # fn run(context: &mut Context, qp: Qp, mr: Mr, local: &Endpoint, remote: &Endpoint) -> Result<(), Error> {
+    /// context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
+    /// context.post_recv(qp, &ReceiveWorkRequest { wr_id: 1, sges: &[mr.sge(0..64)] })?;
+    /// context.handshake(qp, local, remote)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// Timeouts, retries, RNR timer, traffic class and selective repeat have their defaults
+    /// ([`ReadyToReceive::new`], [`ReadyToSend::new`], [`AddressVector::new`]). For other values make the transitions with
+    /// [`modify_qp`](Context::modify_qp).
     ///
     /// # Errors
     /// [`Error::State`] in any other state, or for a UD queue pair; [`Error::Invalid`] if `local` is not of this queue

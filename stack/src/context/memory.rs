@@ -71,9 +71,10 @@ impl Context {
         dispatch!(&mut self.backend, deregister(mr))
     }
 
-    /// Puts other memory of the same length behind a region and returns what was there. Registration,
-    /// address and keys stay as they are; peers find the new bytes from now on. It moves no bytes: it is
-    /// how a buffer changes hands between a context and another thread.
+    /// Replaces the memory of a region by other memory of the same length, and returns the old memory. Registration,
+    /// address and keys stay as they are, and peers reach the new bytes from now on. No bytes are copied. The new memory may
+    /// be of another [kind](crate::MemoryKind): after shared or foreign memory is put into a region,
+    /// [`bytes`](Context::bytes) fails, and [`read`](Context::read) and [`write`](Context::write) work.
     ///
     /// # Errors
     /// [`Error::Busy`] while a posted work request names the region or the port still sends from it,

@@ -49,11 +49,13 @@ impl Context {
     /// or an asynchronous runtime. Returns whether to wait: `true` arms the descriptor, `false` means that there is
     /// something to do, so [`poll`](Context::poll) again first.
     ///
+    /// **Call it after the last verb.** A work request that is posted after this call does not make the descriptor readable,
+    /// and is sent only by the next [`poll`](Context::poll). So after posting, poll before waiting.
+    ///
     /// The descriptor ([`AsFd`]) is readable from the moment when a frame may have come, the [`waker`](Context::waker) was
     /// used, or something in the context is due, until the next [`poll`](Context::poll). When this returns `true` it was
     /// not readable, so edge-triggered waits (tokio's `AsyncFd` is one) lose nothing either. Completions and events that
-    /// the application has not taken do not make it readable: take them before. What a verb posts after this call leaves
-    /// with the next poll, so poll before waiting.
+    /// the application has not taken do not make it readable: take them before.
     ///
     /// System calls are made here, and in the first poll after it; a loop that never waits makes none.
     ///
@@ -71,7 +73,7 @@ impl Context {
     ///         # return Ok(());
     ///     }
     ///     if context.prepare_wait(clock.now())? {
-    ///         poll(&mut [PollFd::new(&context.as_fd(), PollFlags::IN)], None)?; // beside other descriptors
+    ///         poll(&mut [PollFd::new(&context.as_fd(), PollFlags::IN)], None)?; // with other descriptors
     ///     }
     /// }
     /// # }

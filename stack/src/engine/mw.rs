@@ -178,7 +178,7 @@ mod tests {
     use rand_chacha::rand_core::SeedableRng;
 
     use super::*;
-    use crate::verbs::Handle;
+    use crate::verbs::{Config, Handle};
 
     /// Binds, ends of bindings and of queue pairs in any order, beside a list of what is bound to whom.
     #[test]

@@ -195,7 +195,12 @@ impl QueuePair {
         if allowed.contains(&self.state) {
             return Ok(());
         }
-        Err(Error::State { verb, state: self.state, expected })
+        Err(self.refused(verb, expected))
+    }
+
+    /// A verb that the state does not allow.
+    pub(crate) fn refused(&self, verb: &'static str, expected: &'static str) -> Error {
+        Error::State { qpn: self.qpn, verb, state: self.state, expected }
     }
 
     /// Payload of a full packet; none before there is a connection.

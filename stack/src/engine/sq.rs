@@ -176,7 +176,7 @@ impl SendQueue {
         let index = self.index(self.tail);
         let (length, sges, inline) = match wr.data {
             Data::Inline(bytes) => {
-                self.check_inline(wr.op, kind, bytes)?;
+                self.check_inline(kind, bytes)?;
                 self.inline[index * self.max_inline..][..bytes.len()].copy_from_slice(bytes);
                 (bytes.len() as u32, 0, true)
             }
@@ -222,14 +222,14 @@ impl SendQueue {
         Some(ended)
     }
 
-    fn check_inline(&self, op: SendOp, kind: &Kind, bytes: &[u8]) -> Result<(), Error> {
+    fn check_inline(&self, kind: &Kind, bytes: &[u8]) -> Result<(), Error> {
         if bytes.len() > self.max_inline {
             let expected = format!("at most {} bytes, as the QP was created", self.max_inline);
             return Err(Error::invalid("inline data", bytes.len(), expected));
         }
         if !kind.has_payload {
-            let expected = "SEND, WRITE or ATOMIC WRITE only";
-            return Err(Error::invalid("inline data", format_args!("with {op:?}"), expected));
+            let expected = "Data::Sges; only SEND, WRITE and ATOMIC WRITE can have inline data";
+            return Err(Error::invalid("data", format_args!("Inline for {:?}", kind.wc_opcode), expected));
         }
         check_length(kind, bytes.len() as u32, MAX_MESSAGE)
     }

@@ -99,7 +99,7 @@ impl QueuePair {
         let expected = "SQD, drained, or SQE";
         self.require("Resume", expected, &[QpState::Sqd, QpState::Sqe])?;
         if !self.is_drained() {
-            return Err(Error::State { verb: "Resume", state: self.state, expected });
+            return Err(self.refused("Resume", expected));
         }
         self.state = QpState::Rts;
         self.schedule(shared);
@@ -111,7 +111,7 @@ impl QueuePair {
         let expected = "INIT, RTS, or SQD, drained";
         self.require("Update", expected, &[QpState::Init, QpState::Rts, QpState::Sqd])?;
         if self.state == QpState::Sqd && !self.is_drained() {
-            return Err(Error::State { verb: "Update", state: self.state, expected });
+            return Err(self.refused("Update", expected));
         }
         update.check(self.service, self.state)?;
         self.requester.updated(update).check()

@@ -19,12 +19,12 @@ use crate::verbs::{Cq, Error};
 /// came. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
 /// completion that came before the queue was armed raises none, so the loop is: arm, poll until there is nothing, wait.
 ///
-/// Nobody waits for ever: when a [`Runner`](crate::Runner) ends, the queues of its context that are armed raise their events;
-/// and a channel without queues is readable, as a pipe without a writer is, and a wait for it ends with
+/// Every wait ends: when a [`Runner`](crate::Runner) ends, the queues of its context that are armed raise their events;
+/// a channel without queues is readable, as a pipe without a writer is, and a wait for it ends with
 /// [`Error::NoQueue`]. So create a queue on it before the first wait.
 ///
-/// Clones are the same channel. It can be used from any thread, beside the one that polls the context, and neither waits for
-/// the other. Nothing is allocated for an event, and no number of them is too many: an event is a count.
+/// Clones are the same channel. Any thread may use it while another one polls the context, and neither waits for the
+/// other. An event is a count: nothing is allocated for it, and there is no limit.
 ///
 /// ```
 /// # use std::time::Duration;
@@ -81,8 +81,9 @@ impl Context {
 }
 
 impl CompChannel {
-    /// Takes an event: a queue that was armed has a completion, and is not armed any longer. The queues of the channel take
-    /// turns. Does not block. `None` while the descriptor stays readable: the channel has no queue.
+    /// Takes an event without blocking, unlike `ibv_get_cq_event`; [`wait_cq_event`](CompChannel::wait_cq_event) blocks. The
+    /// returned queue was armed and has a completion, and is not armed any longer. The queues of the channel take turns.
+    /// `None` while the descriptor stays readable: the channel has no queue.
     pub fn get_cq_event(&self) -> Option<Cq> {
         // A token of a queue that is gone meanwhile finds no event.
         while read(&*self.tokens, &mut [0; 8]).is_ok() {
@@ -97,7 +98,7 @@ impl CompChannel {
         None
     }
 
-    /// Takes an event, and blocks for one for `timeout` at most. `None` when there was none in that time.
+    /// Takes an event, and blocks until there is one, for `timeout` at most. `None` when there was none in that time.
     ///
     /// # Errors
     /// [`Error::NoQueue`] when the channel has no completion queue, or has none any longer: all were destroyed, or went

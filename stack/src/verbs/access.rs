@@ -21,11 +21,11 @@ impl Access {
     pub const NONE: Access = Access(0);
     /// The stack may write the region for its owner: receives, READ results.
     pub const LOCAL_WRITE: Access = Access(1);
-    /// Peers may write. Needs [`LOCAL_WRITE`](Access::LOCAL_WRITE).
+    /// Peers may write. A region needs [`LOCAL_WRITE`](Access::LOCAL_WRITE) too; a queue pair does not.
     pub const REMOTE_WRITE: Access = Access(2);
     /// Peers may read.
     pub const REMOTE_READ: Access = Access(4);
-    /// Peers may do atomics. Needs [`LOCAL_WRITE`](Access::LOCAL_WRITE).
+    /// Peers may do atomics. A region needs [`LOCAL_WRITE`](Access::LOCAL_WRITE) too; a queue pair does not.
     pub const REMOTE_ATOMIC: Access = Access(8);
     /// Peers may flush to global visibility.
     pub const FLUSH_GLOBAL: Access = Access(16);
@@ -34,7 +34,7 @@ impl Access {
     /// A peer's SEND with invalidate may revoke the region's remote key. (The verbs grant this by
     /// the kind of registration; a flag says it more plainly.)
     pub const REMOTE_INVALIDATE: Access = Access(64);
-    /// Memory windows may be bound to the region; what peers may do through one is said by the bind.
+    /// Memory windows may be bound to the region. The rights of peers through a window are those of its bind.
     pub const MW_BIND: Access = Access(128);
 
     /// Whether all of `other` is in `self`.

@@ -97,6 +97,14 @@ impl Port {
         self.index_of_kind(peer, false)
     }
 
+    /// The indices that the GID table has, for an error.
+    pub(crate) fn gid_indices(&self) -> String {
+        match self.gids.len() {
+            0 => format!("the port needs a GID, but '{}' has no IP address", self.interface),
+            len => format!("below {len}, the size of the GID table of '{}'", self.interface),
+        }
+    }
+
     /// As [`gid_index_for`](Port::gid_index_for), of RoCE v1 or v2.
     pub(crate) fn index_of_kind(&self, peer: Gid, roce_v1: bool) -> Option<usize> {
         let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
@@ -200,7 +208,7 @@ impl AddressVector {
         AddressVector { flow_label, ..self }
     }
 
-    /// TTL or hop limit; 64 by default.
+    /// TTL or hop limit, 1 to 255; 64 by default.
     pub fn hop_limit(self, hop_limit: u8) -> Self {
         AddressVector { hop_limit, ..self }
     }
@@ -214,13 +222,14 @@ impl AddressVector {
     /// still be missing.
     pub(crate) fn path(&self, port: &Port, local: Qpn, remote: Qpn) -> Result<PathAddress, Error> {
         let Some(source) = port.gids.get(self.sgid_index) else {
-            let expected =
-                format!("below {}, the size of the GID table of '{}'", port.gids.len(), port.interface);
-            return Err(Error::invalid("sgid_index", self.sgid_index, expected));
+            return Err(Error::invalid("sgid_index", self.sgid_index, port.gid_indices()));
         };
         if !source.roce_v1 && source.gid.is_ipv6() != self.gid.is_ipv6() {
             let (destination, index, source_gid) = (self.gid, self.sgid_index, source.gid);
-            return Err(Error::AddressFamily { destination, index, source_gid });
+            return Err(Error::AddressFamily { destination, index, source_gid, gids: port.gids.clone() });
+        }
+        if self.hop_limit == 0 {
+            return Err(Error::invalid("hop_limit", 0, "1 to 255"));
         }
         if self.flow_label > 0x000f_ffff {
             return Err(Error::invalid("flow_label", self.flow_label, "20 bits, at most 0xfffff"));

@@ -84,8 +84,11 @@ impl Endpoint {
             return Err(wrong(&format_args!("{} bytes", bytes.len()), "28 bytes"));
         };
         let [version, mtu, rd_atomic, zero, rest @ ..] = bytes;
-        if (*version, *zero) != (VERSION, 0) {
-            return Err(wrong(&format_args!("{:02x?}", &bytes[..4]), "1, a path MTU's code, rd_atomic, 0"));
+        if *version != VERSION {
+            return Err(wrong(&format_args!("version {version} in byte 0"), "version 1"));
+        }
+        if *zero != 0 {
+            return Err(wrong(&format_args!("{zero} in byte 3"), "0, which is reserved"));
         }
         let number = |at: usize| rest[at..at + 4].iter().fold(0, |value, byte| value << 8 | u32::from(*byte));
         let Some(path_mtu) = PathMtu::from_code(*mtu) else {
@@ -226,9 +229,11 @@ mod tests {
         }
         let long = "9".repeat(10_000_000).parse::<Endpoint>().unwrap_err().to_string();
         assert!(long.len() < 300 && long.contains("999… (10000000 bytes): ADDRESS"), "{long}");
-        for (at, value, said) in
-            [(0, 2, "[02, 05, 10, 00]"), (1, 6, "path MTU code 6: 1 to 5"), (3, 1, "10, 01]")]
-        {
+        for (at, value, said) in [
+            (0, 2, "version 2 in byte 0: version 1"),
+            (1, 6, "path MTU code 6: 1 to 5"),
+            (3, 1, "1 in byte 3: 0"),
+        ] {
             let mut bytes = endpoint().to_bytes();
             bytes[at] = value;
             let error = Endpoint::from_bytes(&bytes).unwrap_err().to_string();

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use ferroce_driver::{Memory, MemoryError};
 use ferroce_wire::cm::RejectReason;
-use ferroce_wire::{Gid, PathMtu};
+use ferroce_wire::{Gid, PathMtu, Qpn};
 
-use crate::verbs::{Access, Feature, Handle, QpState, Unreachable};
+use crate::verbs::{Access, Feature, GidEntry, Handle, QpState, Unreachable};
 
 /// Why a verb was refused. A refused verb changes nothing.
 #[derive(thiserror::Error)]
@@ -62,8 +62,10 @@ pub enum Error {
         reason: &'static str,
     },
     /// The queue pair's state does not allow this.
-    #[error("QP is in {state:?}: {verb} needs {expected}")]
+    #[error("QP {qpn} is in {state:?}: {verb} needs {expected}")]
     State {
+        /// The number of the queue pair.
+        qpn: Qpn,
         /// What was tried.
         verb: &'static str,
         /// The state it is in.
@@ -72,7 +74,7 @@ pub enum Error {
         expected: &'static str,
     },
     /// The send, receive or command queue is full.
-    #[error("{queue} queue is full: all {depth} work requests are outstanding; poll the CQ first")]
+    #[error("{queue} queue is full: all {depth} entries are in use; {}", room(queue))]
     QueueFull {
         /// `send` or `receive`; `command` for the ring from a handle to its runner.
         queue: &'static str,
@@ -92,7 +94,11 @@ pub enum Error {
         mtu: u32,
     },
     /// The two ends of a path speak different protocols.
-    #[error("destination {destination} and source GID {index} ({source_gid}) are not of the same IP version")]
+    #[error(
+        "sgid_index = {index}: the index of a GID of the same IP version as the destination {}; {index} is {}, and \
+         the GID table has {}",
+        destination.to_ip(), source_gid.to_ip(), rows(gids)
+    )]
     AddressFamily {
         /// The peer.
         destination: Gid,
@@ -100,6 +106,8 @@ pub enum Error {
         index: usize,
         /// That GID.
         source_gid: Gid,
+        /// The port's GID table.
+        gids: Vec<GidEntry>,
     },
     /// The backend cannot do this; nothing is emulated in silence.
     #[error("not supported by this backend: {0}")]
@@ -154,7 +162,7 @@ pub enum Error {
     #[error(transparent)]
     Unreachable(#[from] Unreachable),
     /// A peer rejects a connection, or the search for a datagram service.
-    #[error("{peer} rejects the request: {reason}")]
+    #[error("{peer} rejects the request: {}", rejection(*peer, *reason))]
     Rejected {
         /// The peer, with the port that was asked for.
         peer: SocketAddr,
@@ -172,6 +180,30 @@ pub enum Error {
     /// The driver failed or refused.
     #[error(transparent)]
     Driver(#[from] ferroce_driver::Error),
+}
+
+/// What makes room in a queue.
+fn room(queue: &str) -> &'static str {
+    match queue {
+        "send" => "Context::poll frees an entry when its work request ends",
+        "receive" => "Context::poll frees an entry when a message takes its receive",
+        _ => "the runner frees an entry when it takes the command",
+    }
+}
+
+/// A GID table, with the indices.
+fn rows(gids: &[GidEntry]) -> String {
+    let rows: Vec<String> =
+        gids.iter().enumerate().map(|(index, entry)| format!("{index}: {}", entry.gid.to_ip())).collect();
+    rows.join(", ")
+}
+
+fn rejection(peer: SocketAddr, reason: RejectReason) -> String {
+    if reason == RejectReason::INVALID_SERVICE_ID {
+        format!("nobody listens on port {} in this partition ({reason})", peer.port())
+    } else {
+        reason.to_string()
+    }
 }
 
 /// As it reads: `main() -> Result` prints it so.

@@ -9,8 +9,8 @@ use crate::verbs::{Ah, Cq, Qp, Srq, Unreachable};
 /// nothing to acknowledge. The events of a destroyed object are forgotten.
 ///
 /// Each kind of event waits once for each object until it is read ([`Context::next_event`](crate::Context::next_event),
-/// [`next_event_of`](crate::Context::next_event_of)); what happens again meanwhile is the same news, and is counted. So
-/// there is always room, and none is lost.
+/// [`next_event_of`](crate::Context::next_event_of)). If it occurs again before that, the two are one event, and a counter
+/// counts both. So there is always room, and no event is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
@@ -36,9 +36,11 @@ pub enum Event {
         /// Why there is no way.
         reason: Unreachable,
     },
-    /// A peer sent a request that the QP does not allow, with no receive in hand.
+    /// A peer sent a request that the QP does not allow, and the QP is in the error state. The request had not taken a
+    /// receive, so no work completion reports the error.
     QpReqErr(Qp),
-    /// A peer named memory that it may not reach, with no receive in hand.
+    /// A peer named memory that it may not reach, and the QP is in the error state. The request had not taken a receive, so
+    /// no work completion reports the error.
     QpAccessErr(Qp),
     /// The first packet came to a QP that is ready to receive but not yet to send.
     CommEst(Qp),

@@ -29,8 +29,9 @@ pub struct Pd(pub(crate) Handle);
 pub struct Mr(pub(crate) Handle);
 
 impl Mr {
-    /// Bytes of the region, counted from its first, for a work request. Whether they are inside is looked at when it
-    /// is posted.
+    /// Bytes of the region, counted from its first byte, for a work request. Posting does not check whether they are
+    /// inside the region: a work request with bytes outside completes with
+    /// [`LocProtErr`](crate::WcStatus::LocProtErr), and its queue pair goes to ERR (to SQE after a send on UC or UD).
     ///
     /// # Panics
     /// If the range ends before it starts, or has more than 2³² - 1 bytes.

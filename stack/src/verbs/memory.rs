@@ -40,7 +40,7 @@ impl RemoteMemory {
         RemoteMemory { addr, rkey, length }
     }
 
-    /// The byte that is `offset` behind the first one, for a work request. Whether it is inside, the peer says.
+    /// The address of byte `offset`, for a work request. The peer checks whether it is inside the memory.
     pub fn at(&self, offset: u64) -> RemoteAddress {
         RemoteAddress { addr: self.addr.wrapping_add(offset), rkey: self.rkey }
     }
@@ -54,17 +54,29 @@ impl RemoteMemory {
         bytes
     }
 
-    /// The reverse of [`to_bytes`](RemoteMemory::to_bytes).
+    /// The reverse of [`to_bytes`](RemoteMemory::to_bytes). Private data of the connection manager is padded with zeros:
+    /// take its first [`LEN`](RemoteMemory::LEN) bytes.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for another length.
+    /// [`Error::Invalid`] for another length, and for memory that passes the end of the address space.
     pub fn from_bytes(bytes: &[u8]) -> Result<RemoteMemory, Error> {
         if bytes.len() != RemoteMemory::LEN {
-            return Err(Error::invalid("remote memory", format_args!("{} bytes", bytes.len()), "20 bytes"));
+            let expected = "20 bytes; of a peer's private data, which is padded, the first RemoteMemory::LEN";
+            return Err(Error::invalid("remote memory", format_args!("{} bytes", bytes.len()), expected));
         }
         let number = |bytes: &[u8]| bytes.iter().fold(0, |value: u64, byte| value << 8 | u64::from(*byte));
         let (addr, length) = (number(&bytes[..8]), number(&bytes[12..]));
-        Ok(RemoteMemory { addr, rkey: RKey::new(number(&bytes[8..12]) as u32), length })
+        RemoteMemory { addr, rkey: RKey::new(number(&bytes[8..12]) as u32), length }.checked()
+    }
+}
+
+impl RemoteMemory {
+    /// Fails where no region can be.
+    fn checked(self) -> Result<RemoteMemory, Error> {
+        if self.addr.checked_add(self.length.saturating_sub(1)).is_none() {
+            return Err(Error::invalid("remote memory", self, "addr + length of at most 2^64"));
+        }
+        Ok(self)
     }
 }
 
@@ -81,7 +93,7 @@ impl FromStr for RemoteMemory {
         let wrong = || Error::invalid("remote memory", text, "addr=N/rkey=N/length=N, a key of 32 bits");
         let [addr, rkey, length] = fields(text.split('/'), ["addr", "rkey", "length"]).ok_or_else(wrong)?;
         let rkey = RKey::new(u32::try_from(rkey).map_err(|_| wrong())?);
-        Ok(RemoteMemory { addr, rkey, length })
+        RemoteMemory { addr, rkey, length }.checked()
     }
 }
 

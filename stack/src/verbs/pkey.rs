@@ -31,7 +31,8 @@ impl PkeyTable {
         self.iter().find(|(_, own)| *own == pkey).map(|(index, _)| index)
     }
 
-    /// The index of the key under which `other` may be received: a full member's before a limited one's.
+    /// The index of a key that accepts packets with the P_Key `other`: the key of a full member if there is one, otherwise
+    /// that of a limited member.
     pub fn index_admitting(&self, other: PKey) -> Option<usize> {
         let admitting = || self.iter().filter(|(_, own)| own.admits(other));
         let full = admitting().find(|(_, own)| own.is_full_member());
@@ -80,7 +81,7 @@ impl Port {
             let rows: Vec<String> =
                 self.pkeys.iter().map(|(index, pkey)| format!("{index}: {pkey}")).collect();
             let expected =
-                format!("an index of the P_Key table of '{}', which has {}", self.interface, rows.join(", "));
+                format!("an index in the P_Key table of '{}' ({})", self.interface, rows.join(", "));
             Error::invalid("pkey_index", index, expected)
         })
     }

@@ -153,7 +153,7 @@ impl QpConfig {
             }
         }
         if self.qp_type == QpType::Uc && self.srq.is_some() {
-            return Err(Error::invalid("srq", "of a UC QP", "none: SRQs are for RC and UD"));
+            return Err(Error::invalid("srq", "given for a UC QP", "no SRQ; only RC and UD have them"));
         }
         Ok(())
     }

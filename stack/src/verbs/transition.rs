@@ -14,7 +14,10 @@ pub enum Transition {
     /// RC and UC, RESET → INIT, or INIT → INIT. The P_Key is the first of the port's table; another one is
     /// [`QpUpdate::pkey_index`].
     Init {
-        /// What the peer may do through this queue pair.
+        /// What the peer may do through this queue pair: any of [`REMOTE_WRITE`](Access::REMOTE_WRITE),
+        /// [`REMOTE_READ`](Access::REMOTE_READ), [`REMOTE_ATOMIC`](Access::REMOTE_ATOMIC) and
+        /// [`FLUSH_GLOBAL`](Access::FLUSH_GLOBAL). The other bits have no effect here. The rights of the region are checked
+        /// too.
         access: Access,
     },
     /// UD, RESET → INIT, or INIT → INIT; the P_Key as for `Init`.
@@ -104,9 +107,9 @@ pub struct ReadyToSend {
     /// ACK timeout, 4.096 µs · 2^timeout; 0 to 31, 0 is off. [`timeout_at_least`](ReadyToSend::timeout_at_least)
     /// takes a `Duration`.
     pub timeout: u8,
-    /// Retries after timeouts and sequence errors, 0 to 7. (7 means seven.)
+    /// Retries after timeouts and sequence errors, 0 to 7. Unlike in `rnr_retry`, 7 means seven retries.
     pub retry_count: u8,
-    /// Retries after RNR NAKs, 0 to 7. 7 means without end.
+    /// Retries after RNR NAKs, 0 to 7. 7 means without limit.
     pub rnr_retry: u8,
     /// READs and atomics outstanding at once, at most 128, and no more than the peer's
     /// `max_dest_rd_atomic`.
@@ -248,7 +251,7 @@ impl ReadyToSend {
     }
 
     /// The shortest ACK timeout that is no shorter than `time`: 8.2 µs to 2.4 h, each twice the one before. Zero
-    /// turns it off.
+    /// turns the timeout off. (In [`ConnectionParameters`](crate::ConnectionParameters) it means the shortest one.)
     pub fn timeout_at_least(self, time: Duration) -> Self {
         ReadyToSend { timeout: exponent_of(time), ..self }
     }
@@ -355,16 +358,21 @@ impl QpUpdate {
         ];
         for (attribute, given, services, states) in attributes {
             if given && !(services.contains(&service) && states.contains(&state)) {
-                let expected = format!("only of {services:?} QPs in {states:?}");
-                return Err(Error::invalid(
-                    attribute,
-                    format_args!("of a {service:?} QP in {state:?}"),
-                    expected,
-                ));
+                let (services, states) = (capitals(services), capitals(states));
+                let way = if states == "SQD" { "; Transition::Drain leads there from RTS" } else { "" };
+                let expected = format!("may change for {services} in {states} only{way}");
+                let value = format!("changed for {} in {}", capitals(&[service]), capitals(&[state]));
+                return Err(Error::invalid(attribute, value, expected));
             }
         }
         at_most("max_dest_rd_atomic", self.max_dest_rd_atomic.unwrap_or(0), MAX_RD_ATOMIC)
     }
+}
+
+/// As the standard writes them.
+fn capitals(names: &[impl std::fmt::Debug]) -> String {
+    let names: Vec<String> = names.iter().map(|name| format!("{name:?}").to_uppercase()).collect();
+    names.join(", ")
 }
 
 fn at_most(attribute: &'static str, value: u8, most: u8) -> Result<(), Error> {

@@ -350,7 +350,7 @@ fn case_117_private_data_and_services() {
     let parameters = ConnectionParameters::default().private_data(&long);
     let to = service(&peer);
     let refused = peer.context.connect(peer.qp, to, &parameters).unwrap_err().to_string();
-    assert_eq!(refused, "private_data = 57: 0 to 56");
+    assert_eq!(refused, "private_data = 57 bytes: at most 56 bytes");
 
     let mut peer = engine();
     listen(&mut peer, PortSpace::Tcp);

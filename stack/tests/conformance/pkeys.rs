@@ -208,7 +208,7 @@ fn the_table() {
     let refused = context.remove_pkey(3).unwrap_err().to_string();
     assert_eq!(
         refused,
-        "pkey_index = 3: an index of the P_Key table of 'script0', which has 0: 0xffff, 1: 0x8001, 2: 0x0001"
+        "pkey_index = 3: an index in the P_Key table of 'script0' (0: 0xffff, 1: 0x8001, 2: 0x0001)"
     );
     // What was removed makes room, and the others stay where they are.
     context.remove_pkey(1).unwrap();

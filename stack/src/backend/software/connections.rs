@@ -8,7 +8,7 @@ use super::Software;
 use super::next_hops::Seeker;
 use crate::cm::{
     CmChannel, CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace,
-    REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs,
+    REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs, check_private_data,
 };
 use crate::engine::ah::Hop;
 use crate::verbs::{AddressVector, Error, Qp, QpState, QpType};
@@ -82,7 +82,7 @@ impl Software {
     }
 
     pub(crate) fn accept_datagrams(&mut self, id: CmId, qp: Qp, private_data: &[u8]) -> Result<(), Error> {
-        check_length(private_data, SIDR_REP_PRIVATE)?;
+        check_private_data(private_data, SIDR_REP_PRIVATE)?;
         let (asked, _, seeker) = self.asked_for(id)?;
         let (queue_pair, _) = self.qp(qp)?;
         let (qpn, qkey, pkey) = (queue_pair.qpn, queue_pair.qkey, queue_pair.pkey);
@@ -100,7 +100,7 @@ impl Software {
 
     pub(crate) fn reject(&mut self, id: CmId, private_data: &[u8]) -> Result<(), Error> {
         let (asked, ..) = self.asked_for(id)?;
-        check_length(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
+        check_private_data(private_data, if asked == QpType::Ud { SIDR_REP_PRIVATE } else { REJ_PRIVATE })?;
         self.with_cm(|cm, verbs| cm.refuse(id, private_data, verbs));
         Ok(())
     }
@@ -160,21 +160,21 @@ impl Software {
     /// A queue pair that can be connected.
     fn connectable(&mut self, qp: Qp) -> Result<(Qp, Qpn, QpType), Error> {
         let (queue_pair, _) = self.qp(qp)?;
-        queue_pair.require("connecting", "INIT", &[QpState::Init])?;
         let qpn = queue_pair.qpn;
+        let qp_type = queue_pair.attributes().qp_type;
+        if qp_type == QpType::Ud {
+            return Err(Error::invalid(
+                "qp",
+                "UD",
+                "an RC or UC QP; resolve and accept_datagrams are for UD",
+            ));
+        }
+        queue_pair.require("connecting", "INIT", &[QpState::Init])?;
         if let Some((cm, _)) = self.engine.cm_if_used()
             && let Some(id) = cm.user_of(qp)
         {
             let users = format!("connection {:?}, which is being set up", id.0);
             return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
-        }
-        let qp_type = self.query_qp(qp)?.qp_type;
-        if qp_type == QpType::Ud {
-            return Err(Error::invalid(
-                "qp",
-                "Ud",
-                "an RC or UC QP; resolve and accept_datagrams are for UD",
-            ));
         }
         Ok((qp, qpn, qp_type))
     }
@@ -195,12 +195,5 @@ impl Software {
         let hop = self.engine.next_hop(&mut *self.driver, gid.to_ip())?;
         let mac = if let Hop::Found(mac) = hop { Some(mac) } else { None };
         Ok((AddressVector { mac, ..AddressVector::new(gid, index) }, hop))
-    }
-}
-
-fn check_length(private_data: &[u8], most: usize) -> Result<(), Error> {
-    match private_data.len() {
-        length if length <= most => Ok(()),
-        length => Err(Error::invalid("private_data", length, format!("0 to {most} bytes"))),
     }
 }

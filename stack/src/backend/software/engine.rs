@@ -67,8 +67,9 @@ impl Engine {
         if entry.roce_v1 && !self.roce_v1 {
             return Err(Error::invalid("gid", entry.gid, "RoCE v2, or roce_v1 in the Config"));
         }
-        if self.port.gids.contains(&entry) {
-            return Err(Error::invalid("gid", entry.gid, "a row that is not in the GID table"));
+        if let Some(index) = self.port.gids.iter().position(|row| *row == entry) {
+            let expected = format!("a GID that is not in the table yet; this one is at index {index}");
+            return Err(Error::invalid("gid", entry.gid, expected));
         }
         self.port.gids.push(entry);
         Ok(self.port.gids.len() - 1)

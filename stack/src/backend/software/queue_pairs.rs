@@ -1,6 +1,6 @@
 //! Queue pairs, and the work requests that are posted to them.
 
-use ferroce_wire::Qpn;
+use ferroce_wire::{Qpn, Service};
 
 use super::{Software, in_order};
 use crate::engine::mw::MwBind;
@@ -68,7 +68,13 @@ impl Software {
         }
         let kind = wr.op.kind();
         if !kind.is_on(queue_pair.service) {
-            let expected = format!("an operation of the {:?} service", queue_pair.service);
+            let expected = match queue_pair.service {
+                Service::Ud => "SendTo or SendToWithImm on a UD queue pair",
+                Service::Uc => {
+                    "Send or Write, with an immediate or without, BindMw or LocalInvalidate on a UC queue pair"
+                }
+                _ => "any operation but SendTo and SendToWithImm on an RC queue pair",
+            };
             return Err(Error::invalid("op", format_args!("{:?}", wr.op), expected));
         }
         if kind.is_read_or_atomic {
@@ -97,7 +103,11 @@ impl Software {
         let (queue_pair, shared) = self.qp(qp)?;
         queue_pair.require("post_recv", "any state but RESET", &QpState::ALL_BUT_RESET)?;
         if queue_pair.srq.is_some() {
-            return Err(Error::invalid("qp", "with an SRQ", "one with a receive queue; use post_srq_recv"));
+            return Err(Error::invalid(
+                "qp",
+                "attached to an SRQ",
+                "post receives to the SRQ with post_srq_recv",
+            ));
         }
         queue_pair.rq.post(wr, &mut shared.mrs)?;
         if queue_pair.state == QpState::Error {

@@ -24,6 +24,10 @@ use crate::{Context, Memory};
 /// out, work requests as [`Delivery::Refused`] and memory as [`Delivery::Exchanged`], both with [`Error::RunnerEnded`]. A
 /// handle that is dropped has its commands carried out; the memory that they bring is freed.
 ///
+/// A handle delivers completions, refusals and exchanges, but no events. Take these with [`call`](RunnerHandle::call):
+/// `handle.call(|context| context.next_cm_event())`, and likewise [`Context::next_event`]. There is no wait for room in the
+/// ring of commands: on [`Error::QueueFull`] take deliveries and post again.
+///
 /// Memory belongs to the context. A thread has three ways to its bytes:
 ///
 /// | | moves | price |
@@ -192,7 +196,8 @@ impl RunnerHandle {
         self.run(move |context, _| f(context))
     }
 
-    /// The completions of `cq` come to this handle from now on.
+    /// The completions of `cq` come to this handle from now on. Blocks until the runner has taken it over, and has no
+    /// asynchronous form: call it before the handle goes to a task.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Busy`] if they come to a handle already;

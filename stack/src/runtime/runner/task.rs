@@ -12,7 +12,8 @@ use crate::Context;
 use crate::verbs::Error;
 
 impl RunnerHandle {
-    /// The oldest delivery, waited for. Nothing is allocated for it, and a future that is dropped has taken nothing: the
+    /// Waits for the oldest delivery. This method hides `StreamExt::next`, whose item has no error: for that one write
+    /// `StreamExt::next(&mut handle)`. Nothing is allocated for it, and a future that is dropped has taken nothing: the
     /// delivery comes with the next one.
     ///
     /// ```
@@ -33,8 +34,9 @@ impl RunnerHandle {
         poll_fn(|task| self.poll_next(task)).await
     }
 
-    /// What [`next`](RunnerHandle::next) is made of, for a future of one's own: takes the oldest delivery, or has `task`
-    /// woken when there may be one. The task of the latest call is woken.
+    /// The poll function of [`next`](RunnerHandle::next), for your own futures: takes the oldest delivery, or wakes `task`
+    /// when there may be one. Only the task of the latest call is woken. This method hides `Stream::poll_next`, which
+    /// returns an `Option` and takes a `Pin`.
     ///
     /// # Errors
     /// As [`next`](RunnerHandle::next).
@@ -74,7 +76,7 @@ impl RunnerHandle {
     }
 }
 
-/// All deliveries; it ends with the runner, and [`poll`](RunnerHandle::poll) says why that ended.
+/// All deliveries. The stream ends when the runner has ended; then [`poll`](RunnerHandle::poll) returns the reason.
 impl Stream for RunnerHandle {
     type Item = Delivery;
 
