@@ -257,3 +257,45 @@ impl Software {
         self.engine.shared.events.take_unreachable(source)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::scheduler::Scheduler;
+    use crate::verbs::Handle;
+
+    #[test]
+    fn a_search_knows_each_place_once() {
+        let (ticket, peer) = (Scheduler::new(1).ticket(), IpAddr::from([10, 0, 0, 1]));
+        let mut next_hops = NextHops::new();
+        next_hops.sought.insert(peer, Sought { ticket, until: None, seekers: BTreeMap::new() });
+        // Queue pairs that come and go, and two that take turns.
+        for n in 0..1000 {
+            let handle = Handle { index: n % 2, generation: n / 2 % 7 };
+            next_hops.tell(peer, Hop::Sought(ticket), Seeker::Qp(Qp(handle)));
+            next_hops.tell(peer, Hop::Sought(ticket), Seeker::Ah(Ah(handle)));
+        }
+        let (_, mut sought) = next_hops.take_next().unwrap();
+        assert_eq!(sought.seekers.len(), 4);
+        assert!(sought.is_wanted(|seeker, of| of == ticket && matches!(seeker, Seeker::Qp(_))));
+        assert!(!sought.is_wanted(|_, _| false) && sought.seekers.is_empty());
+    }
+
+    #[test]
+    fn searches_take_turns() {
+        let mut scheduler = Scheduler::new(1);
+        let mut next_hops = NextHops::new();
+        assert!(next_hops.take_next().is_none());
+        for host in [3, 1, 2] {
+            let sought = Sought { ticket: scheduler.ticket(), until: None, seekers: BTreeMap::new() };
+            next_hops.sought.insert([10, 0, 0, host].into(), sought);
+        }
+        let mut turn = || {
+            let (peer, sought) = next_hops.take_next().unwrap();
+            next_hops.sought.insert(peer, sought);
+            peer.to_string()
+        };
+        let turns: Vec<String> = (0..4).map(|_| turn()).collect();
+        assert_eq!(turns, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"]);
+    }
+}
