@@ -242,7 +242,7 @@ const VALUE_MAX: usize = 200;
 
 /// A value may be anybody's text: control characters are escaped, and of a long one the start is told.
 fn printable(value: &str) -> String {
-    let escape = |c: char| c.is_control().then(|| c.escape_debug().to_string()).unwrap_or_else(|| c.into());
+    let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.into() };
     let start = &value[..value.floor_char_boundary(VALUE_MAX)];
     let rest = if start.len() < value.len() { format!("… ({} bytes)", value.len()) } else { String::new() };
     start.chars().map(escape).chain([rest]).collect()
