@@ -62,16 +62,16 @@ impl Clock {
     pub fn catch_up_with(&mut self, time: Nanos) -> Nanos {
         let now = self.now();
         if now < time {
-            self.go_ahead(time.since(now));
+            self.go_ahead(time, time.since(now));
         }
         now.max(time)
     }
 
     #[cold]
-    fn go_ahead(&mut self, by: Duration) {
+    fn go_ahead(&mut self, to: Nanos, by: Duration) {
         self.ahead += by;
-        // What was counted belongs to the time before.
-        self.counter = self.counter.is_some().then(Counter::default);
+        // What was counted belongs to the time before. The kernel's clock may be a little behind it.
+        self.counter = self.counter.is_some().then(|| Counter { last: to, ..Counter::default() });
     }
 
     /// The time now.

@@ -246,7 +246,7 @@ fn what_makes_no_sense_is_not_posted() {
     assert_eq!(refusal(flush(1, nowhere), none), "flush type");
     assert_eq!(refusal(flush((1 << 31) + 1, VISIBLE), none), "flush length");
     assert_eq!(refusal(flush(8, VISIBLE), Data::Sges(&[sge(mr, 8)])), "length");
-    assert_eq!(refusal(flush(8, VISIBLE), Data::Inline(&[0; 8])), "inline data");
+    assert_eq!(refusal(flush(8, VISIBLE), Data::Inline(&[0; 8])), "data");
     for length in [0, 4, 7, 9, 16] {
         assert_eq!(refusal(SendOp::AtomicWrite(REMOTE), Data::Sges(&[sge(mr, length)])), "length");
         assert_eq!(refusal(SendOp::AtomicWrite(REMOTE), Data::Inline(&vec![0; length])), "length");

@@ -390,8 +390,10 @@ fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> 
     if !atomics || memory.kind() == MemoryKind::Owned || memory.is_aligned(iova.wrapping_neg()) {
         return Ok(());
     }
-    let expected =
-        format!("the address {:p} modulo 8, so that words of peers are words of memory", memory.address());
+    let expected = format!(
+        "an iova that is {} modulo 8, as the memory's address is, for aligned atomics; use register_at",
+        memory.address().addr().get() % 8
+    );
     Err(Error::invalid("iova", format_args!("{iova:#x}"), expected))
 }
 
