@@ -391,7 +391,7 @@ fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> 
         return Ok(());
     }
     let expected = format!(
-        "an iova that is {} modulo 8, as the memory's address is, for aligned atomics; use register_at",
+        "an iova that is {} modulo 8, as the memory's address is, for aligned atomics; register_at takes one",
         memory.address().addr().get() % 8
     );
     Err(Error::invalid("iova", format_args!("{iova:#x}"), expected))
