@@ -6,12 +6,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::task::Waker;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::{self, FrameSink, Wrapper, loopback};
+use ferroce::driver::loopback;
 use ferroce::*;
+use ferroce_driver_test_support::mortal::Mortal;
 use ferroce_driver_test_support::random::Random;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -382,45 +382,11 @@ fn stopping_carries_out_what_was_posted_and_gives_the_context_back() {
     }
 }
 
-/// A port that dies when told, and counts how often it is used.
-struct Mortal {
-    port: loopback::Loopback,
-    dead: Arc<AtomicBool>,
-    polls: Arc<AtomicU64>,
-    waker: bool,
-}
-
-impl Wrapper for Mortal {
-    type Inner = loopback::Loopback;
-
-    fn inner(&self) -> &loopback::Loopback {
-        &self.port
-    }
-
-    fn inner_mut(&mut self) -> &mut loopback::Loopback {
-        &mut self.port
-    }
-
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        self.polls.fetch_add(1, Ordering::Relaxed);
-        if self.dead.load(Ordering::Relaxed) {
-            let (what, interface) = ("using the port", "mortal0".to_owned());
-            return Err(driver::Error::Os { what, interface, source: std::io::Error::other("it is gone") });
-        }
-        self.port.rx_burst(now, sink)
-    }
-
-    fn waker(&self) -> Option<Waker> {
-        self.port.waker().filter(|_| self.waker)
-    }
-}
-
 #[test]
 fn the_death_of_the_port_is_told_to_every_handle() {
     let (dead, polls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-    let wrap = |port| -> Box<dyn PacketDriver> {
-        Box::new(Mortal { port, dead: dead.clone(), polls: polls.clone(), waker: true })
-    };
+    let wrap =
+        |port| -> Box<dyn PacketDriver> { Box::new(Mortal::new(port, dead.clone()).counting(polls.clone())) };
     let [(a, _), _b] = connected(1, wrap);
     let runner = runner(a, Idle::Block);
     let config = HandleConfig::default().idle(Idle::Block);
@@ -466,7 +432,7 @@ fn a_runner_with_nothing_to_do_does_nothing() {
         let polls = Arc::new(AtomicU64::new(0));
         let wrap = |port| -> Box<dyn PacketDriver> {
             let dead = Arc::default();
-            Box::new(Mortal { port, dead, polls: polls.clone(), waker })
+            Box::new(Mortal::new(port, dead).counting(polls.clone()).waker(waker))
         };
         let [(a, _), _b] = connected(1, wrap);
         let runner = runner(a, Idle::Block);

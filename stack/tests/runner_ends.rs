@@ -10,8 +10,9 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
-use ferroce::driver::{self, FrameSink, Wrapper, loopback};
+use ferroce::driver::loopback;
 use ferroce::*;
+use ferroce_driver_test_support::mortal::Mortal;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -138,39 +139,13 @@ fn no_memory_is_lost_beside_a_stop() {
     println!("{races} runners: {exchanged} blocks exchanged, {refused} given back");
 }
 
-/// A port that dies when told.
-struct Mortal {
-    port: loopback::Loopback,
-    dead: Arc<AtomicBool>,
-}
-
-impl Wrapper for Mortal {
-    type Inner = loopback::Loopback;
-
-    fn inner(&self) -> &loopback::Loopback {
-        &self.port
-    }
-
-    fn inner_mut(&mut self) -> &mut loopback::Loopback {
-        &mut self.port
-    }
-
-    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, driver::Error> {
-        if self.dead.load(Ordering::Relaxed) {
-            let (what, interface) = ("using the port", "mortal0".to_owned());
-            return Err(driver::Error::Os { what, interface, source: std::io::Error::other("it is gone") });
-        }
-        self.port.rx_burst(now, sink)
-    }
-}
-
 /// The runner has taken none of them when its port dies, or when a closure panics.
 #[test]
 fn commands_that_are_not_carried_out_come_back() {
     for panics in [false, true] {
         let dead = Arc::new(AtomicBool::new(false));
         let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
-        let (context, mrs, qp) = context(Box::new(Mortal { port, dead: dead.clone() }), 1);
+        let (context, mrs, qp) = context(Box::new(Mortal::new(port, dead.clone())), 1);
         let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
         let mut handle = runner.handle(&HandleConfig::default()).unwrap();
         let mut other = runner.handle(&HandleConfig::default()).unwrap();
@@ -249,7 +224,7 @@ fn the_end_of_a_runner_wakes_who_waits_for_a_channel() {
     for dies in [false, true] {
         let dead = Arc::new(AtomicBool::new(false));
         let (port, _) = loopback::pair(&[[10, 0, 0, 1].into()], &[]);
-        let (mut context, ..) = context(Box::new(Mortal { port, dead: dead.clone() }), 0);
+        let (mut context, ..) = context(Box::new(Mortal::new(port, dead.clone())), 0);
         let channel = context.create_comp_channel().unwrap();
         let [cq, other] = [(); 2].map(|()| context.create_cq_on(16, &channel).unwrap());
         // One event for each that is armed.

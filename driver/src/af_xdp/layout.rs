@@ -11,12 +11,12 @@ use crate::netlink::Interface;
 /// Enough for an MTU of 9000.
 pub(super) const MAX_CHUNKS_PER_SLOT: usize = 3;
 const MAX_TX_FRAMES: u32 = 1024;
-/// A hash may bring most frames to one of many queues,
+/// The least receive frames of a queue: a hash may bring most frames to one of many queues.
 const MIN_RX_FRAMES: u32 = 2048;
-/// which have no more than this together, or `rx_frames`: for each queue the kernel has an entry for every chunk of the
-/// UMEM, so chunks that grow with the queues would cost memory by the square of their number.
+/// What that least may add up to. For each queue the kernel has an entry for every chunk of the UMEM, so chunks that grow
+/// with the queues would cost memory by the square of their number.
 const SHARED_RX_FRAMES: u32 = 16384;
-/// Each has 64 chunks then, a burst.
+/// The most queues of a port. Each has 64 chunks then, a burst.
 const MAX_QUEUES: u32 = 256;
 /// The kernel keeps this much of each chunk for XDP programs (XDP_PACKET_HEADROOM).
 pub(super) const XDP_HEADROOM: usize = 256;

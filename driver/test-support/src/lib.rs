@@ -6,15 +6,17 @@
 //! - [`exchange`]: RoCE frames, and ports that send them to each other.
 //! - [`keep`]: the test that every port passes whose frames may be kept.
 //! - [`readiness`]: the test that every port passes that can be waited for by file descriptor.
+//! - [`mortal`]: a port that dies when told.
 //! - [`patience`]: waiting for what the kernel does a moment later.
 //! - [`random`]: numbers that a test draws again by its seed.
 //!
-//! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`] and [`readiness`]: these are about the types of
+//! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`], [`mortal`] and [`readiness`]: these are about the types of
 //! another instance of that crate, which is compiled without its tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
 pub mod exchange;
 pub mod keep;
+pub mod mortal;
 pub mod namespaces;
 pub mod patience;
 pub mod random;

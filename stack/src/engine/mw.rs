@@ -175,7 +175,7 @@ impl MemoryRegions {
 #[cfg(test)]
 mod tests {
     use ferroce_driver::Memory;
-    use rand_chacha::rand_core::SeedableRng;
+    use rand_chacha::rand_core::{RngCore, SeedableRng};
 
     use super::*;
     use crate::verbs::{Config, Handle};
@@ -183,7 +183,7 @@ mod tests {
     /// Binds, ends of bindings and of queue pairs in any order, beside a list of what is bound to whom.
     #[test]
     fn a_queue_pair_takes_its_own_windows_with_it_and_all_of_them() {
-        let (mut random, mut state) = (ChaCha20Rng::seed_from_u64(1), 1u64);
+        let mut random = ChaCha20Rng::seed_from_u64(1);
         let mut mrs = MemoryRegions::new(&Config::default().max_mrs(1).max_mws(32).max_qps(4), 0);
         // Of the four queue pairs two are in one list.
         mrs.bound_last = vec![None; 3].into();
@@ -194,10 +194,10 @@ mod tests {
         let windows: Vec<Mw> = (0..32).map(|_| mrs.alloc_mw(pd).expect("there is room")).collect();
         let mut bound = [None; 32];
         for step in 0..10_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (at, owner) = ((state >> 40) as usize % 32, (state >> 50) as u32 % 4);
+            let drawn = random.next_u64();
+            let (at, owner) = ((drawn >> 40) as usize % 32, (drawn >> 50) as u32 % 4);
             let qp = Qp(Handle { index: owner, generation: 0 });
-            match (state >> 60, bound[at]) {
+            match (drawn >> 60, bound[at]) {
                 (0, _) => {
                     mrs.unbind_windows_of(qp);
                     bound.iter_mut().filter(|to| **to == Some(owner)).for_each(|to| *to = None);
