@@ -3,6 +3,7 @@
 
 pub(crate) mod ah;
 pub(crate) mod completer;
+pub(crate) mod congestion;
 pub(crate) mod cq;
 pub(crate) mod crc;
 pub(crate) mod destination;

@@ -36,6 +36,7 @@ pub use cm::{
 };
 pub use context::{Context, DatagramService};
 pub use device::{DeviceSpec, DpdkSpec};
+pub use engine::congestion::dcqcn::ReactionPoint;
 pub use ferroce_driver as driver;
 pub use ferroce_driver::{Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver, RefusalReason};
 pub use ferroce_wire as wire;
@@ -53,11 +54,12 @@ pub use telemetry::metrics::{
     Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample, is_unprintable,
 };
 pub use verbs::{
-    Access, AddressVector, Ah, Config, Cq, DEFAULT_WINDOW, Data, Destination, DeviceAttributes, Endpoint,
-    Error, Event, EventSource, Feature, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError,
-    Qp, QpAttributes, QpConfig, QpState, QpType, QpUpdate, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
-    RegisterError, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes,
-    SrqConfig, Transition, Unreachable, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    Access, AddressVector, Ah, Config, CongestionControl, Cq, DEFAULT_WINDOW, Data, Dcqcn, DcqcnRules,
+    Destination, DeviceAttributes, Endpoint, Error, Event, EventSource, Feature, GidEntry, Mismatch, Mr, Mw,
+    Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes, QpConfig, QpState, QpType, QpUpdate,
+    ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError, RemoteAddress, RemoteMemory, SendFlags,
+    SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig, Transition, Unreachable, UnreliablePath,
+    WcOpcode, WcStatus, WorkCompletion,
 };
 
 /// The README's example is a test.

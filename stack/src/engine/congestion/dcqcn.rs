@@ -1,0 +1,448 @@
+//! The reaction point of DCQCN (docs/protocol.md §7).
+
+use std::time::Duration;
+
+use ferroce_driver::Nanos;
+
+use crate::verbs::{Dcqcn, DcqcnRules, Error};
+
+/// The reaction point of DCQCN: a state machine that is told of congestion notification packets (CNPs) and of the bytes
+/// that were sent, and says how fast to send.
+///
+/// It has no clock and no timer. Each call says what time it is and carries out what has come due before; a time that is
+/// earlier than that of another call counts as that one. How often it is called changes nothing in what it says, but for
+/// one thing: what is due at the very time of a CNP comes after it, unless another call has carried it out.
+///
+/// ```
+/// use ferroce::{Dcqcn, Nanos, ReactionPoint};
+///
+/// let mut sender = ReactionPoint::new(Dcqcn::PAPER, 10_000_000_000)?;
+/// sender.on_cnp(Nanos(1_000_000));
+/// assert_eq!((sender.rate(), sender.target()), (5_000_000_000, 10_000_000_000));
+/// sender.advance(Nanos(1_000_000 + 55_000));
+/// assert_eq!(sender.rate(), 7_500_000_000);
+/// # Ok::<(), ferroce::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ReactionPoint {
+    rules: DcqcnRules,
+    /// The rates in bit/s.
+    rate: u64,
+    target: u64,
+    highest: u64,
+    lowest: u64,
+    additive: u64,
+    hyper: u64,
+    /// The rate that the first CNP sets, if it does.
+    first: Option<u64>,
+    alpha: Alpha,
+    /// What a cut takes, in parts of alpha.
+    cut_part: f64,
+    /// The least that a cut leaves.
+    cut_least: f64,
+    clamp: bool,
+    clamp_after_timer: bool,
+    threshold: u32,
+    /// What was due at this time or before is carried out.
+    now: Nanos,
+    /// The first CNP has come.
+    started: bool,
+    timer_period: u64,
+    /// When the timer ends next.
+    timer: Nanos,
+    timer_stage: u32,
+    byte_period: u64,
+    /// What can be sent before the byte counter ends.
+    bytes_left: u64,
+    byte_stage: u32,
+    phase: Phase,
+    cut_period: u64,
+    /// The first time of the grid on which cuts are.
+    cut_grid: Nanos,
+    /// When the rate is cut: CNPs have come since the last cut.
+    cut: Nanos,
+}
+
+/// Where `DcqcnRules::Zhu` is in the recovery after a cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Fast,
+    Active,
+    Hyper,
+}
+
+/// What has raised the rate.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Increase {
+    Timer,
+    Bytes,
+}
+
+impl ReactionPoint {
+    /// Sends at the highest rate: `line_rate` bit/s, or less if the parameters say so.
+    ///
+    /// # Errors
+    /// If a parameter is out of its range.
+    pub fn new(parameters: Dcqcn, line_rate: u64) -> Result<ReactionPoint, Error> {
+        parameters.check(line_rate)?;
+        let highest = parameters.highest(line_rate);
+        let rate_of = |mbps: u32| u64::from(mbps) * 1_000_000;
+        let period_of = |micros: u32| u64::from(micros) * 1000;
+        Ok(ReactionPoint {
+            rules: parameters.rules,
+            rate: highest,
+            target: highest,
+            highest,
+            lowest: rate_of(parameters.rpg_min_rate),
+            additive: rate_of(parameters.rpg_ai_rate),
+            hyper: rate_of(parameters.rpg_hai_rate),
+            first: (parameters.rate_to_set_on_first_cnp > 0)
+                .then(|| rate_of(parameters.rate_to_set_on_first_cnp).min(highest)),
+            alpha: Alpha::new(&parameters),
+            cut_part: 1024.0 / f64::from(1_u32 << parameters.rpg_gd),
+            cut_least: f64::from(parameters.rpg_min_dec_fac) / 100.0,
+            clamp: parameters.clamp_tgt_rate,
+            clamp_after_timer: parameters.clamp_tgt_rate_after_time_inc,
+            threshold: parameters.rpg_threshold.into(),
+            now: Nanos::ZERO,
+            started: false,
+            timer_period: period_of(parameters.rpg_time_reset),
+            timer: Nanos::NEVER,
+            timer_stage: 0,
+            byte_period: parameters.rpg_byte_reset,
+            bytes_left: 0,
+            byte_stage: 0,
+            phase: Phase::Fast,
+            cut_period: period_of(parameters.rate_reduce_monitor_period),
+            cut_grid: Nanos::NEVER,
+            cut: Nanos::NEVER,
+        })
+    }
+
+    /// The current rate, in bit/s.
+    #[inline]
+    pub fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// The rate that the current one recovers to, in bit/s. [`DcqcnRules::Zhu`] does not bound it by the line rate.
+    pub fn target(&self) -> u64 {
+        self.target
+    }
+
+    /// The estimate of the congestion at `now`, not before the last call: 0 to 1.
+    pub fn alpha(&self, now: Nanos) -> f64 {
+        self.alpha.at(now)
+    }
+
+    /// How often the timer has raised the rate since the last cut.
+    pub fn timer_stage(&self) -> u32 {
+        self.timer_stage
+    }
+
+    /// How often the byte counter has raised the rate since the last cut.
+    pub fn byte_stage(&self) -> u32 {
+        self.byte_stage
+    }
+
+    /// When something in it changes next without a call: alpha, or a rate.
+    pub fn next_change(&self, now: Nanos) -> Nanos {
+        self.timer.min(self.cut).min(self.alpha.next_change(now))
+    }
+
+    /// Carries out what was due at `now` or before.
+    #[inline]
+    pub fn advance(&mut self, now: Nanos) {
+        self.now = self.now.max(now);
+        if self.timer.min(self.cut) <= self.now {
+            self.catch_up();
+        }
+    }
+
+    /// A CNP has come.
+    pub fn on_cnp(&mut self, now: Nanos) {
+        self.advance(Nanos(now.0.saturating_sub(1)));
+        let now = now.max(self.now);
+        let is_first = !std::mem::replace(&mut self.started, true);
+        if is_first {
+            self.bytes_left = self.byte_period;
+            self.rate = self.first.unwrap_or(self.rate).max(self.lowest);
+        }
+        match self.rules {
+            DcqcnRules::Paper => {
+                self.cut_at(now, self.alpha.at(self.now));
+                self.alpha.raise(self.now, now);
+            }
+            DcqcnRules::Zhu => {
+                self.alpha.raise(self.now, now);
+                self.cut_at(now, self.alpha.value);
+            }
+            DcqcnRules::Mlx => {
+                if is_first {
+                    self.alpha.since = now;
+                    self.cut_grid = now + Duration::from_nanos(self.cut_period + 1);
+                } else {
+                    self.alpha.mark(self.now);
+                }
+                self.cut = self.next_cut();
+            }
+        }
+    }
+
+    /// So many bytes were sent, as they are on the wire. Events of the byte counter are one in a call at most.
+    #[inline]
+    pub fn on_sent(&mut self, bytes: u32, now: Nanos) {
+        self.advance(now);
+        // In front of the first cut there is nothing to recover from.
+        if self.byte_period == 0 || !self.started {
+            return;
+        }
+        match self.bytes_left.checked_sub(bytes.into()) {
+            Some(left) => self.bytes_left = left,
+            None => self.on_bytes(),
+        }
+    }
+
+    #[cold]
+    fn catch_up(&mut self) {
+        loop {
+            // If both are due at once, the timer was first.
+            let due = self.timer.min(self.cut);
+            if due > self.now || due == Nanos::NEVER {
+                return;
+            }
+            if self.timer == due {
+                if self.is_recovered() {
+                    self.skip_timers(self.now.min(self.cut));
+                } else {
+                    self.on_timer();
+                }
+            } else {
+                self.cut = Nanos::NEVER;
+                self.cut_at(due, self.alpha.at(due));
+            }
+        }
+    }
+
+    /// Whether this cut sets the target rate.
+    fn clamps(&self) -> bool {
+        self.clamp || self.byte_stage > 0 || self.clamp_after_timer && self.timer_stage > 0
+    }
+
+    fn cut_at(&mut self, now: Nanos, alpha: f64) {
+        let clamps = self.clamps();
+        if clamps {
+            self.target = self.rate;
+        }
+        if clamps || self.rules != DcqcnRules::Zhu {
+            self.bytes_left = self.byte_period;
+        }
+        let left = (1.0 - alpha * self.cut_part).max(self.cut_least);
+        self.rate = ((self.rate as f64 * left) as u64).max(self.lowest);
+        (self.timer_stage, self.byte_stage, self.phase) = (0, 0, Phase::Fast);
+        self.restart_timer(now);
+    }
+
+    fn restart_timer(&mut self, now: Nanos) {
+        self.timer = now + Duration::from_nanos(self.timer_period);
+    }
+
+    /// The first time of the grid of cuts that is not over.
+    fn next_cut(&self) -> Nanos {
+        let Some(gone) = self.now.0.checked_sub(self.cut_grid.0) else { return self.cut_grid };
+        Nanos(self.now.0.saturating_add(self.cut_period - gone % self.cut_period))
+    }
+
+    fn on_timer(&mut self) {
+        // What ends in hyper increase was started there.
+        let is_fast = self.rules == DcqcnRules::Zhu && self.phase == Phase::Hyper;
+        let period = if is_fast { self.timer_period / 2 } else { self.timer_period };
+        self.timer = self.timer + Duration::from_nanos(period);
+        self.increase(Increase::Timer);
+    }
+
+    fn on_bytes(&mut self) {
+        let is_fast = self.rules == DcqcnRules::Zhu && self.phase == Phase::Hyper;
+        self.bytes_left = if is_fast { self.byte_period / 2 } else { self.byte_period };
+        self.increase(Increase::Bytes);
+    }
+
+    fn increase(&mut self, by: Increase) {
+        // The mlx rules compare before they count.
+        let before = (self.timer_stage, self.byte_stage);
+        let stage = if by == Increase::Timer { &mut self.timer_stage } else { &mut self.byte_stage };
+        *stage = stage.saturating_add(1);
+        let stages = if self.rules == DcqcnRules::Mlx { before } else { (self.timer_stage, self.byte_stage) };
+        match self.rules {
+            DcqcnRules::Paper => {
+                let (least, most) = (stages.0.min(stages.1), stages.0.max(stages.1));
+                let more = if most < self.threshold {
+                    0
+                } else if least >= self.threshold {
+                    self.hyper.saturating_mul(u64::from(least - self.threshold + 1))
+                } else {
+                    self.additive
+                };
+                self.target = self.target.saturating_add(more).min(self.highest);
+            }
+            DcqcnRules::Zhu => self.raise_target(by),
+            DcqcnRules::Mlx => {
+                // Without a byte counter the timer decides alone.
+                let counted = if self.byte_period == 0 { (stages.0, stages.0) } else { stages };
+                let more = if counted.0.max(counted.1) < self.threshold {
+                    0
+                } else if counted.0.min(counted.1) <= self.threshold {
+                    self.additive
+                } else {
+                    self.hyper
+                };
+                self.target = self.target.saturating_add(more).min(self.highest);
+            }
+        }
+        self.rate = (self.rate / 2 + self.target / 2).min(self.highest);
+        // Half of a bit is lost in each half.
+        if self.target >= self.highest && self.highest - self.rate <= 2 {
+            self.rate = self.highest;
+        }
+    }
+
+    /// The target rate of the zhu rules after an event.
+    fn raise_target(&mut self, by: Increase) {
+        let own = if by == Increase::Timer { self.timer_stage } else { self.byte_stage };
+        let least = self.timer_stage.min(self.byte_stage);
+        // In fast recovery an event looks at its own stage; in active increase only the timer can end it.
+        let selects = match self.phase {
+            Phase::Fast => own >= self.threshold,
+            Phase::Active => by == Increase::Timer,
+            Phase::Hyper => false,
+        };
+        if selects {
+            self.phase = if least >= self.threshold { Phase::Hyper } else { Phase::Active };
+        }
+        if (self.timer_stage == 1 || self.byte_stage == 1) && self.target > self.rate.saturating_mul(10) {
+            self.target /= 8;
+            return;
+        }
+        let more = match self.phase {
+            Phase::Fast => 0,
+            Phase::Active => self.additive,
+            Phase::Hyper => self.hyper.saturating_mul(u64::from((least + 1).saturating_sub(self.threshold))),
+        };
+        self.target = self.target.saturating_add(more);
+    }
+
+    /// Nothing raises the rate any more.
+    fn is_recovered(&self) -> bool {
+        self.rate == self.highest && self.target >= self.highest
+    }
+
+    /// The timer's events up to `now`, at once as far as they are all alike: after a long silence there may be many.
+    fn skip_timers(&mut self, now: Nanos) {
+        let (period, more) = match (self.rules, self.phase) {
+            (DcqcnRules::Paper | DcqcnRules::Mlx, _) => (self.timer_period, 0),
+            (DcqcnRules::Zhu, Phase::Active) if self.byte_stage < self.threshold && self.timer_stage > 0 => {
+                (self.timer_period, self.additive)
+            }
+            (DcqcnRules::Zhu, Phase::Hyper)
+                if self.timer_stage >= self.byte_stage && self.timer_stage > 0 =>
+            {
+                let steps = (self.byte_stage + 1).saturating_sub(self.threshold);
+                (self.timer_period / 2, self.hyper.saturating_mul(steps.into()))
+            }
+            _ => return self.on_timer(),
+        };
+        // Where one of the stages is 1, the target rate does not grow beyond ten times the rate.
+        let bounded = self.rules == DcqcnRules::Zhu && self.byte_stage == 1;
+        let room = self.rate.saturating_mul(10).saturating_sub(self.target);
+        let most = if bounded { room.checked_div(more).unwrap_or(u64::MAX) } else { u64::MAX };
+        let count = ((now.0 - self.timer.0) / period + 1).min(most);
+        if count == 0 {
+            return self.on_timer();
+        }
+        self.timer = Nanos(self.timer.0.saturating_add(count.saturating_mul(period)));
+        self.timer_stage = self.timer_stage.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
+        self.target = self.target.saturating_add(more.saturating_mul(count));
+    }
+}
+
+/// The estimate of the congestion. It decays by the same part in each period without a CNP, and is worked out only when
+/// somebody asks: a period may be 1 µs.
+#[derive(Clone, Debug)]
+struct Alpha {
+    /// Its value at `since`.
+    value: f64,
+    /// The start of a period.
+    since: Nanos,
+    /// How much of it is kept in a period.
+    kept: f64,
+    period: u64,
+    /// Of the mlx rules: a CNP has come in the period that began at `since`.
+    marked: bool,
+}
+
+impl Alpha {
+    fn new(parameters: &Dcqcn) -> Alpha {
+        Alpha {
+            value: f64::from(parameters.initial_alpha_value) / 1024.0,
+            since: Nanos::NEVER,
+            kept: f64::from(parameters.dce_tcp_g) / 1024.0,
+            period: u64::from(parameters.dce_tcp_rtt) * 1000,
+            marked: false,
+        }
+    }
+
+    /// Its value at `now`.
+    fn at(&self, now: Nanos) -> f64 {
+        let periods = self.periods(now);
+        match (self.marked, periods) {
+            (true, 1..) => decayed(self.raised(), self.kept, periods - 1),
+            _ => decayed(self.value, self.kept, periods),
+        }
+    }
+
+    /// How many periods have ended.
+    fn periods(&self, now: Nanos) -> u64 {
+        now.0.saturating_sub(self.since.0) / self.period
+    }
+
+    fn raised(&self) -> f64 {
+        self.kept * self.value + (1.0 - self.kept)
+    }
+
+    /// A CNP at `now` raises it, and a period begins with that; periods until `last` have ended.
+    fn raise(&mut self, last: Nanos, now: Nanos) {
+        self.value = self.at(last);
+        self.value = self.raised();
+        self.since = now;
+    }
+
+    /// A CNP has come in the period under way; those until `last` have ended.
+    fn mark(&mut self, last: Nanos) {
+        let periods = self.periods(last);
+        if periods > 0 {
+            (self.value, self.marked) = (self.at(last), false);
+            self.since = Nanos(self.since.0 + periods * self.period);
+        }
+        self.marked = true;
+    }
+
+    fn next_change(&self, now: Nanos) -> Nanos {
+        if self.since == Nanos::NEVER {
+            return Nanos::NEVER;
+        }
+        Nanos(self.since.0.saturating_add((self.periods(now) + 1).saturating_mul(self.period)))
+    }
+}
+
+/// `value` after so many periods, in each of which so much of it is `kept`.
+fn decayed(value: f64, kept: f64, periods: u64) -> f64 {
+    let (mut value, mut power, mut rest) = (value, kept, periods);
+    while rest > 0 {
+        if rest & 1 == 1 {
+            value *= power;
+        }
+        power *= power;
+        rest >>= 1;
+    }
+    value
+}

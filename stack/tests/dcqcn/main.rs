@@ -1,0 +1,8 @@
+//! The reaction point of DCQCN: the numbers of docs/protocol.md §7, the traces of two published simulators, and what
+//! holds for any CNPs and parameters.
+
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod properties;
+mod reference;
+mod rules;
