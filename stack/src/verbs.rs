@@ -27,7 +27,7 @@ mod work_request;
 pub use access::Access;
 pub(crate) use address::may_be_on;
 pub use address::{AddressVector, GidEntry, Port};
-pub use attributes::{DeviceAttributes, QpAttributes, SrqAttributes};
+pub use attributes::{DeviceAttributes, QpAttributes, ReactionState, SrqAttributes};
 pub use completion::{Notify, WcOpcode, WcStatus, WorkCompletion};
 #[cfg(test)]
 pub(crate) use config::MAX_QPS;

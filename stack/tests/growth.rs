@@ -120,8 +120,17 @@ fn each_setter_sets_its_field_and_defaults_are_as_documented() {
         max_srqs: 64 => 1, max_ahs: 256 => 1, max_mcast_attachments: 256 => 1, max_connections: 256 => 1,
         max_listeners: 64 => 1, max_cm_channels: 16 => 1, window: DEFAULT_WINDOW => 1, reorder_packets: 1024 => 1,
         roce_v1: false => true, drop_access_errors: false => true, flush: true => false, atomic_write: true => false,
+        congestion: CongestionControl::Off => CongestionControl::Dcqcn(Dcqcn::MLX5), line_rate: None => Some(1_000_000),
     );
     all(&Config::default(), &[], &set);
+    // Of a preset, whose parameters are no defaults.
+    let set = fields!(Dcqcn::MLX5;
+        rules: DcqcnRules::Mlx => DcqcnRules::Zhu, dce_tcp_g: 1019 => 1, dce_tcp_rtt: 1 => 2, rpg_time_reset: 300 => 1,
+        rpg_byte_reset: 32_767 => 1, rpg_threshold: 1 => 2, rpg_ai_rate: 5 => 1, rpg_hai_rate: 50 => 1,
+        rpg_min_rate: 1 => 2, rpg_max_rate: 0 => 1, initial_alpha_value: 1023 => 1,
+        rate_reduce_monitor_period: 4 => 1, rpg_gd: 11 => 1, rpg_min_dec_fac: 50 => 1,
+        rate_to_set_on_first_cnp: 0 => 1, clamp_tgt_rate: false => true, clamp_tgt_rate_after_time_inc: true => false);
+    all(&Dcqcn::MLX5, &[], &set);
     let set = fields!(RunnerConfig::default(); idle: Idle::default() => Idle::Spin, core: None => Some(1));
     all(&RunnerConfig::default(), &[], &set);
     let set = fields!(HandleConfig::default();
@@ -154,7 +163,7 @@ fn each_setter_of_a_queue_pair_and_its_transitions_sets_its_field() {
         let set = fields!(config;
             send_cq: cq => other, recv_cq: cq => other, srq: None => Some(srq), max_send_wr: 128 => 1,
             max_recv_wr: 128 => 1, max_send_sge: 4 => 1, max_recv_sge: 4 => 1, max_inline_data: 64 => 0,
-            signal_all: false => true);
+            signal_all: false => true, congestion: None => Some(CongestionControl::Off), window: None => Some(1));
         all(&config, &["qp_type", "pd"], &set);
     }
     let set = fields!(SrqConfig::new(pd); max_wr: 128 => 1, max_sge: 4 => 1);

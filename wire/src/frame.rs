@@ -18,6 +18,18 @@ pub enum Encapsulation {
     RoceV1,
 }
 
+/// Explicit congestion notification (RFC 3168): the lower two bits of the traffic class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Ecn {
+    /// Not-ECT: a congested switch drops the packet.
+    NotCapable = 0,
+    /// ECT(0): a congested switch marks the packet.
+    Capable = 2,
+    /// CE: a switch has marked the packet.
+    CongestionExperienced = 3,
+}
+
 /// From where to where, and with what marks: all that stands in front of the BTH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathAddress {
@@ -154,6 +166,35 @@ impl PathHeader {
             let udp = self.len() - 8;
             self.bytes[udp..udp + 2].copy_from_slice(&port.to_be_bytes());
         }
+    }
+
+    /// The traffic class: DSCP in the upper six bits, ECN in the lower two.
+    pub fn traffic_class(&self) -> u8 {
+        let start = usize::from(self.network_start);
+        match self.network {
+            NetworkHeader::Ipv4 => self.bytes[start + 1],
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => self.bytes[start] << 4 | self.bytes[start + 1] >> 4,
+        }
+    }
+
+    /// Changes the traffic class.
+    pub fn set_traffic_class(&mut self, class: u8) {
+        let start = usize::from(self.network_start);
+        match self.network {
+            NetworkHeader::Ipv4 => {
+                self.ipv4_sum = self.ipv4_sum + u32::from(class) - u32::from(self.bytes[start + 1]);
+                self.bytes[start + 1] = class;
+            }
+            NetworkHeader::Ipv6 | NetworkHeader::Grh => {
+                self.bytes[start] = self.bytes[start] & 0xf0 | class >> 4;
+                self.bytes[start + 1] = self.bytes[start + 1] & 0x0f | class << 4;
+            }
+        }
+    }
+
+    /// Changes the ECN bits of the traffic class.
+    pub fn set_ecn(&mut self, ecn: Ecn) {
+        self.set_traffic_class(self.traffic_class() & !3 | ecn as u8);
     }
 
     /// Changes the hardware address that frames go to; without a link header there is none.

@@ -66,7 +66,7 @@ pub use bth::{Bth, PKEY_DEFAULT, PKey};
 pub use deth::Deth;
 pub use extensions::Extensions;
 pub use feth::{Feth, FlushType, Selectivity};
-pub use frame::{Encapsulation, FrameBuilder, PathAddress, PathHeader, Piece, source_port};
+pub use frame::{Ecn, Encapsulation, FrameBuilder, PathAddress, PathHeader, Piece, source_port};
 pub use gid::Gid;
 pub use grh::Grh;
 pub use identification::Identifications;

@@ -225,6 +225,11 @@ impl Opcode {
         }
     }
 
+    /// Whether it says only how far a requester's packets have come: ACK, NAK, or selective acknowledgement.
+    pub const fn is_acknowledgement(self) -> bool {
+        matches!(self.operation(), Operation::Acknowledge | Operation::SelectiveAcknowledge)
+    }
+
     /// Whether a requester sends it (rather than a responder, or a congestion point).
     pub const fn is_request(self) -> bool {
         self.info().is_request

@@ -24,7 +24,7 @@ use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
 use crate::engine::srq::SharedReceiveQueue;
 use crate::telemetry::exporter::Exporter;
-use crate::verbs::{Config, Cq, Error, Feature, Pd, Port, PostError, Qp, Srq};
+use crate::verbs::{Config, CongestionControl, Cq, Error, Feature, Pd, Port, PostError, Qp, Srq};
 use engine::Engine;
 
 /// A packet driver, the engine over it, and what waits for both.
@@ -36,6 +36,10 @@ pub(crate) struct Software {
     readiness: Readiness,
     /// Somebody waits, or has waited, for `readiness`.
     armed: bool,
+    /// Of queue pairs that say nothing else.
+    congestion: CongestionControl,
+    window: u32,
+    line_rate: Option<u64>,
 }
 
 impl Software {
@@ -64,6 +68,9 @@ impl Software {
             exporter: None,
             readiness,
             armed: false,
+            congestion: config.congestion,
+            window: config.window,
+            line_rate: config.line_rate,
         })
     }
 

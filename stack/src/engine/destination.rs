@@ -2,8 +2,10 @@
 
 use ferroce_wire::{Gid, Psn};
 
+use crate::engine::congestion::Reaction;
 use crate::engine::kind::Kind;
 use crate::engine::qp::QueuePair;
+use crate::engine::requester::ACK_REQ_INTERVAL;
 use crate::engine::shared::Shared;
 
 /// What a queue pair may have in flight even if others have filled the window of its destination: so each goes
@@ -212,7 +214,7 @@ impl QueuePair {
         let own = psn.distance(una).max(0) as u32 + wanted;
         // One that waits has an answer coming, which tells it when to go on.
         own == wanted
-            || own <= shared.window
+            || own <= self.window
                 && (self.finds_room(shared, Direction::of(kind), wanted)
                     || own <= LEAST
                     || !self.awaits_answer())
@@ -226,13 +228,18 @@ impl QueuePair {
         if let Some(selective) = &mut self.selective {
             return selective.scoreboard.must_ask(una, psn) || asks;
         }
-        if asks {
+        if asks || self.reaction.as_ref().is_some_and(|reaction| self.asks_often(reaction)) {
             return true;
         }
         // There must be room for this one and the next.
         let own = psn.distance(una) as u32 + 1;
-        own == shared.window
+        own == self.window
             || own >= LEAST && !self.awaits_answer() && !self.finds_room(shared, Direction::There, 2)
+    }
+
+    /// Whether packets follow each other so slowly that the ACK timer would end before one of them asks.
+    fn asks_often(&self, reaction: &Reaction) -> bool {
+        self.requester.ack_timeout().is_some_and(|timeout| reaction.is_slow(ACK_REQ_INTERVAL, timeout))
     }
 
     /// A packet was sent that takes `count` PSNs.

@@ -1,7 +1,7 @@
 //! Where one frame is written.
 
 use ferroce_driver::{Gathered, TAIL_MAX};
-use ferroce_wire::{Bth, FrameBuilder, PathHeader};
+use ferroce_wire::{Bth, FrameBuilder, Opcode, PathHeader};
 
 use crate::engine::mr::Granted;
 
@@ -68,6 +68,16 @@ impl<'a> FrameSlot<'a> {
     pub(crate) fn end(&mut self, (head, tail): (usize, usize)) -> usize {
         self.tail_len = tail;
         head
+    }
+
+    /// The opcode of the frame behind a header of so many bytes, if it is one.
+    pub(crate) fn opcode(&self, header: usize) -> Option<Opcode> {
+        Opcode::from_byte(*self.head.get(header)?)
+    }
+
+    /// All of the frame, in bytes; `head` is the length that was returned for it.
+    pub(crate) fn frame_length(&self, head: usize) -> u32 {
+        (head + self.tail_len) as u32 + self.payload.map_or(0, Granted::len)
     }
 
     /// The frame in pieces, and where its payload is; `head` is the length that was returned for it.

@@ -1,7 +1,10 @@
+use ferroce_driver::Nanos;
 use ferroce_wire::{
-    Gid, MacAddr, NetworkHeader, PKEY_DEFAULT, PKey, Packet, PathAddress, PathHeader, PathMtu, Qpn, Service,
+    Ecn, Gid, MacAddr, NetworkHeader, PKEY_DEFAULT, PKey, Packet, PathAddress, PathHeader, PathMtu, Qpn,
+    Service,
 };
 
+use crate::engine::congestion::Reaction;
 use crate::engine::destination::DestinationPlace;
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::requester::Requester;
@@ -13,8 +16,9 @@ use crate::engine::shared::Shared;
 use crate::engine::sq::{Ended, SendQueue};
 use crate::telemetry::counters::Counter;
 use crate::verbs::{
-    Access, AddressVector, Cq, Error, Event, Handle, MAX_MESSAGE, MAX_WINDOW, Mismatch, Mr, Pd, Qp,
-    QpAttributes, QpConfig, QpState, QpType, Srq, Unreachable, WcOpcode, WcStatus, WorkCompletion, may_be_on,
+    Access, AddressVector, CongestionControl, Cq, Error, Event, Handle, MAX_MESSAGE, MAX_WINDOW, Mismatch,
+    Mr, Pd, Qp, QpAttributes, QpConfig, QpState, QpType, Srq, Unreachable, WcOpcode, WcStatus,
+    WorkCompletion, may_be_on,
 };
 
 /// The peer of a connected queue pair, and the way to it.
@@ -63,6 +67,13 @@ impl Connection {
         same && packet.header == self.header.network() && may_be_on(packet, self.vlan)
     }
 
+    /// The headers of an acknowledgement where packets are ECN-capable: it is no data.
+    pub(crate) fn acknowledging(&self) -> PathHeader {
+        let mut header = self.header;
+        header.set_ecn(Ecn::NotCapable);
+        header
+    }
+
     /// The longest message, in bytes: its packets must be fewer than half the PSNs.
     pub(crate) fn max_message(&self) -> u32 {
         let most = u64::from(MAX_WINDOW) << self.path_mtu.shift();
@@ -108,11 +119,21 @@ pub(crate) struct QueuePair {
     overflowed: bool,
     /// What a packet has shown about the peer.
     pub(crate) mismatch: Option<Mismatch>,
+    /// Packets that it may have unacknowledged.
+    pub(crate) window: u32,
+    /// If it obeys a congestion control.
+    pub(crate) reaction: Option<Box<Reaction>>,
 }
 
 impl QueuePair {
     /// A queue pair in RESET; `receives` are the PD and the pieces of its SRQ's receives.
-    pub(crate) fn new(handle: Handle, qpn: Qpn, config: &QpConfig, shared: Option<(Pd, u8)>) -> QueuePair {
+    pub(crate) fn new(
+        handle: Handle,
+        qpn: Qpn,
+        config: &QpConfig,
+        shared: Option<(Pd, u8)>,
+        (window, reaction): (u32, Option<Reaction>),
+    ) -> QueuePair {
         // Fills unused slots; never looked at.
         let filler = Mr(handle);
         let (receive_pd, rq) = match shared {
@@ -147,6 +168,8 @@ impl QueuePair {
             responded: false,
             overflowed: false,
             mismatch: None,
+            window,
+            reaction: reaction.map(Box::new),
         }
     }
 
@@ -158,7 +181,7 @@ impl QueuePair {
         }
     }
 
-    pub(crate) fn attributes(&self) -> QpAttributes {
+    pub(crate) fn attributes(&self, now: Nanos) -> QpAttributes {
         let is_rc = self.service == Service::Rc;
         let may_send = matches!(self.state, QpState::Rts | QpState::Sqd);
         QpAttributes {
@@ -170,6 +193,9 @@ impl QueuePair {
             address: self.address,
             path_mtu: self.path_mtu(),
             selective_repeat: self.selective.is_some(),
+            congestion: self.reaction.as_ref().map_or(CongestionControl::Off, |reaction| reaction.control()),
+            reaction: self.reaction.as_ref().map(|reaction| reaction.state(now)),
+            window: self.window,
             access: self.access,
             qkey: (self.service == Service::Ud).then_some(self.qkey),
             pkey_index: self.pkey_index,
@@ -223,6 +249,19 @@ impl QueuePair {
         if let Some(ticket) = self.next_hop {
             return Err(Wait::Ticket(ticket));
         }
+        match self.reaction {
+            None => self.transmit_unpaced(shared, slot),
+            Some(_) => self.transmit_paced(shared, slot),
+        }
+    }
+
+    /// As [`transmit`](QueuePair::transmit), as fast as the port takes frames.
+    #[inline]
+    pub(crate) fn transmit_unpaced(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut FrameSlot<'_>,
+    ) -> Result<usize, Wait> {
         let frame = match self.service {
             Service::Rc => self.transmit_in_turn(shared, slot).ok_or_else(|| self.waits_for(shared)),
             Service::Ud => self.transmit_datagram(shared, slot),
@@ -232,10 +271,11 @@ impl QueuePair {
         frame
     }
 
-    /// What a reliable queue pair waits for that has nothing to send.
+    /// What a queue pair waits for that has nothing to send, or may not send it yet.
     #[inline]
     pub(crate) fn waits_for(&self, shared: &Shared) -> Wait {
-        let timer = self.requester.deadline();
+        let paced = self.reaction.as_ref().map_or(Nanos::NEVER, |reaction| reaction.ready());
+        let timer = self.requester.deadline().min(paced);
         match self.ack_due(shared) {
             Some(due) if due <= shared.now => Wait::NextPoll,
             Some(due) => Wait::At(due.min(timer)),
@@ -355,6 +395,9 @@ impl QueuePair {
         self.responded = false;
         self.overflowed = false;
         self.mismatch = None;
+        if let Some(reaction) = &mut self.reaction {
+            reaction.restart(PathMtu::Mtu4096);
+        }
         self.state = QpState::Reset;
     }
 

@@ -168,7 +168,8 @@ impl QueuePair {
         }
         let psn = self.responder.expected_psn();
         let bth = Bth::new(Opcode::SELECTIVE_ACKNOWLEDGE, connection.dest_qpn, psn).in_partition(self.pkey);
-        let mut frame = slot.start(&connection.header, bth, Sack::LEN)?;
+        let plain = self.reaction.is_some().then(|| connection.acknowledging());
+        let mut frame = slot.start(plain.as_ref().unwrap_or(&connection.header), bth, Sack::LEN)?;
         frame.put(&Aeth::new(Syndrome::ACK, msn));
         frame.payload().copy_from_slice(Sack::new(reorder.held.bits()).bytes());
         shared.count(Counter::SentPkts);

@@ -19,7 +19,7 @@ use crate::verbs::{Access, QpState, QpUpdate, ReadyToSend, SendOp, WcOpcode, WcS
 
 /// In a long message every so many packets one asks for an acknowledgement, so that the window
 /// moves and a loss is noticed early.
-const ACK_REQ_INTERVAL: u32 = 16;
+pub(crate) const ACK_REQ_INTERVAL: u32 = 16;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Requester {
@@ -157,7 +157,7 @@ impl Requester {
         self.rnr_deadline = Nanos::NEVER;
     }
 
-    fn ack_timeout(&self) -> Option<Duration> {
+    pub(crate) fn ack_timeout(&self) -> Option<Duration> {
         match self.attributes.timeout {
             0 => None,
             n => Some(time_of(n)),
@@ -375,6 +375,9 @@ impl QueuePair {
 
     /// The time has come that it has waited for, or an earlier one that does not count any more.
     pub(crate) fn on_timer(&mut self, shared: &mut Shared) {
+        if self.reaction.as_ref().is_some_and(|reaction| reaction.ready() <= shared.now) {
+            self.schedule(shared);
+        }
         let requester = &mut self.requester;
         if requester.rnr_deadline <= shared.now {
             requester.rnr_deadline = Nanos::NEVER;

@@ -47,8 +47,8 @@ pub(crate) struct SendQueue {
     wqes: Box<[Wqe]>,
     sges: Box<[Sge]>,
     inline: Box<[u8]>,
-    max_sge: usize,
-    max_inline: usize,
+    max_sge: u32,
+    max_inline: u32,
     head: u32,
     tail: u32,
 }
@@ -56,7 +56,6 @@ pub(crate) struct SendQueue {
 impl SendQueue {
     pub(crate) fn new(depth: u32, max_sge: u8, max_inline: u32, filler: Mr) -> SendQueue {
         let depth = depth.next_power_of_two() as usize;
-        let (max_sge, max_inline) = (usize::from(max_sge), max_inline as usize);
         let idle = Wqe {
             wr_id: 0,
             op: SendOp::Send,
@@ -71,9 +70,10 @@ impl SendQueue {
         };
         SendQueue {
             wqes: vec![idle; depth].into_boxed_slice(),
-            sges: vec![Sge { mr: filler, offset: 0, length: 0 }; depth * max_sge].into_boxed_slice(),
-            inline: vec![0; depth * max_inline].into_boxed_slice(),
-            max_sge,
+            sges: vec![Sge { mr: filler, offset: 0, length: 0 }; depth * usize::from(max_sge)]
+                .into_boxed_slice(),
+            inline: vec![0; depth * max_inline as usize].into_boxed_slice(),
+            max_sge: max_sge.into(),
             max_inline,
             head: 0,
             tail: 0,
@@ -124,7 +124,7 @@ impl SendQueue {
     /// The same where the work request is at hand.
     #[inline(always)]
     fn sges_of(&self, number: u32, wqe: &Wqe) -> &[Sge] {
-        &self.sges[self.index(number) * self.max_sge..][..usize::from(wqe.sges)]
+        &self.sges[self.index(number) * self.max_sge as usize..][..usize::from(wqe.sges)]
     }
 
     /// Ends `frame` with the `len` bytes of the message `number` from byte `skip` on.
@@ -147,7 +147,7 @@ impl SendQueue {
     fn piece<'a>(&'a self, number: u32, skip: u32, len: u32, mrs: &'a MemoryRegions) -> Option<Span<'a>> {
         let wqe = self.wqe(number);
         if wqe.inline {
-            let start = self.index(number) * self.max_inline + skip as usize;
+            let start = self.index(number) * self.max_inline as usize + skip as usize;
             return self.inline.get(start..start + len as usize).map(Span::from);
         }
         let [sge] = self.sges_of(number, wqe) else { return None };
@@ -177,15 +177,15 @@ impl SendQueue {
         let (length, sges, inline) = match wr.data {
             Data::Inline(bytes) => {
                 self.check_inline(kind, bytes)?;
-                self.inline[index * self.max_inline..][..bytes.len()].copy_from_slice(bytes);
+                self.inline[index * self.max_inline as usize..][..bytes.len()].copy_from_slice(bytes);
                 (bytes.len() as u32, 0, true)
             }
             Data::Sges(sges) => {
-                let length = total_length(sges, self.max_sge)?;
+                let length = total_length(sges, self.max_sge as usize)?;
                 check_length(kind, length, max_length)?;
                 mrs.pin(sges)?;
                 // No call for the one piece that most have.
-                let room = &mut self.sges[index * self.max_sge..][..sges.len()];
+                let room = &mut self.sges[index * self.max_sge as usize..][..sges.len()];
                 room.iter_mut().zip(sges).for_each(|(to, from)| *to = *from);
                 (length, sges.len() as u8, false)
             }
@@ -223,7 +223,7 @@ impl SendQueue {
     }
 
     fn check_inline(&self, kind: &Kind, bytes: &[u8]) -> Result<(), Error> {
-        if bytes.len() > self.max_inline {
+        if bytes.len() > self.max_inline as usize {
             let expected = format!("at most {} bytes, as the QP was created", self.max_inline);
             return Err(Error::invalid("inline data", bytes.len(), expected));
         }

@@ -1,6 +1,6 @@
 //! How a queue pair moves from state to state (docs/protocol.md §6).
 
-use ferroce_wire::{PKey, Psn, Service};
+use ferroce_wire::{Ecn, PKey, Psn, Service};
 
 use crate::engine::qp::{Connection, QueuePair};
 use crate::engine::requester::Requester;
@@ -42,7 +42,7 @@ impl QueuePair {
         self.responder = std::mem::take(&mut self.responder).renewed(attributes);
         if attributes.selective_repeat {
             shared.reorder.prepare();
-            self.selective = Some(Box::new(Selective::new(attributes.rq_psn, shared.window)));
+            self.selective = Some(Box::new(Selective::new(attributes.rq_psn, self.window)));
         }
         self.connect(attributes.address, connection);
         self.join_destination(shared, attributes.address.gid);
@@ -68,8 +68,19 @@ impl QueuePair {
 
     fn connect(&mut self, address: AddressVector, connection: Connection) {
         self.address = Some(address);
-        self.connection = Some(connection);
+        self.connection = Some(self.marked(connection));
+        if let Some(reaction) = &mut self.reaction {
+            reaction.restart(connection.path_mtu);
+        }
         self.state = QpState::Rtr;
+    }
+
+    /// A connection as its packets are marked.
+    fn marked(&self, mut connection: Connection) -> Connection {
+        if self.reaction.is_some() {
+            connection.header.set_ecn(Ecn::Capable);
+        }
+        connection
     }
 
     pub(crate) fn ready_to_send(&mut self, attributes: ReadyToSend) -> Result<(), Error> {
@@ -135,7 +146,7 @@ impl QueuePair {
         self.access = update.access.unwrap_or(self.access);
         self.qkey = update.qkey.unwrap_or(self.qkey);
         self.address = update.address.or(self.address);
-        self.connection = connection.or(self.connection);
+        self.connection = connection.map(|connection| self.marked(connection)).or(self.connection);
         let attributes = self.requester.updated(update);
         if attributes != self.requester.attributes() {
             self.requester.set_attributes(attributes);

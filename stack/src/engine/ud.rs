@@ -1,6 +1,6 @@
 //! Unreliable datagrams (docs/protocol.md §6): messages of one packet, each with its own destination.
 
-use ferroce_wire::{Bth, Deth, ImmDt, NetworkHeader, Opcode, Packet};
+use ferroce_wire::{Bth, Deth, Ecn, ImmDt, NetworkHeader, Opcode, Packet};
 
 use crate::engine::ah::Hop;
 use crate::engine::frame_slot::FrameSlot;
@@ -57,7 +57,10 @@ impl QueuePair {
             };
             let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn()).in_partition(self.pkey);
             bth.set_solicited(wqe.flags.solicited);
-            let header = ah.header(self.qpn, to.qpn);
+            let mut header = ah.header(self.qpn, to.qpn);
+            if self.reaction.is_some() {
+                header.set_ecn(Ecn::Capable);
+            }
             let mut frame = slot.start(&header, bth, wqe.length as usize).ok_or(Wait::Nothing)?;
             frame.put(&Deth::new(self.qkey_for(to), self.qpn));
             if let Some(immediate) = immediate {

@@ -67,6 +67,8 @@ counters! {
     RxFlushRequests: "rx_flush_requests", Ferroce;
     /// Packets received that a switch has marked: ECN is Congestion Experienced.
     NpEcnMarkedRocePackets: "np_ecn_marked_roce_packets", Mlx5;
+    /// Congestion notification packets that a queue pair has obeyed.
+    RpCnpHandled: "rp_cnp_handled", Mlx5;
     /// Packets whose IPv4 ID was found out and is a likely one: ICRC checked to 25 bits.
     RxIdentificationLikely: "rx_icrc_identification_likely", Ferroce;
     /// Packets whose IPv4 ID was found out, any one: ICRC checked to 16 bits, not 32.
@@ -205,7 +207,7 @@ counters! {
     CmRxUnknown: "cm_rx_unknown", Ferroce, dropped;
     /// Dropped: UD messages longer than the receive.
     RxTooLong: "rx_too_long", Ferroce, dropped;
-    /// Dropped: congestion notifications; nothing obeys them yet.
+    /// Dropped: congestion notifications to a queue pair without congestion control.
     RpCnpIgnored: "rp_cnp_ignored", Mlx5, dropped;
 }
 

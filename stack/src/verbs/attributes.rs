@@ -2,7 +2,9 @@
 
 use ferroce_wire::{Operation, PKey, PathMtu, Psn, Qpn, RnrTimer};
 
-use crate::verbs::{Access, AddressVector, Config, MAX_RD_ATOMIC, QpState, QpType, ReadyToSend, Srq};
+use crate::verbs::{
+    Access, AddressVector, Config, CongestionControl, MAX_RD_ATOMIC, QpState, QpType, ReadyToSend, Srq,
+};
 
 /// What a context can do and how much of it there can be, under the names of `ibv_query_device_ex`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +61,24 @@ impl DeviceAttributes {
     }
 }
 
+/// Where the reaction point of a queue pair is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ReactionState {
+    /// The current rate, in bit/s.
+    pub rate: u64,
+    /// The rate that it recovers to, in bit/s.
+    pub target: u64,
+    /// The estimate of the congestion, 0 to 1.
+    pub alpha: f64,
+    /// How often the timer has raised the rate since the last cut.
+    pub timer_stage: u32,
+    /// How often the byte counter has raised the rate since the last cut.
+    pub byte_stage: u32,
+}
+
 /// What [`Context::query_qp`](crate::Context::query_qp) tells.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct QpAttributes {
     /// Its transport service.
@@ -79,6 +97,12 @@ pub struct QpAttributes {
     pub path_mtu: Option<PathMtu>,
     /// Whether selective repeat was agreed with the peer; go-back-N otherwise.
     pub selective_repeat: bool,
+    /// The congestion control that it obeys.
+    pub congestion: CongestionControl,
+    /// What that has come to; `None` if it is off.
+    pub reaction: Option<ReactionState>,
+    /// Packets that it may have unacknowledged.
+    pub window: u32,
     /// What the peer may do.
     pub access: Access,
     /// The Q_Key; `None` but for UD.

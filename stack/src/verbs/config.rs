@@ -1,4 +1,6 @@
-use crate::verbs::Error;
+use std::ops::RangeInclusive;
+
+use crate::verbs::{CongestionControl, Error};
 
 /// How many packets are in flight to a destination unless told otherwise: above the bandwidth-delay
 /// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
@@ -16,6 +18,9 @@ const MAX_CONNECTIONS: u32 = MAX_QPS;
 
 /// Of everything else that is counted in a [`Config`].
 const MAX_OBJECTS: u32 = 1 << 24;
+
+/// In bit/s.
+const LINE_RATES: RangeInclusive<u64> = 1_000_000..=4_000_000_000_000;
 
 /// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
 ///
@@ -89,6 +94,11 @@ pub struct Config {
     pub flush: bool,
     /// Whether this end has ATOMIC WRITE (IBA 1.6), to send and to answer.
     pub atomic_write: bool,
+    /// The congestion control that queue pairs obey as senders, unless their own configuration says otherwise.
+    pub congestion: CongestionControl,
+    /// The line rate of the port, in bit/s, 10⁶ to 4·10¹²: where congestion control starts, and what it does not exceed.
+    /// `None` asks the driver.
+    pub line_rate: Option<u64>,
 }
 
 impl Default for Config {
@@ -112,6 +122,8 @@ impl Default for Config {
             drop_access_errors: false,
             flush: true,
             atomic_write: true,
+            congestion: CongestionControl::Off,
+            line_rate: None,
         }
     }
 }
@@ -207,6 +219,22 @@ impl Config {
         Config { atomic_write, ..self }
     }
 
+    /// The congestion control that queue pairs obey as senders; off by default.
+    ///
+    /// ```
+    /// use ferroce::{Config, CongestionControl, Dcqcn};
+    ///
+    /// let config = Config::default().congestion(CongestionControl::Dcqcn(Dcqcn::MLX5)).line_rate(25_000_000_000);
+    /// ```
+    pub fn congestion(self, congestion: CongestionControl) -> Self {
+        Config { congestion, ..self }
+    }
+
+    /// The line rate of the port, in bit/s; asked of the driver by default.
+    pub fn line_rate(self, line_rate: impl Into<Option<u64>>) -> Self {
+        Config { line_rate: line_rate.into(), ..self }
+    }
+
     /// Fails on the first setting that is out of its range.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let settings = [
@@ -227,6 +255,12 @@ impl Config {
             if value < least || value > most {
                 return Err(Error::invalid(setting, value, format!("{least} to {most}")));
             }
+        }
+        if let Some(rate) = self.line_rate
+            && !LINE_RATES.contains(&rate)
+        {
+            let (least, most) = (LINE_RATES.start(), LINE_RATES.end());
+            return Err(Error::invalid("line_rate", rate, format!("{least} to {most} bit/s")));
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::verbs::number::decimal;
 ///
 /// let control: CongestionControl = "mlx5,rpg_ai_rate=20".parse()?;
 /// assert_eq!(control, CongestionControl::Dcqcn(Dcqcn::MLX5.rpg_ai_rate(20)));
-/// assert_eq!("off".parse(), Ok::<_, ferroce::Error>(CongestionControl::Off));
+/// assert_eq!("off".parse::<CongestionControl>()?, CongestionControl::Off);
 /// # Ok::<(), ferroce::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

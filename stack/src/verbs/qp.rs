@@ -2,7 +2,7 @@
 
 use ferroce_wire::Service;
 
-use crate::verbs::{Cq, Error, Pd, Srq};
+use crate::verbs::{CongestionControl, Cq, Error, Pd, Srq};
 
 /// The transport service of a queue pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,10 @@ pub struct QpConfig {
     pub max_inline_data: u32,
     /// Every send completes with a work completion, as if it were flagged so.
     pub signal_all: bool,
+    /// The congestion control that it obeys as a sender; `None` for that of the [`Config`](crate::Config).
+    pub congestion: Option<CongestionControl>,
+    /// Packets that it may have unacknowledged, 1 to the window of the [`Config`](crate::Config), which is the default.
+    pub window: Option<u32>,
 }
 
 impl QpConfig {
@@ -76,6 +80,8 @@ impl QpConfig {
             max_recv_sge: 4,
             max_inline_data: 64,
             signal_all: false,
+            congestion: None,
+            window: None,
         }
     }
 
@@ -137,6 +143,16 @@ impl QpConfig {
     /// Every send completes with a work completion; off by default.
     pub fn signal_all(self, signal_all: bool) -> Self {
         QpConfig { signal_all, ..self }
+    }
+
+    /// The congestion control that it obeys as a sender; that of the [`Config`](crate::Config) by default.
+    pub fn congestion(self, congestion: impl Into<Option<CongestionControl>>) -> Self {
+        QpConfig { congestion: congestion.into(), ..self }
+    }
+
+    /// Packets that it may have unacknowledged; as many as the [`Config`](crate::Config) says by default.
+    pub fn window(self, window: impl Into<Option<u32>>) -> Self {
+        QpConfig { window: window.into(), ..self }
     }
 
     pub(crate) fn check(&self) -> Result<(), Error> {

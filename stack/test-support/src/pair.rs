@@ -64,6 +64,8 @@ pub struct Setup {
     pub selective_repeat: bool,
     /// Frames that a port may have under way.
     pub frames: usize,
+    /// What else the configurations say.
+    pub config: fn(Config) -> Config,
     /// What a port is wrapped into.
     pub port: fn(SimPort) -> Box<dyn PacketDriver>,
 }
@@ -88,6 +90,7 @@ impl Default for Setup {
             max_rd_atomic: 16,
             selective_repeat: false,
             frames: 4096,
+            config: |config| config,
             port: |port| Box::new(port),
         }
     }
@@ -154,7 +157,7 @@ impl End {
         let port = network.port(&[address]);
         let max_qps = Config::default().max_qps.max(2 * setup.qps as u32);
         let config = Config::default().seed([n; 32]).roce_v1(setup.roce_v1).max_qps(max_qps);
-        let mut context = Context::open((setup.port)(port), &config).unwrap();
+        let mut context = Context::open((setup.port)(port), &(setup.config)(config)).unwrap();
         if let Some(vlan) = setup.vlan {
             let entry = GidEntry::new(address.into()).roce_v1(setup.roce_v1).vlan(vlan);
             context.add_gid(entry).unwrap();

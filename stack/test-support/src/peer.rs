@@ -81,6 +81,8 @@ pub struct Setup {
     pub atomic_write: bool,
     /// As [`Config::drop_access_errors`].
     pub drop_access_errors: bool,
+    /// What else the configuration says.
+    pub config: fn(Config) -> Config,
 }
 
 impl Default for Setup {
@@ -109,6 +111,7 @@ impl Default for Setup {
             flush: true,
             atomic_write: true,
             drop_access_errors: false,
+            config: |config| config,
         }
     }
 }
@@ -182,7 +185,7 @@ impl Peer {
             .flush(flush)
             .atomic_write(atomic_write)
             .drop_access_errors(drop_access_errors);
-        let mut context = Context::open(Box::new(cable.port(9000)), &config).unwrap();
+        let mut context = Context::open(Box::new(cable.port(9000)), &(setup.config)(config)).unwrap();
         let pd = context.alloc_pd().unwrap();
         let cq = context.create_cq(setup.cq_capacity).unwrap();
         let Setup { qp_type, max_send_wr, max_recv_wr, .. } = setup;

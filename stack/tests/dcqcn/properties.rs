@@ -58,7 +58,8 @@ fn rates_and_alpha_stay_in_their_bounds_and_recover() {
         let mut now = random.below(SECOND);
         let spacing = 1 << random.below(20);
         for _ in 0..500 {
-            now += random.below(spacing);
+            // What is due at the very time of a CNP depends on the calls before it.
+            now += 1 + random.below(spacing);
             match random.below(4) {
                 0 => {
                     point.on_cnp(Nanos(now));

@@ -95,9 +95,9 @@ fn the_byte_counter_counts_what_was_sent_since_the_cut() {
     assert_eq!(point.byte_stage(), 0);
 }
 
-/// Case 106: any number of CNPs in an interval of the mlx rules makes one cut.
+/// Any number of CNPs in an interval of the mlx rules makes one cut.
 #[test]
-fn case_106_a_hundred_cnps_in_one_interval_make_one_cut() {
+fn a_hundred_cnps_in_one_interval_make_one_cut() {
     let mut point = ReactionPoint::new(Dcqcn::MLX5, 100 * GIGABIT).unwrap();
     for cnp in 0..100 {
         point.on_cnp(Nanos(START.0 + cnp * 39));

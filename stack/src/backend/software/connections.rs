@@ -161,7 +161,7 @@ impl Software {
     fn connectable(&mut self, qp: Qp) -> Result<(Qp, Qpn, QpType), Error> {
         let (queue_pair, _) = self.qp(qp)?;
         let qpn = queue_pair.qpn;
-        let qp_type = queue_pair.attributes().qp_type;
+        let qp_type = queue_pair.qp_type();
         if qp_type == QpType::Ud {
             return Err(Error::invalid(
                 "qp",

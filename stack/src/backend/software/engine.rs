@@ -4,6 +4,7 @@ use ferroce_wire::{Identifications, NetworkHeader, Opcode, Packet, ParseError, Q
 
 use super::next_hops::NextHops;
 use crate::cm::{CmId, ConnectionManager, Gsi, Verbs};
+use crate::engine::congestion::Reaction;
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::key_table::KeyTable;
 use crate::engine::mr::Granted;
@@ -83,13 +84,19 @@ impl Engine {
     }
 
     /// `receives` are the PD and the pieces of its SRQ's receives.
-    pub(crate) fn create_qp(&mut self, config: &QpConfig, receives: Option<(Pd, u8)>) -> Option<Qp> {
+    pub(crate) fn create_qp(
+        &mut self,
+        config: &QpConfig,
+        receives: Option<(Pd, u8)>,
+        reaction: Option<Reaction>,
+    ) -> Option<Qp> {
         let Engine { qps, qpns, shared, port, .. } = self;
+        let window = config.window.map_or(shared.window, |window| window.min(shared.window));
         let (index, count) = port.socket.map_or((0, 1), |terms| terms.qpns);
         let usable = |n| Qpn::new(n).is_ordinary() && n % count == index;
         let handle = qps.insert_with(|handle| {
             let qpn = Qpn::new(qpns.insert(&mut shared.rng, handle.index, usable));
-            QueuePair::new(handle, qpn, config, receives)
+            QueuePair::new(handle, qpn, config, receives, (window, reaction))
         });
         handle.map(Qp)
     }
@@ -227,11 +234,11 @@ impl Engine {
                 return Err(Counter::RxWrongAddress);
             }
         }
+        if packet.opcode == Opcode::CNP {
+            return qp.receive_cnp(&mut self.shared);
+        }
         if !qp.pkey.admits(packet.bth.pkey()) {
             return Err(self.shared.refuse_pkey(Some(qp.handle), packet));
-        }
-        if packet.opcode == Opcode::CNP {
-            return Err(Counter::RpCnpIgnored);
         }
         if packet.opcode == Opcode::SELECTIVE_ACKNOWLEDGE && qp.selective.is_none() {
             return Err(Counter::RxUnknownOpcode);

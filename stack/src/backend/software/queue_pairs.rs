@@ -3,11 +3,15 @@
 use ferroce_wire::{Qpn, Service};
 
 use super::{Software, in_order};
+use crate::engine::congestion::Reaction;
 use crate::engine::mw::MwBind;
 use crate::verbs::{
-    Error, MAX_MESSAGE, Mismatch, PostError, Qp, QpAttributes, QpConfig, QpState, ReceiveWorkRequest, SendOp,
-    SendWorkRequest,
+    CongestionControl, Error, MAX_MESSAGE, Mismatch, PostError, Qp, QpAttributes, QpConfig, QpState,
+    ReceiveWorkRequest, SendOp, SendWorkRequest,
 };
+
+/// Bytes without a VLAN tag.
+const ETHERNET_HEADER: u32 = 14;
 
 impl Software {
     pub(crate) fn create_qp(&mut self, config: &QpConfig) -> Result<Qp, Error> {
@@ -19,14 +23,33 @@ impl Software {
             Some(srq) => Some(self.srq(srq).map(|srq| (srq.pd, srq.max_sge))?),
             None => None,
         };
+        if let Some(window) = config.window
+            && !(1..=self.window).contains(&window)
+        {
+            let expected = format!("1 to {}, the window of the Config", self.window);
+            return Err(Error::invalid("window", window, expected));
+        }
+        let reaction = self.reaction(config.congestion.unwrap_or(self.congestion))?;
         let full = Error::Exhausted { kind: "QP", limit: self.engine.qps.capacity(), setting: "max_qps" };
-        let qp = self.engine.create_qp(config, receives).ok_or(full)?;
+        let qp = self.engine.create_qp(config, receives, reaction).ok_or(full)?;
         self.cq(config.send_cq)?.users += 1;
         self.cq(config.recv_cq)?.users += 1;
         if let Some(srq) = config.srq {
             self.srq(srq)?.users += 1;
         }
         Ok(qp)
+    }
+
+    /// What a queue pair has that obeys this control; `None` if it is off.
+    fn reaction(&self, control: CongestionControl) -> Result<Option<Reaction>, Error> {
+        let CongestionControl::Dcqcn(parameters) = control else { return Ok(None) };
+        let Some(line_rate) = self.line_rate else {
+            let expected = "bit/s, by Config::line_rate: the driver does not tell it, and congestion control starts there";
+            return Err(Error::invalid("line_rate", "unknown", expected));
+        };
+        // What a socket sends has an Ethernet header on the wire.
+        let link_header = if self.engine.port.socket.is_some() { ETHERNET_HEADER } else { 0 };
+        Reaction::new(parameters, line_rate, link_header).map(Some)
     }
 
     pub(crate) fn destroy_qp(&mut self, qp: Qp) -> Result<(), Error> {
@@ -52,7 +75,7 @@ impl Software {
 
     pub(crate) fn query_qp(&self, qp: Qp) -> Result<QpAttributes, Error> {
         let queue_pair = self.engine.qps.get(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
-        Ok(queue_pair.attributes())
+        Ok(queue_pair.attributes(self.engine.shared.now))
     }
 
     pub(crate) fn mismatches(&self) -> Vec<(Qpn, Mismatch)> {

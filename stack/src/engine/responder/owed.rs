@@ -17,10 +17,12 @@ const PROMPT_MIN: u16 = 16;
 const PROMPT_MAX: u16 = 1024;
 
 /// The ACK of a queue pair.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy)]
 pub(crate) struct OwedAck {
-    /// Since when it is owed, and since which poll; `None` if it is not.
-    since: Option<(Nanos, u64)>,
+    /// Since when it is owed; never if it is not.
+    since: Nanos,
+    /// Since which poll.
+    since_poll: u64,
     /// The poll in which a request was last sent.
     requested: u64,
     /// What was expected when the last ACK went out.
@@ -33,16 +35,36 @@ pub(crate) struct OwedAck {
     penalty: u16,
 }
 
+impl Default for OwedAck {
+    fn default() -> OwedAck {
+        OwedAck {
+            since: Nanos::NEVER,
+            since_poll: 0,
+            requested: 0,
+            acknowledged: Psn::default(),
+            asked: Nanos::ZERO,
+            prompt: 0,
+            penalty: 0,
+        }
+    }
+}
+
 impl OwedAck {
     /// The peer asks.
     pub(crate) fn owe(&mut self, now: Nanos, poll: u64) {
         self.asked = now;
-        self.since.get_or_insert((now, poll));
+        self.begin(now, poll);
+    }
+
+    fn begin(&mut self, now: Nanos, poll: u64) {
+        if !self.is_owed() {
+            (self.since, self.since_poll) = (now, poll);
+        }
     }
 
     /// The peer has sent again what was executed: it waits for its ACK.
     pub(crate) fn owe_again(&mut self, now: Nanos, poll: u64) {
-        self.since.get_or_insert((now, poll));
+        self.begin(now, poll);
         if self.prompt == 0 {
             self.be_prompt();
         }
@@ -54,12 +76,12 @@ impl OwedAck {
     }
 
     pub(crate) fn is_owed(&self) -> bool {
-        self.since.is_some()
+        self.since != Nanos::NEVER
     }
 
     /// It is owed no more.
     pub(crate) fn forget(&mut self) {
-        self.since = None;
+        self.since = Nanos::NEVER;
     }
 
     /// A request was sent.
@@ -71,12 +93,13 @@ impl OwedAck {
     /// `expected` is what is expected next.
     pub(crate) fn is_overdue(&self, now: Nanos, poll: u64, expected: Psn) -> bool {
         let late = |until: Nanos| now >= until + PATIENCE;
-        self.since.is_some_and(|(_, since)| poll - since >= 2) && self.kept_until(expected).is_none_or(late)
+        self.is_owed() && poll - self.since_poll >= 2 && self.kept_until(expected).is_none_or(late)
     }
 
     /// Whether it goes out in a poll that has nothing else to send for this queue pair.
     pub(crate) fn is_due(&self, now: Nanos, poll: u64, expected: Psn) -> bool {
-        self.since.is_some_and(|(_, since)| poll > since)
+        self.is_owed()
+            && poll > self.since_poll
             && self.requested != poll
             && self.kept_until(expected).is_none_or(|until| now >= until)
     }
@@ -84,9 +107,9 @@ impl OwedAck {
     /// Until when it is kept back: for a while behind an answer to what it acknowledges, which tells the
     /// peer as much, and is mostly followed by more.
     pub(crate) fn kept_until(&self, expected: Psn) -> Option<Nanos> {
-        let (at, since) = self.since?;
         let packets = expected.distance(self.acknowledged) as u32;
-        (self.requested > since && self.prompt == 0 && packets < PACKETS_MAX).then(|| at + PATIENCE)
+        let is_kept = self.is_owed() && self.requested > self.since_poll;
+        (is_kept && self.prompt == 0 && packets < PACKETS_MAX).then(|| self.since + PATIENCE)
     }
 
     /// It goes out.

@@ -44,6 +44,23 @@ impl QueuePair {
         self.write_acknowledge(shared, slot, psn, syndrome)
     }
 
+    /// Whether a response may be owed, behind which an ACK must stay.
+    pub(crate) fn may_owe_response(&self) -> bool {
+        self.responder.outcomes.maybe_owe()
+    }
+
+    /// Writes the NAK or the ACK that is owed. No response may be owed.
+    pub(crate) fn transmit_acknowledgement(
+        &mut self,
+        shared: &mut Shared,
+        slot: &mut FrameSlot<'_>,
+    ) -> Option<usize> {
+        match self.responder.nak_owed.take() {
+            Some((psn, syndrome)) => self.write_acknowledge(shared, slot, psn, syndrome),
+            None => self.transmit_acknowledge(shared, slot, false),
+        }
+    }
+
     /// Writes the ACK of everything that was executed, if one is owed and its time has come, be it
     /// `ahead` of requests or behind them.
     #[inline(always)]
@@ -91,7 +108,8 @@ impl QueuePair {
     ) -> Option<usize> {
         let connection = self.connection.as_ref()?;
         let bth = Bth::new(Opcode::RC_ACKNOWLEDGE, connection.dest_qpn, psn).in_partition(self.pkey);
-        let mut frame = slot.start(&connection.header, bth, 0)?;
+        let plain = self.reaction.is_some().then(|| connection.acknowledging());
+        let mut frame = slot.start(plain.as_ref().unwrap_or(&connection.header), bth, 0)?;
         frame.put(&Aeth::new(syndrome, self.responder.msn));
         shared.count(Counter::SentPkts);
         Some(frame.finish_with(shared.crc))

@@ -1,0 +1,292 @@
+//! Section F: what a sender does that congestion notification packets reach. The notification point is in
+//! `f_notification.rs`, and the reaction point alone in `stack/tests/dcqcn`.
+
+use std::time::Duration;
+
+use ferroce::driver::sim::LinkConfig;
+use ferroce::wire::Opcode;
+use ferroce::{
+    CongestionControl, Counter, Data, Dcqcn, Nanos, PathMtu, Qp, QpConfig, ReactionState, RemoteAddress,
+    SendFlags, SendOp, SendWorkRequest, Sge,
+};
+
+use crate::packet::{IP, Script, packet};
+use crate::pair::{self, Pair};
+use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern, sge};
+
+const GIGABIT: u64 = 1_000_000_000;
+
+/// A congestion notification packet for the queue pair under test.
+fn cnp() -> Script {
+    packet(Opcode::CNP, 0).payload(&[0; 16])
+}
+
+/// A peer of an engine at 10 Gb/s with the paper's parameters.
+fn paper() -> Peer {
+    let config = |config: ferroce::Config| {
+        config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER)).line_rate(10 * GIGABIT)
+    };
+    Peer::with(Setup { config, ..Setup::default() })
+}
+
+fn reaction(peer: &Peer, qp: Qp) -> ReactionState {
+    peer.context.query_qp(qp).unwrap().reaction.unwrap()
+}
+
+#[test]
+fn case_104_a_cnp_cuts_the_rate_of_its_queue_pair_alone() {
+    let mut peer = paper();
+    let other = peer.another_qp(&Setup::default());
+    let untouched = reaction(&peer, other);
+    assert_eq!((untouched.rate, untouched.target, untouched.alpha), (10 * GIGABIT, 10 * GIGABIT, 1.0));
+    peer.inject(cnp());
+    peer.expect_counted(Counter::RpCnpHandled, 1);
+    let state = reaction(&peer, peer.qp);
+    assert_eq!((state.rate, state.target, state.alpha), (5 * GIGABIT, 10 * GIGABIT, 1.0));
+    for (stage, rate) in (1..).zip([7_500_000_000, 8_750_000_000, 9_375_000_000, 9_687_500_000]) {
+        peer.advance(Duration::from_micros(55));
+        let state = reaction(&peer, peer.qp);
+        assert_eq!((state.rate, state.target, state.timer_stage), (rate, 10 * GIGABIT, stage));
+        assert!((state.alpha - (255.0_f64 / 256.0).powi(stage as i32)).abs() < 1e-12);
+    }
+    assert_eq!(reaction(&peer, other), untouched);
+}
+
+/// Its P_Key is the default one, whatever the queue pair's partition is.
+#[test]
+fn a_cnp_is_heard_in_every_partition() {
+    let mut peer = paper();
+    peer.inject(cnp().pkey(0x1234));
+    peer.expect_counted(Counter::RpCnpHandled, 1);
+    peer.expect_nothing();
+}
+
+#[test]
+fn case_106_a_hundred_cnps_in_one_interval_cut_once() {
+    let config = |config: ferroce::Config| {
+        config.congestion(CongestionControl::Dcqcn(Dcqcn::MLX25)).line_rate(25 * GIGABIT)
+    };
+    let mut peer = Peer::with(Setup { config, ..Setup::default() });
+    for _ in 0..100 {
+        peer.inject(cnp());
+    }
+    peer.expect_counted(Counter::RpCnpHandled, 100);
+    assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT);
+    peer.advance(Duration::from_micros(51));
+    assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT / 2);
+    peer.advance(Duration::from_micros(49));
+    assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT / 2);
+}
+
+/// A sender that has always something to send, on a link that is no bottleneck.
+struct Sender {
+    pair: Pair,
+    posted: u64,
+}
+
+impl Sender {
+    fn new(setup: pair::Setup) -> Sender {
+        let link = LinkConfig::default().delay(Duration::from_micros(2));
+        Sender { pair: Pair::new(3, link, setup), posted: 0 }
+    }
+
+    /// Goes on for one step. Returns the time, and the bytes that have left as frames of full packets.
+    fn step(&mut self, op: fn(RemoteAddress) -> SendOp) -> (Nanos, u64) {
+        const MESSAGE: u32 = 1 << 18;
+        let Sender { pair, posted } = self;
+        let remote = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
+        let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
+        let end = &mut pair.ends[0];
+        while *posted < 4 {
+            let sges = [Sge { mr: end.mr, offset: 0, length: MESSAGE }];
+            let (data, flags) = (Data::Sges(&sges), SendFlags::SIGNALED);
+            end.context
+                .post_send(end.qp, &SendWorkRequest { wr_id: 0, op: op(remote), data, flags })
+                .unwrap();
+            *posted += 1;
+        }
+        let now = pair.now;
+        assert!(pair.step());
+        let end = &mut pair.ends[0];
+        while let Some(wc) = end.context.poll_cq(end.cq).unwrap() {
+            assert_eq!(wc.status, ferroce::WcStatus::Success);
+            *posted -= 1;
+        }
+        let sender = if matches!(op(remote), SendOp::Read(_)) { 1 } else { 0 };
+        (now, pair.ends[sender].context.counters().value(Counter::SentPkts))
+    }
+}
+
+/// Ethernet, IPv4, UDP, BTH, ICRC around a payload of 1024 bytes.
+const FRAME: f64 = 14.0 + 20.0 + 8.0 + 12.0 + 1024.0 + 4.0;
+
+/// WRITEs are paced as requests, READs as responses: at most 2 % off over the longer of 1 ms and 200 packets.
+fn assert_paced(
+    op: fn(RemoteAddress) -> SendOp,
+    gigabits: f64,
+    config: fn(ferroce::Config) -> ferroce::Config,
+) {
+    // Nothing is waited for that takes as long as many packets at the lowest rate.
+    let mut sender =
+        Sender::new(pair::Setup { config, timeout: 14, path_mtu: PathMtu::Mtu1024, ..Default::default() });
+    let per_packet = 8.0 * FRAME / gigabits;
+    let window = (200.0 * per_packet).max(1e6);
+    let (start, first) = sender.step(op);
+    let mut seen = vec![(start, first)];
+    let mut from = 0;
+    while (seen[seen.len() - 1].0.0 - start.0) as f64 <= 5.0 * window {
+        let now = sender.step(op);
+        seen.push(now);
+        while (now.0.0 - seen[from].0.0) as f64 > window {
+            from += 1;
+        }
+        if from > 0 {
+            let (time, packets) = ((now.0.0 - seen[from].0.0) as f64, (now.1 - seen[from].1) as f64);
+            // A packet is more or less, for a window need not begin with one.
+            let off = (packets - time / per_packet).abs() - 1.0;
+            assert!(off <= 0.02 * time / per_packet, "{off} packets of {packets} off at {gigabits} Gb/s");
+        }
+    }
+}
+
+#[test]
+fn case_107_rates_recover_in_three_steps_and_are_kept() {
+    recovers_in_three_steps();
+    fn write(remote: RemoteAddress) -> SendOp {
+        SendOp::Write(remote)
+    }
+    fn of(config: ferroce::Config, megabits: u32) -> ferroce::Config {
+        config
+            .congestion(CongestionControl::Dcqcn(Dcqcn::PAPER.rpg_max_rate(megabits)))
+            .line_rate(400 * GIGABIT)
+    }
+    assert_paced(write, 0.1, |config| of(config, 100));
+    assert_paced(write, 1.0, |config| of(config, 1000));
+    assert_paced(write, 10.0, |config| of(config, 10_000));
+    assert_paced(write, 100.0, |config| of(config, 100_000));
+    assert_paced(SendOp::Read, 0.1, |config| of(config, 100));
+    assert_paced(SendOp::Read, 10.0, |config| of(config, 10_000));
+}
+
+/// Fast, additive and hyper increase up to the line rate and not above, never below the lowest rate.
+fn recovers_in_three_steps() {
+    let config = |config: ferroce::Config| {
+        let control = Dcqcn::PAPER.rpg_byte_reset(20_000);
+        config.congestion(CongestionControl::Dcqcn(control)).line_rate(10 * GIGABIT)
+    };
+    let mut peer = Peer::with(Setup { config, ..Setup::default() });
+    for _ in 0..20 {
+        peer.inject(cnp());
+    }
+    let mr = peer.memory(&pattern(256));
+    let cut = reaction(&peer, peer.qp);
+    assert_eq!(cut.rate, GIGABIT / 10);
+    let (mut steps, mut before, mut psn) = ([0; 3], cut, SQ);
+    while before.rate < 10 * GIGABIT {
+        // Bytes are sent as fast as the rate allows.
+        let (op, data) = (SendOp::Write(RemoteAddress { addr: 0, rkey: REMOTE.rkey }), [sge(mr, 256)]);
+        peer.post(1, op, &data);
+        peer.advance(Duration::from_micros(5));
+        for sent in peer.take_packets() {
+            psn = sent.psn();
+        }
+        peer.inject(crate::packet::ack(psn, 0));
+        while peer.context.poll_cq(peer.cq).unwrap().is_some() {}
+        let state = reaction(&peer, peer.qp);
+        assert!((GIGABIT / 10..=10 * GIGABIT).contains(&state.rate), "{state:?}");
+        assert!(state.rate >= before.rate && state.target <= 10 * GIGABIT, "{state:?} after {before:?}");
+        let (most, least) =
+            (state.timer_stage.max(state.byte_stage), state.timer_stage.min(state.byte_stage));
+        if (state.timer_stage, state.byte_stage) != (before.timer_stage, before.byte_stage) {
+            steps[if most < 5 { 0 } else { usize::from(least >= 5) + 1 }] += 1;
+        }
+        before = state;
+    }
+    assert!(steps.iter().all(|count| *count > 0), "fast, additive and hyper increases: {steps:?}");
+}
+
+/// The ECN bits of an IPv4 frame.
+fn ecn(frame: &[u8]) -> u8 {
+    frame[IP + 1] & 3
+}
+
+#[test]
+fn case_108_without_a_control_nothing_is_ecn_capable_and_cnps_are_ignored() {
+    let mut peer = Peer::new();
+    peer.post_write(1, &pattern(600));
+    assert!(peer.take_packets().iter().all(|sent| ecn(&sent.frame) == 0));
+    let frame = peer.frame(&cnp());
+    peer.expect_dropped(frame, Counter::RpCnpIgnored);
+    let attributes = peer.query();
+    assert_eq!((attributes.congestion, attributes.reaction), (CongestionControl::Off, None));
+}
+
+/// ECT(0) on requests and responses, with a right ICRC and header checksum; acknowledgements are no data.
+#[test]
+fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
+    let mut peer = paper();
+    peer.post_write(1, &pattern(600));
+    let sent = peer.take_packets();
+    assert_eq!(sent.iter().map(|sent| ecn(&sent.frame)).collect::<Vec<_>>(), [2, 2, 2]);
+    peer.post_recv(2, 256);
+    peer.inject(packet(Opcode::RC_SEND_ONLY, RQ).payload(&[1; 8]).ack_req());
+    peer.poll();
+    peer.expect_wc(2, ferroce::WcStatus::Success);
+    let sent = peer.take_packets();
+    assert_eq!(
+        sent.iter().map(|sent| (sent.opcode, ecn(&sent.frame))).collect::<Vec<_>>(),
+        [(Opcode::RC_ACKNOWLEDGE, 0)]
+    );
+    for sent in sent {
+        let header = &sent.frame[IP..IP + 20];
+        let sum: u32 =
+            header.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+    }
+}
+
+/// Where a packet takes longer than the ACK timer of many, each asks for its acknowledgement.
+#[test]
+fn a_slow_sender_asks_often_enough_to_hear_in_time() {
+    let config = |config: ferroce::Config| {
+        let control = Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(2);
+        config.congestion(CongestionControl::Dcqcn(control)).line_rate(10 * GIGABIT)
+    };
+    let mut sender = Sender::new(pair::Setup { config, timeout: 14, retry_count: 1, ..Default::default() });
+    let (start, _) = sender.step(SendOp::Write);
+    let mut now = start;
+    while now.0 < start.0 + 3 * GIGABIT {
+        now = sender.step(SendOp::Write).0;
+    }
+    let counters = sender.pair.ends[0].context.counters();
+    assert_eq!(counters.value(Counter::LocalAckTimeoutErr), 0);
+    assert!(counters.value(Counter::SentPkts) > 600);
+}
+
+#[test]
+fn a_queue_pair_has_the_control_of_its_own_configuration_or_of_the_context() {
+    let mut peer = paper();
+    let control = |peer: &mut Peer, config: QpConfig| {
+        let qp = peer.context.create_qp(&config).unwrap();
+        let control = peer.context.query_qp(qp).unwrap().congestion;
+        peer.context.destroy_qp(qp).unwrap();
+        control
+    };
+    let config = QpConfig::rc(peer.pd, peer.cq);
+    assert_eq!(control(&mut peer, config), CongestionControl::Dcqcn(Dcqcn::PAPER));
+    assert_eq!(control(&mut peer, config.congestion(CongestionControl::Off)), CongestionControl::Off);
+    let own = CongestionControl::Dcqcn(Dcqcn::MLX5);
+    assert_eq!(control(&mut peer, config.congestion(own)), own);
+    let refused =
+        |peer: &mut Peer, config: QpConfig| peer.context.create_qp(&config).unwrap_err().to_string();
+    let wrong = CongestionControl::Dcqcn(Dcqcn::MLX5.rpg_threshold(0));
+    assert_eq!(refused(&mut peer, config.congestion(wrong)), "rpg_threshold = 0: 1 to 31 events");
+    assert_eq!(refused(&mut peer, config.window(513)), "window = 513: 1 to 512, the window of the Config");
+    assert_eq!(refused(&mut peer, config.window(0)), "window = 0: 1 to 512, the window of the Config");
+    let mut peer = Peer::new();
+    let config = QpConfig::rc(peer.pd, peer.cq).congestion(own);
+    assert_eq!(
+        refused(&mut peer, config),
+        "line_rate = unknown: bit/s, by Config::line_rate: the driver does not tell it, and congestion control starts there"
+    );
+}
