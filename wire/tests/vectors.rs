@@ -168,3 +168,55 @@ fn source_ports_are_those_that_rxe_uses() {
         source_port(0, Qpn::new(0x345), Qpn::new(0x11))
     );
 }
+
+/// As if the headers had been made with it: IPv4 with its checksum, IPv6, with a VLAN tag, RoCE v1, without a link header.
+#[test]
+fn the_traffic_class_of_a_path_can_be_changed() {
+    for (ipv6, vlan, is_v1, without_link) in [
+        (false, false, false, false),
+        (false, true, false, false),
+        (true, false, false, false),
+        (true, true, false, false),
+        (false, false, true, false),
+        (false, false, false, true),
+        (true, false, false, true),
+    ] {
+        let gid = |last: u8| match ipv6 {
+            true => std::net::IpAddr::from([0xfd77, 0, 0, 0, 0, 0, 0, last.into()]).into(),
+            false => Gid::from_ipv4([192, 0, 2, last].into()),
+        };
+        let path = |traffic_class| PathAddress {
+            source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            vlan: vlan.then_some(VlanTag { priority: 3, id: 5 }),
+            source: gid(1),
+            destination: gid(2),
+            encapsulation: if is_v1 {
+                Encapsulation::RoceV1
+            } else {
+                Encapsulation::RoceV2 { source_port: 0xc123 }
+            },
+            traffic_class,
+            flow_label: 0xa_bcde,
+            hop_limit: 64,
+            identification: 7,
+        };
+        let frame = |header: PathHeader| {
+            let mut buffer = [0; 256];
+            let header = if without_link { header.without_link() } else { header };
+            let bth = Bth::new(Opcode::RC_SEND_ONLY, Qpn::new(5), Psn::new(9));
+            let length = FrameBuilder::start(&mut buffer, &header, bth, 16).unwrap().finish();
+            buffer[..length].to_vec()
+        };
+        for (before, after) in [(0, 0xff), (0xff, 0), (0x6a, 0xc0), (0x1c, 0x1e)] {
+            let mut changed = PathHeader::new(&path(before));
+            assert_eq!(changed.traffic_class(), before);
+            changed.set_traffic_class(after);
+            assert_eq!(changed.traffic_class(), after);
+            assert_eq!(frame(changed), frame(PathHeader::new(&path(after))));
+        }
+        let mut marked = PathHeader::new(&path(0x6b));
+        marked.set_ecn(Ecn::Capable);
+        assert_eq!(marked.traffic_class(), 0x6a);
+    }
+}

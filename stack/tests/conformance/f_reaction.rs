@@ -6,12 +6,12 @@ use std::time::Duration;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::wire::Opcode;
 use ferroce::{
-    CongestionControl, Counter, Data, Dcqcn, Nanos, PathMtu, Qp, QpConfig, ReactionState, RemoteAddress,
-    SendFlags, SendOp, SendWorkRequest, Sge,
+    Config, CongestionControl, Counter, Dcqcn, Nanos, PathMtu, Qp, QpConfig, QpType, ReactionState,
+    RemoteAddress, SendOp, WcStatus,
 };
 
 use crate::packet::{IP, Script, packet};
-use crate::pair::{self, Pair};
+use crate::pair::{self, End, Pair};
 use crate::peer::{Peer, REMOTE, RQ, SQ, Setup, pattern, sge};
 
 const GIGABIT: u64 = 1_000_000_000;
@@ -23,9 +23,8 @@ fn cnp() -> Script {
 
 /// A peer of an engine at 10 Gb/s with the paper's parameters.
 fn paper() -> Peer {
-    let config = |config: ferroce::Config| {
-        config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER)).line_rate(10 * GIGABIT)
-    };
+    let config =
+        |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER)).line_rate(10 * GIGABIT);
     Peer::with(Setup { config, ..Setup::default() })
 }
 
@@ -63,9 +62,8 @@ fn a_cnp_is_heard_in_every_partition() {
 
 #[test]
 fn case_106_a_hundred_cnps_in_one_interval_cut_once() {
-    let config = |config: ferroce::Config| {
-        config.congestion(CongestionControl::Dcqcn(Dcqcn::MLX25)).line_rate(25 * GIGABIT)
-    };
+    let config =
+        |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::MLX25)).line_rate(25 * GIGABIT);
     let mut peer = Peer::with(Setup { config, ..Setup::default() });
     for _ in 0..100 {
         peer.inject(cnp());
@@ -81,61 +79,67 @@ fn case_106_a_hundred_cnps_in_one_interval_cut_once() {
 /// A sender that has always something to send, on a link that is no bottleneck.
 struct Sender {
     pair: Pair,
+    /// Which of the ends sends the data: the one that asks, or the other for READs.
+    sender: usize,
+    op: fn(&End, RemoteAddress) -> SendOp,
+    message: u32,
     posted: u64,
 }
 
 impl Sender {
-    fn new(setup: pair::Setup) -> Sender {
+    fn new(setup: pair::Setup, op: fn(&End, RemoteAddress) -> SendOp) -> Sender {
         let link = LinkConfig::default().delay(Duration::from_micros(2));
-        Sender { pair: Pair::new(3, link, setup), posted: 0 }
+        let pair = Pair::new(3, link, setup);
+        let is_read = matches!(op(&pair.ends[0], REMOTE), SendOp::Read(_));
+        let message = if setup.qp_type == QpType::Ud { 1024 } else { 1 << 18 };
+        Sender { pair, sender: usize::from(is_read), op, message, posted: 0 }
     }
 
-    /// Goes on for one step. Returns the time, and the bytes that have left as frames of full packets.
-    fn step(&mut self, op: fn(RemoteAddress) -> SendOp) -> (Nanos, u64) {
-        const MESSAGE: u32 = 1 << 18;
-        let Sender { pair, posted } = self;
-        let remote = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
-        let remote = RemoteAddress { addr: remote.addr, rkey: remote.rkey };
-        let end = &mut pair.ends[0];
-        while *posted < 4 {
-            let sges = [Sge { mr: end.mr, offset: 0, length: MESSAGE }];
-            let (data, flags) = (Data::Sges(&sges), SendFlags::SIGNALED);
-            end.context
-                .post_send(end.qp, &SendWorkRequest { wr_id: 0, op: op(remote), data, flags })
-                .unwrap();
-            *posted += 1;
+    /// Goes on for one step. Returns the time, and the packets that the sender has sent.
+    fn step(&mut self) -> (Nanos, u64) {
+        let remote = self.pair.ends[1].context.remote(self.pair.ends[1].mr).unwrap();
+        let end = &mut self.pair.ends[0];
+        while self.posted < 16 {
+            let op = (self.op)(end, RemoteAddress { addr: remote.addr, rkey: remote.rkey });
+            end.post_send(0, op, 0, self.message);
+            self.posted += 1;
         }
-        let now = pair.now;
-        assert!(pair.step());
-        let end = &mut pair.ends[0];
+        let now = self.pair.now;
+        assert!(self.pair.step());
+        let end = &mut self.pair.ends[0];
         while let Some(wc) = end.context.poll_cq(end.cq).unwrap() {
-            assert_eq!(wc.status, ferroce::WcStatus::Success);
-            *posted -= 1;
+            assert_eq!(wc.status, WcStatus::Success);
+            self.posted -= 1;
         }
-        let sender = if matches!(op(remote), SendOp::Read(_)) { 1 } else { 0 };
-        (now, pair.ends[sender].context.counters().value(Counter::SentPkts))
+        (now, self.pair.ends[self.sender].context.counters().value(Counter::SentPkts))
     }
 }
 
-/// Ethernet, IPv4, UDP, BTH, ICRC around a payload of 1024 bytes.
-const FRAME: f64 = 14.0 + 20.0 + 8.0 + 12.0 + 1024.0 + 4.0;
+fn write(_: &End, remote: RemoteAddress) -> SendOp {
+    SendOp::Write(remote)
+}
 
-/// WRITEs are paced as requests, READs as responses: at most 2 % off over the longer of 1 ms and 200 packets.
-fn assert_paced(
-    op: fn(RemoteAddress) -> SendOp,
-    gigabits: f64,
-    config: fn(ferroce::Config) -> ferroce::Config,
-) {
-    // Nothing is waited for that takes as long as many packets at the lowest rate.
-    let mut sender =
-        Sender::new(pair::Setup { config, timeout: 14, path_mtu: PathMtu::Mtu1024, ..Default::default() });
-    let per_packet = 8.0 * FRAME / gigabits;
+fn read(_: &End, remote: RemoteAddress) -> SendOp {
+    SendOp::Read(remote)
+}
+
+fn datagram(end: &End, _: RemoteAddress) -> SendOp {
+    end.send_op()
+}
+
+/// What is sent is paced, at most 2 % off over the longer of 1 ms and 200 packets. `headers` are the bytes of a frame
+/// besides 1024 of payload.
+fn assert_paced(setup: pair::Setup, op: fn(&End, RemoteAddress) -> SendOp, headers: u32) {
+    let mut sender = Sender::new(setup, op);
+    let end = &sender.pair.ends[0];
+    let rate = end.context.query_qp(end.qp).unwrap().reaction.unwrap().rate;
+    let per_packet = 8e9 * f64::from(headers + 1024) / rate as f64;
     let window = (200.0 * per_packet).max(1e6);
-    let (start, first) = sender.step(op);
+    let (start, first) = sender.step();
     let mut seen = vec![(start, first)];
     let mut from = 0;
     while (seen[seen.len() - 1].0.0 - start.0) as f64 <= 5.0 * window {
-        let now = sender.step(op);
+        let now = sender.step();
         seen.push(now);
         while (now.0.0 - seen[from].0.0) as f64 > window {
             from += 1;
@@ -144,33 +148,40 @@ fn assert_paced(
             let (time, packets) = ((now.0.0 - seen[from].0.0) as f64, (now.1 - seen[from].1) as f64);
             // A packet is more or less, for a window need not begin with one.
             let off = (packets - time / per_packet).abs() - 1.0;
-            assert!(off <= 0.02 * time / per_packet, "{off} packets of {packets} off at {gigabits} Gb/s");
+            assert!(off <= 0.02 * time / per_packet, "{off} packets of {packets} off at {rate} bit/s");
         }
     }
+    assert!(seen[seen.len() - 1].1 >= 990, "it has sent");
 }
 
 #[test]
 fn case_107_rates_recover_in_three_steps_and_are_kept() {
+    /// Ethernet, IPv4, UDP, BTH, ICRC.
+    const HEADERS: u32 = 14 + 20 + 8 + 12 + 4;
     recovers_in_three_steps();
-    fn write(remote: RemoteAddress) -> SendOp {
-        SendOp::Write(remote)
+    fn of(config: Config, megabits: u32) -> Config {
+        let control = Dcqcn::PAPER.rpg_max_rate(megabits);
+        config.congestion(CongestionControl::Dcqcn(control)).line_rate(400 * GIGABIT)
     }
-    fn of(config: ferroce::Config, megabits: u32) -> ferroce::Config {
-        config
-            .congestion(CongestionControl::Dcqcn(Dcqcn::PAPER.rpg_max_rate(megabits)))
-            .line_rate(400 * GIGABIT)
+    let rates: [fn(Config) -> Config; 4] = [
+        |config| of(config, 100),
+        |config| of(config, 1000),
+        |config| of(config, 10_000),
+        |config| of(config, 100_000),
+    ];
+    for config in rates {
+        // The ACK timer is longer than a window takes at the lowest rate.
+        let setup = pair::Setup { config, timeout: 14, path_mtu: PathMtu::Mtu1024, ..pair::Setup::default() };
+        assert_paced(setup, write, HEADERS);
+        assert_paced(setup, read, HEADERS);
+        assert_paced(pair::Setup { qp_type: QpType::Uc, ..setup }, write, HEADERS);
+        assert_paced(pair::Setup { qp_type: QpType::Ud, ..setup }, datagram, HEADERS + 8);
     }
-    assert_paced(write, 0.1, |config| of(config, 100));
-    assert_paced(write, 1.0, |config| of(config, 1000));
-    assert_paced(write, 10.0, |config| of(config, 10_000));
-    assert_paced(write, 100.0, |config| of(config, 100_000));
-    assert_paced(SendOp::Read, 0.1, |config| of(config, 100));
-    assert_paced(SendOp::Read, 10.0, |config| of(config, 10_000));
 }
 
 /// Fast, additive and hyper increase up to the line rate and not above, never below the lowest rate.
 fn recovers_in_three_steps() {
-    let config = |config: ferroce::Config| {
+    let config = |config: Config| {
         let control = Dcqcn::PAPER.rpg_byte_reset(20_000);
         config.congestion(CongestionControl::Dcqcn(control)).line_rate(10 * GIGABIT)
     };
@@ -231,7 +242,7 @@ fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
     peer.post_recv(2, 256);
     peer.inject(packet(Opcode::RC_SEND_ONLY, RQ).payload(&[1; 8]).ack_req());
     peer.poll();
-    peer.expect_wc(2, ferroce::WcStatus::Success);
+    peer.expect_wc(2, WcStatus::Success);
     let sent = peer.take_packets();
     assert_eq!(
         sent.iter().map(|sent| (sent.opcode, ecn(&sent.frame))).collect::<Vec<_>>(),
@@ -248,15 +259,16 @@ fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
 /// Where a packet takes longer than the ACK timer of many, each asks for its acknowledgement.
 #[test]
 fn a_slow_sender_asks_often_enough_to_hear_in_time() {
-    let config = |config: ferroce::Config| {
+    let config = |config: Config| {
         let control = Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(2);
         config.congestion(CongestionControl::Dcqcn(control)).line_rate(10 * GIGABIT)
     };
-    let mut sender = Sender::new(pair::Setup { config, timeout: 14, retry_count: 1, ..Default::default() });
-    let (start, _) = sender.step(SendOp::Write);
+    let setup = pair::Setup { config, timeout: 14, retry_count: 1, ..pair::Setup::default() };
+    let mut sender = Sender::new(setup, write);
+    let (start, _) = sender.step();
     let mut now = start;
     while now.0 < start.0 + 3 * GIGABIT {
-        now = sender.step(SendOp::Write).0;
+        now = sender.step().0;
     }
     let counters = sender.pair.ends[0].context.counters();
     assert_eq!(counters.value(Counter::LocalAckTimeoutErr), 0);
