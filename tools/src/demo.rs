@@ -23,6 +23,7 @@ use ferroce_driver::loopback::{Switch, SwitchConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use tracing::info;
 
+use crate::congestion::CongestionArgs;
 use crate::failure::Failure;
 use crate::netns::{self, Lab};
 use crate::output::say;
@@ -54,6 +55,8 @@ pub struct Args {
     /// 1500 bytes, or what this takes if it is more.
     #[arg(long, default_value_t = PathMtu::Mtu4096, value_parser = parse_path_mtu)]
     path_mtu: PathMtu,
+    #[command(flatten)]
+    congestion: CongestionArgs,
     /// Records what rank 0 sends and receives (about 310 MB a round), as pcapng.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -147,7 +150,13 @@ impl Args {
         let mut tensors = shapes::resnet50();
         tensors.truncate(self.tensors.map_or(usize::MAX, |count| count as usize));
         let rounds = self.rounds.unwrap_or(if self.pcap.is_some() { 1 } else { 3 });
-        RankPlan { tensors, rounds, path_mtu: self.path_mtu, fault: self.fault }
+        RankPlan {
+            tensors,
+            rounds,
+            path_mtu: self.path_mtu,
+            fault: self.fault,
+            congestion: self.congestion.clone(),
+        }
     }
 
     /// The interfaces' MTU.
@@ -239,6 +248,7 @@ fn start_rank(
     command.args(["demo", "--as-rank", "--device", device]);
     command.args(["--rounds", &plan.rounds.to_string(), "--tensors", &plan.tensors.len().to_string()]);
     command.args(["--path-mtu", &plan.path_mtu.to_string()]);
+    command.args(args.congestion.to_arguments());
     if let Some(fault) = &args.fault {
         command.args(["--fault", &fault.to_string()]);
     }

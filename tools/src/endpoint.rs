@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use ferroce::driver::pcap::{Recorder, Recording};
 use ferroce::{
-    AddressVector, CmEvent, CmId, Config, ConnectionParameters, Context, Cq, DeviceSpec, Event, Gid, Idle,
-    Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn, ReadyToReceive,
-    ReadyToSend, Transition, Unreachable, WorkCompletion, pin_to_core,
+    AddressVector, CmEvent, CmId, CongestionControl, ConnectionParameters, Context, Cq, DeviceSpec, Event,
+    Gid, Idle, Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn,
+    ReadyToReceive, ReadyToSend, Transition, Unreachable, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use tracing::{info, warn};
 
+use crate::congestion::CongestionArgs;
 use crate::failure::{Failure, OrFail};
 
 /// Options of every command that drives a port.
@@ -39,6 +40,8 @@ pub(crate) struct PortArgs {
     /// full member. Both ends must be of one partition, and one of them a full member.
     #[arg(long, value_name = "KEY", value_parser = parse_pkey)]
     pub(crate) pkey: Option<PKey>,
+    #[command(flatten)]
+    pub(crate) congestion: CongestionArgs,
     /// Record all frames of this end into a pcapng file.
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
@@ -125,6 +128,8 @@ pub(crate) struct Endpoint {
     pub(crate) interrupt: Interrupt,
     /// What `--device` named.
     pub(crate) device: String,
+    /// What it obeys as a sender.
+    pub(crate) congestion: CongestionControl,
     /// The other end, once it is known.
     pub(crate) peer: Option<Gid>,
     poller: Poller,
@@ -171,7 +176,7 @@ impl Endpoint {
             }
             None => driver,
         };
-        let mut context = Context::open(driver, &Config::default())?;
+        let mut context = Context::open(driver, &args.congestion.config())?;
         take_pkey(&mut context, args.pkey.unwrap_or(PKEY_DEFAULT))?;
         export(&mut context);
         let pd = context.alloc_pd()?;
@@ -184,6 +189,7 @@ impl Endpoint {
             cq,
             interrupt,
             device,
+            congestion: args.congestion.congestion,
             peer: None,
             poller,
             notified: false,

@@ -25,6 +25,7 @@
 mod callers;
 mod cause;
 mod command;
+mod congestion;
 pub mod control_message;
 pub mod demo;
 pub mod devinfo;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce::{Config, Context, Counter, DeviceSpec, PacketDriver, PathMtu};
+use ferroce::{Context, Counter, DeviceSpec, PacketDriver, PathMtu};
 use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
 use ferroce_driver::Stats;
 use ferroce_driver::pcap::{Recorder, Recording};
@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::shapes::Tensor;
 use super::stoppable::Stoppable;
 use super::values::{self, Wrong};
+use crate::congestion::CongestionArgs;
 use crate::endpoint::export;
 use crate::netns;
 
@@ -35,6 +36,8 @@ pub(super) struct RankPlan {
     pub(super) path_mtu: PathMtu,
     /// For tests: an element that one rank gets wrong.
     pub(super) fault: Option<Fault>,
+    /// What the ranks obey as senders.
+    pub(super) congestion: CongestionArgs,
 }
 
 /// What a rank tells as it goes.
@@ -256,7 +259,7 @@ fn all_reduce_all(
     driver: Box<dyn PacketDriver>,
     tell: &mut dyn FnMut(RankEvent),
 ) -> Result<Totals, Error> {
-    let mut context = Context::open(driver, &Config::default())?;
+    let mut context = Context::open(driver, &plan.congestion.config())?;
     export(&mut context);
     tell(RankEvent::Opened(Opened::new(&context, plan.path_mtu)));
     let options = Options::default().path_mtu(plan.path_mtu);

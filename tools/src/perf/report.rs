@@ -8,6 +8,7 @@ use hdrhistogram::Histogram;
 use serde::Serialize;
 
 use super::plan::{Plan, Service};
+use crate::congestion::CongestionReport;
 use crate::endpoint::Endpoint;
 use crate::failure::Failure;
 use crate::output::say;
@@ -26,6 +27,7 @@ pub(super) struct PerfReport {
     qps: u32,
     tx_depth: u32,
     selective_repeat: bool,
+    congestion: CongestionReport,
     /// Empty at the server.
     results: Vec<Measurement>,
     retransmitted_packets: u64,
@@ -135,6 +137,7 @@ impl PerfReport {
             qps: plan.qps,
             tx_depth: plan.tx_depth,
             selective_repeat: plan.selective_repeat,
+            congestion: CongestionReport::new(end.congestion, &end.context),
             results,
             retransmitted_packets: counters.value(Counter::RetransmittedPkts),
             dropped_packets: dropped + driver.rx_dropped + driver.tx_dropped,
@@ -172,6 +175,9 @@ impl PerfReport {
         let lost = self.results.iter().filter_map(|result| result.lost_messages).reduce(|a, b| a + b);
         if let Some(lost) = lost {
             say!("{lost} messages lost")?;
+        }
+        if self.congestion.is_of_interest() {
+            say!("{}", self.congestion)?;
         }
         say!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets)
     }

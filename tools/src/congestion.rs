@@ -1,0 +1,102 @@
+//! Congestion control as the commands that move data take it.
+
+use std::str::FromStr;
+
+use ferroce::{Config, CongestionControl, Context, Counter};
+use serde::Serialize;
+
+/// Options of congestion control.
+#[derive(clap::Args, Clone, Debug)]
+pub(crate) struct CongestionArgs {
+    /// Congestion control of what this end sends: off, or a preset of DCQCN (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5),
+    /// with changes to its parameters after it, as in mlx5,rpg_ai_rate=20.
+    #[arg(long, value_name = "CONTROL", default_value_t = CongestionControl::Off)]
+    pub(crate) congestion: CongestionControl,
+    /// Line rate of the port in Gb/s, for congestion control; asked of the driver by default.
+    #[arg(long, value_name = "GBPS")]
+    pub(crate) line_rate: Option<Gigabits>,
+}
+
+impl CongestionArgs {
+    /// The configuration of a context that these options ask for.
+    pub(crate) fn config(&self) -> Config {
+        let line_rate = self.line_rate.map(|Gigabits(bits)| bits);
+        Config::default().congestion(self.congestion).line_rate(line_rate)
+    }
+
+    /// The options again, for a command that this one starts.
+    pub(crate) fn to_arguments(&self) -> Vec<String> {
+        let mut arguments = vec![format!("--congestion={}", self.congestion)];
+        arguments.extend(self.line_rate.map(|Gigabits(bits)| format!("--line-rate={}", bits as f64 / 1e9)));
+        arguments
+    }
+}
+
+/// A rate in bit/s, that is given in Gb/s.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Gigabits(u64);
+
+impl FromStr for Gigabits {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Gigabits, String> {
+        match text.parse::<f64>() {
+            Ok(rate) if (0.001..=4000.0).contains(&rate) => Ok(Gigabits((rate * 1e9) as u64)),
+            _ => Err("a rate in Gb/s, 0.001 to 4000".to_owned()),
+        }
+    }
+}
+
+/// What came of congestion control at this end.
+#[derive(Debug, Serialize)]
+pub(crate) struct CongestionReport {
+    control: String,
+    /// Packets received that a switch has marked.
+    marked_packets: u64,
+    /// Congestion notification packets that this end has obeyed, and that it has ignored.
+    cnps_handled: u64,
+    cnps_ignored: u64,
+}
+
+impl CongestionReport {
+    pub(crate) fn new(control: CongestionControl, context: &Context) -> CongestionReport {
+        let counters = context.counters();
+        CongestionReport {
+            control: control.to_string(),
+            marked_packets: counters.value(Counter::NpEcnMarkedRocePackets),
+            cnps_handled: counters.value(Counter::RpCnpHandled),
+            cnps_ignored: counters.value(Counter::RpCnpIgnored),
+        }
+    }
+
+    /// Whether there is something to tell.
+    pub(crate) fn is_of_interest(&self) -> bool {
+        self.control != "off" || self.marked_packets + self.cnps_handled + self.cnps_ignored > 0
+    }
+}
+
+impl std::fmt::Display for CongestionReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let CongestionReport { control, marked_packets, cnps_handled, cnps_ignored } = self;
+        let control = control.split_once(',').map_or(control.as_str(), |(rules, _)| rules);
+        write!(
+            f,
+            "congestion control {control}: {marked_packets} packets received marked; CNPs: {cnps_handled} handled, \
+             {cnps_ignored} ignored"
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_rate_is_given_in_gigabits() {
+        assert_eq!("25".parse(), Ok(Gigabits(25_000_000_000)));
+        assert_eq!("0.1".parse(), Ok(Gigabits(100_000_000)));
+        for wrong in ["0", "-1", "4001", "fast", "NaN", "inf", ""] {
+            assert_eq!(wrong.parse::<Gigabits>(), Err("a rate in Gb/s, 0.001 to 4000".to_owned()), "{wrong}");
+        }
+    }
+}
