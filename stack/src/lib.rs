@@ -54,12 +54,13 @@ pub use telemetry::metrics::{
     Exposition, Label, Metric, MetricKind, Metrics, MetricsError, Sample, is_unprintable,
 };
 pub use verbs::{
-    Access, AddressVector, Ah, Config, CongestionControl, Cq, DEFAULT_WINDOW, Data, Dcqcn, DcqcnRules,
-    Destination, DeviceAttributes, Endpoint, Error, Event, EventSource, Feature, GidEntry, Mismatch, Mr, Mw,
-    Notify, Pd, PkeyTable, Port, PostError, Qp, QpAttributes, QpConfig, QpState, QpType, QpUpdate,
-    ReactionState, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RegisterError, RemoteAddress,
-    RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, SrqAttributes, SrqConfig, Transition,
-    Unreachable, UnreliablePath, WcOpcode, WcStatus, WorkCompletion,
+    Access, AddressVector, Ah, CnpScope, Config, CongestionControl, CongestionNotification, Cq,
+    DEFAULT_WINDOW, Data, Dcqcn, DcqcnRules, Destination, DeviceAttributes, Endpoint, Error, Event,
+    EventSource, Feature, GidEntry, Mismatch, Mr, Mw, Notify, Pd, PkeyTable, Port, PostError, Qp,
+    QpAttributes, QpConfig, QpState, QpType, QpUpdate, ReactionState, ReadyToReceive, ReadyToSend,
+    ReceiveWorkRequest, RegisterError, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge,
+    Srq, SrqAttributes, SrqConfig, Transition, Unreachable, UnreliablePath, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 
 /// The README's example is a test.

@@ -33,7 +33,7 @@ pub use completion::{Notify, WcOpcode, WcStatus, WorkCompletion};
 pub(crate) use config::MAX_QPS;
 pub(crate) use config::MAX_WINDOW;
 pub use config::{Config, DEFAULT_WINDOW};
-pub use congestion::{CongestionControl, Dcqcn, DcqcnRules};
+pub use congestion::{CnpScope, CongestionControl, CongestionNotification, Dcqcn, DcqcnRules};
 pub use endpoint::Endpoint;
 pub use error::{Error, PostError, RegisterError};
 pub use event::{Event, EventSource};

@@ -121,8 +121,13 @@ fn each_setter_sets_its_field_and_defaults_are_as_documented() {
         max_listeners: 64 => 1, max_cm_channels: 16 => 1, window: DEFAULT_WINDOW => 1, reorder_packets: 1024 => 1,
         roce_v1: false => true, drop_access_errors: false => true, flush: true => false, atomic_write: true => false,
         congestion: CongestionControl::Off => CongestionControl::Dcqcn(Dcqcn::MLX5), line_rate: None => Some(1_000_000),
+        notification: None => Some(CongestionNotification::default()),
     );
     all(&Config::default(), &[], &set);
+    let set = fields!(CongestionNotification::default();
+        min_time_between_cnps: Duration::from_micros(50) => Duration::ZERO,
+        scope: CnpScope::QueuePair => CnpScope::Port, cnp_dscp: 48 => 1, cnp_802p_prio: 6 => 1);
+    all(&CongestionNotification::default(), &[], &set);
     // Of a preset, whose parameters are no defaults.
     let set = fields!(Dcqcn::MLX5;
         rules: DcqcnRules::Mlx => DcqcnRules::Zhu, dce_tcp_g: 1019 => 1, dce_tcp_rtt: 1 => 2, rpg_time_reset: 300 => 1,

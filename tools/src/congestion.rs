@@ -2,14 +2,14 @@
 
 use std::str::FromStr;
 
-use ferroce::{Config, CongestionControl, Context, Counter};
+use ferroce::{Config, CongestionControl, CongestionNotification, Context, Counter};
 use serde::Serialize;
 
 /// Options of congestion control.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct CongestionArgs {
-    /// Congestion control of what this end sends: off, or a preset of DCQCN (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5),
-    /// with changes to its parameters after it, as in mlx5,rpg_ai_rate=20.
+    /// Congestion control: off, or a preset of DCQCN (paper, zhu25, zhu25p, mlx25, hpcc100, mlx5) with changes to its
+    /// parameters after it, as in mlx5,rpg_ai_rate=20. With one, this end obeys CNPs, and sends them for marked packets.
     #[arg(long, value_name = "CONTROL", default_value_t = CongestionControl::Off)]
     pub(crate) congestion: CongestionControl,
     /// Line rate of the port in Gb/s, for congestion control; asked of the driver by default.
@@ -21,7 +21,9 @@ impl CongestionArgs {
     /// The configuration of a context that these options ask for.
     pub(crate) fn config(&self) -> Config {
         let line_rate = self.line_rate.map(|Gigabits(bits)| bits);
-        Config::default().congestion(self.congestion).line_rate(line_rate)
+        let is_on = self.congestion != CongestionControl::Off;
+        let notification = is_on.then(CongestionNotification::default);
+        Config::default().congestion(self.congestion).notification(notification).line_rate(line_rate)
     }
 
     /// The options again, for a command that this one starts.
@@ -53,7 +55,9 @@ pub(crate) struct CongestionReport {
     control: String,
     /// Packets received that a switch has marked.
     marked_packets: u64,
-    /// Congestion notification packets that this end has obeyed, and that it has ignored.
+    /// Congestion notification packets that this end has sent.
+    cnps_sent: u64,
+    /// Those that it has obeyed, and those that it has ignored.
     cnps_handled: u64,
     cnps_ignored: u64,
 }
@@ -64,6 +68,7 @@ impl CongestionReport {
         CongestionReport {
             control: control.to_string(),
             marked_packets: counters.value(Counter::NpEcnMarkedRocePackets),
+            cnps_sent: counters.value(Counter::NpCnpSent),
             cnps_handled: counters.value(Counter::RpCnpHandled),
             cnps_ignored: counters.value(Counter::RpCnpIgnored),
         }
@@ -71,18 +76,19 @@ impl CongestionReport {
 
     /// Whether there is something to tell.
     pub(crate) fn is_of_interest(&self) -> bool {
-        self.control != "off" || self.marked_packets + self.cnps_handled + self.cnps_ignored > 0
+        self.control != "off"
+            || self.marked_packets + self.cnps_sent + self.cnps_handled + self.cnps_ignored > 0
     }
 }
 
 impl std::fmt::Display for CongestionReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let CongestionReport { control, marked_packets, cnps_handled, cnps_ignored } = self;
+        let CongestionReport { control, marked_packets, cnps_sent, cnps_handled, cnps_ignored } = self;
         let control = control.split_once(',').map_or(control.as_str(), |(rules, _)| rules);
         write!(
             f,
-            "congestion control {control}: {marked_packets} packets received marked; CNPs: {cnps_handled} handled, \
-             {cnps_ignored} ignored"
+            "congestion control {control}: {marked_packets} packets received marked; CNPs: {cnps_sent} sent, \
+             {cnps_handled} handled, {cnps_ignored} ignored"
         )
     }
 }

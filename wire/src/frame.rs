@@ -197,6 +197,14 @@ impl PathHeader {
         self.set_traffic_class(self.traffic_class() & !3 | ecn as u8);
     }
 
+    /// Changes the priority code point of the 802.1Q tag, if there is one.
+    pub fn set_priority(&mut self, priority: u8) {
+        const TAGGED: u8 = 14 + 4;
+        if self.network_start == TAGGED {
+            self.bytes[14] = self.bytes[14] & 0x1f | priority << 5;
+        }
+    }
+
     /// Changes the hardware address that frames go to; without a link header there is none.
     pub fn set_destination_mac(&mut self, mac: MacAddr) {
         if self.network_start > 0 {

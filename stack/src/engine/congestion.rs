@@ -1,5 +1,6 @@
-//! Congestion control: what a sender does that is told of congestion, and how it keeps to a rate.
+//! Congestion control: who is told of marked packets, what a sender does that is told, and how it keeps to a rate.
 
+pub(crate) mod cnp;
 pub(crate) mod dcqcn;
 pub(crate) mod pacing;
 

@@ -4,6 +4,7 @@ use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::SeedableRng;
 
 use crate::engine::ah::AddressHandle;
+use crate::engine::congestion::cnp::NotificationPoint;
 use crate::engine::cq::{CompletionQueue, Pushed};
 use crate::engine::crc::Crc;
 use crate::engine::destination::Destinations;
@@ -40,6 +41,8 @@ pub(crate) struct Shared {
     pub(crate) window: u32,
     pub(crate) destinations: Destinations,
     pub(crate) reorder: ReorderPool,
+    /// Of marked packets; boxed, for most contexts have none.
+    pub(crate) notification: Option<Box<NotificationPoint>>,
     /// Requests that name memory which they may not reach are dropped.
     pub(crate) drop_access_errors: bool,
     pub(crate) crc: Crc,
@@ -71,6 +74,9 @@ impl Shared {
             window,
             destinations: Destinations::new(config.max_qps, window),
             reorder: ReorderPool::new(config.reorder_packets),
+            notification: config
+                .notification
+                .map(|settings| Box::new(NotificationPoint::new(settings, config.max_qps))),
             drop_access_errors: config.drop_access_errors,
             crc: Crc::detect(),
             rng,

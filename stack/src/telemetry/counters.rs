@@ -67,6 +67,8 @@ counters! {
     RxFlushRequests: "rx_flush_requests", Ferroce;
     /// Packets received that a switch has marked: ECN is Congestion Experienced.
     NpEcnMarkedRocePackets: "np_ecn_marked_roce_packets", Mlx5;
+    /// Congestion notification packets sent.
+    NpCnpSent: "np_cnp_sent", Mlx5;
     /// Congestion notification packets that a queue pair has obeyed.
     RpCnpHandled: "rp_cnp_handled", Mlx5;
     /// Packets whose IPv4 ID was found out and is a likely one: ICRC checked to 25 bits.

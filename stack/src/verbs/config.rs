@@ -1,6 +1,6 @@
 use std::ops::RangeInclusive;
 
-use crate::verbs::{CongestionControl, Error};
+use crate::verbs::{CongestionControl, CongestionNotification, Error};
 
 /// How many packets are in flight to a destination unless told otherwise: above the bandwidth-delay
 /// product of 100 Gb/s and 40 µs at any path MTU, below the receive rings of every driver.
@@ -96,6 +96,8 @@ pub struct Config {
     pub atomic_write: bool,
     /// The congestion control that queue pairs obey as senders, unless their own configuration says otherwise.
     pub congestion: CongestionControl,
+    /// How the senders of packets are told that a switch has marked; `None` if they are not.
+    pub notification: Option<CongestionNotification>,
     /// The line rate of the port, in bit/s, 10⁶ to 4·10¹²: where congestion control starts, and what it does not exceed.
     /// `None` asks the driver.
     pub line_rate: Option<u64>,
@@ -123,6 +125,7 @@ impl Default for Config {
             flush: true,
             atomic_write: true,
             congestion: CongestionControl::Off,
+            notification: None,
             line_rate: None,
         }
     }
@@ -230,6 +233,12 @@ impl Config {
         Config { congestion, ..self }
     }
 
+    /// How the senders of packets are told that a switch has marked; they are not by default. This end's own senders
+    /// obey what [`congestion`](Config::congestion) says, whatever is set here.
+    pub fn notification(self, notification: impl Into<Option<CongestionNotification>>) -> Self {
+        Config { notification: notification.into(), ..self }
+    }
+
     /// The line rate of the port, in bit/s; asked of the driver by default.
     pub fn line_rate(self, line_rate: impl Into<Option<u64>>) -> Self {
         Config { line_rate: line_rate.into(), ..self }
@@ -262,7 +271,7 @@ impl Config {
             let (least, most) = (LINE_RATES.start(), LINE_RATES.end());
             return Err(Error::invalid("line_rate", rate, format!("{least} to {most} bit/s")));
         }
-        Ok(())
+        self.notification.map_or(Ok(()), |notification| notification.check())
     }
 }
 

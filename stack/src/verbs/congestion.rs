@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use crate::verbs::Error;
 use crate::verbs::number::decimal;
@@ -90,6 +91,88 @@ pub struct Dcqcn {
     /// Without `clamp_tgt_rate`: whether a cut sets the target rate if the timer has raised the rate since the last one.
     /// It does in any case if the byte counter has.
     pub clamp_tgt_rate_after_time_inc: bool,
+}
+
+/// How the sender of marked packets is told: the notification point.
+///
+/// A packet that a switch has marked (ECN: Congestion Experienced) and that passes all checks makes a congestion
+/// notification packet (CNP) to the queue pair that sent it, at most one in an interval. The parameters have mlx5's names.
+///
+/// ```
+/// use std::time::Duration;
+/// use ferroce::{CnpScope, Config, CongestionNotification};
+///
+/// let notification = CongestionNotification::default().min_time_between_cnps(Duration::from_micros(4));
+/// let config = Config::default().notification(notification.scope(CnpScope::Peer));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+#[non_exhaustive]
+pub struct CongestionNotification {
+    /// The least time from one CNP to the next in the same scope; zero for one CNP for each marked packet.
+    pub min_time_between_cnps: Duration,
+    /// What that time is kept for.
+    pub scope: CnpScope,
+    /// DSCP of CNPs, 0 to 63. A switch should give it a queue that goes ahead of data.
+    pub cnp_dscp: u8,
+    /// Priority code point of CNPs where the way has an 802.1Q tag, 0 to 7.
+    pub cnp_802p_prio: u8,
+}
+
+/// For what the time between two congestion notification packets is kept. Cards differ in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CnpScope {
+    /// For each queue pair that receives.
+    QueuePair,
+    /// For each address that sends.
+    Peer,
+    /// For the port.
+    Port,
+}
+
+impl Default for CongestionNotification {
+    /// One CNP in 50 µs for each queue pair, as in the paper; DSCP 48 and priority 6, as mlx5 has them.
+    fn default() -> CongestionNotification {
+        CongestionNotification {
+            min_time_between_cnps: Duration::from_micros(50),
+            scope: CnpScope::QueuePair,
+            cnp_dscp: 48,
+            cnp_802p_prio: 6,
+        }
+    }
+}
+
+impl CongestionNotification {
+    /// The least time from one CNP to the next; 50 µs by default.
+    pub fn min_time_between_cnps(self, min_time_between_cnps: Duration) -> Self {
+        CongestionNotification { min_time_between_cnps, ..self }
+    }
+
+    /// What that time is kept for; each queue pair by default.
+    pub fn scope(self, scope: CnpScope) -> Self {
+        CongestionNotification { scope, ..self }
+    }
+
+    /// DSCP of CNPs, 0 to 63; 48 by default.
+    pub fn cnp_dscp(self, cnp_dscp: u8) -> Self {
+        CongestionNotification { cnp_dscp, ..self }
+    }
+
+    /// Priority code point of CNPs in a VLAN, 0 to 7; 6 by default.
+    pub fn cnp_802p_prio(self, cnp_802p_prio: u8) -> Self {
+        CongestionNotification { cnp_802p_prio, ..self }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        for (name, value, most) in [("cnp_dscp", self.cnp_dscp, 63), ("cnp_802p_prio", self.cnp_802p_prio, 7)]
+        {
+            if value > most {
+                return Err(Error::invalid(name, value, format!("0 to {most}")));
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The presets by name.

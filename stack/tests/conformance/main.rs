@@ -21,6 +21,7 @@ mod d_resources;
 mod e_events;
 mod e_services;
 mod e_states;
+mod f_notification;
 mod f_reaction;
 mod fuzz;
 mod g_cm;
@@ -38,9 +39,7 @@ mod selective_sender;
 mod switch;
 
 /// Cases that have no test here, and why.
-const PENDING: [(RangeInclusive<u32>, &str); 4] = [
-    (101..=103, "the notification point does not exist yet"),
-    (105..=105, "the notification point does not exist yet"),
+const PENDING: [(RangeInclusive<u32>, &str); 2] = [
     (109..=109, "needs the kernel's connection manager: tools/tests/rxe"),
     (127..=127, "needs the kernel's rdma_rxe: tools/tests/rxe"),
 ];

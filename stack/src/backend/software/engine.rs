@@ -143,7 +143,9 @@ impl Engine {
 
     /// Whether there are frames that found no room in the port.
     pub(crate) fn has_backlog(&self) -> bool {
-        self.shared.scheduler.is_active() || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
+        self.shared.scheduler.is_active()
+            || self.shared.owes_cnps()
+            || self.cm.as_ref().is_some_and(|cm| !cm.gsi.is_empty())
     }
 
     /// A poll begins. Returns its time, which is never before that of the last one.
@@ -247,6 +249,9 @@ impl Engine {
             qp.note_service(packet.opcode);
             return Err(Counter::RxWrongService);
         }
+        if self.shared.notification.is_some() && packet.congestion_experienced() {
+            qp.note_marked(&mut self.shared, &self.port, packet);
+        }
         let taken = match qp.service {
             Service::Rc if packet.opcode.is_request() => {
                 qp.receive_request(&mut self.shared, packet);
@@ -346,6 +351,9 @@ impl Engine {
         if let Some(cm) = &mut self.cm
             && let Some(length) = cm.gsi.transmit(&mut self.shared, slot)
         {
+            return Some(length);
+        }
+        if let Some(length) = self.shared.transmit_cnp(slot) {
             return Some(length);
         }
         while let Some((index, begins)) = self.shared.scheduler.turn() {
