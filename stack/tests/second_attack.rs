@@ -312,3 +312,36 @@ fn a_poller_does_not_sleep_over_completions_that_were_not_taken() {
     let passed = start.elapsed();
     assert!(passed < Duration::from_millis(20), "50 completions that were there took {passed:?}");
 }
+
+/// `Stopped`: "Completions that found no room in a handle's ring are in their queues"; there is room. What the last commands of
+/// a later handle complete for an earlier one is not delivered, and is gone if the runner was dropped.
+#[test]
+fn the_last_commands_of_one_handle_complete_for_another() {
+    let (port, _peer) = loopback::pair(&[host(1)], &[host(2)]);
+    let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    context.modify_qp(qp, Transition::Error).unwrap();
+    let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+    let mut handles = [(); 3].map(|()| runner.handle(&HandleConfig::default()).unwrap());
+    let [listener, poster, sleeper] = &mut handles;
+    listener.deliver(cq).unwrap();
+    poster.call(|_| ()).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let busy = move |_: &mut Context| {
+                tell.send(()).unwrap();
+                std::thread::sleep(Duration::from_millis(200));
+            };
+            sleeper.call(busy).unwrap();
+        });
+        told.recv().unwrap();
+        poster.post_recv(qp, &ReceiveWorkRequest { wr_id: 7, sges: &[] }).unwrap();
+        // Before the closure is over; it returns when the runner has ended.
+        drop(runner);
+    });
+    let delivery = listener.poll();
+    assert!(matches!(delivery, Ok(Some(Delivery::Completed { .. }))), "{delivery:?}");
+}
