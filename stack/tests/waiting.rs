@@ -11,9 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroce::driver::udp::{Udp, UdpConfig};
-use ferroce::driver::{self, loopback, sim};
+use ferroce::driver::{loopback, sim};
 use ferroce::*;
 use ferroce_driver_test_support::random::Random;
+use ferroce_driver_test_support::waited::Waited;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 const LONG: Duration = Duration::from_secs(20);
@@ -487,29 +488,6 @@ fn no_completion_of_another_thread_is_slept_through() {
     let left = std::iter::from_fn(|| channel.get_cq_event()).count() as u64;
     assert_eq!(events, waits + left, "one event for each arm");
     assert!(left <= 1);
-}
-
-/// A port that counts how often it is waited for.
-struct Waited {
-    port: loopback::Loopback,
-    waits: Arc<AtomicU64>,
-}
-
-impl driver::Wrapper for Waited {
-    type Inner = loopback::Loopback;
-
-    fn inner(&self) -> &loopback::Loopback {
-        &self.port
-    }
-
-    fn inner_mut(&mut self) -> &mut loopback::Loopback {
-        &mut self.port
-    }
-
-    fn wait(&mut self, timeout: Duration) -> Result<(), driver::Error> {
-        self.waits.fetch_add(1, Ordering::Relaxed);
-        self.port.wait(timeout)
-    }
 }
 
 /// What has come is seen at once, with or without a frame: a `Poller` does not block first.
