@@ -343,3 +343,34 @@ fn stopping_a_runner_on_its_own_thread_says_what_is_wrong() {
     assert!(handle.call(stop).unwrap().contains("drop it there"));
     assert!(matches!(other.wait(LONG), Err(Error::RunnerEnded { .. })));
 }
+
+/// The commands of all handles come before all deliveries.
+#[test]
+fn what_the_last_commands_of_one_handle_complete_for_another_is_delivered() {
+    let mut context = Context::open(port(), &Config::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    context.modify_qp(qp, Transition::Error).unwrap();
+    let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+    let mut handles = [(); 3].map(|()| runner.handle(&HandleConfig::default()).unwrap());
+    let [listener, poster, sleeper] = &mut handles;
+    listener.deliver(cq).unwrap();
+    poster.call(|_| ()).unwrap();
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let busy = move |_: &mut Context| {
+                tell.send(()).unwrap();
+                thread::sleep(Duration::from_millis(200));
+            };
+            sleeper.call(busy).unwrap();
+        });
+        told.recv().unwrap();
+        post(poster, qp, 7);
+        // Before the closure is over; it returns when the runner has ended.
+        drop(runner);
+    });
+    let delivery = listener.poll();
+    assert!(matches!(delivery, Ok(Some(Delivery::Completed { .. }))), "{delivery:?}");
+}
