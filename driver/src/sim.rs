@@ -163,6 +163,9 @@ impl EcnConfig {
     }
 }
 
+/// Frames of a port at most. Each is there from the beginning.
+const FRAMES_MAX: usize = 1 << 16;
+
 /// Sizes of a [`SimNetwork`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
@@ -170,7 +173,7 @@ impl EcnConfig {
 pub struct NetworkConfig {
     /// Largest IP packet in bytes, 68 to 65535.
     pub mtu: u32,
-    /// Frames that a port may have in the network. When so many are underway, `tx_burst` takes no
+    /// Frames that a port may have in the network, 1 to 65536. When so many are underway, `tx_burst` takes no
     /// more until some have been received or dropped.
     pub frames: usize,
 }
@@ -188,7 +191,7 @@ impl NetworkConfig {
         NetworkConfig { mtu, ..self }
     }
 
-    /// Frames that a port may have in the network; 4096 by default.
+    /// Frames that a port may have in the network, 1 to 65536; 4096 by default.
     pub fn frames(self, frames: usize) -> Self {
         NetworkConfig { frames, ..self }
     }
@@ -262,8 +265,8 @@ impl SimNetwork {
     pub fn with_config(seed: u64, link: LinkConfig, config: NetworkConfig) -> Result<SimNetwork, Error> {
         link.check()?;
         check_mtu(config.mtu)?;
-        if config.frames == 0 {
-            return Err(invalid("frames", 0, "at least one"));
+        if !(1..=FRAMES_MAX).contains(&config.frames) {
+            return Err(invalid("frames", config.frames, &format!("1 to {FRAMES_MAX} frames")));
         }
         Ok(SimNetwork { network: Arc::new(Mutex::new(Network::new(seed, link))), config })
     }

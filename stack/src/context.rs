@@ -149,7 +149,8 @@ impl Context {
     /// clocks [catch up](crate::Clock::catch_up_with) with [`now`](Context::now).
     ///
     /// # Errors
-    /// [`Error::Driver`] when the port is gone.
+    /// [`Error::Driver`] when the port is gone. [`Error::Invalid`] for a time from 2⁶³ ns on, [`Nanos::NEVER`] too: the context
+    /// would stand still for ever. Nothing has happened then.
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         dispatch!(&mut self.backend, poll(now))
     }

@@ -186,6 +186,12 @@ fn time_never_goes_back() {
         end.context.poll(Nanos(told)).unwrap();
         assert_eq!(end.context.now(), Nanos(now));
     }
+    // It would never go on from a time that never comes.
+    for late in [Nanos(1 << 63), Nanos::NEVER] {
+        let error = end.context.poll(late).unwrap_err();
+        assert!(error.to_string().starts_with(&format!("now = {}: below", late.0)), "{error}");
+        assert_eq!(end.context.now(), Nanos(6));
+    }
     // A loop that is behind does not sleep past a timer.
     end.post();
     end.context.poll(Nanos(1_000_000_000)).unwrap();

@@ -89,8 +89,9 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
     assert!(end.endpoint(qp, 2).unwrap_err().to_string().contains("below 2"));
     let said = end.handshake(qp, &of_ud, &local).unwrap_err().to_string();
     assert!(said.contains("the endpoint of the queue pair"), "{said}");
-    let said = end.handshake(ud, &of_ud, &local).unwrap_err().to_string();
-    assert!(said.contains("an RC or UC queue pair"), "{said}");
+    let error = end.handshake(ud, &of_ud, &local).unwrap_err();
+    assert!(matches!(error, Error::Invalid { .. }), "{error}");
+    assert!(error.to_string().contains("an RC or UC queue pair"), "{error}");
     let elsewhere = Endpoint::new(Gid::from(addresses()[1][0]), local.qpn, local.psn);
     let said = end.handshake(qp, &elsewhere, &local).unwrap_err().to_string();
     assert!(said.contains("an endpoint with a RoCE v2 GID of"), "{said}");
@@ -106,6 +107,28 @@ fn a_handshake_with_what_is_not_its_own_is_refused() {
         .expect("as set up");
     let attributes = end.query_qp(qp).expect("as set up");
     assert_eq!((attributes.state, attributes.access), (QpState::Rts, Access::REMOTE_READ));
+}
+
+/// A refused verb changes nothing. From INIT the queue pair could not go back behind RTR.
+#[test]
+fn a_handshake_that_is_refused_leaves_the_queue_pair_where_it_was() {
+    let [mut end, _other] = pair();
+    let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
+    let peer = Gid::from(addresses()[1][0]);
+    let no_version = Endpoint::new(Gid::from(addresses()[1][1]), Qpn::new(9), Psn::new(9));
+    let too_many = Endpoint::new(peer, Qpn::new(9), Psn::new(9)).rd_atomic(129);
+    for (is_initialised, remote) in [(false, too_many), (true, too_many), (true, no_version)] {
+        let qp = end.create_qp(&QpConfig::rc(pd, cq)).expect("as set up");
+        if is_initialised {
+            end.modify_qp(qp, Transition::Init { access: Access::REMOTE_READ }).expect("as set up");
+        }
+        let before = end.query_qp(qp).expect("as set up");
+        let local = end.endpoint(qp, 0).expect("as set up");
+        let error = end.handshake(qp, &local, &remote).unwrap_err();
+        assert_eq!(end.query_qp(qp).expect("as set up"), before, "{error}");
+        // Nothing is in the way of the right one.
+        end.handshake(qp, &local, &Endpoint::new(peer, Qpn::new(9), Psn::new(9))).expect("as set up");
+    }
 }
 
 #[test]

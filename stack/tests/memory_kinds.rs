@@ -257,6 +257,38 @@ fn words_stay_words_of_memory_by_exchange_and_through_windows() {
     pair.ends[0].register_at(pair.pds[0], shared(), Access::MW_BIND, 4).expect("windows to read");
 }
 
+/// ATOMIC WRITE needs REMOTE_WRITE alone, which WRITEs need for memory that starts anywhere. So registration asks for no
+/// words, and the ATOMIC WRITE itself is refused if it can't be whole, as one to a misaligned address.
+#[test]
+fn an_atomic_write_is_whole_or_refused_as_misaligned() {
+    let owned = || Memory::zeroed(64).expect("as set up");
+    let shared = || Memory::shared(64).expect("as set up");
+    let kinds: [(&dyn Fn() -> Memory, bool); 3] = [(&owned, false), (&shared, true), (&|| foreign(64), true)];
+    for (memory, needs_words) in kinds {
+        for (iova, refused) in [(0x1000, false), (0x1001, needs_words)] {
+            let mut pair = Pair::new();
+            let mr = pair.ends[1].register_at(pair.pds[1], memory(), access(), iova);
+            let mr = mr.expect("WRITEs need no words");
+            let source = Memory::copy_of(b"8 bytes!").expect("as set up");
+            let source = pair.ends[0].register(pair.pds[0], source, Access::NONE).expect("as set up");
+            let remote = pair.ends[1].remote(mr).expect("as set up");
+            // A multiple of 8 for the peer, and of the region's bytes the seventh or the eighth.
+            let offset = 0x1008 - iova;
+            pair.post(1, SendOp::Write(remote.at(offset)), source.sge(0..7)).expect("as set up");
+            assert_eq!(pair.completed().status, WcStatus::Success);
+            pair.post(2, SendOp::AtomicWrite(remote.at(offset)), source.sge(0..8)).expect("as set up");
+            let (status, last) = match refused {
+                true => (WcStatus::RemInvReqErr, 0),
+                false => (WcStatus::Success, b'!'),
+            };
+            assert_eq!(pair.completed().status, status, "{iova:#x}");
+            let mut there = [0; 8];
+            pair.ends[1].read(mr, offset, &mut there).expect("as set up");
+            assert_eq!((&there[..7], there[7]), (&b"8 bytes"[..], last));
+        }
+    }
+}
+
 /// A port that keeps what it is given to send, as a card whose ring is slow.
 struct Keeper {
     inner: Loopback,

@@ -240,3 +240,59 @@ fn what_is_sought_is_asked_in_turn() {
         assert!(took <= turn + Duration::from_micros(200), "{sought} sought: told after {took:?}");
     }
 }
+
+/// A driver that says nothing for 10 s is given up, by each who waits for as long. Those who gave up before take nothing
+/// of that from who comes later, also if nobody polls in between.
+#[test]
+fn who_begins_to_wait_has_its_whole_time() {
+    type Seek = fn(&mut End) -> Box<dyn FnOnce(&mut End)>;
+    let by_address_handle: Seek = |end| {
+        let ah = end.context.create_ah(end.pd, &to(unknown(1))).unwrap();
+        Box::new(move |end| end.context.destroy_ah(ah).unwrap())
+    };
+    let by_queue_pair: Seek = |end| {
+        let qp = end.qp();
+        end.ready(qp, unknown(1));
+        Box::new(move |end| end.context.modify_qp(qp, Transition::Reset).unwrap())
+    };
+    let by_connection: Seek = |end| {
+        let (qp, peer) = (end.qp(), SocketAddr::new(unknown(1), 7));
+        let id = end.context.connect(qp, peer, &ConnectionParameters::default()).unwrap();
+        Box::new(move |end| end.context.disconnect(id).unwrap())
+    };
+    let all = [by_address_handle, by_queue_pair, by_connection];
+    let is_told = |end: &mut End| {
+        end.context.poll(end.now).unwrap();
+        end.context.next_event().is_some() || end.context.next_cm_event().is_some()
+    };
+    for (first, second) in all.iter().flat_map(|first| all.iter().map(move |second| (first, second))) {
+        let mut end = End::new(&Config::default());
+        let give_up = first(&mut end);
+        assert!(!is_told(&mut end));
+        give_up(&mut end);
+        // Nothing is to be done for the context meanwhile.
+        end.now = end.now + Duration::from_secs(11);
+        let _: Box<dyn FnOnce(&mut End)> = second(&mut end);
+        for seconds in [0, 5, 4] {
+            end.now = end.now + Duration::from_secs(seconds);
+            assert!(!is_told(&mut end), "{:?}", end.now);
+        }
+        end.now = end.now + Duration::from_secs(1);
+        assert!(is_told(&mut end));
+    }
+    // Beside another one that still waits.
+    let mut end = End::new(&Config::default());
+    let [first, second] = [9, 3].map(|wait| {
+        let ah = end.context.create_ah(end.pd, &to(unknown(1))).unwrap();
+        assert!(!is_told(&mut end));
+        end.now = end.now + Duration::from_secs(wait);
+        ah
+    });
+    let told = |end: &mut End, ah| {
+        end.context.poll(end.now).unwrap();
+        end.context.next_event_of(ah).unwrap().is_some()
+    };
+    assert!(told(&mut end, first) && !told(&mut end, second));
+    end.now = end.now + Duration::from_secs(8);
+    assert!(told(&mut end, second));
+}

@@ -467,3 +467,33 @@ fn a_core_or_a_ring_that_can_not_be_is_refused() {
         assert!(matches!(runner.handle(&config), Err(Error::Invalid { .. })));
     }
 }
+
+/// Its timers go on from the time that a closure told the context.
+#[test]
+fn a_runner_goes_on_where_a_closure_has_left_the_time() {
+    for ahead in [Duration::ZERO, Duration::from_secs(3600)] {
+        let (port, _peer) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
+        let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
+        let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+        let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+        context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+        let to = AddressVector::new(Gid::from_ipv4([10, 0, 0, 2].into()), 0);
+        let receive = ReadyToReceive::new(to, Qpn::new(99), Psn::new(0));
+        context.modify_qp(qp, Transition::ReadyToReceive(receive)).unwrap();
+        let send = ReadyToSend::new(Psn::new(0)).timeout(8).retry_count(2);
+        context.modify_qp(qp, Transition::ReadyToSend(send)).unwrap();
+        let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+        let mut handle = runner.handle(&HandleConfig::default()).unwrap();
+        handle.deliver(cq).unwrap();
+        handle.call(move |context| context.poll(context.now() + ahead).unwrap()).unwrap();
+        let wr = SendWorkRequest {
+            wr_id: 1,
+            op: SendOp::Send,
+            data: Data::Inline(b""),
+            flags: SendFlags::SIGNALED,
+        };
+        handle.post_send(qp, &wr).unwrap();
+        let delivery = handle.wait(LONG).unwrap();
+        assert!(delivery.is_some(), "ahead by {ahead:?}: nothing");
+    }
+}

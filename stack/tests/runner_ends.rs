@@ -13,7 +13,7 @@ use std::time::Duration;
 use ferroce::driver::loopback;
 use ferroce::*;
 use ferroce_driver_test_support::mortal::Mortal;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -197,9 +197,14 @@ const NO_QUEUE: &str = "the completion channel has no completion queue: all were
 fn a_channel_without_queues_ends_every_wait() {
     let (mut context, ..) = context(port(), 0);
     let channel = context.create_comp_channel().unwrap();
+    let is_readable =
+        || poll(&mut [PollFd::new(&channel, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1;
+    let has_no_queue = || matches!(channel.get_cq_event(), Err(Error::NoQueue));
+    assert!(is_readable() && has_no_queue() && is_readable());
     let error = channel.wait_cq_event(LONG).unwrap_err();
     assert!(matches!(error, Error::NoQueue) && error.to_string() == NO_QUEUE, "{error}");
     let [first, second] = [(); 2].map(|()| context.create_cq_on(16, &channel).unwrap());
+    assert!(!is_readable());
     assert_eq!(channel.wait_cq_event(Duration::ZERO).unwrap(), None);
     // One of two is not the last.
     context.destroy_cq(first).unwrap();
@@ -207,15 +212,38 @@ fn a_channel_without_queues_ends_every_wait() {
     let gone = [(); 2].map(|()| Err(NO_QUEUE.to_owned()));
     assert_eq!(told(&channel, || context.destroy_cq(second).unwrap()), gone);
     // As a pipe without a writer: readable as long as it is so, for whoever waits by descriptor.
-    let is_readable =
-        || poll(&mut [PollFd::new(&channel, PollFlags::IN)], Some(&Timespec::default())).unwrap() == 1;
     for _ in 0..3 {
-        assert!(is_readable() && channel.get_cq_event().is_none());
+        assert!(is_readable() && has_no_queue());
     }
     // A new queue makes it a channel again.
     context.create_cq_on(16, &channel).unwrap();
-    assert!(channel.get_cq_event().is_none() && !is_readable());
+    assert!(!is_readable());
+    assert_eq!(channel.get_cq_event().unwrap(), None);
     assert_eq!(told(&channel, || drop(context)), gone);
+}
+
+/// Who waits by an edge-triggered descriptor (tokio's `AsyncFd` is one) and takes events until there are none is told so,
+/// and does not look for ever.
+#[test]
+fn a_channel_whose_queues_are_gone_is_told_from_one_without_events() {
+    let (mut context, ..) = context(port(), 0);
+    let channel = context.create_comp_channel().unwrap();
+    context.create_cq_on(16, &channel).unwrap();
+    let edges = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+    epoll::add(&edges, &channel, epoll::EventData::new_u64(0), flags).unwrap();
+    drop(context);
+    let (time, mut wakes) = (Timespec { tv_sec: 20, tv_nsec: 0 }, 0);
+    let end = loop {
+        let mut events = Vec::with_capacity(1);
+        assert_eq!(epoll::wait(&edges, rustix::buffer::spare_capacity(&mut events), Some(&time)).unwrap(), 1);
+        wakes += 1;
+        match channel.get_cq_event() {
+            Ok(event) => assert_eq!(event, None),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(end, Error::NoQueue) && wakes == 1, "{end} after {wakes} wakes");
 }
 
 /// The runner ends; its context is kept, so its queues are there, and nobody polls them.
@@ -243,6 +271,10 @@ fn the_end_of_a_runner_wakes_who_waits_for_a_channel() {
         });
         assert!(events.contains(&Ok(Some(cq))) && events.contains(&Ok(Some(other))), "{events:?}");
         assert!(matches!(handle.call(|_| ()), Err(Error::RunnerEnded { .. })));
+        // These events stand for no completion.
+        if let Some(mut stopped) = stopped {
+            assert_eq!([cq, other].map(|cq| stopped.context.poll_cq(cq).unwrap()), [None, None]);
+        }
     }
 }
 
@@ -310,4 +342,35 @@ fn stopping_a_runner_on_its_own_thread_says_what_is_wrong() {
     };
     assert!(handle.call(stop).unwrap().contains("drop it there"));
     assert!(matches!(other.wait(LONG), Err(Error::RunnerEnded { .. })));
+}
+
+/// The commands of all handles come before all deliveries.
+#[test]
+fn what_the_last_commands_of_one_handle_complete_for_another_is_delivered() {
+    let mut context = Context::open(port(), &Config::default()).unwrap();
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let qp = context.create_qp(&QpConfig::rc(pd, cq)).unwrap();
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).unwrap();
+    context.modify_qp(qp, Transition::Error).unwrap();
+    let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+    let mut handles = [(); 3].map(|()| runner.handle(&HandleConfig::default()).unwrap());
+    let [listener, poster, sleeper] = &mut handles;
+    listener.deliver(cq).unwrap();
+    poster.call(|_| ()).unwrap();
+    let (tell, told) = mpsc::channel();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let busy = move |_: &mut Context| {
+                tell.send(()).unwrap();
+                thread::sleep(Duration::from_millis(200));
+            };
+            sleeper.call(busy).unwrap();
+        });
+        told.recv().unwrap();
+        post(poster, qp, 7);
+        // Before the closure is over; it returns when the runner has ended.
+        drop(runner);
+    });
+    let delivery = listener.poll();
+    assert!(matches!(delivery, Ok(Some(Delivery::Completed { .. }))), "{delivery:?}");
 }

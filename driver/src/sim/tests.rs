@@ -461,7 +461,11 @@ fn what_makes_no_sense_is_refused_by_name() {
         assert!(network.set_config(link).is_err());
     }
     let size = |mtu, frames| SimNetwork::with_config(1, ok(), NetworkConfig { mtu, frames }).is_err();
-    assert!(size(67, 1) && size(1500, 0) && !size(1500, 1));
+    assert!(size(67, 1) && size(1500, 0) && !size(1500, 1) && !size(1500, 1 << 16));
+    for frames in [(1 << 16) + 1, usize::MAX] {
+        let refused = SimNetwork::with_config(1, ok(), NetworkConfig::default().frames(frames)).unwrap_err();
+        assert_eq!(refused.to_string(), format!("frames = {frames}: 1 to 65536 frames"));
+    }
 }
 
 #[test]

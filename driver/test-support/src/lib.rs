@@ -9,9 +9,10 @@
 //! - [`mortal`]: a port that dies when told.
 //! - [`patience`]: waiting for what the kernel does a moment later.
 //! - [`random`]: numbers that a test draws again by its seed.
+//! - [`waited`]: a port that counts how often it is waited for.
 //!
-//! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`], [`mortal`] and [`readiness`]: these are about the types of
-//! another instance of that crate, which is compiled without its tests.
+//! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`], [`mortal`], [`readiness`] and [`waited`]: these are about the
+//! types of another instance of that crate, which is compiled without its tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
 pub mod exchange;
@@ -21,3 +22,4 @@ pub mod namespaces;
 pub mod patience;
 pub mod random;
 pub mod readiness;
+pub mod waited;

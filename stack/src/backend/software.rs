@@ -82,6 +82,11 @@ impl Software {
         if self.armed {
             self.end_wait()?;
         }
+        if now >= TOO_LATE {
+            let expected =
+                format!("below Nanos({}): told a later time, no timer would ever be due", TOO_LATE.0);
+            return Err(Error::invalid("now", now.0, expected));
+        }
         let Software { driver, engine, .. } = self;
         let now = engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
@@ -152,6 +157,9 @@ impl Drop for Software {
         }
     }
 }
+
+/// A context's time never goes back, and deadlines are after it.
+const TOO_LATE: Nanos = Nanos(1 << 63);
 
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;

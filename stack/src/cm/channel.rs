@@ -22,7 +22,7 @@ impl ConnectionManager {
         Ok(self.events.pop(channel))
     }
 
-    /// Whether there have been events since this was last asked.
+    /// Whether there have been events since this was last asked, or some were taken.
     pub(crate) fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.events.has_news)
     }
@@ -68,7 +68,7 @@ pub(super) struct CmEvents {
     first: VecDeque<CmEvent>,
     channels: Slab<VecDeque<CmEvent>>,
     connections: usize,
-    /// One has come since this was last asked for.
+    /// One has come since this was last asked for, or was taken: there may be more.
     has_news: bool,
 }
 
@@ -126,7 +126,9 @@ impl CmEvents {
     }
 
     pub(super) fn pop(&mut self, channel: Option<CmChannel>) -> Option<CmEvent> {
-        self.queue(channel).pop_front()
+        let event = self.queue(channel).pop_front();
+        self.has_news |= event.is_some();
+        event
     }
 
     /// Takes the oldest of a connection, which may be over: then nothing tells its channel any more.

@@ -63,9 +63,9 @@ impl Context {
     /// [`modify_qp`](Context::modify_qp).
     ///
     /// # Errors
-    /// [`Error::State`] in any other state, or for a UD queue pair; [`Error::Invalid`] if `local` is not of this queue
-    /// pair or port; what [`modify_qp`](Context::modify_qp) says of the transitions. A queue pair that was in RESET is in
-    /// RESET again then.
+    /// [`Error::State`] in any other state; [`Error::Invalid`] for a UD queue pair, and if `local` is not of this queue
+    /// pair or port; what [`modify_qp`](Context::modify_qp) says of the transitions. The queue pair is in RESET or INIT
+    /// then, as before.
     pub fn handshake(&mut self, qp: Qp, local: &Endpoint, remote: &Endpoint) -> Result<(), Error> {
         let attributes = self.query_qp(qp)?;
         if attributes.qpn != local.qpn {
@@ -83,6 +83,8 @@ impl Context {
                 let receive = ReadyToReceive::new(address, remote.qpn, remote.psn);
                 let receive = receive.path_mtu(path_mtu).max_dest_rd_atomic(local.rd_atomic);
                 let send = ReadyToSend::new(local.psn).max_rd_atomic(remote.rd_atomic);
+                // Behind RTR there is no way back to INIT.
+                send.check()?;
                 [Transition::ReadyToReceive(receive), Transition::ReadyToSend(send)]
             }
             QpType::Uc => {

@@ -34,9 +34,14 @@ impl Context {
         dispatch!(&mut self.backend, wait(timeout))
     }
 
-    /// Whether there have been completions or events since this was last asked, taken or not.
+    /// Whether there have been completions or events since this was last asked, or events were taken.
     pub(crate) fn take_news(&mut self) -> bool {
         dispatch!(&mut self.backend, take_news())
+    }
+
+    /// Whether there are completions that were not taken.
+    pub(crate) fn has_completions(&self) -> bool {
+        dispatch!(&self.backend, has_completions())
     }
 
     /// What another thread ends [`wait`](Context::wait) with, or a wait for the context's file descriptor: the driver's

@@ -66,6 +66,10 @@ impl CompletionQueue {
         self.ring.pop_front()
     }
 
+    pub(crate) fn has_completions(&self) -> bool {
+        !self.ring.is_empty()
+    }
+
     pub(crate) fn arm(&mut self, notify: Notify) {
         // Arming for any completion is the stronger wish and stays.
         if self.armed != Some(Notify::Next) {

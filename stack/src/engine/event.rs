@@ -1,6 +1,6 @@
 //! Events that wait to be read.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 
 use crate::verbs::{Ah, Config, Cq, Event, EventSource, Handle, Qp, Srq, Unreachable};
 
@@ -12,8 +12,8 @@ pub(crate) struct Events {
     first_srq: u32,
     first_ah: u32,
     port: u32,
-    /// The events that wait and say more than their object and kind.
-    particular: Vec<Event>,
+    /// The events that wait and say more than their object and kind, by place: each object has one at most.
+    particular: HashMap<u32, Event>,
     /// The objects with events, and some whose events were taken by object, each once.
     order: VecDeque<u32>,
 }
@@ -32,7 +32,7 @@ impl Events {
             first_ah,
             port,
             // One of the port; more as ways are set up in vain, one for each object at most. Packets add nothing.
-            particular: Vec::with_capacity(1),
+            particular: HashMap::with_capacity(1),
             order: VecDeque::with_capacity(objects),
         }
     }
@@ -48,7 +48,7 @@ impl Events {
             self.order.push_back(place);
         }
         if is_news && kind == PARTICULAR {
-            self.particular.push(event);
+            self.particular.insert(place, event);
         }
         is_news
     }
@@ -79,7 +79,7 @@ impl Events {
         let waiting =
             self.waiting.get_mut(place as usize).filter(|waiting| waiting.generation == generation)?;
         waiting.remove(PARTICULAR);
-        match self.take_particular(source)? {
+        match self.particular.remove(&place)? {
             Event::QpUnreachable { reason, .. } | Event::AhUnreachable { reason, .. } => Some(reason),
             _ => None,
         }
@@ -87,7 +87,7 @@ impl Events {
 
     /// Whether there is one of the port.
     pub(crate) fn has_pkey_violation(&self) -> bool {
-        self.particular.iter().any(|event| event.source() == EventSource::Port)
+        self.particular.contains_key(&self.port)
     }
 
     /// Forgets the events of an object that is destroyed.
@@ -96,7 +96,7 @@ impl Events {
         if let Some(waiting) = self.waiting.get_mut(place as usize) {
             waiting.clear();
         }
-        self.particular.retain(|event| event.source() != source);
+        self.particular.remove(&place);
     }
 
     fn take(&mut self, place: u32) -> Option<Event> {
@@ -115,17 +115,12 @@ impl Events {
             EventSource::Port
         };
         match source {
-            _ if kind == PARTICULAR => self.take_particular(source),
+            _ if kind == PARTICULAR => self.particular.remove(&place),
             EventSource::Qp(qp) => QP_EVENTS.get(kind).map(|event| event(qp)),
             EventSource::Cq(cq) => CQ_EVENTS.get(kind).map(|event| event(cq)),
             EventSource::Srq(srq) => Some(Event::SrqLimitReached(srq)),
             EventSource::Ah(_) | EventSource::Port => None,
         }
-    }
-
-    fn take_particular(&mut self, source: EventSource) -> Option<Event> {
-        let at = self.particular.iter().position(|event| event.source() == source)?;
-        Some(self.particular.remove(at))
     }
 
     /// The place of an object, and its generation.
@@ -274,6 +269,22 @@ mod tests {
         }
         assert!(events.order.capacity() == capacity && events.order.len() <= 1);
         assert_eq!(events.next(), None);
+    }
+
+    /// Each costs a look, however many others wait.
+    #[test]
+    fn events_that_say_more_come_back_in_their_order() {
+        let count = 100_000;
+        let mut events = Events::new(&Config { max_qps: count, ..Config::default() });
+        let reason = Unreachable::Silent { peer: [10, 0, 0, 1].into() };
+        let unreachable = |index| Event::QpUnreachable { qp: qp(index, 0), reason };
+        assert!((0..count).all(|index| events.raise(unreachable(index))));
+        assert_eq!(events.take_unreachable(qp(1, 0).into()), Some(reason));
+        assert_eq!(events.next_of(qp(3, 0).into()), Some(unreachable(3)));
+        events.forget(qp(5, 0).into());
+        let rest = (0..count).filter(|index| ![1, 3, 5].contains(index)).map(unreachable);
+        assert!(rest.map(Some).eq(std::iter::from_fn(|| Some(events.next())).take(count as usize - 3)));
+        assert!(events.next().is_none() && events.particular.is_empty());
     }
 
     #[test]

@@ -312,15 +312,14 @@ impl MemoryRegions {
         }
     }
 
-    /// Changes the word of a grant that was made for this packet, at once; returns what was there.
+    /// Changes the word of a grant that was made for this packet, at once; returns what was there. `None` if it is not
+    /// aligned in memory that several reach: of a region for atomics (`check_words`) each aligned address is.
     pub(crate) fn change_word(
         &mut self,
         grant: Granted,
         change: impl FnOnce(&mut Memory, u64) -> Result<u64, MemoryError>,
-    ) -> Result<u64, RemoteAccess> {
-        let region = self.slab.at_mut(grant.index).ok_or(RemoteAccess)?;
-        // `check_words` has seen to it that words of a region that several reach are words of memory.
-        change(&mut region.memory, grant.start).map_err(|_| RemoteAccess)
+    ) -> Option<u64> {
+        change(&mut self.slab.at_mut(grant.index)?.memory, grant.start).ok()
     }
 
     /// Revokes a key: of a region of `pd` that grants `needed` and has no windows bound to it, or
@@ -384,6 +383,7 @@ impl<'a> Iterator for Pieces<'a> {
 }
 
 /// Atomics of peers must be of words of memory, where others could see half of one. A window may grant them too.
+/// REMOTE_WRITE alone is not refused: WRITEs need no words, and most peers send no ATOMIC WRITE.
 fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
     let atomics =
         access.contains(Access::REMOTE_ATOMIC) || access.contains(Access::MW_BIND | Access::LOCAL_WRITE);

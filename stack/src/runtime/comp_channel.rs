@@ -16,7 +16,7 @@ use crate::verbs::{Cq, Error};
 /// ([`Context::create_cq_on`]), behind a file descriptor of its own.
 ///
 /// A queue raises one event each time that it was armed ([`Context::req_notify_cq`]) and a completion that it was armed for
-/// came. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
+/// came, or when the runner of its context ends. The descriptor is readable as long as there are events; [`get_cq_event`](CompChannel::get_cq_event) takes one. A
 /// completion that came before the queue was armed raises none, so the loop is: arm, poll until there is nothing, wait.
 ///
 /// Every wait ends: when a [`Runner`](crate::Runner) ends, the queues of its context that are armed raise their events;
@@ -63,7 +63,8 @@ impl Context {
     /// [`Error::Driver`] when this process may have no more file descriptors.
     pub fn create_comp_channel(&mut self) -> Result<CompChannel, Error> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
-        let tokens = eventfd(0, flags)
+        // One token, for it has no queue yet.
+        let tokens = eventfd(1, flags)
             .map_err(|error| Error::waiting(&self.capabilities().interface, error.into()))?;
         Ok(CompChannel { tokens: Arc::new(tokens), queues: Arc::default() })
     }
@@ -81,36 +82,40 @@ impl Context {
 }
 
 impl CompChannel {
-    /// Takes an event without blocking, unlike `ibv_get_cq_event`; [`wait_cq_event`](CompChannel::wait_cq_event) blocks. The
-    /// returned queue was armed and has a completion, and is not armed any longer. The queues of the channel take turns.
-    /// `None` while the descriptor stays readable: the channel has no queue.
-    pub fn get_cq_event(&self) -> Option<Cq> {
+    /// Takes an event without blocking, unlike `ibv_get_cq_event`; [`wait_cq_event`](CompChannel::wait_cq_event) blocks.
+    /// `None` when there is none. The queues of the channel take turns.
+    ///
+    /// The returned queue was armed, and is so no longer. It usually has a completion. It has none if the event is that of
+    /// the end of a [`Runner`](crate::Runner), which wakes all who wait, or if the completion was taken already or went with
+    /// its queue pair. So go on with whatever polling the queue finds.
+    ///
+    /// # Errors
+    /// [`Error::NoQueue`] when the channel has no completion queue, or has none any longer: all were destroyed, or went
+    /// with their context. The descriptor is readable then.
+    pub fn get_cq_event(&self) -> Result<Option<Cq>, Error> {
         // A token of a queue that is gone meanwhile finds no event.
-        while read(&*self.tokens, &mut [0; 8]).is_ok() {
+        while self.take_token() {
             if let Some(cq) = self.queues().take() {
-                return Some(cq);
+                return Ok(Some(cq));
             }
         }
-        if !self.has_queue() {
+        if self.queues().is_empty() {
             // For the others that wait.
             add_token(&self.tokens);
+            return Err(Error::NoQueue);
         }
-        None
+        Ok(None)
     }
 
     /// Takes an event, and blocks until there is one, for `timeout` at most. `None` when there was none in that time.
     ///
     /// # Errors
-    /// [`Error::NoQueue`] when the channel has no completion queue, or has none any longer: all were destroyed, or went
-    /// with their context. [`Error::Wait`] when the system can't wait.
+    /// [`Error::NoQueue`] as [`get_cq_event`](CompChannel::get_cq_event); [`Error::Wait`] when the system can't wait.
     pub fn wait_cq_event(&self, timeout: Duration) -> Result<Option<Cq>, Error> {
         let start = Instant::now();
         loop {
-            if let Some(cq) = self.get_cq_event() {
+            if let Some(cq) = self.get_cq_event()? {
                 return Ok(Some(cq));
-            }
-            if !self.has_queue() {
-                return Err(Error::NoQueue);
             }
             let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
@@ -129,13 +134,15 @@ impl CompChannel {
     fn add(&self, cq: Cq) -> Waker {
         let queue = Arc::new(Queue { cq, events: AtomicU64::new(0), is_gone: AtomicBool::new(false) });
         let mut queues = self.queues();
+        // Without a queue there is no event, and no token is one's.
+        while queues.is_empty() && self.take_token() {}
         queues.all.retain(|queue| !queue.is_gone());
         queues.all.push(queue.clone());
         Waker::from(Arc::new(Attachment { queue, tokens: self.tokens.clone() }))
     }
 
-    fn has_queue(&self) -> bool {
-        self.queues().all.iter().any(|queue| !queue.is_gone())
+    fn take_token(&self) -> bool {
+        read(&*self.tokens, &mut [0; 8]).is_ok()
     }
 
     fn queues(&self) -> MutexGuard<'_, Queues> {
@@ -164,6 +171,10 @@ struct Queues {
 }
 
 impl Queues {
+    fn is_empty(&self) -> bool {
+        self.all.iter().all(|queue| queue.is_gone())
+    }
+
     fn take(&mut self) -> Option<Cq> {
         let count = self.all.len();
         let mut turns = (0..count).map(|n| (self.next + n) % count);

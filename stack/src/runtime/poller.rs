@@ -12,6 +12,10 @@ const LONGEST_BLOCK: Duration = Duration::from_millis(2);
 /// Drives a context in the thread of its application, by default so that more contexts than cores get
 /// on with each other and an idle one costs next to nothing ([`Idle::Adaptive`]). Its time goes on from what the context
 /// was told before.
+///
+/// One poller has one time. It may drive several contexts in turn, and then all of them have the time of the one that is
+/// furthest ahead. Contexts that were told different times (a simulation's, that of a program's own clock) need a poller
+/// each: time that jumps ahead ends the connections and timers of a context.
 #[derive(Debug)]
 pub struct Poller {
     clock: Clock,
@@ -47,13 +51,15 @@ impl Poller {
         Poller { clock: Clock::start(), idler: Idler::new(idle) }
     }
 
-    /// The time now, as the context is told it.
+    /// The time now, as the contexts are told it.
     pub fn now(&mut self) -> Nanos {
         self.clock.now()
     }
 
-    /// One turn of the loop: a poll, and if that has found nothing what the loop does then. It does not block over a
-    /// completion or an event that came since the last turn. Returns how many frames came and went.
+    /// One turn of the loop: a poll, and if that has found nothing what the loop does then. It does not block while a
+    /// completion is in its queue, nor after a turn in which an event came or one was taken, so several that came together
+    /// may be taken one in each turn. Events that nobody takes do not keep the loop awake. Returns how many frames came and
+    /// went.
     ///
     /// # Errors
     /// Those of [`Context::poll`].
@@ -63,6 +69,10 @@ impl Poller {
         if context.take_news() || frames > 0 {
             self.idler.reset();
         } else if self.idler.rest() {
+            if context.has_completions() {
+                self.idler.reset();
+                return Ok(frames);
+            }
             let quiet = context.quiet_for(self.clock.now());
             context.wait(quiet.map_or(LONGEST_BLOCK, |time| time.min(LONGEST_BLOCK)))?;
         }

@@ -1,5 +1,6 @@
 //! A context on a thread of its own, and what other threads reach it through.
 
+mod claims;
 mod client;
 mod command;
 mod handle;
@@ -7,7 +8,6 @@ mod sync;
 mod task;
 mod wakeup;
 
-use std::collections::HashSet;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::sync_channel;
@@ -23,8 +23,9 @@ use tracing::{info, warn};
 use crate::Context;
 use crate::runtime::affinity::pin_to_core;
 use crate::runtime::idle::{Idle, Idler};
-use crate::verbs::{Cq, Error};
+use crate::verbs::Error;
 
+use claims::Claims;
 use client::Client;
 pub use command::Delivery;
 pub use handle::RunnerHandle;
@@ -263,8 +264,7 @@ struct RunnerState {
     sleep: Sleep,
     end: End,
     arrivals: Mutex<Vec<Client>>,
-    /// The completion queues that have a handle.
-    claimed: Mutex<HashSet<Cq>>,
+    claims: Claims,
     /// The runner's thread, from its beginning.
     thread: OnceLock<ThreadId>,
 }
@@ -277,7 +277,7 @@ impl RunnerState {
             sleep: Sleep::new(),
             end: End::new(),
             arrivals: Mutex::default(),
-            claimed: Mutex::default(),
+            claims: Claims::default(),
             thread: OnceLock::new(),
         }
     }
@@ -352,8 +352,7 @@ struct Turns {
 
 impl Turns {
     fn new(context: Context, idle: Idle, state: Arc<RunnerState>) -> Turns {
-        let (mut clock, idler) = (Clock::start(), Idler::new(idle));
-        clock.catch_up_with(context.now());
+        let (clock, idler) = (Clock::start(), Idler::new(idle));
         Turns { context, clients: Vec::new(), state, clock, idler, seen: 0 }
     }
 
@@ -381,14 +380,15 @@ impl Turns {
 
     /// Commands, frames and timers, completions. Returns how much there was of all of them.
     fn turn(&mut self) -> Result<usize, Error> {
-        let Turns { context, clients, clock, .. } = self;
+        let Turns { context, clients, state, clock, .. } = self;
         let mut done = 0;
         for client in clients.iter_mut() {
             done += client.take_commands(context);
         }
-        done += context.poll(clock.now())?;
+        // The context may be ahead: before the first turn, or by what a closure has told it.
+        done += context.poll(clock.catch_up_with(context.now()))?;
         for client in clients.iter_mut() {
-            done += client.deliver(context);
+            done += client.deliver(context, &state.claims);
         }
         Ok(done)
     }
@@ -406,11 +406,12 @@ impl Turns {
         });
     }
 
-    /// What was posted before the end.
+    /// What was posted before the end. The commands of one handle may complete for another.
     fn finish(&mut self) {
-        for client in &mut self.clients {
-            client.take_last_commands(&mut self.context);
-            client.deliver(&mut self.context);
+        let Turns { context, clients, state, .. } = self;
+        clients.iter_mut().for_each(|client| client.take_last_commands(context));
+        for client in clients {
+            client.deliver(context, &state.claims);
         }
     }
 

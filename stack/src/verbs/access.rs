@@ -22,6 +22,11 @@ impl Access {
     /// The stack may write the region for its owner: receives, READ results.
     pub const LOCAL_WRITE: Access = Access(1);
     /// Peers may write. A region needs [`LOCAL_WRITE`](Access::LOCAL_WRITE) too; a queue pair does not.
+    ///
+    /// An ATOMIC WRITE needs an address that is a multiple of 8, and if the region is of shared or foreign memory one whose
+    /// byte lies at a multiple of 8 in memory too: the region's iova must be congruent to its memory's address modulo 8
+    /// ([`register_at`](crate::Context::register_at)). Otherwise it is refused as misaligned, with
+    /// [`RemInvReqErr`](crate::WcStatus::RemInvReqErr). WRITE has no such rule.
     pub const REMOTE_WRITE: Access = Access(2);
     /// Peers may read.
     pub const REMOTE_READ: Access = Access(4);

@@ -5,7 +5,11 @@ use crate::verbs::{Error, Event, EventSource};
 
 impl Software {
     pub(crate) fn next_event(&mut self) -> Option<Event> {
-        self.engine.shared.events.next()
+        let shared = &mut self.engine.shared;
+        let event = shared.events.next();
+        // There may be more.
+        shared.has_news |= event.is_some();
+        event
     }
 
     pub(crate) fn next_event_of(&mut self, source: EventSource) -> Result<Option<Event>, Error> {
@@ -18,6 +22,9 @@ impl Software {
             }
             EventSource::Port => {}
         }
-        Ok(self.engine.shared.events.next_of(source))
+        let shared = &mut self.engine.shared;
+        let event = shared.events.next_of(source);
+        shared.has_news |= event.is_some();
+        Ok(event)
     }
 }

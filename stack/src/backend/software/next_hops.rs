@@ -22,8 +22,10 @@ const LOOK_EVERY: Duration = Duration::from_millis(1);
 const LOOKS_APART: Duration = Duration::from_micros(50);
 /// Searches that there may be before it is asked who wants them.
 const ROOM: usize = 32;
-/// A driver that knows neither way for so long never will.
+/// A driver that says nothing for so long never will: the time of each who waits.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// Who joins a search has its time from a round on: there are many that wait, and rounds are rare.
+const ROUND_EVERY: Duration = Duration::from_secs(1);
 
 /// Who waits for a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,30 +49,62 @@ impl Seeker {
     }
 }
 
+/// Who waits, and until when; that is not known before the first round.
+#[derive(Clone, Copy)]
+struct Waiter {
+    seeker: Seeker,
+    until: Option<Nanos>,
+}
+
 /// A next hop that is being looked for.
 struct Sought {
     ticket: Ticket,
-    /// When it is given up; not known before the first look.
-    until: Option<Nanos>,
+    /// When the waiters are gone through next: those that are new get their time, and the time of others is over.
+    next_round: Nanos,
     /// Who began to wait, by place; some are gone, or wait for another.
-    seekers: BTreeMap<(u8, u32), Seeker>,
+    waiters: BTreeMap<(u8, u32), Waiter>,
 }
 
 impl Sought {
+    fn new(ticket: Ticket) -> Sought {
+        Sought { ticket, next_round: Nanos::ZERO, waiters: BTreeMap::new() }
+    }
+
+    /// A seeker begins to wait, and has its whole time.
+    fn add(&mut self, seeker: Seeker) {
+        self.waiters.insert(seeker.place(), Waiter { seeker, until: None });
+    }
+
     /// Whether anybody still waits. Who is found not to is forgotten, so that each is looked at in vain once.
     fn is_wanted(&mut self, seeks: impl Fn(Seeker, Ticket) -> bool) -> bool {
-        while let Some(seeker) = self.seekers.last_entry() {
-            if seeks(*seeker.get(), self.ticket) {
+        while let Some(waiter) = self.waiters.last_entry() {
+            if seeks(waiter.get().seeker, self.ticket) {
                 return true;
             }
-            seeker.remove();
+            waiter.remove();
         }
         false
     }
+
+    /// Takes out those whose time is over at `now`, after a look that found nothing.
+    fn take_overdue(&mut self, now: Nanos) -> BTreeMap<(u8, u32), Waiter> {
+        if now < self.next_round {
+            return BTreeMap::new();
+        }
+        let waiters = std::mem::take(&mut self.waiters).into_iter();
+        let timed = waiters.map(|(place, Waiter { seeker, until })| {
+            (place, Waiter { seeker, until: Some(until.unwrap_or(now + PATIENCE)) })
+        });
+        let overdue;
+        (overdue, self.waiters) = timed.partition(|(_, waiter)| waiter.until <= Some(now));
+        let first = self.waiters.values().filter_map(|waiter| waiter.until).min();
+        self.next_round = first.unwrap_or(Nanos::NEVER).min(now + ROUND_EVERY);
+        overdue
+    }
 }
 
-/// All that are being looked for, by peer. A search for which nobody waits any more is noticed when its turn comes, or
-/// when there are too many, and costs the driver nothing.
+/// All that are being looked for, by peer. A search for which nobody waits any more is noticed when its turn comes, when
+/// there are too many, or when somebody else begins to wait for the same peer. It costs the driver nothing.
 pub(crate) struct NextHops {
     sought: BTreeMap<IpAddr, Sought>,
     /// So many before those that nobody waits for are looked for.
@@ -105,7 +139,7 @@ impl NextHops {
         if hop.ticket().is_some()
             && let Some(sought) = self.sought.get_mut(&peer)
         {
-            sought.seekers.insert(seeker.place(), seeker);
+            sought.add(seeker);
         }
     }
 
@@ -118,13 +152,18 @@ impl NextHops {
 }
 
 impl Engine {
-    /// The next hop to a peer: what the driver knows, or the ticket of the search that begins with this.
+    /// The next hop to a peer: what the driver knows, the ticket of the search that others wait for, or of one that begins
+    /// with this.
     ///
     /// # Errors
     /// The driver's.
     pub(crate) fn next_hop(&mut self, driver: &mut dyn PacketDriver, peer: IpAddr) -> Result<Hop, Error> {
-        if let Some(sought) = self.next_hops.sought.get(&peer) {
-            return Ok(Hop::Sought(sought.ticket));
+        if let Some(mut sought) = self.next_hops.sought.remove(&peer)
+            && sought.is_wanted(|seeker, ticket| self.seeks(seeker, ticket))
+        {
+            let ticket = sought.ticket;
+            self.next_hops.sought.insert(peer, sought);
+            return Ok(Hop::Sought(ticket));
         }
         if let NextHop::Found(mac) = driver.resolve(peer)? {
             return Ok(Hop::Found(MacAddr(mac)));
@@ -134,7 +173,7 @@ impl Engine {
         }
         let ticket = self.shared.scheduler.ticket();
         let NextHops { sought, next_look, .. } = &mut self.next_hops;
-        sought.insert(peer, Sought { ticket, until: None, seekers: BTreeMap::new() });
+        sought.insert(peer, Sought::new(ticket));
         // With the next poll, whose time is not known.
         *next_look = Nanos::ZERO;
         Ok(Hop::Sought(ticket))
@@ -167,10 +206,18 @@ impl Engine {
         if let Some((peer, mut sought)) = self.next_hops.take_next()
             && sought.is_wanted(|seeker, ticket| self.seeks(seeker, ticket))
         {
-            match look(driver, peer, now < *sought.until.get_or_insert(now + PATIENCE)) {
-                None => _ = self.next_hops.sought.insert(peer, sought),
-                Some(found) => self.settle_next_hop(sought, found),
-            }
+            let ticket = sought.ticket;
+            let (told, word) = match look(driver, peer) {
+                Some(found) => (sought.waiters, found),
+                None => {
+                    let overdue = sought.take_overdue(now);
+                    if !sought.waiters.is_empty() {
+                        self.next_hops.sought.insert(peer, sought);
+                    }
+                    (overdue, Err(Unreachable::Silent { peer }))
+                }
+            };
+            self.settle_next_hop(ticket, told, word);
         }
         let NextHops { sought, next_look, .. } = &mut self.next_hops;
         *next_look = match u32::try_from(sought.len()) {
@@ -180,9 +227,18 @@ impl Engine {
         };
     }
 
-    fn settle_next_hop(&mut self, sought: Sought, found: Result<MacAddr, Unreachable>) {
-        let Sought { ticket, seekers, .. } = sought;
-        for seeker in seekers.into_values() {
+    /// Tells those who waited what has come of the search with this ticket. The datagrams of others that wait for it say
+    /// so again.
+    fn settle_next_hop(
+        &mut self,
+        ticket: Ticket,
+        told: BTreeMap<(u8, u32), Waiter>,
+        found: Result<MacAddr, Unreachable>,
+    ) {
+        if told.is_empty() {
+            return;
+        }
+        for Waiter { seeker, .. } in told.into_values() {
             match seeker {
                 Seeker::Qp(qp) => {
                     let Engine { qps, shared, .. } = self;
@@ -219,15 +275,10 @@ impl Engine {
 }
 
 /// What the driver says of a next hop; nothing while it may still find out.
-fn look(
-    driver: &mut dyn PacketDriver,
-    peer: IpAddr,
-    is_patient: bool,
-) -> Option<Result<MacAddr, Unreachable>> {
+fn look(driver: &mut dyn PacketDriver, peer: IpAddr) -> Option<Result<MacAddr, Unreachable>> {
     match driver.resolve(peer) {
         Ok(NextHop::Found(mac)) => Some(Ok(MacAddr(mac))),
-        Ok(NextHop::Pending) if is_patient => None,
-        Ok(NextHop::Pending) => Some(Err(Unreachable::Silent { peer })),
+        Ok(NextHop::Pending) => None,
         Err(error) => {
             tracing::debug!("no next hop to {peer}: {error}");
             Some(Err(Unreachable::of(peer, &error)))
@@ -268,7 +319,7 @@ mod tests {
     fn a_search_knows_each_place_once() {
         let (ticket, peer) = (Scheduler::new(1).ticket(), IpAddr::from([10, 0, 0, 1]));
         let mut next_hops = NextHops::new();
-        next_hops.sought.insert(peer, Sought { ticket, until: None, seekers: BTreeMap::new() });
+        next_hops.sought.insert(peer, Sought::new(ticket));
         // Queue pairs that come and go, and two that take turns.
         for n in 0..1000 {
             let handle = Handle { index: n % 2, generation: n / 2 % 7 };
@@ -276,9 +327,33 @@ mod tests {
             next_hops.tell(peer, Hop::Sought(ticket), Seeker::Ah(Ah(handle)));
         }
         let (_, mut sought) = next_hops.take_next().unwrap();
-        assert_eq!(sought.seekers.len(), 4);
+        assert_eq!(sought.waiters.len(), 4);
         assert!(sought.is_wanted(|seeker, of| of == ticket && matches!(seeker, Seeker::Qp(_))));
-        assert!(!sought.is_wanted(|_, _| false) && sought.seekers.is_empty());
+        assert!(!sought.is_wanted(|_, _| false) && sought.waiters.is_empty());
+    }
+
+    #[test]
+    fn each_waiter_has_its_own_time() {
+        let mut sought = Sought::new(Scheduler::new(1).ticket());
+        let [first, second] = [0, 1].map(|index| Seeker::Qp(Qp(Handle { index, generation: 0 })));
+        let start = Nanos(1_000_000_000);
+        let overdue_after = |sought: &mut Sought, seconds| {
+            let overdue = sought.take_overdue(start + Duration::from_secs(seconds));
+            overdue.into_values().map(|waiter| waiter.seeker).collect::<Vec<_>>()
+        };
+        sought.add(first);
+        assert_eq!(overdue_after(&mut sought, 0), []);
+        sought.add(second);
+        assert_eq!(overdue_after(&mut sought, 7), []);
+        assert_eq!(overdue_after(&mut sought, 9), []);
+        assert_eq!(overdue_after(&mut sought, 10), [first], "others that come later do not keep it waiting");
+        assert_eq!(overdue_after(&mut sought, 16), []);
+        // It waits anew, for something else and for this again.
+        sought.add(second);
+        assert_eq!(overdue_after(&mut sought, 17), []);
+        assert_eq!(overdue_after(&mut sought, 26), []);
+        assert_eq!(overdue_after(&mut sought, 27), [second]);
+        assert!(sought.waiters.is_empty());
     }
 
     #[test]
@@ -287,8 +362,7 @@ mod tests {
         let mut next_hops = NextHops::new();
         assert!(next_hops.take_next().is_none());
         for host in [3, 1, 2] {
-            let sought = Sought { ticket: scheduler.ticket(), until: None, seekers: BTreeMap::new() };
-            next_hops.sought.insert([10, 0, 0, host].into(), sought);
+            next_hops.sought.insert([10, 0, 0, host].into(), Sought::new(scheduler.ticket()));
         }
         let mut turn = || {
             let (peer, sought) = next_hops.take_next().unwrap();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use ferroce_driver::Nanos;
 
 use super::Software;
+use crate::engine::cq::CompletionQueue;
 use crate::engine::shared::Shared;
 use crate::telemetry::exporter::Exporter;
 use crate::verbs::Error;
@@ -35,10 +36,14 @@ impl Software {
         Ok(())
     }
 
-    /// Whether there have been completions or events since this was last asked.
+    /// Whether there have been completions or events since this was last asked, or events were taken.
     pub(crate) fn take_news(&mut self) -> bool {
         let connections = self.engine.cm_if_used().is_some_and(|(cm, _)| cm.take_news());
         std::mem::take(&mut self.engine.shared.has_news) | connections
+    }
+
+    pub(crate) fn has_completions(&self) -> bool {
+        self.engine.shared.cqs.iter().any(CompletionQueue::has_completions)
     }
 
     pub(crate) fn waker(&self) -> Option<Waker> {

@@ -51,7 +51,7 @@ impl QueuePair {
             true => memory.compare_swap(at, atomic.compare(), atomic.swap_or_add()),
             false => memory.fetch_add(at, atomic.swap_or_add()),
         };
-        let original = shared.mrs.change_word(grant, change).map_err(|_| RequestRefusal::Access)?;
+        let original = shared.mrs.change_word(grant, change).ok_or(RequestRefusal::Invalid)?;
         shared.count(Counter::RxAtomicRequests);
         self.responder.count_message();
         self.remember(1, Answer::Atomic { original });
@@ -102,7 +102,7 @@ impl QueuePair {
         let grant = grant.map_err(|_| RequestRefusal::Access)?;
         let Ok(word) = <[u8; 8]>::try_from(packet.payload) else { return Err(RequestRefusal::Invalid) };
         let store = |memory: &mut Memory, at| memory.store_u64(at, u64::from_ne_bytes(word)).map(|()| 0);
-        shared.mrs.change_word(grant, store).map_err(|_| RequestRefusal::Access)?;
+        shared.mrs.change_word(grant, store).ok_or(RequestRefusal::Invalid)?;
         shared.count(Counter::RxAtomicWriteRequests);
         self.responder.count_message();
         self.remember(1, Answer::Done);

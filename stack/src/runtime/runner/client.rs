@@ -4,6 +4,7 @@ use std::sync::mpsc::SyncSender;
 
 use rtrb::{Consumer, Producer, PushError};
 
+use super::claims::Claims;
 use super::command::{Command, Delivery};
 use super::wakeup::Desk;
 use crate::Context;
@@ -75,8 +76,11 @@ impl Client {
     }
 
     /// Moves completions to the handle as far as there is room; returns how many. The others stay in
-    /// their queues.
-    pub(super) fn deliver(&mut self, context: &mut Context) -> usize {
+    /// their queues, for the next handle if this one is gone.
+    pub(super) fn deliver(&mut self, context: &mut Context, claims: &Claims) -> usize {
+        if self.desk.has_left() {
+            return 0;
+        }
         let mut delivered = 0;
         let mut n = 0;
         // What is held comes first.
@@ -95,9 +99,7 @@ impl Client {
                 }
                 Ok(None) => n += 1,
                 // It was destroyed.
-                Err(_) => {
-                    self.cqs.swap_remove(n);
-                }
+                Err(_) => claims.remove(self.cqs.swap_remove(n)),
             }
         }
         self.is_full = self.deliveries.is_full();

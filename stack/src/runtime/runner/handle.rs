@@ -8,7 +8,7 @@ use rtrb::{Consumer, Producer, PushError};
 use super::RunnerState;
 use super::client::Unfinished;
 use super::command::{Command, Delivery, Job, MAX_INLINE, MAX_SGES, Payload, ReceivesOf};
-use super::wakeup::{Desk, lock};
+use super::wakeup::Desk;
 use crate::runtime::idle::{Idle, Idler};
 use crate::verbs::{Cq, Data, Error, Mr, Qp, ReceiveWorkRequest, RegisterError, SendWorkRequest, Srq};
 use crate::{Context, Memory};
@@ -43,7 +43,6 @@ pub struct RunnerHandle {
     pub(super) desk: Arc<Desk>,
     state: Arc<RunnerState>,
     idle: Idle,
-    cqs: Vec<Cq>,
     /// From the runner, before it tells that it has ended.
     last: Receiver<Unfinished>,
     unfinished: Option<Unfinished>,
@@ -63,8 +62,8 @@ impl RunnerHandle {
         idle: Idle,
         last: Receiver<Unfinished>,
     ) -> RunnerHandle {
-        let (held, cqs) = (VecDeque::new(), Vec::new());
-        RunnerHandle { commands, deliveries, held, desk, state, idle, cqs, last, unfinished: None }
+        let held = VecDeque::new();
+        RunnerHandle { commands, deliveries, held, desk, state, idle, last, unfinished: None }
     }
 
     /// Posts a send; [`Delivery::Refused`] if the context does not take it.
@@ -204,23 +203,17 @@ impl RunnerHandle {
     /// [`Error::RunnerEnded`]; [`Error::OwnThread`] as [`call`](RunnerHandle::call).
     pub fn deliver(&mut self, cq: Cq) -> Result<(), Error> {
         self.state.check_thread("deliver")?;
-        if !lock(&self.state.claimed).insert(cq) {
-            let users = "a handle of this runner, which gets its completions".to_owned();
-            return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
-        }
+        self.state.claims.add(cq, &self.desk)?;
         let taken = self.run(move |context, cqs| {
             context.check_cq(cq)?;
             cqs.push(cq);
             Ok(())
         });
-        match taken.flatten() {
-            Ok(()) => self.cqs.push(cq),
-            Err(error) => {
-                lock(&self.state.claimed).remove(&cq);
-                return Err(error);
-            }
+        let taken = taken.flatten();
+        if taken.is_err() {
+            self.state.claims.remove(cq);
         }
-        Ok(())
+        taken
     }
 
     fn receive(&mut self, queue: ReceivesOf, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
@@ -289,12 +282,9 @@ impl RunnerHandle {
 impl Drop for RunnerHandle {
     /// Commands that were posted are carried out; completions stay in their queues from now on.
     fn drop(&mut self) {
-        let mut claimed = lock(&self.state.claimed);
-        self.cqs.iter().for_each(|cq| {
-            claimed.remove(cq);
-        });
-        drop(claimed);
+        // In this order: the runner delivers nothing more to this handle before another one gets the queues.
         self.desk.leave();
+        self.state.claims.leave(&self.desk);
         self.state.tell_news();
     }
 }

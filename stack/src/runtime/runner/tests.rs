@@ -10,7 +10,7 @@ use ferroce_wire::Psn;
 use super::*;
 use crate::Memory;
 use crate::verbs::{
-    Access, AddressVector, Config, Data, Qp, QpConfig, ReadyToReceive, ReadyToSend, SendFlags, SendOp,
+    Access, AddressVector, Config, Cq, Data, Qp, QpConfig, ReadyToReceive, ReadyToSend, SendFlags, SendOp,
     SendWorkRequest, Sge, Transition, WcStatus,
 };
 
@@ -160,4 +160,37 @@ fn the_queues_of_a_handle_take_turns_when_room_is_scarce() {
     }
     let early = seen[..40].iter().filter(|from| **from == second).count();
     assert!((10..=30).contains(&early), "{early} of the second queue among the first 40");
+}
+
+/// A program that creates and destroys queues for ever does not make the runner's lists grow.
+#[test]
+fn a_queue_that_was_destroyed_is_forgotten() {
+    let (context, cq, ..) = looped();
+    let runner = Runner::start(context, &RunnerConfig::default()).unwrap();
+    let [mut handle, mut other] = [(); 2].map(|()| runner.handle(&HandleConfig::default()).unwrap());
+    handle.deliver(cq).unwrap();
+    for _ in 0..1000 {
+        let cq = handle.call(|context| context.create_cq(16)).unwrap().unwrap();
+        handle.deliver(cq).unwrap();
+        handle.call(move |context| context.destroy_cq(cq)).unwrap().unwrap();
+    }
+    // Those that were destroyed in the last turns are found behind them.
+    assert!(runner.state.claims.count() < 100, "{}", runner.state.claims.count());
+    assert!(matches!(other.deliver(cq), Err(Error::Busy { .. })), "one that is there is not forgotten");
+    drop(handle);
+    other.deliver(cq).unwrap();
+}
+
+/// The runner may come to carry out the wish of the next handle before it looks who has gone.
+#[test]
+fn a_handle_that_is_gone_takes_nothing_from_the_next() {
+    let (mut context, cq, qp, sge) = looped();
+    context.post_recv(qp, &crate::ReceiveWorkRequest { wr_id: 7, sges: &[sge] }).unwrap();
+    context.modify_qp(qp, Transition::Error).unwrap();
+    let mut turns = turns(context, Idle::Spin);
+    let [first, mut next] = [(); 2].map(|()| deliver_to(&mut turns, cq));
+    drop(first);
+    turns.turn().unwrap();
+    let delivery = next.poll().unwrap();
+    assert!(matches!(delivery, Some(Delivery::Completed { .. })), "{delivery:?}");
 }
