@@ -205,7 +205,7 @@ fn each_setter_of_a_queue_pair_and_its_transitions_sets_its_field() {
     let set = fields!(ConnectionParameters::default();
         private_data: b"" => b"x", responder_resources: 16 => 1, initiator_depth: 16 => 1, retry_count: 7 => 1,
         rnr_retry: 7 => 1, timeout: 17 => 1, path_mtu: None => Some(PathMtu::Mtu256), pkey_index: None => Some(1),
-        cm_timeout: 20 => 1, cm_retries: 15 => 1, channel: None => Some(channel));
+        traffic_class: None => Some(4), cm_timeout: 20 => 1, cm_retries: 15 => 1, channel: None => Some(channel));
     all(&ConnectionParameters::default(), &[], &set);
 }
 

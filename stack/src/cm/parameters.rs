@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use ferroce_wire::PathMtu;
 
-use super::CmChannel;
 #[cfg(doc)]
 use super::CmEvent;
+use super::{CmChannel, ECN};
 use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 
 /// The settings of a listener: how many requests may wait there, for which partition, and where their events go.
@@ -89,6 +89,9 @@ pub struct ConnectionParameters<'a> {
     /// The requester's choice of a partition, by the index of its P_Key in the port's table. `None` for
     /// that of the queue pair; for a search, which has none, the first. Both ends' queue pairs get it.
     pub pkey_index: Option<usize>,
+    /// DSCP of the connection's packets in the upper six bits; congestion control sets the lower two. With a request both
+    /// ends take it, and `None` is 0. With an acceptance it is this end's alone, and `None` is what the request has.
+    pub traffic_class: Option<u8>,
     /// How long a message of the connection manager waits for its answer, 4.096 µs · 2^cm_timeout, up to 31.
     /// [`cm_timeout_at_least`](ConnectionParameters::cm_timeout_at_least) takes a `Duration`.
     pub cm_timeout: u8,
@@ -113,6 +116,7 @@ impl Default for ConnectionParameters<'_> {
             timeout: 17,
             path_mtu: None,
             pkey_index: None,
+            traffic_class: None,
             cm_timeout: 20,
             cm_retries: 15,
             channel: None,
@@ -167,6 +171,12 @@ impl<'a> ConnectionParameters<'a> {
         ConnectionParameters { pkey_index: pkey_index.into(), ..self }
     }
 
+    /// DSCP of the connection's packets in the upper six bits; with a request 0, with an acceptance what the request has by
+    /// default.
+    pub fn traffic_class(self, traffic_class: impl Into<Option<u8>>) -> Self {
+        ConnectionParameters { traffic_class: traffic_class.into(), ..self }
+    }
+
     /// How long a message waits for its answer, 4.096 µs · 2^cm_timeout, 0 to 31; 20 (4.3 s) by default.
     pub fn cm_timeout(self, cm_timeout: u8) -> Self {
         ConnectionParameters { cm_timeout, ..self }
@@ -215,7 +225,13 @@ impl<'a> ConnectionParameters<'a> {
                 return Err(Error::invalid(attribute, value, format!("{least} to {most}")));
             }
         }
-        Ok(())
+        match self.traffic_class {
+            Some(class) if class & ECN != 0 => {
+                let expected = "DSCP in the upper six bits and 0 below: congestion control sets ECN";
+                Err(Error::invalid("traffic_class", format_args!("{class:#04x}"), expected))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

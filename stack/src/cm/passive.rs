@@ -269,12 +269,13 @@ impl ConnectionManager {
         self.take_qp(index, qp);
         let Some(communication) = self.communications.at_mut(index) else { return Ok(()) };
         communication.local_qpn = local_qpn;
-        let before = communication.terms;
+        let before = (communication.terms, communication.address.traffic_class);
+        communication.address.traffic_class = parameters.traffic_class.unwrap_or(before.1);
         let terms = &mut communication.terms;
         terms.max_dest_rd_atomic = agreed(parameters.responder_resources, terms.max_dest_rd_atomic);
         terms.max_rd_atomic = agreed(parameters.initiator_depth, terms.max_rd_atomic);
         if let Err(error) = communication.make_ready_to_receive(verbs) {
-            communication.terms = before;
+            (communication.terms, communication.address.traffic_class) = before;
             self.release_qp(index);
             return Err(error);
         }

@@ -52,6 +52,41 @@ fn both_ends_get_what_was_agreed() {
     assert_eq!((send.max_rd_atomic, query.max_dest_rd_atomic), (8, 4));
 }
 
+/// The requester's traffic class is that of both ends, unless the other accepts with its own; ECN is congestion control's.
+#[test]
+fn a_connection_has_the_traffic_class_of_its_request() {
+    let class = |peer: &Peer| peer.query().address.unwrap().traffic_class;
+    let (mut peer, id, sent) = connecting(&ConnectionParameters::default().traffic_class(0x68));
+    assert_eq!(sent.primary_path.traffic_class(), 0x68);
+    peer.inject(mad(CmBody::Rep(&rep(&sent))));
+    take!(&mut peer, Rtu);
+    expect_established(&mut peer, id);
+    assert_eq!(class(&peer), 0x68);
+
+    for (own, expected) in [(None, 0x68), (Some(0x20), 0x20), (Some(0), 0)] {
+        let mut peer = engine();
+        listen(&mut peer, PortSpace::Tcp);
+        let mut asked = req(&peer);
+        asked.primary_path.set_traffic_class(0x6b);
+        peer.inject(mad(CmBody::Req(&asked)));
+        let id = request(&mut peer).id;
+        let parameters = ConnectionParameters::default().traffic_class(own);
+        peer.context.accept(id, peer.qp, &parameters).unwrap();
+        let (_, rep) = take!(&mut peer, Rep);
+        peer.inject(mad(CmBody::Rtu(&rtu(&rep))));
+        expect_established(&mut peer, id);
+        assert_eq!(class(&peer), expected);
+    }
+
+    let mut peer = engine();
+    let (qp, to) = (peer.qp, service(&peer));
+    let refused =
+        peer.context.connect(qp, to, &ConnectionParameters::default().traffic_class(0x6a)).unwrap_err();
+    let expected =
+        "traffic_class = 0x6a: DSCP in the upper six bits and 0 below: congestion control sets ECN";
+    assert_eq!(refused.to_string(), expected);
+}
+
 #[test]
 fn case_110_messages_again() {
     let mut peer = engine();

@@ -44,7 +44,8 @@ impl Software {
     ) -> Result<CmId, Error> {
         parameters.check(REQ_PRIVATE)?;
         let named = self.connectable(qp)?;
-        let (address, hop) = self.way_to(to)?;
+        let (mut address, hop) = self.way_to(to)?;
+        address.traffic_class = parameters.traffic_class.unwrap_or(0);
         let port = &self.engine.port;
         let largest = port.path_mtu(address.gid.is_ipv6());
         let path_mtu = match parameters.path_mtu {
@@ -111,7 +112,8 @@ impl Software {
         parameters: &ConnectionParameters<'_>,
     ) -> Result<CmId, Error> {
         parameters.check(SIDR_REQ_PRIVATE)?;
-        let (address, hop) = self.way_to(to)?;
+        let (mut address, hop) = self.way_to(to)?;
+        address.traffic_class = parameters.traffic_class.unwrap_or(0);
         let (cm, mut verbs) = self.engine.cm()?;
         let id = cm.resolve(to, (address, hop), parameters, &mut verbs)?;
         self.engine.next_hops.tell(to.ip().to_canonical(), hop, Seeker::Connection(id));
