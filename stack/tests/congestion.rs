@@ -103,6 +103,32 @@ fn off(config: Config) -> Config {
     config
 }
 
+/// A thousand paced queue pairs, and a poll that comes a quarter of an hour late: a turn for each, however many ticks of the timer wheel
+/// have gone by.
+#[test]
+fn a_late_poll_looks_at_each_paced_queue_pair_once() {
+    let slow = |config: Config| {
+        let control = CongestionControl::Dcqcn(Dcqcn::PAPER.rpg_min_rate(1).rpg_max_rate(1));
+        config.congestion(control).line_rate(LINE_RATE)
+    };
+    let setup = Setup { qps: 1000, config: slow, timeout: 20, ..Setup::default() };
+    let mut pair = Pair::new(5, LinkConfig::default(), setup);
+    let end = &mut pair.ends[0];
+    let remote = RemoteAddress { addr: 0, rkey: RKey::new(0) };
+    for qp in &end.qps {
+        let data = [Sge { mr: end.mr, offset: 0, length: MESSAGE }];
+        let (data, flags) = (Data::Sges(&data), SendFlags::SIGNALED);
+        let wr = SendWorkRequest { wr_id: 0, op: SendOp::Write(remote), data, flags };
+        end.context.post_send(*qp, &wr).unwrap();
+    }
+    let sent = |end: &ferroce_test_support::pair::End| end.context.counters().value(Counter::SentPkts);
+    // A look at each in each tick would take hours.
+    for late in 1..=3 {
+        end.context.poll(Nanos(late * 1_000_000_000_000)).unwrap();
+    }
+    assert!(sent(end) >= 4096, "{}", sent(end));
+}
+
 #[test]
 fn a_marking_link_is_shared_fairly_with_a_short_queue() {
     println!("25 Gb/s, marks from 5,150 to 206,000 bytes; of 40 to 100 ms, and the longest queue before");

@@ -274,8 +274,13 @@ impl QueuePair {
     /// What a queue pair waits for that has nothing to send, or may not send it yet.
     #[inline]
     pub(crate) fn waits_for(&self, shared: &Shared) -> Wait {
-        let paced = self.reaction.as_ref().map_or(Nanos::NEVER, |reaction| reaction.ready());
-        let timer = self.requester.deadline().min(paced);
+        let timer = match &self.reaction {
+            // Whoever may go on has its turn, and waits for no time.
+            Some(reaction) if reaction.ready() > shared.now => {
+                self.requester.deadline().min(reaction.ready())
+            }
+            _ => self.requester.deadline(),
+        };
         match self.ack_due(shared) {
             Some(due) if due <= shared.now => Wait::NextPoll,
             Some(due) => Wait::At(due.min(timer)),
