@@ -30,10 +30,11 @@ pub(crate) struct NotificationPoint {
 /// When the last CNP was owed in each scope.
 enum Last {
     /// By the slot of the queue pair, and its number then.
-    OfQueuePairs(Box<[(Qpn, Nanos)]>),
+    QueuePairs(Box<[(Qpn, Nanos)]>),
     /// Ordered by GID.
-    OfPeers(Vec<(Gid, Nanos)>),
-    OfPort(Option<Nanos>),
+    Peers(Vec<(Gid, Nanos)>),
+    /// Of the whole port.
+    Whole(Option<Nanos>),
 }
 
 impl NotificationPoint {
@@ -41,10 +42,10 @@ impl NotificationPoint {
     pub(crate) fn new(settings: CongestionNotification, max_qps: u32) -> NotificationPoint {
         let last = match settings.scope {
             CnpScope::QueuePair => {
-                Last::OfQueuePairs(vec![(Qpn::default(), Nanos::ZERO); max_qps as usize].into_boxed_slice())
+                Last::QueuePairs(vec![(Qpn::default(), Nanos::ZERO); max_qps as usize].into_boxed_slice())
             }
-            CnpScope::Peer => Last::OfPeers(Vec::with_capacity(PEERS_MAX)),
-            CnpScope::Port => Last::OfPort(None),
+            CnpScope::Peer => Last::Peers(Vec::with_capacity(PEERS_MAX)),
+            CnpScope::Port => Last::Whole(None),
         };
         let interval = u64::try_from(settings.min_time_between_cnps.as_nanos()).unwrap_or(u64::MAX);
         NotificationPoint { settings, interval, last, owed: VecDeque::with_capacity(OWED_MAX) }
@@ -58,14 +59,14 @@ impl NotificationPoint {
         let interval = self.interval;
         let is_over = |last: Nanos| now.0.saturating_sub(last.0) >= interval;
         match &mut self.last {
-            Last::OfQueuePairs(queue_pairs) => {
+            Last::QueuePairs(queue_pairs) => {
                 let Some((of, last)) = queue_pairs.get_mut(slot as usize) else { return false };
                 if *of == qpn && !is_over(*last) {
                     return false;
                 }
                 (*of, *last) = (qpn, now);
             }
-            Last::OfPeers(peers) => match peers.binary_search_by_key(&peer.0, |(gid, _)| gid.0) {
+            Last::Peers(peers) => match peers.binary_search_by_key(&peer.0, |(gid, _)| gid.0) {
                 Ok(at) if !is_over(peers[at].1) => return false,
                 Ok(at) => peers[at].1 = now,
                 Err(_) => {
@@ -79,7 +80,7 @@ impl NotificationPoint {
                     peers.insert(at, (peer, now));
                 }
             },
-            Last::OfPort(last) => {
+            Last::Whole(last) => {
                 if last.is_some_and(|last| !is_over(last)) {
                     return false;
                 }
