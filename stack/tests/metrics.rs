@@ -65,6 +65,54 @@ fn requests_are_counted_by_kind_at_both_ends() {
     assert_eq!(qps, value(&metrics, "resource_in_use", Some("qp")));
 }
 
+/// The rates of queue pairs that a CNP has slowed down, the slowest first, and 16 at most.
+#[test]
+fn rates_under_congestion_control_are_shown() {
+    let config = |config: Config| {
+        let control = CongestionControl::Dcqcn(Dcqcn::PAPER);
+        config.congestion(control).notification(CongestionNotification::default()).line_rate(10_000_000_000)
+    };
+    let link = LinkConfig::default().rate(1_000_000_000).ecn(EcnConfig::new(0, 1, 1.0));
+    let mut pair = Pair::new(1, link, Setup { config, qps: 20, ..Setup::default() });
+    let metrics = pair.ends[0].context.metrics();
+    let count = |metrics: &Metrics, rate| value(metrics, "rp_qps", Some(rate));
+    assert_eq!((count(&metrics, "line"), count(&metrics, "slowed")), (20, 0));
+    assert!(metrics.iter().all(|metric| metric.name != "rp_rate"));
+    let there = pair.ends[1].context.remote(pair.ends[1].mr).unwrap();
+    let remote = RemoteAddress { addr: there.addr, rkey: there.rkey };
+    let end = &mut pair.ends[0];
+    for qp in &end.qps[..18] {
+        let data = [Sge { mr: end.mr, offset: 0, length: 1 << 16 }];
+        let (data, flags) = (Data::Sges(&data), SendFlags::SIGNALED);
+        let wr = SendWorkRequest { wr_id: 0, op: SendOp::Write(remote), data, flags };
+        end.context.post_send(*qp, &wr).unwrap();
+    }
+    let mut done = 0;
+    while done < 18 {
+        assert!(pair.step());
+        done += std::iter::from_fn(|| pair.ends[0].context.poll_cq(pair.ends[0].cq).unwrap()).count();
+    }
+    let end = &pair.ends[0];
+    let metrics = end.context.metrics();
+    assert_eq!((count(&metrics, "line"), count(&metrics, "slowed")), (2, 18));
+    let rates = metrics.iter().find(|metric| metric.name == "rp_rate").unwrap();
+    assert_eq!(rates.samples.len(), 16);
+    assert!(rates.samples.is_sorted_by_key(|sample| sample.value));
+    for sample in &rates.samples {
+        let qpn = &*sample.label.as_ref().unwrap().value;
+        let qp =
+            end.qps.iter().find(|qp| end.context.query_qp(**qp).unwrap().qpn.to_string() == qpn).unwrap();
+        let state = end.context.query_qp(*qp).unwrap().reaction.unwrap();
+        assert_eq!((sample.value, state.highest), (state.rate, 10_000_000_000));
+        assert_eq!(value(&metrics, "rp_target_rate", Some(qpn)), state.target);
+        assert_eq!(value(&metrics, "rp_alpha", Some(qpn)), (state.alpha * 1024.0) as u64);
+        assert_eq!(value(&metrics, "rp_timer_stage", Some(qpn)), state.timer_stage.into());
+        assert_eq!(value(&metrics, "rp_byte_stage", Some(qpn)), state.byte_stage.into());
+    }
+    let read = Metrics::parse(&metrics.to_string()).unwrap();
+    assert_eq!(value(&read, "rp_qps", Some("slowed")), 18);
+}
+
 #[test]
 fn a_refused_request_is_counted_at_both_ends() {
     let mut pair = Pair::new(1, LinkConfig::default(), Setup::default());

@@ -56,6 +56,7 @@ impl Reaction {
         point.advance(now);
         ReactionState {
             rate: point.rate(),
+            highest: self.fresh.rate(),
             target: point.target(),
             alpha: point.alpha(now),
             timer_stage: point.timer_stage(),

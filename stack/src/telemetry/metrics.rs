@@ -117,7 +117,7 @@ impl Metrics {
         name: &'static str,
         help: &'static str,
         key: &'static str,
-        values: impl IntoIterator<Item = (&'static str, u64)>,
+        values: impl IntoIterator<Item = (impl Into<Cow<'static, str>>, u64)>,
     ) {
         for (label, value) in values {
             self.push(name, help, MetricKind::Gauge, Some(Label::new(key, label)), value);

@@ -67,6 +67,8 @@ impl DeviceAttributes {
 pub struct ReactionState {
     /// The current rate, in bit/s.
     pub rate: u64,
+    /// The highest rate, which it has without congestion: that of the line, or of the parameters.
+    pub highest: u64,
     /// The rate that it recovers to, in bit/s.
     pub target: u64,
     /// The estimate of the congestion, 0 to 1.

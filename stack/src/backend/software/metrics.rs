@@ -1,13 +1,14 @@
 //! What is counted, and showing it to others.
 
 use ferroce_driver::Stats;
+use ferroce_wire::Qpn;
 
 use super::Software;
 use super::engine::Engine;
 use crate::telemetry::counters::Counters;
 use crate::telemetry::exporter::Exporter;
 use crate::telemetry::metrics::Metrics;
-use crate::verbs::{Error, QpState};
+use crate::verbs::{Error, QpState, ReactionState};
 
 impl Software {
     pub(crate) fn driver_stats(&self) -> Stats {
@@ -43,7 +44,42 @@ impl Software {
         let states = [QpState::Reset].into_iter().chain(QpState::ALL_BUT_RESET);
         let states = states.map(|state| (state.name(), by_state[state as usize]));
         metrics.push_gauges("qps", "Queue pairs by state.", "state", states);
+        self.push_reactions(&mut metrics);
         metrics
+    }
+
+    /// The queue pairs that obey a congestion control: how many, and the slowest of those that are slowed down.
+    fn push_reactions(&self, metrics: &mut Metrics) {
+        /// As many as a table has room for.
+        const SHOWN: usize = 16;
+        let Engine { qps, shared, .. } = &self.engine;
+        let reacting = || qps.iter().filter_map(|qp| Some((qp.qpn, qp.reaction.as_ref()?.state(shared.now))));
+        let all = reacting().count();
+        if all == 0 {
+            return;
+        }
+        let mut slowed: Vec<(Qpn, ReactionState)> =
+            reacting().filter(|(_, state)| state.rate < state.highest).collect();
+        let counts = [("line", all - slowed.len()), ("slowed", slowed.len())];
+        let counts = counts.map(|(rate, count)| (rate, count as u64));
+        metrics.push_gauges("rp_qps", "Queue pairs that obey CNPs, by their rate.", "rate", counts);
+        slowed.sort_unstable_by_key(|(_, state)| state.rate);
+        slowed.truncate(SHOWN);
+        let gauges: [(_, _, fn(&ReactionState) -> u64); 5] = [
+            ("rp_rate", "Current rate in bit/s, of the slowest queue pairs.", |state| state.rate),
+            ("rp_target_rate", "Rate in bit/s that a queue pair recovers to.", |state| state.target),
+            ("rp_alpha", "Estimate of the congestion, in 1/1024.", |state| (state.alpha * 1024.0) as u64),
+            ("rp_timer_stage", "Ends of the rate timer since the last cut.", |state| {
+                state.timer_stage.into()
+            }),
+            ("rp_byte_stage", "Ends of the byte counter since the last cut.", |state| {
+                state.byte_stage.into()
+            }),
+        ];
+        for (name, help, value) in gauges {
+            let values = slowed.iter().map(|(qpn, state)| (qpn.to_string(), value(state)));
+            metrics.push_gauges(name, help, "qpn", values);
+        }
     }
 
     pub(crate) fn export(&mut self) -> Result<(), Error> {
