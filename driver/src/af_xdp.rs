@@ -399,6 +399,10 @@ impl PacketDriver for AfXdp {
         left.map_err(|source| os_error("leaving a multicast group", &self.capabilities.interface, source))
     }
 
+    fn line_rate(&self) -> Option<u64> {
+        self.netlink.interface(&self.capabilities.interface).ok()?.speed
+    }
+
     fn stats(&self) -> Stats {
         let mut stats = self.stats;
         for queue in &self.queues {

@@ -444,6 +444,10 @@ impl PacketDriver for Dpdk {
         self.refusals.pop_front()
     }
 
+    fn line_rate(&self) -> Option<u64> {
+        self.port.speed()
+    }
+
     fn stats(&self) -> Stats {
         let mut stats = self.stats;
         // The port counts for all its queues; they are told once.

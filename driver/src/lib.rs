@@ -73,6 +73,11 @@ pub trait PacketDriver: Send {
     /// What the port is and can do. Constant for the life of the driver.
     fn capabilities(&self) -> &Capabilities;
 
+    /// Bits a second that the port's link carries now, as the port tells; `None` where it does not.
+    fn line_rate(&self) -> Option<u64> {
+        None
+    }
+
     /// Hands the frames that have arrived (a burst of them at most) to `sink`, in order of
     /// arrival, and returns how many there were. A frame is borrowed for the call only and is
     /// recycled after it, unless the sink [keeps](RxFrame::keep) it; it starts at [`Capabilities::layer`] and has no

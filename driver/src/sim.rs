@@ -404,6 +404,10 @@ impl PacketDriver for SimPort {
             .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
     }
 
+    fn line_rate(&self) -> Option<u64> {
+        lock(&self.network).rate()
+    }
+
     fn stats(&self) -> Stats {
         self.stats
     }

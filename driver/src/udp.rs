@@ -395,6 +395,10 @@ impl PacketDriver for Udp {
         Ok(())
     }
 
+    fn line_rate(&self) -> Option<u64> {
+        Netlink::open().ok()?.interface(&self.capabilities.interface).ok()?.speed
+    }
+
     fn stats(&self) -> Stats {
         // What the kernel itself had no room for; where it can't tell, nothing is known of it.
         let lost = socket::dropped(self.socket.as_fd()).unwrap_or(0);

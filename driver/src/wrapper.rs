@@ -101,6 +101,7 @@ forwarded! {
         fn waker() -> Option<Waker>;
         fn keeps() -> usize;
         fn stats() -> Stats;
+        fn line_rate() -> Option<u64>;
     &mut self:
         fn rx_burst(now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error>;
         fn tx_burst(now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error>;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::{Neighbour, Netlink};
+use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Error, NextHop, PacketDriver};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
 use ferroce_driver_test_support::patience::until;
@@ -31,6 +32,11 @@ fn interfaces_are_listed_with_their_attributes() {
         assert_eq!((veth.mtu, veth.kind.as_deref(), veth.loopback), (4200, Some("veth"), false));
         assert!(veth.up && veth.carrier && veth.xdp.is_none());
         assert_eq!((veth.rx_queues, veth.tx_queues), (2, 2));
+        // What the kernel says of every veth interface.
+        assert_eq!((all[0].speed, veth.speed), (None, Some(10_000_000_000)));
+        let sockets = UdpConfig::of_interface(VETH).and_then(|config| Udp::open(&config)).unwrap();
+        assert_eq!(sockets.line_rate(), veth.speed);
+        assert_eq!(AfXdp::open(&AfXdpConfig::new(VETH)).unwrap().line_rate(), veth.speed);
         let sys = Command::new("ip").args(["link", "show", VETH]).output().unwrap();
         let mac = veth.mac.map(|b| format!("{b:02x}")).join(":");
         assert!(String::from_utf8_lossy(&sys.stdout).contains(&mac), "{mac}");

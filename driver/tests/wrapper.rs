@@ -98,6 +98,10 @@ impl PacketDriver for Noted {
         self.note("leave");
         Ok(())
     }
+    fn line_rate(&self) -> Option<u64> {
+        self.note("line_rate");
+        Some(9)
+    }
     fn stats(&self) -> Stats {
         self.note("stats");
         let mut stats = Stats::default();
@@ -143,6 +147,7 @@ fn call_everything(driver: &mut dyn PacketDriver, sink: &mut dyn FrameSink, sour
     driver.join(PEER).unwrap();
     driver.leave(PEER).unwrap();
     assert_eq!(driver.stats().rx_frames, 3);
+    assert_eq!(driver.line_rate(), Some(9));
 }
 
 /// A sink and a source that note every call.

@@ -31,6 +31,15 @@ int ferroce_link_is_up(uint16_t port)
 	return rte_eth_link_get_nowait(port, &link) == 0 && link.link_status == RTE_ETH_LINK_UP;
 }
 
+uint32_t ferroce_link_speed(uint16_t port)
+{
+	struct rte_eth_link link;
+
+	if (rte_eth_link_get_nowait(port, &link) != 0 || link.link_speed == RTE_ETH_SPEED_NUM_UNKNOWN)
+		return RTE_ETH_SPEED_NUM_NONE;
+	return link.link_speed;
+}
+
 int ferroce_port_remove(uint16_t port)
 {
 	struct rte_eth_dev_info info;

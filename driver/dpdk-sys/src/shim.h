@@ -32,6 +32,9 @@ int ferroce_port_remove(uint16_t port);
 /* Whether the port's other end is there; 0 also when that can't be told. */
 int ferroce_link_is_up(uint16_t port);
 
+/* The speed of the port's link in Mb/s; 0 if that can't be told. */
+uint32_t ferroce_link_speed(uint16_t port);
+
 /* Waits until DPDK's control thread has done what it has been woken for so far. Not for that thread. */
 void ferroce_await_control(void);
 

@@ -128,6 +128,7 @@ mod tests {
             addresses: Vec::new(),
             rx_queues: queues,
             tx_queues: queues,
+            speed: None,
             xdp: None,
         }
     }

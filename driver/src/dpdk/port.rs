@@ -168,6 +168,15 @@ impl EthDevice {
         )
     }
 
+    /// The speed of its link in bit/s, if that is known.
+    pub(super) fn speed(&self) -> Option<u64> {
+        // SAFETY: the port is there.
+        match unsafe { sys::ferroce_link_speed(self.id) } {
+            0 => None,
+            megabits => Some(u64::from(megabits) * 1_000_000),
+        }
+    }
+
     /// Frames lost before they were received, and those that were not sent.
     pub(super) fn losses(&self) -> (u64, u64) {
         let mut stats = sys::rte_eth_stats::default();

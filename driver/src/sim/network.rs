@@ -201,6 +201,11 @@ impl Network {
         self.propagate(departure, to, frame, verdict);
     }
 
+    /// Of its links, in bit/s.
+    pub(super) fn rate(&self) -> Option<u64> {
+        self.link.rate
+    }
+
     /// When the last bit of `frame` has left, if the queue takes it. May mark it.
     fn serialise(&mut self, now: Nanos, to: usize, frame: &mut SimFrame) -> Option<Nanos> {
         let Some(rate) = self.link.rate else { return Some(now) };

@@ -256,6 +256,27 @@ fn with_a_control_data_is_ecn_capable_and_acknowledgements_are_not() {
     }
 }
 
+/// Of the driver, unless the configuration says something else.
+#[test]
+fn the_line_rate_is_asked_of_the_driver_or_told() {
+    let dcqcn = |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER));
+    let told =
+        |config: Config| config.congestion(CongestionControl::Dcqcn(Dcqcn::PAPER)).line_rate(10 * GIGABIT);
+    for (config, rate) in [(dcqcn as fn(Config) -> Config, 25), (told, 10)] {
+        let link = LinkConfig::default().rate(25 * GIGABIT);
+        let pair = Pair::new(3, link, pair::Setup { config, ..pair::Setup::default() });
+        let end = &pair.ends[0];
+        assert_eq!(end.context.query_qp(end.qp).unwrap().reaction.unwrap().rate, rate * GIGABIT);
+    }
+    let open = |rate: u64| {
+        let (port, _) = ferroce::driver::loopback::pair(&[], &[]);
+        ferroce::Context::open(Box::new(port), &Config::default().line_rate(rate)).map(drop)
+    };
+    let expected = "line_rate = 999999: 1000000 to 4000000000000 bit/s";
+    assert_eq!(open(999_999).unwrap_err().to_string(), expected);
+    assert!(open(1_000_000).is_ok() && open(4_000_000_000_001).is_err());
+}
+
 /// Where a packet takes longer than the ACK timer of many, each asks for its acknowledgement.
 #[test]
 fn a_slow_sender_asks_often_enough_to_hear_in_time() {

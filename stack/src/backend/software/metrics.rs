@@ -65,7 +65,8 @@ impl Software {
         metrics.push_gauges("rp_qps", "Queue pairs that obey CNPs, by their rate.", "rate", counts);
         slowed.sort_unstable_by_key(|(_, state)| state.rate);
         slowed.truncate(SHOWN);
-        let gauges: [(_, _, fn(&ReactionState) -> u64); 5] = [
+        type Value = fn(&ReactionState) -> u64;
+        let gauges: [(_, _, Value); 5] = [
             ("rp_rate", "Current rate in bit/s, of the slowest queue pairs.", |state| state.rate),
             ("rp_target_rate", "Rate in bit/s that a queue pair recovers to.", |state| state.target),
             ("rp_alpha", "Estimate of the congestion, in 1/1024.", |state| (state.alpha * 1024.0) as u64),

@@ -43,7 +43,7 @@ impl Software {
     /// What a queue pair has that obeys this control; `None` if it is off.
     fn reaction(&self, control: CongestionControl) -> Result<Option<Reaction>, Error> {
         let CongestionControl::Dcqcn(parameters) = control else { return Ok(None) };
-        let Some(line_rate) = self.line_rate else {
+        let Some(line_rate) = self.line_rate.or_else(|| self.driver.line_rate()) else {
             let expected = "bit/s, by Config::line_rate: the driver does not tell it, and congestion control starts there";
             return Err(Error::invalid("line_rate", "unknown", expected));
         };
