@@ -209,3 +209,22 @@ fn verbs_that_wait_for_a_next_hop_in_vain() {
     assert_eq!(end.context.next_event(), None);
     end.context.dealloc_pd(end.pd).unwrap_err();
 }
+
+/// Attempts that were given up do not take the answer of the next one.
+#[test]
+fn an_attempt_after_others_that_were_given_up_is_answered_at_once() {
+    let mut end = End::new(udp(ip("127.81.0.3")));
+    for peer in ["127.81.0.4", "127.81.0.5"].map(ip) {
+        let to = SocketAddr::new(peer, PORT);
+        for patience in [Duration::ZERO, Duration::from_nanos(1)] {
+            let qp = end.qp();
+            let outcome = end.context.connect_blocking(qp, to, &ConnectionParameters::default(), patience);
+            println!("{patience:?}: {:?}", outcome.map_err(|error| error.to_string()));
+            end.context.destroy_qp(qp).unwrap();
+        }
+        let (error, took) = end.connect(peer);
+        let reason = Unreachable::Refused { peer, from: peer, reason: RefusalReason::Port };
+        assert!(matches!(error, Error::Unreachable(of) if of == reason), "{error:?}");
+        assert!(took < Duration::from_secs(1), "{took:?}");
+    }
+}

@@ -130,7 +130,10 @@ impl Transmitter {
     fn append(&mut self, key: Key, len: usize, source: &mut dyn FrameSource) {
         let start = self.end - self.header_len;
         let segment = len - self.header_len;
-        match self.groups.last_mut().filter(|group| self.segmentation && group.admits(key, segment)) {
+        // Where nobody listens, a host inside this machine answers segments that were sent at once with one ICMP message,
+        // which quotes the first. Each MAD may be the one that an answer is waited for.
+        let joins = |group: &&mut Group| self.segmentation && !key.is_mad() && group.admits(key, segment);
+        match self.groups.last_mut().filter(joins) {
             Some(group) => {
                 if self.header_len == LEN_V4 {
                     // The kernel numbers them from the first one's 0.
