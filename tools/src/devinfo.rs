@@ -55,6 +55,8 @@ struct InterfaceInfo {
     carrier: bool,
     kind: Option<String>,
     rx_queues: u32,
+    /// Bits a second; null where its driver does not tell.
+    line_rate: Option<u64>,
     /// Bytes; null where the MTU is too small for any.
     path_mtu_ipv4: Option<u32>,
     path_mtu_ipv6: Option<u32>,
@@ -140,6 +142,7 @@ impl InterfaceInfo {
             carrier: interface.carrier,
             kind: interface.kind.clone(),
             rx_queues: interface.rx_queues,
+            line_rate: interface.speed,
             path_mtu_ipv4: path_mtu(false),
             path_mtu_ipv6: path_mtu(true),
             gids: gid_table(&interface.gid_order()),
@@ -156,6 +159,10 @@ impl InterfaceInfo {
         };
         let kind = self.kind.as_deref().map(|kind| format!(" ({kind})")).unwrap_or_default();
         say!("{}{kind}: {state}, MAC {}, {} receive queue(s)", self.name, self.mac, self.rx_queues)?;
+        match self.line_rate {
+            Some(rate) => say!("  line rate {} Gb/s", rate as f64 / 1e9)?,
+            None => say!("  line rate unknown; congestion control needs --line-rate")?,
+        }
         let bytes = |mtu: Option<u32>| mtu.map_or("none".to_owned(), |bytes| bytes.to_string());
         let (v4, v6) = (bytes(self.path_mtu_ipv4), bytes(self.path_mtu_ipv6));
         say!("  MTU {}: path MTU {v4} over IPv4, {v6} over IPv6", self.mtu)?;

@@ -23,6 +23,7 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
     let info = Ferroce::start(Some(&pair.a), "devinfo --json").end().json();
     let interface = &info["interfaces"][0];
     assert_eq!((&interface["name"], &interface["mtu"]), (&VETH.into(), &4170.into()));
+    assert_eq!(interface["line_rate"], 10_000_000_000_u64);
     assert_eq!(interface["path_mtu_ipv4"], 4096);
     assert_eq!(interface["path_mtu_ipv6"], 2048);
     let gids: Vec<_> =

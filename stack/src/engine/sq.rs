@@ -245,5 +245,9 @@ fn check_length(kind: &Kind, length: u32, max_length: u32) -> Result<(), Error> 
     if (least..=most).contains(&length) {
         return Ok(());
     }
-    Err(Error::invalid("length", length, format!("{least} to {most} bytes for this operation and path MTU")))
+    let expected = match least == most {
+        true => format!("{least} bytes, as this operation has"),
+        false => format!("{least} to {most} bytes for this operation and path MTU"),
+    };
+    Err(Error::invalid("length", length, expected))
 }
