@@ -44,8 +44,7 @@ impl Software {
     ) -> Result<CmId, Error> {
         parameters.check(REQ_PRIVATE)?;
         let named = self.connectable(qp)?;
-        let (mut address, hop) = self.way_to(to)?;
-        address.traffic_class = parameters.traffic_class.unwrap_or(0);
+        let (address, hop) = self.way_to(to, parameters)?;
         let port = &self.engine.port;
         let largest = port.path_mtu(address.gid.is_ipv6());
         let path_mtu = match parameters.path_mtu {
@@ -112,8 +111,7 @@ impl Software {
         parameters: &ConnectionParameters<'_>,
     ) -> Result<CmId, Error> {
         parameters.check(SIDR_REQ_PRIVATE)?;
-        let (mut address, hop) = self.way_to(to)?;
-        address.traffic_class = parameters.traffic_class.unwrap_or(0);
+        let (address, hop) = self.way_to(to, parameters)?;
         let (cm, mut verbs) = self.engine.cm()?;
         let id = cm.resolve(to, (address, hop), parameters, &mut verbs)?;
         self.engine.next_hops.tell(to.ip().to_canonical(), hop, Seeker::Connection(id));
@@ -182,7 +180,11 @@ impl Software {
     }
 
     /// The way to a peer, and what is known of the next hop.
-    fn way_to(&mut self, to: SocketAddr) -> Result<(AddressVector, Hop), Error> {
+    fn way_to(
+        &mut self,
+        to: SocketAddr,
+        parameters: &ConnectionParameters<'_>,
+    ) -> Result<(AddressVector, Hop), Error> {
         let gid = Gid::from(to.ip().to_canonical());
         if gid.is_multicast() || to.ip().is_unspecified() {
             return Err(Error::invalid("address", to, "the address of one peer"));
@@ -196,6 +198,7 @@ impl Software {
         };
         let hop = self.engine.next_hop(&mut *self.driver, gid.to_ip())?;
         let mac = if let Hop::Found(mac) = hop { Some(mac) } else { None };
-        Ok((AddressVector { mac, ..AddressVector::new(gid, index) }, hop))
+        let traffic_class = parameters.traffic_class.unwrap_or(0);
+        Ok((AddressVector { mac, traffic_class, ..AddressVector::new(gid, index) }, hop))
     }
 }

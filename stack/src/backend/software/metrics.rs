@@ -53,13 +53,13 @@ impl Software {
         /// As many as a table has room for.
         const SHOWN: usize = 16;
         let Engine { qps, shared, .. } = &self.engine;
-        let reacting = || qps.iter().filter_map(|qp| Some((qp.qpn, qp.reaction.as_ref()?.state(shared.now))));
-        let all = reacting().count();
-        if all == 0 {
+        let mut slowed: Vec<(Qpn, ReactionState)> =
+            qps.iter().filter_map(|qp| Some((qp.qpn, qp.reaction.as_ref()?.state(shared.now)))).collect();
+        if slowed.is_empty() {
             return;
         }
-        let mut slowed: Vec<(Qpn, ReactionState)> =
-            reacting().filter(|(_, state)| state.rate < state.highest).collect();
+        let all = slowed.len();
+        slowed.retain(|(_, state)| state.rate < state.highest);
         let counts = [("line", all - slowed.len()), ("slowed", slowed.len())];
         let counts = counts.map(|(rate, count)| (rate, count as u64));
         metrics.push_gauges("rp_qps", "Queue pairs that obey CNPs, by their rate.", "rate", counts);

@@ -255,16 +255,19 @@ impl ReactionPoint {
 
     fn on_timer(&mut self) {
         // What ends in hyper increase was started there.
-        let is_fast = self.rules == DcqcnRules::Zhu && self.phase == Phase::Hyper;
-        let period = if is_fast { self.timer_period / 2 } else { self.timer_period };
-        self.timer = self.timer + Duration::from_nanos(period);
+        self.timer = self.timer + Duration::from_nanos(self.hastened(self.timer_period));
         self.increase(Increase::Timer);
     }
 
     fn on_bytes(&mut self) {
-        let is_fast = self.rules == DcqcnRules::Zhu && self.phase == Phase::Hyper;
-        self.bytes_left = if is_fast { self.byte_period / 2 } else { self.byte_period };
+        self.bytes_left = self.hastened(self.byte_period);
         self.increase(Increase::Bytes);
+    }
+
+    /// A period of the timer or of the byte counter: half of it in the hyper increase of the zhu rules.
+    fn hastened(&self, period: u64) -> u64 {
+        // Only those rules enter that phase.
+        if self.phase == Phase::Hyper { period / 2 } else { period }
     }
 
     fn increase(&mut self, by: Increase) {
@@ -338,16 +341,16 @@ impl ReactionPoint {
 
     /// The timer's events up to `now`, at once as far as they are all alike: after a long silence there may be many.
     fn skip_timers(&mut self, now: Nanos) {
-        let (period, more) = match (self.rules, self.phase) {
-            (DcqcnRules::Paper | DcqcnRules::Mlx, _) => (self.timer_period, 0),
+        let more = match (self.rules, self.phase) {
+            (DcqcnRules::Paper | DcqcnRules::Mlx, _) => 0,
             (DcqcnRules::Zhu, Phase::Active) if self.byte_stage < self.threshold && self.timer_stage > 0 => {
-                (self.timer_period, self.additive)
+                self.additive
             }
             (DcqcnRules::Zhu, Phase::Hyper)
                 if self.timer_stage >= self.byte_stage && self.timer_stage > 0 =>
             {
                 let steps = (self.byte_stage + 1).saturating_sub(self.threshold);
-                (self.timer_period / 2, self.hyper.saturating_mul(steps.into()))
+                self.hyper.saturating_mul(steps.into())
             }
             _ => return self.on_timer(),
         };
@@ -355,6 +358,7 @@ impl ReactionPoint {
         let bounded = self.rules == DcqcnRules::Zhu && self.byte_stage == 1;
         let room = self.rate.saturating_mul(10).saturating_sub(self.target);
         let most = if bounded { room.checked_div(more).unwrap_or(u64::MAX) } else { u64::MAX };
+        let period = self.hastened(self.timer_period);
         let count = ((now.0 - self.timer.0) / period + 1).min(most);
         if count == 0 {
             return self.on_timer();
