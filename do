@@ -23,6 +23,8 @@ usage: ./do JOB [ARGUMENT...]
   loom               the runner's sleep and wake-ups in every order that the memory model allows
   mutations [NAME...]
                      breaks the engine in a copy, one rule at a time; each must change a replay's report
+  mutations cases [CASE or NAME...]
+                     the same with congestion control; each must fail its conformance case (case_101 to case_108)
   fuzz [SECONDS] [TARGET...]
                      each fuzz target, or those named, for SECONDS (300)
   fuzz-replay TARGET FILE...
@@ -118,6 +120,15 @@ tests() {
     local log status=0; log=$(mktemp)
     # --show-output: a test that can't run here says why in its output.
     cargo test --workspace --no-fail-fast "${features[@]}" "$@" -- --show-output 2>&1 | tee "$log" || status=$?
+    # The end of what each failed test printed once more, where nobody has to look for it.
+    awk '/^failures:$/ {in_failures = !in_failures; next}
+         /^test result:/ {in_failures = 0}
+         !in_failures {next}
+         /^---- .* stdout ----$/ {tests += 1; lines[tests] = 0}
+         tests {text[tests, lines[tests]++] = $0}
+         END {for (t = 1; t <= tests; t++)
+                  for (l = 0; l < lines[t]; l++)
+                      if (l == 0 || l >= lines[t] - 60) print text[t, l]}' "$log"
     # One line for all the test programs together.
     awk '/^test result:/ {passed += $4; failed += $6; skipped += $8}
          /^skipped: / {skipped += 1; passed -= 1}
@@ -284,7 +295,7 @@ asan) asan --lib --bins --tests "$@" ;;
 loom) loom_cargo test -- --show-output "$@" ;;
 fuzz) fuzz "$@" ;;
 fuzz-replay) fuzz_replay "$@" ;;
-mutations) tools/mutations "$@" ;;
+mutations) if [ "${1:-}" = cases ]; then tools/mutations-cases "${@:2}"; else tools/mutations "$@"; fi ;;
 fuzz-coverage) fuzz_coverage "$@" ;;
 '' | -h | --help | help) usage ;;
 *) usage >&2; die "no job '$job'" ;;

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 
-use ferroce::{Clock, Config, CongestionControl, Counter, Dcqcn, PacketDriver, PathMtu, Qp, QpConfig};
+use ferroce::{Config, CongestionControl, Counter, Dcqcn, PacketDriver, PathMtu, Qp, QpConfig};
 use ferroce::{Data, SendFlags, SendOp, SendWorkRequest, Sge};
 use ferroce_benches::pair::{Pair, Setup, Writes};
 use ferroce_benches::report::{CpuTime, Median, Options};
@@ -25,7 +25,6 @@ fn limited(megabits: u32) -> Config {
 /// Queue pairs that always have something to send.
 struct Stream {
     pair: Pair,
-    clock: Clock,
     length: u32,
     outstanding: Vec<u32>,
 }
@@ -33,7 +32,7 @@ struct Stream {
 impl Stream {
     fn new(pair: Pair, length: u32) -> Stream {
         let outstanding = vec![0; pair.ends[0].qps.len()];
-        Stream { pair: pair.in_real_time(), clock: Clock::start(), length, outstanding }
+        Stream { pair, length, outstanding }
     }
 
     fn post(&mut self, at: usize, qp: Qp) -> Result<(), Box<dyn Error>> {
@@ -59,7 +58,7 @@ impl Stream {
             self.post(at, *qp)?;
         }
         let sent = |pair: &Pair| pair.ends[0].context.counters().value(Counter::SentPkts);
-        let (start, before) = (self.clock.now(), sent(&self.pair));
+        let (start, before) = (self.pair.tick(), sent(&self.pair));
         loop {
             let now = self.pair.tick();
             for end in &mut self.pair.ends {
@@ -106,7 +105,7 @@ fn measure_drivers(rounds: usize, nanos: u64) -> Result<Value, Box<dyn Error>> {
             let ports = [namespaces.in_a(open)?, namespaces.in_b(open)?];
             let setup =
                 Setup { config: limited(rate), path_mtu: PathMtu::Mtu1024, timeout: 18, ..Setup::default() };
-            let mut stream = Stream::new(Pair::new(ports, &setup)?, 1 << 16);
+            let mut stream = Stream::new(Pair::new(ports, &setup)?.in_real_time(), 1 << 16);
             stream.run(nanos / 5)?;
             let mut runs = Vec::new();
             for _ in 0..rounds {
@@ -138,27 +137,61 @@ fn measure_many(rounds: usize, nanos: u64) -> Result<Value, Box<dyn Error>> {
         timeout: 20,
         ..Setup::default()
     };
-    let mut stream = Stream::new(Pair::new(ring::ports(), &setup)?, 4096);
+    let mut stream = Stream::new(Pair::new(ring::ports(), &setup)?.in_real_time(), 4096);
     stream.run(nanos)?;
-    let (mut sums, mut loads) = (Vec::new(), Vec::new());
+    let mut sums = Vec::new();
     for _ in 0..rounds {
-        let cpu = CpuTime::start();
         let (packets, nanos) = stream.run(nanos)?;
         sums.push(packets as f64 * 8.0 * (HEADERS + 4096.0) / nanos as f64);
-        // Polling goes on all the time; what a packet takes is what a poll finds.
-        loads.push(cpu.each(packets));
     }
-    let (sum, cpu) = (Median::of(sums), Median::of(loads));
-    let due = f64::from(QPS) / 1000.0;
+    let (sum, due) = (Median::of(sums), f64::from(QPS) / 1000.0);
     println!(
-        "{QPS} queue pairs at 1 Mb/s each: {:.3} Gb/s of {due:.0} ({:+.2}%), spread {:.1}%; a spinning core has {:.0} ns \
-         for each packet and its ACK",
+        "{QPS} queue pairs at 1 Mb/s each: {:.3} Gb/s of {due:.0} ({:+.2}%), spread {:.1}%",
         sum.value,
         (sum.value / due - 1.0) * 100.0,
-        sum.spread * 100.0,
-        cpu.value
+        sum.spread * 100.0
     );
-    Ok(json!({ "qps": QPS, "sum": sum.value, "due": due, "spread": sum.spread, "ns_a_packet": cpu.value }))
+    drop(stream);
+    // A core that spins is always busy. In virtual time, polled each µs, it takes as long as the work.
+    let mut stream = Stream::new(Pair::new(ring::ports(), &setup)?, 4096);
+    stream.run(nanos)?;
+    let (mut loads, mut packets, mut polls) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let cpu = CpuTime::start();
+        let (count, nanos) = stream.run(nanos)?;
+        let nanoseconds = cpu.each(1);
+        loads.push(nanoseconds / nanos as f64);
+        packets.push(nanoseconds / count as f64);
+        polls.push(idle_poll(&mut stream.pair)?);
+    }
+    let one = idle_poll(&mut Pair::new(ring::ports(), &Setup { qps: 1, ..setup })?)?;
+    let [load, packet, poll] = [loads, packets, polls].map(Median::of);
+    println!(
+        "CPU of both ends, polled each µs: {:.1}% of a core, spread {:.1}%; {:.0} ns a packet with its ACK. A poll with \
+         nothing due: {:.1} ns, of one queue pair {one:.1} ns",
+        load.value * 100.0,
+        load.spread * 100.0,
+        packet.value,
+        poll.value
+    );
+    Ok(json!({
+        "qps": QPS, "sum": sum.value, "due": due, "spread": sum.spread,
+        "cpu": load.value, "ns_a_packet": packet.value, "idle_poll_ns": poll.value, "idle_poll_of_one_ns": one,
+    }))
+}
+
+/// Nanoseconds of a poll at a time at which there is nothing to do any more.
+fn idle_poll(pair: &mut Pair) -> Result<f64, Box<dyn Error>> {
+    const POLLS: u64 = 100_000;
+    let (now, requester) = (pair.now, &mut pair.ends[0]);
+    for _ in 0..1000 {
+        requester.context.poll(now)?;
+    }
+    let cpu = CpuTime::start();
+    for _ in 0..POLLS {
+        requester.context.poll(now)?;
+    }
+    Ok(cpu.each(POLLS))
 }
 
 /// Nanoseconds a packet with congestion control on, at a line rate that never holds it up, against off.

@@ -15,6 +15,8 @@ pub struct Options {
     /// Index into the port's GID table; `None` takes the first IPv4 address, or else the first
     /// entry.
     pub gid_index: Option<usize>,
+    /// DSCP and ECN of what this rank sends, the whole byte.
+    pub traffic_class: u8,
     /// Bytes of a chunk, the unit of the pipeline: a multiple of 4, at least 4, at most 2²⁴.
     pub chunk_bytes: u32,
     /// Chunks that a rank may send before its neighbour says that it has taken them: a power of
@@ -42,6 +44,7 @@ impl Default for Options {
         Options {
             path_mtu: None,
             gid_index: None,
+            traffic_class: 0,
             chunk_bytes: 64 << 10,
             chunks_in_flight: 32,
             ack_timeout: Duration::from_millis(500),
@@ -61,6 +64,11 @@ impl Options {
     /// Index into the port's GID table; by default the first IPv4 address, or else the first entry.
     pub fn gid_index(self, gid_index: impl Into<Option<usize>>) -> Self {
         Options { gid_index: gid_index.into(), ..self }
+    }
+
+    /// DSCP and ECN of what this rank sends, the whole byte; 0 by default.
+    pub fn traffic_class(self, traffic_class: u8) -> Self {
+        Options { traffic_class, ..self }
     }
 
     /// Bytes of a chunk: a multiple of 4, 4 to 2²⁴; 64 KiB by default.

@@ -207,7 +207,8 @@ impl Ring {
         ];
         for (Neighbour { qp, psn, .. }, gid, peer_qpn, peer_psn) in ends {
             let qp = *qp;
-            let address = AddressVector::new(Gid(gid), self.gid_index);
+            let address =
+                AddressVector::new(Gid(gid), self.gid_index).traffic_class(self.options.traffic_class);
             let (peer_qpn, peer_psn) = (Qpn::new(peer_qpn.get()), Psn::new(peer_psn.get()));
             let receive = ReadyToReceive::new(address, peer_qpn, peer_psn)
                 .path_mtu(path_mtu)

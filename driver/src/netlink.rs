@@ -5,15 +5,22 @@
 //! answers from its tables.
 
 mod codec;
+mod dcb;
 mod ethtool;
+mod pause;
+mod socket;
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use codec::{Request, address, attributes, family, octets, string, u16_at, u32_at};
+use socket::NetlinkSocket;
+
+pub use dcb::{Dcb, Ets, Pfc, Selection};
+pub use pause::Pause;
 
 use crate::{Error, NextHop};
 
@@ -21,9 +28,7 @@ use crate::{Error, NextHop};
 /// it, whatever thread uses it later.
 #[derive(Debug)]
 pub struct Netlink {
-    socket: OwnedFd,
-    sequence: Cell<u32>,
-    buffer: RefCell<Vec<u8>>,
+    socket: NetlinkSocket,
     /// Peers whose next hops the kernel was asked for, and has not told.
     sought: RefCell<Vec<Sought>>,
 }
@@ -124,8 +129,6 @@ pub enum Neighbour {
 const RESOLVE_TIMEOUT: Duration = Duration::from_millis(3500);
 /// So long afterwards nobody has asked again, and nobody will.
 const ABANDONED: Duration = Duration::from_secs(10);
-/// No answer of the kernel takes this long; it only keeps a lost one from blocking for ever.
-const REPLY_TIMEOUT_S: i64 = 5;
 
 impl Netlink {
     /// Opens a connection to the tables of the calling thread's network namespace. Needs no
@@ -134,36 +137,7 @@ impl Netlink {
     /// # Errors
     /// [`Error::Os`].
     pub fn open() -> Result<Netlink, Error> {
-        let os = |source| os_error("opening a netlink socket", "(any)", source);
-        // SAFETY: no pointers; the result is checked below.
-        let fd = unsafe {
-            libc::socket(libc::AF_NETLINK, libc::SOCK_RAW | libc::SOCK_CLOEXEC, libc::NETLINK_ROUTE)
-        };
-        if fd < 0 {
-            return Err(os(io::Error::last_os_error()));
-        }
-        // SAFETY: `fd` is a descriptor that nobody else owns.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-        let timeout = libc::timeval { tv_sec: REPLY_TIMEOUT_S, tv_usec: 0 };
-        // SAFETY: the pointer and length describe `timeout`, which outlives the call.
-        let result = unsafe {
-            libc::setsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_RCVTIMEO,
-                (&raw const timeout).cast(),
-                size_of_val(&timeout) as libc::socklen_t,
-            )
-        };
-        if result < 0 {
-            return Err(os(io::Error::last_os_error()));
-        }
-        Ok(Netlink {
-            socket,
-            sequence: Cell::new(0),
-            buffer: RefCell::new(vec![0; 1 << 16]),
-            sought: RefCell::default(),
-        })
+        Ok(Netlink { socket: NetlinkSocket::open(libc::NETLINK_ROUTE)?, sought: RefCell::default() })
     }
 
     /// All interfaces of the namespace, in the order of their indices.
@@ -174,16 +148,17 @@ impl Netlink {
         let os = |source| os_error("listing interfaces", "(any)", source);
         let mut list = Vec::new();
         let links = Request::new(libc::RTM_GETLINK, DUMP, &[0; IFINFOMSG]);
-        self.exchange(links, |payload| list.extend(parse_link(payload))).map_err(os)?;
+        self.socket.exchange(links, |payload| list.extend(parse_link(payload))).map_err(os)?;
         let addresses = Request::new(libc::RTM_GETADDR, DUMP, &[0; IFADDRMSG]);
-        self.exchange(addresses, |payload| {
-            if let Some((index, address, prefix)) = parse_address(payload)
-                && let Some(interface) = list.iter_mut().find(|i| i.index == index)
-            {
-                interface.addresses.push((address, prefix));
-            }
-        })
-        .map_err(os)?;
+        self.socket
+            .exchange(addresses, |payload| {
+                if let Some((index, address, prefix)) = parse_address(payload)
+                    && let Some(interface) = list.iter_mut().find(|i| i.index == index)
+                {
+                    interface.addresses.push((address, prefix));
+                }
+            })
+            .map_err(os)?;
         for interface in &mut list {
             self.ask_driver(interface);
         }
@@ -225,7 +200,7 @@ impl Netlink {
         let request = Request::new(libc::RTM_GETNEIGH, ONE, &ndmsg(interface, address, 0))
             .attribute(NDA_DST, &octets(address));
         let mut found = Neighbour::Absent;
-        match self.exchange(request, |payload| found = parse_neighbour(payload)) {
+        match self.socket.exchange(request, |payload| found = parse_neighbour(payload)) {
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(Neighbour::Absent),
             Err(e) => Err(os_error("reading the neighbour table", &interface.name, e)),
             Ok(()) => Ok(found),
@@ -305,7 +280,7 @@ impl Netlink {
                 (IFLA_XDP_FLAGS, &(mode | XDP_FLAGS_REPLACE).to_ne_bytes()),
             ],
         );
-        self.exchange(request, |_| {})
+        self.socket.exchange(request, |_| {})
     }
 
     /// Tells the kernel that the neighbour is in use: a missing entry is resolved, a stale one
@@ -314,7 +289,7 @@ impl Netlink {
         let flags = ONE | libc::NLM_F_CREATE as u16;
         let request = Request::new(libc::RTM_NEWNEIGH, flags, &ndmsg(interface, address, NTF_USE))
             .attribute(NDA_DST, &octets(address));
-        self.exchange(request, |_| {}).map_err(|source| not_touched(interface, address, source))
+        self.socket.exchange(request, |_| {}).map_err(|source| not_touched(interface, address, source))
     }
 
     fn lookup_route(&self, interface: &Interface, peer: IpAddr, flags: u32) -> Result<Route, Error> {
@@ -327,51 +302,13 @@ impl Netlink {
             .attribute(libc::RTA_OIF, &interface.index.to_ne_bytes());
         let no_route = || Error::NoRoute { peer, interface: interface.name.clone() };
         let mut route = None;
-        self.exchange(request, |payload| route = parse_route(payload)).map_err(|source| {
-            match source.raw_os_error() {
+        self.socket.exchange(request, |payload| route = parse_route(payload)).map_err(
+            |source| match source.raw_os_error() {
                 Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES | libc::EINVAL) => no_route(),
                 _ => os_error("looking up a route", &interface.name, source),
-            }
-        })?;
+            },
+        )?;
         route.ok_or_else(no_route)
-    }
-
-    /// Sends a request and hands the payload of each message of the answer to `each`.
-    fn exchange(&self, request: Request, mut each: impl FnMut(&[u8])) -> io::Result<()> {
-        let sequence = self.sequence.get().wrapping_add(1);
-        self.sequence.set(sequence);
-        let bytes = request.finish(sequence);
-        let fd = self.socket.as_raw_fd();
-        // SAFETY: pointer and length are those of `bytes`.
-        if unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), 0) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let mut buffer = self.buffer.borrow_mut();
-        loop {
-            // SAFETY: pointer and length are those of `buffer`, borrowed exclusively.
-            let n = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_TRUNC) };
-            let n = match usize::try_from(n) {
-                Ok(n) => n,
-                Err(_) if io::Error::last_os_error().kind() == io::ErrorKind::Interrupted => continue,
-                Err(_) => return Err(io::Error::last_os_error()),
-            };
-            if n > buffer.len() {
-                return Err(io::Error::other(format!("a netlink message of {n} bytes is too long")));
-            }
-            for message in codec::messages(&buffer[..n]).filter(|m| m.sequence == sequence) {
-                match i32::from(message.kind) {
-                    libc::NLMSG_DONE => return Ok(()),
-                    // Errno negated; 0 is the acknowledgement that ends every other answer.
-                    libc::NLMSG_ERROR => {
-                        return match u32_at(message.payload, 0).unwrap_or(0) as i32 {
-                            0 => Ok(()),
-                            errno => Err(io::Error::from_raw_os_error(-errno)),
-                        };
-                    }
-                    _ => each(message.payload),
-                }
-            }
-        }
     }
 }
 

@@ -58,11 +58,7 @@ impl<D: PacketDriver> Recorder<D> {
                 ),
             });
         }
-        let failed =
-            |error: io::Error| Error::Capture { path: path.display().to_string(), reason: error.to_string() };
-        let file = File::create(path).map_err(failed)?;
-        let capture =
-            Capture::start(Box::new(file), path.display().to_string(), capabilities).map_err(failed)?;
+        let capture = Capture::create(path, &Interface::of(capabilities))?;
         let scratch = Vec::with_capacity(capabilities.max_frame);
         Ok(Recorder { driver, capture, scratch })
     }
@@ -111,6 +107,34 @@ impl<D: PacketDriver> crate::Wrapper for Recorder<D> {
     }
 }
 
+/// Writes frames to a pcapng file with the times that it is told, counted from 1970: virtual ones.
+///
+/// If the file can't be written any more, that is said once as an error, and the [`Recording`] knows why.
+pub struct Writer(Capture);
+
+impl Writer {
+    /// Creates the file `path`, replacing what is there. `interface` and `description` are noted in it.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] if the file can't be written.
+    pub fn create(path: impl AsRef<Path>, interface: &str, description: &str) -> Result<Writer, Error> {
+        let interface = Interface { name: interface, description: description.to_owned(), mac: None };
+        let mut capture = Capture::create(path.as_ref(), &interface)?;
+        capture.start = Some((Nanos::ZERO, Duration::ZERO));
+        Ok(Writer(capture))
+    }
+
+    /// Writes an Ethernet frame that has left (`outbound`) or come in at `now`.
+    pub fn write(&mut self, now: Nanos, outbound: bool, frame: &[u8]) {
+        self.0.record(now, if outbound { Direction::Outbound } else { Direction::Inbound }, frame);
+    }
+
+    /// What will be known of the file, also when the writer is gone.
+    pub fn recording(&self) -> Recording {
+        self.0.recording.clone()
+    }
+}
+
 const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 const BUFFER: usize = 1 << 18;
 
@@ -119,6 +143,20 @@ const BUFFER: usize = 1 << 18;
 enum Direction {
     Inbound = 1,
     Outbound = 2,
+}
+
+/// What is captured, as the file has it.
+struct Interface<'a> {
+    name: &'a str,
+    description: String,
+    mac: Option<[u8; 6]>,
+}
+
+impl Interface<'_> {
+    fn of(capabilities: &Capabilities) -> Interface<'_> {
+        let description = format!("{}: {}", capabilities.driver, capabilities.description);
+        Interface { name: &capabilities.interface, description, mac: Some(capabilities.mac) }
+    }
 }
 
 /// A pcapng file being written (draft-ietf-opsawg-pcapng), little-endian.
@@ -134,11 +172,15 @@ struct Capture {
 }
 
 impl Capture {
-    fn start(
-        file: Box<dyn Write + Send>,
-        path: String,
-        capabilities: &Capabilities,
-    ) -> Result<Capture, io::Error> {
+    /// Creates the file `path`, replacing what is there.
+    fn create(path: &Path, of: &Interface<'_>) -> Result<Capture, Error> {
+        let failed =
+            |error: io::Error| Error::Capture { path: path.display().to_string(), reason: error.to_string() };
+        let file = File::create(path).map_err(failed)?;
+        Capture::start(Box::new(file), path.display().to_string(), of).map_err(failed)
+    }
+
+    fn start(file: Box<dyn Write + Send>, path: String, of: &Interface<'_>) -> Result<Capture, io::Error> {
         let mut file = BufWriter::with_capacity(BUFFER, file);
         let mut section = Vec::new();
         section.extend(BYTE_ORDER_MAGIC.to_le_bytes());
@@ -153,10 +195,11 @@ impl Capture {
         interface.extend(LINKTYPE_ETHERNET.to_le_bytes());
         interface.extend([0; 2]);
         interface.extend(0u32.to_le_bytes()); // snapshot length: no limit
-        option(&mut interface, IF_NAME, capabilities.interface.as_bytes());
-        let description = format!("{}: {}", capabilities.driver, capabilities.description);
-        option(&mut interface, IF_DESCRIPTION, description.as_bytes());
-        option(&mut interface, IF_MACADDR, &capabilities.mac);
+        option(&mut interface, IF_NAME, of.name.as_bytes());
+        option(&mut interface, IF_DESCRIPTION, of.description.as_bytes());
+        if let Some(mac) = &of.mac {
+            option(&mut interface, IF_MACADDR, mac);
+        }
         option(&mut interface, IF_TSRESOL, &[9]);
         option(&mut interface, OPT_ENDOFOPT, &[]);
         write_block(&mut file, INTERFACE_DESCRIPTION, &[&interface])?;

@@ -9,7 +9,12 @@
 //! by [`SimNetwork::trace_hash`].
 
 mod ecn;
+pub mod fabric;
+mod impairment;
+mod ip;
 mod network;
+mod random;
+mod trace;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -433,7 +438,6 @@ impl LinkConfig {
             ("duplicate", self.duplicate),
             ("corrupt", self.corrupt),
             ("reorder", self.reorder),
-            ("ecn.pmax", self.ecn.map_or(0.0, |ecn| ecn.pmax)),
         ] {
             if !(0.0..=1.0).contains(&value) {
                 return Err(invalid(name, value, "a probability, 0 to 1"));
@@ -453,8 +457,17 @@ impl LinkConfig {
         if self.rate.is_none() {
             return Err(invalid("ecn", format!("{ecn:?}"), needs_rate));
         }
-        if ecn.kmin_bytes > ecn.kmax_bytes {
-            return Err(invalid("ecn.kmin_bytes", ecn.kmin_bytes, "at most ecn.kmax_bytes"));
+        ecn.check()
+    }
+}
+
+impl EcnConfig {
+    fn check(&self) -> Result<(), Error> {
+        if !(0.0..=1.0).contains(&self.pmax) {
+            return Err(invalid("ecn.pmax", self.pmax, "a probability, 0 to 1"));
+        }
+        if self.kmin_bytes > self.kmax_bytes {
+            return Err(invalid("ecn.kmin_bytes", self.kmin_bytes, "at most ecn.kmax_bytes"));
         }
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
-use ferroce_driver::netlink::{Neighbour, Netlink};
+use ferroce_driver::netlink::{Dcb, Neighbour, Netlink, Pause};
 use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Error, NextHop, PacketDriver};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
@@ -45,6 +45,22 @@ fn interfaces_are_listed_with_their_attributes() {
         assert_eq!(gids[1..], ["10.9.0.1", "fd09::1"].map(|s| s.parse::<IpAddr>().unwrap()));
         ip(&format!("-n {} link set {VETH} down", pair.a));
         assert!(!netlink.interface(VETH).unwrap().up);
+    });
+}
+
+/// The kernel answers both questions; no veth interface has what they ask for.
+#[test]
+fn a_port_without_pause_frames_and_traffic_classes_has_none() {
+    let Some(pair) = Namespaces::new(1500) else { return };
+    pair.in_a(|| {
+        let veth = Netlink::open().unwrap().interface(VETH).unwrap();
+        assert_eq!((Pause::of(&veth).unwrap(), Dcb::of(&veth).unwrap()), (None, None));
+        ip(&format!("-n {} link del {VETH}", pair.a));
+        let errors = [Pause::of(&veth).unwrap_err(), Dcb::of(&veth).unwrap_err()].map(|e| e.to_string());
+        for (error, what) in errors.iter().zip(["the pause frames", "the traffic classes"]) {
+            assert!(error.contains(what) && error.contains("'veth0'"), "{error}");
+            assert!(error.contains("No such device"), "{error}");
+        }
     });
 }
 

@@ -20,7 +20,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use ferroce_driver::Nanos;
 use ferroce_wire::cm::{Apr, CmBody, CmMessage, IpCm, RejectReason, SERVICE_ID_TCP, SERVICE_ID_UDP};
-use ferroce_wire::{Gid, MAD_LEN, MacAddr, PKey, Packet, Qpn};
+use ferroce_wire::{Ecn, Gid, MAD_LEN, MacAddr, PKey, Packet, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use crate::engine::key_table::KeyTable;
@@ -428,7 +428,7 @@ impl Arrival {
         // The way it came by: nobody is asked for the next hop because of a packet that anybody can send.
         let back = AddressVector {
             mac: Some(port.way_back(packet)?),
-            traffic_class: network.traffic_class & !ECN,
+            traffic_class: network.traffic_class & !Ecn::MASK,
             flow_label: network.flow_label,
             ..AddressVector::new(network.source, index)
         };
@@ -464,9 +464,6 @@ fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
 fn gone(id: CmId) -> Error {
     Error::invalid_handle("connection", id.0)
 }
-
-/// The two bits of the traffic class that are not the sender's.
-const ECN: u8 = 3;
 /// Bytes of a request's private data that are the application's.
 pub(crate) const REQ_PRIVATE: usize = 56;
 /// Those of an acceptance.

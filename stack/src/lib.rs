@@ -37,6 +37,7 @@ pub use cm::{
 pub use context::{Context, DatagramService};
 pub use device::{DeviceSpec, DpdkSpec};
 pub use engine::congestion::dcqcn::ReactionPoint;
+pub use engine::congestion::pacing::Pacer;
 pub use ferroce_driver as driver;
 pub use ferroce_driver::{Clock, Memory, MemoryError, MemoryKind, Nanos, PacketDriver, RefusalReason};
 pub use ferroce_wire as wire;

@@ -403,9 +403,9 @@ fn answers_to_datagrams() {
             let grh: [u8; 40] = b.context.bytes(b.mr).unwrap()[..40].try_into().unwrap();
             let back = b.context.address_from_wc(&wc, &grh).unwrap();
             let own = a.context.port().gids[index(a)].gid;
-            // Where it came from, so that nobody is asked for the way.
+            // Where it came from, so that nobody is asked for the way, without the ECN of what came.
             let mac = Some(a.context.port().mac);
-            assert_eq!(back, way(AddressVector::new(own, index(b))).mac(mac));
+            assert_eq!(back, way(AddressVector::new(own, index(b))).traffic_class(0xb8).mac(mac));
             let ah = b.context.create_ah(b.pd, &back).unwrap();
             b.post_send(4, SendOp::SendTo(Destination { ah, qpn: wc.src_qpn, qkey: QKEY }), 128, 8);
             wire.take();
@@ -414,7 +414,7 @@ fn answers_to_datagrams() {
             assert_eq!(wire.expect_wc(0, 2).src_qpn, wire.pair.ends[1].qpns()[0]);
             let frames = wire.take();
             let network = Packet::parse(&frames[0]).unwrap().network();
-            assert_eq!((network.traffic_class, network.header == NetworkHeader::Grh), (0xba, roce_v1));
+            assert_eq!((network.traffic_class, network.header == NetworkHeader::Grh), (0xb8, roce_v1));
 
             // What no datagram to this port begins with.
             let context = &wire.pair.ends[0].context;

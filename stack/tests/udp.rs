@@ -347,7 +347,7 @@ fn marks_are_seen() {
     assert_eq!((bytes[21], bytes[28], &bytes[40..48]), (0x6b, 7, &b"identity"[..]));
     let grh = bytes[..40].try_into().unwrap();
     let back = b.context.address_from_wc(&wc, &grh).unwrap();
-    assert_eq!((back.gid, back.traffic_class), (a.gid(), 0x6b));
+    assert_eq!((back.gid, back.traffic_class), (a.gid(), 0x68));
 }
 
 /// Four contexts on one address, each with the queue pairs of its share, and one peer of all.

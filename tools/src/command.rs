@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 use crate::failure::Failure;
-use crate::{demo, devinfo, dissect, doctor, perf, pingpong, replay, rping, stat, ucmatose, udaddy};
+use crate::{demo, devinfo, dissect, doctor, fabric, perf, pingpong, replay, rping, stat, ucmatose, udaddy};
 
 /// A sub-command with its arguments.
 #[derive(Subcommand)]
@@ -16,6 +16,7 @@ pub enum Command {
     Devinfo(devinfo::Args),
     Dissect(dissect::Args),
     Doctor(doctor::Args),
+    Fabric(Box<fabric::Args>),
     Perf(perf::Args),
     Pingpong(pingpong::Args),
     Replay(replay::Args),
@@ -33,6 +34,7 @@ impl Command {
             Command::Devinfo(_) => "devinfo",
             Command::Dissect(_) => "dissect",
             Command::Doctor(_) => "doctor",
+            Command::Fabric(_) => "fabric",
             Command::Perf(_) => "perf",
             Command::Pingpong(_) => "pingpong",
             Command::Replay(_) => "replay",
@@ -53,6 +55,7 @@ impl Command {
             Command::Devinfo(args) => devinfo::run(args),
             Command::Dissect(args) => dissect::run(args),
             Command::Doctor(args) => doctor::run(args),
+            Command::Fabric(args) => fabric::run(*args),
             Command::Perf(args) => perf::run(args),
             Command::Pingpong(args) => pingpong::run(args),
             Command::Replay(args) => replay::run(args),

@@ -2,8 +2,10 @@
 
 use std::str::FromStr;
 
-use ferroce::{Config, CongestionControl, CongestionNotification, Context, Counter};
+use ferroce::{Config, CongestionControl, CongestionNotification, Context, Counter, PacketDriver};
 use serde::Serialize;
+
+use crate::failure::Failure;
 
 /// Options of congestion control.
 #[derive(clap::Args, Clone, Debug)]
@@ -15,21 +17,37 @@ pub(crate) struct CongestionArgs {
     /// Line rate of the port in Gb/s, for congestion control; asked of the driver by default.
     #[arg(long, value_name = "GBPS")]
     pub(crate) line_rate: Option<Gigabits>,
+    /// DSCP of what this end sends, 0 to 63, by which switches know the class of RoCE (often 26); 0 by default, or what
+    /// the connection manager of a caller asks for.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=63))]
+    pub(crate) dscp: Option<u8>,
 }
 
 impl CongestionArgs {
-    /// The configuration of a context that these options ask for.
-    pub(crate) fn config(&self) -> Config {
-        let line_rate = self.line_rate.map(|Gigabits(bits)| bits);
+    /// The configuration of a context on `driver` that these options ask for.
+    pub(crate) fn config(&self, driver: &dyn PacketDriver) -> Result<Config, Failure> {
+        let line_rate = self.line_rate.map(Gigabits::bits);
         let is_on = self.congestion != CongestionControl::Off;
+        if is_on && line_rate.is_none() && driver.line_rate().is_none() {
+            return Err(Failure::usage(format!(
+                "--congestion: '{}' does not tell its line rate, where congestion control starts; give it by --line-rate GBPS",
+                driver.capabilities().interface
+            )));
+        }
         let notification = is_on.then(CongestionNotification::default);
-        Config::default().congestion(self.congestion).notification(notification).line_rate(line_rate)
+        Ok(Config::default().congestion(self.congestion).notification(notification).line_rate(line_rate))
+    }
+
+    /// What `--dscp` asks for.
+    pub(crate) fn traffic_class(&self) -> Option<u8> {
+        self.dscp.map(|dscp| dscp << 2)
     }
 
     /// The options again, for a command that this one starts.
     pub(crate) fn to_arguments(&self) -> Vec<String> {
         let mut arguments = vec![format!("--congestion={}", self.congestion)];
-        arguments.extend(self.line_rate.map(|Gigabits(bits)| format!("--line-rate={}", bits as f64 / 1e9)));
+        arguments.extend(self.line_rate.map(|rate| format!("--line-rate={}", rate.bits() as f64 / 1e9)));
+        arguments.extend(self.dscp.map(|dscp| format!("--dscp={dscp}")));
         arguments
     }
 }
@@ -37,6 +55,13 @@ impl CongestionArgs {
 /// A rate in bit/s, that is given in Gb/s.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Gigabits(u64);
+
+impl Gigabits {
+    /// In bit/s.
+    pub(crate) fn bits(self) -> u64 {
+        self.0
+    }
+}
 
 impl FromStr for Gigabits {
     type Err = String;

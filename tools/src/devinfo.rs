@@ -1,14 +1,16 @@
 //! `ferroce devinfo`: what there is to work with, and what is missing for the faster modes.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use ferroce::driver::netlink::{Interface, Netlink, XdpMode};
+use ferroce::driver::netlink::{Dcb, Interface, Netlink, Pause, XdpMode};
 use ferroce::driver::{Capabilities, Layer};
 use ferroce::{DeviceSpec, Gid, MacAddr, PKEY_DEFAULT, PathMtu};
 use serde::Serialize;
 
+use crate::dscp::{DscpClass, cnp_dscp};
 use crate::failure::Failure;
 use crate::output::say;
 
@@ -57,6 +59,8 @@ struct InterfaceInfo {
     rx_queues: u32,
     /// Bits a second; null where its driver does not tell.
     line_rate: Option<u64>,
+    #[serde(flatten)]
+    port: PortInfo,
     /// Bytes; null where the MTU is too small for any.
     path_mtu_ipv4: Option<u32>,
     path_mtu_ipv6: Option<u32>,
@@ -64,6 +68,39 @@ struct InterfaceInfo {
     xdp_program: Option<String>,
     /// What keeps this interface from more.
     missing: Vec<String>,
+}
+
+/// Null is what its driver does not tell.
+#[derive(Debug, Serialize)]
+struct PortInfo {
+    pause: Option<PauseInfo>,
+    pfc: Option<PfcInfo>,
+    /// Those of the data of the commands and of CNPs, and those that the port has entries for.
+    dscp: Option<Vec<DscpClass>>,
+}
+
+#[derive(Debug, Serialize)]
+struct PauseInfo {
+    autoneg: bool,
+    rx: bool,
+    tx: bool,
+    frames_received: Option<u64>,
+    frames_sent: Option<u64>,
+}
+
+#[derive(Debug, Serialize)]
+struct PfcInfo {
+    /// Traffic classes that can have it.
+    capability: u8,
+    /// Those where it is on.
+    priorities: Vec<PfcPriority>,
+}
+
+#[derive(Debug, Serialize)]
+struct PfcPriority {
+    priority: u8,
+    frames_received: u64,
+    frames_sent: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -105,7 +142,7 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
         Err(error) => (None, Err(Failure::from(error))),
     };
     let info = DevInfo {
-        interfaces: interfaces.iter().map(InterfaceInfo::new).collect(),
+        interfaces: interfaces.iter().map(InterfaceInfo::new).collect::<Result<_, _>>()?,
         device,
         drivers: drivers(),
         missing: missing(&Process::read()),
@@ -124,7 +161,7 @@ fn drivers() -> Vec<&'static str> {
 }
 
 impl InterfaceInfo {
-    fn new(interface: &Interface) -> InterfaceInfo {
+    fn new(interface: &Interface) -> Result<InterfaceInfo, Failure> {
         // Linux has no IPv6 on an interface that is too small for its least MTU.
         let carries = |ipv6: bool| !ipv6 || interface.mtu >= IPV6_LEAST_MTU;
         let path_mtu =
@@ -134,7 +171,7 @@ impl InterfaceInfo {
             XdpMode::Generic => "generic",
             XdpMode::Other => "offloaded or several",
         };
-        InterfaceInfo {
+        Ok(InterfaceInfo {
             name: interface.name.clone(),
             mac: MacAddr(interface.mac).to_string(),
             mtu: interface.mtu,
@@ -143,12 +180,13 @@ impl InterfaceInfo {
             kind: interface.kind.clone(),
             rx_queues: interface.rx_queues,
             line_rate: interface.speed,
+            port: PortInfo::new(Pause::of(interface)?, Dcb::of(interface)?.as_ref()),
             path_mtu_ipv4: path_mtu(false),
             path_mtu_ipv6: path_mtu(true),
             gids: gid_table(&interface.gid_order()),
             xdp_program: interface.xdp.map(|xdp| format!("id {} ({})", xdp.program, mode(xdp.mode))),
             missing: interface_missing(interface),
-        }
+        })
     }
 
     fn print(&self) -> Result<(), Failure> {
@@ -163,6 +201,7 @@ impl InterfaceInfo {
             Some(rate) => say!("  line rate {} Gb/s", rate as f64 / 1e9)?,
             None => say!("  line rate unknown; congestion control needs --line-rate")?,
         }
+        self.port.lines().iter().try_for_each(|line| say!("  {line}"))?;
         let bytes = |mtu: Option<u32>| mtu.map_or("none".to_owned(), |bytes| bytes.to_string());
         let (v4, v6) = (bytes(self.path_mtu_ipv4), bytes(self.path_mtu_ipv6));
         say!("  MTU {}: path MTU {v4} over IPv4, {v6} over IPv6", self.mtu)?;
@@ -171,6 +210,67 @@ impl InterfaceInfo {
             say!("  XDP program {program}")?;
         }
         self.missing.iter().try_for_each(|missing| say!("  missing: {missing}"))
+    }
+}
+
+impl PortInfo {
+    fn new(pause: Option<Pause>, dcb: Option<&Dcb>) -> PortInfo {
+        let pause = pause.map(|pause| PauseInfo {
+            autoneg: pause.autoneg,
+            rx: pause.rx,
+            tx: pause.tx,
+            frames_received: pause.received,
+            frames_sent: pause.sent,
+        });
+        let pfc = dcb.and_then(|dcb| dcb.pfc).map(|pfc| {
+            let on = (0..).zip(pfc.enabled).filter(|(_, enabled)| *enabled);
+            let counted = on.map(|(priority, _)| PfcPriority {
+                priority,
+                frames_received: pfc.received[usize::from(priority)],
+                frames_sent: pfc.sent[usize::from(priority)],
+            });
+            PfcInfo { capability: pfc.capability, priorities: counted.collect() }
+        });
+        let dscp = dcb.map(|dcb| {
+            let entries = dcb.dscp.iter().map(|(dscp, _)| *dscp);
+            let all: BTreeSet<u8> = entries.chain([DATA_DSCP, cnp_dscp()]).collect();
+            all.into_iter().map(|dscp| DscpClass::new(dcb, dscp)).collect()
+        });
+        PortInfo { pause, pfc, dscp }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        const UNKNOWN: &str = "unknown (the kernel's driver does not tell)";
+        let pause = self.pause.as_ref().map_or(UNKNOWN.to_owned(), |pause| {
+            let on = |is_on| if is_on { "on" } else { "off" };
+            let count =
+                |frames: Option<u64>| frames.map_or("unknown".to_owned(), |frames| frames.to_string());
+            format!(
+                "rx {}, tx {}, autoneg {}; received {}, sent {}",
+                on(pause.rx),
+                on(pause.tx),
+                on(pause.autoneg),
+                count(pause.frames_received),
+                count(pause.frames_sent)
+            )
+        });
+        let pfc = self.pfc.as_ref().map_or(UNKNOWN.to_owned(), |pfc| {
+            let on = pfc.priorities.iter().map(|row| {
+                let PfcPriority { priority, frames_received, frames_sent } = row;
+                format!("on for priority {priority} (received {frames_received}, sent {frames_sent})")
+            });
+            let on = if pfc.priorities.is_empty() { vec!["off".to_owned()] } else { on.collect() };
+            format!("{}; at most {} classes", on.join(", "), pfc.capability)
+        });
+        let mut lines = vec![format!("pause frames {pause}"), format!("PFC {pfc}")];
+        match &self.dscp {
+            None => lines.push(format!("DSCP {DATA_DSCP} and {} (CNPs): class {UNKNOWN}", cnp_dscp())),
+            Some(rows) => lines.extend(rows.iter().map(|row| {
+                let cnps = if row.dscp == cnp_dscp() { " (CNPs)" } else { "" };
+                format!("DSCP {}{cnps}: {row}", row.dscp)
+            })),
+        }
+        lines
     }
 }
 
@@ -260,6 +360,8 @@ struct Process {
     hugepages: u64,
 }
 
+/// Of what the commands send, unless they are told another.
+const DATA_DSCP: u8 = 0;
 /// RFC 8200.
 const IPV6_LEAST_MTU: u32 = 1280;
 /// What an AF_XDP socket of the default size locks, with some room.
@@ -330,10 +432,37 @@ fn missing(process: &Process) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use ferroce::driver::netlink::{Ets, Pfc, Selection};
+
     use super::*;
 
     const ROOT: Process =
         Process { capabilities: u64::MAX, locked_memory: Some(8 << 20), af_xdp: true, hugepages: 8 };
+
+    #[test]
+    fn a_port_is_shown_with_its_classes() {
+        let (mut pause, mut pfc, mut ets) = (Pause::default(), Pfc::default(), Ets::default());
+        (pause.rx, pause.received) = (true, Some(12));
+        (pfc.capability, pfc.enabled[3], pfc.received[3], pfc.sent[3]) = (8, true, 5, 7);
+        (ets.class[3], ets.class[6]) = (3, 6);
+        (ets.selection[3], ets.share[3]) = (Selection::Share, 60);
+        let mut dcb = Dcb::default();
+        (dcb.pfc, dcb.ets, dcb.dscp) = (Some(pfc), Some(ets), vec![(26, 3), (48, 6)]);
+        let info = PortInfo::new(Some(pause), Some(&dcb));
+        let lines = [
+            "pause frames rx on, tx off, autoneg off; received 12, sent unknown",
+            "PFC on for priority 3 (received 5, sent 7); at most 8 classes",
+            "DSCP 0: priority 0, traffic class 0 (strict)",
+            "DSCP 26: priority 3, traffic class 3 (share 60 %)",
+            "DSCP 48 (CNPs): priority 6, traffic class 6 (strict)",
+        ];
+        assert_eq!(info.lines(), lines);
+        let json = serde_json::to_value(&info).unwrap();
+        assert_eq!(json["pause"]["frames_received"], 12);
+        assert_eq!(json["pfc"]["priorities"][0]["priority"], 3);
+        let row = r#"{"dscp":26,"priority":3,"traffic_class":3,"selection":"share","share":60}"#;
+        assert_eq!(serde_json::to_string(&info.dscp.unwrap()[1]).unwrap(), row);
+    }
 
     #[test]
     fn root_lacks_nothing() {

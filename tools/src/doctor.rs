@@ -6,6 +6,7 @@ mod far;
 mod local;
 pub mod message;
 mod path;
+mod port;
 mod probe;
 mod probe_port;
 mod report;
@@ -31,7 +32,8 @@ use probe::Lookout;
 use probe_port::{ProbePort, RESOLVE_TIME};
 use report::{Check, DoctorReport};
 
-/// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; and says the cure.
+/// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; pause frames, PFC and traffic
+/// classes of the port; and says the cure.
 ///
 /// Without PEER it is the far end, which answers until it is interrupted. A PEER that runs no `ferroce
 /// doctor` is checked as far as its connection manager and ICMP tell. With `-d loopback` and no PEER,
@@ -56,6 +58,9 @@ pub struct Args {
     /// The P_Key that the work of this end is in, as given to the other commands.
     #[arg(long, value_name = "KEY", value_parser = parse_pkey, default_value = "0xffff")]
     pkey: PKey,
+    /// DSCP of the data that the work of this end sends, 0 to 63, to see in which class of the port it is.
+    #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..64), default_value_t = 0)]
+    dscp: u8,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -120,6 +125,7 @@ impl Args {
         let resolved = port.driver.resolve_blocking(to, RESOLVE_TIME);
         let is_reached = resolved.is_ok();
         checks.push(local::neighbour_check(resolved, to, port.is_socket()));
+        checks.extend(port::checks(&capabilities, self.dscp));
         if !is_reached {
             return Ok(DoctorReport::new(peer, device, checks));
         }

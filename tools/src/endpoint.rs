@@ -130,6 +130,8 @@ pub(crate) struct Endpoint {
     pub(crate) device: String,
     /// What it obeys as a sender.
     pub(crate) congestion: CongestionControl,
+    /// Of what it sends, if it was given.
+    traffic_class: Option<u8>,
     /// The other end, once it is known.
     pub(crate) peer: Option<Gid>,
     poller: Poller,
@@ -176,7 +178,8 @@ impl Endpoint {
             }
             None => driver,
         };
-        let mut context = Context::open(driver, &args.congestion.config())?;
+        let config = args.congestion.config(&*driver)?;
+        let mut context = Context::open(driver, &config)?;
         take_pkey(&mut context, args.pkey.unwrap_or(PKEY_DEFAULT))?;
         export(&mut context);
         let pd = context.alloc_pd()?;
@@ -190,6 +193,7 @@ impl Endpoint {
             interrupt,
             device,
             congestion: args.congestion.congestion,
+            traffic_class: args.congestion.traffic_class(),
             peer: None,
             poller,
             notified: false,
@@ -296,6 +300,19 @@ impl Endpoint {
         }
         let interface = &self.context.port().interface;
         Err(Failure::usage(format!("-s {size}: a datagram on '{interface}' has at most {most} bytes")))
+    }
+
+    /// The address of a peer, with the GID at `index` for the own one.
+    pub(crate) fn address(&self, peer: Gid, index: usize) -> AddressVector {
+        AddressVector::new(peer, index).traffic_class(self.traffic_class.unwrap_or_default())
+    }
+
+    /// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
+    pub(crate) fn connection_parameters(&self) -> ConnectionParameters<'static> {
+        ConnectionParameters::default()
+            .cm_timeout_at_least(Duration::from_secs(1))
+            .cm_retries(7)
+            .traffic_class(self.traffic_class)
     }
 
     /// INIT → RTR → RTS.
@@ -406,11 +423,6 @@ pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure
         context.add_pkey(pkey)?;
     }
     Ok(())
-}
-
-/// As rdma_cm's defaults, but a peer that does not answer is given up after 9 s, not after 69.
-pub(crate) fn connection_parameters() -> ConnectionParameters<'static> {
-    ConnectionParameters::default().cm_timeout_at_least(Duration::from_secs(1)).cm_retries(7)
 }
 
 /// Lets `ferroce stat` see a context. Where there is no place for that, all else goes on.

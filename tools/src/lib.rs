@@ -32,7 +32,9 @@ pub mod devinfo;
 mod diagnosis;
 pub mod dissect;
 pub mod doctor;
+mod dscp;
 mod endpoint;
+pub mod fabric;
 mod failure;
 #[cfg(test)]
 mod groups;

@@ -8,9 +8,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ferroce::{
-    Access, AddressVector, Data, Gid, Memory, Mr, PacketDriver, PathMtu, Psn, Qp, QpConfig, QpType,
-    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcStatus,
-    WorkCompletion,
+    Access, Data, Gid, Memory, Mr, PacketDriver, PathMtu, Psn, Qp, QpConfig, QpType, ReceiveWorkRequest,
+    SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcStatus, WorkCompletion,
 };
 use tracing::{info, warn};
 
@@ -235,7 +234,7 @@ impl<'a> PingPong<'a> {
         say!("  local address:  {}", self.destination(gid_index)?)?;
         say!("  remote address: {remote}")?;
         self.end.peer = Some(remote.gid);
-        let (address, path_mtu) = (AddressVector::new(remote.gid, gid_index), self.args.mtu);
+        let (address, path_mtu) = (self.end.address(remote.gid, gid_index), self.args.mtu);
         let (qp, sq_psn) = (self.qp, self.psn);
         let context = &mut self.end.context;
         match self.args.service {

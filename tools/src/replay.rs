@@ -3,6 +3,7 @@
 mod answers;
 mod capture;
 mod compare;
+mod congestion;
 mod conversation;
 mod coverage;
 mod exchange;
@@ -20,6 +21,7 @@ mod recorded;
 mod renewal;
 mod report;
 mod rule;
+mod sample;
 mod translation;
 
 use std::collections::BTreeMap;
@@ -32,6 +34,7 @@ use ferroce::{Gid, PathMtu, Qpn};
 use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use capture::Capture;
+use congestion::{Congestion, CongestionOptions};
 use conversation::{Conversation, Given};
 use exchange::Exchange;
 use place::{Cast, Place, Play, plays};
@@ -65,6 +68,8 @@ pub struct Args {
     /// Two queue pair numbers that belong together, as 0x11:0x22, where the packets do not tell.
     #[arg(long = "pair", value_name = "QPN:QPN", value_parser = pair)]
     pairs: Vec<(Qpn, Qpn)>,
+    #[command(flatten)]
+    congestion: CongestionOptions,
     /// The report as JSON.
     #[arg(long)]
     json: bool,
@@ -100,7 +105,8 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
             }
         )));
     }
-    let mut report = ReplayReport::new(&capture, &conversations);
+    let congestion = Congestion::of(&capture, &conversations, &args.pairs, &args.congestion)?;
+    let mut report = ReplayReport::new(&capture, &conversations, congestion);
     for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
         progress.tell(|| format!("{index} of {} conversations are judged", conversations.len()));
         for end in [0, 1] {

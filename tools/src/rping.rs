@@ -13,7 +13,7 @@ use tracing::info;
 
 use crate::callers::Caller;
 use crate::cause::Patience;
-use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
+use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail, quote};
 use crate::output::say;
 use crate::role::{self, Role};
@@ -77,10 +77,10 @@ struct Rping<'a> {
 impl Role for Rping<'_> {
     /// Reads what the client advertises, and writes it to where the client wants it.
     fn serve(&mut self) -> Result<(), Failure> {
+        let parameters = self.parameters();
         let Rping { args, end, incoming, .. } = self;
         info!("waiting for a client on port {}", args.cm_port);
-        let callers =
-            end.await_callers(args.cm_port, 1, &Rping::parameters(), |end| queue_pair(end, *incoming))?;
+        let callers = end.await_callers(args.cm_port, 1, &parameters, |end| queue_pair(end, *incoming))?;
         let [Caller { request, qp }] = callers[..] else {
             return Err(Failure::run(format!("{} clients in place of one", callers.len())));
         };
@@ -120,7 +120,8 @@ impl Role for Rping<'_> {
         let to = SocketAddr::new(host, self.args.cm_port);
         let qp = queue_pair(&mut self.end, self.incoming)?;
         self.qp = Some(qp);
-        let id = self.end.call(qp, to, &Rping::parameters())?;
+        let parameters = self.parameters();
+        let id = self.end.call(qp, to, &parameters)?;
         for ping in 0..self.args.count {
             let text = message(ping, self.args.size as usize);
             self.end.context.bytes_mut(self.source)?.copy_from_slice(&text);
@@ -164,8 +165,8 @@ impl<'a> Rping<'a> {
         Ok(Rping { args, end, qp: None, incoming, source, sink, sent: 0, received: 0, over: false })
     }
 
-    fn parameters() -> ConnectionParameters<'static> {
-        connection_parameters().responder_resources(1).initiator_depth(1)
+    fn parameters(&self) -> ConnectionParameters<'static> {
+        self.end.connection_parameters().responder_resources(1).initiator_depth(1)
     }
 
     fn advertise(&mut self, mr: Mr) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use tracing::info;
 
 use crate::callers;
 use crate::cause::{Patience, of_messages};
-use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
+use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
 use crate::role::{self, Role};
@@ -65,10 +65,10 @@ impl Role for Ucmatose<'_> {
     fn serve(&mut self) -> Result<(), Failure> {
         let Ucmatose { args, end, incoming, .. } = self;
         info!("waiting for {} connections on port {}", args.connections, args.cm_port);
-        let callers =
-            end.await_callers(args.cm_port, args.connections as usize, &connection_parameters(), |end| {
-                queue_pair(end, args, *incoming)
-            })?;
+        let parameters = end.connection_parameters();
+        let callers = end.await_callers(args.cm_port, args.connections as usize, &parameters, |end| {
+            queue_pair(end, args, *incoming)
+        })?;
         self.connections = callers.iter().map(|caller| (caller.request.id, caller.qp)).collect();
         self.send()?;
         self.receive()?;
@@ -83,7 +83,8 @@ impl Role for Ucmatose<'_> {
         let to = SocketAddr::new(host, self.args.cm_port);
         for _ in 0..self.args.connections {
             let qp = queue_pair(&mut self.end, self.args, self.incoming)?;
-            let id = self.end.call(qp, to, &connection_parameters())?;
+            let parameters = self.end.connection_parameters();
+            let id = self.end.call(qp, to, &parameters)?;
             self.connections.push((id, qp));
         }
         self.receive()?;

@@ -11,7 +11,7 @@ use ferroce::{
 use tracing::info;
 
 use crate::cause::{Patience, of_messages};
-use crate::endpoint::{Endpoint, Interrupt, PortArgs, connection_parameters};
+use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
 use crate::role::{self, Role};
@@ -87,7 +87,8 @@ impl Role for Udaddy<'_> {
     fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
         let to = SocketAddr::new(host, self.args.cm_port);
         self.end.peer = Some(Gid::from(host));
-        self.end.context.resolve(to, &connection_parameters())?;
+        let parameters = self.end.connection_parameters();
+        self.end.context.resolve(to, &parameters)?;
         match self.end.wait_cm_event()? {
             CmEvent::Resolved { address, qpn, qkey, .. } => self.send(&address, qpn, qkey)?,
             other => return Err(self.end.no_connection(&other)),

@@ -24,6 +24,10 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
     let interface = &info["interfaces"][0];
     assert_eq!((&interface["name"], &interface["mtu"]), (&VETH.into(), &4170.into()));
     assert_eq!(interface["line_rate"], 10_000_000_000_u64);
+    // The kernel answers for veth that it has none of these.
+    for unknown in ["pause", "pfc", "dscp"] {
+        assert!(interface[unknown].is_null() && interface.get(unknown).is_some(), "{unknown} in {interface}");
+    }
     assert_eq!(interface["path_mtu_ipv4"], 4096);
     assert_eq!(interface["path_mtu_ipv6"], 2048);
     let gids: Vec<_> =
@@ -50,6 +54,10 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
         text.stdout.contains("path MTU 4096 needs an MTU of 4160 over IPv4 and 4180 over IPv6"),
         "{text:#?}"
     );
+    for what in ["pause frames", "PFC", "DSCP 0 and 48 (CNPs): class"] {
+        let line = format!("  {what} unknown (the kernel's driver does not tell)\n");
+        assert!(text.stdout.contains(&line), "{text:#?}");
+    }
 }
 
 #[test]

@@ -560,6 +560,44 @@ fn tshark_says_the_same() {
     assert_eq!(compared, 765);
 }
 
+/// That of a ConnectX-4 Lx (TV3 of docs/protocol.md §3), and those of ferroce between data.
+#[test]
+fn cnps_are_named() {
+    let captures = [
+        ("connectx_cnp.pcap", 1),
+        ("sim_paced_sender.pcapng", 28),
+        ("sim_paced_receiver.pcapng", 28),
+        ("sim_unheeded_sender.pcapng", 45),
+    ];
+    for (name, count) in captures {
+        let path = fixture("congestion").join(name);
+        let (packets, summary, status) = json(&path);
+        assert_eq!((status, &summary["icrc_ok"]), (0, &summary["frames"]), "{name}");
+        let ours: Vec<&Value> = packets.iter().filter(|packet| packet["opcode"] == "CNP").collect();
+        assert_eq!(ours.len(), count, "{name}");
+        for cnp in &ours {
+            assert_eq!(
+                (&cnp["opcode_byte"], &cnp["payload_len"]),
+                (&0x81.into(), &16.into()),
+                "{name}: {cnp}"
+            );
+            assert_eq!((&cnp["dscp"], &cnp["becn"], &cnp["psn"]), (&48.into(), &true.into(), &0.into()));
+        }
+        let flows = summary["flows"].as_array().unwrap().iter();
+        let in_flows: u64 = flows.filter_map(|flow| flow["opcodes"]["CNP"].as_u64()).sum();
+        assert_eq!(in_flows, count as u64, "{name}: {summary:#}");
+        let text = String::from_utf8(ferroce(&[], &path).stdout).unwrap();
+        let lines = text.lines().filter(|line| line.contains(" | CNP qp 0x") && line.contains(" becn "));
+        assert_eq!(lines.count(), count, "{name}");
+        let Some(theirs) = judge::tshark_cnps(&path) else { continue };
+        let ours = ours.iter().map(|cnp| {
+            let number = |name: &str| cnp[name].as_u64().unwrap();
+            [number("frame"), number("dest_qp"), number("dscp"), u64::from(cnp["becn"] == true)]
+        });
+        assert_eq!(theirs, ours.collect::<Vec<_>>(), "{name}");
+    }
+}
+
 #[test]
 fn icrcs_computed_bit_by_bit_are_the_same() {
     let checked: usize = fixtures().iter().map(|path| judge::icrcs_are_right(path)).sum();

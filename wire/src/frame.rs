@@ -30,6 +30,11 @@ pub enum Ecn {
     CongestionExperienced = 3,
 }
 
+impl Ecn {
+    /// Its bits in a traffic class.
+    pub const MASK: u8 = 3;
+}
+
 /// From where to where, and with what marks: all that stands in front of the BTH.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PathAddress {

@@ -461,7 +461,8 @@ impl<'a> Packet<'a> {
     pub fn congestion_experienced(&self) -> bool {
         let ecn = match self.header {
             NetworkHeader::Ipv4 => self.covered[1],
-            NetworkHeader::Ipv6 | NetworkHeader::Grh => self.covered[1] >> 4,
+            NetworkHeader::Ipv6 => self.covered[1] >> 4,
+            NetworkHeader::Grh => 0,
         };
         ecn & 3 == 3
     }

@@ -89,6 +89,10 @@ pub(super) fn u32_at(bytes: &[u8], offset: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(offset..offset + 4)?.try_into().ok()?))
 }
 
+pub(super) fn u64_at(bytes: &[u8], offset: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?))
+}
+
 /// An address attribute: the family follows from the length.
 pub(super) fn address(value: &[u8]) -> Option<IpAddr> {
     match value.len() {

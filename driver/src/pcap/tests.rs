@@ -169,7 +169,7 @@ fn a_write_error_stops_the_capture_and_not_the_traffic() {
     let (a, mut b) = port_pair();
     let room = Arc::new(Mutex::new(1 << 19));
     let disk = Box::new(FullDisk(room.clone()));
-    let capture = Capture::start(disk, "disk".into(), a.capabilities()).unwrap();
+    let capture = Capture::start(disk, "disk".into(), &Interface::of(a.capabilities())).unwrap();
     let mut a = Recorder { driver: a, capture, scratch: Vec::new() };
     for n in 0..500 {
         send(&mut a, Nanos(n), &[4000]);

@@ -1,24 +1,29 @@
-/// Makes the IP packet of an Ethernet `frame` Congestion Experienced (RFC 3168 section 5) and says
-/// whether it did: the packet is IPv4 or IPv6, ECN-capable, and not marked already.
-pub(super) fn mark(frame: &mut [u8]) -> bool {
-    let ether_type =
-        |at: usize, frame: &[u8]| Some(u16::from_be_bytes([*frame.get(at)?, *frame.get(at + 1)?]));
-    let mut at = 12;
-    if ether_type(at, frame) == Some(VLAN) {
-        at += 4;
-    }
-    let kind = ether_type(at, frame);
-    let packet = frame.get_mut(at + 2..).unwrap_or_default();
-    match kind {
-        Some(IPV4) if packet.len() >= 20 => mark_ipv4(packet),
-        Some(IPV6) if packet.len() >= 40 => mark_ipv6(packet),
-        _ => false,
+use super::EcnConfig;
+use super::ip::{self, Version};
+
+impl EcnConfig {
+    /// Of a frame that leaves so many bytes waiting behind it, or finds them before it.
+    pub(super) fn probability(&self, waiting: u64) -> f64 {
+        if waiting <= self.kmin_bytes {
+            0.0
+        } else if waiting > self.kmax_bytes {
+            1.0
+        } else {
+            self.pmax * (waiting - self.kmin_bytes) as f64 / (self.kmax_bytes - self.kmin_bytes) as f64
+        }
     }
 }
 
-const VLAN: u16 = 0x8100;
-const IPV4: u16 = 0x0800;
-const IPV6: u16 = 0x86dd;
+/// Makes the IP packet of an Ethernet `frame` Congestion Experienced (RFC 3168 section 5) and says
+/// whether it did: the packet is IPv4 or IPv6, ECN-capable, and not marked already.
+pub(super) fn mark(frame: &mut [u8]) -> bool {
+    match ip::locate(frame) {
+        Some((Version::V4, at)) => mark_ipv4(&mut frame[at..]),
+        Some((Version::V6, at)) => mark_ipv6(&mut frame[at..]),
+        None => false,
+    }
+}
+
 const NOT_ECT: u8 = 0b00;
 const CE: u8 = 0b11;
 

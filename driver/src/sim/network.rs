@@ -1,12 +1,11 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
 use std::net::IpAddr;
-use std::time::Duration;
 
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{RngCore, SeedableRng};
-
-use super::{Counters, EcnConfig, Filter, LinkConfig, REORDER_LIMIT, Verdict, WIRE_OVERHEAD, ecn};
+use super::impairment::Impairment;
+use super::random::Random;
+use super::trace::Trace;
+use super::{Counters, Filter, LinkConfig, Verdict, WIRE_OVERHEAD, ecn};
 use crate::Nanos;
 use crate::loopback::Destination;
 
@@ -16,7 +15,7 @@ pub(super) struct Network {
     pub(super) filter: Filter,
     pub(super) counters: Counters,
     pub(super) trace: Trace,
-    rng: ChaCha8Rng,
+    random: Random,
     ports: Vec<NetworkPort>,
     /// Frames scheduled so far, which orders those that arrive at the same time.
     scheduled: u64,
@@ -45,18 +44,7 @@ struct LinkState {
     /// When the last bit of what was accepted so far has left, in picoseconds: a byte takes 80 of
     /// them at 100 Gb/s, so that no rounding adds up.
     busy_until: u128,
-    /// The latest arrival of a frame in its place.
-    last_arrival: Nanos,
-    /// Frames held back, in the order in which they were sent.
-    held: Vec<Held>,
-}
-
-struct Held {
-    frame: SimFrame,
-    /// When it arrives at the latest.
-    deadline: Nanos,
-    /// Frames that may still overtake it.
-    overtakers: usize,
+    impairment: Impairment<SimFrame>,
 }
 
 struct Underway {
@@ -72,7 +60,7 @@ impl Network {
             filter: Box::new(|_| Verdict::Pass),
             counters: Counters::default(),
             trace: Trace::default(),
-            rng: ChaCha8Rng::seed_from_u64(seed),
+            random: Random::new(seed),
             ports: Vec::new(),
             scheduled: 0,
         }
@@ -110,8 +98,9 @@ impl Network {
             self.give_back(underway.frame);
         }
         for from in 0..self.ports.len() {
-            while let Some(held) = self.ports[from].links[number].held.pop() {
-                self.give_back(held.frame);
+            let held: Vec<SimFrame> = self.ports[from].links[number].impairment.drain().collect();
+            for frame in held {
+                self.give_back(frame);
             }
         }
     }
@@ -157,11 +146,10 @@ impl Network {
     /// Hands over the frames that have arrived at `port` by `now`, `limit` of them at most.
     pub(super) fn receive(&mut self, port: usize, now: Nanos, frames: &mut Vec<SimFrame>, limit: usize) {
         for from in 0..self.ports.len() {
-            let expired = |held: &Held| held.deadline <= now;
-            while let Some(at) = self.ports[from].links[port].held.iter().position(expired) {
-                self.release(from, port, at, now);
-                self.overtaken(from, port, at, now);
-            }
+            self.with_impairment(from, port, |impairment, arrives| {
+                impairment.release_due(now.0, arrives);
+                false
+            });
         }
         let underway = &mut self.ports[port].underway;
         while frames.len() < limit
@@ -175,7 +163,7 @@ impl Network {
     pub(super) fn next_arrival(&self) -> Option<Nanos> {
         let underway = self.ports.iter().filter_map(|port| port.underway.peek());
         let links = self.ports.iter().flat_map(|port| &port.links);
-        let deadlines = links.flat_map(|link| &link.held).map(|held| held.deadline);
+        let deadlines = links.filter_map(|link| link.impairment.next_deadline()).map(Nanos);
         underway.map(|Reverse(next)| next.arrival).chain(deadlines).min()
     }
 
@@ -189,11 +177,11 @@ impl Network {
             self.counters.queue_dropped += 1;
             return self.discard(frame, Fate::QueueDropped);
         };
-        if verdict == Verdict::Drop || self.chance(self.link.loss) {
+        if verdict == Verdict::Drop || self.random.chance(self.link.loss) {
             self.counters.lost += 1;
             return self.discard(frame, Fate::Lost);
         }
-        if verdict == Verdict::Duplicate || self.chance(self.link.duplicate) {
+        if verdict == Verdict::Duplicate || self.random.chance(self.link.duplicate) {
             self.counters.duplicated += 1;
             let copy = self.copy(&frame);
             self.propagate(departure, to, copy, verdict);
@@ -219,7 +207,7 @@ impl Network {
             return None;
         }
         if let Some(ecn) = self.link.ecn
-            && self.chance(ecn.probability(waiting))
+            && self.random.chance(ecn.probability(waiting))
             && ecn::mark(&mut frame.bytes[..frame.len])
         {
             self.counters.marked += 1;
@@ -232,54 +220,38 @@ impl Network {
     /// Takes one copy through everything that happens on the way.
     fn propagate(&mut self, departure: Nanos, to: usize, mut frame: SimFrame, verdict: Verdict) {
         let from = frame.owner;
-        if verdict == Verdict::Corrupt || self.chance(self.link.corrupt) {
+        let link = &self.link;
+        let corrupt = verdict == Verdict::Corrupt;
+        let treatment = link.treatment(&mut self.random, frame.len, corrupt);
+        if let Some(bit) = treatment.flip {
             self.counters.corrupted += 1;
-            let bit = self.below(frame.len as u64 * 8) as usize;
             frame.bytes[bit / 8] ^= 1 << (bit % 8);
             self.trace.words(&[Fate::Corrupted as u64, bit as u64]);
         }
-        let jitter = self.link.jitter.as_nanos() as u64;
-        let jitter = if jitter == 0 { 0 } else { self.below(jitter.saturating_add(1)) };
-        let arrival = departure + self.link.delay + Duration::from_nanos(jitter);
+        let arrival = departure + link.delay + treatment.jitter;
         if let Verdict::Delay(more) = verdict {
             self.counters.reordered += 1;
             return self.schedule(to, arrival + more, frame);
         }
-        let reorder = self.chance(self.link.reorder);
-        let overtakers = if reorder { 1 + self.below(self.link.reorder_by as u64) as usize } else { 0 };
-        let deadline = arrival + self.link.reorder_hold;
-        let link = &mut self.ports[from].links[to];
-        link.last_arrival = link.last_arrival.max(arrival);
-        let arrival = link.last_arrival;
-        if reorder && link.held.len() < REORDER_LIMIT {
-            link.held.push(Held { frame, deadline: deadline.max(arrival), overtakers });
-            self.counters.reordered += 1;
-            return;
-        }
-        let older = link.held.len();
-        self.schedule(to, arrival, frame);
-        self.overtaken(from, to, older, arrival);
+        let hold = u64::try_from(link.reorder_hold.as_nanos()).unwrap_or(u64::MAX);
+        let reordered = self.with_impairment(from, to, |impairment, arrives| {
+            impairment.pass(frame, arrival.0, (treatment.overtakers, hold), arrives)
+        });
+        self.counters.reordered += u64::from(reordered);
     }
 
-    /// Tells the first `older` frames held back that a later one has arrived at `arrival`, and
-    /// releases those for which it was the last. Each of these overtakes in turn those before it,
-    /// so that none is ever overtaken by more than it was to be.
-    fn overtaken(&mut self, from: usize, to: usize, older: usize, arrival: Nanos) {
-        let mut older = older;
-        loop {
-            let held = &mut self.ports[from].links[to].held;
-            for held in &mut held[..older] {
-                held.overtakers -= 1;
-            }
-            let Some(at) = held.iter().position(|held| held.overtakers == 0) else { break };
-            self.release(from, to, at, arrival);
-            older = at;
-        }
-    }
-
-    fn release(&mut self, from: usize, to: usize, at: usize, arrival: Nanos) {
-        let held = self.ports[from].links[to].held.remove(at);
-        self.schedule(to, arrival.min(held.deadline), held.frame);
+    /// Hands the impairment of a link to `use_it`, and what puts a frame on its way to its arrival. Returns what it
+    /// does.
+    fn with_impairment(
+        &mut self,
+        from: usize,
+        to: usize,
+        use_it: impl FnOnce(&mut Impairment<SimFrame>, &mut dyn FnMut(u64, SimFrame)) -> bool,
+    ) -> bool {
+        let mut impairment = std::mem::take(&mut self.ports[from].links[to].impairment);
+        let result = use_it(&mut impairment, &mut |arrival, frame| self.schedule(to, Nanos(arrival), frame));
+        self.ports[from].links[to].impairment = impairment;
+        result
     }
 
     fn schedule(&mut self, to: usize, arrival: Nanos, frame: SimFrame) {
@@ -301,16 +273,6 @@ impl Network {
         copy.len = frame.len;
         copy.bytes[..frame.len].copy_from_slice(frame.contents());
         copy
-    }
-
-    fn chance(&mut self, probability: f64) -> bool {
-        const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
-        probability > 0.0 && ((self.rng.next_u64() >> 11) as f64 * UNIT) < probability
-    }
-
-    /// Evenly from 0 to `limit` - 1.
-    fn below(&mut self, limit: u64) -> u64 {
-        ((u128::from(self.rng.next_u64()) * u128::from(limit)) >> 64) as u64
     }
 }
 
@@ -334,19 +296,7 @@ impl SimFrame {
 
 impl LinkState {
     fn new() -> LinkState {
-        LinkState { busy_until: 0, last_arrival: Nanos::ZERO, held: Vec::with_capacity(REORDER_LIMIT) }
-    }
-}
-
-impl EcnConfig {
-    fn probability(&self, waiting: u64) -> f64 {
-        if waiting <= self.kmin_bytes {
-            0.0
-        } else if waiting > self.kmax_bytes {
-            1.0
-        } else {
-            self.pmax * (waiting - self.kmin_bytes) as f64 / (self.kmax_bytes - self.kmin_bytes) as f64
-        }
+        LinkState { busy_until: 0, impairment: Impairment::with_capacity() }
     }
 }
 
@@ -378,37 +328,4 @@ enum Fate {
     QueueDropped,
     NoPort,
     Corrupted,
-}
-
-/// A running hash: FNV-1a's step on words, with a shift so that high bits reach low ones.
-pub(super) struct Trace(u64);
-
-impl Default for Trace {
-    fn default() -> Trace {
-        Trace(0xcbf2_9ce4_8422_2325)
-    }
-}
-
-impl Trace {
-    pub(super) fn value(&self) -> u64 {
-        self.0
-    }
-
-    fn words(&mut self, words: &[u64]) {
-        for word in words {
-            self.0 = (self.0 ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            self.0 ^= self.0 >> 29;
-        }
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) {
-        self.words(&[bytes.len() as u64]);
-        let (words, rest) = bytes.as_chunks::<8>();
-        for word in words {
-            self.words(&[u64::from_le_bytes(*word)]);
-        }
-        for byte in rest {
-            self.words(&[u64::from(*byte)]);
-        }
-    }
 }

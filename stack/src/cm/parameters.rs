@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use ferroce_wire::PathMtu;
+use ferroce_wire::{Ecn, PathMtu};
 
+use super::CmChannel;
 #[cfg(doc)]
 use super::CmEvent;
-use super::{CmChannel, ECN};
 use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 
 /// The settings of a listener: how many requests may wait there, for which partition, and where their events go.
@@ -226,7 +226,7 @@ impl<'a> ConnectionParameters<'a> {
             }
         }
         match self.traffic_class {
-            Some(class) if class & ECN != 0 => {
+            Some(class) if class & Ecn::MASK != 0 => {
                 let expected = "DSCP in the upper six bits and 0 below: congestion control sets ECN";
                 Err(Error::invalid("traffic_class", format_args!("{class:#04x}"), expected))
             }

@@ -6,13 +6,13 @@ use ferroce_driver::Nanos;
 use ferroce_wire::cm::{
     CmBody, IpCm, Mra, Rej, RejectReason, Rep, Req, Rtu, SERVICE_ID_TCP, Stage, TransportType,
 };
-use ferroce_wire::{PKey, PathMtu, Psn, Qpn};
+use ferroce_wire::{Ecn, PKey, PathMtu, Psn, Qpn};
 use rand_chacha::rand_core::RngCore;
 
 use super::communication::{ACK_TIMEOUTS, Communication, PATIENCE_MAX, State, Terms};
 use super::{
-    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, ECN, Listener,
-    Listening, PortSpace, PrivateData, Verbs, time_of,
+    Arrival, CmEvent, CmId, ConnectionManager, ConnectionParameters, ConnectionRequest, Listener, Listening,
+    PortSpace, PrivateData, Verbs, time_of,
 };
 use crate::engine::qp::QueuePair;
 use crate::engine::slab::Slab;
@@ -200,7 +200,7 @@ impl ConnectionManager {
             rnr_retry: req.rnr_retry_count(),
         };
         let mut address = arrival.back;
-        address.traffic_class = primary.traffic_class() & !ECN;
+        address.traffic_class = primary.traffic_class() & !Ecn::MASK;
         address.flow_label = primary.flow_label();
         address.service_level = primary.service_level().min(7);
         let deadline = now + patience.min(PATIENCE_MAX);

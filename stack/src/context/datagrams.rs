@@ -23,7 +23,8 @@ impl Context {
 
     /// The way back to the sender of a datagram, from its completion and the first 40 bytes of its
     /// receive. The answer goes to the hardware address that the datagram came from, so an address handle
-    /// for it is made without asking anybody.
+    /// for it is made without asking anybody. It has the DSCP of the datagram, and ECN 0: the mark of a switch is of the
+    /// packet that came.
     ///
     /// # Errors
     /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.

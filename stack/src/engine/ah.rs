@@ -1,4 +1,4 @@
-use ferroce_wire::{MacAddr, Network, NetworkHeader, PathHeader, Qpn, source_port};
+use ferroce_wire::{Ecn, Gid, MacAddr, Network, NetworkHeader, PathHeader, Qpn, source_port};
 
 use crate::engine::scheduler::Ticket;
 use crate::verbs::{AddressVector, Error, Pd, Port, Unreachable};
@@ -28,6 +28,8 @@ impl Hop {
 #[derive(Clone, Copy)]
 pub(crate) struct AddressHandle {
     pub(crate) pd: Pd,
+    /// Where datagrams go.
+    pub(crate) gid: Gid,
     pub(crate) hop: Hop,
     header: PathHeader,
     flow_label: u32,
@@ -40,12 +42,13 @@ pub(crate) struct AddressHandle {
 impl AddressHandle {
     pub(crate) fn new(
         pd: Pd,
+        address: &AddressVector,
         (header, hop): (PathHeader, Hop),
-        flow_label: u32,
         source_port: Option<u16>,
         max_payload: u32,
     ) -> AddressHandle {
-        AddressHandle { pd, hop, header, flow_label, source_port, max_payload }
+        let AddressVector { gid, flow_label, .. } = *address;
+        AddressHandle { pd, gid, hop, header, flow_label, source_port, max_payload }
     }
 
     /// The search for the next hop has ended.
@@ -81,6 +84,8 @@ pub(crate) fn reverse(port: &Port, area: &[u8; 40]) -> Result<AddressVector, Err
         let expected = format!("to a GID of '{}'", port.interface);
         return Err(Error::invalid("grh", network.destination, expected));
     };
-    let Network { traffic_class, flow_label, .. } = network;
+    let Network { flow_label, .. } = network;
+    // The mark of a switch is of the packet that came.
+    let traffic_class = network.traffic_class & !Ecn::MASK;
     Ok(AddressVector { traffic_class, flow_label, ..AddressVector::new(network.source, sgid_index) })
 }

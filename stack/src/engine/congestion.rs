@@ -7,7 +7,7 @@ pub(crate) mod pacing;
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{Opcode, PathMtu, Service};
+use ferroce_wire::{Gid, Opcode, Packet, PathMtu, Service};
 
 use crate::engine::congestion::dcqcn::ReactionPoint;
 use crate::engine::congestion::pacing::Pacer;
@@ -22,6 +22,13 @@ use crate::verbs::{CongestionControl, Dcqcn, Error, ReactionState};
 /// pad and ICRC.
 const HEADERS_MAX: u32 = 18 + 40 + 8 + 12 + 16 + 4 + 3 + 4;
 
+/// Changes of the rate that are followed one by one. Where there are more, what may be sent grows at the lower rate that
+/// there was before, and a queue pair is looked at again before it is due.
+const STEPS_MAX: u32 = 64;
+
+/// Destinations of datagrams that a queue pair remembers.
+const DESTINATIONS: usize = 64;
+
 /// The sender's half of congestion control: a queue pair that has it is paced, and obeys congestion notification packets.
 pub(crate) struct Reaction {
     control: CongestionControl,
@@ -31,20 +38,39 @@ pub(crate) struct Reaction {
     pacer: Pacer,
     /// Bytes in front of a frame as the driver has it, which are on the wire as well.
     link_header: u32,
+    /// Where datagrams went, each in the place that its address gives it, and a later one in place of an earlier; empty for
+    /// a connection.
+    destinations: Box<[Gid]>,
 }
 
 impl Reaction {
-    /// For a port of so many bit/s.
-    pub(crate) fn new(parameters: Dcqcn, line_rate: u64, link_header: u32) -> Result<Reaction, Error> {
+    /// Of a queue pair of this service, on a port of so many bit/s.
+    pub(crate) fn new(
+        service: Service,
+        parameters: Dcqcn,
+        line_rate: u64,
+        link_header: u32,
+    ) -> Result<Reaction, Error> {
         let fresh = ReactionPoint::new(parameters, line_rate)?;
         let (point, pacer) = (fresh.clone(), Pacer::new(PathMtu::Mtu4096.bytes() + HEADERS_MAX));
-        Ok(Reaction { control: CongestionControl::Dcqcn(parameters), fresh, point, pacer, link_header })
+        let control = CongestionControl::Dcqcn(parameters);
+        let destinations = if service == Service::Ud { DESTINATIONS } else { 0 };
+        let destinations = vec![Gid::default(); destinations].into();
+        Ok(Reaction { control, fresh, point, pacer, link_header, destinations })
     }
 
     /// Nothing was sent yet, and payloads will have this size at most.
     pub(crate) fn restart(&mut self, path_mtu: PathMtu) {
         self.point = self.fresh.clone();
         self.pacer = Pacer::new(path_mtu.bytes() + HEADERS_MAX);
+        self.destinations.fill(Gid::default());
+    }
+
+    /// A datagram goes to `gid`, whose CNPs are obeyed from now on.
+    pub(crate) fn note_destination(&mut self, gid: Gid) {
+        if let Some(place) = self.destinations.get_mut(place(gid)) {
+            *place = gid;
+        }
     }
 
     pub(crate) fn control(&self) -> CongestionControl {
@@ -69,11 +95,66 @@ impl Reaction {
         self.pacer.ready()
     }
 
+    /// Carries out what was due at `now` or before; what may be sent grows at the rates that there were.
+    #[inline]
+    fn advance(&mut self, now: Nanos) {
+        for _ in 0..STEPS_MAX {
+            let change = self.point.next_rate_change();
+            if change > now {
+                break;
+            }
+            self.pacer.gain(change, self.point.rate());
+            self.point.advance(change);
+        }
+        self.pacer.gain(now, self.point.rate());
+        self.point.advance(now);
+    }
+
+    /// Whether a frame may leave. If not, [`ready`](Reaction::ready) says when.
+    #[inline]
+    fn admits(&mut self, now: Nanos) -> bool {
+        self.advance(now);
+        if self.pacer.admits() {
+            return true;
+        }
+        let ready = self.due(now);
+        self.pacer.wait_until(ready);
+        false
+    }
+
+    /// When what is lacking will be there, at the rates to come if there is no CNP; or earlier, after many changes.
+    #[inline]
+    fn due(&self, now: Nanos) -> Nanos {
+        let lacking = self.pacer.lacking();
+        let due = |now: Nanos, lacking: u64, rate: u64| Nanos(now.0.saturating_add(lacking.div_ceil(rate)));
+        let at_this_rate = due(now, lacking, self.point.rate());
+        if at_this_rate <= self.point.next_rate_change() {
+            return at_this_rate;
+        }
+        let (mut point, mut now, mut lacking) = (self.point.clone(), now, lacking);
+        for _ in 0..STEPS_MAX {
+            let change = point.next_rate_change();
+            let at_this_rate = due(now, lacking, point.rate());
+            if at_this_rate <= change {
+                return at_this_rate;
+            }
+            lacking -= point.rate() * (change.0 - now.0);
+            now = change;
+            point.advance(now);
+        }
+        now
+    }
+
     /// Whether the sender is so slow that packets which ask for an ACK only now and then would come after a timeout.
     pub(crate) fn is_slow(&self, packets: u32, timeout: Duration) -> bool {
         let timeout = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         self.pacer.takes_longer(2 * u64::from(packets), self.point.rate(), timeout)
     }
+}
+
+/// The place of a destination.
+fn place(Gid(bytes): Gid) -> usize {
+    bytes.iter().fold(0, |sum: usize, byte| sum.wrapping_mul(31) + usize::from(*byte)) % DESTINATIONS
 }
 
 impl QueuePair {
@@ -85,16 +166,24 @@ impl QueuePair {
         slot: &mut FrameSlot<'_>,
     ) -> Result<usize, Wait> {
         let Some(reaction) = &mut self.reaction else { return Err(Wait::Nothing) };
-        reaction.point.advance(shared.now);
-        if !reaction.pacer.admits(shared.now, reaction.point.rate()) {
-            let ready = reaction.pacer.ready();
+        if !reaction.admits(shared.now) {
+            let ready = reaction.ready();
             // An acknowledgement is no data, and its peer waits for it. It must not overtake a response.
             if self.may_owe_response() {
                 return Err(Wait::At(ready.min(self.requester.deadline())));
             }
             return self.transmit_acknowledgement(shared, slot).ok_or_else(|| self.waits_for(shared));
         }
-        let length = self.transmit_unpaced(shared, slot)?;
+        let awaited = self.awaits_answer();
+        let length = match self.transmit_unpaced(shared, slot) {
+            Ok(length) => length,
+            Err(wait) => {
+                if let Some(reaction) = &mut self.reaction {
+                    reaction.pacer.rest();
+                }
+                return Err(wait);
+            }
+        };
         let header = self.connection.as_ref().map_or(0, |connection| connection.header.len());
         let is_data =
             self.service != Service::Rc || !slot.opcode(header).is_some_and(Opcode::is_acknowledgement);
@@ -105,12 +194,23 @@ impl QueuePair {
             reaction.pacer.charge(bytes);
             reaction.point.on_sent(bytes, shared.now);
         }
+        if !awaited && self.awaits_answer() {
+            // Before this nobody was asked, however long ago it was sent.
+            self.arm_ack_timer(shared);
+        }
         Ok(length)
     }
 
-    /// A congestion notification packet of the peer.
-    pub(crate) fn receive_cnp(&mut self, shared: &mut Shared) -> Result<(), Counter> {
+    /// A congestion notification packet of the peer; to a queue pair of datagrams from anywhere.
+    #[cold]
+    pub(crate) fn receive_cnp(&mut self, shared: &mut Shared, packet: &Packet<'_>) -> Result<(), Counter> {
+        let source = packet.network().source;
         let reaction = self.reaction.as_mut().ok_or(Counter::RpCnpIgnored)?;
+        // A stranger must not set the rate. There is no address of a peer to compare with.
+        if self.service == Service::Ud && reaction.destinations.get(place(source)) != Some(&source) {
+            return Err(Counter::RpCnpIgnored);
+        }
+        reaction.advance(Nanos(shared.now.0.saturating_sub(1)));
         reaction.point.on_cnp(shared.now);
         shared.count(Counter::RpCnpHandled);
         Ok(())

@@ -335,9 +335,14 @@ impl QueuePair {
         traffic.admits(self.requester.flight.packets[direction as usize], wanted)
     }
 
+    /// What is in flight counts as lost: it brings no answer.
+    pub(crate) fn await_no_answer(&mut self) {
+        self.requester.flight.asked = self.requester.una();
+    }
+
     /// Whether a packet in flight asks for an answer.
     #[inline]
-    fn awaits_answer(&self) -> bool {
+    pub(crate) fn awaits_answer(&self) -> bool {
         self.requester.flight.asked.distance(self.requester.una()) > 0
     }
 }

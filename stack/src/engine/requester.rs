@@ -1,17 +1,18 @@
-//! The sending half of a connection: PSNs, segmentation, and, if it is reliable, retransmission and
-//! timers (docs/protocol.md §4). What comes back is in `completer.rs`; datagrams are sent in `ud.rs`.
+//! The sending half of a connection: PSNs, segmentation, and the ACK timer (docs/protocol.md §4). When it sends again is in
+//! `retransmission.rs`, what comes back in `completer.rs`; datagrams are sent in `ud.rs`.
+
+mod retransmission;
 
 use std::time::Duration;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, RnrTimer, Service};
+use ferroce_wire::{AtomicEth, Bth, Feth, Ieth, ImmDt, PathMtu, Psn, Reth, Service};
 
 use crate::engine::destination::Flight;
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::kind::{Kind, Place};
 use crate::engine::mw::MwBind;
 use crate::engine::qp::QueuePair;
-use crate::engine::scheduler::Wait;
 use crate::engine::shared::Shared;
 use crate::engine::sq::Wqe;
 use crate::telemetry::counters::Counter;
@@ -373,33 +374,6 @@ impl QueuePair {
         shared.scheduler.at(self.handle.0.index, requester.ack_deadline);
     }
 
-    /// The time has come that it has waited for, or an earlier one that does not count any more.
-    pub(crate) fn on_timer(&mut self, shared: &mut Shared) {
-        if self.reaction.as_ref().is_some_and(|reaction| reaction.ready() <= shared.now) {
-            self.schedule(shared);
-        }
-        let requester = &mut self.requester;
-        if requester.rnr_deadline <= shared.now {
-            requester.rnr_deadline = Nanos::NEVER;
-            self.schedule(shared);
-        } else if requester.ack_deadline <= shared.now {
-            requester.ack_deadline = Nanos::NEVER;
-            requester.sequence_nak_seen = false;
-            requester.implied_nak_seen = false;
-            shared.count(Counter::LocalAckTimeoutErr);
-            self.note_silence(shared);
-            self.retry(shared);
-        }
-        match self.waits_for(shared) {
-            Wait::NextPoll => self.schedule(shared),
-            wait if !self.scheduled => self.scheduled = shared.scheduler.wait(self.handle.0.index, wait),
-            // Its turn ends with what it waits for, but that may be far.
-            Wait::At(time) => shared.scheduler.at(self.handle.0.index, time),
-            _ => {}
-        }
-        self.settle(shared);
-    }
-
     /// Progress: everything before `una` is acknowledged.
     pub(crate) fn acknowledged(&mut self, shared: &mut Shared, una: Psn) {
         let requester = &mut self.requester;
@@ -438,79 +412,6 @@ impl QueuePair {
             }
             _ => self.enter_send_error(shared),
         }
-    }
-
-    /// A sequence NAK: goes back, once for each gap.
-    pub(crate) fn on_sequence_nak(&mut self, shared: &mut Shared) {
-        if self.requester.waits_for_receiver() || self.requester.sequence_nak_seen {
-            return;
-        }
-        shared.count(Counter::PacketSeqErr);
-        self.requester.sequence_nak_seen = true;
-        self.retry(shared);
-    }
-
-    /// A response that cannot be right unless an earlier one was lost: goes back, once.
-    pub(crate) fn on_implied_nak(&mut self, shared: &mut Shared) {
-        if self.requester.waits_for_receiver() || self.requester.implied_nak_seen {
-            return;
-        }
-        shared.count(Counter::ImpliedNakSeqErr);
-        self.requester.implied_nak_seen = true;
-        self.retry(shared);
-    }
-
-    pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer) {
-        /// The value of `rnr_retry` that means "without end".
-        const FOREVER: u8 = 7;
-        let requester = &mut self.requester;
-        let mut deadline = shared.now + timer.duration();
-        if requester.waits_for_receiver() {
-            deadline = deadline.max(requester.rnr_deadline);
-            // Nothing was repeated since the one before, so this is no further retry, as long as a receiver
-            // can ask for with one NAK. After that it is one: NAKs must not put a sender off for ever.
-            if shared.now.since(requester.rnr_began) <= RnrTimer::LONGEST.duration() {
-                requester.rnr_deadline = deadline;
-                return;
-            }
-        }
-        shared.count(Counter::RnrNakRetryErr);
-        if requester.attributes.rnr_retry != FOREVER {
-            if requester.rnr_retries_left == 0 {
-                shared.count(Counter::ReqRnrRetriesExceeded);
-                self.fail_oldest(shared, WcStatus::RnrRetryExcErr);
-                return;
-            }
-            requester.rnr_retries_left -= 1;
-        }
-        requester.rnr_deadline = deadline;
-        requester.rnr_began = shared.now;
-        requester.ack_deadline = Nanos::NEVER;
-        self.go_back(shared);
-        self.schedule(shared);
-    }
-
-    /// Sends again from the oldest packet that is not acknowledged, or gives up.
-    fn retry(&mut self, shared: &mut Shared) {
-        if self.requester.retries_left == 0 {
-            shared.count(Counter::ReqTransportRetriesExceeded);
-            self.fail_oldest(shared, WcStatus::RetryExcErr);
-            return;
-        }
-        self.requester.retries_left -= 1;
-        self.go_back(shared);
-        self.arm_ack_timer(shared);
-        self.schedule(shared);
-    }
-
-    fn go_back(&mut self, shared: &mut Shared) {
-        if let Some(selective) = &mut self.selective {
-            return selective.scoreboard.lose_all(self.requester.una, self.requester.sent);
-        }
-        self.forget_in_flight(shared);
-        self.requester.cursor = self.sq.head();
-        self.requester.cursor_packet = 0;
-        self.skip_acknowledged();
     }
 
     /// Moves the cursor ahead to the oldest packet that is not acknowledged, if it is behind.

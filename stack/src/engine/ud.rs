@@ -58,8 +58,9 @@ impl QueuePair {
             let mut bth = Bth::new(opcode, to.qpn, self.requester.next_psn()).in_partition(self.pkey);
             bth.set_solicited(wqe.flags.solicited);
             let mut header = ah.header(self.qpn, to.qpn);
-            if self.reaction.is_some() {
+            if let Some(reaction) = &mut self.reaction {
                 header.set_ecn(Ecn::Capable);
+                reaction.note_destination(ah.gid);
             }
             let mut frame = slot.start(&header, bth, wqe.length as usize).ok_or(Wait::Nothing)?;
             frame.put(&Deth::new(self.qkey_for(to), self.qpn));

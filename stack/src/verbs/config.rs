@@ -1,5 +1,4 @@
-use std::ops::RangeInclusive;
-
+use crate::verbs::congestion::check_line_rate;
 use crate::verbs::{CongestionControl, CongestionNotification, Error};
 
 /// How many packets are in flight to a destination unless told otherwise: above the bandwidth-delay
@@ -18,9 +17,6 @@ const MAX_CONNECTIONS: u32 = MAX_QPS;
 
 /// Of everything else that is counted in a [`Config`].
 const MAX_OBJECTS: u32 = 1 << 24;
-
-/// In bit/s.
-const LINE_RATES: RangeInclusive<u64> = 1_000_000..=4_000_000_000_000;
 
 /// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
 ///
@@ -265,12 +261,7 @@ impl Config {
                 return Err(Error::invalid(setting, value, format!("{least} to {most}")));
             }
         }
-        if let Some(rate) = self.line_rate
-            && !LINE_RATES.contains(&rate)
-        {
-            let (least, most) = (LINE_RATES.start(), LINE_RATES.end());
-            return Err(Error::invalid("line_rate", rate, format!("{least} to {most} bit/s")));
-        }
+        self.line_rate.map_or(Ok(()), check_line_rate)?;
         self.notification.map_or(Ok(()), |notification| notification.check())
     }
 }

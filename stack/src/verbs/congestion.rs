@@ -1,6 +1,7 @@
 //! What a queue pair does when a switch says that its packets meet congestion (docs/protocol.md §7).
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -109,7 +110,7 @@ pub struct Dcqcn {
 #[must_use]
 #[non_exhaustive]
 pub struct CongestionNotification {
-    /// The least time from one CNP to the next in the same scope; zero for one CNP for each marked packet.
+    /// The least time from one CNP to the next in the same scope, as they leave; zero for one CNP for each marked packet.
     pub min_time_between_cnps: Duration,
     /// What that time is kept for.
     pub scope: CnpScope,
@@ -123,7 +124,7 @@ pub struct CongestionNotification {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CnpScope {
-    /// For each queue pair that receives.
+    /// For each connected queue pair; for datagrams, each sender's queue pair as well.
     QueuePair,
     /// For each address that sends.
     Peer,
@@ -392,6 +393,7 @@ impl Dcqcn {
 
     /// Fails on the first parameter that is out of its range, for a port of `line_rate` bit/s.
     pub(crate) fn check(&self, line_rate: u64) -> Result<(), Error> {
+        check_line_rate(line_rate)?;
         for Parameter { name, unit, get, range: (least, most), .. } in PARAMETERS {
             let value = get(self);
             if value < least || value > most {
@@ -487,10 +489,32 @@ impl FromStr for CongestionControl {
         if text == "off" {
             return Ok(CongestionControl::Off);
         }
+        if text.starts_with("off,") {
+            return Err(Error::invalid("congestion control", text, "off has no parameters; a preset has"));
+        }
         let mut settings = text.split(',').peekable();
         let preset = settings.next_if(|setting| !setting.contains('='));
         let mut dcqcn = preset.map_or(Ok(Dcqcn::PAPER), Dcqcn::preset)?;
-        settings.try_for_each(|setting| dcqcn.set(setting))?;
+        let mut names = Vec::new();
+        for setting in settings {
+            let name = setting.split('=').next().unwrap_or_default();
+            if names.contains(&name) {
+                return Err(Error::invalid("congestion control", text, format!("{name} once")));
+            }
+            names.push(name);
+            dcqcn.set(setting)?;
+        }
         Ok(CongestionControl::Dcqcn(dcqcn))
     }
+}
+
+/// Line rates in bit/s.
+const LINE_RATES: RangeInclusive<u64> = 1_000_000..=4_000_000_000_000;
+
+pub(crate) fn check_line_rate(rate: u64) -> Result<(), Error> {
+    if LINE_RATES.contains(&rate) {
+        return Ok(());
+    }
+    let (least, most) = (LINE_RATES.start(), LINE_RATES.end());
+    Err(Error::invalid("line_rate", rate, format!("{least} to {most} bit/s")))
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ferroce::driver::sim::LinkConfig;
 use ferroce::wire::Opcode;
 use ferroce::{
-    Config, CongestionControl, Counter, Dcqcn, Nanos, PathMtu, Qp, QpConfig, QpType, ReactionState,
+    Config, CongestionControl, Counter, Dcqcn, Nanos, PathMtu, Qp, QpConfig, QpType, Qpn, ReactionState,
     RemoteAddress, SendOp, WcStatus,
 };
 
@@ -48,7 +48,45 @@ fn case_104_a_cnp_cuts_the_rate_of_its_queue_pair_alone() {
         assert_eq!((state.rate, state.target, state.timer_stage), (rate, 10 * GIGABIT, stage));
         assert!((state.alpha - (255.0_f64 / 256.0).powi(stage as i32)).abs() < 1e-12);
     }
+    // The next one cuts by the alpha that there was, and raises it then. The timer starts again.
+    peer.advance(Duration::from_micros(54));
+    peer.inject(cnp());
+    let alpha = (255.0_f64 / 256.0).powi(4);
+    let state = reaction(&peer, peer.qp);
+    assert_eq!(state.rate, (9_687_500_000.0 * (1.0 - alpha / 2.0)) as u64);
+    assert_eq!((state.target, state.timer_stage), (9_687_500_000, 0));
+    assert!((state.alpha - (255.0 * alpha + 1.0) / 256.0).abs() < 1e-12);
+    peer.advance(Duration::from_nanos(54_999));
+    assert_eq!(reaction(&peer, peer.qp).timer_stage, 0);
+    peer.advance(Duration::from_nanos(1));
+    assert_eq!(reaction(&peer, peer.qp).timer_stage, 1);
     assert_eq!(reaction(&peer, other), untouched);
+}
+
+#[test]
+fn case_105_a_cnp_for_nobody_or_from_elsewhere_changes_nothing() {
+    let mut peer = paper();
+    let before = reaction(&peer, peer.qp);
+    let frame = peer.frame(&cnp().dest_qpn(Qpn::new(0x31_3131)));
+    peer.expect_dropped(frame, Counter::RxUnknownQp);
+    // From another address, to another one of this host, and broken.
+    let own = peer.address;
+    peer.address.source.0[15] = 77;
+    let frame = peer.frame(&cnp());
+    peer.expect_dropped(frame, Counter::RxWrongAddress);
+    peer.address = own;
+    peer.address.destination.0[15] = 78;
+    let frame = peer.frame(&cnp());
+    peer.expect_dropped(frame, Counter::RxWrongAddress);
+    peer.address = own;
+    let mut frame = peer.frame(&cnp());
+    *frame.last_mut().unwrap() ^= 1;
+    peer.expect_dropped(frame, Counter::RxIcrcEncapsulated);
+    assert_eq!(reaction(&peer, peer.qp), before);
+    // The real one is obeyed.
+    peer.inject(cnp());
+    peer.expect_counted(Counter::RpCnpHandled, 1);
+    assert_eq!(reaction(&peer, peer.qp).rate, 5 * GIGABIT);
 }
 
 /// Its P_Key is the default one, whatever the queue pair's partition is.
@@ -72,8 +110,27 @@ fn case_106_a_hundred_cnps_in_one_interval_cut_once() {
     assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT);
     peer.advance(Duration::from_micros(51));
     assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT / 2);
-    peer.advance(Duration::from_micros(49));
-    assert_eq!(reaction(&peer, peer.qp).rate, 25 * GIGABIT / 2);
+    // From then on the rate grows: the period that follows has no CNP, and no cut at its end.
+    let mut before = 25 * GIGABIT / 2;
+    for _ in 0..10 {
+        peer.advance(Duration::from_micros(50));
+        let rate = reaction(&peer, peer.qp).rate;
+        assert!(rate >= before, "{rate} after {before}");
+        before = rate;
+    }
+    // CNPs in each of three periods, however many, are three cuts.
+    let mut cuts = 0;
+    before = reaction(&peer, peer.qp).rate;
+    for micros in 0..250 {
+        if micros < 150 {
+            peer.inject_all([cnp(), cnp()]);
+        }
+        peer.advance(Duration::from_micros(1));
+        let rate = reaction(&peer, peer.qp).rate;
+        cuts += usize::from(rate < before);
+        before = rate;
+    }
+    assert!((3..=4).contains(&cuts), "{cuts} cuts");
 }
 
 /// A sender that has always something to send, on a link that is no bottleneck.
@@ -206,10 +263,23 @@ fn recovers_in_three_steps() {
         let state = reaction(&peer, peer.qp);
         assert!((GIGABIT / 10..=10 * GIGABIT).contains(&state.rate), "{state:?}");
         assert!(state.rate >= before.rate && state.target <= 10 * GIGABIT, "{state:?} after {before:?}");
-        let (most, least) =
-            (state.timer_stage.max(state.byte_stage), state.timer_stage.min(state.byte_stage));
-        if (state.timer_stage, state.byte_stage) != (before.timer_stage, before.byte_stage) {
-            steps[if most < 5 { 0 } else { usize::from(least >= 5) + 1 }] += 1;
+        match state.timer_stage - before.timer_stage + state.byte_stage - before.byte_stage {
+            0 => assert_eq!((state.rate, state.target), (before.rate, before.target)),
+            1 => {
+                let least = state.timer_stage.min(state.byte_stage);
+                let (step, more) = match state.timer_stage.max(state.byte_stage) {
+                    ..5 => (0, 0),
+                    _ if least < 5 => (1, 40_000_000),
+                    _ => (2, 200_000_000 * u64::from(least - 4)),
+                };
+                steps[step] += 1;
+                assert_eq!(state.target, (before.target + more).min(10 * GIGABIT), "after {before:?}");
+                // A bit is lost in each half, and where two are missing the rate is the highest.
+                let halfway = (before.rate + state.target) / 2;
+                assert!(halfway.abs_diff(state.rate) <= 2, "{state:?} after {before:?}");
+            }
+            // Both of them in one turn.
+            _ => assert!(state.target >= before.target),
         }
         before = state;
     }
@@ -230,6 +300,16 @@ fn case_108_without_a_control_nothing_is_ecn_capable_and_cnps_are_ignored() {
     peer.expect_dropped(frame, Counter::RpCnpIgnored);
     let attributes = peer.query();
     assert_eq!((attributes.congestion, attributes.reaction), (CongestionControl::Off, None));
+    // Marked packets are counted, and answered without a word of it.
+    peer.address.traffic_class = 3;
+    peer.inject_all((0..100).map(|number| packet(Opcode::RC_WRITE_ONLY, RQ + number)));
+    peer.expect_nothing();
+    peer.inject(packet(Opcode::RC_WRITE_ONLY, RQ + 100).ack_req());
+    let answer = peer.take_packets();
+    let answer: Vec<_> = answer.iter().map(|sent| (sent.opcode, ecn(&sent.frame))).collect();
+    assert_eq!(answer, [(Opcode::RC_ACKNOWLEDGE, 0)]);
+    peer.expect_counted(Counter::NpEcnMarkedRocePackets, 101);
+    peer.expect_counted(Counter::NpCnpSent, 0);
 }
 
 /// ECT(0) on requests and responses, with a right ICRC and header checksum; acknowledgements are no data.

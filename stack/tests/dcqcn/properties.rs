@@ -99,6 +99,83 @@ fn rates_and_alpha_stay_in_their_bounds_and_recover() {
     }
 }
 
+/// Whatever came before, a silence that is told of once leaves what one leaves that is told of at each event of the timer.
+#[test]
+fn events_that_are_alike_are_counted_at_once_and_exactly() {
+    let mut random = Random::from_env("FERROCE_DCQCN_SEED");
+    let mut raised = 0;
+    for round in 0..600 {
+        let (parameters, line_rate) = any_parameters(&mut random);
+        let rules = [DcqcnRules::Paper, DcqcnRules::Zhu, DcqcnRules::Mlx][random.below(3) as usize];
+        let period = 1 + random.below(100) as u32;
+        let parameters =
+            parameters.rules(rules).rpg_time_reset(period).rpg_threshold(1 + random.below(5) as u8);
+        let parameters = parameters.rpg_byte_reset([0, 1000, 100_000][random.below(3) as usize]);
+        let parameters = parameters.rate_reduce_monitor_period(1 + random.below(50) as u32);
+        let says = || format!("round {round}, line rate {line_rate}: {parameters}");
+        let mut point = ReactionPoint::new(parameters, line_rate).unwrap();
+        let mut now = 1_000_000;
+        for _ in 0..1 + random.below(60) {
+            now += random.below(u64::from(period) * 4000);
+            point.on_cnp(Nanos(now));
+        }
+        for _ in 0..random.below(12) {
+            now += random.below(u64::from(period) * 300);
+            point.on_sent(2000, Nanos(now));
+        }
+        let start = point.clone();
+        // In hyper increase of the zhu rules the timer's period is half of this.
+        for events in [3000, 20_000] {
+            let end = now + events * u64::from(period) * 500;
+            while now < end {
+                now = (now + u64::from(period) * 500).min(end);
+                point.advance(Nanos(now));
+            }
+            let mut once = start.clone();
+            once.advance(Nanos(end));
+            assert_eq!(state(&once, Nanos(end)), state(&point, Nanos(end)), "{events} events, {}", says());
+        }
+        raised += u32::from(point.rate() > start.rate() && point.rate() < line_rate);
+    }
+    assert!(raised > 20, "{raised} rates were between");
+}
+
+/// Twenty thousand looks after a silent day, whatever the parameters: event by event they would take hours.
+#[test]
+fn no_silence_takes_long() {
+    const DAY: u64 = 86_400 * SECOND;
+    let slow =
+        |parameters: Dcqcn| parameters.rpg_ai_rate(1).rpg_hai_rate(1).rpg_min_rate(1).rpg_time_reset(1);
+    for (parameters, line_rate) in [
+        (Dcqcn::ZHU25P, 25),
+        (Dcqcn::ZHU25P, 1),
+        (Dcqcn::ZHU25P.rpg_ai_rate(400), 10),
+        (Dcqcn::ZHU25P.rpg_ai_rate(1000).rpg_max_rate(1000), 100),
+        (Dcqcn::ZHU25P.rpg_ai_rate(4_000_000).rpg_max_rate(1000), 100),
+        (slow(Dcqcn::PAPER), 4000),
+        (slow(Dcqcn::ZHU25P), 4000),
+        (slow(Dcqcn::MLX5), 4000),
+        (Dcqcn::MLX5, 400),
+    ] {
+        for bytes in [0, 1, 2, 7, 40] {
+            let mut cut = ReactionPoint::new(parameters.rpg_byte_reset(1000), line_rate * GIGABIT).unwrap();
+            let mut now = 1_000_000;
+            for _ in 0..200 {
+                cut.on_cnp(Nanos(now));
+                now += 2000;
+            }
+            for _ in 0..bytes {
+                cut.on_sent(2000, Nanos(now));
+            }
+            for look in 0..450 {
+                let mut point = cut.clone();
+                point.advance(Nanos(now + DAY + look));
+                assert_eq!(point.rate(), point.rate().max(cut.rate()), "{parameters}");
+            }
+        }
+    }
+}
+
 /// A silence of a day is over at once, and the last nanosecond there is can be told.
 #[test]
 fn a_long_silence_costs_little_and_nothing_overflows() {
@@ -136,4 +213,68 @@ fn a_reaction_point_without_cnps_sends_at_the_highest_rate() {
     let expected = (25 * GIGABIT, 25 * GIGABIT, 0.5, 0, 0);
     assert_eq!(state(&point, Nanos(SECOND)), expected);
     assert_eq!(point.next_change(Nanos(SECOND)), Nanos::NEVER);
+}
+
+/// Every parameter at any place of its range.
+#[test]
+fn any_parameters_keep_the_bounds() {
+    let all = [DcqcnRules::Paper, DcqcnRules::Zhu, DcqcnRules::Mlx];
+    let mut random = Random::from_env("FERROCE_DCQCN_SEED");
+    let ends = |random: &mut Random, least: u64, most: u64| match random.below(4) {
+        0 => least,
+        1 => most,
+        2 => least + random.below(most - least + 1),
+        _ => least + random.below((most - least + 1).min(20)),
+    };
+    for round in 0..3000 {
+        let line = ends(&mut random, 1_000_000, 4_000_000_000_000);
+        let rules = all[random.below(all.len() as u64) as usize];
+        let d = Dcqcn::PAPER
+            .rules(rules)
+            .dce_tcp_g(ends(&mut random, 0, 1023) as u16)
+            .dce_tcp_rtt(ends(&mut random, 1, 100_000_000) as u32)
+            .rpg_time_reset(ends(&mut random, 1, 100_000_000) as u32)
+            .rpg_byte_reset(ends(&mut random, 0, 1 << 40))
+            .rpg_threshold(ends(&mut random, 1, 31) as u8)
+            .rpg_ai_rate(ends(&mut random, 1, 4_000_000) as u32)
+            .rpg_hai_rate(ends(&mut random, 1, 4_000_000) as u32)
+            .rpg_min_rate(1 + random.below(line / 1_000_000) as u32)
+            .initial_alpha_value(ends(&mut random, 0, 1024) as u16)
+            .rate_reduce_monitor_period(ends(&mut random, 1, 100_000_000) as u32)
+            .rpg_gd(ends(&mut random, 0, 15) as u8)
+            .rpg_min_dec_fac(ends(&mut random, 0, 100) as u8)
+            .rate_to_set_on_first_cnp(ends(&mut random, 0, 4_000_000) as u32)
+            .clamp_tgt_rate(random.one_in(2))
+            .clamp_tgt_rate_after_time_inc(random.one_in(2));
+        let says = || format!("round {round}, line {line}: {d}");
+        let mut point = ReactionPoint::new(d, line).unwrap();
+        let lowest = u64::from(d.rpg_min_rate) * 1_000_000;
+        let mut now = if random.one_in(3) { u64::MAX - random.below(1 << 40) } else { random.below(1 << 40) };
+        for _ in 0..200 {
+            let step = 1_u64 << random.below(44);
+            now = now.saturating_add(random.below(step));
+            match random.below(4) {
+                0 => point.on_cnp(Nanos(now)),
+                1 => point.on_sent(random.below(1 << 32) as u32, Nanos(now)),
+                2 => {
+                    for _ in 0..3 {
+                        point.on_cnp(Nanos(now));
+                    }
+                }
+                _ => point.advance(Nanos(now)),
+            }
+            let alpha = point.alpha(Nanos(now));
+            assert!((0.0..=1.0).contains(&alpha), "alpha {alpha}, {}", says());
+            assert!((lowest..=line).contains(&point.rate()), "rate {}, {}", point.rate(), says());
+            assert!(point.target() >= lowest.min(line), "target {}, {}", point.target(), says());
+            assert!(
+                rules == DcqcnRules::Zhu || point.target() <= line,
+                "target {}, {}",
+                point.target(),
+                says()
+            );
+            let next = point.next_change(Nanos(now));
+            assert!(next.0 >= now, "next change {} at {now}, {}", next.0, says());
+        }
+    }
 }

@@ -171,6 +171,9 @@ fn what_is_wrong_is_named() {
         ("mlx5,rpg_ai_rate=+5", "rpg_ai_rate = +5: 1 to 4000000 Mb/s"),
         ("mlx5,clamp_tgt_rate=2", "clamp_tgt_rate = 2: 0 to 1 (off or on)"),
         ("rules=cubic", "rules = cubic: paper, zhu or mlx"),
+        ("off,rpg_gd=1", "congestion control = off,rpg_gd=1: off has no parameters; a preset has"),
+        ("off,", "congestion control = off,: off has no parameters; a preset has"),
+        ("mlx5,rpg_gd=1,rpg_gd=2", "congestion control = mlx5,rpg_gd=1,rpg_gd=2: rpg_gd once"),
     ];
     for (text, expected) in refusals {
         assert_eq!(text.parse::<CongestionControl>().unwrap_err().to_string(), expected);

@@ -23,6 +23,7 @@ use super::stoppable::Stoppable;
 use super::values::{self, Wrong};
 use crate::congestion::CongestionArgs;
 use crate::endpoint::export;
+use crate::failure::Failure;
 use crate::netns;
 
 /// What all ranks of a demo agree on.
@@ -248,6 +249,8 @@ enum Error {
     Verbs(#[from] ferroce::Error),
     #[error(transparent)]
     Collective(#[from] ferroce_collectives::Error),
+    #[error(transparent)]
+    Options(#[from] Failure),
 }
 
 /// How long a rank waits for the others to start.
@@ -259,10 +262,12 @@ fn all_reduce_all(
     driver: Box<dyn PacketDriver>,
     tell: &mut dyn FnMut(RankEvent),
 ) -> Result<Totals, Error> {
-    let mut context = Context::open(driver, &plan.congestion.config())?;
+    let config = plan.congestion.config(&*driver)?;
+    let mut context = Context::open(driver, &config)?;
     export(&mut context);
     tell(RankEvent::Opened(Opened::new(&context, plan.path_mtu)));
-    let options = Options::default().path_mtu(plan.path_mtu);
+    let traffic_class = plan.congestion.traffic_class().unwrap_or_default();
+    let options = Options::default().path_mtu(plan.path_mtu).traffic_class(traffic_class);
     let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &options)?;
     let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;

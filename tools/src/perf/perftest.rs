@@ -7,7 +7,7 @@ pub(super) mod rdma_cm;
 
 use std::time::{Duration, Instant};
 
-use ferroce::{AddressVector, Counter, PathMtu, RKey, RemoteAddress};
+use ferroce::{Counter, PathMtu, RKey, RemoteAddress};
 use hdrhistogram::Histogram;
 use tracing::{info, warn};
 
@@ -256,7 +256,7 @@ impl Connection {
         connection.swap_destinations(session)?;
         for (index, peer) in connection.theirs.iter().enumerate() {
             wishes.check_address(&session.plan, largest, peer.gid)?;
-            let mut path = session.path(AddressVector::new(peer.gid, gid_index), path_mtu);
+            let mut path = session.path(session.end.address(peer.gid, gid_index), path_mtu);
             // A client may ask for no more at a time than the server has offered.
             let offered = u8::try_from(peer.outstanding).unwrap_or(u8::MAX);
             path.rd_atomic = path.rd_atomic.min(offered).max(1);

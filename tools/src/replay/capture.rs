@@ -10,6 +10,7 @@ use ferroce_driver::pcap::{LinkType, Reader};
 
 use super::conversation::Foreign;
 use super::packet::Seen;
+use super::sample::Sample;
 use crate::dissect::layers::Contents;
 use crate::dissect::unopened::Unopened;
 use crate::failure::Failure;
@@ -18,6 +19,8 @@ use crate::failure::Failure;
 #[derive(Default)]
 pub(super) struct Capture {
     pub(super) packets: Vec<Rc<Seen>>,
+    /// Those that are not damaged, whole or with their first bytes.
+    pub(super) samples: Vec<Sample>,
     pub(super) frames: u64,
     /// Packets with an opcode that is a manufacturer's.
     pub(super) foreign: Vec<Foreign>,
@@ -66,8 +69,12 @@ impl Capture {
             let present = layers.network.len();
             let is_cut = record.captured.len() < record.original_len as usize
                 || transport.length_before_cut(present).is_some();
+            let sample = || Sample::of(at, &layers, &transport);
             match Seen::new(capture.frames, at, layers.network, layers.is_roce_v1()) {
-                Ok(packet) => capture.packets.push(Rc::new(packet)),
+                Ok(packet) => {
+                    capture.samples.extend(sample().filter(|_| packet.icrc_is_right));
+                    capture.packets.push(Rc::new(packet));
+                }
                 Err(ParseError::Opcode(opcode)) if !is_cut => {
                     match transport.icrc(layers.network) {
                         Some((found, expected)) if found == expected => {}
@@ -92,7 +99,10 @@ impl Capture {
                     *capture.unchecked.entry("with IPv4 options").or_default() += 1
                 }
                 Err(ParseError::Fragment) => *capture.unchecked.entry("in IPv4 fragments").or_default() += 1,
-                Err(_) if is_cut => *capture.unchecked.entry(CUT_SHORT).or_default() += 1,
+                Err(_) if is_cut => {
+                    capture.samples.extend(sample());
+                    *capture.unchecked.entry(CUT_SHORT).or_default() += 1;
+                }
                 Err(_) => capture.unreadable += 1,
             }
         }
@@ -104,8 +114,15 @@ impl Capture {
         }
         // Captures of several queues are not always in order.
         capture.packets.sort_by_key(|packet| packet.at);
+        capture.samples.sort_by_key(|sample| sample.at);
         capture.foreign.sort_by_key(|packet| packet.at);
         Ok(capture)
+    }
+
+    /// RoCE packets of any kind.
+    pub(super) fn roce_packets(&self) -> u64 {
+        let left_out = self.foreign.len() as u64 + self.damaged + self.unreadable;
+        self.packets.len() as u64 + left_out + self.unchecked.values().sum::<u64>()
     }
 }
 

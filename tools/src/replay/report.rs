@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::capture::{CUT_SHORT, Capture};
+use super::congestion::Congestion;
 use super::conversation::Conversation;
 use super::coverage::Coverage;
 use super::exchange::{Exchange, Judged};
@@ -54,6 +55,7 @@ pub(super) struct ReplayReport {
     conversations: Vec<ConversationReport>,
     /// What each engine counted, by the address that it had.
     counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
+    congestion: Congestion,
     verdict: ReplayVerdict,
 }
 
@@ -93,13 +95,15 @@ struct Group {
 }
 
 impl ReplayReport {
-    pub(super) fn new(capture: &Capture, conversations: &[Conversation]) -> ReplayReport {
+    pub(super) fn new(
+        capture: &Capture,
+        conversations: &[Conversation],
+        congestion: Congestion,
+    ) -> ReplayReport {
         let coverage: Vec<Coverage> = conversations.iter().map(Coverage::of).collect();
         let judged = conversations.iter().zip(&coverage).filter(|(conversation, _)| !conversation.is_guessed);
         let judged = judged.map(|(_, coverage)| coverage);
         let has_requests = judged.clone().any(|coverage| coverage.has_requests);
-        let left_out = capture.foreign.len() as u64 + capture.damaged + capture.unreadable;
-        let packets = capture.packets.len() as u64 + left_out + capture.unchecked.values().sum::<u64>();
         let reports = conversations.iter().map(|conversation| {
             let name = |end: usize| {
                 let qpn = conversation.ends[end].qpn.map_or("?".to_owned(), |qpn| qpn.to_string());
@@ -147,7 +151,7 @@ impl ReplayReport {
             damaged: capture.damaged
                 + capture.packets.iter().filter(|packet| !packet.icrc_is_right).count() as u64,
             guessed: conversations.iter().filter(|conversation| conversation.is_guessed).count(),
-            packets,
+            packets: capture.roce_packets(),
             judged: judged.map(Coverage::judged).sum(),
             has_requests,
             coverage,
@@ -156,6 +160,7 @@ impl ReplayReport {
             damage: capture.damage.clone(),
             conversations: reports.collect(),
             counters: Vec::new(),
+            congestion,
             verdict: ReplayVerdict::NothingToJudge,
         }
     }
@@ -339,7 +344,7 @@ impl ReplayReport {
                 }
             }
         }
-        let _ = writeln!(text);
+        let _ = writeln!(text, "{}", self.congestion);
         for (role, counters) in &self.counters {
             let shown = counters.iter().filter(|(name, _)| SHOWN.contains(name));
             let shown: Vec<String> = shown.map(|(name, value)| format!("{name} {value}")).collect();

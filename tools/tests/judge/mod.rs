@@ -47,10 +47,6 @@ pub(crate) fn tshark_agrees(path: &Path, ours: &[Value]) -> Option<usize> {
     let theirs = String::from_utf8(output.stdout).unwrap();
     assert_eq!(theirs.lines().count(), ours.len(), "{}", path.display());
     for (line, packet) in theirs.lines().zip(ours) {
-        let number = |text: &str| match text.strip_prefix("0x") {
-            Some(digits) => u64::from_str_radix(digits, 16).unwrap(),
-            None => text.parse().unwrap(),
-        };
         let row: Vec<u64> = line.split('\t').map(number).collect();
         // It shows the ICRC's bytes in the order in which they came.
         let icrc = packet["icrc_found"].as_u64().unwrap() as u32;
@@ -61,6 +57,49 @@ pub(crate) fn tshark_agrees(path: &Path, ours: &[Value]) -> Option<usize> {
         assert_eq!(packet["opcode"], names[&row[1]].as_str());
     }
     Some(ours.len())
+}
+
+/// The congestion notification packets of a capture as tshark finds them: frame, destination queue pair, DSCP, and whether
+/// BECN is set. `None`, and the reason in print, if there is no tshark.
+#[allow(dead_code, reason = "not every test program asks it")]
+pub(crate) fn tshark_cnps(path: &Path) -> Option<Vec<[u64; 4]>> {
+    let Ok(values) = Command::new("tshark").args(["-G", "values"]).output() else {
+        println!("skipped: there is no tshark here (Debian: apt-get install tshark)");
+        return None;
+    };
+    let values = String::from_utf8_lossy(&values.stdout).into_owned();
+    let name = values.lines().find_map(|line| line.strip_prefix("V\tinfiniband.bth.opcode\t129\t"));
+    match name {
+        Some(name) => assert_eq!(name, "CNP"),
+        None => println!(
+            "this tshark has no name for opcode 0x81 (4.0 has CNP at 0x80): its numbers are compared"
+        ),
+    }
+    let fields = ["frame.number", "infiniband.bth.destqp", "ip.dsfield.dscp", "infiniband.bth"];
+    let output = Command::new("tshark")
+        .args(["-Y", "infiniband.bth.opcode == 0x81", "-T", "fields", "-r"])
+        .arg(path)
+        .args(fields.iter().flat_map(|field| ["-e", field]))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let rows = String::from_utf8(output.stdout).unwrap();
+    let row = |line: &str| {
+        let columns: Vec<&str> = line.split('\t').collect();
+        let [frame, to, dscp, bth] = columns[..] else { panic!("{line}") };
+        // FECN and BECN are the first bits of byte 4.
+        let becn = u64::from_str_radix(&bth[8..10], 16).unwrap() >> 6 & 1;
+        [number(frame), number(to), number(dscp), becn]
+    };
+    Some(rows.lines().map(row).collect())
+}
+
+/// A number as tshark writes it.
+fn number(text: &str) -> u64 {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).unwrap(),
+        None => text.parse().unwrap(),
+    }
 }
 
 /// `Reliable Connection (RC) - RDMA WRITE Only with Immediate` as `RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE`.

@@ -8,16 +8,16 @@ use crate::wild::{Frames, TUNNELS, reth, transport};
 use crate::{Scratch, fixtures, replay, text};
 
 /// A replay under limits of the kernel: no other program's load changes them.
-fn limited(file: &Path, options: &[&str]) -> Output {
+pub(crate) fn limited(file: &Path, limits: &[&str], options: &[&str]) -> Output {
     let mut command = Command::new("prlimit");
     if std::env::var_os("ASAN_OPTIONS").is_some() {
         println!(
-            "the address sanitizer takes terabytes of addresses and several times as long: no {options:?}"
+            "the address sanitizer takes terabytes of addresses and several times as long: no {limits:?}"
         );
     } else {
-        command.args(options);
+        command.args(limits);
     }
-    command.arg(env!("CARGO_BIN_EXE_ferroce")).arg("replay").arg(file);
+    command.arg(env!("CARGO_BIN_EXE_ferroce")).arg("replay").args(options).arg(file);
     command.output().expect("prlimit of util-linux runs")
 }
 
@@ -50,7 +50,7 @@ fn many_queue_pairs_and_long_reads_take_no_longer_than_their_packets() {
     for (what, frames, status) in [("8000 ACKs", acks, 3), ("800 READs of 2 GiB", reads, 0)] {
         frames.write(&file);
         // 30 s and 3 s when each queue pair had an engine of its own.
-        let output = limited(&file, &["--cpu=2"]);
+        let output = limited(&file, &["--cpu=2"], &[]);
         assert_eq!(output.status.code(), Some(status), "{what}: {}", text(&output));
     }
 }
@@ -63,7 +63,7 @@ fn a_read_of_a_gib_is_left_out_by_name() {
     let read = transport(0x0c, 0x22, 100, &reth(0x1000, 7, 1 << 30));
     let answer = transport(0x0d, 0x11, 100, &[&[0x1f, 0, 0, 1], &[7; 1024][..]].concat());
     headers().talk([(false, read), (true, answer)]).write(&file);
-    let output = limited(&file, &["--as=400000000"]);
+    let output = limited(&file, &["--as=400000000"], &[]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(said.contains("not played; it would take 1073"), "{said}");
@@ -76,7 +76,7 @@ fn writes_all_over_the_memory_are_played() {
     let directory = Scratch::new("far");
     let file = directory.0.join("far.pcap");
     headers().talk(writes(0x22, 100, (0..1500).map(|number| number << 20))).write(&file);
-    let output = limited(&file, &["--as=400000000"]);
+    let output = limited(&file, &["--as=400000000"], &[]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(0), "{said}");
     assert!(said.contains("1500 compared in memory"), "{said}");
@@ -94,7 +94,7 @@ fn flows_of_the_same_psns_are_bounded() {
     let acks = (0..15_000).map(|qp| (true, transport(0x11, 0x8_0000 + qp, 5, &[0x1f, 0, 0, 1])));
     headers().talk(writes.chain(acks)).write(&file);
     // 3 s when every possible pair was looked at.
-    let output = limited(&file, &["--cpu=2"]);
+    let output = limited(&file, &["--cpu=2"], &[]);
     let said = text(&output);
     assert_eq!(output.status.code(), Some(0), "{:?}", said.lines().last());
     assert!(said.contains("conversations not judged"), "{said}");
@@ -264,7 +264,7 @@ fn what_an_engine_repeats_is_bounded() {
     for (what, frames) in cases {
         frames.write(&file);
         // From 1.8 to 5 GB, or not enough, when every packet was kept.
-        let output = limited(&file, &["--as=300000000"]);
+        let output = limited(&file, &["--as=300000000"], &[]);
         let said = text(&output);
         assert!(matches!(output.status.code(), Some(0 | 1)), "{what}: {:?}, {said}", output.status);
         assert!(said.contains("not played; the engine sent more than"), "{what}: {said}");
@@ -325,7 +325,7 @@ fn long_captures_cost_what_their_packets_cost() {
     for (what, frames) in cases {
         frames.write(&file);
         // 16 s and more when events were looked for among all the others.
-        let output = limited(&file, &["--cpu=8"]);
+        let output = limited(&file, &["--cpu=8"], &[]);
         assert_eq!(output.status.code(), Some(0), "{what}: {:?}: {}", output.status, text(&output));
     }
 }

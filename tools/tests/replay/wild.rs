@@ -88,6 +88,12 @@ impl Frames {
         self.edit(number, |_| {});
     }
 
+    /// Gives a packet over IPv4, counted from 1, another UDP source port.
+    pub(crate) fn set_port(&mut self, number: usize, port: u16) {
+        self.0[number - 1].1[ETHERNET + 20..ETHERNET + 22].copy_from_slice(&port.to_be_bytes());
+        self.edit(number, |_| {});
+    }
+
     /// Puts a GRH in the place of the IPv4 and UDP headers of a frame, counted from 1.
     pub(crate) fn make_roce_v1(&mut self, number: usize) {
         let frame = &mut self.0[number - 1].1;
@@ -259,6 +265,11 @@ impl Frames {
     /// Changes bytes of a frame, counted from 1, from its BTH on, as a bad link does: its ICRC is wrong then.
     pub(crate) fn corrupt(&mut self, number: usize, at: usize, byte: u8) {
         self.0[number - 1].1[ETHERNET + 28 + at] = byte;
+    }
+
+    /// Sets a byte of a frame, counted from 1.
+    pub(crate) fn set_byte(&mut self, number: usize, at: usize, byte: u8) {
+        self.0[number - 1].1[at] = byte;
     }
 
     /// Changes the destination's MAC address of a frame, counted from 1.

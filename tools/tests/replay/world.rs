@@ -20,20 +20,40 @@ pub(crate) struct Setup {
     pub(crate) psns: Psns,
     /// The ACK timeout, 4.096 µs · 2^N.
     pub(crate) timeout: u8,
+    pub(crate) path_mtu: PathMtu,
+    /// That of each end.
+    pub(crate) configs: [Config; 2],
+    pub(crate) traffic_class: u8,
+    /// The end whose port is recorded.
+    pub(crate) recorded: usize,
 }
 
 impl Default for Setup {
     fn default() -> Setup {
         let link = LinkConfig::default().delay(Duration::from_micros(5));
-        Setup { seed: 1, link, qps: 1, psns: |_| [0xff_fff0, 0x100], timeout: 10 }
+        Setup {
+            seed: 1,
+            link,
+            qps: 1,
+            psns: |_| [0xff_fff0, 0x100],
+            timeout: 10,
+            path_mtu: PathMtu::Mtu1024,
+            configs: [Config::default(), Config::default()],
+            traffic_class: 0,
+            recorded: 0,
+        }
     }
 }
 
-/// Both ends; what passes the first one's port is recorded.
+/// Both ends; what passes the port of one is recorded.
 pub(crate) struct World {
     ends: [End; 2],
     network: SimNetwork,
     now: Nanos,
+    path_mtu: PathMtu,
+    traffic_class: u8,
+    /// Of the first end's queue pairs, when the last frame passed its port.
+    pub(crate) reactions: Vec<Option<ReactionState>>,
 }
 
 struct End {
@@ -41,6 +61,8 @@ struct End {
     cq: Cq,
     mr: Mr,
     qps: Vec<Qp>,
+    /// Work requests of each that are not complete.
+    outstanding: Vec<usize>,
     gid: Gid,
 }
 
@@ -62,6 +84,8 @@ impl Work {
 /// Bytes of memory for each queue pair: what comes, what it sends from, and what it asks for.
 const ROOM: u64 = 3 * PART;
 const PART: u64 = 8192;
+/// A work request that is not counted as outstanding.
+const UNCOUNTED: u64 = u64::MAX;
 const EVERYTHING: [Access; 4] =
     [Access::LOCAL_WRITE, Access::REMOTE_WRITE, Access::REMOTE_READ, Access::REMOTE_ATOMIC];
 
@@ -69,10 +93,17 @@ impl World {
     pub(crate) fn new(setup: &Setup, file: &Path) -> World {
         let network = SimNetwork::new(setup.seed, setup.link.clone()).expect("a network");
         let port = |last: u8| network.port(&[[10, 9, 0, last].into()]);
-        let recorded: Box<dyn PacketDriver> = Box::new(Recorder::create(port(1), file).expect("a capture"));
-        let ends = [(recorded, 1), (Box::new(port(2)) as Box<dyn PacketDriver>, 2)];
-        let ends = ends.map(|(port, seed)| End::new(port, seed, setup));
-        let mut world = World { ends, network, now: Nanos(1_000_000) };
+        let ends = [0, 1].map(|end| {
+            let port = port(end as u8 + 1);
+            let port: Box<dyn PacketDriver> = match setup.recorded == end {
+                true => Box::new(Recorder::create(port, file).expect("a capture")),
+                false => Box::new(port),
+            };
+            End::new(port, end, setup)
+        });
+        let (path_mtu, traffic_class) = (setup.path_mtu, setup.traffic_class);
+        let mut world =
+            World { ends, network, now: Nanos(1_000_000), path_mtu, traffic_class, reactions: Vec::new() };
         for qp in 0..setup.qps as usize {
             world.connect(qp, (setup.psns)(qp as u32), setup.timeout);
         }
@@ -84,7 +115,9 @@ impl World {
         let peers = [0, 1].map(|end| (self.ends[end].gid, self.ends[end].qpn(qp)));
         for (index, end) in self.ends.iter_mut().enumerate() {
             let (gid, qpn) = peers[1 - index];
-            let receive = (ReadyToReceive::new(AddressVector::new(gid, 0), qpn, Psn::new(psns[1 - index])))
+            let address = AddressVector::new(gid, 0).traffic_class(self.traffic_class);
+            let receive = ReadyToReceive::new(address, qpn, Psn::new(psns[1 - index]))
+                .path_mtu(self.path_mtu)
                 .min_rnr_timer(RnrTimer::new(10).expect("a timer"));
             let send = ReadyToSend::new(Psn::new(psns[index])).timeout(timeout);
             for step in [
@@ -126,9 +159,13 @@ impl World {
         };
         let part = if matches!(work, Work::Write | Work::Send) { PART } else { 2 * PART };
         let sges = [Sge { mr: here.mr, offset: offset + part, length }];
-        let wr = SendWorkRequest { wr_id: 0, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+        let (data, flags) = (Data::Sges(&sges), SendFlags::SIGNALED);
+        let wr = SendWorkRequest { wr_id: qp as u64, op, data, flags };
         match here.context.post_send(here.qps[qp], &wr) {
-            Ok(()) => true,
+            Ok(()) => {
+                here.outstanding[qp] += 1;
+                true
+            }
             Err(Error::QueueFull { .. }) => false,
             Err(error) => panic!("{error}"),
         }
@@ -140,15 +177,26 @@ impl World {
         let remote = RemoteAddress { addr: 0x1000, rkey: RKey::new(0xbad) };
         let sges = [Sge { mr: end.mr, offset: 0, length }];
         let op = SendOp::Read(remote);
-        let wr = SendWorkRequest { wr_id: 0, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
+        let wr =
+            SendWorkRequest { wr_id: UNCOUNTED, op, data: Data::Sges(&sges), flags: SendFlags::SIGNALED };
         end.context.post_send(end.qps[qp], &wr).expect("a READ");
+    }
+
+    /// Work requests of the first end's queue pair that are posted and not complete.
+    pub(crate) fn outstanding(&self, qp: usize) -> usize {
+        self.ends[0].outstanding[qp]
+    }
+
+    /// Counters of the first end.
+    pub(crate) fn counters<const N: usize>(&self, counters: [Counter; N]) -> [u64; N] {
+        counters.map(|counter| self.ends[0].context.counters().value(counter))
     }
 
     /// Posts a receive of an end.
     pub(crate) fn post_receive(&mut self, end: usize, qp: usize) {
         let end = &mut self.ends[end];
         let sges = [Sge { mr: end.mr, offset: qp as u64 * ROOM, length: PART as u32 }];
-        match end.context.post_recv(end.qps[qp], &ReceiveWorkRequest { wr_id: 1, sges: &sges }) {
+        match end.context.post_recv(end.qps[qp], &ReceiveWorkRequest { wr_id: UNCOUNTED, sges: &sges }) {
             Ok(()) | Err(Error::QueueFull { .. }) => {}
             Err(error) => panic!("{error}"),
         }
@@ -179,9 +227,17 @@ impl World {
         let mut silent = 0;
         for _ in 0..steps {
             let (mut moved, now) = (0, self.now);
-            for end in &mut self.ends {
-                moved += end.context.poll(now).expect("a poll");
-                while end.context.poll_cq(end.cq).expect("a completion queue").is_some() {}
+            for (index, end) in self.ends.iter_mut().enumerate() {
+                let passed = end.context.poll(now).expect("a poll");
+                if index == 0 && passed > 0 {
+                    let reaction = |qp: &Qp| end.context.query_qp(*qp).expect("a queue pair").reaction;
+                    self.reactions = end.qps.iter().map(reaction).collect();
+                }
+                moved += passed;
+                while let Some(completion) = end.context.poll_cq(end.cq).expect("a completion queue") {
+                    let outstanding = end.outstanding.get_mut(completion.wr_id as usize);
+                    outstanding.into_iter().for_each(|number| *number = number.saturating_sub(1));
+                }
                 while end.context.next_event().is_some() {}
             }
             if moved > 0 {
@@ -199,8 +255,8 @@ impl World {
 }
 
 impl End {
-    fn new(port: Box<dyn PacketDriver>, seed: u8, setup: &Setup) -> End {
-        let config = Config::default().seed([seed; 32]);
+    fn new(port: Box<dyn PacketDriver>, end: usize, setup: &Setup) -> End {
+        let config = setup.configs[end].clone().seed([end as u8 + 1; 32]);
         let mut context = Context::open(port, &config).expect("a context");
         let pd = context.alloc_pd().expect("a PD");
         let cq = context.create_cq(4096).expect("a CQ");
@@ -212,7 +268,7 @@ impl End {
         let qps = (0..setup.qps).map(|_| context.create_qp(&QpConfig::rc(pd, cq)).expect("a queue pair"));
         let qps = qps.collect();
         let gid = context.port().gids[0].gid;
-        End { context, cq, mr, qps, gid }
+        End { context, cq, mr, qps, outstanding: vec![0; setup.qps as usize], gid }
     }
 
     fn qpn(&self, qp: usize) -> Qpn {

@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use ferroce::wire::Gid;
 use ferroce::{
-    Access, AddressVector, Ah, Config, Context, Counter, Cq, Data, DeviceSpec, Memory, Mr, Pd, Poller, Psn,
-    Qp, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest, RemoteAddress,
-    RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
+    Access, AddressVector, Ah, Config, Context, Counter, Cq, Data, DeviceSpec, Memory, Mr, PacketDriver, Pd,
+    Poller, Psn, Qp, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
+    RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
 };
 use serde_json::{Value, json};
 
@@ -77,8 +77,12 @@ impl Ends {
         Ends::over(guest, driver, ipv6)
     }
 
-    pub(crate) fn over(guest: &Guest, driver: Box<dyn ferroce::PacketDriver>, ipv6: bool) -> Ends {
-        let mut context = Context::open(driver, &Config::default()).expect("a context");
+    pub(crate) fn over(guest: &Guest, driver: Box<dyn PacketDriver>, ipv6: bool) -> Ends {
+        Ends::with(guest, driver, ipv6, &Config::default())
+    }
+
+    pub(crate) fn with(guest: &Guest, driver: Box<dyn PacketDriver>, ipv6: bool, config: &Config) -> Ends {
+        let mut context = Context::open(driver, config).expect("a context");
         let address: std::net::IpAddr = GUEST[usize::from(ipv6)].parse().expect("an address");
         let gid_there = Gid::from(address);
         let sgid_index = context.port().gid_index_for(gid_there).expect("a GID of its kind");
@@ -111,15 +115,18 @@ impl Ends {
         }
     }
 
+    /// A counter of the engine.
+    pub(crate) fn count(&self, counter: Counter) -> u64 {
+        self.context.counters().value(counter)
+    }
+
     /// RNR NAKs that the engine has sent or received.
     pub(crate) fn rnr_naks(&self) -> u64 {
-        let counters = self.context.counters();
-        counters.value(Counter::SendRnrErr) + counters.value(Counter::RnrNakRetryErr)
+        self.count(Counter::SendRnrErr) + self.count(Counter::RnrNakRetryErr)
     }
 
     /// How often the engine noticed that something was lost, on either way.
     pub(crate) fn repairs(&self) -> u64 {
-        let counters = self.context.counters();
         let signs = [
             Counter::OutOfSequence,
             Counter::PacketSeqErr,
@@ -127,7 +134,7 @@ impl Ends {
             Counter::LocalAckTimeoutErr,
             Counter::DuplicateRequest,
         ];
-        signs.map(|sign| counters.value(sign)).iter().sum()
+        signs.map(|sign| self.count(sign)).iter().sum()
     }
 
     // --- memory ---

@@ -6,11 +6,14 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce_driver_test_support::namespaces;
+use ferroce_driver_test_support::namespaces::{self, ip};
 
 /// The guest's addresses, and ours.
 pub(crate) const GUEST: [&str; 2] = ["10.77.0.11", "fd77::11"];
 pub(crate) const OURS: [&str; 2] = ["10.77.0.1", "fd77::1"];
+/// Ours behind the guest's other port, and the guest's there.
+pub(crate) const FAR: &str = "10.78.0.1";
+const GUEST_FAR: &str = "10.78.0.11";
 /// Jumbo frames, so that every path MTU fits.
 const MTU: &str = "9000";
 /// The whole of one ping-pong, in an emulated guest on a busy machine.
@@ -39,6 +42,15 @@ impl Guest {
     /// Runs `f` in a thread inside the guest's network namespace.
     pub(crate) fn inside<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         namespaces::inside(&self.netns, f)
+    }
+
+    /// The same on the far side of the guest, where its other port is.
+    pub(crate) fn inside_far<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
+        namespaces::inside(&self.far_netns(), f)
+    }
+
+    fn far_netns(&self) -> String {
+        format!("{}-far", self.netns)
     }
 
     fn script(&self, arguments: &[&str]) -> Command {
@@ -89,6 +101,34 @@ impl Guest {
         let whole =
             "tc qdisc del dev eth0 ingress && tc qdisc del dev ifb0 root && tc qdisc del dev eth0 root";
         self.start(whole).succeed();
+    }
+
+    /// From now on a switch between the guest and us marks each RoCE packet of the guest as congested.
+    pub(crate) fn mark(&self) {
+        let rule = |network: &str| format!("add rule bridge marks forward iifname tap1 {network} ecn set ce");
+        let chain =
+            "add table bridge marks; add chain bridge marks forward { type filter hook forward priority 0; }";
+        let (ipv4, ipv6) =
+            (rule("ip protocol udp udp dport 4791 ip"), rule("ip6 nexthdr udp udp dport 4791 ip6"));
+        self.nft(&format!("{chain}; {ipv4}; {ipv6}"));
+    }
+
+    /// Ends that.
+    pub(crate) fn mark_nothing(&self) {
+        self.nft("delete table bridge marks");
+    }
+
+    fn nft(&self, commands: &str) {
+        let nft = Command::new("ip").args(["netns", "exec", &self.netns, "nft", commands]).output();
+        let Output { status, stderr, .. } = nft.expect("ip runs");
+        assert!(status.success(), "nft {commands}: {}", String::from_utf8_lossy(&stderr));
+    }
+
+    /// From now on the guest forwards between its ports, and both sides know it as the way to each other.
+    pub(crate) fn forward(&self) {
+        self.start("echo 1 >/proc/sys/net/ipv4/ip_forward").succeed();
+        ip(&format!("-n {} route replace {FAR}/32 via {}", self.netns, GUEST[0]));
+        ip(&format!("-n {} route replace {}/32 via {GUEST_FAR}", self.far_netns(), OURS[0]));
     }
 
     /// Tells how many packets were lost until now, each way; there must have been some.

@@ -3,7 +3,7 @@
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases. Where `FERROCE_CAPTURES` names a folder it
 //! fills that with captures instead. `FERROCE_RXE_ONLY` names the parts that run, with commas between them: verbs, errors,
-//! outrun, impaired, programs, perftest, doctor, loss; of captures their names.
+//! outrun, impaired, marked, switch, programs, perftest, doctor, loss; of captures their names.
 
 mod captures;
 mod doctor;
@@ -11,10 +11,12 @@ mod ends;
 mod errors;
 mod guest;
 mod impaired;
+mod marked;
 mod outrun;
 mod peer;
 mod perftest;
 mod programs;
+mod switch;
 mod verbs;
 mod work;
 
@@ -44,6 +46,8 @@ fn the_kernels_rdma_rxe() {
         ("errors", errors::run),
         ("outrun", outrun::run),
         ("impaired", impaired::run),
+        ("marked", marked::run),
+        ("switch", switch::run),
     ]);
     let programs = run(&[("programs", programs::run), ("perftest", perftest::run), ("doctor", doctor::run)]);
     let (mut lossy, mut lossy_programs) = (0, 0);

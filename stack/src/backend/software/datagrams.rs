@@ -18,7 +18,7 @@ impl Software {
         let source_port = self.engine.port.socket.map(|terms| terms.source_port);
         let ahs = &mut self.engine.shared.ahs;
         let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
-        let new = AddressHandle::new(pd, (header, hop), address.flow_label, source_port, max_payload);
+        let new = AddressHandle::new(pd, address, (header, hop), source_port, max_payload);
         let ah = ahs.insert_with(|_| new).map(Ah).ok_or(full)?;
         self.engine.next_hops.tell(address.gid.to_ip(), hop, Seeker::Ah(ah));
         Ok(ah)

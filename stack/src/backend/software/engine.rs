@@ -237,7 +237,7 @@ impl Engine {
             }
         }
         if packet.opcode == Opcode::CNP {
-            return qp.receive_cnp(&mut self.shared);
+            return qp.receive_cnp(&mut self.shared, packet);
         }
         if !qp.pkey.admits(packet.bth.pkey()) {
             return Err(self.shared.refuse_pkey(Some(qp.handle), packet));
@@ -248,9 +248,6 @@ impl Engine {
         if packet.opcode.service() != qp.service {
             qp.note_service(packet.opcode);
             return Err(Counter::RxWrongService);
-        }
-        if self.shared.notification.is_some() && packet.congestion_experienced() {
-            qp.note_marked(&mut self.shared, &self.port, packet);
         }
         let taken = match qp.service {
             Service::Rc if packet.opcode.is_request() => {
@@ -269,6 +266,9 @@ impl Engine {
             Service::Cnp => Err(Counter::RxWrongService),
         };
         qp.settle(&mut self.shared);
+        if taken.is_ok() && self.shared.notification.is_some() && packet.congestion_experienced() {
+            qp.note_marked(&mut self.shared, &self.port, packet);
+        }
         taken
     }
 

@@ -29,7 +29,7 @@ impl Software {
             let expected = format!("1 to {}, the window of the Config", self.window);
             return Err(Error::invalid("window", window, expected));
         }
-        let reaction = self.reaction(config.congestion.unwrap_or(self.congestion))?;
+        let reaction = self.reaction(config)?;
         let full = Error::Exhausted { kind: "QP", limit: self.engine.qps.capacity(), setting: "max_qps" };
         let qp = self.engine.create_qp(config, receives, reaction).ok_or(full)?;
         self.cq(config.send_cq)?.users += 1;
@@ -40,8 +40,9 @@ impl Software {
         Ok(qp)
     }
 
-    /// What a queue pair has that obeys this control; `None` if it is off.
-    fn reaction(&self, control: CongestionControl) -> Result<Option<Reaction>, Error> {
+    /// What a queue pair has that obeys its control; `None` if that is off.
+    fn reaction(&self, config: &QpConfig) -> Result<Option<Reaction>, Error> {
+        let control = config.congestion.unwrap_or(self.congestion);
         let CongestionControl::Dcqcn(parameters) = control else { return Ok(None) };
         let Some(line_rate) = self.line_rate.or_else(|| self.driver.line_rate()) else {
             let expected = "bit/s, by Config::line_rate: the driver does not tell it, and congestion control starts there";
@@ -49,7 +50,7 @@ impl Software {
         };
         // What a socket sends has an Ethernet header on the wire.
         let link_header = if self.engine.port.socket.is_some() { ETHERNET_HEADER } else { 0 };
-        Reaction::new(parameters, line_rate, link_header).map(Some)
+        Reaction::new(config.qp_type.service(), parameters, line_rate, link_header).map(Some)
     }
 
     pub(crate) fn destroy_qp(&mut self, qp: Qp) -> Result<(), Error> {

@@ -4,118 +4,202 @@
 use std::collections::VecDeque;
 
 use ferroce_driver::Nanos;
-use ferroce_wire::{Bth, Ecn, Gid, Opcode, Packet, PathHeader, Psn, Qpn, Service};
+use ferroce_wire::{Bth, Ecn, Gid, Opcode, Packet, PathHeader, Psn, Qpn};
 
 use crate::engine::frame_slot::FrameSlot;
 use crate::engine::qp::QueuePair;
 use crate::engine::shared::Shared;
 use crate::telemetry::counters::Counter;
-use crate::verbs::{AddressVector, CnpScope, CongestionNotification, Port};
+use crate::verbs::{AddressVector, CnpScope, CongestionNotification, Port, QpState};
 
-/// CNPs that wait for the port, at most. For a marked packet that finds no room there is none.
+/// CNPs that wait for the port, at most. For a marked packet that finds no room there is none. Senders of datagrams find
+/// room in the first half alone: anybody can be one, and the peers of connections must not wait for them.
 const OWED_MAX: usize = 256;
-/// Peers whose last CNP is remembered. While all of them had one within the interval, others get none.
-const PEERS_MAX: usize = 1024;
+/// Senders whose last CNP is remembered, at most, when a datagram adds one. In the scope `Peer` there is room besides for
+/// the peers of all queue pairs.
+const SENDERS_MAX: usize = 1024;
 /// Zeros behind the BTH.
 const RESERVED: usize = 16;
 
-/// When CNPs were sent, and those that are owed.
+/// The CNPs that are owed, and when the last one of each scope left. Sized when created.
 pub(crate) struct NotificationPoint {
     settings: CongestionNotification,
     interval: u64,
-    last: Last,
-    owed: VecDeque<(PathHeader, Qpn)>,
+    owed: VecDeque<Owed>,
+    /// By the slot of a connected queue pair, with its number: there may have been another one.
+    connected: Box<[(Qpn, Last)]>,
+    /// Ordered by sender.
+    senders: Vec<(Sender, Last)>,
+    /// No sender is forgotten before: a flood of new ones has the table searched through once in an interval.
+    forget_at: Nanos,
 }
 
-/// When the last CNP was owed in each scope.
+/// A CNP that waits for the port. It leaves even if its queue pair is reset or destroyed in the meantime.
+struct Owed {
+    header: PathHeader,
+    dest_qpn: Qpn,
+    flow: Flow,
+}
+
+/// What an interval is kept for.
+#[derive(Clone, Copy)]
+enum Flow {
+    /// A connected queue pair, by slot and number.
+    Connected(u32, Qpn),
+    Sender(Sender),
+}
+
+/// What a scope does not tell apart is zero.
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Sender {
+    local: u32,
+    remote: u32,
+    gid: [u8; 16],
+}
+
+/// The last CNP of a flow. The interval begins when it leaves.
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Last {
-    /// By the slot of the queue pair, and its number then.
-    QueuePairs(Box<[(Qpn, Nanos)]>),
-    /// Ordered by GID.
-    Peers(Vec<(Gid, Nanos)>),
-    /// Of the whole port.
-    Whole(Option<Nanos>),
+    Never,
+    Owed,
+    Sent(Nanos),
+}
+
+impl Last {
+    fn is_over(self, interval: u64, now: Nanos) -> bool {
+        match self {
+            Last::Never => true,
+            Last::Owed => false,
+            Last::Sent(at) => now.0.saturating_sub(at.0) >= interval,
+        }
+    }
 }
 
 impl NotificationPoint {
     /// For so many queue pairs.
     pub(crate) fn new(settings: CongestionNotification, max_qps: u32) -> NotificationPoint {
-        let last = match settings.scope {
-            CnpScope::QueuePair => {
-                Last::QueuePairs(vec![(Qpn::default(), Nanos::ZERO); max_qps as usize].into_boxed_slice())
-            }
-            CnpScope::Peer => Last::Peers(Vec::with_capacity(PEERS_MAX)),
-            CnpScope::Port => Last::Whole(None),
+        let (connected, peers) = match settings.scope {
+            CnpScope::QueuePair => (max_qps as usize, 0),
+            CnpScope::Peer => (0, max_qps as usize),
+            CnpScope::Port => (0, 0),
         };
-        let interval = u64::try_from(settings.min_time_between_cnps.as_nanos()).unwrap_or(u64::MAX);
-        NotificationPoint { settings, interval, last, owed: VecDeque::with_capacity(OWED_MAX) }
+        NotificationPoint {
+            settings,
+            interval: u64::try_from(settings.min_time_between_cnps.as_nanos()).unwrap_or(u64::MAX),
+            owed: VecDeque::with_capacity(OWED_MAX),
+            connected: vec![(Qpn::default(), Last::Never); connected].into_boxed_slice(),
+            senders: Vec::with_capacity(SENDERS_MAX + peers),
+            forget_at: Nanos::ZERO,
+        }
     }
 
-    /// Whether a CNP may be sent now to this peer of a queue pair. If so, that is remembered.
-    fn admits(&mut self, now: Nanos, (slot, qpn): (u32, Qpn), peer: Gid) -> bool {
-        if self.owed.len() == OWED_MAX {
+    fn flow(&self, qp: &QueuePair, remote: Qpn, source: Gid) -> Flow {
+        match self.settings.scope {
+            CnpScope::QueuePair if qp.connection.is_some() => Flow::Connected(qp.handle.0.index, qp.qpn),
+            CnpScope::QueuePair => {
+                Flow::Sender(Sender { local: qp.qpn.value(), remote: remote.value(), gid: source.0 })
+            }
+            CnpScope::Peer => Flow::Sender(Sender { gid: source.0, ..Sender::default() }),
+            CnpScope::Port => Flow::Sender(Sender::default()),
+        }
+    }
+
+    /// Whether `flow` may be owed a CNP for a packet of a connection, or for a datagram. If so, that is remembered.
+    fn admits(&mut self, flow: Flow, is_datagram: bool, now: Nanos) -> bool {
+        let (owed_most, senders_most) = match is_datagram {
+            true => (OWED_MAX / 2, SENDERS_MAX),
+            false => (OWED_MAX, self.senders.capacity()),
+        };
+        if self.owed.len() >= owed_most {
             return false;
         }
         let interval = self.interval;
-        let is_over = |last: Nanos| now.0.saturating_sub(last.0) >= interval;
-        match &mut self.last {
-            Last::QueuePairs(queue_pairs) => {
-                let Some((of, last)) = queue_pairs.get_mut(slot as usize) else { return false };
-                if *of == qpn && !is_over(*last) {
-                    return false;
-                }
-                (*of, *last) = (qpn, now);
-            }
-            Last::Peers(peers) => match peers.binary_search_by_key(&peer.0, |(gid, _)| gid.0) {
-                Ok(at) if !is_over(peers[at].1) => return false,
-                Ok(at) => peers[at].1 = now,
-                Err(_) => {
-                    if peers.len() == PEERS_MAX {
-                        peers.retain(|(_, last)| !is_over(*last));
-                    }
-                    if peers.len() == PEERS_MAX {
-                        return false;
-                    }
-                    let at = peers.partition_point(|(gid, _)| gid.0 < peer.0);
-                    peers.insert(at, (peer, now));
-                }
-            },
-            Last::Whole(last) => {
-                if last.is_some_and(|last| !is_over(last)) {
-                    return false;
-                }
-                *last = Some(now);
-            }
+        if interval == 0 {
+            return true;
         }
+        let last = match flow {
+            Flow::Connected(slot, qpn) => self.last_of_queue_pair(slot, qpn),
+            Flow::Sender(sender) => self.last_of_sender(sender, senders_most, now),
+        };
+        let Some(last) = last.filter(|last| last.is_over(interval, now)) else { return false };
+        *last = Last::Owed;
         true
+    }
+
+    fn last_of_queue_pair(&mut self, slot: u32, qpn: Qpn) -> Option<&mut Last> {
+        let (of, last) = self.connected.get_mut(slot as usize)?;
+        if *of != qpn {
+            (*of, *last) = (qpn, Last::Never);
+        }
+        Some(last)
+    }
+
+    /// `None` if the sender is a new one and finds no room among so many.
+    fn last_of_sender(&mut self, sender: Sender, most: usize, now: Nanos) -> Option<&mut Last> {
+        let mut found = self.find(sender);
+        if found.is_err() && self.senders.len() >= most {
+            if now < self.forget_at {
+                return None;
+            }
+            self.forget_at = Nanos(now.0.saturating_add(self.interval));
+            self.senders.retain(|(_, last)| !last.is_over(self.interval, now));
+            if self.senders.len() >= most {
+                return None;
+            }
+            found = self.find(sender);
+        }
+        let at = found.unwrap_or_else(|at| {
+            self.senders.insert(at, (sender, Last::Never));
+            at
+        });
+        self.senders.get_mut(at).map(|(_, last)| last)
+    }
+
+    fn find(&self, sender: Sender) -> Result<usize, usize> {
+        self.senders.binary_search_by_key(&sender, |(sender, _)| *sender)
+    }
+
+    /// A CNP of `flow` has left. Its queue pair may be gone.
+    fn note_sent(&mut self, flow: Flow, now: Nanos) {
+        let last = match flow {
+            Flow::Connected(slot, qpn) => {
+                let place = self.connected.get_mut(slot as usize);
+                place.filter(|(of, _)| *of == qpn).map(|(_, last)| last)
+            }
+            Flow::Sender(sender) => self.find(sender).ok().map(|at| &mut self.senders[at].1),
+        };
+        if let Some(last) = last {
+            *last = Last::Sent(now);
+        }
     }
 }
 
 impl QueuePair {
-    /// A switch has marked a packet for this queue pair that has passed all checks. The transmit phase tells its sender.
+    /// The queue pair has taken a packet that a switch has marked. The transmit phase tells its sender.
     #[cold]
     pub(crate) fn note_marked(&mut self, shared: &mut Shared, port: &Port, packet: &Packet<'_>) {
         let now = shared.now;
         let Some(point) = &mut shared.notification else { return };
+        let receives = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe);
         // An acknowledgement is no data: to slow its sender down would not help.
-        if packet.opcode.is_acknowledgement() || self.next_hop.is_some() {
+        if !receives || packet.opcode.is_acknowledgement() || self.next_hop.is_some() {
             return;
         }
-        let way = match self.service {
-            Service::Ud => self.way_to_sender(port, packet),
-            _ => self.connection.as_ref().map(|connection| (connection.header, connection.dest_qpn)),
+        let way = match &self.connection {
+            Some(connection) => Some((connection.header, connection.dest_qpn)),
+            None => self.way_to_sender(port, packet),
         };
-        let Some((mut header, sender)) = way else { return };
-        if point.admits(now, (self.handle.0.index, self.qpn), packet.network().source) {
+        let Some((mut header, dest_qpn)) = way else { return };
+        let flow = point.flow(self, dest_qpn, packet.network().source);
+        if point.admits(flow, self.connection.is_none(), now) {
             // ECN-capable, as those of ConnectX: a congested switch marks it, and does not drop it for that.
             header.set_traffic_class(point.settings.cnp_dscp << 2 | Ecn::Capable as u8);
             header.set_priority(point.settings.cnp_802p_prio);
-            point.owed.push_back((header, sender));
+            point.owed.push_back(Owed { header, dest_qpn, flow });
         }
     }
 
-    /// The way back to the sender of a datagram, and its queue pair. Of a datagram to a group there is none: all members
-    /// would tell at once.
+    /// The way back to the sender of a datagram, and its queue pair.
     fn way_to_sender(&self, port: &Port, packet: &Packet<'_>) -> Option<(PathHeader, Qpn)> {
         let sender = packet.deth()?.source_qpn();
         let mac = port.way_back(packet)?;
@@ -136,75 +220,18 @@ impl Shared {
     #[inline]
     pub(crate) fn transmit_cnp(&mut self, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let point = self.notification.as_mut()?;
-        let (header, sender) = point.owed.front()?;
-        let mut bth = Bth::new(Opcode::CNP, *sender, Psn::new(0));
+        let Owed { header, dest_qpn, flow } = point.owed.front()?;
+        let flow = *flow;
+        let mut bth = Bth::new(Opcode::CNP, *dest_qpn, Psn::new(0));
         bth.set_becn(true);
         bth.set_mig_req(false);
         let mut frame = slot.start(header, bth, RESERVED)?;
         frame.payload().fill(0);
         let length = frame.finish_with(self.crc);
         point.owed.pop_front();
+        point.note_sent(flow, self.now);
         self.count(Counter::SentPkts);
         self.count(Counter::NpCnpSent);
         Some(slot.end((length, 0)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    fn gid(last: u32) -> Gid {
-        let mut bytes = [0; 16];
-        bytes[12..].copy_from_slice(&last.to_be_bytes());
-        Gid(bytes)
-    }
-
-    fn point(scope: CnpScope, micros: u64) -> NotificationPoint {
-        let interval = Duration::from_micros(micros);
-        let settings = CongestionNotification::default().scope(scope).min_time_between_cnps(interval);
-        NotificationPoint::new(settings, 4)
-    }
-
-    /// Times in µs, queue pair and peer of marked packets, and whether each makes a CNP.
-    fn admitted(point: &mut NotificationPoint, marked: &[(u64, u32, u32)]) -> Vec<bool> {
-        let admits = |(time, qp, peer): &(u64, u32, u32)| {
-            point.admits(Nanos(1000 * time), (*qp, Qpn::new(10 + qp)), gid(*peer))
-        };
-        marked.iter().map(admits).collect()
-    }
-
-    #[test]
-    fn one_in_each_interval_and_scope() {
-        let marked = [(0, 0, 1), (1, 0, 2), (1, 1, 1), (1, 1, 2), (49, 0, 1), (50, 0, 1), (51, 1, 2)];
-        let cases = [
-            (CnpScope::QueuePair, [true, false, true, false, false, true, true]),
-            (CnpScope::Peer, [true, true, false, false, false, true, true]),
-            (CnpScope::Port, [true, false, false, false, false, true, false]),
-        ];
-        for (scope, expected) in cases {
-            assert_eq!(admitted(&mut point(scope, 50), &marked), expected, "{scope:?}");
-            assert_eq!(admitted(&mut point(scope, 0), &marked), [true; 7], "{scope:?}");
-        }
-    }
-
-    /// The first packet of a queue pair that has taken the slot of another.
-    #[test]
-    fn a_new_queue_pair_owes_nothing_for_its_predecessor() {
-        let mut point = point(CnpScope::QueuePair, 50);
-        assert!(point.admits(Nanos(5), (0, Qpn::new(7)), gid(1)));
-        assert!(point.admits(Nanos(6), (0, Qpn::new(8)), gid(1)));
-        assert!(!point.admits(Nanos(7), (0, Qpn::new(8)), gid(1)));
-    }
-
-    #[test]
-    fn peers_without_number_get_no_more_than_they_may() {
-        let mut point = point(CnpScope::Peer, 50);
-        let all: Vec<_> = (0..3000).map(|peer| (0, 0, peer)).collect();
-        assert_eq!(admitted(&mut point, &all).iter().filter(|admitted| **admitted).count(), PEERS_MAX);
-        // Those that had one get none within the interval, others once theirs are over.
-        assert_eq!(admitted(&mut point, &[(49, 0, 5), (49, 0, 2000), (50, 0, 2000)]), [false, false, true]);
     }
 }

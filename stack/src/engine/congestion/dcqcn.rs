@@ -71,6 +71,9 @@ enum Phase {
     Hyper,
 }
 
+/// Teeth of the target rate of a silent sender that are followed.
+const TEETH_MAX: u32 = 1024;
+
 /// What has raised the rate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Increase {
@@ -150,6 +153,12 @@ impl ReactionPoint {
         self.timer.min(self.cut).min(self.alpha.next_change(now))
     }
 
+    /// When the rate changes next without a call; never if it is as high as it may be.
+    #[inline]
+    pub(crate) fn next_rate_change(&self) -> Nanos {
+        if self.is_recovered() { self.cut } else { self.timer.min(self.cut) }
+    }
+
     /// Carries out what was due at `now` or before.
     #[inline]
     pub fn advance(&mut self, now: Nanos) {
@@ -212,10 +221,11 @@ impl ReactionPoint {
                 return;
             }
             if self.timer == due {
+                let last = self.now.min(self.cut);
                 if self.is_recovered() {
-                    self.skip_timers(self.now.min(self.cut));
+                    self.skip_recovered(last);
                 } else {
-                    self.on_timer();
+                    self.raise(last);
                 }
             } else {
                 self.cut = Nanos::NEVER;
@@ -339,33 +349,121 @@ impl ReactionPoint {
         self.rate == self.highest && self.target >= self.highest
     }
 
-    /// The timer's events up to `now`, at once as far as they are all alike: after a long silence there may be many.
-    fn skip_timers(&mut self, now: Nanos) {
-        let more = match (self.rules, self.phase) {
-            (DcqcnRules::Paper | DcqcnRules::Mlx, _) => 0,
-            (DcqcnRules::Zhu, Phase::Active) if self.byte_stage < self.threshold && self.timer_stage > 0 => {
-                self.additive
-            }
-            (DcqcnRules::Zhu, Phase::Hyper)
-                if self.timer_stage >= self.byte_stage && self.timer_stage > 0 =>
-            {
-                let steps = (self.byte_stage + 1).saturating_sub(self.threshold);
-                self.hyper.saturating_mul(steps.into())
-            }
-            _ => return self.on_timer(),
-        };
-        // Where one of the stages is 1, the target rate does not grow beyond ten times the rate.
-        let bounded = self.rules == DcqcnRules::Zhu && self.byte_stage == 1;
-        let room = self.rate.saturating_mul(10).saturating_sub(self.target);
-        let most = if bounded { room.checked_div(more).unwrap_or(u64::MAX) } else { u64::MAX };
+    /// The timer's events that are due at `last` or before.
+    fn due(&self, last: Nanos) -> u64 {
+        (last.0 - self.timer.0) / self.hastened(self.timer_period) + 1
+    }
+
+    /// So many events of the timer have been.
+    fn pass(&mut self, count: u64) {
         let period = self.hastened(self.timer_period);
-        let count = ((now.0 - self.timer.0) / period + 1).min(most);
-        if count == 0 {
-            return self.on_timer();
-        }
         self.timer = Nanos(self.timer.0.saturating_add(count.saturating_mul(period)));
         self.timer_stage = self.timer_stage.saturating_add(u32::try_from(count).unwrap_or(u32::MAX));
-        self.target = self.target.saturating_add(more.saturating_mul(count));
+    }
+
+    /// What each further event of the timer adds to the target rate, if that is the same for all of them.
+    fn steady_increase(&self) -> Option<u64> {
+        let (timer, bytes) = (self.timer_stage, self.byte_stage);
+        match self.rules {
+            DcqcnRules::Paper if bytes < self.threshold => {
+                (timer.saturating_add(1) >= self.threshold).then_some(self.additive)
+            }
+            DcqcnRules::Paper => {
+                let steps = u64::from(bytes - self.threshold + 1);
+                (timer >= bytes).then(|| self.hyper.saturating_mul(steps))
+            }
+            DcqcnRules::Zhu => match self.phase {
+                Phase::Active if bytes < self.threshold && timer > 0 => Some(self.additive),
+                Phase::Hyper if timer >= bytes && timer > 0 => Some(
+                    self.hyper.saturating_mul(bytes.saturating_add(1).saturating_sub(self.threshold).into()),
+                ),
+                _ => None,
+            },
+            DcqcnRules::Mlx => {
+                let bytes = if self.byte_period == 0 { timer } else { bytes };
+                match () {
+                    () if timer > self.threshold && bytes > self.threshold => Some(self.hyper),
+                    () if self.byte_period == 0 || bytes > self.threshold => None,
+                    () => (timer.max(bytes) >= self.threshold).then_some(self.additive),
+                }
+            }
+        }
+    }
+
+    /// One event of the timer, and those up to `last` that do just the same: target and rate grow by one amount, and the
+    /// distance between them stays. It does after some 40 alike, whatever it was before, for each halves what it is off.
+    fn raise(&mut self, last: Nanos) {
+        let before = (self.target, self.target.wrapping_sub(self.rate));
+        self.on_timer();
+        let Some(more) = self.steady_increase().filter(|more| *more > 0) else { return };
+        let after = (self.target.wrapping_sub(more), self.target.wrapping_sub(self.rate));
+        if before != after || self.timer > last {
+            return;
+        }
+        // What comes near the highest rate goes on by itself.
+        let grows = if self.rules == DcqcnRules::Zhu { self.rate } else { self.target };
+        let room = (self.highest.saturating_sub(grows) / more).saturating_sub(1);
+        let count = self.due(last).min(room);
+        self.pass(count);
+        self.target += count * more;
+        self.rate += count * more;
+    }
+
+    /// The timer's events up to `last` while the rate is the highest: they change no more than stage and target.
+    fn skip_recovered(&mut self, last: Nanos) {
+        let due = self.due(last);
+        let (timer, bytes) = (self.timer_stage, self.byte_stage);
+        let is_zhu = self.rules == DcqcnRules::Zhu;
+        if !is_zhu {
+            self.pass(due);
+        } else if let Some(more) = self.steady_increase() {
+            self.pass(due);
+            self.target = if bytes == 1 {
+                self.sawtooth(more, due)
+            } else {
+                self.target.saturating_add(more.saturating_mul(due))
+            };
+        } else if self.phase == Phase::Hyper && timer > 0 && timer.saturating_add(2) >= self.threshold {
+            // Each stage of the timer up to that of the bytes adds one step more than the one before.
+            let count = due.min(u64::from(bytes - timer));
+            self.pass(count);
+            let first = u128::from(timer + 2 - self.threshold);
+            let steps = u128::from(count) * (first * 2 + u128::from(count - 1)) / 2;
+            let more = u64::try_from(steps * u128::from(self.hyper)).unwrap_or(u64::MAX);
+            self.target = self.target.saturating_add(more);
+        } else {
+            self.on_timer();
+        }
+    }
+
+    /// The target rate of the zhu rules after so many events of the timer at the highest rate, where the byte counter has
+    /// ended once: it grows by `more` until it is ten times the rate, and then it is an eighth. That soon repeats itself.
+    fn sawtooth(&self, more: u64, events: u64) -> u64 {
+        let (mut target, mut left) = (self.target, events);
+        let top = self.rate.saturating_mul(10);
+        let (mut seen, mut teeth, mut next) = ((target, left), 0, 1);
+        while left > 0 {
+            if target <= top {
+                let count = left.min((top - target).checked_div(more).map_or(left, |count| count + 1));
+                target = target.saturating_add(more.saturating_mul(count));
+                left -= count;
+                continue;
+            }
+            target /= 8;
+            left -= 1;
+            teeth += 1;
+            if target == seen.0 && seen.1 > left {
+                left %= seen.1 - left;
+            }
+            if teeth == next {
+                (seen, next) = ((target, left), 2 * next);
+            }
+            // One that does not has the target rate of some time.
+            if teeth == TEETH_MAX {
+                return target;
+            }
+        }
+        target
     }
 }
 

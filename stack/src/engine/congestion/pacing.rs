@@ -6,64 +6,108 @@ use ferroce_driver::Nanos;
 /// which a rate is to be right.
 const BURST_FRAMES: u64 = 3;
 
-/// Frames that may leave at once if the poll in which they were due came late.
-const LATE_FRAMES: u64 = 16;
-
 /// How late a wake-up may be, in ns: two ticks of the timer wheel. At high rates that is more than a few frames.
 const LATENESS: u64 = 2048;
+
+/// A sender that was due all the time and whose poll came late sends what it has missed: as much as this many ns take, or
+/// this many frames.
+const MISSED: u64 = 1_000_000;
+const MISSED_FRAMES: u64 = 16;
 
 /// Bits times nanoseconds per second: what a rate of 1 bit/s gives in 1 ns.
 const PER_BYTE: u64 = 8 * 1_000_000_000;
 
 /// A token bucket. Frames leave while it is not overdrawn, so that at most one frame and the burst are ahead of the rate.
+///
+/// It has no clock and no timer, and knows no rate: each is told, the rate for the time that has gone by. Rates are in bit/s.
+///
+/// ```
+/// use ferroce::{Nanos, Pacer};
+///
+/// let mut pacer = Pacer::new(1000);
+/// let (mut now, rate, mut sent) = (Nanos(1_000_000), 1_000_000_000, 0);
+/// while now < Nanos(2_000_000) {
+///     pacer.gain(now, rate);
+///     if pacer.admits() {
+///         pacer.charge(1000);
+///         sent += 1;
+///     } else {
+///         pacer.wait_until(Nanos(now.0 + pacer.lacking().div_ceil(rate)));
+///         now = pacer.ready();
+///     }
+/// }
+/// // A millisecond of 1 Gb/s, and the three frames of the burst.
+/// assert_eq!(sent, 125 + 3);
+/// ```
 #[derive(Clone, Debug)]
-pub(crate) struct Pacer {
+pub struct Pacer {
     /// What may be sent, less what is owed; in [units](PER_BYTE).
     credit: i64,
     /// When that was so.
     since: Nanos,
     /// When a frame that waits may leave; never if none does.
     ready: Nanos,
+    /// It has had something to send ever since a frame left or had to wait.
+    busy: bool,
     /// A full frame, in the same units.
     frame: u64,
 }
 
 impl Pacer {
     /// For frames of at most so many bytes.
-    pub(crate) fn new(frame: u32) -> Pacer {
+    pub fn new(frame: u32) -> Pacer {
         let frame = u64::from(frame) * PER_BYTE;
-        Pacer { credit: (BURST_FRAMES * frame) as i64, since: Nanos::ZERO, ready: Nanos::NEVER, frame }
+        let credit = (BURST_FRAMES * frame) as i64;
+        Pacer { credit, since: Nanos::ZERO, ready: Nanos::NEVER, busy: false, frame }
     }
 
-    /// Whether a frame may leave at this rate. If not, [`ready`](Pacer::ready) says when.
+    /// Until `now` the rate has been this one.
     #[inline]
-    pub(crate) fn admits(&mut self, now: Nanos, rate: u64) -> bool {
-        let frames = if self.ready == Nanos::NEVER { BURST_FRAMES } else { LATE_FRAMES };
-        let most = (frames * self.frame).max(rate.saturating_mul(LATENESS)) as i64;
+    pub fn gain(&mut self, now: Nanos, rate: u64) {
         let gone = now.0.saturating_sub(self.since.0);
-        // As much as there is room for at most, so that it fits.
-        let gained = rate.saturating_mul(gone).min(most.saturating_sub(self.credit).max(0) as u64);
-        self.credit += gained as i64;
         self.since = self.since.max(now);
-        if self.credit > 0 {
-            self.ready = Nanos::NEVER;
-            return true;
-        }
-        let lacking = self.credit.unsigned_abs() + 1;
-        self.ready = Nanos(self.since.0.saturating_add(lacking.div_ceil(rate)));
-        false
+        let (frames, time) = if self.busy { (MISSED_FRAMES, MISSED) } else { (BURST_FRAMES, LATENESS) };
+        let most = (frames * self.frame).max(rate.saturating_mul(time)) as i64;
+        let gained = rate.saturating_mul(gone).min(i64::MAX as u64) as i64;
+        // What was gained at a higher rate, or while there was more to send, is too much now.
+        self.credit = self.credit.saturating_add(gained).min(most);
+    }
+
+    /// Whether a frame may leave.
+    #[inline]
+    pub fn admits(&mut self) -> bool {
+        self.ready = Nanos::NEVER;
+        self.credit > 0
+    }
+
+    /// What is lacking until the next frame may leave: it may after as many ns at a rate of 1 bit/s.
+    pub fn lacking(&self) -> u64 {
+        self.credit.min(0).unsigned_abs() + 1
+    }
+
+    /// The frame that was not admitted may leave then.
+    #[inline]
+    pub fn wait_until(&mut self, ready: Nanos) {
+        (self.ready, self.busy) = (ready, true);
     }
 
     /// When the frame may leave that was not admitted.
     #[inline]
-    pub(crate) fn ready(&self) -> Nanos {
+    pub fn ready(&self) -> Nanos {
         self.ready
     }
 
     /// A frame of so many bytes leaves.
     #[inline]
-    pub(crate) fn charge(&mut self, bytes: u32) {
+    pub fn charge(&mut self, bytes: u32) {
         self.credit -= (u64::from(bytes) * PER_BYTE) as i64;
+        self.busy = true;
+    }
+
+    /// There is nothing to send.
+    #[inline]
+    pub fn rest(&mut self) {
+        self.busy = false;
     }
 
     /// Whether so many frames take longer than `time`, in ns.
@@ -78,12 +122,22 @@ mod tests {
 
     const GIGABIT: u64 = 1_000_000_000;
 
+    /// At a rate that does not change.
+    fn admits(pacer: &mut Pacer, now: u64, rate: u64) -> bool {
+        pacer.gain(Nanos(now), rate);
+        let admits = pacer.admits();
+        if !admits {
+            pacer.wait_until(Nanos(now.saturating_add(pacer.lacking().div_ceil(rate))));
+        }
+        admits
+    }
+
     /// A sender that always has something to send, woken by a wheel of so many ns. Returns when its frames left.
     fn departures(rate: u64, frame: u32, tick: u64, end: u64) -> Vec<u64> {
         let mut pacer = Pacer::new(frame);
         let (mut now, mut left) = (1_000_000, Vec::new());
         while now < 1_000_000 + end {
-            while pacer.admits(Nanos(now), rate) {
+            while admits(&mut pacer, now, rate) {
                 pacer.charge(frame);
                 left.push(now);
             }
@@ -120,24 +174,38 @@ mod tests {
         }
     }
 
+    /// How many frames of 1000 bytes may leave at once.
+    fn burst(pacer: &mut Pacer, now: u64, rate: u64) -> u32 {
+        let mut frames = 0;
+        while admits(pacer, now, rate) {
+            pacer.charge(1000);
+            frames += 1;
+        }
+        frames
+    }
+
     #[test]
-    fn a_pause_saves_a_burst_and_a_late_poll_a_little_more() {
-        let burst = |pacer: &mut Pacer, now| {
-            let mut frames = 0;
-            while pacer.admits(Nanos(now), GIGABIT) {
-                pacer.charge(1000);
-                frames += 1;
-            }
-            frames
-        };
+    fn a_pause_saves_a_burst_and_a_late_poll_what_was_missed_in_a_millisecond() {
         let mut pacer = Pacer::new(1000);
-        assert_eq!(burst(&mut pacer, 1000), 3);
+        assert_eq!(burst(&mut pacer, 1000, GIGABIT), 3);
         assert_eq!(pacer.ready(), Nanos(1001));
-        // A second late.
-        assert_eq!(burst(&mut pacer, 1_000_000_000), 16);
+        // A second late: 1 ms at 1 Gb/s, and at a low rate a few frames.
+        assert_eq!(burst(&mut pacer, 1_000_000_000, GIGABIT), 125);
+        assert_eq!(burst(&mut pacer, 2_000_000_000, GIGABIT / 1000), 16);
         // Nobody waited in the meantime.
-        pacer.ready = Nanos::NEVER;
-        assert_eq!(burst(&mut pacer, 2_000_000_000), 3);
+        pacer.rest();
+        assert_eq!(burst(&mut pacer, 3_000_000_000, GIGABIT), 3);
+    }
+
+    /// What was gained at a high rate, or by being late, is not spent at a low one, nor after a pause.
+    #[test]
+    fn a_credit_is_for_its_time() {
+        let mut pacer = Pacer::new(1000);
+        pacer.gain(Nanos(1_000_000), 400 * GIGABIT);
+        assert_eq!(burst(&mut pacer, 1_000_000, GIGABIT), 3);
+        pacer.gain(Nanos(1_000_000_000), GIGABIT);
+        pacer.rest();
+        assert_eq!(burst(&mut pacer, 1_000_000_000, GIGABIT), 3);
     }
 
     #[test]
@@ -145,7 +213,7 @@ mod tests {
         let mut pacer = Pacer::new(65_535);
         for rate in [1, 1_000_000, 400 * GIGABIT, 4000 * GIGABIT] {
             for now in [0, 1, u64::MAX / 2, u64::MAX] {
-                if pacer.admits(Nanos(now), rate) {
+                if admits(&mut pacer, now, rate) {
                     pacer.charge(u32::from(u16::MAX));
                 }
                 assert!(pacer.ready() == Nanos::NEVER || pacer.ready() > Nanos(now) || now == u64::MAX);

@@ -2,7 +2,7 @@
 
 use std::net::Ipv6Addr;
 
-use ferroce::{AddressVector, Gid, PathMtu, Psn, Qpn, RKey, RemoteAddress};
+use ferroce::{Gid, PathMtu, Psn, Qpn, RKey, RemoteAddress};
 
 use super::{Regions, Session, unexpected};
 use crate::failure::Failure;
@@ -43,7 +43,7 @@ impl Session {
             let (theirs, ours) = (offer.qps.len(), self.lanes.len());
             return Err(Failure::run(format!("the other end offers {theirs} queue pairs for {ours}")));
         }
-        let mut path = self.path(AddressVector::new(Gid(offer.gid.octets()), gid_index), mtu);
+        let mut path = self.path(self.end.address(Gid(offer.gid.octets()), gid_index), mtu);
         path.selective_repeat &= offer.selective_repeat;
         let (addr, rkey, _) = offer.memory;
         let Regions { source_layout, .. } = self.regions()?;

@@ -1,5 +1,4 @@
 //! Several queue pairs over one simulated link that marks, with congestion control and without, in virtual time.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::time::Duration;
 

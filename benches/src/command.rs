@@ -1,0 +1,26 @@
+//! The command `ferroce`, for benchmarks that run it.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The command, which lies where the benchmark does. A thorough run has it built first.
+///
+/// # Errors
+/// If it is not there, or can't be built.
+pub fn built(build: bool) -> Result<PathBuf, Box<dyn Error>> {
+    let path = std::env::current_exe()?;
+    let folder = path.parent().and_then(Path::parent).ok_or("no folder of build outputs")?;
+    let command = folder.join("ferroce");
+    if build {
+        let arguments = ["build", "--release", "--quiet", "-p", "ferroce-tools"];
+        let built = Command::new(env!("CARGO")).args(arguments).status()?;
+        if !built.success() {
+            return Err("the command can't be built".into());
+        }
+    }
+    if !command.exists() {
+        return Err(format!("no {}: cargo build -p ferroce-tools makes it", command.display()).into());
+    }
+    Ok(command)
+}

@@ -1,0 +1,343 @@
+//! A fabric of switches in virtual time: queues, shared buffers, ECN, PFC, ECMP, failures.
+//!
+//! Hosts hang on links, links on switches or on other hosts. A switch stores a frame, chooses its way by a hash of the
+//! 5-tuple, and sends it from a queue of its class when the port's scheduler says so; its memory is shared
+//! ([`BufferConfig`]), it marks ([`EcnConfig`]) and pauses ([`PfcConfig`]). A host is one port, with a driver
+//! ([`HostPort`]) like any other: the engine above runs as on the wire.
+//!
+//! Nothing happens by itself. [`Fabric::advance`] carries out what happens until a time; so does a burst of a port, until
+//! its `now`. The same seed and the same calls in the same order give the same run, bit for bit, on any machine; compare
+//! two by [`Fabric::trace_hash`]. Hosts that send nothing change nothing for the others.
+//!
+//! ```
+//! use std::time::Duration;
+//! use ferroce_driver::sim::LinkConfig;
+//! use ferroce_driver::sim::fabric::{Fabric, FabricConfig, HostConfig, SwitchConfig};
+//! use ferroce_driver::{Nanos, PacketDriver};
+//!
+//! let fabric = Fabric::new(1, FabricConfig::default())?;
+//! let switch = fabric.add_switch(SwitchConfig::default())?;
+//! let link = LinkConfig::default().rate(100_000_000_000).delay(Duration::from_micros(1));
+//! let a = fabric.add_host(HostConfig::default(), &[[10, 0, 0, 1].into()])?;
+//! let b = fabric.add_host(HostConfig::default(), &[[10, 0, 0, 2].into()])?;
+//! for host in [a, b] {
+//!     fabric.link(host, switch, &link)?;
+//! }
+//! let (mut from, mut to) = (fabric.open(a)?, fabric.open(b)?);
+//! let ferroce_driver::NextHop::Found(mac) = from.resolve([10, 0, 0, 2].into())? else { panic!() };
+//! let mut frame = vec![0; 60];
+//! frame[..6].copy_from_slice(&mac);
+//! let mut frames = [frame].into_iter();
+//! from.tx_burst(Nanos(0), &mut |buffer: &mut [u8]| {
+//!     let frame = frames.next()?;
+//!     buffer[..frame.len()].copy_from_slice(&frame);
+//!     Some(frame.len())
+//! })?;
+//! // Two links of 1 µs, and twice 84 bytes at 100 Gb/s.
+//! let mut arrived = 0;
+//! to.rx_burst(Nanos(2013), &mut |_: &[u8]| arrived += 1)?;
+//! assert_eq!(arrived, 0);
+//! to.rx_burst(Nanos(2014), &mut |_: &[u8]| arrived += 1)?;
+//! assert_eq!(arrived, 1);
+//! # Ok::<(), ferroce_driver::Error>(())
+//! ```
+
+mod buffer;
+mod config;
+mod counters;
+mod event;
+mod frame;
+mod host_port;
+mod pfc;
+mod port;
+#[cfg(test)]
+mod properties;
+mod routes;
+mod scheduler;
+mod simulation;
+mod tap;
+#[cfg(test)]
+mod tests;
+mod topology;
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+
+#[cfg(doc)]
+use super::EcnConfig;
+use super::{LinkConfig, invalid};
+use crate::loopback::lock;
+use crate::{Error, Nanos};
+pub use config::{
+    BufferConfig, CLASSES, ClassMap, FabricConfig, HostConfig, Marking, PfcConfig, Scheduling, SwitchConfig,
+    Threshold,
+};
+pub use counters::{FabricCounters, PortCounters, QueueCounters};
+use event::Picos;
+pub use host_port::HostPort;
+use port::Owner;
+use simulation::{Change, Simulation};
+pub use tap::Tap;
+pub use topology::{Built, Cable, Part, Topology, address};
+
+/// A host of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostId(u32);
+
+/// A switch of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SwitchId(u32);
+
+/// A link of a fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LinkId(u32);
+
+/// A port of a host or a switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PortId(u32);
+
+/// What a link ends at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Node {
+    /// A host.
+    Host(HostId),
+    /// A switch.
+    Switch(SwitchId),
+}
+
+macro_rules! number {
+    ($($id:ident)*) => { $(impl $id {
+        /// Its number, in the order in which they were added, from 0.
+        pub fn number(self) -> usize {
+            self.0 as usize
+        }
+    })* };
+}
+number!(HostId SwitchId LinkId PortId);
+
+impl From<HostId> for Node {
+    fn from(host: HostId) -> Node {
+        Node::Host(host)
+    }
+}
+
+impl From<SwitchId> for Node {
+    fn from(switch: SwitchId) -> Node {
+        Node::Switch(switch)
+    }
+}
+
+/// The fabric. Clones are handles to the same one. An id of another fabric panics.
+#[derive(Clone)]
+pub struct Fabric {
+    simulation: Arc<Mutex<Simulation>>,
+}
+
+impl fmt::Debug for Fabric {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let simulation = lock(&self.simulation);
+        f.debug_struct("Fabric")
+            .field("hosts", &simulation.hosts.len())
+            .field("switches", &simulation.switches.len())
+            .field("links", &simulation.links.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Hosts, switches and links, each.
+const MOST: usize = 1 << 20;
+
+impl Fabric {
+    /// A fabric with nothing in it. `seed` decides all that chance decides: marks, ways, impairments of links.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field of `config` that makes no sense.
+    pub fn new(seed: u64, config: FabricConfig) -> Result<Fabric, Error> {
+        config.check()?;
+        Ok(Fabric { simulation: Arc::new(Mutex::new(Simulation::new(seed, config))) })
+    }
+
+    /// Adds a host that owns `addresses`. Where two hosts own the same address, the older one is found.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field of `config` that makes no sense.
+    pub fn add_host(&self, config: HostConfig, addresses: &[IpAddr]) -> Result<HostId, Error> {
+        config.check()?;
+        let mut simulation = lock(&self.simulation);
+        check_count("hosts", simulation.hosts.len())?;
+        Ok(HostId(simulation.add_host(config, addresses.to_vec())))
+    }
+
+    /// Adds a switch.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field of `config` that makes no sense.
+    pub fn add_switch(&self, config: SwitchConfig) -> Result<SwitchId, Error> {
+        config.check()?;
+        let mut simulation = lock(&self.simulation);
+        check_count("switches", simulation.switches.len())?;
+        Ok(SwitchId(simulation.add_switch(config)))
+    }
+
+    /// Links two of them, by a new port at each. A host has one port.
+    ///
+    /// The frames of either direction are sent at the link's rate, and suffer its impairments from then on; queue limits and
+    /// marking are the switches'.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] names the field of `link` that makes no sense, the rate if there is none, and a host that has a
+    /// link already.
+    pub fn link(&self, a: impl Into<Node>, b: impl Into<Node>, link: &LinkConfig) -> Result<LinkId, Error> {
+        link.check()?;
+        let Some(rate) = link.rate else { return Err(invalid("rate", "none", "bits per second")) };
+        if let Some(limit) = link.queue_limit {
+            return Err(invalid("queue_limit", limit, "none: the memory of a switch is its BufferConfig"));
+        }
+        if let Some(ecn) = link.ecn {
+            let ecn = format!("{ecn:?}");
+            return Err(invalid("ecn", ecn, "none: marking is in the SwitchConfig"));
+        }
+        let mut simulation = lock(&self.simulation);
+        check_count("links", simulation.links.len())?;
+        let ends = [a.into(), b.into()].map(|node| match node {
+            Node::Host(host) => Owner::Host(host.0),
+            Node::Switch(switch) => Owner::Switch(switch.0),
+        });
+        for end in ends {
+            if let Owner::Host(host) = end
+                && (simulation.hosts[host as usize].port.is_some() || ends[0] == ends[1])
+            {
+                return Err(invalid("host", host, "a host without a link: it has one port"));
+            }
+        }
+        Ok(LinkId(simulation.add_link(link.clone(), rate, ends)))
+    }
+
+    /// The driver of a host.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a host that has no link, or is driven already.
+    pub fn open(&self, host: HostId) -> Result<HostPort, Error> {
+        HostPort::open(self.simulation.clone(), host.0)
+    }
+
+    /// Carries out all that happens until `now`.
+    pub fn advance(&self, now: Nanos) {
+        lock(&self.simulation).advance(Picos::at(now));
+    }
+
+    /// Carries out what happens until `limit`, or until a host has something to do: frames to receive, or room to send
+    /// what found none. Appends these hosts to `woken`, and returns the time that it is then.
+    pub fn advance_until_woken(&self, limit: Nanos, woken: &mut Vec<HostId>) -> Nanos {
+        let mut simulation = lock(&self.simulation);
+        simulation.advance_until_woken(Picos::at(limit));
+        simulation.take_woken(|host| woken.push(HostId(host)));
+        simulation.now.nanos()
+    }
+
+    /// When something happens next without a call, if anything does.
+    pub fn next_event(&self) -> Option<Nanos> {
+        lock(&self.simulation).next_event().map(Picos::nanos)
+    }
+
+    /// A link goes down or comes up again at `time`. What is on it, and what waits for it, is lost.
+    pub fn set_link(&self, link: LinkId, is_up: bool, time: Nanos) {
+        let change = Change::Link { link: link.0, is_up };
+        lock(&self.simulation).plan_change(Picos::at(time), change);
+    }
+
+    /// A switch goes down or comes up again at `time`, with all its links.
+    pub fn set_switch(&self, switch: SwitchId, is_up: bool, time: Nanos) {
+        let change = Change::Switch { switch: switch.0, is_up };
+        lock(&self.simulation).plan_change(Picos::at(time), change);
+    }
+
+    /// The ports at the two ends of a link, in the order in which they were given.
+    pub fn ends(&self, link: LinkId) -> [PortId; 2] {
+        lock(&self.simulation).links[link.number()].ends.map(PortId)
+    }
+
+    /// The port of a host, if it has a link.
+    pub fn port_of(&self, host: HostId) -> Option<PortId> {
+        lock(&self.simulation).hosts[host.number()].port.map(PortId)
+    }
+
+    /// The port at the other end of a port's link.
+    pub fn peer(&self, port: PortId) -> PortId {
+        PortId(lock(&self.simulation).ports[port.number()].of.peer)
+    }
+
+    /// Whose a port is, and its number there.
+    pub fn owner(&self, port: PortId) -> (Node, usize) {
+        let of = lock(&self.simulation).ports[port.number()].of;
+        let node = match of.owner {
+            Owner::Host(host) => HostId(host).into(),
+            Owner::Switch(switch) => SwitchId(switch).into(),
+        };
+        (node, of.number as usize)
+    }
+
+    /// All ports.
+    pub fn ports(&self) -> impl Iterator<Item = PortId> + use<> {
+        (0..lock(&self.simulation).ports.len() as u32).map(PortId)
+    }
+
+    /// Bytes of a class, 0 to 7, that wait at a port, without the frame that is leaving.
+    pub fn queue_bytes(&self, port: PortId, class: u8) -> u64 {
+        lock(&self.simulation).ports[port.number()].bytes(class & 7)
+    }
+
+    /// What has happened to a class, 0 to 7, at a port until now.
+    pub fn queue_counters(&self, port: PortId, class: u8) -> QueueCounters {
+        let simulation = lock(&self.simulation);
+        simulation.ports[port.number()].counters(simulation.now, class & 7)
+    }
+
+    /// What has happened at a port until now.
+    pub fn port_counters(&self, port: PortId) -> PortCounters {
+        lock(&self.simulation).ports[port.number()].counters
+    }
+
+    /// Bytes of a switch's pool that are taken.
+    pub fn pool_used(&self, switch: SwitchId) -> u64 {
+        lock(&self.simulation).switches[switch.number()].buffer.used()
+    }
+
+    /// Bytes of headroom that a class, 0 to 7, has taken at a port of a switch, and how much there is; none at a host.
+    pub fn headroom(&self, port: PortId, class: u8) -> (u64, u64) {
+        let simulation = lock(&self.simulation);
+        let of = simulation.ports[port.number()].of;
+        match of.owner {
+            Owner::Host(_) => (0, 0),
+            Owner::Switch(switch) => {
+                simulation.switches[switch as usize].buffer.headroom(of.number as usize, class & 7)
+            }
+        }
+    }
+
+    /// Shows `tap` each frame that passes a port from now on: when its first bit leaves, or its last one has come in. It
+    /// must not use the fabric itself.
+    pub fn tap(&self, port: PortId, tap: Tap) {
+        lock(&self.simulation).taps.add(port.0, tap);
+    }
+
+    /// What has become of frames until now.
+    pub fn counters(&self) -> FabricCounters {
+        lock(&self.simulation).counters()
+    }
+
+    /// A hash over each frame that was sent (time, host, contents), each of its arrivals, and each loss, in order.
+    pub fn trace_hash(&self) -> u64 {
+        lock(&self.simulation).trace_hash()
+    }
+
+    /// Events that were planned until now.
+    pub fn events(&self) -> u64 {
+        lock(&self.simulation).events()
+    }
+}
+
+fn check_count(parameter: &'static str, count: usize) -> Result<(), Error> {
+    if count < MOST { Ok(()) } else { Err(invalid(parameter, count + 1, "at most 2^20")) }
+}

@@ -1,0 +1,117 @@
+//! The memory of a switch, and who has how much of it.
+
+use super::config::{BufferConfig, CLASSES, PfcConfig};
+use super::event::Picos;
+
+/// What is stored in a switch, by the port that it came in by.
+pub(super) struct Buffer {
+    config: BufferConfig,
+    /// Classes with PFC.
+    lossless: u8,
+    /// Bytes of the pool that are taken.
+    used: u64,
+    ports: Vec<Ingress>,
+}
+
+/// Of a port.
+struct Ingress {
+    headroom: u64,
+    classes: [IngressClass; CLASSES],
+}
+
+#[derive(Clone, Copy)]
+struct IngressClass {
+    /// Bytes of the pool, of a class with PFC.
+    bytes: u64,
+    headroom: u64,
+    /// While the other end is paused: when that is to be renewed.
+    renewal: Option<Picos>,
+}
+
+impl Buffer {
+    pub(super) fn new(config: BufferConfig, pfc: Option<PfcConfig>) -> Buffer {
+        Buffer { config, lossless: pfc.map_or(0, |pfc| pfc.classes), used: 0, ports: Vec::new() }
+    }
+
+    /// A port, and what comes after a pause of a class as fast as its link can.
+    pub(super) fn add_port(&mut self, needed: u64) {
+        let classes = [IngressClass { bytes: 0, headroom: 0, renewal: None }; CLASSES];
+        self.ports.push(Ingress { headroom: self.config.headroom.unwrap_or(needed), classes });
+    }
+
+    pub(super) fn is_lossless(&self, class: u8) -> bool {
+        self.lossless & 1 << class != 0
+    }
+
+    /// Takes memory for a frame of `len` bytes that came in by `port` for a queue of `waiting` bytes. Returns whether
+    /// there was enough.
+    #[must_use]
+    pub(super) fn admit(&mut self, port: usize, class: u8, len: u64, waiting: u64) -> bool {
+        let BufferConfig { pool, threshold, lossy_threshold, .. } = self.config;
+        let fits = self.used + len <= pool;
+        if !self.is_lossless(class) {
+            let admits = fits && waiting + len <= lossy_threshold.bytes(pool, self.used + len);
+            self.used += if admits { len } else { 0 };
+            return admits;
+        }
+        let Ingress { headroom, classes } = &mut self.ports[port];
+        let ingress = &mut classes[usize::from(class)];
+        if fits && ingress.bytes + ingress.headroom + len <= threshold.bytes(pool, self.used + len) {
+            ingress.bytes += len;
+            self.used += len;
+        } else if ingress.headroom + len <= *headroom {
+            ingress.headroom += len;
+        } else {
+            return false;
+        }
+        true
+    }
+
+    /// A frame leaves. What is in the headroom moves up into its place.
+    pub(super) fn release(&mut self, port: usize, class: u8, len: u64) {
+        if !self.is_lossless(class) {
+            self.used -= len;
+            return;
+        }
+        let ingress = &mut self.ports[port].classes[usize::from(class)];
+        let from_headroom = len.min(ingress.headroom);
+        ingress.headroom -= from_headroom;
+        ingress.bytes -= len - from_headroom;
+        self.used -= len - from_headroom;
+    }
+
+    /// Whether the other end of `port` is to be paused, and is not.
+    pub(super) fn must_pause(&self, port: usize, class: u8) -> bool {
+        let ingress = &self.ports[port].classes[usize::from(class)];
+        let exceeds = || ingress.headroom > 0 || ingress.bytes > self.threshold();
+        self.is_lossless(class) && ingress.renewal.is_none() && exceeds()
+    }
+
+    /// Whether the other end of `port` is paused, and need not be.
+    pub(super) fn may_resume(&self, port: usize, class: u8) -> bool {
+        let ingress = &self.ports[port].classes[usize::from(class)];
+        let BufferConfig { resume_offset, resume_floor, .. } = self.config;
+        let is_low = ingress.bytes + resume_offset <= self.threshold() || ingress.bytes < resume_floor;
+        ingress.renewal.is_some() && ingress.headroom == 0 && (is_low || ingress.bytes == 0)
+    }
+
+    fn threshold(&self) -> u64 {
+        self.config.threshold.bytes(self.config.pool, self.used)
+    }
+
+    /// When a pause that was sent is to be renewed, if it goes on.
+    pub(super) fn renewal(&mut self, port: usize, class: u8) -> &mut Option<Picos> {
+        &mut self.ports[port].classes[usize::from(class)].renewal
+    }
+
+    /// Bytes of the pool that are taken.
+    pub(super) fn used(&self) -> u64 {
+        self.used
+    }
+
+    /// Bytes of headroom that are taken, and that there are, for a port and class.
+    pub(super) fn headroom(&self, port: usize, class: u8) -> (u64, u64) {
+        let Ingress { headroom, classes } = &self.ports[port];
+        (classes[usize::from(class)].headroom, *headroom)
+    }
+}

@@ -1,0 +1,175 @@
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use super::event::Picos;
+use super::simulation::Simulation;
+use crate::kept::{COPIES_MAX, Copies};
+use crate::loopback::{FRAME_OVERHEAD, find_address, lock, port_mac};
+use crate::sim::{BURST, invalid};
+use crate::{
+    Capabilities, ETHERNET_HEADER, Error, FrameSink, FrameSource, Nanos, NextHop, PacketDriver, RxFrame,
+    Stats,
+};
+
+/// The port of a host of a [`Fabric`](super::Fabric).
+///
+/// It takes frames to send as long as fewer than [`tx_frames`](super::HostConfig::tx_frames) wait, of whatever class: as
+/// with one ring of descriptors, those of a class that is paused keep back the others. A PFC frame that it is given
+/// pauses the other end of its link. A frame that is for no host, as a multicast is, is lost. One that `source` says is
+/// shorter than an Ethernet header or longer than [`Capabilities::max_frame`] is not sent and counts as
+/// [`Stats::tx_dropped`].
+pub struct HostPort {
+    capabilities: Capabilities,
+    host: u32,
+    line_rate: u64,
+    simulation: Arc<Mutex<Simulation>>,
+    /// Frames that were received, and their lengths.
+    received: Vec<(u32, Box<[u8]>, usize)>,
+    copies: Copies,
+    stats: Stats,
+}
+
+impl fmt::Debug for HostPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostPort").field("capabilities", &self.capabilities).finish_non_exhaustive()
+    }
+}
+
+impl HostPort {
+    pub(super) fn open(simulation: Arc<Mutex<Simulation>>, host: u32) -> Result<HostPort, Error> {
+        let mut state = lock(&simulation);
+        let mtu = state.config.mtu;
+        let Some(port) = state.hosts[host as usize].port else {
+            return Err(invalid("host", host, "a host with a link"));
+        };
+        if state.hosts[host as usize].is_open {
+            return Err(invalid("host", host, "a host that nobody drives yet"));
+        }
+        let line_rate = state.ports[port as usize].link.rate;
+        let addresses = state.hosts[host as usize].addresses.clone();
+        state.set_open(host, true);
+        drop(state);
+        let capabilities = Capabilities::new("sim", format!("host{host}"), port_mac(host as usize), mtu)
+            .description("a host of a fabric in virtual time")
+            .addresses(addresses)
+            .max_frame(mtu as usize + FRAME_OVERHEAD);
+        let received = Vec::with_capacity(BURST);
+        Ok(HostPort {
+            capabilities,
+            host,
+            line_rate,
+            simulation,
+            received,
+            copies: Copies::default(),
+            stats: Stats::default(),
+        })
+    }
+}
+
+impl PacketDriver for HostPort {
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn line_rate(&self) -> Option<u64> {
+        Some(self.line_rate)
+    }
+
+    fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
+        let mut simulation = lock(&self.simulation);
+        simulation.advance(Picos::at(now));
+        let Simulation { hosts, frames, .. } = &mut *simulation;
+        let waiting = &mut hosts[self.host as usize].received;
+        let count = waiting.len().min(BURST);
+        for number in waiting.drain(..count) {
+            let frame = frames.at_mut(number);
+            self.received.push((number, std::mem::take(&mut frame.bytes), frame.len as usize));
+        }
+        let more = !waiting.is_empty();
+        drop(simulation);
+        for (_, bytes, len) in &self.received {
+            sink.take(RxFrame::new(&bytes[..*len], &mut self.copies));
+            self.stats.rx_bytes += *len as u64;
+        }
+        self.stats.rx_frames += count as u64;
+        if count > 0 {
+            let mut simulation = lock(&self.simulation);
+            for (number, bytes, _) in self.received.drain(..) {
+                simulation.frames.at_mut(number).bytes = bytes;
+                simulation.frames.give_back(number);
+            }
+            if more {
+                simulation.wake(self.host);
+            }
+        }
+        Ok(count)
+    }
+
+    fn keeps(&self) -> usize {
+        COPIES_MAX
+    }
+
+    fn tx_burst(&mut self, now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
+        let mut sent = 0;
+        let mut simulation = lock(&self.simulation);
+        simulation.advance(Picos::at(now));
+        loop {
+            let host = &mut simulation.hosts[self.host as usize];
+            if host.waiting >= host.config.tx_frames {
+                host.wants_room = true;
+                break;
+            }
+            let number = simulation.frames.take();
+            let mut bytes = std::mem::take(&mut simulation.frames.at_mut(number).bytes);
+            // The lock is not held while `source` runs, which may look at the fabric.
+            drop(simulation);
+            let len = source.write(&mut bytes);
+            simulation = lock(&self.simulation);
+            let frame = simulation.frames.at_mut(number);
+            frame.bytes = bytes;
+            match len {
+                None => {
+                    simulation.frames.give_back(number);
+                    break;
+                }
+                Some(len) if !(ETHERNET_HEADER..=self.capabilities.max_frame).contains(&len) => {
+                    self.stats.tx_dropped += 1;
+                    simulation.frames.give_back(number);
+                }
+                Some(len) => {
+                    frame.len = len as u32;
+                    sent += 1;
+                    self.stats.tx_bytes += len as u64;
+                    simulation.send(self.host, number);
+                }
+            }
+        }
+        self.stats.tx_frames += sent as u64;
+        Ok(sent)
+    }
+
+    /// Returns at once: time is virtual, so there is nothing to sleep for.
+    fn wait(&mut self, _timeout: Duration) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
+        let simulation = lock(&self.simulation);
+        find_address(simulation.hosts.iter().map(|host| &host.addresses[..]), peer)
+            .map(NextHop::Found)
+            .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
+    }
+
+    fn stats(&self) -> Stats {
+        let rx_dropped = lock(&self.simulation).hosts[self.host as usize].rx_dropped;
+        Stats { rx_dropped, ..self.stats }
+    }
+}
+
+impl Drop for HostPort {
+    fn drop(&mut self) {
+        lock(&self.simulation).set_open(self.host, false);
+    }
+}

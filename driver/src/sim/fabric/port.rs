@@ -1,0 +1,252 @@
+//! A port of a host or a switch: queues of what it is to send, and one end of a link.
+
+use std::collections::VecDeque;
+
+use super::config::{CLASSES, Scheduling};
+use super::counters::{PortCounters, QueueCounters};
+use super::event::Picos;
+use super::scheduler::Scheduler;
+use crate::prefetch;
+use crate::sim::impairment::Impairment;
+use crate::sim::random::Random;
+
+/// Whose a port is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Owner {
+    Host(u32),
+    Switch(u32),
+}
+
+impl Owner {
+    /// A number that no other one has.
+    pub(super) fn key(self) -> u64 {
+        match self {
+            Owner::Host(host) => host.into(),
+            Owner::Switch(switch) => 1 << 32 | u64::from(switch),
+        }
+    }
+}
+
+/// Where a port is.
+#[derive(Clone, Copy)]
+pub(super) struct PortOf {
+    pub(super) owner: Owner,
+    /// Its number at its owner.
+    pub(super) number: u32,
+    pub(super) link: u32,
+    /// The port at the other end.
+    pub(super) peer: u32,
+    /// A number that depends on the ends of its link alone.
+    pub(super) identity: u64,
+}
+
+/// What a port knows of its link.
+#[derive(Clone, Copy)]
+pub(super) struct Line {
+    /// In bit/s.
+    pub(super) rate: u64,
+    /// In picoseconds.
+    pub(super) delay: u64,
+    /// Whether chance does anything to frames.
+    pub(super) impairs: bool,
+    /// Whether it is up, and what is at its ends.
+    pub(super) carries: bool,
+}
+
+/// What each frame needs is here, close together; there are many ports.
+pub(super) struct Port {
+    pub(super) of: PortOf,
+    pub(super) link: Line,
+    /// Classes that have something to send.
+    occupied: u8,
+    /// Classes that the other end has paused.
+    paused: u8,
+    /// Classes whose frames are dropped, because they were paused for too long.
+    pub(super) stormy: u8,
+    /// Classes that a PFC frame has to pause or resume. It goes before all others.
+    pub(super) to_pause: u8,
+    pub(super) to_resume: u8,
+    /// Whether an event will tell that the port is free.
+    pub(super) is_awaited: bool,
+    /// When the last bit of what was sent has left.
+    pub(super) busy_until: Picos,
+    pub(super) counters: PortCounters,
+    /// Made when something happens to a class for the first time.
+    queues: [Option<Box<Queue>>; CLASSES],
+    scheduler: Box<Scheduler>,
+    /// What chance does to frames on the link, and where switches mark.
+    pub(super) chance: Box<Chance>,
+}
+
+/// Of a port.
+pub(super) struct Chance {
+    pub(super) random: Random,
+    pub(super) impairment: Impairment<u32>,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: VecDeque<u32>,
+    bytes: u64,
+    /// Until when `counters` has summed up.
+    since: Picos,
+    counters: QueueCounters,
+    /// When the last pause of the class began, and when it ends unless it is renewed.
+    paused_since: Picos,
+    paused_until: Picos,
+}
+
+impl Port {
+    pub(super) fn new(
+        of: PortOf,
+        link: Line,
+        scheduling: &[Scheduling; CLASSES],
+        max_frame: usize,
+        random: Random,
+    ) -> Port {
+        Port {
+            of,
+            link,
+            occupied: 0,
+            paused: 0,
+            stormy: 0,
+            to_pause: 0,
+            to_resume: 0,
+            is_awaited: false,
+            busy_until: Picos::default(),
+            counters: PortCounters::default(),
+            queues: Default::default(),
+            scheduler: Box::new(Scheduler::new(scheduling, max_frame)),
+            chance: Box::new(Chance { random, impairment: Impairment::default() }),
+        }
+    }
+
+    /// Asks for what the next frame that leaves needs.
+    #[inline]
+    pub(super) fn prefetch(&self) {
+        if let Some(queue) = &self.queues[self.occupied.checked_ilog2().unwrap_or(0) as usize] {
+            prefetch(&**queue);
+        }
+    }
+
+    fn queue(&mut self, class: u8) -> &mut Queue {
+        self.queues[usize::from(class)].get_or_insert_default()
+    }
+
+    /// Bytes of a class that wait.
+    pub(super) fn bytes(&self, class: u8) -> u64 {
+        self.queues[usize::from(class)].as_ref().map_or(0, |queue| queue.bytes)
+    }
+
+    /// Whether a class has frames that wait.
+    pub(super) fn has(&self, class: u8) -> bool {
+        self.occupied & 1 << class != 0
+    }
+
+    /// Whether something waits that may be sent.
+    pub(super) fn is_ready(&self) -> bool {
+        self.occupied & !self.paused != 0 || self.to_pause | self.to_resume != 0
+    }
+
+    pub(super) fn push(&mut self, now: Picos, class: u8, frame: u32, len: u64) {
+        self.occupied |= 1 << class;
+        let queue = self.queue(class);
+        queue.sum_up(now);
+        queue.frames.push_back(frame);
+        queue.bytes += len;
+        queue.counters.max_bytes = queue.counters.max_bytes.max(queue.bytes);
+    }
+
+    /// Takes the frame that is to be sent next, and its class. `length` tells that of a frame.
+    pub(super) fn pop(&mut self, now: Picos, length: impl Fn(u32) -> u64) -> Option<(u8, u32)> {
+        let Port { queues, scheduler, occupied, paused, .. } = self;
+        let first = |class: usize| {
+            let queue = queues[class].as_ref();
+            queue.and_then(|queue| queue.frames.front()).map_or(0, |frame| length(*frame))
+        };
+        let ready = *occupied & !*paused;
+        let class =
+            if ready.is_power_of_two() { ready.ilog2() } else { scheduler.pick(ready, first)? as u32 };
+        let class = class as u8;
+        let frame = self.remove(now, class, &length)?;
+        let counters = self.count(class);
+        counters.sent += 1;
+        counters.sent_bytes += length(frame);
+        Some((class, frame))
+    }
+
+    /// Takes the first frame of a class.
+    pub(super) fn remove(&mut self, now: Picos, class: u8, length: impl Fn(u32) -> u64) -> Option<u32> {
+        let queue = self.queues[usize::from(class)].as_mut()?;
+        let frame = queue.frames.pop_front()?;
+        queue.sum_up(now);
+        queue.bytes -= length(frame);
+        if queue.frames.is_empty() {
+            self.occupied &= !(1 << class);
+        }
+        Some(frame)
+    }
+
+    /// What has happened to a class until now.
+    pub(super) fn counters(&self, now: Picos, class: u8) -> QueueCounters {
+        let Some(queue) = &self.queues[usize::from(class)] else { return QueueCounters::default() };
+        let mut counters = queue.counters;
+        counters.byte_picos += u128::from(queue.bytes) * u128::from(now.since(queue.since));
+        if self.is_paused(class) {
+            counters.paused_picos += now.since(queue.paused_since);
+        }
+        counters
+    }
+
+    pub(super) fn count(&mut self, class: u8) -> &mut QueueCounters {
+        &mut self.queue(class).counters
+    }
+
+    pub(super) fn is_paused(&self, class: u8) -> bool {
+        self.paused & 1 << class != 0
+    }
+
+    /// For how long a class has been paused.
+    pub(super) fn paused_for(&self, now: Picos, class: u8) -> Option<u64> {
+        let queue = self.queues[usize::from(class)].as_ref()?;
+        self.is_paused(class).then(|| now.since(queue.paused_since))
+    }
+
+    /// A class is paused until then. Returns whether it was not.
+    pub(super) fn pause(&mut self, now: Picos, class: u8, until: Picos) -> bool {
+        let begins = !self.is_paused(class);
+        self.paused |= 1 << class;
+        let queue = self.queue(class);
+        queue.paused_until = until;
+        if begins {
+            queue.paused_since = now;
+            queue.counters.pauses += 1;
+        }
+        begins
+    }
+
+    /// The pause of a class ends.
+    pub(super) fn resume(&mut self, now: Picos, class: u8) {
+        if let Some(paused) = self.paused_for(now, class) {
+            self.paused &= !(1 << class);
+            self.count(class).paused_picos += paused;
+        }
+    }
+
+    /// The pause of a class ends if it was not renewed. Returns whether it does.
+    pub(super) fn expire(&mut self, now: Picos, class: u8) -> bool {
+        let ends = self.is_paused(class) && self.queue(class).paused_until <= now;
+        if ends {
+            self.resume(now, class);
+            self.count(class).pauses_expired += 1;
+        }
+        ends
+    }
+}
+
+impl Queue {
+    fn sum_up(&mut self, now: Picos) {
+        self.counters.byte_picos += u128::from(self.bytes) * u128::from(now.since(self.since));
+        self.since = now;
+    }
+}

@@ -1,0 +1,264 @@
+//! Everything that happens in a fabric, event by event.
+
+mod building;
+mod failures;
+mod flow_control;
+mod forwarding;
+mod sending;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use super::buffer::Buffer;
+use super::config::{FabricConfig, HostConfig, Marking, SwitchConfig};
+use super::counters::FabricCounters;
+use super::event::{Event, Events, Picos, picos};
+use super::frame::{FiveTuple, Frame, Frames, mix};
+use super::pfc;
+use super::port::{Line, Owner, Port, PortOf};
+use super::routes::Routes;
+use super::tap::Taps;
+use crate::crc::Crc32;
+use crate::loopback::{Destination, FRAME_OVERHEAD};
+use crate::prefetch;
+use crate::sim::LinkConfig;
+use crate::sim::ecn;
+use crate::sim::random::Random;
+use crate::sim::trace::Trace;
+
+pub(super) struct Simulation {
+    seed: u64,
+    pub(super) config: FabricConfig,
+    pub(super) now: Picos,
+    events: Events,
+    pub(super) frames: Frames,
+    pub(super) hosts: Vec<Host>,
+    pub(super) switches: Vec<Switch>,
+    /// Of the switches, by which they choose ways.
+    seeds: Vec<u64>,
+    pub(super) links: Vec<Link>,
+    pub(super) ports: Vec<Port>,
+    /// Until a link or switch is added, or has changed and the switches know.
+    routes: Option<Routes>,
+    changes: Vec<Change>,
+    /// Hosts that have something to receive, or room to send.
+    woken: Vec<u32>,
+    pub(super) counters: FabricCounters,
+    trace: Trace,
+    crc: Crc32,
+    pub(super) taps: Taps,
+    /// PFC frames under way.
+    pfc_under_way: u64,
+}
+
+pub(super) struct Host {
+    pub(super) config: HostConfig,
+    pub(super) addresses: Vec<IpAddr>,
+    /// Its port, when it has a link.
+    pub(super) port: Option<u32>,
+    /// Whether somebody drives it.
+    pub(super) is_open: bool,
+    pub(super) received: VecDeque<u32>,
+    pub(super) rx_dropped: u64,
+    /// Frames that have not begun to leave.
+    pub(super) waiting: u32,
+    /// More was to be sent than there was room for.
+    pub(super) wants_room: bool,
+    is_woken: bool,
+}
+
+pub(super) struct Switch {
+    pub(super) config: SwitchConfig,
+    pub(super) ports: Vec<u32>,
+    pub(super) buffer: Buffer,
+    is_up: bool,
+}
+
+pub(super) struct Link {
+    pub(super) config: LinkConfig,
+    pub(super) ends: [u32; 2],
+    is_up: bool,
+}
+
+/// What becomes of a part of the fabric.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Change {
+    Link {
+        link: u32,
+        is_up: bool,
+    },
+    Switch {
+        switch: u32,
+        is_up: bool,
+    },
+    /// Switches know of the changes before.
+    Reroute,
+}
+
+/// Picoseconds in which a link of 1 bit/s carries a byte.
+const BYTE: u64 = 8_000_000_000_000;
+
+impl Simulation {
+    pub(super) fn new(seed: u64, config: FabricConfig) -> Simulation {
+        Simulation {
+            seed,
+            config,
+            now: Picos::default(),
+            events: Events::default(),
+            frames: Frames::new(config.mtu as usize + FRAME_OVERHEAD),
+            hosts: Vec::new(),
+            switches: Vec::new(),
+            seeds: Vec::new(),
+            links: Vec::new(),
+            ports: Vec::new(),
+            routes: None,
+            changes: Vec::new(),
+            woken: Vec::new(),
+            counters: FabricCounters::default(),
+            trace: Trace::default(),
+            crc: Crc32::detect(),
+            taps: Taps::default(),
+            pfc_under_way: 0,
+        }
+    }
+
+    /// When something happens next.
+    pub(super) fn next_event(&mut self) -> Option<Picos> {
+        self.events.next()
+    }
+
+    /// Carries out what happens until `limit`.
+    pub(super) fn advance(&mut self, limit: Picos) {
+        while self.step(limit) {}
+        self.now = self.now.max(limit);
+    }
+
+    /// Carries out what happens next, if it is not after `limit`. Returns whether it did.
+    #[inline]
+    fn step(&mut self, limit: Picos) -> bool {
+        let Some((time, event)) = self.events.pop(limit) else { return false };
+        self.now = time;
+        self.prefetch();
+        self.happen(event);
+        true
+    }
+
+    /// Asks for what the events to come need, step by step: with many hosts nothing of it is in the cache.
+    #[inline]
+    fn prefetch(&self) {
+        match self.events.peek(12) {
+            Some(Event::Arrival { port, frame }) => {
+                prefetch(&self.ports[port as usize]);
+                prefetch(self.frames.at(frame));
+            }
+            Some(Event::Free { port }) => prefetch(&self.ports[port as usize]),
+            _ => {}
+        }
+        match self.events.peek(8) {
+            Some(Event::Arrival { port, frame }) => {
+                if let Owner::Switch(switch) = self.ports[port as usize].of.owner
+                    && let Some(routes) = &self.routes
+                {
+                    routes.prefetch(switch, self.frames.at(frame).target);
+                }
+            }
+            Some(Event::Free { port }) => self.ports[port as usize].prefetch(),
+            _ => {}
+        }
+        for ahead in [4, 1] {
+            if let Some(Event::Arrival { port, frame }) = self.events.peek(ahead)
+                && let Owner::Switch(switch) = self.ports[port as usize].of.owner
+                && let Some(way) = self.choose(switch, frame)
+            {
+                if ahead > 1 {
+                    prefetch(&self.ports[way as usize]);
+                } else {
+                    self.ports[way as usize].prefetch();
+                }
+            }
+        }
+    }
+
+    /// Carries out what happens until `limit`, or until the first nanosecond in which a host is woken is over.
+    pub(super) fn advance_until_woken(&mut self, limit: Picos) {
+        let mut limit = limit;
+        while self.step(limit) {
+            if !self.woken.is_empty() {
+                limit = limit.min(Picos::at(self.now.nanos()));
+            }
+        }
+        self.now = self.now.max(limit);
+    }
+
+    fn happen(&mut self, event: Event) {
+        match event {
+            Event::Arrival { port, frame } => self.arrive(port, frame),
+            Event::Free { port } => {
+                self.ports[port as usize].is_awaited = false;
+                self.transmit(port);
+            }
+            Event::Pause { port, classes, quanta } => self.pause(port, classes, quanta),
+            Event::PauseEnd { port, class } => {
+                if self.ports[port as usize].expire(self.now, class) {
+                    self.kick(port);
+                }
+            }
+            Event::Renew { port, class } => self.renew(port, class),
+            Event::Watchdog { port, class } => self.watch(port, class),
+            Event::Release { port } => self.release_held(port),
+            Event::Change { number } => self.change(self.changes[number as usize]),
+        }
+    }
+
+    pub(super) fn plan_change(&mut self, time: Picos, change: Change) {
+        let number = self.changes.len() as u32;
+        self.changes.push(change);
+        self.events.plan(time.max(self.now), Event::Change { number });
+    }
+
+    fn discard(&mut self, frame: u32, loss: Loss) {
+        if self.frames.at(frame).is_pfc {
+            return self.give_back_pfc(frame);
+        }
+        let counters = &mut self.counters;
+        *match loss {
+            Loss::Link => &mut counters.lost,
+            Loss::Buffer => &mut counters.buffer_dropped,
+            Loss::Unroutable => &mut counters.unroutable,
+            Loss::Storm => &mut counters.storm_dropped,
+            Loss::Host => &mut counters.host_dropped,
+        } += 1;
+        self.trace.words(&[self.now.0, loss as u64]);
+        self.frames.give_back(frame);
+    }
+
+    fn give_back_pfc(&mut self, frame: u32) {
+        self.pfc_under_way -= 1;
+        self.frames.at_mut(frame).is_pfc = false;
+        self.frames.give_back(frame);
+    }
+
+    pub(super) fn counters(&self) -> FabricCounters {
+        let received: usize = self.hosts.iter().map(|host| host.received.len()).sum();
+        let under_way = self.frames.under_way() as u64 - self.pfc_under_way - received as u64;
+        FabricCounters { under_way, ..self.counters }
+    }
+
+    pub(super) fn trace_hash(&self) -> u64 {
+        self.trace.value()
+    }
+
+    pub(super) fn events(&self) -> u64 {
+        self.events.planned()
+    }
+}
+
+/// Why a frame is no more.
+#[derive(Clone, Copy)]
+enum Loss {
+    Link = 1,
+    Buffer,
+    Unroutable,
+    Storm,
+    Host,
+}

@@ -1,0 +1,129 @@
+//! When a requester sends again: the ACK timer, NAKs, and giving up (docs/protocol.md §4).
+
+use ferroce_driver::Nanos;
+use ferroce_wire::RnrTimer;
+
+use crate::engine::qp::QueuePair;
+use crate::engine::scheduler::Wait;
+use crate::engine::shared::Shared;
+use crate::telemetry::counters::Counter;
+use crate::verbs::WcStatus;
+
+impl QueuePair {
+    /// The time has come that it has waited for, or an earlier one that does not count any more.
+    pub(crate) fn on_timer(&mut self, shared: &mut Shared) {
+        if self.reaction.as_ref().is_some_and(|reaction| reaction.ready() <= shared.now) {
+            self.schedule(shared);
+        }
+        let requester = &mut self.requester;
+        if requester.rnr_deadline <= shared.now {
+            requester.rnr_deadline = Nanos::NEVER;
+            self.schedule(shared);
+        } else if requester.ack_deadline <= shared.now && !self.extend_ack_timer(shared) {
+            let requester = &mut self.requester;
+            requester.ack_deadline = Nanos::NEVER;
+            requester.sequence_nak_seen = false;
+            requester.implied_nak_seen = false;
+            shared.count(Counter::LocalAckTimeoutErr);
+            self.note_silence(shared);
+            self.retry(shared);
+        }
+        match self.waits_for(shared) {
+            Wait::NextPoll => self.schedule(shared),
+            wait if !self.scheduled => self.scheduled = shared.scheduler.wait(self.handle.0.index, wait),
+            // Its turn ends with what it waits for, but that may be far.
+            Wait::At(time) => shared.scheduler.at(self.handle.0.index, time),
+            _ => {}
+        }
+        self.settle(shared);
+    }
+
+    /// Lets the ACK timer run on if the pacer holds back what would ask for an answer: a silence says nothing then.
+    /// Returns whether it does.
+    #[cold]
+    fn extend_ack_timer(&mut self, shared: &mut Shared) -> bool {
+        let Some(reaction) = &self.reaction else { return false };
+        let ready = reaction.ready();
+        let Some(timeout) = self.requester.ack_timeout() else { return false };
+        if self.awaits_answer() || ready <= shared.now || ready == Nanos::NEVER {
+            return false;
+        }
+        self.requester.ack_deadline = ready + timeout;
+        shared.scheduler.at(self.handle.0.index, self.requester.ack_deadline);
+        true
+    }
+
+    /// A sequence NAK: goes back, once for each gap.
+    pub(crate) fn on_sequence_nak(&mut self, shared: &mut Shared) {
+        if self.requester.waits_for_receiver() || self.requester.sequence_nak_seen {
+            return;
+        }
+        shared.count(Counter::PacketSeqErr);
+        self.requester.sequence_nak_seen = true;
+        self.retry(shared);
+    }
+
+    /// A response that cannot be right unless an earlier one was lost: goes back, once.
+    pub(crate) fn on_implied_nak(&mut self, shared: &mut Shared) {
+        if self.requester.waits_for_receiver() || self.requester.implied_nak_seen {
+            return;
+        }
+        shared.count(Counter::ImpliedNakSeqErr);
+        self.requester.implied_nak_seen = true;
+        self.retry(shared);
+    }
+
+    pub(crate) fn on_rnr_nak(&mut self, shared: &mut Shared, timer: RnrTimer) {
+        /// The value of `rnr_retry` that means "without end".
+        const FOREVER: u8 = 7;
+        let requester = &mut self.requester;
+        let mut deadline = shared.now + timer.duration();
+        if requester.waits_for_receiver() {
+            deadline = deadline.max(requester.rnr_deadline);
+            // Nothing was repeated since the one before, so this is no further retry, as long as a receiver
+            // can ask for with one NAK. After that it is one: NAKs must not put a sender off for ever.
+            if shared.now.since(requester.rnr_began) <= RnrTimer::LONGEST.duration() {
+                requester.rnr_deadline = deadline;
+                return;
+            }
+        }
+        shared.count(Counter::RnrNakRetryErr);
+        if requester.attributes.rnr_retry != FOREVER {
+            if requester.rnr_retries_left == 0 {
+                shared.count(Counter::ReqRnrRetriesExceeded);
+                self.fail_oldest(shared, WcStatus::RnrRetryExcErr);
+                return;
+            }
+            requester.rnr_retries_left -= 1;
+        }
+        requester.rnr_deadline = deadline;
+        requester.rnr_began = shared.now;
+        requester.ack_deadline = Nanos::NEVER;
+        self.go_back(shared);
+        self.schedule(shared);
+    }
+
+    /// Sends again from the oldest packet that is not acknowledged, or gives up.
+    fn retry(&mut self, shared: &mut Shared) {
+        if self.requester.retries_left == 0 {
+            shared.count(Counter::ReqTransportRetriesExceeded);
+            self.fail_oldest(shared, WcStatus::RetryExcErr);
+            return;
+        }
+        self.requester.retries_left -= 1;
+        self.go_back(shared);
+        self.arm_ack_timer(shared);
+        self.schedule(shared);
+    }
+
+    fn go_back(&mut self, shared: &mut Shared) {
+        self.await_no_answer();
+        if let Some(selective) = &mut self.selective {
+            return selective.scoreboard.lose_all(self.requester.una, self.requester.sent);
+        }
+        self.forget_in_flight(shared);
+        self.requester.cursor = self.sq.head();
+        self.requester.cursor_packet = 0;
+        self.skip_acknowledged();
+    }
+}

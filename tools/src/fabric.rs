@@ -1,0 +1,304 @@
+//! `ferroce fabric`: what congestion control, ECN and PFC do in a fabric of switches, with the engine that is on the wire.
+
+mod campaign;
+mod capture;
+mod chance;
+mod compare;
+mod compile;
+mod description;
+mod file;
+mod heading;
+mod host;
+mod json;
+mod measure;
+mod options;
+mod outcome;
+mod plan;
+mod plot;
+mod quantity;
+mod report;
+mod scenario;
+mod sizes;
+mod traffic;
+mod watch;
+mod ways;
+mod world;
+mod wrong;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::{Mutex, PoisonError};
+use std::thread::available_parallelism;
+
+use clap::ValueEnum;
+use ferroce_driver::sim::fabric::Built;
+
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+use crate::output::{self, say};
+use capture::PortFile;
+use compare::{Compared, compared};
+use compile::Compiled;
+use description::Description;
+use options::{SceneOptions, Settings};
+use report::{Case, Run};
+use scenario::Scenario;
+use traffic::Group;
+use wrong::Wrong;
+
+/// Shows what congestion control, ECN, PFC and repeat modes do in a fabric of switches.
+///
+/// Hosts run the engine of ferroce, unchanged, over switches with shared buffers, ECN marking, PFC and ECMP, in virtual
+/// time: nothing is sent, no root and no network are needed, and the same seed gives the same run on any machine.
+///
+/// SCENARIO is one of those below, or a TOML file (`--describe` prints one to start from; docs/fabric.md has all of it):
+///   incast       N senders (16), each with 10 messages of 1 MB, to one receiver
+///   fairness     N senders (4) without end to one receiver; one begins each 2 ms
+///   burst        N senders (16), 256 KB each at once every 5 ms, beside two senders without end
+///   victim       a flow that shares only a paused link with an incast of N senders (16)
+///   permutation  N hosts (32), each with 10 messages of 1 MB for another one, over leaves and spines 2:1
+///   allreduce    N hosts (16) in a ring that reduce 16 MB, step after step
+///   alltoall     N hosts (16), each with 1 MB for each other one, step after step
+///   websearch    N hosts (32), messages of web search by chance, at 30 % load for 5 ms
+///
+/// What comes out: goodput, flow completion times (FCT: posted to completed) and slowdown (FCT by what it takes alone),
+/// Jain's index of fairness, queues, marks, CNPs, pauses, drops, retransmissions.
+#[derive(clap::Args, Clone, Debug)]
+#[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
+pub struct Args {
+    /// incast, fairness, burst, victim, permutation, allreduce, alltoall, websearch, or a TOML file.
+    #[arg(value_name = "SCENARIO|FILE")]
+    scenario: String,
+    #[command(flatten)]
+    scene: SceneOptions,
+    #[command(flatten)]
+    settings: Settings,
+    /// Runs it with each of these settings and prints them side by side: controls, as off,dcqcn, or values of any option of
+    /// the three groups above, as kmin=50KB,100KB or pfc=on,off; a plus joins options (kmin=50KB+pmax=1). Given several
+    /// times, each is combined with each.
+    #[arg(long, value_name = "LIST", help_heading = "What is run and printed")]
+    compare: Vec<String>,
+    /// Decides all that chance decides; 1 by default.
+    #[arg(long, value_name = "SEED", help_heading = "What is run and printed")]
+    seed: Option<u64>,
+    /// Runs it with so many seeds, the first and those after it; prints mean and standard deviation.
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What is run and printed", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    seeds: u64,
+    /// Runs at a time; as many as there are cores by default.
+    #[arg(long, value_name = "N", help_heading = "What is run and printed")]
+    jobs: Option<usize>,
+    /// Plots of rates and queues over time, of the first seed of each setting.
+    #[arg(long, value_name = "FILE", help_heading = "What is run and printed")]
+    svg: Option<PathBuf>,
+    /// Records what passes a port, named as the report does (switch0:3, host2), as pcapng with virtual time; can be given
+    /// several times, for a single run.
+    #[arg(long, value_name = "PORT=FILE", help_heading = "What is run and printed")]
+    pcap: Vec<PortFile>,
+    /// The report as JSON: each run, flow, message, queue and link.
+    #[arg(long, help_heading = "What is run and printed")]
+    json: bool,
+    /// In the JSON also goodput, rates and queues of each sample.
+    #[arg(long, requires = "json", help_heading = "What is run and printed")]
+    series: bool,
+    /// Prints the scenario with all options as a TOML file, and runs nothing.
+    #[arg(long, conflicts_with_all = ["compare", "svg", "pcap", "json"], help_heading = "What is run and printed")]
+    describe: bool,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  ferroce fabric incast --hosts 32
+      32 senders to one receiver, with DCQCN, ECN and PFC.
+  ferroce fabric incast --hosts 32 --kmin 100KB --pfc off
+      The same, marked from 100 KB of queue on, and without PFC.
+  ferroce fabric incast --hosts 32 --compare off,dcqcn --compare pfc=on,off --seeds 5 --svg incast.svg
+      Four settings side by side, mean and standard deviation of 5 seeds, with plots.
+  ferroce fabric permutation --topology fat-tree --hosts 128 --rate 400G
+  ferroce fabric victim --describe > victim.toml; ferroce fabric victim.toml
+      A file to change.
+
+Exit status: 0 if every message was completed, or the scenario has no end and went on until its limit; 1 if a queue pair has
+failed or a message was not completed (the report is printed); 2 if a value makes no sense; 130 if it was interrupted (what is
+known until then is printed).";
+
+/// Runs it and prints the report.
+///
+/// # Errors
+/// A value makes no sense, a queue pair fails, a message is not completed, a file can't be written, or somebody interrupts
+/// it.
+pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let bases = args.bases()?;
+    let Some(first) = bases.first() else { return Err(Failure::usage("--compare: nothing to run")) };
+    if args.describe {
+        let text = toml::to_string(&first.description.clone().resolve());
+        let text = text.map_err(|error| Failure::run(format!("--describe: {error}")))?;
+        return output::write(format_args!("{text}")).map(|_| ExitCode::SUCCESS);
+    }
+    let runs = bases.len() as u64 * args.seeds;
+    if !args.pcap.is_empty() && runs > 1 {
+        return Err(Failure::usage(format!(
+            "--pcap: {runs} runs; it is for one, without --compare and --seeds"
+        )));
+    }
+    let interrupt = Interrupt::install()?;
+    let campaign = Campaign::new(&args, &bases)?;
+    let cases = campaign.run(&args, &interrupt)?;
+    campaign.print(&args, &cases, interrupt.check().is_err())?;
+    interrupt.check()?;
+    campaign.judge(&cases)
+}
+
+/// A setting of the comparison.
+struct Base {
+    label: String,
+    settings: Settings,
+    description: Description,
+}
+
+impl Args {
+    /// What is to be run, with the first seed, once for each setting.
+    fn bases(&self) -> Result<Vec<Base>, Failure> {
+        let scene = match Scenario::from_str(&self.scenario, false) {
+            Ok(scenario) => scenario.describe(&self.scene, self.settings.uplink()).map_err(of_option)?,
+            Err(_) => self.file()?,
+        };
+        let base = |compared: Compared| {
+            let Compared { label, settings } = compared;
+            let mut description = scene.clone();
+            settings.apply(&mut description);
+            description.seed = self.seed.unwrap_or(description.seed);
+            description.compile().map_err(of_option)?;
+            Ok(Base { label, settings, description })
+        };
+        compared(&self.compare, &self.settings)?.into_iter().map(base).collect()
+    }
+
+    fn file(&self) -> Result<Description, Failure> {
+        let path = PathBuf::from(&self.scenario);
+        if !path.exists() {
+            let names: Vec<String> = Scenario::value_variants().iter().map(Scenario::to_string).collect();
+            let names = names.join(", ");
+            return Err(Failure::usage(format!(
+                "'{}' is neither a scenario nor a file; scenarios are {names}",
+                self.scenario
+            )));
+        }
+        if let Some(option) = options::arguments(&self.scene).first() {
+            let option = option.split('=').next().unwrap_or_default();
+            return Err(Failure::usage(format!(
+                "{option} is for the scenarios; {} says it itself",
+                self.scenario
+            )));
+        }
+        file::read(&path)
+    }
+
+    /// The command line for the runs of these settings.
+    fn command(&self, settings: &Settings, rest: &[String]) -> String {
+        let mut words = vec!["ferroce fabric".to_owned(), self.scenario.clone()];
+        words.extend(options::arguments(&self.scene));
+        words.extend(options::arguments(settings));
+        words.extend_from_slice(rest);
+        words.join(" ")
+    }
+}
+
+/// What an option has made wrong.
+fn of_option(wrong: Wrong) -> Failure {
+    Failure::usage(format!("--{} {}: {}", wrong.key(), wrong.value, wrong.right))
+}
+
+/// All runs: setting by setting, and seed by seed.
+struct Campaign<'a> {
+    bases: &'a [Base],
+    seeds: u64,
+    plans: Vec<Compiled>,
+    groups: Vec<Group>,
+    /// The command that repeats it.
+    command: String,
+}
+
+impl<'a> Campaign<'a> {
+    fn new(args: &Args, bases: &'a [Base]) -> Result<Campaign<'a>, Failure> {
+        let mut plans = Vec::new();
+        for base in bases {
+            for seed in 0..args.seeds {
+                let mut description = base.description.clone();
+                description.seed = description.seed.wrapping_add(seed);
+                plans.push(description.compile().map_err(of_option)?);
+            }
+        }
+        let groups = plans.first().map(|plan| plan.groups.clone()).unwrap_or_default();
+        let mut rest: Vec<String> = args.compare.iter().map(|list| format!("--compare {list}")).collect();
+        rest.push(format!("--seed={}", bases[0].description.seed));
+        if args.seeds > 1 {
+            rest.push(format!("--seeds={}", args.seeds));
+        }
+        let command = args.command(&args.settings, &rest);
+        Ok(Campaign { bases, seeds: args.seeds, plans, groups, command })
+    }
+
+    fn run(&self, args: &Args, interrupt: &Interrupt) -> Result<Vec<Case>, Failure> {
+        let cores = available_parallelism().map_or(1, |cores| cores.get());
+        let recordings = Mutex::new(Vec::new());
+        let observe = |_: usize, built: &Built| {
+            for port in &args.pcap {
+                let recording = port.record(built)?;
+                recordings.lock().unwrap_or_else(PoisonError::into_inner).push(recording);
+            }
+            Ok(())
+        };
+        let mut outcomes =
+            campaign::carry_out(&self.plans, args.jobs.unwrap_or(cores), interrupt, &observe)?.into_iter();
+        for recording in recordings.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(failure) = recording.failure() {
+                return Err(Failure::run(failure));
+            }
+        }
+        let mut plans = self.plans.iter();
+        let cases = self.bases.iter().map(|base| {
+            let runs = plans.by_ref().zip(outcomes.by_ref()).take(self.seeds as usize).filter_map(
+                |(compiled, outcome)| {
+                    let outcome = outcome?;
+                    let seed = compiled.plan.seed;
+                    let measures = measure::measures(&outcome, &compiled.groups);
+                    let command = args.command(&base.settings, &[format!("--seed={seed}")]);
+                    Some(Run { seed, measures, outcome, command })
+                },
+            );
+            Case { label: base.label.clone(), runs: runs.collect() }
+        });
+        Ok(cases.filter(|case| !case.runs.is_empty()).collect())
+    }
+
+    fn print(&self, args: &Args, cases: &[Case], is_interrupted: bool) -> Result<(), Failure> {
+        if let Some(path) = &args.svg {
+            plot::write(path, &self.command, cases, &self.groups)?;
+        }
+        if args.json {
+            let first = &self.bases[0].description.clone().resolve();
+            let report =
+                json::Report::new(first, &self.command, is_interrupted, cases, &self.groups, args.series);
+            return say!("{:#}", serde_json::json!(report));
+        }
+        let names: Vec<String> = self.groups.iter().map(|group| group.name.clone()).collect();
+        output::write(format_args!("{}\n", report::heading(&self.bases[0].description, cases)))?;
+        output::write(format_args!("{}\n", report::table(cases, &names)))?;
+        for case in cases {
+            output::write(format_args!("{}", case.details(cases.len() == 1)))?;
+        }
+        say!("\nrepeat it by: {}", self.command)
+    }
+
+    /// Whether all that was to be done was done.
+    fn judge(&self, cases: &[Case]) -> Result<ExitCode, Failure> {
+        let complaints: Vec<String> = cases.iter().flat_map(Case::complaints).collect();
+        match complaints.as_slice() {
+            [] => Ok(ExitCode::SUCCESS),
+            [first] => Err(Failure::run(first)),
+            [first, others @ ..] => {
+                Err(Failure::run(format!("{first}; and {} more runs like this", others.len())))
+            }
+        }
+    }
+}

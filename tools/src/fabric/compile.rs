@@ -1,0 +1,258 @@
+//! From a description to a plan, with a check of every value.
+
+use std::time::Duration;
+
+use ferroce_driver::sim::fabric::{
+    BufferConfig, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
+};
+use ferroce_driver::sim::{EcnConfig, LinkConfig};
+
+use super::description::{Description, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection};
+use super::plan::{Plan, Transport};
+use super::quantity::{Bytes, Rate, Time};
+use super::traffic::{Expanded, Group, Scene};
+use super::wrong::Wrong;
+
+/// A plan, and what its flows and messages are called.
+#[derive(Clone, Debug)]
+pub(crate) struct Compiled {
+    pub(crate) plan: Plan,
+    pub(crate) groups: Vec<Group>,
+}
+
+/// Hosts of a fabric at most: two poll each other's memory away.
+const MOST_HOSTS: usize = 4096;
+/// Samples of a run at most.
+const MOST_SAMPLES: u128 = 1_000_000;
+
+impl Description {
+    /// The plan, if all makes sense. What is [resolved](Description::resolve) is checked as well.
+    pub(crate) fn compile(&self) -> Result<Compiled, Wrong> {
+        let description = self.clone().resolve();
+        description.check()?;
+        let Description { seed, time, topology, links, switches, control, traffic } = &description;
+        let switch = switches.config();
+        let topology = topology.build(links, switch)?;
+        let scene = Scene { seed: *seed, hosts: topology.hosts.len(), rate: links.rate, limit: time.limit };
+        let Expanded { flows, messages, groups } = Expanded::new(traffic, scene)?;
+        let mtu = control.path_mtu.bytes() + 104;
+        let transport = Transport {
+            control: control.congestion.at(links.rate),
+            cnp_interval: control.cnp_interval.unwrap_or_default().0,
+            selective_repeat: control.repeat == Repeat::Selective,
+            path_mtu: control.path_mtu,
+            dscp: control.dscp,
+            window: control.window,
+            timeout: control.ack_timeout.unwrap_or_default(),
+            poll_interval: control.poll.0,
+        };
+        let plan = Plan {
+            seed: *seed,
+            fabric: FabricConfig::default().mtu(mtu.max(1500)),
+            topology,
+            flows,
+            messages,
+            transport,
+            duration: time.limit.0,
+            warm_up: time.warm_up.0,
+            sample: time.sample.0,
+        };
+        Ok(Compiled { plan, groups })
+    }
+
+    fn check(&self) -> Result<(), Wrong> {
+        let Description { time, links, switches, control, traffic, .. } = self;
+        let second = Time(Duration::from_secs(1));
+        within("time.limit", time.limit, Time(Duration::from_micros(1)), Time(100 * second.0))?;
+        within("time.sample", time.sample, Time(Duration::from_nanos(100)), time.limit)?;
+        if time.limit.0.as_nanos() / time.sample.0.as_nanos() > MOST_SAMPLES {
+            let least = Time(time.limit.0 / MOST_SAMPLES as u32);
+            let right = format!("at least {least}, for at most {MOST_SAMPLES} samples until {}", time.limit);
+            return Err(Wrong::new("time.sample", time.sample, right));
+        }
+        if time.warm_up >= time.limit {
+            return Err(Wrong::new(
+                "time.warm-up",
+                time.warm_up,
+                format!("less than the limit, {}", time.limit),
+            ));
+        }
+        let rates = (Rate(1_000_000), Rate(4_000_000_000_000));
+        within("links.rate", links.rate, rates.0, rates.1)?;
+        links.uplink_rate.map_or(Ok(()), |rate| within("links.uplink-rate", rate, rates.0, rates.1))?;
+        within("links.delay", links.delay, Time(Duration::ZERO), second)?;
+        part("links.loss", links.loss)?;
+        switches.check()?;
+        within("control.window", control.window, 1, (1 << 23) - 1)?;
+        control.ack_timeout.map_or(Ok(()), |timeout| within("control.ack-timeout", timeout, 1, 31))?;
+        control
+            .cnp_interval
+            .map_or(Ok(()), |time| within("control.cnp-interval", time, Time::default(), second))?;
+        within("control.dscp", control.dscp, 0, 63)?;
+        within("control.poll", control.poll, Time(Duration::from_nanos(10)), Time(second.0 / 1000))?;
+        if control.dscp >> 3 == 6 {
+            return Err(Wrong::new("control.dscp", control.dscp, "not 48 to 55, the class of CNPs"));
+        }
+        match traffic.is_empty() {
+            true => Err(Wrong::new("traffic", "none", "at least one [[traffic]]")),
+            false => Ok(()),
+        }
+    }
+}
+
+impl SwitchSection {
+    fn check(&self) -> Result<(), Wrong> {
+        let most = Bytes(1 << 40);
+        within("switches.buffer", self.buffer, Bytes(10_000), most)?;
+        let (kmin, kmax) = (self.kmin.unwrap_or_default(), self.kmax.unwrap_or_default());
+        if kmin >= kmax {
+            return Err(Wrong::new("switches.kmin", kmin, format!("less than kmax, {kmax}")));
+        }
+        within("switches.kmax", kmax, Bytes(1), most)?;
+        part("switches.pmax", self.pmax)?;
+        within("switches.xon-offset", self.xon_offset, Bytes(0), most)?;
+        self.xoff.map_or(Ok(()), |xoff| within("switches.xoff", xoff, Bytes(1), self.buffer))?;
+        self.headroom.map_or(Ok(()), |headroom| within("switches.headroom", headroom, Bytes(0), most))?;
+        for (place, alpha) in [("switches.alpha", self.alpha), ("switches.lossy-alpha", self.lossy_alpha)] {
+            if !(alpha > 0.0 && alpha <= 1024.0) {
+                return Err(Wrong::new(place, alpha, "a factor above 0 and at most 1024"));
+            }
+        }
+        Ok(())
+    }
+
+    fn config(&self) -> SwitchConfig {
+        let threshold = match self.xoff {
+            Some(xoff) => Threshold::Static(xoff.0),
+            None => Threshold::Dynamic(self.alpha),
+        };
+        let buffer = BufferConfig::default()
+            .pool(self.buffer.0)
+            .threshold(threshold)
+            .resume_offset(self.xon_offset.0)
+            .headroom(self.headroom.map(|headroom| headroom.0))
+            .lossy_threshold(Threshold::Dynamic(self.lossy_alpha));
+        let kmin = self.kmin.unwrap_or_default().0;
+        let ecn = EcnConfig::new(kmin, self.kmax.unwrap_or_default().0, self.pmax);
+        let marking = match self.marking {
+            MarkingAt::Enqueue => Marking::Enqueue,
+            MarkingAt::Dequeue => Marking::Dequeue,
+        };
+        let pfc = PfcConfig::default().watchdog(self.watchdog.map(|time| time.0));
+        SwitchConfig::default()
+            .buffer(buffer)
+            .marking(marking)
+            .ecn(self.ecn.then_some(ecn))
+            .pfc(self.pfc.then_some(pfc))
+    }
+}
+
+impl Shape {
+    fn build(&self, links: &LinkSection, switch: SwitchConfig) -> Result<Topology, Wrong> {
+        let link = links.link(links.rate, links.delay);
+        let uplink = links.link(links.uplink_rate.unwrap_or(links.rate), links.delay);
+        let count = |place: &str, count: usize, least: usize| within(place, count, least, MOST_HOSTS);
+        let topology = match self {
+            Shape::Star { hosts } => {
+                count("topology.star.hosts", *hosts, 2)?;
+                Topology::star(*hosts, &link, switch)
+            }
+            Shape::Dumbbell { left, right } => {
+                count("topology.dumbbell.left", *left, 1)?;
+                count("topology.dumbbell.right", *right, 1)?;
+                Topology::dumbbell(*left, *right, &link, &uplink, switch)
+            }
+            Shape::LeafSpine { leaves, hosts_per_leaf, spines } => {
+                count("topology.leaf-spine.leaves", *leaves, 1)?;
+                count("topology.leaf-spine.hosts-per-leaf", *hosts_per_leaf, 1)?;
+                count("topology.leaf-spine.spines", *spines, usize::from(*leaves > 1))?;
+                within("topology.leaf-spine.leaves", leaves * hosts_per_leaf, 2, MOST_HOSTS)?;
+                Topology::leaf_spine(*leaves, *hosts_per_leaf, *spines, &link, &uplink, switch)
+                    .map_err(|error| Wrong::new("topology.leaf-spine", "", error.to_string()))?
+            }
+            Shape::FatTree { k } => {
+                if *k < 2 || k % 2 == 1 || *k > 24 {
+                    return Err(Wrong::new("topology.fat-tree.k", k, "an even number, 2 to 24"));
+                }
+                Topology::fat_tree(*k, &link, switch)
+                    .map_err(|error| Wrong::new("topology.fat-tree.k", k, error.to_string()))?
+            }
+            Shape::Custom { hosts, switches, links: entries } => {
+                count("topology.custom.hosts", *hosts, 2)?;
+                count("topology.custom.switches", *switches, 0)?;
+                let mut topology = Topology::default();
+                (0..*hosts).for_each(|_| topology.hosts.push(Default::default()));
+                (0..*switches).for_each(|_| topology.switches.push(switch));
+                let mut linked = vec![false; *hosts];
+                for (at, entry) in entries.iter().enumerate() {
+                    let place = format!("topology.custom.links.{at}.ends");
+                    let ends = entry.parts(*hosts, *switches, &place)?;
+                    for end in ends {
+                        if let Part::Host(host) = end
+                            && (std::mem::replace(&mut linked[host], true) || ends[0] == ends[1])
+                        {
+                            return Err(Wrong::new(
+                                place,
+                                format!("host{host}"),
+                                "a host that has no link yet: it has one",
+                            ));
+                        }
+                    }
+                    let rate = entry.rate.unwrap_or(links.rate);
+                    let delay = entry.delay.unwrap_or(links.delay);
+                    topology.add_link(ends[0], ends[1], &links.link(rate, delay));
+                }
+                if let Some(host) = linked.iter().position(|is_linked| !is_linked) {
+                    return Err(Wrong::new(
+                        "topology.custom.hosts",
+                        hosts,
+                        format!("a link for each; host{host} has none"),
+                    ));
+                }
+                topology
+            }
+        };
+        Ok(topology)
+    }
+}
+
+impl LinkSection {
+    fn link(&self, rate: Rate, delay: Time) -> LinkConfig {
+        LinkConfig::default().rate(rate.0).delay(delay.0).loss(self.loss)
+    }
+}
+
+impl LinkEntry {
+    fn parts(&self, hosts: usize, switches: usize, place: &str) -> Result<[Part; 2], Wrong> {
+        let part = |name: &String| {
+            let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
+            let host = number("host").filter(|number| *number < hosts).map(Part::Host);
+            let part =
+                host.or_else(|| number("switch").filter(|number| *number < switches).map(Part::Switch));
+            let right = || {
+                format!(
+                    "host0 to host{}, or switch0 to switch{}",
+                    hosts.saturating_sub(1),
+                    switches.saturating_sub(1)
+                )
+            };
+            part.ok_or_else(|| Wrong::new(place, name, right()))
+        };
+        let [a, b] = &self.ends;
+        Ok([part(a)?, part(b)?])
+    }
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(place: &str, value: T, least: T, most: T) -> Result<(), Wrong> {
+    if value >= least && value <= most {
+        return Ok(());
+    }
+    Err(Wrong::new(place, value, format!("{least} to {most}")))
+}
+
+fn part(place: &str, value: f64) -> Result<(), Wrong> {
+    if (0.0..=1.0).contains(&value) {
+        return Ok(());
+    }
+    Err(Wrong::new(place, value, "0 to 1"))
+}

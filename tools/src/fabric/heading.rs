@@ -1,0 +1,72 @@
+//! What a run is made of, for people.
+
+use std::fmt;
+use std::time::Duration;
+
+use ferroce::CongestionControl;
+
+use super::description::{Control, Description, MarkingAt, Repeat, Shape};
+use super::quantity::Time;
+
+impl fmt::Display for Description {
+    /// With all that follows from the rest.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Description { time, topology, links, switches, control, .. } = &self.clone().resolve();
+        write!(f, "fabric    {topology}; links {}, {}", links.rate, links.delay)?;
+        if let Some(rate) = links.uplink_rate {
+            write!(f, "; between switches {rate}")?;
+        }
+        if links.loss > 0.0 {
+            write!(f, "; loss {}", links.loss)?;
+        }
+        let headroom = if switches.pfc { " and headroom beside it" } else { "" };
+        write!(f, "\nswitches  buffer {}{headroom}; ECN ", switches.buffer)?;
+        match (switches.ecn, switches.kmin, switches.kmax) {
+            (true, Some(kmin), Some(kmax)) => {
+                let at = if switches.marking == MarkingAt::Enqueue { "enqueue" } else { "dequeue" };
+                write!(f, "Kmin {kmin}, Kmax {kmax}, Pmax {} at {at}", switches.pmax)?;
+            }
+            _ => write!(f, "off")?,
+        }
+        match (switches.pfc, switches.xoff) {
+            (true, Some(xoff)) => write!(f, "; PFC from {xoff} of a port on")?,
+            (true, None) => write!(f, "; PFC from {} of what is free on", switches.alpha)?,
+            (false, _) => write!(f, "; no PFC, a queue may have {} of what is free", switches.lossy_alpha)?,
+        }
+        let repeat = if control.repeat == Repeat::Selective { "selective" } else { "go-back-n" };
+        let timeout = 4.096e-6 * 2_f64.powi(control.ack_timeout.unwrap_or_default().into());
+        let timeout = Time(Duration::from_micros((timeout * 1e6).round() as u64));
+        let (mtu, window, dscp, poll) =
+            (control.path_mtu.bytes(), control.window, control.dscp, control.poll);
+        let cnps = match control.cnp_interval {
+            Some(time) if control.congestion != Control::Given(CongestionControl::Off) => {
+                format!(" with a CNP each {time} at most")
+            }
+            _ => String::new(),
+        };
+        write!(f, "\nhosts     {}{cnps}, repeat {repeat}, path MTU {mtu}, ", control.congestion)?;
+        write!(f, "window {window} packets, ")?;
+        write!(f, "ACK timeout {timeout}, DSCP {dscp}, a poll each {poll}")?;
+        write!(f, "\ntime      at most {}, samples each {}", time.limit, time.sample)?;
+        if time.warm_up > Time::default() {
+            write!(f, "; rates of what is endless, and queues, from {} on", time.warm_up)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Shape::Star { hosts } => write!(f, "{hosts} hosts around one switch"),
+            Shape::Dumbbell { left, right } => write!(f, "two switches with {left} and {right} hosts"),
+            Shape::LeafSpine { leaves, hosts_per_leaf, spines } => {
+                write!(f, "{leaves} leaves with {hosts_per_leaf} hosts each, {spines} spines")
+            }
+            Shape::FatTree { k } => write!(f, "fat tree of {k} ports, {} hosts", self.hosts()),
+            Shape::Custom { hosts, switches, links } => {
+                write!(f, "{hosts} hosts and {switches} switches with {} links", links.len())
+            }
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The report for programs.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+
+use super::description::Description;
+use super::outcome::{Outcome, QueueOutcome};
+use super::report::{Case, Run};
+use super::traffic::Group;
+
+/// All runs of all settings.
+#[derive(Serialize)]
+pub(crate) struct Report<'a> {
+    /// What was run, with all that options have changed, and that `--compare` changes.
+    pub(crate) description: &'a Description,
+    /// The command that repeats all of it.
+    pub(crate) command: &'a str,
+    pub(crate) interrupted: bool,
+    /// The most memory that the process had until now, if the kernel tells.
+    peak_memory_kb: Option<u64>,
+    cases: Vec<Value>,
+}
+
+impl<'a> Report<'a> {
+    pub(crate) fn new(
+        description: &'a Description,
+        command: &'a str,
+        interrupted: bool,
+        cases: &[Case],
+        groups: &[Group],
+        with_series: bool,
+    ) -> Report<'a> {
+        let cases = cases.iter().map(|case| {
+            let runs: Vec<Value> = case.runs.iter().map(|run| self::run(run, groups, with_series)).collect();
+            json!({ "label": case.label, "runs": runs })
+        });
+        Report { description, command, interrupted, peak_memory_kb: peak_memory_kb(), cases: cases.collect() }
+    }
+}
+
+/// As the kernel tells it of this process.
+pub(crate) fn peak_memory_kb() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+fn run(run: &Run, groups: &[Group], with_series: bool) -> Value {
+    let Run { seed, measures, outcome, command } = run;
+    let mut all = Map::new();
+    let mut of_groups: Vec<Map<String, Value>> = groups.iter().map(|_| Map::new()).collect();
+    for measure in measures {
+        let place = measure.group.map_or(&mut all, |group| &mut of_groups[group]);
+        place.insert(measure.key.to_owned(), json!(measure.value));
+    }
+    let named = groups.iter().zip(of_groups).map(|(group, measures)| (group.name.clone(), measures));
+    let mut value = json!({
+        "seed": seed,
+        "trace_hash": format!("{:016x}", outcome.trace_hash),
+        "command": command,
+        "measures": all,
+        "traffic": named.collect::<BTreeMap<_, _>>(),
+        "flows": flows(outcome),
+        "messages": messages(outcome),
+        "queues": outcome.queues.iter().map(queue).collect::<Vec<_>>(),
+        "pauses": outcome.pauses.iter().map(|link| json!({
+            "link": link.name, "pauses": link.pauses, "paused_us": link.paused.as_nanos() as f64 / 1e3,
+        })).collect::<Vec<_>>(),
+        "measured_ms": outcome.measured.as_secs_f64() * 1e3,
+        "events": outcome.events,
+        "polls": outcome.polls,
+        "wall_ms": outcome.wall.as_secs_f64() * 1e3,
+        "set_up_ms": outcome.set_up.as_secs_f64() * 1e3,
+    });
+    if with_series {
+        value["series"] = series(outcome);
+    }
+    value
+}
+
+fn flows(outcome: &Outcome) -> Vec<Value> {
+    let flow = |flow: &super::outcome::FlowOutcome| {
+        json!({
+            "from": flow.from, "to": flow.to, "bytes": flow.bytes, "goodput_gbps": flow.goodput / 1e9,
+            "failure": flow.failure,
+        })
+    };
+    outcome.flows.iter().map(flow).collect()
+}
+
+fn messages(outcome: &Outcome) -> Vec<Value> {
+    let micros = |time: std::time::Duration| time.as_nanos() as f64 / 1e3;
+    let message = |message: &super::outcome::MessageOutcome| {
+        json!({
+            "flow": message.flow, "bytes": message.bytes, "posted_us": message.posted.map(micros),
+            "fct_us": message.time().map(micros), "alone_us": micros(message.alone),
+        })
+    };
+    outcome.messages.iter().map(message).collect()
+}
+
+fn queue(queue: &QueueOutcome) -> Value {
+    json!({
+        "port": queue.name, "mean": queue.mean, "p99": queue.p99, "max": queue.max, "marked": queue.marked,
+        "dropped": queue.dropped,
+    })
+}
+
+/// Sample by sample: times in µs, rates in bit/s, queues in bytes.
+fn series(outcome: &Outcome) -> Value {
+    let times: Vec<f64> = outcome.times.iter().map(|time| time.as_nanos() as f64 / 1e3).collect();
+    let goodputs: Vec<&Vec<f64>> = outcome.flows.iter().map(|flow| &flow.goodputs).collect();
+    let rates: Vec<&Vec<f64>> = outcome.flows.iter().map(|flow| &flow.rates).collect();
+    let queues: BTreeMap<&str, &Vec<u64>> =
+        outcome.queues.iter().map(|queue| (queue.name.as_str(), &queue.lengths)).collect();
+    json!({ "time_us": times, "goodput": goodputs, "rate": rates, "queue": queues })
+}

@@ -1,0 +1,253 @@
+//! The options that change a scenario or a file.
+
+use ferroce::PathMtu;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use super::description::{Control, Description, LinkSection, MarkingAt, Repeat};
+use super::quantity::{Bytes, Rate, Time};
+use crate::pingpong::path_mtu;
+
+/// What a scenario with a name is made for; a file says it itself.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[command(next_help_heading = "Size of the scenario")]
+pub(crate) struct SceneOptions {
+    /// N of the scenario: how many send at once (incast, fairness, burst, victim), or take part (the others).
+    #[arg(long, value_name = "N", visible_alias = "senders")]
+    pub(crate) hosts: Option<usize>,
+    /// Length of a message, as 64KB or 1MiB; of allreduce what is reduced, of alltoall what goes to each.
+    #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
+    pub(crate) bytes: Option<Bytes>,
+    /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
+    #[arg(long, value_name = "N")]
+    pub(crate) count: Option<usize>,
+    /// Of websearch: what a host sends on average, as a part of the rate of its link; 0.3 by default.
+    #[arg(long, value_name = "PART")]
+    pub(crate) load: Option<f64>,
+    /// How the switches are linked; each has room for N hosts and its receivers at least.
+    #[arg(long, value_name = "SHAPE")]
+    pub(crate) topology: Option<ShapeName>,
+    /// Of leaf-spine; 8 by default.
+    #[arg(long, value_name = "N")]
+    pub(crate) hosts_per_leaf: Option<usize>,
+    /// Of leaf-spine: the rate of a leaf's hosts by the rate of its uplinks; 2 by default.
+    #[arg(long, value_name = "RATIO")]
+    pub(crate) oversubscription: Option<f64>,
+}
+
+/// A shape by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum ShapeName {
+    Star,
+    Dumbbell,
+    LeafSpine,
+    FatTree,
+}
+
+/// What one changes most, in scenarios and in files.
+#[derive(clap::Args, Clone, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct Settings {
+    /// Rate of the links, as 100G or 25G.
+    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
+    pub(crate) rate: Option<Rate>,
+    /// Rate of the links between switches; as the others by default, twice of it for victim.
+    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
+    pub(crate) uplink_rate: Option<Rate>,
+    /// Propagation delay of each link; 1us by default.
+    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
+    pub(crate) delay: Option<Time>,
+    /// Probability that a link loses a frame; 0 by default.
+    #[arg(long, value_name = "PART", help_heading = "Links and switches")]
+    pub(crate) loss: Option<f64>,
+    /// Whether switches mark (ECN); on by default.
+    #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
+    pub(crate) ecn: Option<bool>,
+    /// Below so long a queue nothing is marked; 4 KB for each Gb/s by default.
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    pub(crate) kmin: Option<Bytes>,
+    /// Above so long a queue all is marked; 16 KB for each Gb/s by default.
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    pub(crate) kmax: Option<Bytes>,
+    /// Probability of a mark at Kmax, from 0 at Kmin; 0.2 by default.
+    #[arg(long, value_name = "PART", help_heading = "Links and switches")]
+    pub(crate) pmax: Option<f64>,
+    /// Where the length of the queue is looked at; dequeue by default.
+    #[arg(long, value_name = "WHERE", help_heading = "Links and switches")]
+    pub(crate) marking: Option<MarkingAt>,
+    /// Whether switches pause the class of the data (PFC), and lose nothing, or drop what has no room; on by default.
+    #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
+    pub(crate) pfc: Option<bool>,
+    /// Memory of a switch, for all its ports; 32MiB by default.
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    pub(crate) buffer: Option<Bytes>,
+    /// A pause begins when a port has sent so much of what is free of the buffer into it; 0.125 by default.
+    #[arg(long, value_name = "FACTOR", help_heading = "Links and switches")]
+    pub(crate) alpha: Option<f64>,
+    /// A pause begins at so many bytes, in place of --alpha.
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    pub(crate) xoff: Option<Bytes>,
+    /// A pause ends when so much less is stored; 18KiB by default.
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    pub(crate) xon_offset: Option<Bytes>,
+    /// Memory of each port for what comes after a pause has begun; what the link needs by default.
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    pub(crate) headroom: Option<Bytes>,
+    /// A queue that is paused for so long is dropped (PFC storm watchdog); never by default.
+    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
+    pub(crate) watchdog: Option<Time>,
+    /// Without PFC: so much of what is free of the buffer may wait at one port; 1 by default.
+    #[arg(long, value_name = "FACTOR", help_heading = "Links and switches")]
+    pub(crate) lossy_alpha: Option<f64>,
+
+    /// Congestion control: off, dcqcn (hpcc100 with its increases in proportion to the rate; the default), or a preset with
+    /// changes as the other commands take it: mlx5,rpg_ai_rate=20.
+    #[arg(long, value_name = "CONTROL", help_heading = "Hosts")]
+    pub(crate) congestion: Option<Control>,
+    /// The least time between two CNPs of a queue pair; by default the least time between two cuts of the control, 4us with
+    /// dcqcn, or 50us if it has none.
+    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
+    pub(crate) cnp_interval: Option<Time>,
+    /// What is sent again after a loss; go-back-n by default.
+    #[arg(long, value_name = "MODE", help_heading = "Hosts")]
+    pub(crate) repeat: Option<Repeat>,
+    /// Path MTU, 256 to 4096 bytes; 4096 by default.
+    #[arg(long, value_name = "BYTES", value_parser = path_mtu, help_heading = "Hosts")]
+    #[serde(serialize_with = "in_bytes")]
+    pub(crate) path_mtu: Option<PathMtu>,
+    /// Packets that a queue pair may have unacknowledged; 512 by default.
+    #[arg(long, value_name = "PACKETS", help_heading = "Hosts")]
+    pub(crate) window: Option<u32>,
+    /// ACK timeout, 4.096 us · 2^N; by default the least above four times what a full buffer takes to drain.
+    #[arg(long, value_name = "N", help_heading = "Hosts")]
+    pub(crate) ack_timeout: Option<u8>,
+    /// DSCP of the data; 26 by default, of class 3.
+    #[arg(long, value_name = "N", help_heading = "Hosts")]
+    pub(crate) dscp: Option<u8>,
+    /// How often a host polls; 250ns by default.
+    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
+    pub(crate) poll: Option<Time>,
+
+    /// The run ends then at the latest; 200ms by default, or as the scenario needs it.
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
+    pub(crate) limit: Option<Time>,
+    /// What comes before is left out of the rates of endless flows, and of means and percentiles of queues.
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
+    pub(crate) warm_up: Option<Time>,
+    /// How often rates and queues are looked at; 10us by default.
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
+    pub(crate) sample: Option<Time>,
+}
+
+impl Settings {
+    /// The rate of links between switches, by that of the hosts' links, as far as it is given.
+    pub(crate) fn uplink(&self) -> f64 {
+        let rate = self.rate.unwrap_or(LinkSection::default().rate);
+        self.uplink_rate.map_or(1.0, |uplink| uplink.0 as f64 / rate.0.max(1) as f64)
+    }
+
+    /// Changes a description.
+    pub(crate) fn apply(&self, to: &mut Description) {
+        let Settings {
+            rate,
+            uplink_rate,
+            delay,
+            loss,
+            ecn,
+            kmin,
+            kmax,
+            pmax,
+            marking,
+            pfc,
+            buffer,
+            alpha,
+            xoff,
+            xon_offset,
+            headroom,
+            watchdog,
+            lossy_alpha,
+            congestion,
+            cnp_interval,
+            repeat,
+            path_mtu,
+            window,
+            ack_timeout,
+            dscp,
+            poll,
+            limit,
+            warm_up,
+            sample,
+        } = self.clone();
+        let Description { time, links, switches, control, .. } = to;
+        // Twice as fast stays twice as fast.
+        if let (Some(rate), Some(uplink)) = (rate, links.uplink_rate) {
+            let ratio = u128::from(uplink.0) * u128::from(rate.0) / u128::from(links.rate.0.max(1));
+            links.uplink_rate = Some(Rate(ratio as u64));
+        }
+        set(&mut links.rate, rate);
+        links.uplink_rate = uplink_rate.or(links.uplink_rate);
+        set(&mut links.delay, delay);
+        set(&mut links.loss, loss);
+        set(&mut switches.ecn, ecn);
+        switches.kmin = kmin.or(switches.kmin);
+        switches.kmax = kmax.or(switches.kmax);
+        set(&mut switches.pmax, pmax);
+        set(&mut switches.marking, marking);
+        set(&mut switches.pfc, pfc);
+        set(&mut switches.buffer, buffer);
+        if alpha.is_some() {
+            switches.xoff = None;
+        }
+        set(&mut switches.alpha, alpha);
+        switches.xoff = xoff.or(switches.xoff);
+        set(&mut switches.xon_offset, xon_offset);
+        switches.headroom = headroom.or(switches.headroom);
+        switches.watchdog = watchdog.or(switches.watchdog);
+        set(&mut switches.lossy_alpha, lossy_alpha);
+        set(&mut control.congestion, congestion);
+        control.cnp_interval = cnp_interval.or(control.cnp_interval);
+        set(&mut control.repeat, repeat);
+        set(&mut control.path_mtu, path_mtu);
+        set(&mut control.window, window);
+        control.ack_timeout = ack_timeout.or(control.ack_timeout);
+        set(&mut control.dscp, dscp);
+        set(&mut control.poll, poll);
+        set(&mut time.limit, limit);
+        set(&mut time.warm_up, warm_up);
+        set(&mut time.sample, sample);
+    }
+}
+
+/// Options that were given, as the command line has them.
+pub(crate) fn arguments(options: &impl Serialize) -> Vec<String> {
+    let argument = |(name, value): (String, Value)| match value {
+        Value::Null => None,
+        Value::Bool(is_on) => Some(format!("--{name}={}", if is_on { "on" } else { "off" })),
+        Value::String(text) => Some(format!("--{name}={text}")),
+        number => Some(format!("--{name}={number}")),
+    };
+    match serde_json::to_value(options) {
+        Ok(Value::Object(options)) => options.into_iter().filter_map(argument).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn in_bytes<S: Serializer>(mtu: &Option<PathMtu>, serializer: S) -> Result<S::Ok, S::Error> {
+    mtu.map(PathMtu::bytes).serialize(serializer)
+}
+
+fn set<T>(to: &mut T, value: Option<T>) {
+    if let Some(value) = value {
+        *to = value;
+    }
+}
+
+fn on_off(text: &str) -> Result<bool, String> {
+    match text {
+        "on" => Ok(true),
+        "off" => Ok(false),
+        _ => Err("on or off".to_owned()),
+    }
+}

@@ -1,0 +1,111 @@
+//! What came of a run.
+
+use std::time::Duration;
+
+use ferroce_driver::sim::fabric::FabricCounters;
+
+/// All that is reported of a run. Rates are in bit/s of payload, queues in bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Outcome {
+    /// How long it took here to set up the hosts, and to carry out the run; events of the fabric, and polls of hosts.
+    pub(crate) set_up: Duration,
+    pub(crate) wall: Duration,
+    pub(crate) events: u64,
+    pub(crate) polls: u64,
+    pub(crate) trace_hash: u64,
+    /// The virtual time at its end, and what of it was measured.
+    pub(crate) duration: Duration,
+    pub(crate) measured: Duration,
+    pub(crate) flows: Vec<FlowOutcome>,
+    /// In the order of the plan.
+    pub(crate) messages: Vec<MessageOutcome>,
+    /// The ports of switches that have sent something in the class of the data.
+    pub(crate) queues: Vec<QueueOutcome>,
+    /// The links that were paused, most first.
+    pub(crate) pauses: Vec<LinkPauses>,
+    pub(crate) fabric: FabricCounters,
+    pub(crate) hosts: HostCounters,
+    /// The times of the samples of all series.
+    pub(crate) times: Vec<Duration>,
+}
+
+impl Outcome {
+    /// The queues that were longest, but for those that never had 1 % of the longest one.
+    pub(crate) fn longest_queues(&self) -> Vec<&QueueOutcome> {
+        let longest = self.queues.iter().map(|queue| queue.max).max().unwrap_or(0);
+        let mut queues: Vec<_> = self.queues.iter().filter(|queue| queue.max * 100 > longest).collect();
+        queues.sort_by(|a, b| b.max.cmp(&a.max).then_with(|| a.name.cmp(&b.name)));
+        queues
+    }
+}
+
+/// Of one flow.
+#[derive(Clone, Debug)]
+pub(crate) struct FlowOutcome {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    /// Bytes that have arrived and were acknowledged, in the time that was measured.
+    pub(crate) bytes: u64,
+    /// The same as a rate.
+    pub(crate) goodput: f64,
+    /// Goodput in each sample.
+    pub(crate) goodputs: Vec<f64>,
+    /// The rate that congestion control allowed, at each sample; empty if it is off.
+    pub(crate) rates: Vec<f64>,
+    /// Why its queue pair has failed, if it has.
+    pub(crate) failure: Option<String>,
+}
+
+/// Of one message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MessageOutcome {
+    pub(crate) flow: usize,
+    pub(crate) bytes: u64,
+    /// When it was posted, and when its sender had the completion; `None` if that was not before the end.
+    pub(crate) posted: Option<Duration>,
+    pub(crate) completed: Option<Duration>,
+    /// How long it would take if nothing else was sent.
+    pub(crate) alone: Duration,
+}
+
+impl MessageOutcome {
+    /// The flow completion time.
+    pub(crate) fn time(&self) -> Option<Duration> {
+        Some(self.completed? - self.posted?)
+    }
+}
+
+/// Of the data's class at one port of a switch.
+#[derive(Clone, Debug)]
+pub(crate) struct QueueOutcome {
+    /// Such as `switch0:3 to host2`.
+    pub(crate) name: String,
+    pub(crate) mean: f64,
+    /// Of the samples that were measured.
+    pub(crate) p99: u64,
+    /// Of all the time.
+    pub(crate) max: u64,
+    pub(crate) marked: u64,
+    pub(crate) dropped: u64,
+    /// The length at each sample.
+    pub(crate) lengths: Vec<u64>,
+}
+
+/// Of the port that was paused.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkPauses {
+    /// Such as `host2 to switch0:3`.
+    pub(crate) name: String,
+    pub(crate) pauses: u64,
+    pub(crate) paused: Duration,
+}
+
+/// Of all hosts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct HostCounters {
+    pub(crate) marked: u64,
+    pub(crate) cnps_sent: u64,
+    pub(crate) cnps_handled: u64,
+    pub(crate) retransmitted: u64,
+    pub(crate) timeouts: u64,
+}

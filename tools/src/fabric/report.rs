@@ -1,0 +1,209 @@
+//! What is printed: a table, and what is beside it.
+
+use std::fmt::Write;
+
+use super::description::Description;
+use super::json::peak_memory_kb;
+use super::measure::{Measure, deviation, mean};
+use super::outcome::Outcome;
+use super::quantity::Time;
+
+/// Runs of the same settings with different seeds.
+pub(crate) struct Case {
+    pub(crate) label: String,
+    pub(crate) runs: Vec<Run>,
+}
+
+/// One run, with its seed.
+pub(crate) struct Run {
+    pub(crate) seed: u64,
+    pub(crate) measures: Vec<Measure>,
+    pub(crate) outcome: Outcome,
+    /// The command that repeats it alone.
+    pub(crate) command: String,
+}
+
+/// Columns beside each other at most.
+const COLUMNS: usize = 8;
+/// Links and queues that are named at most.
+const NAMED: usize = 5;
+
+/// What was run. Of several settings the first is told, and the columns of the table say what changes.
+pub(crate) fn heading(description: &Description, cases: &[Case]) -> String {
+    let first = cases.first().filter(|_| cases.len() > 1);
+    let first = first.map_or(String::new(), |case| {
+        format!("\nthis is '{}'; the columns say what is different", case.label)
+    });
+    let seeds = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
+    let seeds =
+        if seeds > 1 { format!("\nmean ± standard deviation of {seeds} seeds") } else { String::new() };
+    format!("{description}{first}{seeds}\n")
+}
+
+/// The measures as rows, the cases as columns.
+pub(crate) fn table(cases: &[Case], groups: &[String]) -> String {
+    let mut text = String::new();
+    for (at, cases) in cases.chunks(COLUMNS).enumerate() {
+        if at > 0 {
+            text.push('\n');
+        }
+        block(&mut text, cases, groups);
+    }
+    text
+}
+
+fn block(text: &mut String, cases: &[Case], groups: &[String]) {
+    let Some(rows) = cases.first().and_then(|case| case.runs.first()).map(|run| &run.measures) else {
+        return;
+    };
+    let mut lines: Vec<Vec<String>> = Vec::new();
+    let heads: Vec<Vec<&str>> = cases.iter().map(|case| case.label.split(' ').collect()).collect();
+    for line in 0..heads.iter().map(Vec::len).max().unwrap_or(0) {
+        let mut cells = vec![String::new()];
+        cells.extend(heads.iter().map(|head| head.get(line).copied().unwrap_or_default().to_owned()));
+        lines.push(cells);
+    }
+    let mut group = None;
+    for (at, row) in rows.iter().enumerate() {
+        if groups.len() > 1 && row.group != group {
+            group = row.group;
+            lines.push(vec![group.map_or("all traffic".to_owned(), |group| groups[group].clone())]);
+        }
+        let indent = if groups.len() > 1 { "  " } else { "" };
+        let mut cells = vec![format!("{indent}{}", row.label)];
+        let values = cases.iter().map(|case| case.values(at));
+        let values: Vec<Vec<f64>> = values.collect();
+        cells.extend(values.iter().map(|values| cell(values)));
+        lines.push(cells);
+    }
+    let columns = cases.len() + 1;
+    let width = |column: usize| {
+        lines
+            .iter()
+            .filter(|line| line.len() == columns)
+            .map(|line| line[column].chars().count())
+            .max()
+            .unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    for line in lines {
+        let mut cells = line.iter().zip(&widths);
+        let mut printed = String::new();
+        if let Some((label, width)) = cells.next() {
+            printed += &format!("{label:width$}");
+        }
+        for (cell, width) in cells {
+            let pad = width - cell.chars().count() + 2;
+            printed += &format!("{:pad$}{cell}", "");
+        }
+        text.push_str(printed.trim_end());
+        text.push('\n');
+    }
+}
+
+impl Case {
+    /// A measure of each run.
+    pub(crate) fn values(&self, at: usize) -> Vec<f64> {
+        self.runs.iter().filter_map(|run| run.measures.get(at)?.value).collect()
+    }
+
+    /// Its first run: the trace hash; and queues and pauses, of a case that stands alone.
+    pub(crate) fn details(&self, is_alone: bool) -> String {
+        let Some(Run { outcome, seed, .. }) = self.runs.first() else { return String::new() };
+        let mut text = format!(
+            "{}trace hash {:016x}; {} events in {:.2} s, {:.2} s of set-up, {} MB of memory\n",
+            self.prefix(*seed),
+            outcome.trace_hash,
+            outcome.events,
+            outcome.wall.as_secs_f64(),
+            outcome.set_up.as_secs_f64(),
+            peak_memory_kb().map_or("?".to_owned(), |kilobytes| (kilobytes / 1000).to_string())
+        );
+        if !is_alone {
+            return text;
+        }
+        let queues = outcome.longest_queues();
+        for queue in queues.iter().take(NAMED) {
+            let _ = writeln!(
+                text,
+                "  queue {}: mean {} KB, p99 {} KB, max {} KB; {} marked, {} dropped",
+                queue.name,
+                number(queue.mean / 1e3),
+                number(queue.p99 as f64 / 1e3),
+                number(queue.max as f64 / 1e3),
+                queue.marked,
+                queue.dropped
+            );
+        }
+        let more = |text: &mut String, count: usize, what: &str| {
+            if count > NAMED {
+                let _ = writeln!(text, "  and {} more {what}; --json has all", count - NAMED);
+            }
+        };
+        more(&mut text, queues.len(), "queues");
+        for link in outcome.pauses.iter().take(NAMED) {
+            let micros = link.paused.as_nanos() as f64 / 1e3;
+            let _ = writeln!(text, "  paused {}: {} times, {} us", link.name, link.pauses, number(micros));
+        }
+        more(&mut text, outcome.pauses.len(), "paused links");
+        text
+    }
+}
+
+impl Case {
+    /// What was not done, run by run.
+    pub(crate) fn complaints(&self) -> Vec<String> {
+        self.runs
+            .iter()
+            .filter_map(|run| Some(format!("{}{}", self.prefix(run.seed), run.complaint()?)))
+            .collect()
+    }
+
+    fn prefix(&self, seed: u64) -> String {
+        let label = if self.label.is_empty() { String::new() } else { format!("{}, ", self.label) };
+        format!("{label}seed {seed}: ")
+    }
+}
+
+impl Run {
+    fn complaint(&self) -> Option<String> {
+        let outcome = &self.outcome;
+        let failed = outcome.flows.iter().filter_map(|flow| Some((flow, flow.failure.as_ref()?)));
+        let failed: Vec<_> = failed.collect();
+        let messages = outcome.messages.len();
+        let unfinished = outcome.messages.iter().filter(|message| message.completed.is_none()).count();
+        let mut complaints = Vec::new();
+        if let Some((flow, status)) = failed.first() {
+            let (count, from, to) = (failed.len(), flow.from, flow.to);
+            complaints
+                .push(format!("{count} queue pairs failed, the first from host{from} to host{to}: {status}"));
+        }
+        if unfinished > 0 {
+            let time = Time(outcome.duration);
+            let more = if failed.is_empty() { "; --limit gives more time" } else { "" };
+            complaints
+                .push(format!("{unfinished} of {messages} messages were not completed by {time}{more}"));
+        }
+        (!complaints.is_empty()).then(|| complaints.join("; "))
+    }
+}
+
+/// A value, or the mean of several and their standard deviation.
+fn cell(values: &[f64]) -> String {
+    match (mean(values), deviation(values)) {
+        (None, _) => "-".into(),
+        (Some(mean), None) => number(mean),
+        (Some(mean), Some(deviation)) => format!("{} ±{}", number(mean), number(deviation)),
+    }
+}
+
+/// Four digits or so.
+pub(crate) fn number(value: f64) -> String {
+    match value.abs() {
+        _ if value == value.round() && value.abs() < 1e15 => format!("{value:.0}"),
+        size if size >= 1000.0 => format!("{value:.0}"),
+        size if size >= 100.0 => format!("{value:.1}"),
+        size if size >= 1.0 => format!("{value:.2}"),
+        _ => format!("{value:.3}"),
+    }
+}

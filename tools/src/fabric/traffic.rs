@@ -1,0 +1,504 @@
+//! Traffic: who sends what to whom, and when.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::chance::Chance;
+use super::plan::{Flow, Message};
+use super::quantity::{Bytes, Rate, Time};
+use super::sizes::Sizes;
+use super::wrong::Wrong;
+
+/// One entry of `[[traffic]]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct Traffic {
+    /// What it is called in the report; its pattern by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) pattern: Pattern,
+    /// The hosts that take part, all by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) hosts: Option<Hosts>,
+    /// Who receives, of an incast.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) to: Option<usize>,
+    /// Sender and receiver, of the pattern of that name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) pairs: Vec<[usize; 2]>,
+    /// Flows send without end.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) endless: bool,
+    /// The length of a message.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) bytes: Option<Bytes>,
+    /// The lengths of messages, by distribution.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sizes: Option<Sizes>,
+    /// Messages come by a Poisson process, so that they are this part of the rate of the sender's link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) load: Option<f64>,
+    /// Messages of each flow, or rounds of a collective.
+    #[serde(default = "once", skip_serializing_if = "is_once")]
+    pub(crate) count: usize,
+    /// The time from one to the next; by default one is posted when the one before it has arrived. Of endless flows, the
+    /// time from the beginning of one to that of the next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) every: Option<Time>,
+    #[serde(default, skip_serializing_if = "is_now")]
+    pub(crate) start: Time,
+    /// When endless flows stop, or no more messages come by load; at the limit by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) stop: Option<Time>,
+    /// Each flow starts so much later at most, by chance.
+    #[serde(default, skip_serializing_if = "is_now")]
+    pub(crate) spread: Time,
+}
+
+/// Who sends to whom.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Pattern {
+    /// As `pairs` says.
+    Pairs,
+    /// All others to one host.
+    Incast,
+    /// Each to one other, by chance; nobody receives from two.
+    Permutation,
+    /// Each to the next one. With `bytes`, an AllReduce of so many: 2 (n - 1) steps of an n-th of them, each when that of
+    /// the step before has come from the host before.
+    Ring,
+    /// Each to all others. With `bytes`, so many to each, in n - 1 steps, each when that of the step before has come.
+    AllToAll,
+    /// Each message to another host by chance; needs `load`.
+    Random,
+}
+
+impl Traffic {
+    pub(crate) fn of(pattern: Pattern) -> Traffic {
+        Traffic {
+            name: None,
+            pattern,
+            hosts: None,
+            to: None,
+            pairs: Vec::new(),
+            endless: false,
+            bytes: None,
+            sizes: None,
+            load: None,
+            count: 1,
+            every: None,
+            start: Time::default(),
+            stop: None,
+            spread: Time::default(),
+        }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.name.clone().unwrap_or_else(|| self.pattern.to_string())
+    }
+}
+
+impl fmt::Display for Pattern {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Pattern::Pairs => "pairs",
+            Pattern::Incast => "incast",
+            Pattern::Permutation => "permutation",
+            Pattern::Ring => "ring",
+            Pattern::AllToAll => "all-to-all",
+            Pattern::Random => "random",
+        })
+    }
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
+}
+
+fn once() -> usize {
+    1
+}
+
+fn is_once(count: &usize) -> bool {
+    *count == 1
+}
+
+fn is_now(time: &Time) -> bool {
+    time.0.is_zero()
+}
+
+/// Hosts by number: `0-15`, `0,2,5-7`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hosts(pub(crate) Vec<Range<usize>>);
+
+impl From<Range<usize>> for Hosts {
+    fn from(range: Range<usize>) -> Hosts {
+        Hosts([range].into())
+    }
+}
+
+impl FromStr for Hosts {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Hosts, String> {
+        let range = |part: &str| {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.trim().parse::<usize>().ok().filter(|number| *number < 1 << 20);
+            number(first)
+                .zip(number(last))
+                .filter(|(first, last)| first <= last)
+                .map(|(first, last)| first..last + 1)
+        };
+        let ranges: Option<Vec<Range<usize>>> = text.split(',').map(range).collect();
+        ranges.map(Hosts).ok_or_else(|| format!("'{text}': numbers of hosts, as 0-15 or 0,2,5-7"))
+    }
+}
+
+impl fmt::Display for Hosts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, Range { start, end }) in self.0.iter().enumerate() {
+            let comma = if at > 0 { "," } else { "" };
+            match end - start {
+                1 => write!(f, "{comma}{start}")?,
+                _ => write!(f, "{comma}{start}-{}", end - 1)?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Hosts {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Hosts {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Hosts, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What the flows and messages of an entry are called, and which they are.
+#[derive(Clone, Debug)]
+pub(crate) struct Group {
+    pub(crate) name: String,
+    pub(crate) flows: Range<usize>,
+    pub(crate) messages: Range<usize>,
+    /// Whether what a flow has to send is left to chance, so that rates of flows tell nothing.
+    pub(crate) is_random: bool,
+}
+
+/// All traffic, as a plan has it.
+#[derive(Default)]
+pub(super) struct Expanded {
+    pub(super) flows: Vec<Flow>,
+    pub(super) messages: Vec<Message>,
+    pub(super) groups: Vec<Group>,
+}
+
+/// Where traffic takes place.
+#[derive(Clone, Copy)]
+pub(super) struct Scene {
+    pub(super) seed: u64,
+    pub(super) hosts: usize,
+    pub(super) rate: Rate,
+    pub(super) limit: Time,
+}
+
+/// More messages than that are a mistake.
+const MOST_MESSAGES: usize = 4_000_000;
+
+impl Expanded {
+    pub(super) fn new(traffic: &[Traffic], scene: Scene) -> Result<Expanded, Wrong> {
+        let mut expanded = Expanded::default();
+        for (place, entry) in traffic.iter().enumerate() {
+            let wrong = |key: &str, value: &dyn fmt::Display, right: String| {
+                Wrong::new(format!("traffic.{place}.{key}"), value, right)
+            };
+            entry.check(scene, &wrong)?;
+            let (flows, messages) = (expanded.flows.len(), expanded.messages.len());
+            Expansion { entry, scene, place, to: &mut expanded, by_pair: BTreeMap::new() }.expand();
+            if expanded.messages.len() > MOST_MESSAGES {
+                let right = format!("at most {MOST_MESSAGES} messages in all");
+                return Err(wrong("count", &format!("{} messages", expanded.messages.len()), right));
+            }
+            expanded.groups.push(Group {
+                name: entry.name(),
+                flows: flows..expanded.flows.len(),
+                messages: messages..expanded.messages.len(),
+                is_random: entry.load.is_some(),
+            });
+        }
+        Ok(expanded)
+    }
+}
+
+impl Traffic {
+    fn check(
+        &self,
+        scene: Scene,
+        wrong: &dyn Fn(&str, &dyn fmt::Display, String) -> Wrong,
+    ) -> Result<(), Wrong> {
+        let there = scene.hosts;
+        let is_there = |key: &str, host: usize| {
+            let right = || format!("a host from 0 to {}", there.saturating_sub(1));
+            if host < there { Ok(()) } else { Err(wrong(key, &host, right())) }
+        };
+        for range in self.hosts.iter().flat_map(|hosts| &hosts.0) {
+            is_there("hosts", range.end - 1)?;
+        }
+        let hosts = self.members(scene);
+        let mut sorted = hosts.clone();
+        sorted.sort_unstable();
+        if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
+            let hosts = self.hosts.as_ref().map(Hosts::to_string).unwrap_or_default();
+            return Err(wrong("hosts", &hosts, "each host once".into()));
+        }
+        self.to.map_or(Ok(()), |to| is_there("to", to))?;
+        for pair in &self.pairs {
+            pair.iter().try_for_each(|host| is_there("pairs", *host))?;
+            if pair[0] == pair[1] {
+                return Err(wrong("pairs", &format!("{pair:?}"), "two different hosts".into()));
+            }
+        }
+        let pattern = self.pattern;
+        let is_pairs = pattern == Pattern::Pairs;
+        if is_pairs == self.pairs.is_empty() {
+            let right =
+                if is_pairs { "at least one, as [[0, 1], [2, 1]]" } else { "only with pattern = \"pairs\"" };
+            return Err(wrong("pairs", &format!("{:?}", self.pairs), right.into()));
+        }
+        if self.to.is_some() != (pattern == Pattern::Incast) {
+            let to = self.to.map_or("none".to_owned(), |to| to.to_string());
+            return Err(wrong("to", &to, "the host that receives, with pattern = \"incast\" alone".into()));
+        }
+        if !is_pairs
+            && hosts.iter().filter(|host| Some(**host) != self.to).count()
+                < 1 + usize::from(self.to.is_none())
+        {
+            return Err(wrong(
+                "hosts",
+                &format!("{} hosts", hosts.len()),
+                format!("at least 2, for {pattern}"),
+            ));
+        }
+        let volumes = [self.endless, self.bytes.is_some(), self.sizes.is_some()];
+        if volumes.iter().filter(|is_given| **is_given).count() != 1 {
+            let right = "one of endless = true, bytes = \"1MB\", and sizes = \"websearch\" with a load";
+            return Err(wrong("pattern", &pattern, right.into()));
+        }
+        if let Some(bytes) = self.bytes
+            && !(1..=1 << 40).contains(&bytes.0)
+        {
+            return Err(wrong("bytes", &bytes, "1B to 1024GiB".into()));
+        }
+        if self.count == 0 || self.count > MOST_MESSAGES {
+            return Err(wrong("count", &self.count, format!("1 to {MOST_MESSAGES}")));
+        }
+        let needs_load = self.sizes.is_some() || pattern == Pattern::Random;
+        match self.load {
+            None if needs_load => {
+                let why = if pattern == Pattern::Random { "pattern = \"random\"" } else { "sizes" };
+                return Err(wrong("load", &"none", format!("a part of the line rate, as 0.5, for {why}")));
+            }
+            Some(load) if !(load > 0.0 && load <= 10.0) => {
+                return Err(wrong("load", &load, "a part of the line rate, above 0 and at most 10".into()));
+            }
+            Some(load) if self.endless => {
+                return Err(wrong("load", &load, "none: it is for messages, and this is endless".into()));
+            }
+            Some(_) if self.count != 1 => {
+                return Err(wrong(
+                    "count",
+                    &self.count,
+                    "none: with a load, messages come until stop".into(),
+                ));
+            }
+            _ => {}
+        }
+        if let Some(stop) = self.stop
+            && stop <= self.start
+        {
+            return Err(wrong("stop", &stop, format!("after the start, {}", self.start)));
+        }
+        Ok(())
+    }
+
+    /// The hosts that take part.
+    fn members(&self, scene: Scene) -> Vec<usize> {
+        match &self.hosts {
+            None => (0..scene.hosts).collect(),
+            Some(hosts) => hosts.0.iter().cloned().flatten().collect(),
+        }
+    }
+}
+
+/// How one entry is expanded.
+struct Expansion<'a> {
+    entry: &'a Traffic,
+    scene: Scene,
+    place: usize,
+    to: &'a mut Expanded,
+    by_pair: BTreeMap<(usize, usize), usize>,
+}
+
+impl Expansion<'_> {
+    fn expand(&mut self) {
+        let entry = self.entry;
+        let members = entry.members(self.scene);
+        let bytes = entry.bytes.map_or(0, |bytes| bytes.0);
+        match (entry.pattern, entry.load) {
+            (Pattern::Ring, None) if !entry.endless => self.ring(&members, bytes),
+            (Pattern::AllToAll, None) if !entry.endless => self.all_to_all(&members, bytes),
+            (Pattern::Random, Some(load)) => {
+                for (at, from) in members.iter().enumerate() {
+                    let others = [&members[..at], &members[at + 1..]].concat();
+                    self.arrivals(*from, &others, load);
+                }
+            }
+            (_, load) => {
+                let mut receivers: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+                for (from, to) in self.pairs(&members) {
+                    receivers.entry(from).or_default().push(to);
+                }
+                for (from, receivers) in receivers {
+                    match load {
+                        Some(load) => self.arrivals(from, &receivers, load),
+                        None => receivers.into_iter().for_each(|to| self.flow(from, to, bytes)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn pairs(&self, members: &[usize]) -> Vec<(usize, usize)> {
+        let count = members.len();
+        let each = members.iter().copied();
+        match self.entry.pattern {
+            Pattern::Pairs => self.entry.pairs.iter().map(|[from, to]| (*from, *to)).collect(),
+            Pattern::Incast => {
+                let to = self.entry.to.unwrap_or_default();
+                each.filter(|from| *from != to).map(|from| (from, to)).collect()
+            }
+            Pattern::Permutation => {
+                let places = Chance::new(self.scene.seed, self.place, usize::MAX).cycle(count);
+                each.zip(places).map(|(from, to)| (from, members[to])).collect()
+            }
+            Pattern::Ring => (0..count).map(|at| (members[at], members[(at + 1) % count])).collect(),
+            Pattern::AllToAll | Pattern::Random => {
+                let shifted = |shift: usize| (0..count).map(move |at| (at, (at + shift) % count));
+                (1..count).flat_map(shifted).map(|(from, to)| (members[from], members[to])).collect()
+            }
+        }
+    }
+
+    /// A flow that is endless, or has its messages one after the other.
+    fn flow(&mut self, from: usize, to: usize, bytes: u64) {
+        let Traffic { endless, count, every, stop, .. } = *self.entry;
+        let first = self.by_pair.len();
+        let start = self.start(from)
+            + if endless { every.unwrap_or_default().0 * first as u32 } else { Duration::ZERO };
+        let stop = stop.unwrap_or(self.scene.limit).0;
+        let flow = self.add_flow(from, to);
+        if endless {
+            self.to.flows[flow].endless = Some((start, stop));
+            return;
+        }
+        let mut before = None;
+        for number in 0..count {
+            let start = start + every.unwrap_or_default().0 * number as u32;
+            let after = before.filter(|_| every.is_none()).into_iter().collect();
+            before = Some(self.add_message(flow, bytes, start, after));
+        }
+    }
+
+    /// Messages to one of `receivers` each, by a Poisson process.
+    fn arrivals(&mut self, from: usize, receivers: &[usize], load: f64) {
+        let Traffic { bytes, sizes, start, stop, .. } = *self.entry;
+        let mut chance = Chance::new(self.scene.seed, self.place, from);
+        let mean = sizes.map_or(bytes.map_or(0.0, |bytes| bytes.0 as f64), Sizes::mean);
+        let interval = 8.0 * mean / (load * self.scene.rate.0 as f64);
+        let stop = stop.unwrap_or(self.scene.limit).0;
+        let mut now = start.0;
+        loop {
+            now += Duration::from_secs_f64(interval * chance.exponential());
+            if now >= stop || self.to.messages.len() > MOST_MESSAGES {
+                return;
+            }
+            let to = receivers[chance.below(receivers.len() as u64) as usize];
+            let bytes = sizes.map_or(bytes.map_or(1, |bytes| bytes.0), |sizes| sizes.draw(&mut chance));
+            let flow = self.add_flow(from, to);
+            self.add_message(flow, bytes, now, Vec::new());
+        }
+    }
+
+    /// A reduce-scatter and an all-gather: each host passes on what has come from the one before it.
+    fn ring(&mut self, members: &[usize], bytes: u64) {
+        let count = members.len();
+        let pairs = self.pairs(members);
+        let flows: Vec<usize> = pairs.into_iter().map(|(from, to)| self.add_flow(from, to)).collect();
+        let chunk = bytes.div_ceil(count as u64);
+        let mut before: Vec<Vec<usize>> = vec![Vec::new(); count];
+        for round in 0..self.entry.count {
+            for _ in 0..2 * (count - 1) {
+                let mut arrives = vec![Vec::new(); count];
+                for at in 0..count {
+                    let start = self.start_of_round(members[at], round);
+                    let message = self.add_message(flows[at], chunk, start, std::mem::take(&mut before[at]));
+                    arrives[(at + 1) % count].push(message);
+                }
+                before = arrives;
+            }
+        }
+    }
+
+    /// In step s each host sends to the s-th after it.
+    fn all_to_all(&mut self, members: &[usize], bytes: u64) {
+        let count = members.len();
+        let mut before: Vec<Vec<usize>> = vec![Vec::new(); count];
+        for round in 0..self.entry.count {
+            for shift in 1..count {
+                let mut arrives = vec![Vec::new(); count];
+                for at in 0..count {
+                    let to = (at + shift) % count;
+                    let start = self.start_of_round(members[at], round);
+                    let flow = self.add_flow(members[at], members[to]);
+                    let message = self.add_message(flow, bytes, start, std::mem::take(&mut before[at]));
+                    arrives[to].push(message);
+                }
+                before = arrives;
+            }
+        }
+    }
+
+    fn start(&self, from: usize) -> Duration {
+        let spread = self.entry.spread.0.as_nanos() as u64;
+        let later = Chance::new(self.scene.seed, self.place, from).below(spread + 1);
+        self.entry.start.0 + Duration::from_nanos(later)
+    }
+
+    fn start_of_round(&self, from: usize, round: usize) -> Duration {
+        self.start(from) + self.entry.every.unwrap_or_default().0 * round as u32
+    }
+
+    /// One flow for each pair.
+    fn add_flow(&mut self, from: usize, to: usize) -> usize {
+        let flows = &mut self.to.flows;
+        *self.by_pair.entry((from, to)).or_insert_with(|| {
+            flows.push(Flow { from, to, endless: None });
+            flows.len() - 1
+        })
+    }
+
+    fn add_message(&mut self, flow: usize, bytes: u64, start: Duration, after: Vec<usize>) -> usize {
+        self.to.messages.push(Message { flow, bytes, start, after });
+        self.to.messages.len() - 1
+    }
+}

@@ -1,0 +1,447 @@
+//! A run: the hosts of a fabric, driven from event to event.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::{Duration, Instant};
+
+use ferroce::{CongestionControl, Memory, Nanos};
+use ferroce_driver::sim::fabric::{Built, Fabric, HostId, Part, address};
+
+use super::host::{Host, News, PIECE};
+use super::outcome::{FlowOutcome, HostCounters, MessageOutcome, Outcome};
+use super::plan::Plan;
+use super::watch::Watch;
+use super::ways::Ways;
+use crate::failure::{Failure, OrFail};
+
+/// How far a run has come.
+pub(crate) struct Progress {
+    /// Virtual time that has gone by, and all of it.
+    pub(crate) now: Duration,
+    pub(crate) of: Duration,
+    pub(crate) messages_completed: usize,
+}
+
+/// Carries out a plan. `progress` is told of each sample, and ends the run by returning `false`.
+#[cfg(test)]
+pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Outcome, Failure> {
+    run_observed(plan, progress, |_| Ok(()))
+}
+
+/// The same, with a look at the fabric before it begins.
+pub(crate) fn run_observed(
+    plan: &Plan,
+    progress: &mut dyn FnMut(Progress) -> bool,
+    observe: impl FnOnce(&Built) -> Result<(), Failure>,
+) -> Result<Outcome, Failure> {
+    let start = Instant::now();
+    let mut world = World::new(plan)?;
+    observe(&world.built)?;
+    let set_up = start.elapsed();
+    world.go_on(progress)?;
+    Ok(world.outcome(set_up, start.elapsed() - set_up))
+}
+
+/// Of virtual time, when a run begins: contexts do not like to be told of zero.
+const BEGIN: Nanos = Nanos(1_000_000);
+
+struct World<'a> {
+    plan: &'a Plan,
+    built: Built,
+    fabric: Fabric,
+    hosts: Vec<Host>,
+    /// For each flow, its ends at its two hosts.
+    ends: Vec<[usize; 2]>,
+    messages: Vec<Delivery>,
+    /// What is to be done at a time: by hosts, and by the plan.
+    wakes: BinaryHeap<Reverse<(Nanos, usize)>>,
+    agenda: BinaryHeap<Reverse<(Nanos, Item)>>,
+    watch: Watch,
+    polls: u64,
+    completed: usize,
+}
+
+/// What a plan wants at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Item {
+    /// An endless flow begins, or ends.
+    Endless { flow: usize, begins: bool },
+    /// A message is due, if all have arrived that it comes after.
+    Message { number: usize },
+}
+
+/// How far a message is.
+#[derive(Clone, Default)]
+struct Delivery {
+    /// What still keeps it from being posted: messages that it comes after, and its own time.
+    awaits: usize,
+    /// Messages that come after it.
+    followers: Vec<usize>,
+    posted: Option<Nanos>,
+    completed: Option<Nanos>,
+}
+
+impl<'a> World<'a> {
+    fn new(plan: &'a Plan) -> Result<World<'a>, Failure> {
+        let mut topology = plan.topology.clone();
+        let frame = u64::from(plan.transport.path_mtu.bytes()) + 100;
+        for cable in &topology.links {
+            for end in cable.ends {
+                let (Part::Host(host), Some(rate)) = (end, cable.link.rate) else { continue };
+                // Enough for the time between two polls, twice.
+                let bits = plan.transport.poll_interval.as_nanos() as u64 * (rate / 1_000_000_000).max(1);
+                if let Some(host) = topology.hosts.get_mut(host) {
+                    host.tx_frames = (2 * bits / 8 / frame + 1).clamp(4, 256) as u32;
+                }
+            }
+        }
+        let built = topology.build(plan.seed, plan.fabric)?;
+        let mut queue_pairs = vec![0; built.hosts.len()];
+        let mut ends = Vec::new();
+        for flow in &plan.flows {
+            ends.push([flow.from, flow.to].map(|host| {
+                queue_pairs[host] += 1;
+                queue_pairs[host] - 1
+            }));
+        }
+        // All read and write the same memory: nobody looks at it, and it stays in the cache.
+        let memory = Memory::shared(PIECE as usize).or_fail(|| "memory of the hosts".into())?;
+        let mut hosts = Vec::new();
+        for (number, queue_pairs) in queue_pairs.iter().enumerate() {
+            let port = built.fabric.open(built.hosts[number])?;
+            let secrets = (plan.seed, memory.share()?);
+            hosts.push(Host::open(Box::new(port), number, *queue_pairs, secrets, &plan.transport)?);
+        }
+        for (flow, [from, to]) in plan.flows.iter().zip(&ends) {
+            let [here, there] = [hosts[flow.from].end(*from)?, hosts[flow.to].end(*to)?];
+            hosts[flow.from].connect(*from, there, address(flow.to), &plan.transport)?;
+            hosts[flow.to].connect(*to, here, address(flow.from), &plan.transport)?;
+        }
+        let mut messages = vec![Delivery::default(); plan.messages.len()];
+        let mut agenda = BinaryHeap::new();
+        for (number, message) in plan.messages.iter().enumerate() {
+            messages[number].awaits = message.after.len() + 1;
+            for before in &message.after {
+                messages[*before].followers.push(number);
+            }
+            agenda.push(Reverse((BEGIN + message.start, Item::Message { number })));
+        }
+        for (flow, endless) in
+            plan.flows.iter().enumerate().filter_map(|(at, flow)| Some((at, flow.endless?)))
+        {
+            for (time, begins) in [(endless.0, true), (endless.1, false)] {
+                agenda.push(Reverse((BEGIN + time, Item::Endless { flow, begins })));
+            }
+        }
+        let fabric = built.fabric.clone();
+        let watch = Watch::new(plan, &built, &ends);
+        Ok(World {
+            plan,
+            built,
+            fabric,
+            hosts,
+            ends,
+            messages,
+            wakes: BinaryHeap::new(),
+            agenda,
+            watch,
+            polls: 0,
+            completed: 0,
+        })
+    }
+
+    fn go_on(&mut self, progress: &mut dyn FnMut(Progress) -> bool) -> Result<(), Failure> {
+        let end = BEGIN + self.plan.duration;
+        let mut sample = BEGIN + self.plan.sample;
+        let mut woken: Vec<HostId> = Vec::new();
+        let mut due: Vec<usize> = Vec::new();
+        loop {
+            let next = |time: Option<Nanos>| time.unwrap_or(Nanos::NEVER);
+            let wake = next(self.wakes.peek().map(|Reverse((time, _))| *time));
+            let item = next(self.agenda.peek().map(|Reverse((time, _))| *time));
+            let limit = wake.min(item).min(sample).min(end);
+            let now = self.fabric.advance_until_woken(limit, &mut woken);
+            for host in woken.drain(..) {
+                self.wake(host.number(), now);
+            }
+            while self.agenda.peek().is_some_and(|Reverse((time, _))| *time <= now) {
+                let Some(Reverse((_, item))) = self.agenda.pop() else { break };
+                self.begin(item, now)?;
+            }
+            while self.wakes.peek().is_some_and(|Reverse((time, _))| *time <= now) {
+                let Some(Reverse((time, host))) = self.wakes.pop() else { break };
+                // It may have been woken earlier since.
+                if self.hosts[host].wake == time {
+                    self.hosts[host].wake = Nanos::NEVER;
+                    due.push(host);
+                }
+            }
+            due.sort_unstable();
+            for host in due.drain(..) {
+                self.poll(host, now)?;
+            }
+            let is_over = now >= end || self.is_over();
+            if now >= sample || is_over {
+                self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
+                sample = sample + self.plan.sample;
+                let told = Progress {
+                    now: now.since(BEGIN),
+                    of: self.plan.duration,
+                    messages_completed: self.completed,
+                };
+                if !progress(told) || is_over {
+                    return Ok(());
+                }
+            }
+        }
+    }
+
+    /// Whether nothing goes on without end, and all messages were completed or nothing will happen any more, as after queue
+    /// pairs have failed.
+    fn is_over(&self) -> bool {
+        let is_endless = self.plan.flows.iter().any(|flow| flow.endless.is_some());
+        let is_still =
+            || self.wakes.is_empty() && self.agenda.is_empty() && self.fabric.next_event().is_none();
+        !is_endless && (self.completed == self.messages.len() || is_still())
+    }
+
+    /// A host is to be polled, not before it may.
+    fn wake(&mut self, host: usize, time: Nanos) {
+        let state = &mut self.hosts[host];
+        let earliest = state.polled.map_or(Nanos::ZERO, |polled| polled + self.plan.transport.poll_interval);
+        let time = time.max(earliest);
+        if time < state.wake {
+            state.wake = time;
+            self.wakes.push(Reverse((time, host)));
+        }
+    }
+
+    fn begin(&mut self, item: Item, now: Nanos) -> Result<(), Failure> {
+        match item {
+            Item::Message { number } => self.released(number, now),
+            Item::Endless { flow, begins } => {
+                let host = self.plan.flows[flow].from;
+                self.hosts[host].set_endless(self.ends[flow][0], begins)?;
+                self.wake(host, now);
+                Ok(())
+            }
+        }
+    }
+
+    /// A message has one thing less to wait for.
+    fn released(&mut self, number: usize, now: Nanos) -> Result<(), Failure> {
+        self.messages[number].awaits -= 1;
+        if self.messages[number].awaits > 0 {
+            return Ok(());
+        }
+        let message = &self.plan.messages[number];
+        let host = self.plan.flows[message.flow].from;
+        self.hosts[host].send(self.ends[message.flow][0], number as u32, message.bytes)?;
+        self.messages[number].posted = Some(now);
+        self.wake(host, now);
+        Ok(())
+    }
+
+    fn poll(&mut self, host: usize, now: Nanos) -> Result<(), Failure> {
+        let mut news = Vec::new();
+        self.polls += 1;
+        self.hosts[host].poll(now, &mut news)?;
+        if let Some(next) = self.hosts[host].context.next_timeout() {
+            self.wake(host, next);
+        }
+        for news in news {
+            match news {
+                News::Completed(number) => {
+                    self.messages[number as usize].completed.get_or_insert(now);
+                    self.completed += 1;
+                }
+                News::Arrived(number) => {
+                    for follower in std::mem::take(&mut self.messages[number as usize].followers) {
+                        self.released(follower, now)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn outcome(mut self, set_up: Duration, wall: Duration) -> Outcome {
+        let ways = Ways::of(self.plan);
+        let time = |time: Nanos| time.since(BEGIN);
+        let messages =
+            self.plan.messages.iter().zip(&self.messages).map(|(message, delivery)| MessageOutcome {
+                flow: message.flow,
+                bytes: message.bytes,
+                posted: delivery.posted.map(time),
+                completed: delivery.completed.map(time),
+                alone: ways.alone(&self.plan.flows[message.flow], message.bytes),
+            });
+        let messages = messages.collect();
+        let duration = self.watch.duration();
+        let measured = duration.saturating_sub(self.plan.warm_up);
+        let is_on = self.plan.transport.control != CongestionControl::Off;
+        let flows = self.plan.flows.iter().enumerate().map(|(at, flow)| {
+            let bytes = self.watch.bytes(at);
+            let failure = self.hosts[flow.from].ends[self.ends[at][0]].failure;
+            let (goodputs, rates) = self.watch.take_series(at);
+            FlowOutcome {
+                from: flow.from,
+                to: flow.to,
+                bytes,
+                goodput: 8.0 * bytes as f64 / measured.as_secs_f64(),
+                goodputs,
+                rates: if is_on { rates } else { Vec::new() },
+                failure: failure.map(|status| format!("{status:?}")),
+            }
+        });
+        let flows = flows.collect();
+        let mut hosts = HostCounters::default();
+        for host in &self.hosts {
+            host.count(&mut hosts);
+        }
+        Outcome {
+            set_up,
+            wall,
+            events: self.fabric.events(),
+            polls: self.polls,
+            trace_hash: self.fabric.trace_hash(),
+            duration,
+            measured,
+            flows,
+            messages,
+            queues: self.watch.queues(&self.built),
+            pauses: self.watch.pauses(&self.built),
+            fabric: self.fabric.counters(),
+            hosts,
+            times: self.watch.times(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ferroce::{Dcqcn, PathMtu};
+    use ferroce_driver::sim::fabric::{BufferConfig, FabricConfig, PfcConfig, SwitchConfig, Topology};
+    use ferroce_driver::sim::{EcnConfig, LinkConfig};
+
+    use super::*;
+    use crate::fabric::plan::{Flow, Message, Transport};
+
+    fn transport(control: CongestionControl) -> Transport {
+        Transport {
+            control,
+            cnp_interval: Duration::from_micros(50),
+            selective_repeat: false,
+            path_mtu: PathMtu::Mtu1024,
+            dscp: 26,
+            window: 512,
+            timeout: 10,
+            poll_interval: Duration::from_nanos(250),
+        }
+    }
+
+    fn incast(senders: usize, control: CongestionControl, switch: SwitchConfig) -> Plan {
+        let link = LinkConfig::default().rate(25_000_000_000).delay(Duration::from_micros(1));
+        let forever = (Duration::ZERO, Duration::from_secs(1));
+        let flows = (1..=senders).map(|from| Flow { from, to: 0, endless: Some(forever) });
+        Plan {
+            seed: 1,
+            fabric: FabricConfig::default(),
+            topology: Topology::star(senders + 1, &link, switch),
+            flows: flows.collect(),
+            messages: Vec::new(),
+            transport: transport(control),
+            duration: Duration::from_millis(20),
+            warm_up: Duration::from_millis(10),
+            sample: Duration::from_micros(100),
+        }
+    }
+
+    #[test]
+    fn an_incast_is_shared() {
+        let ecn = EcnConfig::new(5150, 206_000, 0.01);
+        let pool = BufferConfig::default().pool(4 << 20);
+        let lossless = SwitchConfig::default().buffer(pool).ecn(ecn).pfc(PfcConfig::default());
+        for (control, switch) in [
+            (CongestionControl::Off, SwitchConfig::default().buffer(pool.pool(1 << 20))),
+            (CongestionControl::Off, lossless),
+            (CongestionControl::Dcqcn(Dcqcn::ZHU25P), lossless),
+        ] {
+            let plan = incast(4, control, switch);
+            let outcome = run(&plan, &mut |_| true).unwrap();
+            let sum: f64 = outcome.flows.iter().map(|flow| flow.goodput).sum();
+            let Outcome { fabric, hosts, .. } = &outcome;
+            // Of each frame of 1106 bytes with preamble and gap, 1024 are payload.
+            let most = 25e9 * 1024.0 / 1106.0;
+            // Pieces of 64 KiB count when they are complete: in 10 ms that is 0.2 Gb/s, and without PFC some are lost.
+            assert!(sum <= 1.01 * most && sum > 0.96 * most, "{sum}");
+            let counted = fabric.delivered + fabric.dropped() + fabric.under_way;
+            assert_eq!(fabric.sent + fabric.duplicated, counted, "{fabric:?}");
+            let queue = outcome.queues.iter().max_by_key(|queue| queue.max).unwrap();
+            assert_eq!(queue.name, "switch0:0 to host0");
+            assert_eq!(queue.dropped, fabric.dropped());
+            let is_lossless = switch.pfc.is_some();
+            assert_eq!(is_lossless, fabric.dropped() == 0 && hosts.retransmitted == 0, "{hosts:?}");
+            match control {
+                CongestionControl::Off => {
+                    assert_eq!((hosts.marked, hosts.cnps_sent), (0, 0));
+                    assert_eq!(is_lossless, outcome.pauses.len() == 4, "{:?}", outcome.pauses);
+                }
+                _ => {
+                    assert!(hosts.marked > 0 && hosts.cnps_handled == hosts.cnps_sent, "{hosts:?}");
+                    assert!(outcome.pauses.is_empty() && queue.mean < 206_000.0, "{queue:?}");
+                    assert!(outcome.flows.iter().all(|flow| flow.rates.len() == outcome.times.len()));
+                }
+            }
+            if is_lossless {
+                assert!(outcome.flows.iter().all(|flow| flow.goodput > 0.15 * sum && flow.failure.is_none()));
+            }
+        }
+    }
+
+    /// The same plan, the same run; hosts that are only there change nothing.
+    #[test]
+    fn a_run_repeats_itself_with_idle_hosts_too() {
+        let ecn = EcnConfig::new(5150, 206_000, 0.01);
+        let switch = SwitchConfig::default().ecn(ecn).pfc(PfcConfig::default());
+        let hash = |idle: usize, seed: u64| {
+            let mut plan = incast(4, CongestionControl::Dcqcn(Dcqcn::ZHU25P), switch);
+            plan.seed = seed;
+            plan.duration = Duration::from_millis(12);
+            let link = plan.topology.links[0].link.clone();
+            plan.topology.add_hosts(idle, Part::Switch(0), &link);
+            let outcome = run(&plan, &mut |_| true).unwrap();
+            (outcome.trace_hash, outcome.hosts.marked, outcome.fabric)
+        };
+        assert_eq!(hash(0, 1), hash(0, 1));
+        assert_eq!(hash(0, 1), hash(30, 1));
+        assert_ne!(hash(0, 1).0, hash(0, 2).0);
+    }
+
+    #[test]
+    fn messages_wait_for_those_before_them() {
+        let mut plan = incast(3, CongestionControl::Off, SwitchConfig::default());
+        plan.flows = vec![
+            Flow { from: 0, to: 1, endless: None },
+            Flow { from: 1, to: 2, endless: None },
+            Flow { from: 2, to: 0, endless: None },
+        ];
+        let message = |flow, bytes, after| Message { flow, bytes, start: Duration::ZERO, after };
+        plan.messages =
+            vec![message(0, 1_000_000, vec![]), message(1, 1, vec![0]), message(2, 5000, vec![0, 1])];
+        let outcome = run(&plan, &mut |_| true).unwrap();
+        println!("{:?}", outcome.messages);
+        for (number, message) in outcome.messages.iter().enumerate() {
+            let time = message.time().unwrap();
+            assert!(time >= message.alone, "{message:?}");
+            assert!(time < message.alone + Duration::from_micros(3), "{message:?}");
+            for before in &plan.messages[number].after {
+                // It has arrived before it is acknowledged.
+                assert!(
+                    message.posted.unwrap() + Duration::from_micros(5)
+                        > outcome.messages[*before].completed.unwrap()
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! A value that makes no sense.
+
+use std::fmt;
+
+/// Where it is, what it is, and what would be right.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Wrong {
+    /// Its place in a description, such as `switches.kmin` or `traffic.0.to`.
+    pub(crate) place: String,
+    pub(crate) value: String,
+    pub(crate) right: String,
+}
+
+impl Wrong {
+    pub(super) fn new(place: impl Into<String>, value: impl fmt::Display, right: impl Into<String>) -> Wrong {
+        Wrong { place: place.into(), value: value.to_string(), right: right.into() }
+    }
+
+    /// The last part of its place.
+    pub(super) fn key(&self) -> &str {
+        self.place.rsplit('.').next().unwrap_or_default()
+    }
+}
+
+impl fmt::Display for Wrong {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} = {}: {}", self.place, self.value, self.right)
+    }
+}

@@ -1,0 +1,347 @@
+//! `ferroce fabric`, as a user runs it.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+mod ends;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use ends::{Ferroce, Outcome, refused};
+use ferroce_driver::pcap::Reader;
+use serde_json::Value;
+
+fn fabric(arguments: &str) -> Outcome {
+    Ferroce::start(None, &format!("fabric {arguments}")).end()
+}
+
+/// The runs of all settings, in order.
+fn runs(report: &Value) -> Vec<&Value> {
+    report["cases"].as_array().unwrap().iter().flat_map(|case| case["runs"].as_array().unwrap()).collect()
+}
+
+fn hashes(arguments: &str) -> Vec<String> {
+    let report = fabric(&format!("{arguments} --json")).json();
+    runs(&report).into_iter().map(|run| run["trace_hash"].as_str().unwrap().to_owned()).collect()
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or_else(|| panic!("{value} is no number"))
+}
+
+/// A folder that goes away again.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("ferroce-fabric-{}-{name}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Folder(path)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Each scenario, small.
+const SMALL: [&str; 8] = [
+    "incast --hosts 4 --bytes 100KB --count 2",
+    "fairness --hosts 2 --limit 3ms --warm-up 2500us",
+    "burst --hosts 3 --count 1 --limit 6ms",
+    "victim --hosts 3 --limit 1ms --warm-up 100us",
+    "permutation --hosts 8 --hosts-per-leaf 4 --bytes 100KB --count 2",
+    "allreduce --hosts 4 --bytes 400KB",
+    "alltoall --hosts 4 --bytes 50KB",
+    "websearch --hosts 4 --load 0.1",
+];
+
+#[test]
+fn each_scenario_does_its_work() {
+    for scenario in SMALL {
+        let report = fabric(&format!("{scenario} --json")).json();
+        let run = runs(&report)[0];
+        let traffic = run["traffic"].as_object().unwrap();
+        for (name, measures) in traffic {
+            assert!(number(&measures["goodput_gbps"]) > 0.0, "{scenario} {name}: {measures:#}");
+            if let Some(unfinished) = measures.get("unfinished") {
+                assert_eq!(unfinished, 0.0, "{scenario} {name}");
+                assert!(number(&measures["slowdown_p50"]) >= 1.0, "{scenario} {name}: {measures:#}");
+                let [p50, p99, max] =
+                    ["fct_p50_us", "fct_p99_us", "fct_max_us"].map(|key| number(&measures[key]));
+                assert!(p50 <= p99 && p99 <= max, "{scenario} {name}: {measures:#}");
+            }
+        }
+        assert_eq!(run["measures"]["drops"], 0.0, "{scenario}: PFC is on");
+    }
+}
+
+#[test]
+fn a_table_names_what_was_measured_and_the_command_that_repeats_it() {
+    let outcome = fabric("incast --hosts 4 --bytes 100KB --count 1 --rate 25G --pmax 0.5");
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    for words in [
+        "5 hosts around one switch; links 25G, 1us",
+        "Kmin 100KB, Kmax 400KB, Pmax 0.5",
+        "window 512 packets",
+        "ACK timeout 67109us",
+        "goodput, Gb/s",
+        "Jain's index",
+        "FCT mean, us",
+        "p99, us",
+        "slowdown mean",
+        "longest queue mean, KB",
+        "frames marked",
+        "CNPs",
+        "paused, all links, us",
+        "frames dropped",
+        "packets retransmitted",
+        "queue switch0:0 to host0: mean",
+        "trace hash ",
+        "repeat it by: ferroce fabric incast",
+    ] {
+        assert!(outcome.stdout.contains(words), "no '{words}' in {outcome:#?}");
+    }
+    let (_, command) = outcome.stdout.split_once("repeat it by: ferroce ").unwrap();
+    let again = Ferroce::start(None, command).end();
+    let hash = |outcome: &Outcome| outcome.stdout.split_once("trace hash ").unwrap().1[..16].to_owned();
+    assert_eq!(hash(&again), hash(&outcome));
+}
+
+#[test]
+fn the_same_seed_is_the_same_run_and_another_one_is_not() {
+    let scenario = "permutation --hosts 8 --hosts-per-leaf 4 --bytes 200KB --count 2";
+    let three = hashes(&format!("{scenario} --seed 5 --seeds 3"));
+    assert_eq!(three, hashes(&format!("{scenario} --seed 5 --seeds 3 --jobs 1")));
+    let each: Vec<String> = (5..8).flat_map(|seed| hashes(&format!("{scenario} --seed {seed}"))).collect();
+    assert_eq!(three, each);
+    assert!(three[0] != three[1] && three[1] != three[2]);
+}
+
+#[test]
+fn settings_are_compared() {
+    let report = fabric(
+        "victim --hosts 6 --buffer 8MB --limit 4ms --warm-up 1ms --compare off,dcqcn --compare pfc=on,off --json",
+    );
+    let report = report.json();
+    let cases = report["cases"].as_array().unwrap();
+    let labels: Vec<&str> = cases.iter().map(|case| case["label"].as_str().unwrap()).collect();
+    assert_eq!(labels, ["off pfc=on", "off pfc=off", "dcqcn pfc=on", "dcqcn pfc=off"]);
+    let of = |case: usize, key: &str| number(&cases[case]["runs"][0]["measures"][key]);
+    let victim = |case: usize| number(&cases[case]["runs"][0]["traffic"]["victim"]["goodput_gbps"]);
+    // Pauses instead of drops, and a flow that suffers from them, unless the senders are slowed down.
+    assert!(of(0, "pauses") > 0.0 && of(0, "drops") == 0.0 && of(0, "marked") == 0.0);
+    assert!(of(1, "pauses") == 0.0 && of(1, "drops") > 0.0 && of(1, "retransmitted") > 0.0);
+    assert!(of(2, "cnps") > 0.0 && of(2, "drops") == 0.0);
+    assert!(victim(0) < 60.0 && victim(1) > 95.0 && victim(2) > victim(0) && victim(3) > 95.0, "{report:#}");
+    let links = cases[0]["runs"][0]["pauses"].as_array().unwrap();
+    assert!(links.iter().any(|link| link["link"] == "switch0:2 to switch1:7"), "{links:#?}");
+    // Each run alone is the same run.
+    for case in cases {
+        let command = case["runs"][0]["command"].as_str().unwrap().strip_prefix("ferroce fabric ").unwrap();
+        assert_eq!(hashes(command), [case["runs"][0]["trace_hash"].as_str().unwrap()]);
+    }
+}
+
+#[test]
+fn more_seeds_give_a_deviation() {
+    let outcome = fabric("incast --hosts 4 --bytes 400KB --count 2 --seeds 3 --compare kmin=20KB,400KB");
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let row = |label: &str| outcome.stdout.lines().find(|line| line.starts_with(label)).unwrap();
+    assert!(row("mean ± standard deviation of 3 seeds").len() > 1);
+    let values: Vec<&str> = row("FCT mean, us").split_whitespace().skip(3).collect();
+    assert_eq!(values.len(), 4, "{values:?}");
+    assert!(values[1].starts_with('±') && values[1] != "±0", "{values:?}");
+}
+
+#[test]
+fn a_file_that_describes_a_scenario_is_the_same_run() {
+    let folder = Folder::new("describe");
+    for (at, scenario) in SMALL.iter().enumerate() {
+        let described = fabric(&format!("{scenario} --describe"));
+        assert_eq!(described.code, Some(0), "{described:#?}");
+        let file = folder.file(&format!("{at}.toml"));
+        fs::write(&file, &described.stdout).unwrap();
+        assert_eq!(hashes(&file), hashes(scenario), "{}", described.stdout);
+        assert_eq!(fabric(&format!("{file} --describe")).stdout, described.stdout);
+    }
+    // Options change a file as they change a scenario.
+    let file = folder.file("0.toml");
+    assert_eq!(
+        hashes(&format!("{file} --pfc off --delay 2us --compare off,mlx5")),
+        hashes(&format!("{} --pfc off --delay 2us --compare off,mlx5", SMALL[0]))
+    );
+}
+
+/// The TOML files of the manual.
+#[test]
+fn the_files_of_the_manual_run() {
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/fabric.md");
+    let manual = fs::read_to_string(manual).unwrap();
+    let folder = Folder::new("manual");
+    let files: Vec<&str> =
+        manual.split("```toml\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
+    assert!(files.len() >= 2, "the manual has its files");
+    for (at, text) in files.iter().enumerate() {
+        let file = folder.file(&format!("{at}.toml"));
+        fs::write(&file, text).unwrap();
+        let outcome = fabric(&file);
+        assert_eq!(outcome.code, Some(0), "{text}\n{outcome:#?}");
+    }
+}
+
+#[test]
+fn a_port_is_recorded() {
+    let folder = Folder::new("pcap");
+    let (receiver, switch) = (folder.file("host.pcapng"), folder.file("switch.pcapng"));
+    let scenario = "incast --hosts 3 --bytes 50KB --count 1 --compare off";
+    let outcome = fabric(&format!("{scenario} --pcap host0={receiver} --pcap switch0:1={switch} --json"));
+    let report = outcome.json();
+    let mut times = Vec::new();
+    let mut payloads = 0;
+    let mut reader = Reader::open(&receiver).unwrap();
+    while let Some(record) = reader.next_record().unwrap() {
+        times.push(record.timestamp);
+        payloads += usize::from(record.captured.len() > 1000);
+    }
+    // 3 messages of 13 packets, and the acknowledgements.
+    assert!(payloads >= 36 && times.len() > payloads, "{payloads} of {}", times.len());
+    assert!(times.is_sorted());
+    let last = number(&runs(&report)[0]["measures"]["time_ms"]) * 1e6;
+    assert!(*times.last().unwrap() as f64 <= last + 2e6, "virtual time: {:?}", times.last());
+    let dissected = Ferroce::start(None, &format!("dissect {switch}")).end();
+    assert_eq!(dissected.code, Some(0), "{dissected:#?}");
+    assert!(dissected.stdout.contains("RC_RDMA_WRITE_FIRST") && dissected.stdout.contains("ICRC ok"));
+    // It changes nothing.
+    assert_eq!(hashes(scenario)[0], runs(&report)[0]["trace_hash"].as_str().unwrap());
+}
+
+/// Queue pairs that have failed end a run: what is told of it does not depend on the limit.
+#[test]
+fn a_limit_that_is_not_reached_changes_nothing() {
+    let scenario =
+        "incast --hosts 32 --bytes 400KB --count 4 --buffer 2MB --pfc off --congestion off --ack-timeout 6";
+    let measures = |limit: &str| {
+        let outcome = fabric(&format!("{scenario} --limit {limit} --json"));
+        assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+        let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+        let run = runs(&report)[0].clone();
+        (run["measures"].clone(), run["traffic"].clone())
+    };
+    let (short, long) = (measures("100ms"), measures("400ms"));
+    assert!(number(&short.1["incast"]["unfinished"]) > 0.0 && number(&short.0["failed_queue_pairs"]) > 0.0);
+    assert_eq!(short, long);
+}
+
+/// Nothing is faster than alone, whatever the rates on the way; uplinks count in an oversubscription.
+#[test]
+fn faster_uplinks_are_reckoned_with() {
+    let report =
+        fabric("permutation --hosts 4 --hosts-per-leaf 2 --rate 25G --uplink-rate 400G --bytes 4KB --json")
+            .json();
+    let run = runs(&report)[0];
+    for message in run["messages"].as_array().unwrap() {
+        assert!(number(&message["fct_us"]) >= number(&message["alone_us"]), "{message}");
+    }
+    let leaves =
+        "websearch --topology leaf-spine --hosts 64 --hosts-per-leaf 16 --rate 25G --uplink-rate 100G";
+    let described = fabric(&format!("{leaves} --oversubscription 2 --describe")).stdout;
+    assert!(described.contains("spines = 2\n"), "{described}");
+}
+
+#[test]
+fn plots_are_written() {
+    let folder = Folder::new("svg");
+    let file = folder.file("plot.svg");
+    let outcome = fabric(&format!("incast --hosts 4 --bytes 400KB --compare off,dcqcn --svg {file}"));
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let text = fs::read_to_string(&file).unwrap();
+    assert!(text.starts_with("<svg") && text.trim_end().ends_with("</svg>"), "{text}");
+    for words in
+        ["goodput of incast", "rate allowed to a flow", "switch0:0 to host0", "dcqcn Gb/s", "off queue, KB"]
+    {
+        assert!(text.contains(words), "no '{words}'");
+    }
+    assert!(text.matches("<polyline").count() >= 4 && text.len() < 200_000, "{} bytes", text.len());
+}
+
+#[test]
+fn series_are_in_the_json_if_they_are_asked_for() {
+    let scenario = "incast --hosts 2 --bytes 200KB --count 2 --json";
+    let report = fabric(scenario).json();
+    assert!(runs(&report)[0].get("series").is_none());
+    let report = fabric(&format!("{scenario} --series")).json();
+    let series = &runs(&report)[0]["series"];
+    let samples = series["time_us"].as_array().unwrap().len();
+    assert!(samples > 3);
+    for of in [&series["goodput"][0], &series["rate"][1], &series["queue"]["switch0:0 to host0"]] {
+        assert_eq!(of.as_array().unwrap().len(), samples, "{of}");
+    }
+}
+
+#[test]
+fn what_was_not_done_is_told() {
+    let outcome = fabric("incast --hosts 3 --limit 50us");
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.stdout.contains("messages unfinished"), "{outcome:#?}");
+    assert!(outcome.stderr.contains("30 of 30 messages were not completed by 50us"), "{outcome:#?}");
+    // Nothing comes through: the queue pairs give up.
+    let outcome = fabric("incast --hosts 2 --bytes 4096 --count 1 --loss 1 --ack-timeout 1 --limit 100ms");
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.stderr.contains("2 queue pairs failed, the first from host1 to host0: "), "{outcome:#?}");
+}
+
+#[test]
+fn an_interrupted_run_says_what_is_known() {
+    let process =
+        Ferroce::start(None, "fabric fairness --hosts 16 --limit 100s --sample 1ms --compare dcqcn,off");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    process.interrupt();
+    let outcome = process.end();
+    assert_eq!(outcome.code, Some(130), "{outcome:#?}");
+    assert!(
+        outcome.stderr.contains("interrupted") && outcome.stdout.contains("goodput, Gb/s"),
+        "{outcome:#?}"
+    );
+}
+
+#[test]
+fn values_that_make_no_sense_are_refused() {
+    let folder = Folder::new("refused");
+    let file = folder.file("wrong.toml");
+    let text = fabric("incast --describe").stdout;
+    fs::write(&file, text.replace("kmin = \"400KB\"", "kmin = \"4000KB\"")).unwrap();
+    let unknown = folder.file("unknown.toml");
+    fs::write(&unknown, text.replace("kmin =", "Kmin =")).unwrap();
+    refused(&[
+        (&format!("fabric {file}"), &["wrong.toml, line 19: switches.kmin = 4MB: less than kmax, 1600KB"]),
+        (&format!("fabric {unknown}"), &["unknown.toml, line 19: ", "unknown field `Kmin`", "`kmin`"]),
+        (&format!("fabric {unknown}x"), &["neither a scenario nor a file", "incast"]),
+        (&format!("fabric {file} --hosts 3"), &["--hosts is for the scenarios"]),
+        ("fabric incast --kmin 2MB", &["--kmin 2MB: less than kmax, 1600KB"]),
+        ("fabric incast --kmin many", &["'many': bytes, as 4096, 100KB"]),
+        ("fabric incast --rate 100", &["'100': a rate with its unit, as 100G"]),
+        ("fabric incast --delay 1", &["'1': a time with its unit"]),
+        ("fabric incast --delay 2s", &["--delay 2s: 0ns to 1s"]),
+        ("fabric incast --pmax 1.5", &["--pmax 1.5: 0 to 1"]),
+        ("fabric incast --pfc maybe", &["on or off"]),
+        ("fabric incast --hosts 0", &["--hosts 0: 1 to 2048"]),
+        ("fabric incast --window 0", &["--window 0: 1 to 8388607"]),
+        ("fabric incast --path-mtu 1500", &["1500"]),
+        ("fabric incast --dscp 48", &["--dscp 48: not 48 to 55, the class of CNPs"]),
+        ("fabric incast --congestion cubic", &["cubic", "off"]),
+        ("fabric incast --sample 1ns", &["--sample 1ns: 100ns to"]),
+        ("fabric fairness --limit 10ms", &["--warm-up 16ms: less than the limit, 10ms"]),
+        ("fabric incast --seeds 0", &["1..=10000"]),
+        ("fabric incast --compare colour=red", &["no option 'colour' to compare", "kmin"]),
+        ("fabric incast --pcap host99=x.pcapng", &["no port 'host99'", "host0 to host16"]),
+        ("fabric incast --pcap host0", &["switch0:3=port.pcapng"]),
+        ("fabric incast --pcap host0=x.pcapng --seeds 2", &["2 runs; it is for one"]),
+        ("fabric permutation --oversubscription 100", &["--oversubscription 100: 1/64 to 8"]),
+    ]);
+}
