@@ -6,11 +6,13 @@ mod chance;
 mod compare;
 mod compile;
 mod description;
+mod effect;
 mod file;
 mod heading;
 mod host;
 mod json;
 mod measure;
+mod memory;
 mod options;
 mod outcome;
 mod plan;
@@ -40,6 +42,8 @@ use capture::PortFile;
 use compare::{Compared, compared};
 use compile::Compiled;
 use description::Description;
+use effect::Effect;
+use memory::Memory;
 use options::{SceneOptions, Settings};
 use report::{Case, Run};
 use scenario::Scenario;
@@ -64,7 +68,7 @@ use wrong::Wrong;
 /// What comes out: goodput, flow completion times (FCT: posted to completed) and slowdown (FCT by what it takes alone),
 /// Jain's index of fairness, queues, marks, CNPs, pauses, drops, retransmissions.
 #[derive(clap::Args, Clone, Debug)]
-#[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
+#[command(verbatim_doc_comment, after_long_help = EXAMPLES, mut_args = options::with_hyphens)]
 pub struct Args {
     /// incast, fairness, burst, victim, permutation, allreduce, alltoall, websearch, or a TOML file.
     #[arg(value_name = "SCENARIO|FILE")]
@@ -79,13 +83,13 @@ pub struct Args {
     #[arg(long, value_name = "LIST", help_heading = "What is run and printed")]
     compare: Vec<String>,
     /// Decides all that chance decides; 1 by default.
-    #[arg(long, value_name = "SEED", help_heading = "What is run and printed")]
+    #[arg(long, value_name = "SEED", help_heading = "What is run and printed", value_parser = options::whole::<u64>)]
     seed: Option<u64>,
     /// Runs it with so many seeds, the first and those after it; prints mean and standard deviation.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What is run and printed", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: u64,
     /// Runs at a time; as many as there are cores by default.
-    #[arg(long, value_name = "N", help_heading = "What is run and printed")]
+    #[arg(long, value_name = "N", help_heading = "What is run and printed", value_parser = options::whole::<usize>)]
     jobs: Option<usize>,
     /// Plots of rates and queues over time, of the first seed of each setting.
     #[arg(long, value_name = "FILE", help_heading = "What is run and printed")]
@@ -130,7 +134,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let bases = args.bases()?;
     let Some(first) = bases.first() else { return Err(Failure::usage("--compare: nothing to run")) };
     if args.describe {
-        let text = toml::to_string(&first.description.clone().resolve());
+        let text = toml::to_string(&first.description);
         let text = text.map_err(|error| Failure::run(format!("--describe: {error}")))?;
         return output::write(format_args!("{text}")).map(|_| ExitCode::SUCCESS);
     }
@@ -153,6 +157,13 @@ struct Base {
     label: String,
     settings: Settings,
     description: Description,
+    memory: Memory,
+}
+
+impl Base {
+    fn effect(&self) -> Effect<'_> {
+        Effect { settings: &self.settings, description: &self.description, memory: &self.memory }
+    }
 }
 
 impl Args {
@@ -167,10 +178,14 @@ impl Args {
             let mut description = scene.clone();
             settings.apply(&mut description);
             description.seed = self.seed.unwrap_or(description.seed);
-            description.compile().map_err(of_option)?;
-            Ok(Base { label, settings, description })
+            let compiled = description.compile().map_err(of_option)?;
+            let memory = Memory::of(&compiled.plan)?;
+            Ok(Base { label, settings, description: description.resolve(), memory })
         };
-        compared(&self.compare, &self.settings)?.into_iter().map(base).collect()
+        let bases: Vec<Base> =
+            compared(&self.compare, &self.settings)?.into_iter().map(base).collect::<Result<_, Failure>>()?;
+        effect::check(&bases.iter().map(Base::effect).collect::<Vec<_>>()).map_err(of_option)?;
+        Ok(bases)
     }
 
     fn file(&self) -> Result<Description, Failure> {
@@ -205,7 +220,7 @@ impl Args {
 
 /// What an option has made wrong.
 fn of_option(wrong: Wrong) -> Failure {
-    Failure::usage(format!("--{} {}: {}", wrong.key(), wrong.value, wrong.right))
+    Failure::usage(format!("--{} {}: must be {}", wrong.key(), wrong.value, wrong.right))
 }
 
 /// All runs: setting by setting, and seed by seed.
@@ -275,14 +290,24 @@ impl<'a> Campaign<'a> {
         if let Some(path) = &args.svg {
             plot::write(path, &self.command, cases, &self.groups)?;
         }
+        let first = &self.bases[0];
         if args.json {
-            let first = &self.bases[0].description.clone().resolve();
-            let report =
-                json::Report::new(first, &self.command, is_interrupted, cases, &self.groups, args.series);
+            let report = json::Report::new(
+                &first.description,
+                &self.command,
+                is_interrupted,
+                cases,
+                &self.groups,
+                args.series,
+            );
             return say!("{:#}", serde_json::json!(report));
         }
         let names: Vec<String> = self.groups.iter().map(|group| group.name.clone()).collect();
-        output::write(format_args!("{}\n", report::heading(&self.bases[0].description, cases)))?;
+        output::write(format_args!("{}\n", report::heading(&first.description, &first.memory, cases)))?;
+        for note in effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>()) {
+            output::write(format_args!("note      {note}\n"))?;
+        }
+        output::write(format_args!("\n"))?;
         output::write(format_args!("{}\n", report::table(cases, &names)))?;
         for case in cases {
             output::write(format_args!("{}", case.details(cases.len() == 1)))?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_driver::sim::fabric::{
-    BufferConfig, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
+    BufferConfig, ClassMap, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
 };
 use ferroce_driver::sim::{EcnConfig, LinkConfig};
 
@@ -29,9 +29,10 @@ impl Description {
     /// The plan, if all makes sense. What is [resolved](Description::resolve) is checked as well.
     pub(crate) fn compile(&self) -> Result<Compiled, Wrong> {
         let description = self.clone().resolve();
+        self.switches.check_marking(self.links.rate, &description.switches)?;
         description.check()?;
         let Description { seed, time, topology, links, switches, control, traffic } = &description;
-        let switch = switches.config();
+        let switch = switches.config(control.dscp);
         let topology = topology.build(links, switch)?;
         let scene = Scene { seed: *seed, hosts: topology.hosts.len(), rate: links.rate, limit: time.limit };
         let Expanded { flows, messages, groups } = Expanded::new(traffic, scene)?;
@@ -91,7 +92,11 @@ impl Description {
         within("control.dscp", control.dscp, 0, 63)?;
         within("control.poll", control.poll, Time(Duration::from_nanos(10)), Time(second.0 / 1000))?;
         if control.dscp >> 3 == 6 {
-            return Err(Wrong::new("control.dscp", control.dscp, "not 48 to 55, the class of CNPs"));
+            return Err(Wrong::new(
+                "control.dscp",
+                control.dscp,
+                "below 48 or above 55: these are the class of CNPs",
+            ));
         }
         match traffic.is_empty() {
             true => Err(Wrong::new("traffic", "none", "at least one [[traffic]]")),
@@ -104,11 +109,7 @@ impl SwitchSection {
     fn check(&self) -> Result<(), Wrong> {
         let most = Bytes(1 << 40);
         within("switches.buffer", self.buffer, Bytes(10_000), most)?;
-        let (kmin, kmax) = (self.kmin.unwrap_or_default(), self.kmax.unwrap_or_default());
-        if kmin >= kmax {
-            return Err(Wrong::new("switches.kmin", kmin, format!("less than kmax, {kmax}")));
-        }
-        within("switches.kmax", kmax, Bytes(1), most)?;
+        within("switches.kmax", self.kmax.unwrap_or_default(), Bytes(1), most)?;
         part("switches.pmax", self.pmax)?;
         within("switches.xon-offset", self.xon_offset, Bytes(0), most)?;
         self.xoff.map_or(Ok(()), |xoff| within("switches.xoff", xoff, Bytes(1), self.buffer))?;
@@ -118,10 +119,51 @@ impl SwitchSection {
                 return Err(Wrong::new(place, alpha, "a factor above 0 and at most 1024"));
             }
         }
-        Ok(())
+        self.check_pause()
     }
 
-    fn config(&self) -> SwitchConfig {
+    /// A pause ends below where it began, with something left.
+    fn check_pause(&self) -> Result<(), Wrong> {
+        let offset = self.xon_offset;
+        match self.xoff {
+            _ if !self.pfc => Ok(()),
+            Some(xoff) if xoff <= offset => {
+                let right =
+                    format!("more than xon-offset, {offset}: a pause ends when so much less is stored");
+                Err(Wrong::new("switches.xoff", xoff, right))
+            }
+            None if offset.0 as f64 >= self.alpha * self.buffer.0 as f64 => {
+                let begins = Bytes((self.alpha * self.buffer.0 as f64) as u64);
+                let right = format!(
+                    "less than {begins}, where a pause begins at most (alpha {} of the buffer, {})",
+                    self.alpha, self.buffer
+                );
+                Err(Wrong::new("switches.xon-offset", offset, right))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Kmin is below Kmax. What was not given is `resolved`, by the rate.
+    fn check_marking(&self, rate: Rate, resolved: &SwitchSection) -> Result<(), Wrong> {
+        let (kmin, kmax) = (resolved.kmin.unwrap_or_default(), resolved.kmax.unwrap_or_default());
+        if kmin < kmax || !self.ecn && (self.kmin.is_none() || self.kmax.is_none()) {
+            return Ok(());
+        }
+        Err(match (self.kmin, self.kmax) {
+            (None, Some(_)) => {
+                let right = format!("more than Kmin, {kmin} by default at {rate}; or give a lower kmin too");
+                Wrong::new("switches.kmax", kmax, right)
+            }
+            (Some(_), None) => {
+                let right = format!("less than Kmax, {kmax} by default at {rate}; or give a higher kmax too");
+                Wrong::new("switches.kmin", kmin, right)
+            }
+            _ => Wrong::new("switches.kmin", kmin, format!("less than Kmax, {kmax}")),
+        })
+    }
+
+    fn config(&self, dscp: u8) -> SwitchConfig {
         let threshold = match self.xoff {
             Some(xoff) => Threshold::Static(xoff.0),
             None => Threshold::Dynamic(self.alpha),
@@ -138,7 +180,9 @@ impl SwitchSection {
             MarkingAt::Enqueue => Marking::Enqueue,
             MarkingAt::Dequeue => Marking::Dequeue,
         };
-        let pfc = PfcConfig::default().watchdog(self.watchdog.map(|time| time.0));
+        let pfc = PfcConfig::default()
+            .classes(1 << ClassMap::default().class(dscp))
+            .watchdog(self.watchdog.map(|time| time.0));
         SwitchConfig::default()
             .buffer(buffer)
             .marking(marking)
@@ -194,11 +238,12 @@ impl Shape {
                             return Err(Wrong::new(
                                 place,
                                 format!("host{host}"),
-                                "a host that has no link yet: it has one",
+                                "a host without a link so far: a host has one",
                             ));
                         }
                     }
-                    let rate = entry.rate.unwrap_or(links.rate);
+                    let uplink = links.uplink_rate.filter(|_| entry.links_switches());
+                    let rate = entry.rate.or(uplink).unwrap_or(links.rate);
                     let delay = entry.delay.unwrap_or(links.delay);
                     topology.add_link(ends[0], ends[1], &links.link(rate, delay));
                 }
@@ -206,7 +251,7 @@ impl Shape {
                     return Err(Wrong::new(
                         "topology.custom.hosts",
                         hosts,
-                        format!("a link for each; host{host} has none"),
+                        format!("the number of hosts with a link; host{host} has none"),
                     ));
                 }
                 topology

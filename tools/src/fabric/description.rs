@@ -79,11 +79,17 @@ pub(crate) enum Shape {
 pub(crate) struct LinkEntry {
     /// Such as `["host0", "switch1"]`.
     pub(crate) ends: [String; 2],
-    /// That of `[links]` by default.
+    /// Those of `[links]` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rate: Option<Rate>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delay: Option<Time>,
+}
+
+impl LinkEntry {
+    pub(super) fn links_switches(&self) -> bool {
+        self.ends.iter().all(|end| end.starts_with("switch"))
+    }
 }
 
 /// `[links]`
@@ -293,6 +299,26 @@ impl Shape {
             Shape::Dumbbell { left, right } => left.saturating_add(*right),
             Shape::LeafSpine { leaves, hosts_per_leaf, .. } => leaves.saturating_mul(*hosts_per_leaf),
             Shape::FatTree { k } => k.saturating_pow(3) / 4,
+        }
+    }
+
+    /// Whether there are links between switches.
+    pub(crate) fn links_switches(&self) -> bool {
+        match self {
+            Shape::Star { .. } => false,
+            Shape::Dumbbell { .. } | Shape::LeafSpine { .. } | Shape::FatTree { .. } => true,
+            Shape::Custom { links, .. } => links.iter().any(LinkEntry::links_switches),
+        }
+    }
+
+    /// Whether some of these have the rate of uplinks. The links of a fat tree are all alike.
+    pub(crate) fn has_uplinks(&self) -> bool {
+        match self {
+            Shape::Custom { links, .. } => {
+                links.iter().any(|link| link.rate.is_none() && link.links_switches())
+            }
+            Shape::FatTree { .. } => false,
+            shape => shape.links_switches(),
         }
     }
 }

@@ -90,7 +90,7 @@ bytes = "1MB"
         for (from, to, line, words) in [
             ("\"25G\"", "\"25\"", 8, &["25", "a rate with its unit"][..]),
             ("rate =", "rats =", 8, &["unknown field `rats`", "`rate`"]),
-            ("\"200KB\"", "\"20KB\"", 11, &["switches.kmin = 50KB", "less than kmax, 20KB"]),
+            ("\"200KB\"", "\"20KB\"", 11, &["switches.kmin = 50KB", "less than Kmax, 20KB"]),
             ("to = 0", "to = 5", 16, &["traffic.0.to = 5", "0 to 4"]),
             ("bytes = \"1MB\"", "", 15, &["traffic.0.pattern = incast", "bytes"]),
             ("to = 0\n", "", 14, &["traffic.0.to = none"]),

@@ -6,12 +6,15 @@ use std::time::Duration;
 use ferroce::CongestionControl;
 
 use super::description::{Control, Description, MarkingAt, Repeat, Shape};
+use super::memory::Memory;
 use super::quantity::Time;
 
-impl fmt::Display for Description {
-    /// With all that follows from the rest.
+/// With all that follows from the rest.
+pub(crate) struct Heading<'a>(pub(crate) &'a Description, pub(crate) &'a Memory);
+
+impl fmt::Display for Heading<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Description { time, topology, links, switches, control, .. } = &self.clone().resolve();
+        let Heading(Description { time, topology, links, switches, control, .. }, memory) = self;
         write!(f, "fabric    {topology}; links {}, {}", links.rate, links.delay)?;
         if let Some(rate) = links.uplink_rate {
             write!(f, "; between switches {rate}")?;
@@ -19,8 +22,7 @@ impl fmt::Display for Description {
         if links.loss > 0.0 {
             write!(f, "; loss {}", links.loss)?;
         }
-        let headroom = if switches.pfc { " and headroom beside it" } else { "" };
-        write!(f, "\nswitches  buffer {}{headroom}; ECN ", switches.buffer)?;
+        write!(f, "\nswitches  buffer {}{memory}; ECN ", switches.buffer)?;
         match (switches.ecn, switches.kmin, switches.kmax) {
             (true, Some(kmin), Some(kmax)) => {
                 let at = if switches.marking == MarkingAt::Enqueue { "enqueue" } else { "dequeue" };

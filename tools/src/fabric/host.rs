@@ -15,8 +15,8 @@ use crate::failure::Failure;
 
 /// What is sent as one work request at most.
 pub(super) const PIECE: u32 = 64 << 10;
-/// Work requests of a queue pair that are outstanding at most: more than fits into its window.
-const PIECES: u32 = 32;
+/// Work requests of a queue pair that are outstanding at most: as many as fit into the window that it has by default.
+pub(super) const PIECES: u32 = 32;
 /// Receives that wait for immediate data, at least as many as there can be pieces.
 const RECEIVES: u32 = 2 * PIECES;
 

@@ -3,8 +3,10 @@
 use std::fmt::Write;
 
 use super::description::Description;
+use super::heading::Heading;
 use super::json::peak_memory_kb;
 use super::measure::{Measure, deviation, mean};
+use super::memory::Memory;
 use super::outcome::Outcome;
 use super::quantity::Time;
 
@@ -29,7 +31,7 @@ const COLUMNS: usize = 8;
 const NAMED: usize = 5;
 
 /// What was run. Of several settings the first is told, and the columns of the table say what changes.
-pub(crate) fn heading(description: &Description, cases: &[Case]) -> String {
+pub(crate) fn heading(description: &Description, memory: &Memory, cases: &[Case]) -> String {
     let first = cases.first().filter(|_| cases.len() > 1);
     let first = first.map_or(String::new(), |case| {
         format!("\nthis is '{}'; the columns say what is different", case.label)
@@ -37,7 +39,7 @@ pub(crate) fn heading(description: &Description, cases: &[Case]) -> String {
     let seeds = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
     let seeds =
         if seeds > 1 { format!("\nmean ± standard deviation of {seeds} seeds") } else { String::new() };
-    format!("{description}{first}{seeds}\n")
+    format!("{}{first}{seeds}", Heading(description, memory))
 }
 
 /// The measures as rows, the cases as columns.

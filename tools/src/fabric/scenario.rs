@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::description::{ControlSection, Description, LinkSection, Shape, SwitchSection, TimeSection};
-use super::options::{SceneOptions, ShapeName};
+use super::options::{self, SceneOptions, ShapeName};
 use super::quantity::{Bytes, Rate, Time};
 use super::sizes::Sizes;
 use super::traffic::{Hosts, Pattern, Traffic};
@@ -49,6 +49,7 @@ impl Scenario {
         if !(1..=2048).contains(&n) {
             return Err(Wrong::new("hosts", n, "1 to 2048"));
         }
+        self.check(options)?;
         let ms = |ms: u64| Time(Duration::from_millis(ms));
         let bytes = |default: u64| Some(options.bytes.unwrap_or(Bytes(default)));
         let count = |default: usize| options.count.unwrap_or(default);
@@ -143,6 +144,7 @@ impl Scenario {
         };
         let left = if self == Scenario::Victim { 2 } else { hosts.div_ceil(2) };
         let topology = shape_for(options.topology.unwrap_or(shape), (hosts, left), options, uplink)?;
+        links.uplink_rate = links.uplink_rate.filter(|_| topology.has_uplinks());
         Ok(Description {
             seed: 1,
             time,
@@ -155,6 +157,25 @@ impl Scenario {
     }
 }
 
+impl Scenario {
+    /// What is for other scenarios is refused.
+    fn check(self, options: &SceneOptions) -> Result<(), Wrong> {
+        let is_endless = matches!(self, Scenario::Fairness | Scenario::Victim);
+        let is_random = self == Scenario::Websearch;
+        for (option, value) in options::given(options) {
+            let right = match option.as_str() {
+                "load" if !is_random => "left out: only websearch has a load",
+                "bytes" | "count" if is_endless => "left out: the flows of this scenario have no end",
+                "bytes" if is_random => "left out: websearch has sizes by chance",
+                "count" if is_random => "left out: websearch has messages by chance",
+                _ => continue,
+            };
+            return Err(Wrong::new(option, value, right));
+        }
+        Ok(())
+    }
+}
+
 /// A shape with room for so many hosts.
 fn shape_for(
     name: ShapeName,
@@ -162,6 +183,15 @@ fn shape_for(
     options: &SceneOptions,
     uplink: f64,
 ) -> Result<Shape, Wrong> {
+    let of_leaves = [
+        ("hosts-per-leaf", options.hosts_per_leaf.map(|hosts| hosts.to_string())),
+        ("oversubscription", options.oversubscription.map(|ratio| ratio.to_string())),
+    ];
+    for (option, value) in of_leaves {
+        if let Some(value) = value.filter(|_| name != ShapeName::LeafSpine) {
+            return Err(Wrong::new(option, value, "left out: only --topology leaf-spine has leaves"));
+        }
+    }
     Ok(match name {
         ShapeName::Star => Shape::Star { hosts },
         ShapeName::Dumbbell => Shape::Dumbbell { left, right: (hosts - left).max(1) },

@@ -117,6 +117,10 @@ impl fmt::Display for Pattern {
     }
 }
 
+fn time(time: Option<Time>) -> String {
+    time.unwrap_or_default().to_string()
+}
+
 fn is_false(value: &bool) -> bool {
     !value
 }
@@ -156,7 +160,7 @@ impl FromStr for Hosts {
                 .map(|(first, last)| first..last + 1)
         };
         let ranges: Option<Vec<Range<usize>>> = text.split(',').map(range).collect();
-        ranges.map(Hosts).ok_or_else(|| format!("'{text}': numbers of hosts, as 0-15 or 0,2,5-7"))
+        ranges.map(Hosts).ok_or_else(|| format!("'{text}': must be numbers of hosts, as 0-15 or 0,2,5-7"))
     }
 }
 
@@ -259,7 +263,7 @@ impl Traffic {
         sorted.sort_unstable();
         if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
             let hosts = self.hosts.as_ref().map(Hosts::to_string).unwrap_or_default();
-            return Err(wrong("hosts", &hosts, "each host once".into()));
+            return Err(wrong("hosts", &hosts, "hosts that are each named once".into()));
         }
         self.to.map_or(Ok(()), |to| is_there("to", to))?;
         for pair in &self.pairs {
@@ -271,13 +275,18 @@ impl Traffic {
         let pattern = self.pattern;
         let is_pairs = pattern == Pattern::Pairs;
         if is_pairs == self.pairs.is_empty() {
-            let right =
-                if is_pairs { "at least one, as [[0, 1], [2, 1]]" } else { "only with pattern = \"pairs\"" };
+            let right = if is_pairs {
+                "at least one, as [[0, 1], [2, 1]]"
+            } else {
+                "left out: only pattern = \"pairs\" has them"
+            };
             return Err(wrong("pairs", &format!("{:?}", self.pairs), right.into()));
         }
         if self.to.is_some() != (pattern == Pattern::Incast) {
-            let to = self.to.map_or("none".to_owned(), |to| to.to_string());
-            return Err(wrong("to", &to, "the host that receives, with pattern = \"incast\" alone".into()));
+            return Err(match self.to {
+                None => wrong("to", &"none", "the host that receives".into()),
+                Some(to) => wrong("to", &to, "left out: only pattern = \"incast\" has it".into()),
+            });
         }
         if !is_pairs
             && hosts.iter().filter(|host| Some(**host) != self.to).count()
@@ -291,7 +300,7 @@ impl Traffic {
         }
         let volumes = [self.endless, self.bytes.is_some(), self.sizes.is_some()];
         if volumes.iter().filter(|is_given| **is_given).count() != 1 {
-            let right = "one of endless = true, bytes = \"1MB\", and sizes = \"websearch\" with a load";
+            let right = "with one of endless = true, bytes = \"1MB\", and sizes = \"websearch\" with a load";
             return Err(wrong("pattern", &pattern, right.into()));
         }
         if let Some(bytes) = self.bytes
@@ -312,16 +321,46 @@ impl Traffic {
                 return Err(wrong("load", &load, "a part of the line rate, above 0 and at most 10".into()));
             }
             Some(load) if self.endless => {
-                return Err(wrong("load", &load, "none: it is for messages, and this is endless".into()));
+                return Err(wrong("load", &load, "left out: it is for messages, and this is endless".into()));
             }
             Some(_) if self.count != 1 => {
                 return Err(wrong(
                     "count",
                     &self.count,
-                    "none: with a load, messages come until stop".into(),
+                    "left out: with a load, messages come until stop".into(),
                 ));
             }
             _ => {}
+        }
+        let is_timed = self.endless || self.load.is_some();
+        let idle = [
+            (
+                "count",
+                self.endless && self.count != 1,
+                self.count.to_string(),
+                "endless flows have no messages",
+            ),
+            (
+                "every",
+                self.load.is_some() && self.every.is_some(),
+                time(self.every),
+                "with a load, chance decides",
+            ),
+            (
+                "spread",
+                self.load.is_some() && !is_now(&self.spread),
+                self.spread.to_string(),
+                "with a load, chance decides",
+            ),
+            (
+                "stop",
+                !is_timed && self.stop.is_some(),
+                time(self.stop),
+                "only endless flows and a load have it; count says how many messages there are",
+            ),
+        ];
+        if let Some((key, _, value, why)) = idle.iter().find(|(_, is_idle, ..)| *is_idle) {
+            return Err(wrong(key, value, format!("left out: {why}")));
         }
         if let Some(stop) = self.stop
             && stop <= self.start

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Where it is, what it is, and what would be right.
+/// Where it is, what it is, and what it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     /// Its place in a description, such as `switches.kmin` or `traffic.0.to`.
@@ -24,6 +24,6 @@ impl Wrong {
 
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {}: {}", self.place, self.value, self.right)
+        write!(f, "{} = {}: must be {}", self.place, self.value, self.right)
     }
 }
