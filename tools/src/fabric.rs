@@ -63,7 +63,7 @@ use wrong::Wrong;
 ///   permutation  N hosts (32), each with 10 messages of 1 MB for another one, over leaves and spines 2:1
 ///   allreduce    N hosts (16) in a ring that reduce 16 MB, step after step
 ///   alltoall     N hosts (16), each with 1 MB for each other one, step after step
-///   websearch    N hosts (32), messages of web search by chance, at 30 % load for 5 ms
+///   websearch    N hosts (32), messages of web search by chance, at 30 % load for 20 ms
 ///
 /// What comes out: goodput, flow completion times (FCT: posted to completed) and slowdown (FCT by what it takes alone),
 /// Jain's index of fairness, queues, marks, CNPs, pauses, drops, retransmissions.
@@ -291,11 +291,13 @@ impl<'a> Campaign<'a> {
             plot::write(path, &self.command, cases, &self.groups)?;
         }
         let first = &self.bases[0];
+        let notes = effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>());
         if args.json {
             let report = json::Report::new(
                 &first.description,
                 &self.command,
                 is_interrupted,
+                &notes,
                 cases,
                 &self.groups,
                 args.series,
@@ -304,7 +306,7 @@ impl<'a> Campaign<'a> {
         }
         let names: Vec<String> = self.groups.iter().map(|group| group.name.clone()).collect();
         output::write(format_args!("{}\n", report::heading(&first.description, &first.memory, cases)))?;
-        for note in effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>()) {
+        for note in &notes {
             output::write(format_args!("note      {note}\n"))?;
         }
         output::write(format_args!("\n"))?;

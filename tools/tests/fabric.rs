@@ -58,7 +58,7 @@ const SMALL: [&str; 8] = [
     "permutation --hosts 8 --hosts-per-leaf 4 --bytes 100KB --count 2",
     "allreduce --hosts 4 --bytes 400KB",
     "alltoall --hosts 4 --bytes 50KB",
-    "websearch --hosts 4 --load 0.1",
+    "websearch --hosts 4 --load 0.1 --post-for 5ms",
 ];
 
 #[test]
@@ -95,10 +95,14 @@ fn a_table_names_what_was_measured_and_the_command_that_repeats_it() {
         "FCT mean, us",
         "p99, us",
         "slowdown mean",
-        "longest queue mean, KB",
+        "busiest switch port",
+        "  used, %",
+        "longest queue",
+        "  mean, KB",
         "frames marked",
         "CNPs",
-        "paused, all links, us",
+        "pauses, whole run",
+        "  sum of all links, us",
         "frames dropped",
         "packets retransmitted",
         "queue switch0:0 to host0: mean",
@@ -371,8 +375,11 @@ fn wrong_values_are_told_in_our_words() {
 #[test]
 fn a_setting_without_effect_is_refused() {
     refused(&[
-        ("fabric incast --load 0.5", &["--load 0.5: must be left out: only websearch has a load"]),
-        ("fabric websearch --count 7", &["--count 7: must be left out: websearch"]),
+        (
+            "fabric incast --load 0.5",
+            &["--load 0.5: must be left out: only websearch has messages by chance"],
+        ),
+        ("fabric websearch --count 7", &["--count 7: must be left out: --post-for says"]),
         (
             "fabric victim --bytes 1MB",
             &["--bytes 1MB: must be left out: the flows of this scenario have no end"],
@@ -454,4 +461,93 @@ fn data_of_any_class_is_paused() {
     let report = fabric("incast --hosts 8 --buffer 2MB --congestion off --dscp 10 --json").json();
     let measures = &runs(&report)[0]["measures"];
     assert!(number(&measures["pauses"]) > 0.0 && measures["drops"] == 0.0, "{measures:#}");
+}
+
+/// What was offered is told, and goodput of the time in which it was.
+#[test]
+fn messages_by_chance_are_told_by_load_and_size() {
+    let scenario = "websearch --hosts 8 --load 0.4";
+    let outcome = fabric(scenario);
+    for words in
+        ["offered, Gb/s", "of the senders' links, %", "goodput while offered, Gb/s", "messages up to 10 KB"]
+    {
+        assert!(outcome.stdout.contains(words), "no '{words}' in {outcome:#?}");
+    }
+    let measures = |options: &str| {
+        let report = fabric(&format!("{scenario} {options} --json")).json();
+        runs(&report)[0]["traffic"]["websearch"].clone()
+    };
+    let (short, long) = (measures(""), measures("--post-for 80ms"));
+    for measures in [&short, &long] {
+        let of = |key: &str| number(&measures[key]);
+        assert!((of("offered_percent") - of("offered_gbps") / 8.0).abs() < 1e-6);
+        // What arrives while more is posted is most of what is offered, and no more than that.
+        assert!(of("goodput_gbps") <= of("offered_gbps") && of("goodput_gbps") > 0.5 * of("offered_gbps"));
+        let sizes = ["to_10kb", "to_100kb", "to_1mb", "above_1mb"];
+        let count: f64 = sizes.iter().map(|size| of(&format!("{size}_messages"))).sum();
+        assert_eq!(count, of("completed"));
+        for size in sizes {
+            let [p50, p99] = ["p50", "p99"].map(|key| of(&format!("{size}_slowdown_{key}")));
+            assert!(1.0 <= p50 && p50 <= p99, "{measures:#}");
+        }
+    }
+    assert!(number(&long["completed"]) > 3.0 * number(&short["completed"]));
+    assert!((number(&long["offered_percent"]) - 40.0).abs() < 10.0, "{long:#}");
+    assert!(number(&long["goodput_gbps"]) > 0.85 * number(&long["offered_gbps"]), "{long:#}");
+}
+
+/// A pause of a link between switches is felt by others: it is told before those of hosts, however short it was.
+#[test]
+fn pauses_between_switches_come_first() {
+    let outcome = fabric("victim --hosts 12 --buffer 8MB --congestion off --limit 3ms --warm-up 1ms");
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let paused: Vec<&str> = outcome.stdout.lines().filter(|line| line.starts_with("  paused ")).collect();
+    assert!(paused[0].starts_with("  paused between switches: switch0:2 to switch1:13: "), "{paused:#?}");
+    assert!(paused[0].ends_with(" us in the whole run"), "{paused:#?}");
+    assert!(paused[1..].iter().all(|line| line.starts_with("  paused host")), "{paused:#?}");
+    assert!(outcome.stdout.contains("of those between switches, us"));
+}
+
+/// The port that is the bottleneck has a name and a share, in comparisons too.
+#[test]
+fn the_bottleneck_is_named() {
+    let scenario = "incast --hosts 8 --bytes 1MB --count 2";
+    let outcome = fabric(&format!("{scenario} --compare dcqcn,off"));
+    let row = |label: &str| {
+        let line = outcome.stdout.lines().find(|line| line.starts_with(label));
+        line.unwrap()[label.len()..].split_whitespace().map(str::to_owned).collect::<Vec<String>>()
+    };
+    assert_eq!(row("busiest switch port"), ["switch0:0", "switch0:0"]);
+    assert_eq!(row("longest queue"), ["switch0:0", "switch0:0"]);
+    let report = fabric(&format!("{scenario} --congestion off --json")).json();
+    let measures = &runs(&report)[0]["measures"];
+    let used = number(&measures["busiest_used_percent"]);
+    assert!(measures["busiest_port"] == "switch0:0" && used > 95.0 && used <= 100.0, "{measures:#}");
+}
+
+/// A series is what arrives in each sample: never more than the line carries, and all of it together.
+#[test]
+fn a_series_is_never_above_the_rate_of_the_line() {
+    for options in [
+        "incast --hosts 4 --bytes 1MB --count 2",
+        "incast --hosts 4 --bytes 1MB --count 2 --buffer 1MB --pfc off --repeat selective --congestion off",
+        "fairness --hosts 2 --limit 4ms --warm-up 3ms --rate 400G",
+    ] {
+        let report = fabric(&format!("{options} --json --series")).json();
+        let run = runs(&report)[0];
+        let line = if options.contains("400G") { 400e9 } else { 100e9 };
+        let series: Vec<Vec<f64>> = serde_json::from_value(run["series"]["goodput"].clone()).unwrap();
+        let times: Vec<f64> = serde_json::from_value(run["series"]["time_us"].clone()).unwrap();
+        let mut bytes = 0.0;
+        let mut before = 0.0;
+        for (sample, time) in times.iter().enumerate() {
+            let sum: f64 = series.iter().map(|flow| flow[sample]).sum();
+            assert!(sum <= 1.000_001 * line, "{options}: {sum} at {time} us");
+            bytes += sum * (time - before) * 1e-6 / 8.0;
+            before = *time;
+        }
+        if options.starts_with("incast") {
+            assert!((bytes - 8e6).abs() < 8e3, "{options}: {bytes}");
+        }
+    }
 }

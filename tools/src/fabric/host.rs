@@ -24,6 +24,7 @@ pub(super) struct Host {
     pub(super) context: Context,
     cq: Cq,
     mr: Mr,
+    path_mtu: u32,
     pub(super) ends: Vec<End>,
     /// When it has been polled, and is to be polled again.
     pub(super) polled: Option<Nanos>,
@@ -40,8 +41,9 @@ pub(super) struct End {
     to_post: VecDeque<(Option<u32>, u64)>,
     /// Pieces that were posted: bytes, and the message that ends with it.
     posted: VecDeque<(u32, Option<u32>)>,
-    /// Bytes that were acknowledged.
-    pub(super) done: u64,
+    /// Bytes that were acknowledged, and the packets that they were in.
+    done: u64,
+    done_packets: u64,
     pub(super) failure: Option<WcStatus>,
     /// Whether it goes on without end.
     pub(super) is_endless: bool,
@@ -94,7 +96,15 @@ impl Host {
             .max_send_sge(1)
             .max_recv_sge(1)
             .max_inline_data(0);
-        let mut host = Host { context, cq, mr, ends: Vec::new(), polled: None, wake: Nanos::NEVER };
+        let mut host = Host {
+            context,
+            cq,
+            mr,
+            path_mtu: transport.path_mtu.bytes(),
+            ends: Vec::new(),
+            polled: None,
+            wake: Nanos::NEVER,
+        };
         for _ in 0..queue_pairs {
             let qp = host.context.create_qp(&qp_config)?;
             let qpn = host.context.query_qp(qp)?.qpn;
@@ -106,6 +116,7 @@ impl Host {
                 to_post: VecDeque::new(),
                 posted: VecDeque::new(),
                 done: 0,
+                done_packets: 0,
                 failure: None,
                 is_endless: false,
             });
@@ -228,6 +239,7 @@ impl Host {
         }
         if let Some((bytes, message)) = end.posted.pop_front() {
             end.done += u64::from(bytes);
+            end.done_packets += u64::from(bytes.div_ceil(self.path_mtu));
             news.extend(message.map(News::Completed));
         }
         self.post(number)?;
@@ -238,6 +250,28 @@ impl Host {
     pub(super) fn rate(&self, end: usize) -> Option<u64> {
         let attributes = self.context.query_qp(self.ends[end].qp).ok()?;
         Some(attributes.reaction?.rate)
+    }
+
+    /// The PSN that a queue pair expects, the first being 0.
+    pub(super) fn expected(&self, end: usize) -> Option<Psn> {
+        Some(self.context.query_qp(self.ends[end].qp).ok()?.rq_psn)
+    }
+
+    /// The payload that a queue pair has sent before a PSN, which its peer expects.
+    pub(super) fn payload_before(&self, end: usize, expected: Psn) -> u64 {
+        let End { done, done_packets, posted, .. } = &self.ends[end];
+        // What has come and was not acknowledged: less than half of all PSNs.
+        let mut left = u64::from(expected.value()).wrapping_sub(*done_packets) & 0xff_ffff;
+        let mut bytes = *done;
+        for (length, _) in posted {
+            let packets = u64::from(length.div_ceil(self.path_mtu));
+            if left < packets {
+                return bytes + left * u64::from(self.path_mtu);
+            }
+            bytes += u64::from(*length);
+            left -= packets;
+        }
+        bytes
     }
 
     /// Adds what it has counted.

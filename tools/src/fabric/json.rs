@@ -18,6 +18,8 @@ pub(crate) struct Report<'a> {
     /// The command that repeats all of it.
     pub(crate) command: &'a str,
     pub(crate) interrupted: bool,
+    /// What is unlikely to matter, or is not what it seems.
+    pub(crate) notes: &'a [String],
     /// The most memory that the process had until now, if the kernel tells.
     peak_memory_kb: Option<u64>,
     cases: Vec<Value>,
@@ -28,6 +30,7 @@ impl<'a> Report<'a> {
         description: &'a Description,
         command: &'a str,
         interrupted: bool,
+        notes: &'a [String],
         cases: &[Case],
         groups: &[Group],
         with_series: bool,
@@ -36,7 +39,14 @@ impl<'a> Report<'a> {
             let runs: Vec<Value> = case.runs.iter().map(|run| self::run(run, groups, with_series)).collect();
             json!({ "label": case.label, "runs": runs })
         });
-        Report { description, command, interrupted, peak_memory_kb: peak_memory_kb(), cases: cases.collect() }
+        Report {
+            description,
+            command,
+            interrupted,
+            notes,
+            peak_memory_kb: peak_memory_kb(),
+            cases: cases.collect(),
+        }
     }
 }
 
@@ -53,7 +63,8 @@ fn run(run: &Run, groups: &[Group], with_series: bool) -> Value {
     let mut of_groups: Vec<Map<String, Value>> = groups.iter().map(|_| Map::new()).collect();
     for measure in measures {
         let place = measure.group.map_or(&mut all, |group| &mut of_groups[group]);
-        place.insert(measure.key.to_owned(), json!(measure.value));
+        let value = measure.name.as_ref().map_or(json!(measure.value), |name| json!(name));
+        place.insert(measure.key.to_owned(), value);
     }
     let named = groups.iter().zip(of_groups).map(|(group, measures)| (group.name.clone(), measures));
     let mut value = json!({
@@ -66,7 +77,7 @@ fn run(run: &Run, groups: &[Group], with_series: bool) -> Value {
         "messages": messages(outcome),
         "queues": outcome.queues.iter().map(queue).collect::<Vec<_>>(),
         "pauses": outcome.pauses.iter().map(|link| json!({
-            "link": link.name, "pauses": link.pauses, "paused_us": link.paused.as_nanos() as f64 / 1e3,
+            "link": link.name, "between_switches": link.is_between_switches, "pauses": link.pauses, "paused_us": link.paused.as_nanos() as f64 / 1e3,
         })).collect::<Vec<_>>(),
         "measured_ms": outcome.measured.as_secs_f64() * 1e3,
         "events": outcome.events,
@@ -103,7 +114,7 @@ fn messages(outcome: &Outcome) -> Vec<Value> {
 
 fn queue(queue: &QueueOutcome) -> Value {
     json!({
-        "port": queue.name, "mean": queue.mean, "p99": queue.p99, "max": queue.max, "marked": queue.marked,
+        "port": queue.name, "used": queue.used, "mean": queue.mean, "p99": queue.p99, "max": queue.max, "marked": queue.marked,
         "dropped": queue.dropped,
     })
 }

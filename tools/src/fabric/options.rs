@@ -29,6 +29,9 @@ pub(crate) struct SceneOptions {
     /// default.
     #[arg(long, value_name = "PART", value_parser = number)]
     pub(crate) load: Option<f64>,
+    /// Of websearch: how long messages are posted; 20ms by default. More of them have better percentiles.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) post_for: Option<Time>,
     /// How the switches are linked; each has room for N hosts and its receivers at least.
     #[arg(long, value_name = "SHAPE")]
     pub(crate) topology: Option<ShapeName>,

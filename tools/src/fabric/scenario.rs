@@ -139,7 +139,10 @@ impl Scenario {
                 let name = Some("websearch".into());
                 let load = Some(options.load.unwrap_or(0.3));
                 let random = Traffic { name, load, hosts: senders(0), ..Traffic::of(Pattern::Random) };
-                vec![Traffic { sizes: Some(Sizes::Websearch), stop: Some(ms(5)), ..random }]
+                let stop = options.post_for.unwrap_or(ms(20));
+                // The last ones have as much time as they have by default.
+                time.limit = Time(time.limit.0.max(stop.0.saturating_add(ms(180).0)));
+                vec![Traffic { sizes: Some(Sizes::Websearch), stop: Some(stop), ..random }]
             }
         };
         let left = if self == Scenario::Victim { 2 } else { hosts.div_ceil(2) };
@@ -164,10 +167,10 @@ impl Scenario {
         let is_random = self == Scenario::Websearch;
         for (option, value) in options::given(options) {
             let right = match option.as_str() {
-                "load" if !is_random => "left out: only websearch has a load",
+                "load" | "post-for" if !is_random => "left out: only websearch has messages by chance",
                 "bytes" | "count" if is_endless => "left out: the flows of this scenario have no end",
                 "bytes" if is_random => "left out: websearch has sizes by chance",
-                "count" if is_random => "left out: websearch has messages by chance",
+                "count" if is_random => "left out: --post-for says how long websearch posts messages",
                 _ => continue,
             };
             return Err(Wrong::new(option, value, right));

@@ -1,6 +1,6 @@
 //! Traffic: who sends what to whom, and when.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -195,8 +195,19 @@ pub(crate) struct Group {
     pub(crate) name: String,
     pub(crate) flows: Range<usize>,
     pub(crate) messages: Range<usize>,
-    /// Whether what a flow has to send is left to chance, so that rates of flows tell nothing.
-    pub(crate) is_random: bool,
+    /// Of messages by chance: rates of flows tell nothing then.
+    pub(crate) offer: Option<Offer>,
+}
+
+/// When messages come by load, and from how many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) from: Duration,
+    pub(crate) until: Duration,
+    /// The rates of the senders' links together, in bit/s.
+    pub(crate) capacity: f64,
+    /// Whether messages are of different sizes.
+    pub(crate) has_sizes: bool,
 }
 
 /// All traffic, as a plan has it.
@@ -237,7 +248,7 @@ impl Expanded {
                 name: entry.name(),
                 flows: flows..expanded.flows.len(),
                 messages: messages..expanded.messages.len(),
-                is_random: entry.load.is_some(),
+                offer: entry.load.map(|_| entry.offer(scene)),
             });
         }
         Ok(expanded)
@@ -368,6 +379,22 @@ impl Traffic {
             return Err(wrong("stop", &stop, format!("after the start, {}", self.start)));
         }
         Ok(())
+    }
+
+    fn offer(&self, scene: Scene) -> Offer {
+        let senders = match self.pattern {
+            Pattern::Pairs => {
+                let senders: BTreeSet<usize> = self.pairs.iter().map(|[from, _]| *from).collect();
+                senders.len()
+            }
+            _ => self.members(scene).into_iter().filter(|host| Some(*host) != self.to).count(),
+        };
+        Offer {
+            from: self.start.0,
+            until: self.stop.unwrap_or(scene.limit).min(scene.limit).0,
+            capacity: senders as f64 * scene.rate.0 as f64,
+            has_sizes: self.sizes.is_some(),
+        }
     }
 
     /// The hosts that take part.
