@@ -134,8 +134,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let bases = args.bases()?;
     let Some(first) = bases.first() else { return Err(Failure::usage("--compare: nothing to run")) };
     if args.describe {
-        let text = toml::to_string(&first.description);
-        let text = text.map_err(|error| Failure::run(format!("--describe: {error}")))?;
+        let text = file::write(&first.description)?;
         return output::write(format_args!("{text}")).map(|_| ExitCode::SUCCESS);
     }
     let runs = bases.len() as u64 * args.seeds;

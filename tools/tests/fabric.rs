@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
+#[path = "fabric/settings.rs"]
+mod settings;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -325,9 +327,9 @@ fn values_that_make_no_sense_are_refused() {
     refused(&[
         (
             &format!("fabric {file}"),
-            &["wrong.toml, line 19: switches.kmin = 4MB: must be less than Kmax, 1600KB"],
+            &["wrong.toml, line 20: switches.kmin = 4MB: must be less than Kmax, 1600KB"],
         ),
-        (&format!("fabric {unknown}"), &["unknown.toml, line 19: ", "unknown field `Kmin`", "`kmin`"]),
+        (&format!("fabric {unknown}"), &["unknown.toml, line 20: ", "unknown field `Kmin`", "`kmin`"]),
         (&format!("fabric {unknown}x"), &["neither a scenario nor a file", "incast"]),
         (&format!("fabric {file} --hosts 3"), &["--hosts is for the scenarios"]),
         (
@@ -354,105 +356,6 @@ fn values_that_make_no_sense_are_refused() {
         ("fabric incast --pcap host0=x.pcapng --seeds 2", &["2 runs; it is for one"]),
         ("fabric permutation --oversubscription 100", &["--oversubscription 100: must be 1/64 to 8"]),
     ]);
-}
-
-/// A value that is no value is told as such, and not taken for an option.
-#[test]
-fn wrong_values_are_told_in_our_words() {
-    refused(&[
-        ("fabric incast --buffer -16MB", &["'-16MB'", "--buffer", "must be bytes, as 4096"]),
-        ("fabric incast --hosts -5", &["'-5'", "--hosts", "must be a whole number"]),
-        ("fabric websearch --load half", &["'half'", "--load", "must be a number, as 0.5 or 50%"]),
-        ("fabric websearch --load -50%", &["--load -0.5: must be a part of the line rate, above 0"]),
-        ("fabric incast --loss 101%", &["--loss 1.01: must be 0 to 1"]),
-        ("fabric incast --kmax 100KB", &["--kmax 100KB: must be more than Kmin, 400KB by default at 100G"]),
-        ("fabric incast --kmin 2MB --kmax 1MB", &["--kmin 2MB: must be less than Kmax, 1MB"]),
-    ]);
-    let described = fabric("websearch --load 50% --describe");
-    assert!(described.stdout.contains("load = 0.5\n"), "{described:#?}");
-}
-
-#[test]
-fn a_setting_without_effect_is_refused() {
-    refused(&[
-        (
-            "fabric incast --load 0.5",
-            &["--load 0.5: must be left out: only websearch has messages by chance"],
-        ),
-        ("fabric websearch --count 7", &["--count 7: must be left out: --post-for says"]),
-        (
-            "fabric victim --bytes 1MB",
-            &["--bytes 1MB: must be left out: the flows of this scenario have no end"],
-        ),
-        (
-            "fabric incast --hosts-per-leaf 4",
-            &["--hosts-per-leaf 4: must be left out: only --topology leaf-spine"],
-        ),
-        (
-            "fabric incast --kmin 40MB --kmax 50MB",
-            &["--kmin 40MB: must be less than what a port can queue, "],
-        ),
-        (
-            "fabric incast --pfc off --buffer 8MB --kmin 5MB --kmax 6MB",
-            &["--kmin 5MB: must be less than what a port can queue, 4MB: nothing is marked otherwise"],
-        ),
-        (
-            "fabric incast --ecn off --kmin 100KB",
-            &["--kmin 100KB: must be left out: it changes nothing, as ECN is off"],
-        ),
-        (
-            "fabric incast --congestion off --pmax 0.5",
-            &["--pmax 0.5: must be left out", "congestion control is off"],
-        ),
-        ("fabric incast --congestion off --cnp-interval 4us", &["--cnp-interval 4us: must be left out"]),
-        ("fabric incast --pfc off --headroom 100KB", &["--headroom 100KB: must be left out", "PFC is off"]),
-        (
-            "fabric incast --xoff 100KB --alpha 0.5",
-            &["--alpha 0.5: must be left out", "xoff is in its place"],
-        ),
-        ("fabric incast --xoff 10KB", &["--xoff 10KB: must be more than xon-offset, 18KiB"]),
-        ("fabric incast --xon-offset 8MiB", &["--xon-offset 8MiB: must be less than 4MiB"]),
-        ("fabric incast --lossy-alpha 0.5", &["--lossy-alpha 0.5: must be left out", "PFC is on"]),
-        ("fabric incast --watchdog 1ms", &["--watchdog 1ms: must be left out", "no two switches"]),
-        (
-            "fabric incast --uplink-rate 400G",
-            &["--uplink-rate 400G: must be left out", "no link between switches"],
-        ),
-        ("fabric incast --compare kmin=1KB,2KB --ecn off", &["--kmin 1KB: must be left out"]),
-    ]);
-    let folder = Folder::new("idle");
-    let file = folder.file("idle.toml");
-    for (key, words) in [
-        ("endless = true\ncount = 3", "traffic.0.count = 3: must be left out"),
-        ("bytes = \"1MB\"\nstop = \"1ms\"", "traffic.0.stop = 1ms: must be left out"),
-        ("bytes = \"1MB\"\nload = 0.5\nspread = \"1us\"", "traffic.0.spread = 1us: must be left out"),
-    ] {
-        let text = format!("[topology.star]\nhosts = 3\n[[traffic]]\npattern = \"incast\"\nto = 0\n{key}\n");
-        fs::write(&file, text).unwrap();
-        refused(&[(&format!("fabric {file}"), &[words])]);
-    }
-}
-
-/// What matters in one of the settings that are compared is not refused for the others.
-#[test]
-fn what_is_unlikely_to_matter_is_noted() {
-    let small = "incast --hosts 2 --bytes 50KB --count 1";
-    let outcome = fabric(&format!("{small} --headroom 100KB --compare pfc=on,off"));
-    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
-    assert!(!outcome.stdout.contains("note "), "{outcome:#?}");
-    for (options, words) in [
-        ("--repeat selective", "note      repeat is unlikely to matter"),
-        (
-            "--buffer 300KB",
-            "note      nothing is marked: Kmin, 400KB, is not less than what a port can queue, ",
-        ),
-        ("--window 1024", "note      the window is 512 packets in effect"),
-    ] {
-        let outcome = fabric(&format!("{small} {options}"));
-        assert_eq!(outcome.code, Some(0), "{outcome:#?}");
-        assert!(outcome.stdout.contains(words), "{options}: {outcome:#?}");
-    }
-    assert!(!fabric(small).stdout.contains("note "));
 }
 
 /// PFC is for the class of the data, whatever its DSCP.
@@ -549,5 +452,70 @@ fn a_series_is_never_above_the_rate_of_the_line() {
         if options.starts_with("incast") {
             assert!((bytes - 8e6).abs() < 8e3, "{options}: {bytes}");
         }
+    }
+}
+
+/// What is off or follows from the rest is said in comments; the file is the same with them and without.
+#[test]
+fn a_description_has_every_setting() {
+    let text = fabric("incast --describe").stdout;
+    for line in [
+        "# uplink-rate: that of all links",
+        "# xoff: off, alpha decides",
+        "# headroom: what the link of each port needs",
+        "# watchdog: off",
+        "# every: one after the other",
+        "# start: 0ns",
+    ] {
+        assert!(text.lines().any(|found| found.starts_with(line)), "no '{line}' in {text}");
+    }
+    let given = "victim --xoff 100KB --headroom 50KB --watchdog 1ms --uplink-rate 400G --describe";
+    let given = fabric(given).stdout;
+    for line in ["xoff = \"100KB\"", "headroom = \"50KB\"", "watchdog = \"1ms\"", "uplink-rate = \"400G\""] {
+        assert!(given.lines().any(|found| found == line), "no '{line}' in {given}");
+        assert!(!given.contains(&format!("# {}", line.split(' ').next().unwrap())), "{given}");
+    }
+}
+
+/// A spine fails: what goes over it is lost until the switches have found other ways.
+#[test]
+fn links_and_switches_fail() {
+    let folder = Folder::new("failure");
+    let scenario =
+        "permutation --hosts 8 --hosts-per-leaf 4 --bytes 200KB --count 4 --pfc off --ack-timeout 6";
+    let described = fabric(&format!("{scenario} --describe")).stdout;
+    let file = folder.file("failure.toml");
+    let run = |failure: &str| {
+        let text = described.replace("convergence = \"50ms\"", "convergence = \"100us\"");
+        fs::write(&file, format!("{text}\n{failure}")).unwrap();
+        let report = fabric(&format!("{file} --json")).json();
+        runs(&report)[0]["measures"].clone()
+    };
+    assert_eq!(run("")["drops"], 0.0);
+    for what in
+        ["switch = \"switch2\"", "link = [\"switch0\", \"switch2\"]", "link = [\"switch3\", \"switch0\"]"]
+    {
+        let measures = run(&format!("[[failure]]\nat = \"20us\"\nuntil = \"300us\"\n{what}"));
+        assert!(number(&measures["drops"]) > 0.0 && number(&measures["retransmitted"]) > 0.0, "{measures:#}");
+    }
+    for (failure, words) in [
+        ("at = \"1s\"\nswitch = \"switch2\"", "failure.0.at = 1s: must be before the limit, 200ms"),
+        ("at = \"1ms\"", "failure.0.at = 1ms: must be with one of link"),
+        (
+            "at = \"1ms\"\nuntil = \"1us\"\nswitch = \"switch2\"",
+            "failure.0.until = 1us: must be after it begins, 1ms",
+        ),
+        (
+            "at = \"1ms\"\nswitch = \"switch9\"",
+            "failure.0.switch = switch9: must be host0 to host7, or switch0 to switch3",
+        ),
+        ("at = \"1ms\"\nswitch = \"host0\"", "failure.0.switch = host0: must be a switch"),
+        (
+            "at = \"1ms\"\nlink = [\"switch0\", \"switch1\"]",
+            "failure.0.link = switch0 and switch1: must be two that are linked",
+        ),
+    ] {
+        fs::write(&file, format!("{described}\n[[failure]]\n{failure}\n")).unwrap();
+        refused(&[(&format!("fabric {file}"), &[words])]);
     }
 }

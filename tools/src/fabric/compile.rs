@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use ferroce_driver::sim::fabric::{
-    BufferConfig, ClassMap, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
+    BufferConfig, Cable, ClassMap, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
 };
 use ferroce_driver::sim::{EcnConfig, LinkConfig};
 
-use super::description::{Description, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection};
-use super::plan::{Plan, Transport};
+use super::description::{
+    Description, Failure, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection,
+};
+use super::plan::{Failing, Outage, Plan, Transport};
 use super::quantity::{Bytes, Rate, Time};
 use super::traffic::{Expanded, Group, Scene};
 use super::wrong::Wrong;
@@ -31,9 +33,13 @@ impl Description {
         let description = self.clone().resolve();
         self.switches.check_marking(self.links.rate, &description.switches)?;
         description.check()?;
-        let Description { seed, time, topology, links, switches, control, traffic } = &description;
+        let Description { seed, time, topology, links, switches, control, traffic, failure } = &description;
         let switch = switches.config(control.dscp);
         let topology = topology.build(links, switch)?;
+        let mut failures = Vec::new();
+        for (place, failure) in failure.iter().enumerate() {
+            failures.extend(failure.outages(&topology, time.limit, place)?);
+        }
         let scene = Scene { seed: *seed, hosts: topology.hosts.len(), rate: links.rate, limit: time.limit };
         let Expanded { flows, messages, groups } = Expanded::new(traffic, scene)?;
         let mtu = control.path_mtu.bytes() + 104;
@@ -49,10 +55,11 @@ impl Description {
         };
         let plan = Plan {
             seed: *seed,
-            fabric: FabricConfig::default().mtu(mtu.max(1500)),
+            fabric: FabricConfig::default().mtu(mtu.max(1500)).convergence(switches.convergence.0),
             topology,
             flows,
             messages,
+            failures,
             transport,
             duration: time.limit.0,
             warm_up: time.warm_up.0,
@@ -113,6 +120,7 @@ impl SwitchSection {
         part("switches.pmax", self.pmax)?;
         within("switches.xon-offset", self.xon_offset, Bytes(0), most)?;
         self.xoff.map_or(Ok(()), |xoff| within("switches.xoff", xoff, Bytes(1), self.buffer))?;
+        within("switches.convergence", self.convergence, Time::default(), Time(Duration::from_secs(100)))?;
         self.headroom.map_or(Ok(()), |headroom| within("switches.headroom", headroom, Bytes(0), most))?;
         for (place, alpha) in [("switches.alpha", self.alpha), ("switches.lossy-alpha", self.lossy_alpha)] {
             if !(alpha > 0.0 && alpha <= 1024.0) {
@@ -269,22 +277,58 @@ impl LinkSection {
 
 impl LinkEntry {
     fn parts(&self, hosts: usize, switches: usize, place: &str) -> Result<[Part; 2], Wrong> {
-        let part = |name: &String| {
-            let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
-            let host = number("host").filter(|number| *number < hosts).map(Part::Host);
-            let part =
-                host.or_else(|| number("switch").filter(|number| *number < switches).map(Part::Switch));
-            let right = || {
-                format!(
-                    "host0 to host{}, or switch0 to switch{}",
-                    hosts.saturating_sub(1),
-                    switches.saturating_sub(1)
-                )
-            };
-            part.ok_or_else(|| Wrong::new(place, name, right()))
-        };
         let [a, b] = &self.ends;
-        Ok([part(a)?, part(b)?])
+        Ok([part_named(a, hosts, switches, place)?, part_named(b, hosts, switches, place)?])
+    }
+}
+
+/// Such as `host0` or `switch1`.
+fn part_named(name: &str, hosts: usize, switches: usize, place: &str) -> Result<Part, Wrong> {
+    let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
+    let host = number("host").filter(|number| *number < hosts).map(Part::Host);
+    let part = host.or_else(|| number("switch").filter(|number| *number < switches).map(Part::Switch));
+    let right = || {
+        let last = |count: usize| count.saturating_sub(1);
+        format!("host0 to host{}, or switch0 to switch{}", last(hosts), last(switches))
+    };
+    part.ok_or_else(|| Wrong::new(place, name, right()))
+}
+
+impl Failure {
+    /// What it is of the topology: a switch, or each link between two parts.
+    fn outages(&self, topology: &Topology, limit: Time, place: usize) -> Result<Vec<Outage>, Wrong> {
+        let place = |key: &str| format!("failure.{place}.{key}");
+        if self.at >= limit {
+            return Err(Wrong::new(place("at"), self.at, format!("before the limit, {limit}")));
+        }
+        if let Some(until) = self.until.filter(|until| *until <= self.at) {
+            return Err(Wrong::new(place("until"), until, format!("after it begins, {}", self.at)));
+        }
+        let named = |name: &str, key: &str| {
+            part_named(name, topology.hosts.len(), topology.switches.len(), &place(key))
+        };
+        let failing: Vec<Failing> = match (&self.link, &self.switch) {
+            (Some([a, b]), None) => {
+                let ends = [named(a, "link")?, named(b, "link")?];
+                let is_between = |cable: &Cable| cable.ends == ends || cable.ends == [ends[1], ends[0]];
+                let links = topology.links.iter().enumerate().filter(|(_, cable)| is_between(cable));
+                let links: Vec<Failing> = links.map(|(link, _)| Failing::Link(link)).collect();
+                if links.is_empty() {
+                    return Err(Wrong::new(place("link"), format!("{a} and {b}"), "two that are linked"));
+                }
+                links
+            }
+            (None, Some(name)) => match named(name, "switch")? {
+                Part::Switch(switch) => vec![Failing::Switch(switch)],
+                Part::Host(_) => return Err(Wrong::new(place("switch"), name, "a switch, as switch0")),
+            },
+            _ => {
+                let right = "with one of link = [\"switch0\", \"switch2\"] and switch = \"switch2\"";
+                return Err(Wrong::new(place("at"), self.at, right));
+            }
+        };
+        let (from, until) = (self.at.0, self.until.map(|until| until.0));
+        Ok(failing.into_iter().map(|of| Outage { of, from, until }).collect())
     }
 }
 

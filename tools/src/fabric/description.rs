@@ -27,6 +27,9 @@ pub(crate) struct Description {
     pub(crate) control: ControlSection,
     #[serde(default)]
     pub(crate) traffic: Vec<Traffic>,
+    /// What goes down.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failure: Vec<Failure>,
 }
 
 fn first_seed() -> u64 {
@@ -144,6 +147,8 @@ pub(crate) struct SwitchSection {
     pub(crate) watchdog: Option<Time>,
     /// Without PFC: so much of what is free may wait at one port.
     pub(crate) lossy_alpha: f64,
+    /// After a failure they choose their ways anew, so much later.
+    pub(crate) convergence: Time,
 }
 
 impl Default for SwitchSection {
@@ -162,6 +167,7 @@ impl Default for SwitchSection {
             headroom: None,
             watchdog: None,
             lossy_alpha: 1.0,
+            convergence: Time(Duration::from_millis(50)),
         }
     }
 }
@@ -172,6 +178,22 @@ impl Default for SwitchSection {
 pub(crate) enum MarkingAt {
     Enqueue,
     Dequeue,
+}
+
+/// `[[failure]]`: a link or a switch goes down, and comes up again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Failure {
+    pub(crate) at: Time,
+    /// Not until the end by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) until: Option<Time>,
+    /// All links between these two, such as `["switch0", "switch2"]` ...
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) link: Option<[String; 2]>,
+    /// ... or a switch with its links, such as `"switch2"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) switch: Option<String>,
 }
 
 /// `[control]`: how the hosts send.

@@ -84,7 +84,8 @@ impl Effect<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let Effect { settings, description: Description { links, switches, control, .. }, memory } = self;
+        let Effect { settings, description: Description { links, switches, control, failure, .. }, memory } =
+            self;
         let mut notes = Vec::new();
         if let (true, true, Some(kmin), Some(kmax)) =
             (switches.ecn, self.is_controlled(), switches.kmin, switches.kmax)
@@ -115,7 +116,7 @@ impl Effect<'_> {
             notes.extend(idle.map(|why| format!("{setting} changes nothing, {why}")));
         }
         let is_lossless = switches.pfc && switches.headroom.is_none() && switches.watchdog.is_none();
-        if is_lossless && links.loss == 0.0 {
+        if is_lossless && links.loss == 0.0 && failure.is_empty() {
             let repeats = [
                 ("repeat", settings.repeat == Some(Repeat::Selective)),
                 ("ack-timeout", settings.ack_timeout.is_some()),

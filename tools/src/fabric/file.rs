@@ -6,7 +6,8 @@ use std::path::Path;
 
 use toml::de::{DeTable, DeValue};
 
-use super::description::Description;
+use super::description::{Description, LinkSection, SwitchSection};
+use super::traffic::Traffic;
 use super::wrong::Wrong;
 use crate::failure::Failure;
 
@@ -15,6 +16,68 @@ pub(crate) fn read(path: &Path) -> Result<Description, Failure> {
     let text =
         fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
     parse(&text).map_err(|(line, why)| Failure::usage(format!("{}, line {line}: {why}", path.display())))
+}
+
+/// A description as a file. What is left out in it is said in comments, so that each setting is there.
+pub(crate) fn write(description: &Description) -> Result<String, Failure> {
+    let text = toml::to_string(description).map_err(|error| Failure::run(format!("--describe: {error}")))?;
+    let mut file = String::new();
+    let mut traffic = description.traffic.iter();
+    // A table ends with an empty line, or with the text.
+    for table in text.trim_end().split("\n\n") {
+        let left_out = match table.lines().next() {
+            Some("[links]") => description.links.left_out(),
+            Some("[switches]") => description.switches.left_out(),
+            Some("[[traffic]]") => traffic.next().map(Traffic::left_out).unwrap_or_default(),
+            _ => Vec::new(),
+        };
+        file += if file.is_empty() { "" } else { "\n" };
+        file += table;
+        file.push('\n');
+        left_out.iter().for_each(|(key, value)| file += &format!("# {key}: {value}\n"));
+    }
+    Ok(file)
+}
+
+/// Keys that a table does not have, and what holds then.
+type LeftOut = Vec<(&'static str, &'static str)>;
+
+/// Those of these that are not given.
+fn not_given<const N: usize>(keys: [(bool, &'static str, &'static str); N]) -> LeftOut {
+    keys.into_iter().filter(|(is_given, ..)| !is_given).map(|(_, key, value)| (key, value)).collect()
+}
+
+impl LinkSection {
+    fn left_out(&self) -> LeftOut {
+        let uplink = "that of all links, as \"100G\"";
+        not_given([(self.uplink_rate.is_some(), "uplink-rate", uplink)])
+    }
+}
+
+impl SwitchSection {
+    fn left_out(&self) -> LeftOut {
+        not_given([
+            (self.xoff.is_some(), "xoff", "off, alpha decides; or bytes, as \"100KB\""),
+            (self.headroom.is_some(), "headroom", "what the link of each port needs; or bytes, as \"100KB\""),
+            (self.watchdog.is_some(), "watchdog", "off; or a time, as \"10ms\""),
+        ])
+    }
+}
+
+impl Traffic {
+    fn left_out(&self) -> LeftOut {
+        let is_timed = self.endless || self.load.is_some();
+        let every = if self.endless { "all flows begin at start" } else { "one after the other" };
+        not_given([
+            (self.name.is_some(), "name", "the pattern"),
+            (self.hosts.is_some() || !self.pairs.is_empty(), "hosts", "all; or some, as \"0-3,7\""),
+            (self.count != 1 || is_timed, "count", "1"),
+            (self.every.is_some() || self.load.is_some(), "every", every),
+            (!self.start.0.is_zero(), "start", "0ns"),
+            (self.stop.is_some() || !is_timed, "stop", "the limit"),
+            (!self.spread.0.is_zero() || self.load.is_some(), "spread", "0ns"),
+        ])
+    }
 }
 
 /// The line is that of what is wrong, from 1.

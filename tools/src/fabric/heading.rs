@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ferroce::CongestionControl;
 
-use super::description::{Control, Description, MarkingAt, Repeat, Shape};
+use super::description::{Control, Description, Failure, MarkingAt, Repeat, Shape};
 use super::memory::Memory;
 use super::quantity::Time;
 
@@ -14,7 +14,7 @@ pub(crate) struct Heading<'a>(pub(crate) &'a Description, pub(crate) &'a Memory)
 
 impl fmt::Display for Heading<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Heading(Description { time, topology, links, switches, control, .. }, memory) = self;
+        let Heading(Description { time, topology, links, switches, control, failure, .. }, memory) = self;
         write!(f, "fabric    {topology}; links {}, {}", links.rate, links.delay)?;
         if let Some(rate) = links.uplink_rate {
             write!(f, "; between switches {rate}")?;
@@ -52,6 +52,14 @@ impl fmt::Display for Heading<'_> {
         write!(f, "\ntime      at most {}, samples each {}", time.limit, time.sample)?;
         if time.warm_up > Time::default() {
             write!(f, "; rates of what is endless, and queues, from {} on", time.warm_up)?;
+        }
+        for Failure { at, until, link, switch } in failure {
+            let what = match (link, switch) {
+                (Some([a, b]), _) => format!("{a} to {b}"),
+                (None, switch) => switch.clone().unwrap_or_default(),
+            };
+            let until = until.map_or("the end".to_owned(), |until| until.to_string());
+            write!(f, "\nfailure   {what}, {at} to {until}; new ways {} after", switches.convergence)?;
         }
         Ok(())
     }

@@ -156,6 +156,7 @@ impl Scenario {
             switches: SwitchSection::default(),
             control: ControlSection::default(),
             traffic,
+            failure: Vec::new(),
         })
     }
 }

@@ -9,7 +9,7 @@ use ferroce_driver::sim::fabric::{Built, Fabric, HostId, Part, address};
 
 use super::host::{Host, News, PIECE};
 use super::outcome::{FlowOutcome, HostCounters, MessageOutcome, Outcome};
-use super::plan::Plan;
+use super::plan::{Failing, Plan};
 use super::watch::Watch;
 use super::ways::Ways;
 use crate::failure::{Failure, OrFail};
@@ -134,6 +134,16 @@ impl<'a> World<'a> {
             }
         }
         let fabric = built.fabric.clone();
+        for outage in &plan.failures {
+            let changes = [(Some(outage.from), false), (outage.until, true)];
+            for (time, is_up) in changes.into_iter().filter_map(|(time, is_up)| Some((BEGIN + time?, is_up)))
+            {
+                match outage.of {
+                    Failing::Link(link) => fabric.set_link(built.links[link], is_up, time),
+                    Failing::Switch(switch) => fabric.set_switch(built.switches[switch], is_up, time),
+                }
+            }
+        }
         let watch = Watch::new(plan, &built, &ends);
         Ok(World {
             plan,
@@ -351,6 +361,7 @@ mod tests {
             topology: Topology::star(senders + 1, &link, switch),
             flows: flows.collect(),
             messages: Vec::new(),
+            failures: Vec::new(),
             transport: transport(control),
             duration: Duration::from_millis(20),
             warm_up: Duration::from_millis(10),
