@@ -122,7 +122,7 @@ Examples:
       A file to change.
 
 Exit status: 0 if every message was completed, or the scenario has no end and went on until its limit; 1 if a queue pair has
-failed or a message was not completed (the report is printed); 2 if a value makes no sense; 130 if it was interrupted (what is
+failed or a message was not completed (the report is printed); 2 if a value makes no sense or changes nothing; 130 if it was interrupted (what is
 known until then is printed).";
 
 /// Runs it and prints the report.

@@ -8,7 +8,7 @@ use ferroce_driver::sim::fabric::{
 use ferroce_driver::sim::{EcnConfig, LinkConfig};
 
 use super::description::{
-    Description, Failure, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection,
+    Description, FailureEntry, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection,
 };
 use super::plan::{Failing, Outage, Plan, Transport};
 use super::quantity::{Bytes, Rate, Time};
@@ -294,7 +294,7 @@ fn part_named(name: &str, hosts: usize, switches: usize, place: &str) -> Result<
     part.ok_or_else(|| Wrong::new(place, name, right()))
 }
 
-impl Failure {
+impl FailureEntry {
     /// What it is of the topology: a switch, or each link between two parts.
     fn outages(&self, topology: &Topology, limit: Time, place: usize) -> Result<Vec<Outage>, Wrong> {
         let place = |key: &str| format!("failure.{place}.{key}");

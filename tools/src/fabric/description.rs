@@ -29,7 +29,7 @@ pub(crate) struct Description {
     pub(crate) traffic: Vec<Traffic>,
     /// What goes down.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) failure: Vec<Failure>,
+    pub(crate) failure: Vec<FailureEntry>,
 }
 
 fn first_seed() -> u64 {
@@ -183,7 +183,7 @@ pub(crate) enum MarkingAt {
 /// `[[failure]]`: a link or a switch goes down, and comes up again.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Failure {
+pub(crate) struct FailureEntry {
     pub(crate) at: Time,
     /// Not until the end by default.
     #[serde(skip_serializing_if = "Option::is_none")]

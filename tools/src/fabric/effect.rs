@@ -2,7 +2,7 @@
 
 use ferroce::CongestionControl;
 
-use super::description::{Control, Description, Repeat, SwitchSection};
+use super::description::{Control, Description, SwitchSection};
 use super::memory::Memory;
 use super::options::{self, Settings};
 use super::wrong::Wrong;
@@ -35,7 +35,7 @@ pub(crate) fn check(runs: &[Effect<'_>]) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// What is unlikely to matter, or is not what it seems, in all of the runs.
+/// What is not as it seems, in all of the runs.
 pub(crate) fn notes(runs: &[Effect<'_>]) -> Vec<String> {
     let mut notes: Vec<Vec<String>> = runs.iter().map(Effect::notes).collect();
     let Some(mut common) = notes.pop() else { return Vec::new() };
@@ -84,8 +84,7 @@ impl Effect<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let Effect { settings, description: Description { links, switches, control, failure, .. }, memory } =
-            self;
+        let Effect { settings, description: Description { links, switches, control, .. }, memory } = self;
         let mut notes = Vec::new();
         if let (true, true, Some(kmin), Some(kmax)) =
             (switches.ecn, self.is_controlled(), switches.kmin, switches.kmax)
@@ -105,7 +104,7 @@ impl Effect<'_> {
                 ));
             }
         }
-        // Of options a check has been told of it.
+        // As options they are refused; a file may have them all the same.
         for (setting, is_in_file) in [
             ("uplink-rate", links.uplink_rate.is_some()),
             ("xoff", switches.xoff.is_some()),
@@ -114,17 +113,6 @@ impl Effect<'_> {
         ] {
             let idle = self.idle(setting).filter(|_| is_in_file);
             notes.extend(idle.map(|why| format!("{setting} changes nothing, {why}")));
-        }
-        let is_lossless = switches.pfc && switches.headroom.is_none() && switches.watchdog.is_none();
-        if is_lossless && links.loss == 0.0 && failure.is_empty() {
-            let repeats = [
-                ("repeat", settings.repeat == Some(Repeat::Selective)),
-                ("ack-timeout", settings.ack_timeout.is_some()),
-            ];
-            let idle = repeats.iter().filter(|(_, is_given)| *is_given);
-            notes.extend(idle.map(|(option, _)| {
-                format!("{option} is unlikely to matter: with PFC and without losses on links nothing has to be repeated")
-            }));
         }
         if settings.window.is_some() && memory.window > memory.posted {
             let most = memory.posted.0 / u64::from(control.path_mtu.bytes());

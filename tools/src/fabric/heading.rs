@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use ferroce::CongestionControl;
 
-use super::description::{Control, Description, Failure, MarkingAt, Repeat, Shape};
+use super::description::{Control, Description, FailureEntry, MarkingAt, Repeat, Shape};
 use super::memory::Memory;
 use super::quantity::Time;
 
@@ -53,7 +53,7 @@ impl fmt::Display for Heading<'_> {
         if time.warm_up > Time::default() {
             write!(f, "; rates of what is endless, and queues, from {} on", time.warm_up)?;
         }
-        for Failure { at, until, link, switch } in failure {
+        for FailureEntry { at, until, link, switch } in failure {
             let what = match (link, switch) {
                 (Some([a, b]), _) => format!("{a} to {b}"),
                 (None, switch) => switch.clone().unwrap_or_default(),

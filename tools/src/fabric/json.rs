@@ -18,7 +18,7 @@ pub(crate) struct Report<'a> {
     /// The command that repeats all of it.
     pub(crate) command: &'a str,
     pub(crate) interrupted: bool,
-    /// What is unlikely to matter, or is not what it seems.
+    /// What is not as it seems.
     pub(crate) notes: &'a [String],
     /// The most memory that the process had until now, if the kernel tells.
     peak_memory_kb: Option<u64>,

@@ -71,12 +71,17 @@ impl Memory {
         Ok(Memory {
             ports: most.0,
             headroom: most.1,
-            queue: Bytes(queue),
-            under_way: Bytes(of_flow * plan.flows.len() as u64),
+            queue: whole_kilobytes(queue),
+            under_way: whole_kilobytes(of_flow * plan.flows.len() as u64),
             window: Bytes(window),
             posted: Bytes(posted),
         })
     }
+}
+
+/// No less than that: what is not below can't be reached.
+fn whole_kilobytes(bytes: u64) -> Bytes {
+    Bytes(bytes.next_multiple_of(1000))
 }
 
 impl fmt::Display for Memory {

@@ -166,6 +166,9 @@ impl Scenario {
     fn check(self, options: &SceneOptions) -> Result<(), Wrong> {
         let is_endless = matches!(self, Scenario::Fairness | Scenario::Victim);
         let is_random = self == Scenario::Websearch;
+        if let Some(time) = options.post_for.filter(|time| time.0.is_zero()) {
+            return Err(Wrong::new("post-for", time, "more than 0"));
+        }
         for (option, value) in options::given(options) {
             let right = match option.as_str() {
                 "load" | "post-for" if !is_random => "left out: only websearch has messages by chance",

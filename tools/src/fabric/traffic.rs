@@ -378,6 +378,12 @@ impl Traffic {
         {
             return Err(wrong("stop", &stop, format!("after the start, {}", self.start)));
         }
+        if let Some(stop) = self.stop
+            && stop > scene.limit
+        {
+            let right = format!("at least {stop}, when the traffic of '{}' stops", self.name());
+            return Err(Wrong::new("time.limit", scene.limit, right));
+        }
         Ok(())
     }
 

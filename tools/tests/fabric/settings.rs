@@ -13,6 +13,11 @@ fn wrong_values_are_told_in_our_words() {
         ("fabric incast --hosts -5", &["'-5'", "--hosts", "must be a whole number"]),
         ("fabric websearch --load half", &["'half'", "--load", "must be a number, as 0.5 or 50%"]),
         ("fabric websearch --load -50%", &["--load -0.5: must be a part of the line rate, above 0"]),
+        ("fabric websearch --post-for 0s", &["--post-for 0ns: must be more than 0"]),
+        (
+            "fabric websearch --limit 3ms",
+            &["--limit 3ms: must be at least 20ms, when the traffic of 'websearch' stops"],
+        ),
         ("fabric incast --loss 101%", &["--loss 1.01: must be 0 to 1"]),
         ("fabric incast --kmax 100KB", &["--kmax 100KB: must be more than Kmin, 400KB by default at 100G"]),
         ("fabric incast --kmin 2MB --kmax 1MB", &["--kmin 2MB: must be less than Kmax, 1MB"]),
@@ -84,13 +89,16 @@ fn a_setting_without_effect_is_refused() {
 
 /// What matters in one of the settings that are compared is not refused for the others.
 #[test]
-fn what_is_unlikely_to_matter_is_noted() {
+fn what_is_not_as_it_seems_is_noted() {
     let small = "incast --hosts 2 --bytes 50KB --count 1";
     let outcome = fabric(&format!("{small} --headroom 100KB --compare pfc=on,off"));
     assert_eq!(outcome.code, Some(0), "{outcome:#?}");
     assert!(!outcome.stdout.contains("note "), "{outcome:#?}");
     for (options, words) in [
-        ("--repeat selective", "note      repeat is unlikely to matter"),
+        (
+            "--buffer 2MB --pfc off",
+            "note      Pmax is never reached: Kmax, 1600KB, is not less than what a port can queue, 1MB",
+        ),
         (
             "--buffer 300KB",
             "note      nothing is marked: Kmin, 400KB, is not less than what a port can queue, ",
