@@ -20,6 +20,7 @@ mod report;
 mod scenario;
 mod sizes;
 mod traffic;
+mod wakes;
 mod watch;
 mod ways;
 mod world;

@@ -44,6 +44,7 @@
 
 mod buffer;
 mod config;
+mod contents;
 mod counters;
 mod event;
 mod frame;
@@ -311,7 +312,7 @@ impl Fabric {
         match of.owner {
             Owner::Host(_) => (0, 0),
             Owner::Switch(switch) => {
-                simulation.switches[switch as usize].buffer.headroom(of.number as usize, class & 7)
+                simulation.switches[switch as usize].buffer.headroom(of.number, class & 7)
             }
         }
     }
