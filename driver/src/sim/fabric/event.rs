@@ -64,13 +64,9 @@ pub(super) struct Events {
     today: u64,
     /// Today's, the next one last; of earlier days too.
     page: Vec<Planned>,
-    /// Of each page the entry that was made last, or [`NONE`].
-    pages: Vec<u32>,
-    /// Entries of all pages in one piece of memory, each with the one before it on its page: the place that was left last
-    /// is taken first, so that it is in the cache.
-    entries: Vec<(Planned, u32)>,
-    /// The places in `entries` that are free, the one that was left last at the end.
-    spare: Vec<u32>,
+    pages: Vec<Vec<Planned>>,
+    /// Pages that are over. The last one is written first: it is in the cache.
+    spare: Vec<Vec<Planned>>,
     /// The pages that have events, by bit.
     written: Vec<u64>,
     later: BinaryHeap<Reverse<Planned>>,
@@ -88,16 +84,12 @@ struct Planned {
 const DAY: u32 = 12;
 const PAGES: u64 = 1 << 12;
 
-/// No entry.
-const NONE: u32 = u32::MAX;
-
 impl Default for Events {
     fn default() -> Events {
         Events {
             today: 0,
             page: Vec::new(),
-            pages: vec![NONE; PAGES as usize],
-            entries: Vec::new(),
+            pages: vec![Vec::new(); PAGES as usize],
             spare: Vec::new(),
             written: vec![0; PAGES as usize / 64],
             later: BinaryHeap::new(),
@@ -116,17 +108,11 @@ impl Events {
             self.page.insert(place, planned);
         } else if day - self.today < PAGES {
             let page = day % PAGES;
-            let entry = (planned, self.pages[page as usize]);
-            self.pages[page as usize] = match self.spare.pop() {
-                Some(place) => {
-                    self.entries[place as usize] = entry;
-                    place
-                }
-                None => {
-                    self.entries.push(entry);
-                    self.entries.len() as u32 - 1
-                }
-            };
+            let entries = &mut self.pages[page as usize];
+            if entries.is_empty() {
+                *entries = self.spare.pop().unwrap_or_default();
+            }
+            entries.push(planned);
             self.written[page as usize / 64] |= 1 << (page % 64);
         } else {
             self.later.push(Reverse(planned));
@@ -168,13 +154,8 @@ impl Events {
         self.today = day;
         if written == Some(day) {
             let page = day % PAGES;
-            let mut place = std::mem::replace(&mut self.pages[page as usize], NONE);
-            while place != NONE {
-                let (planned, before) = self.entries[place as usize];
-                self.page.push(planned);
-                self.spare.push(place);
-                place = before;
-            }
+            let entries = std::mem::take(&mut self.pages[page as usize]);
+            self.spare.push(std::mem::replace(&mut self.page, entries));
             self.written[page as usize / 64] &= !(1 << (page % 64));
         }
         while self.later.peek().is_some_and(|Reverse(planned)| planned.day() == day) {
