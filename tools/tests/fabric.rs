@@ -310,6 +310,158 @@ fn an_interrupted_run_says_what_is_known() {
     );
 }
 
+/// A sample each 10 s, and somebody who does not wait for it.
+#[test]
+fn a_run_is_interrupted_between_samples() {
+    let process = Ferroce::start(None, "fabric fairness --hosts 16 --limit 100s --warm-up 0ns --sample 100s");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    process.interrupt();
+    let outcome = process.end();
+    assert_eq!(outcome.code, Some(130), "{outcome:#?}");
+    assert!(outcome.stdout.contains("goodput, Gb/s"), "{outcome:#?}");
+}
+
+/// Settings, or seeds, without a single message have the same rows as the others; and a picture.
+#[test]
+fn few_messages_leave_no_gap_in_the_table() {
+    let folder = Folder::new("gap");
+    let svg = folder.file("gap.svg");
+    let command = "websearch --hosts 4 --load 0.01 --compare rate=100G,1G";
+    let outcome = fabric(&format!("{command} --svg {svg}"));
+    assert!(fs::read_to_string(&svg).unwrap().contains("</svg>"), "{outcome:#?}");
+    let report: Value = serde_json::from_str(&fabric(&format!("{command} --json")).stdout).unwrap();
+    let keys = |run: &Value| -> Vec<String> {
+        let all = run["measures"].as_object().unwrap().keys();
+        let traffic = run["traffic"]["websearch"].as_object().unwrap().keys();
+        all.chain(traffic).cloned().collect()
+    };
+    let runs = runs(&report);
+    let none = runs.iter().filter(|run| run["messages"].as_array().unwrap().is_empty()).count();
+    assert_eq!((runs.len(), none), (2, 1), "one of them without messages");
+    assert_eq!(keys(runs[0]), keys(runs[1]));
+    // Those without a message have delivered nothing, and that is told.
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.stderr.contains("nothing was delivered"), "{outcome:#?}");
+    let lines = outcome.stdout.lines();
+    let row = lines.clone().find(|line| line.starts_with("messages completed")).unwrap();
+    assert!(row.split_whitespace().last() == Some("0"), "{row}");
+}
+
+/// What is measured begins with the end of the warm-up, however far samples are apart.
+#[test]
+fn samples_far_apart_measure_the_same() {
+    let goodput = |sample: &str| {
+        let report = fabric(&format!("fairness --sample {sample} --json")).json();
+        number(&runs(&report)[0]["traffic"]["fairness"]["goodput_gbps"])
+    };
+    let often = goodput("10us");
+    for sample in ["15ms", "36ms"] {
+        let seldom = goodput(sample);
+        assert!((seldom / often - 1.0).abs() < 0.001, "{sample}: {seldom}, not {often}");
+    }
+    let outcome = fabric("incast --hosts 1 --count 1 --bytes 1KB --warm-up 1ms");
+    assert!(!outcome.stdout.contains("NaN") && outcome.stdout.contains(": mean - KB"), "{outcome:#?}");
+}
+
+const TWO_ISLANDS: &str = r#"
+[time]
+limit = "1ms"
+
+[topology.custom]
+hosts = 2
+switches = 2
+links = [{ ends = ["host0", "switch0"] }, { ends = ["host1", "switch1"] }]
+
+[[traffic]]
+pattern = "pairs"
+pairs = [[0, 1]]
+endless = true
+"#;
+
+#[test]
+fn a_file_is_taken_at_its_word() {
+    let folder = Folder::new("word");
+    let run = |name: &str, text: &str, options: &str| {
+        let file = folder.file(name);
+        fs::write(&file, text).unwrap();
+        fabric(&format!("{file} {options}"))
+    };
+    let apart = run("apart.toml", TWO_ISLANDS, "");
+    assert_eq!(apart.code, Some(1), "{apart:#?}");
+    assert!(apart.stderr.contains("nothing was delivered"), "{apart:#?}");
+    // Two entries of one name are two.
+    let one = TWO_ISLANDS.replace("\"switch1\"] }", "\"switch0\"] }");
+    let entry = &one[one.find("[[traffic]]").unwrap()..];
+    let report = run("twice.toml", &format!("{one}{entry}"), "--json").json();
+    let names: Vec<_> = runs(&report)[0]["traffic"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!(names, ["pairs", "pairs (2)"]);
+    // A terminal is not moved, and no row is forged.
+    let forged = run("forged.toml", &format!("{one}name = \"\\u001b[31mRED\\nfake row 999\"\n"), "");
+    assert_eq!(forged.code, Some(2), "{forged:#?}");
+    assert!(!forged.stderr.contains('\u{1b}') && !forged.stderr.contains("\nfake"), "{forged:#?}");
+    // Links side by side: no message is faster than it could be.
+    let side_by_side = one
+        .replace("links = [", "links = [{ ends = [\"switch0\", \"switch1\"], rate = \"1G\" }, { ends = [\"switch0\", \"switch1\"] }, ")
+        .replace("[\"host1\", \"switch0\"]", "[\"host1\", \"switch1\"]")
+        .replace("endless = true", "bytes = \"1MB\"\ncount = 8\n")
+        .replace("1ms", "100ms");
+    let report = run("side.toml", &side_by_side, "--json").json();
+    let slowdown = number(&runs(&report)[0]["traffic"]["pairs"]["slowdown_mean"]);
+    assert!(slowdown > 0.99, "{slowdown}");
+    let spaced = run("a b;x.toml", &one, "");
+    assert_eq!(spaced.code, Some(2), "two words");
+}
+
+/// A full disk loses a picture or a message, not the report.
+#[test]
+fn what_can_not_be_written_loses_nothing_else() {
+    let outcome = fabric("incast --hosts 2 --count 1 --svg /dev/full");
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.stdout.contains("goodput, Gb/s") && outcome.stderr.contains("/dev/full"), "{outcome:#?}");
+    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
+    let arguments = ["fabric", "incast", "--hosts", "3", "--limit", "50us"];
+    let output = command.args(arguments).stderr(full()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8(output.stdout).unwrap().contains("messages unfinished"));
+}
+
+/// Names of files with spaces stay one word in what repeats a run.
+#[test]
+fn the_command_that_repeats_a_run_is_for_a_shell() {
+    let folder = Folder::new("a b;x");
+    let file = folder.file("it's.toml");
+    fs::write(&file, fabric("incast --hosts 2 --count 1 --describe").stdout).unwrap();
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
+    let output = command.args(["fabric", &file]).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (_, repeats) = text.split_once("repeat it by: ferroce ").unwrap();
+    let line = format!("{} {}", env!("CARGO_BIN_EXE_ferroce"), repeats.trim());
+    let again = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
+    let hash =
+        |text: &str| text.lines().find_map(|line| Some(line.split_once("trace hash ")?.1[..16].to_owned()));
+    assert_eq!(hash(&text), hash(&String::from_utf8(again.stdout).unwrap()));
+    assert!(hash(&text).is_some());
+}
+
+/// Large fabrics run with huge pages: that changes nothing but the time.
+#[test]
+fn the_pages_of_the_heap_change_nothing() {
+    let arguments = "fabric permutation --topology fat-tree --hosts 256 --count 1 --bytes 64KB --json";
+    let run = |tunables: Option<&str>| -> Value {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
+        command.args(arguments.split(' '));
+        if let Some(tunables) = tunables {
+            command.env("GLIBC_TUNABLES", tunables);
+        }
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let [huge, small] = [run(None), run(Some("glibc.malloc.top_pad=4096"))];
+    assert_eq!(runs(&huge)[0]["trace_hash"], runs(&small)[0]["trace_hash"]);
+}
+
 #[test]
 fn values_that_make_no_sense_are_refused() {
     let folder = Folder::new("refused");
@@ -319,29 +471,62 @@ fn values_that_make_no_sense_are_refused() {
     let unknown = folder.file("unknown.toml");
     fs::write(&unknown, text.replace("kmin =", "Kmin =")).unwrap();
     refused(&[
-        (&format!("fabric {file}"), &["wrong.toml, line 19: switches.kmin = 4MB: less than kmax, 1600KB"]),
-        (&format!("fabric {unknown}"), &["unknown.toml, line 19: ", "unknown field `Kmin`", "`kmin`"]),
+        (
+            &format!("fabric {file}"),
+            &["wrong.toml, line 23: switches.kmin = 4MB: must be less than kmax, 1600KB"],
+        ),
+        (&format!("fabric {unknown}"), &["unknown.toml, line 23: ", "unknown field `Kmin`", "`kmin`"]),
         (&format!("fabric {unknown}x"), &["neither a scenario nor a file", "incast"]),
         (&format!("fabric {file} --hosts 3"), &["--hosts is for the scenarios"]),
-        ("fabric incast --kmin 2MB", &["--kmin 2MB: less than kmax, 1600KB"]),
+        ("fabric incast --kmin 2MB", &["--kmin 2MB: must be less than kmax, 1600KB"]),
         ("fabric incast --kmin many", &["'many': bytes, as 4096, 100KB"]),
         ("fabric incast --rate 100", &["'100': a rate with its unit, as 100G"]),
         ("fabric incast --delay 1", &["'1': a time with its unit"]),
-        ("fabric incast --delay 2s", &["--delay 2s: 0ns to 1s"]),
-        ("fabric incast --pmax 1.5", &["--pmax 1.5: 0 to 1"]),
+        ("fabric incast --delay 2s", &["--delay 2s: must be 0ns to 1s"]),
+        ("fabric incast --pmax 1.5", &["--pmax 1.5: must be 0 to 1"]),
         ("fabric incast --pfc maybe", &["on or off"]),
-        ("fabric incast --hosts 0", &["--hosts 0: 1 to 2048"]),
-        ("fabric incast --window 0", &["--window 0: 1 to 8388607"]),
+        ("fabric incast --hosts 0", &["--hosts 0: must be 1 to 2048"]),
+        ("fabric incast --window 0", &["--window 0: must be 1 to 8388607"]),
         ("fabric incast --path-mtu 1500", &["1500"]),
-        ("fabric incast --dscp 48", &["--dscp 48: not 48 to 55, the class of CNPs"]),
+        ("fabric incast --dscp 48", &["--dscp 48: must be not 48 to 55, the class of CNPs"]),
         ("fabric incast --congestion cubic", &["cubic", "off"]),
-        ("fabric incast --sample 1ns", &["--sample 1ns: 100ns to"]),
-        ("fabric fairness --limit 10ms", &["--warm-up 16ms: less than the limit, 10ms"]),
+        ("fabric incast --sample 1ns", &["--sample 1ns: must be 100ns to"]),
+        ("fabric fairness --limit 10ms", &["--warm-up 16ms: must be less than the limit, 10ms"]),
         ("fabric incast --seeds 0", &["1..=10000"]),
         ("fabric incast --compare colour=red", &["no option 'colour' to compare", "kmin"]),
         ("fabric incast --pcap host99=x.pcapng", &["no port 'host99'", "host0 to host16"]),
         ("fabric incast --pcap host0", &["switch0:3=port.pcapng"]),
         ("fabric incast --pcap host0=x.pcapng --seeds 2", &["2 runs; it is for one"]),
-        ("fabric permutation --oversubscription 100", &["--oversubscription 100: 1/64 to 8"]),
+        // What has no effect is not taken silently.
+        ("fabric incast --load 0.5", &["--load 0.5: must be left out: it is for websearch"]),
+        (
+            "fabric fairness --bytes 1MB",
+            &["--bytes 1MB: must be left out: flows of fairness send without end"],
+        ),
+        ("fabric websearch --count 3", &["--count 3: must be left out", "--load and --arrivals"]),
+        ("fabric incast --oversubscription 4", &["must be left out: it is for --topology leaf-spine"]),
+        ("fabric incast --buffer 1MB --kmin 1MB", &["--kmin 1MB: must be less than the buffer, 1MB"]),
+        ("fabric incast --xoff 10KB", &["--xoff 10KB: must be more than xon-offset, 18KiB"]),
+        ("fabric incast --buffer -16MB", &["'-16MB'", "bytes, as 4096"]),
+        ("fabric websearch --load 1e-300", &["--load", "must be a part of the line rate, 0.000001 to 10"]),
+        (
+            "fabric fairness --warm-up 0ns --limit 3ms",
+            &["--limit 3ms: must be after all flows have begun, the last at 6ms"],
+        ),
+        // More than a machine has memory for is refused before it is tried.
+        ("fabric incast --hosts 2048 --count 4000000", &["--count about 8192000000 messages", "4000000"]),
+        ("fabric alltoall --hosts 2048", &["--count about 4192256 messages"]),
+        (
+            "fabric incast --compare kmin=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33 --compare pmax=0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1",
+            &["at most 1024 settings; these are 1056"],
+        ),
+        ("fabric /dev/zero", &["must be a regular file of at most"]),
+        ("fabric incast --svg /nonexistent/x.svg", &["--svg /nonexistent/x.svg: must be a file in a folder"]),
+        (
+            "fabric incast --pcap host0=x.pcapng --pcap host1=x.pcapng",
+            &["x.pcapng: must be a file of its own"],
+        ),
+        (&format!("fabric {file} --svg {file}"), &["wrong.toml, line 23"]),
+        ("fabric permutation --oversubscription 100", &["--oversubscription 100: must be 1/64 to 8"]),
     ]);
 }

@@ -8,13 +8,46 @@ use toml::de::{DeTable, DeValue};
 
 use super::description::Description;
 use super::wrong::Wrong;
-use crate::failure::Failure;
+use crate::failure::{Failure, legible};
+
+/// Bytes of a file at most.
+const MOST: u64 = 16 << 20;
 
 /// Reads and checks a description. What is wrong is told with file, line and value.
 pub(crate) fn read(path: &Path) -> Result<Description, Failure> {
-    let text =
-        fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    parse(&text).map_err(|(line, why)| Failure::usage(format!("{}, line {line}: {why}", path.display())))
+    let named = path.display().to_string();
+    let named = legible(&named);
+    let wrong = |why: String| Failure::usage(format!("{named}: {why}"));
+    // A FIFO that nobody writes to would be waited for, and a device read for ever.
+    let metadata = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
+    if !metadata.is_file() || metadata.len() > MOST {
+        return Err(wrong(format!("must be a regular file of at most {MOST} bytes")));
+    }
+    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    parse(&text).map_err(|(line, why)| Failure::usage(format!("{named}, line {line}: {}", legible(&why))))
+}
+
+/// A description as a file. What is off or follows from the rest stands there as a comment.
+pub(crate) fn write(description: &Description) -> Result<String, Failure> {
+    let description = description.clone().resolve();
+    let text = toml::to_string(&description);
+    let text = text.map_err(|error| Failure::run(format!("--describe: {error}")))?;
+    let mut out = String::new();
+    for line in text.lines() {
+        out.push_str(line);
+        out.push('\n');
+        for (section, is_given, comment) in [
+            ("[links]", description.links.uplink_rate.is_some(), "uplink-rate: as rate"),
+            ("[switches]", description.switches.xoff.is_some(), "xoff: none, alpha decides"),
+            ("[switches]", description.switches.headroom.is_some(), "headroom: what each link needs"),
+            ("[switches]", description.switches.watchdog.is_some(), "watchdog: off"),
+        ] {
+            if line == section && !is_given {
+                out.push_str(&format!("# {comment}\n"));
+            }
+        }
+    }
+    Ok(out)
 }
 
 /// The line is that of what is wrong, from 1.
@@ -81,8 +114,11 @@ bytes = "1MB"
     fn a_file_is_read() {
         let description = parse(FILE).unwrap();
         assert_eq!(description.seed, 7);
-        let again = toml::to_string(&description).unwrap();
-        assert_eq!(parse(&again).unwrap(), description, "{again}");
+        let again = write(&description).unwrap();
+        assert_eq!(parse(&again).unwrap(), description.resolve(), "{again}");
+        for line in ["# uplink-rate: as rate", "# xoff: none, alpha decides", "# watchdog: off"] {
+            assert_eq!(again.lines().filter(|other| *other == line).count(), 1, "{again}");
+        }
     }
 
     #[test]

@@ -17,14 +17,23 @@ pub(crate) struct SceneOptions {
     #[arg(long, value_name = "N", visible_alias = "senders")]
     pub(crate) hosts: Option<usize>,
     /// Length of a message, as 64KB or 1MiB; of allreduce what is reduced, of alltoall what goes to each.
-    #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "SIZE",
+        visible_alias = "message-size"
+    )]
     pub(crate) bytes: Option<Bytes>,
     /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
     #[arg(long, value_name = "N")]
     pub(crate) count: Option<usize>,
     /// Of websearch: what a host sends on average, as a part of the rate of its link; 0.3 by default.
-    #[arg(long, value_name = "PART")]
+    #[arg(long, allow_negative_numbers = true, allow_hyphen_values = true, value_name = "PART")]
     pub(crate) load: Option<f64>,
+    /// Of websearch: for how long messages come; 5ms by default.
+    #[arg(long, allow_negative_numbers = true, allow_hyphen_values = true, value_name = "TIME")]
+    pub(crate) arrivals: Option<Time>,
     /// How the switches are linked; each has room for N hosts and its receivers at least.
     #[arg(long, value_name = "SHAPE")]
     pub(crate) topology: Option<ShapeName>,
@@ -32,7 +41,7 @@ pub(crate) struct SceneOptions {
     #[arg(long, value_name = "N")]
     pub(crate) hosts_per_leaf: Option<usize>,
     /// Of leaf-spine: the rate of a leaf's hosts by the rate of its uplinks; 2 by default.
-    #[arg(long, value_name = "RATIO")]
+    #[arg(long, allow_negative_numbers = true, allow_hyphen_values = true, value_name = "RATIO")]
     pub(crate) oversubscription: Option<f64>,
 }
 
@@ -51,28 +60,70 @@ pub(crate) enum ShapeName {
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Settings {
     /// Rate of the links, as 100G or 25G.
-    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "RATE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) rate: Option<Rate>,
     /// Rate of the links between switches; as the others by default, twice of it for victim.
-    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "RATE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) uplink_rate: Option<Rate>,
     /// Propagation delay of each link; 1us by default.
-    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "TIME",
+        help_heading = "Links and switches"
+    )]
     pub(crate) delay: Option<Time>,
     /// Probability that a link loses a frame; 0 by default.
-    #[arg(long, value_name = "PART", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "PART",
+        help_heading = "Links and switches"
+    )]
     pub(crate) loss: Option<f64>,
     /// Whether switches mark (ECN); on by default.
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) ecn: Option<bool>,
     /// Below so long a queue nothing is marked; 4 KB for each Gb/s by default.
-    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "SIZE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) kmin: Option<Bytes>,
     /// Above so long a queue all is marked; 16 KB for each Gb/s by default.
-    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "SIZE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) kmax: Option<Bytes>,
     /// Probability of a mark at Kmax, from 0 at Kmin; 0.2 by default.
-    #[arg(long, value_name = "PART", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "PART",
+        help_heading = "Links and switches"
+    )]
     pub(crate) pmax: Option<f64>,
     /// Where the length of the queue is looked at; dequeue by default.
     #[arg(long, value_name = "WHERE", help_heading = "Links and switches")]
@@ -81,25 +132,67 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) pfc: Option<bool>,
     /// Memory of a switch, for all its ports; 32MiB by default.
-    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "SIZE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) buffer: Option<Bytes>,
     /// A pause begins when a port has sent so much of what is free of the buffer into it; 0.125 by default.
-    #[arg(long, value_name = "FACTOR", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "FACTOR",
+        help_heading = "Links and switches"
+    )]
     pub(crate) alpha: Option<f64>,
     /// A pause begins at so many bytes, in place of --alpha.
-    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "SIZE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) xoff: Option<Bytes>,
     /// A pause ends when so much less is stored; 18KiB by default.
-    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "SIZE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) xon_offset: Option<Bytes>,
     /// Memory of each port for what comes after a pause has begun; what the link needs by default.
-    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "SIZE",
+        help_heading = "Links and switches"
+    )]
     pub(crate) headroom: Option<Bytes>,
     /// A queue that is paused for so long is dropped (PFC storm watchdog); never by default.
-    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "TIME",
+        help_heading = "Links and switches"
+    )]
     pub(crate) watchdog: Option<Time>,
     /// Without PFC: so much of what is free of the buffer may wait at one port; 1 by default.
-    #[arg(long, value_name = "FACTOR", help_heading = "Links and switches")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "FACTOR",
+        help_heading = "Links and switches"
+    )]
     pub(crate) lossy_alpha: Option<f64>,
 
     /// Congestion control: off, dcqcn (hpcc100 with its increases in proportion to the rate; the default), or a preset with
@@ -108,7 +201,13 @@ pub(crate) struct Settings {
     pub(crate) congestion: Option<Control>,
     /// The least time between two CNPs of a queue pair; by default the least time between two cuts of the control, 4us with
     /// dcqcn, or 50us if it has none.
-    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "TIME",
+        help_heading = "Hosts"
+    )]
     pub(crate) cnp_interval: Option<Time>,
     /// What is sent again after a loss; go-back-n by default.
     #[arg(long, value_name = "MODE", help_heading = "Hosts")]
@@ -127,17 +226,41 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", help_heading = "Hosts")]
     pub(crate) dscp: Option<u8>,
     /// How often a host polls; 250ns by default.
-    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "TIME",
+        help_heading = "Hosts"
+    )]
     pub(crate) poll: Option<Time>,
 
     /// The run ends then at the latest; 200ms by default, or as the scenario needs it.
-    #[arg(long, value_name = "TIME", help_heading = "Time")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "TIME",
+        help_heading = "Time"
+    )]
     pub(crate) limit: Option<Time>,
     /// What comes before is left out of the rates of endless flows, and of means and percentiles of queues.
-    #[arg(long, value_name = "TIME", help_heading = "Time")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "TIME",
+        help_heading = "Time"
+    )]
     pub(crate) warm_up: Option<Time>,
     /// How often rates and queues are looked at; 10us by default.
-    #[arg(long, value_name = "TIME", help_heading = "Time")]
+    #[arg(
+        long,
+        allow_negative_numbers = true,
+        allow_hyphen_values = true,
+        value_name = "TIME",
+        help_heading = "Time"
+    )]
     pub(crate) sample: Option<Time>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Outcome {
     pub(crate) messages: Vec<MessageOutcome>,
     /// The ports of switches that have sent something in the class of the data.
     pub(crate) queues: Vec<QueueOutcome>,
-    /// The links that were paused, most first.
+    /// The links that were paused: those between switches first, and then the one that was paused for longest.
     pub(crate) pauses: Vec<LinkPauses>,
     pub(crate) fabric: FabricCounters,
     pub(crate) hosts: HostCounters,
@@ -80,6 +80,8 @@ impl MessageOutcome {
 pub(crate) struct QueueOutcome {
     /// Such as `switch0:3 to host2`.
     pub(crate) name: String,
+    /// What the port sent in the time that was measured, of all classes, as a part of what its link carries.
+    pub(crate) used: f64,
     pub(crate) mean: f64,
     /// Of the samples that were measured.
     pub(crate) p99: u64,
@@ -96,6 +98,8 @@ pub(crate) struct QueueOutcome {
 pub(crate) struct LinkPauses {
     /// Such as `host2 to switch0:3`.
     pub(crate) name: String,
+    /// Such links spread what a pause does: they are told first.
+    pub(crate) is_between_switches: bool,
     pub(crate) pauses: u64,
     pub(crate) paused: Duration,
 }

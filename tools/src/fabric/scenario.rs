@@ -49,6 +49,7 @@ impl Scenario {
         if !(1..=2048).contains(&n) {
             return Err(Wrong::new("hosts", n, "1 to 2048"));
         }
+        self.check_effects(options)?;
         let ms = |ms: u64| Time(Duration::from_millis(ms));
         let bytes = |default: u64| Some(options.bytes.unwrap_or(Bytes(default)));
         let count = |default: usize| options.count.unwrap_or(default);
@@ -138,7 +139,8 @@ impl Scenario {
                 let name = Some("websearch".into());
                 let load = Some(options.load.unwrap_or(0.3));
                 let random = Traffic { name, load, hosts: senders(0), ..Traffic::of(Pattern::Random) };
-                vec![Traffic { sizes: Some(Sizes::Websearch), stop: Some(ms(5)), ..random }]
+                let stop = Some(options.arrivals.unwrap_or(ms(5)));
+                vec![Traffic { sizes: Some(Sizes::Websearch), stop, ..random }]
             }
         };
         let left = if self == Scenario::Victim { 2 } else { hosts.div_ceil(2) };
@@ -152,6 +154,40 @@ impl Scenario {
             control: ControlSection::default(),
             traffic,
         })
+    }
+}
+
+impl Scenario {
+    /// Whether each option that was given has an effect.
+    fn check_effects(self, options: &SceneOptions) -> Result<(), Wrong> {
+        let is_endless = matches!(self, Scenario::Fairness | Scenario::Victim);
+        let is_by_chance = self == Scenario::Websearch;
+        let shape = options.topology.unwrap_or(match self {
+            Scenario::Victim => ShapeName::Dumbbell,
+            Scenario::Incast | Scenario::Fairness | Scenario::Burst => ShapeName::Star,
+            _ => ShapeName::LeafSpine,
+        });
+        let has_leaves = shape == ShapeName::LeafSpine;
+        let none = |key: &str, value: Option<String>, why: &str| match value {
+            Some(value) => Err(Wrong::new(key, value, format!("left out: {why}"))),
+            None => Ok(()),
+        };
+        let endless = format!("flows of {self} send without end");
+        let by_chance = format!("messages of {self} come by chance; --load and --arrivals change them");
+        let [bytes, count] =
+            [options.bytes.map(|bytes| bytes.to_string()), options.count.map(|count| count.to_string())];
+        for (key, value) in [("bytes", bytes), ("count", count)] {
+            none(key, value.clone().filter(|_| is_endless), &endless)?;
+            none(key, value.filter(|_| is_by_chance), &by_chance)?;
+        }
+        let load = options.load.map(|load| load.to_string());
+        none("load", load.filter(|_| !is_by_chance), "it is for websearch")?;
+        let arrivals = options.arrivals.map(|time| time.to_string());
+        none("arrivals", arrivals.filter(|_| !is_by_chance), "it is for websearch")?;
+        let leaves = options.hosts_per_leaf.map(|hosts| hosts.to_string());
+        none("hosts-per-leaf", leaves.filter(|_| !has_leaves), "it is for --topology leaf-spine")?;
+        let over = options.oversubscription.map(|ratio| ratio.to_string());
+        none("oversubscription", over.filter(|_| !has_leaves), "it is for --topology leaf-spine")
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is looked at while a run goes on: goodput, rates and queues, sample by sample.
 
+use std::cmp::Reverse;
 use std::time::Duration;
 
 use ferroce_driver::sim::fabric::{Built, Fabric, Node, PortId, QueueCounters};
@@ -31,6 +32,7 @@ struct WatchedFlow {
 struct WatchedQueue {
     port: PortId,
     at_start: QueueCounters,
+    wire_bytes_at_start: u64,
     lengths: Vec<u64>,
 }
 
@@ -44,7 +46,12 @@ impl Watch {
         let flows = flows.collect();
         let fabric = &built.fabric;
         let of_switches = fabric.ports().filter(|port| matches!(fabric.owner(*port).0, Node::Switch(_)));
-        let watched = |port| WatchedQueue { port, at_start: QueueCounters::default(), lengths: Vec::new() };
+        let watched = |port| WatchedQueue {
+            port,
+            at_start: QueueCounters::default(),
+            wire_bytes_at_start: 0,
+            lengths: Vec::new(),
+        };
         let queues = of_switches.map(watched).collect();
         // Hosts and switches have the same map unless a plan says otherwise; then the first switch counts.
         let classes = plan.topology.switches.first().map(|switch| switch.classes).unwrap_or_default();
@@ -70,6 +77,7 @@ impl Watch {
             queue.lengths.push(fabric.queue_bytes(queue.port, self.class));
             if ends_warm_up && !self.warm_up.is_zero() {
                 queue.at_start = fabric.queue_counters(queue.port, self.class);
+                queue.wire_bytes_at_start = fabric.port_counters(queue.port).wire_bytes;
             }
         }
     }
@@ -108,8 +116,11 @@ impl Watch {
             let mut sorted = lengths.get(first..).unwrap_or_default().to_vec();
             sorted.sort_unstable();
             let p99 = sorted.get((sorted.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0);
+            let wire_bytes = fabric.port_counters(queue.port).wire_bytes - queue.wire_bytes_at_start;
+            let could = fabric.line_rate(queue.port) as f64 * measured.as_secs_f64();
             Some(QueueOutcome {
                 name: name(fabric, queue.port),
+                used: 8.0 * wire_bytes as f64 / could,
                 mean: counters.mean_bytes(&queue.at_start, measured),
                 p99,
                 max: counters.max_bytes,
@@ -126,14 +137,17 @@ impl Watch {
         let pauses = |port: PortId| {
             let counters = fabric.queue_counters(port, self.class);
             let name = name(fabric, port);
+            let is_switch = |port| matches!(fabric.owner(port).0, Node::Switch(_));
             (counters.pauses > 0).then(|| LinkPauses {
                 name,
+                is_between_switches: is_switch(port) && is_switch(fabric.peer(port)),
                 pauses: counters.pauses,
                 paused: counters.paused(),
             })
         };
         let mut pauses: Vec<LinkPauses> = fabric.ports().filter_map(pauses).collect();
-        pauses.sort_by(|a, b| b.paused.cmp(&a.paused).then_with(|| a.name.cmp(&b.name)));
+        let key = |link: &LinkPauses| Reverse((link.is_between_switches, link.paused));
+        pauses.sort_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name)));
         pauses
     }
 }

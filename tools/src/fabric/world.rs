@@ -23,7 +23,7 @@ pub(crate) struct Progress {
     pub(crate) messages_completed: usize,
 }
 
-/// Carries out a plan. `progress` is told of each sample, and ends the run by returning `false`.
+/// Carries out a plan. `progress` is told of each sample at least, and ends the run by returning `false`.
 #[cfg(test)]
 pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Outcome, Failure> {
     run_observed(plan, progress, |_| Ok(()))
@@ -45,6 +45,9 @@ pub(crate) fn run_observed(
 
 /// Of virtual time, when a run begins: contexts do not like to be told of zero.
 const BEGIN: Nanos = Nanos(1_000_000);
+
+/// Turns of a run after which progress is told at the latest: somebody may want to end it.
+const TURNS: u32 = 1 << 14;
 
 struct World<'a> {
     plan: &'a Plan,
@@ -158,12 +161,15 @@ impl<'a> World<'a> {
         let is_endless = self.plan.flows.iter().any(|flow| flow.endless.is_some());
         let end = BEGIN + self.plan.duration;
         let mut sample = BEGIN + self.plan.sample;
+        // What is measured begins with a sample of its own.
+        let mut warm = Some(BEGIN + self.plan.warm_up).filter(|warm| *warm > BEGIN);
+        let mut turns = 0_u32;
         let mut woken: Vec<HostId> = Vec::new();
         let mut due: Vec<usize> = Vec::new();
         loop {
             let next = |time: Option<Nanos>| time.unwrap_or(Nanos::NEVER);
             let item = next(self.agenda.peek().map(|Reverse((time, _))| *time));
-            let limit = self.wakes.next().min(item).min(sample).min(end);
+            let limit = self.wakes.next().min(item).min(sample).min(next(warm)).min(end);
             let now = self.fabric.advance_until_woken(limit, &mut woken);
             for host in woken.drain(..) {
                 self.wake(host.number(), now);
@@ -177,15 +183,28 @@ impl<'a> World<'a> {
                 self.poll(host, now)?;
             }
             let is_over = now >= end || !is_endless && self.is_over();
-            if now >= sample || is_over {
-                self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
-                sample = sample + self.plan.sample;
+            turns = turns.wrapping_add(1);
+            let samples = now >= sample || now >= next(warm) || is_over;
+            if samples || turns.is_multiple_of(TURNS) {
+                if samples {
+                    self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
+                }
+                if now >= sample {
+                    sample = sample + self.plan.sample;
+                }
+                warm = warm.filter(|warm| now < *warm);
                 let told = Progress {
                     now: now.since(BEGIN),
                     of: self.plan.duration,
                     messages_completed: self.completed,
                 };
-                if !progress(told) || is_over {
+                if is_over {
+                    return Ok(());
+                }
+                if !progress(told) {
+                    if !samples {
+                        self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
+                    }
                     return Ok(());
                 }
             }
@@ -194,8 +213,9 @@ impl<'a> World<'a> {
 
     /// Whether all messages were completed or nothing will happen any more, as after queue pairs have failed.
     fn is_over(&self) -> bool {
-        let is_still =
-            || self.wakes.next() == Nanos::NEVER && self.agenda.is_empty() && self.fabric.next_event().is_none();
+        let is_still = || {
+            self.wakes.next() == Nanos::NEVER && self.agenda.is_empty() && self.fabric.next_event().is_none()
+        };
         self.completed == self.messages.len() || is_still()
     }
 

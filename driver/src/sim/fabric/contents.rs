@@ -45,8 +45,7 @@ impl Contents {
     /// Writes the frame, as long as `frame` is.
     pub(super) fn write(&self, frame: &mut [u8]) {
         let len = frame.len();
-        let Some((middle, tail)) =
-            frame.get_mut(HEAD..).and_then(|rest| rest.split_last_chunk_mut::<TAIL>())
+        let Some((middle, tail)) = frame.get_mut(HEAD..).and_then(|rest| rest.split_last_chunk_mut::<TAIL>())
         else {
             return frame.copy_from_slice(&self.ends[..len]);
         };

@@ -188,7 +188,8 @@ impl Simulation {
         match self.events.peek(5) {
             Some(Event::Arrival { port, frame }) => {
                 if let Some((switch, way)) = self.way_ahead(port, frame) {
-                    let class = self.switches[switch as usize].config.classes.class(self.frames.at(frame).dscp);
+                    let class =
+                        self.switches[switch as usize].config.classes.class(self.frames.at(frame).dscp);
                     self.ports[way as usize].prefetch(Some(class));
                 }
             }
