@@ -13,6 +13,7 @@ mod huge_pages;
 mod json;
 mod measure;
 mod options;
+mod outage;
 mod outcome;
 mod plan;
 mod plot;
@@ -155,6 +156,14 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     interrupt.check()?;
     campaign.judge(&cases)
+}
+
+/// Whether a text is a file that [`run`] takes; if not, the line of what is wrong, from 1, and why.
+///
+/// # Errors
+/// It is not.
+pub fn check(text: &str) -> Result<(), (usize, String)> {
+    file::parse(text).map(drop)
 }
 
 /// A setting of the comparison.

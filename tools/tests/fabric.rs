@@ -412,6 +412,59 @@ fn a_file_is_taken_at_its_word() {
     assert_eq!(spaced.code, Some(2), "two words");
 }
 
+/// A leaf has two uplinks. Without one the flows share the other; the frames that were under way are sent again.
+#[test]
+fn a_link_goes_down_and_comes_up_again() {
+    let text = r#"
+[time]
+limit = "60ms"
+
+[topology.leaf-spine]
+leaves = 2
+hosts-per-leaf = 4
+spines = 2
+
+[[traffic]]
+pattern = "pairs"
+pairs = [[0, 4], [1, 5], [2, 6], [3, 7]]
+bytes = "1MB"
+count = 20
+"#;
+    let folder = Folder::new("outage");
+    let run = |outage: &str| -> Value {
+        let file = folder.file("outage.toml");
+        fs::write(&file, format!("{text}{outage}")).unwrap();
+        let report = fabric(&format!("{file} --json")).json();
+        runs(&report)[0].clone()
+    };
+    let measure = |run: &Value, key: &str| number(&run["measures"][key]);
+    let [whole, link, switch] = [
+        "",
+        "[[outage]]\nlink = [\"switch2\", \"switch0\"]\nat = \"1ms\"\nuntil = \"2ms\"\n",
+        "[[outage]]\nswitch = \"switch2\"\nat = \"1ms\"\n",
+    ]
+    .map(run);
+    assert_eq!(measure(&whole, "drops"), 0.0);
+    for outage in [&link, &switch] {
+        assert!(measure(outage, "drops") > 0.0 && measure(outage, "retransmitted") > 0.0);
+        assert!(measure(outage, "time_ms") > measure(&whole, "time_ms"));
+    }
+    for (outage, words) in [
+        ("at = \"1ms\"\n", "outage.0.link = none: must be a link or a switch"),
+        (
+            "switch = \"switch9\"\nat = \"1ms\"\n",
+            "outage.0.switch = switch9: must be host0 to host7, or switch0 to switch3",
+        ),
+        ("link = [\"host0\", \"host1\"]\nat = \"1ms\"\n", "host0 to host1: must be the ends of a link"),
+        ("switch = \"switch2\"\nat = \"1s\"\n", "outage.0.at = 1s: must be before the limit, 60ms"),
+        ("switch = \"switch2\"\nat = \"1ms\"\nuntil = \"1ms\"\n", "outage.0.until = 1ms: must be after 1ms"),
+    ] {
+        let file = folder.file("wrong.toml");
+        fs::write(&file, format!("{text}[[outage]]\n{outage}")).unwrap();
+        refused(&[(&format!("fabric {file}"), &[words])]);
+    }
+}
+
 /// A full disk loses a picture or a message, not the report.
 #[test]
 fn what_can_not_be_written_loses_nothing_else() {

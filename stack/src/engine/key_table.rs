@@ -68,6 +68,14 @@ impl<V: Copy> KeyTable<V> {
         }
     }
 
+    /// The same with all the memory that it will ever have, for keys that are drawn while frames are handled.
+    pub(crate) fn at_full_size(mut self, capacity: u32) -> KeyTable<V> {
+        while (self.buckets.len() * BUCKET) < 2 * (capacity as usize + self.quarantine + 1) {
+            self.grow();
+        }
+        self
+    }
+
     /// Draws a key for `value` that `usable` accepts and that is neither live nor recently retired.
     pub(crate) fn insert(
         &mut self,
@@ -209,6 +217,15 @@ mod tests {
             table.retire(key);
         }
         assert_eq!(table.buckets.len(), 16384);
+        let mut table = KeyTable::new(64, 32).at_full_size(64);
+        let size = table.buckets.len();
+        for i in 0..10_000 {
+            let key = table.insert(&mut rng, i, |_| true);
+            if i >= 63 {
+                table.retire(key);
+            }
+        }
+        assert_eq!(table.buckets.len(), size, "it has grown");
     }
 
     /// One of 256 contexts that share an address draws from each 512th number only.

@@ -7,7 +7,8 @@ use ferroce_driver::sim::fabric::{
 };
 use ferroce_driver::sim::{EcnConfig, LinkConfig};
 
-use super::description::{Description, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection};
+use super::description::{Description, LinkSection, MarkingAt, Repeat, Shape, SwitchSection};
+use super::outage::{Outage, OutageEntry, named};
 use super::plan::{Plan, Transport};
 use super::quantity::{Bytes, Rate, Time};
 use super::traffic::{Expanded, Group, Scene};
@@ -33,11 +34,16 @@ impl Description {
         self.switches.check_effects()?;
         let description = self.clone().resolve();
         description.check()?;
-        let Description { seed, time, topology, links, switches, control, traffic } = &description;
+        let Description { seed, time, topology, links, switches, control, traffic, outages } = &description;
         let switch = switches.config();
         let topology = topology.build(links, switch)?;
         let scene = Scene { seed: *seed, hosts: topology.hosts.len(), rate: links.rate, limit: time.limit };
         let Expanded { flows, messages, groups } = Expanded::new(traffic, scene)?;
+        let outage = |(place, entry): (usize, &OutageEntry)| {
+            entry.compile(&format!("outage.{place}"), &topology, time.limit)
+        };
+        let outages: Result<Vec<Outage>, Wrong> = outages.iter().enumerate().map(outage).collect();
+        let outages = outages?;
         let mtu = control.path_mtu.bytes() + 104;
         let transport = Transport {
             control: control.congestion.at(links.rate),
@@ -55,6 +61,7 @@ impl Description {
             topology,
             flows,
             messages,
+            outages,
             transport,
             duration: time.limit.0,
             warm_up: time.warm_up.0,
@@ -222,7 +229,8 @@ impl Shape {
                 let mut linked = vec![false; *hosts];
                 for (at, entry) in entries.iter().enumerate() {
                     let place = format!("topology.custom.links.{at}.ends");
-                    let ends = entry.parts(*hosts, *switches, &place)?;
+                    let [a, b] = &entry.ends;
+                    let ends = [named(a, &topology, &place)?, named(b, &topology, &place)?];
                     for end in ends {
                         if let Part::Host(host) = end
                             && (std::mem::replace(&mut linked[host], true) || ends[0] == ends[1])
@@ -256,27 +264,6 @@ impl Shape {
 impl LinkSection {
     fn link(&self, rate: Rate, delay: Time) -> LinkConfig {
         LinkConfig::default().rate(rate.0).delay(delay.0).loss(self.loss)
-    }
-}
-
-impl LinkEntry {
-    fn parts(&self, hosts: usize, switches: usize, place: &str) -> Result<[Part; 2], Wrong> {
-        let part = |name: &String| {
-            let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
-            let host = number("host").filter(|number| *number < hosts).map(Part::Host);
-            let part =
-                host.or_else(|| number("switch").filter(|number| *number < switches).map(Part::Switch));
-            let right = || {
-                format!(
-                    "host0 to host{}, or switch0 to switch{}",
-                    hosts.saturating_sub(1),
-                    switches.saturating_sub(1)
-                )
-            };
-            part.ok_or_else(|| Wrong::new(place, name, right()))
-        };
-        let [a, b] = &self.ends;
-        Ok([part(a)?, part(b)?])
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use ferroce::{CongestionControl, CongestionNotification, Dcqcn, PathMtu};
 use serde::{Deserialize, Serialize};
 
+use super::outage::OutageEntry;
 use super::quantity::{Bytes, Rate, Time};
 use super::traffic::Traffic;
 
@@ -27,6 +28,8 @@ pub(crate) struct Description {
     pub(crate) control: ControlSection,
     #[serde(default)]
     pub(crate) traffic: Vec<Traffic>,
+    #[serde(default, rename = "outage", skip_serializing_if = "Vec::is_empty")]
+    pub(crate) outages: Vec<OutageEntry>,
 }
 
 fn first_seed() -> u64 {

@@ -51,7 +51,7 @@ pub(crate) fn write(description: &Description) -> Result<String, Failure> {
 }
 
 /// The line is that of what is wrong, from 1.
-fn parse(text: &str) -> Result<Description, (usize, String)> {
+pub(super) fn parse(text: &str) -> Result<Description, (usize, String)> {
     let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
     let description: Description = toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or_default();

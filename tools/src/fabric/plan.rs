@@ -5,6 +5,8 @@ use std::time::Duration;
 use ferroce::{CongestionControl, PathMtu};
 use ferroce_driver::sim::fabric::{FabricConfig, Topology};
 
+use super::outage::Outage;
+
 /// All that decides what comes of a run: the same plan gives the same run, bit for bit.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -14,6 +16,7 @@ pub(crate) struct Plan {
     pub(crate) flows: Vec<Flow>,
     /// What the flows send. Those of one flow are sent one after the other, in this order.
     pub(crate) messages: Vec<Message>,
+    pub(crate) outages: Vec<Outage>,
     pub(crate) transport: Transport,
     /// How long it lasts.
     pub(crate) duration: Duration,

@@ -153,6 +153,7 @@ impl Scenario {
             switches: SwitchSection::default(),
             control: ControlSection::default(),
             traffic,
+            outages: Vec::new(),
         })
     }
 }

@@ -102,6 +102,7 @@ impl<'a> World<'a> {
             }
         }
         let built = topology.build(plan.seed, plan.fabric)?;
+        plan.outages.iter().for_each(|outage| outage.plan(&built, BEGIN));
         let mut queue_pairs = vec![0; built.hosts.len()];
         let mut ends = Vec::new();
         for flow in &plan.flows {
@@ -364,6 +365,7 @@ mod tests {
             topology: Topology::star(senders + 1, &link, switch),
             flows: flows.collect(),
             messages: Vec::new(),
+            outages: Vec::new(),
             transport: transport(control),
             duration: Duration::from_millis(20),
             warm_up: Duration::from_millis(10),
