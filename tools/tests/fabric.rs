@@ -465,6 +465,33 @@ count = 20
     }
 }
 
+/// PFC is for the class that the data have, whichever that is.
+#[test]
+fn nothing_is_lost_with_pfc_at_any_dscp() {
+    for dscp in [0, 10, 26, 46] {
+        let report =
+            fabric(&format!("incast --hosts 8 --buffer 2MB --congestion off --dscp {dscp} --json")).json();
+        let measures = &runs(&report)[0]["measures"];
+        assert_eq!((number(&measures["drops"]), number(&measures["pauses"]) > 0.0), (0.0, true), "{dscp}");
+    }
+}
+
+/// Links between switches have the rate of uplinks in a file that lists links, too.
+#[test]
+fn uplinks_of_a_file_have_their_rate() {
+    let folder = Folder::new("uplink");
+    let file = folder.file("uplink.toml");
+    let text = TWO_ISLANDS
+        .replace("links = [", "links = [{ ends = [\"switch0\", \"switch1\"] }, ")
+        .replace("endless = true", "bytes = \"1MB\"");
+    fs::write(&file, text).unwrap();
+    let goodput = |options: &str| {
+        let report = fabric(&format!("{file} {options} --json")).json();
+        number(&runs(&report)[0]["traffic"]["pairs"]["goodput_gbps"])
+    };
+    assert!(goodput("") > 80.0 && goodput("--uplink-rate 10G") < 10.0);
+}
+
 /// A full disk loses a picture or a message, not the report.
 #[test]
 fn what_can_not_be_written_loses_nothing_else() {

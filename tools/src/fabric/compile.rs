@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ferroce_driver::sim::fabric::{
-    BufferConfig, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
+    BufferConfig, ClassMap, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
 };
 use ferroce_driver::sim::{EcnConfig, LinkConfig};
 
@@ -35,7 +35,7 @@ impl Description {
         let description = self.clone().resolve();
         description.check()?;
         let Description { seed, time, topology, links, switches, control, traffic, outages } = &description;
-        let switch = switches.config();
+        let switch = switches.config(control.dscp);
         let topology = topology.build(links, switch)?;
         let scene = Scene { seed: *seed, hosts: topology.hosts.len(), rate: links.rate, limit: time.limit };
         let Expanded { flows, messages, groups } = Expanded::new(traffic, scene)?;
@@ -153,7 +153,8 @@ impl SwitchSection {
         Ok(())
     }
 
-    fn config(&self) -> SwitchConfig {
+    /// PFC is for the class of the data, which have this DSCP.
+    fn config(&self, dscp: u8) -> SwitchConfig {
         let threshold = match self.xoff {
             Some(xoff) => Threshold::Static(xoff.0),
             None => Threshold::Dynamic(self.alpha),
@@ -170,7 +171,9 @@ impl SwitchSection {
             MarkingAt::Enqueue => Marking::Enqueue,
             MarkingAt::Dequeue => Marking::Dequeue,
         };
-        let pfc = PfcConfig::default().watchdog(self.watchdog.map(|time| time.0));
+        let pfc = PfcConfig::default()
+            .classes(1 << ClassMap::default().class(dscp))
+            .watchdog(self.watchdog.map(|time| time.0));
         SwitchConfig::default()
             .buffer(buffer)
             .marking(marking)
@@ -242,7 +245,9 @@ impl Shape {
                             ));
                         }
                     }
-                    let rate = entry.rate.unwrap_or(links.rate);
+                    let is_uplink = ends.iter().all(|end| matches!(end, Part::Switch(_)));
+                    let uplink = links.uplink_rate.filter(|_| is_uplink);
+                    let rate = entry.rate.or(uplink).unwrap_or(links.rate);
                     let delay = entry.delay.unwrap_or(links.delay);
                     check_link(&format!("topology.custom.links.{at}"), rate, delay)?;
                     topology.add_link(ends[0], ends[1], &links.link(rate, delay));
