@@ -13,6 +13,7 @@
 //! | `dpdk` | ports of DPDK: cards bound to user space, virtual devices (feature `dpdk`) |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
+//! [`rnic`] is no driver: it finds cards that speak RoCE themselves.
 //! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`]. [`netlink`],
 //! [`credentials`] and [`echo`] ask the kernel, and a peer's.
 
@@ -37,6 +38,7 @@ mod next_hop;
 pub mod pcap;
 mod prefetch;
 mod readiness;
+pub mod rnic;
 pub mod shared;
 pub mod sim;
 mod time;
@@ -464,6 +466,24 @@ pub enum Error {
         value: String,
         /// What would be right.
         expected: String,
+    },
+    /// There is no libibverbs that serves, so RNICs can't be reached.
+    #[error("{library} can't be loaded: {reason}")]
+    NoVerbs {
+        /// The library asked for.
+        library: String,
+        /// What the loader says, or what the library lacks.
+        reason: String,
+    },
+    /// A function of libibverbs failed.
+    #[error("{call}{}{device}: {source}", if device.is_empty() { "" } else { " of " })]
+    Verbs {
+        /// The function.
+        call: &'static str,
+        /// The device; empty where it is about none.
+        device: String,
+        /// What it said.
+        source: io::Error,
     },
     /// A capture file can't be read or written.
     #[error("capture '{path}': {reason}")]

@@ -125,7 +125,7 @@ impl ConnectionManager {
         ConnectionManager {
             communications: Slab::new(max_connections, shared.generation),
             listeners: Slab::new(max_listeners, shared.generation),
-            comm_ids: KeyTable::new(max_connections, 32),
+            comm_ids: KeyTable::new(max_connections, 32).at_full_size(max_connections),
             // Twice as many places as keys: a table that is half full never grows.
             by_peer: HashMap::with_capacity(2 * most),
             by_qpn: HashMap::with_capacity(2 * most),

@@ -1,5 +1,7 @@
 //! `ferroce devinfo`: what there is to work with, and what is missing for the faster modes.
 
+mod rnics;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::IpAddr;
@@ -13,8 +15,10 @@ use serde::Serialize;
 use crate::dscp::{DscpClass, cnp_dscp};
 use crate::failure::Failure;
 use crate::output::say;
+use rnics::Rnics;
 
-/// Shows interfaces with their GID tables and path MTUs, and what keeps them from the faster modes.
+/// Shows interfaces with their GID tables and path MTUs, and what keeps them from the faster modes; and RNICs, where there is a
+/// libibverbs.
 ///
 /// With -d the device is opened, and what it says of itself is shown too.
 #[derive(clap::Args, Clone, Debug)]
@@ -40,6 +44,8 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 #[derive(Debug, Serialize)]
 struct DevInfo {
     interfaces: Vec<InterfaceInfo>,
+    /// Null with -d.
+    rnics: Option<Rnics>,
     /// What the opened device says; null without -d, or if it can't be opened.
     device: Option<DeviceInfo>,
     /// Drivers in this build, as -d names them.
@@ -141,7 +147,10 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
         Ok(driver) => (driver.map(|driver| DeviceInfo::new(driver.capabilities())), Ok(())),
         Err(error) => (None, Err(Failure::from(error))),
     };
+    let rnics = device.is_none().then(|| netlink.interfaces()).transpose()?;
+    let rnics = rnics.map(|interfaces| Rnics::find(&interfaces));
     let info = DevInfo {
+        rnics,
         interfaces: interfaces.iter().map(InterfaceInfo::new).collect::<Result<_, _>>()?,
         device,
         drivers: drivers(),
@@ -300,6 +309,7 @@ impl DevInfo {
 
     fn print(&self) -> Result<(), Failure> {
         self.interfaces.iter().try_for_each(InterfaceInfo::print)?;
+        self.rnics.iter().try_for_each(Rnics::print)?;
         if let Some(device) = &self.device {
             say!("device {}: {} on {}", device.driver, device.description, device.interface)?;
             say!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu)?;

@@ -10,6 +10,7 @@ mod effect;
 mod file;
 mod heading;
 mod host;
+mod huge_pages;
 mod json;
 mod measure;
 mod memory;
@@ -22,21 +23,23 @@ mod report;
 mod scenario;
 mod sizes;
 mod traffic;
+mod wakes;
 mod watch;
 mod ways;
 mod world;
 mod wrong;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
 
 use clap::ValueEnum;
+use ferroce_driver::pcap::Recording;
 use ferroce_driver::sim::fabric::Built;
 
 use crate::endpoint::Interrupt;
-use crate::failure::Failure;
+use crate::failure::{Failure, legible};
 use crate::output::{self, say};
 use capture::PortFile;
 use compare::{Compared, compared};
@@ -137,6 +140,8 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         let text = file::write(&first.description)?;
         return output::write(format_args!("{text}")).map(|_| ExitCode::SUCCESS);
     }
+    args.check_outputs()?;
+    huge_pages::begin_anew(bases.iter().map(|base| base.description.topology.hosts()).max().unwrap_or(0));
     let runs = bases.len() as u64 * args.seeds;
     if !args.pcap.is_empty() && runs > 1 {
         return Err(Failure::usage(format!(
@@ -145,10 +150,23 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     }
     let interrupt = Interrupt::install()?;
     let campaign = Campaign::new(&args, &bases)?;
-    let cases = campaign.run(&args, &interrupt)?;
+    let (cases, recorded) = campaign.run(&args, &interrupt)?;
     campaign.print(&args, &cases, interrupt.check().is_err())?;
+    // What was run is told even if it could not all be kept.
+    recorded?;
+    if let Some(path) = &args.svg {
+        plot::write(path, &campaign.command, &cases)?;
+    }
     interrupt.check()?;
     campaign.judge(&cases)
+}
+
+/// Whether a text is a file that [`run`] takes; if not, the line of what is wrong, from 1, and why.
+///
+/// # Errors
+/// It is not.
+pub fn check(text: &str) -> Result<(), (usize, String)> {
+    file::parse(text).map(drop)
 }
 
 /// A setting of the comparison.
@@ -207,19 +225,55 @@ impl Args {
         file::read(&path)
     }
 
+    /// Whether each output can have a file of its own, before anything is run.
+    fn check_outputs(&self) -> Result<(), Failure> {
+        let svg = self.svg.iter().map(|path| ("--svg", path.as_path()));
+        let pcap = self.pcap.iter().map(|port| ("--pcap", port.path()));
+        // As far as they are there, by what they are: a link is what it leads to.
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let mut taken = vec![real(Path::new(&self.scenario))];
+        for (option, path) in svg.chain(pcap) {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let named = path.display().to_string();
+            let named = legible(&named);
+            if path.is_dir() || folder.is_some_and(|folder| !folder.is_dir()) {
+                return Err(Failure::usage(format!(
+                    "{option} {named}: must be a file in a folder that is there"
+                )));
+            }
+            // What is no file, as /dev/null, may be given several times.
+            if taken.contains(&real(path)) && (path.is_file() || !path.exists()) {
+                return Err(Failure::usage(format!(
+                    "{option} {named}: must be a file of its own; the scenario or another option has this one"
+                )));
+            }
+            taken.push(real(path));
+        }
+        Ok(())
+    }
+
     /// The command line for the runs of these settings.
     fn command(&self, settings: &Settings, rest: &[String]) -> String {
-        let mut words = vec!["ferroce fabric".to_owned(), self.scenario.clone()];
+        let mut words = vec!["ferroce".to_owned(), "fabric".to_owned(), self.scenario.clone()];
         words.extend(options::arguments(&self.scene));
         words.extend(options::arguments(settings));
         words.extend_from_slice(rest);
-        words.join(" ")
+        words.iter().map(|word| quoted(word)).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./:=,+%@~^".contains(c);
+    match word.chars().all(is_plain) && !word.is_empty() && !word.starts_with('~') {
+        true => word.to_owned(),
+        false => format!("'{}'", legible(word).replace('\'', r"'\''")),
     }
 }
 
 /// What an option has made wrong.
 fn of_option(wrong: Wrong) -> Failure {
-    Failure::usage(format!("--{} {}: must be {}", wrong.key(), wrong.value, wrong.right))
+    Failure::usage(format!("--{} {}: must be {}", wrong.key(), legible(&wrong.value), wrong.right))
 }
 
 /// All runs: setting by setting, and seed by seed.
@@ -243,7 +297,8 @@ impl<'a> Campaign<'a> {
             }
         }
         let groups = plans.first().map(|plan| plan.groups.clone()).unwrap_or_default();
-        let mut rest: Vec<String> = args.compare.iter().map(|list| format!("--compare {list}")).collect();
+        let mut rest: Vec<String> =
+            args.compare.iter().flat_map(|list| ["--compare".to_owned(), list.clone()]).collect();
         rest.push(format!("--seed={}", bases[0].description.seed));
         if args.seeds > 1 {
             rest.push(format!("--seeds={}", args.seeds));
@@ -252,7 +307,8 @@ impl<'a> Campaign<'a> {
         Ok(Campaign { bases, seeds: args.seeds, plans, groups, command })
     }
 
-    fn run(&self, args: &Args, interrupt: &Interrupt) -> Result<Vec<Case>, Failure> {
+    /// What came of it, and whether all was recorded that was to be.
+    fn run(&self, args: &Args, interrupt: &Interrupt) -> Result<(Vec<Case>, Result<(), Failure>), Failure> {
         let cores = available_parallelism().map_or(1, |cores| cores.get());
         let recordings = Mutex::new(Vec::new());
         let observe = |_: usize, built: &Built| {
@@ -264,11 +320,9 @@ impl<'a> Campaign<'a> {
         };
         let mut outcomes =
             campaign::carry_out(&self.plans, args.jobs.unwrap_or(cores), interrupt, &observe)?.into_iter();
-        for recording in recordings.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            if let Some(failure) = recording.failure() {
-                return Err(Failure::run(failure));
-            }
-        }
+        let recordings = recordings.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let failure = recordings.iter().find_map(Recording::failure);
+        let recorded = failure.map_or(Ok(()), |failure| Err(Failure::run(failure)));
         let mut plans = self.plans.iter();
         let cases = self.bases.iter().map(|base| {
             let runs = plans.by_ref().zip(outcomes.by_ref()).take(self.seeds as usize).filter_map(
@@ -277,18 +331,16 @@ impl<'a> Campaign<'a> {
                     let seed = compiled.plan.seed;
                     let measures = measure::measures(&outcome, &compiled.groups);
                     let command = args.command(&base.settings, &[format!("--seed={seed}")]);
-                    Some(Run { seed, measures, outcome, command })
+                    let groups = compiled.groups.clone();
+                    Some(Run { seed, groups, measures, outcome, command })
                 },
             );
             Case { label: base.label.clone(), runs: runs.collect() }
         });
-        Ok(cases.filter(|case| !case.runs.is_empty()).collect())
+        Ok((cases.filter(|case| !case.runs.is_empty()).collect(), recorded))
     }
 
     fn print(&self, args: &Args, cases: &[Case], is_interrupted: bool) -> Result<(), Failure> {
-        if let Some(path) = &args.svg {
-            plot::write(path, &self.command, cases, &self.groups)?;
-        }
         let first = &self.bases[0];
         let notes = effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>());
         if args.json {
@@ -298,7 +350,6 @@ impl<'a> Campaign<'a> {
                 is_interrupted,
                 &notes,
                 cases,
-                &self.groups,
                 args.series,
             );
             return say!("{:#}", serde_json::json!(report));

@@ -40,6 +40,7 @@ fn answer(said: &clap::Error) -> ExitCode {
 
 /// Says why a command failed.
 fn end(command: &str, failure: &Failure) -> ExitCode {
-    eprintln!("ferroce {command}: {failure}");
+    // If that can't be written, the exit status says it alone.
+    let _ = writeln!(io::stderr(), "ferroce {command}: {failure}");
     failure.exit_code()
 }

@@ -2,8 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
-#[path = "fabric/settings.rs"]
-mod settings;
+mod fabric_hostile;
+mod fabric_settings;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -354,6 +354,39 @@ fn values_that_make_no_sense_are_refused() {
         ("fabric incast --pcap host99=x.pcapng", &["no port 'host99'", "host0 to host16"]),
         ("fabric incast --pcap host0", &["switch0:3=port.pcapng"]),
         ("fabric incast --pcap host0=x.pcapng --seeds 2", &["2 runs; it is for one"]),
+        // What has no effect is not taken silently.
+        (
+            "fabric incast --load 0.5",
+            &["--load 0.5: must be left out: only websearch has messages by chance"],
+        ),
+        (
+            "fabric fairness --bytes 1MB",
+            &["--bytes 1MB: must be left out: the flows of this scenario have no end"],
+        ),
+        ("fabric websearch --count 3", &["--count 3: must be left out", "--post-for"]),
+        ("fabric incast --oversubscription 4", &["must be left out: only --topology leaf-spine has leaves"]),
+        ("fabric incast --kmin 80MB --kmax 90MB", &["--kmin 80MB: must be"]),
+        ("fabric incast --xoff 10KB", &["--xoff 10KB: must be more than xon-offset, 18KiB"]),
+        ("fabric incast --buffer -16MB", &["'-16MB'", "bytes, as 4096"]),
+        ("fabric websearch --load 1e-300", &["--load", "must be a part of the line rate, 0.000001 to 10"]),
+        (
+            "fabric fairness --warm-up 0ns --limit 3ms",
+            &["--limit 3ms: must be after all flows have begun, the last at 6ms"],
+        ),
+        // More than a machine has memory for is refused before it is tried.
+        ("fabric incast --hosts 2048 --count 4000000", &["--count about 8192000000 messages", "4000000"]),
+        ("fabric alltoall --hosts 2048", &["--count about 4192256 messages"]),
+        (
+            "fabric incast --compare kmin=1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,19,20,21,22,23,24,25,26,27,28,29,30,31,32,33 --compare pmax=0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1,0,1",
+            &["at most 1024 settings; these are 1056"],
+        ),
+        ("fabric /dev/zero", &["must be a regular file of at most"]),
+        ("fabric incast --svg /nonexistent/x.svg", &["--svg /nonexistent/x.svg: must be a file in a folder"]),
+        (
+            "fabric incast --pcap host0=x.pcapng --pcap host1=x.pcapng",
+            &["x.pcapng: must be a file of its own"],
+        ),
+        (&format!("fabric {file} --svg {file}"), &["wrong.toml, line 20"]),
         ("fabric permutation --oversubscription 100", &["--oversubscription 100: must be 1/64 to 8"]),
     ]);
 }

@@ -44,6 +44,7 @@
 
 mod buffer;
 mod config;
+mod contents;
 mod counters;
 mod event;
 mod frame;
@@ -263,6 +264,11 @@ impl Fabric {
         lock(&self.simulation).hosts[host.number()].port.map(PortId)
     }
 
+    /// The rate of the link of a port, in bit/s.
+    pub fn line_rate(&self, port: PortId) -> u64 {
+        lock(&self.simulation).ports[port.number()].link.rate
+    }
+
     /// The port at the other end of a port's link.
     pub fn peer(&self, port: PortId) -> PortId {
         PortId(lock(&self.simulation).ports[port.number()].of.peer)
@@ -311,7 +317,7 @@ impl Fabric {
         match of.owner {
             Owner::Host(_) => (0, 0),
             Owner::Switch(switch) => {
-                simulation.switches[switch as usize].buffer.headroom(of.number as usize, class & 7)
+                simulation.switches[switch as usize].buffer.headroom(of.number, class & 7)
             }
         }
     }

@@ -26,9 +26,12 @@ struct Bucket<V> {
 /// Keys to small values. Which bucket a key is in, all of its bits decide, for the caller may use only keys
 /// that are alike in some. Whoever looks a key up looks at all of its bucket, found or not, so that the time it
 /// takes tells a guesser nothing of the keys that there are. A key whose bucket is full is not
-/// drawn; at most half of the places are taken, so most buckets are not.
+/// drawn; at most half of the places are taken, so most buckets are not. The table grows with its keys: few
+/// contexts have many.
 pub(crate) struct KeyTable<V> {
     buckets: Box<[Bucket<V>]>,
+    /// Keys in the table, live and retired.
+    taken: usize,
     /// Oldest first.
     retired: VecDeque<u32>,
     /// How many retired keys are remembered.
@@ -37,6 +40,9 @@ pub(crate) struct KeyTable<V> {
     /// What is left of a hash behind this many bits is the number of a bucket.
     hash_shift: u32,
 }
+
+/// Buckets of a table without keys.
+const FIRST_BUCKETS: usize = 64;
 
 /// How many keys that were given up are remembered beside `capacity` live ones.
 const fn quarantine(capacity: u32) -> u32 {
@@ -52,16 +58,22 @@ impl<V: Copy> KeyTable<V> {
     /// For at most `capacity` live keys of `bits` bits.
     pub(crate) fn new(capacity: u32, bits: u32) -> KeyTable<V> {
         let quarantine = quarantine(capacity) as usize;
-        let places = (2 * (capacity as usize + quarantine)).next_power_of_two();
-        let buckets = places / BUCKET;
-        let empty = Bucket { keys: [VACANT; BUCKET], values: [None; BUCKET] };
         KeyTable {
-            buckets: vec![empty; buckets].into_boxed_slice(),
+            buckets: vacant(FIRST_BUCKETS),
+            taken: 0,
             retired: VecDeque::with_capacity(quarantine + 1),
             quarantine,
             key_mask: u32::MAX >> (32 - bits),
-            hash_shift: u32::BITS - buckets.ilog2(),
+            hash_shift: u32::BITS - FIRST_BUCKETS.ilog2(),
         }
+    }
+
+    /// The same with all the memory that it will ever have, for keys that are drawn while frames are handled.
+    pub(crate) fn at_full_size(mut self, capacity: u32) -> KeyTable<V> {
+        while (self.buckets.len() * BUCKET) < 2 * (capacity as usize + self.quarantine + 1) {
+            self.grow();
+        }
+        self
     }
 
     /// Draws a key for `value` that `usable` accepts and that is neither live nor recently retired.
@@ -71,6 +83,9 @@ impl<V: Copy> KeyTable<V> {
         value: V,
         mut usable: impl FnMut(u32) -> bool,
     ) -> u32 {
+        if 2 * (self.taken + 1) > self.buckets.len() * BUCKET {
+            self.grow();
+        }
         loop {
             let key = rng.next_u32() & self.key_mask;
             if !usable(key) || self.place(key, key).is_some() {
@@ -80,7 +95,25 @@ impl<V: Copy> KeyTable<V> {
                 let index = self.index(key);
                 self.buckets[index].keys[place] = key;
                 self.buckets[index].values[place] = Some(value);
+                self.taken += 1;
                 return key;
+            }
+        }
+    }
+
+    /// Twice as many buckets. By one more bit of its hash each key of a bucket goes into one of two, so there is room
+    /// for all.
+    fn grow(&mut self) {
+        let more = vacant(2 * self.buckets.len());
+        let old = std::mem::replace(&mut self.buckets, more);
+        self.hash_shift -= 1;
+        for Bucket { keys, values } in old {
+            for (key, value) in keys.into_iter().zip(values).filter(|(key, _)| *key != VACANT) {
+                let index = self.index(key);
+                if let Some(place) = self.place(key, VACANT) {
+                    self.buckets[index].keys[place] = key;
+                    self.buckets[index].values[place] = value;
+                }
             }
         }
     }
@@ -104,6 +137,7 @@ impl<V: Copy> KeyTable<V> {
         {
             let index = self.index(oldest);
             self.buckets[index].keys[place] = VACANT;
+            self.taken -= 1;
         }
     }
 
@@ -120,6 +154,10 @@ impl<V: Copy> KeyTable<V> {
         let found = found.iter().fold(0, |all, one| all | one);
         (found != 0).then(|| found.trailing_zeros() as usize & (BUCKET - 1))
     }
+}
+
+fn vacant<V: Copy>(buckets: usize) -> Box<[Bucket<V>]> {
+    vec![Bucket { keys: [VACANT; BUCKET], values: [None; BUCKET] }; buckets].into_boxed_slice()
 }
 
 #[cfg(test)]
@@ -149,6 +187,45 @@ mod tests {
             }
             assert!(live.iter().all(|(k, v)| table.get(*k) == Some(*v)));
         }
+    }
+
+    /// At each size: what is live and what is remembered is still there behind it.
+    #[test]
+    fn a_table_grows_with_its_keys() {
+        let mut rng = ChaCha20Rng::seed_from_u64(5);
+        let mut table = KeyTable::new(1 << 15, 24);
+        let mut keys = Vec::new();
+        let mut sizes = vec![table.buckets.len()];
+        for i in 0..1 << 15 {
+            let key = table.insert(&mut rng, i, |_| true);
+            if i % 3 == 0 {
+                table.retire(key);
+            }
+            keys.push(key);
+            if sizes.last() != Some(&table.buckets.len()) {
+                sizes.push(table.buckets.len());
+                for (key, i) in keys.iter().zip(0..) {
+                    assert_eq!(table.get(*key), (i % 3 != 0).then_some(i));
+                    assert!(table.place(*key, *key).is_some(), "{key:#x} is remembered");
+                }
+            }
+        }
+        assert_eq!(sizes, [64, 128, 256, 512, 1024, 2048, 4096, 8192]);
+        // No more than all that can be taken.
+        for i in 0..1 << 17 {
+            let key = table.insert(&mut rng, i, |_| true);
+            table.retire(key);
+        }
+        assert_eq!(table.buckets.len(), 16384);
+        let mut table = KeyTable::new(64, 32).at_full_size(64);
+        let size = table.buckets.len();
+        for i in 0..10_000 {
+            let key = table.insert(&mut rng, i, |_| true);
+            if i >= 63 {
+                table.retire(key);
+            }
+        }
+        assert_eq!(table.buckets.len(), size, "it has grown");
     }
 
     /// One of 256 contexts that share an address draws from each 512th number only.

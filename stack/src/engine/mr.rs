@@ -77,11 +77,14 @@ struct Reach<'a> {
 impl MemoryRegions {
     pub(crate) fn new(config: &Config, generation: u32) -> MemoryRegions {
         let Config { max_mrs: regions, max_mws: windows, max_qps: qps, .. } = *config;
+        let most = regions.saturating_add(windows);
+        let keys = KeyTable::new(most, 32);
         MemoryRegions {
             slab: Slab::new(regions, generation),
             windows: Slab::new(windows, generation),
             bound_last: vec![None; qps.min(windows).max(1) as usize].into(),
-            keys: KeyTable::new(regions.saturating_add(windows), 32),
+            // A bind draws a key while frames are handled.
+            keys: if windows > 0 { keys.at_full_size(most) } else { keys },
         }
     }
 

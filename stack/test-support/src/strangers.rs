@@ -17,7 +17,7 @@ use ferroce::*;
 pub struct Plan {
     /// Connections that work.
     pub connections: u32,
-    /// REQs of strangers in a second, if the server polls often enough to hear them (see [`PER_POLL`]).
+    /// REQs of strangers in a second, if the server polls often enough to hear them (see `PER_POLL`).
     pub rate: u64,
     /// How long the connections work: once alone, and once beside the strangers. That is longer, to ten times
     /// as long, on a machine that is too busy for half of the strangers.

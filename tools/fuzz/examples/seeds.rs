@@ -22,6 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     exchanges(&corpus)?;
+    scenarios(&corpus, &fs::read_to_string(here.join("../../docs/fabric.md"))?)?;
     for (name, input) in selective::seeds() {
         corpus.add("selective", name, &input)?;
     }
@@ -40,6 +41,15 @@ impl Corpus {
         fs::create_dir_all(&folder)?;
         Ok(fs::write(folder.join(name), input)?)
     }
+}
+
+/// The files of the manual.
+fn scenarios(corpus: &Corpus, manual: &str) -> Result<(), Box<dyn Error>> {
+    let blocks = manual.split("```toml\n").skip(1).filter_map(|rest| Some(rest.split_once("```")?.0));
+    for (number, block) in blocks.enumerate() {
+        corpus.add("scenario", &format!("manual-{number}"), block.as_bytes())?;
+    }
+    Ok(())
 }
 
 /// What one capture gives.

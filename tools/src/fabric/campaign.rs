@@ -90,18 +90,17 @@ impl Board {
             if told.elapsed() >= interval {
                 told = Instant::now();
                 let line = format!("ferroce fabric: {}", self.line());
+                // Nobody who reads standard error needs to know that it can't be written.
                 if is_terminal {
-                    eprint!("\r{line:shown$}");
+                    let _ = write!(stderr(), "\r{line:shown$}");
                     shown = line.len();
                 } else {
-                    eprintln!("{line}");
+                    let _ = writeln!(stderr(), "{line}");
                 }
             }
         }
         if shown > 0 {
-            eprint!("\r{:shown$}\r", "");
-            // Nobody who reads standard error needs to know that it can't be flushed.
-            let _ = stderr().flush();
+            let _ = write!(stderr(), "\r{:shown$}\r", "").and_then(|()| stderr().flush());
         }
     }
 

@@ -1,6 +1,6 @@
 //! What passes a port, as a file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use ferroce_driver::pcap::{Recording, Writer};
@@ -28,6 +28,10 @@ impl FromStr for PortFile {
 }
 
 impl PortFile {
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Records each frame that passes the port from now on, with its virtual time.
     pub(crate) fn record(&self, built: &Built) -> Result<Recording, Failure> {
         let fabric = &built.fabric;
@@ -35,14 +39,12 @@ impl PortFile {
         let port = fabric.ports().find(of_name).ok_or_else(|| {
             let last = |prefix: &str, count: usize| match count {
                 0 => String::new(),
-                _ => format!(" {prefix}0 to {prefix}{}", count - 1),
+                _ => format!("{prefix}0 to{}{}", prefix.replace(',', ""), count - 1),
             };
-            let (hosts, switches) = (last("host", built.hosts.len()), last("switch", built.switches.len()));
+            let (hosts, switches) =
+                (last(" host", built.hosts.len()), last(", switch", built.switches.len()));
             let expected = "a port of a switch is named as switch0:3";
-            Failure::usage(format!(
-                "--pcap: no port '{}'; there are{hosts},{switches}; {expected}",
-                self.port
-            ))
+            Failure::usage(format!("--pcap: no port '{}'; there are{hosts}{switches}; {expected}", self.port))
         })?;
         let mut writer = Writer::create(&self.path, &self.port, &name(fabric, port))?;
         let recording = writer.recording();

@@ -3,7 +3,7 @@
 use clap::{CommandFactory, Parser};
 
 use super::options::Settings;
-use crate::failure::Failure;
+use crate::failure::{Failure, legible};
 
 /// Settings, and what they are called in the report.
 #[derive(Clone, Debug, PartialEq)]
@@ -15,6 +15,12 @@ pub(crate) struct Compared {
 
 /// Each alternative of the first list with each of the second one, and so on; the last list changes fastest.
 pub(crate) fn compared(lists: &[String], base: &Settings) -> Result<Vec<Compared>, Failure> {
+    const MOST: usize = 1024;
+    let lengths = lists.iter().map(|list| alternatives(list).len());
+    let count = lengths.fold(1_usize, usize::saturating_mul);
+    if count > MOST {
+        return Err(Failure::usage(format!("--compare: must be at most {MOST} settings; these are {count}")));
+    }
     let mut all = vec![Compared { label: String::new(), settings: base.clone() }];
     for list in lists {
         let alternatives = alternatives(list);
@@ -25,10 +31,6 @@ pub(crate) fn compared(lists: &[String], base: &Settings) -> Result<Vec<Compared
             }
         }
         all = crossed;
-    }
-    const MOST: usize = 1024;
-    if all.len() > MOST {
-        return Err(Failure::usage(format!("--compare: {} settings; at most {MOST}", all.len())));
     }
     Ok(all)
 }
@@ -81,6 +83,7 @@ impl Compared {
             let names: Vec<&str> = command.get_arguments().filter_map(|option| option.get_long()).collect();
             if !names.contains(&key.as_str()) {
                 let names = names.join(", ");
+                let (list, key) = (legible(list), legible(key));
                 return Err(Failure::usage(format!(
                     "--compare {list}: no option '{key}' to compare; a list such as off,dcqcn or kmin=50KB,100KB of one of: {names}"
                 )));
@@ -89,7 +92,7 @@ impl Compared {
                 let text = error.to_string();
                 let text =
                     text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default().to_owned();
-                Failure::usage(format!("--compare {list}: {text}"))
+                Failure::usage(format!("--compare {}: {}", legible(list), legible(&text)))
             })?;
             let speaks_for_itself = ["congestion", "repeat"].contains(&key.as_str());
             words.push(if speaks_for_itself { value.clone() } else { format!("{key}={value}") });

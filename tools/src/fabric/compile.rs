@@ -24,6 +24,8 @@ pub(crate) struct Compiled {
 
 /// Hosts of a fabric at most: two poll each other's memory away.
 const MOST_HOSTS: usize = 4096;
+/// Links between leaves and spines at most.
+const MOST_UPLINKS: usize = 65_536;
 /// Samples of a run at most.
 const MOST_SAMPLES: u128 = 1_000_000;
 
@@ -85,10 +87,8 @@ impl Description {
                 format!("less than the limit, {}", time.limit),
             ));
         }
-        let rates = (Rate(1_000_000), Rate(4_000_000_000_000));
-        within("links.rate", links.rate, rates.0, rates.1)?;
-        links.uplink_rate.map_or(Ok(()), |rate| within("links.uplink-rate", rate, rates.0, rates.1))?;
-        within("links.delay", links.delay, Time(Duration::ZERO), second)?;
+        check_link("links", links.rate, links.delay)?;
+        links.uplink_rate.map_or(Ok(()), |rate| check_rate("links.uplink-rate", rate))?;
         part("links.loss", links.loss)?;
         switches.check()?;
         within("control.window", control.window, 1, (1 << 23) - 1)?;
@@ -112,6 +112,15 @@ impl Description {
     }
 }
 
+fn check_rate(place: &str, rate: Rate) -> Result<(), Wrong> {
+    within(place, rate, Rate(1_000_000), Rate(4_000_000_000_000))
+}
+
+fn check_link(place: &str, rate: Rate, delay: Time) -> Result<(), Wrong> {
+    check_rate(&format!("{place}.rate"), rate)?;
+    within(&format!("{place}.delay"), delay, Time(Duration::ZERO), Time(Duration::from_secs(1)))
+}
+
 impl SwitchSection {
     fn check(&self) -> Result<(), Wrong> {
         let most = Bytes(1 << 40);
@@ -122,6 +131,8 @@ impl SwitchSection {
         self.xoff.map_or(Ok(()), |xoff| within("switches.xoff", xoff, Bytes(1), self.buffer))?;
         within("switches.convergence", self.convergence, Time::default(), Time(Duration::from_secs(100)))?;
         self.headroom.map_or(Ok(()), |headroom| within("switches.headroom", headroom, Bytes(0), most))?;
+        let watchdog = (Time(Duration::from_micros(1)), Time(Duration::from_secs(100)));
+        self.watchdog.map_or(Ok(()), |time| within("switches.watchdog", time, watchdog.0, watchdog.1))?;
         for (place, alpha) in [("switches.alpha", self.alpha), ("switches.lossy-alpha", self.lossy_alpha)] {
             if !(alpha > 0.0 && alpha <= 1024.0) {
                 return Err(Wrong::new(place, alpha, "a factor above 0 and at most 1024"));
@@ -171,6 +182,7 @@ impl SwitchSection {
         })
     }
 
+    /// PFC is for the class of the data, which have this DSCP.
     fn config(&self, dscp: u8) -> SwitchConfig {
         let threshold = match self.xoff {
             Some(xoff) => Threshold::Static(xoff.0),
@@ -218,7 +230,18 @@ impl Shape {
                 count("topology.leaf-spine.leaves", *leaves, 1)?;
                 count("topology.leaf-spine.hosts-per-leaf", *hosts_per_leaf, 1)?;
                 count("topology.leaf-spine.spines", *spines, usize::from(*leaves > 1))?;
-                within("topology.leaf-spine.leaves", leaves * hosts_per_leaf, 2, MOST_HOSTS)?;
+                let hosts = leaves * hosts_per_leaf;
+                if !(2..=MOST_HOSTS).contains(&hosts) {
+                    let right = format!("such that there are 2 to {MOST_HOSTS} hosts; these are {hosts}");
+                    return Err(Wrong::new("topology.leaf-spine.leaves", leaves, right));
+                }
+                if leaves * spines > MOST_UPLINKS {
+                    let right = format!(
+                        "such that there are at most {MOST_UPLINKS} links to leaves; these are {}",
+                        leaves * spines
+                    );
+                    return Err(Wrong::new("topology.leaf-spine.spines", spines, right));
+                }
                 Topology::leaf_spine(*leaves, *hosts_per_leaf, *spines, &link, &uplink, switch)
                     .map_err(|error| Wrong::new("topology.leaf-spine", "", error.to_string()))?
             }
@@ -253,6 +276,7 @@ impl Shape {
                     let uplink = links.uplink_rate.filter(|_| entry.links_switches());
                     let rate = entry.rate.or(uplink).unwrap_or(links.rate);
                     let delay = entry.delay.unwrap_or(links.delay);
+                    check_link(&format!("topology.custom.links.{at}"), rate, delay)?;
                     topology.add_link(ends[0], ends[1], &links.link(rate, delay));
                 }
                 if let Some(host) = linked.iter().position(|is_linked| !is_linked) {

@@ -9,13 +9,23 @@ use toml::de::{DeTable, DeValue};
 use super::description::{Description, LinkSection, SwitchSection};
 use super::traffic::Traffic;
 use super::wrong::Wrong;
-use crate::failure::Failure;
+use crate::failure::{Failure, legible};
+
+/// Bytes of a file at most.
+const MOST: u64 = 16 << 20;
 
 /// Reads and checks a description. What is wrong is told with file, line and value.
 pub(crate) fn read(path: &Path) -> Result<Description, Failure> {
-    let text =
-        fs::read_to_string(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    parse(&text).map_err(|(line, why)| Failure::usage(format!("{}, line {line}: {why}", path.display())))
+    let named = path.display().to_string();
+    let named = legible(&named);
+    let wrong = |why: String| Failure::usage(format!("{named}: {why}"));
+    // A FIFO that nobody writes to would be waited for, and a device read for ever.
+    let metadata = fs::metadata(path).map_err(|error| wrong(error.to_string()))?;
+    if !metadata.is_file() || metadata.len() > MOST {
+        return Err(wrong(format!("must be a regular file of at most {MOST} bytes")));
+    }
+    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    parse(&text).map_err(|(line, why)| Failure::usage(format!("{named}, line {line}: {}", legible(&why))))
 }
 
 /// A description as a file. What is left out in it is said in comments, so that each setting is there.
@@ -81,7 +91,7 @@ impl Traffic {
 }
 
 /// The line is that of what is wrong, from 1.
-fn parse(text: &str) -> Result<Description, (usize, String)> {
+pub(super) fn parse(text: &str) -> Result<Description, (usize, String)> {
     let line = |at: usize| 1 + text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count();
     let description: Description = toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or_default();
@@ -144,7 +154,7 @@ bytes = "1MB"
     fn a_file_is_read() {
         let description = parse(FILE).unwrap();
         assert_eq!(description.seed, 7);
-        let again = toml::to_string(&description).unwrap();
+        let again = write(&description).unwrap();
         assert_eq!(parse(&again).unwrap(), description, "{again}");
     }
 

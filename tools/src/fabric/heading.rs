@@ -51,7 +51,8 @@ impl fmt::Display for Heading<'_> {
         write!(f, "ACK timeout {timeout}, DSCP {dscp}, a poll each {poll}")?;
         write!(f, "\ntime      at most {}, samples each {}", time.limit, time.sample)?;
         if time.warm_up > Time::default() {
-            write!(f, "; rates of what is endless, and queues, from {} on", time.warm_up)?;
+            let from = time.warm_up;
+            write!(f, "; rates of what is endless, means and p99 of queues from {from} on, all else from 0")?;
         }
         for FailureEntry { at, until, link, switch } in failure {
             let what = match (link, switch) {

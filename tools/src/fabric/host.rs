@@ -26,9 +26,6 @@ pub(super) struct Host {
     mr: Mr,
     path_mtu: u32,
     pub(super) ends: Vec<End>,
-    /// When it has been polled, and is to be polled again.
-    pub(super) polled: Option<Nanos>,
-    pub(super) wake: Nanos,
 }
 
 /// A queue pair.
@@ -96,15 +93,7 @@ impl Host {
             .max_send_sge(1)
             .max_recv_sge(1)
             .max_inline_data(0);
-        let mut host = Host {
-            context,
-            cq,
-            mr,
-            path_mtu: transport.path_mtu.bytes(),
-            ends: Vec::new(),
-            polled: None,
-            wake: Nanos::NEVER,
-        };
+        let mut host = Host { context, cq, mr, path_mtu: transport.path_mtu.bytes(), ends: Vec::new() };
         for _ in 0..queue_pairs {
             let qp = host.context.create_qp(&qp_config)?;
             let qpn = host.context.query_qp(qp)?.qpn;
@@ -205,7 +194,6 @@ impl Host {
 
     /// One turn. Appends what has happened to `news`.
     pub(super) fn poll(&mut self, now: Nanos, news: &mut Vec<News>) -> Result<(), Failure> {
-        self.polled = Some(now);
         self.context.poll(now)?;
         let mut posted = false;
         let mut room = [WorkCompletion::EMPTY; 32];

@@ -8,7 +8,6 @@ use serde_json::{Map, Value, json};
 use super::description::Description;
 use super::outcome::{Outcome, QueueOutcome};
 use super::report::{Case, Run};
-use super::traffic::Group;
 
 /// All runs of all settings.
 #[derive(Serialize)]
@@ -32,11 +31,10 @@ impl<'a> Report<'a> {
         interrupted: bool,
         notes: &'a [String],
         cases: &[Case],
-        groups: &[Group],
         with_series: bool,
     ) -> Report<'a> {
         let cases = cases.iter().map(|case| {
-            let runs: Vec<Value> = case.runs.iter().map(|run| self::run(run, groups, with_series)).collect();
+            let runs: Vec<Value> = case.runs.iter().map(|run| self::run(run, with_series)).collect();
             json!({ "label": case.label, "runs": runs })
         });
         Report {
@@ -57,8 +55,8 @@ pub(crate) fn peak_memory_kb() -> Option<u64> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-fn run(run: &Run, groups: &[Group], with_series: bool) -> Value {
-    let Run { seed, measures, outcome, command } = run;
+fn run(run: &Run, with_series: bool) -> Value {
+    let Run { seed, groups, measures, outcome, command } = run;
     let mut all = Map::new();
     let mut of_groups: Vec<Map<String, Value>> = groups.iter().map(|_| Map::new()).collect();
     for measure in measures {

@@ -64,7 +64,8 @@ const SIZES: [(u64, [(&str, &str); 4]); 4] = [
 pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
     let mut measures = Vec::new();
     for (number, group) in groups.iter().enumerate() {
-        let mut add = |key, label, value| {
+        let mut add = |key, label, value: Option<f64>| {
+            let value = value.filter(|value| value.is_finite());
             measures.push(Measure { group: Some(number), key, label, value, name: None });
         };
         let flows = &outcome.flows[group.flows.clone()];
@@ -76,13 +77,13 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
             add("offered_percent", "  of the senders' links, %", percent);
             add("goodput_gbps", "goodput while offered, Gb/s", goodput.map(|rate| rate / 1e9));
         } else {
-            let rates = match messages {
-                [] => flows.iter().map(|flow| flow.goodput).collect(),
-                _ => flow_rates(messages, group, outcome.duration),
+            let rates: Vec<f64> = match group.is_endless {
+                true => flows.iter().map(|flow| flow.goodput).collect(),
+                false => flow_rates(messages, group, outcome.duration),
             };
-            let goodput = match messages {
-                [] => Some(rates.iter().sum()),
-                _ => rate(&messages.iter().collect::<Vec<_>>(), outcome.duration),
+            let goodput = match group.is_endless {
+                true => Some(rates.iter().sum()),
+                false => rate(&messages.iter().collect::<Vec<_>>(), outcome.duration),
             };
             add("goodput_gbps", "goodput, Gb/s", goodput.map(|rate: f64| rate / 1e9));
             if flows.len() > 1 {
@@ -94,7 +95,7 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
                 add("jain", "Jain's index", jain(&rates));
             }
         }
-        if messages.is_empty() {
+        if group.is_endless {
             continue;
         }
         let mut times: Vec<f64> = messages.iter().filter_map(MessageOutcome::time).map(micros).collect();
@@ -123,7 +124,8 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
         add("unfinished", "messages unfinished", Some((messages.len() - times.len()) as f64));
     }
     let mut add = |key, label, value: f64| {
-        measures.push(Measure { group: None, key, label, value: Some(value), name: None });
+        let value = Some(value).filter(|value| value.is_finite());
+        measures.push(Measure { group: None, key, label, value, name: None });
     };
     let busiest = outcome.queues.iter().max_by(|a, b| a.used.total_cmp(&b.used));
     add("busiest_used_percent", "  used, %", busiest.map_or(0.0, |queue| 100.0 * queue.used));

@@ -13,7 +13,7 @@ use plotters::series::LineSeries;
 use plotters::style::{BLACK, Color, RGBColor, ShapeStyle, WHITE};
 
 use super::outcome::Outcome;
-use super::report::Case;
+use super::report::{Case, Run};
 use super::traffic::Group;
 use crate::failure::Failure;
 
@@ -40,23 +40,24 @@ const COLORS: [RGBColor; 6] = [
 const GREY: RGBColor = RGBColor(150, 150, 150);
 
 /// Two pictures for the first run of each case, one below the other: rates on the left, the longest queues on the right.
-pub(crate) fn write(path: &Path, title: &str, cases: &[Case], groups: &[Group]) -> Result<(), Failure> {
-    let text = draw(title, cases, groups).map_err(|error| Failure::run(format!("drawing: {error}")))?;
+pub(crate) fn write(path: &Path, title: &str, cases: &[Case]) -> Result<(), Failure> {
+    let text = draw(title, cases).map_err(|error| Failure::run(format!("drawing: {error}")))?;
     std::fs::write(path, text).map_err(|error| Failure::run(format!("{}: {error}", path.display())))
 }
 
-fn draw(title: &str, cases: &[Case], groups: &[Group]) -> Result<String, Box<dyn Error>> {
+fn draw(title: &str, cases: &[Case]) -> Result<String, Box<dyn Error>> {
     let mut text = String::new();
-    let runs: Vec<(&str, &Outcome)> =
-        cases.iter().filter_map(|case| Some((case.label.as_str(), &case.runs.first()?.outcome))).collect();
+    let runs: Vec<(&str, &Run)> =
+        cases.iter().filter_map(|case| Some((case.label.as_str(), case.runs.first()?))).collect();
     {
         let root = SVGBackend::with_string(&mut text, (WIDTH, 24 + ROW * runs.len().max(1) as u32))
             .into_drawing_area();
         root.fill(&WHITE)?;
         let root = root.titled(title, ("sans-serif", 15))?;
         // The same axes for all, so that one can be compared with the other.
-        let most_time = runs.iter().map(|(_, outcome)| end(outcome)).fold(0.0, f64::max);
-        let lines: Vec<[Vec<Line>; 2]> = runs.iter().map(|(_, outcome)| lines(outcome, groups)).collect();
+        let most_time = runs.iter().map(|(_, run)| end(&run.outcome)).fold(0.0, f64::max);
+        let lines: Vec<[Vec<Line>; 2]> =
+            runs.iter().map(|(_, run)| lines(&run.outcome, &run.groups)).collect();
         let most = |side: usize| {
             let values = lines.iter().flat_map(|sides| &sides[side]).flat_map(|line| &line.points);
             // With room for the legend.

@@ -10,6 +10,7 @@ use super::measure::{Measure, deviation, mean};
 use super::memory::Memory;
 use super::outcome::{LinkPauses, Outcome};
 use super::quantity::Time;
+use super::traffic::Group;
 
 /// Runs of the same settings with different seeds.
 pub(crate) struct Case {
@@ -20,6 +21,8 @@ pub(crate) struct Case {
 /// One run, with its seed.
 pub(crate) struct Run {
     pub(crate) seed: u64,
+    /// Its traffic: what is left to chance is another one with each seed.
+    pub(crate) groups: Vec<Group>,
     pub(crate) measures: Vec<Measure>,
     pub(crate) outcome: Outcome,
     /// The command that repeats it alone.
@@ -130,10 +133,13 @@ impl Case {
             outcome.set_up.as_secs_f64(),
             peak_memory_kb().map_or("?".to_owned(), |kilobytes| (kilobytes / 1000).to_string())
         );
+        let queues = outcome.longest_queues();
         if !is_alone {
+            if let Some(queue) = queues.first() {
+                let _ = writeln!(text, "  longest queue: {}", queue.name);
+            }
             return text;
         }
-        let queues = outcome.longest_queues();
         for queue in queues.iter().take(NAMED) {
             let _ = writeln!(
                 text,
@@ -192,6 +198,12 @@ impl Run {
         let messages = outcome.messages.len();
         let unfinished = outcome.messages.iter().filter(|message| message.completed.is_none()).count();
         let mut complaints = Vec::new();
+        if outcome.fabric.delivered == 0 {
+            complaints.push("nothing was delivered".to_owned());
+        }
+        if outcome.measured.is_zero() && self.groups.iter().any(|group| group.is_endless) {
+            complaints.push("nothing was measured: it ended before the warm-up".to_owned());
+        }
         if let Some((flow, status)) = failed.first() {
             let (count, from, to) = (failed.len(), flow.from, flow.to);
             complaints
@@ -219,6 +231,7 @@ fn cell(values: &[f64]) -> String {
 /// Four digits or so.
 pub(crate) fn number(value: f64) -> String {
     match value.abs() {
+        _ if !value.is_finite() => "-".to_owned(),
         _ if value == value.round() && value.abs() < 1e15 => format!("{value:.0}"),
         size if size >= 1000.0 => format!("{value:.0}"),
         size if size >= 100.0 => format!("{value:.1}"),

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 
+use ferroce::is_unprintable;
 use serde::{Deserialize, Serialize};
 
 use super::chance::Chance;
@@ -13,6 +14,7 @@ use super::plan::{Flow, Message};
 use super::quantity::{Bytes, Rate, Time};
 use super::sizes::Sizes;
 use super::wrong::Wrong;
+use crate::failure::legible;
 
 /// One entry of `[[traffic]]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -197,6 +199,8 @@ pub(crate) struct Group {
     pub(crate) messages: Range<usize>,
     /// Of messages by chance: rates of flows tell nothing then.
     pub(crate) offer: Option<Offer>,
+    /// Whether its flows send without end, and have no messages.
+    pub(crate) is_endless: bool,
 }
 
 /// When messages come by load, and from how many.
@@ -227,8 +231,9 @@ pub(super) struct Scene {
     pub(super) limit: Time,
 }
 
-/// More messages than that are a mistake.
+/// More messages than that are a mistake, and more flows, of which each has two queue pairs.
 const MOST_MESSAGES: usize = 4_000_000;
+const MOST_FLOWS: usize = 65_536;
 
 impl Expanded {
     pub(super) fn new(traffic: &[Traffic], scene: Scene) -> Result<Expanded, Wrong> {
@@ -238,17 +243,37 @@ impl Expanded {
                 Wrong::new(format!("traffic.{place}.{key}"), value, right)
             };
             entry.check(scene, &wrong)?;
+            let (new_flows, new_messages) = entry.size(scene);
+            let all = expanded.messages.len() as f64 + new_messages;
+            if all > MOST_MESSAGES as f64 {
+                let right = format!("such that there are at most {MOST_MESSAGES} messages in all");
+                let key = if entry.load.is_some() { "load" } else { "count" };
+                return Err(wrong(key, &format!("about {all:.0} messages"), right));
+            }
+            if expanded.flows.len().saturating_add(new_flows) > MOST_FLOWS {
+                let right = format!("such that there are at most {MOST_FLOWS} flows in all");
+                return Err(wrong("hosts", &format!("{new_flows} flows"), right));
+            }
             let (flows, messages) = (expanded.flows.len(), expanded.messages.len());
             Expansion { entry, scene, place, to: &mut expanded, by_pair: BTreeMap::new() }.expand();
-            if expanded.messages.len() > MOST_MESSAGES {
-                let right = format!("at most {MOST_MESSAGES} messages in all");
-                return Err(wrong("count", &format!("{} messages", expanded.messages.len()), right));
+            let endless = expanded.flows[flows..].iter().filter_map(|flow| flow.endless);
+            let begins = Time(endless.map(|(begins, _)| begins).max().unwrap_or_default());
+            let stop = entry.stop.unwrap_or(scene.limit);
+            if begins >= stop {
+                let right = format!("after all flows have begun, the last at {begins}");
+                return Err(match entry.stop {
+                    Some(stop) => wrong("stop", &stop, right),
+                    None => Wrong::new("time.limit", stop, right),
+                });
             }
+            let name = entry.name();
+            let same = traffic[..place].iter().filter(|other| other.name() == name).count();
             expanded.groups.push(Group {
-                name: entry.name(),
+                name: if same == 0 { name } else { format!("{name} ({})", same + 1) },
                 flows: flows..expanded.flows.len(),
                 messages: messages..expanded.messages.len(),
                 offer: entry.load.map(|_| entry.offer(scene)),
+                is_endless: entry.endless,
             });
         }
         Ok(expanded)
@@ -328,8 +353,8 @@ impl Traffic {
                 let why = if pattern == Pattern::Random { "pattern = \"random\"" } else { "sizes" };
                 return Err(wrong("load", &"none", format!("a part of the line rate, as 0.5, for {why}")));
             }
-            Some(load) if !(load > 0.0 && load <= 10.0) => {
-                return Err(wrong("load", &load, "a part of the line rate, above 0 and at most 10".into()));
+            Some(load) if !(1e-6..=10.0).contains(&load) => {
+                return Err(wrong("load", &load, "a part of the line rate, 0.000001 to 10".into()));
             }
             Some(load) if self.endless => {
                 return Err(wrong("load", &load, "left out: it is for messages, and this is endless".into()));
@@ -373,6 +398,18 @@ impl Traffic {
         if let Some((key, _, value, why)) = idle.iter().find(|(_, is_idle, ..)| *is_idle) {
             return Err(wrong(key, value, format!("left out: {why}")));
         }
+        if let Some(name) = self.name.as_ref().filter(|name| name.contains(is_unprintable)) {
+            return Err(wrong("name", &legible(name), "of printable characters".into()));
+        }
+        if self.start >= scene.limit {
+            return Err(wrong("start", &self.start, format!("before the limit, {}", scene.limit)));
+        }
+        let most = Time(Duration::from_secs(100));
+        for (key, time) in [("spread", self.spread), ("every", self.every.unwrap_or_default())] {
+            if time > most {
+                return Err(wrong(key, &time, format!("at most {most}")));
+            }
+        }
         if let Some(stop) = self.stop
             && stop <= self.start
         {
@@ -401,6 +438,36 @@ impl Traffic {
             capacity: senders as f64 * scene.rate.0 as f64,
             has_sizes: self.sizes.is_some(),
         }
+    }
+
+    /// How many flows and messages it has at most; of those that come by chance, about.
+    fn size(&self, scene: Scene) -> (usize, f64) {
+        let members = self.members(scene).len();
+        let each_other = members.saturating_mul(members.saturating_sub(1));
+        let flows = match self.pattern {
+            Pattern::Pairs => self.pairs.len(),
+            Pattern::Incast | Pattern::Permutation | Pattern::Ring => members,
+            Pattern::AllToAll | Pattern::Random => each_other,
+        };
+        let count = self.count as f64;
+        if self.endless {
+            return (flows, 0.0);
+        }
+        match (self.load, self.pattern) {
+            (Some(load), _) => {
+                let mean = self.mean_bytes();
+                let time = self.stop.unwrap_or(scene.limit).0.saturating_sub(self.start.0).as_secs_f64();
+                let messages = members as f64 * load * scene.rate.0 as f64 * time / (8.0 * mean.max(1.0));
+                ((messages as usize).saturating_add(1).min(flows), messages)
+            }
+            (None, Pattern::Ring) => (flows, 2.0 * each_other as f64 * count),
+            (None, _) => (flows, flows as f64 * count),
+        }
+    }
+
+    /// Of a message that comes by chance.
+    fn mean_bytes(&self) -> f64 {
+        self.sizes.map_or(self.bytes.map_or(0.0, |bytes| bytes.0 as f64), Sizes::mean)
     }
 
     /// The hosts that take part.
@@ -475,8 +542,11 @@ impl Expansion<'_> {
     fn flow(&mut self, from: usize, to: usize, bytes: u64) {
         let Traffic { endless, count, every, stop, .. } = *self.entry;
         let first = self.by_pair.len();
-        let start = self.start(from)
-            + if endless { every.unwrap_or_default().0 * first as u32 } else { Duration::ZERO };
+        let start = self.start(from).saturating_add(if endless {
+            every.unwrap_or_default().0.saturating_mul(first as u32)
+        } else {
+            Duration::ZERO
+        });
         let stop = stop.unwrap_or(self.scene.limit).0;
         let flow = self.add_flow(from, to);
         if endless {
@@ -485,7 +555,7 @@ impl Expansion<'_> {
         }
         let mut before = None;
         for number in 0..count {
-            let start = start + every.unwrap_or_default().0 * number as u32;
+            let start = start + every.unwrap_or_default().0.saturating_mul(number as u32);
             let after = before.filter(|_| every.is_none()).into_iter().collect();
             before = Some(self.add_message(flow, bytes, start, after));
         }
@@ -495,7 +565,7 @@ impl Expansion<'_> {
     fn arrivals(&mut self, from: usize, receivers: &[usize], load: f64) {
         let Traffic { bytes, sizes, start, stop, .. } = *self.entry;
         let mut chance = Chance::new(self.scene.seed, self.place, from);
-        let mean = sizes.map_or(bytes.map_or(0.0, |bytes| bytes.0 as f64), Sizes::mean);
+        let mean = self.entry.mean_bytes();
         let interval = 8.0 * mean / (load * self.scene.rate.0 as f64);
         let stop = stop.unwrap_or(self.scene.limit).0;
         let mut now = start.0;
@@ -557,7 +627,7 @@ impl Expansion<'_> {
     }
 
     fn start_of_round(&self, from: usize, round: usize) -> Duration {
-        self.start(from) + self.entry.every.unwrap_or_default().0 * round as u32
+        self.start(from) + self.entry.every.unwrap_or_default().0.saturating_mul(round as u32)
     }
 
     /// One flow for each pair.

@@ -1,5 +1,6 @@
 //! How long messages take that are alone in the fabric.
 
+use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
@@ -36,6 +37,8 @@ impl Ways {
             neighbours.entry(a).or_default().push((b, cable.link.delay, rate));
             neighbours.entry(b).or_default().push((a, cable.link.delay, rate));
         }
+        // Of links side by side the fastest counts.
+        neighbours.values_mut().for_each(|links| links.sort_by_key(|(_, _, rate)| Reverse(*rate)));
         let mut ways = HashMap::new();
         let mut sources: Vec<usize> = plan.flows.iter().map(|flow| flow.from).collect();
         sources.sort_unstable();

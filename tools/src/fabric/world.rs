@@ -10,6 +10,7 @@ use ferroce_driver::sim::fabric::{Built, Fabric, HostId, Part, address};
 use super::host::{Host, News, PIECE};
 use super::outcome::{FlowOutcome, HostCounters, MessageOutcome, Outcome};
 use super::plan::{Failing, Plan};
+use super::wakes::Wakes;
 use super::watch::Watch;
 use super::ways::Ways;
 use crate::failure::{Failure, OrFail};
@@ -22,7 +23,7 @@ pub(crate) struct Progress {
     pub(crate) messages_completed: usize,
 }
 
-/// Carries out a plan. `progress` is told of each sample, and ends the run by returning `false`.
+/// Carries out a plan. `progress` is told of each sample at least, and ends the run by returning `false`.
 #[cfg(test)]
 pub(crate) fn run(plan: &Plan, progress: &mut dyn FnMut(Progress) -> bool) -> Result<Outcome, Failure> {
     run_observed(plan, progress, |_| Ok(()))
@@ -45,6 +46,9 @@ pub(crate) fn run_observed(
 /// Of virtual time, when a run begins: contexts do not like to be told of zero.
 const BEGIN: Nanos = Nanos(1_000_000);
 
+/// Turns of a run after which progress is told at the latest: somebody may want to end it.
+const TURNS: u32 = 1 << 14;
+
 struct World<'a> {
     plan: &'a Plan,
     built: Built,
@@ -53,10 +57,12 @@ struct World<'a> {
     /// For each flow, its ends at its two hosts.
     ends: Vec<[usize; 2]>,
     messages: Vec<Delivery>,
-    /// What is to be done at a time: by hosts, and by the plan.
-    wakes: BinaryHeap<Reverse<(Nanos, usize)>>,
+    wakes: Wakes,
+    /// What the plan wants at a time.
     agenda: BinaryHeap<Reverse<(Nanos, Item)>>,
     watch: Watch,
+    /// When each host was polled.
+    polled: Vec<Option<Nanos>>,
     polls: u64,
     completed: usize,
 }
@@ -152,24 +158,28 @@ impl<'a> World<'a> {
             hosts,
             ends,
             messages,
-            wakes: BinaryHeap::new(),
+            wakes: Wakes::new(plan.topology.hosts.len()),
             agenda,
             watch,
+            polled: vec![None; plan.topology.hosts.len()],
             polls: 0,
             completed: 0,
         })
     }
 
     fn go_on(&mut self, progress: &mut dyn FnMut(Progress) -> bool) -> Result<(), Failure> {
+        let is_endless = self.plan.flows.iter().any(|flow| flow.endless.is_some());
         let end = BEGIN + self.plan.duration;
         let mut sample = BEGIN + self.plan.sample;
+        // What is measured begins with a sample of its own.
+        let mut warm = Some(BEGIN + self.plan.warm_up).filter(|warm| *warm > BEGIN);
+        let mut turns = 0_u32;
         let mut woken: Vec<HostId> = Vec::new();
         let mut due: Vec<usize> = Vec::new();
         loop {
             let next = |time: Option<Nanos>| time.unwrap_or(Nanos::NEVER);
-            let wake = next(self.wakes.peek().map(|Reverse((time, _))| *time));
             let item = next(self.agenda.peek().map(|Reverse((time, _))| *time));
-            let limit = wake.min(item).min(sample).min(end);
+            let limit = self.wakes.next().min(item).min(sample).min(next(warm)).min(end);
             let now = self.fabric.advance_until_woken(limit, &mut woken);
             for host in woken.drain(..) {
                 self.wake(host.number(), now);
@@ -178,51 +188,54 @@ impl<'a> World<'a> {
                 let Some(Reverse((_, item))) = self.agenda.pop() else { break };
                 self.begin(item, now)?;
             }
-            while self.wakes.peek().is_some_and(|Reverse((time, _))| *time <= now) {
-                let Some(Reverse((time, host))) = self.wakes.pop() else { break };
-                // It may have been woken earlier since.
-                if self.hosts[host].wake == time {
-                    self.hosts[host].wake = Nanos::NEVER;
-                    due.push(host);
-                }
-            }
-            due.sort_unstable();
+            due.extend(std::iter::from_fn(|| self.wakes.pop(now)));
             for host in due.drain(..) {
                 self.poll(host, now)?;
             }
-            let is_over = now >= end || self.is_over();
-            if now >= sample || is_over {
-                self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
-                sample = sample + self.plan.sample;
+            let is_over = now >= end || !is_endless && self.is_over();
+            turns = turns.wrapping_add(1);
+            let samples = now >= sample || now >= next(warm) || is_over;
+            if samples || turns.is_multiple_of(TURNS) {
+                if samples {
+                    self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
+                }
+                if now >= sample {
+                    sample = sample + self.plan.sample;
+                }
+                warm = warm.filter(|warm| now < *warm);
                 let told = Progress {
                     now: now.since(BEGIN),
                     of: self.plan.duration,
                     messages_completed: self.completed,
                 };
-                if !progress(told) || is_over {
+                if is_over {
+                    return Ok(());
+                }
+                if !progress(told) {
+                    if !samples {
+                        self.watch.sample(&self.fabric, &self.hosts, now.since(BEGIN));
+                    }
                     return Ok(());
                 }
             }
         }
     }
 
-    /// Whether nothing goes on without end, and all messages were completed or nothing will happen any more, as after queue
-    /// pairs have failed.
+    /// Whether all messages were completed or nothing will happen any more, as after queue pairs have failed.
     fn is_over(&self) -> bool {
-        let is_endless = self.plan.flows.iter().any(|flow| flow.endless.is_some());
-        let is_still =
-            || self.wakes.is_empty() && self.agenda.is_empty() && self.fabric.next_event().is_none();
-        !is_endless && (self.completed == self.messages.len() || is_still())
+        let is_still = || {
+            self.wakes.next() == Nanos::NEVER && self.agenda.is_empty() && self.fabric.next_event().is_none()
+        };
+        self.completed == self.messages.len() || is_still()
     }
 
     /// A host is to be polled, not before it may.
     fn wake(&mut self, host: usize, time: Nanos) {
-        let state = &mut self.hosts[host];
-        let earliest = state.polled.map_or(Nanos::ZERO, |polled| polled + self.plan.transport.poll_interval);
+        let polled = self.polled[host];
+        let earliest = polled.map_or(Nanos::ZERO, |polled| polled + self.plan.transport.poll_interval);
         let time = time.max(earliest);
-        if time < state.wake {
-            state.wake = time;
-            self.wakes.push(Reverse((time, host)));
+        if time < self.wakes.of(host) {
+            self.wakes.set(host, time);
         }
     }
 
@@ -255,6 +268,7 @@ impl<'a> World<'a> {
     fn poll(&mut self, host: usize, now: Nanos) -> Result<(), Failure> {
         let mut news = Vec::new();
         self.polls += 1;
+        self.polled[host] = Some(now);
         self.hosts[host].poll(now, &mut news)?;
         if let Some(next) = self.hosts[host].context.next_timeout() {
             self.wake(host, next);

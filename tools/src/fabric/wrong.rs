@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::failure::legible;
+
 /// Where it is, what it is, and what it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
@@ -24,6 +26,6 @@ impl Wrong {
 
 impl fmt::Display for Wrong {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {}: must be {}", self.place, self.value, self.right)
+        write!(f, "{} = {}: must be {}", self.place, legible(&self.value), self.right)
     }
 }

@@ -2,6 +2,7 @@
 
 use super::config::{BufferConfig, CLASSES, PfcConfig};
 use super::event::Picos;
+use crate::prefetch;
 
 /// What is stored in a switch, by the port that it came in by.
 pub(super) struct Buffer {
@@ -39,6 +40,14 @@ impl Buffer {
         self.ports.push(Ingress { headroom: self.config.headroom.unwrap_or(needed), classes });
     }
 
+    /// Asks for what is known of a class of a port.
+    #[inline]
+    pub(super) fn prefetch(&self, port: u32, class: u8) {
+        if let Some(ingress) = self.ports.get(port as usize) {
+            prefetch(&ingress.classes[usize::from(class)]);
+        }
+    }
+
     pub(super) fn is_lossless(&self, class: u8) -> bool {
         self.lossless & 1 << class != 0
     }
@@ -46,7 +55,7 @@ impl Buffer {
     /// Takes memory for a frame of `len` bytes that came in by `port` for a queue of `waiting` bytes. Returns whether
     /// there was enough.
     #[must_use]
-    pub(super) fn admit(&mut self, port: usize, class: u8, len: u64, waiting: u64) -> bool {
+    pub(super) fn admit(&mut self, port: u32, class: u8, len: u64, waiting: u64) -> bool {
         let BufferConfig { pool, threshold, lossy_threshold, .. } = self.config;
         let fits = self.used + len <= pool;
         if !self.is_lossless(class) {
@@ -54,7 +63,7 @@ impl Buffer {
             self.used += if admits { len } else { 0 };
             return admits;
         }
-        let Ingress { headroom, classes } = &mut self.ports[port];
+        let Ingress { headroom, classes } = &mut self.ports[port as usize];
         let ingress = &mut classes[usize::from(class)];
         if fits && ingress.bytes + ingress.headroom + len <= threshold.bytes(pool, self.used + len) {
             ingress.bytes += len;
@@ -68,12 +77,12 @@ impl Buffer {
     }
 
     /// A frame leaves. What is in the headroom moves up into its place.
-    pub(super) fn release(&mut self, port: usize, class: u8, len: u64) {
+    pub(super) fn release(&mut self, port: u32, class: u8, len: u64) {
         if !self.is_lossless(class) {
             self.used -= len;
             return;
         }
-        let ingress = &mut self.ports[port].classes[usize::from(class)];
+        let ingress = &mut self.ports[port as usize].classes[usize::from(class)];
         let from_headroom = len.min(ingress.headroom);
         ingress.headroom -= from_headroom;
         ingress.bytes -= len - from_headroom;
@@ -81,15 +90,15 @@ impl Buffer {
     }
 
     /// Whether the other end of `port` is to be paused, and is not.
-    pub(super) fn must_pause(&self, port: usize, class: u8) -> bool {
-        let ingress = &self.ports[port].classes[usize::from(class)];
+    pub(super) fn must_pause(&self, port: u32, class: u8) -> bool {
+        let ingress = &self.ports[port as usize].classes[usize::from(class)];
         let exceeds = || ingress.headroom > 0 || ingress.bytes > self.threshold();
         self.is_lossless(class) && ingress.renewal.is_none() && exceeds()
     }
 
     /// Whether the other end of `port` is paused, and need not be.
-    pub(super) fn may_resume(&self, port: usize, class: u8) -> bool {
-        let ingress = &self.ports[port].classes[usize::from(class)];
+    pub(super) fn may_resume(&self, port: u32, class: u8) -> bool {
+        let ingress = &self.ports[port as usize].classes[usize::from(class)];
         let BufferConfig { resume_offset, resume_floor, .. } = self.config;
         let is_low = ingress.bytes + resume_offset <= self.threshold() || ingress.bytes < resume_floor;
         ingress.renewal.is_some() && ingress.headroom == 0 && (is_low || ingress.bytes == 0)
@@ -100,8 +109,8 @@ impl Buffer {
     }
 
     /// When a pause that was sent is to be renewed, if it goes on.
-    pub(super) fn renewal(&mut self, port: usize, class: u8) -> &mut Option<Picos> {
-        &mut self.ports[port].classes[usize::from(class)].renewal
+    pub(super) fn renewal(&mut self, port: u32, class: u8) -> &mut Option<Picos> {
+        &mut self.ports[port as usize].classes[usize::from(class)].renewal
     }
 
     /// Bytes of the pool that are taken.
@@ -110,8 +119,8 @@ impl Buffer {
     }
 
     /// Bytes of headroom that are taken, and that there are, for a port and class.
-    pub(super) fn headroom(&self, port: usize, class: u8) -> (u64, u64) {
-        let Ingress { headroom, classes } = &self.ports[port];
+    pub(super) fn headroom(&self, port: u32, class: u8) -> (u64, u64) {
+        let Ingress { headroom, classes } = &self.ports[port as usize];
         (classes[usize::from(class)].headroom, *headroom)
     }
 }

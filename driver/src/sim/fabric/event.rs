@@ -65,6 +65,8 @@ pub(super) struct Events {
     /// Today's, the next one last; of earlier days too.
     page: Vec<Planned>,
     pages: Vec<Vec<Planned>>,
+    /// Pages that are over. The last one is written first: it is in the cache.
+    spare: Vec<Vec<Planned>>,
     /// The pages that have events, by bit.
     written: Vec<u64>,
     later: BinaryHeap<Reverse<Planned>>,
@@ -87,7 +89,8 @@ impl Default for Events {
         Events {
             today: 0,
             page: Vec::new(),
-            pages: (0..PAGES).map(|_| Vec::new()).collect(),
+            pages: vec![Vec::new(); PAGES as usize],
+            spare: Vec::new(),
             written: vec![0; PAGES as usize / 64],
             later: BinaryHeap::new(),
             planned: 0,
@@ -105,7 +108,11 @@ impl Events {
             self.page.insert(place, planned);
         } else if day - self.today < PAGES {
             let page = day % PAGES;
-            self.pages[page as usize].push(planned);
+            let entries = &mut self.pages[page as usize];
+            if entries.is_empty() {
+                *entries = self.spare.pop().unwrap_or_default();
+            }
+            entries.push(planned);
             self.written[page as usize / 64] |= 1 << (page % 64);
         } else {
             self.later.push(Reverse(planned));
@@ -147,7 +154,8 @@ impl Events {
         self.today = day;
         if written == Some(day) {
             let page = day % PAGES;
-            std::mem::swap(&mut self.page, &mut self.pages[page as usize]);
+            let entries = std::mem::take(&mut self.pages[page as usize]);
+            self.spare.push(std::mem::replace(&mut self.page, entries));
             self.written[page as usize / 64] &= !(1 << (page % 64));
         }
         while self.later.peek().is_some_and(|Reverse(planned)| planned.day() == day) {

@@ -2,11 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use super::contents::Contents;
+use crate::prefetch;
 use crate::sim::ip::{self, Version};
 
-/// A frame, and what is known of it since it was sent.
+/// What is known of a frame since it was sent.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
 pub(super) struct Frame {
-    pub(super) bytes: Box<[u8]>,
     pub(super) len: u32,
     /// The host that it is for.
     pub(super) to: u32,
@@ -19,49 +22,35 @@ pub(super) struct Frame {
     /// Its class at the switch where it is.
     pub(super) class: u8,
     pub(super) is_pfc: bool,
-    /// The port by which it came into the switch where it is.
+    /// The port by which it came into the switch where it is, and its number there.
     pub(super) ingress: u32,
-}
-
-impl Frame {
-    pub(super) fn contents(&self) -> &[u8] {
-        &self.bytes[..self.len as usize]
-    }
+    pub(super) ingress_number: u32,
 }
 
 /// All frames, by number. Memory is taken as it is needed, and kept.
 #[derive(Default)]
 pub(super) struct Frames {
     frames: Vec<Frame>,
+    /// Of each; apart, for a switch that does not mark needs no more than the above.
+    contents: Vec<Contents>,
     spare: Vec<u32>,
-    size: usize,
 }
 
 impl Frames {
-    /// Of frames up to `size` bytes.
-    pub(super) fn new(size: usize) -> Frames {
-        Frames { frames: Vec::new(), spare: Vec::new(), size }
+    /// A frame with these bytes.
+    pub(super) fn put(&mut self, bytes: &[u8]) -> u32 {
+        let number = self.take();
+        self.contents[number as usize].set(bytes);
+        self.frames[number as usize] = Frame { len: bytes.len() as u32, ..Frame::default() };
+        number
     }
 
-    /// A frame with nothing in it.
-    pub(super) fn take(&mut self) -> u32 {
+    fn take(&mut self) -> u32 {
         if let Some(number) = self.spare.pop() {
             return number;
         }
-        let bytes = vec![0; self.size].into_boxed_slice();
-        let empty = Frame {
-            bytes,
-            len: 0,
-            to: 0,
-            last: 0,
-            target: 0,
-            flow: 0,
-            dscp: 0,
-            class: 0,
-            is_pfc: false,
-            ingress: 0,
-        };
-        self.frames.push(empty);
+        self.frames.push(Frame::default());
+        self.contents.push(Contents::empty());
         self.frames.len() as u32 - 1
     }
 
@@ -78,16 +67,45 @@ impl Frames {
         &mut self.frames[number as usize]
     }
 
+    /// The headers of a frame, and perhaps some of what follows.
+    pub(super) fn headers(&self, number: u32) -> &[u8] {
+        self.contents[number as usize].headers(self.at(number).len as usize)
+    }
+
+    pub(super) fn headers_mut(&mut self, number: u32) -> &mut [u8] {
+        let len = self.at(number).len as usize;
+        self.contents[number as usize].headers_mut(len)
+    }
+
+    /// Asks for what [`read`](Frames::read) reads.
+    pub(super) fn prefetch(&self, number: u32) {
+        prefetch(&self.contents[number as usize]);
+    }
+
+    /// Writes a frame to `buffer`, which has room for each; returns its length.
+    pub(super) fn read(&self, number: u32, buffer: &mut [u8]) -> usize {
+        let len = self.at(number).len as usize;
+        self.contents[number as usize].write(&mut buffer[..len]);
+        len
+    }
+
+    /// The bytes of a frame.
+    pub(super) fn to_vec(&self, number: u32) -> Vec<u8> {
+        self.contents[number as usize].to_vec(self.at(number).len as usize)
+    }
+
+    /// A bit of a frame is another one.
+    pub(super) fn flip(&mut self, number: u32, bit: usize) {
+        let mut bytes = self.to_vec(number);
+        bytes[bit / 8] ^= 1 << (bit % 8);
+        self.contents[number as usize].set(&bytes);
+    }
+
     /// Another frame with the same contents.
     pub(super) fn copy(&mut self, number: u32) -> u32 {
         let copy = self.take();
-        let Ok([from, to]) = self.frames.get_disjoint_mut([number as usize, copy as usize]) else {
-            return copy;
-        };
-        let len = from.len as usize;
-        to.bytes[..len].copy_from_slice(&from.bytes[..len]);
-        (to.len, to.to, to.last, to.target) = (from.len, from.to, from.last, from.target);
-        (to.flow, to.dscp) = (from.flow, from.dscp);
+        self.contents[copy as usize] = self.contents[number as usize].clone();
+        self.frames[copy as usize] = self.frames[number as usize];
         copy
     }
 

@@ -25,8 +25,6 @@ pub struct HostPort {
     host: u32,
     line_rate: u64,
     simulation: Arc<Mutex<Simulation>>,
-    /// Frames that were received, and their lengths.
-    received: Vec<(u32, Box<[u8]>, usize)>,
     copies: Copies,
     stats: Stats,
 }
@@ -55,13 +53,11 @@ impl HostPort {
             .description("a host of a fabric in virtual time")
             .addresses(addresses)
             .max_frame(mtu as usize + FRAME_OVERHEAD);
-        let received = Vec::with_capacity(BURST);
         Ok(HostPort {
             capabilities,
             host,
             line_rate,
             simulation,
-            received,
             copies: Copies::default(),
             stats: Stats::default(),
         })
@@ -80,30 +76,24 @@ impl PacketDriver for HostPort {
     fn rx_burst(&mut self, now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
         let mut simulation = lock(&self.simulation);
         simulation.advance(Picos::at(now));
-        let Simulation { hosts, frames, .. } = &mut *simulation;
-        let waiting = &mut hosts[self.host as usize].received;
-        let count = waiting.len().min(BURST);
-        for number in waiting.drain(..count) {
-            let frame = frames.at_mut(number);
-            self.received.push((number, std::mem::take(&mut frame.bytes), frame.len as usize));
+        let mut buffer = simulation.buffers.take();
+        let mut count = 0;
+        while count < BURST {
+            let Some(number) = simulation.hosts[self.host as usize].received.pop_front() else { break };
+            let len = simulation.frames.read(number, &mut buffer);
+            simulation.frames.give_back(number);
+            // The lock is not held while `sink` runs, which may look at the fabric.
+            drop(simulation);
+            sink.take(RxFrame::new(&buffer[..len], &mut self.copies));
+            self.stats.rx_bytes += len as u64;
+            count += 1;
+            simulation = lock(&self.simulation);
         }
-        let more = !waiting.is_empty();
-        drop(simulation);
-        for (_, bytes, len) in &self.received {
-            sink.take(RxFrame::new(&bytes[..*len], &mut self.copies));
-            self.stats.rx_bytes += *len as u64;
+        simulation.buffers.give_back(buffer);
+        if !simulation.hosts[self.host as usize].received.is_empty() {
+            simulation.wake(self.host);
         }
         self.stats.rx_frames += count as u64;
-        if count > 0 {
-            let mut simulation = lock(&self.simulation);
-            for (number, bytes, _) in self.received.drain(..) {
-                simulation.frames.at_mut(number).bytes = bytes;
-                simulation.frames.give_back(number);
-            }
-            if more {
-                simulation.wake(self.host);
-            }
-        }
         Ok(count)
     }
 
@@ -115,37 +105,30 @@ impl PacketDriver for HostPort {
         let mut sent = 0;
         let mut simulation = lock(&self.simulation);
         simulation.advance(Picos::at(now));
+        let mut buffer = simulation.buffers.take();
         loop {
             let host = &mut simulation.hosts[self.host as usize];
             if host.waiting >= host.config.tx_frames {
                 host.wants_room = true;
                 break;
             }
-            let number = simulation.frames.take();
-            let mut bytes = std::mem::take(&mut simulation.frames.at_mut(number).bytes);
             // The lock is not held while `source` runs, which may look at the fabric.
             drop(simulation);
-            let len = source.write(&mut bytes);
+            let len = source.write(&mut buffer);
             simulation = lock(&self.simulation);
-            let frame = simulation.frames.at_mut(number);
-            frame.bytes = bytes;
             match len {
-                None => {
-                    simulation.frames.give_back(number);
-                    break;
-                }
+                None => break,
                 Some(len) if !(ETHERNET_HEADER..=self.capabilities.max_frame).contains(&len) => {
                     self.stats.tx_dropped += 1;
-                    simulation.frames.give_back(number);
                 }
                 Some(len) => {
-                    frame.len = len as u32;
                     sent += 1;
                     self.stats.tx_bytes += len as u64;
-                    simulation.send(self.host, number);
+                    simulation.send(self.host, &buffer[..len]);
                 }
             }
         }
+        simulation.buffers.give_back(buffer);
         self.stats.tx_frames += sent as u64;
         Ok(sent)
     }

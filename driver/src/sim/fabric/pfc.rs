@@ -9,10 +9,10 @@ const DESTINATION: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 1];
 const MAC_CONTROL: [u8; 2] = [0x88, 0x08];
 const OPCODE: [u8; 2] = [0x01, 0x01];
 
-/// Writes a frame that pauses the classes of `pause` for `quanta` of 512 bit times, and resumes those of `resume`.
-pub(super) fn write(frame: &mut [u8], port: u32, pause: u8, resume: u8, quanta: u16) {
+/// A frame that pauses the classes of `pause` for `quanta` of 512 bit times, and resumes those of `resume`.
+pub(super) fn frame(port: u32, pause: u8, resume: u8, quanta: u16) -> [u8; LENGTH] {
+    let mut frame = [0; LENGTH];
     let [a, b, c, d] = port.to_be_bytes();
-    frame[..LENGTH].fill(0);
     frame[..6].copy_from_slice(&DESTINATION);
     frame[6..12].copy_from_slice(&[0x06, 0, a, b, c, d]);
     frame[12..14].copy_from_slice(&MAC_CONTROL);
@@ -21,6 +21,7 @@ pub(super) fn write(frame: &mut [u8], port: u32, pause: u8, resume: u8, quanta: 
     for class in (0..CLASSES).filter(|class| pause & 1 << class != 0) {
         frame[18 + 2 * class..][..2].copy_from_slice(&quanta.to_be_bytes());
     }
+    frame
 }
 
 /// The quanta of each class that a PFC frame names, if it is one.
@@ -40,11 +41,10 @@ mod tests {
 
     #[test]
     fn what_is_written_is_read() {
-        let mut frame = [0xff; 64];
-        write(&mut frame, 5, 0b1000, 0b0001, 0x1234);
+        let frame = frame(5, 0b1000, 0b0001, 0x1234);
         let mut quanta = [None; CLASSES];
         (quanta[0], quanta[3]) = (Some(0), Some(0x1234));
-        assert_eq!(read(&frame[..LENGTH]), Some(quanta));
+        assert_eq!(read(&frame), Some(quanta));
         assert_eq!((read(&frame[..LENGTH - 1]), read(&[0; 60])), (None, None));
     }
 }

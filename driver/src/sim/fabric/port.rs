@@ -121,12 +121,19 @@ impl Port {
         }
     }
 
-    /// Asks for what the next frame that leaves needs.
+    /// Asks for the queue of a class, or of the one that sends next, probably.
     #[inline]
-    pub(super) fn prefetch(&self) {
-        if let Some(queue) = &self.queues[self.occupied.checked_ilog2().unwrap_or(0) as usize] {
+    pub(super) fn prefetch(&self, class: Option<u8>) {
+        let class = class.or_else(|| Some(self.occupied.checked_ilog2()? as u8)).unwrap_or(0);
+        if let Some(queue) = &self.queues[usize::from(class)] {
             prefetch(&**queue);
         }
+    }
+
+    /// The frame that leaves next, probably.
+    #[inline]
+    pub(super) fn front(&self) -> Option<u32> {
+        self.queues[self.occupied.checked_ilog2()? as usize].as_ref()?.frames.front().copied()
     }
 
     fn queue(&mut self, class: u8) -> &mut Queue {

@@ -9,6 +9,7 @@ use crate::prefetch;
 #[derive(Default)]
 pub(super) struct Routes {
     switches: usize,
+    /// Lists of ports, each once: most switches are reached by the same ports as others.
     ports: Vec<u32>,
     ways: Vec<Range<u32>>,
 }
@@ -20,6 +21,9 @@ impl Routes {
         let mut routes = Routes { switches, ports: Vec::new(), ways: vec![0..0; switches * switches] };
         let mut distance = vec![u32::MAX; switches];
         let mut reached = VecDeque::new();
+        // Of each switch, the lists that it has.
+        let mut lists: Vec<Vec<Range<u32>>> = vec![Vec::new(); switches];
+        let mut list: Vec<u32> = Vec::new();
         for target in 0..switches {
             distance.fill(u32::MAX);
             distance[target] = 0;
@@ -34,11 +38,17 @@ impl Routes {
                 }
             }
             for (at, neighbours) in neighbours.iter().enumerate() {
-                let start = routes.ports.len() as u32;
                 let nearer = |next: u32| distance[next as usize].checked_add(1) == Some(distance[at]);
-                let ports = neighbours.iter().filter(|(next, _)| nearer(*next)).map(|(_, port)| *port);
-                routes.ports.extend(ports);
-                routes.ways[at * switches + target] = start..routes.ports.len() as u32;
+                list.clear();
+                list.extend(neighbours.iter().filter(|(next, _)| nearer(*next)).map(|(_, port)| *port));
+                let known = lists[at].iter().find(|known| routes.list(known) == list).cloned();
+                routes.ways[at * switches + target] = known.unwrap_or_else(|| {
+                    let start = routes.ports.len() as u32;
+                    routes.ports.extend(&list);
+                    let new = start..routes.ports.len() as u32;
+                    lists[at].push(new.clone());
+                    new
+                });
             }
         }
         routes
@@ -55,8 +65,11 @@ impl Routes {
     /// The ports of switch `from` on shortest ways to switch `to`.
     pub(super) fn ports(&self, from: u32, to: u32) -> &[u32] {
         let way = self.ways.get(from as usize * self.switches + to as usize);
-        let Range { start, end } = way.cloned().unwrap_or_default();
-        &self.ports[start as usize..end as usize]
+        way.map_or(&[], |way| self.list(way))
+    }
+
+    fn list(&self, Range { start, end }: &Range<u32>) -> &[u32] {
+        &self.ports[*start as usize..*end as usize]
     }
 }
 

@@ -32,6 +32,7 @@ pub(super) struct Simulation {
     pub(super) now: Picos,
     events: Events,
     pub(super) frames: Frames,
+    pub(super) buffers: Buffers,
     pub(super) hosts: Vec<Host>,
     pub(super) switches: Vec<Switch>,
     /// Of the switches, by which they choose ways.
@@ -105,7 +106,8 @@ impl Simulation {
             config,
             now: Picos::default(),
             events: Events::default(),
-            frames: Frames::new(config.mtu as usize + FRAME_OVERHEAD),
+            frames: Frames::default(),
+            buffers: Buffers::new(config.mtu as usize + FRAME_OVERHEAD),
             hosts: Vec::new(),
             switches: Vec::new(),
             seeds: Vec::new(),
@@ -146,7 +148,7 @@ impl Simulation {
     /// Asks for what the events to come need, step by step: with many hosts nothing of it is in the cache.
     #[inline]
     fn prefetch(&self) {
-        match self.events.peek(12) {
+        match self.events.peek(20) {
             Some(Event::Arrival { port, frame }) => {
                 prefetch(&self.ports[port as usize]);
                 prefetch(self.frames.at(frame));
@@ -154,29 +156,59 @@ impl Simulation {
             Some(Event::Free { port }) => prefetch(&self.ports[port as usize]),
             _ => {}
         }
-        match self.events.peek(8) {
+        match self.events.peek(15) {
             Some(Event::Arrival { port, frame }) => {
-                if let Owner::Switch(switch) = self.ports[port as usize].of.owner
-                    && let Some(routes) = &self.routes
-                {
-                    routes.prefetch(switch, self.frames.at(frame).target);
+                if let PortOf { owner: Owner::Switch(switch), number, .. } = self.ports[port as usize].of {
+                    let Frame { target, dscp, .. } = *self.frames.at(frame);
+                    if let Some(routes) = &self.routes {
+                        routes.prefetch(switch, target);
+                    }
+                    let Switch { config, buffer, .. } = &self.switches[switch as usize];
+                    buffer.prefetch(number, config.classes.class(dscp));
                 }
             }
-            Some(Event::Free { port }) => self.ports[port as usize].prefetch(),
+            Some(Event::Free { port }) => self.ports[port as usize].prefetch(None),
             _ => {}
         }
-        for ahead in [4, 1] {
-            if let Some(Event::Arrival { port, frame }) = self.events.peek(ahead)
-                && let Owner::Switch(switch) = self.ports[port as usize].of.owner
-                && let Some(way) = self.choose(switch, frame)
-            {
-                if ahead > 1 {
+        match self.events.peek(10) {
+            Some(Event::Arrival { port, frame }) => {
+                if let Some((_, way)) = self.way_ahead(port, frame) {
                     prefetch(&self.ports[way as usize]);
                 } else {
-                    self.ports[way as usize].prefetch();
+                    self.frames.prefetch(frame);
                 }
             }
+            Some(Event::Free { port }) => {
+                if let Some(frame) = self.ports[port as usize].front() {
+                    prefetch(self.frames.at(frame));
+                }
+            }
+            _ => {}
         }
+        match self.events.peek(5) {
+            Some(Event::Arrival { port, frame }) => {
+                if let Some((switch, way)) = self.way_ahead(port, frame) {
+                    let class =
+                        self.switches[switch as usize].config.classes.class(self.frames.at(frame).dscp);
+                    self.ports[way as usize].prefetch(Some(class));
+                }
+            }
+            Some(Event::Free { port }) => {
+                if let Owner::Switch(switch) = self.ports[port as usize].of.owner
+                    && let Some(frame) = self.ports[port as usize].front()
+                {
+                    let Frame { ingress_number, class, .. } = *self.frames.at(frame);
+                    self.switches[switch as usize].buffer.prefetch(ingress_number, class);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Of a frame that will come in at a port of a switch: that switch, and the port by which it leaves.
+    fn way_ahead(&self, port: u32, frame: u32) -> Option<(u32, u32)> {
+        let Owner::Switch(switch) = self.ports[port as usize].of.owner else { return None };
+        Some((switch, self.choose(switch, frame)?))
     }
 
     /// Carries out what happens until `limit`, or until the first nanosecond in which a host is woken is over.
@@ -261,4 +293,25 @@ enum Loss {
     Unroutable,
     Storm,
     Host,
+}
+
+/// Buffers in which hosts read and write frames: few, so that they stay in the cache.
+pub(super) struct Buffers {
+    spare: Vec<Box<[u8]>>,
+    size: usize,
+}
+
+impl Buffers {
+    fn new(size: usize) -> Buffers {
+        Buffers { spare: Vec::new(), size }
+    }
+
+    /// One for a frame of any length.
+    pub(super) fn take(&mut self) -> Box<[u8]> {
+        self.spare.pop().unwrap_or_else(|| vec![0; self.size].into())
+    }
+
+    pub(super) fn give_back(&mut self, buffer: Box<[u8]>) {
+        self.spare.push(buffer);
+    }
 }

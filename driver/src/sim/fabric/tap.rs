@@ -3,6 +3,7 @@
 use crate::Nanos;
 
 use super::event::Picos;
+use super::frame::Frames;
 
 /// Sees a frame that passes a port: when, whether it leaves the port or has come in, and its bytes.
 pub type Tap = Box<dyn FnMut(Nanos, bool, &[u8]) + Send>;
@@ -17,9 +18,9 @@ impl Taps {
     }
 
     #[inline]
-    pub(super) fn show(&mut self, port: u32, now: Picos, leaves: bool, frame: &[u8]) {
+    pub(super) fn show(&mut self, port: u32, now: Picos, leaves: bool, frames: &Frames, frame: u32) {
         for (_, tap) in self.0.iter_mut().filter(|(at, _)| *at == port) {
-            tap(now.nanos(), leaves, frame);
+            tap(now.nanos(), leaves, &frames.to_vec(frame));
         }
     }
 }

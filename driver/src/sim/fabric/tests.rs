@@ -204,9 +204,7 @@ fn pauses_begin_and_end_at_their_thresholds() {
 #[test]
 fn a_pause_expires_and_is_renewed() {
     let mut star = Star::new(2, &link(10), SwitchConfig::default().pfc(PfcConfig::default()), fast_host());
-    let mut pause = vec![0; pfc::LENGTH];
-    pfc::write(&mut pause, 0, 1 << 3, 0, 1000);
-    let mut frames = [pause].into_iter();
+    let mut frames = [pfc::frame(0, 1 << 3, 0, 1000)].into_iter();
     let mut source = |buffer: &mut [u8]| {
         let frame = frames.next()?;
         buffer[..frame.len()].copy_from_slice(&frame);
@@ -430,7 +428,7 @@ fn a_watchdog_ends_a_storm() {
                 let mut frames = 1;
                 let mut source = |buffer: &mut [u8]| {
                     frames = i32::checked_sub(frames, 1).filter(|left| *left >= 0)?;
-                    pfc::write(buffer, 0, 1 << 3, 0, u16::MAX);
+                    buffer[..pfc::LENGTH].copy_from_slice(&pfc::frame(0, 1 << 3, 0, u16::MAX));
                     Some(pfc::LENGTH)
                 };
                 star.hosts[1].tx_burst(Nanos(now), &mut source).unwrap();

@@ -57,7 +57,7 @@ impl Simulation {
             state.resume(self.now, class);
             (state.to_pause, state.to_resume, state.stormy) = (0, 0, 0);
             if let Owner::Switch(switch) = state.of.owner {
-                *self.switches[switch as usize].buffer.renewal(state.of.number as usize, class) = None;
+                *self.switches[switch as usize].buffer.renewal(state.of.number, class) = None;
             }
         }
     }

@@ -12,7 +12,7 @@ impl Simulation {
         let Switch { config, buffer, .. } = &mut self.switches[switch as usize];
         let quanta = config.pfc.map_or(u16::MAX, |pfc| pfc.quanta);
         let renewal = self.now.after(quanta_time(quanta / 2, state.link.rate));
-        *buffer.renewal(state.of.number as usize, class) = Some(renewal);
+        *buffer.renewal(state.of.number, class) = Some(renewal);
         self.events.plan(renewal, Event::Renew { port, class });
         self.kick(port);
     }
@@ -21,7 +21,7 @@ impl Simulation {
         let state = &self.ports[port as usize];
         let Owner::Switch(switch) = state.of.owner else { return };
         let buffer = &mut self.switches[switch as usize].buffer;
-        if *buffer.renewal(state.of.number as usize, class) == Some(self.now) {
+        if *buffer.renewal(state.of.number, class) == Some(self.now) {
             self.send_pause(port, class);
         }
     }
@@ -37,11 +37,9 @@ impl Simulation {
         let quanta = self.switches[switch as usize].config.pfc.map_or(0, |pfc| pfc.quanta);
         state.counters.pfc_sent += 1;
         self.pfc_under_way += 1;
-        let number = self.frames.take();
-        let frame = self.frames.at_mut(number);
-        pfc::write(&mut frame.bytes, port, pause, resume, quanta);
-        (frame.len, frame.is_pfc, frame.flow) = (pfc::LENGTH as u32, true, 0);
-        Some(number)
+        let frame = self.frames.put(&pfc::frame(port, pause, resume, quanta));
+        self.frames.at_mut(frame).is_pfc = true;
+        Some(frame)
     }
 
     pub(super) fn receive_pfc(&mut self, port: u32, quanta: [Option<u16>; 8]) {

@@ -4,22 +4,23 @@ use super::*;
 
 impl Simulation {
     /// Sends a frame that a host has made.
-    pub(in super::super) fn send(&mut self, host: u32, frame: u32) {
+    pub(in super::super) fn send(&mut self, host: u32, bytes: &[u8]) {
         let state = &self.hosts[host as usize];
         let (classes, port) = (state.config.classes, state.port);
         let now = self.now;
-        let content = self.frames.at_mut(frame);
-        content.is_pfc = pfc::read(content.contents()).is_some();
-        let is_pfc = content.is_pfc;
+        let is_pfc = pfc::read(bytes).is_some();
         *if is_pfc { &mut self.pfc_under_way } else { &mut self.counters.sent } += 1;
-        let tuple = FiveTuple::of(content.contents());
+        let tuple = FiveTuple::of(bytes);
+        let frame = self.frames.put(bytes);
+        let content = self.frames.at_mut(frame);
+        content.is_pfc = is_pfc;
         content.dscp = tuple.map_or(0, |tuple| tuple.dscp);
         content.flow = tuple.map_or(0, |tuple| tuple.hash());
         let class = classes.class(content.dscp);
         content.class = class;
-        let crc = self.crc.update(!0, content.contents());
+        let crc = self.crc.update(!0, bytes);
         self.trace.words(&[now.0, host.into(), content.len.into(), crc.into()]);
-        content.to = match Destination::of(content.contents(), self.hosts.len()) {
+        content.to = match Destination::of(bytes, self.hosts.len()) {
             Destination::Port(to) => to as u32,
             Destination::Flood if is_pfc => host,
             Destination::Flood => return self.discard(frame, Loss::Unroutable),
@@ -76,7 +77,7 @@ impl Simulation {
             state.rx_dropped += 1;
             return self.discard(frame, Loss::Host);
         }
-        prefetch(self.frames.at(frame).contents());
+        self.frames.prefetch(frame);
         state.received.push_back(frame);
         self.counters.delivered += 1;
         self.wake(host);
@@ -87,11 +88,11 @@ impl Simulation {
         if !self.carries(port) {
             return self.discard(frame, Loss::Link);
         }
-        let content = self.frames.at(frame);
-        self.taps.show(port, self.now, false, content.contents());
+        let content = *self.frames.at(frame);
+        self.taps.show(port, self.now, false, &self.frames, frame);
         self.trace.words(&[self.now.0, identity, content.flow]);
         if content.is_pfc {
-            let quanta = pfc::read(content.contents());
+            let quanta = pfc::read(self.frames.headers(frame));
             self.give_back_pfc(frame);
             return self.receive_pfc(port, quanta.unwrap_or_default());
         }
@@ -104,18 +105,18 @@ impl Simulation {
 
     pub(super) fn forward(&mut self, switch: u32, ingress: u32, frame: u32) {
         let Some(egress) = self.way(switch, frame) else { return self.discard(frame, Loss::Unroutable) };
+        let number = self.ports[ingress as usize].of.number;
         let content = self.frames.at_mut(frame);
         let len = u64::from(content.len);
         let state = &mut self.switches[switch as usize];
         let class = state.config.classes.class(content.dscp);
-        (content.class, content.ingress) = (class, ingress);
+        (content.class, content.ingress, content.ingress_number) = (class, ingress, number);
         let out = &mut self.ports[egress as usize];
         if out.stormy & 1 << class != 0 {
             out.count(class).dropped += 1;
             return self.discard(frame, Loss::Storm);
         }
         let waiting = out.bytes(class);
-        let number = self.ports[ingress as usize].of.number as usize;
         if !state.buffer.admit(number, class, len, waiting) {
             self.ports[egress as usize].count(class).dropped += 1;
             self.discard(frame, Loss::Buffer);
@@ -166,9 +167,7 @@ impl Simulation {
         let Some(ecn) = self.switches[switch as usize].config.ecn else { return };
         let port = &mut self.ports[egress as usize];
         if port.chance.random.chance(ecn.probability(port.bytes(class))) {
-            let frame = self.frames.at_mut(frame);
-            let len = frame.len as usize;
-            port.count(class).marked += u64::from(ecn::mark(&mut frame.bytes[..len]));
+            port.count(class).marked += u64::from(ecn::mark(self.frames.headers_mut(frame)));
         }
     }
 }

@@ -38,7 +38,7 @@ impl Simulation {
             state.is_awaited = true;
             self.events.plan(state.busy_until, Event::Free { port });
         }
-        self.taps.show(port, self.now, true, self.frames.at(frame).contents());
+        self.taps.show(port, self.now, true, &self.frames, frame);
         self.propagate(port, frame);
     }
 
@@ -71,8 +71,7 @@ impl Simulation {
     /// A frame gives back its memory in a switch, and may end a pause.
     pub(super) fn release(&mut self, switch: u32, frame: u32) {
         let frame = self.frames.at(frame);
-        let (class, ingress) = (frame.class, frame.ingress);
-        let number = self.ports[ingress as usize].of.number as usize;
+        let Frame { class, ingress, ingress_number: number, .. } = *frame;
         let buffer = &mut self.switches[switch as usize].buffer;
         buffer.release(number, class, frame.len.into());
         if buffer.may_resume(number, class) {
@@ -108,15 +107,15 @@ impl Simulation {
         let Simulation { ports, links, frames, events, counters, .. } = self;
         let state = &mut ports[port as usize];
         let link = &links[state.of.link as usize].config;
-        let content = frames.at_mut(frame);
-        let treatment = link.treatment(&mut state.chance.random, content.len as usize, false);
+        let Frame { len, is_pfc, .. } = *frames.at(frame);
+        let treatment = link.treatment(&mut state.chance.random, len as usize, false);
         if let Some(bit) = treatment.flip {
-            if content.is_pfc {
+            if is_pfc {
                 // Its FCS is wrong.
                 return self.discard(frame, Loss::Link);
             }
             counters.corrupted += 1;
-            content.bytes[bit / 8] ^= 1 << (bit % 8);
+            frames.flip(frame, bit);
         }
         let arrival = departure.after(picos(link.delay + treatment.jitter));
         let peer = state.of.peer;

@@ -12,7 +12,7 @@ fn wrong_values_are_told_in_our_words() {
         ("fabric incast --buffer -16MB", &["'-16MB'", "--buffer", "must be bytes, as 4096"]),
         ("fabric incast --hosts -5", &["'-5'", "--hosts", "must be a whole number"]),
         ("fabric websearch --load half", &["'half'", "--load", "must be a number, as 0.5 or 50%"]),
-        ("fabric websearch --load -50%", &["--load -0.5: must be a part of the line rate, above 0"]),
+        ("fabric websearch --load -50%", &["--load -0.5: must be a part of the line rate, 0.000001 to 10"]),
         ("fabric websearch --post-for 0s", &["--post-for 0ns: must be more than 0"]),
         (
             "fabric websearch --limit 3ms",

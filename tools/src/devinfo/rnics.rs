@@ -1,0 +1,148 @@
+//! RNICs, as libibverbs has them.
+
+use ferroce::Gid;
+use ferroce::driver::netlink::Interface;
+use ferroce::driver::rnic::{Rnic, RnicGidKind, Verbs};
+use serde::Serialize;
+
+use crate::failure::{Failure, legible};
+use crate::output::say;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Rnics {
+    /// Why none can be looked for; null if libibverbs is there.
+    unavailable: Option<String>,
+    devices: Vec<RnicInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct RnicInfo {
+    name: String,
+    /// Why it says nothing of itself; null if it does.
+    error: Option<String>,
+    firmware: Option<String>,
+    max_qps: Option<u32>,
+    max_qp_wr: Option<u32>,
+    ports: Vec<PortInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct PortInfo {
+    number: u8,
+    active: bool,
+    /// InfiniBand otherwise.
+    ethernet: bool,
+    /// Bytes.
+    path_mtu: Option<u32>,
+    gids: Vec<GidInfo>,
+}
+
+#[derive(Debug, Serialize)]
+struct GidInfo {
+    index: u32,
+    gid: String,
+    #[serde(rename = "type")]
+    kind: String,
+    interface: Option<String>,
+}
+
+impl Rnics {
+    /// All there are; `interfaces` have the names of their GIDs' interfaces.
+    pub(super) fn find(interfaces: &[Interface]) -> Rnics {
+        match Verbs::load().and_then(|verbs| verbs.rnics()) {
+            Err(reason) => Rnics { unavailable: Some(reason.to_string()), devices: Vec::new() },
+            Ok(rnics) => {
+                let devices = rnics.into_iter().map(|rnic| RnicInfo::new(rnic, interfaces));
+                Rnics { unavailable: None, devices: devices.collect() }
+            }
+        }
+    }
+
+    pub(super) fn print(&self) -> Result<(), Failure> {
+        match &self.unavailable {
+            Some(reason) => say!("RNICs: none can be looked for: {}", legible(reason))?,
+            None if self.devices.is_empty() => say!("RNICs: none")?,
+            None => {}
+        }
+        self.devices.iter().try_for_each(RnicInfo::print)
+    }
+}
+
+impl RnicInfo {
+    fn new(rnic: Rnic, interfaces: &[Interface]) -> RnicInfo {
+        let name = legible(&rnic.name);
+        let details = match rnic.details {
+            Ok(details) => details,
+            Err(error) => {
+                let error = Some(legible(&error.to_string()));
+                return RnicInfo {
+                    name,
+                    error,
+                    firmware: None,
+                    max_qps: None,
+                    max_qp_wr: None,
+                    ports: Vec::new(),
+                };
+            }
+        };
+        let ports = details.ports.into_iter().map(|port| {
+            let gids = port.gids.iter().map(|row| GidInfo {
+                index: row.index,
+                gid: Gid(row.gid).to_string(),
+                kind: kind(row.kind),
+                interface: row.interface.and_then(|index| {
+                    let interface = interfaces.iter().find(|interface| interface.index == index)?;
+                    Some(interface.name.clone())
+                }),
+            });
+            let gids = gids.collect();
+            PortInfo {
+                number: port.number,
+                active: port.is_active,
+                ethernet: port.is_ethernet,
+                path_mtu: port.path_mtu,
+                gids,
+            }
+        });
+        RnicInfo {
+            name,
+            error: None,
+            firmware: Some(legible(&details.firmware)).filter(|firmware| !firmware.is_empty()),
+            max_qps: Some(details.max_qps),
+            max_qp_wr: Some(details.max_qp_wr),
+            ports: ports.collect(),
+        }
+    }
+
+    fn print(&self) -> Result<(), Failure> {
+        let firmware = self.firmware.as_ref().map(|firmware| format!(", firmware {firmware}"));
+        say!("{} (RNIC){}: no backend of ferroce uses it yet", self.name, firmware.unwrap_or_default())?;
+        if let Some(error) = &self.error {
+            say!("  {error}")?;
+        }
+        if let (Some(qps), Some(work)) = (self.max_qps, self.max_qp_wr) {
+            say!("  at most {qps} queue pairs of {work} work requests")?;
+        }
+        for port in &self.ports {
+            let state = if port.active { "active" } else { "down" };
+            let link = if port.ethernet { "Ethernet" } else { "InfiniBand" };
+            let mtu = port.path_mtu.map_or("unknown".to_owned(), |mtu| mtu.to_string());
+            say!("  port {}: {state}, {link}, path MTU {mtu}", port.number)?;
+            for GidInfo { index, gid, kind, interface } in &port.gids {
+                let interface = interface.as_deref().unwrap_or_default();
+                say!("{}", format!("  GID {index:>2}  {gid:<40} {kind:<10} {interface}").trim_end())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn kind(kind: RnicGidKind) -> String {
+    match kind {
+        RnicGidKind::InfiniBand => "InfiniBand".into(),
+        RnicGidKind::RoceV1 => "RoCE v1".into(),
+        RnicGidKind::RoceV2 => "RoCE v2".into(),
+        RnicGidKind::Other(number) => format!("type {number}"),
+        _ => "unknown".into(),
+    }
+}
