@@ -20,7 +20,7 @@ pub(crate) struct SceneOptions {
     #[arg(long, value_name = "N", visible_alias = "senders", value_parser = whole::<usize>)]
     pub(crate) hosts: Option<usize>,
     /// Length of a message, as 64KB or 1MiB; of allreduce what is reduced, of alltoall what goes to each.
-    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", visible_alias = "message-size")]
+    #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
     pub(crate) bytes: Option<Bytes>,
     /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
@@ -58,13 +58,13 @@ pub(crate) enum ShapeName {
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Settings {
     /// Rate of the links, as 100G or 25G.
-    #[arg(long, allow_hyphen_values = true, value_name = "RATE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
     pub(crate) rate: Option<Rate>,
     /// Rate of the links between switches; as the others by default, twice of it for victim.
-    #[arg(long, allow_hyphen_values = true, value_name = "RATE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
     pub(crate) uplink_rate: Option<Rate>,
     /// Propagation delay of each link; 1us by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "TIME", help_heading = "Links and switches")]
+    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
     pub(crate) delay: Option<Time>,
     /// Probability that a link loses a frame; 0 by default.
     #[arg(long, value_name = "PART", help_heading = "Links and switches", value_parser = number)]
@@ -73,10 +73,10 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) ecn: Option<bool>,
     /// Below so long a queue nothing is marked; 4 KB for each Gb/s by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmin: Option<Bytes>,
     /// Above so long a queue all is marked; 16 KB for each Gb/s by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmax: Option<Bytes>,
     /// Probability of a mark at Kmax, from 0 at Kmin; 0.2 by default.
     #[arg(long, value_name = "PART", help_heading = "Links and switches", value_parser = number)]
@@ -88,22 +88,22 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) pfc: Option<bool>,
     /// Memory of a switch, for all its ports; 32MiB by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) buffer: Option<Bytes>,
     /// A pause begins when a port has sent so much of what is free of the buffer into it; 0.125 by default.
     #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
     pub(crate) alpha: Option<f64>,
     /// A pause begins at so many bytes, in place of --alpha.
-    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xoff: Option<Bytes>,
     /// A pause ends when so much less is stored; 18KiB by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xon_offset: Option<Bytes>,
     /// Memory of each port for what comes after a pause has begun; what the link needs by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "SIZE", help_heading = "Links and switches")]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) headroom: Option<Bytes>,
     /// A queue that is paused for so long is dropped (PFC storm watchdog); never by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "TIME", help_heading = "Links and switches")]
+    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
     pub(crate) watchdog: Option<Time>,
     /// Without PFC: so much of what is free of the buffer may wait at one port; 1 by default.
     #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
@@ -115,7 +115,7 @@ pub(crate) struct Settings {
     pub(crate) congestion: Option<Control>,
     /// The least time between two CNPs of a queue pair; by default the least time between two cuts of the control, 4us with
     /// dcqcn, or 50us if it has none.
-    #[arg(long, allow_hyphen_values = true, value_name = "TIME", help_heading = "Hosts")]
+    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) cnp_interval: Option<Time>,
     /// What is sent again after a loss; go-back-n by default.
     #[arg(long, value_name = "MODE", help_heading = "Hosts")]
@@ -134,17 +134,17 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "N", help_heading = "Hosts", value_parser = whole::<u8>)]
     pub(crate) dscp: Option<u8>,
     /// How often a host polls; 250ns by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "TIME", help_heading = "Hosts")]
+    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) poll: Option<Time>,
 
     /// The run ends then at the latest; 200ms by default, or as the scenario needs it.
-    #[arg(long, allow_hyphen_values = true, value_name = "TIME", help_heading = "Time")]
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) limit: Option<Time>,
     /// What comes before is left out of the rates of endless flows, and of means and percentiles of queues.
-    #[arg(long, allow_hyphen_values = true, value_name = "TIME", help_heading = "Time")]
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) warm_up: Option<Time>,
     /// How often rates and queues are looked at; 10us by default.
-    #[arg(long, allow_hyphen_values = true, value_name = "TIME", help_heading = "Time")]
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) sample: Option<Time>,
 }
 
