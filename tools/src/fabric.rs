@@ -6,14 +6,15 @@ mod chance;
 mod compare;
 mod compile;
 mod description;
+mod effect;
 mod file;
 mod heading;
 mod host;
 mod huge_pages;
 mod json;
 mod measure;
+mod memory;
 mod options;
-mod outage;
 mod outcome;
 mod plan;
 mod plot;
@@ -44,6 +45,8 @@ use capture::PortFile;
 use compare::{Compared, compared};
 use compile::Compiled;
 use description::Description;
+use effect::Effect;
+use memory::Memory;
 use options::{SceneOptions, Settings};
 use report::{Case, Run};
 use scenario::Scenario;
@@ -63,12 +66,12 @@ use wrong::Wrong;
 ///   permutation  N hosts (32), each with 10 messages of 1 MB for another one, over leaves and spines 2:1
 ///   allreduce    N hosts (16) in a ring that reduce 16 MB, step after step
 ///   alltoall     N hosts (16), each with 1 MB for each other one, step after step
-///   websearch    N hosts (32), messages of web search by chance, at 30 % load for 5 ms
+///   websearch    N hosts (32), messages of web search by chance, at 30 % load for 20 ms
 ///
 /// What comes out: goodput, flow completion times (FCT: posted to completed) and slowdown (FCT by what it takes alone),
 /// Jain's index of fairness, queues, marks, CNPs, pauses, drops, retransmissions.
 #[derive(clap::Args, Clone, Debug)]
-#[command(verbatim_doc_comment, after_long_help = EXAMPLES)]
+#[command(verbatim_doc_comment, after_long_help = EXAMPLES, mut_args = options::with_hyphens)]
 pub struct Args {
     /// incast, fairness, burst, victim, permutation, allreduce, alltoall, websearch, or a TOML file.
     #[arg(value_name = "SCENARIO|FILE")]
@@ -83,13 +86,13 @@ pub struct Args {
     #[arg(long, value_name = "LIST", help_heading = "What is run and printed")]
     compare: Vec<String>,
     /// Decides all that chance decides; 1 by default.
-    #[arg(long, value_name = "SEED", help_heading = "What is run and printed")]
+    #[arg(long, value_name = "SEED", help_heading = "What is run and printed", value_parser = options::whole::<u64>)]
     seed: Option<u64>,
     /// Runs it with so many seeds, the first and those after it; prints mean and standard deviation.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What is run and printed", value_parser = clap::value_parser!(u64).range(1..=10_000))]
     seeds: u64,
     /// Runs at a time; as many as there are cores by default.
-    #[arg(long, value_name = "N", help_heading = "What is run and printed")]
+    #[arg(long, value_name = "N", help_heading = "What is run and printed", value_parser = options::whole::<usize>)]
     jobs: Option<usize>,
     /// Plots of rates and queues over time, of the first seed of each setting.
     #[arg(long, value_name = "FILE", help_heading = "What is run and printed")]
@@ -122,7 +125,7 @@ Examples:
       A file to change.
 
 Exit status: 0 if every message was completed, or the scenario has no end and went on until its limit; 1 if a queue pair has
-failed or a message was not completed (the report is printed); 2 if a value makes no sense; 130 if it was interrupted (what is
+failed or a message was not completed (the report is printed); 2 if a value makes no sense or changes nothing; 130 if it was interrupted (what is
 known until then is printed).";
 
 /// Runs it and prints the report.
@@ -171,6 +174,13 @@ struct Base {
     label: String,
     settings: Settings,
     description: Description,
+    memory: Memory,
+}
+
+impl Base {
+    fn effect(&self) -> Effect<'_> {
+        Effect { settings: &self.settings, description: &self.description, memory: &self.memory }
+    }
 }
 
 impl Args {
@@ -185,10 +195,14 @@ impl Args {
             let mut description = scene.clone();
             settings.apply(&mut description);
             description.seed = self.seed.unwrap_or(description.seed);
-            description.compile().map_err(of_option)?;
-            Ok(Base { label, settings, description })
+            let compiled = description.compile().map_err(of_option)?;
+            let memory = Memory::of(&compiled.plan)?;
+            Ok(Base { label, settings, description: description.resolve(), memory })
         };
-        compared(&self.compare, &self.settings)?.into_iter().map(base).collect()
+        let bases: Vec<Base> =
+            compared(&self.compare, &self.settings)?.into_iter().map(base).collect::<Result<_, Failure>>()?;
+        effect::check(&bases.iter().map(Base::effect).collect::<Vec<_>>()).map_err(of_option)?;
+        Ok(bases)
     }
 
     fn file(&self) -> Result<Description, Failure> {
@@ -327,13 +341,25 @@ impl<'a> Campaign<'a> {
     }
 
     fn print(&self, args: &Args, cases: &[Case], is_interrupted: bool) -> Result<(), Failure> {
+        let first = &self.bases[0];
+        let notes = effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>());
         if args.json {
-            let first = &self.bases[0].description.clone().resolve();
-            let report = json::Report::new(first, &self.command, is_interrupted, cases, args.series);
+            let report = json::Report::new(
+                &first.description,
+                &self.command,
+                is_interrupted,
+                &notes,
+                cases,
+                args.series,
+            );
             return say!("{:#}", serde_json::json!(report));
         }
         let names: Vec<String> = self.groups.iter().map(|group| group.name.clone()).collect();
-        output::write(format_args!("{}\n", report::heading(&self.bases[0].description, cases)))?;
+        output::write(format_args!("{}\n", report::heading(&first.description, &first.memory, cases)))?;
+        for note in &notes {
+            output::write(format_args!("note      {note}\n"))?;
+        }
+        output::write(format_args!("\n"))?;
         output::write(format_args!("{}\n", report::table(cases, &names)))?;
         for case in cases {
             output::write(format_args!("{}", case.details(cases.len() == 1)))?;

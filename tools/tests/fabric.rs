@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
+mod fabric_hostile;
+mod fabric_settings;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +60,7 @@ const SMALL: [&str; 8] = [
     "permutation --hosts 8 --hosts-per-leaf 4 --bytes 100KB --count 2",
     "allreduce --hosts 4 --bytes 400KB",
     "alltoall --hosts 4 --bytes 50KB",
-    "websearch --hosts 4 --load 0.1",
+    "websearch --hosts 4 --load 0.1 --post-for 5ms",
 ];
 
 #[test]
@@ -95,10 +97,14 @@ fn a_table_names_what_was_measured_and_the_command_that_repeats_it() {
         "FCT mean, us",
         "p99, us",
         "slowdown mean",
-        "longest queue mean, KB",
+        "busiest switch port",
+        "  used, %",
+        "longest queue",
+        "  mean, KB",
         "frames marked",
         "CNPs",
-        "paused, all links, us",
+        "pauses, whole run",
+        "  sum of all links, us",
         "frames dropped",
         "packets retransmitted",
         "queue switch0:0 to host0: mean",
@@ -310,238 +316,6 @@ fn an_interrupted_run_says_what_is_known() {
     );
 }
 
-/// A sample each 10 s, and somebody who does not wait for it.
-#[test]
-fn a_run_is_interrupted_between_samples() {
-    let process = Ferroce::start(None, "fabric fairness --hosts 16 --limit 100s --warm-up 0ns --sample 100s");
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    process.interrupt();
-    let outcome = process.end();
-    assert_eq!(outcome.code, Some(130), "{outcome:#?}");
-    assert!(outcome.stdout.contains("goodput, Gb/s"), "{outcome:#?}");
-}
-
-/// Settings, or seeds, without a single message have the same rows as the others; and a picture.
-#[test]
-fn few_messages_leave_no_gap_in_the_table() {
-    let folder = Folder::new("gap");
-    let svg = folder.file("gap.svg");
-    let command = "websearch --hosts 4 --load 0.01 --compare rate=100G,1G";
-    let outcome = fabric(&format!("{command} --svg {svg}"));
-    assert!(fs::read_to_string(&svg).unwrap().contains("</svg>"), "{outcome:#?}");
-    let report: Value = serde_json::from_str(&fabric(&format!("{command} --json")).stdout).unwrap();
-    let keys = |run: &Value| -> Vec<String> {
-        let all = run["measures"].as_object().unwrap().keys();
-        let traffic = run["traffic"]["websearch"].as_object().unwrap().keys();
-        all.chain(traffic).cloned().collect()
-    };
-    let runs = runs(&report);
-    let none = runs.iter().filter(|run| run["messages"].as_array().unwrap().is_empty()).count();
-    assert_eq!((runs.len(), none), (2, 1), "one of them without messages");
-    assert_eq!(keys(runs[0]), keys(runs[1]));
-    // Those without a message have delivered nothing, and that is told.
-    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
-    assert!(outcome.stderr.contains("nothing was delivered"), "{outcome:#?}");
-    let lines = outcome.stdout.lines();
-    let row = lines.clone().find(|line| line.starts_with("messages completed")).unwrap();
-    assert!(row.split_whitespace().last() == Some("0"), "{row}");
-}
-
-/// What is measured begins with the end of the warm-up, however far samples are apart.
-#[test]
-fn samples_far_apart_measure_the_same() {
-    let goodput = |sample: &str| {
-        let report = fabric(&format!("fairness --sample {sample} --json")).json();
-        number(&runs(&report)[0]["traffic"]["fairness"]["goodput_gbps"])
-    };
-    let often = goodput("10us");
-    for sample in ["15ms", "36ms"] {
-        let seldom = goodput(sample);
-        assert!((seldom / often - 1.0).abs() < 0.001, "{sample}: {seldom}, not {often}");
-    }
-    let outcome = fabric("incast --hosts 1 --count 1 --bytes 1KB --warm-up 1ms");
-    assert!(!outcome.stdout.contains("NaN") && outcome.stdout.contains(": mean - KB"), "{outcome:#?}");
-}
-
-const TWO_ISLANDS: &str = r#"
-[time]
-limit = "1ms"
-
-[topology.custom]
-hosts = 2
-switches = 2
-links = [{ ends = ["host0", "switch0"] }, { ends = ["host1", "switch1"] }]
-
-[[traffic]]
-pattern = "pairs"
-pairs = [[0, 1]]
-endless = true
-"#;
-
-#[test]
-fn a_file_is_taken_at_its_word() {
-    let folder = Folder::new("word");
-    let run = |name: &str, text: &str, options: &str| {
-        let file = folder.file(name);
-        fs::write(&file, text).unwrap();
-        fabric(&format!("{file} {options}"))
-    };
-    let apart = run("apart.toml", TWO_ISLANDS, "");
-    assert_eq!(apart.code, Some(1), "{apart:#?}");
-    assert!(apart.stderr.contains("nothing was delivered"), "{apart:#?}");
-    // Two entries of one name are two.
-    let one = TWO_ISLANDS.replace("\"switch1\"] }", "\"switch0\"] }");
-    let entry = &one[one.find("[[traffic]]").unwrap()..];
-    let report = run("twice.toml", &format!("{one}{entry}"), "--json").json();
-    let names: Vec<_> = runs(&report)[0]["traffic"].as_object().unwrap().keys().cloned().collect();
-    assert_eq!(names, ["pairs", "pairs (2)"]);
-    // A terminal is not moved, and no row is forged.
-    let forged = run("forged.toml", &format!("{one}name = \"\\u001b[31mRED\\nfake row 999\"\n"), "");
-    assert_eq!(forged.code, Some(2), "{forged:#?}");
-    assert!(!forged.stderr.contains('\u{1b}') && !forged.stderr.contains("\nfake"), "{forged:#?}");
-    // Links side by side: no message is faster than it could be.
-    let side_by_side = one
-        .replace("links = [", "links = [{ ends = [\"switch0\", \"switch1\"], rate = \"1G\" }, { ends = [\"switch0\", \"switch1\"] }, ")
-        .replace("[\"host1\", \"switch0\"]", "[\"host1\", \"switch1\"]")
-        .replace("endless = true", "bytes = \"1MB\"\ncount = 8\n")
-        .replace("1ms", "100ms");
-    let report = run("side.toml", &side_by_side, "--json").json();
-    let slowdown = number(&runs(&report)[0]["traffic"]["pairs"]["slowdown_mean"]);
-    assert!(slowdown > 0.99, "{slowdown}");
-    let spaced = run("a b;x.toml", &one, "");
-    assert_eq!(spaced.code, Some(2), "two words");
-}
-
-/// A leaf has two uplinks. Without one the flows share the other; the frames that were under way are sent again.
-#[test]
-fn a_link_goes_down_and_comes_up_again() {
-    let text = r#"
-[time]
-limit = "60ms"
-
-[topology.leaf-spine]
-leaves = 2
-hosts-per-leaf = 4
-spines = 2
-
-[[traffic]]
-pattern = "pairs"
-pairs = [[0, 4], [1, 5], [2, 6], [3, 7]]
-bytes = "1MB"
-count = 20
-"#;
-    let folder = Folder::new("outage");
-    let run = |outage: &str| -> Value {
-        let file = folder.file("outage.toml");
-        fs::write(&file, format!("{text}{outage}")).unwrap();
-        let report = fabric(&format!("{file} --json")).json();
-        runs(&report)[0].clone()
-    };
-    let measure = |run: &Value, key: &str| number(&run["measures"][key]);
-    let [whole, link, switch] = [
-        "",
-        "[[outage]]\nlink = [\"switch2\", \"switch0\"]\nat = \"1ms\"\nuntil = \"2ms\"\n",
-        "[[outage]]\nswitch = \"switch2\"\nat = \"1ms\"\n",
-    ]
-    .map(run);
-    assert_eq!(measure(&whole, "drops"), 0.0);
-    for outage in [&link, &switch] {
-        assert!(measure(outage, "drops") > 0.0 && measure(outage, "retransmitted") > 0.0);
-        assert!(measure(outage, "time_ms") > measure(&whole, "time_ms"));
-    }
-    for (outage, words) in [
-        ("at = \"1ms\"\n", "outage.0.link = none: must be a link or a switch"),
-        (
-            "switch = \"switch9\"\nat = \"1ms\"\n",
-            "outage.0.switch = switch9: must be host0 to host7, or switch0 to switch3",
-        ),
-        ("link = [\"host0\", \"host1\"]\nat = \"1ms\"\n", "host0 to host1: must be the ends of a link"),
-        ("switch = \"switch2\"\nat = \"1s\"\n", "outage.0.at = 1s: must be before the limit, 60ms"),
-        ("switch = \"switch2\"\nat = \"1ms\"\nuntil = \"1ms\"\n", "outage.0.until = 1ms: must be after 1ms"),
-    ] {
-        let file = folder.file("wrong.toml");
-        fs::write(&file, format!("{text}[[outage]]\n{outage}")).unwrap();
-        refused(&[(&format!("fabric {file}"), &[words])]);
-    }
-}
-
-/// PFC is for the class that the data have, whichever that is.
-#[test]
-fn nothing_is_lost_with_pfc_at_any_dscp() {
-    for dscp in [0, 10, 26, 46] {
-        let report =
-            fabric(&format!("incast --hosts 8 --buffer 2MB --congestion off --dscp {dscp} --json")).json();
-        let measures = &runs(&report)[0]["measures"];
-        assert_eq!((number(&measures["drops"]), number(&measures["pauses"]) > 0.0), (0.0, true), "{dscp}");
-    }
-}
-
-/// Links between switches have the rate of uplinks in a file that lists links, too.
-#[test]
-fn uplinks_of_a_file_have_their_rate() {
-    let folder = Folder::new("uplink");
-    let file = folder.file("uplink.toml");
-    let text = TWO_ISLANDS
-        .replace("links = [", "links = [{ ends = [\"switch0\", \"switch1\"] }, ")
-        .replace("endless = true", "bytes = \"1MB\"");
-    fs::write(&file, text).unwrap();
-    let goodput = |options: &str| {
-        let report = fabric(&format!("{file} {options} --json")).json();
-        number(&runs(&report)[0]["traffic"]["pairs"]["goodput_gbps"])
-    };
-    assert!(goodput("") > 80.0 && goodput("--uplink-rate 10G") < 10.0);
-}
-
-/// A full disk loses a picture or a message, not the report.
-#[test]
-fn what_can_not_be_written_loses_nothing_else() {
-    let outcome = fabric("incast --hosts 2 --count 1 --svg /dev/full");
-    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
-    assert!(outcome.stdout.contains("goodput, Gb/s") && outcome.stderr.contains("/dev/full"), "{outcome:#?}");
-    let full = || fs::File::options().write(true).open("/dev/full").unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
-    let arguments = ["fabric", "incast", "--hosts", "3", "--limit", "50us"];
-    let output = command.args(arguments).stderr(full()).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(String::from_utf8(output.stdout).unwrap().contains("messages unfinished"));
-}
-
-/// Names of files with spaces stay one word in what repeats a run.
-#[test]
-fn the_command_that_repeats_a_run_is_for_a_shell() {
-    let folder = Folder::new("a b;x");
-    let file = folder.file("it's.toml");
-    fs::write(&file, fabric("incast --hosts 2 --count 1 --describe").stdout).unwrap();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
-    let output = command.args(["fabric", &file]).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
-    let (_, repeats) = text.split_once("repeat it by: ferroce ").unwrap();
-    let line = format!("{} {}", env!("CARGO_BIN_EXE_ferroce"), repeats.trim());
-    let again = std::process::Command::new("sh").args(["-c", &line]).output().unwrap();
-    let hash =
-        |text: &str| text.lines().find_map(|line| Some(line.split_once("trace hash ")?.1[..16].to_owned()));
-    assert_eq!(hash(&text), hash(&String::from_utf8(again.stdout).unwrap()));
-    assert!(hash(&text).is_some());
-}
-
-/// Large fabrics run with huge pages: that changes nothing but the time.
-#[test]
-fn the_pages_of_the_heap_change_nothing() {
-    let arguments = "fabric permutation --topology fat-tree --hosts 256 --count 1 --bytes 64KB --json";
-    let run = |tunables: Option<&str>| -> Value {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
-        command.args(arguments.split(' '));
-        if let Some(tunables) = tunables {
-            command.env("GLIBC_TUNABLES", tunables);
-        }
-        let output = command.output().unwrap();
-        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    };
-    let [huge, small] = [run(None), run(Some("glibc.malloc.top_pad=4096"))];
-    assert_eq!(runs(&huge)[0]["trace_hash"], runs(&small)[0]["trace_hash"]);
-}
-
 #[test]
 fn values_that_make_no_sense_are_refused() {
     let folder = Folder::new("refused");
@@ -553,22 +327,25 @@ fn values_that_make_no_sense_are_refused() {
     refused(&[
         (
             &format!("fabric {file}"),
-            &["wrong.toml, line 23: switches.kmin = 4MB: must be less than kmax, 1600KB"],
+            &["wrong.toml, line 20: switches.kmin = 4MB: must be less than Kmax, 1600KB"],
         ),
-        (&format!("fabric {unknown}"), &["unknown.toml, line 23: ", "unknown field `Kmin`", "`kmin`"]),
+        (&format!("fabric {unknown}"), &["unknown.toml, line 20: ", "unknown field `Kmin`", "`kmin`"]),
         (&format!("fabric {unknown}x"), &["neither a scenario nor a file", "incast"]),
         (&format!("fabric {file} --hosts 3"), &["--hosts is for the scenarios"]),
-        ("fabric incast --kmin 2MB", &["--kmin 2MB: must be less than kmax, 1600KB"]),
-        ("fabric incast --kmin many", &["'many': bytes, as 4096, 100KB"]),
-        ("fabric incast --rate 100", &["'100': a rate with its unit, as 100G"]),
-        ("fabric incast --delay 1", &["'1': a time with its unit"]),
+        (
+            "fabric incast --kmin 2MB",
+            &["--kmin 2MB: must be less than Kmax, 1600KB by default at 100G; or give a higher kmax too"],
+        ),
+        ("fabric incast --kmin many", &["'many': must be bytes, as 4096, 100KB"]),
+        ("fabric incast --rate 100", &["'100': must be a rate with its unit, as 100G"]),
+        ("fabric incast --delay 1", &["'1': must be a time with its unit"]),
         ("fabric incast --delay 2s", &["--delay 2s: must be 0ns to 1s"]),
         ("fabric incast --pmax 1.5", &["--pmax 1.5: must be 0 to 1"]),
-        ("fabric incast --pfc maybe", &["on or off"]),
+        ("fabric incast --pfc maybe", &["must be on or off"]),
         ("fabric incast --hosts 0", &["--hosts 0: must be 1 to 2048"]),
         ("fabric incast --window 0", &["--window 0: must be 1 to 8388607"]),
         ("fabric incast --path-mtu 1500", &["1500"]),
-        ("fabric incast --dscp 48", &["--dscp 48: must be not 48 to 55, the class of CNPs"]),
+        ("fabric incast --dscp 48", &["--dscp 48: must be below 48 or above 55"]),
         ("fabric incast --congestion cubic", &["cubic", "off"]),
         ("fabric incast --sample 1ns", &["--sample 1ns: must be 100ns to"]),
         ("fabric fairness --limit 10ms", &["--warm-up 16ms: must be less than the limit, 10ms"]),
@@ -578,14 +355,17 @@ fn values_that_make_no_sense_are_refused() {
         ("fabric incast --pcap host0", &["switch0:3=port.pcapng"]),
         ("fabric incast --pcap host0=x.pcapng --seeds 2", &["2 runs; it is for one"]),
         // What has no effect is not taken silently.
-        ("fabric incast --load 0.5", &["--load 0.5: must be left out: it is for websearch"]),
+        (
+            "fabric incast --load 0.5",
+            &["--load 0.5: must be left out: only websearch has messages by chance"],
+        ),
         (
             "fabric fairness --bytes 1MB",
-            &["--bytes 1MB: must be left out: flows of fairness send without end"],
+            &["--bytes 1MB: must be left out: the flows of this scenario have no end"],
         ),
-        ("fabric websearch --count 3", &["--count 3: must be left out", "--load and --arrivals"]),
-        ("fabric incast --oversubscription 4", &["must be left out: it is for --topology leaf-spine"]),
-        ("fabric incast --buffer 1MB --kmin 1MB", &["--kmin 1MB: must be less than the buffer, 1MB"]),
+        ("fabric websearch --count 3", &["--count 3: must be left out", "--post-for"]),
+        ("fabric incast --oversubscription 4", &["must be left out: only --topology leaf-spine has leaves"]),
+        ("fabric incast --kmin 80MB --kmax 90MB", &["--kmin 80MB: must be"]),
         ("fabric incast --xoff 10KB", &["--xoff 10KB: must be more than xon-offset, 18KiB"]),
         ("fabric incast --buffer -16MB", &["'-16MB'", "bytes, as 4096"]),
         ("fabric websearch --load 1e-300", &["--load", "must be a part of the line rate, 0.000001 to 10"]),
@@ -606,7 +386,169 @@ fn values_that_make_no_sense_are_refused() {
             "fabric incast --pcap host0=x.pcapng --pcap host1=x.pcapng",
             &["x.pcapng: must be a file of its own"],
         ),
-        (&format!("fabric {file} --svg {file}"), &["wrong.toml, line 23"]),
+        (&format!("fabric {file} --svg {file}"), &["wrong.toml, line 20"]),
         ("fabric permutation --oversubscription 100", &["--oversubscription 100: must be 1/64 to 8"]),
     ]);
+}
+
+/// PFC is for the class of the data, whatever its DSCP.
+#[test]
+fn data_of_any_class_is_paused() {
+    let report = fabric("incast --hosts 8 --buffer 2MB --congestion off --dscp 10 --json").json();
+    let measures = &runs(&report)[0]["measures"];
+    assert!(number(&measures["pauses"]) > 0.0 && measures["drops"] == 0.0, "{measures:#}");
+}
+
+/// What was offered is told, and goodput of the time in which it was.
+#[test]
+fn messages_by_chance_are_told_by_load_and_size() {
+    let scenario = "websearch --hosts 8 --load 0.4";
+    let outcome = fabric(scenario);
+    for words in
+        ["offered, Gb/s", "of the senders' links, %", "goodput while offered, Gb/s", "messages up to 10 KB"]
+    {
+        assert!(outcome.stdout.contains(words), "no '{words}' in {outcome:#?}");
+    }
+    let measures = |options: &str| {
+        let report = fabric(&format!("{scenario} {options} --json")).json();
+        runs(&report)[0]["traffic"]["websearch"].clone()
+    };
+    let (short, long) = (measures(""), measures("--post-for 80ms"));
+    for measures in [&short, &long] {
+        let of = |key: &str| number(&measures[key]);
+        assert!((of("offered_percent") - of("offered_gbps") / 8.0).abs() < 1e-6);
+        // What arrives while more is posted is most of what is offered, and no more than that.
+        assert!(of("goodput_gbps") <= of("offered_gbps") && of("goodput_gbps") > 0.5 * of("offered_gbps"));
+        let sizes = ["to_10kb", "to_100kb", "to_1mb", "above_1mb"];
+        let count: f64 = sizes.iter().map(|size| of(&format!("{size}_messages"))).sum();
+        assert_eq!(count, of("completed"));
+        for size in sizes {
+            let [p50, p99] = ["p50", "p99"].map(|key| of(&format!("{size}_slowdown_{key}")));
+            assert!(1.0 <= p50 && p50 <= p99, "{measures:#}");
+        }
+    }
+    assert!(number(&long["completed"]) > 3.0 * number(&short["completed"]));
+    assert!((number(&long["offered_percent"]) - 40.0).abs() < 10.0, "{long:#}");
+    assert!(number(&long["goodput_gbps"]) > 0.85 * number(&long["offered_gbps"]), "{long:#}");
+}
+
+/// A pause of a link between switches is felt by others: it is told before those of hosts, however short it was.
+#[test]
+fn pauses_between_switches_come_first() {
+    let outcome = fabric("victim --hosts 12 --buffer 8MB --congestion off --limit 3ms --warm-up 1ms");
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    let paused: Vec<&str> = outcome.stdout.lines().filter(|line| line.starts_with("  paused ")).collect();
+    assert!(paused[0].starts_with("  paused between switches: switch0:2 to switch1:13: "), "{paused:#?}");
+    assert!(paused[0].ends_with(" us in the whole run"), "{paused:#?}");
+    assert!(paused[1..].iter().all(|line| line.starts_with("  paused host")), "{paused:#?}");
+    assert!(outcome.stdout.contains("of those between switches, us"));
+}
+
+/// The port that is the bottleneck has a name and a share, in comparisons too.
+#[test]
+fn the_bottleneck_is_named() {
+    let scenario = "incast --hosts 8 --bytes 1MB --count 2";
+    let outcome = fabric(&format!("{scenario} --compare dcqcn,off"));
+    let row = |label: &str| {
+        let line = outcome.stdout.lines().find(|line| line.starts_with(label));
+        line.unwrap()[label.len()..].split_whitespace().map(str::to_owned).collect::<Vec<String>>()
+    };
+    assert_eq!(row("busiest switch port"), ["switch0:0", "switch0:0"]);
+    assert_eq!(row("longest queue"), ["switch0:0", "switch0:0"]);
+    let report = fabric(&format!("{scenario} --congestion off --json")).json();
+    let measures = &runs(&report)[0]["measures"];
+    let used = number(&measures["busiest_used_percent"]);
+    assert!(measures["busiest_port"] == "switch0:0" && used > 95.0 && used <= 100.0, "{measures:#}");
+}
+
+/// A series is what arrives in each sample: never more than the line carries, and all of it together.
+#[test]
+fn a_series_is_never_above_the_rate_of_the_line() {
+    for options in [
+        "incast --hosts 4 --bytes 1MB --count 2",
+        "incast --hosts 4 --bytes 1MB --count 2 --buffer 1MB --pfc off --repeat selective --congestion off",
+        "fairness --hosts 2 --limit 4ms --warm-up 3ms --rate 400G",
+    ] {
+        let report = fabric(&format!("{options} --json --series")).json();
+        let run = runs(&report)[0];
+        let line = if options.contains("400G") { 400e9 } else { 100e9 };
+        let series: Vec<Vec<f64>> = serde_json::from_value(run["series"]["goodput"].clone()).unwrap();
+        let times: Vec<f64> = serde_json::from_value(run["series"]["time_us"].clone()).unwrap();
+        let mut bytes = 0.0;
+        let mut before = 0.0;
+        for (sample, time) in times.iter().enumerate() {
+            let sum: f64 = series.iter().map(|flow| flow[sample]).sum();
+            assert!(sum <= 1.000_001 * line, "{options}: {sum} at {time} us");
+            bytes += sum * (time - before) * 1e-6 / 8.0;
+            before = *time;
+        }
+        if options.starts_with("incast") {
+            assert!((bytes - 8e6).abs() < 8e3, "{options}: {bytes}");
+        }
+    }
+}
+
+/// What is off or follows from the rest is said in comments; the file is the same with them and without.
+#[test]
+fn a_description_has_every_setting() {
+    let text = fabric("incast --describe").stdout;
+    for line in [
+        "# uplink-rate: that of all links",
+        "# xoff: off, alpha decides",
+        "# headroom: what the link of each port needs",
+        "# watchdog: off",
+        "# every: one after the other",
+        "# start: 0ns",
+    ] {
+        assert!(text.lines().any(|found| found.starts_with(line)), "no '{line}' in {text}");
+    }
+    let given = "victim --xoff 100KB --headroom 50KB --watchdog 1ms --uplink-rate 400G --describe";
+    let given = fabric(given).stdout;
+    for line in ["xoff = \"100KB\"", "headroom = \"50KB\"", "watchdog = \"1ms\"", "uplink-rate = \"400G\""] {
+        assert!(given.lines().any(|found| found == line), "no '{line}' in {given}");
+        assert!(!given.contains(&format!("# {}", line.split(' ').next().unwrap())), "{given}");
+    }
+}
+
+/// A spine fails: what goes over it is lost until the switches have found other ways.
+#[test]
+fn links_and_switches_fail() {
+    let folder = Folder::new("failure");
+    let scenario =
+        "permutation --hosts 8 --hosts-per-leaf 4 --bytes 200KB --count 4 --pfc off --ack-timeout 6";
+    let described = fabric(&format!("{scenario} --describe")).stdout;
+    let file = folder.file("failure.toml");
+    let run = |failure: &str| {
+        let text = described.replace("convergence = \"50ms\"", "convergence = \"100us\"");
+        fs::write(&file, format!("{text}\n{failure}")).unwrap();
+        let report = fabric(&format!("{file} --json")).json();
+        runs(&report)[0]["measures"].clone()
+    };
+    assert_eq!(run("")["drops"], 0.0);
+    for what in
+        ["switch = \"switch2\"", "link = [\"switch0\", \"switch2\"]", "link = [\"switch3\", \"switch0\"]"]
+    {
+        let measures = run(&format!("[[failure]]\nat = \"20us\"\nuntil = \"300us\"\n{what}"));
+        assert!(number(&measures["drops"]) > 0.0 && number(&measures["retransmitted"]) > 0.0, "{measures:#}");
+    }
+    for (failure, words) in [
+        ("at = \"1s\"\nswitch = \"switch2\"", "failure.0.at = 1s: must be before the limit, 200ms"),
+        ("at = \"1ms\"", "failure.0.at = 1ms: must be with one of link"),
+        (
+            "at = \"1ms\"\nuntil = \"1us\"\nswitch = \"switch2\"",
+            "failure.0.until = 1us: must be after it begins, 1ms",
+        ),
+        (
+            "at = \"1ms\"\nswitch = \"switch9\"",
+            "failure.0.switch = switch9: must be host0 to host7, or switch0 to switch3",
+        ),
+        ("at = \"1ms\"\nswitch = \"host0\"", "failure.0.switch = host0: must be a switch"),
+        (
+            "at = \"1ms\"\nlink = [\"switch0\", \"switch1\"]",
+            "failure.0.link = switch0 and switch1: must be two that are linked",
+        ),
+    ] {
+        fs::write(&file, format!("{described}\n[[failure]]\n{failure}\n")).unwrap();
+        refused(&[(&format!("fabric {file}"), &[words])]);
+    }
 }

@@ -21,7 +21,8 @@ impl FromStr for PortFile {
 
     fn from_str(text: &str) -> Result<PortFile, String> {
         let parts = text.split_once('=').filter(|(port, path)| !port.is_empty() && !path.is_empty());
-        let (port, path) = parts.ok_or("a port and a file, as switch0:3=port.pcapng or host2=host.pcapng")?;
+        let (port, path) =
+            parts.ok_or("must be a port and a file, as switch0:3=port.pcapng or host2=host.pcapng")?;
         Ok(PortFile { port: port.to_owned(), path: path.into() })
     }
 }

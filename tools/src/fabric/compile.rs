@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use ferroce_driver::sim::fabric::{
-    BufferConfig, ClassMap, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
+    BufferConfig, Cable, ClassMap, FabricConfig, Marking, Part, PfcConfig, SwitchConfig, Threshold, Topology,
 };
 use ferroce_driver::sim::{EcnConfig, LinkConfig};
 
-use super::description::{Description, LinkSection, MarkingAt, Repeat, Shape, SwitchSection};
-use super::outage::{Outage, OutageEntry, named};
-use super::plan::{Plan, Transport};
+use super::description::{
+    Description, FailureEntry, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection,
+};
+use super::plan::{Failing, Outage, Plan, Transport};
 use super::quantity::{Bytes, Rate, Time};
 use super::traffic::{Expanded, Group, Scene};
 use super::wrong::Wrong;
@@ -31,19 +32,18 @@ const MOST_SAMPLES: u128 = 1_000_000;
 impl Description {
     /// The plan, if all makes sense. What is [resolved](Description::resolve) is checked as well.
     pub(crate) fn compile(&self) -> Result<Compiled, Wrong> {
-        self.switches.check_effects()?;
         let description = self.clone().resolve();
+        self.switches.check_marking(self.links.rate, &description.switches)?;
         description.check()?;
-        let Description { seed, time, topology, links, switches, control, traffic, outages } = &description;
+        let Description { seed, time, topology, links, switches, control, traffic, failure } = &description;
         let switch = switches.config(control.dscp);
         let topology = topology.build(links, switch)?;
+        let mut failures = Vec::new();
+        for (place, failure) in failure.iter().enumerate() {
+            failures.extend(failure.outages(&topology, time.limit, place)?);
+        }
         let scene = Scene { seed: *seed, hosts: topology.hosts.len(), rate: links.rate, limit: time.limit };
         let Expanded { flows, messages, groups } = Expanded::new(traffic, scene)?;
-        let outage = |(place, entry): (usize, &OutageEntry)| {
-            entry.compile(&format!("outage.{place}"), &topology, time.limit)
-        };
-        let outages: Result<Vec<Outage>, Wrong> = outages.iter().enumerate().map(outage).collect();
-        let outages = outages?;
         let mtu = control.path_mtu.bytes() + 104;
         let transport = Transport {
             control: control.congestion.at(links.rate),
@@ -57,11 +57,11 @@ impl Description {
         };
         let plan = Plan {
             seed: *seed,
-            fabric: FabricConfig::default().mtu(mtu.max(1500)),
+            fabric: FabricConfig::default().mtu(mtu.max(1500)).convergence(switches.convergence.0),
             topology,
             flows,
             messages,
-            outages,
+            failures,
             transport,
             duration: time.limit.0,
             warm_up: time.warm_up.0,
@@ -99,7 +99,11 @@ impl Description {
         within("control.dscp", control.dscp, 0, 63)?;
         within("control.poll", control.poll, Time(Duration::from_nanos(10)), Time(second.0 / 1000))?;
         if control.dscp >> 3 == 6 {
-            return Err(Wrong::new("control.dscp", control.dscp, "not 48 to 55, the class of CNPs"));
+            return Err(Wrong::new(
+                "control.dscp",
+                control.dscp,
+                "below 48 or above 55: these are the class of CNPs",
+            ));
         }
         match traffic.is_empty() {
             true => Err(Wrong::new("traffic", "none", "at least one [[traffic]]")),
@@ -118,30 +122,14 @@ fn check_link(place: &str, rate: Rate, delay: Time) -> Result<(), Wrong> {
 }
 
 impl SwitchSection {
-    /// Whether what was given has an effect. What is not given follows from the rest, and may have none.
-    fn check_effects(&self) -> Result<(), Wrong> {
-        if let Some(kmin) = self.kmin.filter(|kmin| self.ecn && *kmin >= self.buffer) {
-            let right = format!("less than the buffer, {}: no queue gets longer", self.buffer);
-            return Err(Wrong::new("switches.kmin", kmin, right));
-        }
-        if let Some(xoff) = self.xoff.filter(|xoff| self.pfc && *xoff <= self.xon_offset) {
-            let right = format!("more than xon-offset, {}: a pause would end at nothing", self.xon_offset);
-            return Err(Wrong::new("switches.xoff", xoff, right));
-        }
-        Ok(())
-    }
-
     fn check(&self) -> Result<(), Wrong> {
         let most = Bytes(1 << 40);
         within("switches.buffer", self.buffer, Bytes(10_000), most)?;
-        let (kmin, kmax) = (self.kmin.unwrap_or_default(), self.kmax.unwrap_or_default());
-        if kmin >= kmax {
-            return Err(Wrong::new("switches.kmin", kmin, format!("less than kmax, {kmax}")));
-        }
-        within("switches.kmax", kmax, Bytes(1), most)?;
+        within("switches.kmax", self.kmax.unwrap_or_default(), Bytes(1), most)?;
         part("switches.pmax", self.pmax)?;
         within("switches.xon-offset", self.xon_offset, Bytes(0), most)?;
         self.xoff.map_or(Ok(()), |xoff| within("switches.xoff", xoff, Bytes(1), self.buffer))?;
+        within("switches.convergence", self.convergence, Time::default(), Time(Duration::from_secs(100)))?;
         self.headroom.map_or(Ok(()), |headroom| within("switches.headroom", headroom, Bytes(0), most))?;
         let watchdog = (Time(Duration::from_micros(1)), Time(Duration::from_secs(100)));
         self.watchdog.map_or(Ok(()), |time| within("switches.watchdog", time, watchdog.0, watchdog.1))?;
@@ -150,7 +138,48 @@ impl SwitchSection {
                 return Err(Wrong::new(place, alpha, "a factor above 0 and at most 1024"));
             }
         }
-        Ok(())
+        self.check_pause()
+    }
+
+    /// A pause ends below where it began, with something left.
+    fn check_pause(&self) -> Result<(), Wrong> {
+        let offset = self.xon_offset;
+        match self.xoff {
+            _ if !self.pfc => Ok(()),
+            Some(xoff) if xoff <= offset => {
+                let right =
+                    format!("more than xon-offset, {offset}: a pause ends when so much less is stored");
+                Err(Wrong::new("switches.xoff", xoff, right))
+            }
+            None if offset.0 as f64 >= self.alpha * self.buffer.0 as f64 => {
+                let begins = Bytes((self.alpha * self.buffer.0 as f64) as u64);
+                let right = format!(
+                    "less than {begins}, where a pause begins at most (alpha {} of the buffer, {})",
+                    self.alpha, self.buffer
+                );
+                Err(Wrong::new("switches.xon-offset", offset, right))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Kmin is below Kmax. What was not given is `resolved`, by the rate.
+    fn check_marking(&self, rate: Rate, resolved: &SwitchSection) -> Result<(), Wrong> {
+        let (kmin, kmax) = (resolved.kmin.unwrap_or_default(), resolved.kmax.unwrap_or_default());
+        if kmin < kmax || !self.ecn && (self.kmin.is_none() || self.kmax.is_none()) {
+            return Ok(());
+        }
+        Err(match (self.kmin, self.kmax) {
+            (None, Some(_)) => {
+                let right = format!("more than Kmin, {kmin} by default at {rate}; or give a lower kmin too");
+                Wrong::new("switches.kmax", kmax, right)
+            }
+            (Some(_), None) => {
+                let right = format!("less than Kmax, {kmax} by default at {rate}; or give a higher kmax too");
+                Wrong::new("switches.kmin", kmin, right)
+            }
+            _ => Wrong::new("switches.kmin", kmin, format!("less than Kmax, {kmax}")),
+        })
     }
 
     /// PFC is for the class of the data, which have this DSCP.
@@ -232,8 +261,7 @@ impl Shape {
                 let mut linked = vec![false; *hosts];
                 for (at, entry) in entries.iter().enumerate() {
                     let place = format!("topology.custom.links.{at}.ends");
-                    let [a, b] = &entry.ends;
-                    let ends = [named(a, &topology, &place)?, named(b, &topology, &place)?];
+                    let ends = entry.parts(*hosts, *switches, &place)?;
                     for end in ends {
                         if let Part::Host(host) = end
                             && (std::mem::replace(&mut linked[host], true) || ends[0] == ends[1])
@@ -241,12 +269,11 @@ impl Shape {
                             return Err(Wrong::new(
                                 place,
                                 format!("host{host}"),
-                                "a host that has no link yet: it has one",
+                                "a host without a link so far: a host has one",
                             ));
                         }
                     }
-                    let is_uplink = ends.iter().all(|end| matches!(end, Part::Switch(_)));
-                    let uplink = links.uplink_rate.filter(|_| is_uplink);
+                    let uplink = links.uplink_rate.filter(|_| entry.links_switches());
                     let rate = entry.rate.or(uplink).unwrap_or(links.rate);
                     let delay = entry.delay.unwrap_or(links.delay);
                     check_link(&format!("topology.custom.links.{at}"), rate, delay)?;
@@ -256,7 +283,7 @@ impl Shape {
                     return Err(Wrong::new(
                         "topology.custom.hosts",
                         hosts,
-                        format!("as many as have a link; host{host} has none"),
+                        format!("the number of hosts with a link; host{host} has none"),
                     ));
                 }
                 topology
@@ -269,6 +296,63 @@ impl Shape {
 impl LinkSection {
     fn link(&self, rate: Rate, delay: Time) -> LinkConfig {
         LinkConfig::default().rate(rate.0).delay(delay.0).loss(self.loss)
+    }
+}
+
+impl LinkEntry {
+    fn parts(&self, hosts: usize, switches: usize, place: &str) -> Result<[Part; 2], Wrong> {
+        let [a, b] = &self.ends;
+        Ok([part_named(a, hosts, switches, place)?, part_named(b, hosts, switches, place)?])
+    }
+}
+
+/// Such as `host0` or `switch1`.
+fn part_named(name: &str, hosts: usize, switches: usize, place: &str) -> Result<Part, Wrong> {
+    let number = |prefix: &str| name.strip_prefix(prefix)?.parse::<usize>().ok();
+    let host = number("host").filter(|number| *number < hosts).map(Part::Host);
+    let part = host.or_else(|| number("switch").filter(|number| *number < switches).map(Part::Switch));
+    let right = || {
+        let last = |count: usize| count.saturating_sub(1);
+        format!("host0 to host{}, or switch0 to switch{}", last(hosts), last(switches))
+    };
+    part.ok_or_else(|| Wrong::new(place, name, right()))
+}
+
+impl FailureEntry {
+    /// What it is of the topology: a switch, or each link between two parts.
+    fn outages(&self, topology: &Topology, limit: Time, place: usize) -> Result<Vec<Outage>, Wrong> {
+        let place = |key: &str| format!("failure.{place}.{key}");
+        if self.at >= limit {
+            return Err(Wrong::new(place("at"), self.at, format!("before the limit, {limit}")));
+        }
+        if let Some(until) = self.until.filter(|until| *until <= self.at) {
+            return Err(Wrong::new(place("until"), until, format!("after it begins, {}", self.at)));
+        }
+        let named = |name: &str, key: &str| {
+            part_named(name, topology.hosts.len(), topology.switches.len(), &place(key))
+        };
+        let failing: Vec<Failing> = match (&self.link, &self.switch) {
+            (Some([a, b]), None) => {
+                let ends = [named(a, "link")?, named(b, "link")?];
+                let is_between = |cable: &Cable| cable.ends == ends || cable.ends == [ends[1], ends[0]];
+                let links = topology.links.iter().enumerate().filter(|(_, cable)| is_between(cable));
+                let links: Vec<Failing> = links.map(|(link, _)| Failing::Link(link)).collect();
+                if links.is_empty() {
+                    return Err(Wrong::new(place("link"), format!("{a} and {b}"), "two that are linked"));
+                }
+                links
+            }
+            (None, Some(name)) => match named(name, "switch")? {
+                Part::Switch(switch) => vec![Failing::Switch(switch)],
+                Part::Host(_) => return Err(Wrong::new(place("switch"), name, "a switch, as switch0")),
+            },
+            _ => {
+                let right = "with one of link = [\"switch0\", \"switch2\"] and switch = \"switch2\"";
+                return Err(Wrong::new(place("at"), self.at, right));
+            }
+        };
+        let (from, until) = (self.at.0, self.until.map(|until| until.0));
+        Ok(failing.into_iter().map(|of| Outage { of, from, until }).collect())
     }
 }
 

@@ -6,7 +6,6 @@ use std::time::Duration;
 use ferroce::{CongestionControl, CongestionNotification, Dcqcn, PathMtu};
 use serde::{Deserialize, Serialize};
 
-use super::outage::OutageEntry;
 use super::quantity::{Bytes, Rate, Time};
 use super::traffic::Traffic;
 
@@ -28,8 +27,9 @@ pub(crate) struct Description {
     pub(crate) control: ControlSection,
     #[serde(default)]
     pub(crate) traffic: Vec<Traffic>,
-    #[serde(default, rename = "outage", skip_serializing_if = "Vec::is_empty")]
-    pub(crate) outages: Vec<OutageEntry>,
+    /// What goes down.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) failure: Vec<FailureEntry>,
 }
 
 fn first_seed() -> u64 {
@@ -82,11 +82,17 @@ pub(crate) enum Shape {
 pub(crate) struct LinkEntry {
     /// Such as `["host0", "switch1"]`.
     pub(crate) ends: [String; 2],
-    /// That of `[links]` by default.
+    /// Those of `[links]` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) rate: Option<Rate>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) delay: Option<Time>,
+}
+
+impl LinkEntry {
+    pub(super) fn links_switches(&self) -> bool {
+        self.ends.iter().all(|end| end.starts_with("switch"))
+    }
 }
 
 /// `[links]`
@@ -141,6 +147,8 @@ pub(crate) struct SwitchSection {
     pub(crate) watchdog: Option<Time>,
     /// Without PFC: so much of what is free may wait at one port.
     pub(crate) lossy_alpha: f64,
+    /// After a failure they choose their ways anew, so much later.
+    pub(crate) convergence: Time,
 }
 
 impl Default for SwitchSection {
@@ -159,6 +167,7 @@ impl Default for SwitchSection {
             headroom: None,
             watchdog: None,
             lossy_alpha: 1.0,
+            convergence: Time(Duration::from_millis(50)),
         }
     }
 }
@@ -169,6 +178,22 @@ impl Default for SwitchSection {
 pub(crate) enum MarkingAt {
     Enqueue,
     Dequeue,
+}
+
+/// `[[failure]]`: a link or a switch goes down, and comes up again.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct FailureEntry {
+    pub(crate) at: Time,
+    /// Not until the end by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) until: Option<Time>,
+    /// All links between these two, such as `["switch0", "switch2"]` ...
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) link: Option<[String; 2]>,
+    /// ... or a switch with its links, such as `"switch2"`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) switch: Option<String>,
 }
 
 /// `[control]`: how the hosts send.
@@ -296,6 +321,26 @@ impl Shape {
             Shape::Dumbbell { left, right } => left.saturating_add(*right),
             Shape::LeafSpine { leaves, hosts_per_leaf, .. } => leaves.saturating_mul(*hosts_per_leaf),
             Shape::FatTree { k } => k.saturating_pow(3) / 4,
+        }
+    }
+
+    /// Whether there are links between switches.
+    pub(crate) fn links_switches(&self) -> bool {
+        match self {
+            Shape::Star { .. } => false,
+            Shape::Dumbbell { .. } | Shape::LeafSpine { .. } | Shape::FatTree { .. } => true,
+            Shape::Custom { links, .. } => links.iter().any(LinkEntry::links_switches),
+        }
+    }
+
+    /// Whether some of these have the rate of uplinks. The links of a fat tree are all alike.
+    pub(crate) fn has_uplinks(&self) -> bool {
+        match self {
+            Shape::Custom { links, .. } => {
+                links.iter().any(|link| link.rate.is_none() && link.links_switches())
+            }
+            Shape::FatTree { .. } => false,
+            shape => shape.links_switches(),
         }
     }
 }

@@ -5,13 +5,16 @@ use std::time::Duration;
 
 use ferroce::CongestionControl;
 
-use super::description::{Control, Description, MarkingAt, Repeat, Shape};
+use super::description::{Control, Description, FailureEntry, MarkingAt, Repeat, Shape};
+use super::memory::Memory;
 use super::quantity::Time;
 
-impl fmt::Display for Description {
-    /// With all that follows from the rest.
+/// With all that follows from the rest.
+pub(crate) struct Heading<'a>(pub(crate) &'a Description, pub(crate) &'a Memory);
+
+impl fmt::Display for Heading<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Description { time, topology, links, switches, control, .. } = &self.clone().resolve();
+        let Heading(Description { time, topology, links, switches, control, failure, .. }, memory) = self;
         write!(f, "fabric    {topology}; links {}, {}", links.rate, links.delay)?;
         if let Some(rate) = links.uplink_rate {
             write!(f, "; between switches {rate}")?;
@@ -19,8 +22,7 @@ impl fmt::Display for Description {
         if links.loss > 0.0 {
             write!(f, "; loss {}", links.loss)?;
         }
-        let headroom = if switches.pfc { " and headroom beside it" } else { "" };
-        write!(f, "\nswitches  buffer {}{headroom}; ECN ", switches.buffer)?;
+        write!(f, "\nswitches  buffer {}{memory}; ECN ", switches.buffer)?;
         match (switches.ecn, switches.kmin, switches.kmax) {
             (true, Some(kmin), Some(kmax)) => {
                 let at = if switches.marking == MarkingAt::Enqueue { "enqueue" } else { "dequeue" };
@@ -51,6 +53,14 @@ impl fmt::Display for Description {
         if time.warm_up > Time::default() {
             let from = time.warm_up;
             write!(f, "; rates of what is endless, means and p99 of queues from {from} on, all else from 0")?;
+        }
+        for FailureEntry { at, until, link, switch } in failure {
+            let what = match (link, switch) {
+                (Some([a, b]), _) => format!("{a} to {b}"),
+                (None, switch) => switch.clone().unwrap_or_default(),
+            };
+            let until = until.map_or("the end".to_owned(), |until| until.to_string());
+            write!(f, "\nfailure   {what}, {at} to {until}; new ways {} after", switches.convergence)?;
         }
         Ok(())
     }

@@ -15,8 +15,8 @@ use crate::failure::Failure;
 
 /// What is sent as one work request at most.
 pub(super) const PIECE: u32 = 64 << 10;
-/// Work requests of a queue pair that are outstanding at most: more than fits into its window.
-const PIECES: u32 = 32;
+/// Work requests of a queue pair that are outstanding at most: as many as fit into the window that it has by default.
+pub(super) const PIECES: u32 = 32;
 /// Receives that wait for immediate data, at least as many as there can be pieces.
 const RECEIVES: u32 = 2 * PIECES;
 
@@ -24,6 +24,7 @@ pub(super) struct Host {
     pub(super) context: Context,
     cq: Cq,
     mr: Mr,
+    path_mtu: u32,
     pub(super) ends: Vec<End>,
 }
 
@@ -37,8 +38,9 @@ pub(super) struct End {
     to_post: VecDeque<(Option<u32>, u64)>,
     /// Pieces that were posted: bytes, and the message that ends with it.
     posted: VecDeque<(u32, Option<u32>)>,
-    /// Bytes that were acknowledged.
-    pub(super) done: u64,
+    /// Bytes that were acknowledged, and the packets that they were in.
+    done: u64,
+    done_packets: u64,
     pub(super) failure: Option<WcStatus>,
     /// Whether it goes on without end.
     pub(super) is_endless: bool,
@@ -91,7 +93,7 @@ impl Host {
             .max_send_sge(1)
             .max_recv_sge(1)
             .max_inline_data(0);
-        let mut host = Host { context, cq, mr, ends: Vec::new() };
+        let mut host = Host { context, cq, mr, path_mtu: transport.path_mtu.bytes(), ends: Vec::new() };
         for _ in 0..queue_pairs {
             let qp = host.context.create_qp(&qp_config)?;
             let qpn = host.context.query_qp(qp)?.qpn;
@@ -103,6 +105,7 @@ impl Host {
                 to_post: VecDeque::new(),
                 posted: VecDeque::new(),
                 done: 0,
+                done_packets: 0,
                 failure: None,
                 is_endless: false,
             });
@@ -224,6 +227,7 @@ impl Host {
         }
         if let Some((bytes, message)) = end.posted.pop_front() {
             end.done += u64::from(bytes);
+            end.done_packets += u64::from(bytes.div_ceil(self.path_mtu));
             news.extend(message.map(News::Completed));
         }
         self.post(number)?;
@@ -234,6 +238,28 @@ impl Host {
     pub(super) fn rate(&self, end: usize) -> Option<u64> {
         let attributes = self.context.query_qp(self.ends[end].qp).ok()?;
         Some(attributes.reaction?.rate)
+    }
+
+    /// The PSN that a queue pair expects, the first being 0.
+    pub(super) fn expected(&self, end: usize) -> Option<Psn> {
+        Some(self.context.query_qp(self.ends[end].qp).ok()?.rq_psn)
+    }
+
+    /// The payload that a queue pair has sent before a PSN, which its peer expects.
+    pub(super) fn payload_before(&self, end: usize, expected: Psn) -> u64 {
+        let End { done, done_packets, posted, .. } = &self.ends[end];
+        // What has come and was not acknowledged: less than half of all PSNs.
+        let mut left = u64::from(expected.value()).wrapping_sub(*done_packets) & 0xff_ffff;
+        let mut bytes = *done;
+        for (length, _) in posted {
+            let packets = u64::from(length.div_ceil(self.path_mtu));
+            if left < packets {
+                return bytes + left * u64::from(self.path_mtu);
+            }
+            bytes += u64::from(*length);
+            left -= packets;
+        }
+        bytes
     }
 
     /// Adds what it has counted.

@@ -17,6 +17,8 @@ pub(crate) struct Report<'a> {
     /// The command that repeats all of it.
     pub(crate) command: &'a str,
     pub(crate) interrupted: bool,
+    /// What is not as it seems.
+    pub(crate) notes: &'a [String],
     /// The most memory that the process had until now, if the kernel tells.
     peak_memory_kb: Option<u64>,
     cases: Vec<Value>,
@@ -27,6 +29,7 @@ impl<'a> Report<'a> {
         description: &'a Description,
         command: &'a str,
         interrupted: bool,
+        notes: &'a [String],
         cases: &[Case],
         with_series: bool,
     ) -> Report<'a> {
@@ -34,7 +37,14 @@ impl<'a> Report<'a> {
             let runs: Vec<Value> = case.runs.iter().map(|run| self::run(run, with_series)).collect();
             json!({ "label": case.label, "runs": runs })
         });
-        Report { description, command, interrupted, peak_memory_kb: peak_memory_kb(), cases: cases.collect() }
+        Report {
+            description,
+            command,
+            interrupted,
+            notes,
+            peak_memory_kb: peak_memory_kb(),
+            cases: cases.collect(),
+        }
     }
 }
 
@@ -51,7 +61,8 @@ fn run(run: &Run, with_series: bool) -> Value {
     let mut of_groups: Vec<Map<String, Value>> = groups.iter().map(|_| Map::new()).collect();
     for measure in measures {
         let place = measure.group.map_or(&mut all, |group| &mut of_groups[group]);
-        place.insert(measure.key.to_owned(), json!(measure.value));
+        let value = measure.name.as_ref().map_or(json!(measure.value), |name| json!(name));
+        place.insert(measure.key.to_owned(), value);
     }
     let named = groups.iter().zip(of_groups).map(|(group, measures)| (group.name.clone(), measures));
     let mut value = json!({
@@ -64,7 +75,7 @@ fn run(run: &Run, with_series: bool) -> Value {
         "messages": messages(outcome),
         "queues": outcome.queues.iter().map(queue).collect::<Vec<_>>(),
         "pauses": outcome.pauses.iter().map(|link| json!({
-            "link": link.name, "pauses": link.pauses, "paused_us": link.paused.as_nanos() as f64 / 1e3,
+            "link": link.name, "between_switches": link.is_between_switches, "pauses": link.pauses, "paused_us": link.paused.as_nanos() as f64 / 1e3,
         })).collect::<Vec<_>>(),
         "measured_ms": outcome.measured.as_secs_f64() * 1e3,
         "events": outcome.events,

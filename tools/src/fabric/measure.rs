@@ -1,13 +1,13 @@
 //! What is told of a run in numbers.
 
-use std::ops::Range;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use super::outcome::{FlowOutcome, MessageOutcome, Outcome};
-use super::traffic::Group;
+use super::outcome::{FlowOutcome, MessageOutcome, Outcome, QueueOutcome};
+use super::traffic::{Group, Offer};
 
 /// A number, what it is of, and in which unit.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Measure {
     /// The group of traffic, by its place, or all.
     pub(crate) group: Option<usize>,
@@ -16,49 +16,91 @@ pub(crate) struct Measure {
     pub(crate) label: &'static str,
     /// `None` where there is none, as of completion times if nothing was completed.
     pub(crate) value: Option<f64>,
+    /// In place of a number.
+    pub(crate) name: Option<String>,
 }
 
-/// Of a run. Runs of the same traffic have the same measures in the same order, whatever came of it.
+/// Messages by their size: what they have at most, and the keys and labels of their measures.
+const SIZES: [(u64, [(&str, &str); 4]); 4] = [
+    (
+        10_000,
+        [
+            ("to_10kb_messages", "messages up to 10 KB"),
+            ("to_10kb_slowdown_mean", "  slowdown mean"),
+            ("to_10kb_slowdown_p50", "           p50"),
+            ("to_10kb_slowdown_p99", "           p99"),
+        ],
+    ),
+    (
+        100_000,
+        [
+            ("to_100kb_messages", "messages up to 100 KB"),
+            ("to_100kb_slowdown_mean", "  slowdown mean"),
+            ("to_100kb_slowdown_p50", "           p50"),
+            ("to_100kb_slowdown_p99", "           p99"),
+        ],
+    ),
+    (
+        1_000_000,
+        [
+            ("to_1mb_messages", "messages up to 1 MB"),
+            ("to_1mb_slowdown_mean", "  slowdown mean"),
+            ("to_1mb_slowdown_p50", "           p50"),
+            ("to_1mb_slowdown_p99", "           p99"),
+        ],
+    ),
+    (
+        u64::MAX,
+        [
+            ("above_1mb_messages", "messages above 1 MB"),
+            ("above_1mb_slowdown_mean", "  slowdown mean"),
+            ("above_1mb_slowdown_p50", "           p50"),
+            ("above_1mb_slowdown_p99", "           p99"),
+        ],
+    ),
+];
+
+/// Of a run. Runs of the same groups have the same measures in the same order.
 pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
     let mut measures = Vec::new();
     for (number, group) in groups.iter().enumerate() {
         let mut add = |key, label, value: Option<f64>| {
             let value = value.filter(|value| value.is_finite());
-            measures.push(Measure { group: Some(number), key, label, value });
+            measures.push(Measure { group: Some(number), key, label, value, name: None });
         };
         let flows = &outcome.flows[group.flows.clone()];
         let messages = &outcome.messages[group.messages.clone()];
-        let all: Vec<&MessageOutcome> = messages.iter().collect();
-        let (goodput, rates) = if group.is_endless {
-            let rates: Vec<f64> = flows.iter().map(|flow| flow.goodput).collect();
-            (Some(rates.iter().sum()), rates)
-        } else if let (true, Some(posting)) = (group.is_random, posting(messages)) {
-            let time = (posting.end - posting.start).as_secs_f64();
-            let offered =
-                messages.iter().filter(|message| message.posted.is_some()).map(|message| message.bytes);
-            let offered = 8.0 * offered.sum::<u64>() as f64 / time;
-            add("offered_gbps", "offered while messages come, Gb/s", Some(offered / 1e9));
-            (Some(8.0 * acknowledged(outcome, flows, &posting) / time), Vec::new())
-        } else if group.is_random {
-            add("offered_gbps", "offered while messages come, Gb/s", None);
-            (None, Vec::new())
+        if let Some(offer) = group.offer {
+            let Offered { offered, goodput } = Offered::of(offer, outcome, flows, messages);
+            add("offered_gbps", "offered, Gb/s", offered.map(|rate| rate / 1e9));
+            let percent = offered.map(|rate| 100.0 * rate / offer.capacity);
+            add("offered_percent", "  of the senders' links, %", percent);
+            add("goodput_gbps", "goodput while offered, Gb/s", goodput.map(|rate| rate / 1e9));
         } else {
-            (rate(&all, outcome.duration), flow_rates(messages, group, outcome.duration))
-        };
-        add("goodput_gbps", "goodput, Gb/s", goodput.map(|rate| rate / 1e9));
-        if flows.len() > 1 && !group.is_random {
-            add("goodput_least_gbps", "  of the slowest flow, Gb/s", least(&rates).map(|rate| rate / 1e9));
-            add("jain", "Jain's index", jain(&rates));
+            let rates: Vec<f64> = match group.is_endless {
+                true => flows.iter().map(|flow| flow.goodput).collect(),
+                false => flow_rates(messages, group, outcome.duration),
+            };
+            let goodput = match group.is_endless {
+                true => Some(rates.iter().sum()),
+                false => rate(&messages.iter().collect::<Vec<_>>(), outcome.duration),
+            };
+            add("goodput_gbps", "goodput, Gb/s", goodput.map(|rate: f64| rate / 1e9));
+            if flows.len() > 1 {
+                add(
+                    "goodput_least_gbps",
+                    "  of the slowest flow, Gb/s",
+                    least(&rates).map(|rate| rate / 1e9),
+                );
+                add("jain", "Jain's index", jain(&rates));
+            }
         }
         if group.is_endless {
             continue;
         }
         let mut times: Vec<f64> = messages.iter().filter_map(MessageOutcome::time).map(micros).collect();
         times.sort_unstable_by(f64::total_cmp);
-        let slowdown =
-            |message: &MessageOutcome| Some(message.time()?.as_secs_f64() / message.alone.as_secs_f64());
-        let mut slowdowns: Vec<f64> = messages.iter().filter_map(slowdown).collect();
-        slowdowns.sort_unstable_by(f64::total_cmp);
+        let slowdowns = slowdowns(messages, 0..=u64::MAX);
         add("fct_mean_us", "FCT mean, us", mean(&times));
         add("fct_p50_us", "    p50, us", percentile(&times, 50));
         add("fct_p99_us", "    p99, us", percentile(&times, 99));
@@ -66,109 +108,93 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
         add("slowdown_mean", "slowdown mean", mean(&slowdowns));
         add("slowdown_p50", "         p50", percentile(&slowdowns, 50));
         add("slowdown_p99", "         p99", percentile(&slowdowns, 99));
-        if group.is_random {
-            for bin in &BINS {
-                let is_in = |message: &&MessageOutcome| bin.bytes.contains(&message.bytes);
-                let mut slowdowns: Vec<f64> = messages.iter().filter(is_in).filter_map(slowdown).collect();
-                slowdowns.sort_unstable_by(f64::total_cmp);
-                let [(p50, of_p50), (p99, of_p99), (count, of_count)] = bin.rows;
-                add(p50, of_p50, percentile(&slowdowns, 50));
-                add(p99, of_p99, percentile(&slowdowns, 99));
-                add(count, of_count, Some(slowdowns.len() as f64));
+        let mut least = 0;
+        for (most, [count, mean_, p50, p99]) in SIZES {
+            if group.offer.is_some_and(|offer| offer.has_sizes) {
+                let slowdowns = self::slowdowns(messages, least..=most);
+                add(count.0, count.1, Some(slowdowns.len() as f64));
+                add(mean_.0, mean_.1, mean(&slowdowns));
+                add(p50.0, p50.1, percentile(&slowdowns, 50));
+                add(p99.0, p99.1, percentile(&slowdowns, 99));
             }
+            least = most.saturating_add(1);
         }
         add("all_us", "from first to last, us", span(messages).map(micros));
         add("completed", "messages completed", Some(times.len() as f64));
         add("unfinished", "messages unfinished", Some((messages.len() - times.len()) as f64));
     }
     let mut add = |key, label, value: f64| {
-        measures.push(Measure {
-            group: None,
-            key,
-            label,
-            value: Some(value).filter(|value| value.is_finite()),
-        });
+        let value = Some(value).filter(|value| value.is_finite());
+        measures.push(Measure { group: None, key, label, value, name: None });
     };
-    let longest = outcome.queues.iter().max_by_key(|queue| queue.max);
-    let sum =
-        |of: fn(&super::outcome::QueueOutcome) -> u64| outcome.queues.iter().map(of).sum::<u64>() as f64;
-    let busiest = outcome.queues.iter().map(|queue| queue.used).fold(0.0, f64::max);
-    add("busiest_port", "busiest switch port, used %", 100.0 * busiest);
-    add("queue_mean_kb", "longest queue mean, KB", longest.map_or(0.0, |queue| queue.mean / 1e3));
-    add("queue_p99_kb", "              p99, KB", longest.map_or(0.0, |queue| queue.p99 as f64 / 1e3));
-    add("queue_max_kb", "              max, KB", longest.map_or(0.0, |queue| queue.max as f64 / 1e3));
+    let busiest = outcome.queues.iter().max_by(|a, b| a.used.total_cmp(&b.used));
+    add("busiest_used_percent", "  used, %", busiest.map_or(0.0, |queue| 100.0 * queue.used));
+    let longest = outcome.longest_queues().into_iter().next();
+    let sum = |of: fn(&QueueOutcome) -> u64| outcome.queues.iter().map(of).sum::<u64>() as f64;
+    add("queue_mean_kb", "  mean, KB", longest.map_or(0.0, |queue| queue.mean / 1e3));
+    add("queue_p99_kb", "  p99, KB", longest.map_or(0.0, |queue| queue.p99 as f64 / 1e3));
+    add("queue_max_kb", "  max, KB", longest.map_or(0.0, |queue| queue.max as f64 / 1e3));
     add("marked", "frames marked", sum(|queue| queue.marked));
     add("cnps", "CNPs", outcome.hosts.cnps_sent as f64);
     let paused: Duration = outcome.pauses.iter().map(|link| link.paused).sum();
-    add("pauses", "pauses", outcome.pauses.iter().map(|link| link.pauses).sum::<u64>() as f64);
-    add("paused_us", "paused, all links, us", micros(paused));
+    add("pauses", "pauses, whole run", outcome.pauses.iter().map(|link| link.pauses).sum::<u64>() as f64);
+    add("paused_us", "  sum of all links, us", micros(paused));
+    let between: Duration =
+        outcome.pauses.iter().filter(|link| link.is_between_switches).map(|link| link.paused).sum();
+    add("paused_between_switches_us", "  of those between switches, us", micros(between));
     add("drops", "frames dropped", outcome.fabric.dropped() as f64);
     add("retransmitted", "packets retransmitted", outcome.hosts.retransmitted as f64);
     add("timeouts", "ACK timeouts", outcome.hosts.timeouts as f64);
     let failed = outcome.flows.iter().filter(|flow| flow.failure.is_some()).count();
     add("failed_queue_pairs", "queue pairs failed", failed as f64);
     add("time_ms", "virtual time, ms", micros(outcome.duration) / 1e3);
+    let mut name = |before, key, label, queue: Option<&QueueOutcome>| {
+        let at = measures.iter().position(|measure| measure.key == before).unwrap_or(measures.len());
+        let name = Some(queue.map_or("-".to_owned(), |queue| queue.port().to_owned()));
+        measures.insert(at, Measure { group: None, key, label, value: None, name });
+    };
+    name("busiest_used_percent", "busiest_port", "busiest switch port", busiest);
+    name("queue_mean_kb", "longest_queue", "longest queue", longest);
     measures
 }
 
-/// Messages of some lengths, whose slowdown is told apart: the key and the label of each row.
-struct Bin {
-    bytes: Range<u64>,
-    rows: [(&'static str, &'static str); 3],
+/// Of messages by chance, in bit/s.
+struct Offered {
+    offered: Option<f64>,
+    goodput: Option<f64>,
 }
 
-const BINS: [Bin; 4] = [
-    Bin {
-        bytes: 0..10_000,
-        rows: [
-            ("slowdown_p50_below_10kb", "slowdown below 10 KB p50"),
-            ("slowdown_p99_below_10kb", "                     p99"),
-            ("completed_below_10kb", "      messages completed"),
-        ],
-    },
-    Bin {
-        bytes: 10_000..100_000,
-        rows: [
-            ("slowdown_p50_10_to_100kb", "       10 to 100 KB  p50"),
-            ("slowdown_p99_10_to_100kb", "                     p99"),
-            ("completed_10_to_100kb", "      messages completed"),
-        ],
-    },
-    Bin {
-        bytes: 100_000..1_000_000,
-        rows: [
-            ("slowdown_p50_100kb_to_1mb", "     100 KB to 1 MB  p50"),
-            ("slowdown_p99_100kb_to_1mb", "                     p99"),
-            ("completed_100kb_to_1mb", "      messages completed"),
-        ],
-    },
-    Bin {
-        bytes: 1_000_000..u64::MAX,
-        rows: [
-            ("slowdown_p50_from_1mb", "       from 1 MB on  p50"),
-            ("slowdown_p99_from_1mb", "                     p99"),
-            ("completed_from_1mb", "      messages completed"),
-        ],
-    },
-];
-
-/// The time in which messages are posted: what comes later is the tail of the last ones.
-fn posting(messages: &[MessageOutcome]) -> Option<Range<Duration>> {
-    let posted = || messages.iter().filter_map(|message| message.posted);
-    let time = posted().min()?..posted().max()?;
-    (!time.is_empty()).then_some(time)
+impl Offered {
+    /// While messages were posted. What comes after says how long the last of them took.
+    fn of(offer: Offer, outcome: &Outcome, flows: &[FlowOutcome], messages: &[MessageOutcome]) -> Offered {
+        let is_done = messages.iter().all(|message| message.completed.is_some());
+        let until = if is_done { offer.until } else { offer.until.min(outcome.duration) };
+        if until <= offer.from {
+            return Offered { offered: None, goodput: None };
+        }
+        let seconds = (until - offer.from).as_secs_f64();
+        let posted = messages.iter().filter(|message| message.posted.is_some());
+        let bytes: u64 = posted.map(|message| message.bytes).sum();
+        let mut bits = 0.0;
+        let mut before = Duration::ZERO;
+        for (sample, time) in outcome.times.iter().enumerate() {
+            let part = (*time).min(until).saturating_sub(before.max(offer.from));
+            let rates = flows.iter().filter_map(|flow| flow.goodputs.get(sample));
+            bits += rates.sum::<f64>() * part.as_secs_f64();
+            before = *time;
+        }
+        Offered { offered: Some(8.0 * bytes as f64 / seconds), goodput: Some(bits / seconds) }
+    }
 }
 
-/// Bytes of flows that were acknowledged in a time, to the next sample.
-fn acknowledged(outcome: &Outcome, flows: &[FlowOutcome], time: &Range<Duration>) -> f64 {
-    let before = [Duration::ZERO].into_iter().chain(outcome.times.iter().copied());
-    let samples = outcome.times.iter().zip(before).enumerate();
-    let in_time = samples.filter(|(_, (at, _))| (time.start..=time.end).contains(at));
-    let bytes = in_time.map(|(sample, (at, before))| {
-        let rates = flows.iter().filter_map(|flow| flow.goodputs.get(sample));
-        rates.sum::<f64>() * (*at - before).as_secs_f64() / 8.0
-    });
-    bytes.sum()
+/// Of messages with so many bytes, sorted.
+fn slowdowns(messages: &[MessageOutcome], bytes: RangeInclusive<u64>) -> Vec<f64> {
+    let slowdown =
+        |message: &MessageOutcome| Some(message.time()?.as_secs_f64() / message.alone.as_secs_f64());
+    let of_size = messages.iter().filter(|message| bytes.contains(&message.bytes));
+    let mut slowdowns: Vec<f64> = of_size.filter_map(slowdown).collect();
+    slowdowns.sort_unstable_by(f64::total_cmp);
+    slowdowns
 }
 
 /// The rate of each flow, from its first message to its last completion, or to the end if one was not completed.

@@ -1,5 +1,8 @@
 //! The options that change a scenario or a file.
 
+use std::str::FromStr;
+
+use clap::Arg;
 use ferroce::PathMtu;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
@@ -14,34 +17,29 @@ use crate::pingpong::path_mtu;
 #[command(next_help_heading = "Size of the scenario")]
 pub(crate) struct SceneOptions {
     /// N of the scenario: how many send at once (incast, fairness, burst, victim), or take part (the others).
-    #[arg(long, value_name = "N", visible_alias = "senders")]
+    #[arg(long, value_name = "N", visible_alias = "senders", value_parser = whole::<usize>)]
     pub(crate) hosts: Option<usize>,
     /// Length of a message, as 64KB or 1MiB; of allreduce what is reduced, of alltoall what goes to each.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "SIZE",
-        visible_alias = "message-size"
-    )]
+    #[arg(long, value_name = "SIZE", visible_alias = "message-size")]
     pub(crate) bytes: Option<Bytes>,
     /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) count: Option<usize>,
-    /// Of websearch: what a host sends on average, as a part of the rate of its link; 0.3 by default.
-    #[arg(long, allow_negative_numbers = true, allow_hyphen_values = true, value_name = "PART")]
+    /// Of websearch: what a host sends on average, as a part of the rate of its link, as 0.5 or 50%; 0.3 by
+    /// default.
+    #[arg(long, value_name = "PART", value_parser = number)]
     pub(crate) load: Option<f64>,
-    /// Of websearch: for how long messages come; 5ms by default.
-    #[arg(long, allow_negative_numbers = true, allow_hyphen_values = true, value_name = "TIME")]
-    pub(crate) arrivals: Option<Time>,
+    /// Of websearch: how long messages are posted; 20ms by default. More of them have better percentiles.
+    #[arg(long, value_name = "TIME")]
+    pub(crate) post_for: Option<Time>,
     /// How the switches are linked; each has room for N hosts and its receivers at least.
     #[arg(long, value_name = "SHAPE")]
     pub(crate) topology: Option<ShapeName>,
     /// Of leaf-spine; 8 by default.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) hosts_per_leaf: Option<usize>,
     /// Of leaf-spine: the rate of a leaf's hosts by the rate of its uplinks; 2 by default.
-    #[arg(long, allow_negative_numbers = true, allow_hyphen_values = true, value_name = "RATIO")]
+    #[arg(long, value_name = "RATIO", value_parser = number)]
     pub(crate) oversubscription: Option<f64>,
 }
 
@@ -60,70 +58,28 @@ pub(crate) enum ShapeName {
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct Settings {
     /// Rate of the links, as 100G or 25G.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "RATE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
     pub(crate) rate: Option<Rate>,
     /// Rate of the links between switches; as the others by default, twice of it for victim.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "RATE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
     pub(crate) uplink_rate: Option<Rate>,
     /// Propagation delay of each link; 1us by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "TIME",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
     pub(crate) delay: Option<Time>,
     /// Probability that a link loses a frame; 0 by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "PART",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "PART", help_heading = "Links and switches", value_parser = number)]
     pub(crate) loss: Option<f64>,
     /// Whether switches mark (ECN); on by default.
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) ecn: Option<bool>,
     /// Below so long a queue nothing is marked; 4 KB for each Gb/s by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "SIZE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmin: Option<Bytes>,
     /// Above so long a queue all is marked; 16 KB for each Gb/s by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "SIZE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmax: Option<Bytes>,
     /// Probability of a mark at Kmax, from 0 at Kmin; 0.2 by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "PART",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "PART", help_heading = "Links and switches", value_parser = number)]
     pub(crate) pmax: Option<f64>,
     /// Where the length of the queue is looked at; dequeue by default.
     #[arg(long, value_name = "WHERE", help_heading = "Links and switches")]
@@ -132,67 +88,25 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) pfc: Option<bool>,
     /// Memory of a switch, for all its ports; 32MiB by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "SIZE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) buffer: Option<Bytes>,
     /// A pause begins when a port has sent so much of what is free of the buffer into it; 0.125 by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "FACTOR",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
     pub(crate) alpha: Option<f64>,
     /// A pause begins at so many bytes, in place of --alpha.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "SIZE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xoff: Option<Bytes>,
     /// A pause ends when so much less is stored; 18KiB by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "SIZE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xon_offset: Option<Bytes>,
     /// Memory of each port for what comes after a pause has begun; what the link needs by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "SIZE",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) headroom: Option<Bytes>,
     /// A queue that is paused for so long is dropped (PFC storm watchdog); never by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "TIME",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
     pub(crate) watchdog: Option<Time>,
     /// Without PFC: so much of what is free of the buffer may wait at one port; 1 by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "FACTOR",
-        help_heading = "Links and switches"
-    )]
+    #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
     pub(crate) lossy_alpha: Option<f64>,
 
     /// Congestion control: off, dcqcn (hpcc100 with its increases in proportion to the rate; the default), or a preset with
@@ -201,13 +115,7 @@ pub(crate) struct Settings {
     pub(crate) congestion: Option<Control>,
     /// The least time between two CNPs of a queue pair; by default the least time between two cuts of the control, 4us with
     /// dcqcn, or 50us if it has none.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "TIME",
-        help_heading = "Hosts"
-    )]
+    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) cnp_interval: Option<Time>,
     /// What is sent again after a loss; go-back-n by default.
     #[arg(long, value_name = "MODE", help_heading = "Hosts")]
@@ -217,50 +125,26 @@ pub(crate) struct Settings {
     #[serde(serialize_with = "in_bytes")]
     pub(crate) path_mtu: Option<PathMtu>,
     /// Packets that a queue pair may have unacknowledged; 512 by default.
-    #[arg(long, value_name = "PACKETS", help_heading = "Hosts")]
+    #[arg(long, value_name = "PACKETS", help_heading = "Hosts", value_parser = whole::<u32>)]
     pub(crate) window: Option<u32>,
     /// ACK timeout, 4.096 us · 2^N; by default the least above four times what a full buffer takes to drain.
-    #[arg(long, value_name = "N", help_heading = "Hosts")]
+    #[arg(long, value_name = "N", help_heading = "Hosts", value_parser = whole::<u8>)]
     pub(crate) ack_timeout: Option<u8>,
     /// DSCP of the data; 26 by default, of class 3.
-    #[arg(long, value_name = "N", help_heading = "Hosts")]
+    #[arg(long, value_name = "N", help_heading = "Hosts", value_parser = whole::<u8>)]
     pub(crate) dscp: Option<u8>,
     /// How often a host polls; 250ns by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "TIME",
-        help_heading = "Hosts"
-    )]
+    #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) poll: Option<Time>,
 
     /// The run ends then at the latest; 200ms by default, or as the scenario needs it.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "TIME",
-        help_heading = "Time"
-    )]
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) limit: Option<Time>,
     /// What comes before is left out of the rates of endless flows, and of means and percentiles of queues.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "TIME",
-        help_heading = "Time"
-    )]
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) warm_up: Option<Time>,
     /// How often rates and queues are looked at; 10us by default.
-    #[arg(
-        long,
-        allow_negative_numbers = true,
-        allow_hyphen_values = true,
-        value_name = "TIME",
-        help_heading = "Time"
-    )]
+    #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) sample: Option<Time>,
 }
 
@@ -343,18 +227,46 @@ impl Settings {
     }
 }
 
-/// Options that were given, as the command line has them.
-pub(crate) fn arguments(options: &impl Serialize) -> Vec<String> {
-    let argument = |(name, value): (String, Value)| match value {
+/// Options that were given, by name, with their values as the command line has them.
+pub(crate) fn given(options: &impl Serialize) -> Vec<(String, String)> {
+    let option = |(name, value): (String, Value)| match value {
         Value::Null => None,
-        Value::Bool(is_on) => Some(format!("--{name}={}", if is_on { "on" } else { "off" })),
-        Value::String(text) => Some(format!("--{name}={text}")),
-        number => Some(format!("--{name}={number}")),
+        Value::Bool(is_on) => Some((name, if is_on { "on" } else { "off" }.to_owned())),
+        Value::String(text) => Some((name, text)),
+        number => Some((name, number.to_string())),
     };
     match serde_json::to_value(options) {
-        Ok(Value::Object(options)) => options.into_iter().filter_map(argument).collect(),
+        Ok(Value::Object(options)) => options.into_iter().filter_map(option).collect(),
         _ => Vec::new(),
     }
+}
+
+/// The same as words of a command line.
+pub(crate) fn arguments(options: &impl Serialize) -> Vec<String> {
+    given(options).into_iter().map(|(name, value)| format!("--{name}={value}")).collect()
+}
+
+/// Values may begin with a hyphen: a wrong one is told as such, not taken for an option. Names of files may not.
+pub(crate) fn with_hyphens(option: Arg) -> Arg {
+    let is_value = !option.is_positional() && option.get_action().takes_values();
+    let is_file = ["svg", "pcap"].contains(&option.get_id().as_str());
+    if is_value && !is_file { option.allow_hyphen_values(true) } else { option }
+}
+
+pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "must be a whole number, not below 0 and not too large".to_owned())
+}
+
+/// A number, or a percentage.
+fn number(text: &str) -> Result<f64, String> {
+    let parsed = match text.strip_suffix('%') {
+        Some(percent) => percent.trim_end().parse::<f64>().map(|percent| percent / 100.0),
+        None => text.parse(),
+    };
+    parsed
+        .ok()
+        .filter(|number| number.is_finite())
+        .ok_or_else(|| "must be a number, as 0.5 or 50%".to_owned())
 }
 
 fn in_bytes<S: Serializer>(mtu: &Option<PathMtu>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -371,6 +283,6 @@ fn on_off(text: &str) -> Result<bool, String> {
     match text {
         "on" => Ok(true),
         "off" => Ok(false),
-        _ => Err("on or off".to_owned()),
+        _ => Err("must be on or off".to_owned()),
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct Outcome {
     pub(crate) messages: Vec<MessageOutcome>,
     /// The ports of switches that have sent something in the class of the data.
     pub(crate) queues: Vec<QueueOutcome>,
-    /// The links that were paused: those between switches first, and then the one that was paused for longest.
+    /// The links that were paused: those between switches first, and of each kind what was paused for the longest time.
     pub(crate) pauses: Vec<LinkPauses>,
     pub(crate) fabric: FabricCounters,
     pub(crate) hosts: HostCounters,
@@ -44,11 +44,11 @@ impl Outcome {
 pub(crate) struct FlowOutcome {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Bytes that have arrived and were acknowledged, in the time that was measured.
+    /// Bytes that have arrived in order, in the time that was measured.
     pub(crate) bytes: u64,
     /// The same as a rate.
     pub(crate) goodput: f64,
-    /// Goodput in each sample.
+    /// Goodput in each sample, never above the rate of the receiver's link.
     pub(crate) goodputs: Vec<f64>,
     /// The rate that congestion control allowed, at each sample; empty if it is off.
     pub(crate) rates: Vec<f64>,
@@ -80,7 +80,7 @@ impl MessageOutcome {
 pub(crate) struct QueueOutcome {
     /// Such as `switch0:3 to host2`.
     pub(crate) name: String,
-    /// What the port sent in the time that was measured, of all classes, as a part of what its link carries.
+    /// The part of its rate that the port has used in the time that was measured.
     pub(crate) used: f64,
     pub(crate) mean: f64,
     /// Of the samples that were measured.
@@ -93,12 +93,18 @@ pub(crate) struct QueueOutcome {
     pub(crate) lengths: Vec<u64>,
 }
 
-/// Of the port that was paused.
+impl QueueOutcome {
+    /// Such as `switch0:3`.
+    pub(crate) fn port(&self) -> &str {
+        self.name.split(' ').next().unwrap_or_default()
+    }
+}
+
+/// Of the port that was paused, from the beginning of the run.
 #[derive(Clone, Debug)]
 pub(crate) struct LinkPauses {
-    /// Such as `host2 to switch0:3`.
+    /// Such as `host2 to switch0:3`, of which the second has paused the first.
     pub(crate) name: String,
-    /// Such links spread what a pause does: they are told first.
     pub(crate) is_between_switches: bool,
     pub(crate) pauses: u64,
     pub(crate) paused: Duration,

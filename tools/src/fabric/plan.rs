@@ -5,8 +5,6 @@ use std::time::Duration;
 use ferroce::{CongestionControl, PathMtu};
 use ferroce_driver::sim::fabric::{FabricConfig, Topology};
 
-use super::outage::Outage;
-
 /// All that decides what comes of a run: the same plan gives the same run, bit for bit.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
@@ -16,7 +14,7 @@ pub(crate) struct Plan {
     pub(crate) flows: Vec<Flow>,
     /// What the flows send. Those of one flow are sent one after the other, in this order.
     pub(crate) messages: Vec<Message>,
-    pub(crate) outages: Vec<Outage>,
+    pub(crate) failures: Vec<Outage>,
     pub(crate) transport: Transport,
     /// How long it lasts.
     pub(crate) duration: Duration,
@@ -24,6 +22,22 @@ pub(crate) struct Plan {
     pub(crate) warm_up: Duration,
     /// How often rates and queues are looked at.
     pub(crate) sample: Duration,
+}
+
+/// Something is down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Outage {
+    pub(crate) of: Failing,
+    pub(crate) from: Duration,
+    /// To the end if there is none.
+    pub(crate) until: Option<Duration>,
+}
+
+/// A part of the topology, by its place there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Failing {
+    Link(usize),
+    Switch(usize),
 }
 
 /// One RC queue pair at each of two hosts.

@@ -81,7 +81,7 @@ macro_rules! quantity {
             type Err = String;
 
             fn from_str(text: &str) -> Result<$name, String> {
-                let wrong = || format!("'{text}': {}", $expected);
+                let wrong = || format!("'{text}': must be {}", $expected);
                 read(text, $units).map($from).ok_or_else(wrong)
             }
         }
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(Rate(2_500_000_000).to_string(), "2500M");
         for wrong in ["", "KB", "-1", "1 KBit", "1e9", "1..2KB", "99999999999999999999", "99999999999GB"] {
             let error = wrong.parse::<Bytes>().unwrap_err();
-            assert!(error.starts_with(&format!("'{wrong}': bytes, as 4096")), "{error}");
+            assert!(error.starts_with(&format!("'{wrong}': must be bytes, as 4096")), "{error}");
         }
         assert!("10".parse::<Time>().is_err() && "100".parse::<Rate>().is_err());
     }

@@ -1,11 +1,14 @@
 //! What is printed: a table, and what is beside it.
 
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use super::description::Description;
+use super::heading::Heading;
 use super::json::peak_memory_kb;
 use super::measure::{Measure, deviation, mean};
-use super::outcome::Outcome;
+use super::memory::Memory;
+use super::outcome::{LinkPauses, Outcome};
 use super::quantity::Time;
 use super::traffic::Group;
 
@@ -28,11 +31,13 @@ pub(crate) struct Run {
 
 /// Columns beside each other at most.
 const COLUMNS: usize = 8;
-/// Links and queues that are named at most.
+/// Queues, and links of hosts, that are named at most.
 const NAMED: usize = 5;
+/// Links between switches: a pause of these is felt by flows that have nothing to do with it.
+const BETWEEN_SWITCHES: usize = 64;
 
 /// What was run. Of several settings the first is told, and the columns of the table say what changes.
-pub(crate) fn heading(description: &Description, cases: &[Case]) -> String {
+pub(crate) fn heading(description: &Description, memory: &Memory, cases: &[Case]) -> String {
     let first = cases.first().filter(|_| cases.len() > 1);
     let first = first.map_or(String::new(), |case| {
         format!("\nthis is '{}'; the columns say what is different", case.label)
@@ -40,7 +45,7 @@ pub(crate) fn heading(description: &Description, cases: &[Case]) -> String {
     let seeds = cases.iter().map(|case| case.runs.len()).max().unwrap_or(0);
     let seeds =
         if seeds > 1 { format!("\nmean ± standard deviation of {seeds} seeds") } else { String::new() };
-    format!("{description}{first}{seeds}\n")
+    format!("{}{first}{seeds}", Heading(description, memory))
 }
 
 /// The measures as rows, the cases as columns.
@@ -60,7 +65,7 @@ fn block(text: &mut String, cases: &[Case], groups: &[String]) {
         return;
     };
     let mut lines: Vec<Vec<String>> = Vec::new();
-    let heads: Vec<Vec<&str>> = cases.iter().map(|case| case.label.split(' ').collect()).collect();
+    let heads: Vec<Vec<&str>> = cases.iter().map(|case| case.label.split_whitespace().collect()).collect();
     for line in 0..heads.iter().map(Vec::len).max().unwrap_or(0) {
         let mut cells = vec![String::new()];
         cells.extend(heads.iter().map(|head| head.get(line).copied().unwrap_or_default().to_owned()));
@@ -74,9 +79,7 @@ fn block(text: &mut String, cases: &[Case], groups: &[String]) {
         }
         let indent = if groups.len() > 1 { "  " } else { "" };
         let mut cells = vec![format!("{indent}{}", row.label)];
-        let values = cases.iter().map(|case| case.values(at));
-        let values: Vec<Vec<f64>> = values.collect();
-        cells.extend(values.iter().map(|values| cell(values)));
+        cells.extend(cases.iter().map(|case| case.name(at).unwrap_or_else(|| cell(&case.values(at)))));
         lines.push(cells);
     }
     let columns = cases.len() + 1;
@@ -110,6 +113,14 @@ impl Case {
         self.runs.iter().filter_map(|run| run.measures.get(at)?.value).collect()
     }
 
+    /// The name that a measure is, or how many different ones it is in its runs.
+    fn name(&self, at: usize) -> Option<String> {
+        let names: BTreeSet<&String> =
+            self.runs.iter().filter_map(|run| run.measures.get(at)?.name.as_ref()).collect();
+        let first = names.first()?.to_string();
+        Some(if names.len() > 1 { format!("{} ports", names.len()) } else { first })
+    }
+
     /// Its first run: the trace hash; and queues and pauses, of a case that stands alone.
     pub(crate) fn details(&self, is_alone: bool) -> String {
         let Some(Run { outcome, seed, .. }) = self.runs.first() else { return String::new() };
@@ -141,17 +152,25 @@ impl Case {
                 queue.dropped
             );
         }
-        let more = |text: &mut String, count: usize, what: &str| {
-            if count > NAMED {
-                let _ = writeln!(text, "  and {} more {what}; --json has all", count - NAMED);
+        let more = |text: &mut String, count: usize, most: usize, what: &str| {
+            if count > most {
+                let _ = writeln!(text, "  and {} more {what}; --json has all", count - most);
             }
         };
-        more(&mut text, queues.len(), "queues");
-        for link in outcome.pauses.iter().take(NAMED) {
-            let micros = link.paused.as_nanos() as f64 / 1e3;
-            let _ = writeln!(text, "  paused {}: {} times, {} us", link.name, link.pauses, number(micros));
+        more(&mut text, queues.len(), NAMED, "queues");
+        let (between, others): (Vec<&LinkPauses>, Vec<&LinkPauses>) =
+            outcome.pauses.iter().partition(|link| link.is_between_switches);
+        for (links, most, what) in [(between, BETWEEN_SWITCHES, " between switches:"), (others, NAMED, "")] {
+            for link in links.iter().take(most) {
+                let micros = number(link.paused.as_nanos() as f64 / 1e3);
+                let _ = writeln!(
+                    text,
+                    "  paused{what} {}: {} times, {micros} us in the whole run",
+                    link.name, link.pauses
+                );
+            }
+            more(&mut text, links.len(), most, "paused links");
         }
-        more(&mut text, outcome.pauses.len(), "paused links");
         text
     }
 }

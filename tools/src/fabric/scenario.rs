@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::description::{ControlSection, Description, LinkSection, Shape, SwitchSection, TimeSection};
-use super::options::{SceneOptions, ShapeName};
+use super::options::{self, SceneOptions, ShapeName};
 use super::quantity::{Bytes, Rate, Time};
 use super::sizes::Sizes;
 use super::traffic::{Hosts, Pattern, Traffic};
@@ -49,7 +49,7 @@ impl Scenario {
         if !(1..=2048).contains(&n) {
             return Err(Wrong::new("hosts", n, "1 to 2048"));
         }
-        self.check_effects(options)?;
+        self.check(options)?;
         let ms = |ms: u64| Time(Duration::from_millis(ms));
         let bytes = |default: u64| Some(options.bytes.unwrap_or(Bytes(default)));
         let count = |default: usize| options.count.unwrap_or(default);
@@ -139,12 +139,15 @@ impl Scenario {
                 let name = Some("websearch".into());
                 let load = Some(options.load.unwrap_or(0.3));
                 let random = Traffic { name, load, hosts: senders(0), ..Traffic::of(Pattern::Random) };
-                let stop = Some(options.arrivals.unwrap_or(ms(5)));
-                vec![Traffic { sizes: Some(Sizes::Websearch), stop, ..random }]
+                let stop = options.post_for.unwrap_or(ms(20));
+                // The last ones have as much time as they have by default.
+                time.limit = Time(time.limit.0.max(stop.0.saturating_add(ms(180).0)));
+                vec![Traffic { sizes: Some(Sizes::Websearch), stop: Some(stop), ..random }]
             }
         };
         let left = if self == Scenario::Victim { 2 } else { hosts.div_ceil(2) };
         let topology = shape_for(options.topology.unwrap_or(shape), (hosts, left), options, uplink)?;
+        links.uplink_rate = links.uplink_rate.filter(|_| topology.has_uplinks());
         Ok(Description {
             seed: 1,
             time,
@@ -153,42 +156,30 @@ impl Scenario {
             switches: SwitchSection::default(),
             control: ControlSection::default(),
             traffic,
-            outages: Vec::new(),
+            failure: Vec::new(),
         })
     }
 }
 
 impl Scenario {
-    /// Whether each option that was given has an effect.
-    fn check_effects(self, options: &SceneOptions) -> Result<(), Wrong> {
+    /// What is for other scenarios is refused.
+    fn check(self, options: &SceneOptions) -> Result<(), Wrong> {
         let is_endless = matches!(self, Scenario::Fairness | Scenario::Victim);
-        let is_by_chance = self == Scenario::Websearch;
-        let shape = options.topology.unwrap_or(match self {
-            Scenario::Victim => ShapeName::Dumbbell,
-            Scenario::Incast | Scenario::Fairness | Scenario::Burst => ShapeName::Star,
-            _ => ShapeName::LeafSpine,
-        });
-        let has_leaves = shape == ShapeName::LeafSpine;
-        let none = |key: &str, value: Option<String>, why: &str| match value {
-            Some(value) => Err(Wrong::new(key, value, format!("left out: {why}"))),
-            None => Ok(()),
-        };
-        let endless = format!("flows of {self} send without end");
-        let by_chance = format!("messages of {self} come by chance; --load and --arrivals change them");
-        let [bytes, count] =
-            [options.bytes.map(|bytes| bytes.to_string()), options.count.map(|count| count.to_string())];
-        for (key, value) in [("bytes", bytes), ("count", count)] {
-            none(key, value.clone().filter(|_| is_endless), &endless)?;
-            none(key, value.filter(|_| is_by_chance), &by_chance)?;
+        let is_random = self == Scenario::Websearch;
+        if let Some(time) = options.post_for.filter(|time| time.0.is_zero()) {
+            return Err(Wrong::new("post-for", time, "more than 0"));
         }
-        let load = options.load.map(|load| load.to_string());
-        none("load", load.filter(|_| !is_by_chance), "it is for websearch")?;
-        let arrivals = options.arrivals.map(|time| time.to_string());
-        none("arrivals", arrivals.filter(|_| !is_by_chance), "it is for websearch")?;
-        let leaves = options.hosts_per_leaf.map(|hosts| hosts.to_string());
-        none("hosts-per-leaf", leaves.filter(|_| !has_leaves), "it is for --topology leaf-spine")?;
-        let over = options.oversubscription.map(|ratio| ratio.to_string());
-        none("oversubscription", over.filter(|_| !has_leaves), "it is for --topology leaf-spine")
+        for (option, value) in options::given(options) {
+            let right = match option.as_str() {
+                "load" | "post-for" if !is_random => "left out: only websearch has messages by chance",
+                "bytes" | "count" if is_endless => "left out: the flows of this scenario have no end",
+                "bytes" if is_random => "left out: websearch has sizes by chance",
+                "count" if is_random => "left out: --post-for says how long websearch posts messages",
+                _ => continue,
+            };
+            return Err(Wrong::new(option, value, right));
+        }
+        Ok(())
     }
 }
 
@@ -199,6 +190,15 @@ fn shape_for(
     options: &SceneOptions,
     uplink: f64,
 ) -> Result<Shape, Wrong> {
+    let of_leaves = [
+        ("hosts-per-leaf", options.hosts_per_leaf.map(|hosts| hosts.to_string())),
+        ("oversubscription", options.oversubscription.map(|ratio| ratio.to_string())),
+    ];
+    for (option, value) in of_leaves {
+        if let Some(value) = value.filter(|_| name != ShapeName::LeafSpine) {
+            return Err(Wrong::new(option, value, "left out: only --topology leaf-spine has leaves"));
+        }
+    }
     Ok(match name {
         ShapeName::Star => Shape::Star { hosts },
         ShapeName::Dumbbell => Shape::Dumbbell { left, right: (hosts - left).max(1) },

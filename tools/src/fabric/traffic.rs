@@ -1,6 +1,6 @@
 //! Traffic: who sends what to whom, and when.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 use std::str::FromStr;
@@ -119,6 +119,10 @@ impl fmt::Display for Pattern {
     }
 }
 
+fn time(time: Option<Time>) -> String {
+    time.unwrap_or_default().to_string()
+}
+
 fn is_false(value: &bool) -> bool {
     !value
 }
@@ -158,7 +162,7 @@ impl FromStr for Hosts {
                 .map(|(first, last)| first..last + 1)
         };
         let ranges: Option<Vec<Range<usize>>> = text.split(',').map(range).collect();
-        ranges.map(Hosts).ok_or_else(|| format!("'{text}': numbers of hosts, as 0-15 or 0,2,5-7"))
+        ranges.map(Hosts).ok_or_else(|| format!("'{text}': must be numbers of hosts, as 0-15 or 0,2,5-7"))
     }
 }
 
@@ -193,10 +197,21 @@ pub(crate) struct Group {
     pub(crate) name: String,
     pub(crate) flows: Range<usize>,
     pub(crate) messages: Range<usize>,
-    /// Whether what a flow has to send is left to chance, so that rates of flows tell nothing.
-    pub(crate) is_random: bool,
+    /// Of messages by chance: rates of flows tell nothing then.
+    pub(crate) offer: Option<Offer>,
     /// Whether its flows send without end, and have no messages.
     pub(crate) is_endless: bool,
+}
+
+/// When messages come by load, and from how many.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Offer {
+    pub(crate) from: Duration,
+    pub(crate) until: Duration,
+    /// The rates of the senders' links together, in bit/s.
+    pub(crate) capacity: f64,
+    /// Whether messages are of different sizes.
+    pub(crate) has_sizes: bool,
 }
 
 /// All traffic, as a plan has it.
@@ -257,7 +272,7 @@ impl Expanded {
                 name: if same == 0 { name } else { format!("{name} ({})", same + 1) },
                 flows: flows..expanded.flows.len(),
                 messages: messages..expanded.messages.len(),
-                is_random: entry.load.is_some(),
+                offer: entry.load.map(|_| entry.offer(scene)),
                 is_endless: entry.endless,
             });
         }
@@ -284,7 +299,7 @@ impl Traffic {
         sorted.sort_unstable();
         if sorted.windows(2).any(|pair| pair[0] == pair[1]) {
             let hosts = self.hosts.as_ref().map(Hosts::to_string).unwrap_or_default();
-            return Err(wrong("hosts", &hosts, "numbers of hosts, each once".into()));
+            return Err(wrong("hosts", &hosts, "hosts that are each named once".into()));
         }
         self.to.map_or(Ok(()), |to| is_there("to", to))?;
         for pair in &self.pairs {
@@ -299,13 +314,15 @@ impl Traffic {
             let right = if is_pairs {
                 "at least one, as [[0, 1], [2, 1]]"
             } else {
-                "left out: it is for pattern = \"pairs\""
+                "left out: only pattern = \"pairs\" has them"
             };
             return Err(wrong("pairs", &format!("{:?}", self.pairs), right.into()));
         }
         if self.to.is_some() != (pattern == Pattern::Incast) {
-            let to = self.to.map_or("none".to_owned(), |to| to.to_string());
-            return Err(wrong("to", &to, "the host that receives, with pattern = \"incast\" alone".into()));
+            return Err(match self.to {
+                None => wrong("to", &"none", "the host that receives".into()),
+                Some(to) => wrong("to", &to, "left out: only pattern = \"incast\" has it".into()),
+            });
         }
         if !is_pairs
             && hosts.iter().filter(|host| Some(**host) != self.to).count()
@@ -319,7 +336,7 @@ impl Traffic {
         }
         let volumes = [self.endless, self.bytes.is_some(), self.sizes.is_some()];
         if volumes.iter().filter(|is_given| **is_given).count() != 1 {
-            let right = "one of endless = true, bytes = \"1MB\", and sizes = \"websearch\" with a load";
+            let right = "with one of endless = true, bytes = \"1MB\", and sizes = \"websearch\" with a load";
             return Err(wrong("pattern", &pattern, right.into()));
         }
         if let Some(bytes) = self.bytes
@@ -340,16 +357,46 @@ impl Traffic {
                 return Err(wrong("load", &load, "a part of the line rate, 0.000001 to 10".into()));
             }
             Some(load) if self.endless => {
-                return Err(wrong("load", &load, "none: it is for messages, and this is endless".into()));
+                return Err(wrong("load", &load, "left out: it is for messages, and this is endless".into()));
             }
             Some(_) if self.count != 1 => {
                 return Err(wrong(
                     "count",
                     &self.count,
-                    "none: with a load, messages come until stop".into(),
+                    "left out: with a load, messages come until stop".into(),
                 ));
             }
             _ => {}
+        }
+        let is_timed = self.endless || self.load.is_some();
+        let idle = [
+            (
+                "count",
+                self.endless && self.count != 1,
+                self.count.to_string(),
+                "endless flows have no messages",
+            ),
+            (
+                "every",
+                self.load.is_some() && self.every.is_some(),
+                time(self.every),
+                "with a load, chance decides",
+            ),
+            (
+                "spread",
+                self.load.is_some() && !is_now(&self.spread),
+                self.spread.to_string(),
+                "with a load, chance decides",
+            ),
+            (
+                "stop",
+                !is_timed && self.stop.is_some(),
+                time(self.stop),
+                "only endless flows and a load have it; count says how many messages there are",
+            ),
+        ];
+        if let Some((key, _, value, why)) = idle.iter().find(|(_, is_idle, ..)| *is_idle) {
+            return Err(wrong(key, value, format!("left out: {why}")));
         }
         if let Some(name) = self.name.as_ref().filter(|name| name.contains(is_unprintable)) {
             return Err(wrong("name", &legible(name), "of printable characters".into()));
@@ -368,7 +415,29 @@ impl Traffic {
         {
             return Err(wrong("stop", &stop, format!("after the start, {}", self.start)));
         }
+        if let Some(stop) = self.stop
+            && stop > scene.limit
+        {
+            let right = format!("at least {stop}, when the traffic of '{}' stops", self.name());
+            return Err(Wrong::new("time.limit", scene.limit, right));
+        }
         Ok(())
+    }
+
+    fn offer(&self, scene: Scene) -> Offer {
+        let senders = match self.pattern {
+            Pattern::Pairs => {
+                let senders: BTreeSet<usize> = self.pairs.iter().map(|[from, _]| *from).collect();
+                senders.len()
+            }
+            _ => self.members(scene).into_iter().filter(|host| Some(*host) != self.to).count(),
+        };
+        Offer {
+            from: self.start.0,
+            until: self.stop.unwrap_or(scene.limit).min(scene.limit).0,
+            capacity: senders as f64 * scene.rate.0 as f64,
+            has_sizes: self.sizes.is_some(),
+        }
     }
 
     /// How many flows and messages it has at most; of those that come by chance, about.

@@ -17,13 +17,15 @@ pub(super) struct Watch {
     times: Vec<Duration>,
     flows: Vec<WatchedFlow>,
     queues: Vec<WatchedQueue>,
+    /// Rates of the hosts' links, in bit/s.
+    host_rates: Vec<f64>,
 }
 
 struct WatchedFlow {
-    /// Its sender: host and end there.
-    sender: (usize, usize),
-    /// Bytes at the last sample, and at the end of the warm-up.
-    done: u64,
+    /// Its sender and its receiver: host and end there.
+    ends: [(usize, usize); 2],
+    /// Bytes that have come in order at the last sample, and at the end of the warm-up.
+    arrived: u64,
     at_start: u64,
     goodputs: Vec<f64>,
     rates: Vec<f64>,
@@ -31,32 +33,45 @@ struct WatchedFlow {
 
 struct WatchedQueue {
     port: PortId,
+    /// In bit/s.
+    rate: u64,
     at_start: QueueCounters,
-    wire_bytes_at_start: u64,
+    /// Bytes that the port had sent then.
+    sent_at_start: u64,
     lengths: Vec<u64>,
 }
 
 impl Watch {
     /// `ends` has, for each flow, its ends at its two hosts.
     pub(super) fn new(plan: &Plan, built: &Built, ends: &[[usize; 2]]) -> Watch {
-        let flows = plan.flows.iter().zip(ends).map(|(flow, [from, _])| {
-            let sender = (flow.from, *from);
-            WatchedFlow { sender, done: 0, at_start: 0, goodputs: Vec::new(), rates: Vec::new() }
+        let flows = plan.flows.iter().zip(ends).map(|(flow, [from, to])| {
+            let ends = [(flow.from, *from), (flow.to, *to)];
+            WatchedFlow { ends, arrived: 0, at_start: 0, goodputs: Vec::new(), rates: Vec::new() }
         });
         let flows = flows.collect();
         let fabric = &built.fabric;
-        let of_switches = fabric.ports().filter(|port| matches!(fabric.owner(*port).0, Node::Switch(_)));
-        let watched = |port| WatchedQueue {
-            port,
-            at_start: QueueCounters::default(),
-            wire_bytes_at_start: 0,
-            lengths: Vec::new(),
-        };
-        let queues = of_switches.map(watched).collect();
+        let mut host_rates = vec![0.0; built.hosts.len()];
+        let mut queues = Vec::new();
+        for (link, cable) in built.links.iter().zip(&plan.topology.links) {
+            let rate = cable.link.rate.unwrap_or(u64::MAX);
+            for port in fabric.ends(*link) {
+                match fabric.owner(port).0 {
+                    Node::Host(host) => host_rates[host.number()] = rate as f64,
+                    Node::Switch(_) => queues.push(WatchedQueue {
+                        port,
+                        rate,
+                        at_start: QueueCounters::default(),
+                        sent_at_start: 0,
+                        lengths: Vec::new(),
+                    }),
+                }
+            }
+        }
         // Hosts and switches have the same map unless a plan says otherwise; then the first switch counts.
         let classes = plan.topology.switches.first().map(|switch| switch.classes).unwrap_or_default();
         let class = classes.class(plan.transport.dscp);
-        Watch { warm_up: plan.warm_up, interval: plan.sample, class, times: Vec::new(), flows, queues }
+        let (warm_up, interval) = (plan.warm_up, plan.sample);
+        Watch { warm_up, interval, class, times: Vec::new(), flows, queues, host_rates }
     }
 
     pub(super) fn sample(&mut self, fabric: &Fabric, hosts: &[Host], now: Duration) {
@@ -64,20 +79,44 @@ impl Watch {
         let ends_warm_up = self.times.last().is_none_or(|last| *last < self.warm_up) && now >= self.warm_up;
         self.times.push(now);
         for flow in &mut self.flows {
-            let (host, end) = flow.sender;
-            let done = hosts[host].ends[end].done;
-            flow.goodputs.push(8.0 * (done - flow.done) as f64 / interval.as_secs_f64());
-            flow.rates.push(hosts[host].rate(end).unwrap_or(0) as f64);
-            flow.done = done;
+            let [(from, end), (to, there)] = flow.ends;
+            let arrived = hosts[to].expected(there).map_or(0, |psn| hosts[from].payload_before(end, psn));
+            let before = flow.arrived;
+            flow.arrived = arrived.max(before);
+            flow.goodputs.push(8.0 * (flow.arrived - before) as f64 / interval.as_secs_f64());
+            flow.rates.push(hosts[from].rate(end).unwrap_or(0) as f64);
             if ends_warm_up && !self.warm_up.is_zero() {
-                flow.at_start = done;
+                flow.at_start = flow.arrived;
             }
         }
         for queue in &mut self.queues {
             queue.lengths.push(fabric.queue_bytes(queue.port, self.class));
             if ends_warm_up && !self.warm_up.is_zero() {
                 queue.at_start = fabric.queue_counters(queue.port, self.class);
-                queue.wire_bytes_at_start = fabric.port_counters(queue.port).wire_bytes;
+                queue.sent_at_start = fabric.port_counters(queue.port).wire_bytes;
+            }
+        }
+    }
+
+    /// A packet that was repeated puts in order at once what has come in the samples before, and a host is late by a poll: what
+    /// is above the rate of a receiver's link came earlier.
+    pub(super) fn settle(&mut self) {
+        let mut earlier = vec![0.0; self.flows.len()];
+        for sample in (0..self.times.len()).rev() {
+            let before = sample.checked_sub(1).map_or(Duration::ZERO, |before| self.times[before]);
+            let seconds = (self.times[sample] - before).as_secs_f64();
+            let mut sums = vec![0.0; self.host_rates.len()];
+            for (flow, earlier) in self.flows.iter_mut().zip(&earlier) {
+                flow.goodputs[sample] += earlier / seconds;
+                sums[flow.ends[1].0] += flow.goodputs[sample];
+            }
+            for (flow, earlier) in self.flows.iter_mut().zip(&mut earlier) {
+                let host = flow.ends[1].0;
+                let rate = flow.goodputs[sample] * (self.host_rates[host] / sums[host]).min(1.0);
+                // The sum is 0 where nothing has come.
+                let rate = if rate.is_nan() { 0.0 } else { rate };
+                *earlier = (flow.goodputs[sample] - rate) * seconds;
+                flow.goodputs[sample] = rate;
             }
         }
     }
@@ -91,9 +130,9 @@ impl Watch {
         std::mem::take(&mut self.times)
     }
 
-    /// Bytes of a flow that were acknowledged since the warm-up.
+    /// Bytes of a flow that have come since the warm-up.
     pub(super) fn bytes(&self, flow: usize) -> u64 {
-        self.flows[flow].done - self.flows[flow].at_start
+        self.flows[flow].arrived - self.flows[flow].at_start
     }
 
     /// Goodput and rates of a flow, in bit/s.
@@ -116,11 +155,10 @@ impl Watch {
             let mut sorted = lengths.get(first..).unwrap_or_default().to_vec();
             sorted.sort_unstable();
             let p99 = sorted.get((sorted.len() * 99).div_ceil(100).saturating_sub(1)).copied().unwrap_or(0);
-            let wire_bytes = fabric.port_counters(queue.port).wire_bytes - queue.wire_bytes_at_start;
-            let could = fabric.line_rate(queue.port) as f64 * measured.as_secs_f64();
+            let sent = fabric.port_counters(queue.port).wire_bytes - queue.sent_at_start;
             Some(QueueOutcome {
                 name: name(fabric, queue.port),
-                used: 8.0 * wire_bytes as f64 / could,
+                used: 8.0 * sent as f64 / (queue.rate as f64 * measured.as_secs_f64()),
                 mean: counters.mean_bytes(&queue.at_start, measured),
                 p99,
                 max: counters.max_bytes,
@@ -137,17 +175,17 @@ impl Watch {
         let pauses = |port: PortId| {
             let counters = fabric.queue_counters(port, self.class);
             let name = name(fabric, port);
-            let is_switch = |port| matches!(fabric.owner(port).0, Node::Switch(_));
+            let is_of_switch = |port: PortId| matches!(fabric.owner(port).0, Node::Switch(_));
             (counters.pauses > 0).then(|| LinkPauses {
                 name,
-                is_between_switches: is_switch(port) && is_switch(fabric.peer(port)),
+                is_between_switches: is_of_switch(port) && is_of_switch(fabric.peer(port)),
                 pauses: counters.pauses,
                 paused: counters.paused(),
             })
         };
         let mut pauses: Vec<LinkPauses> = fabric.ports().filter_map(pauses).collect();
-        let key = |link: &LinkPauses| Reverse((link.is_between_switches, link.paused));
-        pauses.sort_by(|a, b| key(a).cmp(&key(b)).then_with(|| a.name.cmp(&b.name)));
+        let place = |link: &LinkPauses| (Reverse((link.is_between_switches, link.paused)), link.name.clone());
+        pauses.sort_by_cached_key(place);
         pauses
     }
 }

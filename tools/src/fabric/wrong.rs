@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::failure::legible;
 
-/// Where it is, what it is, and what would be right.
+/// Where it is, what it is, and what it must be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     /// Its place in a description, such as `switches.kmin` or `traffic.0.to`.

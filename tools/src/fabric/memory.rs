@@ -1,0 +1,98 @@
+//! What the switches of a fabric can store.
+
+use std::fmt;
+
+use ferroce_driver::sim::fabric::{Node, Threshold};
+
+use super::host::{PIECE, PIECES};
+use super::plan::Plan;
+use super::quantity::Bytes;
+use crate::failure::Failure;
+
+/// Of the switch that has the most, and of all hosts together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Memory {
+    /// Ports of that switch.
+    ports: u64,
+    /// Headroom of its ports for the class of the data: the least, the most, and of all of them; nothing without PFC.
+    headroom: (u64, u64, u64),
+    /// What can wait at one of its ports at most.
+    pub(crate) queue: Bytes,
+    /// What all hosts may have unacknowledged together.
+    pub(crate) under_way: Bytes,
+    /// What a queue pair may, and what it posts at most.
+    pub(crate) window: Bytes,
+    pub(crate) posted: Bytes,
+}
+
+impl Memory {
+    pub(crate) fn of(plan: &Plan) -> Result<Memory, Failure> {
+        let built = plan.topology.build(plan.seed, plan.fabric)?;
+        let mut headrooms = vec![Vec::new(); built.switches.len()];
+        for port in built.fabric.ports() {
+            if let (Node::Switch(switch), _) = built.fabric.owner(port) {
+                headrooms[switch.number()].push(built.fabric.headroom(port, 0).1);
+            }
+        }
+        let (mut most, mut queue) = ((0, (0, 0, 0)), 0);
+        for (switch, headrooms) in plan.topology.switches.iter().zip(headrooms) {
+            let ports = headrooms.len() as u64;
+            let pool = switch.buffer.pool;
+            // What has come in by all ports but one can wait there.
+            let others = ports.saturating_sub(1);
+            let shared = |threshold: Threshold, ports: u64| match threshold {
+                // They take so much that this part of the rest is no more.
+                Threshold::Dynamic(alpha) => {
+                    let all = alpha * ports as f64;
+                    (pool as f64 * all / (1.0 + all)) as u64
+                }
+                Threshold::Static(bytes) => bytes.saturating_mul(ports).min(pool),
+                _ => pool,
+            };
+            let of_ports = match switch.pfc {
+                Some(_) => {
+                    let least = headrooms.iter().copied().min().unwrap_or(0);
+                    let all: u64 = headrooms.iter().sum();
+                    queue = queue.max(shared(switch.buffer.threshold, others) + all - least);
+                    (least, headrooms.iter().copied().max().unwrap_or(0), all)
+                }
+                None => {
+                    queue = queue.max(shared(switch.buffer.lossy_threshold, 1));
+                    (0, 0, 0)
+                }
+            };
+            most = most.max((ports, of_ports));
+        }
+        let transport = &plan.transport;
+        let window = u64::from(transport.window) * u64::from(transport.path_mtu.bytes());
+        let posted = u64::from(PIECE) * u64::from(PIECES);
+        // With its headers.
+        let of_flow = window.min(posted) / 10 * 11;
+        Ok(Memory {
+            ports: most.0,
+            headroom: most.1,
+            queue: whole_kilobytes(queue),
+            under_way: whole_kilobytes(of_flow * plan.flows.len() as u64),
+            window: Bytes(window),
+            posted: Bytes(posted),
+        })
+    }
+}
+
+/// No less than that: what is not below can't be reached.
+fn whole_kilobytes(bytes: u64) -> Bytes {
+    Bytes(bytes.next_multiple_of(1000))
+}
+
+impl fmt::Display for Memory {
+    /// Of the shared memory, and of what is beside it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Memory { ports, headroom: (least, most, all), .. } = *self;
+        write!(f, " shared by {ports} ports")?;
+        match all {
+            0 => Ok(()),
+            _ if least == most => write!(f, ", headroom {least} bytes each, {all} in all, beside it"),
+            _ => write!(f, ", headroom {least} to {most} bytes each, {all} in all, beside it"),
+        }
+    }
+}

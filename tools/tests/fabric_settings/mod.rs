@@ -1,0 +1,113 @@
+//! Settings that make no sense, or no difference.
+
+use std::fs;
+
+use super::ends::refused;
+use super::{Folder, fabric};
+
+/// A value that is no value is told as such, and not taken for an option.
+#[test]
+fn wrong_values_are_told_in_our_words() {
+    refused(&[
+        ("fabric incast --buffer -16MB", &["'-16MB'", "--buffer", "must be bytes, as 4096"]),
+        ("fabric incast --hosts -5", &["'-5'", "--hosts", "must be a whole number"]),
+        ("fabric websearch --load half", &["'half'", "--load", "must be a number, as 0.5 or 50%"]),
+        ("fabric websearch --load -50%", &["--load -0.5: must be a part of the line rate, 0.000001 to 10"]),
+        ("fabric websearch --post-for 0s", &["--post-for 0ns: must be more than 0"]),
+        (
+            "fabric websearch --limit 3ms",
+            &["--limit 3ms: must be at least 20ms, when the traffic of 'websearch' stops"],
+        ),
+        ("fabric incast --loss 101%", &["--loss 1.01: must be 0 to 1"]),
+        ("fabric incast --kmax 100KB", &["--kmax 100KB: must be more than Kmin, 400KB by default at 100G"]),
+        ("fabric incast --kmin 2MB --kmax 1MB", &["--kmin 2MB: must be less than Kmax, 1MB"]),
+    ]);
+    let described = fabric("websearch --load 50% --describe");
+    assert!(described.stdout.contains("load = 0.5\n"), "{described:#?}");
+}
+
+#[test]
+fn a_setting_without_effect_is_refused() {
+    refused(&[
+        (
+            "fabric incast --load 0.5",
+            &["--load 0.5: must be left out: only websearch has messages by chance"],
+        ),
+        ("fabric websearch --count 7", &["--count 7: must be left out: --post-for says"]),
+        (
+            "fabric victim --bytes 1MB",
+            &["--bytes 1MB: must be left out: the flows of this scenario have no end"],
+        ),
+        (
+            "fabric incast --hosts-per-leaf 4",
+            &["--hosts-per-leaf 4: must be left out: only --topology leaf-spine"],
+        ),
+        (
+            "fabric incast --kmin 40MB --kmax 50MB",
+            &["--kmin 40MB: must be less than what a port can queue, "],
+        ),
+        (
+            "fabric incast --pfc off --buffer 8MB --kmin 5MB --kmax 6MB",
+            &["--kmin 5MB: must be less than what a port can queue, 4MB: nothing is marked otherwise"],
+        ),
+        (
+            "fabric incast --ecn off --kmin 100KB",
+            &["--kmin 100KB: must be left out: it changes nothing, as ECN is off"],
+        ),
+        (
+            "fabric incast --congestion off --pmax 0.5",
+            &["--pmax 0.5: must be left out", "congestion control is off"],
+        ),
+        ("fabric incast --congestion off --cnp-interval 4us", &["--cnp-interval 4us: must be left out"]),
+        ("fabric incast --pfc off --headroom 100KB", &["--headroom 100KB: must be left out", "PFC is off"]),
+        (
+            "fabric incast --xoff 100KB --alpha 0.5",
+            &["--alpha 0.5: must be left out", "xoff is in its place"],
+        ),
+        ("fabric incast --xoff 10KB", &["--xoff 10KB: must be more than xon-offset, 18KiB"]),
+        ("fabric incast --xon-offset 8MiB", &["--xon-offset 8MiB: must be less than 4MiB"]),
+        ("fabric incast --lossy-alpha 0.5", &["--lossy-alpha 0.5: must be left out", "PFC is on"]),
+        ("fabric incast --watchdog 1ms", &["--watchdog 1ms: must be left out", "no two switches"]),
+        (
+            "fabric incast --uplink-rate 400G",
+            &["--uplink-rate 400G: must be left out", "no link between switches"],
+        ),
+        ("fabric incast --compare kmin=1KB,2KB --ecn off", &["--kmin 1KB: must be left out"]),
+    ]);
+    let folder = Folder::new("idle");
+    let file = folder.file("idle.toml");
+    for (key, words) in [
+        ("endless = true\ncount = 3", "traffic.0.count = 3: must be left out"),
+        ("bytes = \"1MB\"\nstop = \"1ms\"", "traffic.0.stop = 1ms: must be left out"),
+        ("bytes = \"1MB\"\nload = 0.5\nspread = \"1us\"", "traffic.0.spread = 1us: must be left out"),
+    ] {
+        let text = format!("[topology.star]\nhosts = 3\n[[traffic]]\npattern = \"incast\"\nto = 0\n{key}\n");
+        fs::write(&file, text).unwrap();
+        refused(&[(&format!("fabric {file}"), &[words])]);
+    }
+}
+
+/// What matters in one of the settings that are compared is not refused for the others.
+#[test]
+fn what_is_not_as_it_seems_is_noted() {
+    let small = "incast --hosts 2 --bytes 50KB --count 1";
+    let outcome = fabric(&format!("{small} --headroom 100KB --compare pfc=on,off"));
+    assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+    assert!(!outcome.stdout.contains("note "), "{outcome:#?}");
+    for (options, words) in [
+        (
+            "--buffer 2MB --pfc off",
+            "note      Pmax is never reached: Kmax, 1600KB, is not less than what a port can queue, 1MB",
+        ),
+        (
+            "--buffer 300KB",
+            "note      nothing is marked: Kmin, 400KB, is not less than what a port can queue, ",
+        ),
+        ("--window 1024", "note      the window is 512 packets in effect"),
+    ] {
+        let outcome = fabric(&format!("{small} {options}"));
+        assert_eq!(outcome.code, Some(0), "{outcome:#?}");
+        assert!(outcome.stdout.contains(words), "{options}: {outcome:#?}");
+    }
+    assert!(!fabric(small).stdout.contains("note "));
+}
