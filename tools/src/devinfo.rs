@@ -134,8 +134,13 @@ struct DeviceInfo {
 /// Everything that can be told, and whether the device could be opened.
 fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>), Failure> {
     let netlink = Netlink::open()?;
+    let mut rnics = None;
     let interfaces = match device {
-        None => netlink.interfaces()?.into_iter().filter(|interface| !interface.loopback).collect(),
+        None => {
+            let all = netlink.interfaces()?;
+            rnics = Some(Rnics::find(&all));
+            all.into_iter().filter(|interface| !interface.loopback).collect()
+        }
         Some(
             DeviceSpec::Interface(name)
             | DeviceSpec::AfXdp { interface: name, .. }
@@ -147,8 +152,6 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
         Ok(driver) => (driver.map(|driver| DeviceInfo::new(driver.capabilities())), Ok(())),
         Err(error) => (None, Err(Failure::from(error))),
     };
-    let rnics = device.is_none().then(|| netlink.interfaces()).transpose()?;
-    let rnics = rnics.map(|interfaces| Rnics::find(&interfaces));
     let info = DevInfo {
         rnics,
         interfaces: interfaces.iter().map(InterfaceInfo::new).collect::<Result<_, _>>()?,

@@ -264,11 +264,6 @@ impl Fabric {
         lock(&self.simulation).hosts[host.number()].port.map(PortId)
     }
 
-    /// The rate of the link of a port, in bit/s.
-    pub fn line_rate(&self, port: PortId) -> u64 {
-        lock(&self.simulation).ports[port.number()].link.rate
-    }
-
     /// The port at the other end of a port's link.
     pub fn peer(&self, port: PortId) -> PortId {
         PortId(lock(&self.simulation).ports[port.number()].of.peer)
