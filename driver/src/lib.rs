@@ -14,7 +14,8 @@
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
 //! [`rnic`] is no driver: it finds cards that speak RoCE themselves.
-//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`]. [`netlink`],
+//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`]; [`heap`] is for large
+//! simulations. [`netlink`],
 //! [`credentials`] and [`echo`] ask the kernel, and a peer's.
 
 #[cfg(feature = "af_xdp")]
@@ -26,6 +27,7 @@ pub mod cycles;
 pub mod dpdk;
 pub mod echo;
 mod frame;
+pub mod heap;
 #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
 mod icmp;
 mod kept;

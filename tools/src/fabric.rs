@@ -7,10 +7,10 @@ mod compare;
 mod compile;
 mod description;
 mod effect;
+mod expansion;
 mod file;
 mod heading;
 mod host;
-mod huge_pages;
 mod json;
 mod measure;
 mod memory;
@@ -35,6 +35,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::available_parallelism;
 
 use clap::ValueEnum;
+use ferroce_driver::heap;
 use ferroce_driver::pcap::Recording;
 use ferroce_driver::sim::fabric::Built;
 
@@ -112,6 +113,10 @@ pub struct Args {
     describe: bool,
 }
 
+/// Hosts from which on huge pages are worth it, and the heap of each.
+const LARGE: usize = 256;
+const HEAP_PER_HOST: usize = 512 << 10;
+
 const EXAMPLES: &str = "\
 Examples:
   ferroce fabric incast --hosts 32
@@ -141,7 +146,10 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         return output::write(format_args!("{text}")).map(|_| ExitCode::SUCCESS);
     }
     args.check_outputs()?;
-    huge_pages::begin_anew(bases.iter().map(|base| base.description.topology.hosts()).max().unwrap_or(0));
+    let hosts = bases.iter().map(|base| base.description.topology.hosts()).max().unwrap_or(0);
+    if hosts >= LARGE && !heap::prefer_huge_pages(hosts * HEAP_PER_HOST) {
+        tracing::debug!("no huge pages for {hosts} hosts: a run takes a fifth longer");
+    }
     let runs = bases.len() as u64 * args.seeds;
     if !args.pcap.is_empty() && runs > 1 {
         return Err(Failure::usage(format!(

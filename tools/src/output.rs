@@ -1,7 +1,7 @@
 //! Standard output, which can be a full disk or a pipe that nobody reads any more.
 
 use std::fmt::Arguments;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, BufWriter, ErrorKind, Write};
 
 use crate::failure::{Failure, OrFail};
 
@@ -19,7 +19,8 @@ pub(crate) fn line(text: Arguments<'_>) -> Result<(), Failure> {
 
 /// Writes to standard output. Returns whether somebody still reads it.
 pub(crate) fn write(text: Arguments<'_>) -> Result<bool, Failure> {
-    let mut stdout = io::stdout().lock();
+    // Standard output by itself writes line by line, and a report can have 200,000 lines.
+    let mut stdout = BufWriter::new(io::stdout().lock());
     match stdout.write_fmt(text).and_then(|()| stdout.flush()) {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
         written => written.or_fail(|| "standard output".into()).map(|()| true),
