@@ -477,6 +477,17 @@ pub enum Error {
         /// What the loader says, or what the library lacks.
         reason: String,
     },
+    /// There is no RNIC of that name.
+    #[error(
+        "there is no RNIC '{}'{}", name.escape_debug(),
+        if there.is_empty() { ", nor any other".into() } else { format!("; there are {}", there.join(", ")) }
+    )]
+    NoRnic {
+        /// The name asked for.
+        name: String,
+        /// Those that there are.
+        there: Vec<String>,
+    },
     /// A function of libibverbs failed.
     #[error("{call}{}{device}: {source}", if device.is_empty() { "" } else { " of " })]
     Verbs {

@@ -1,7 +1,8 @@
 //! RNICs: cards that speak RoCE themselves, and rdma_rxe, through libibverbs.
 //!
 //! The library is loaded when it is asked for: a build needs none of it, and where it is absent, [`Verbs::load`] says so.
-//! Nothing of the protocol is here. So far devices are found and described.
+//! Nothing of the protocol is here: objects are made, used and destroyed, in numbers of the verbs, and an error names the
+//! call that failed. Each object keeps those that it is made on, so they may be dropped in any order.
 //!
 //! ```
 //! use ferroce_driver::rnic::Verbs;
@@ -18,11 +19,24 @@
 //! ```
 
 mod abi;
+mod completion;
+mod device;
+mod memory;
+mod queue_pair;
 mod verbs;
+mod work;
 
 use crate::Error;
+use abi::DeviceAttr;
 
+pub use completion::{Completion, CompletionChannel, CompletionQueue};
+pub use device::{AsyncEvent, Device};
+pub use memory::{Address, AddressHandle, ProtectionDomain, Region, Window, access};
+pub use queue_pair::{QueuePair, QueuePairChange, QueuePairConfig, QueuePairState, SharedReceiveQueue};
 pub use verbs::Verbs;
+pub use work::{
+    Bind, Piece, PostRefused, ReceiveRequest, Remote, SendData, SendOperation, SendRequest, Target,
+};
 
 /// A device that libibverbs knows.
 #[derive(Debug)]
@@ -44,12 +58,64 @@ pub struct RnicDetails {
     pub vendor: u32,
     /// See [`vendor`](RnicDetails::vendor).
     pub part: u32,
-    /// Queue pairs at most, and work requests of each queue.
-    pub max_qps: u32,
-    /// See [`max_qps`](RnicDetails::max_qps).
-    pub max_qp_wr: u32,
+    /// How much of everything there can be.
+    pub limits: RnicLimits,
     /// Its ports, from number 1.
     pub ports: Vec<RnicPort>,
+}
+
+/// How much there can be of each kind, as `ibv_query_device` tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the verbs' names")]
+#[non_exhaustive]
+pub struct RnicLimits {
+    pub max_mr_size: u64,
+    pub max_qp: u32,
+    pub max_qp_wr: u32,
+    pub max_sge: u32,
+    pub max_cq: u32,
+    pub max_cqe: u32,
+    pub max_mr: u32,
+    pub max_mw: u32,
+    pub max_pd: u32,
+    pub max_ah: u32,
+    pub max_srq: u32,
+    pub max_srq_wr: u32,
+    pub max_srq_sge: u32,
+    /// READs and atomics that a queue pair answers at once.
+    pub max_qp_rd_atom: u32,
+    /// READs and atomics that a queue pair asks for at once.
+    pub max_qp_init_rd_atom: u32,
+    /// Whether it does atomics.
+    pub has_atomics: bool,
+    /// Whether it has memory windows of type 2B.
+    pub has_windows_2b: bool,
+}
+
+impl RnicLimits {
+    fn of(attributes: &DeviceAttr) -> RnicLimits {
+        const WINDOWS_2B: u32 = 1 << 24;
+        let count = |count: i32| u32::try_from(count).unwrap_or(0);
+        RnicLimits {
+            max_mr_size: attributes.max_mr_size,
+            max_qp: count(attributes.max_qp),
+            max_qp_wr: count(attributes.max_qp_wr),
+            max_sge: count(attributes.max_sge),
+            max_cq: count(attributes.max_cq),
+            max_cqe: count(attributes.max_cqe),
+            max_mr: count(attributes.max_mr),
+            max_mw: count(attributes.max_mw),
+            max_pd: count(attributes.max_pd),
+            max_ah: count(attributes.max_ah),
+            max_srq: count(attributes.max_srq),
+            max_srq_wr: count(attributes.max_srq_wr),
+            max_srq_sge: count(attributes.max_srq_sge),
+            max_qp_rd_atom: count(attributes.max_qp_rd_atom),
+            max_qp_init_rd_atom: count(attributes.max_qp_init_rd_atom),
+            has_atomics: attributes.atomic_cap != 0,
+            has_windows_2b: attributes.device_cap_flags & WINDOWS_2B != 0,
+        }
+    }
 }
 
 /// A port of an RNIC.
@@ -64,6 +130,8 @@ pub struct RnicPort {
     pub is_ethernet: bool,
     /// The largest path MTU of the link now, in bytes; `None` for a code that the specification does not have.
     pub path_mtu: Option<u32>,
+    /// Its P_Key table; 0 for a row without a key.
+    pub pkeys: Vec<u16>,
     /// The rows of its GID table that are in use.
     pub gids: Vec<RnicGid>,
 }

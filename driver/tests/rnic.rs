@@ -50,7 +50,7 @@ fn devices_tell_of_themselves() {
     for rnic in rnics {
         let details = rnic.details.unwrap();
         assert_eq!((details.firmware.as_str(), details.vendor, details.part), ("16.35.2000", 0x02c9, 4119));
-        assert_eq!((details.max_qps, details.max_qp_wr), (131_072, 32_768));
+        assert_eq!((details.limits.max_qp, details.limits.max_qp_wr), (131_072, 32_768));
         let [first, second] = &details.ports[..] else { panic!("two ports: {details:?}") };
         assert_eq!((first.number, first.is_active, second.number, second.is_active), (1, true, 2, false));
         assert!(first.is_ethernet && first.path_mtu == Some(4096));

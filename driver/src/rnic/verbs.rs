@@ -1,45 +1,101 @@
-//! libibverbs, loaded at run time, and what it tells of devices.
+//! libibverbs, loaded at run time.
 
-use std::ffi::{CStr, OsStr, c_char, c_int};
+use std::ffi::{OsStr, c_char, c_int, c_uint, c_void};
 use std::io;
 use std::ptr::NonNull;
 use std::slice;
+use std::sync::Arc;
 
 use libloading::{Library, Symbol};
 
-use super::abi::{Context, Device, DeviceAttr, GidEntry, LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr};
-use super::{Rnic, RnicDetails, RnicGid, RnicGidKind, RnicPort};
+use super::Rnic;
+use super::abi::{
+    Ah, AhAttr, AsyncEvent, CompChannel, Context, Cq, Device as RawDevice, DeviceAttr, GidEntry, Mr, Pd,
+    PortAttr, Qp, QpAttr, QpInitAttr, Srq, SrqAttr, SrqInitAttr,
+};
+use super::device::Device;
 use crate::Error;
 
 /// The library by the name that its ABI has kept since 2006. The loader finds it where it finds others
 /// (`LD_LIBRARY_PATH`, /etc/ld.so.conf).
 const NAME: &str = "libibverbs.so.1";
 
-/// What a library tells is believed up to here: devices, and rows of GID tables.
+/// What a library tells is believed up to here.
 const DEVICES_MAX: usize = 1024;
-const GIDS_MAX: usize = 1 << 16;
 /// Bytes of a name (IBV_SYSFS_NAME_MAX).
 const NAME_MAX: usize = 64;
 
 /// libibverbs, loaded.
+#[derive(Clone, Debug)]
+pub struct Verbs(Arc<Loaded>);
+
+/// The library, as long as anything of it is there.
 #[derive(Debug)]
-pub struct Verbs {
-    functions: Functions,
+pub(super) struct Loaded {
+    pub(super) functions: Functions,
     /// The functions are in it.
     _library: Library,
 }
 
-/// The functions that are called.
-#[derive(Debug)]
-struct Functions {
-    get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut Device,
-    free_device_list: unsafe extern "C" fn(*mut *mut Device),
-    get_device_name: unsafe extern "C" fn(*mut Device) -> *const c_char,
-    open_device: unsafe extern "C" fn(*mut Device) -> *mut Context,
-    close_device: unsafe extern "C" fn(*mut Context) -> c_int,
-    query_device: unsafe extern "C" fn(*mut Context, *mut DeviceAttr) -> c_int,
-    query_port: unsafe extern "C" fn(*mut Context, u8, *mut PortAttr) -> c_int,
-    query_gid_table: unsafe extern "C" fn(*mut Context, *mut GidEntry, usize, u32, usize) -> isize,
+/// The functions that are called by name.
+macro_rules! functions {
+    ($($field:ident, $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        #[derive(Debug)]
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            fn find(library: &Library) -> Result<Functions, String> {
+                Ok(Functions {
+                    // SAFETY: the types are those of the functions in infiniband/verbs.h, whose ABI the library's name
+                    // stands for.
+                    $($field: match unsafe { library.get(concat!($symbol, "\0").as_bytes()) } {
+                        Ok::<Symbol<'_, _>, _>(found) => *found,
+                        Err(_) => {
+                            return Err(format!("it has no function {}; rdma-core 33 or later has it", $symbol));
+                        }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    get_device_list, "ibv_get_device_list": fn(*mut c_int) -> *mut *mut RawDevice;
+    free_device_list, "ibv_free_device_list": fn(*mut *mut RawDevice);
+    get_device_name, "ibv_get_device_name": fn(*mut RawDevice) -> *const c_char;
+    open_device, "ibv_open_device": fn(*mut RawDevice) -> *mut Context;
+    close_device, "ibv_close_device": fn(*mut Context) -> c_int;
+    query_device, "ibv_query_device": fn(*mut Context, *mut DeviceAttr) -> c_int;
+    query_port, "ibv_query_port": fn(*mut Context, u8, *mut PortAttr) -> c_int;
+    query_gid_table, "_ibv_query_gid_table": fn(*mut Context, *mut GidEntry, usize, u32, usize) -> isize;
+    query_pkey, "ibv_query_pkey": fn(*mut Context, u8, c_int, *mut u16) -> c_int;
+    get_async_event, "ibv_get_async_event": fn(*mut Context, *mut AsyncEvent) -> c_int;
+    ack_async_event, "ibv_ack_async_event": fn(*mut AsyncEvent);
+    alloc_pd, "ibv_alloc_pd": fn(*mut Context) -> *mut Pd;
+    dealloc_pd, "ibv_dealloc_pd": fn(*mut Pd) -> c_int;
+    reg_mr, "ibv_reg_mr_iova2": fn(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr;
+    dereg_mr, "ibv_dereg_mr": fn(*mut Mr) -> c_int;
+    create_comp_channel, "ibv_create_comp_channel": fn(*mut Context) -> *mut CompChannel;
+    destroy_comp_channel, "ibv_destroy_comp_channel": fn(*mut CompChannel) -> c_int;
+    get_cq_event, "ibv_get_cq_event": fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
+    ack_cq_events, "ibv_ack_cq_events": fn(*mut Cq, c_uint);
+    create_cq, "ibv_create_cq": fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
+    destroy_cq, "ibv_destroy_cq": fn(*mut Cq) -> c_int;
+    create_qp, "ibv_create_qp": fn(*mut Pd, *mut QpInitAttr) -> *mut Qp;
+    modify_qp, "ibv_modify_qp": fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
+    query_qp, "ibv_query_qp": fn(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;
+    destroy_qp, "ibv_destroy_qp": fn(*mut Qp) -> c_int;
+    create_srq, "ibv_create_srq": fn(*mut Pd, *mut SrqInitAttr) -> *mut Srq;
+    modify_srq, "ibv_modify_srq": fn(*mut Srq, *mut SrqAttr, c_int) -> c_int;
+    query_srq, "ibv_query_srq": fn(*mut Srq, *mut SrqAttr) -> c_int;
+    destroy_srq, "ibv_destroy_srq": fn(*mut Srq) -> c_int;
+    create_ah, "ibv_create_ah": fn(*mut Pd, *mut AhAttr) -> *mut Ah;
+    destroy_ah, "ibv_destroy_ah": fn(*mut Ah) -> c_int;
+    attach_mcast, "ibv_attach_mcast": fn(*mut Qp, *const [u8; 16], u16) -> c_int;
+    detach_mcast, "ibv_detach_mcast": fn(*mut Qp, *const [u8; 16], u16) -> c_int;
 }
 
 impl Verbs {
@@ -58,34 +114,11 @@ impl Verbs {
     pub fn load_from(path: impl AsRef<OsStr>) -> Result<Verbs, Error> {
         let path = path.as_ref();
         let no_verbs = |reason: String| Error::NoVerbs { library: path.display().to_string(), reason };
-        // SAFETY: libibverbs has no constructors with conditions, and none of its destructors runs before `Verbs` is dropped,
+        // SAFETY: libibverbs has no constructors with conditions, and none of its destructors runs before `Loaded` is dropped,
         // after everything that was opened by it.
         let library = unsafe { Library::new(path) }.map_err(|error| no_verbs(error.to_string()))?;
-        macro_rules! find {
-            ($name:literal) => {
-                // SAFETY: the type is that of the function in infiniband/verbs.h, whose ABI the library's name stands for.
-                match unsafe { library.get(concat!($name, "\0").as_bytes()) } {
-                    Ok::<Symbol<'_, _>, _>(found) => *found,
-                    Err(_) => {
-                        return Err(no_verbs(format!(
-                            "it has no function {}; rdma-core 33 or later has it",
-                            $name
-                        )));
-                    }
-                }
-            };
-        }
-        let functions = Functions {
-            get_device_list: find!("ibv_get_device_list"),
-            free_device_list: find!("ibv_free_device_list"),
-            get_device_name: find!("ibv_get_device_name"),
-            open_device: find!("ibv_open_device"),
-            close_device: find!("ibv_close_device"),
-            query_device: find!("ibv_query_device"),
-            query_port: find!("ibv_query_port"),
-            query_gid_table: find!("_ibv_query_gid_table"),
-        };
-        Ok(Verbs { functions, _library: library })
+        let functions = Functions::find(&library).map_err(no_verbs)?;
+        Ok(Verbs(Arc::new(Loaded { functions, _library: library })))
     }
 
     /// The devices that there are, and what each says of itself; none is no error.
@@ -93,18 +126,37 @@ impl Verbs {
     /// # Errors
     /// [`Error::Verbs`] if they can't be listed.
     pub fn rnics(&self) -> Result<Vec<Rnic>, Error> {
-        let Some(list) = List::new(&self.functions)? else { return Ok(Vec::new()) };
-        let rnic = |device: &NonNull<Device>| {
+        let Some(list) = List::new(&self.0.functions)? else { return Ok(Vec::new()) };
+        let rnic = |device: &NonNull<RawDevice>| {
             let name = self.name(*device);
-            let details = self.details(*device, &name);
+            // SAFETY: the device is of a list that was not freed yet.
+            let opened = unsafe { Device::open(&self.0, *device, &name) };
+            let details = opened.and_then(|device| device.details());
             Rnic { name, details }
         };
         Ok(list.devices().iter().map(rnic).collect())
     }
 
-    fn name(&self, device: NonNull<Device>) -> String {
+    /// Opens the device of that name.
+    ///
+    /// # Errors
+    /// [`Error::NoRnic`] if there is none, with those that there are; [`Error::Verbs`].
+    pub fn open(&self, name: &str) -> Result<Device, Error> {
+        let list = List::new(&self.0.functions)?;
+        let devices = list.as_ref().map(List::devices).unwrap_or_default();
+        match devices.iter().find(|device| self.name(**device) == name) {
+            // SAFETY: the device is of a list that was not freed yet.
+            Some(device) => unsafe { Device::open(&self.0, *device, name) },
+            None => {
+                let there = devices.iter().map(|device| self.name(*device)).collect();
+                Err(Error::NoRnic { name: name.to_owned(), there })
+            }
+        }
+    }
+
+    fn name(&self, device: NonNull<RawDevice>) -> String {
         // SAFETY: the device is of a list that was not freed yet.
-        let name = unsafe { (self.functions.get_device_name)(device.as_ptr()) };
+        let name = unsafe { (self.0.functions.get_device_name)(device.as_ptr()) };
         if name.is_null() {
             return String::new();
         }
@@ -114,38 +166,12 @@ impl Verbs {
         // SAFETY: as above; that many bytes were just read.
         String::from_utf8_lossy(unsafe { slice::from_raw_parts(name.cast(), len) }).into_owned()
     }
-
-    fn details(&self, device: NonNull<Device>, name: &str) -> Result<RnicDetails, Error> {
-        let opened = Opened::new(&self.functions, device, name)?;
-        let attributes = opened.attributes()?;
-        let ports = 1..=attributes.phys_port_cnt;
-        let mut ports: Vec<(RnicPort, usize)> =
-            ports.map(|number| opened.port(number)).collect::<Result<_, _>>()?;
-        let rows: usize = ports.iter().map(|(_, rows)| *rows).sum();
-        for (number, gid) in opened.gids(rows.min(GIDS_MAX))? {
-            // A row of a port that the device does not have belongs to none.
-            if let Some((port, _)) = ports.iter_mut().find(|(port, _)| u32::from(port.number) == number) {
-                port.gids.push(gid);
-            }
-        }
-        let firmware = attributes.fw_ver.map(|byte| byte as u8);
-        let firmware = CStr::from_bytes_until_nul(&firmware).map(CStr::to_string_lossy).unwrap_or_default();
-        let count = |count: c_int| u32::try_from(count).unwrap_or(0);
-        Ok(RnicDetails {
-            firmware: firmware.into_owned(),
-            vendor: attributes.vendor_id,
-            part: attributes.vendor_part_id,
-            max_qps: count(attributes.max_qp),
-            max_qp_wr: count(attributes.max_qp_wr),
-            ports: ports.into_iter().map(|(port, _)| port).collect(),
-        })
-    }
 }
 
 /// A list of devices, until it is dropped.
 struct List<'a> {
     functions: &'a Functions,
-    list: NonNull<*mut Device>,
+    list: NonNull<*mut RawDevice>,
 }
 
 impl<'a> List<'a> {
@@ -165,7 +191,7 @@ impl<'a> List<'a> {
     }
 
     /// The list ends with a null pointer. The number that was told beside it is not needed.
-    fn devices(&self) -> Vec<NonNull<Device>> {
+    fn devices(&self) -> Vec<NonNull<RawDevice>> {
         // SAFETY: places before the null pointer are in the list, and that place too.
         let at = |place: usize| NonNull::new(unsafe { *self.list.as_ptr().add(place) });
         (0..DEVICES_MAX).map_while(at).collect()
@@ -176,108 +202,5 @@ impl Drop for List<'_> {
     fn drop(&mut self) {
         // SAFETY: it came from `ibv_get_device_list`, and is freed once. Devices that were opened stay.
         unsafe { (self.functions.free_device_list)(self.list.as_ptr()) };
-    }
-}
-
-/// A device, until it is dropped.
-struct Opened<'a> {
-    functions: &'a Functions,
-    context: NonNull<Context>,
-    name: &'a str,
-}
-
-impl<'a> Opened<'a> {
-    fn new(functions: &'a Functions, device: NonNull<Device>, name: &'a str) -> Result<Opened<'a>, Error> {
-        // SAFETY: the device is of a list that was not freed yet.
-        let context = unsafe { (functions.open_device)(device.as_ptr()) };
-        let source = io::Error::last_os_error();
-        match NonNull::new(context) {
-            Some(context) => Ok(Opened { functions, context, name }),
-            None => Err(Error::Verbs { call: "ibv_open_device", device: name.to_owned(), source }),
-        }
-    }
-
-    /// Of functions that return 0, or the number of an error.
-    fn check(&self, call: &'static str, returned: c_int) -> Result<(), Error> {
-        match returned {
-            0 => Ok(()),
-            _ => Err(self.error(call, io::Error::from_raw_os_error(returned.saturating_abs()))),
-        }
-    }
-
-    fn error(&self, call: &'static str, source: io::Error) -> Error {
-        Error::Verbs { call, device: self.name.to_owned(), source }
-    }
-
-    fn attributes(&self) -> Result<DeviceAttr, Error> {
-        // SAFETY: all bytes zero are a value of it: numbers.
-        let mut attributes: DeviceAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open, and the attributes have the size that the ABI fixes.
-        let returned = unsafe { (self.functions.query_device)(self.context.as_ptr(), &mut attributes) };
-        self.check("ibv_query_device", returned)?;
-        Ok(attributes)
-    }
-
-    /// A port, yet without its GIDs, and the rows of its GID table.
-    fn port(&self, number: u8) -> Result<(RnicPort, usize), Error> {
-        // SAFETY: all bytes zero are a value of it: numbers.
-        let mut port: PortAttr = unsafe { std::mem::zeroed() };
-        // SAFETY: the context is open; the function writes the 48 bytes that it has had from the beginning, or all.
-        let returned = unsafe { (self.functions.query_port)(self.context.as_ptr(), number, &mut port) };
-        self.check("ibv_query_port", returned)?;
-        let path_mtu = u32::try_from(port.active_mtu).ok().filter(|mtu| (1..=5).contains(mtu));
-        let rows = usize::try_from(port.gid_tbl_len).unwrap_or(0).min(GIDS_MAX);
-        let port = RnicPort {
-            number,
-            is_active: port.state == PORT_ACTIVE,
-            is_ethernet: port.link_layer == LINK_LAYER_ETHERNET,
-            path_mtu: path_mtu.map(|code| 128 << code),
-            gids: Vec::new(),
-        };
-        Ok((port, rows))
-    }
-
-    /// All rows that are in use, `most` of them at most, each with the number of its port.
-    fn gids(&self, most: usize) -> Result<Vec<(u32, RnicGid)>, Error> {
-        let empty = GidEntry { gid: [0; 16], gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
-        let mut entries = vec![empty; most];
-        // SAFETY: the context is open, and `entries` has room for `most` entries of the size that is told.
-        let count = unsafe {
-            let context = self.context.as_ptr();
-            (self.functions.query_gid_table)(context, entries.as_mut_ptr(), most, 0, size_of::<GidEntry>())
-        };
-        let call = "ibv_query_gid_table";
-        if count < 0 {
-            let number = i32::try_from(count.saturating_neg()).unwrap_or(libc::EIO);
-            return Err(self.error(call, io::Error::from_raw_os_error(number)));
-        }
-        let told = entries.get(..count as usize).ok_or_else(|| {
-            self.error(call, io::Error::other(format!("it says {count} rows where {most} have room")))
-        })?;
-        let gid = |entry: &GidEntry| {
-            let kind = match entry.gid_type {
-                0 => RnicGidKind::InfiniBand,
-                1 => RnicGidKind::RoceV1,
-                2 => RnicGidKind::RoceV2,
-                other => RnicGidKind::Other(other),
-            };
-            let interface = Some(entry.ndev_ifindex).filter(|index| *index != 0);
-            (entry.port_num, RnicGid { index: entry.gid_index, gid: entry.gid, kind, interface })
-        };
-        Ok(told.iter().map(gid).collect())
-    }
-}
-
-impl Drop for Opened<'_> {
-    fn drop(&mut self) {
-        // SAFETY: it came from `ibv_open_device`, nothing was made on it, and it is closed once.
-        let returned = unsafe { (self.functions.close_device)(self.context.as_ptr()) };
-        if returned != 0 {
-            tracing::warn!(
-                device = self.name,
-                "ibv_close_device: {}",
-                io::Error::from_raw_os_error(returned)
-            );
-        }
     }
 }

@@ -108,8 +108,8 @@ impl RnicInfo {
             name,
             error: None,
             firmware: Some(legible(&details.firmware)).filter(|firmware| !firmware.is_empty()),
-            max_qps: Some(details.max_qps),
-            max_qp_wr: Some(details.max_qp_wr),
+            max_qps: Some(details.limits.max_qp),
+            max_qp_wr: Some(details.limits.max_qp_wr),
             ports: ports.collect(),
         }
     }

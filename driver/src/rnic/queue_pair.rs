@@ -1,0 +1,377 @@
+//! Queue pairs and shared receive queues.
+
+use std::ffi::c_int;
+use std::mem::zeroed;
+use std::ptr::{NonNull, null_mut};
+use std::sync::Arc;
+
+use super::abi::{Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, mask};
+use super::completion::CompletionQueue;
+use super::device::Device;
+use super::memory::{Address, ProtectionDomain};
+use super::work::{PostRefused, ReceiveRequest, SendRequest, post_receives, post_send, post_sends};
+use crate::Error;
+
+/// How a queue pair is created.
+#[derive(Debug)]
+pub struct QueuePairConfig<'a> {
+    /// `enum ibv_qp_type`: 2 is RC, 3 UC, 4 UD.
+    pub kind: u32,
+    /// Where sends complete.
+    pub send_cq: &'a CompletionQueue,
+    /// Where receives complete.
+    pub recv_cq: &'a CompletionQueue,
+    /// Where receives are taken from.
+    pub srq: Option<&'a SharedReceiveQueue>,
+    /// Outstanding sends and receives, pieces of each, bytes inline; at least so many are there.
+    pub max_send_wr: u32,
+    /// See `max_send_wr`.
+    pub max_recv_wr: u32,
+    /// See `max_send_wr`.
+    pub max_send_sge: u32,
+    /// See `max_send_wr`.
+    pub max_recv_sge: u32,
+    /// See `max_send_wr`.
+    pub max_inline_data: u32,
+    /// Every send completes with a completion.
+    pub signal_all: bool,
+}
+
+/// A queue pair, until it is dropped.
+#[derive(Debug)]
+pub struct QueuePair {
+    qp: NonNull<Qp>,
+    domain: ProtectionDomain,
+    _queues: [CompletionQueue; 2],
+    _srq: Option<SharedReceiveQueue>,
+}
+
+// SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
+unsafe impl Send for QueuePair {}
+
+/// What changes of a queue pair; `None` leaves it. Numbers as the verbs have them.
+#[derive(Clone, Copy, Debug, Default)]
+#[expect(missing_docs, reason = "the verbs' names")]
+pub struct QueuePairChange {
+    pub state: Option<u32>,
+    pub current_state: Option<u32>,
+    pub access: Option<u32>,
+    pub pkey_index: Option<u16>,
+    pub port: Option<u8>,
+    pub qkey: Option<u32>,
+    pub address: Option<Address>,
+    pub path_mtu: Option<u32>,
+    pub dest_qpn: Option<u32>,
+    pub rq_psn: Option<u32>,
+    pub sq_psn: Option<u32>,
+    pub max_rd_atomic: Option<u8>,
+    pub max_dest_rd_atomic: Option<u8>,
+    pub min_rnr_timer: Option<u8>,
+    pub timeout: Option<u8>,
+    pub retry_count: Option<u8>,
+    pub rnr_retry: Option<u8>,
+    /// An event tells when the send queue is drained.
+    pub sqd_event: bool,
+}
+
+/// What is told of a queue pair. Numbers as the verbs have them.
+#[derive(Clone, Copy, Debug)]
+#[expect(missing_docs, reason = "the verbs' names")]
+pub struct QueuePairState {
+    pub state: u32,
+    pub sq_draining: bool,
+    pub access: u32,
+    pub pkey_index: u16,
+    pub qkey: u32,
+    pub address: Address,
+    pub path_mtu: u32,
+    pub dest_qpn: u32,
+    pub rq_psn: u32,
+    pub sq_psn: u32,
+    pub max_rd_atomic: u8,
+    pub max_dest_rd_atomic: u8,
+    pub min_rnr_timer: u8,
+    pub timeout: u8,
+    pub retry_count: u8,
+    pub rnr_retry: u8,
+}
+
+impl QueuePair {
+    /// In a protection domain.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn new(domain: &ProtectionDomain, config: &QueuePairConfig<'_>) -> Result<QueuePair, Error> {
+        let device = domain.device();
+        let mut attributes = QpInitAttr {
+            qp_context: null_mut(),
+            send_cq: config.send_cq.as_ptr(),
+            recv_cq: config.recv_cq.as_ptr(),
+            srq: config.srq.map_or(null_mut(), SharedReceiveQueue::as_ptr),
+            cap: QpCap {
+                max_send_wr: config.max_send_wr,
+                max_recv_wr: config.max_recv_wr,
+                max_send_sge: config.max_send_sge,
+                max_recv_sge: config.max_recv_sge,
+                max_inline_data: config.max_inline_data,
+            },
+            qp_type: config.kind,
+            sq_sig_all: config.signal_all.into(),
+        };
+        // SAFETY: protection domain and queues exist, and the attributes have the size that the ABI fixes.
+        let qp = unsafe { (device.functions().create_qp)(domain.as_ptr(), &mut attributes) };
+        Ok(QueuePair {
+            qp: device.object("ibv_create_qp", qp)?,
+            domain: domain.clone(),
+            _queues: [config.send_cq.clone(), config.recv_cq.clone()],
+            _srq: config.srq.cloned(),
+        })
+    }
+
+    /// Its number.
+    pub fn qpn(&self) -> u32 {
+        // SAFETY: the queue pair exists.
+        unsafe { (*self.qp.as_ptr()).qp_num }
+    }
+
+    /// What names it in asynchronous events.
+    pub fn id(&self) -> u64 {
+        self.qp.as_ptr().addr() as u64
+    }
+
+    fn device(&self) -> &Device {
+        self.domain.device()
+    }
+
+    /// Moves or changes it. The kernel may look for the next hop of a new address, which can take seconds.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn modify(&self, change: &QueuePairChange) -> Result<(), Error> {
+        let mut raw = QpAttr::default();
+        let mut mask = 0;
+        macro_rules! set {
+            ($($from:ident => $to:ident, $bit:ident;)*) => {
+                $(if let Some(value) = change.$from {
+                    raw.$to = value;
+                    mask |= mask::$bit;
+                })*
+            };
+        }
+        set! {
+            state => qp_state, STATE;
+            current_state => cur_qp_state, CUR_STATE;
+            access => qp_access_flags, ACCESS_FLAGS;
+            pkey_index => pkey_index, PKEY_INDEX;
+            port => port_num, PORT;
+            qkey => qkey, QKEY;
+            path_mtu => path_mtu, PATH_MTU;
+            dest_qpn => dest_qp_num, DEST_QPN;
+            rq_psn => rq_psn, RQ_PSN;
+            sq_psn => sq_psn, SQ_PSN;
+            max_rd_atomic => max_rd_atomic, MAX_QP_RD_ATOMIC;
+            max_dest_rd_atomic => max_dest_rd_atomic, MAX_DEST_RD_ATOMIC;
+            min_rnr_timer => min_rnr_timer, MIN_RNR_TIMER;
+            timeout => timeout, TIMEOUT;
+            retry_count => retry_cnt, RETRY_CNT;
+            rnr_retry => rnr_retry, RNR_RETRY;
+        }
+        if let Some(address) = change.address {
+            raw.ah_attr = address.raw();
+            mask |= mask::AV;
+        }
+        if change.sqd_event {
+            raw.en_sqd_async_notify = 1;
+            mask |= mask::EN_SQD_ASYNC_NOTIFY;
+        }
+        // SAFETY: the queue pair exists, and the attributes have the size that the ABI fixes.
+        let returned = unsafe { (self.device().functions().modify_qp)(self.qp.as_ptr(), &mut raw, mask) };
+        self.device().check("ibv_modify_qp", returned)
+    }
+
+    /// What it is like now.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn query(&self) -> Result<QueuePairState, Error> {
+        let mut raw = QpAttr::default();
+        // SAFETY: all bytes zero are a value of it: numbers, and null pointers.
+        let mut init: QpInitAttr = unsafe { zeroed() };
+        let query = self.device().functions().query_qp;
+        // SAFETY: the queue pair exists, and both have the sizes that the ABI fixes.
+        let returned = unsafe { query(self.qp.as_ptr(), &mut raw, mask::ALL, &mut init) };
+        self.device().check("ibv_query_qp", returned)?;
+        Ok(QueuePairState {
+            state: raw.qp_state,
+            sq_draining: raw.sq_draining != 0,
+            access: raw.qp_access_flags,
+            pkey_index: raw.pkey_index,
+            qkey: raw.qkey,
+            address: Address::from_raw(&raw.ah_attr),
+            path_mtu: raw.path_mtu,
+            dest_qpn: raw.dest_qp_num,
+            rq_psn: raw.rq_psn,
+            sq_psn: raw.sq_psn,
+            max_rd_atomic: raw.max_rd_atomic,
+            max_dest_rd_atomic: raw.max_dest_rd_atomic,
+            min_rnr_timer: raw.min_rnr_timer,
+            timeout: raw.timeout,
+            retry_count: raw.retry_cnt,
+            rnr_retry: raw.rnr_retry,
+        })
+    }
+
+    /// Posts one send work request.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    #[inline]
+    pub fn post_send(&self, request: &SendRequest<'_>) -> Result<(), Error> {
+        let device = self.device();
+        let Some(post) = device.ops().post_send else { return Err(device.lacks("ibv_post_send")) };
+        // SAFETY: the queue pair exists, and so does the list; what its pieces name is registered memory, or no memory that
+        // the card finds a key for; inline data is read before the call ends.
+        post_send(device, request, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
+    }
+
+    /// Posts several send work requests, in this order.
+    ///
+    /// # Errors
+    /// At the first that the provider refuses.
+    pub fn post_sends(&self, requests: &[SendRequest<'_>]) -> Result<(), PostRefused> {
+        let device = self.device();
+        let Some(post) = device.ops().post_send else {
+            return Err(PostRefused { posted: 0, error: device.lacks("ibv_post_send") });
+        };
+        // SAFETY: as in `post_send`.
+        post_sends(device, requests, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
+    }
+
+    /// Posts receives, in this order.
+    ///
+    /// # Errors
+    /// At the first that the provider refuses.
+    pub fn post_receives(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostRefused> {
+        let (device, call) = (self.device(), "ibv_post_recv");
+        let Some(post) = device.ops().post_recv else {
+            return Err(PostRefused { posted: 0, error: device.lacks(call) });
+        };
+        // SAFETY: as in `post_send`.
+        post_receives(device, call, requests, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
+    }
+
+    /// Joins a multicast group.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn attach(&self, group: &[u8; 16]) -> Result<(), Error> {
+        // SAFETY: the queue pair exists, and the GID is one.
+        let returned = unsafe { (self.device().functions().attach_mcast)(self.qp.as_ptr(), group, 0) };
+        self.device().check("ibv_attach_mcast", returned)
+    }
+
+    /// Leaves it.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn detach(&self, group: &[u8; 16]) -> Result<(), Error> {
+        // SAFETY: as above.
+        let returned = unsafe { (self.device().functions().detach_mcast)(self.qp.as_ptr(), group, 0) };
+        self.device().check("ibv_detach_mcast", returned)
+    }
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        let device = self.device();
+        // SAFETY: it came from `ibv_create_qp`, its events are acknowledged, and it is destroyed once.
+        device.warn("ibv_destroy_qp", unsafe { (device.functions().destroy_qp)(self.qp.as_ptr()) });
+    }
+}
+
+/// A shared receive queue. Clones are the same one; it goes with the last of them and of the queue pairs that take from it.
+#[derive(Clone, Debug)]
+pub struct SharedReceiveQueue(Arc<Receives>);
+
+#[derive(Debug)]
+struct Receives {
+    srq: NonNull<Srq>,
+    domain: ProtectionDomain,
+}
+
+// SAFETY: as `QueuePair`.
+unsafe impl Send for Receives {}
+// SAFETY: as above.
+unsafe impl Sync for Receives {}
+
+impl SharedReceiveQueue {
+    /// For at least so many receives of so many pieces.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn new(domain: &ProtectionDomain, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue, Error> {
+        let device = domain.device();
+        let attr = SrqAttr { max_wr, max_sge, srq_limit: 0 };
+        let mut attributes = SrqInitAttr { srq_context: null_mut(), attr };
+        // SAFETY: the protection domain exists, and the attributes have the size that the ABI fixes.
+        let srq = unsafe { (device.functions().create_srq)(domain.as_ptr(), &mut attributes) };
+        let srq = device.object("ibv_create_srq", srq)?;
+        Ok(SharedReceiveQueue(Arc::new(Receives { srq, domain: domain.clone() })))
+    }
+
+    /// What names it in asynchronous events.
+    pub fn id(&self) -> u64 {
+        self.as_ptr().addr() as u64
+    }
+
+    fn as_ptr(&self) -> *mut Srq {
+        self.0.srq.as_ptr()
+    }
+
+    /// An event tells when fewer receives than `limit` are left; 0 turns it off.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn set_limit(&self, limit: u32) -> Result<(), Error> {
+        let device = self.0.domain.device();
+        let mut attributes = SrqAttr { srq_limit: limit, ..SrqAttr::default() };
+        // SAFETY: the queue exists, and the attributes have the size that the ABI fixes.
+        let returned = unsafe { (device.functions().modify_srq)(self.as_ptr(), &mut attributes, SRQ_LIMIT) };
+        device.check("ibv_modify_srq", returned)
+    }
+
+    /// The limit that is set.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`].
+    pub fn limit(&self) -> Result<u32, Error> {
+        let device = self.0.domain.device();
+        let mut attributes = SrqAttr::default();
+        // SAFETY: the queue exists, and the attributes have the size that the ABI fixes.
+        let returned = unsafe { (device.functions().query_srq)(self.as_ptr(), &mut attributes) };
+        device.check("ibv_query_srq", returned).map(|()| attributes.srq_limit)
+    }
+
+    /// Posts receives, in this order.
+    ///
+    /// # Errors
+    /// At the first that the provider refuses.
+    pub fn post_receives(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostRefused> {
+        let (device, call) = (self.0.domain.device(), "ibv_post_srq_recv");
+        let Some(post) = device.ops().post_srq_recv else {
+            return Err(PostRefused { posted: 0, error: device.lacks(call) });
+        };
+        // SAFETY: as in `QueuePair::post_send`.
+        post_receives(device, call, requests, |first, bad| unsafe { post(self.as_ptr(), first, bad) })
+    }
+}
+
+impl Drop for Receives {
+    fn drop(&mut self) {
+        let device = self.domain.device();
+        // SAFETY: it came from `ibv_create_srq`, its queue pairs are gone, its events are acknowledged, and it is destroyed
+        // once.
+        let returned: c_int = unsafe { (device.functions().destroy_srq)(self.srq.as_ptr()) };
+        device.warn("ibv_destroy_srq", returned);
+    }
+}
