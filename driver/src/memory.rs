@@ -86,6 +86,12 @@ pub enum MemoryError {
         /// The memory's kind.
         kind: MemoryKind,
     },
+    /// The memory is registered with a card.
+    #[error(
+        "memory that is registered with an RNIC has no slices, because the card may write it at any time: use read and \
+         write, load_u64 and store_u64"
+    )]
+    Card,
     /// Owned memory has one holder, who may have slices of it.
     #[error("owned memory has one holder: make memory for several with Memory::shared")]
     NotShared,

@@ -63,6 +63,8 @@ pub struct Interface {
     pub loopback: bool,
     /// What made it (`veth`, `bridge`, `bond`); `None` for a plain device.
     pub kind: Option<String>,
+    /// The VLAN that it is the interface of.
+    pub vlan: Option<u16>,
     /// Its addresses with their prefix lengths, in the kernel's order.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Receive queues in use.
@@ -344,6 +346,8 @@ const RTM_TYPE: usize = 7;
 
 // Attribute types and flags that libc does not have (linux/if_link.h, linux/neighbour.h,
 // linux/rtnetlink.h).
+/// The first attribute of a VLAN's data (linux/if_link.h).
+const IFLA_VLAN_ID: u16 = 1;
 const IFLA_XDP: u16 = 43;
 const IFLA_XDP_FD: u16 = 1;
 const IFLA_XDP_ATTACHED: u16 = 2;
@@ -382,6 +386,7 @@ fn parse_link(payload: &[u8]) -> Option<Interface> {
         carrier: flags & libc::IFF_RUNNING != 0,
         loopback: flags & libc::IFF_LOOPBACK != 0,
         kind: None,
+        vlan: None,
         addresses: Vec::new(),
         rx_queues: 1,
         tx_queues: 1,
@@ -398,12 +403,22 @@ fn parse_link(payload: &[u8]) -> Option<Interface> {
             libc::IFLA_LINKINFO => {
                 let kind = attributes(value).find(|(kind, _)| *kind == libc::IFLA_INFO_KIND);
                 interface.kind = kind.map(|(_, value)| string(value));
+                if interface.kind.as_deref() == Some("vlan") {
+                    interface.vlan = vlan_of(value);
+                }
             }
             IFLA_XDP => interface.xdp = parse_xdp(value),
             _ => {}
         }
     }
     Some(interface)
+}
+
+/// Of what a VLAN's interface says of its link.
+fn vlan_of(link: &[u8]) -> Option<u16> {
+    let of = |list, wanted| attributes(list).find(|(kind, _)| *kind == wanted).map(|(_, value)| value);
+    let id = of(of(link, libc::IFLA_INFO_DATA)?, IFLA_VLAN_ID)?;
+    Some(u16::from_ne_bytes([*id.first()?, *id.get(1)?]))
 }
 
 fn parse_xdp(value: &[u8]) -> Option<AttachedXdp> {

@@ -24,6 +24,7 @@ mod device;
 mod memory;
 mod queue_pair;
 mod verbs;
+mod waiting;
 mod work;
 
 use crate::Error;
@@ -34,6 +35,7 @@ pub use device::{AsyncEvent, Device};
 pub use memory::{Address, AddressHandle, ProtectionDomain, Region, Window, access};
 pub use queue_pair::{QueuePair, QueuePairChange, QueuePairConfig, QueuePairState, SharedReceiveQueue};
 pub use verbs::Verbs;
+pub use waiting::Waiting;
 pub use work::{
     Bind, Piece, PostRefused, ReceiveRequest, Remote, SendData, SendOperation, SendRequest, Target,
 };

@@ -12,10 +12,10 @@ mod waiting;
 
 pub use blocking::DatagramService;
 
-use ferroce_driver::{Capabilities, Nanos, PacketDriver, Stats};
+use ferroce_driver::{Capabilities, Nanos, Stats};
 use ferroce_wire::{PKey, Psn};
 
-use crate::backend::{Backend, Software, dispatch};
+use crate::backend::{Backend, Device, dispatch};
 use crate::telemetry::counters::Counters;
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::{Config, DeviceAttributes, Error, Event, EventSource, GidEntry, Port};
@@ -36,13 +36,14 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a context on a driver.
+    /// Opens a context on a packet driver, or on a port of an RNIC.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a setting out of range, [`Error::Unsupported`] for RoCE v1 over a driver
-    /// that starts above Ethernet, [`Error::Driver`] when this process may have no more file descriptors.
-    pub fn open(driver: Box<dyn PacketDriver>, config: &Config) -> Result<Context, Error> {
-        Ok(Context { backend: Backend::Software(Software::open(driver, config)?) })
+    /// that starts above Ethernet, and for what an RNIC can't do (congestion control of ours, `drop_access_errors`),
+    /// [`Error::Driver`] when this process may have no more file descriptors.
+    pub fn open(device: impl Into<Device>, config: &Config) -> Result<Context, Error> {
+        Ok(Context { backend: Backend::open(device.into(), config)? })
     }
 
     /// The port: addresses, GID table, MTU.

@@ -10,6 +10,7 @@ use ferroce_driver::udp::{Udp, UdpConfig};
 use rustix::io::Errno;
 use tracing::info;
 
+use crate::backend::{Device, RnicPort};
 use crate::verbs::Error;
 use crate::verbs::number::decimal;
 pub use dpdk::DpdkSpec;
@@ -24,6 +25,8 @@ pub use dpdk::DpdkSpec;
 /// | `udp:192.0.2.1` | a UDP socket on this address of the host |
 /// | `udp:eth0` | the same, on the interface's first address |
 /// | `dpdk:net_memif0@10.0.0.1/24 --vdev=...` | a port of DPDK, see [`DpdkSpec`] |
+/// | `ibverbs:mlx5_0` | the first port of an RNIC that speaks RoCE, by libibverbs |
+/// | `ibverbs:mlx5_0:1:3` | its port 1, with row 3 of the GID table alone |
 /// | `loopback` | a port inside this process |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -43,6 +46,15 @@ pub enum DeviceSpec {
     UdpInterface(String),
     /// A port of DPDK.
     Dpdk(DpdkSpec),
+    /// A port of an RNIC, by libibverbs.
+    Ibverbs {
+        /// The device, such as `mlx5_0` or `rxe0`.
+        name: String,
+        /// The number of the port, from 1; the first one that speaks RoCE if `None`.
+        port: Option<u8>,
+        /// The only row of the GID table that is used; all of them if `None`.
+        gid: Option<u8>,
+    },
     /// The in-process driver.
     Loopback,
 }
@@ -58,27 +70,30 @@ impl DeviceSpec {
     ///
     /// # Errors
     /// [`Error::Driver`]; [`Error::Unsupported`] for a driver that this build lacks.
-    pub fn open(&self) -> Result<Box<dyn PacketDriver>, Error> {
-        match self {
+    pub fn open(&self) -> Result<Device, Error> {
+        Ok(Device::Driver(match self {
+            DeviceSpec::Ibverbs { name, port, gid } => {
+                return Ok(Device::Rnic(RnicPort::open(name, *port, *gid)?));
+            }
             DeviceSpec::Interface(interface) => match open_af_xdp(interface, None) {
                 Err(reason) if is_unavailable(&reason) => {
                     info!(interface, "taking the driver udp, because af_xdp can't be had: {reason}");
-                    open_udp(&UdpConfig::of_interface(interface)?)
+                    open_udp(&UdpConfig::of_interface(interface)?)?
                 }
                 opened => {
                     info!(interface, "taking the driver af_xdp, the fastest for an interface in this build");
-                    opened
+                    opened?
                 }
             },
-            DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue),
-            DeviceSpec::Udp(address) => open_udp(&UdpConfig::new(*address)),
-            DeviceSpec::UdpInterface(interface) => open_udp(&UdpConfig::of_interface(interface)?),
-            DeviceSpec::Dpdk(port) => port.open(),
+            DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue)?,
+            DeviceSpec::Udp(address) => open_udp(&UdpConfig::new(*address))?,
+            DeviceSpec::UdpInterface(interface) => open_udp(&UdpConfig::of_interface(interface)?)?,
+            DeviceSpec::Dpdk(port) => port.open()?,
             DeviceSpec::Loopback => {
                 let switch = Switch::new(SwitchConfig::default())?;
-                Ok(Box::new(switch.port(&[IpAddr::V4(Ipv4Addr::LOCALHOST)])))
+                Box::new(switch.port(&[IpAddr::V4(Ipv4Addr::LOCALHOST)]))
             }
-        }
+        }))
     }
 }
 
@@ -120,8 +135,25 @@ impl FromStr for DeviceSpec {
                 Err(_) if is_interface_name(argument) => Ok(DeviceSpec::UdpInterface(argument.to_owned())),
                 Err(_) => refused("udp:ADDRESS, an address of this host, or udp:INTERFACE"),
             },
-            (name, Some(_)) if PLANNED.contains(&name) => {
-                refused(&format!("this driver is planned, not built yet; there are {DEVICES}"))
+            ("ibverbs", None) => refused(
+                "ibverbs needs an RNIC: ibverbs:mlx5_0, or ibverbs:mlx5_0:1:3 for port 1 with row 3 of its GID table",
+            ),
+            ("ibverbs", Some(argument)) => {
+                let mut parts = argument.split(':');
+                let name = parts.next().unwrap_or_default();
+                if !is_device_name(name) {
+                    return refused("ibverbs:DEVICE, a name of 1 to 63 characters as `rdma link` shows it");
+                }
+                let (port, gid) = (parts.next(), parts.next());
+                let number = |text: Option<&str>| text.map(|text| decimal(text).ok_or(())).transpose();
+                match (number(port), number(gid), parts.next()) {
+                    (Ok(port), Ok(gid), None) if port != Some(0) => {
+                        Ok(DeviceSpec::Ibverbs { name: name.to_owned(), port, gid })
+                    }
+                    _ => refused(
+                        "ibverbs:DEVICE:PORT:GID, a port from 1 to 255 and a row of its GID table from 0 to 255",
+                    ),
+                }
             }
             (_, None) if is_interface_name(text) => Ok(DeviceSpec::Interface(text.to_owned())),
             (_, None) => refused(&format!("an interface's name of 1 to 15 characters; there are {DEVICES}")),
@@ -139,21 +171,33 @@ impl fmt::Display for DeviceSpec {
             DeviceSpec::Udp(address) => write!(f, "udp:{address}"),
             DeviceSpec::UdpInterface(interface) => write!(f, "udp:{interface}"),
             DeviceSpec::Dpdk(port) => write!(f, "dpdk:{port}"),
+            DeviceSpec::Ibverbs { name, port, gid } => {
+                write!(f, "ibverbs:{name}")?;
+                // A row alone is of the first port.
+                match (port, gid) {
+                    (None, None) => Ok(()),
+                    (port, None) => write!(f, ":{}", port.unwrap_or(1)),
+                    (port, Some(gid)) => write!(f, ":{}:{gid}", port.unwrap_or(1)),
+                }
+            }
             DeviceSpec::Loopback => f.write_str("loopback"),
         }
     }
 }
 
 /// What a device can be.
-const DEVICES: &str =
-    "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, dpdk:PORT and loopback";
-/// Drivers that later releases bring.
-const PLANNED: [&str; 1] = ["ibverbs"];
+const DEVICES: &str = "INTERFACE, af_xdp:INTERFACE, af_xdp:INTERFACE:QUEUE, udp:ADDRESS, udp:INTERFACE, dpdk:PORT, ibverbs:DEVICE and loopback";
 
 /// What the kernel takes for an interface's name (`dev_valid_name`).
 fn is_interface_name(name: &str) -> bool {
     let forbidden = |c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace();
     (1..=15).contains(&name.len()) && name != "." && name != ".." && !name.contains(forbidden)
+}
+
+/// What a name of an RNIC can be: a part of a path in sysfs.
+fn is_device_name(name: &str) -> bool {
+    let forbidden = |c: char| c == '/' || c == ':' || c == '\0' || c.is_whitespace();
+    (1..=63).contains(&name.len()) && name != "." && name != ".." && !name.contains(forbidden)
 }
 
 fn open_udp(config: &UdpConfig) -> Result<Box<dyn PacketDriver>, Error> {
@@ -199,6 +243,9 @@ mod tests {
             "udp:eth0",
             "udp:10.0.0.1",
             "udp:fd09::1",
+            "ibverbs:mlx5_0",
+            "ibverbs:rxe0:1",
+            "ibverbs:rxe0:2:3",
             "loopback",
         ] {
             assert_eq!(text.parse::<DeviceSpec>().expect(text).to_string(), text);
@@ -219,7 +266,13 @@ mod tests {
             ("af_xdp:eth0:1:2", "a queue number"),
             ("af_xdp:eth0:+1", "a queue number"),
             ("loopback:0", "no argument"),
-            ("ibverbs:mlx5_0", "planned"),
+            ("ibverbs", "needs an RNIC"),
+            ("ibverbs:", "ibverbs:DEVICE"),
+            ("ibverbs:a/b", "ibverbs:DEVICE"),
+            ("ibverbs:rxe0:0", "a port from 1"),
+            ("ibverbs:rxe0:x", "a port from 1"),
+            ("ibverbs:rxe0:1:256", "a row of its GID table"),
+            ("ibverbs:rxe0:1:2:3", "ibverbs:DEVICE:PORT:GID"),
             ("dpdk", "needs a port"),
             ("dpdk:", "dpdk:PORT"),
             ("xdp:eth0", "no such driver"),

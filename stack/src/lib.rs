@@ -30,6 +30,7 @@ mod runtime;
 mod telemetry;
 mod verbs;
 
+pub use backend::{Device, RnicPort};
 pub use cm::{
     CmChannel, CmEvent, CmId, ConnectionParameters, ConnectionRequest, ListenConfig, Listener, PortSpace,
     PrivateData,

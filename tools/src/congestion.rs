@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use ferroce::{Config, CongestionControl, CongestionNotification, Context, Counter, PacketDriver};
+use ferroce::{Config, CongestionControl, CongestionNotification, Context, Counter, Device};
 use serde::Serialize;
 
 use crate::failure::Failure;
@@ -24,14 +24,14 @@ pub(crate) struct CongestionArgs {
 }
 
 impl CongestionArgs {
-    /// The configuration of a context on `driver` that these options ask for.
-    pub(crate) fn config(&self, driver: &dyn PacketDriver) -> Result<Config, Failure> {
+    /// The configuration of a context on `device` that these options ask for.
+    pub(crate) fn config(&self, device: &Device) -> Result<Config, Failure> {
         let line_rate = self.line_rate.map(Gigabits::bits);
         let is_on = self.congestion != CongestionControl::Off;
-        if is_on && line_rate.is_none() && driver.line_rate().is_none() {
+        if is_on && line_rate.is_none() && device.line_rate().is_none() {
             return Err(Failure::usage(format!(
                 "--congestion: '{}' does not tell its line rate, where congestion control starts; give it by --line-rate GBPS",
-                driver.capabilities().interface
+                device.capabilities().interface
             )));
         }
         let notification = is_on.then(CongestionNotification::default);

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use ferroce::driver::PacketDriver;
 use ferroce::{DeviceSpec, PKey, PathMtu};
 
-use crate::endpoint::{Interrupt, parse_pkey};
+use crate::endpoint::{Interrupt, packet_driver, parse_pkey};
 use crate::failure::Failure;
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
@@ -92,12 +92,13 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     if let Some([far, near]) = selftest::ports(&device, peer)? {
         let listener = Listener::local()?;
         let tcp_port = listener.port()?;
+        let [far, near] = [packet_driver(far, "doctor")?, packet_driver(near, "doctor")?];
         let to = far.capabilities().addresses[0];
         let serve = || far::serve(ProbePort::new(far, args.pkey), &listener, &interrupt, true);
         let ask = || args.check(near, &to.to_string(), to, tcp_port, &interrupt);
         return selftest::run(&interrupt, serve, ask).map(Some);
     }
-    let driver = device.open()?;
+    let driver = packet_driver(device.open()?, "doctor")?;
     let Some(peer) = peer else {
         let port = ProbePort::new(driver, args.pkey);
         return far::serve(port, &Listener::any(args.tcp_port)?, &interrupt, false).map(|()| None);

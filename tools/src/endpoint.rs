@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use ferroce::driver::pcap::{Recorder, Recording};
 use ferroce::{
-    AddressVector, CmEvent, CmId, CongestionControl, ConnectionParameters, Context, Cq, DeviceSpec, Event,
-    Gid, Idle, Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn,
+    AddressVector, CmEvent, CmId, CongestionControl, ConnectionParameters, Context, Cq, Device, DeviceSpec,
+    Event, Gid, Idle, Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn,
     ReadyToReceive, ReadyToSend, Transition, Unreachable, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -52,7 +52,7 @@ pub(crate) struct PortArgs {
 
 impl PortArgs {
     /// Opens the device that `--device` names.
-    pub(crate) fn open(&self) -> Result<Box<dyn PacketDriver>, Failure> {
+    pub(crate) fn open(&self) -> Result<Device, Failure> {
         Ok(self.device.open()?)
     }
 
@@ -158,10 +158,20 @@ pub(crate) struct Path {
     pub(crate) selective_repeat: bool,
 }
 
+/// The packet driver of a device, for what looks at frames.
+pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn PacketDriver>, Failure> {
+    device.into_driver().map_err(|rnic| {
+        let name = &rnic.capabilities().interface;
+        Failure::usage(format!(
+            "{what}: the frames of '{name}' are the card's; it takes a packet driver, as udp:ADDRESS"
+        ))
+    })
+}
+
 impl Endpoint {
-    /// Sets up a context on `driver`, recording if the options say so, and pins the calling thread.
+    /// Sets up a context on `device`, recording if the options say so, and pins the calling thread.
     pub(crate) fn new(
-        driver: Box<dyn PacketDriver>,
+        device: Device,
         args: &PortArgs,
         cq_capacity: u32,
         interrupt: Interrupt,
@@ -170,16 +180,16 @@ impl Endpoint {
             pin_to_core(core).map_err(|error| Failure::usage(format!("--core: {error}")))?;
             info!(core, "poll loop pinned");
         }
-        let driver = match &args.pcap {
+        let device = match &args.pcap {
             Some(path) => {
-                let recorder = Recorder::create(driver, path)?;
+                let recorder = Recorder::create(packet_driver(device, "--pcap")?, path)?;
                 args.recording.get_or_init(|| recorder.recording());
-                Box::new(recorder)
+                Box::new(recorder).into()
             }
-            None => driver,
+            None => device,
         };
-        let config = args.congestion.config(&*driver)?;
-        let mut context = Context::open(driver, &config)?;
+        let config = args.congestion.config(&device)?;
+        let mut context = Context::open(device, &config)?;
         take_pkey(&mut context, args.pkey.unwrap_or(PKEY_DEFAULT))?;
         export(&mut context);
         let pd = context.alloc_pd()?;

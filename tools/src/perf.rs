@@ -14,7 +14,7 @@ use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use ferroce::{Gid, PacketDriver, PathMtu};
+use ferroce::{Device, Gid, PathMtu};
 use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
@@ -241,14 +241,9 @@ impl Args {
         }
     }
 
-    fn endpoint(
-        &self,
-        driver: Box<dyn PacketDriver>,
-        port: &PortArgs,
-        interrupt: &Interrupt,
-    ) -> Result<Endpoint, Failure> {
+    fn endpoint(&self, device: Device, port: &PortArgs, interrupt: &Interrupt) -> Result<Endpoint, Failure> {
         // The session makes a CQ that fits once the plan is known.
-        let end = Endpoint::new(driver, port, 1, interrupt.clone())?;
+        let end = Endpoint::new(device, port, 1, interrupt.clone())?;
         if self.gid_index.is_some() {
             end.gid_index(self.gid_index, None)?;
         }

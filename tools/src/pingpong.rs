@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use ferroce::{
-    Access, Data, Gid, Memory, Mr, PacketDriver, PathMtu, Psn, Qp, QpConfig, QpType, ReceiveWorkRequest,
-    SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcStatus, WorkCompletion,
+    Access, Data, Device, Gid, Memory, Mr, PathMtu, Psn, Qp, QpConfig, QpType, ReceiveWorkRequest, SendFlags,
+    SendOp, SendWorkRequest, Sge, Transition, UnreliablePath, WcStatus, WorkCompletion,
 };
 use tracing::{info, warn};
 
@@ -159,10 +159,10 @@ impl<'a> PingPong<'a> {
     fn new(
         args: &'a Args,
         port: &PortArgs,
-        driver: Box<dyn PacketDriver>,
+        device: Device,
         interrupt: Interrupt,
     ) -> Result<PingPong<'a>, Failure> {
-        let mut end = Endpoint::new(driver, port, args.rx_depth + 1, interrupt)?;
+        let mut end = Endpoint::new(device, port, args.rx_depth + 1, interrupt)?;
         if args.gid_idx.is_some() || args.service == ServiceArg::Ud {
             let index = end.gid_index(args.gid_idx, None)?;
             if args.service == ServiceArg::Ud {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 use std::process::ExitCode;
 
-use ferroce::PacketDriver;
+use ferroce::Device;
 
 use crate::endpoint::{Interrupt, PortArgs};
 use crate::failure::Failure;
@@ -22,7 +22,7 @@ pub(crate) trait Role {
 pub(crate) fn play<E: Role>(
     port: &PortArgs,
     host: Option<IpAddr>,
-    new: impl Fn(&PortArgs, Box<dyn PacketDriver>, Interrupt) -> Result<E, Failure> + Sync,
+    new: impl Fn(&PortArgs, Device, Interrupt) -> Result<E, Failure> + Sync,
 ) -> Result<ExitCode, Failure> {
     let interrupt = Interrupt::install()?;
     let name = host.map(|host| host.to_string());

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, CmEvent, ConnectionParameters, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest,
+    Access, CmEvent, ConnectionParameters, Data, Device, Memory, Mr, Qp, QpConfig, ReceiveWorkRequest,
     SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus, WorkCompletion,
 };
 use tracing::info;
@@ -149,10 +149,10 @@ impl<'a> Rping<'a> {
     fn new(
         args: &'a Args,
         port: &PortArgs,
-        driver: Box<dyn PacketDriver>,
+        device: Device,
         interrupt: Interrupt,
     ) -> Result<Rping<'a>, Failure> {
-        let mut end = Endpoint::new(driver, port, 64, interrupt)?;
+        let mut end = Endpoint::new(device, port, 64, interrupt)?;
         let pd = end.pd;
         let mut register = |length: usize, access| -> Result<Mr, Failure> {
             let memory = Memory::zeroed(length).or_fail(|| format!("memory for {length} bytes"))?;

@@ -4,23 +4,20 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::thread;
 
 use ferroce::driver::loopback;
-use ferroce::{DeviceSpec, PacketDriver};
+use ferroce::{Device, DeviceSpec};
 use tracing::info;
 
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
 /// The ports of server and client if the device is `loopback`, whose other end can only be here.
-pub(crate) fn ports(
-    device: &DeviceSpec,
-    host: Option<&str>,
-) -> Result<Option<[Box<dyn PacketDriver>; 2]>, Failure> {
+pub(crate) fn ports(device: &DeviceSpec, host: Option<&str>) -> Result<Option<[Device; 2]>, Failure> {
     match (device, host) {
         (DeviceSpec::Loopback, None) => {
             info!("loopback reaches no other process: server and client both run in this one");
             let [server, client] = [1, 2].map(|last| IpAddr::V4(Ipv4Addr::new(127, 0, 0, last)));
             let (server, client) = loopback::pair(&[server], &[client]);
-            Ok(Some([Box::new(server), Box::new(client)]))
+            Ok(Some([Box::new(server).into(), Box::new(client).into()]))
         }
         (DeviceSpec::Loopback, Some(host)) => Err(Failure::usage(format!(
             "host '{host}' can't be reached over -d loopback, which stays inside this process; leave the host out to \

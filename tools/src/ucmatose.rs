@@ -4,8 +4,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, CmEvent, CmId, Data, Memory, Mr, PacketDriver, Qp, QpConfig, ReceiveWorkRequest, SendFlags,
-    SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
+    Access, CmEvent, CmId, Data, Device, Memory, Mr, Qp, QpConfig, ReceiveWorkRequest, SendFlags, SendOp,
+    SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
 };
 use tracing::info;
 
@@ -98,11 +98,11 @@ impl<'a> Ucmatose<'a> {
     fn new(
         args: &'a Args,
         port: &PortArgs,
-        driver: Box<dyn PacketDriver>,
+        device: Device,
         interrupt: Interrupt,
     ) -> Result<Ucmatose<'a>, Failure> {
         let work = (2 * args.connections + callers::MOST as u32) * args.count.max(1);
-        let mut end = Endpoint::new(driver, port, work, interrupt)?;
+        let mut end = Endpoint::new(device, port, work, interrupt)?;
         let mut register = |access| -> Result<Mr, Failure> {
             let memory = Memory::zeroed(args.size as usize).or_fail(|| "memory for a message".into())?;
             Ok(end.context.register(end.pd, memory, access)?)

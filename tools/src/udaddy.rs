@@ -4,9 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
 use ferroce::{
-    Access, AddressVector, CmEvent, Data, Destination, Gid, Memory, Mr, PacketDriver, PortSpace, Qp,
-    QpConfig, Qpn, ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode,
-    WcStatus, WorkCompletion,
+    Access, AddressVector, CmEvent, Data, Destination, Device, Gid, Memory, Mr, PortSpace, Qp, QpConfig, Qpn,
+    ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 use tracing::info;
 
@@ -102,10 +102,10 @@ impl<'a> Udaddy<'a> {
     fn new(
         args: &'a Args,
         port: &PortArgs,
-        driver: Box<dyn PacketDriver>,
+        device: Device,
         interrupt: Interrupt,
     ) -> Result<Udaddy<'a>, Failure> {
-        let mut end = Endpoint::new(driver, port, 2 * args.count, interrupt)?;
+        let mut end = Endpoint::new(device, port, 2 * args.count, interrupt)?;
         let mut register = |length: u32, access| -> Result<Mr, Failure> {
             let memory = Memory::zeroed(length as usize).or_fail(|| "memory for a datagram".into())?;
             Ok(end.context.register(end.pd, memory, access)?)

@@ -51,7 +51,7 @@ impl Stranger {
 /// Sends a request from an address, and what follows. What it returns keeps its socket.
 fn visit(server: &mut Ferroce, stranger: Stranger, last: u8, port: u16) -> Context {
     let device: DeviceSpec = format!("udp:{}", address(last)).parse().unwrap();
-    let mut driver = device.open().unwrap();
+    let mut driver = device.open().unwrap().into_driver().unwrap();
     if stranger == Stranger::Trespasses {
         driver = Box::new(NotReady(driver));
     }

@@ -114,6 +114,7 @@ impl Stage<'_> {
             self.peer.hear::<()>()?;
         }
         let driver = self.job.device.parse::<DeviceSpec>()?.open()?;
+        let driver = driver.into_driver().map_err(|_| "an RNIC is no packet driver")?;
         if self.starts() {
             self.peer.tell(&())?;
         }

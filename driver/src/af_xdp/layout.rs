@@ -125,6 +125,7 @@ mod tests {
             carrier: true,
             loopback: false,
             kind: None,
+            vlan: None,
             addresses: Vec::new(),
             rx_queues: queues,
             tx_queues: queues,

@@ -24,7 +24,7 @@ use crate::engine::shared::Shared;
 use crate::engine::slab::Slab;
 use crate::engine::srq::SharedReceiveQueue;
 use crate::telemetry::exporter::Exporter;
-use crate::verbs::{Config, CongestionControl, Cq, Error, Feature, Pd, Port, PostError, Qp, Srq};
+use crate::verbs::{Config, CongestionControl, Cq, Error, Feature, Pd, Port, Qp, Srq};
 use engine::Engine;
 
 /// A packet driver, the engine over it, and what waits for both.
@@ -82,11 +82,7 @@ impl Software {
         if self.armed {
             self.end_wait()?;
         }
-        if now >= TOO_LATE {
-            let expected =
-                format!("below Nanos({}): told a later time, no timer would ever be due", TOO_LATE.0);
-            return Err(Error::invalid("now", now.0, expected));
-        }
+        super::check_time(now)?;
         let Software { driver, engine, .. } = self;
         let now = engine.begin(now);
         let received = driver.rx_burst(now, engine)?;
@@ -158,19 +154,8 @@ impl Drop for Software {
     }
 }
 
-/// A context's time never goes back, and deadlines are after it.
-const TOO_LATE: Nanos = Nanos(1 << 63);
-
 /// Ethernet and one 802.1Q tag.
 const ETHERNET_HEADER_MAX: usize = 18;
-
-#[inline]
-fn in_order<T>(wrs: &[T], mut post: impl FnMut(&T) -> Result<(), Error>) -> Result<(), PostError> {
-    for (posted, wr) in wrs.iter().enumerate() {
-        post(wr).map_err(|source| PostError { posted, source })?;
-    }
-    Ok(())
-}
 
 /// Queue pair numbers are drawn from those that the driver leaves.
 fn check_qpns((rest, divisor): (u32, u32), max_qps: u32) -> Result<(), Error> {

@@ -77,6 +77,16 @@ impl CompletionQueue {
         }
     }
 
+    /// How many more it takes.
+    pub(crate) fn room(&self) -> usize {
+        self.capacity - self.ring.len()
+    }
+
+    /// Disarms it. Returns whether it was armed.
+    pub(crate) fn trip(&mut self) -> bool {
+        self.armed.take().is_some()
+    }
+
     /// Wakes who waits for what it was armed for, which does not come.
     pub(crate) fn wake_waiting(&mut self) {
         if let Some(waker) = &self.waker

@@ -160,7 +160,10 @@ fn kind_of(event: &Event) -> usize {
         Event::CommEst(_) => 3,
         Event::SqDrained(_) => 4,
         Event::QpLastWqeReached(_) => 5,
-        Event::QpUnreachable { .. } | Event::AhUnreachable { .. } | Event::PkeyViolation { .. } => PARTICULAR,
+        Event::QpUnreachable { .. }
+        | Event::AhUnreachable { .. }
+        | Event::PkeyViolation { .. }
+        | Event::DeviceFatal => PARTICULAR,
     }
 }
 

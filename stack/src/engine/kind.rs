@@ -2,7 +2,7 @@
 
 use ferroce_wire::{Opcode, Service};
 
-use crate::verbs::{SendOp, WcOpcode};
+use crate::verbs::{Error, SendOp, WcOpcode};
 
 /// The kind of an operation.
 pub(crate) struct Kind {
@@ -53,6 +53,19 @@ impl Kind {
 }
 
 impl SendOp {
+    /// That a queue pair of this service does not have the operation.
+    #[cold]
+    pub(crate) fn not_on(&self, service: Service) -> Error {
+        let expected = match service {
+            Service::Ud => "SendTo or SendToWithImm on a UD queue pair",
+            Service::Uc => {
+                "Send or Write, with an immediate or without, BindMw or LocalInvalidate on a UC queue pair"
+            }
+            _ => "any operation but SendTo and SendToWithImm on an RC queue pair",
+        };
+        Error::invalid("op", format_args!("{self:?}"), expected)
+    }
+
     #[inline]
     pub(crate) fn kind(&self) -> &'static Kind {
         match self {

@@ -109,18 +109,8 @@ impl MemoryRegions {
     }
 
     fn check_registration(&self, memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
-        let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
-        if access.intersects(remote_writes) && !access.contains(Access::LOCAL_WRITE) {
-            return Err(Error::Access { access, reason: "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE" });
-        }
+        access.check_region(memory.len(), iova)?;
         check_words(memory, access, iova)?;
-        if access.contains(Access::FLUSH_PERSISTENT) {
-            return Err(Error::Access { access, reason: "host memory is not persistent" });
-        }
-        if iova.checked_add((memory.len() as u64).saturating_sub(1)).is_none() {
-            let expected = format!("iova + {} bytes must not pass 2^64", memory.len());
-            return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
-        }
         if self.slab.is_full() {
             return Err(Error::Exhausted { kind: "MR", limit: self.slab.capacity(), setting: "max_mrs" });
         }

@@ -43,6 +43,18 @@ pub(crate) struct Binding {
     earlier: Option<u32>,
 }
 
+/// What can be said of the range and the rights of any window.
+pub(crate) fn check_rights(access: Access, length: u64) -> Result<(), Error> {
+    let grantable = Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
+    if !grantable.contains(access) {
+        return Err(Error::Access { access, reason: "a window grants remote access and flushes only" });
+    }
+    if length == 0 {
+        return Err(Error::invalid("length of the window", 0, "at least 1; invalidate it to unbind it"));
+    }
+    Ok(())
+}
+
 impl MemoryRegions {
     pub(crate) fn alloc_mw(&mut self, pd: Pd) -> Result<Mw, Error> {
         let full = Error::Exhausted { kind: "MW", limit: self.windows.capacity(), setting: "max_mws" };
@@ -69,14 +81,7 @@ impl MemoryRegions {
     /// What can be said of a bind before its turn comes.
     pub(crate) fn check_bind(&self, bind: &MwBind) -> Result<(), Error> {
         let MwBind { mw, mr, length, access, .. } = *bind;
-        let grantable =
-            Access::REMOTE_READ | Access::REMOTE_WRITE | Access::REMOTE_ATOMIC | Access::FLUSH_GLOBAL;
-        if !grantable.contains(access) {
-            return Err(Error::Access { access, reason: "a window grants remote access and flushes only" });
-        }
-        if length == 0 {
-            return Err(Error::invalid("length of the window", 0, "at least 1; invalidate it to unbind it"));
-        }
+        check_rights(access, length)?;
         self.window(mw)?;
         self.get(mr).map(drop)
     }

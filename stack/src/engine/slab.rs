@@ -79,6 +79,19 @@ impl<T> Slab<T> {
         self.slots.get_mut(index as usize)?.value.as_mut()
     }
 
+    /// The object in a slot with its handle.
+    #[inline]
+    pub(crate) fn at_with_handle(&mut self, index: u32) -> Option<(Handle, &mut T)> {
+        let Slot { generation, value } = self.slots.get_mut(index as usize)?;
+        let handle = Handle { index, generation: *generation };
+        value.as_mut().map(|value| (handle, value))
+    }
+
+    /// The slot of the next object; `None` when all are taken.
+    pub(crate) fn next_index(&self) -> Option<u32> {
+        self.free.last().copied()
+    }
+
     /// Fetches a slot into the cache.
     pub(crate) fn prefetch(&self, index: u32) {
         if let Some(slot) = self.slots.get(index as usize) {

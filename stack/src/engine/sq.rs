@@ -176,7 +176,7 @@ impl SendQueue {
         let index = self.index(self.tail);
         let (length, sges, inline) = match wr.data {
             Data::Inline(bytes) => {
-                self.check_inline(kind, bytes)?;
+                check_inline(kind, bytes, self.max_inline)?;
                 self.inline[index * self.max_inline as usize..][..bytes.len()].copy_from_slice(bytes);
                 (bytes.len() as u32, 0, true)
             }
@@ -222,25 +222,26 @@ impl SendQueue {
         Some(ended)
     }
 
-    fn check_inline(&self, kind: &Kind, bytes: &[u8]) -> Result<(), Error> {
-        if bytes.len() > self.max_inline as usize {
-            let expected = format!("at most {} bytes, as the QP was created", self.max_inline);
-            return Err(Error::invalid("inline data", bytes.len(), expected));
-        }
-        if !kind.has_payload {
-            let expected = "Data::Sges; only SEND, WRITE and ATOMIC WRITE can have inline data";
-            return Err(Error::invalid("data", format_args!("Inline for {:?}", kind.wc_opcode), expected));
-        }
-        check_length(kind, bytes.len() as u32, MAX_MESSAGE)
-    }
-
     fn index(&self, number: u32) -> usize {
         number as usize & (self.wqes.len() - 1)
     }
 }
 
+/// Whether an operation can have these bytes inline.
+pub(crate) fn check_inline(kind: &Kind, bytes: &[u8], max_inline: u32) -> Result<(), Error> {
+    if bytes.len() > max_inline as usize {
+        let expected = format!("at most {max_inline} bytes, as the QP was created");
+        return Err(Error::invalid("inline data", bytes.len(), expected));
+    }
+    if !kind.has_payload {
+        let expected = "Data::Sges; only SEND, WRITE and ATOMIC WRITE can have inline data";
+        return Err(Error::invalid("data", format_args!("Inline for {:?}", kind.wc_opcode), expected));
+    }
+    check_length(kind, bytes.len() as u32, MAX_MESSAGE)
+}
+
 #[inline]
-fn check_length(kind: &Kind, length: u32, max_length: u32) -> Result<(), Error> {
+pub(crate) fn check_length(kind: &Kind, length: u32, max_length: u32) -> Result<(), Error> {
     let (least, most) = kind.length.map_or((0, max_length), |length| (length, length));
     if (least..=most).contains(&length) {
         return Ok(());

@@ -161,6 +161,8 @@ counters! {
     EventQpLastWqeReached: "event_qp_last_wqe_reached", Verbs;
     /// SRQs below their limit, raised as events.
     EventSrqLimitReached: "event_srq_limit_reached", Verbs;
+    /// RNICs that failed or were removed, raised as events.
+    EventDeviceFatal: "event_device_fatal", Verbs;
     /// Packets and requests of other partitions, raised as events.
     EventPkeyViolation: "event_pkey_violation", Ferroce;
     /// Dropped: no receive was posted for the message.
@@ -274,6 +276,7 @@ impl Counter {
             Event::SqDrained(_) => Counter::EventSqDrained,
             Event::QpLastWqeReached(_) => Counter::EventQpLastWqeReached,
             Event::SrqLimitReached(_) => Counter::EventSrqLimitReached,
+            Event::DeviceFatal => Counter::EventDeviceFatal,
             Event::PkeyViolation { .. } => Counter::EventPkeyViolation,
         }
     }

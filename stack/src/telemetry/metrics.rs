@@ -111,6 +111,19 @@ impl Metrics {
         }
     }
 
+    /// How many objects of each kind there are and can be, and queue pairs by state.
+    pub(crate) fn push_objects(
+        &mut self,
+        kinds: &[(&'static str, (usize, usize))],
+        states: impl IntoIterator<Item = (&'static str, u64)>,
+    ) {
+        let in_use = kinds.iter().map(|(kind, (used, _))| (*kind, *used as u64));
+        self.push_gauges("resource_in_use", "Objects that exist.", "resource", in_use);
+        let limits = kinds.iter().map(|(kind, (_, capacity))| (*kind, *capacity as u64));
+        self.push_gauges("resource_limit", "Objects that can exist.", "resource", limits);
+        self.push_gauges("qps", "Queue pairs by state.", "state", states);
+    }
+
     /// A gauge with a value for each of its labels `key`.
     pub(crate) fn push_gauges(
         &mut self,

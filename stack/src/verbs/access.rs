@@ -1,6 +1,8 @@
 use std::fmt;
 use std::ops::BitOr;
 
+use crate::verbs::Error;
+
 /// What may be done with a memory region or window, or through a queue pair.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Access(u8);
@@ -45,6 +47,23 @@ impl Access {
     /// Whether all of `other` is in `self`.
     pub const fn contains(self, other: Access) -> bool {
         self.0 & other.0 == other.0
+    }
+
+    /// Whether a region of `length` bytes at `iova` can have these rights.
+    pub(crate) fn check_region(self, length: usize, iova: u64) -> Result<(), Error> {
+        let remote_writes = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+        if self.intersects(remote_writes) && !self.contains(Access::LOCAL_WRITE) {
+            let reason = "REMOTE_WRITE and REMOTE_ATOMIC need LOCAL_WRITE";
+            return Err(Error::Access { access: self, reason });
+        }
+        if self.contains(Access::FLUSH_PERSISTENT) {
+            return Err(Error::Access { access: self, reason: "host memory is not persistent" });
+        }
+        if iova.checked_add((length as u64).saturating_sub(1)).is_none() {
+            let expected = format!("iova + {length} bytes must not pass 2^64");
+            return Err(Error::invalid("iova", format_args!("{iova:#x}"), expected));
+        }
+        Ok(())
     }
 
     /// Whether any of `other` is in `self`.

@@ -48,6 +48,8 @@ pub enum Event {
     SqDrained(Qp),
     /// A QP with an SRQ has failed, and takes nothing more from it.
     QpLastWqeReached(Qp),
+    /// The RNIC has failed or was removed. All that was posted is flushed, and [`poll`](crate::Context::poll) fails from now on.
+    DeviceFatal,
     /// An SRQ has fewer receives than its limit; the limit is off now.
     SrqLimitReached(Srq),
     /// A packet was dropped, or a request of the connection manager refused, for a partition that is not
@@ -77,7 +79,7 @@ impl Event {
             | Event::QpLastWqeReached(qp) => EventSource::Qp(qp),
             Event::SrqLimitReached(srq) => EventSource::Srq(srq),
             Event::AhUnreachable { ah, .. } => EventSource::Ah(ah),
-            Event::PkeyViolation { .. } => EventSource::Port,
+            Event::PkeyViolation { .. } | Event::DeviceFatal => EventSource::Port,
         }
     }
 }
@@ -94,7 +96,7 @@ pub enum EventSource {
     Srq(Srq),
     /// An address handle.
     Ah(Ah),
-    /// The port: [`Event::PkeyViolation`].
+    /// The port: [`Event::PkeyViolation`], [`Event::DeviceFatal`].
     Port,
 }
 

@@ -16,6 +16,24 @@ pub enum Feature {
     SecondAddress,
     /// The connection manager, on a socket of a group that gets no messages for QP1.
     ConnectionManager,
+    /// The connection manager, with an RNIC.
+    ConnectionManagerOfCard,
+    /// Another address or P_Key, with an RNIC.
+    TablesOfCard,
+    /// A SEND that invalidates a region, with an RNIC.
+    RemoteInvalidate,
+    /// Exchange of the memory of a region, with an RNIC.
+    Exchange,
+    /// Selective repeat, with an RNIC.
+    SelectiveRepeat,
+    /// Congestion control by settings of ours, with an RNIC.
+    CongestionControl,
+    /// A window of a queue pair, with an RNIC.
+    Window,
+    /// Requests that are dropped in place of an access error, with an RNIC.
+    DropAccessErrors,
+    /// A next hop that the application chooses, with an RNIC.
+    ChosenNextHop,
     /// Ports of DPDK: left out of this build.
     Dpdk,
     /// AF_XDP: left out of this build.
@@ -25,12 +43,29 @@ pub enum Feature {
 impl fmt::Display for Feature {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Feature::Flush => "FLUSH, which its Config turns off",
-            Feature::AtomicWrite => "ATOMIC WRITE, which its Config turns off",
+            Feature::Flush => "FLUSH, which its Config turns off or an RNIC lacks",
+            Feature::AtomicWrite => "ATOMIC WRITE, which its Config turns off or an RNIC lacks",
             Feature::RoceV1 => "RoCE v1, which is no UDP",
             Feature::SecondAddress => "another address on a socket; open one more for it",
             Feature::ConnectionManager => {
                 "connections on this context of a group: messages for QP1 come to another one"
+            }
+            Feature::ConnectionManagerOfCard => {
+                "connections by the connection manager over an RNIC; Context::handshake connects queue pairs"
+            }
+            Feature::TablesOfCard => {
+                "changes of an RNIC's GID and P_Key tables, which are the kernel's: add an address with `ip`"
+            }
+            Feature::RemoteInvalidate => {
+                "a region that a peer's SEND invalidates, with an RNIC; memory windows can be"
+            }
+            Feature::Exchange => "another memory in place of a region's, with an RNIC; register it anew",
+            Feature::SelectiveRepeat => "selective repeat, with an RNIC, whose firmware chooses",
+            Feature::CongestionControl => "congestion control by the Config, with an RNIC, which has its own",
+            Feature::Window => "a window of unacknowledged packets, with an RNIC, which has its own",
+            Feature::DropAccessErrors => "drop_access_errors, with an RNIC, which answers with a NAK",
+            Feature::ChosenNextHop => {
+                "a next hop that the application names, with an RNIC: the kernel finds it"
             }
             Feature::Dpdk => "ports of DPDK, in a build without the feature 'dpdk'",
             Feature::AfXdp => "interfaces, in a build without the feature 'af_xdp'",

@@ -21,6 +21,11 @@ impl PkeyTable {
         PkeyTable { rows }
     }
 
+    /// As a card has it.
+    pub(crate) fn of(rows: impl Iterator<Item = PKey>) -> PkeyTable {
+        PkeyTable { rows: rows.take(PkeyTable::MAX).collect() }
+    }
+
     /// The key at `index`.
     pub fn get(&self, index: usize) -> Option<PKey> {
         self.rows.get(index).copied().filter(|pkey| *pkey != REMOVED)

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce::{Context, Counter, DeviceSpec, PacketDriver, PathMtu};
+use ferroce::{Context, Counter, Device, DeviceSpec, PacketDriver, PathMtu};
 use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
 use ferroce_driver::Stats;
 use ferroce_driver::pcap::{Recorder, Recording};
@@ -23,6 +23,7 @@ use super::stoppable::Stoppable;
 use super::values::{self, Wrong};
 use crate::congestion::CongestionArgs;
 use crate::endpoint::export;
+use crate::endpoint::packet_driver;
 use crate::failure::Failure;
 use crate::netns;
 
@@ -198,7 +199,10 @@ pub(super) fn main(plan: &RankPlan, udp: bool, pcap: Option<&Path>) -> ExitCode 
                 false => DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: None },
             };
             match device.open() {
-                Ok(driver) => run(plan, bootstrap, driver, stop, pcap, &mut tell),
+                Ok(device) => match packet_driver(device, "demo") {
+                    Ok(driver) => run(plan, bootstrap, driver, stop, pcap, &mut tell),
+                    Err(failure) => tell(RankEvent::Unopened { reason: failure.to_string() }),
+                },
                 Err(error) => tell(RankEvent::Unopened { reason: error.to_string() }),
             }
         }
@@ -262,8 +266,9 @@ fn all_reduce_all(
     driver: Box<dyn PacketDriver>,
     tell: &mut dyn FnMut(RankEvent),
 ) -> Result<Totals, Error> {
-    let config = plan.congestion.config(&*driver)?;
-    let mut context = Context::open(driver, &config)?;
+    let device = Device::Driver(driver);
+    let config = plan.congestion.config(&device)?;
+    let mut context = Context::open(device, &config)?;
     export(&mut context);
     tell(RankEvent::Opened(Opened::new(&context, plan.path_mtu)));
     let traffic_class = plan.congestion.traffic_class().unwrap_or_default();

@@ -53,7 +53,13 @@ fn impaired(guest: &Guest, folder: &Path, wanted: &dyn Fn(&str) -> bool) -> u32 
                 if !wanted(&name) {
                     continue;
                 }
-                let driver = DEVICE.parse::<DeviceSpec>().expect("a device").open().expect("fe0 is there");
+                let driver = DEVICE
+                    .parse::<DeviceSpec>()
+                    .expect("a device")
+                    .open()
+                    .expect("fe0 is there")
+                    .into_driver()
+                    .expect("a packet driver");
                 let file = folder.join(format!("{name}.pcapng"));
                 let recorder = Recorder::create(driver, &file).expect("the capture can be written");
                 let mut ends = Ends::over(guest, Box::new(recorder), false);
@@ -212,7 +218,13 @@ fn refusal(ends: &mut Ends, asker: Side, name: &str) -> Result<(), String> {
 /// Records one exchange. One with loss is repeated until something was lost that mattered.
 fn record(guest: &Guest, file: &Path, exchange: &Exchange, asker: Side) {
     for _ in 0..10 {
-        let driver = DEVICE.parse::<DeviceSpec>().expect("a device").open().expect("fe0 is there");
+        let driver = DEVICE
+            .parse::<DeviceSpec>()
+            .expect("a device")
+            .open()
+            .expect("fe0 is there")
+            .into_driver()
+            .expect("a packet driver");
         let recorder = Recorder::create(driver, file).expect("the capture can be written");
         let mut ends = Ends::over(guest, Box::new(recorder), exchange.is_ipv6());
         if exchange.is_lossy() {

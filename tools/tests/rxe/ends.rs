@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ferroce::wire::Gid;
 use ferroce::{
-    Access, AddressVector, Ah, Config, Context, Counter, Cq, Data, DeviceSpec, Memory, Mr, PacketDriver, Pd,
+    Access, AddressVector, Ah, Config, Context, Counter, Cq, Data, Device, DeviceSpec, Memory, Mr, Pd,
     Poller, Psn, Qp, QpConfig, QpState, QpType, Qpn, RKey, ReadyToReceive, ReadyToSend, ReceiveWorkRequest,
     RemoteAddress, RnrTimer, SendFlags, SendOp, SendWorkRequest, Sge, Transition, UnreliablePath,
 };
@@ -77,12 +77,12 @@ impl Ends {
         Ends::over(guest, driver, ipv6)
     }
 
-    pub(crate) fn over(guest: &Guest, driver: Box<dyn PacketDriver>, ipv6: bool) -> Ends {
-        Ends::with(guest, driver, ipv6, &Config::default())
+    pub(crate) fn over(guest: &Guest, device: impl Into<Device>, ipv6: bool) -> Ends {
+        Ends::with(guest, device, ipv6, &Config::default())
     }
 
-    pub(crate) fn with(guest: &Guest, driver: Box<dyn PacketDriver>, ipv6: bool, config: &Config) -> Ends {
-        let mut context = Context::open(driver, config).expect("a context");
+    pub(crate) fn with(guest: &Guest, device: impl Into<Device>, ipv6: bool, config: &Config) -> Ends {
+        let mut context = Context::open(device, config).expect("a context");
         let address: std::net::IpAddr = GUEST[usize::from(ipv6)].parse().expect("an address");
         let gid_there = Gid::from(address);
         let sgid_index = context.port().gid_index_for(gid_there).expect("a GID of its kind");

@@ -51,7 +51,13 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     let exchanges = guest.inside(|| {
         let mut tally = Tally::default();
         for (device, ipv6) in [("af_xdp:fe0", false), ("af_xdp:fe0", true), ("udp:10.77.0.1", false)] {
-            let mut driver = device.parse::<DeviceSpec>().expect("a device").open().expect("fe0 is there");
+            let mut driver = device
+                .parse::<DeviceSpec>()
+                .expect("a device")
+                .open()
+                .expect("fe0 is there")
+                .into_driver()
+                .expect("a packet driver");
             // There are no frames to record of a socket.
             let file = device.starts_with("af_xdp").then(|| {
                 let name = format!("marked-{}-{ipv6}.pcapng", std::process::id());

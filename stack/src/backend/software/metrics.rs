@@ -35,15 +35,10 @@ impl Software {
             ("qp", qps.usage()),
             ("connection", self.engine.connections()),
         ];
-        let in_use = resources.map(|(kind, (used, _))| (kind, used as u64));
-        metrics.push_gauges("resource_in_use", "Objects that exist.", "resource", in_use);
-        let limits = resources.map(|(kind, (_, capacity))| (kind, capacity as u64));
-        metrics.push_gauges("resource_limit", "Objects that can exist.", "resource", limits);
         let mut by_state = [0; QpState::ALL_BUT_RESET.len() + 1];
         qps.iter().for_each(|qp| by_state[qp.state as usize] += 1);
         let states = [QpState::Reset].into_iter().chain(QpState::ALL_BUT_RESET);
-        let states = states.map(|state| (state.name(), by_state[state as usize]));
-        metrics.push_gauges("qps", "Queue pairs by state.", "state", states);
+        metrics.push_objects(&resources, states.map(|state| (state.name(), by_state[state as usize])));
         self.push_reactions(&mut metrics);
         metrics
     }

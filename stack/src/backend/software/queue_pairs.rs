@@ -1,8 +1,9 @@
 //! Queue pairs, and the work requests that are posted to them.
 
-use ferroce_wire::{Qpn, Service};
+use ferroce_wire::Qpn;
 
-use super::{Software, in_order};
+use super::Software;
+use crate::backend::in_order;
 use crate::engine::congestion::Reaction;
 use crate::engine::mw::MwBind;
 use crate::verbs::{
@@ -92,14 +93,7 @@ impl Software {
         }
         let kind = wr.op.kind();
         if !kind.is_on(queue_pair.service) {
-            let expected = match queue_pair.service {
-                Service::Ud => "SendTo or SendToWithImm on a UD queue pair",
-                Service::Uc => {
-                    "Send or Write, with an immediate or without, BindMw or LocalInvalidate on a UC queue pair"
-                }
-                _ => "any operation but SendTo and SendToWithImm on an RC queue pair",
-            };
-            return Err(Error::invalid("op", format_args!("{:?}", wr.op), expected));
+            return Err(wr.op.not_on(queue_pair.service));
         }
         if kind.is_read_or_atomic {
             if queue_pair.state != QpState::Error && queue_pair.requester.attributes().max_rd_atomic == 0 {

@@ -2,7 +2,8 @@
 
 use std::task::Waker;
 
-use super::{Software, in_order};
+use super::Software;
+use crate::backend::in_order;
 use crate::engine::cq::CompletionQueue;
 use crate::engine::rq::ReceiveQueue;
 use crate::engine::shared::Shared;

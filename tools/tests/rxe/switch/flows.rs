@@ -104,7 +104,8 @@ impl Flows {
 
 fn open(device: &str) -> Box<dyn PacketDriver> {
     let spec: DeviceSpec = device.parse().expect("a device");
-    spec.open().unwrap_or_else(|error| panic!("{device}: {error}"))
+    let opened = spec.open().unwrap_or_else(|error| panic!("{device}: {error}"));
+    opened.into_driver().expect("a packet driver")
 }
 
 /// The flows at the sender.

@@ -1,0 +1,70 @@
+//! Waiting for a device.
+
+use std::os::fd::BorrowedFd;
+use std::task::Waker;
+use std::time::Duration;
+
+use super::completion::CompletionChannel;
+use super::device::Device;
+use crate::waker::Doorbell;
+use crate::{Armed, Error};
+
+/// What the owner of a device waits for: the events of a completion channel, asynchronous events, and other threads.
+#[derive(Debug)]
+pub struct Waiting {
+    doorbell: Doorbell,
+    device: Device,
+    channel: CompletionChannel,
+}
+
+impl Waiting {
+    /// For a channel of a device.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], [`Error::Os`].
+    pub fn new(device: &Device, channel: &CompletionChannel) -> Result<Waiting, Error> {
+        let doorbell = Doorbell::new().map_err(|source| os(device, source))?;
+        let waiting = Waiting { doorbell, device: device.clone(), channel: channel.clone() };
+        waiting.descriptors()?;
+        Ok(waiting)
+    }
+
+    fn descriptors(&self) -> Result<[BorrowedFd<'_>; 2], Error> {
+        Ok([self.channel.fd()?, self.device.event_fd()?])
+    }
+
+    /// Readies it for a wait from outside.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], [`Error::Os`].
+    pub fn arm(&mut self) -> Result<Armed<'_>, Error> {
+        let Waiting { doorbell, device, channel } = self;
+        let descriptors = [channel.fd()?, device.event_fd()?];
+        doorbell.arm(descriptors.into_iter()).map_err(|source| os(device, source))?;
+        Ok(Armed { fd: Some(std::os::fd::AsFd::as_fd(&*doorbell)), longest: Duration::MAX })
+    }
+
+    /// Ends what [`arm`](Waiting::arm) has begun.
+    pub fn disarm(&mut self) {
+        self.doorbell.disarm();
+    }
+
+    /// Blocks until there is an event, the [`waker`](Waiting::waker) is used, or `timeout` has passed.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], [`Error::Os`].
+    pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        let Waiting { doorbell, device, channel } = self;
+        let descriptors = [channel.fd()?, device.event_fd()?];
+        doorbell.wait_with(descriptors.into_iter(), timeout).map_err(|source| os(device, source))
+    }
+
+    /// What another thread ends a wait with.
+    pub fn waker(&self) -> Waker {
+        self.doorbell.waker()
+    }
+}
+
+fn os(device: &Device, source: std::io::Error) -> Error {
+    Error::Os { what: "waiting by file descriptor", interface: device.name().to_owned(), source }
+}

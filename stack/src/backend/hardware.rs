@@ -1,0 +1,241 @@
+//! The verbs by a card: an RNIC, or rdma_rxe, through libibverbs.
+//!
+//! The card has queues and memory of its own; what is kept here beside them is what an application finds out of ours: handles,
+//! its own numbers of work requests, how full queues are, which regions are in use.
+
+mod connections;
+mod datagrams;
+mod events;
+mod memory;
+mod metrics;
+mod port;
+mod queue_pairs;
+mod queues;
+mod transitions;
+mod waiting;
+mod work;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use ferroce_driver::rnic::{
+    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, Piece, ProtectionDomain,
+    SharedReceiveQueue, Waiting,
+};
+use ferroce_driver::{Capabilities, Nanos, Readiness};
+use ferroce_wire::Psn;
+use rand_chacha::ChaCha20Rng;
+use rand_chacha::rand_core::{RngCore, SeedableRng};
+
+use crate::engine::cq::CompletionQueue as Completions;
+use crate::engine::event::Events;
+use crate::engine::slab::{Slab, first_generation};
+use crate::telemetry::counters::Counters;
+use crate::telemetry::exporter::Exporter;
+use crate::verbs::{
+    Ah, Config, CongestionControl, Cq, DeviceAttributes, Error, Feature, Handle, Pd, Port, Qp,
+};
+use memory::{HardwareRegion, HardwareWindow};
+pub use port::RnicPort;
+use queue_pairs::HardwareQp;
+use queues::ReceiveSlots;
+use work::WorkId;
+
+/// A port of a card, and all that was made on it.
+pub(crate) struct Hardware {
+    qps: Slab<HardwareQp>,
+    cqs: Slab<HardwareCq>,
+    srqs: Slab<HardwareSrq>,
+    ahs: Slab<HardwareAh>,
+    mrs: Slab<HardwareRegion>,
+    mws: Slab<HardwareWindow>,
+    pds: Slab<ProtectionDomain>,
+    /// Queue pairs by their numbers.
+    numbers: HashMap<u32, Handle>,
+    /// The slots of the completion queues that there are.
+    live_cqs: Vec<u32>,
+    events: Events,
+    /// There have been completions or events since the owner last asked.
+    has_news: bool,
+    channel: CompletionChannel,
+    device: Device,
+    /// What of the port is looked up when it is asked for, and the number of the port.
+    port: Port,
+    port_number: u8,
+    /// The row of the card's GID table that each of ours is.
+    gid_rows: Vec<u8>,
+    attributes: DeviceAttributes,
+    limits: ferroce_driver::rnic::RnicLimits,
+    capabilities: Capabilities,
+    counters: Counters,
+    exporter: Option<Exporter>,
+    rng: ChaCha20Rng,
+    now: Nanos,
+    /// When asynchronous events are looked for again, in time and in polls: a look is a system call.
+    next_look: Nanos,
+    polls_to_look: u32,
+    readiness: Readiness,
+    waiting: Waiting,
+    /// Somebody waits, or has waited.
+    armed: bool,
+    /// The device has failed or was removed.
+    is_gone: bool,
+    /// Room for the pieces of work requests.
+    pieces: Vec<Piece>,
+}
+
+struct HardwareCq {
+    card: CompletionQueue,
+    queue: Completions,
+    /// Asked for solicited completions alone, which the card alone tells apart.
+    solicited_only: bool,
+}
+
+struct HardwareSrq {
+    card: SharedReceiveQueue,
+    pd: Pd,
+    slots: ReceiveSlots,
+    limit: u32,
+    users: u32,
+}
+
+struct HardwareAh {
+    card: AddressHandle,
+    pd: Pd,
+}
+
+impl Hardware {
+    pub(crate) fn open(opened: RnicPort, config: &Config) -> Result<Hardware, Error> {
+        config.check()?;
+        if config.congestion != CongestionControl::Off || config.notification.is_some() {
+            return Err(Error::Unsupported(Feature::CongestionControl));
+        }
+        if config.drop_access_errors {
+            return Err(Error::Unsupported(Feature::DropAccessErrors));
+        }
+        let most = u64::from(config.max_srqs).max(config.max_qps.into());
+        if most > WorkId::OBJECTS {
+            let expected = format!("at most {} with an RNIC", WorkId::OBJECTS);
+            return Err(Error::invalid("max_srqs", config.max_srqs, expected));
+        }
+        let RnicPort { device, number, limits, port, gid_rows, capabilities } = opened.for_config(config);
+        device.set_nonblocking()?;
+        let channel = CompletionChannel::new(&device)?;
+        let waiting = Waiting::new(&device, &channel)?;
+        let readiness = Readiness::new().map_err(|source| Error::waiting(&capabilities.interface, source))?;
+        let rng = match config.seed {
+            Some(seed) => ChaCha20Rng::from_seed(seed),
+            None => {
+                ChaCha20Rng::try_from_os_rng().map_err(|error| Error::Memory(std::io::Error::other(error)))?
+            }
+        };
+        let generation = first_generation(&rng);
+        Ok(Hardware {
+            qps: Slab::new(config.max_qps, generation),
+            cqs: Slab::new(config.max_cqs, generation),
+            srqs: Slab::new(config.max_srqs, generation),
+            ahs: Slab::new(config.max_ahs, generation),
+            mrs: Slab::new(config.max_mrs, generation),
+            mws: Slab::new(config.max_mws, generation),
+            pds: Slab::new(config.max_pds, generation),
+            numbers: HashMap::new(),
+            live_cqs: Vec::with_capacity(config.max_cqs as usize),
+            events: Events::new(config),
+            has_news: false,
+            channel,
+            device,
+            port,
+            port_number: number,
+            gid_rows,
+            attributes: port::attributes(config, &limits),
+            limits,
+            capabilities,
+            counters: Counters::default(),
+            exporter: None,
+            rng,
+            now: Nanos(0),
+            next_look: Nanos(0),
+            polls_to_look: 0,
+            readiness,
+            waiting,
+            armed: false,
+            is_gone: false,
+            pieces: vec![Piece::default(); work::CHUNK * work::SGES],
+        })
+    }
+
+    pub(crate) fn random_psn(&mut self) -> Psn {
+        Psn::new(self.rng.next_u32())
+    }
+
+    pub(crate) fn now(&self) -> Nanos {
+        self.now
+    }
+
+    pub(crate) fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
+        if self.armed {
+            self.end_wait()?;
+        }
+        super::check_time(now)?;
+        self.now = self.now.max(now);
+        self.polls_to_look = self.polls_to_look.saturating_sub(1);
+        if self.polls_to_look == 0 || self.now >= self.next_look {
+            self.look_for_events()?;
+        }
+        let mut taken = 0;
+        for place in 0..self.live_cqs.len() {
+            taken += self.drain(self.live_cqs[place])?;
+        }
+        if self.exporter.as_ref().is_some_and(|exporter| exporter.is_due(self.now))
+            && let Some(mut exporter) = self.exporter.take()
+        {
+            exporter.serve(self.now, || self.metrics());
+            self.exporter = Some(exporter);
+        }
+        Ok(taken)
+    }
+
+    /// Takes what the card has completed, as much as the queue here has room for.
+    fn drain(&mut self, index: u32) -> Result<usize, Error> {
+        let mut room = [Completion::EMPTY; BATCH];
+        let mut taken = 0;
+        loop {
+            let Some(cq) = self.cqs.at(index) else { return Ok(taken) };
+            let most = cq.queue.room().min(BATCH);
+            if most == 0 {
+                return Ok(taken);
+            }
+            let count = cq.card.poll(&mut room[..most])?;
+            for completion in &room[..count] {
+                self.complete(index, completion);
+            }
+            taken += count;
+            if count < most {
+                return Ok(taken);
+            }
+        }
+    }
+
+    fn pd(&self, pd: Pd) -> Result<&ProtectionDomain, Error> {
+        self.pds.get(pd.0).ok_or_else(|| Error::invalid_handle("PD", pd.0))
+    }
+
+    fn cq(&mut self, cq: Cq) -> Result<&mut HardwareCq, Error> {
+        self.cqs.get_mut(cq.0).ok_or_else(|| Error::invalid_handle("CQ", cq.0))
+    }
+
+    #[inline(always)]
+    fn qp(&mut self, qp: Qp) -> Result<&mut HardwareQp, Error> {
+        self.qps.get_mut(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))
+    }
+
+    fn ah(&self, ah: Ah) -> Result<&HardwareAh, Error> {
+        self.ahs.get(ah.0).ok_or_else(|| Error::invalid_handle("AH", ah.0))
+    }
+}
+
+/// Completions that are taken at once.
+const BATCH: usize = 16;
+/// How often asynchronous events are looked for, whichever comes first.
+const LOOK_INTERVAL: Duration = Duration::from_millis(1);
+const LOOK_POLLS: u32 = 1024;

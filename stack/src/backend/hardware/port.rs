@@ -1,0 +1,206 @@
+//! A port of a card, its tables, and what the card can do.
+
+use std::net::IpAddr;
+
+use ferroce_driver::Capabilities;
+use ferroce_driver::netlink::{Interface, Netlink};
+use ferroce_driver::rnic::{Device, RnicGid, RnicGidKind, RnicLimits, RnicPort as CardPort, Verbs};
+use ferroce_wire::{Gid, PKey};
+
+use super::Hardware;
+use crate::verbs::{Config, DeviceAttributes, Error, Feature, GidEntry, MAX_RD_ATOMIC, PkeyTable, Port};
+
+/// A port of an RNIC that is open.
+#[derive(Debug)]
+pub struct RnicPort {
+    pub(super) device: Device,
+    pub(super) number: u8,
+    pub(super) limits: RnicLimits,
+    pub(super) port: Port,
+    pub(super) gid_rows: Vec<u8>,
+    pub(super) capabilities: Capabilities,
+}
+
+impl RnicPort {
+    /// Opens a port of the device `name` by libibverbs: `number`, or its first one that speaks RoCE. `gid` is the only row
+    /// of the GID table that is used, if it is given.
+    ///
+    /// # Errors
+    /// [`Error::Driver`] with [`NoVerbs`](ferroce_driver::Error::NoVerbs), [`NoRnic`](ferroce_driver::Error::NoRnic) or
+    /// [`Verbs`](ferroce_driver::Error::Verbs); [`Error::Invalid`] for a port or a row that there is not.
+    pub fn open(name: &str, number: Option<u8>, gid: Option<u8>) -> Result<RnicPort, Error> {
+        RnicPort::open_by(&Verbs::load()?, name, number, gid)
+    }
+
+    /// The same by a libibverbs that is loaded already.
+    ///
+    /// # Errors
+    /// As [`open`](RnicPort::open).
+    pub fn open_by(
+        verbs: &Verbs,
+        name: &str,
+        number: Option<u8>,
+        gid: Option<u8>,
+    ) -> Result<RnicPort, Error> {
+        let device = verbs.open(name)?;
+        let details = device.details()?;
+        let ports = details.ports;
+        let numbers = || ports.iter().map(|port| port.number.to_string()).collect::<Vec<_>>().join(", ");
+        let found = match number {
+            Some(number) => ports.iter().find(|port| port.number == number).ok_or_else(|| {
+                Error::invalid("port", number, format!("a port of {name}, which has {}", numbers()))
+            })?,
+            None => ports.iter().find(|port| port.is_ethernet).ok_or_else(|| {
+                Error::invalid("device", name, "one with a port that speaks RoCE; this one speaks InfiniBand")
+            })?,
+        };
+        if !found.is_ethernet {
+            let expected = "a port that speaks RoCE; this one speaks InfiniBand";
+            return Err(Error::invalid("port", found.number, expected));
+        }
+        let interfaces = Netlink::open()?.interfaces()?;
+        let (port, gid_rows) = table(name, found, gid, &interfaces)?;
+        let mut capabilities = Capabilities::new("ibverbs", name, port.mac.0, port.mtu);
+        let addresses = port.gids.iter().filter(|entry| !entry.roce_v1);
+        capabilities.addresses = addresses.map(|entry| entry.gid.to_ip()).collect::<Vec<IpAddr>>();
+        capabilities.description = format!(
+            "port {} of {name} by libibverbs{}",
+            found.number,
+            if found.is_active { "" } else { "; its link is down" }
+        );
+        let (number, limits) = (found.number, details.limits);
+        Ok(RnicPort { device, number, limits, port, gid_rows, capabilities })
+    }
+
+    /// What the card says of itself.
+    pub fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Without the rows of RoCE v1, unless they are wanted.
+    pub(super) fn for_config(mut self, config: &Config) -> RnicPort {
+        if !config.roce_v1 {
+            let is_v2: Vec<bool> = self.port.gids.iter().map(|entry| !entry.roce_v1).collect();
+            let mut keep = is_v2.iter();
+            self.gid_rows.retain(|_| *keep.next().unwrap_or(&true));
+            self.port.gids.retain(|entry| !entry.roce_v1);
+        }
+        self
+    }
+}
+
+/// The tables of a port: RoCE v2 first, as in software, and the row of the card's that each of ours is.
+fn table(
+    name: &str,
+    port: &CardPort,
+    only: Option<u8>,
+    interfaces: &[Interface],
+) -> Result<(Port, Vec<u8>), Error> {
+    let of = |gid: &RnicGid| interfaces.iter().find(|interface| Some(interface.index) == gid.interface);
+    let mut rows: Vec<(u8, GidEntry)> = Vec::new();
+    for kind in [RnicGidKind::RoceV2, RnicGidKind::RoceV1] {
+        for gid in port.gids.iter().filter(|gid| gid.kind == kind) {
+            let Ok(row) = u8::try_from(gid.index) else { continue };
+            let vlan = of(gid).and_then(|interface| interface.vlan);
+            let entry = GidEntry::new(Gid(gid.gid)).roce_v1(kind == RnicGidKind::RoceV1).vlan(vlan);
+            if only.is_none_or(|only| only == row) {
+                rows.push((row, entry));
+            }
+        }
+    }
+    if let Some(only) = only
+        && rows.is_empty()
+    {
+        let there: Vec<String> =
+            port.gids.iter().map(|gid| format!("{}: {}", gid.index, Gid(gid.gid).to_ip())).collect();
+        let expected = format!(
+            "a row of the GID table of port {} of {name}, which has {}",
+            port.number,
+            there.join(", ")
+        );
+        return Err(Error::invalid("GID", only, expected));
+    }
+    let base = port.gids.iter().find_map(of);
+    let mut capabilities = Capabilities::new("ibverbs", name, [0; 6], 0);
+    if let Some(interface) = base {
+        (capabilities.mac, capabilities.mtu) = (interface.mac, interface.mtu);
+    } else if let Some(path_mtu) = port.path_mtu {
+        // The interface is in another namespace, or there is no address on it.
+        capabilities.mtu = path_mtu + MAX_HEADERS;
+    }
+    let mut table = Port::new(&capabilities, false);
+    table.pkeys = PkeyTable::of(port.pkeys.iter().map(|pkey| PKey(*pkey)));
+    let (gid_rows, gids) = rows.into_iter().unzip();
+    table.gids = gids;
+    Ok((table, gid_rows))
+}
+
+/// Bytes of the headers of a packet with IPv6.
+const MAX_HEADERS: u32 = 40 + 8 + 12 + 16 + 4 + 4;
+
+pub(super) fn attributes(config: &Config, limits: &RnicLimits) -> DeviceAttributes {
+    let rd_atom = limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom).min(MAX_RD_ATOMIC.into());
+    DeviceAttributes {
+        max_pd: config.max_pds.min(limits.max_pd),
+        max_mr: config.max_mrs.min(limits.max_mr),
+        max_mw: config.max_mws.min(limits.max_mw),
+        max_cq: config.max_cqs.min(limits.max_cq),
+        max_qp: config.max_qps.min(limits.max_qp),
+        max_pkeys: PkeyTable::MAX,
+        max_qp_rd_atom: rd_atom as u8,
+        mem_window_type_2b: limits.has_windows_2b,
+        flush_global: false,
+        flush_persistent: false,
+        atomic_write: false,
+    }
+}
+
+impl Hardware {
+    pub(crate) fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// The tables are the kernel's, which changes them when addresses come and go.
+    pub(crate) fn add_gid(&mut self, _: GidEntry) -> Result<usize, Error> {
+        Err(Error::Unsupported(Feature::TablesOfCard))
+    }
+
+    pub(crate) fn add_pkey(&mut self, _: PKey) -> Result<usize, Error> {
+        Err(Error::Unsupported(Feature::TablesOfCard))
+    }
+
+    pub(crate) fn remove_pkey(&mut self, index: usize) -> Result<(), Error> {
+        self.port.pkey(index)?;
+        Err(Error::Unsupported(Feature::TablesOfCard))
+    }
+
+    pub(crate) fn query_device(&self) -> &DeviceAttributes {
+        &self.attributes
+    }
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    /// Takes over what the kernel has changed. Rows that there were keep their places, for queue pairs name them.
+    pub(super) fn refresh_port(&mut self) -> Result<(), Error> {
+        let details = self.device.details()?;
+        let Some(port) = details.ports.iter().find(|port| port.number == self.port_number) else {
+            return Ok(());
+        };
+        let interfaces = Netlink::open()?.interfaces()?;
+        let (new, rows) = table(&self.capabilities.interface, port, None, &interfaces)?;
+        for (row, entry) in rows.into_iter().zip(new.gids) {
+            let place = self.gid_rows.iter().position(|own| *own == row);
+            match place {
+                Some(place) => self.port.gids[place] = entry,
+                None if entry.roce_v1 => {}
+                None => {
+                    self.gid_rows.push(row);
+                    self.port.gids.push(entry);
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,212 @@
+//! Completion queues and shared receive queues.
+
+use std::task::Waker;
+
+use ferroce_driver::rnic::{CompletionQueue, ReceiveRequest, SharedReceiveQueue};
+
+use super::work::{QueueKind, SGES, WorkId};
+use super::{Completions, Hardware, HardwareCq, HardwareSrq};
+use crate::engine::rq::total_length;
+use crate::verbs::{
+    Cq, Error, Handle, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
+    WorkCompletion,
+};
+
+/// Completions of the largest queue.
+const MAX_CQE: u32 = 1 << 22;
+/// Completions that a card's queue has room for beside those that were asked for: those of work requests whose success is not
+/// told, which make room in a send queue.
+const SPARE: u32 = 64;
+
+/// The receives of a shared receive queue, which complete in any order.
+pub(super) struct ReceiveSlots {
+    slots: Box<[(u64, u8)]>,
+    regions: Box<[u32]>,
+    max_sge: usize,
+    free: Vec<u32>,
+}
+
+impl ReceiveSlots {
+    fn new(depth: u32, max_sge: u8) -> ReceiveSlots {
+        ReceiveSlots {
+            slots: vec![(0, FREE); depth as usize].into(),
+            regions: vec![0; depth as usize * usize::from(max_sge)].into(),
+            max_sge: max_sge.into(),
+            free: (0..depth).rev().collect(),
+        }
+    }
+
+    fn depth(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    fn posted(&self) -> u32 {
+        self.depth() - self.free.len() as u32
+    }
+
+    /// Takes back the receive of a slot, by its number.
+    pub(super) fn complete(&mut self, slot: u32) -> Option<u64> {
+        let (wr_id, regions) = self.slots.get_mut(slot as usize)?;
+        if *regions == FREE {
+            return None;
+        }
+        *regions = FREE;
+        self.free.push(slot);
+        Some(*wr_id)
+    }
+
+    pub(super) fn users_of(&self, mr: Mr) -> u32 {
+        let places = self.slots.iter().zip(self.regions.chunks(self.max_sge));
+        let uses = |((_, used), regions): &(&(u64, u8), &[u32])| {
+            *used != FREE && regions[..usize::from(*used)].contains(&mr.0.index)
+        };
+        places.filter(uses).count() as u32
+    }
+}
+
+/// No receive is in the slot.
+const FREE: u8 = u8::MAX;
+
+impl Hardware {
+    pub(crate) fn create_cq(&mut self, capacity: u32) -> Result<Cq, Error> {
+        let most = MAX_CQE.min(self.limits.max_cqe);
+        if capacity == 0 || capacity > most {
+            return Err(Error::invalid("CQ capacity", capacity, format!("1 to {most}")));
+        }
+        let full = Error::Exhausted { kind: "CQ", limit: self.cqs.capacity(), setting: "max_cqs" };
+        let Some(index) = self.cqs.next_index() else { return Err(full) };
+        let on_card = capacity.saturating_add(SPARE).min(self.limits.max_cqe);
+        let card = CompletionQueue::new(on_card, &self.channel, index as usize)?;
+        let queue = Completions::new(capacity);
+        let cq = self.cqs.insert_with(|_| HardwareCq { card, queue, solicited_only: false }).ok_or(full)?;
+        self.live_cqs.push(index);
+        Ok(Cq(cq))
+    }
+
+    pub(crate) fn destroy_cq(&mut self, cq: Cq) -> Result<(), Error> {
+        let users = self.cq(cq)?.queue.users;
+        if users > 0 {
+            let users = format!("{users} send and receive queues");
+            return Err(Error::Busy { kind: "CQ", handle: format!("{:?}", cq.0), users });
+        }
+        self.cqs.remove(cq.0);
+        self.live_cqs.retain(|index| *index != cq.0.index);
+        self.events.forget(cq.into());
+        Ok(())
+    }
+
+    pub(crate) fn attach(&mut self, cq: Cq, waker: Waker) -> Result<(), Error> {
+        self.cq(cq)?.queue.waker = Some(waker);
+        Ok(())
+    }
+
+    /// Whoever polls the context does so no longer: nobody goes on waiting for completions.
+    pub(crate) fn wake_channels(&mut self) {
+        self.cqs.iter_mut().for_each(|cq| cq.queue.wake_waiting());
+    }
+
+    pub(crate) fn check_cq(&mut self, cq: Cq) -> Result<(), Error> {
+        self.cq(cq).map(drop)
+    }
+
+    pub(crate) fn poll_cq(&mut self, cq: Cq) -> Result<Option<WorkCompletion>, Error> {
+        Ok(self.cq(cq)?.queue.pop())
+    }
+
+    #[inline]
+    pub(crate) fn poll_cq_into(&mut self, cq: Cq, room: &mut [WorkCompletion]) -> Result<usize, Error> {
+        let queue = &mut self.cq(cq)?.queue;
+        let mut count = 0;
+        for (place, completion) in room.iter_mut().zip(std::iter::from_fn(|| queue.pop())) {
+            *place = completion;
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    pub(crate) fn req_notify_cq(&mut self, cq: Cq, notify: Notify) -> Result<(), Error> {
+        let cq = self.cq(cq)?;
+        if notify == Notify::Solicited {
+            cq.card.request_event(true)?;
+            cq.solicited_only = true;
+        }
+        cq.queue.arm(notify);
+        Ok(())
+    }
+
+    pub(crate) fn create_srq(&mut self, config: &SrqConfig) -> Result<Srq, Error> {
+        let domain = self.pd(config.pd)?;
+        config.check()?;
+        let full = Error::Exhausted { kind: "SRQ", limit: self.srqs.capacity(), setting: "max_srqs" };
+        if self.srqs.is_full() {
+            return Err(full);
+        }
+        let depth = config.max_wr.next_power_of_two().min(self.limits.max_srq_wr.max(config.max_wr));
+        let card = SharedReceiveQueue::new(domain, depth, config.max_sge.into())?;
+        let slots = ReceiveSlots::new(depth, config.max_sge);
+        let srq = HardwareSrq { card, pd: config.pd, slots, limit: 0, users: 0 };
+        self.srqs.insert_with(|_| srq).map(Srq).ok_or(full)
+    }
+
+    pub(crate) fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
+        let Hardware { srqs, mrs, pieces, .. } = self;
+        let queue = srqs.get_mut(srq.0).ok_or_else(|| Error::invalid_handle("SRQ", srq.0))?;
+        let ReceiveSlots { slots, regions, max_sge, free } = &mut queue.slots;
+        let Some(slot) = free.last().copied() else {
+            return Err(Error::QueueFull { queue: "receive", depth: slots.len() as u32 });
+        };
+        total_length(wr.sges, *max_sge)?;
+        let pieces = super::queue_pairs::translate(mrs, wr.sges, &mut pieces[..SGES])?;
+        let wr_id = WorkId::new(QueueKind::Shared, srq.0, slot).to_card();
+        queue.card.post_receives(&[ReceiveRequest { wr_id, pieces }]).map_err(|refused| refused.error)?;
+        free.pop();
+        slots[slot as usize] = (wr.wr_id, wr.sges.len() as u8);
+        let places = &mut regions[slot as usize * *max_sge..];
+        places.iter_mut().zip(wr.sges).for_each(|(region, sge)| *region = sge.mr.0.index);
+        Ok(())
+    }
+
+    pub(crate) fn post_srq_recvs(
+        &mut self,
+        srq: Srq,
+        wrs: &[ReceiveWorkRequest<'_>],
+    ) -> Result<(), PostError> {
+        crate::backend::in_order(wrs, |wr| self.post_srq_recv(srq, wr))
+    }
+
+    pub(crate) fn arm_srq(&mut self, srq: Srq, limit: u32) -> Result<(), Error> {
+        let queue = self.srq(srq)?;
+        let depth = queue.slots.depth();
+        if limit > depth {
+            return Err(Error::invalid("SRQ limit", limit, format!("0 to {depth}, the depth of the SRQ")));
+        }
+        queue.card.set_limit(limit)?;
+        queue.limit = limit;
+        Ok(())
+    }
+
+    pub(crate) fn query_srq(&self, srq: Srq) -> Result<SrqAttributes, Error> {
+        let queue = self.srqs.get(srq.0).ok_or_else(|| Error::invalid_handle("SRQ", srq.0))?;
+        Ok(SrqAttributes { depth: queue.slots.depth(), posted: queue.slots.posted(), limit: queue.limit })
+    }
+
+    pub(crate) fn destroy_srq(&mut self, srq: Srq) -> Result<(), Error> {
+        let users = self.srq(srq)?.users;
+        if users > 0 {
+            let users = format!("{users} queue pairs");
+            return Err(Error::Busy { kind: "SRQ", handle: format!("{:?}", srq.0), users });
+        }
+        self.srqs.remove(srq.0);
+        self.events.forget(srq.into());
+        Ok(())
+    }
+
+    pub(super) fn srq(&mut self, srq: Srq) -> Result<&mut HardwareSrq, Error> {
+        self.srqs.get_mut(srq.0).ok_or_else(|| Error::invalid_handle("SRQ", srq.0))
+    }
+
+    /// The handle of a queue pair by its number, for completions of shared receive queues.
+    pub(super) fn qp_of(&self, qpn: u32) -> Option<Handle> {
+        self.numbers.get(&qpn).copied()
+    }
+}

@@ -1,0 +1,103 @@
+//! How long a context has nothing to do, and waiting until it has: inside, or by its file descriptor.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::task::Waker;
+use std::time::Duration;
+
+use ferroce_driver::Nanos;
+
+use super::Hardware;
+use crate::telemetry::exporter::Exporter;
+use crate::verbs::{Error, EventSource, Unreachable};
+
+impl Hardware {
+    /// A card has timers of its own.
+    pub(crate) fn next_timeout(&self) -> Option<Nanos> {
+        None
+    }
+
+    pub(crate) fn quiet_for(&self, now: Nanos) -> Option<Duration> {
+        let now = now.max(self.now);
+        self.exporter.as_ref().map(|exporter| Exporter::next_look(exporter).since(now))
+    }
+
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
+        if self.request_events()? {
+            self.waiting.wait(timeout)?;
+        }
+        self.polls_to_look = 0;
+        Ok(())
+    }
+
+    /// Asks the card for an event with the next completion of any queue. Returns `false` if there is one already.
+    fn request_events(&mut self) -> Result<bool, Error> {
+        if self.is_gone {
+            return Err(self.gone());
+        }
+        for place in 0..self.live_cqs.len() {
+            let index = self.live_cqs[place];
+            if let Some(cq) = self.cqs.at_mut(index) {
+                cq.card.request_event(cq.solicited_only)?;
+            }
+            // What came before the request raises no event.
+            if self.drain(index)? > 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    pub(crate) fn take_news(&mut self) -> bool {
+        std::mem::take(&mut self.has_news)
+    }
+
+    pub(crate) fn has_completions(&self) -> bool {
+        self.live_cqs.iter().any(|index| self.cqs.at(*index).is_some_and(|cq| cq.queue.has_completions()))
+    }
+
+    pub(crate) fn waker(&self) -> Option<Waker> {
+        Some(self.waiting.waker())
+    }
+
+    pub(crate) fn prepare_wait(&mut self, now: Nanos) -> Result<bool, Error> {
+        let quiet = self.quiet_for(now);
+        if quiet == Some(Duration::ZERO) || !self.request_events()? {
+            return Ok(false);
+        }
+        self.armed = true;
+        let armed = self.readiness.arm(self.waiting.arm()?, quiet);
+        armed.map_err(|source| Error::waiting(&self.capabilities.interface, source))
+    }
+
+    /// Makes the descriptor unreadable, before the poll looks at what made it readable.
+    #[cold]
+    pub(super) fn end_wait(&mut self) -> Result<(), Error> {
+        self.armed = false;
+        self.waiting.disarm();
+        self.polls_to_look = 0;
+        let disarmed = self.readiness.disarm();
+        disarmed.map_err(|source| Error::waiting(&self.capabilities.interface, source))
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.readiness.as_fd()
+    }
+
+    /// The kernel looks for next hops inside the verbs that need them.
+    pub(crate) fn awaits_next_hop(&self, source: EventSource) -> Result<bool, Error> {
+        let known = match source {
+            EventSource::Qp(qp) => self.qps.get(qp.0).is_some(),
+            EventSource::Ah(ah) => self.ahs.get(ah.0).is_some(),
+            EventSource::Cq(_) | EventSource::Srq(_) | EventSource::Port => true,
+        };
+        match source {
+            EventSource::Qp(qp) if !known => Err(Error::invalid_handle("QP", qp.0)),
+            EventSource::Ah(ah) if !known => Err(Error::invalid_handle("AH", ah.0)),
+            _ => Ok(false),
+        }
+    }
+
+    pub(crate) fn take_unreachable(&mut self, source: EventSource) -> Option<Unreachable> {
+        self.events.take_unreachable(source)
+    }
+}

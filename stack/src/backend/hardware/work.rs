@@ -1,0 +1,256 @@
+//! The card's numbers of work requests, and what is kept of each until it completes.
+
+use crate::verbs::{Handle, Mr, Sge, WcOpcode};
+
+/// Work requests that go to the card at once, and pieces of each at most.
+pub(super) const CHUNK: usize = 16;
+pub(super) const SGES: usize = 32;
+
+/// Where a work request is kept: what the card has as its `wr_id`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct WorkId {
+    pub(super) queue: QueueKind,
+    /// Of the queue pair, or of the shared receive queue.
+    pub(super) index: u32,
+    /// The low bits of its generation: a completion that is older than the object is known.
+    generation: u32,
+    /// In the queue, or of the slot.
+    pub(super) position: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueueKind {
+    Send = 0,
+    Receive = 1,
+    Shared = 2,
+}
+
+const INDEX_BITS: u32 = 20;
+const GENERATION_BITS: u32 = 10;
+const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
+
+impl WorkId {
+    /// How many objects can be told apart.
+    pub(super) const OBJECTS: u64 = 1 << INDEX_BITS;
+
+    #[inline]
+    pub(super) fn new(queue: QueueKind, handle: Handle, position: u32) -> WorkId {
+        WorkId { queue, index: handle.index, generation: handle.generation & GENERATIONS, position }
+    }
+
+    #[inline]
+    pub(super) fn to_card(self) -> u64 {
+        let WorkId { queue, index, generation, position } = self;
+        let object = (queue as u32) << (INDEX_BITS + GENERATION_BITS) | generation << INDEX_BITS | index;
+        u64::from(object) << 32 | u64::from(position)
+    }
+
+    /// `None` for what was never given to a card.
+    #[inline]
+    pub(super) fn from_card(number: u64) -> Option<WorkId> {
+        let (object, position) = ((number >> 32) as u32, number as u32);
+        let queue = match object >> (INDEX_BITS + GENERATION_BITS) {
+            0 => QueueKind::Send,
+            1 => QueueKind::Receive,
+            2 => QueueKind::Shared,
+            _ => return None,
+        };
+        let index = object & ((1 << INDEX_BITS) - 1);
+        Some(WorkId { queue, index, generation: object >> INDEX_BITS & GENERATIONS, position })
+    }
+
+    #[inline]
+    pub(super) fn is_of(self, handle: Handle) -> bool {
+        self.generation == handle.generation & GENERATIONS
+    }
+}
+
+/// What is kept of a work request.
+#[derive(Clone, Copy)]
+pub(super) struct Work {
+    /// The application's number.
+    pub(super) wr_id: u64,
+    pub(super) opcode: WcOpcode,
+    /// Its success is told.
+    pub(super) signaled: bool,
+    /// The window that it binds, or the key that it invalidates.
+    pub(super) window: WindowWork,
+    /// Regions.
+    regions: u8,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WindowWork {
+    None,
+    Bind { index: u32 },
+    Invalidate { rkey: u32 },
+}
+
+impl Work {
+    pub(super) fn new(wr_id: u64, opcode: WcOpcode, signaled: bool) -> Work {
+        Work { wr_id, opcode, signaled, window: WindowWork::None, regions: 0 }
+    }
+}
+
+/// Work requests in the order in which they complete, and the regions of each.
+pub(super) struct WorkQueue {
+    ring: Box<[Work]>,
+    /// The slots of regions: [`max_sge`](WorkQueue::max_sge) places for each work request.
+    regions: Box<[u32]>,
+    pub(super) max_sge: u32,
+    pub(super) depth: u32,
+    /// The positions of the oldest and of the next one.
+    tail: u32,
+    head: u32,
+    /// Those at the end that the card does not tell of.
+    pub(super) silent: u32,
+}
+
+impl WorkQueue {
+    pub(super) fn new(depth: u32, max_sge: u32) -> WorkQueue {
+        let places = depth.next_power_of_two() as usize;
+        let empty = Work::new(0, WcOpcode::Send, false);
+        WorkQueue {
+            ring: vec![empty; places].into(),
+            regions: vec![0; places * max_sge as usize].into(),
+            max_sge,
+            depth,
+            tail: 0,
+            head: 0,
+            silent: 0,
+        }
+    }
+
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.head.wrapping_sub(self.tail)
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.len() >= self.depth
+    }
+
+    /// The position of the next one.
+    #[inline]
+    pub(super) fn next(&self) -> u32 {
+        self.head
+    }
+
+    #[inline]
+    fn place(&self, position: u32) -> usize {
+        position as usize & (self.ring.len() - 1)
+    }
+
+    /// Adds one; there is room, and there are as many places for regions.
+    #[inline]
+    pub(super) fn push(&mut self, mut work: Work, sges: &[Sge]) {
+        let place = self.place(self.head);
+        work.regions = sges.len() as u8;
+        self.ring[place] = work;
+        let first = place * self.max_sge as usize;
+        for (region, sge) in self.regions[first..].iter_mut().zip(sges) {
+            *region = sge.mr.0.index;
+        }
+        self.head = self.head.wrapping_add(1);
+    }
+
+    /// Adds one that names a region beside those of its pieces.
+    pub(super) fn push_with(&mut self, mut work: Work, region: Mr) {
+        let place = self.place(self.head);
+        work.regions = 1;
+        self.ring[place] = work;
+        self.regions[place * self.max_sge as usize] = region.0.index;
+        self.head = self.head.wrapping_add(1);
+    }
+
+    /// Takes back the last one, which the card has refused.
+    pub(super) fn pop_newest(&mut self) {
+        if self.len() > 0 {
+            self.head = self.head.wrapping_sub(1);
+        }
+    }
+
+    /// Takes the one at `position` and all before it, which are done too. `None` if it is not outstanding.
+    #[inline]
+    pub(super) fn complete(&mut self, position: u32) -> Option<Work> {
+        if position.wrapping_sub(self.tail) >= self.len() {
+            return None;
+        }
+        let work = self.ring[self.place(position)];
+        self.tail = position.wrapping_add(1);
+        self.silent = self.silent.min(self.len());
+        Some(work)
+    }
+
+    /// The next one that completes.
+    pub(super) fn pop_oldest(&mut self) -> Option<Work> {
+        self.complete(self.tail)
+    }
+
+    /// Whether the work requests before `position` that are still kept are done when that is: those of windows, in order.
+    pub(super) fn until(&self, position: u32) -> impl Iterator<Item = &Work> {
+        let count = position.wrapping_sub(self.tail);
+        let count = if count < self.len() { count } else { 0 };
+        (0..count).map(|n| &self.ring[self.place(self.tail.wrapping_add(n))])
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.tail = self.head;
+        self.silent = 0;
+    }
+
+    /// How many of the work requests name a region.
+    pub(super) fn users_of(&self, region: u32) -> u32 {
+        let uses = |n: &u32| {
+            let place = self.place(self.tail.wrapping_add(*n));
+            let first = place * self.max_sge as usize;
+            self.regions[first..first + usize::from(self.ring[place].regions)].contains(&region)
+        };
+        (0..self.len()).filter(uses).count() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_comes_back_as_it_was() {
+        for queue in [QueueKind::Send, QueueKind::Receive, QueueKind::Shared] {
+            for (index, generation, position) in [(0, 0, 0), (1, 2, 3), (0xf_ffff, 0x3ff, u32::MAX)] {
+                let handle = Handle { index, generation };
+                let id = WorkId::new(queue, handle, position);
+                assert_eq!(WorkId::from_card(id.to_card()), Some(id));
+                assert!(id.is_of(handle) && id.is_of(Handle { index, generation: generation | 0x400 }));
+                assert!(!id.is_of(Handle { index, generation: generation ^ 1 }));
+            }
+        }
+        assert_eq!(WorkId::from_card(u64::MAX), None);
+    }
+
+    #[test]
+    fn one_that_completes_ends_all_before_it() {
+        let mut queue = WorkQueue::new(4, 2);
+        let sge = |index| Mr(Handle { index, generation: 0 }).sge(0..1);
+        for round in 0..10u64 {
+            for n in 0..4 {
+                assert!(!queue.is_full());
+                queue.push(Work::new(10 * round + n, WcOpcode::Send, true), &[sge(n as u32), sge(7)]);
+            }
+            assert!(queue.is_full());
+            assert_eq!((queue.users_of(7), queue.users_of(2), queue.users_of(9)), (4, 1, 0));
+            let first = queue.next().wrapping_sub(4);
+            assert!(
+                queue.complete(first.wrapping_add(4)).is_none()
+                    && queue.complete(first.wrapping_sub(1)).is_none()
+            );
+            assert_eq!(queue.complete(first.wrapping_add(1)).map(|work| work.wr_id), Some(10 * round + 1));
+            assert_eq!((queue.users_of(7), queue.users_of(0), queue.users_of(3)), (2, 0, 1));
+            assert!(queue.complete(first).is_none(), "done already");
+            assert_eq!(queue.pop_oldest().map(|work| work.wr_id), Some(10 * round + 2));
+            queue.clear();
+            assert!(queue.pop_oldest().is_none() && queue.users_of(7) == 0);
+        }
+    }
+}
