@@ -15,7 +15,7 @@ fn minimal(pd: Pd, cq: Cq) -> QpConfig {
     modest(pd, cq).max_send_wr(1).max_recv_wr(1)
 }
 
-fn driver() -> Box<dyn PacketDriver> {
+fn driver() -> Device {
     "loopback".parse::<DeviceSpec>().unwrap().open().unwrap()
 }
 

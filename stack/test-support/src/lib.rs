@@ -7,6 +7,7 @@
 //!   [`cable`] is the port under the engine.
 //! - [`pair`]: two connected contexts on a simulated link, in virtual time.
 //! - [`junk`]: frames that no receiver should heed, by the reason for which each is dropped.
+//! - [`semantics`]: the semantics of the verbs, as cases for two contexts of any backend.
 //! - [`strangers`]: connections at work while hosts that are not there ask for more.
 //!
 //! Programs that use it count their allocations: `allocation_counter` is their allocator.
@@ -17,4 +18,5 @@ pub mod junk;
 pub mod packet;
 pub mod pair;
 pub mod peer;
+pub mod semantics;
 pub mod strangers;
