@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver_test_support::namespaces::{self, ip};
 
+use crate::share::{self, Share};
+
 /// The guest's addresses, and ours.
 pub(crate) const GUEST: [&str; 2] = ["10.77.0.11", "fd77::11"];
 pub(crate) const OURS: [&str; 2] = ["10.77.0.1", "fd77::1"];
@@ -22,6 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) struct Guest {
     cache: PathBuf,
     netns: String,
+    share: Share,
 }
 
 impl Guest {
@@ -33,7 +36,11 @@ impl Guest {
             );
             return None;
         };
-        let guest = Guest { cache: cache.into(), netns: format!("ferroce-rxe-{}", std::process::id()) };
+        let guest = Guest {
+            cache: cache.into(),
+            netns: format!("ferroce-rxe-{}", std::process::id()),
+            share: Share::new(),
+        };
         let up = guest.script(&["up", MTU]).status().expect("tools/interop/rxe runs");
         assert!(up.success(), "the guest does not come up");
         Some(guest)
@@ -56,12 +63,18 @@ impl Guest {
     fn script(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("interop/rxe"));
         command.env("RXE_CACHE", &self.cache).env("RXE_NETNS", &self.netns).args(arguments);
+        command.env("RXE_SHARE", self.share.folder());
         command
     }
 
     /// Starts a command in the guest.
     pub(crate) fn start(&self, command: &str) -> Running {
         Running::new(command, self.script(&["run", command]))
+    }
+
+    /// Starts a program of the [`Share`] in the guest: `ferroce` or `test`, with what is put before it in the environment.
+    pub(crate) fn start_inside(&self, environment: &str, program: &str, arguments: &str) -> Running {
+        self.start(&format!("{environment} {}", share::command(program, arguments)))
     }
 
     /// Starts a command of `ferroce` beside the guest.
@@ -197,10 +210,15 @@ impl Running {
     }
 
     /// Waits for it, and returns what it printed; as an error if it does not end well and in time.
-    pub(crate) fn finish(mut self) -> Result<String, String> {
+    pub(crate) fn finish(self) -> Result<String, String> {
+        self.finish_in(PATIENCE)
+    }
+
+    /// The same, for what takes longer.
+    pub(crate) fn finish_in(mut self, patience: Duration) -> Result<String, String> {
         let start = Instant::now();
         while self.child.try_wait().expect("a child can be waited for").is_none() {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > patience {
                 let _ = self.child.kill();
                 break;
             }

@@ -3,7 +3,7 @@
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases. Where `FERROCE_CAPTURES` names a folder it
 //! fills that with captures instead. `FERROCE_RXE_ONLY` names the parts that run, with commas between them: verbs, errors,
-//! outrun, impaired, marked, switch, programs, perftest, doctor, loss; of captures their names.
+//! outrun, impaired, marked, switch, semantics, programs, perftest, doctor, loss; of captures their names.
 
 mod captures;
 mod doctor;
@@ -16,6 +16,8 @@ mod outrun;
 mod peer;
 mod perftest;
 mod programs;
+mod semantics;
+mod share;
 mod switch;
 mod verbs;
 mod work;
@@ -27,6 +29,9 @@ use peer::Peer;
 
 #[test]
 fn the_kernels_rdma_rxe() {
+    if let Ok(ends) = std::env::var("FERROCE_ENDS") {
+        return semantics::inside(&ends);
+    }
     let Some(guest) = Guest::boot() else { return };
     Peer::start(&guest);
     let only = std::env::var("FERROCE_RXE_ONLY").ok();
@@ -48,6 +53,7 @@ fn the_kernels_rdma_rxe() {
         ("impaired", impaired::run),
         ("marked", marked::run),
         ("switch", switch::run),
+        ("semantics", semantics::run),
     ]);
     let programs = run(&[("programs", programs::run), ("perftest", perftest::run), ("doctor", doctor::run)]);
     let (mut lossy, mut lossy_programs) = (0, 0);

@@ -457,7 +457,10 @@ impl Hardware {
             return;
         }
         let flags = completion.wc_flags;
-        told.grh = flags & Completion::GRH != 0;
+        eprintln!("DEBUG {completion:?}");
+        // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
+        let is_datagram = self.qps.get(told.qp.0).is_some_and(|qp| qp.qp_type == QpType::Ud);
+        told.grh = is_datagram && flags & Completion::GRH != 0;
         if flags & Completion::WITH_IMM != 0 {
             told.immediate = Some(u32::from_be(completion.imm_or_key));
         }

@@ -1,0 +1,69 @@
+//! The semantics of the verbs, over rdma_rxe at one end or both: this test itself, run in the guest.
+
+use std::time::Duration;
+
+use ferroce::{Config, Context, DeviceSpec};
+use ferroce_driver_test_support::namespaces;
+use ferroce_test_support::semantics::{self, Kind, Pair};
+
+use crate::guest::Guest;
+
+/// rdma_rxe at one end of a cable, and a namespace for software at the other.
+const CABLE: &str = "ip netns add soft && ip link add v0 type veth peer name v1 && ip link set v1 netns soft && \
+    ip link set v0 mtu 9000 up && ip addr add 10.79.0.1/24 dev v0 && ip -n soft link set lo up && \
+    ip -n soft link set v1 mtu 9000 up && ip -n soft addr add 10.79.0.2/24 dev v1 && rdma link add rxe1 type rxe netdev v0";
+/// Ends of the cases; the requester first.
+const PAIRS: [(&str, &str); 3] = [
+    ("rdma_rxe to rdma_rxe", "ibverbs:rxe0,ibverbs:rxe0"),
+    ("rdma_rxe to software", "ibverbs:rxe1,udp:10.79.0.2@soft"),
+    ("software to rdma_rxe", "udp:10.79.0.2@soft,ibverbs:rxe1"),
+];
+/// Of all cases over one pair, in an emulated guest on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(400);
+
+/// Runs all cases in the guest. Returns how many.
+pub(crate) fn run(guest: &Guest) -> u32 {
+    guest.start(CABLE).succeed();
+    let mut wrong = Vec::new();
+    for (pair, ends) in PAIRS {
+        let only =
+            std::env::var("FERROCE_CASE").map(|words| format!("FERROCE_CASE='{words}'")).unwrap_or_default();
+        let environment = format!("cd /tmp; RUST_BACKTRACE=0 FERROCE_ENDS={ends} {only}");
+        let said = guest.start_inside(&environment, "test", "--nocapture").finish_in(PATIENCE);
+        let (text, is_right) = said.map_or_else(|text| (text, false), |text| (text, true));
+        println!("{pair}\n{text}");
+        if !is_right {
+            wrong.push(pair);
+        }
+    }
+    guest.start("rdma link delete rxe1; ip netns del soft").succeed();
+    assert!(wrong.is_empty(), "{wrong:?}: see WRONG above");
+    (PAIRS.len() * semantics::cases().len()) as u32
+}
+
+/// In the guest: runs the cases over these ends, `DEVICE` or `DEVICE@NAMESPACE` with a comma between them, and prints the
+/// table.
+pub(crate) fn inside(ends: &str) {
+    let only = std::env::var("FERROCE_CASE").ok();
+    let (a, b) = ends.split_once(',').expect("FERROCE_ENDS: two ends, with a comma between them");
+    let (kinds, contexts): (Vec<Kind>, Vec<Context>) = [a, b].map(open).into_iter().unzip();
+    let (kinds, contexts): ([Kind; 2], [Context; 2]) = match (kinds.try_into(), contexts.try_into()) {
+        (Ok(kinds), Ok(contexts)) => (kinds, contexts),
+        _ => unreachable!("two ends"),
+    };
+    let mut pair = Pair::new(contexts).expect("two ends that reach each other");
+    let (table, wrong) = semantics::run(&mut pair, kinds, only.as_deref());
+    println!("{table}{wrong} wrong");
+    assert_eq!(wrong, 0);
+}
+
+fn open(end: &str) -> (Kind, Context) {
+    let (device, namespace) = end.split_once('@').unwrap_or((end, ""));
+    let kind = if device.starts_with("ibverbs:") { Kind::Rxe } else { Kind::Software };
+    let open = || {
+        let spec: DeviceSpec = device.parse().expect("a device");
+        let opened = spec.open().unwrap_or_else(|error| panic!("{device}: {error}"));
+        Context::open(opened, &Config::default()).unwrap_or_else(|error| panic!("{device}: {error}"))
+    };
+    (kind, if namespace.is_empty() { open() } else { namespaces::inside(namespace, open) })
+}
