@@ -55,7 +55,6 @@ mod bpf;
 mod filter;
 mod frames;
 mod layout;
-mod membership;
 mod queue;
 mod returns;
 mod rx_chunks;
@@ -72,6 +71,7 @@ use tracing::{info, warn};
 use xsk_rs::umem::frame::FrameDesc;
 
 use crate::icmp::IcmpListener;
+use crate::membership::Membership;
 use crate::netlink::{Interface, Netlink, XdpMode};
 use crate::waker::Doorbell;
 use crate::{
@@ -80,7 +80,6 @@ use crate::{
 use attachment::Attachment;
 use frames::{Frames, Pages, TxSlots};
 use layout::{FRAME_OVERHEAD, Layout, check};
-use membership::Membership;
 use queue::Queue;
 use socket::{bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 

@@ -32,6 +32,7 @@ pub mod heap;
 mod icmp;
 mod kept;
 pub mod loopback;
+mod membership;
 pub mod memory;
 #[cfg(feature = "dpdk")]
 mod neighbour;
@@ -61,6 +62,7 @@ pub use frame::{
     EitherSource, FilteredSink, FilteredSource, FrameSink, FrameSource, Gathered, Sent, TAIL_MAX,
 };
 pub use kept::{KeptFrame, RxFrame};
+pub use membership::Membership;
 pub use memory::{Memory, MemoryError, MemoryKind, Payload, Pinned, Span};
 pub use next_hop::{NextHop, Refusal, RefusalReason};
 pub use prefetch::prefetch;

@@ -22,7 +22,7 @@ use ferroce_driver::rnic::{
     AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, Piece, ProtectionDomain,
     SharedReceiveQueue, Waiting,
 };
-use ferroce_driver::{Capabilities, Nanos, Readiness};
+use ferroce_driver::{Capabilities, Membership, Nanos, Readiness};
 use ferroce_wire::Psn;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
@@ -64,6 +64,10 @@ pub(crate) struct Hardware {
     port_number: u8,
     /// The row of the card's GID table that each of ours is.
     gid_rows: Vec<u8>,
+    /// Of the port's interface: `ibv_attach_mcast` tells the card alone.
+    membership: Membership,
+    /// It is rdma_rxe, which has some numbers of its own.
+    is_rxe: bool,
     attributes: DeviceAttributes,
     limits: ferroce_driver::rnic::RnicLimits,
     capabilities: Capabilities,
@@ -118,7 +122,8 @@ impl Hardware {
             let expected = format!("at most {} with an RNIC", WorkId::OBJECTS);
             return Err(Error::invalid("max_srqs", config.max_srqs, expected));
         }
-        let RnicPort { device, number, limits, port, gid_rows, capabilities } = opened.for_config(config);
+        let RnicPort { device, number, limits, port, gid_rows, membership, is_rxe, capabilities } =
+            opened.for_config(config);
         device.set_nonblocking()?;
         let channel = CompletionChannel::new(&device)?;
         let waiting = Waiting::new(&device, &channel)?;
@@ -147,6 +152,8 @@ impl Hardware {
             port,
             port_number: number,
             gid_rows,
+            membership,
+            is_rxe,
             attributes: port::attributes(config, &limits),
             limits,
             capabilities,

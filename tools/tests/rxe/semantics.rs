@@ -44,26 +44,32 @@ pub(crate) fn run(guest: &Guest) -> u32 {
 /// In the guest: runs the cases over these ends, `DEVICE` or `DEVICE@NAMESPACE` with a comma between them, and prints the
 /// table.
 pub(crate) fn inside(ends: &str) {
-    let only = std::env::var("FERROCE_CASE").ok();
-    let (a, b) = ends.split_once(',').expect("FERROCE_ENDS: two ends, with a comma between them");
-    let (kinds, contexts): (Vec<Kind>, Vec<Context>) = [a, b].map(open).into_iter().unzip();
-    let (kinds, contexts): ([Kind; 2], [Context; 2]) = match (kinds.try_into(), contexts.try_into()) {
-        (Ok(kinds), Ok(contexts)) => (kinds, contexts),
-        _ => unreachable!("two ends"),
+    let ends: Vec<(&str, Option<&str>)> = ends
+        .split(',')
+        .map(|end| end.split_once('@').map_or((end, None), |(end, name)| (end, Some(name))))
+        .collect();
+    let [a, b] = ends[..] else { panic!("FERROCE_ENDS: two ends, with a comma between them") };
+    // A card is the kernel's wherever this thread is; software opens sockets later too.
+    let opened = [a, b].map(|(device, namespace)| namespace.is_none().then(|| open(device)));
+    let go_on = || {
+        let mut ends =
+            [a, b].into_iter().zip(opened).map(|((device, _), end)| end.unwrap_or_else(|| open(device)));
+        let mut next = || ends.next().expect("two ends");
+        let ((first, a), (second, b)) = (next(), next());
+        let mut pair = Pair::new([a, b]).expect("two ends that reach each other");
+        semantics::run(&mut pair, [first, second], std::env::var("FERROCE_CASE").ok().as_deref())
     };
-    let mut pair = Pair::new(contexts).expect("two ends that reach each other");
-    let (table, wrong) = semantics::run(&mut pair, kinds, only.as_deref());
+    let (table, wrong) = match a.1.or(b.1) {
+        Some(namespace) => namespaces::inside(namespace, go_on),
+        None => go_on(),
+    };
     println!("{table}{wrong} wrong");
     assert_eq!(wrong, 0);
 }
 
-fn open(end: &str) -> (Kind, Context) {
-    let (device, namespace) = end.split_once('@').unwrap_or((end, ""));
+fn open(device: &str) -> (Kind, Context) {
     let kind = if device.starts_with("ibverbs:") { Kind::Rxe } else { Kind::Software };
-    let open = || {
-        let spec: DeviceSpec = device.parse().expect("a device");
-        let opened = spec.open().unwrap_or_else(|error| panic!("{device}: {error}"));
-        Context::open(opened, &Config::default()).unwrap_or_else(|error| panic!("{device}: {error}"))
-    };
-    (kind, if namespace.is_empty() { open() } else { namespaces::inside(namespace, open) })
+    let spec: DeviceSpec = device.parse().expect("a device");
+    let opened = spec.open().unwrap_or_else(|error| panic!("{device}: {error}"));
+    (kind, Context::open(opened, &Config::default()).unwrap_or_else(|error| panic!("{device}: {error}")))
 }

@@ -1,5 +1,7 @@
 //! Address handles and multicast groups.
 
+use std::io;
+
 use ferroce_driver::rnic::AddressHandle;
 use ferroce_wire::Gid;
 
@@ -37,20 +39,46 @@ impl Hardware {
         if !group.is_multicast() {
             return Err(Error::invalid("group", group, "a multicast address"));
         }
-        if !queue_pair.groups.contains(&group) {
-            queue_pair.card.attach(&group.0)?;
-            queue_pair.groups.push(group);
+        if queue_pair.groups.contains(&group) {
+            return Ok(());
+        }
+        queue_pair.card.attach(&group.0)?;
+        queue_pair.groups.push(group);
+        if self.members(group) == 1
+            && let Err(source) = self.membership.join(group.to_ip())
+        {
+            self.detach_from_card(qp, group)?;
+            return Err(self.membership_failed("joining a multicast group", source));
         }
         Ok(())
     }
 
     pub(crate) fn detach_mcast(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
         let queue_pair = self.qp(qp)?;
-        let Some(place) = queue_pair.groups.iter().position(|own| *own == group) else {
+        if !queue_pair.groups.contains(&group) {
             return Err(Error::invalid("group", group, "one that the QP is attached to"));
-        };
-        queue_pair.card.detach(&group.0)?;
-        queue_pair.groups.swap_remove(place);
+        }
+        self.detach_from_card(qp, group)?;
+        if self.members(group) == 0 {
+            let left = self.membership.leave(group.to_ip());
+            left.map_err(|source| self.membership_failed("leaving a multicast group", source))?;
+        }
         Ok(())
+    }
+
+    fn detach_from_card(&mut self, qp: Qp, group: Gid) -> Result<(), Error> {
+        let queue_pair = self.qp(qp)?;
+        queue_pair.card.detach(&group.0)?;
+        queue_pair.groups.retain(|own| *own != group);
+        Ok(())
+    }
+
+    fn members(&self, group: Gid) -> usize {
+        self.qps.iter().filter(|qp| qp.groups.contains(&group)).count()
+    }
+
+    fn membership_failed(&self, what: &'static str, source: io::Error) -> Error {
+        let interface = self.capabilities.interface.clone();
+        ferroce_driver::Error::Os { what, interface, source }.into()
     }
 }

@@ -2,9 +2,9 @@
 
 use std::net::IpAddr;
 
-use ferroce_driver::Capabilities;
 use ferroce_driver::netlink::{Interface, Netlink};
 use ferroce_driver::rnic::{Device, RnicGid, RnicGidKind, RnicLimits, RnicPort as CardPort, Verbs};
+use ferroce_driver::{Capabilities, Membership};
 use ferroce_wire::{Gid, PKey};
 
 use super::Hardware;
@@ -18,6 +18,8 @@ pub struct RnicPort {
     pub(super) limits: RnicLimits,
     pub(super) port: Port,
     pub(super) gid_rows: Vec<u8>,
+    pub(super) membership: Membership,
+    pub(super) is_rxe: bool,
     pub(super) capabilities: Capabilities,
 }
 
@@ -44,7 +46,7 @@ impl RnicPort {
     ) -> Result<RnicPort, Error> {
         let device = verbs.open(name)?;
         let details = device.details()?;
-        let ports = details.ports;
+        let ports = &details.ports;
         let numbers = || ports.iter().map(|port| port.number.to_string()).collect::<Vec<_>>().join(", ");
         let found = match number {
             Some(number) => ports.iter().find(|port| port.number == number).ok_or_else(|| {
@@ -68,8 +70,10 @@ impl RnicPort {
             found.number,
             if found.is_active { "" } else { "; its link is down" }
         );
-        let (number, limits) = (found.number, details.limits);
-        Ok(RnicPort { device, number, limits, port, gid_rows, capabilities })
+        let interface = found.gids.iter().find_map(|gid| gid.interface).unwrap_or(0);
+        let membership = Membership::new(interface, &capabilities.addresses);
+        let (number, limits, is_rxe) = (found.number, details.limits, details.vendor == VENDOR_RXE);
+        Ok(RnicPort { device, number, limits, port, gid_rows, membership, is_rxe, capabilities })
     }
 
     /// What the card says of itself.
@@ -135,6 +139,8 @@ fn table(
     Ok((table, gid_rows))
 }
 
+/// What rdma_rxe has in the place of a vendor.
+const VENDOR_RXE: u32 = 0xff_ffff;
 /// Bytes of the headers of a packet with IPv6.
 const MAX_HEADERS: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 

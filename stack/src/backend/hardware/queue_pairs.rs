@@ -457,14 +457,15 @@ impl Hardware {
             return;
         }
         let flags = completion.wc_flags;
-        eprintln!("DEBUG {completion:?}");
         // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
         let is_datagram = self.qps.get(told.qp.0).is_some_and(|qp| qp.qp_type == QpType::Ud);
         told.grh = is_datagram && flags & Completion::GRH != 0;
         if flags & Completion::WITH_IMM != 0 {
             told.immediate = Some(u32::from_be(completion.imm_or_key));
         }
-        if flags & Completion::WITH_INV != 0 {
+        // rdma_rxe has the number of the kernel's flag there, which is that of IBV_WC_IP_CSUM_OK for applications.
+        let invalidated = Completion::WITH_INV | if self.is_rxe { KERNEL_WITH_INV } else { 0 };
+        if flags & invalidated != 0 {
             told.invalidated = Some(RKey::new(completion.imm_or_key));
             self.revoke(completion.imm_or_key);
         }
@@ -506,6 +507,9 @@ impl Hardware {
         tracing::warn!(device = self.device.name(), "a completion of no work request: {completion:?}");
     }
 }
+
+/// `IB_WC_WITH_INVALIDATE`
+const KERNEL_WITH_INV: u32 = 4;
 
 /// Where the state leads when a send fails: UC and UD go on receiving.
 fn failed_send(qp_type: QpType, state: QpState) -> QpState {

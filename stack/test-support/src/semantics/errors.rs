@@ -20,7 +20,8 @@ pub(super) const CASES: &[(&str, fn(&mut Pair) -> Outcome)] = &[
     ("a receive that comes late", late_receive),
     ("a peer that is gone", peer_is_gone),
     ("work behind an error is flushed", flushed),
-    ("work that is posted in ERR is flushed", posted_in_error),
+    ("sends that are posted in ERR are flushed", sent_in_error),
+    ("receives that are posted in ERR are flushed", received_in_error),
     ("UC: a local error leads to SQE, and Resume out of it", uc_local_error),
 ];
 
@@ -199,10 +200,18 @@ fn flushed(pair: &mut Pair) -> Outcome {
     Ok(())
 }
 
-fn posted_in_error(pair: &mut Pair) -> Outcome {
+fn sent_in_error(pair: &mut Pair) -> Outcome {
     let qps = pair.connected(QpType::Rc, |config| config)?;
     pair.ends[0].context.modify_qp(qps[0], Transition::Error)?;
     pair.ends[0].send(qps[0], 1, SendOp::Send, &[])?;
+    pair.completes(0, 1, WcStatus::WrFlushErr)?;
+    Ok(())
+}
+
+fn received_in_error(pair: &mut Pair) -> Outcome {
+    let qps = pair.connected(QpType::Rc, |config| config)?;
+    pair.ends[0].receive(qps[0], 1, &[])?;
+    pair.ends[0].context.modify_qp(qps[0], Transition::Error)?;
     pair.completes(0, 1, WcStatus::WrFlushErr)?;
     pair.ends[0].receive(qps[0], 2, &[])?;
     pair.completes(0, 2, WcStatus::WrFlushErr)?;

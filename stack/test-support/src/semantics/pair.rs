@@ -7,8 +7,8 @@ use ferroce::*;
 
 use super::Outcome;
 
-/// How long anything may take: an emulated guest on a busy machine is slow.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the kernel may look for a next hop.
+const RESOLVE: Duration = Duration::from_secs(20);
 /// How long nothing may come.
 const SILENCE: Duration = Duration::from_millis(40);
 
@@ -34,6 +34,7 @@ pub struct End {
 pub struct Pair {
     /// The requester and the responder.
     pub ends: [End; 2],
+    pub(super) patience: Duration,
 }
 
 /// Both rights of regions, and all remote ones that every backend has.
@@ -135,7 +136,7 @@ impl End {
 
     /// An address handle.
     pub fn ah(&mut self, address: &AddressVector) -> Result<Ah, ferroce::Error> {
-        let ah = self.context.create_ah_blocking(self.pd, address, PATIENCE)?;
+        let ah = self.context.create_ah_blocking(self.pd, address, RESOLVE)?;
         self.ahs.push(ah);
         Ok(ah)
     }
@@ -199,7 +200,7 @@ impl Pair {
             (is_alike && !entry.gid.is_link_local()).then_some((index, there))
         });
         let (here, there) = both.next().ok_or("the two have no addresses of one kind")?;
-        Ok(Pair { ends: [End::new(a, here)?, End::new(b, there)?] })
+        Ok(Pair { ends: [End::new(a, here)?, End::new(b, there)?], patience: super::LONG })
     }
 
     /// Both poll once.
@@ -224,8 +225,8 @@ impl Pair {
             if let Some(found) = look(self)? {
                 return Ok(found);
             }
-            if start.elapsed() > PATIENCE {
-                return Err(format!("no {what} for {PATIENCE:?}").into());
+            if start.elapsed() > self.patience {
+                return Err(format!("no {what} for {:?}", self.patience).into());
             }
             self.turn()?;
         }

@@ -1,10 +1,12 @@
+//! Membership of multicast groups.
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
 /// Multicast groups of an interface. Kernel sockets are their members, which opens the filter of the
 /// network card and tells the routers (IGMP, MLD); the frames themselves come through the rings.
 #[derive(Debug)]
-pub(super) struct Membership {
+pub struct Membership {
     interface: u32,
     /// The interface's first IPv4 address, by which the kernel names it.
     address: Option<Ipv4Addr>,
@@ -14,7 +16,7 @@ pub(super) struct Membership {
 
 impl Membership {
     /// Of no group yet. The sockets are of the network namespace that the caller is in.
-    pub(super) fn new(interface: u32, addresses: &[IpAddr]) -> Membership {
+    pub fn new(interface: u32, addresses: &[IpAddr]) -> Membership {
         let address = addresses.iter().find_map(|address| match address {
             IpAddr::V4(address) => Some(*address),
             IpAddr::V6(_) => None,
@@ -24,14 +26,22 @@ impl Membership {
         Membership { interface, address, v4, v6 }
     }
 
-    pub(super) fn join(&self, group: IpAddr) -> io::Result<()> {
+    /// Joins a group.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn join(&self, group: IpAddr) -> io::Result<()> {
         match group {
             IpAddr::V4(group) => opened(&self.v4)?.join_multicast_v4(&group, &self.address()?),
             IpAddr::V6(group) => opened(&self.v6)?.join_multicast_v6(&group, self.interface),
         }
     }
 
-    pub(super) fn leave(&self, group: IpAddr) -> io::Result<()> {
+    /// Leaves it.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn leave(&self, group: IpAddr) -> io::Result<()> {
         match group {
             IpAddr::V4(group) => opened(&self.v4)?.leave_multicast_v4(&group, &self.address()?),
             IpAddr::V6(group) => opened(&self.v6)?.leave_multicast_v6(&group, self.interface),
