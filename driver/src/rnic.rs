@@ -20,6 +20,7 @@
 
 mod abi;
 mod completion;
+mod counters;
 mod device;
 mod memory;
 mod queue_pair;
@@ -31,6 +32,7 @@ use crate::Error;
 use abi::DeviceAttr;
 
 pub use completion::{Completion, CompletionChannel, CompletionQueue};
+pub use counters::PortCounters;
 pub use device::{AsyncEvent, Device};
 pub use memory::{Address, AddressHandle, ProtectionDomain, Region, Window, access};
 pub use queue_pair::{QueuePair, QueuePairChange, QueuePairConfig, QueuePairState, SharedReceiveQueue};

@@ -167,6 +167,7 @@ fn drivers() -> Vec<&'static str> {
         ("af_xdp", cfg!(feature = "af_xdp")),
         ("dpdk", cfg!(feature = "dpdk")),
         ("udp", true),
+        ("ibverbs", true),
         ("loopback", true),
     ];
     built.into_iter().filter(|(_, built)| *built).map(|(driver, _)| driver).collect()

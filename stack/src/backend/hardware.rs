@@ -19,8 +19,8 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ferroce_driver::rnic::{
-    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, Piece, ProtectionDomain,
-    SharedReceiveQueue, Waiting,
+    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, Piece, PortCounters,
+    ProtectionDomain, SharedReceiveQueue, Waiting,
 };
 use ferroce_driver::{Capabilities, Membership, Nanos, Readiness};
 use ferroce_wire::Psn;
@@ -30,7 +30,7 @@ use rand_chacha::rand_core::{RngCore, SeedableRng};
 use crate::engine::cq::CompletionQueue as Completions;
 use crate::engine::event::Events;
 use crate::engine::slab::{Slab, first_generation};
-use crate::telemetry::counters::Counters;
+use crate::telemetry::counters::{Counter, Counters};
 use crate::telemetry::exporter::Exporter;
 use crate::verbs::{
     Ah, Config, CongestionControl, Cq, DeviceAttributes, Error, Feature, Handle, Pd, Port, Qp,
@@ -72,6 +72,10 @@ pub(crate) struct Hardware {
     limits: ferroce_driver::rnic::RnicLimits,
     capabilities: Capabilities,
     counters: Counters,
+    /// What the kernel counts of the port, and what it had counted when the context was opened.
+    card_counters: PortCounters,
+    counted_before: Counters,
+    next_count: Nanos,
     exporter: Option<Exporter>,
     rng: ChaCha20Rng,
     now: Nanos,
@@ -135,6 +139,10 @@ impl Hardware {
             }
         };
         let generation = first_generation(&rng);
+        let names = Counter::all().map(Counter::name);
+        let card_counters = PortCounters::open(&capabilities.interface, number, names);
+        let mut counted_before = Counters::default();
+        metrics::read(&card_counters, |counter, value| counted_before.set(counter, value));
         Ok(Hardware {
             qps: Slab::new(config.max_qps, generation),
             cqs: Slab::new(config.max_cqs, generation),
@@ -158,6 +166,9 @@ impl Hardware {
             limits,
             capabilities,
             counters: Counters::default(),
+            card_counters,
+            counted_before,
+            next_count: Nanos(0),
             exporter: None,
             rng,
             now: Nanos(0),
@@ -243,6 +254,8 @@ impl Hardware {
 
 /// Completions that are taken at once.
 const BATCH: usize = 16;
+/// How often the kernel's counters are read.
+const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often asynchronous events are looked for, whichever comes first.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 const LOOK_POLLS: u32 = 1024;

@@ -312,6 +312,11 @@ impl Counters {
             .map(|counter| (counter.name(), self.value(counter)))
     }
 
+    /// As somebody else counts it.
+    pub(crate) fn set(&mut self, counter: Counter, value: u64) {
+        self.values[counter as usize] = value;
+    }
+
     pub(crate) fn count(&mut self, counter: Counter) {
         self.count_if(true, counter);
     }

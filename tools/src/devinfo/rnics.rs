@@ -116,7 +116,7 @@ impl RnicInfo {
 
     fn print(&self) -> Result<(), Failure> {
         let firmware = self.firmware.as_ref().map(|firmware| format!(", firmware {firmware}"));
-        say!("{} (RNIC){}: no backend of ferroce uses it yet", self.name, firmware.unwrap_or_default())?;
+        say!("{0} (RNIC){1}: -d ibverbs:{0}", self.name, firmware.unwrap_or_default())?;
         if let Some(error) = &self.error {
             say!("  {error}")?;
         }

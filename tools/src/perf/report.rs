@@ -30,8 +30,9 @@ pub(super) struct PerfReport {
     congestion: CongestionReport,
     /// Empty at the server.
     results: Vec<Measurement>,
-    retransmitted_packets: u64,
-    dropped_packets: u64,
+    /// None where the card does not tell.
+    retransmitted_packets: Option<u64>,
+    dropped_packets: Option<u64>,
     /// All counters of the stack that are not 0.
     counters: BTreeMap<&'static str, u64>,
 }
@@ -124,6 +125,7 @@ impl PerfReport {
         let capabilities = end.context.capabilities();
         let counters = end.context.counters();
         let driver = end.context.driver_stats();
+        let tells = capabilities.driver != "ibverbs";
         let dropped = counters.drops().map(|(_, count)| count).sum::<u64>();
         PerfReport {
             test: plan.name(),
@@ -139,8 +141,8 @@ impl PerfReport {
             selective_repeat: plan.selective_repeat,
             congestion: CongestionReport::new(end.congestion, &end.context),
             results,
-            retransmitted_packets: counters.value(Counter::RetransmittedPkts),
-            dropped_packets: dropped + driver.rx_dropped + driver.tx_dropped,
+            retransmitted_packets: tells.then(|| counters.value(Counter::RetransmittedPkts)),
+            dropped_packets: tells.then_some(dropped + driver.rx_dropped + driver.tx_dropped),
             counters: counters.iter().filter(|(_, count)| *count > 0).collect(),
         }
     }
@@ -179,7 +181,12 @@ impl PerfReport {
         if self.congestion.is_of_interest() {
             say!("{}", self.congestion)?;
         }
-        say!("{} packets retransmitted, {} dropped", self.retransmitted_packets, self.dropped_packets)
+        match (self.retransmitted_packets, self.dropped_packets) {
+            (Some(retransmitted), Some(dropped)) => {
+                say!("{retransmitted} packets retransmitted, {dropped} dropped")
+            }
+            _ => say!("the card does not tell what it has retransmitted and dropped"),
+        }
     }
 
     fn print_bandwidths(&self) -> Result<(), Failure> {

@@ -3,13 +3,14 @@
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases. Where `FERROCE_CAPTURES` names a folder it
 //! fills that with captures instead. `FERROCE_RXE_ONLY` names the parts that run, with commas between them: verbs, errors,
-//! outrun, impaired, marked, switch, semantics, programs, perftest, doctor, loss; of captures their names.
+//! outrun, impaired, marked, switch, semantics, hardware, programs, perftest, doctor, loss; of captures their names.
 
 mod captures;
 mod doctor;
 mod ends;
 mod errors;
 mod guest;
+mod hardware;
 mod impaired;
 mod marked;
 mod outrun;
@@ -31,6 +32,9 @@ use peer::Peer;
 fn the_kernels_rdma_rxe() {
     if let Ok(ends) = std::env::var("FERROCE_ENDS") {
         return semantics::inside(&ends);
+    }
+    if let Ok(device) = std::env::var("FERROCE_REMOVED") {
+        return hardware::inside(&device);
     }
     let Some(guest) = Guest::boot() else { return };
     Peer::start(&guest);
@@ -54,6 +58,7 @@ fn the_kernels_rdma_rxe() {
         ("marked", marked::run),
         ("switch", switch::run),
         ("semantics", semantics::run),
+        ("hardware", hardware::run),
     ]);
     let programs = run(&[("programs", programs::run), ("perftest", perftest::run), ("doctor", doctor::run)]);
     let (mut lossy, mut lossy_programs) = (0, 0);

@@ -3,7 +3,7 @@
 use ferroce_driver::rnic::AsyncEvent;
 
 use super::work::WorkQueue;
-use super::{Hardware, LOOK_INTERVAL, LOOK_POLLS};
+use super::{COUNT_INTERVAL, Hardware, LOOK_INTERVAL, LOOK_POLLS};
 use crate::telemetry::counters::Counter;
 use crate::verbs::{
     Cq, Error, Event, EventSource, Handle, Qp, QpState, Srq, WcOpcode, WcStatus, WorkCompletion,
@@ -46,6 +46,10 @@ impl Hardware {
             }
         }
         self.take_channel_events()?;
+        if self.now >= self.next_count {
+            self.next_count = self.now + COUNT_INTERVAL;
+            self.count();
+        }
         if self.is_gone { Err(self.gone()) } else { Ok(()) }
     }
 

@@ -1,12 +1,22 @@
 //! What is counted, and showing it to others.
 
 use ferroce_driver::Stats;
+use ferroce_driver::rnic::PortCounters;
 
 use super::Hardware;
-use crate::telemetry::counters::Counters;
+use crate::telemetry::counters::{Counter, Counters};
 use crate::telemetry::exporter::Exporter;
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::{Error, QpState};
+
+/// Tells the counters of a port that are among ours.
+pub(super) fn read(card: &PortCounters, mut tell: impl FnMut(Counter, u64)) {
+    card.read(|place, value| {
+        if let Some(counter) = Counter::all().nth(place) {
+            tell(counter, value);
+        }
+    });
+}
 
 impl Hardware {
     /// The card moves the frames, and tells nobody how many.
@@ -16,6 +26,14 @@ impl Hardware {
 
     pub(crate) fn counters(&self) -> &Counters {
         &self.counters
+    }
+
+    /// Reads what the kernel counts, of all that use the port.
+    pub(super) fn count(&mut self) {
+        let Hardware { card_counters, counted_before, counters, .. } = self;
+        read(card_counters, |counter, value| {
+            counters.set(counter, value.saturating_sub(counted_before.value(counter)));
+        });
     }
 
     pub(crate) fn metrics(&self) -> Metrics {

@@ -162,7 +162,7 @@ impl<C: Beside> Session<C> {
         };
         if self.plan.doorbell() {
             let last = source_layout.range(index, message).end - 1;
-            self.end.context.bytes_mut(source)?[last] = doorbell(&source_layout, message);
+            self.end.context.write(source, last as u64, &[doorbell(&source_layout, message)])?;
         }
         let data = Data::Sges(&[Sge { mr, offset, length }]);
         let wr = SendWorkRequest { wr_id: SENT << 32 | index as u64, op, data, flags: SendFlags::SIGNALED };
@@ -198,7 +198,9 @@ impl<C: Beside> Session<C> {
     pub(in crate::perf) fn rung(&self, message: u64) -> Result<bool, Failure> {
         let Regions { sink, sink_layout, .. } = self.regions()?;
         let last = sink_layout.range(0, message).end - 1;
-        Ok(self.end.context.bytes(sink)?[last] == doorbell(&sink_layout, message))
+        let mut bell = [0];
+        self.end.context.read(sink, last as u64, &mut bell)?;
+        Ok(bell[0] == doorbell(&sink_layout, message))
     }
 
     fn register(&mut self, layout: Layout, counters: Layout) -> Result<Regions, Failure> {

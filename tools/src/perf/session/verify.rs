@@ -10,16 +10,23 @@ impl<C: Beside> Session<C> {
     /// receives posted.
     pub(in crate::perf) fn prepare(&mut self, lap: u64, messages: &[u64]) -> Result<(), Failure> {
         let Regions { source, source_layout, sink, .. } = self.regions()?;
-        let atomic = self.plan.operation == Operation::Atomic;
-        if !atomic {
-            self.end.context.bytes_mut(sink)?.fill(0);
+        let context = &mut self.end.context;
+        if self.plan.operation != Operation::Atomic {
+            let sink_len = context.remote(sink)?.length;
+            let zeros = vec![0; CHUNK.min(sink_len as usize)];
+            for start in (0..sink_len).step_by(CHUNK) {
+                let length = (sink_len - start).min(CHUNK as u64) as usize;
+                context.write(sink, start, &zeros[..length])?;
+            }
         }
-        let bytes = self.end.context.bytes_mut(source)?;
-        if bytes.len() as u64 >= source_layout.region_len() {
+        if context.remote(source)?.length >= source_layout.region_len() {
+            let mut bytes = Vec::new();
             for (lane, count) in messages.iter().enumerate() {
                 for message in 0..(*count).min(source_layout.slots) {
                     let range = source_layout.range(lane, message);
-                    Pattern::new(self.role, lap, lane, message).fill(&mut bytes[range]);
+                    bytes.resize(range.len(), 0);
+                    Pattern::new(self.role, lap, lane, message).fill(&mut bytes);
+                    context.write(source, range.start as u64, &bytes)?;
                 }
             }
         }
@@ -37,22 +44,23 @@ impl<C: Beside> Session<C> {
 
     fn compare(&self, lap: u64, messages: &[u64]) -> Result<u64, Failure> {
         let Regions { sink, sink_layout, .. } = self.regions()?;
-        let bytes = self.end.context.bytes(sink)?;
-        if !self.plan.check || (bytes.len() as u64) < sink_layout.region_len() {
+        if !self.plan.check || self.end.context.remote(sink)?.length < sink_layout.region_len() {
             return Ok(0);
         }
+        let mut bytes = Vec::new();
         let from = if self.role == Origin::Client { Origin::Server } else { Origin::Client };
         let mut verified = 0;
         for (lane, count) in messages.iter().enumerate() {
             if self.plan.operation == Operation::Atomic {
-                verified += self.verify_atomics(lane, *count, bytes)?;
+                verified += self.verify_atomics(lane, *count)?;
                 continue;
             }
             for message in 0..*count {
-                let bytes = &bytes[sink_layout.range(lane, message)];
+                let range = sink_layout.range(lane, message);
                 // The doorbell was compared when it rang.
-                let bytes = &bytes[..bytes.len() - usize::from(self.plan.doorbell())];
-                Pattern::new(from, lap, lane, message).verify(bytes).map_err(|wrong| {
+                bytes.resize(range.len() - usize::from(self.plan.doorbell()), 0);
+                self.end.context.read(sink, range.start as u64, &mut bytes)?;
+                Pattern::new(from, lap, lane, message).verify(&bytes).map_err(|wrong| {
                     Failure::run(format!(
                         "wrong data: byte {} of message {message} (lap {lap}, QP {}) is {:#04x} instead of {:#04x}",
                         wrong.at, self.lanes[lane].qpn, wrong.found, wrong.expected
@@ -66,21 +74,22 @@ impl<C: Beside> Session<C> {
 
     /// The server finds its counter where `count` operations bring it, the client each value that
     /// it had before: each was done once, in order.
-    fn verify_atomics(&self, lane: usize, count: u64, bytes: &[u8]) -> Result<u64, Failure> {
-        let Regions { sink_layout, .. } = self.regions()?;
+    fn verify_atomics(&self, lane: usize, count: u64) -> Result<u64, Failure> {
+        let Regions { sink, sink_layout, .. } = self.regions()?;
         let QpLane { qpn, counted, .. } = self.lanes[lane];
-        let value = |range: std::ops::Range<usize>| {
-            bytes[range].first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes))
+        let value = |message| {
+            let range = sink_layout.range(lane, message);
+            self.end.context.load_u64(sink, range.start as u64)
         };
         let wrong = |what: String, found: u64, expected: u64| {
             Err(Failure::run(format!("wrong value: {what} of QP {qpn} is {found} instead of {expected}")))
         };
         if self.role == Origin::Server {
-            let (found, expected) = (value(sink_layout.range(lane, 0)), counted + count);
+            let (found, expected) = (value(0)?, counted + count);
             return if found == expected { Ok(8) } else { wrong("the counter".into(), found, expected) };
         }
         for message in 0..count {
-            let (found, expected) = (value(sink_layout.range(lane, message)), counted + message);
+            let (found, expected) = (value(message)?, counted + message);
             if found != expected {
                 return wrong(format!("the original of atomic {message}"), found, expected);
             }
@@ -88,3 +97,6 @@ impl<C: Beside> Session<C> {
         Ok(8 * count)
     }
 }
+
+/// Bytes that are cleared at once.
+const CHUNK: usize = 1 << 16;

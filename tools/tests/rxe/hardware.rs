@@ -1,0 +1,119 @@
+//! The command over rdma_rxe as a card of ours, in the guest, and what becomes of a card that is removed.
+
+use std::time::{Duration, Instant};
+
+use ferroce::{
+    Access, Config, Context, DeviceSpec, Event, Memory, Nanos, QpConfig, QpState, ReceiveWorkRequest,
+    Transition, WcStatus,
+};
+
+use crate::guest::{GUEST, Guest, OURS, report};
+
+/// What `ferroce` does in the guest on the card; outside is software, over AF_XDP.
+const COMMANDS: [&str; 10] = [
+    "pingpong --service rc -n 100",
+    "pingpong --service uc -n 100",
+    "pingpong --service ud -n 100",
+    "perf write bw -n 200 --check",
+    "perf read bw -n 200 --check",
+    "perf send bw -n 200 --check",
+    "perf atomic bw -n 200 --check",
+    "perf write lat -n 100",
+    "perf send lat -n 100",
+    "perf send bw -n 200 -c ud",
+];
+/// The TCP port of pingpong, perf and perftest.
+const PORT: u16 = 18515;
+/// Unmodified programs against `ferroce` on a card: what runs here, and there.
+const PERFTEST: [(&str, &str); 3] = [
+    ("perf write bw -n 200", "ib_write_bw -d rxe0 -x 1 -n 200 -F"),
+    ("perf read lat -n 200", "ib_read_lat -d rxe0 -x 1 -n 200 -F"),
+    ("perf send bw -n 200", "ib_send_bw -d rxe0 -x 1 -n 200 -F"),
+];
+
+pub(crate) fn run(guest: &Guest) -> u32 {
+    lists(guest);
+    for command in COMMANDS {
+        let (name, options) = command.split_once(' ').expect("a command and its options");
+        let server = guest.start_inside("", "ferroce", &format!("{name} -d ibverbs:rxe0 {options}"));
+        guest.wait_for_listener(PORT);
+        guest.start_ferroce(&format!("{name} -d af_xdp:fe0 {options} {}", GUEST[0])).succeed();
+        server.succeed();
+        report(command, "ibverbs:rxe0", "server");
+        let server = guest.start_server(&format!("{name} -d af_xdp:fe0 {options}"));
+        guest.start_inside("", "ferroce", &format!("{name} -d ibverbs:rxe0 {options} {}", OURS[0])).succeed();
+        server.succeed();
+        report(command, "ibverbs:rxe0", "client");
+    }
+    for (ours, theirs) in PERFTEST {
+        let (name, options) = ours.split_once(' ').expect("a command and its options");
+        let server = guest.start_inside("", "ferroce", &format!("{name} -d ibverbs:rxe0 {options}"));
+        guest.wait_for_listener(PORT);
+        guest.start(&format!("{theirs} {}", GUEST[0])).succeed();
+        server.succeed();
+        report(theirs, "ibverbs:rxe0", "server");
+    }
+    removed(guest);
+    (2 * COMMANDS.len() + PERFTEST.len() + 1) as u32
+}
+
+/// `devinfo` tells of the card, and the card of its addresses.
+fn lists(guest: &Guest) {
+    let said = guest.start_inside("", "ferroce", "devinfo -d ibverbs:rxe0").succeed();
+    for expected in ["device ibverbs: port 1 of rxe0", GUEST[0], GUEST[1]] {
+        assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
+    }
+}
+
+/// A card that is removed under a context.
+fn removed(guest: &Guest) {
+    guest
+        .start(
+            "ip link add v2 type veth peer name v3 && ip link set v2 up && ip link set v3 up && \
+                 ip addr add 10.80.0.1/24 dev v2 && rdma link add rxe2 type rxe netdev v2",
+        )
+        .succeed();
+    let said = guest.start_inside("cd /tmp; FERROCE_REMOVED=ibverbs:rxe2", "test", "--nocapture").succeed();
+    print!("{said}");
+    guest.start("ip link del v2").succeed();
+    report("a card that is removed", "ibverbs:rxe2", "owner");
+}
+
+/// In the guest: a context on a card, which is removed while receives are posted.
+pub(crate) fn inside(device: &str) {
+    let spec: DeviceSpec = device.parse().expect("a device");
+    let mut context = Context::open(spec.open().expect("the card"), &Config::default()).expect("a context");
+    let pd = context.alloc_pd().expect("a PD");
+    let cq = context.create_cq(16).expect("a CQ");
+    let qp = context.create_qp(&QpConfig::rc(pd, cq)).expect("a QP");
+    let memory = Memory::zeroed(4096).expect("memory");
+    let mr = context.register(pd, memory, Access::LOCAL_WRITE).expect("a region");
+    context.modify_qp(qp, Transition::Init { access: Access::NONE }).expect("INIT");
+    for wr_id in 1..=3 {
+        let sges = [mr.sge(0..64)];
+        context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges: &sges }).expect("a receive");
+    }
+    let (start, name) = (Instant::now(), device.trim_start_matches("ibverbs:"));
+    let now = || Nanos(start.elapsed().as_nanos() as u64);
+    context.poll(now()).expect("the card is there");
+    let deleted = std::process::Command::new("rdma").args(["link", "delete", name]).status();
+    assert!(deleted.expect("rdma runs").success());
+    let error = loop {
+        assert!(start.elapsed() < Duration::from_secs(20), "the removal is not told");
+        if let Err(error) = context.poll(now()) {
+            break error;
+        }
+    };
+    println!("told after {:?}: {error}", start.elapsed());
+    assert_eq!(context.next_event(), Some(Event::DeviceFatal));
+    for wr_id in 1..=3 {
+        let told = context.poll_cq(cq).expect("a CQ").expect("a completion");
+        assert_eq!((told.wr_id, told.status), (wr_id, WcStatus::WrFlushErr));
+    }
+    assert!(context.poll(now()).is_err() && context.prepare_wait(now()).is_err());
+    if let Ok(told) = context.query_qp(qp) {
+        assert_eq!(told.state, QpState::Error);
+    }
+    drop(context);
+    println!("all is given back after {:?}", start.elapsed());
+}
