@@ -16,8 +16,9 @@ use super::verbs::{Functions, Loaded};
 use super::{RnicDetails, RnicGid, RnicGidKind, RnicLimits, RnicPort};
 use crate::Error;
 
-/// Rows of GID tables that are believed.
+/// Rows of GID tables, and of P_Key tables, that are believed.
 const GIDS_MAX: usize = 1 << 16;
+const PKEYS_MAX: c_int = 128;
 
 /// A device that is open. Clones are the same one; it is closed with the last of them and of what was made on it.
 #[derive(Clone, Debug)]
@@ -160,7 +161,7 @@ impl Device {
             u32::try_from(code).ok().filter(|code| (1..=5).contains(code)).map(|code| 128 << code)
         };
         let rows = usize::try_from(port.gid_tbl_len).unwrap_or(0).min(GIDS_MAX);
-        let pkeys = (0..c_int::from(port.pkey_tbl_len)).map(|index| self.pkey(number, index));
+        let pkeys = (0..c_int::from(port.pkey_tbl_len).min(PKEYS_MAX)).map(|index| self.pkey(number, index));
         let port = RnicPort {
             number,
             is_active: port.state == PORT_ACTIVE,

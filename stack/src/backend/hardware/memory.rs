@@ -23,12 +23,12 @@ pub(super) struct HardwareWindow {
     /// The low bits of the key of the last bind.
     pub(super) key: u8,
     /// What the last bind opens that was posted, until it completes.
-    pub(super) posted: Option<Binding>,
-    bound: Option<Binding>,
+    pub(super) posted: Option<WindowBinding>,
+    bound: Option<WindowBinding>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Binding {
+pub(super) struct WindowBinding {
     pub(super) region: Mr,
     pub(super) remote: RemoteMemory,
 }

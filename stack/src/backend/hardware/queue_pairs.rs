@@ -6,7 +6,7 @@ use ferroce_driver::rnic::{
 };
 use ferroce_wire::{Gid, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer};
 
-use super::memory::{Binding, HardwareRegion, invalid, remote_rights};
+use super::memory::{WindowBinding, HardwareRegion, invalid, remote_rights};
 use super::work::{CHUNK, QueueKind, SGES, WindowWork, Work, WorkId, WorkQueue};
 use super::{Hardware, HardwareAh};
 use crate::engine::cq::Pushed;
@@ -311,7 +311,7 @@ impl Hardware {
                 queue_pair.sq.push_with(work, mr);
                 if let Some(window) = mws.get_mut(mw.0) {
                     window.key = key;
-                    window.posted = Some(Binding { region: mr, remote });
+                    window.posted = Some(WindowBinding { region: mr, remote });
                 }
             }
         }
