@@ -10,6 +10,7 @@ use ferroce::is_unprintable;
 use serde::{Deserialize, Serialize};
 
 use super::expansion::Expansion;
+use super::description::pair;
 use super::plan::{Flow, Message};
 use super::quantity::{Bytes, Rate, Time};
 use super::sizes::Sizes;
@@ -31,7 +32,7 @@ pub(crate) struct Traffic {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) to: Option<usize>,
     /// Sender and receiver, of the pattern of that name.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "pair::many")]
     pub(crate) pairs: Vec<[usize; 2]>,
     /// Flows send without end.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -330,8 +331,8 @@ impl Traffic {
         {
             return Err(wrong(
                 "hosts",
-                &format!("{} hosts", hosts.len()),
-                format!("at least 2, for {pattern}"),
+                &hosts.len(),
+                format!("at least 2 hosts, for {pattern}"),
             ));
         }
         let volumes = [self.endless, self.bytes.is_some(), self.sizes.is_some()];
