@@ -258,7 +258,10 @@ impl Args {
     fn check_outputs(&self) -> Result<(), Failure> {
         for (at, port) in self.pcap.iter().enumerate() {
             if self.pcap[..at].iter().any(|other| other.port() == port.port()) {
-                return Err(Failure::usage(format!("--pcap: {} is given twice; one file is enough", legible(port.port()))));
+                return Err(Failure::usage(format!(
+                    "--pcap: {} is given twice; one file is enough",
+                    legible(port.port())
+                )));
             }
         }
         let svg = self.svg.iter().map(|path| ("--svg", path.as_path()));
@@ -373,7 +376,10 @@ impl<'a> Campaign<'a> {
             && let Some(run) = case.runs.first()
         {
             let limit = self.bases[0].description.time.limit;
-            return format!("interrupted at {} of {limit}: this is a part of the run", legible_time(run.outcome.duration));
+            return format!(
+                "interrupted at {} of {limit}: this is a part of the run",
+                legible_time(run.outcome.duration)
+            );
         }
         let done: usize = cases.iter().map(|case| case.runs.len()).sum();
         let absent = self.bases.iter().filter(|base| cases.iter().all(|case| case.label != base.label));

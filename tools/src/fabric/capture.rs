@@ -54,7 +54,12 @@ impl PortFile {
         })?;
         let mut writer = Writer::create(&self.path, &self.port, &name(fabric, port))?;
         let recording = writer.recording();
-        fabric.tap(port, Box::new(move |now, leaves, frame| writer.write(Nanos(now.0.saturating_sub(BEGIN.0)), leaves, frame)));
+        fabric.tap(
+            port,
+            Box::new(move |now, leaves, frame| {
+                writer.write(Nanos(now.0.saturating_sub(BEGIN.0)), leaves, frame)
+            }),
+        );
         Ok(recording)
     }
 }

@@ -36,7 +36,9 @@ pub(crate) fn compared(lists: &[String], base: &Settings) -> Result<Vec<Compared
     for (at, one) in all.iter().enumerate() {
         if let Some(same) = all[..at].iter().find(|other| other.settings == one.settings) {
             let (label, same) = (legible(&one.label), legible(&same.label));
-            return Err(Failure::usage(format!("--compare: '{label}' is the same as '{same}'; give each setting once")));
+            return Err(Failure::usage(format!(
+                "--compare: '{label}' is the same as '{same}'; give each setting once"
+            )));
         }
     }
     Ok(all)
@@ -133,7 +135,10 @@ impl Compared {
                 // A word alone may have been meant for an option.
                 let names = match list.contains('=') {
                     true => String::new(),
-                    false => format!("; or values of an option, as kmin=50KB,100KB; options are {}", names.join(", ")),
+                    false => format!(
+                        "; or values of an option, as kmin=50KB,100KB; options are {}",
+                        names.join(", ")
+                    ),
                 };
                 Failure::usage(format!("--compare {}: {}{names}", legible(list), legible(text.trim_end())))
             })?;

@@ -127,7 +127,10 @@ fn check_apart(before: &[Outage], new: &[Outage], entry: &FailureEntry, place: u
     if let Some(other) = before.iter().find(|other| new.iter().any(|new| is_twice(other, new))) {
         let from = Time(other.from);
         let until = other.until.map_or("the end".to_owned(), |until| Time(until).to_string());
-        let right = format!("at a time at which {} is not down by another [[failure]], as from {from} to {until}", entry.what());
+        let right = format!(
+            "at a time at which {} is not down by another [[failure]], as from {from} to {until}",
+            entry.what()
+        );
         return Err(Wrong::new(format!("failure.{place}.at"), entry.at, right));
     }
     Ok(())

@@ -3,8 +3,8 @@
 use ferroce::CongestionControl;
 
 use super::description::{Control, Description, FailureEntry, SwitchSection};
-use super::memory::Memory;
 use super::heading::timeout;
+use super::memory::Memory;
 use super::options::{self, Settings};
 use super::quantity::Time;
 use super::traffic::Hosts;
@@ -44,8 +44,11 @@ pub(crate) fn notes(runs: &[Effect<'_>]) -> Vec<String> {
     let Some(mut common) = notes.pop() else { return Vec::new() };
     common.retain(|note| notes.iter().all(|others| others.contains(note)));
     let controls = || runs.iter().map(|run| run.description.control.congestion);
-    if runs.iter().all(|run| !run.description.switches.ecn) && controls().any(|one| Some(one) != controls().next()) {
-        let note = "the congestion controls differ in nothing: ECN is off, no frame is marked, and no CNP comes";
+    if runs.iter().all(|run| !run.description.switches.ecn)
+        && controls().any(|one| Some(one) != controls().next())
+    {
+        let note =
+            "the congestion controls differ in nothing: ECN is off, no frame is marked, and no CNP comes";
         common.push(note.to_owned());
     }
     common
@@ -95,7 +98,8 @@ impl Effect<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let Effect { settings, description: Description { links, switches, control, traffic, .. }, memory } = self;
+        let Effect { settings, description: Description { links, switches, control, traffic, .. }, memory } =
+            self;
         let mut notes = Vec::new();
         if let (true, true, Some(kmin), Some(kmax)) =
             (switches.ecn, self.is_controlled(), switches.kmin, switches.kmax)
@@ -127,13 +131,19 @@ impl Effect<'_> {
         }
         notes.extend(self.notes_of_failures());
         if !switches.ecn && self.is_controlled() {
-            notes.push("congestion control hears of nothing: ECN is off, no frame is marked, and no CNP comes".into());
+            notes.push(
+                "congestion control hears of nothing: ECN is off, no frame is marked, and no CNP comes"
+                    .into(),
+            );
         }
         for traffic in traffic {
             let Some(to) = traffic.to else { continue };
             let is_among = |hosts: &Hosts| hosts.0.iter().any(|range| range.contains(&to));
             if traffic.hosts.as_ref().is_some_and(is_among) {
-                notes.push(format!("host{to} is among the hosts of '{}' and receives; it does not send to itself", traffic.name()));
+                notes.push(format!(
+                    "host{to} is among the hosts of '{}' and receives; it does not send to itself",
+                    traffic.name()
+                ));
             }
         }
         if settings.window.is_some() && memory.window > memory.posted {

@@ -96,8 +96,13 @@ pub(super) fn parse(text: &str) -> Result<Description, (usize, String)> {
     let description: Description = toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or_default();
         let value = text.get(span.clone()).unwrap_or_default().lines().next().unwrap_or_default();
-        let message = error.message().replace('\n', " ").replace(&format!("'{}': ", value.trim_matches('"')), "");
-        let value = if value.is_empty() { String::new() } else { format!("{}{value}: ", key_before(text, span.start)) };
+        let message =
+            error.message().replace('\n', " ").replace(&format!("'{}': ", value.trim_matches('"')), "");
+        let value = if value.is_empty() {
+            String::new()
+        } else {
+            format!("{}{value}: ", key_before(text, span.start))
+        };
         (line(span.start), format!("{value}{}", in_our_words(&message)))
     })?;
     match description.compile() {

@@ -57,7 +57,11 @@ impl fmt::Display for Heading<'_> {
             let FailureEntry { at, until, .. } = entry;
             let what = entry.what();
             let until = until.map_or("the end".to_owned(), |until| until.to_string());
-            write!(f, "\nfailure   {what}, {at} to {until}; new ways {} after each change", switches.convergence)?;
+            write!(
+                f,
+                "\nfailure   {what}, {at} to {until}; new ways {} after each change",
+                switches.convergence
+            )?;
         }
         Ok(())
     }

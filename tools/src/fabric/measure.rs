@@ -62,7 +62,8 @@ const SIZES: [(u64, [(&str, &str); 4]); 4] = [
 ];
 
 /// Rows that are left out of a table where they are 0 in all of its columns: there are few of these at a time.
-pub(crate) const QUIET: [&str; 5] = ["drops_buffer", "drops_link", "drops_no_way", "drops_watchdog", "drops_host"];
+pub(crate) const QUIET: [&str; 5] =
+    ["drops_buffer", "drops_link", "drops_no_way", "drops_watchdog", "drops_host"];
 
 /// Of a run. Runs of the same groups have the same measures in the same order.
 pub(crate) fn measures(outcome: &Outcome, groups: &[Group], has_failures: bool) -> Vec<Measure> {

@@ -266,7 +266,8 @@ pub(crate) fn between<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u
 /// Whether a scenario or a setting has such an option.
 pub(crate) fn is_option(name: &str) -> bool {
     let has = |options: Option<Value>| options.is_some_and(|options| options.get(name).is_some());
-    has(serde_json::to_value(SceneOptions::default()).ok()) || has(serde_json::to_value(Settings::default()).ok())
+    has(serde_json::to_value(SceneOptions::default()).ok())
+        || has(serde_json::to_value(Settings::default()).ok())
 }
 
 /// A number, or a percentage.

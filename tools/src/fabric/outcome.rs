@@ -46,9 +46,13 @@ impl Outcome {
     /// Flows to which nothing has come at the end for a tenth of the run, and for ten samples at least.
     pub(crate) fn still_flows(&self) -> Vec<&FlowOutcome> {
         let from = self.times.len().saturating_sub(11);
-        let samples = self.times.get(from).map_or(self.duration, |first| self.duration.saturating_sub(*first));
+        let samples =
+            self.times.get(from).map_or(self.duration, |first| self.duration.saturating_sub(*first));
         let least = samples.max(self.duration / 10);
-        self.flows.iter().filter(|flow| flow.still_at_end >= least && flow.still_at_end > Duration::ZERO).collect()
+        self.flows
+            .iter()
+            .filter(|flow| flow.still_at_end >= least && flow.still_at_end > Duration::ZERO)
+            .collect()
     }
 
     /// The queues that were longest, but for those that never had 1 % of the longest one.

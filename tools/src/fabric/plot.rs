@@ -170,7 +170,9 @@ fn picture(
         let corners = [(failure.start, 0.0), (failure.end, top)];
         let drawn = chart.draw_series([Rectangle::new(corners, FAILED.filled())])?;
         if at == 0 {
-            drawn.label("failure").legend(|(x, y)| Rectangle::new([(x, y - 4), (x + 14, y + 4)], FAILED.filled()));
+            drawn
+                .label("failure")
+                .legend(|(x, y)| Rectangle::new([(x, y - 4), (x + 14, y + 4)], FAILED.filled()));
         }
     }
     for line in lines {

@@ -77,7 +77,8 @@ fn hint(text: &str, units: Units) -> String {
         true => "; this is too much".to_owned(),
         false if unit.is_empty() => String::new(),
         false => {
-            let names: Vec<&str> = units.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
+            let names: Vec<&str> =
+                units.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
             format!("; '{unit}' is no unit, units are {}", names.join(", "))
         }
     }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::fmt::Write;
 use std::time::Duration;
 
+use super::compile::Compiled;
 use super::description::Description;
 use super::heading::Heading;
 use super::json::peak_memory_kb;
-use super::compile::Compiled;
 use super::measure::{Measure, QUIET, deviation, mean, measures};
 use super::memory::Memory;
 use super::outcome::{LinkPauses, Outcome};
@@ -88,7 +88,9 @@ fn block(text: &mut String, cases: &[Case], groups: &[String]) {
     }
     let mut group = None;
     for (at, row) in rows.iter().enumerate() {
-        if QUIET.contains(&row.key) && cases.iter().all(|case| case.values(at).iter().all(|value| *value == 0.0)) {
+        if QUIET.contains(&row.key)
+            && cases.iter().all(|case| case.values(at).iter().all(|value| *value == 0.0))
+        {
             continue;
         }
         if groups.len() > 1 && row.group != group {
@@ -209,7 +211,8 @@ impl Case {
             0 => String::new(),
             more => format!("; so do some with {more} more seeds"),
         };
-        let prefix = if self.runs.len() > 1 || !self.label.is_empty() { self.prefix(seed) } else { String::new() };
+        let prefix =
+            if self.runs.len() > 1 || !self.label.is_empty() { self.prefix(seed) } else { String::new() };
         Some(format!("{prefix}{still}{more}"))
     }
 
@@ -246,30 +249,29 @@ fn still(outcome: &Outcome) -> Option<String> {
 
 /// What was not done.
 fn complaint(outcome: &Outcome, groups: &[Group]) -> Option<String> {
-        let failed = outcome.flows.iter().filter_map(|flow| Some((flow, flow.failure.as_ref()?)));
-        let failed: Vec<_> = failed.collect();
-        let messages = outcome.messages.len();
-        let unfinished = outcome.messages.iter().filter(|message| message.completed.is_none()).count();
-        let mut complaints = Vec::new();
-        if outcome.fabric.delivered == 0 {
-            complaints.push("nothing was delivered".to_owned());
-        }
-        if outcome.measured.is_zero() && groups.iter().any(|group| group.is_endless) {
-            complaints.push("nothing was measured: it ended before the warm-up".to_owned());
-        }
-        if let Some((flow, status)) = failed.first() {
-            let (count, from, to) = (failed.len(), flow.from, flow.to);
-            complaints
-                .push(format!("{count} queue pairs failed, the first from host{from} to host{to}: {status}"));
-        }
-        if unfinished > 0 {
-            let time = legible_time(outcome.duration);
-            let more = if failed.is_empty() { "; --limit gives more time" } else { "" };
-            complaints
-                .push(format!("{unfinished} of {messages} messages were not completed by {time}{more}"));
-        }
-        (!complaints.is_empty()).then(|| complaints.join("; "))
+    let failed = outcome.flows.iter().filter_map(|flow| Some((flow, flow.failure.as_ref()?)));
+    let failed: Vec<_> = failed.collect();
+    let messages = outcome.messages.len();
+    let unfinished = outcome.messages.iter().filter(|message| message.completed.is_none()).count();
+    let mut complaints = Vec::new();
+    if outcome.fabric.delivered == 0 {
+        complaints.push("nothing was delivered".to_owned());
     }
+    if outcome.measured.is_zero() && groups.iter().any(|group| group.is_endless) {
+        complaints.push("nothing was measured: it ended before the warm-up".to_owned());
+    }
+    if let Some((flow, status)) = failed.first() {
+        let (count, from, to) = (failed.len(), flow.from, flow.to);
+        complaints
+            .push(format!("{count} queue pairs failed, the first from host{from} to host{to}: {status}"));
+    }
+    if unfinished > 0 {
+        let time = legible_time(outcome.duration);
+        let more = if failed.is_empty() { "; --limit gives more time" } else { "" };
+        complaints.push(format!("{unfinished} of {messages} messages were not completed by {time}{more}"));
+    }
+    (!complaints.is_empty()).then(|| complaints.join("; "))
+}
 
 /// A time for people: not to the nanosecond where it is long.
 pub(crate) fn legible_time(time: Duration) -> String {

@@ -9,8 +9,8 @@ use std::time::Duration;
 use ferroce::is_unprintable;
 use serde::{Deserialize, Serialize};
 
-use super::expansion::Expansion;
 use super::description::pair;
+use super::expansion::Expansion;
 use super::plan::{Flow, Message};
 use super::quantity::{Bytes, Rate, Time};
 use super::sizes::Sizes;
@@ -329,11 +329,7 @@ impl Traffic {
             && hosts.iter().filter(|host| Some(**host) != self.to).count()
                 < 1 + usize::from(self.to.is_none())
         {
-            return Err(wrong(
-                "hosts",
-                &hosts.len(),
-                format!("at least 2 hosts, for {pattern}"),
-            ));
+            return Err(wrong("hosts", &hosts.len(), format!("at least 2 hosts, for {pattern}")));
         }
         let volumes = [self.endless, self.bytes.is_some(), self.sizes.is_some()];
         if volumes.iter().filter(|is_given| **is_given).count() != 1 {

@@ -451,7 +451,12 @@ mod tests {
                 assert!(shown <= 25e9, "{shown} in sample {sample}");
             }
             if is_lossless {
-                assert!(outcome.flows.iter().all(|flow| flow.goodput() > Some(0.15 * sum) && flow.failure.is_none()));
+                assert!(
+                    outcome
+                        .flows
+                        .iter()
+                        .all(|flow| flow.goodput() > Some(0.15 * sum) && flow.failure.is_none())
+                );
             }
         }
     }
