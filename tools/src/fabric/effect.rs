@@ -1,5 +1,8 @@
 //! What a setting needs to change anything.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use ferroce::CongestionControl;
 
 use super::description::{Control, Description, FailureEntry, SwitchSection};
@@ -7,7 +10,7 @@ use super::heading::timeout;
 use super::memory::Memory;
 use super::options::{self, Settings};
 use super::quantity::Time;
-use super::traffic::Hosts;
+use super::traffic::{Hosts, Pattern};
 use super::wrong::Wrong;
 
 /// A run, by what was asked for and what came of it.
@@ -129,6 +132,7 @@ impl Effect<'_> {
             let idle = self.idle(setting).filter(|_| is_in_file);
             notes.extend(idle.map(|why| format!("{setting} changes nothing, {why}")));
         }
+        notes.extend(self.note_of_alpha());
         notes.extend(self.notes_of_failures());
         if !switches.ecn && self.is_controlled() {
             notes.push(
@@ -154,6 +158,35 @@ impl Effect<'_> {
             ));
         }
         notes
+    }
+
+    /// Where alpha falls faster than packets come that could raise it again, queues stay long.
+    fn note_of_alpha(&self) -> Option<String> {
+        const KEPT: f64 = 0.95;
+        let Description { topology, links, switches, control, traffic, .. } = self.description;
+        let CongestionControl::Dcqcn(dcqcn) = control.congestion.at(links.rate) else { return None };
+        let incasts =
+            traffic.iter().filter(|traffic| traffic.pattern == Pattern::Incast && traffic.load.is_none());
+        let mut flows: BTreeMap<usize, usize> = BTreeMap::new();
+        for traffic in incasts {
+            let to = traffic.to.unwrap_or_default();
+            let others = |hosts: Range<usize>| hosts.len() - usize::from(hosts.contains(&to));
+            let senders = match &traffic.hosts {
+                Some(hosts) => hosts.0.iter().cloned().map(others).sum(),
+                None => others(0..topology.hosts()),
+            };
+            *flows.entry(to).or_default() += senders;
+        }
+        let most = flows.into_values().max()?;
+        let frame = 8.0 * f64::from(control.path_mtu.bytes() + 82);
+        let apart = 1e6 * most as f64 * frame / links.rate.0 as f64;
+        let period = f64::from(dcqcn.dce_tcp_rtt);
+        let kept = (f64::from(dcqcn.dce_tcp_g) / 1024.0).powf(apart / period);
+        (switches.ecn && kept < KEPT).then(|| {
+            format!(
+                "{most} flows to one host: the packets of one are {apart:.0}us apart, alpha falls each {period}us, and cuts become too small to keep queues short; mlx25 is for so many flows (docs/congestion.md, Parameters)"
+            )
+        })
     }
 
     /// What a run does not show of what fails in it.

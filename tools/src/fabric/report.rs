@@ -209,7 +209,7 @@ impl Case {
         let (seed, still) = of.next()?;
         let more = match of.count() {
             0 => String::new(),
-            more => format!("; so do some with {more} more seeds"),
+            more => format!("; with {more} more seeds some do as well"),
         };
         let prefix =
             if self.runs.len() > 1 || !self.label.is_empty() { self.prefix(seed) } else { String::new() };

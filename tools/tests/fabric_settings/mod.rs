@@ -231,3 +231,18 @@ fn what_changes_nothing_in_a_file_is_noted() {
         "{outcome:#?}"
     );
 }
+
+/// A control whose alpha falls faster than packets come is told, as far as flows are many.
+#[test]
+fn a_control_for_fewer_flows_is_noted() {
+    let words = "note      32 flows to one host: the packets of one are 43us apart, alpha falls each 1us";
+    let scenario = "incast --hosts 32 --rate 25G --bytes 4KB --count 1";
+    let outcome = fabric(scenario);
+    assert!(outcome.stdout.contains(words), "{outcome:#?}");
+    for options in ["--congestion mlx25", "--congestion off", "--ecn off --congestion off", "--rate 100G"] {
+        let scenario = scenario.replace("--rate 25G", "");
+        let rate = if options.contains("--rate") { "" } else { "--rate 25G" };
+        let outcome = fabric(&format!("{scenario} {rate} {options}"));
+        assert!(!outcome.stdout.contains("flows to one host"), "{outcome:#?}");
+    }
+}
