@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_is_compared_is_changed_and_the_rest_stays() {
-        let base = Settings { kmin: Some(Bytes(1)), kmax: Some(Bytes(9)), ..Settings::default() };
+        let base = Settings { kmax: Some(Bytes(9)), ..Settings::default() };
         let all = compared(&["kmin=2,3KB".into(), "repeat=selective".into()], &base).unwrap();
         let changed =
             |kmin| Settings { kmin: Some(Bytes(kmin)), repeat: Some(Repeat::Selective), ..base.clone() };
