@@ -385,12 +385,17 @@ impl<'a> Campaign<'a> {
         let absent = self.bases.iter().filter(|base| cases.iter().all(|case| case.label != base.label));
         let absent: Vec<String> = absent.map(|base| format!("'{}'", base.label)).collect();
         let of = self.plans.len();
-        let absent = match absent.as_slice() {
-            _ if done == 0 => "nothing is known".to_owned(),
-            [] => "all columns have fewer seeds, or some".to_owned(),
-            absent => format!("without a run, and left out: {}", absent.join(", ")),
-        };
-        format!("interrupted: only the {done} of {of} runs count that had come to their end; {absent}")
+        let fewer = cases.iter().filter(|case| case.runs.len() < self.seeds as usize);
+        let fewer =
+            fewer.map(|case| format!("'{}' has {} of {} seeds", case.label, case.runs.len(), self.seeds));
+        let mut left: Vec<String> = fewer.collect();
+        if done == 0 {
+            left = vec!["nothing is known".to_owned()];
+        } else if !absent.is_empty() {
+            left.push(format!("without a run, and left out: {}", absent.join(", ")));
+        }
+        let left = left.join("; ");
+        format!("interrupted: only the {done} of {of} runs count that had come to their end; {left}")
     }
 
     fn print(&self, args: &Args, cases: &[Case], interrupted: Option<String>) -> Result<(), Failure> {
