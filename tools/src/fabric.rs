@@ -49,7 +49,8 @@ use description::Description;
 use effect::Effect;
 use memory::Memory;
 use options::{SceneOptions, Settings};
-use report::{Case, Run};
+use outcome::Outcome;
+use report::{Case, Keeping, Run, legible_time};
 use scenario::Scenario;
 use traffic::Group;
 use wrong::Wrong;
@@ -90,11 +91,11 @@ pub struct Args {
     #[arg(long, value_name = "SEED", help_heading = "What is run and printed", value_parser = options::whole::<u64>)]
     seed: Option<u64>,
     /// Runs it with so many seeds, the first and those after it; prints mean and standard deviation.
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What is run and printed", value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What is run and printed", value_parser = options::between::<1, 10_000>)]
     seeds: u64,
     /// Runs at a time; as many as there are cores by default.
-    #[arg(long, value_name = "N", help_heading = "What is run and printed", value_parser = options::whole::<usize>)]
-    jobs: Option<usize>,
+    #[arg(long, value_name = "N", help_heading = "What is run and printed", value_parser = options::between::<1, 1024>)]
+    jobs: Option<u64>,
     /// Plots of rates and queues over time, of the first seed of each setting.
     #[arg(long, value_name = "FILE", help_heading = "What is run and printed")]
     svg: Option<PathBuf>,
@@ -150,6 +151,11 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     if hosts >= LARGE && !heap::prefer_huge_pages(hosts * HEAP_PER_HOST) {
         tracing::debug!("no huge pages for {hosts} hosts: a run takes a fifth longer");
     }
+    if first.description.seed.checked_add(args.seeds - 1).is_none() {
+        let (seed, seeds) = (first.description.seed, args.seeds);
+        let most = u64::MAX - (seeds - 1);
+        return Err(Failure::usage(format!("--seed {seed}: must be at most {most} with --seeds {seeds}")));
+    }
     let runs = bases.len() as u64 * args.seeds;
     if !args.pcap.is_empty() && runs > 1 {
         return Err(Failure::usage(format!(
@@ -159,11 +165,12 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let interrupt = Interrupt::install()?;
     let campaign = Campaign::new(&args, &bases)?;
     let (cases, recorded) = campaign.run(&args, &interrupt)?;
-    campaign.print(&args, &cases, interrupt.check().is_err())?;
+    let interrupted = interrupt.check().is_err().then(|| campaign.interrupted(&cases));
+    campaign.print(&args, &cases, interrupted)?;
     // What was run is told even if it could not all be kept.
     recorded?;
     if let Some(path) = &args.svg {
-        plot::write(path, &campaign.command, &cases)?;
+        plot::write(path, &campaign.command, &first.description, &cases)?;
     }
     interrupt.check()?;
     campaign.judge(&cases)
@@ -194,6 +201,7 @@ impl Base {
 impl Args {
     /// What is to be run, with the first seed, once for each setting.
     fn bases(&self) -> Result<Vec<Base>, Failure> {
+        let of_option = |wrong: Wrong| self.of_option(&wrong);
         let scene = match Scenario::from_str(&self.scenario, false) {
             Ok(scenario) => scenario.describe(&self.scene, self.settings.uplink()).map_err(of_option)?,
             Err(_) => self.file()?,
@@ -233,8 +241,29 @@ impl Args {
         file::read(&path)
     }
 
+    /// What an option has made wrong. What no option says is told by its place in a file.
+    fn of_option(&self, wrong: &Wrong) -> Failure {
+        let key = wrong.key();
+        let is_file = Scenario::from_str(&self.scenario, false).is_err();
+        let is_given = self.compare.iter().any(|list| list.contains(&format!("{key}=")))
+            || options::given(&self.settings).iter().any(|(name, _)| name == key);
+        // As an option it is the same, where a scenario with a name has made the rest.
+        match is_given || !is_file && options::is_option(key) {
+            true => Failure::usage(format!("--{key} {}: must be {}", legible(&wrong.value), wrong.right)),
+            false => Failure::usage(wrong.to_string()),
+        }
+    }
+
     /// Whether each output can have a file of its own, before anything is run.
     fn check_outputs(&self) -> Result<(), Failure> {
+        for (at, port) in self.pcap.iter().enumerate() {
+            if self.pcap[..at].iter().any(|other| other.port() == port.port()) {
+                return Err(Failure::usage(format!(
+                    "--pcap: {} is given twice; one file is enough",
+                    legible(port.port())
+                )));
+            }
+        }
         let svg = self.svg.iter().map(|path| ("--svg", path.as_path()));
         let pcap = self.pcap.iter().map(|port| ("--pcap", port.path()));
         // As far as they are there, by what they are: a link is what it leads to.
@@ -279,11 +308,6 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// What an option has made wrong.
-fn of_option(wrong: Wrong) -> Failure {
-    Failure::usage(format!("--{} {}: must be {}", wrong.key(), legible(&wrong.value), wrong.right))
-}
-
 /// All runs: setting by setting, and seed by seed.
 struct Campaign<'a> {
     bases: &'a [Base],
@@ -300,8 +324,8 @@ impl<'a> Campaign<'a> {
         for base in bases {
             for seed in 0..args.seeds {
                 let mut description = base.description.clone();
-                description.seed = description.seed.wrapping_add(seed);
-                plans.push(description.compile().map_err(of_option)?);
+                description.seed += seed;
+                plans.push(description.compile().map_err(|wrong| args.of_option(&wrong))?);
             }
         }
         let groups = plans.first().map(|plan| plan.groups.clone()).unwrap_or_default();
@@ -326,36 +350,63 @@ impl<'a> Campaign<'a> {
             }
             Ok(())
         };
-        let mut outcomes =
-            campaign::carry_out(&self.plans, args.jobs.unwrap_or(cores), interrupt, &observe)?.into_iter();
+        let keep = |number: usize, outcome: Outcome| {
+            let (compiled, base) = (&self.plans[number], &self.bases[number / self.seeds as usize]);
+            let is_first = number.is_multiple_of(self.seeds as usize);
+            let series = args.json && args.series || args.svg.is_some() && is_first;
+            let keeping = Keeping { series, details: args.json || is_first };
+            let command = args.command(&base.settings, &[format!("--seed={}", compiled.plan.seed)]);
+            Run::new(compiled, outcome, command, keeping)
+        };
+        let jobs = args.jobs.map_or(cores, |jobs| jobs as usize);
+        let mut runs = campaign::carry_out(&self.plans, jobs, interrupt, &observe, &keep)?.into_iter();
         let recordings = recordings.into_inner().unwrap_or_else(PoisonError::into_inner);
         let failure = recordings.iter().find_map(Recording::failure);
         let recorded = failure.map_or(Ok(()), |failure| Err(Failure::run(failure)));
-        let mut plans = self.plans.iter();
         let cases = self.bases.iter().map(|base| {
-            let runs = plans.by_ref().zip(outcomes.by_ref()).take(self.seeds as usize).filter_map(
-                |(compiled, outcome)| {
-                    let outcome = outcome?;
-                    let seed = compiled.plan.seed;
-                    let measures = measure::measures(&outcome, &compiled.groups);
-                    let command = args.command(&base.settings, &[format!("--seed={seed}")]);
-                    let groups = compiled.groups.clone();
-                    Some(Run { seed, groups, measures, outcome, command })
-                },
-            );
-            Case { label: base.label.clone(), runs: runs.collect() }
+            let runs = runs.by_ref().take(self.seeds as usize).flatten().collect();
+            Case { label: base.label.clone(), runs }
         });
         Ok((cases.filter(|case| !case.runs.is_empty()).collect(), recorded))
     }
 
-    fn print(&self, args: &Args, cases: &[Case], is_interrupted: bool) -> Result<(), Failure> {
+    /// What somebody who interrupted it has not got.
+    fn interrupted(&self, cases: &[Case]) -> String {
+        if let ([_], [case]) = (self.plans.as_slice(), cases)
+            && let Some(run) = case.runs.first()
+        {
+            let limit = self.bases[0].description.time.limit;
+            return format!(
+                "interrupted at {} of {limit}: this is a part of the run",
+                legible_time(run.outcome.duration)
+            );
+        }
+        let done: usize = cases.iter().map(|case| case.runs.len()).sum();
+        let absent = self.bases.iter().filter(|base| cases.iter().all(|case| case.label != base.label));
+        let absent: Vec<String> = absent.map(|base| format!("'{}'", base.label)).collect();
+        let of = self.plans.len();
+        let fewer = cases.iter().filter(|case| case.runs.len() < self.seeds as usize);
+        let fewer =
+            fewer.map(|case| format!("'{}' has {} of {} seeds", case.label, case.runs.len(), self.seeds));
+        let mut left: Vec<String> = fewer.collect();
+        if done == 0 {
+            left = vec!["nothing is known".to_owned()];
+        } else if !absent.is_empty() {
+            left.push(format!("without a run, and left out: {}", absent.join(", ")));
+        }
+        let left = left.join("; ");
+        format!("interrupted: only the {done} of {of} runs count that had come to their end; {left}")
+    }
+
+    fn print(&self, args: &Args, cases: &[Case], interrupted: Option<String>) -> Result<(), Failure> {
         let first = &self.bases[0];
-        let notes = effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>());
+        let mut notes = effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>());
+        notes.extend(cases.iter().filter_map(Case::note));
         if args.json {
             let report = json::Report::new(
                 &first.description,
                 &self.command,
-                is_interrupted,
+                interrupted.as_deref(),
                 &notes,
                 cases,
                 args.series,
@@ -364,7 +415,7 @@ impl<'a> Campaign<'a> {
         }
         let names: Vec<String> = self.groups.iter().map(|group| group.name.clone()).collect();
         output::write(format_args!("{}\n", report::heading(&first.description, &first.memory, cases)))?;
-        for note in &notes {
+        for note in notes.iter().chain(&interrupted) {
             output::write(format_args!("note      {note}\n"))?;
         }
         output::write(format_args!("\n"))?;
@@ -372,7 +423,10 @@ impl<'a> Campaign<'a> {
         for case in cases {
             output::write(format_args!("{}", case.details(cases.len() == 1)))?;
         }
-        say!("\nrepeat it by: {}", self.command)
+        if let Some(interrupted) = &interrupted {
+            output::write(format_args!("{interrupted}\n"))?;
+        }
+        say!("{}\n\nrepeat it by: {}", report::memory(), self.command)
     }
 
     /// Whether all that was to be done was done.

@@ -22,31 +22,38 @@ struct Board {
     parts: Mutex<Vec<f64>>,
 }
 
-/// Carries out all plans, as many at a time as `threads`. Those that were not begun when somebody interrupted it have no
-/// outcome; one that was under way has that of the time until then.
-pub(crate) fn carry_out(
+/// Carries out all plans, as many at a time as `threads`, and keeps of each what `keep` makes of it. Those that had not come
+/// to their end when somebody interrupted it have nothing, but for one that is alone: that has the time until then.
+pub(crate) fn carry_out<T: Send>(
     plans: &[Compiled],
     threads: usize,
     interrupt: &Interrupt,
     observe: &Observer<'_>,
-) -> Result<Vec<Option<Outcome>>, Failure> {
+    keep: &(dyn Fn(usize, Outcome) -> T + Sync),
+) -> Result<Vec<Option<T>>, Failure> {
     let board = Board { started: Instant::now(), parts: Mutex::new(vec![0.0; plans.len()]) };
     let waiting: Mutex<VecDeque<usize>> = Mutex::new((0..plans.len()).collect());
-    let outcomes: Mutex<Vec<Option<Outcome>>> = Mutex::new(vec![None; plans.len()]);
+    let outcomes: Mutex<Vec<Option<T>>> = Mutex::new(plans.iter().map(|_| None).collect());
     // Nobody holds the list while a plan is carried out.
     let next = || interrupt.check().ok().and_then(|()| lock(&waiting).pop_front());
     let work = || -> Result<(), Failure> {
         while let Some(number) = next() {
             let plan = &plans[number].plan;
+            let mut is_cut = false;
             let mut progress = |progress: Progress| {
                 board.note(number, &progress, plan.messages.len());
-                interrupt.check().is_ok()
+                is_cut = interrupt.check().is_err();
+                !is_cut
             };
             let outcome = world::run_observed(plan, &mut progress, |built| observe(number, built));
             // One that fails ends the others.
             let outcome = outcome.inspect_err(|_| interrupt.set())?;
             board.done(number);
-            lock(&outcomes)[number] = Some(outcome);
+            // A part of a run is no sample of it.
+            if !is_cut || plans.len() == 1 {
+                let kept = keep(number, outcome);
+                lock(&outcomes)[number] = Some(kept);
+            }
         }
         Ok(())
     };

@@ -3,10 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use ferroce::Nanos;
 use ferroce_driver::pcap::{Recording, Writer};
 use ferroce_driver::sim::fabric::{Built, PortId};
 
 use super::watch::{name, port_name};
+use super::world::BEGIN;
 use crate::failure::Failure;
 
 /// `switch0:3=port.pcapng`
@@ -28,11 +30,15 @@ impl FromStr for PortFile {
 }
 
 impl PortFile {
+    pub(crate) fn port(&self) -> &str {
+        &self.port
+    }
+
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Records each frame that passes the port from now on, with its virtual time.
+    /// Records each frame that passes the port from now on, with its virtual time: that of the report, from 0 on.
     pub(crate) fn record(&self, built: &Built) -> Result<Recording, Failure> {
         let fabric = &built.fabric;
         let of_name = |port: &PortId| port_name(fabric, *port) == self.port;
@@ -48,7 +54,12 @@ impl PortFile {
         })?;
         let mut writer = Writer::create(&self.path, &self.port, &name(fabric, port))?;
         let recording = writer.recording();
-        fabric.tap(port, Box::new(move |now, leaves, frame| writer.write(now, leaves, frame)));
+        fabric.tap(
+            port,
+            Box::new(move |now, leaves, frame| {
+                writer.write(Nanos(now.0.saturating_sub(BEGIN.0)), leaves, frame)
+            }),
+        );
         Ok(recording)
     }
 }

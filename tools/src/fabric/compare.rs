@@ -2,7 +2,7 @@
 
 use clap::{CommandFactory, Parser};
 
-use super::options::Settings;
+use super::options::{self, Settings};
 use crate::failure::{Failure, legible};
 
 /// Settings, and what they are called in the report.
@@ -21,6 +21,7 @@ pub(crate) fn compared(lists: &[String], base: &Settings) -> Result<Vec<Compared
     if count > MOST {
         return Err(Failure::usage(format!("--compare: must be at most {MOST} settings; these are {count}")));
     }
+    check_keys(lists, base)?;
     let mut all = vec![Compared { label: String::new(), settings: base.clone() }];
     for list in lists {
         let alternatives = alternatives(list);
@@ -32,7 +33,47 @@ pub(crate) fn compared(lists: &[String], base: &Settings) -> Result<Vec<Compared
         }
         all = crossed;
     }
+    for (at, one) in all.iter().enumerate() {
+        if let Some(same) = all[..at].iter().find(|other| other.settings == one.settings) {
+            let (label, same) = (legible(&one.label), legible(&same.label));
+            return Err(Failure::usage(format!(
+                "--compare: '{label}' is the same as '{same}'; give each setting once"
+            )));
+        }
+    }
     Ok(all)
+}
+
+/// An option has its values in one place: in one list, once in each alternative of it, and not beside it.
+fn check_keys(lists: &[String], base: &Settings) -> Result<(), Failure> {
+    let mut taken: Vec<String> = Vec::new();
+    for list in lists {
+        let mut of_list: Vec<String> = Vec::new();
+        for alternative in alternatives(list) {
+            for (at, (key, value)) in alternative.iter().enumerate() {
+                let (shown, key_shown) = (legible(list), legible(key));
+                if alternative[..at].iter().any(|(other, _)| other == key) {
+                    return Err(Failure::usage(format!(
+                        "--compare {shown}: {key_shown} is given twice in one setting, the second time as {}; a comma, not a plus, stands between two settings",
+                        legible(value)
+                    )));
+                }
+                if taken.contains(key) {
+                    return Err(Failure::usage(format!(
+                        "--compare {shown}: {key_shown} is in another --compare too; give all its values in one"
+                    )));
+                }
+            }
+            of_list.extend(alternative.into_iter().map(|(key, _)| key));
+        }
+        taken.extend(of_list);
+    }
+    match options::given(base).into_iter().find(|(name, _)| taken.contains(name)) {
+        None => Ok(()),
+        Some((name, value)) => {
+            Err(Failure::usage(format!("--{name} {value}: must be left out: --compare has {name} too")))
+        }
+    }
 }
 
 /// Options and their values that belong together.
@@ -90,9 +131,16 @@ impl Compared {
             }
             line.try_update_from([format!("--{key}={value}")]).map_err(|error| {
                 let text = error.to_string();
-                let text =
-                    text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default().to_owned();
-                Failure::usage(format!("--compare {}: {}", legible(list), legible(&text)))
+                let text = text.trim_start_matches("error: ").split("\n\n").next().unwrap_or_default();
+                // A word alone may have been meant for an option.
+                let names = match list.contains('=') {
+                    true => String::new(),
+                    false => format!(
+                        "; or values of an option, as kmin=50KB,100KB; options are {}",
+                        names.join(", ")
+                    ),
+                };
+                Failure::usage(format!("--compare {}: {}{names}", legible(list), legible(text.trim_end())))
             })?;
             let speaks_for_itself = ["congestion", "repeat"].contains(&key.as_str());
             words.push(if speaks_for_itself { value.clone() } else { format!("{key}={value}") });
@@ -130,7 +178,7 @@ mod tests {
 
     #[test]
     fn what_is_compared_is_changed_and_the_rest_stays() {
-        let base = Settings { kmin: Some(Bytes(1)), kmax: Some(Bytes(9)), ..Settings::default() };
+        let base = Settings { kmax: Some(Bytes(9)), ..Settings::default() };
         let all = compared(&["kmin=2,3KB".into(), "repeat=selective".into()], &base).unwrap();
         let changed =
             |kmin| Settings { kmin: Some(Bytes(kmin)), repeat: Some(Repeat::Selective), ..base.clone() };

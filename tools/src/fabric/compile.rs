@@ -10,7 +10,7 @@ use ferroce_driver::sim::{EcnConfig, LinkConfig};
 use super::description::{
     Description, FailureEntry, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection,
 };
-use super::plan::{Failing, Outage, Plan, Transport};
+use super::plan::{Failing, Flow, Outage, Plan, Transport};
 use super::quantity::{Bytes, Rate, Time};
 use super::traffic::{Expanded, Group, Scene};
 use super::wrong::Wrong;
@@ -33,6 +33,7 @@ impl Description {
     /// The plan, if all makes sense. What is [resolved](Description::resolve) is checked as well.
     pub(crate) fn compile(&self) -> Result<Compiled, Wrong> {
         let description = self.clone().resolve();
+        description.check_links()?;
         self.switches.check_marking(self.links.rate, &description.switches)?;
         description.check()?;
         let Description { seed, time, topology, links, switches, control, traffic, failure } = &description;
@@ -40,10 +41,13 @@ impl Description {
         let topology = topology.build(links, switch)?;
         let mut failures = Vec::new();
         for (place, failure) in failure.iter().enumerate() {
-            failures.extend(failure.outages(&topology, time.limit, place)?);
+            let outages = failure.outages(&topology, time.limit, place)?;
+            check_apart(&failures, &outages, failure, place)?;
+            failures.extend(outages);
         }
         let scene = Scene { seed: *seed, hosts: topology.hosts.len(), rate: links.rate, limit: time.limit };
         let Expanded { flows, messages, groups } = Expanded::new(traffic, scene)?;
+        check_ways(&topology, &flows)?;
         let mtu = control.path_mtu.bytes() + 104;
         let transport = Transport {
             control: control.congestion.at(links.rate),
@@ -70,8 +74,15 @@ impl Description {
         Ok(Compiled { plan, groups })
     }
 
+    fn check_links(&self) -> Result<(), Wrong> {
+        let links = &self.links;
+        check_link("links", links.rate, links.delay)?;
+        links.uplink_rate.map_or(Ok(()), |rate| check_rate("links.uplink-rate", rate))?;
+        part("links.loss", links.loss)
+    }
+
     fn check(&self) -> Result<(), Wrong> {
-        let Description { time, links, switches, control, traffic, .. } = self;
+        let Description { time, switches, control, traffic, .. } = self;
         let second = Time(Duration::from_secs(1));
         within("time.limit", time.limit, Time(Duration::from_micros(1)), Time(100 * second.0))?;
         within("time.sample", time.sample, Time(Duration::from_nanos(100)), time.limit)?;
@@ -87,9 +98,6 @@ impl Description {
                 format!("less than the limit, {}", time.limit),
             ));
         }
-        check_link("links", links.rate, links.delay)?;
-        links.uplink_rate.map_or(Ok(()), |rate| check_rate("links.uplink-rate", rate))?;
-        part("links.loss", links.loss)?;
         switches.check()?;
         within("control.window", control.window, 1, (1 << 23) - 1)?;
         control.ack_timeout.map_or(Ok(()), |timeout| within("control.ack-timeout", timeout, 1, 31))?;
@@ -109,6 +117,52 @@ impl Description {
             true => Err(Wrong::new("traffic", "none", "at least one [[traffic]]")),
             false => Ok(()),
         }
+    }
+}
+
+/// What is down does not go down.
+fn check_apart(before: &[Outage], new: &[Outage], entry: &FailureEntry, place: usize) -> Result<(), Wrong> {
+    let ends = |outage: &Outage| outage.until.unwrap_or(Duration::MAX);
+    let is_twice = |a: &Outage, b: &Outage| a.of == b.of && a.from < ends(b) && b.from < ends(a);
+    if let Some(other) = before.iter().find(|other| new.iter().any(|new| is_twice(other, new))) {
+        let from = Time(other.from);
+        let until = other.until.map_or("the end".to_owned(), |until| Time(until).to_string());
+        let right = format!(
+            "at a time at which {} is not down by another [[failure]], as from {from} to {until}",
+            entry.what()
+        );
+        return Err(Wrong::new(format!("failure.{place}.at"), entry.at, right));
+    }
+    Ok(())
+}
+
+/// Who sends can reach who receives.
+fn check_ways(topology: &Topology, flows: &[Flow]) -> Result<(), Wrong> {
+    let hosts = topology.hosts.len();
+    let place = |part: Part| match part {
+        Part::Host(host) => host,
+        Part::Switch(switch) => hosts + switch,
+    };
+    let mut root: Vec<usize> = (0..hosts + topology.switches.len()).collect();
+    let find = |root: &mut Vec<usize>, mut of: usize| {
+        while root[of] != of {
+            root[of] = root[root[of]];
+            of = root[of];
+        }
+        of
+    };
+    for cable in &topology.links {
+        let [a, b] = cable.ends.map(|end| find(&mut root, place(end)));
+        root[a] = b;
+    }
+    let mut is_cut = |flow: &Flow| find(&mut root, flow.from) != find(&mut root, flow.to);
+    match flows.iter().find(|flow| is_cut(flow)) {
+        None => Ok(()),
+        Some(Flow { from, to, .. }) => Err(Wrong::new(
+            "topology.custom.links",
+            format!("no way from host{from} to host{to}"),
+            "such that all that send reach their receivers",
+        )),
     }
 }
 

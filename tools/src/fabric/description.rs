@@ -81,6 +81,7 @@ pub(crate) enum Shape {
 #[serde(deny_unknown_fields)]
 pub(crate) struct LinkEntry {
     /// Such as `["host0", "switch1"]`.
+    #[serde(deserialize_with = "pair::one")]
     pub(crate) ends: [String; 2],
     /// Those of `[links]` by default.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -189,7 +190,7 @@ pub(crate) struct FailureEntry {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) until: Option<Time>,
     /// All links between these two, such as `["switch0", "switch2"]` ...
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "pair::maybe")]
     pub(crate) link: Option<[String; 2]>,
     /// ... or a switch with its links, such as `"switch2"`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -274,7 +275,7 @@ impl std::str::FromStr for Control {
         match text {
             "dcqcn" => Ok(Control::Scaled),
             _ => text.parse().map(Control::Given).map_err(|error: ferroce::Error| {
-                format!("{error}; or dcqcn, the preset for the rate of the links")
+                format!("{error}; or dcqcn, which is hpcc100 with its increases in proportion to the rate of the hosts' links")
             }),
         }
     }
@@ -298,6 +299,32 @@ impl Serialize for Control {
 impl<'de> Deserialize<'de> for Control {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Control, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Two of something. An array of TOML may have more, which would be left out silently.
+pub(super) mod pair {
+    use serde::{Deserialize, Deserializer, de};
+
+    fn of<T, E: de::Error>(list: Vec<T>) -> Result<[T; 2], E> {
+        let count = list.len();
+        list.try_into().map_err(|_| E::custom(format!("must be two in brackets; these are {count}")))
+    }
+
+    pub(crate) fn one<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<[T; 2], D::Error> {
+        of(Vec::deserialize(from)?)
+    }
+
+    pub(crate) fn maybe<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<[T; 2]>, D::Error> {
+        one(from).map(Some)
+    }
+
+    pub(crate) fn many<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<[T; 2]>, D::Error> {
+        Vec::<Vec<T>>::deserialize(from)?.into_iter().map(of).collect()
     }
 }
 

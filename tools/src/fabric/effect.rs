@@ -1,10 +1,16 @@
 //! What a setting needs to change anything.
 
+use std::collections::BTreeMap;
+use std::ops::Range;
+
 use ferroce::CongestionControl;
 
-use super::description::{Control, Description, SwitchSection};
+use super::description::{Control, Description, FailureEntry, SwitchSection};
+use super::heading::timeout;
 use super::memory::Memory;
 use super::options::{self, Settings};
+use super::quantity::Time;
+use super::traffic::{Hosts, Pattern};
 use super::wrong::Wrong;
 
 /// A run, by what was asked for and what came of it.
@@ -40,6 +46,14 @@ pub(crate) fn notes(runs: &[Effect<'_>]) -> Vec<String> {
     let mut notes: Vec<Vec<String>> = runs.iter().map(Effect::notes).collect();
     let Some(mut common) = notes.pop() else { return Vec::new() };
     common.retain(|note| notes.iter().all(|others| others.contains(note)));
+    let controls = || runs.iter().map(|run| run.description.control.congestion);
+    if runs.iter().all(|run| !run.description.switches.ecn)
+        && controls().any(|one| Some(one) != controls().next())
+    {
+        let note =
+            "the congestion controls differ in nothing: ECN is off, no frame is marked, and no CNP comes";
+        common.push(note.to_owned());
+    }
     common
 }
 
@@ -56,7 +70,7 @@ impl Effect<'_> {
 
     /// Why an option changes nothing, if it does not.
     fn idle(&self, option: &str) -> Option<String> {
-        let Description { topology, switches, .. } = self.description;
+        let Description { time, topology, switches, .. } = self.description;
         let is_of_marking = ["kmin", "kmax", "pmax", "marking"].contains(&option);
         let is_ecn = is_of_marking || option == "ecn" && switches.ecn;
         let is_of_pfc = ["alpha", "xoff", "xon-offset", "headroom", "watchdog"].contains(&option);
@@ -72,6 +86,9 @@ impl Effect<'_> {
             _ if is_of_pfc && !switches.pfc => "as PFC is off".into(),
             "alpha" if switches.xoff.is_some() => "as xoff is in its place".into(),
             "lossy-alpha" if switches.pfc => "as PFC is on".into(),
+            "watchdog" if switches.watchdog.is_some_and(|watchdog| watchdog >= time.limit) => {
+                format!("as the run has ended by then, at {}", time.limit)
+            }
             "watchdog" if !topology.links_switches() => {
                 "as it is for ports of switches that are paused, and no two switches are linked".into()
             }
@@ -84,7 +101,8 @@ impl Effect<'_> {
     }
 
     fn notes(&self) -> Vec<String> {
-        let Effect { settings, description: Description { links, switches, control, .. }, memory } = self;
+        let Effect { settings, description: Description { links, switches, control, traffic, .. }, memory } =
+            self;
         let mut notes = Vec::new();
         if let (true, true, Some(kmin), Some(kmax)) =
             (switches.ecn, self.is_controlled(), switches.kmin, switches.kmax)
@@ -114,12 +132,94 @@ impl Effect<'_> {
             let idle = self.idle(setting).filter(|_| is_in_file);
             notes.extend(idle.map(|why| format!("{setting} changes nothing, {why}")));
         }
+        notes.extend(self.note_of_alpha());
+        notes.extend(self.notes_of_failures());
+        if !switches.ecn && self.is_controlled() {
+            notes.push(
+                "congestion control hears of nothing: ECN is off, no frame is marked, and no CNP comes"
+                    .into(),
+            );
+        }
+        for traffic in traffic {
+            let Some(to) = traffic.to else { continue };
+            let is_among = |hosts: &Hosts| hosts.0.iter().any(|range| range.contains(&to));
+            if traffic.hosts.as_ref().is_some_and(is_among) {
+                notes.push(format!(
+                    "host{to} is among the hosts of '{}' and receives; it does not send to itself",
+                    traffic.name()
+                ));
+            }
+        }
         if settings.window.is_some() && memory.window > memory.posted {
             let most = memory.posted.0 / u64::from(control.path_mtu.bytes());
             notes.push(format!(
                 "the window is {most} packets in effect: a queue pair posts {} at a time",
                 memory.posted
             ));
+        }
+        notes
+    }
+
+    /// Where alpha falls faster than packets come that could raise it again, queues stay long.
+    fn note_of_alpha(&self) -> Option<String> {
+        const KEPT: f64 = 0.95;
+        let Description { topology, links, switches, control, traffic, .. } = self.description;
+        let CongestionControl::Dcqcn(dcqcn) = control.congestion.at(links.rate) else { return None };
+        let incasts =
+            traffic.iter().filter(|traffic| traffic.pattern == Pattern::Incast && traffic.load.is_none());
+        let mut flows: BTreeMap<usize, usize> = BTreeMap::new();
+        for traffic in incasts {
+            let to = traffic.to.unwrap_or_default();
+            let others = |hosts: Range<usize>| hosts.len() - usize::from(hosts.contains(&to));
+            let senders = match &traffic.hosts {
+                Some(hosts) => hosts.0.iter().cloned().map(others).sum(),
+                None => others(0..topology.hosts()),
+            };
+            *flows.entry(to).or_default() += senders;
+        }
+        let most = flows.into_values().max()?;
+        let frame = 8.0 * f64::from(control.path_mtu.bytes() + 82);
+        let apart = 1e6 * most as f64 * frame / links.rate.0 as f64;
+        let period = f64::from(dcqcn.dce_tcp_rtt);
+        let kept = (f64::from(dcqcn.dce_tcp_g) / 1024.0).powf(apart / period);
+        (switches.ecn && kept < KEPT).then(|| {
+            format!(
+                "{most} flows to one host: the packets of one are {apart:.0}us apart, alpha falls each {period}us, and cuts become too small to keep queues short; mlx25 is for so many flows (docs/congestion.md, Parameters)"
+            )
+        })
+    }
+
+    /// What a run does not show of what fails in it.
+    fn notes_of_failures(&self) -> Vec<String> {
+        let Description { time, switches, control, failure, .. } = self.description;
+        let (convergence, limit) = (switches.convergence, time.limit);
+        let mut notes = Vec::new();
+        if failure.is_empty() && convergence != SwitchSection::default().convergence {
+            notes.push(format!("convergence changes nothing: there is no [[failure]] for which switches would need {convergence}"));
+        }
+        let timeout = timeout(control.ack_timeout.unwrap_or_default());
+        for entry in failure {
+            let FailureEntry { at, until, .. } = entry;
+            let what = entry.what();
+            let lasts = Time(until.unwrap_or(limit).0.saturating_sub(at.0));
+            match until {
+                _ if entry.host().is_some() => {}
+                Some(until) if convergence >= lasts => notes.push(format!(
+                    "no switch takes another way while {what} is down: it is back at {until}, after {lasts}, and convergence takes {convergence}"
+                )),
+                _ if Time(at.0 + convergence.0) >= limit => notes.push(format!(
+                    "no switch takes another way after the failure of {what}: convergence takes {convergence}, and the run ends at {limit}"
+                )),
+                _ => {}
+            }
+            if let (Some(host), None) = (entry.host(), until) {
+                notes.push(format!("{host} has no other link: nothing comes to it or from it after {at}"));
+            }
+            if Time(at.0 + timeout.0) >= limit {
+                notes.push(format!(
+                    "a queue pair that {what} has cut off stands still to the end: the ACK timeout is {timeout}, and the run ends at {limit}; a lower ack-timeout sends again sooner"
+                ));
+            }
         }
         notes
     }

@@ -96,12 +96,42 @@ pub(super) fn parse(text: &str) -> Result<Description, (usize, String)> {
     let description: Description = toml::from_str(text).map_err(|error| {
         let span = error.span().unwrap_or_default();
         let value = text.get(span.clone()).unwrap_or_default().lines().next().unwrap_or_default();
-        let value = if value.is_empty() { String::new() } else { format!("{value}: ") };
-        (line(span.start), format!("{value}{}", error.message().replace('\n', " ")))
+        let message =
+            error.message().replace('\n', " ").replace(&format!("'{}': ", value.trim_matches('"')), "");
+        let value = if value.is_empty() {
+            String::new()
+        } else {
+            format!("{}{value}: ", key_before(text, span.start))
+        };
+        (line(span.start), format!("{value}{}", in_our_words(&message)))
     })?;
     match description.compile() {
         Ok(_) => Ok(description),
         Err(wrong) => Err((line(place(text, &wrong).start), wrong.to_string())),
+    }
+}
+
+/// The key of a value, with what stands between.
+fn key_before(text: &str, at: usize) -> String {
+    let line = text.get(..at).unwrap_or_default().rsplit('\n').next().unwrap_or_default();
+    match line.trim_end().strip_suffix('=') {
+        None => String::new(),
+        Some(before) => {
+            let key = before.trim_end().rsplit(['{', ',', ' ', '\t']).next().unwrap_or_default();
+            format!("{key} = ")
+        }
+    }
+}
+
+/// What a type is called here.
+fn in_our_words(message: &str) -> String {
+    match message.rsplit_once(", expected ") {
+        Some((what, "a boolean")) => format!("{what}, must be true or false, without quotes"),
+        Some((what, "u8" | "u16" | "u32" | "u64" | "usize")) => {
+            format!("{what}, must be a whole number, not below 0 and without quotes")
+        }
+        Some((what, "f32" | "f64")) => format!("{what}, must be a number without quotes"),
+        _ => message.to_owned(),
     }
 }
 

@@ -36,8 +36,7 @@ impl fmt::Display for Heading<'_> {
             (false, _) => write!(f, "; no PFC, a queue may have {} of what is free", switches.lossy_alpha)?,
         }
         let repeat = if control.repeat == Repeat::Selective { "selective" } else { "go-back-n" };
-        let timeout = 4.096e-6 * 2_f64.powi(control.ack_timeout.unwrap_or_default().into());
-        let timeout = Time(Duration::from_micros((timeout * 1e6).round() as u64));
+        let timeout = timeout(control.ack_timeout.unwrap_or_default());
         let (mtu, window, dscp, poll) =
             (control.path_mtu.bytes(), control.window, control.dscp, control.poll);
         let cnps = match control.cnp_interval {
@@ -54,15 +53,38 @@ impl fmt::Display for Heading<'_> {
             let from = time.warm_up;
             write!(f, "; rates of what is endless, means and p99 of queues from {from} on, all else from 0")?;
         }
-        for FailureEntry { at, until, link, switch } in failure {
-            let what = match (link, switch) {
-                (Some([a, b]), _) => format!("{a} to {b}"),
-                (None, switch) => switch.clone().unwrap_or_default(),
-            };
+        for entry in failure {
+            let FailureEntry { at, until, .. } = entry;
+            let what = entry.what();
             let until = until.map_or("the end".to_owned(), |until| until.to_string());
-            write!(f, "\nfailure   {what}, {at} to {until}; new ways {} after", switches.convergence)?;
+            write!(
+                f,
+                "\nfailure   {what}, {at} to {until}; new ways {} after each change",
+                switches.convergence
+            )?;
         }
         Ok(())
+    }
+}
+
+/// The ACK timeout of this exponent.
+pub(super) fn timeout(exponent: u8) -> Time {
+    let seconds = 4.096e-6 * 2_f64.powi(exponent.into());
+    Time(Duration::from_micros((seconds * 1e6).round() as u64))
+}
+
+impl FailureEntry {
+    /// What goes down.
+    pub(super) fn what(&self) -> String {
+        match (&self.link, &self.switch) {
+            (Some([a, b]), _) => format!("{a} to {b}"),
+            (None, switch) => switch.clone().unwrap_or_default(),
+        }
+    }
+
+    /// The host whose only link it is.
+    pub(super) fn host(&self) -> Option<&String> {
+        self.link.iter().flatten().find(|end| end.starts_with("host"))
     }
 }
 

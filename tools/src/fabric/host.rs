@@ -240,6 +240,12 @@ impl Host {
         Some(attributes.reaction?.rate)
     }
 
+    /// Whether a queue pair has something to send, or that was not acknowledged.
+    pub(super) fn is_busy(&self, end: usize) -> bool {
+        let End { to_post, posted, is_endless, .. } = &self.ends[end];
+        *is_endless || !to_post.is_empty() || !posted.is_empty()
+    }
+
     /// The PSN that a queue pair expects, the first being 0.
     pub(super) fn expected(&self, end: usize) -> Option<Psn> {
         Some(self.context.query_qp(self.ends[end].qp).ok()?.rq_psn)

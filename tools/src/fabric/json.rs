@@ -17,6 +17,8 @@ pub(crate) struct Report<'a> {
     /// The command that repeats all of it.
     pub(crate) command: &'a str,
     pub(crate) interrupted: bool,
+    /// What an interruption has left out.
+    pub(crate) left_out: Option<&'a str>,
     /// What is not as it seems.
     pub(crate) notes: &'a [String],
     /// The most memory that the process had until now, if the kernel tells.
@@ -28,7 +30,7 @@ impl<'a> Report<'a> {
     pub(crate) fn new(
         description: &'a Description,
         command: &'a str,
-        interrupted: bool,
+        interrupted: Option<&'a str>,
         notes: &'a [String],
         cases: &[Case],
         with_series: bool,
@@ -40,7 +42,8 @@ impl<'a> Report<'a> {
         Report {
             description,
             command,
-            interrupted,
+            interrupted: interrupted.is_some(),
+            left_out: interrupted,
             notes,
             peak_memory_kb: peak_memory_kb(),
             cases: cases.collect(),
@@ -56,7 +59,7 @@ pub(crate) fn peak_memory_kb() -> Option<u64> {
 }
 
 fn run(run: &Run, with_series: bool) -> Value {
-    let Run { seed, groups, measures, outcome, command } = run;
+    let Run { seed, groups, measures, outcome, command, .. } = run;
     let mut all = Map::new();
     let mut of_groups: Vec<Map<String, Value>> = groups.iter().map(|_| Map::new()).collect();
     for measure in measures {
@@ -92,15 +95,19 @@ fn run(run: &Run, with_series: bool) -> Value {
 fn flows(outcome: &Outcome) -> Vec<Value> {
     let flow = |flow: &super::outcome::FlowOutcome| {
         json!({
-            "from": flow.from, "to": flow.to, "bytes": flow.bytes, "goodput_gbps": flow.goodput / 1e9,
-            "failure": flow.failure,
+            "from": flow.from, "to": flow.to, "bytes": flow.bytes,
+            "goodput_gbps": flow.goodput().map(|rate| rate / 1e9),
+            "still_us": micros(flow.still), "still_at_end_us": micros(flow.still_at_end), "failure": flow.failure,
         })
     };
     outcome.flows.iter().map(flow).collect()
 }
 
+fn micros(time: std::time::Duration) -> f64 {
+    time.as_nanos() as f64 / 1e3
+}
+
 fn messages(outcome: &Outcome) -> Vec<Value> {
-    let micros = |time: std::time::Duration| time.as_nanos() as f64 / 1e3;
     let message = |message: &super::outcome::MessageOutcome| {
         json!({
             "flow": message.flow, "bytes": message.bytes, "posted_us": message.posted.map(micros),

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::outcome::{FlowOutcome, MessageOutcome, Outcome, QueueOutcome};
 use super::traffic::{Group, Offer};
+use super::world::time_of;
 
 /// A number, what it is of, and in which unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,8 +61,12 @@ const SIZES: [(u64, [(&str, &str); 4]); 4] = [
     ),
 ];
 
+/// Rows that are left out of a table where they are 0 in all of its columns: there are few of these at a time.
+pub(crate) const QUIET: [&str; 5] =
+    ["drops_buffer", "drops_link", "drops_no_way", "drops_watchdog", "drops_host"];
+
 /// Of a run. Runs of the same groups have the same measures in the same order.
-pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
+pub(crate) fn measures(outcome: &Outcome, groups: &[Group], has_failures: bool) -> Vec<Measure> {
     let mut measures = Vec::new();
     for (number, group) in groups.iter().enumerate() {
         let mut add = |key, label, value: Option<f64>| {
@@ -77,13 +82,10 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
             add("offered_percent", "  of the senders' links, %", percent);
             add("goodput_gbps", "goodput while offered, Gb/s", goodput.map(|rate| rate / 1e9));
         } else {
-            let rates: Vec<f64> = match group.is_endless {
-                true => flows.iter().map(|flow| flow.goodput).collect(),
-                false => flow_rates(messages, group, outcome.duration),
-            };
+            let rates: Vec<f64> = flows.iter().filter_map(FlowOutcome::goodput).collect();
             let goodput = match group.is_endless {
-                true => Some(rates.iter().sum()),
-                false => rate(&messages.iter().collect::<Vec<_>>(), outcome.duration),
+                true => (!rates.is_empty()).then(|| rates.iter().sum()),
+                false => rate(flows, messages, outcome.duration),
             };
             add("goodput_gbps", "goodput, Gb/s", goodput.map(|rate: f64| rate / 1e9));
             if flows.len() > 1 {
@@ -94,6 +96,12 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
                 );
                 add("jain", "Jain's index", jain(&rates));
             }
+        }
+        if has_failures {
+            let mut stills: Vec<f64> = flows.iter().map(|flow| micros(flow.still)).collect();
+            stills.sort_unstable_by(f64::total_cmp);
+            add("still_max_us", "a flow stood still at most, us", stills.last().copied());
+            add("still_p50_us", "  median of the flows, us", percentile(&stills, 50));
         }
         if group.is_endless {
             continue;
@@ -143,6 +151,12 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
         outcome.pauses.iter().filter(|link| link.is_between_switches).map(|link| link.paused).sum();
     add("paused_between_switches_us", "  of those between switches, us", micros(between));
     add("drops", "frames dropped", outcome.fabric.dropped() as f64);
+    let causes = outcome.fabric;
+    add("drops_buffer", "  no room in a switch", causes.buffer_dropped as f64);
+    add("drops_link", "  lost on a link", causes.lost as f64);
+    add("drops_no_way", "  no way to their host", causes.unroutable as f64);
+    add("drops_watchdog", "  paused for too long", causes.storm_dropped as f64);
+    add("drops_host", "  no room at their host", causes.host_dropped as f64);
     add("retransmitted", "packets retransmitted", outcome.hosts.retransmitted as f64);
     add("timeouts", "ACK timeouts", outcome.hosts.timeouts as f64);
     let failed = outcome.flows.iter().filter(|flow| flow.failure.is_some()).count();
@@ -150,7 +164,7 @@ pub(crate) fn measures(outcome: &Outcome, groups: &[Group]) -> Vec<Measure> {
     add("time_ms", "virtual time, ms", micros(outcome.duration) / 1e3);
     let mut name = |before, key, label, queue: Option<&QueueOutcome>| {
         let at = measures.iter().position(|measure| measure.key == before).unwrap_or(measures.len());
-        let name = Some(queue.map_or("-".to_owned(), |queue| queue.port().to_owned()));
+        let name = Some(queue.map_or("-".to_owned(), |queue| queue.name.clone()));
         measures.insert(at, Measure { group: None, key, label, value: None, name });
     };
     name("busiest_used_percent", "busiest_port", "busiest switch port", busiest);
@@ -197,23 +211,11 @@ fn slowdowns(messages: &[MessageOutcome], bytes: RangeInclusive<u64>) -> Vec<f64
     slowdowns
 }
 
-/// The rate of each flow, from its first message to its last completion, or to the end if one was not completed.
-fn flow_rates(messages: &[MessageOutcome], group: &Group, end: Duration) -> Vec<f64> {
-    let mut by_flow: Vec<Vec<&MessageOutcome>> = vec![Vec::new(); group.flows.len()];
-    for message in messages {
-        by_flow[message.flow - group.flows.start].push(message);
-    }
-    by_flow.iter().filter_map(|messages| rate(messages, end)).collect()
-}
-
-fn rate(messages: &[&MessageOutcome], end: Duration) -> Option<f64> {
-    let first = messages.iter().filter_map(|message| message.posted).min()?;
-    let completed = |message: &&MessageOutcome| message.completed.map(|at| (at, message.bytes));
-    let completed: Vec<(Duration, u64)> = messages.iter().filter_map(completed).collect();
-    let last = completed.iter().map(|(at, _)| *at).max();
-    let until = last.filter(|_| completed.len() == messages.len()).unwrap_or(end);
-    let bytes: u64 = completed.iter().map(|(_, bytes)| bytes).sum();
-    (until > first).then(|| 8.0 * bytes as f64 / (until - first).as_secs_f64())
+/// What has arrived of messages, by the time from the first post to the last completion, or to the end.
+fn rate(flows: &[FlowOutcome], messages: &[MessageOutcome], end: Duration) -> Option<f64> {
+    let time = time_of(messages.iter(), end);
+    let bytes: u64 = flows.iter().map(|flow| flow.bytes).sum();
+    (!time.is_zero()).then(|| 8.0 * bytes as f64 / time.as_secs_f64())
 }
 
 /// From the first message posted to the last one completed, if all were.

@@ -257,6 +257,19 @@ pub(crate) fn whole<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "must be a whole number, not below 0 and not too large".to_owned())
 }
 
+/// A whole number from the one to the other.
+pub(crate) fn between<const LEAST: u64, const MOST: u64>(text: &str) -> Result<u64, String> {
+    let number = text.parse().ok().filter(|number| (LEAST..=MOST).contains(number));
+    number.ok_or_else(|| format!("must be {LEAST} to {MOST}"))
+}
+
+/// Whether a scenario or a setting has such an option.
+pub(crate) fn is_option(name: &str) -> bool {
+    let has = |options: Option<Value>| options.is_some_and(|options| options.get(name).is_some());
+    has(serde_json::to_value(SceneOptions::default()).ok())
+        || has(serde_json::to_value(Settings::default()).ok())
+}
+
 /// A number, or a percentage.
 fn number(text: &str) -> Result<f64, String> {
     let parsed = match text.strip_suffix('%') {

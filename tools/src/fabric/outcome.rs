@@ -30,6 +30,31 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    pub(crate) fn forget_series(&mut self) {
+        self.times = Vec::new();
+        for flow in &mut self.flows {
+            (flow.goodputs, flow.rates) = (Vec::new(), Vec::new());
+        }
+        self.queues.iter_mut().for_each(|queue| queue.lengths = Vec::new());
+    }
+
+    pub(crate) fn forget_details(&mut self) {
+        (self.flows, self.messages) = (Vec::new(), Vec::new());
+        (self.queues, self.pauses) = (Vec::new(), Vec::new());
+    }
+
+    /// Flows to which nothing has come at the end for a tenth of the run, and for ten samples at least.
+    pub(crate) fn still_flows(&self) -> Vec<&FlowOutcome> {
+        let from = self.times.len().saturating_sub(11);
+        let samples =
+            self.times.get(from).map_or(self.duration, |first| self.duration.saturating_sub(*first));
+        let least = samples.max(self.duration / 10);
+        self.flows
+            .iter()
+            .filter(|flow| flow.still_at_end >= least && flow.still_at_end > Duration::ZERO)
+            .collect()
+    }
+
     /// The queues that were longest, but for those that never had 1 % of the longest one.
     pub(crate) fn longest_queues(&self) -> Vec<&QueueOutcome> {
         let longest = self.queues.iter().map(|queue| queue.max).max().unwrap_or(0);
@@ -44,16 +69,28 @@ impl Outcome {
 pub(crate) struct FlowOutcome {
     pub(crate) from: usize,
     pub(crate) to: usize,
-    /// Bytes that have arrived in order, in the time that was measured.
+    /// Bytes that have arrived in order: of what is endless in the time that was measured, of messages in the whole run.
     pub(crate) bytes: u64,
-    /// The same as a rate.
-    pub(crate) goodput: f64,
+    /// The time that they are counted in. Of messages it is from the first post to the last completion, or to the end if one
+    /// was not completed; nothing if none was posted.
+    pub(crate) time: Duration,
+    /// The longest time in which it had something to send and nothing arrived, as exact as samples are apart, and how long
+    /// that is so at the end.
+    pub(crate) still: Duration,
+    pub(crate) still_at_end: Duration,
     /// Goodput in each sample, never above the rate of the receiver's link.
     pub(crate) goodputs: Vec<f64>,
     /// The rate that congestion control allowed, at each sample; empty if it is off.
     pub(crate) rates: Vec<f64>,
     /// Why its queue pair has failed, if it has.
     pub(crate) failure: Option<String>,
+}
+
+impl FlowOutcome {
+    /// In bit/s, if it has sent at all.
+    pub(crate) fn goodput(&self) -> Option<f64> {
+        (!self.time.is_zero()).then(|| 8.0 * self.bytes as f64 / self.time.as_secs_f64())
+    }
 }
 
 /// Of one message.
@@ -91,13 +128,6 @@ pub(crate) struct QueueOutcome {
     pub(crate) dropped: u64,
     /// The length at each sample.
     pub(crate) lengths: Vec<u64>,
-}
-
-impl QueueOutcome {
-    /// Such as `switch0:3`.
-    pub(crate) fn port(&self) -> &str {
-        self.name.split(' ').next().unwrap_or_default()
-    }
 }
 
 /// Of the port that was paused, from the beginning of the run.

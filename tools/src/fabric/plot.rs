@@ -8,11 +8,13 @@ use std::time::Duration;
 use plotters::backend::SVGBackend;
 use plotters::chart::{ChartBuilder, SeriesLabelPosition};
 use plotters::drawing::{DrawingArea, IntoDrawingArea};
-use plotters::element::PathElement;
+use plotters::element::{PathElement, Rectangle};
 use plotters::series::LineSeries;
 use plotters::style::{BLACK, Color, RGBColor, ShapeStyle, WHITE};
 
+use super::description::{Description, FailureEntry};
 use super::outcome::Outcome;
+use super::quantity::Time;
 use super::report::{Case, Run};
 use super::traffic::Group;
 use crate::failure::Failure;
@@ -37,15 +39,16 @@ const COLORS: [RGBColor; 6] = [
     RGBColor(148, 103, 189),
     RGBColor(140, 86, 75),
 ];
+const FAILED: RGBColor = RGBColor(255, 226, 226);
 const GREY: RGBColor = RGBColor(150, 150, 150);
 
 /// Two pictures for the first run of each case, one below the other: rates on the left, the longest queues on the right.
-pub(crate) fn write(path: &Path, title: &str, cases: &[Case]) -> Result<(), Failure> {
-    let text = draw(title, cases).map_err(|error| Failure::run(format!("drawing: {error}")))?;
+pub(crate) fn write(path: &Path, title: &str, of: &Description, cases: &[Case]) -> Result<(), Failure> {
+    let text = draw(title, of, cases).map_err(|error| Failure::run(format!("drawing: {error}")))?;
     std::fs::write(path, text).map_err(|error| Failure::run(format!("{}: {error}", path.display())))
 }
 
-fn draw(title: &str, cases: &[Case]) -> Result<String, Box<dyn Error>> {
+fn draw(title: &str, of: &Description, cases: &[Case]) -> Result<String, Box<dyn Error>> {
     let mut text = String::new();
     let runs: Vec<(&str, &Run)> =
         cases.iter().filter_map(|case| Some((case.label.as_str(), case.runs.first()?))).collect();
@@ -64,15 +67,17 @@ fn draw(title: &str, cases: &[Case]) -> Result<String, Box<dyn Error>> {
             1.35 * values.map(|(_, value)| *value).fold(0.0, f64::max).max(1e-3)
         };
         let ranges = [0.0..most(0), 0.0..most(1)];
-        for ((row, (label, _)), sides) in
+        let failures: Vec<Range<f64>> = of.failure.iter().map(|failure| failed(failure, most_time)).collect();
+        for ((row, (label, run)), sides) in
             root.split_evenly((runs.len().max(1), 1)).iter().zip(&runs).zip(&lines)
         {
             for (side, area) in row.split_evenly((1, 2)).iter().enumerate() {
                 let unit = ["Gb/s", "queue, KB"][side];
                 picture(
                     area,
-                    &format!("{label} {unit}"),
+                    format!("{label} {unit} (seed {})", run.seed).trim_start(),
                     &sides[side],
+                    &failures,
                     0.0..most_time,
                     ranges[side].clone(),
                 )?;
@@ -97,13 +102,16 @@ fn lines(outcome: &Outcome, groups: &[Group]) -> [Vec<Line>; 2] {
     let flows = outcome.flows.len();
     let drawn =
         (0..flows).step_by(flows.div_ceil(FLOWS).max(1)).filter(|_| flows > 1 && groups.len() < flows);
-    for (at, flow) in drawn.enumerate() {
+    let drawn: Vec<usize> = drawn.collect();
+    let count = drawn.len();
+    for (at, flow) in drawn.into_iter().enumerate() {
         let is_allowed = !outcome.flows[flow].rates.is_empty();
         let series = if is_allowed { &outcome.flows[flow].rates } else { &outcome.flows[flow].goodputs };
         let gigabits: Vec<f64> = series.iter().map(|rate| rate / 1e9).collect();
         let what = if is_allowed { "rate allowed to a flow" } else { "goodput of a flow" };
+        let what = format!("{what}, {count} of {flows} flows");
         rates.push(Line {
-            name: (at == 0).then(|| what.to_owned()),
+            name: (at == 0).then_some(what),
             color: GREY,
             points: thin(&outcome.times, &gigabits, FLOW_POINTS, mean),
         });
@@ -136,9 +144,11 @@ fn picture(
     area: &Area<'_>,
     caption: &str,
     lines: &[Line],
+    failures: &[Range<f64>],
     times: Range<f64>,
     values: Range<f64>,
 ) -> Result<(), Box<dyn Error>> {
+    let top = values.end;
     let mut chart = ChartBuilder::on(area)
         .caption(caption, ("sans-serif", 13))
         .margin(4)
@@ -156,6 +166,15 @@ fn picture(
         .y_label_formatter(&|value| format!("{value}"))
         .label_style(("sans-serif", 11))
         .draw()?;
+    for (at, failure) in failures.iter().enumerate() {
+        let corners = [(failure.start, 0.0), (failure.end, top)];
+        let drawn = chart.draw_series([Rectangle::new(corners, FAILED.filled())])?;
+        if at == 0 {
+            drawn
+                .label("failure")
+                .legend(|(x, y)| Rectangle::new([(x, y - 4), (x + 14, y + 4)], FAILED.filled()));
+        }
+    }
     for line in lines {
         let style = ShapeStyle::from(line.color).stroke_width(1);
         let series = chart.draw_series(LineSeries::new(line.points.iter().copied(), style))?;
@@ -173,6 +192,12 @@ fn picture(
         .label_font(("sans-serif", 10))
         .draw()?;
     Ok(())
+}
+
+/// When something is down, in ms.
+fn failed(failure: &FailureEntry, end: f64) -> Range<f64> {
+    let ms = |time: Time| (time.0.as_secs_f64() * 1e3).min(end);
+    ms(failure.at)..failure.until.map_or(end, ms)
 }
 
 fn end(outcome: &Outcome) -> f64 {

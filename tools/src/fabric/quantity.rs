@@ -66,6 +66,24 @@ fn read(text: &str, units: Units) -> Option<u64> {
     (number < 1e18).then_some(number.round() as u64)
 }
 
+/// What is wrong with a number that has a unit which is none.
+fn hint(text: &str, units: Units) -> String {
+    let text = text.trim();
+    let unit = text.trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let number = &text[..text.len() - unit.len()];
+    let unit = unit.trim_start();
+    match units.iter().any(|(name, _)| *name == unit) {
+        _ if number.is_empty() || number.parse::<f64>().is_err() => String::new(),
+        true => "; this is too much".to_owned(),
+        false if unit.is_empty() => String::new(),
+        false => {
+            let names: Vec<&str> =
+                units.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
+            format!("; '{unit}' is no unit, units are {}", names.join(", "))
+        }
+    }
+}
+
 /// In the unit that leaves a whole number, or the last one.
 fn write(f: &mut fmt::Formatter<'_>, value: u64, units: Units) -> fmt::Result {
     let fits = |unit: &&(&str, u64)| unit.1 == 1 || value > 0 && value.is_multiple_of(unit.1);
@@ -81,7 +99,7 @@ macro_rules! quantity {
             type Err = String;
 
             fn from_str(text: &str) -> Result<$name, String> {
-                let wrong = || format!("'{text}': must be {}", $expected);
+                let wrong = || format!("'{text}': must be {}{}", $expected, hint(text, $units));
                 read(text, $units).map($from).ok_or_else(wrong)
             }
         }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::time::Duration;
 
+use super::compile::Compiled;
 use super::description::Description;
 use super::heading::Heading;
 use super::json::peak_memory_kb;
-use super::measure::{Measure, deviation, mean};
+use super::measure::{Measure, QUIET, deviation, mean, measures};
 use super::memory::Memory;
 use super::outcome::{LinkPauses, Outcome};
 use super::quantity::Time;
@@ -27,6 +29,19 @@ pub(crate) struct Run {
     pub(crate) outcome: Outcome,
     /// The command that repeats it alone.
     pub(crate) command: String,
+    /// What was not done.
+    complaint: Option<String>,
+    /// How many flows stood still at its end.
+    still: Option<String>,
+}
+
+/// What is kept of a run beside its measures: all that has its place in the report, and no more, for there may be thousands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Keeping {
+    /// Flows, messages, queues and links.
+    pub(crate) details: bool,
+    /// Rates and queues, sample by sample.
+    pub(crate) series: bool,
 }
 
 /// Columns beside each other at most.
@@ -73,6 +88,11 @@ fn block(text: &mut String, cases: &[Case], groups: &[String]) {
     }
     let mut group = None;
     for (at, row) in rows.iter().enumerate() {
+        if QUIET.contains(&row.key)
+            && cases.iter().all(|case| case.values(at).iter().all(|value| *value == 0.0))
+        {
+            continue;
+        }
         if groups.len() > 1 && row.group != group {
             group = row.group;
             lines.push(vec![group.map_or("all traffic".to_owned(), |group| groups[group].clone())]);
@@ -125,13 +145,12 @@ impl Case {
     pub(crate) fn details(&self, is_alone: bool) -> String {
         let Some(Run { outcome, seed, .. }) = self.runs.first() else { return String::new() };
         let mut text = format!(
-            "{}trace hash {:016x}; {} events in {:.2} s, {:.2} s of set-up, {} MB of memory\n",
+            "{}trace hash {:016x}; {} events in {:.2} s, {:.2} s of set-up\n",
             self.prefix(*seed),
             outcome.trace_hash,
             outcome.events,
             outcome.wall.as_secs_f64(),
             outcome.set_up.as_secs_f64(),
-            peak_memory_kb().map_or("?".to_owned(), |kilobytes| (kilobytes / 1000).to_string())
         );
         let queues = outcome.longest_queues();
         if !is_alone {
@@ -180,8 +199,21 @@ impl Case {
     pub(crate) fn complaints(&self) -> Vec<String> {
         self.runs
             .iter()
-            .filter_map(|run| Some(format!("{}{}", self.prefix(run.seed), run.complaint()?)))
+            .filter_map(|run| Some(format!("{}{}", self.prefix(run.seed), run.complaint.as_ref()?)))
             .collect()
+    }
+
+    /// What is not as it seems in its runs, of which the first one speaks for all.
+    pub(crate) fn note(&self) -> Option<String> {
+        let mut of = self.runs.iter().filter_map(|run| Some((run.seed, run.still.as_ref()?)));
+        let (seed, still) = of.next()?;
+        let more = match of.count() {
+            0 => String::new(),
+            more => format!("; with {more} more seeds some do as well"),
+        };
+        let prefix =
+            if self.runs.len() > 1 || !self.label.is_empty() { self.prefix(seed) } else { String::new() };
+        Some(format!("{prefix}{still}{more}"))
     }
 
     fn prefix(&self, seed: u64) -> String {
@@ -191,32 +223,70 @@ impl Case {
 }
 
 impl Run {
-    fn complaint(&self) -> Option<String> {
-        let outcome = &self.outcome;
-        let failed = outcome.flows.iter().filter_map(|flow| Some((flow, flow.failure.as_ref()?)));
-        let failed: Vec<_> = failed.collect();
-        let messages = outcome.messages.len();
-        let unfinished = outcome.messages.iter().filter(|message| message.completed.is_none()).count();
-        let mut complaints = Vec::new();
-        if outcome.fabric.delivered == 0 {
-            complaints.push("nothing was delivered".to_owned());
+    pub(crate) fn new(compiled: &Compiled, mut outcome: Outcome, command: String, keeping: Keeping) -> Run {
+        let Compiled { plan, groups } = compiled;
+        let measures = measures(&outcome, groups, !plan.failures.is_empty());
+        let complaint = complaint(&outcome, groups);
+        let still = still(&outcome);
+        if !keeping.series {
+            outcome.forget_series();
         }
-        if outcome.measured.is_zero() && self.groups.iter().any(|group| group.is_endless) {
-            complaints.push("nothing was measured: it ended before the warm-up".to_owned());
+        if !keeping.details {
+            outcome.forget_details();
         }
-        if let Some((flow, status)) = failed.first() {
-            let (count, from, to) = (failed.len(), flow.from, flow.to);
-            complaints
-                .push(format!("{count} queue pairs failed, the first from host{from} to host{to}: {status}"));
-        }
-        if unfinished > 0 {
-            let time = Time(outcome.duration);
-            let more = if failed.is_empty() { "; --limit gives more time" } else { "" };
-            complaints
-                .push(format!("{unfinished} of {messages} messages were not completed by {time}{more}"));
-        }
-        (!complaints.is_empty()).then(|| complaints.join("; "))
+        Run { seed: plan.seed, groups: groups.clone(), measures, outcome, command, complaint, still }
     }
+}
+
+/// How many flows stood still at the end of a run, and since when.
+fn still(outcome: &Outcome) -> Option<String> {
+    let still = outcome.still_flows();
+    let longest = still.iter().max_by_key(|flow| flow.still_at_end)?;
+    let (count, of, from, to) = (still.len(), outcome.flows.len(), longest.from, longest.to);
+    let time = legible_time(longest.still_at_end);
+    Some(format!("{count} of {of} flows stand still at the end, host{from} to host{to} for {time}"))
+}
+
+/// What was not done.
+fn complaint(outcome: &Outcome, groups: &[Group]) -> Option<String> {
+    let failed = outcome.flows.iter().filter_map(|flow| Some((flow, flow.failure.as_ref()?)));
+    let failed: Vec<_> = failed.collect();
+    let messages = outcome.messages.len();
+    let unfinished = outcome.messages.iter().filter(|message| message.completed.is_none()).count();
+    let mut complaints = Vec::new();
+    if outcome.fabric.delivered == 0 {
+        complaints.push("nothing was delivered".to_owned());
+    }
+    if outcome.measured.is_zero() && groups.iter().any(|group| group.is_endless) {
+        complaints.push("nothing was measured: it ended before the warm-up".to_owned());
+    }
+    if let Some((flow, status)) = failed.first() {
+        let (count, from, to) = (failed.len(), flow.from, flow.to);
+        complaints
+            .push(format!("{count} queue pairs failed, the first from host{from} to host{to}: {status}"));
+    }
+    if unfinished > 0 {
+        let time = legible_time(outcome.duration);
+        let more = if failed.is_empty() { "; --limit gives more time" } else { "" };
+        complaints.push(format!("{unfinished} of {messages} messages were not completed by {time}{more}"));
+    }
+    (!complaints.is_empty()).then(|| complaints.join("; "))
+}
+
+/// A time for people: not to the nanosecond where it is long.
+pub(crate) fn legible_time(time: Duration) -> String {
+    let nanos = time.as_nanos() as u64;
+    match nanos {
+        ..1_000_000 => Time(Duration::from_nanos(nanos)).to_string(),
+        _ if nanos.is_multiple_of(1_000_000) => Time(time).to_string(),
+        _ => format!("{}ms", number(nanos as f64 / 1e6)),
+    }
+}
+
+/// The most memory that the process had, as the kernel tells it.
+pub(crate) fn memory() -> String {
+    let megabytes = peak_memory_kb().map_or("?".to_owned(), |kilobytes| (kilobytes / 1000).to_string());
+    format!("{megabytes} MB of memory in all")
 }
 
 /// A value, or the mean of several and their standard deviation.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ferroce::is_unprintable;
 use serde::{Deserialize, Serialize};
 
+use super::description::pair;
 use super::expansion::Expansion;
 use super::plan::{Flow, Message};
 use super::quantity::{Bytes, Rate, Time};
@@ -31,7 +32,7 @@ pub(crate) struct Traffic {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) to: Option<usize>,
     /// Sender and receiver, of the pattern of that name.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "pair::many")]
     pub(crate) pairs: Vec<[usize; 2]>,
     /// Flows send without end.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -328,11 +329,7 @@ impl Traffic {
             && hosts.iter().filter(|host| Some(**host) != self.to).count()
                 < 1 + usize::from(self.to.is_none())
         {
-            return Err(wrong(
-                "hosts",
-                &format!("{} hosts", hosts.len()),
-                format!("at least 2, for {pattern}"),
-            ));
+            return Err(wrong("hosts", &hosts.len(), format!("at least 2 hosts, for {pattern}")));
         }
         let volumes = [self.endless, self.bytes.is_some(), self.sizes.is_some()];
         if volumes.iter().filter(|is_given| **is_given).count() != 1 {

@@ -27,6 +27,9 @@ struct WatchedFlow {
     /// Bytes that have come in order at the last sample, and at the end of the warm-up.
     arrived: u64,
     at_start: u64,
+    /// How long it has had something to send and nothing has come: until the last sample, and at most.
+    still: Duration,
+    stillest: Duration,
     goodputs: Vec<f64>,
     rates: Vec<f64>,
 }
@@ -46,7 +49,15 @@ impl Watch {
     pub(super) fn new(plan: &Plan, built: &Built, ends: &[[usize; 2]]) -> Watch {
         let flows = plan.flows.iter().zip(ends).map(|(flow, [from, to])| {
             let ends = [(flow.from, *from), (flow.to, *to)];
-            WatchedFlow { ends, arrived: 0, at_start: 0, goodputs: Vec::new(), rates: Vec::new() }
+            WatchedFlow {
+                ends,
+                arrived: 0,
+                at_start: 0,
+                still: Duration::ZERO,
+                stillest: Duration::ZERO,
+                goodputs: Vec::new(),
+                rates: Vec::new(),
+            }
         });
         let flows = flows.collect();
         let fabric = &built.fabric;
@@ -83,6 +94,9 @@ impl Watch {
             let arrived = hosts[to].expected(there).map_or(0, |psn| hosts[from].payload_before(end, psn));
             let before = flow.arrived;
             flow.arrived = arrived.max(before);
+            let is_still = flow.arrived == before && hosts[from].is_busy(end);
+            flow.still = if is_still { flow.still + interval } else { Duration::ZERO };
+            flow.stillest = flow.stillest.max(flow.still);
             flow.goodputs.push(8.0 * (flow.arrived - before) as f64 / interval.as_secs_f64());
             flow.rates.push(hosts[from].rate(end).unwrap_or(0) as f64);
             if ends_warm_up && !self.warm_up.is_zero() {
@@ -133,6 +147,16 @@ impl Watch {
     /// Bytes of a flow that have come since the warm-up.
     pub(super) fn bytes(&self, flow: usize) -> u64 {
         self.flows[flow].arrived - self.flows[flow].at_start
+    }
+
+    /// Bytes of a flow that have come.
+    pub(super) fn all_bytes(&self, flow: usize) -> u64 {
+        self.flows[flow].arrived
+    }
+
+    /// The longest time that nothing of a flow has come, and that until now.
+    pub(super) fn still(&self, flow: usize) -> (Duration, Duration) {
+        (self.flows[flow].stillest, self.flows[flow].still)
     }
 
     /// Goodput and rates of a flow, in bit/s.

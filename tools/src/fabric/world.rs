@@ -44,7 +44,7 @@ pub(crate) fn run_observed(
 }
 
 /// Of virtual time, when a run begins: contexts do not like to be told of zero.
-const BEGIN: Nanos = Nanos(1_000_000);
+pub(super) const BEGIN: Nanos = Nanos(1_000_000);
 
 /// Turns of a run after which progress is told at the latest: somebody may want to end it.
 const TURNS: u32 = 1 << 14;
@@ -301,19 +301,26 @@ impl<'a> World<'a> {
                 completed: delivery.completed.map(time),
                 alone: ways.alone(&self.plan.flows[message.flow], message.bytes),
             });
-        let messages = messages.collect();
+        let messages: Vec<MessageOutcome> = messages.collect();
         let duration = self.watch.duration();
         let measured = duration.saturating_sub(self.plan.warm_up);
         let is_on = self.plan.transport.control != CongestionControl::Off;
+        let times = times_of_flows(&messages, self.plan.flows.len(), duration);
         let flows = self.plan.flows.iter().enumerate().map(|(at, flow)| {
-            let bytes = self.watch.bytes(at);
+            let (bytes, time) = match flow.endless {
+                Some(_) => (self.watch.bytes(at), measured),
+                None => (self.watch.all_bytes(at), times[at]),
+            };
+            let (still, still_at_end) = self.watch.still(at);
             let failure = self.hosts[flow.from].ends[self.ends[at][0]].failure;
             let (goodputs, rates) = self.watch.take_series(at);
             FlowOutcome {
                 from: flow.from,
                 to: flow.to,
                 bytes,
-                goodput: 8.0 * bytes as f64 / measured.as_secs_f64(),
+                time,
+                still,
+                still_at_end,
                 goodputs,
                 rates: if is_on { rates } else { Vec::new() },
                 failure: failure.map(|status| format!("{status:?}")),
@@ -341,6 +348,26 @@ impl<'a> World<'a> {
             times: self.watch.times(),
         }
     }
+}
+
+/// How long each flow has had messages to send.
+fn times_of_flows(messages: &[MessageOutcome], flows: usize, end: Duration) -> Vec<Duration> {
+    let mut by_flow: Vec<Vec<&MessageOutcome>> = vec![Vec::new(); flows];
+    for message in messages {
+        by_flow[message.flow].push(message);
+    }
+    by_flow.into_iter().map(|messages| time_of(messages.into_iter(), end)).collect()
+}
+
+/// From the first post to the last completion, or to the end if a message was not completed.
+pub(super) fn time_of<'a>(messages: impl Iterator<Item = &'a MessageOutcome>, end: Duration) -> Duration {
+    let mut first = None;
+    let mut last = Duration::ZERO;
+    for message in messages {
+        first = [first, message.posted].into_iter().flatten().min();
+        last = last.max(message.completed.unwrap_or(end));
+    }
+    first.map_or(Duration::ZERO, |first| last.saturating_sub(first))
 }
 
 #[cfg(test)]
@@ -395,7 +422,7 @@ mod tests {
         ] {
             let plan = incast(4, control, switch);
             let outcome = run(&plan, &mut |_| true).unwrap();
-            let sum: f64 = outcome.flows.iter().map(|flow| flow.goodput).sum();
+            let sum: f64 = outcome.flows.iter().filter_map(FlowOutcome::goodput).sum();
             let Outcome { fabric, hosts, .. } = &outcome;
             // Of each frame of 1106 bytes with preamble and gap, 1024 are payload.
             let most = 25e9 * 1024.0 / 1106.0;
@@ -424,7 +451,12 @@ mod tests {
                 assert!(shown <= 25e9, "{shown} in sample {sample}");
             }
             if is_lossless {
-                assert!(outcome.flows.iter().all(|flow| flow.goodput > 0.15 * sum && flow.failure.is_none()));
+                assert!(
+                    outcome
+                        .flows
+                        .iter()
+                        .all(|flow| flow.goodput() > Some(0.15 * sum) && flow.failure.is_none())
+                );
             }
         }
     }

@@ -84,8 +84,11 @@ fn a_file_is_taken_at_its_word() {
         fabric(&format!("{file} {options}"))
     };
     let apart = run("apart.toml", TWO_ISLANDS, "");
-    assert_eq!(apart.code, Some(1), "{apart:#?}");
-    assert!(apart.stderr.contains("nothing was delivered"), "{apart:#?}");
+    assert_eq!(apart.code, Some(2), "{apart:#?}");
+    assert!(
+        apart.stderr.contains("topology.custom.links = no way from host0 to host1: must be such"),
+        "{apart:#?}"
+    );
     // Two entries of one name are two.
     let one = TWO_ISLANDS.replace("\"switch1\"] }", "\"switch0\"] }");
     let entry = &one[one.find("[[traffic]]").unwrap()..];

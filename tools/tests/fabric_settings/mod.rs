@@ -111,3 +111,138 @@ fn what_is_not_as_it_seems_is_noted() {
     }
     assert!(!fabric(small).stdout.contains("note "));
 }
+
+/// Two values for one thing, or one value twice.
+#[test]
+fn what_is_given_twice_is_refused() {
+    refused(&[
+        (
+            "fabric incast --compare kmin=100KB+kmin=200KB",
+            &[
+                "--compare kmin=100KB+kmin=200KB: kmin is given twice in one setting, the second time as 200KB",
+            ],
+        ),
+        ("fabric incast --compare pfc=on,on", &["--compare: 'pfc=on' is the same as 'pfc=on'"]),
+        ("fabric incast --compare kmin=1KB,1000", &["'kmin=1000' is the same as 'kmin=1KB'"]),
+        (
+            "fabric incast --compare pfc=on,off --pfc on",
+            &["--pfc on: must be left out: --compare has pfc too"],
+        ),
+        (
+            "fabric incast --compare pfc=on,off --compare pfc=off",
+            &["--compare pfc=off: pfc is in another --compare too; give all its values in one"],
+        ),
+        ("fabric incast --pcap host1=x --pcap host1=y", &["--pcap: host1 is given twice"]),
+    ]);
+}
+
+#[test]
+fn errors_name_the_value_and_the_remedy() {
+    refused(&[
+        ("fabric incast --jobs 0", &["'0'", "--jobs", "must be 1 to 1024"]),
+        ("fabric incast --seeds 0", &["'0'", "--seeds", "must be 1 to 10000"]),
+        (
+            "fabric incast --seed 18446744073709551615 --seeds 2",
+            &["--seed 18446744073709551615: must be at most 18446744073709551614 with --seeds 2"],
+        ),
+        (
+            "fabric victim --watchdog 10s",
+            &["--watchdog 10s: must be left out", "as the run has ended by then, at 20ms"],
+        ),
+        ("fabric incast --rate 0G", &["--rate 0b/s: must be 1M to 4000G"]),
+        ("fabric incast --buffer 100TB", &["'100TB'", "'TB' is no unit, units are GB, GiB"]),
+        ("fabric incast --buffer 99999999T", &["'99999999T'", "'T' is no unit"]),
+        ("fabric incast --rate 99999999T", &["'99999999T'", "this is too much"]),
+        ("fabric allreduce --hosts 1", &["--hosts 1: must be at least 2 hosts, for ring"]),
+        (
+            "fabric incast --compare frobnicate",
+            &["'frobnicate'", "values of an option, as kmin=50KB,100KB", "pmax, marking"],
+        ),
+    ]);
+    // No text is cut within a character.
+    for list in ["kmin=many", "delay=x", "rate=1", "pfc=maybe", "window=-1", "frobnicate"] {
+        let outcome = fabric(&format!("incast --compare {list}"));
+        assert_eq!(outcome.code, Some(2), "{outcome:#?}");
+        assert!(!outcome.stderr.contains(char::REPLACEMENT_CHARACTER), "{outcome:#?}");
+    }
+}
+
+/// What TOML says of a value is told with its key.
+#[test]
+fn errors_in_files_name_the_key() {
+    let folder = Folder::new("keys");
+    let file = folder.file("keys.toml");
+    let base = "seed = 1\n[topology.star]\nhosts = 4\n[links]\nrate = \"100G\"\n[switches]\npfc = true\n[control]\nwindow = 9\n\
+                [[traffic]]\npattern = \"pairs\"\nbytes = \"1KB\"\npairs = [[1, 2]]\n";
+    fs::write(&file, base).unwrap();
+    assert_eq!(fabric(&file).code, Some(0));
+    for (from, to, words) in [
+        (
+            "pfc = true",
+            "pfc = \"off\"",
+            "line 7: pfc = \"off\": invalid type: string \"off\", must be true or false, without quotes",
+        ),
+        ("pfc = true", "kmin = \"-100KB\"", "line 7: kmin = \"-100KB\": must be bytes, as 4096"),
+        (
+            "seed = 1",
+            "seed = -1",
+            "line 1: seed = -1: invalid value: integer `-1`, must be a whole number, not below 0",
+        ),
+        (
+            "window = 9",
+            "path-mtu = \"4096\"",
+            "line 9: path-mtu = \"4096\": invalid type: string \"4096\", must be a whole number",
+        ),
+        ("[[1, 2]]", "[[1, 2, 3]]", "line 13: pairs = [[1, 2, 3]]: must be two in brackets; these are 3"),
+        ("[[1, 2]]", "[[1]]", "line 13: pairs = [[1]]: must be two in brackets; these are 1"),
+    ] {
+        fs::write(&file, base.replace(from, to)).unwrap();
+        refused(&[(&format!("fabric {file}"), &[words])]);
+    }
+}
+
+/// What changes nothing in a file is told.
+#[test]
+fn what_changes_nothing_in_a_file_is_noted() {
+    let folder = Folder::new("nothing");
+    let file = folder.file("nothing.toml");
+    let base = "[topology.dumbbell]\nleft = 2\nright = 2\n[switches]\nSWITCHES\n[[traffic]]\npattern = \"incast\"\nto = 0\nbytes = \"1KB\"\nhosts = \"HOSTS\"\n";
+    for (switches, hosts, words) in [
+        ("convergence = \"1ms\"", "1-3", "note      convergence changes nothing: there is no [[failure]]"),
+        (
+            "watchdog = \"10s\"",
+            "1-3",
+            "note      watchdog changes nothing, as the run has ended by then, at 200ms",
+        ),
+        ("ecn = false", "1-3", "note      congestion control hears of nothing: ECN is off"),
+        (
+            "",
+            "0-3",
+            "note      host0 is among the hosts of 'incast' and receives; it does not send to itself",
+        ),
+    ] {
+        fs::write(&file, base.replace("SWITCHES", switches).replace("HOSTS", hosts)).unwrap();
+        let outcome = fabric(&file);
+        assert!(outcome.code == Some(0) && outcome.stdout.contains(words), "no '{words}' in {outcome:#?}");
+    }
+    let outcome = fabric("incast --hosts 2 --bytes 1KB --count 1 --ecn off --compare off,dcqcn");
+    assert!(
+        outcome.stdout.contains("note      the congestion controls differ in nothing: ECN is off"),
+        "{outcome:#?}"
+    );
+}
+
+/// A control whose alpha falls faster than packets come is told, as far as flows are many.
+#[test]
+fn a_control_for_fewer_flows_is_noted() {
+    let words = "note      32 flows to one host: the packets of one are 43us apart, alpha falls each 1us";
+    let scenario = "incast --hosts 32 --rate 25G --bytes 4KB --count 1";
+    let outcome = fabric(scenario);
+    assert!(outcome.stdout.contains(words), "{outcome:#?}");
+    for options in ["--congestion mlx25", "--congestion off", "--ecn off --congestion off", "--rate 100G"] {
+        let scenario = scenario.replace("--rate 25G", "");
+        let rate = if options.contains("--rate") { "" } else { "--rate 25G" };
+        let outcome = fabric(&format!("{scenario} {rate} {options}"));
+        assert!(!outcome.stdout.contains("flows to one host"), "{outcome:#?}");
+    }
+}
