@@ -12,6 +12,10 @@ use software::Software;
 
 /// What a context is over. Each backend has every verb that is called on it by [`dispatch`], under the same name; what it
 /// can't do it refuses with [`Error::Unsupported`](crate::Error::Unsupported).
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a context has one, and software is reached without another pointer"
+)]
 pub(crate) enum Backend {
     /// The protocol engine over a packet driver.
     Software(Software),
@@ -26,7 +30,7 @@ pub enum Device {
     /// A packet driver, for the protocol in software.
     Driver(Box<dyn PacketDriver>),
     /// A port of an RNIC, which speaks the protocol itself.
-    Rnic(RnicPort),
+    Rnic(Box<RnicPort>),
 }
 
 impl Device {
@@ -50,7 +54,7 @@ impl Device {
     ///
     /// # Errors
     /// The port of an RNIC, which moves the frames itself.
-    pub fn into_driver(self) -> Result<Box<dyn PacketDriver>, RnicPort> {
+    pub fn into_driver(self) -> Result<Box<dyn PacketDriver>, Box<RnicPort>> {
         match self {
             Device::Driver(driver) => Ok(driver),
             Device::Rnic(port) => Err(port),
@@ -72,7 +76,7 @@ impl From<Box<dyn PacketDriver>> for Device {
 
 impl From<RnicPort> for Device {
     fn from(port: RnicPort) -> Device {
-        Device::Rnic(port)
+        Device::Rnic(Box::new(port))
     }
 }
 
@@ -80,7 +84,7 @@ impl Backend {
     pub(crate) fn open(device: Device, config: &Config) -> Result<Backend, Error> {
         Ok(match device {
             Device::Driver(driver) => Backend::Software(Software::open(driver, config)?),
-            Device::Rnic(port) => Backend::Hardware(Box::new(Hardware::open(port, config)?)),
+            Device::Rnic(port) => Backend::Hardware(Box::new(Hardware::open(*port, config)?)),
         })
     }
 }

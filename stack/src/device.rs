@@ -73,7 +73,7 @@ impl DeviceSpec {
     pub fn open(&self) -> Result<Device, Error> {
         Ok(Device::Driver(match self {
             DeviceSpec::Ibverbs { name, port, gid } => {
-                return Ok(Device::Rnic(RnicPort::open(name, *port, *gid)?));
+                return Ok(RnicPort::open(name, *port, *gid)?.into());
             }
             DeviceSpec::Interface(interface) => match open_af_xdp(interface, None) {
                 Err(reason) if is_unavailable(&reason) => {

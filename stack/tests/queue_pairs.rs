@@ -27,12 +27,7 @@ struct Connected {
 }
 
 /// A context full of queue pairs, each its own peer and ready to send.
-fn connected(
-    driver: Box<dyn PacketDriver>,
-    qps: u32,
-    config: fn(Pd, Cq) -> QpConfig,
-    max_rd_atomic: u8,
-) -> Connected {
+fn connected(driver: Device, qps: u32, config: fn(Pd, Cq) -> QpConfig, max_rd_atomic: u8) -> Connected {
     let config_of_context = Config::default().max_qps(qps).max_mrs(1).max_cqs(1);
     let mut context = Context::open(driver, &config_of_context).unwrap();
     let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(64).unwrap());

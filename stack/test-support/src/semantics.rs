@@ -1,7 +1,7 @@
 //! The semantics of the verbs, whatever carries them out: cases for two contexts, in software or on a card.
 //!
 //! Each case makes its queue pairs and regions, tries one verb with its ends and errors, and destroys all again. What a
-//! backend does otherwise is in [`DIFFERENCES`], with the reason; one that is not there, and one that is there and does not
+//! backend does otherwise is in `DIFFERENCES`, with the reason; one that is not there, and one that is there and does not
 //! show, fail.
 
 mod datagrams;
@@ -28,6 +28,9 @@ pub struct Case {
     /// The requester is the first end.
     pub run: fn(&mut Pair) -> Outcome,
 }
+
+/// A name and what is run.
+type Entry = (&'static str, fn(&mut Pair) -> Outcome);
 
 /// What carries out the verbs of an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use ferroce::{
-    Access, Config, Context, DeviceSpec, Event, Memory, Nanos, QpConfig, QpState, ReceiveWorkRequest,
-    Transition, WcStatus,
+    Access, Config, Context, DeviceSpec, Memory, Nanos, QpConfig, ReceiveWorkRequest, Transition, WcStatus,
 };
 
 use crate::guest::{GUEST, Guest, OURS, report};

@@ -6,7 +6,7 @@ use ferroce_driver::rnic::{
 };
 use ferroce_wire::{Gid, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer};
 
-use super::memory::{WindowBinding, HardwareRegion, invalid, remote_rights};
+use super::memory::{HardwareRegion, WindowBinding, invalid, remote_rights};
 use super::work::{CHUNK, QueueKind, SGES, WindowWork, Work, WorkId, WorkQueue};
 use super::{Hardware, HardwareAh};
 use crate::engine::cq::Pushed;

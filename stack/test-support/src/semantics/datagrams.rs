@@ -4,9 +4,9 @@ use std::net::Ipv4Addr;
 
 use ferroce::*;
 
-use super::{Outcome, Pair, refused, same};
+use super::{Entry, Outcome, Pair, refused, same};
 
-pub(super) const CASES: &[(&str, fn(&mut Pair) -> Outcome)] = &[
+pub(super) const CASES: &[Entry] = &[
     ("UD: a datagram, its header, and one back", datagram),
     ("UD: immediate", immediate),
     ("UD: a wrong Q_Key", wrong_qkey),

@@ -5,9 +5,9 @@ use std::time::Duration;
 use ferroce::*;
 
 use super::pair::ALL;
-use super::{Outcome, Pair, same};
+use super::{Entry, Outcome, Pair, same};
 
-pub(super) const CASES: &[(&str, fn(&mut Pair) -> Outcome)] = &[
+pub(super) const CASES: &[Entry] = &[
     ("a key that is nobody's", wrong_key),
     ("a range that passes the end of the region", wrong_range),
     ("WRITE to a region that peers may only read", no_right),

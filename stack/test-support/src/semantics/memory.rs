@@ -3,9 +3,9 @@
 use ferroce::*;
 
 use super::pair::ALL;
-use super::{Outcome, Pair, refused, same};
+use super::{End, Entry, Outcome, Pair, refused, same};
 
-pub(super) const CASES: &[(&str, fn(&mut Pair) -> Outcome)] = &[
+pub(super) const CASES: &[Entry] = &[
     ("bytes by copies and words", copies),
     ("shared memory: atomics, and another handle", shared),
     ("slices of registered memory", slices),
@@ -219,5 +219,3 @@ fn busy_domain(pair: &mut Pair) -> Outcome {
     }
     Ok(())
 }
-
-use super::End;

@@ -3,9 +3,9 @@
 use ferroce::*;
 
 use super::pair::ALL;
-use super::{Outcome, Pair, refused, same};
+use super::{Entry, Outcome, Pair, refused, same};
 
-pub(super) const CASES: &[(&str, fn(&mut Pair) -> Outcome)] = &[
+pub(super) const CASES: &[Entry] = &[
     ("RC SEND: bytes, length, numbers", rc_send),
     ("UC SEND: bytes, length, numbers", uc_send),
     ("SEND of no bytes", empty_send),

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use ferroce::*;
 
-use super::{Outcome, Pair, refused, same};
+use super::{Entry, Outcome, Pair, refused, same};
 
-pub(super) const CASES: &[(&str, fn(&mut Pair) -> Outcome)] = &[
+pub(super) const CASES: &[Entry] = &[
     ("queues of their own for sends and receives", two_queues),
     ("a queue that is armed for the next completion", armed),
     ("a queue that is armed for a solicited one", armed_for_solicited),

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use ferroce::*;
 
-use super::{End, Outcome, Pair, refused, same};
+use super::{End, Entry, Outcome, Pair, refused, same};
 
-pub(super) const CASES: &[(&str, fn(&mut Pair) -> Outcome)] = &[
+pub(super) const CASES: &[Entry] = &[
     ("verbs that a state does not allow", wrong_states),
     ("what query_qp tells, state by state", queried),
     ("SQD: drained, updated, resumed", drained),
