@@ -197,6 +197,9 @@ impl Hardware {
         super::check_time(now)?;
         self.now = self.now.max(now);
         self.polls_to_look = self.polls_to_look.saturating_sub(1);
+        if self.is_gone {
+            return Err(self.gone());
+        }
         if self.polls_to_look == 0 || self.now >= self.next_look {
             self.look_for_events()?;
         }

@@ -161,7 +161,7 @@ impl Hardware {
         let HardwareQp { card, qpn, send_cq, recv_cq, srq, .. } = removed;
         drop(card);
         self.numbers.remove(&qpn.value());
-        self.purge(qp, send_cq, recv_cq)?;
+        self.purge(qp, send_cq, recv_cq);
         self.cq(send_cq)?.queue.users -= 1;
         self.cq(recv_cq)?.queue.users -= 1;
         if let Some(srq) = srq {
@@ -173,12 +173,16 @@ impl Hardware {
 
     /// Forgets the completions of a queue pair that is destroyed or reset. Those that the card still has are known by their
     /// numbers.
-    pub(super) fn purge(&mut self, qp: Qp, send_cq: Cq, recv_cq: Cq) -> Result<(), Error> {
+    pub(super) fn purge(&mut self, qp: Qp, send_cq: Cq, recv_cq: Cq) {
         for cq in [send_cq, recv_cq] {
-            self.drain(cq.0.index)?;
-            self.cq(cq)?.queue.purge(qp);
+            if let Err(error) = self.drain(cq.0.index) {
+                // The next poll says so too.
+                tracing::debug!("completions of a queue pair that is given up: {error}");
+            }
+            if let Some(queue) = self.cqs.get_mut(cq.0) {
+                queue.queue.purge(qp);
+            }
         }
-        Ok(())
     }
 
     pub(crate) fn query_qp(&self, qp: Qp) -> Result<QpAttributes, Error> {
@@ -229,6 +233,9 @@ impl Hardware {
 
     #[inline]
     pub(crate) fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
+        if self.is_gone {
+            return Err(self.gone());
+        }
         let Hardware { qps, mrs, mws, ahs, pieces, attributes, .. } = self;
         let queue_pair = qps.get_mut(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
         if queue_pair.state != QpState::Rts {
@@ -328,8 +335,11 @@ impl Hardware {
     }
 
     pub(crate) fn post_recvs(&mut self, qp: Qp, wrs: &[ReceiveWorkRequest<'_>]) -> Result<(), PostError> {
-        let Hardware { qps, mrs, pieces, .. } = self;
         let first = |source| PostError { posted: 0, source };
+        if self.is_gone {
+            return Err(first(self.gone()));
+        }
+        let Hardware { qps, mrs, pieces, .. } = self;
         let queue_pair = qps.get_mut(qp.0).ok_or_else(|| first(Error::invalid_handle("QP", qp.0)))?;
         queue_pair.require("post_recv", "any state but RESET", &QpState::ALL_BUT_RESET).map_err(first)?;
         if queue_pair.srq.is_some() {

@@ -94,7 +94,7 @@ impl Hardware {
             Transition::Reset => {
                 self.change(qp, QpState::Reset, change)?;
                 let (send_cq, recv_cq) = self.qp(qp).map(|qp| (qp.send_cq, qp.recv_cq))?;
-                self.purge(qp, send_cq, recv_cq)?;
+                self.purge(qp, send_cq, recv_cq);
                 self.qp(qp)?.forget();
                 self.events.forget(qp.into());
                 Ok(())
