@@ -73,9 +73,11 @@ impl From<driver::Error> for Failure {
     fn from(error: driver::Error) -> Failure {
         use driver::Error as E;
         match error {
-            E::NoInterface { .. } | E::InterfaceDown { .. } | E::Invalid { .. } | E::Capture { .. } => {
-                Failure::Usage(error.to_string())
-            }
+            E::NoInterface { .. }
+            | E::NoRnic { .. }
+            | E::InterfaceDown { .. }
+            | E::Invalid { .. }
+            | E::Capture { .. } => Failure::Usage(error.to_string()),
             _ => Failure::Run(error.to_string()),
         }
     }

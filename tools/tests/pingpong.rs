@@ -135,7 +135,7 @@ fn bad_input_is_named() {
     refused(&[
         ("pingpong -d loopback -n 0", &["--iters", "0"]),
         ("pingpong", &["--device"]),
-        ("pingpong -d ibverbs:mlx5_0", &["'ibverbs:mlx5_0'", "planned"]),
+        ("pingpong -d ibverbs:mlx5_0:0", &["'ibverbs:mlx5_0:0'", "a port from 1 to 255"]),
         ("pingpong -d loopback -m 1000", &["1000", "1024"]),
         ("pingpong -d loopback -r 0", &["0", "65536"]),
         ("pingpong -d loopback -g 7", &["GID index 7", "::ffff:127.0.0."]),
