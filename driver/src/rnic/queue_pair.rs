@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::mem::zeroed;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::abi::{Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, mask};
 use super::completion::CompletionQueue;
@@ -44,6 +44,8 @@ pub struct QueuePair {
     domain: ProtectionDomain,
     _queues: [CompletionQueue; 2],
     _srq: Option<SharedReceiveQueue>,
+    /// The multicast groups that it is in: the kernel destroys none that is in one.
+    groups: Mutex<Vec<[u8; 16]>>,
 }
 
 // SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
@@ -125,6 +127,7 @@ impl QueuePair {
             domain: domain.clone(),
             _queues: [config.send_cq.clone(), config.recv_cq.clone()],
             _srq: config.srq.cloned(),
+            groups: Mutex::new(Vec::new()),
         })
     }
 
@@ -260,14 +263,19 @@ impl QueuePair {
         post_receives(device, call, requests, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
     }
 
-    /// Joins a multicast group.
+    /// Joins a multicast group, until it leaves it or is dropped.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn attach(&self, group: &[u8; 16]) -> Result<(), Error> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the queue pair exists, and the GID is one.
         let returned = unsafe { (self.device().functions().attach_mcast)(self.qp.as_ptr(), group, 0) };
-        self.device().check("ibv_attach_mcast", returned)
+        self.device().check("ibv_attach_mcast", returned)?;
+        if !groups.contains(group) {
+            groups.push(*group);
+        }
+        Ok(())
     }
 
     /// Leaves it.
@@ -275,15 +283,24 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verbs`].
     pub fn detach(&self, group: &[u8; 16]) -> Result<(), Error> {
-        // SAFETY: as above.
-        let returned = unsafe { (self.device().functions().detach_mcast)(self.qp.as_ptr(), group, 0) };
-        self.device().check("ibv_detach_mcast", returned)
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        self.device().check("ibv_detach_mcast", self.leave(group))?;
+        groups.retain(|other| other != group);
+        Ok(())
+    }
+
+    fn leave(&self, group: &[u8; 16]) -> c_int {
+        // SAFETY: the queue pair exists, and the GID is one.
+        unsafe { (self.device().functions().detach_mcast)(self.qp.as_ptr(), group, 0) }
     }
 }
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let device = self.device();
+        for group in &*self.groups.lock().unwrap_or_else(PoisonError::into_inner) {
+            device.warn("ibv_detach_mcast", self.leave(group));
+        }
         // SAFETY: it came from `ibv_create_qp`, its events are acknowledged, and it is destroyed once.
         device.warn("ibv_destroy_qp", unsafe { (device.functions().destroy_qp)(self.qp.as_ptr()) });
     }
