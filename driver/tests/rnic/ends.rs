@@ -1,14 +1,20 @@
 //! Two ends on the two devices of a stub.
 
+use std::fmt::{self, Write};
+use std::mem;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
-use ferroce_driver::Memory;
 use ferroce_driver::rnic::{
     Address, Completion, CompletionChannel, CompletionQueue, Device, Piece, ProtectionDomain, QueuePair,
     QueuePairChange, QueuePairConfig, ReceiveRequest, Region, Remote, SendData, SendOperation, SendRequest,
     SharedReceiveQueue, Verbs, access,
 };
+use ferroce_driver::{Error, Memory};
 use ferroce_driver_test_support::rnic_stub::Stub;
+use tracing::field::{Field, Visit};
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 pub(crate) const RC: u32 = 2;
 pub(crate) const UC: u32 = 3;
@@ -241,4 +247,57 @@ pub(crate) fn pair(stub: &Stub, kind: Kind) -> (End, End) {
 
 pub(crate) fn good() -> Option<Stub> {
     Stub::build(&["NOTHING_WRONG"])
+}
+
+/// The number of the error that a call told.
+pub(crate) fn errno(error: &Error) -> i32 {
+    match error {
+        Error::Verbs { source, .. } => source.raw_os_error().unwrap_or(0),
+        other => panic!("{other}"),
+    }
+}
+
+/// What is warned of meanwhile.
+pub(crate) fn warnings(of: impl FnOnce()) -> Vec<String> {
+    let heard = Heard(Arc::default());
+    tracing::subscriber::with_default(heard.clone(), of);
+    let mut heard = heard.0.lock().unwrap();
+    mem::take(&mut *heard)
+}
+
+#[derive(Clone)]
+struct Heard(Arc<Mutex<Vec<String>>>);
+
+impl Subscriber for Heard {
+    fn enabled(&self, _: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        if *event.metadata().level() == Level::WARN {
+            let mut text = Text(String::new());
+            event.record(&mut text);
+            self.0.lock().unwrap().push(text.0);
+        }
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
+}
+
+struct Text(String);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        let _ = write!(self.0, "{}={value:?} ", field.name());
+    }
 }

@@ -2,5 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod connected;
+mod datagrams;
 mod ends;
+mod events;
+mod failing;
 mod listing;
+mod order;
+mod refused;
+mod windows;
