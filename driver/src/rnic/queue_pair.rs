@@ -1,6 +1,7 @@
 //! Queue pairs and shared receive queues.
 
 use std::ffi::c_int;
+use std::io;
 use std::mem::zeroed;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -99,12 +100,19 @@ pub struct QueuePairState {
 }
 
 impl QueuePair {
-    /// In a protection domain.
+    /// In a protection domain. Its queues are of the same [`Device`].
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn new(domain: &ProtectionDomain, config: &QueuePairConfig<'_>) -> Result<QueuePair, Error> {
         let device = domain.device();
+        let others = [config.send_cq.device(), config.recv_cq.device()];
+        let srq_device = config.srq.map(|srq| srq.0.domain.device());
+        if others.into_iter().chain(srq_device).any(|other| other.context() != device.context()) {
+            // The provider and the kernel would take them for others of their own.
+            let source = io::Error::other("its queues are of another device that is open");
+            return Err(device.error("ibv_create_qp", source));
+        }
         let mut attributes = QpInitAttr {
             qp_context: null_mut(),
             send_cq: config.send_cq.as_ptr(),
