@@ -1,9 +1,16 @@
 //! RC and UC: what is carried, and the queues' room.
 
-use ferroce_driver::Error;
-use ferroce_driver::rnic::{Completion, Piece, QueuePairChange, SendData, SendOperation, SendRequest};
+use std::thread;
+use std::time::Duration;
 
-use crate::ends::{End, INIT, IOVA, Kind, RC, RESET, RTS, SQD, UC, errno, good, pair};
+use ferroce_driver::Error;
+use ferroce_driver::rnic::{
+    Completion, Piece, QueuePair, QueuePairChange, ReceiveRequest, Remote, SendData, SendOperation,
+    SendRequest,
+};
+use ferroce_driver_test_support::readiness::is_readable;
+
+use crate::ends::{End, INIT, IOVA, Kind, RC, RESET, RTS, SQD, UC, address, config, errno, good, pair};
 
 #[test]
 fn messages_with_all_that_they_may_carry() {
@@ -58,7 +65,7 @@ fn memory_is_written_and_read() {
     assert_eq!((sent.status, sent.opcode, sent.byte_len), (0, 2, 10));
     assert_eq!((a.bytes(512, 5), a.bytes(600, 5)), (b"to be".to_vec(), b" read".to_vec()));
     // No key is looked at for no bytes.
-    let nowhere = ferroce_driver::rnic::Remote { addr: 5, rkey: 5 };
+    let nowhere = Remote { addr: 5, rkey: 5 };
     assert_eq!(a.carry_out(SendOperation::Read(nowhere), &[]).status, 0);
     assert_eq!(a.carry_out(SendOperation::Write(nowhere), &[]).status, 0);
 }
@@ -195,10 +202,7 @@ fn a_list_stops_at_what_is_refused() {
     assert_eq!(a.sent().len(), 35);
 
     let receives: Vec<_> = (0..40)
-        .map(|wr_id| ferroce_driver::rnic::ReceiveRequest {
-            wr_id,
-            pieces: if wr_id == 20 { &too_many } else { &[] },
-        })
+        .map(|wr_id| ReceiveRequest { wr_id, pieces: if wr_id == 20 { &too_many } else { &[] } })
         .collect();
     let refused = b.qp.post_receives(&receives).unwrap_err();
     assert_eq!((refused.posted, errno(&refused.error)), (20, libc::EINVAL));
@@ -216,7 +220,7 @@ fn what_is_set_is_told() {
     let (a, b) = pair(&stub, Kind::of(RC));
     let state = a.qp.query().unwrap();
     assert_eq!((state.state, state.access, state.dest_qpn, state.path_mtu), (RTS, 15, b.qp.qpn(), 3));
-    assert_eq!(state.address, crate::ends::address(b.gid));
+    assert_eq!(state.address, address(b.gid));
     assert_eq!((state.rq_psn, state.sq_psn, state.timeout), (7, 9, 14));
     assert_eq!((state.retry_count, state.rnr_retry, state.min_rnr_timer), (7, 7, 12));
     assert_eq!((state.max_rd_atomic, state.max_dest_rd_atomic, state.sq_draining), (4, 4, false));
@@ -290,11 +294,71 @@ fn regions_are_counted_from_where_they_were_told() {
 fn what_the_device_does_not_have_is_refused() {
     let Some(stub) = good() else { return };
     let a = End::new(&stub, 0, Kind::of(RC));
-    let config = crate::ends::config(Kind { kind: 9, ..Kind::of(RC) }, &a.sends, &a.receives, None);
-    let error = ferroce_driver::rnic::QueuePair::new(&a.domain, &config).unwrap_err();
+    let config = config(Kind { kind: 9, ..Kind::of(RC) }, &a.sends, &a.receives, None);
+    let error = QueuePair::new(&a.domain, &config).unwrap_err();
     assert!(
         matches!(&error, Error::Verbs { call: "ibv_create_qp", device, .. } if device == "stub0"),
         "{error}"
     );
     assert_eq!(errno(&error), libc::EINVAL);
+}
+
+/// Also a device that is open twice.
+#[test]
+fn queues_of_another_device_are_refused() {
+    let Some(stub) = good() else { return };
+    let kind = Kind { with_srq: true, ..Kind::of(RC) };
+    let (a, b) = (End::new(&stub, 0, kind), End::new(&stub, 0, kind));
+    for (sends, receives, srq) in [
+        (&b.sends, &a.receives, None),
+        (&a.sends, &b.receives, None),
+        (&a.sends, &a.receives, b.srq.as_ref()),
+    ] {
+        let error = QueuePair::new(&a.domain, &config(kind, sends, receives, srq)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "ibv_create_qp of stub0: its queues are of another device that is open"
+        );
+    }
+}
+
+/// Each end by a thread of its own, which sleeps until its channel tells.
+#[test]
+fn threads_send_to_each_other() {
+    const MESSAGES: u64 = 2000;
+    let Some(stub) = good() else { return };
+    let (a, b) = pair(&stub, Kind { with_srq: true, ..Kind::of(RC) });
+    let run = |mut end: End, is_first: bool| {
+        let next = |end: &End| {
+            end.receive(0, &[end.piece(8, 8)]);
+            end.receives.request_event(false).unwrap();
+        };
+        next(&end);
+        for number in 0..MESSAGES {
+            if is_first || number > 0 {
+                end.region.store_u64(0, number).unwrap();
+                end.post(SendOperation::Send, &[end.piece(0, 8)]);
+            }
+            while end.received().is_empty() {
+                assert!(is_readable(end.channel.fd().unwrap(), Duration::from_secs(20)));
+                while end.channel.event().unwrap().is_some() {}
+            }
+            assert_eq!(end.region.load_u64(8).unwrap(), if is_first { number + 1 } else { number });
+            next(&end);
+            assert!(end.sent().iter().all(|sent| sent.status == 0));
+        }
+        if !is_first {
+            end.region.store_u64(0, MESSAGES).unwrap();
+            end.post(SendOperation::Send, &[end.piece(0, 8)]);
+        }
+        end
+    };
+    thread::scope(|scope| {
+        let run = &run;
+        let threads = [scope.spawn(move || run(a, true)), scope.spawn(move || run(b, false))];
+        for thread in threads {
+            drop(thread.join().unwrap());
+        }
+    });
+    assert_eq!(stub.live_objects(), 0);
 }
