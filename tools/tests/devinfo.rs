@@ -4,6 +4,7 @@
 mod ends;
 
 use ends::{Ferroce, Namespaces, VETH, alone, refused};
+use ferroce_driver_test_support::rnic_stub::Stub;
 
 #[test]
 fn loopback_says_what_it_is() {
@@ -19,38 +20,28 @@ fn loopback_says_what_it_is() {
 /// Beside interfaces there are RNICs, by the libibverbs that the loader finds: here one that the test builds.
 #[test]
 fn rnics_are_listed_beside_interfaces() {
-    let folder = std::env::temp_dir().join(format!("ferroce-devinfo-{}", std::process::id()));
-    std::fs::create_dir(&folder).unwrap();
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../driver/tests/rnic/stub.c");
-    let mut compiler = std::process::Command::new("gcc");
-    compiler.args(["-shared", "-fPIC", source, "-o"]).arg(folder.join("libibverbs.so.1"));
-    match compiler.status() {
-        Err(_) => println!("skipped: no gcc to build a libibverbs with"),
-        Ok(status) => {
-            assert!(status.success());
-            let run = |arguments: &[&str]| {
-                let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
-                let output = command.args(arguments).env("LD_LIBRARY_PATH", &folder).output().unwrap();
-                assert_eq!(output.status.code(), Some(0), "{output:?}");
-                String::from_utf8(output.stdout).unwrap()
-            };
-            let info: serde_json::Value = serde_json::from_str(&run(&["devinfo", "--json"])).unwrap();
-            let rnics = &info["rnics"];
-            assert!(rnics["unavailable"].is_null(), "{rnics}");
-            assert_eq!(
-                (&rnics["devices"][0]["name"], &rnics["devices"][1]["name"]),
-                (&"stub0".into(), &"stub1".into())
-            );
-            let port = &rnics["devices"][0]["ports"][0];
-            assert_eq!((&port["active"], &port["path_mtu"]), (&true.into(), &4096.into()));
-            let gid = serde_json::json!({ "index": 1, "gid": "::ffff:10.0.0.2", "type": "RoCE v2", "interface": "lo" });
-            assert_eq!(port["gids"][1], gid);
-            let text = run(&["devinfo"]);
-            assert!(text.contains("stub0 (RNIC), firmware 16.35.2000"), "{text}");
-            assert!(text.contains("  GID  1  ::ffff:10.0.0.2"), "{text}");
-        }
-    }
-    std::fs::remove_dir_all(&folder).unwrap();
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    let run = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
+        let output = command.args(arguments).env("LD_LIBRARY_PATH", stub.folder()).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let info: serde_json::Value = serde_json::from_str(&run(&["devinfo", "--json"])).unwrap();
+    let rnics = &info["rnics"];
+    assert!(rnics["unavailable"].is_null(), "{rnics}");
+    assert_eq!(
+        (&rnics["devices"][0]["name"], &rnics["devices"][1]["name"]),
+        (&"stub0".into(), &"stub1".into())
+    );
+    let port = &rnics["devices"][0]["ports"][0];
+    assert_eq!((&port["active"], &port["path_mtu"]), (&true.into(), &4096.into()));
+    let gid =
+        serde_json::json!({ "index": 1, "gid": "::ffff:10.0.0.2", "type": "RoCE v2", "interface": "lo" });
+    assert_eq!(port["gids"][1], gid);
+    let text = run(&["devinfo"]);
+    assert!(text.contains("stub0 (RNIC), firmware 16.35.2000"), "{text}");
+    assert!(text.contains("  GID  1  ::ffff:10.0.0.2"), "{text}");
 }
 
 #[test]

@@ -178,6 +178,10 @@ impl CompletionQueue {
         self.0.cq.as_ptr().addr() as u64
     }
 
+    pub(super) fn device(&self) -> &Device {
+        &self.0.device
+    }
+
     pub(super) fn as_ptr(&self) -> *mut Cq {
         self.0.cq.as_ptr()
     }

@@ -1,9 +1,10 @@
 //! Queue pairs and shared receive queues.
 
 use std::ffi::c_int;
+use std::io;
 use std::mem::zeroed;
 use std::ptr::{NonNull, null_mut};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use super::abi::{Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, mask};
 use super::completion::CompletionQueue;
@@ -44,6 +45,8 @@ pub struct QueuePair {
     domain: ProtectionDomain,
     _queues: [CompletionQueue; 2],
     _srq: Option<SharedReceiveQueue>,
+    /// The multicast groups that it is in: the kernel destroys none that is in one.
+    groups: Mutex<Vec<[u8; 16]>>,
 }
 
 // SAFETY: libibverbs and its providers may be called by any thread, for any object; the pointer is only given to them.
@@ -97,12 +100,19 @@ pub struct QueuePairState {
 }
 
 impl QueuePair {
-    /// In a protection domain.
+    /// In a protection domain. Its queues are of the same [`Device`].
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn new(domain: &ProtectionDomain, config: &QueuePairConfig<'_>) -> Result<QueuePair, Error> {
         let device = domain.device();
+        let others = [config.send_cq.device(), config.recv_cq.device()];
+        let srq_device = config.srq.map(|srq| srq.0.domain.device());
+        if others.into_iter().chain(srq_device).any(|other| other.context() != device.context()) {
+            // The provider and the kernel would take them for others of their own.
+            let source = io::Error::other("its queues are of another device that is open");
+            return Err(device.error("ibv_create_qp", source));
+        }
         let mut attributes = QpInitAttr {
             qp_context: null_mut(),
             send_cq: config.send_cq.as_ptr(),
@@ -125,6 +135,7 @@ impl QueuePair {
             domain: domain.clone(),
             _queues: [config.send_cq.clone(), config.recv_cq.clone()],
             _srq: config.srq.cloned(),
+            groups: Mutex::new(Vec::new()),
         })
     }
 
@@ -260,14 +271,19 @@ impl QueuePair {
         post_receives(device, call, requests, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
     }
 
-    /// Joins a multicast group.
+    /// Joins a multicast group, until it leaves it or is dropped.
     ///
     /// # Errors
     /// [`Error::Verbs`].
     pub fn attach(&self, group: &[u8; 16]) -> Result<(), Error> {
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the queue pair exists, and the GID is one.
         let returned = unsafe { (self.device().functions().attach_mcast)(self.qp.as_ptr(), group, 0) };
-        self.device().check("ibv_attach_mcast", returned)
+        self.device().check("ibv_attach_mcast", returned)?;
+        if !groups.contains(group) {
+            groups.push(*group);
+        }
+        Ok(())
     }
 
     /// Leaves it.
@@ -275,15 +291,24 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verbs`].
     pub fn detach(&self, group: &[u8; 16]) -> Result<(), Error> {
-        // SAFETY: as above.
-        let returned = unsafe { (self.device().functions().detach_mcast)(self.qp.as_ptr(), group, 0) };
-        self.device().check("ibv_detach_mcast", returned)
+        let mut groups = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        self.device().check("ibv_detach_mcast", self.leave(group))?;
+        groups.retain(|other| other != group);
+        Ok(())
+    }
+
+    fn leave(&self, group: &[u8; 16]) -> c_int {
+        // SAFETY: the queue pair exists, and the GID is one.
+        unsafe { (self.device().functions().detach_mcast)(self.qp.as_ptr(), group, 0) }
     }
 }
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
         let device = self.device();
+        for group in &*self.groups.lock().unwrap_or_else(PoisonError::into_inner) {
+            device.warn("ibv_detach_mcast", self.leave(group));
+        }
         // SAFETY: it came from `ibv_create_qp`, its events are acknowledged, and it is destroyed once.
         device.warn("ibv_destroy_qp", unsafe { (device.functions().destroy_qp)(self.qp.as_ptr()) });
     }

@@ -9,6 +9,7 @@
 //! - [`mortal`]: a port that dies when told.
 //! - [`patience`]: waiting for what the kernel does a moment later.
 //! - [`random`]: numbers that a test draws again by its seed.
+//! - [`rnic_stub`]: a libibverbs with two RNICs in memory.
 //! - [`waited`]: a port that counts how often it is waited for.
 //!
 //! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`], [`mortal`], [`readiness`] and [`waited`]: these are about the
@@ -22,4 +23,5 @@ pub mod namespaces;
 pub mod patience;
 pub mod random;
 pub mod readiness;
+pub mod rnic_stub;
 pub mod waited;

@@ -1,5 +1,6 @@
 //! Waiting for a port from outside, by file descriptor.
 
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,9 +44,10 @@ pub fn ends_with_each<T>(port: &mut dyn PacketDriver, send: impl FnOnce() -> T +
     assert!(!arm(&mut readiness, port, None), "the frame is there");
 }
 
-fn is_readable(readiness: &Readiness, timeout: Duration) -> bool {
+/// Waits until there is something to read.
+pub fn is_readable(fd: impl AsFd, timeout: Duration) -> bool {
     let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-    poll(&mut [PollFd::new(readiness, PollFlags::IN)], Some(&timeout)).unwrap() == 1
+    poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&timeout)).unwrap() == 1
 }
 
 /// Ends one wait, and begins another.

@@ -1,53 +1,19 @@
-//! RNICs by a libibverbs that the test builds: what it tells, and what it does wrong.
-#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
-
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{env, fs, io, process};
+//! What devices tell of themselves.
 
 use ferroce_driver::Error;
 use ferroce_driver::rnic::{Rnic, RnicGidKind, Verbs};
+use ferroce_driver_test_support::rnic_stub::{FUNCTIONS, Stub, setting};
 
-/// A library that was built, until it is dropped.
-struct Stub(PathBuf);
-
-impl Stub {
-    /// With what is wrong with it; `None`, with the reason printed, where there is no compiler.
-    fn build(wrong: &str) -> Option<Stub> {
-        let library = env::temp_dir().join(format!("ferroce-rnic-{}-{wrong}.so", process::id()));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/rnic/stub.c");
-        let mut compiler = Command::new("gcc");
-        compiler.args(["-shared", "-fPIC", &format!("-D{wrong}"), "-o"]);
-        match compiler.arg(&library).arg(source).output() {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                println!("skipped: no gcc to build a libibverbs with");
-                None
-            }
-            output => {
-                let output = output.unwrap();
-                assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-                Some(Stub(library))
-            }
-        }
-    }
-
-    fn rnics(&self) -> Result<Vec<Rnic>, Error> {
-        Verbs::load_from(&self.0)?.rnics()
-    }
-}
-
-impl Drop for Stub {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
+fn rnics(stub: &Stub) -> Result<Vec<Rnic>, Error> {
+    Verbs::load_from(stub.path())?.rnics()
 }
 
 #[test]
 fn devices_tell_of_themselves() {
-    let Some(stub) = Stub::build("NOTHING_WRONG") else { return };
-    let rnics = stub.rnics().unwrap();
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    let rnics = rnics(&stub).unwrap();
     assert_eq!(rnics.iter().map(|rnic| rnic.name.as_str()).collect::<Vec<_>>(), ["stub0", "stub1"]);
-    for rnic in rnics {
+    for (number, rnic) in (2..).zip(rnics) {
         let details = rnic.details.unwrap();
         assert_eq!((details.firmware.as_str(), details.vendor, details.part), ("16.35.2000", 0x02c9, 4119));
         assert_eq!((details.limits.max_qp, details.limits.max_qp_wr), (131_072, 32_768));
@@ -56,7 +22,9 @@ fn devices_tell_of_themselves() {
         assert!(first.is_ethernet && first.path_mtu == Some(4096));
         let kinds: Vec<_> = first.gids.iter().map(|gid| (gid.index, gid.kind, gid.interface)).collect();
         assert_eq!(kinds, [(0, RnicGidKind::RoceV1, Some(1)), (1, RnicGidKind::RoceV2, Some(1))]);
-        assert_eq!(first.gids[1].gid[10..], [0xff, 0xff, 10, 0, 0, 2]);
+        assert_eq!(first.gids[1].gid[10..], [0xff, 0xff, 10, 0, 0, number]);
+        assert_eq!(first.pkeys, [0xffff]);
+        assert!(details.limits.has_atomics && details.limits.has_windows_2b, "{:?}", details.limits);
         assert!(second.gids.is_empty());
     }
 }
@@ -66,8 +34,8 @@ fn no_library_and_no_devices_are_told_apart() {
     let error = Verbs::load_from("/nonexistent/libibverbs.so.1").unwrap_err().to_string();
     assert!(error.starts_with("/nonexistent/libibverbs.so.1 can't be loaded: "), "{error}");
     for wrong in ["NO_DEVICES", "NO_KERNEL"] {
-        let Some(stub) = Stub::build(wrong) else { return };
-        assert_eq!(stub.rnics().unwrap().len(), 0, "{wrong}");
+        let Some(stub) = Stub::build(&[wrong]) else { return };
+        assert_eq!(rnics(&stub).unwrap().len(), 0, "{wrong}");
     }
     // The system's, where there is one.
     match Verbs::load() {
@@ -78,20 +46,17 @@ fn no_library_and_no_devices_are_told_apart() {
 
 #[test]
 fn a_library_that_is_too_old_names_what_it_lacks() {
-    for (wrong, function) in [
-        ("MISSING_GET_DEVICE_LIST", "ibv_get_device_list"),
-        ("MISSING_QUERY_GID_TABLE", "_ibv_query_gid_table"),
-    ] {
-        let Some(stub) = Stub::build(wrong) else { return };
-        let error = stub.rnics().unwrap_err().to_string();
+    for function in FUNCTIONS {
+        let Some(stub) = Stub::build(&[&setting("MISSING", function)]) else { return };
+        let error = rnics(&stub).unwrap_err().to_string();
         assert!(error.contains(&format!("no function {function}; rdma-core 33")), "{error}");
     }
 }
 
 #[test]
 fn each_function_may_fail() {
-    let Some(stub) = Stub::build("FAIL_GET_DEVICE_LIST") else { return };
-    let error = stub.rnics().unwrap_err().to_string();
+    let Some(stub) = Stub::build(&["FAIL_GET_DEVICE_LIST"]) else { return };
+    let error = rnics(&stub).unwrap_err().to_string();
     assert!(error.starts_with("ibv_get_device_list: Operation not permitted"), "{error}");
     for (wrong, expected) in [
         ("FAIL_OPEN_DEVICE", "ibv_open_device of stub0: Permission denied"),
@@ -99,22 +64,22 @@ fn each_function_may_fail() {
         ("FAIL_QUERY_PORT", "ibv_query_port of stub0: No such device"),
         ("FAIL_QUERY_GID_TABLE", "ibv_query_gid_table of stub0: Operation not supported"),
     ] {
-        let Some(stub) = Stub::build(wrong) else { return };
-        let rnics = stub.rnics().unwrap();
+        let Some(stub) = Stub::build(&[wrong]) else { return };
+        let rnics = rnics(&stub).unwrap();
         let error = rnics[0].details.as_ref().unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
         // One that can't be opened says nothing of the others.
         assert_eq!(rnics[1].details.is_ok(), wrong == "FAIL_OPEN_DEVICE", "{:?}", rnics[1]);
     }
-    let Some(stub) = Stub::build("FAIL_CLOSE_DEVICE") else { return };
-    assert!(stub.rnics().unwrap().iter().all(|rnic| rnic.details.is_ok()));
+    let Some(stub) = Stub::build(&["FAIL_CLOSE_DEVICE"]) else { return };
+    assert!(rnics(&stub).unwrap().iter().all(|rnic| rnic.details.is_ok()));
 }
 
 /// Counts and lengths that can't be are believed as far as there is memory for them.
 #[test]
 fn garbage_is_not_believed() {
-    let Some(stub) = Stub::build("GARBAGE") else { return };
-    let rnics = stub.rnics().unwrap();
+    let Some(stub) = Stub::build(&["GARBAGE"]) else { return };
+    let rnics = rnics(&stub).unwrap();
     assert_eq!(rnics.len(), 2);
     for rnic in rnics {
         assert_eq!(rnic.name, "x".repeat(64));
