@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use ferroce::driver::loopback;
-use ferroce::{Config, Context};
+use ferroce::driver::rnic::Verbs;
+use ferroce::{Config, Context, RnicPort};
+use ferroce_driver_test_support::rnic_stub::Stub;
 use ferroce_test_support::semantics::{self, Kind, Pair};
 
 fn run(contexts: [Context; 2], kinds: [Kind; 2]) {
@@ -22,4 +24,15 @@ fn software_to_software() {
     let (a, b) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
     let contexts = [a, b].map(|port| Context::open(Box::new(port), &Config::default()).unwrap());
     run(contexts, [Kind::Software; 2]);
+}
+
+/// The libibverbs of the tests: two contexts on one device, which carries out at once what is posted.
+#[test]
+fn a_card_to_itself() {
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    let verbs = Verbs::load_from(stub.path()).unwrap();
+    let open = |_| {
+        Context::open(RnicPort::open_by(&verbs, "stub0", None, None).unwrap(), &Config::default()).unwrap()
+    };
+    run([(), ()].map(open), [Kind::Stub; 2]);
 }

@@ -75,6 +75,10 @@ const fn rxe(case: &'static str, at: At, reason: &'static str) -> Difference {
     Difference { case, kind: Kind::Rxe, at, reason }
 }
 
+const fn stub(case: &'static str, at: At, reason: &'static str) -> Difference {
+    Difference { case, kind: Kind::Stub, at, reason }
+}
+
 const DIFFERENCES: &[Difference] = &[
     rxe("FLUSH", At::Either, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
     rxe("ATOMIC WRITE", At::Requester, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
@@ -109,6 +113,19 @@ const DIFFERENCES: &[Difference] = &[
         At::Requester,
         "librxe does not call the kernel for a receive, so nothing flushes it",
     ),
+    stub("FLUSH", At::Either, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
+    stub("ATOMIC WRITE", At::Either, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
+    stub("slices of registered memory", At::Either, "the card may write registered memory at any time"),
+    stub("memory of a region exchanged", At::Either, "a card's region keeps its pages: Unsupported"),
+    stub("SEND with invalidate of a region", At::Either, "libibverbs registers none: Unsupported"),
+    stub("selective repeat", At::Either, "Unsupported"),
+    stub("the next hop by its hardware address", At::Either, "the kernel resolves it: Unsupported"),
+    stub(
+        "no receive, and no more RNR retries",
+        At::Either,
+        "the stub has no timers: a message waits for its receive",
+    ),
+    stub("UD: multicast", At::Either, "the stub has no interface on which the kernel could join"),
     rxe("UC: a local error leads to SQE, and Resume out of it", At::Requester, "rdma_rxe goes to ERR"),
     rxe(
         "SQD: drained, updated, resumed",
