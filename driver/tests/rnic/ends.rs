@@ -72,7 +72,15 @@ pub(crate) fn ipv4(last: u8) -> [u8; 16] {
 }
 
 pub(crate) fn address(gid: [u8; 16]) -> Address {
-    Address { gid, sgid_index: 1, hop_limit: 64, traffic_class: 0x68, port: 1, ..Address::default() }
+    Address {
+        gid,
+        sgid_index: 1,
+        flow_label: 0xabcde,
+        hop_limit: 64,
+        traffic_class: 0x68,
+        service_level: 3,
+        port: 1,
+    }
 }
 
 impl End {

@@ -49,17 +49,22 @@ fn a_window_opens_and_is_closed() {
 #[test]
 fn a_window_is_for_its_bytes_its_queue_pair_and_its_rights() {
     let Some(stub) = good() else { return };
-    for place in 0..5 {
+    for place in 0..6 {
         let (a, b) = pair(&stub, Kind::of(RC));
         let (c, _d) = pair(&stub, Kind::of(RC));
         let window = Window::new(&b.domain).unwrap();
-        assert_eq!(b.carry_out(bind!(b, window, 1), &[]).status, 0);
+        let mut bind = bind!(b, window, 1);
+        if let (5, SendOperation::Bind(bind)) = (place, &mut bind) {
+            bind.access = access::REMOTE_READ;
+        }
+        assert_eq!(b.carry_out(bind, &[]).status, 0);
         let remote = Remote { addr: IOVA + 100, rkey: window.rkey() | 1 };
         let (end, operation) = match place {
             0 => (&a, SendOperation::Write(Remote { addr: remote.addr + 61, ..remote })),
             1 => (&a, SendOperation::Write(Remote { addr: remote.addr - 1, ..remote })),
             2 => (&a, SendOperation::Read(Remote { rkey: window.rkey(), ..remote })),
             3 => (&c, SendOperation::Read(remote)),
+            5 => (&a, SendOperation::Write(remote)),
             _ => (&a, SendOperation::FetchAdd { remote: Remote { addr: remote.addr + 4, ..remote }, add: 1 }),
         };
         let len = if place == 4 { 8 } else { 4 };

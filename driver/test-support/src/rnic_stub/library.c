@@ -984,7 +984,9 @@ int stub_raise(int type, int which) {
         return qp != NULL;
     }
     int count = 0;
-    event.element = (uint32_t)which;
+    // A port's number has four bytes: those behind are whatever was there.
+    bool is_of_port = (type >= EVENT_DEVICE_FATAL && type <= 13) || type == 17 || type == 18;
+    event.element = (uint32_t)which | (is_of_port ? 0xabadcafeULL << 32 : 0);
     for (struct context *context = contexts; context; context = context->next, count++)
         events_put(&context->events, NULL, event);
     return count;
