@@ -5,8 +5,8 @@
 /// the heap is one piece that only grows. Called once, by the main thread, before there is another thread: those have
 /// heaps of their own.
 ///
-/// A hint. Returns whether it was taken: not by an allocator other than glibc's, not by another thread, not where `bytes` of address space can't
-/// be had. With the system's setting of transparent huge pages at `never` it changes nothing.
+/// A hint. Returns whether it was taken: not by an allocator other than glibc's, not by another thread, not where `bytes`
+/// of address space can't be had. With the system's setting of transparent huge pages at `never` it changes nothing.
 #[must_use]
 pub fn prefer_huge_pages(bytes: usize) -> bool {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]

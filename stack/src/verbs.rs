@@ -40,7 +40,7 @@ pub use event::{Event, EventSource};
 pub use feature::Feature;
 pub(crate) use handle::Handle;
 pub use handle::{Ah, Cq, Mr, Mw, Pd, Qp, Srq};
-pub(crate) use limits::{MAX_MESSAGE, MAX_RD_ATOMIC};
+pub(crate) use limits::{MAX_CQE, MAX_MESSAGE, MAX_RD_ATOMIC};
 pub use memory::RemoteMemory;
 pub use mismatch::Mismatch;
 pub use pkey::PkeyTable;

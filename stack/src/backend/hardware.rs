@@ -121,8 +121,8 @@ impl Hardware {
         if config.drop_access_errors {
             return Err(Error::Unsupported(Feature::DropAccessErrors));
         }
-        let most = u64::from(config.max_srqs).max(config.max_qps.into());
-        if most > WorkId::OBJECTS {
+        // There are no more queue pairs in any context.
+        if config.max_srqs > WorkId::OBJECTS {
             let expected = format!("at most {} with an RNIC", WorkId::OBJECTS);
             return Err(Error::invalid("max_srqs", config.max_srqs, expected));
         }

@@ -1,7 +1,9 @@
 use std::collections::VecDeque;
 use std::task::Waker;
 
-use crate::verbs::{Notify, Qp, WcStatus, WorkCompletion};
+use crate::engine::event::Events;
+use crate::telemetry::counters::{Counter, Counters};
+use crate::verbs::{Cq, Event, Notify, Qp, WcStatus, WorkCompletion};
 
 pub(crate) struct CompletionQueue {
     ring: VecDeque<WorkCompletion>,
@@ -64,6 +66,28 @@ impl CompletionQueue {
 
     pub(crate) fn pop(&mut self) -> Option<WorkCompletion> {
         self.ring.pop_front()
+    }
+
+    /// Takes the oldest into `room`, as many as it holds. Returns how many.
+    #[inline]
+    pub(crate) fn pop_into(&mut self, room: &mut [WorkCompletion]) -> usize {
+        let mut count = 0;
+        for (place, completion) in room.iter_mut().zip(std::iter::from_fn(|| self.pop())) {
+            *place = completion;
+            count += 1;
+        }
+        count
+    }
+
+    /// Tells that there is a completion that it, which is `cq`, was armed for.
+    #[cold]
+    pub(crate) fn notify(&self, cq: Cq, events: &mut Events, counters: &mut Counters) {
+        match &self.waker {
+            Some(waker) => waker.wake_by_ref(),
+            None if events.raise(Event::Completion(cq)) => {}
+            None => return,
+        }
+        counters.count(Counter::EventCompletion);
     }
 
     pub(crate) fn has_completions(&self) -> bool {

@@ -390,14 +390,19 @@ fn check_words(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> 
     Err(Error::invalid("iova", format_args!("{iova:#x}"), expected))
 }
 
-fn invalid(mr: Mr) -> Error {
+pub(crate) fn invalid(mr: Mr) -> Error {
     Error::invalid_handle("MR", mr.0)
+}
+
+/// What `map_err` takes, of memory that can't be reached so.
+pub(crate) fn refused(mr: Mr) -> impl Fn(MemoryError) -> Error {
+    move |source| Error::Region { handle: format!("{:?}", mr.0), source }
 }
 
 /// Its frames are in the port's ring: the work requests are done, the card is not.
 const STILL_SENT: &str = "the port, which still sends from it: poll, and try again";
 
-fn busy(mr: Mr, users: impl Into<String>) -> Error {
+pub(crate) fn busy(mr: Mr, users: impl Into<String>) -> Error {
     Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users: users.into() }
 }
 

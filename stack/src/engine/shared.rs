@@ -115,7 +115,7 @@ impl Shared {
         match queue.push(wc, solicited) {
             Pushed::Quietly => return true,
             Pushed::Notify => {
-                self.notify(cq);
+                queue.notify(cq, &mut self.events, &mut self.counters);
                 return true;
             }
             Pushed::Overflow => self.raise(Event::CqErr(cq)),
@@ -123,18 +123,6 @@ impl Shared {
         }
         self.count(Counter::CqOverflow);
         false
-    }
-
-    /// `cq` has a completion that it was armed for.
-    #[cold]
-    fn notify(&mut self, cq: Cq) {
-        let Some(queue) = self.cqs.get_mut(cq.0) else { return };
-        match &queue.waker {
-            Some(waker) => waker.wake_by_ref(),
-            None if self.events.raise(Event::Completion(cq)) => {}
-            None => return,
-        }
-        self.count(Counter::EventCompletion);
     }
 }
 

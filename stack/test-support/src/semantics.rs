@@ -46,7 +46,8 @@ pub enum Kind {
 /// What an end of a kind does otherwise.
 struct Difference {
     case: &'static str,
-    kind: Kind,
+    /// Every card, if `None`.
+    kind: Option<Kind>,
     at: At,
     reason: &'static str,
 }
@@ -61,7 +62,8 @@ enum At {
 
 impl Difference {
     fn shows(&self, case: &Case, kinds: [Kind; 2]) -> bool {
-        let [requester, responder] = kinds.map(|kind| kind == self.kind);
+        let is_it = |kind| self.kind.map_or(kind != Kind::Software, |own| own == kind);
+        let [requester, responder] = kinds.map(is_it);
         let is_there = match self.at {
             At::Requester => requester,
             At::Responder => responder,
@@ -71,68 +73,74 @@ impl Difference {
     }
 }
 
-const fn rxe(case: &'static str, at: At, reason: &'static str) -> Difference {
-    Difference { case, kind: Kind::Rxe, at, reason }
+const fn card(case: &'static str, at: At, reason: &'static str) -> Difference {
+    Difference { case, kind: None, at, reason }
 }
 
-const fn stub(case: &'static str, at: At, reason: &'static str) -> Difference {
-    Difference { case, kind: Kind::Stub, at, reason }
+const fn of(kind: Kind, case: &'static str, at: At, reason: &'static str) -> Difference {
+    Difference { case, kind: Some(kind), at, reason }
 }
 
 const DIFFERENCES: &[Difference] = &[
-    rxe("FLUSH", At::Either, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
-    rxe("ATOMIC WRITE", At::Requester, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
-    rxe("ATOMIC WRITE", At::Responder, "rdma_rxe has it since Linux 6.2, and drops it before"),
-    rxe("slices of registered memory", At::Either, "the card may write registered memory at any time"),
-    rxe("memory of a region exchanged", At::Either, "a card's region keeps its pages: Unsupported"),
-    rxe("SEND with invalidate of a region", At::Responder, "libibverbs registers none: Unsupported"),
-    rxe("selective repeat", At::Either, "Unsupported"),
-    rxe("the next hop by its hardware address", At::Either, "the kernel resolves it: Unsupported"),
-    rxe(
-        "atomic at an address that is no multiple of 8",
-        At::Requester,
-        "librxe refuses it at the call; other cards leave it to the responder",
-    ),
-    rxe(
-        "a receive into a region that is not LOCAL_WRITE",
-        At::Responder,
-        "rdma_rxe calls a receive that it can't fill malformed: LOC_QP_OP_ERR",
-    ),
-    rxe(
-        "a message that is longer than its receive",
-        At::Responder,
-        "rdma_rxe calls a receive that it can't fill malformed: LOC_QP_OP_ERR",
-    ),
-    rxe(
-        "UD: a receive that is too short",
-        At::Responder,
-        "rdma_rxe ends the receive with LOC_QP_OP_ERR; the standard wants the datagram dropped",
-    ),
-    rxe(
-        "receives that are posted in ERR are flushed",
-        At::Requester,
-        "librxe does not call the kernel for a receive, so nothing flushes it",
-    ),
-    stub("FLUSH", At::Either, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
-    stub("ATOMIC WRITE", At::Either, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
-    stub("slices of registered memory", At::Either, "the card may write registered memory at any time"),
-    stub("memory of a region exchanged", At::Either, "a card's region keeps its pages: Unsupported"),
-    stub("SEND with invalidate of a region", At::Either, "libibverbs registers none: Unsupported"),
-    stub("selective repeat", At::Either, "Unsupported"),
-    stub("the next hop by its hardware address", At::Either, "the kernel resolves it: Unsupported"),
-    stub(
+    card("FLUSH", At::Either, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
+    card("ATOMIC WRITE", At::Requester, "libibverbs posts none by ibv_post_send: Unsupported at the call"),
+    card("slices of registered memory", At::Either, "the card may write registered memory at any time"),
+    card("memory of a region exchanged", At::Either, "a card's region keeps its pages: Unsupported"),
+    card("SEND with invalidate of a region", At::Responder, "libibverbs registers none: Unsupported"),
+    card("selective repeat", At::Either, "Unsupported"),
+    card("the next hop by its hardware address", At::Either, "the kernel resolves it: Unsupported"),
+    of(
+        Kind::Stub,
         "no receive, and no more RNR retries",
         At::Either,
         "the stub has no timers: a message waits for its receive",
     ),
-    stub("UD: multicast", At::Either, "the stub has no interface on which the kernel could join"),
-    rxe("UC: a local error leads to SQE, and Resume out of it", At::Requester, "rdma_rxe goes to ERR"),
-    rxe(
+    of(Kind::Stub, "UD: multicast", At::Either, "the stub has no interface on which the kernel could join"),
+    of(Kind::Rxe, "ATOMIC WRITE", At::Responder, "rdma_rxe has it since Linux 6.2, and drops it before"),
+    of(
+        Kind::Rxe,
+        "atomic at an address that is no multiple of 8",
+        At::Requester,
+        "librxe refuses it at the call; other cards leave it to the responder",
+    ),
+    of(
+        Kind::Rxe,
+        "a receive into a region that is not LOCAL_WRITE",
+        At::Responder,
+        "rdma_rxe calls a receive that it can't fill malformed: LOC_QP_OP_ERR",
+    ),
+    of(
+        Kind::Rxe,
+        "a message that is longer than its receive",
+        At::Responder,
+        "rdma_rxe calls a receive that it can't fill malformed: LOC_QP_OP_ERR",
+    ),
+    of(
+        Kind::Rxe,
+        "UD: a receive that is too short",
+        At::Responder,
+        "rdma_rxe ends the receive with LOC_QP_OP_ERR; the standard wants the datagram dropped",
+    ),
+    of(
+        Kind::Rxe,
+        "receives that are posted in ERR are flushed",
+        At::Requester,
+        "librxe does not call the kernel for a receive, so nothing flushes it",
+    ),
+    of(
+        Kind::Rxe,
+        "UC: a local error leads to SQE, and Resume out of it",
+        At::Requester,
+        "rdma_rxe goes to ERR",
+    ),
+    of(
+        Kind::Rxe,
         "SQD: drained, updated, resumed",
         At::Requester,
         "rdma_rxe does not go on with what was posted in SQD",
     ),
-    rxe(
+    of(
+        Kind::Rxe,
         "SRQ: the last receive of a queue pair that fails",
         At::Responder,
         "rdma_rxe raises LAST_WQE_REACHED for errors of packets, not for a move to ERR",

@@ -125,7 +125,7 @@ impl PerfReport {
         let capabilities = end.context.capabilities();
         let counters = end.context.counters();
         let driver = end.context.driver_stats();
-        let tells = capabilities.driver != "ibverbs";
+        let tells = end.counts_packets();
         let dropped = counters.drops().map(|(_, count)| count).sum::<u64>();
         PerfReport {
             test: plan.name(),

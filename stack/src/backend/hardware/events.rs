@@ -2,12 +2,9 @@
 
 use ferroce_driver::rnic::AsyncEvent;
 
-use super::work::WorkQueue;
 use super::{COUNT_INTERVAL, Hardware, LOOK_INTERVAL, LOOK_POLLS};
 use crate::telemetry::counters::Counter;
-use crate::verbs::{
-    Cq, Error, Event, EventSource, Handle, Qp, QpState, Srq, WcOpcode, WcStatus, WorkCompletion,
-};
+use crate::verbs::{Cq, Error, Event, EventSource, Handle, Qp, QpState, Srq, WcStatus, WorkCompletion};
 
 impl Hardware {
     pub(crate) fn next_event(&mut self) -> Option<Event> {
@@ -57,12 +54,13 @@ impl Hardware {
     pub(super) fn take_channel_events(&mut self) -> Result<(), Error> {
         for _ in 0..EVENTS_AT_ONCE {
             let Some(tag) = self.channel.event()? else { break };
-            let Some((handle, cq)) = u32::try_from(tag).ok().and_then(|index| self.cqs.at_with_handle(index))
+            let Hardware { cqs, events, counters, .. } = self;
+            let Some((handle, cq)) = u32::try_from(tag).ok().and_then(|index| cqs.at_with_handle(index))
             else {
                 continue;
             };
             if std::mem::take(&mut cq.solicited_only) && cq.queue.trip() {
-                self.notify(Cq(handle));
+                cq.queue.notify(Cq(handle), events, counters);
                 self.has_news = true;
             }
         }
@@ -141,16 +139,12 @@ impl Hardware {
             let Some(queue_pair) = self.qps.get_mut(qp.0) else { return };
             queue_pair.state = QpState::Error;
             let (send_cq, recv_cq, qpn) = (queue_pair.send_cq, queue_pair.recv_cq, queue_pair.qpn);
-            let oldest = |queue: &mut WorkQueue| queue.pop_oldest();
-            let (cq, work) = match oldest(&mut queue_pair.sq) {
-                Some(work) => (send_cq, work),
-                None => match oldest(&mut queue_pair.rq) {
-                    Some(work) => (recv_cq, work),
-                    None => return,
-                },
+            let sent = queue_pair.sq.pop_oldest().map(|work| (send_cq, work));
+            let Some((cq, work)) = sent.or_else(|| queue_pair.rq.pop_oldest().map(|work| (recv_cq, work)))
+            else {
+                return;
             };
             let (wr_id, opcode, status) = (work.wr_id, work.opcode, WcStatus::WrFlushErr);
-            debug_assert!(opcode != WcOpcode::RecvRdmaWithImm, "what was posted");
             self.tell(cq.0.index, WorkCompletion { wr_id, opcode, status, qp, qpn, ..WorkCompletion::EMPTY });
         }
     }

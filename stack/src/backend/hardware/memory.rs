@@ -8,6 +8,7 @@ use ferroce_wire::RKey;
 
 use super::Hardware;
 use super::work::WindowWork;
+use crate::engine::mr::{busy, invalid, refused};
 use crate::verbs::{Access, Error, Feature, Mr, Mw, Pd, RegisterError, RemoteMemory};
 
 pub(super) struct HardwareRegion {
@@ -89,11 +90,9 @@ impl Hardware {
             + self.srqs.iter().map(|srq| srq.slots.users_of(mr)).sum::<u32>();
         let is_bound = |mw: &&HardwareWindow| mw.bound.is_some_and(|bound| bound.region == mr);
         let windows = self.mws.iter().filter(is_bound).count();
-        let busy = |users| Error::Busy { kind: "MR", handle: format!("{:?}", mr.0), users };
         if posted > 0 || windows > 0 {
-            return Err(busy(format!(
-                "{posted} outstanding work requests and {windows} bound memory windows"
-            )));
+            let users = format!("{posted} outstanding work requests and {windows} bound memory windows");
+            return Err(busy(mr, users));
         }
         let Some(region) = self.mrs.get_mut(mr.0) else { return Err(invalid(mr)) };
         let Some(card) = region.card.take() else { return Err(invalid(mr)) };
@@ -212,15 +211,6 @@ impl Hardware {
     fn region_mut(&mut self, mr: Mr) -> Result<&mut Region, Error> {
         self.mrs.get_mut(mr.0).and_then(|region| region.card.as_mut()).ok_or_else(|| invalid(mr))
     }
-}
-
-pub(super) fn invalid(mr: Mr) -> Error {
-    Error::invalid_handle("MR", mr.0)
-}
-
-/// What `map_err` takes.
-fn refused(mr: Mr) -> impl Fn(MemoryError) -> Error {
-    move |source| Error::Region { handle: format!("{:?}", mr.0), source }
 }
 
 /// The rights of a region as the card has them.

@@ -6,11 +6,12 @@ use ferroce_driver::rnic::{
 };
 use ferroce_wire::{Gid, PKey, PathMtu, Psn, Qpn, RKey, RnrTimer};
 
-use super::memory::{HardwareRegion, WindowBinding, invalid, remote_rights};
+use super::memory::{HardwareRegion, WindowBinding, remote_rights};
 use super::work::{CHUNK, QueueKind, SGES, WindowWork, Work, WorkId, WorkQueue};
 use super::{Hardware, HardwareAh};
 use crate::engine::cq::Pushed;
 use crate::engine::kind::Kind;
+use crate::engine::mr::invalid;
 use crate::engine::rq::total_length;
 use crate::engine::slab::Slab;
 use crate::engine::sq::{check_inline, check_length};
@@ -483,32 +484,21 @@ impl Hardware {
 
     pub(super) fn tell(&mut self, cq: u32, told: WorkCompletion) {
         self.has_news = true;
-        let Some((handle, queue)) = self.cqs.at_with_handle(cq) else { return };
+        let Hardware { cqs, events, counters, .. } = self;
+        let Some((handle, queue)) = cqs.at_with_handle(cq) else { return };
         let cq = Cq(handle);
         match queue.queue.push(told, false) {
             Pushed::Quietly => {}
             Pushed::Notify => {
                 queue.solicited_only = false;
-                self.notify(cq);
+                queue.queue.notify(cq, events, counters);
             }
             Pushed::Overflow => {
-                self.events.raise(Event::CqErr(cq));
-                self.counters.count(Counter::CqOverflow);
+                events.raise(Event::CqErr(cq));
+                counters.count(Counter::CqOverflow);
             }
-            Pushed::Lost => self.counters.count(Counter::CqOverflow),
+            Pushed::Lost => counters.count(Counter::CqOverflow),
         }
-    }
-
-    /// `cq` has a completion that it was armed for.
-    #[cold]
-    pub(super) fn notify(&mut self, cq: Cq) {
-        let Some(queue) = self.cqs.get_mut(cq.0) else { return };
-        match &queue.queue.waker {
-            Some(waker) => waker.wake_by_ref(),
-            None if self.events.raise(Event::Completion(cq)) => {}
-            None => return,
-        }
-        self.counters.count(Counter::EventCompletion);
     }
 
     /// A completion of no work request that was posted.

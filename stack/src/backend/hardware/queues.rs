@@ -8,12 +8,10 @@ use super::work::{QueueKind, SGES, WorkId};
 use super::{Completions, Hardware, HardwareCq, HardwareSrq};
 use crate::engine::rq::total_length;
 use crate::verbs::{
-    Cq, Error, Handle, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
+    Cq, Error, Handle, MAX_CQE, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
     WorkCompletion,
 };
 
-/// Completions of the largest queue.
-const MAX_CQE: u32 = 1 << 22;
 /// Completions that a card's queue has room for beside those that were asked for: those of work requests whose success is not
 /// told, which make room in a send queue.
 const SPARE: u32 = 64;
@@ -115,13 +113,7 @@ impl Hardware {
 
     #[inline]
     pub(crate) fn poll_cq_into(&mut self, cq: Cq, room: &mut [WorkCompletion]) -> Result<usize, Error> {
-        let queue = &mut self.cq(cq)?.queue;
-        let mut count = 0;
-        for (place, completion) in room.iter_mut().zip(std::iter::from_fn(|| queue.pop())) {
-            *place = completion;
-            count += 1;
-        }
-        Ok(count)
+        Ok(self.cq(cq)?.queue.pop_into(room))
     }
 
     pub(crate) fn req_notify_cq(&mut self, cq: Cq, notify: Notify) -> Result<(), Error> {

@@ -85,14 +85,9 @@ impl Hardware {
 
     /// The kernel looks for next hops inside the verbs that need them.
     pub(crate) fn awaits_next_hop(&self, source: EventSource) -> Result<bool, Error> {
-        let known = match source {
-            EventSource::Qp(qp) => self.qps.get(qp.0).is_some(),
-            EventSource::Ah(ah) => self.ahs.get(ah.0).is_some(),
-            EventSource::Cq(_) | EventSource::Srq(_) | EventSource::Port => true,
-        };
         match source {
-            EventSource::Qp(qp) if !known => Err(Error::invalid_handle("QP", qp.0)),
-            EventSource::Ah(ah) if !known => Err(Error::invalid_handle("AH", ah.0)),
+            EventSource::Qp(qp) if self.qps.get(qp.0).is_none() => Err(Error::invalid_handle("QP", qp.0)),
+            EventSource::Ah(ah) => self.ah(ah).map(|_| false),
             _ => Ok(false),
         }
     }

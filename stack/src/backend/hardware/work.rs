@@ -31,7 +31,7 @@ const GENERATIONS: u32 = (1 << GENERATION_BITS) - 1;
 
 impl WorkId {
     /// How many objects can be told apart.
-    pub(super) const OBJECTS: u64 = 1 << INDEX_BITS;
+    pub(super) const OBJECTS: u32 = 1 << INDEX_BITS;
 
     #[inline]
     pub(super) fn new(queue: QueueKind, handle: Handle, position: u32) -> WorkId {
@@ -188,7 +188,7 @@ impl WorkQueue {
         self.complete(self.tail)
     }
 
-    /// Whether the work requests before `position` that are still kept are done when that is: those of windows, in order.
+    /// The work requests before `position` that are still kept: they are done when that one is.
     pub(super) fn until(&self, position: u32) -> impl Iterator<Item = &Work> {
         let count = position.wrapping_sub(self.tail);
         let count = if count < self.len() { count } else { 0 };

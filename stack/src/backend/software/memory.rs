@@ -2,9 +2,10 @@
 
 use std::sync::atomic::AtomicU64;
 
-use ferroce_driver::{Memory, MemoryError};
+use ferroce_driver::Memory;
 
 use super::Software;
+use crate::engine::mr::refused;
 use crate::engine::shared::Shared;
 use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
 
@@ -112,9 +113,4 @@ impl Software {
     fn memory_mut(&mut self, mr: Mr) -> Result<&mut Memory, Error> {
         self.engine.shared.mrs.memory_mut(mr)
     }
-}
-
-/// What `map_err` takes.
-fn refused(mr: Mr) -> impl Fn(MemoryError) -> Error {
-    move |source| Error::Region { handle: format!("{:?}", mr.0), source }
 }

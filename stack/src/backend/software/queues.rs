@@ -9,12 +9,9 @@ use crate::engine::rq::ReceiveQueue;
 use crate::engine::shared::Shared;
 use crate::engine::srq::SharedReceiveQueue;
 use crate::verbs::{
-    Cq, Error, Event, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
+    Cq, Error, Event, MAX_CQE, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
     WorkCompletion,
 };
-
-/// Completions of the largest queue.
-const MAX_CQE: u32 = 1 << 22;
 
 impl Software {
     pub(crate) fn create_cq(&mut self, capacity: u32) -> Result<Cq, Error> {
@@ -57,13 +54,7 @@ impl Software {
 
     #[inline]
     pub(crate) fn poll_cq_into(&mut self, cq: Cq, room: &mut [WorkCompletion]) -> Result<usize, Error> {
-        let queue = self.cq(cq)?;
-        let mut count = 0;
-        for (place, completion) in room.iter_mut().zip(std::iter::from_fn(|| queue.pop())) {
-            *place = completion;
-            count += 1;
-        }
-        Ok(count)
+        Ok(self.cq(cq)?.pop_into(room))
     }
 
     pub(crate) fn post_srq_recvs(
