@@ -103,6 +103,9 @@ pub struct SendRequest<'a> {
 const INLINE: u32 = 8;
 
 impl<'a> SendRequest<'a> {
+    /// A placeholder.
+    pub const EMPTY: SendRequest<'static> =
+        SendRequest { wr_id: 0, operation: SendOperation::Send, data: SendData::Pieces(&[]), flags: 0 };
     /// `IBV_SEND_FENCE`
     pub const FENCE: u32 = 1;
     /// `IBV_SEND_SIGNALED`
@@ -245,32 +248,21 @@ pub(super) fn post_send(
 }
 
 /// Posts a list, [`CHUNK`] at a time.
+#[inline]
 pub(super) fn post_sends(
     device: &Device,
     requests: &[SendRequest<'_>],
     mut post: impl FnMut(*mut SendWr, *mut *mut SendWr) -> c_int,
 ) -> Result<(), PostRefused> {
-    let mut posted = 0;
-    for chunk in requests.chunks(CHUNK) {
+    for (number, chunk) in requests.chunks(CHUNK).enumerate() {
         // SAFETY: all bytes zero are a value of them: numbers, and null pointers.
         let mut raw: [SendWr; CHUNK] = unsafe { zeroed() };
         let mut inline = [Piece::default(); CHUNK];
         for ((raw, inline), request) in raw.iter_mut().zip(&mut inline).zip(chunk) {
             request.fill(raw, inline);
         }
-        let first = raw.as_mut_ptr();
-        for next in 1..chunk.len() {
-            // SAFETY: both are in the array.
-            unsafe { (*first.add(next - 1)).next = first.add(next) };
-        }
-        let mut bad = null_mut();
-        let returned = post(first, &mut bad);
-        if returned != 0 {
-            let place = (0..chunk.len()).find(|place| first.wrapping_add(*place) == bad);
-            let error = refused(device, "ibv_post_send", returned);
-            return Err(PostRefused { posted: posted + place.unwrap_or(0), error });
-        }
-        posted += chunk.len();
+        let list = raw.get_mut(..chunk.len()).unwrap_or_default();
+        post_list(device, "ibv_post_send", list, number * CHUNK, &mut post)?;
     }
     Ok(())
 }
@@ -283,31 +275,63 @@ pub(super) fn post_receives(
     requests: &[ReceiveRequest<'_>],
     mut post: impl FnMut(*mut RecvWr, *mut *mut RecvWr) -> c_int,
 ) -> Result<(), PostRefused> {
-    let mut posted = 0;
-    for chunk in requests.chunks(CHUNK) {
+    for (number, chunk) in requests.chunks(CHUNK).enumerate() {
         let empty = RecvWr { wr_id: 0, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
         let mut raw = [empty; CHUNK];
         for (raw, ReceiveRequest { wr_id, pieces }) in raw.iter_mut().zip(chunk) {
             let (sg_list, num_sge) = (pieces.as_ptr().cast_mut(), pieces.len() as c_int);
             *raw = RecvWr { wr_id: *wr_id, next: null_mut(), sg_list, num_sge };
         }
-        let first = raw.as_mut_ptr();
-        for next in 1..chunk.len() {
-            // SAFETY: both are in the array.
-            unsafe { (*first.add(next - 1)).next = first.add(next) };
-        }
-        let mut bad = null_mut();
-        let returned = post(first, &mut bad);
-        if returned != 0 {
-            let place = (0..chunk.len()).find(|place| first.wrapping_add(*place) == bad);
-            return Err(PostRefused {
-                posted: posted + place.unwrap_or(0),
-                error: refused(device, call, returned),
-            });
-        }
-        posted += chunk.len();
+        let list = raw.get_mut(..chunk.len()).unwrap_or_default();
+        post_list(device, call, list, number * CHUNK, &mut post)?;
     }
     Ok(())
+}
+
+/// What a provider takes a list of.
+trait Linked {
+    fn set_next(&mut self, next: *mut Self);
+}
+
+impl Linked for SendWr {
+    fn set_next(&mut self, next: *mut SendWr) {
+        self.next = next;
+    }
+}
+
+impl Linked for RecvWr {
+    fn set_next(&mut self, next: *mut RecvWr) {
+        self.next = next;
+    }
+}
+
+/// Posts one list as it is, after `before` work requests of the caller's.
+#[inline]
+fn post_list<Raw: Linked>(
+    device: &Device,
+    call: &'static str,
+    list: &mut [Raw],
+    before: usize,
+    post: &mut impl FnMut(*mut Raw, *mut *mut Raw) -> c_int,
+) -> Result<(), PostRefused> {
+    let mut first = null_mut();
+    for raw in list.iter_mut().rev() {
+        raw.set_next(first);
+        first = raw;
+    }
+    if first.is_null() {
+        return Ok(());
+    }
+    let mut bad = null_mut();
+    match post(first, &mut bad) {
+        0 => Ok(()),
+        returned => {
+            // A provider that names none of them has posted none, as far as can be told.
+            let place = bad.addr().wrapping_sub(first.addr()) / size_of::<Raw>();
+            let place = if place < list.len() { place } else { 0 };
+            Err(PostRefused { posted: before + place, error: refused(device, call, returned) })
+        }
+    }
 }
 
 #[cold]

@@ -3,12 +3,14 @@
 //! The card has queues and memory of its own; what is kept here beside them is what an application finds out of ours: handles,
 //! its own numbers of work requests, how full queues are, which regions are in use.
 
+mod completions;
 mod connections;
 mod datagrams;
 mod events;
 mod memory;
 mod metrics;
 mod port;
+mod posts;
 mod queue_pairs;
 mod queues;
 mod transitions;
@@ -36,6 +38,7 @@ use crate::verbs::{
     Ah, Config, CongestionControl, Cq, DeviceAttributes, Error, Feature, Handle, Pd, Port, Qp,
 };
 use memory::{HardwareRegion, HardwareWindow};
+use port::GidRows;
 pub use port::RnicPort;
 use queue_pairs::HardwareQp;
 use queues::ReceiveSlots;
@@ -62,8 +65,7 @@ pub(crate) struct Hardware {
     /// What of the port is looked up when it is asked for, and the number of the port.
     port: Port,
     port_number: u8,
-    /// The row of the card's GID table that each of ours is.
-    gid_rows: Vec<u8>,
+    gid_rows: GidRows,
     /// Of the port's interface: `ibv_attach_mcast` tells the card alone.
     membership: Membership,
     /// It is rdma_rxe, which has some numbers of its own.

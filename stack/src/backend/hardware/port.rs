@@ -17,10 +17,20 @@ pub struct RnicPort {
     pub(super) number: u8,
     pub(super) limits: RnicLimits,
     pub(super) port: Port,
-    pub(super) gid_rows: Vec<u8>,
+    pub(super) gid_rows: GidRows,
     pub(super) membership: Membership,
     pub(super) is_rxe: bool,
     pub(super) capabilities: Capabilities,
+}
+
+/// The rows of the card's GID table that are ours.
+#[derive(Debug)]
+pub(super) struct GidRows {
+    /// The row of each entry of ours.
+    pub(super) rows: Vec<u8>,
+    /// The only one that is wanted.
+    only: Option<u8>,
+    roce_v1: bool,
 }
 
 impl RnicPort {
@@ -83,37 +93,26 @@ impl RnicPort {
 
     /// Without the rows of RoCE v1, unless they are wanted.
     pub(super) fn for_config(mut self, config: &Config) -> RnicPort {
+        self.gid_rows.roce_v1 = config.roce_v1;
         if !config.roce_v1 {
-            let is_v2: Vec<bool> = self.port.gids.iter().map(|entry| !entry.roce_v1).collect();
-            let mut keep = is_v2.iter();
-            self.gid_rows.retain(|_| *keep.next().unwrap_or(&true));
+            let mut entries = self.port.gids.iter();
+            self.gid_rows.rows.retain(|_| entries.next().is_some_and(|entry| !entry.roce_v1));
             self.port.gids.retain(|entry| !entry.roce_v1);
         }
         self
     }
 }
 
-/// The tables of a port: RoCE v2 first, as in software, and the row of the card's that each of ours is.
+/// The tables of a port, and the row of the card's that each GID is.
 fn table(
     name: &str,
     port: &CardPort,
     only: Option<u8>,
     interfaces: &[Interface],
-) -> Result<(Port, Vec<u8>), Error> {
-    let of = |gid: &RnicGid| interfaces.iter().find(|interface| Some(interface.index) == gid.interface);
-    let mut rows: Vec<(u8, GidEntry)> = Vec::new();
-    for kind in [RnicGidKind::RoceV2, RnicGidKind::RoceV1] {
-        for gid in port.gids.iter().filter(|gid| gid.kind == kind) {
-            let Ok(row) = u8::try_from(gid.index) else { continue };
-            let vlan = of(gid).and_then(|interface| interface.vlan);
-            let entry = GidEntry::new(Gid(gid.gid)).roce_v1(kind == RnicGidKind::RoceV1).vlan(vlan);
-            if only.is_none_or(|only| only == row) {
-                rows.push((row, entry));
-            }
-        }
-    }
+) -> Result<(Port, GidRows), Error> {
+    let found = gids(port, only, interfaces);
     if let Some(only) = only
-        && rows.is_empty()
+        && found.is_empty()
     {
         let there: Vec<String> =
             port.gids.iter().map(|gid| format!("{}: {}", gid.index, Gid(gid.gid).to_ip())).collect();
@@ -124,7 +123,7 @@ fn table(
         );
         return Err(Error::invalid("GID", only, expected));
     }
-    let base = port.gids.iter().find_map(of);
+    let base = port.gids.iter().find_map(|gid| interface_of(gid, interfaces));
     let mut capabilities = Capabilities::new("ibverbs", name, [0; 6], 0);
     if let Some(interface) = base {
         (capabilities.mac, capabilities.mtu) = (interface.mac, interface.mtu);
@@ -134,9 +133,29 @@ fn table(
     }
     let mut table = Port::new(&capabilities, false);
     table.pkeys = PkeyTable::of(port.pkeys.iter().map(|pkey| PKey(*pkey)));
-    let (gid_rows, gids) = rows.into_iter().unzip();
+    let (rows, gids) = found.into_iter().unzip();
     table.gids = gids;
-    Ok((table, gid_rows))
+    Ok((table, GidRows { rows, only, roce_v1: true }))
+}
+
+/// The GIDs of a port with their rows, or one alone: RoCE v2 first, as in software.
+fn gids(port: &CardPort, only: Option<u8>, interfaces: &[Interface]) -> Vec<(u8, GidEntry)> {
+    let mut found = Vec::new();
+    for kind in [RnicGidKind::RoceV2, RnicGidKind::RoceV1] {
+        for gid in port.gids.iter().filter(|gid| gid.kind == kind) {
+            let Ok(row) = u8::try_from(gid.index) else { continue };
+            let vlan = interface_of(gid, interfaces).and_then(|interface| interface.vlan);
+            if only.is_none_or(|only| only == row) {
+                found
+                    .push((row, GidEntry::new(Gid(gid.gid)).roce_v1(kind == RnicGidKind::RoceV1).vlan(vlan)));
+            }
+        }
+    }
+    found
+}
+
+fn interface_of<'a>(gid: &RnicGid, interfaces: &'a [Interface]) -> Option<&'a Interface> {
+    interfaces.iter().find(|interface| Some(interface.index) == gid.interface)
 }
 
 /// What rdma_rxe has in the place of a vendor.
@@ -195,14 +214,13 @@ impl Hardware {
             return Ok(());
         };
         let interfaces = Netlink::open()?.interfaces()?;
-        let (new, rows) = table(&self.capabilities.interface, port, None, &interfaces)?;
-        for (row, entry) in rows.into_iter().zip(new.gids) {
-            let place = self.gid_rows.iter().position(|own| *own == row);
-            match place {
+        let GidRows { rows, only, roce_v1 } = &mut self.gid_rows;
+        for (row, entry) in gids(port, *only, &interfaces) {
+            match rows.iter().position(|own| *own == row) {
                 Some(place) => self.port.gids[place] = entry,
-                None if entry.roce_v1 => {}
+                None if entry.roce_v1 && !*roce_v1 => {}
                 None => {
-                    self.gid_rows.push(row);
+                    rows.push(row);
                     self.port.gids.push(entry);
                 }
             }

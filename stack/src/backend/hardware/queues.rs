@@ -2,13 +2,13 @@
 
 use std::task::Waker;
 
-use ferroce_driver::rnic::{CompletionQueue, ReceiveRequest, SharedReceiveQueue};
+use ferroce_driver::rnic::{CompletionQueue, SharedReceiveQueue};
 
-use super::work::{QueueKind, SGES, WorkId};
+use super::work::{QueueKind, WorkId};
 use super::{Completions, Hardware, HardwareCq, HardwareSrq};
 use crate::engine::rq::total_length;
 use crate::verbs::{
-    Cq, Error, Handle, MAX_CQE, Mr, Notify, PostError, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig,
+    Cq, Error, Handle, MAX_CQE, Mr, Notify, ReceiveWorkRequest, Sge, Srq, SrqAttributes, SrqConfig,
     WorkCompletion,
 };
 
@@ -20,13 +20,16 @@ const SPARE: u32 = 64;
 pub(super) struct ReceiveSlots {
     slots: Box<[(u64, u8)]>,
     regions: Box<[u32]>,
+    /// The card's number of the one in slot 0.
+    first_id: u64,
     max_sge: usize,
     free: Vec<u32>,
 }
 
 impl ReceiveSlots {
-    fn new(depth: u32, max_sge: u8) -> ReceiveSlots {
+    fn new(first_id: u64, depth: u32, max_sge: u8) -> ReceiveSlots {
         ReceiveSlots {
+            first_id,
             slots: vec![(0, FREE); depth as usize].into(),
             regions: vec![0; depth as usize * usize::from(max_sge)].into(),
             max_sge: max_sge.into(),
@@ -40,6 +43,23 @@ impl ReceiveSlots {
 
     fn posted(&self) -> u32 {
         self.depth() - self.free.len() as u32
+    }
+
+    /// Fails if there is no room for a receive of these pieces.
+    pub(super) fn check(&self, sges: &[Sge]) -> Result<(), Error> {
+        if self.free.is_empty() {
+            return Err(Error::QueueFull { queue: "receive", depth: self.depth() });
+        }
+        total_length(sges, self.max_sge).map(drop)
+    }
+
+    /// Keeps one that was checked, and returns the card's number of it.
+    pub(super) fn push(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64 {
+        let slot = self.free.pop().unwrap_or_default();
+        self.slots[slot as usize] = (wr.wr_id, wr.sges.len() as u8);
+        let places = &mut self.regions[slot as usize * self.max_sge..];
+        places.iter_mut().zip(wr.sges).for_each(|(region, sge)| *region = sge.mr.0.index);
+        self.first_id | u64::from(slot)
     }
 
     /// Takes back the receive of a slot, by its number.
@@ -135,35 +155,11 @@ impl Hardware {
         }
         let depth = config.max_wr.next_power_of_two().min(self.limits.max_srq_wr.max(config.max_wr));
         let card = SharedReceiveQueue::new(domain, depth, config.max_sge.into())?;
-        let slots = ReceiveSlots::new(depth, config.max_sge);
-        let srq = HardwareSrq { card, pd: config.pd, slots, limit: 0, users: 0 };
-        self.srqs.insert_with(|_| srq).map(Srq).ok_or(full)
-    }
-
-    pub(crate) fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
-        let Hardware { srqs, mrs, pieces, .. } = self;
-        let queue = srqs.get_mut(srq.0).ok_or_else(|| Error::invalid_handle("SRQ", srq.0))?;
-        let ReceiveSlots { slots, regions, max_sge, free } = &mut queue.slots;
-        let Some(slot) = free.last().copied() else {
-            return Err(Error::QueueFull { queue: "receive", depth: slots.len() as u32 });
+        let make = |handle: Handle| {
+            let slots = ReceiveSlots::new(WorkId::first(QueueKind::Shared, handle), depth, config.max_sge);
+            HardwareSrq { card, pd: config.pd, slots, limit: 0, users: 0 }
         };
-        total_length(wr.sges, *max_sge)?;
-        let pieces = super::queue_pairs::translate(mrs, wr.sges, &mut pieces[..SGES])?;
-        let wr_id = WorkId::new(QueueKind::Shared, srq.0, slot).to_card();
-        queue.card.post_receives(&[ReceiveRequest { wr_id, pieces }]).map_err(|refused| refused.error)?;
-        free.pop();
-        slots[slot as usize] = (wr.wr_id, wr.sges.len() as u8);
-        let places = &mut regions[slot as usize * *max_sge..];
-        places.iter_mut().zip(wr.sges).for_each(|(region, sge)| *region = sge.mr.0.index);
-        Ok(())
-    }
-
-    pub(crate) fn post_srq_recvs(
-        &mut self,
-        srq: Srq,
-        wrs: &[ReceiveWorkRequest<'_>],
-    ) -> Result<(), PostError> {
-        crate::backend::in_order(wrs, |wr| self.post_srq_recv(srq, wr))
+        self.srqs.insert_with(make).map(Srq).ok_or(full)
     }
 
     pub(crate) fn arm_srq(&mut self, srq: Srq, limit: u32) -> Result<(), Error> {

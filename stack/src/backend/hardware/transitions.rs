@@ -156,7 +156,7 @@ impl Hardware {
             return Err(Error::Unsupported(Feature::ChosenNextHop));
         }
         address.path(&self.port, Qpn::default(), Qpn::default())?;
-        let Some(row) = self.gid_rows.get(address.sgid_index) else {
+        let Some(row) = self.gid_rows.rows.get(address.sgid_index) else {
             return Err(Error::invalid("sgid_index", address.sgid_index, self.port.gid_indices()));
         };
         Ok(Address {

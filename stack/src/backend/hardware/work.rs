@@ -1,6 +1,6 @@
 //! The card's numbers of work requests, and what is kept of each until it completes.
 
-use crate::verbs::{Handle, Mr, Sge, WcOpcode};
+use crate::verbs::{Handle, Sge, WcOpcode};
 
 /// Work requests that go to the card at once, and pieces of each at most.
 pub(super) const CHUNK: usize = 16;
@@ -33,13 +33,16 @@ impl WorkId {
     /// How many objects can be told apart.
     pub(super) const OBJECTS: u32 = 1 << INDEX_BITS;
 
-    #[inline]
-    pub(super) fn new(queue: QueueKind, handle: Handle, position: u32) -> WorkId {
+    fn new(queue: QueueKind, handle: Handle, position: u32) -> WorkId {
         WorkId { queue, index: handle.index, generation: handle.generation & GENERATIONS, position }
     }
 
-    #[inline]
-    pub(super) fn to_card(self) -> u64 {
+    /// What the card has as the number of the work request at position 0; a position is added to it.
+    pub(super) fn first(queue: QueueKind, handle: Handle) -> u64 {
+        WorkId::new(queue, handle, 0).to_card()
+    }
+
+    fn to_card(self) -> u64 {
         let WorkId { queue, index, generation, position } = self;
         let object = (queue as u32) << (INDEX_BITS + GENERATION_BITS) | generation << INDEX_BITS | index;
         u64::from(object) << 32 | u64::from(position)
@@ -97,27 +100,34 @@ pub(super) struct WorkQueue {
     ring: Box<[Work]>,
     /// The slots of regions: [`max_sge`](WorkQueue::max_sge) places for each work request.
     regions: Box<[u32]>,
+    /// The card's number of the one at position 0.
+    first_id: u64,
     pub(super) max_sge: u32,
     pub(super) depth: u32,
     /// The positions of the oldest and of the next one.
     tail: u32,
     head: u32,
     /// Those at the end that the card does not tell of.
-    pub(super) silent: u32,
+    silent: u32,
+    /// Those that are about windows.
+    windows: u32,
 }
 
 impl WorkQueue {
-    pub(super) fn new(depth: u32, max_sge: u32) -> WorkQueue {
+    /// For `depth` work requests of `max_sge` pieces; `first_id` is of [`WorkId::first`].
+    pub(super) fn new(first_id: u64, depth: u32, max_sge: u32) -> WorkQueue {
         let places = depth.next_power_of_two() as usize;
         let empty = Work::new(0, WcOpcode::Send, false);
         WorkQueue {
             ring: vec![empty; places].into(),
             regions: vec![0; places * max_sge as usize].into(),
+            first_id,
             max_sge,
             depth,
             tail: 0,
             head: 0,
             silent: 0,
+            windows: 0,
         }
     }
 
@@ -131,43 +141,44 @@ impl WorkQueue {
         self.len() >= self.depth
     }
 
-    /// The position of the next one.
-    #[inline]
-    pub(super) fn next(&self) -> u32 {
-        self.head
-    }
-
     #[inline]
     fn place(&self, position: u32) -> usize {
         position as usize & (self.ring.len() - 1)
     }
 
-    /// Adds one; there is room, and there are as many places for regions.
+    /// Adds one and returns the card's number of it; there is room, and there are as many places for regions.
     #[inline]
-    pub(super) fn push(&mut self, mut work: Work, sges: &[Sge]) {
+    pub(super) fn push(&mut self, mut work: Work, sges: &[Sge]) -> u64 {
         let place = self.place(self.head);
         work.regions = sges.len() as u8;
+        self.windows += u32::from(work.window != WindowWork::None);
         self.ring[place] = work;
         let first = place * self.max_sge as usize;
         for (region, sge) in self.regions[first..].iter_mut().zip(sges) {
             *region = sge.mr.0.index;
         }
+        let id = self.first_id | u64::from(self.head);
         self.head = self.head.wrapping_add(1);
+        id
     }
 
-    /// Adds one that names a region beside those of its pieces.
-    pub(super) fn push_with(&mut self, mut work: Work, region: Mr) {
-        let place = self.place(self.head);
-        work.regions = 1;
-        self.ring[place] = work;
-        self.regions[place * self.max_sge as usize] = region.0.index;
-        self.head = self.head.wrapping_add(1);
+    /// The same of a send, and whether the card is to tell of it: a send queue gets room only by what the card tells, so it
+    /// tells of one in so many that are not signaled.
+    #[inline]
+    pub(super) fn push_send(&mut self, work: Work, sges: &[Sge]) -> (u64, bool) {
+        let tells = work.signaled || self.silent >= self.depth / 2;
+        self.silent = if tells { 0 } else { self.silent + 1 };
+        (self.push(work, sges), tells)
     }
 
     /// Takes back the last one, which the card has refused.
+    #[cold]
     pub(super) fn pop_newest(&mut self) {
         if self.len() > 0 {
             self.head = self.head.wrapping_sub(1);
+            self.windows -= u32::from(self.ring[self.place(self.head)].window != WindowWork::None);
+            // How many silent ones there are now is not known, so the card tells of the next.
+            self.silent = self.depth;
         }
     }
 
@@ -178,6 +189,11 @@ impl WorkQueue {
             return None;
         }
         let work = self.ring[self.place(position)];
+        if self.windows > 0 {
+            let is_window = |work: &Work| work.window != WindowWork::None;
+            let done = self.until(position).filter(|work| is_window(work)).count() as u32;
+            self.windows -= done + u32::from(is_window(&work));
+        }
         self.tail = position.wrapping_add(1);
         self.silent = self.silent.min(self.len());
         Some(work)
@@ -195,9 +211,15 @@ impl WorkQueue {
         (0..count).map(|n| &self.ring[self.place(self.tail.wrapping_add(n))])
     }
 
+    /// Whether one of them is about a window.
+    #[inline]
+    pub(super) fn has_windows_before(&self, position: u32) -> bool {
+        self.windows > 0 && self.until(position).any(|work| work.window != WindowWork::None)
+    }
+
     pub(super) fn clear(&mut self) {
         self.tail = self.head;
-        self.silent = 0;
+        (self.silent, self.windows) = (0, 0);
     }
 
     /// How many of the work requests name a region.
@@ -214,6 +236,7 @@ impl WorkQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::Mr;
 
     #[test]
     fn a_number_comes_back_as_it_was() {
@@ -231,7 +254,7 @@ mod tests {
 
     #[test]
     fn one_that_completes_ends_all_before_it() {
-        let mut queue = WorkQueue::new(4, 2);
+        let mut queue = WorkQueue::new(0, 4, 2);
         let sge = |index| Mr(Handle { index, generation: 0 }).sge(0..1);
         for round in 0..10u64 {
             for n in 0..4 {
@@ -240,7 +263,7 @@ mod tests {
             }
             assert!(queue.is_full());
             assert_eq!((queue.users_of(7), queue.users_of(2), queue.users_of(9)), (4, 1, 0));
-            let first = queue.next().wrapping_sub(4);
+            let first = queue.head.wrapping_sub(4);
             assert!(
                 queue.complete(first.wrapping_add(4)).is_none()
                     && queue.complete(first.wrapping_sub(1)).is_none()

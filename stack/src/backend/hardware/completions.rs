@@ -1,0 +1,172 @@
+//! Completions of the card, and what an application is told of them.
+
+use ferroce_driver::rnic::Completion;
+use ferroce_wire::{Qpn, RKey};
+
+use super::Hardware;
+use super::work::{QueueKind, WindowWork, WorkId};
+use crate::engine::cq::Pushed;
+use crate::telemetry::counters::Counter;
+use crate::verbs::{Cq, Event, Qp, QpState, QpType, WcOpcode, WcStatus, WorkCompletion};
+
+impl Hardware {
+    /// A work request has ended on the card, says the completion queue at `cq`.
+    #[inline]
+    pub(super) fn complete(&mut self, cq: u32, completion: &Completion) {
+        let Some(id) = WorkId::from_card(completion.wr_id) else { return self.unknown(completion) };
+        let status = status_of(completion.status);
+        let is_success = status == WcStatus::Success;
+        let mut told = WorkCompletion { status, ..WorkCompletion::EMPTY };
+        match id.queue {
+            QueueKind::Send => {
+                let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
+                    return self.unknown(completion);
+                };
+                if !id.is_of(handle) {
+                    return;
+                }
+                if queue_pair.sq.has_windows_before(id.position) {
+                    return self.complete_with_windows(cq, completion, id);
+                }
+                let Some(work) = queue_pair.sq.complete(id.position) else { return };
+                told.wr_id = work.wr_id;
+                told.opcode = work.opcode;
+                told.byte_len = completion.byte_len;
+                told.qp = Qp(handle);
+                told.qpn = queue_pair.qpn;
+                if !is_success {
+                    queue_pair.state = failed_send(queue_pair.qp_type, queue_pair.state);
+                }
+                if work.window != WindowWork::None {
+                    self.complete_window(work.window, is_success);
+                }
+                if is_success && !work.signaled {
+                    return;
+                }
+            }
+            QueueKind::Receive => {
+                let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
+                    return self.unknown(completion);
+                };
+                if !id.is_of(handle) {
+                    return;
+                }
+                let Some(work) = queue_pair.rq.complete(id.position) else { return };
+                told.wr_id = work.wr_id;
+                told.qp = Qp(handle);
+                told.qpn = queue_pair.qpn;
+                if !is_success {
+                    queue_pair.state = QpState::Error;
+                }
+                self.fill_receive(&mut told, completion);
+            }
+            QueueKind::Shared => {
+                let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
+                let Some(wr_id) = queue.slots.complete(id.position) else { return };
+                told.wr_id = wr_id;
+                let Some(handle) = self.qp_of(completion.qp_num) else { return self.unknown(completion) };
+                told.qp = Qp(handle);
+                told.qpn = Qpn::new(completion.qp_num & 0xff_ffff);
+                if !is_success && let Some(queue_pair) = self.qps.get_mut(handle) {
+                    queue_pair.state = QpState::Error;
+                }
+                self.fill_receive(&mut told, completion);
+            }
+        }
+        self.tell(cq, told);
+    }
+
+    /// The same where work requests on windows end with it, whose success nobody asked for.
+    #[cold]
+    fn complete_with_windows(&mut self, cq: u32, completion: &Completion, id: WorkId) {
+        let Some((_, queue_pair)) = self.qps.at_with_handle(id.index) else { return };
+        let windows: Vec<WindowWork> = queue_pair.sq.until(id.position).map(|work| work.window).collect();
+        for _ in &windows {
+            queue_pair.sq.pop_oldest();
+        }
+        windows.into_iter().for_each(|work| self.complete_window(work, true));
+        self.complete(cq, completion);
+    }
+
+    fn fill_receive(&mut self, told: &mut WorkCompletion, completion: &Completion) {
+        told.opcode = if completion.opcode == 129 { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+        told.byte_len = completion.byte_len;
+        told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
+        if told.status != WcStatus::Success {
+            return;
+        }
+        let flags = completion.wc_flags;
+        // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
+        let is_datagram = self.qps.get(told.qp.0).is_some_and(|qp| qp.qp_type == QpType::Ud);
+        told.grh = is_datagram && flags & Completion::GRH != 0;
+        if flags & Completion::WITH_IMM != 0 {
+            told.immediate = Some(u32::from_be(completion.imm_or_key));
+        }
+        // rdma_rxe has the number of the kernel's flag there, which is that of IBV_WC_IP_CSUM_OK for applications.
+        let invalidated = Completion::WITH_INV | if self.is_rxe { KERNEL_WITH_INV } else { 0 };
+        if flags & invalidated != 0 {
+            told.invalidated = Some(RKey::new(completion.imm_or_key));
+            self.revoke(completion.imm_or_key);
+        }
+    }
+
+    pub(super) fn tell(&mut self, cq: u32, told: WorkCompletion) {
+        self.has_news = true;
+        let Hardware { cqs, events, counters, .. } = self;
+        let Some((handle, queue)) = cqs.at_with_handle(cq) else { return };
+        let cq = Cq(handle);
+        match queue.queue.push(told, false) {
+            Pushed::Quietly => {}
+            Pushed::Notify => {
+                queue.solicited_only = false;
+                queue.queue.notify(cq, events, counters);
+            }
+            Pushed::Overflow => {
+                events.raise(Event::CqErr(cq));
+                counters.count(Counter::CqOverflow);
+            }
+            Pushed::Lost => counters.count(Counter::CqOverflow),
+        }
+    }
+
+    /// A completion of no work request that was posted.
+    #[cold]
+    fn unknown(&mut self, completion: &Completion) {
+        tracing::warn!(device = self.device.name(), "a completion of no work request: {completion:?}");
+    }
+}
+
+/// `IB_WC_WITH_INVALIDATE`
+const KERNEL_WITH_INV: u32 = 4;
+
+/// Where the state leads when a send fails: UC and UD go on receiving.
+fn failed_send(qp_type: QpType, state: QpState) -> QpState {
+    if qp_type == QpType::Rc || state == QpState::Error { QpState::Error } else { QpState::Sqe }
+}
+
+/// `enum ibv_wc_status`; those that RoCE does not have are general errors.
+#[inline]
+fn status_of(number: u32) -> WcStatus {
+    use WcStatus as S;
+    if number == 0 {
+        return S::Success;
+    }
+    let all = [
+        S::LocLenErr,
+        S::LocQpOpErr,
+        S::LocProtErr,
+        S::WrFlushErr,
+        S::MwBindErr,
+        S::BadRespErr,
+        S::LocAccessErr,
+        S::RemInvReqErr,
+        S::RemAccessErr,
+        S::RemOpErr,
+        S::RetryExcErr,
+        S::RnrRetryExcErr,
+        S::RemAbortErr,
+        S::FatalErr,
+        S::RespTimeoutErr,
+    ];
+    all.into_iter().find(|status| *status as u32 == number).unwrap_or(S::GeneralErr)
+}
