@@ -10,14 +10,14 @@
 //! table says which one.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::path::Path;
+use std::process::ExitCode;
 
 use clap::Parser;
 use ferroce::driver::Crc32;
 use ferroce::*;
 use ferroce_benches::pair::{Pair, Setup};
-use ferroce_benches::ring;
+use ferroce_benches::{callgrind, ring};
 
 #[derive(Parser)]
 struct Args {
@@ -83,7 +83,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         println!("skipped: the budgets are of x86-64");
         return Ok(ExitCode::SUCCESS);
     }
-    if Command::new("valgrind").arg("--version").stdout(Stdio::null()).status().is_err() {
+    if !callgrind::is_there() {
         println!("skipped: no valgrind (package valgrind)");
         return Ok(ExitCode::SUCCESS);
     }
@@ -136,37 +136,9 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
 
 /// Instructions of a whole process, and the CRC that it used.
 fn count(workload: &Workload, messages: u64) -> Result<(u64, String), Box<dyn std::error::Error>> {
-    let profile = Profile::new();
-    let output = Command::new("valgrind")
-        .args(["--tool=callgrind", "-q"])
-        .arg(format!("--callgrind-out-file={}", profile.0.display()))
-        .arg(std::env::current_exe()?)
-        .args(["--workload", workload.name, "--messages", &messages.to_string()])
-        .output()?;
-    let name = workload.name;
-    if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("valgrind, {name}: {}", said.trim()).into());
-    }
-    let profile = std::fs::read_to_string(&profile.0)?;
-    let total = profile.lines().find_map(|line| line.strip_prefix("summary:"));
-    let total = total.ok_or_else(|| format!("{name}: callgrind wrote no summary"))?;
-    Ok((total.trim().parse()?, String::from_utf8_lossy(&output.stdout).trim().to_owned()))
-}
-
-/// A file that goes when it was read.
-struct Profile(PathBuf);
-
-impl Profile {
-    fn new() -> Profile {
-        Profile(std::env::temp_dir().join(format!("ferroce-callgrind-{}", std::process::id())))
-    }
-}
-
-impl Drop for Profile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
+    let arguments = ["--workload", workload.name, "--messages", &messages.to_string()];
+    let counted = callgrind::count(&std::env::current_exe()?, &arguments)?;
+    Ok((counted.instructions, counted.said))
 }
 
 fn read_budgets(text: &str) -> Result<BTreeMap<&str, f64>, String> {

@@ -2,6 +2,7 @@
 //! Each prints ratios beside absolute times, because on a shared machine only a ratio within one run
 //! means much.
 
+pub mod callgrind;
 pub mod command;
 pub mod pair;
 pub mod perftest;

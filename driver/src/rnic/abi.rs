@@ -281,7 +281,7 @@ pub(super) struct SrqInitAttr {
 
 /// `struct ibv_recv_wr`
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct RecvWr {
     pub(super) wr_id: u64,
     pub(super) next: *mut RecvWr,

@@ -10,7 +10,7 @@ use super::abi::{Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInit
 use super::completion::CompletionQueue;
 use super::device::Device;
 use super::memory::{Address, ProtectionDomain};
-use super::work::{PostRefused, ReceiveRequest, SendRequest, post_receives, post_send, post_sends};
+use super::work::{PostRefused, ReceiveRequest, SendRequest, post};
 use crate::Error;
 
 /// How a queue pair is created.
@@ -236,39 +236,39 @@ impl QueuePair {
     ///
     /// # Errors
     /// [`Error::Verbs`].
-    #[inline]
-    pub fn post_send(&self, request: &SendRequest<'_>) -> Result<(), Error> {
-        let device = self.device();
-        let Some(post) = device.ops().post_send else { return Err(device.lacks("ibv_post_send")) };
-        // SAFETY: the queue pair exists, and so does the list; what its pieces name is registered memory, or no memory that
-        // the card finds a key for; inline data is read before the call ends.
-        post_send(device, request, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
+    #[inline(always)]
+    pub fn post_send(&self, request: &mut SendRequest<'_>) -> Result<(), Error> {
+        self.post_sends(std::slice::from_mut(request)).map_err(|refused| refused.error)
     }
 
-    /// Posts several send work requests, in this order.
+    /// Posts send work requests as one list.
     ///
     /// # Errors
     /// At the first that the provider refuses.
-    pub fn post_sends(&self, requests: &[SendRequest<'_>]) -> Result<(), PostRefused> {
-        let device = self.device();
-        let Some(post) = device.ops().post_send else {
-            return Err(PostRefused { posted: 0, error: device.lacks("ibv_post_send") });
-        };
-        // SAFETY: as in `post_send`.
-        post_sends(device, requests, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
-    }
-
-    /// Posts receives, in this order.
-    ///
-    /// # Errors
-    /// At the first that the provider refuses.
-    pub fn post_receives(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostRefused> {
-        let (device, call) = (self.device(), "ibv_post_recv");
-        let Some(post) = device.ops().post_recv else {
+    #[inline(always)]
+    pub fn post_sends(&self, requests: &mut [SendRequest<'_>]) -> Result<(), PostRefused> {
+        let (device, call) = (self.device(), "ibv_post_send");
+        let Some(function) = device.ops().post_send else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        // SAFETY: as in `post_send`.
-        post_receives(device, call, requests, |first, bad| unsafe { post(self.qp.as_ptr(), first, bad) })
+        // SAFETY: the queue pair exists, and so does the list; what its pieces name is registered memory, or no memory that
+        // the card finds a key for; inline data, address handles, windows and regions live as long as the
+        // requests, and inline data is read before the call ends.
+        post(device, call, requests, |first, bad| unsafe { function(self.qp.as_ptr(), first, bad) })
+    }
+
+    /// Posts receives as one list.
+    ///
+    /// # Errors
+    /// At the first that the provider refuses.
+    #[inline(always)]
+    pub fn post_receives(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused> {
+        let (device, call) = (self.device(), "ibv_post_recv");
+        let Some(function) = device.ops().post_recv else {
+            return Err(PostRefused { posted: 0, error: device.lacks(call) });
+        };
+        // SAFETY: as in `post_sends`.
+        post(device, call, requests, |first, bad| unsafe { function(self.qp.as_ptr(), first, bad) })
     }
 
     /// Joins a multicast group, until it leaves it or is dropped.
@@ -377,17 +377,18 @@ impl SharedReceiveQueue {
         device.check("ibv_query_srq", returned).map(|()| attributes.srq_limit)
     }
 
-    /// Posts receives, in this order.
+    /// Posts receives as one list.
     ///
     /// # Errors
     /// At the first that the provider refuses.
-    pub fn post_receives(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostRefused> {
+    #[inline(always)]
+    pub fn post_receives(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused> {
         let (device, call) = (self.0.domain.device(), "ibv_post_srq_recv");
-        let Some(post) = device.ops().post_srq_recv else {
+        let Some(function) = device.ops().post_srq_recv else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        // SAFETY: as in `QueuePair::post_send`.
-        post_receives(device, call, requests, |first, bad| unsafe { post(self.as_ptr(), first, bad) })
+        // SAFETY: as in `QueuePair::post_sends`.
+        post(device, call, requests, |first, bad| unsafe { function(self.as_ptr(), first, bad) })
     }
 }
 

@@ -1,9 +1,9 @@
 //! Work requests: what is posted to queue pairs and shared receive queues.
 
 use std::ffi::c_int;
-use std::io;
-use std::mem::zeroed;
+use std::marker::PhantomData;
 use std::ptr::null_mut;
+use std::{fmt, io};
 
 use super::abi::{Atomic, BindMw, Rdma, RecvWr, SendTarget, SendWr, Ud};
 use super::device::Device;
@@ -86,26 +86,19 @@ pub enum SendData<'a> {
     Inline(&'a [u8]),
 }
 
-/// Work for a send queue.
-#[derive(Clone, Copy, Debug)]
+/// Work for a send queue, as the provider takes it: `struct ibv_send_wr`.
+#[repr(C)]
 pub struct SendRequest<'a> {
-    /// Comes back in the completion.
-    pub wr_id: u64,
-    /// What to do.
-    pub operation: SendOperation<'a>,
-    /// The local memory.
-    pub data: SendData<'a>,
-    /// [`FENCE`](SendRequest::FENCE), [`SIGNALED`](SendRequest::SIGNALED), [`SOLICITED`](SendRequest::SOLICITED).
-    pub flags: u32,
+    raw: SendWr,
+    /// The piece of data that is inline.
+    inline: Piece,
+    named: PhantomData<&'a ()>,
 }
 
 /// `IBV_SEND_INLINE`
 const INLINE: u32 = 8;
 
 impl<'a> SendRequest<'a> {
-    /// A placeholder.
-    pub const EMPTY: SendRequest<'static> =
-        SendRequest { wr_id: 0, operation: SendOperation::Send, data: SendData::Pieces(&[]), flags: 0 };
     /// `IBV_SEND_FENCE`
     pub const FENCE: u32 = 1;
     /// `IBV_SEND_SIGNALED`
@@ -113,34 +106,75 @@ impl<'a> SendRequest<'a> {
     /// `IBV_SEND_SOLICITED`
     pub const SOLICITED: u32 = 4;
 
-    /// As the provider takes it; `inline` is where the piece is for data that is inline.
-    #[inline]
-    pub(super) fn fill(&self, raw: &mut SendWr, inline: &'a mut Piece) {
-        raw.wr_id = self.wr_id;
-        raw.next = null_mut();
-        raw.send_flags = self.flags;
-        match self.data {
+    /// One to be changed; all of its bytes are zero.
+    pub const EMPTY: SendRequest<'static> = SendRequest {
+        raw: SendWr {
+            wr_id: 0,
+            next: null_mut(),
+            sg_list: null_mut(),
+            num_sge: 0,
+            opcode: 0,
+            send_flags: 0,
+            imm_or_key: 0,
+            wr: SendTarget { atomic: Atomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
+            qp_type: 0,
+            bind_mw: BindMw {
+                mw: null_mut(),
+                rkey: 0,
+                mr: null_mut(),
+                addr: 0,
+                length: 0,
+                mw_access_flags: 0,
+            },
+        },
+        inline: Piece { addr: 0, length: 0, lkey: 0 },
+        named: PhantomData,
+    };
+
+    /// `wr_id` comes back in the completion; `flags` are [`FENCE`](SendRequest::FENCE),
+    /// [`SIGNALED`](SendRequest::SIGNALED), [`SOLICITED`](SendRequest::SOLICITED).
+    pub fn new(wr_id: u64, operation: SendOperation<'a>, data: SendData<'a>, flags: u32) -> SendRequest<'a> {
+        let mut request = SendRequest::EMPTY;
+        request.set_operation(operation);
+        request.set_data(data);
+        request.set_number(wr_id, flags);
+        request
+    }
+
+    /// What comes back in the completion, and the flags, beside the inline flag.
+    #[inline(always)]
+    pub fn set_number(&mut self, wr_id: u64, flags: u32) {
+        self.raw.wr_id = wr_id;
+        self.raw.send_flags = self.raw.send_flags & INLINE | flags;
+    }
+
+    /// The local memory.
+    #[inline(always)]
+    pub fn set_data(&mut self, data: SendData<'a>) {
+        match data {
             SendData::Pieces(pieces) => {
-                raw.sg_list = pieces.as_ptr().cast_mut();
-                raw.num_sge = pieces.len() as c_int;
+                self.raw.send_flags &= !INLINE;
+                self.raw.sg_list = pieces.as_ptr().cast_mut();
+                self.raw.num_sge = pieces.len() as c_int;
             }
             SendData::Inline(bytes) => {
-                raw.send_flags |= INLINE;
-                *inline = Piece {
-                    addr: bytes.as_ptr().expose_provenance() as u64,
-                    length: bytes.len() as u32,
-                    lkey: 0,
-                };
-                raw.sg_list = inline;
-                raw.num_sge = 1;
+                self.raw.send_flags |= INLINE;
+                self.raw.num_sge = 1;
+                self.inline.addr = bytes.as_ptr().expose_provenance() as u64;
+                self.inline.length = bytes.len() as u32;
             }
         }
+    }
+
+    /// What is done. In a caller that knows the operation it is a few stores.
+    #[inline(always)]
+    pub fn set_operation(&mut self, operation: SendOperation<'a>) {
+        let raw = &mut self.raw;
         let rdma = |remote: Remote| SendTarget { rdma: Rdma { remote_addr: remote.addr, rkey: remote.rkey } };
         let ud = |to: Target<'_>| SendTarget {
             ud: Ud { ah: to.ah.as_ptr(), remote_qpn: to.qpn, remote_qkey: to.qkey },
         };
-        // Numbers of `enum ibv_wr_opcode`.
-        let opcode = match self.operation {
+        raw.opcode = match operation {
             SendOperation::Write(remote) => {
                 raw.wr = rdma(remote);
                 0
@@ -150,7 +184,7 @@ impl<'a> SendRequest<'a> {
                 raw.imm_or_key = immediate.to_be();
                 1
             }
-            SendOperation::Send => 2,
+            SendOperation::Send => SEND,
             SendOperation::SendWithImm(immediate) => {
                 raw.imm_or_key = immediate.to_be();
                 3
@@ -159,21 +193,13 @@ impl<'a> SendRequest<'a> {
                 raw.wr = rdma(remote);
                 4
             }
-            SendOperation::CompareSwap { remote, compare, swap } => {
-                raw.wr = SendTarget {
-                    atomic: Atomic {
-                        remote_addr: remote.addr,
-                        compare_add: compare,
-                        swap,
-                        rkey: remote.rkey,
-                    },
-                };
+            SendOperation::CompareSwap { remote: Remote { addr, rkey }, compare, swap } => {
+                let compare_add = compare;
+                raw.wr = SendTarget { atomic: Atomic { remote_addr: addr, compare_add, swap, rkey } };
                 5
             }
-            SendOperation::FetchAdd { remote, add } => {
-                raw.wr = SendTarget {
-                    atomic: Atomic { remote_addr: remote.addr, compare_add: add, swap: 0, rkey: remote.rkey },
-                };
+            SendOperation::FetchAdd { remote: Remote { addr, rkey }, add } => {
+                raw.wr = SendTarget { atomic: Atomic { remote_addr: addr, compare_add: add, swap: 0, rkey } };
                 6
             }
             SendOperation::LocalInvalidate(key) => {
@@ -197,7 +223,7 @@ impl<'a> SendRequest<'a> {
             }
             SendOperation::SendTo(target) => {
                 raw.wr = ud(target);
-                2
+                SEND
             }
             SendOperation::SendToWithImm(target, immediate) => {
                 raw.wr = ud(target);
@@ -205,21 +231,45 @@ impl<'a> SendRequest<'a> {
                 3
             }
         };
-        raw.opcode = opcode;
     }
 }
 
-/// A buffer for an incoming message.
-#[derive(Clone, Copy, Debug)]
-pub struct ReceiveRequest<'a> {
-    /// Comes back in the completion.
-    pub wr_id: u64,
-    /// Filled in order.
-    pub pieces: &'a [Piece],
+/// `IBV_WR_SEND`; the others are where they are used.
+const SEND: u32 = 2;
+
+impl fmt::Debug for SendRequest<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let SendWr { wr_id, opcode, send_flags, num_sge, .. } = self.raw;
+        f.debug_struct("SendRequest")
+            .field("wr_id", &wr_id)
+            .field("opcode", &opcode)
+            .field("flags", &send_flags)
+            .field("pieces", &num_sge)
+            .finish_non_exhaustive()
+    }
 }
 
-/// How many work requests go to a provider at once.
-const CHUNK: usize = 16;
+/// A buffer for an incoming message, as the provider takes it: `struct ibv_recv_wr`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct ReceiveRequest<'a> {
+    raw: RecvWr,
+    named: PhantomData<&'a [Piece]>,
+}
+
+impl<'a> ReceiveRequest<'a> {
+    /// `wr_id` comes back in the completion; the pieces are filled in order.
+    #[inline]
+    pub const fn new(wr_id: u64, pieces: &'a [Piece]) -> ReceiveRequest<'a> {
+        let (sg_list, num_sge) = (pieces.as_ptr().cast_mut(), pieces.len() as c_int);
+        ReceiveRequest { raw: RecvWr { wr_id, next: null_mut(), sg_list, num_sge }, named: PhantomData }
+    }
+
+    /// What comes back in the completion.
+    pub fn wr_id(&self) -> u64 {
+        self.raw.wr_id
+    }
+}
 
 /// A list of work requests of which one was refused.
 #[derive(Debug)]
@@ -230,95 +280,46 @@ pub struct PostRefused {
     pub error: Error,
 }
 
-/// Posts one work request.
-#[inline]
-pub(super) fn post_send(
-    device: &Device,
-    request: &SendRequest<'_>,
-    post: impl FnOnce(*mut SendWr, *mut *mut SendWr) -> c_int,
-) -> Result<(), Error> {
-    // SAFETY: all bytes zero are a value of it: numbers, and null pointers.
-    let (mut raw, mut inline): (SendWr, _) = (unsafe { zeroed() }, Piece::default());
-    request.fill(&mut raw, &mut inline);
-    let mut bad = null_mut();
-    match post(&mut raw, &mut bad) {
-        0 => Ok(()),
-        returned => Err(refused(device, "ibv_post_send", returned)),
-    }
-}
-
-/// Posts a list, [`CHUNK`] at a time.
-#[inline]
-pub(super) fn post_sends(
-    device: &Device,
-    requests: &[SendRequest<'_>],
-    mut post: impl FnMut(*mut SendWr, *mut *mut SendWr) -> c_int,
-) -> Result<(), PostRefused> {
-    for (number, chunk) in requests.chunks(CHUNK).enumerate() {
-        // SAFETY: all bytes zero are a value of them: numbers, and null pointers.
-        let mut raw: [SendWr; CHUNK] = unsafe { zeroed() };
-        let mut inline = [Piece::default(); CHUNK];
-        for ((raw, inline), request) in raw.iter_mut().zip(&mut inline).zip(chunk) {
-            request.fill(raw, inline);
-        }
-        let list = raw.get_mut(..chunk.len()).unwrap_or_default();
-        post_list(device, "ibv_post_send", list, number * CHUNK, &mut post)?;
-    }
-    Ok(())
-}
-
-/// Posts a list of receives, [`CHUNK`] at a time.
-#[inline]
-pub(super) fn post_receives(
-    device: &Device,
-    call: &'static str,
-    requests: &[ReceiveRequest<'_>],
-    mut post: impl FnMut(*mut RecvWr, *mut *mut RecvWr) -> c_int,
-) -> Result<(), PostRefused> {
-    for (number, chunk) in requests.chunks(CHUNK).enumerate() {
-        let empty = RecvWr { wr_id: 0, next: null_mut(), sg_list: null_mut(), num_sge: 0 };
-        let mut raw = [empty; CHUNK];
-        for (raw, ReceiveRequest { wr_id, pieces }) in raw.iter_mut().zip(chunk) {
-            let (sg_list, num_sge) = (pieces.as_ptr().cast_mut(), pieces.len() as c_int);
-            *raw = RecvWr { wr_id: *wr_id, next: null_mut(), sg_list, num_sge };
-        }
-        let list = raw.get_mut(..chunk.len()).unwrap_or_default();
-        post_list(device, call, list, number * CHUNK, &mut post)?;
-    }
-    Ok(())
-}
-
 /// What a provider takes a list of.
-trait Linked {
-    fn set_next(&mut self, next: *mut Self);
+pub(super) trait Linked {
+    type Raw;
+
+    /// Lets `next` follow, and gives itself.
+    fn link(&mut self, next: *mut Self::Raw) -> *mut Self::Raw;
 }
 
-impl Linked for SendWr {
-    fn set_next(&mut self, next: *mut SendWr) {
-        self.next = next;
+impl Linked for SendRequest<'_> {
+    type Raw = SendWr;
+
+    #[inline(always)]
+    fn link(&mut self, next: *mut SendWr) -> *mut SendWr {
+        if self.raw.send_flags & INLINE != 0 {
+            self.raw.sg_list = &mut self.inline;
+        }
+        self.raw.next = next;
+        &mut self.raw
     }
 }
 
-impl Linked for RecvWr {
-    fn set_next(&mut self, next: *mut RecvWr) {
-        self.next = next;
+impl Linked for ReceiveRequest<'_> {
+    type Raw = RecvWr;
+
+    #[inline(always)]
+    fn link(&mut self, next: *mut RecvWr) -> *mut RecvWr {
+        self.raw.next = next;
+        &mut self.raw
     }
 }
 
-/// Posts one list as it is, after `before` work requests of the caller's.
-#[inline]
-fn post_list<Raw: Linked>(
+/// Posts work requests as one list, by a function of the provider's.
+#[inline(always)]
+pub(super) fn post<Request: Linked>(
     device: &Device,
     call: &'static str,
-    list: &mut [Raw],
-    before: usize,
-    post: &mut impl FnMut(*mut Raw, *mut *mut Raw) -> c_int,
+    requests: &mut [Request],
+    post: impl FnOnce(*mut Request::Raw, *mut *mut Request::Raw) -> c_int,
 ) -> Result<(), PostRefused> {
-    let mut first = null_mut();
-    for raw in list.iter_mut().rev() {
-        raw.set_next(first);
-        first = raw;
-    }
+    let first = requests.iter_mut().rev().fold(null_mut(), |next, request| request.link(next));
     if first.is_null() {
         return Ok(());
     }
@@ -326,15 +327,16 @@ fn post_list<Raw: Linked>(
     match post(first, &mut bad) {
         0 => Ok(()),
         returned => {
-            // A provider that names none of them has posted none, as far as can be told.
-            let place = bad.addr().wrapping_sub(first.addr()) / size_of::<Raw>();
-            let place = if place < list.len() { place } else { 0 };
-            Err(PostRefused { posted: before + place, error: refused(device, call, returned) })
+            let place = bad.addr().wrapping_sub(first.addr()) / size_of::<Request>();
+            // Where the provider names none of them, none is posted, as far as can be told.
+            let posted = if place < requests.len() { place } else { 0 };
+            Err(refused(device, call, posted, returned))
         }
     }
 }
 
 #[cold]
-fn refused(device: &Device, call: &'static str, returned: c_int) -> Error {
-    device.error(call, io::Error::from_raw_os_error(returned.saturating_abs()))
+fn refused(device: &Device, call: &'static str, posted: usize, returned: c_int) -> PostRefused {
+    let source = io::Error::from_raw_os_error(returned.saturating_abs());
+    PostRefused { posted, error: device.error(call, source) }
 }

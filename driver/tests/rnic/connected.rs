@@ -106,13 +106,8 @@ fn uc_drops_what_has_no_place() {
         (1, b"unre".into(), b"unreliable".into())
     );
     // It has no READ and no atomics.
-    let request = SendRequest {
-        wr_id: 1,
-        operation: SendOperation::Read(b.remote(0)),
-        data: SendData::Pieces(&[]),
-        flags: 0,
-    };
-    assert_eq!(errno(&a.qp.post_send(&request).unwrap_err()), libc::EINVAL);
+    let mut request = SendRequest::new(1, SendOperation::Read(b.remote(0)), SendData::Pieces(&[]), 0);
+    assert_eq!(errno(&a.qp.post_send(&mut request).unwrap_err()), libc::EINVAL);
 }
 
 /// A message waits for a receive, and what is behind it too.
@@ -156,19 +151,15 @@ fn a_peer_is_waited_for_until_it_is_ready() {
 fn unsignaled_sends_keep_their_room_until_a_later_one_is_polled() {
     let Some(stub) = good() else { return };
     let (a, b) = pair(&stub, Kind { capacity: 4, ..Kind::of(RC) });
-    let request = |flags| SendRequest {
-        wr_id: 5,
-        operation: SendOperation::Write(b.remote(0)),
-        data: SendData::Pieces(&[]),
-        flags,
-    };
+    let request =
+        |flags| SendRequest::new(5, SendOperation::Write(b.remote(0)), SendData::Pieces(&[]), flags);
     for flags in [0, 0, SendRequest::SIGNALED, 0] {
-        a.qp.post_send(&request(flags)).unwrap();
+        a.qp.post_send(&mut request(flags)).unwrap();
     }
-    assert_eq!(errno(&a.qp.post_send(&request(0)).unwrap_err()), libc::ENOMEM);
+    assert_eq!(errno(&a.qp.post_send(&mut request(0)).unwrap_err()), libc::ENOMEM);
     assert_eq!(a.sent().len(), 1);
     // One of the four is behind that which was polled.
-    let refused = a.qp.post_sends(&[request(0), request(0), request(0), request(0)]).unwrap_err();
+    let refused = a.qp.post_sends(&mut [request(0), request(0), request(0), request(0)]).unwrap_err();
     assert_eq!((refused.posted, errno(&refused.error)), (3, libc::ENOMEM));
 
     let (a, b) = pair(&stub, Kind { capacity: 4, signal_all: true, ..Kind::of(RC) });
@@ -176,7 +167,6 @@ fn unsignaled_sends_keep_their_room_until_a_later_one_is_polled() {
     assert_eq!(a.sent().len(), 1);
 }
 
-/// More than are given to the provider at once, of which one is refused.
 #[test]
 fn a_list_stops_at_what_is_refused() {
     let Some(stub) = good() else { return };
@@ -186,29 +176,27 @@ fn a_list_stops_at_what_is_refused() {
     let pieces: Vec<Piece> = (0..40).map(|at| a.piece(at, 1)).collect();
     let too_many = vec![a.piece(0, 1); 5];
     let mut requests: Vec<SendRequest<'_>> = (0..40)
-        .map(|at: usize| SendRequest {
-            wr_id: at as u64,
-            operation: SendOperation::Write(b.remote(at as u64)),
-            data: SendData::Pieces(&pieces[at..=at]),
-            flags: SendRequest::SIGNALED,
+        .map(|at: usize| {
+            let (operation, data) =
+                (SendOperation::Write(b.remote(at as u64)), SendData::Pieces(&pieces[at..=at]));
+            SendRequest::new(at as u64, operation, data, SendRequest::SIGNALED)
         })
         .collect();
-    a.qp.post_sends(&requests).unwrap();
+    a.qp.post_sends(&mut requests).unwrap();
     assert_eq!(a.sent().iter().map(|sent| sent.wr_id).collect::<Vec<_>>(), (0..40).collect::<Vec<_>>());
     assert_eq!(b.bytes(0, 40), bytes);
-    requests[35].data = SendData::Pieces(&too_many);
-    let refused = a.qp.post_sends(&requests).unwrap_err();
+    requests[35].set_data(SendData::Pieces(&too_many));
+    let refused = a.qp.post_sends(&mut requests).unwrap_err();
     assert_eq!((refused.posted, errno(&refused.error)), (35, libc::EINVAL));
     assert_eq!(a.sent().len(), 35);
 
-    let receives: Vec<_> = (0..40)
-        .map(|wr_id| ReceiveRequest { wr_id, pieces: if wr_id == 20 { &too_many } else { &[] } })
-        .collect();
-    let refused = b.qp.post_receives(&receives).unwrap_err();
+    let mut receives: Vec<_> =
+        (0..40).map(|wr_id| ReceiveRequest::new(wr_id, if wr_id == 20 { &too_many } else { &[] })).collect();
+    let refused = b.qp.post_receives(&mut receives).unwrap_err();
     assert_eq!((refused.posted, errno(&refused.error)), (20, libc::EINVAL));
     assert!(refused.error.to_string().starts_with("ibv_post_recv of stub1: "), "{}", refused.error);
     let (mut sum, most) = (20, 64);
-    while b.qp.post_receives(&receives[..1]).is_ok() {
+    while b.qp.post_receives(&mut receives[..1]).is_ok() {
         sum += 1;
     }
     assert_eq!(sum, most);

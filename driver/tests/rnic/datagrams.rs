@@ -141,11 +141,6 @@ fn inline_datagrams() {
     b.receive(1, &[b.piece(0, 64)]);
     a.post_flagged(SendOperation::SendTo(to(&ah, &b)), SendData::Inline(b"short"), 0);
     assert_eq!((polled(&b.receives)[0].byte_len, b.bytes(40, 5)), (45, b"short".into()));
-    let request = SendRequest {
-        wr_id: 1,
-        operation: SendOperation::SendTo(to(&ah, &b)),
-        data: SendData::Inline(&[0; 65]),
-        flags: 0,
-    };
-    assert_eq!(errno(&a.qp.post_send(&request).unwrap_err()), libc::EINVAL);
+    let mut request = SendRequest::new(1, SendOperation::SendTo(to(&ah, &b)), SendData::Inline(&[0; 65]), 0);
+    assert_eq!(errno(&a.qp.post_send(&mut request).unwrap_err()), libc::EINVAL);
 }

@@ -116,10 +116,10 @@ impl End {
     }
 
     pub(crate) fn receive(&self, wr_id: u64, pieces: &[Piece]) {
-        let requests = [ReceiveRequest { wr_id, pieces }];
+        let requests = &mut [ReceiveRequest::new(wr_id, pieces)];
         match &self.srq {
-            Some(srq) => srq.post_receives(&requests).unwrap(),
-            None => self.qp.post_receives(&requests).unwrap(),
+            Some(srq) => srq.post_receives(requests).unwrap(),
+            None => self.qp.post_receives(requests).unwrap(),
         }
     }
 
@@ -131,7 +131,7 @@ impl End {
     pub(crate) fn post_flagged(&self, operation: SendOperation<'_>, data: SendData<'_>, flags: u32) -> u64 {
         static NEXT: AtomicUsize = AtomicUsize::new(1);
         let wr_id = NEXT.fetch_add(1, Ordering::Relaxed) as u64;
-        self.qp.post_send(&SendRequest { wr_id, operation, data, flags }).unwrap();
+        self.qp.post_send(&mut SendRequest::new(wr_id, operation, data, flags)).unwrap();
         wr_id
     }
 

@@ -31,7 +31,7 @@ fn everything(stub: &Stub) -> Result<(), Error> {
     let srq = SharedReceiveQueue::new(&domain, 8, 1)?;
     srq.set_limit(1)?;
     srq.limit()?;
-    srq.post_receives(&[ReceiveRequest { wr_id: 1, pieces: &[] }]).map_err(|refused| refused.error)?;
+    srq.post_receives(&mut [ReceiveRequest::new(1, &[])]).map_err(|refused| refused.error)?;
     queue.request_event(false)?;
     let qp = QueuePair::new(&domain, &config(Kind::of(UD), &queue, &queue, None))?;
     let change = QueuePairChange::default();
@@ -44,13 +44,13 @@ fn everything(stub: &Stub) -> Result<(), Error> {
     group[12] = 239;
     qp.attach(&group)?;
     qp.detach(&group)?;
-    qp.post_receives(&[ReceiveRequest { wr_id: 1, pieces: &[] }]).map_err(|refused| refused.error)?;
+    qp.post_receives(&mut [ReceiveRequest::new(1, &[])]).map_err(|refused| refused.error)?;
     let target = ferroce_driver::rnic::Target { ah: &ah, qpn: qp.qpn(), qkey: 1 };
     let data = SendData::Inline(b"1");
     let flags = SendRequest::SIGNALED;
-    let request = SendRequest { wr_id: 1, operation: SendOperation::SendTo(target), data, flags };
-    qp.post_send(&request)?;
-    qp.post_sends(&[request]).map_err(|refused| refused.error)?;
+    let mut request = SendRequest::new(1, SendOperation::SendTo(target), data, flags);
+    qp.post_send(&mut request)?;
+    qp.post_sends(&mut [request]).map_err(|refused| refused.error)?;
     while queue.poll(&mut [Completion::EMPTY; 4])? > 0 {}
     assert_eq!(channel.event()?, Some(1));
     stub.raise(9, 1);
@@ -142,17 +142,16 @@ fn a_provider_without_functions() {
     let domain = ProtectionDomain::new(&device).unwrap();
     let a = End::new(&stub, 0, Kind { with_srq: true, ..Kind::of(RC) });
     let b = End::new(&stub, 1, Kind::of(RC));
-    let receive = [ReceiveRequest { wr_id: 1, pieces: &[] }];
-    let send =
-        SendRequest { wr_id: 1, operation: SendOperation::Send, data: SendData::Pieces(&[]), flags: 0 };
+    let receive = &mut [ReceiveRequest::new(1, &[])];
+    let mut send = SendRequest::new(1, SendOperation::Send, SendData::Pieces(&[]), 0);
     for (call, error) in [
         ("ibv_alloc_mw", Window::new(&domain).unwrap_err()),
         ("ibv_poll_cq", a.sends.poll(&mut [Completion::EMPTY]).unwrap_err()),
         ("ibv_req_notify_cq", a.sends.request_event(false).unwrap_err()),
-        ("ibv_post_srq_recv", a.srq.as_ref().unwrap().post_receives(&receive).unwrap_err().error),
-        ("ibv_post_recv", b.qp.post_receives(&receive).unwrap_err().error),
-        ("ibv_post_send", b.qp.post_send(&send).unwrap_err()),
-        ("ibv_post_send", b.qp.post_sends(&[send]).unwrap_err().error),
+        ("ibv_post_srq_recv", a.srq.as_ref().unwrap().post_receives(receive).unwrap_err().error),
+        ("ibv_post_recv", b.qp.post_receives(receive).unwrap_err().error),
+        ("ibv_post_send", b.qp.post_send(&mut send).unwrap_err()),
+        ("ibv_post_send", b.qp.post_sends(&mut [send]).unwrap_err().error),
     ] {
         assert!(error.to_string().starts_with(&format!("{call} of stub")), "{error}");
         assert_eq!(errno(&error), libc::EOPNOTSUPP);

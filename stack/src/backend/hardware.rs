@@ -92,6 +92,8 @@ pub(crate) struct Hardware {
     is_gone: bool,
     /// Room for the pieces of work requests.
     pieces: Vec<Piece>,
+    /// Room for completions.
+    completions: Vec<Completion>,
 }
 
 struct HardwareCq {
@@ -181,6 +183,7 @@ impl Hardware {
             armed: false,
             is_gone: false,
             pieces: vec![Piece::default(); work::CHUNK * work::SGES],
+            completions: vec![Completion::EMPTY; BATCH],
         })
     }
 
@@ -220,11 +223,19 @@ impl Hardware {
 
     /// Takes what the card has completed, as much as the queue here has room for.
     fn drain(&mut self, index: u32) -> Result<usize, Error> {
-        let mut room = [Completion::EMPTY; BATCH];
+        // Taken out, for what completes changes all else.
+        let mut room = std::mem::take(&mut self.completions);
+        let taken = self.drain_into(index, &mut room);
+        self.completions = room;
+        taken
+    }
+
+    #[inline]
+    fn drain_into(&mut self, index: u32, room: &mut [Completion]) -> Result<usize, Error> {
         let mut taken = 0;
         loop {
             let Some(cq) = self.cqs.at(index) else { return Ok(taken) };
-            let most = cq.queue.room().min(BATCH);
+            let most = cq.queue.room().min(room.len());
             if most == 0 {
                 return Ok(taken);
             }

@@ -43,6 +43,7 @@ impl CompletionQueue {
         }
     }
 
+    #[inline]
     pub(crate) fn push(&mut self, wc: WorkCompletion, solicited: bool) -> Pushed {
         if self.failed {
             return Pushed::Lost;

@@ -10,7 +10,8 @@ pub(crate) struct Kind {
     /// datagrams no place.
     pub(crate) opcodes: Option<[Opcode; 4]>,
     pub(crate) wc_opcode: WcOpcode,
-    services: &'static [Service],
+    /// A bit for each service that has it.
+    services: u8,
     /// Its packets carry the bytes of the message.
     pub(crate) has_payload: bool,
     /// Bytes of the message, if it must have just so many.
@@ -38,8 +39,9 @@ impl Place {
 }
 
 impl Kind {
+    #[inline]
     pub(crate) fn is_on(&self, service: Service) -> bool {
-        self.services.contains(&service)
+        self.services >> service as u8 & 1 != 0
     }
 
     /// READ and atomics: what they bring goes to local memory.
@@ -90,11 +92,11 @@ static SEND: Kind = message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY);
 static SEND_WITH_IMM: Kind =
     message(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE);
 static SEND_WITH_INVALIDATE: Kind = Kind {
-    services: &[Service::Rc],
+    services: of(Service::Rc),
     ..message(Opcode::RC_SEND_LAST_WITH_INVALIDATE, Opcode::RC_SEND_ONLY_WITH_INVALIDATE)
 };
 static SEND_TO: Kind =
-    Kind { opcodes: None, services: &[Service::Ud], ..message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY) };
+    Kind { opcodes: None, services: of(Service::Ud), ..message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY) };
 static WRITE: Kind = Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY) };
 static WRITE_WITH_IMM: Kind =
     write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE);
@@ -109,11 +111,15 @@ static ATOMIC_WRITE: Kind =
 static LOCAL_INVALIDATE: Kind = local(WcOpcode::LocalInv);
 static BIND_MW: Kind = local(WcOpcode::BindMw);
 
+const fn of(service: Service) -> u8 {
+    1 << service as u8
+}
+
 const fn message(last: Opcode, only: Opcode) -> Kind {
     Kind {
         opcodes: Some([Opcode::RC_SEND_MIDDLE, Opcode::RC_SEND_FIRST, last, only]),
         wc_opcode: WcOpcode::Send,
-        services: &[Service::Rc, Service::Uc],
+        services: of(Service::Rc) | of(Service::Uc),
         has_payload: true,
         length: None,
         is_read_or_atomic: false,
@@ -137,7 +143,7 @@ const fn explicit(opcode: Opcode, wc_opcode: WcOpcode) -> Kind {
     Kind {
         opcodes: Some([opcode; 4]),
         wc_opcode,
-        services: &[Service::Rc],
+        services: of(Service::Rc),
         has_payload: false,
         is_read_or_atomic: true,
         notifies: false,

@@ -1,6 +1,7 @@
 // The functions of devices and their ports.
 #pragma once
 #include "calls.h"
+#include "lean.h"
 
 struct device **EXPORT(GET_DEVICE_LIST, ibv_get_device_list)(int *count) {
     LOCKED;
@@ -56,6 +57,11 @@ struct context *EXPORT(OPEN_DEVICE, ibv_open_device)(struct device *device) {
         context->ops = (struct ops){ .alloc_mw = alloc_mw, .dealloc_mw = dealloc_mw, .poll_cq = poll_cq,
                                      .req_notify_cq = req_notify_cq, .post_srq_recv = post_srq_recv,
                                      .post_send = post_send, .post_recv = post_recv };
+#ifdef LEAN
+    context->ops.poll_cq = lean_poll_cq;
+    context->ops.post_send = lean_post_send;
+    context->ops.post_recv = lean_post_recv;
+#endif
     context->cmd_fd = -1;
     context->num_comp_vectors = 1;
     context->async_fd = events_open(&context->events);

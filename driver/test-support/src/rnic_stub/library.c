@@ -10,6 +10,7 @@
 //   GARBAGE_POLL              counts and completions that can't be
 //   GARBAGE_EVENT             events that can't be
 //   STATUS=<n>                every send completes with that status
+//   LEAN                      what is posted to queue pairs completes at once and is not carried out
 #include "devices.h"
 #include "memory.h"
 #include "completions.h"

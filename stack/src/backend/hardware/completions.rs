@@ -14,65 +14,66 @@ impl Hardware {
     #[inline]
     pub(super) fn complete(&mut self, cq: u32, completion: &Completion) {
         let Some(id) = WorkId::from_card(completion.wr_id) else { return self.unknown(completion) };
-        let status = status_of(completion.status);
-        let is_success = status == WcStatus::Success;
-        let mut told = WorkCompletion { status, ..WorkCompletion::EMPTY };
-        match id.queue {
-            QueueKind::Send => {
-                let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
-                    return self.unknown(completion);
-                };
-                if !id.is_of(handle) {
-                    return;
-                }
-                if queue_pair.sq.has_windows_before(id.position) {
-                    return self.complete_with_windows(cq, completion, id);
-                }
-                let Some(work) = queue_pair.sq.complete(id.position) else { return };
-                told.wr_id = work.wr_id;
-                told.opcode = work.opcode;
-                told.byte_len = completion.byte_len;
-                told.qp = Qp(handle);
-                told.qpn = queue_pair.qpn;
-                if !is_success {
-                    queue_pair.state = failed_send(queue_pair.qp_type, queue_pair.state);
-                }
-                if work.window != WindowWork::None {
-                    self.complete_window(work.window, is_success);
-                }
-                if is_success && !work.signaled {
-                    return;
-                }
-            }
-            QueueKind::Receive => {
-                let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
-                    return self.unknown(completion);
-                };
-                if !id.is_of(handle) {
-                    return;
-                }
-                let Some(work) = queue_pair.rq.complete(id.position) else { return };
-                told.wr_id = work.wr_id;
-                told.qp = Qp(handle);
-                told.qpn = queue_pair.qpn;
-                if !is_success {
-                    queue_pair.state = QpState::Error;
-                }
-                self.fill_receive(&mut told, completion);
-            }
-            QueueKind::Shared => {
-                let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
-                let Some(wr_id) = queue.slots.complete(id.position) else { return };
-                told.wr_id = wr_id;
-                let Some(handle) = self.qp_of(completion.qp_num) else { return self.unknown(completion) };
-                told.qp = Qp(handle);
-                told.qpn = Qpn::new(completion.qp_num & 0xff_ffff);
-                if !is_success && let Some(queue_pair) = self.qps.get_mut(handle) {
-                    queue_pair.state = QpState::Error;
-                }
-                self.fill_receive(&mut told, completion);
+        if id.queue == QueueKind::Shared {
+            return self.complete_shared(cq, completion, id);
+        }
+        let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
+            return self.unknown(completion);
+        };
+        if !id.is_of(handle) {
+            return;
+        }
+        let is_send = id.queue == QueueKind::Send;
+        let queue = if is_send { &mut queue_pair.sq } else { &mut queue_pair.rq };
+        if queue.has_windows_before(id.position) {
+            return self.complete_with_windows(cq, completion, id);
+        }
+        let Some(work) = queue.complete(id.position) else { return };
+        let mut told = WorkCompletion {
+            wr_id: work.wr_id,
+            status: WcStatus::Success,
+            opcode: work.opcode,
+            byte_len: completion.byte_len,
+            qp: Qp(handle),
+            qpn: queue_pair.qpn,
+            ..WorkCompletion::EMPTY
+        };
+        if completion.status != OK {
+            told.status = status_of(completion.status);
+            let state =
+                if is_send { failed_send(queue_pair.qp_type, queue_pair.state) } else { QpState::Error };
+            queue_pair.state = state;
+        } else if !work.signaled {
+            return self.complete_window(work.window, true);
+        }
+        if work.window != WindowWork::None {
+            self.complete_window(work.window, completion.status == OK);
+        }
+        if !is_send {
+            self.fill_receive(&mut told, completion);
+        }
+        self.tell(cq, told);
+    }
+
+    /// The same of a receive of a shared receive queue.
+    fn complete_shared(&mut self, cq: u32, completion: &Completion, id: WorkId) {
+        let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
+        let Some(wr_id) = queue.slots.complete(id.position) else { return };
+        let Some(handle) = self.qp_of(completion.qp_num) else { return self.unknown(completion) };
+        let mut told = WorkCompletion {
+            wr_id,
+            status: WcStatus::Success,
+            qp: Qp(handle),
+            qpn: Qpn::new(completion.qp_num & 0xff_ffff),
+            ..WorkCompletion::EMPTY
+        };
+        if completion.status != OK {
+            told.status = status_of(completion.status);
+            if let Some(queue_pair) = self.qps.get_mut(handle) {
+                queue_pair.state = QpState::Error;
             }
         }
+        self.fill_receive(&mut told, completion);
         self.tell(cq, told);
     }
 
@@ -88,13 +89,19 @@ impl Hardware {
         self.complete(cq, completion);
     }
 
+    #[inline(always)]
     fn fill_receive(&mut self, told: &mut WorkCompletion, completion: &Completion) {
-        told.opcode = if completion.opcode == 129 { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
+        told.opcode =
+            if completion.opcode == RECV_RDMA_WITH_IMM { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
         told.byte_len = completion.byte_len;
         told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
-        if told.status != WcStatus::Success {
-            return;
+        if completion.wc_flags != 0 && told.status == WcStatus::Success {
+            self.fill_flags(told, completion);
         }
+    }
+
+    /// What a receive has beside its bytes.
+    fn fill_flags(&mut self, told: &mut WorkCompletion, completion: &Completion) {
         let flags = completion.wc_flags;
         // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
         let is_datagram = self.qps.get(told.qp.0).is_some_and(|qp| qp.qp_type == QpType::Ud);
@@ -110,6 +117,7 @@ impl Hardware {
         }
     }
 
+    #[inline(always)]
     pub(super) fn tell(&mut self, cq: u32, told: WorkCompletion) {
         self.has_news = true;
         let Hardware { cqs, events, counters, .. } = self;
@@ -136,6 +144,10 @@ impl Hardware {
     }
 }
 
+/// `IBV_WC_SUCCESS`
+const OK: u32 = 0;
+/// `IBV_WC_RECV_RDMA_WITH_IMM`
+const RECV_RDMA_WITH_IMM: u32 = 129;
 /// `IB_WC_WITH_INVALIDATE`
 const KERNEL_WITH_INV: u32 = 4;
 
@@ -144,13 +156,10 @@ fn failed_send(qp_type: QpType, state: QpState) -> QpState {
     if qp_type == QpType::Rc || state == QpState::Error { QpState::Error } else { QpState::Sqe }
 }
 
-/// `enum ibv_wc_status`; those that RoCE does not have are general errors.
-#[inline]
+/// `enum ibv_wc_status` but success; those that RoCE does not have are general errors.
+#[cold]
 fn status_of(number: u32) -> WcStatus {
     use WcStatus as S;
-    if number == 0 {
-        return S::Success;
-    }
     let all = [
         S::LocLenErr,
         S::LocQpOpErr,

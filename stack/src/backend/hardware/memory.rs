@@ -28,6 +28,13 @@ pub(super) struct HardwareWindow {
     bound: Option<WindowBinding>,
 }
 
+impl HardwareWindow {
+    /// The key of the next bind.
+    pub(super) fn next_rkey(&self) -> u32 {
+        self.card.rkey() & !0xff | u32::from(self.key.wrapping_add(1))
+    }
+}
+
 #[derive(Clone, Copy)]
 pub(super) struct WindowBinding {
     pub(super) region: Mr,

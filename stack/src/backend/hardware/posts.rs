@@ -1,5 +1,6 @@
 //! Work requests as they are posted: checked, kept, and given to the card.
 
+use arrayvec::ArrayVec;
 use ferroce_driver::rnic::{
     Bind, Piece, PostRefused, ReceiveRequest, Remote, SendData, SendOperation, SendRequest, Target,
 };
@@ -9,30 +10,28 @@ use super::memory::{HardwareRegion, HardwareWindow, WindowBinding, remote_rights
 use super::queue_pairs::HardwareQp;
 use super::work::{CHUNK, SGES, WindowWork, Work};
 use super::{Hardware, HardwareAh, HardwareSrq};
-use crate::engine::kind::Kind;
 use crate::engine::mr::invalid;
+use crate::engine::mw::check_rights;
 use crate::engine::rq::total_length;
 use crate::engine::slab::Slab;
 use crate::engine::sq::{check_inline, check_length};
 use crate::verbs::{
-    Data, Destination, DeviceAttributes, Error, Feature, Mr, Mw, PostError, Qp, QpState, ReceiveWorkRequest,
-    RemoteAddress, RemoteMemory, SendOp, SendWorkRequest, Sge, Srq, WcOpcode,
+    Data, Destination, DeviceAttributes, Error, Feature, MAX_MESSAGE, Mr, Mw, PostError, Qp, QpState,
+    ReceiveWorkRequest, RemoteAddress, RemoteMemory, SendOp, SendWorkRequest, Sge, Srq, WcOpcode,
 };
 
 impl Hardware {
     #[inline]
     pub(crate) fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
-        let (queue_pair, tables, pieces) = self.send_queue(qp)?;
-        let (request, bound) = tables.keep(queue_pair, wr, pieces)?;
-        if let Err(error) = queue_pair.card.post_send(&request) {
+        let (queue_pair, named, pieces) = self.send_queue(qp)?;
+        let mut request = SendRequest::EMPTY;
+        named.keep(queue_pair, wr, pieces, &mut request)?;
+        if let Err(error) = queue_pair.card.post_send(&mut request) {
             queue_pair.sq.pop_newest();
             return Err(error.into());
         }
-        if let Some(bound) = bound
-            && let Some(window) = self.mws.get_mut(bound.mw.0)
-        {
-            window.key = bound.remote.rkey.value() as u8;
-            window.posted = Some(WindowBinding { region: bound.mr, remote: bound.remote });
+        if let SendOp::BindMw { mw, mr, offset, length, .. } = wr.op {
+            self.bound(mw, mr, offset, length);
         }
         Ok(())
     }
@@ -55,25 +54,21 @@ impl Hardware {
 
     /// Posts up to [`CHUNK`] sends at once, none of which is a bind.
     fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<(), PostError> {
-        let (queue_pair, tables, mut pieces) = self.send_queue(qp).map_err(first)?;
-        let mut requests = [SendRequest::EMPTY; CHUNK];
+        let (queue_pair, named, pieces) = self.send_queue(qp).map_err(first)?;
+        let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        let mut count = 0;
-        for (wr, request) in wrs.iter().zip(&mut requests) {
-            let Some((room, rest)) = pieces.split_at_mut_checked(SGES) else { break };
-            pieces = rest;
-            match tables.keep(queue_pair, wr, room) {
-                Ok((kept, _)) => *request = kept,
-                Err(error) => {
-                    wrong = Some(error);
-                    break;
-                }
+        for (wr, room) in wrs.iter().zip(pieces.chunks_exact_mut(SGES)) {
+            requests.push(SendRequest::EMPTY);
+            let Some(request) = requests.last_mut() else { break };
+            if let Err(error) = named.keep(queue_pair, wr, room, request) {
+                requests.pop();
+                wrong = Some(error);
+                break;
             }
-            count += 1;
         }
-        let refused = queue_pair.card.post_sends(&requests[..count]).err();
-        let posted = refused.as_ref().map_or(count, |refused| refused.posted);
-        (posted..count).for_each(|_| queue_pair.sq.pop_newest());
+        let refused = queue_pair.card.post_sends(&mut requests).err();
+        let posted = refused.as_ref().map_or(requests.len(), |refused| refused.posted);
+        (posted..requests.len()).for_each(|_| queue_pair.sq.pop_newest());
         match refused.map(|refused| refused.error.into()).or(wrong) {
             Some(source) => Err(PostError { posted, source }),
             None => Ok(()),
@@ -93,6 +88,19 @@ impl Hardware {
             queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
         }
         Ok((queue_pair, Named { mrs, mws, ahs, attributes }, pieces))
+    }
+
+    /// A bind is posted.
+    #[cold]
+    fn bound(&mut self, mw: Mw, mr: Mr, offset: u64, length: u64) {
+        let Hardware { mrs, mws, .. } = self;
+        if let (Some(window), Some(region)) = (mws.get_mut(mw.0), mrs.get(mr.0)) {
+            let rkey = window.next_rkey();
+            window.key = rkey as u8;
+            let remote =
+                RemoteMemory { addr: region.iova.wrapping_add(offset), rkey: RKey::new(rkey), length };
+            window.posted = Some(WindowBinding { region: mr, remote });
+        }
     }
 
     pub(crate) fn post_recv(&mut self, qp: Qp, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
@@ -144,25 +152,19 @@ struct Named<'a> {
     attributes: &'a DeviceAttributes,
 }
 
-/// A bind that is posted: the window, the region, and what it opens.
-struct Bound {
-    mw: Mw,
-    mr: Mr,
-    remote: RemoteMemory,
-}
-
 impl<'a> Named<'a> {
-    /// Checks a work request, keeps it in the send queue, and gives it in the card's words.
+    /// Checks a work request, keeps it in the send queue, and writes it as the card takes it.
     #[inline(always)]
     fn keep(
         &self,
         queue_pair: &mut HardwareQp,
         wr: &SendWorkRequest<'a>,
         room: &'a mut [Piece],
-    ) -> Result<(SendRequest<'a>, Option<Bound>), Error> {
+        request: &mut SendRequest<'a>,
+    ) -> Result<(), Error> {
         let kind = wr.op.kind();
-        if !kind.is_on(queue_pair.qp_type.service()) {
-            return Err(wr.op.not_on(queue_pair.qp_type.service()));
+        if !kind.is_on(queue_pair.service) {
+            return Err(wr.op.not_on(queue_pair.service));
         }
         if kind.is_read_or_atomic {
             if queue_pair.state != QpState::Error
@@ -175,61 +177,74 @@ impl<'a> Named<'a> {
         if queue_pair.sq.is_full() {
             return Err(Error::QueueFull { queue: "send", depth: queue_pair.sq.depth });
         }
-        let (data, sges) = match wr.data {
+        let mut regions = match wr.data {
             Data::Inline(bytes) => {
                 check_inline(kind, bytes, queue_pair.max_inline)?;
-                (SendData::Inline(bytes), &[][..])
+                request.set_data(SendData::Inline(bytes));
+                0
             }
             Data::Sges(sges) => {
-                check_sges(kind, sges, queue_pair)?;
-                (SendData::Pieces(translate(self.mrs, sges, room)?), sges)
+                let (pieces, length) = translate(self.mrs, sges, room, queue_pair.sq.next_regions())?;
+                check_length(kind, length, queue_pair.max_message)?;
+                request.set_data(SendData::Pieces(pieces));
+                sges.len()
             }
         };
-        let signaled = wr.flags.signaled || queue_pair.signal_all;
-        let mut work = Work::new(wr.wr_id, kind.wc_opcode, signaled);
-        let mut bound = None;
-        let operation = match wr.op {
-            SendOp::Send => SendOperation::Send,
-            SendOp::SendWithImm(immediate) => SendOperation::SendWithImm(immediate),
-            SendOp::SendWithInvalidate(key) => SendOperation::SendWithInvalidate(key.value()),
-            SendOp::SendTo(to) => SendOperation::SendTo(self.target(to)?),
-            SendOp::SendToWithImm(to, immediate) => SendOperation::SendToWithImm(self.target(to)?, immediate),
-            SendOp::Write(to) => SendOperation::Write(remote(to)),
-            SendOp::WriteWithImm(to, immediate) => SendOperation::WriteWithImm(remote(to), immediate),
-            SendOp::Read(from) => SendOperation::Read(remote(from)),
-            SendOp::CompareSwap { remote: at, compare, swap } => {
-                SendOperation::CompareSwap { remote: remote(at), compare, swap }
+        let mut window = WindowWork::None;
+        match wr.op {
+            SendOp::Send => request.set_operation(SendOperation::Send),
+            SendOp::SendWithImm(immediate) => request.set_operation(SendOperation::SendWithImm(immediate)),
+            SendOp::SendWithInvalidate(key) => {
+                request.set_operation(SendOperation::SendWithInvalidate(key.value()));
             }
-            SendOp::FetchAdd { remote: at, add } => SendOperation::FetchAdd { remote: remote(at), add },
+            SendOp::SendTo(to) => request.set_operation(SendOperation::SendTo(self.target(to)?)),
+            SendOp::SendToWithImm(to, immediate) => {
+                request.set_operation(SendOperation::SendToWithImm(self.target(to)?, immediate));
+            }
+            SendOp::Write(to) => request.set_operation(SendOperation::Write(remote(to))),
+            SendOp::WriteWithImm(to, immediate) => {
+                request.set_operation(SendOperation::WriteWithImm(remote(to), immediate));
+            }
+            SendOp::Read(from) => request.set_operation(SendOperation::Read(remote(from))),
+            SendOp::CompareSwap { remote: at, compare, swap } => {
+                request.set_operation(SendOperation::CompareSwap { remote: remote(at), compare, swap });
+            }
+            SendOp::FetchAdd { remote: at, add } => {
+                request.set_operation(SendOperation::FetchAdd { remote: remote(at), add });
+            }
             SendOp::LocalInvalidate(key) => {
-                work.window = WindowWork::Invalidate { rkey: key.value() };
-                SendOperation::LocalInvalidate(key.value())
+                window = WindowWork::Invalidate { rkey: key.value() };
+                request.set_operation(SendOperation::LocalInvalidate(key.value()));
             }
             SendOp::BindMw { mw, mr, offset, length, access } => {
-                crate::engine::mw::check_rights(access, length)?;
-                let window = self.mws.get(mw.0).ok_or_else(|| Error::invalid_handle("MW", mw.0))?;
-                let region = self.mrs.get(mr.0).ok_or_else(|| invalid(mr))?;
-                let Some(card) = &region.card else { return Err(invalid(mr)) };
-                let rkey = window.card.rkey() & !0xff | u32::from(window.key.wrapping_add(1));
-                let addr = region.iova.wrapping_add(offset);
-                work.window = WindowWork::Bind { index: mw.0.index };
-                bound = Some(Bound { mw, mr, remote: RemoteMemory { addr, rkey: RKey::new(rkey), length } });
-                let access = remote_rights(access);
-                SendOperation::Bind(Bind { window: &window.card, rkey, region: card, addr, length, access })
+                check_rights(access, length)?;
+                let bound = self.mws.get(mw.0).ok_or_else(|| Error::invalid_handle("MW", mw.0))?;
+                let named = self.mrs.get(mr.0).ok_or_else(|| invalid(mr))?;
+                let Some(card) = &named.card else { return Err(invalid(mr)) };
+                window = WindowWork::Bind { index: mw.0.index };
+                queue_pair.sq.next_regions()[0] = mr.0.index;
+                regions = 1;
+                request.set_operation(SendOperation::Bind(Bind {
+                    window: &bound.card,
+                    rkey: bound.next_rkey(),
+                    region: card,
+                    addr: named.iova.wrapping_add(offset),
+                    length,
+                    access: remote_rights(access),
+                }));
             }
             // `check` has refused them, for the device has neither.
             SendOp::Flush { .. } => return Err(Error::Unsupported(Feature::Flush)),
             SendOp::AtomicWrite(_) => return Err(Error::Unsupported(Feature::AtomicWrite)),
-        };
-        let sq = &mut queue_pair.sq;
-        let (wr_id, tells) = match &bound {
-            None => sq.push_send(work, sges),
-            Some(bound) => sq.push_send(work, &[bound.mr.sge(0..0)]),
-        };
+        }
+        let signaled = wr.flags.signaled || queue_pair.signal_all;
+        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions).about(window);
+        let (wr_id, tells) = queue_pair.sq.push_send(work);
         let flags = if tells { SendRequest::SIGNALED } else { 0 }
             | if wr.flags.fence { SendRequest::FENCE } else { 0 }
             | if wr.flags.solicited { SendRequest::SOLICITED } else { 0 };
-        Ok((SendRequest { wr_id, operation, data, flags }, bound))
+        request.set_number(wr_id, flags);
+        Ok(())
     }
 
     fn target(&self, to: Destination) -> Result<Target<'a>, Error> {
@@ -240,41 +255,55 @@ impl<'a> Named<'a> {
 
 /// Where receives are posted: to a queue pair, or to a shared receive queue.
 trait ReceiveQueue {
-    /// Fails if there is no room for it.
-    fn check(&self, sges: &[Sge]) -> Result<(), Error>;
-    /// Keeps one that was checked, and returns the card's number of it.
+    /// `None` if there is room for one more, otherwise how many it has room for.
+    fn full(&self) -> Option<u32>;
+    /// The places for the regions of the next one, if there is room for it.
+    fn next_regions(&mut self) -> &mut [u32];
+    /// Keeps one, for which there is room and whose regions are in their places, and returns the card's number of it.
     fn keep(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64;
     /// Forgets the last one that was kept, by that number.
     fn give_back(&mut self, number: u64);
-    fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostRefused>;
+    fn post(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused>;
 }
 
 impl ReceiveQueue for HardwareQp {
-    fn check(&self, sges: &[Sge]) -> Result<(), Error> {
-        if self.rq.is_full() {
-            return Err(Error::QueueFull { queue: "receive", depth: self.rq.depth });
-        }
-        total_length(sges, self.rq.max_sge as usize).map(drop)
+    #[inline(always)]
+    fn full(&self) -> Option<u32> {
+        self.rq.is_full().then_some(self.rq.depth)
     }
 
+    #[inline(always)]
+    fn next_regions(&mut self) -> &mut [u32] {
+        self.rq.next_regions()
+    }
+
+    #[inline(always)]
     fn keep(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64 {
-        self.rq.push(Work::new(wr.wr_id, WcOpcode::Recv, true), wr.sges)
+        self.rq.push(Work::new(wr.wr_id, WcOpcode::Recv, true, wr.sges.len()))
     }
 
     fn give_back(&mut self, _: u64) {
         self.rq.pop_newest();
     }
 
-    fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostRefused> {
+    #[inline(always)]
+    fn post(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused> {
         self.card.post_receives(requests)
     }
 }
 
 impl ReceiveQueue for HardwareSrq {
-    fn check(&self, sges: &[Sge]) -> Result<(), Error> {
-        self.slots.check(sges)
+    #[inline(always)]
+    fn full(&self) -> Option<u32> {
+        self.slots.is_full().then(|| self.slots.depth())
     }
 
+    #[inline(always)]
+    fn next_regions(&mut self) -> &mut [u32] {
+        self.slots.next_regions()
+    }
+
+    #[inline(always)]
     fn keep(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64 {
         self.slots.push(wr)
     }
@@ -284,12 +313,12 @@ impl ReceiveQueue for HardwareSrq {
         self.slots.complete(number as u32);
     }
 
-    fn post(&self, requests: &[ReceiveRequest<'_>]) -> Result<(), PostRefused> {
+    #[inline(always)]
+    fn post(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused> {
         self.card.post_receives(requests)
     }
 }
 
-#[inline]
 fn post_receives(
     queue: &mut impl ReceiveQueue,
     mrs: &Slab<HardwareRegion>,
@@ -297,22 +326,24 @@ fn post_receives(
     wrs: &[ReceiveWorkRequest<'_>],
 ) -> Result<(), PostError> {
     for (chunk, wrs) in wrs.chunks(CHUNK).enumerate() {
-        let mut requests = [ReceiveRequest { wr_id: 0, pieces: &[] }; CHUNK];
+        let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        let mut count = 0;
-        for ((wr, request), room) in wrs.iter().zip(&mut requests).zip(pieces.chunks_mut(SGES)) {
-            match queue.check(wr.sges).and_then(|()| translate(mrs, wr.sges, room)) {
-                Ok(pieces) => *request = ReceiveRequest { wr_id: queue.keep(wr), pieces },
+        for (wr, room) in wrs.iter().zip(pieces.chunks_exact_mut(SGES)) {
+            let checked = match queue.full() {
+                None => translate(mrs, wr.sges, room, queue.next_regions()),
+                Some(depth) => Err(Error::QueueFull { queue: "receive", depth }),
+            };
+            match checked {
+                Ok((pieces, _)) => requests.push(ReceiveRequest::new(queue.keep(wr), pieces)),
                 Err(error) => {
                     wrong = Some(error);
                     break;
                 }
             }
-            count += 1;
         }
-        let refused = queue.post(&requests[..count]).err();
-        let posted = refused.as_ref().map_or(count, |refused| refused.posted);
-        requests[posted..count].iter().rev().for_each(|request| queue.give_back(request.wr_id));
+        let refused = queue.post(&mut requests).err();
+        let posted = refused.as_ref().map_or(requests.len(), |refused| refused.posted);
+        requests[posted..].iter().rev().for_each(|request| queue.give_back(request.wr_id()));
         if let Some(source) = refused.map(|refused| refused.error.into()).or(wrong) {
             return Err(PostError { posted: chunk * CHUNK + posted, source });
         }
@@ -320,25 +351,32 @@ fn post_receives(
     Ok(())
 }
 
-fn check_sges(kind: &Kind, sges: &[Sge], queue_pair: &HardwareQp) -> Result<(), Error> {
-    let length = total_length(sges, queue_pair.sq.max_sge as usize)?;
-    check_length(kind, length, queue_pair.max_message)
-}
-
-/// The pieces of a work request as the card takes them.
-#[inline]
+/// The pieces of a work request as the card takes them, and their length. `regions` has a place for each piece that may be.
+#[inline(always)]
 fn translate<'a>(
     mrs: &Slab<HardwareRegion>,
     sges: &[Sge],
     room: &'a mut [Piece],
-) -> Result<&'a [Piece], Error> {
-    for (piece, sge) in room.iter_mut().zip(sges) {
-        let region = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
-        let Some(card) = &region.card else { return Err(invalid(sge.mr)) };
-        let addr = region.iova.wrapping_add(sge.offset);
+    regions: &mut [u32],
+) -> Result<(&'a [Piece], u32), Error> {
+    let most = regions.len();
+    let (Some(pieces), Some(regions)) = (room.get_mut(..sges.len()), regions.get_mut(..sges.len())) else {
+        // It says what is wrong.
+        return total_length(sges, most).map(|length| (&[][..], length));
+    };
+    let mut length = 0;
+    for ((sge, piece), region) in sges.iter().zip(&mut *pieces).zip(regions) {
+        let found = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
+        let Some(card) = &found.card else { return Err(invalid(sge.mr)) };
+        let addr = found.iova.wrapping_add(sge.offset);
         *piece = Piece { addr, length: sge.length, lkey: card.lkey() };
+        *region = sge.mr.0.index;
+        length += u64::from(sge.length);
     }
-    Ok(&room[..sges.len()])
+    if length > u64::from(MAX_MESSAGE) {
+        total_length(sges, most)?;
+    }
+    Ok((pieces, length as u32))
 }
 
 fn remote(to: RemoteAddress) -> Remote {

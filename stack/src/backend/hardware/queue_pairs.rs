@@ -1,7 +1,7 @@
 //! Queue pairs.
 
 use ferroce_driver::rnic::{QueuePair, QueuePairConfig};
-use ferroce_wire::{Gid, PKey, PathMtu, Psn, Qpn, RnrTimer};
+use ferroce_wire::{Gid, PKey, PathMtu, Psn, Qpn, RnrTimer, Service};
 
 use super::Hardware;
 use super::work::{QueueKind, WorkId, WorkQueue};
@@ -14,6 +14,7 @@ pub(super) struct HardwareQp {
     pub(super) card: QueuePair,
     pub(super) qpn: Qpn,
     pub(super) qp_type: QpType,
+    pub(super) service: Service,
     pub(super) pd: Pd,
     pub(super) send_cq: Cq,
     pub(super) recv_cq: Cq,
@@ -116,6 +117,7 @@ impl Hardware {
             card,
             qpn: Qpn::new(number & 0xff_ffff),
             qp_type: config.qp_type,
+            service: config.qp_type.service(),
             pd: config.pd,
             send_cq: config.send_cq,
             recv_cq: config.recv_cq,

@@ -6,10 +6,8 @@ use ferroce_driver::rnic::{CompletionQueue, SharedReceiveQueue};
 
 use super::work::{QueueKind, WorkId};
 use super::{Completions, Hardware, HardwareCq, HardwareSrq};
-use crate::engine::rq::total_length;
 use crate::verbs::{
-    Cq, Error, Handle, MAX_CQE, Mr, Notify, ReceiveWorkRequest, Sge, Srq, SrqAttributes, SrqConfig,
-    WorkCompletion,
+    Cq, Error, Handle, MAX_CQE, Mr, Notify, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig, WorkCompletion,
 };
 
 /// Completions that a card's queue has room for beside those that were asked for: those of work requests whose success is not
@@ -22,7 +20,7 @@ pub(super) struct ReceiveSlots {
     regions: Box<[u32]>,
     /// The card's number of the one in slot 0.
     first_id: u64,
-    max_sge: usize,
+    max_sge: u32,
     free: Vec<u32>,
 }
 
@@ -37,7 +35,7 @@ impl ReceiveSlots {
         }
     }
 
-    fn depth(&self) -> u32 {
+    pub(super) fn depth(&self) -> u32 {
         self.slots.len() as u32
     }
 
@@ -45,20 +43,23 @@ impl ReceiveSlots {
         self.depth() - self.free.len() as u32
     }
 
-    /// Fails if there is no room for a receive of these pieces.
-    pub(super) fn check(&self, sges: &[Sge]) -> Result<(), Error> {
-        if self.free.is_empty() {
-            return Err(Error::QueueFull { queue: "receive", depth: self.depth() });
-        }
-        total_length(sges, self.max_sge).map(drop)
+    pub(super) fn is_full(&self) -> bool {
+        self.free.is_empty()
     }
 
-    /// Keeps one that was checked, and returns the card's number of it.
+    /// The places for the regions of the next one, if there is room for it.
+    #[inline(always)]
+    pub(super) fn next_regions(&mut self) -> &mut [u32] {
+        let (slot, count) = (self.free.last().copied().unwrap_or_default(), self.max_sge as usize);
+        let first = slot as usize * count;
+        self.regions.get_mut(first..first + count).unwrap_or_default()
+    }
+
+    /// Keeps one, for which there is room, and whose regions are in their places. Returns the card's number of it.
+    #[inline(always)]
     pub(super) fn push(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64 {
         let slot = self.free.pop().unwrap_or_default();
         self.slots[slot as usize] = (wr.wr_id, wr.sges.len() as u8);
-        let places = &mut self.regions[slot as usize * self.max_sge..];
-        places.iter_mut().zip(wr.sges).for_each(|(region, sge)| *region = sge.mr.0.index);
         self.first_id | u64::from(slot)
     }
 
@@ -74,7 +75,7 @@ impl ReceiveSlots {
     }
 
     pub(super) fn users_of(&self, mr: Mr) -> u32 {
-        let places = self.slots.iter().zip(self.regions.chunks(self.max_sge));
+        let places = self.slots.iter().zip(self.regions.chunks(self.max_sge as usize));
         let uses = |((_, used), regions): &(&(u64, u8), &[u32])| {
             *used != FREE && regions[..usize::from(*used)].contains(&mr.0.index)
         };

@@ -1,6 +1,6 @@
 //! The card's numbers of work requests, and what is kept of each until it completes.
 
-use crate::verbs::{Handle, Sge, WcOpcode};
+use crate::verbs::{Handle, WcOpcode};
 
 /// Work requests that go to the card at once, and pieces of each at most.
 pub(super) const CHUNK: usize = 16;
@@ -90,8 +90,15 @@ pub(super) enum WindowWork {
 }
 
 impl Work {
-    pub(super) fn new(wr_id: u64, opcode: WcOpcode, signaled: bool) -> Work {
-        Work { wr_id, opcode, signaled, window: WindowWork::None, regions: 0 }
+    /// One that names so many regions.
+    #[inline(always)]
+    pub(super) fn new(wr_id: u64, opcode: WcOpcode, signaled: bool, regions: usize) -> Work {
+        Work { wr_id, opcode, signaled, window: WindowWork::None, regions: regions as u8 }
+    }
+
+    #[inline(always)]
+    pub(super) fn about(self, window: WindowWork) -> Work {
+        Work { window, ..self }
     }
 }
 
@@ -117,7 +124,7 @@ impl WorkQueue {
     /// For `depth` work requests of `max_sge` pieces; `first_id` is of [`WorkId::first`].
     pub(super) fn new(first_id: u64, depth: u32, max_sge: u32) -> WorkQueue {
         let places = depth.next_power_of_two() as usize;
-        let empty = Work::new(0, WcOpcode::Send, false);
+        let empty = Work::new(0, WcOpcode::Send, false, 0);
         WorkQueue {
             ring: vec![empty; places].into(),
             regions: vec![0; places * max_sge as usize].into(),
@@ -146,17 +153,19 @@ impl WorkQueue {
         position as usize & (self.ring.len() - 1)
     }
 
-    /// Adds one and returns the card's number of it; there is room, and there are as many places for regions.
-    #[inline]
-    pub(super) fn push(&mut self, mut work: Work, sges: &[Sge]) -> u64 {
+    /// The places for the regions of the next one.
+    #[inline(always)]
+    pub(super) fn next_regions(&mut self) -> &mut [u32] {
+        let (first, count) = (self.place(self.head) * self.max_sge as usize, self.max_sge as usize);
+        self.regions.get_mut(first..first + count).unwrap_or_default()
+    }
+
+    /// Adds one, for which there is room, and whose regions are in their places. Returns the card's number of it.
+    #[inline(always)]
+    pub(super) fn push(&mut self, work: Work) -> u64 {
         let place = self.place(self.head);
-        work.regions = sges.len() as u8;
         self.windows += u32::from(work.window != WindowWork::None);
         self.ring[place] = work;
-        let first = place * self.max_sge as usize;
-        for (region, sge) in self.regions[first..].iter_mut().zip(sges) {
-            *region = sge.mr.0.index;
-        }
         let id = self.first_id | u64::from(self.head);
         self.head = self.head.wrapping_add(1);
         id
@@ -164,11 +173,11 @@ impl WorkQueue {
 
     /// The same of a send, and whether the card is to tell of it: a send queue gets room only by what the card tells, so it
     /// tells of one in so many that are not signaled.
-    #[inline]
-    pub(super) fn push_send(&mut self, work: Work, sges: &[Sge]) -> (u64, bool) {
+    #[inline(always)]
+    pub(super) fn push_send(&mut self, work: Work) -> (u64, bool) {
         let tells = work.signaled || self.silent >= self.depth / 2;
         self.silent = if tells { 0 } else { self.silent + 1 };
-        (self.push(work, sges), tells)
+        (self.push(work), tells)
     }
 
     /// Takes back the last one, which the card has refused.
@@ -236,7 +245,6 @@ impl WorkQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::Mr;
 
     #[test]
     fn a_number_comes_back_as_it_was() {
@@ -255,11 +263,11 @@ mod tests {
     #[test]
     fn one_that_completes_ends_all_before_it() {
         let mut queue = WorkQueue::new(0, 4, 2);
-        let sge = |index| Mr(Handle { index, generation: 0 }).sge(0..1);
         for round in 0..10u64 {
             for n in 0..4 {
                 assert!(!queue.is_full());
-                queue.push(Work::new(10 * round + n, WcOpcode::Send, true), &[sge(n as u32), sge(7)]);
+                queue.next_regions().copy_from_slice(&[n as u32, 7]);
+                queue.push(Work::new(10 * round + n, WcOpcode::Send, true, 2));
             }
             assert!(queue.is_full());
             assert_eq!((queue.users_of(7), queue.users_of(2), queue.users_of(9)), (4, 1, 0));
