@@ -91,7 +91,7 @@ pub(crate) struct Hardware {
     /// The device has failed or was removed.
     is_gone: bool,
     /// Room for the pieces of work requests.
-    pieces: Vec<Piece>,
+    pieces: Box<work::Pieces>,
     /// Room for completions.
     completions: Vec<Completion>,
 }
@@ -182,7 +182,7 @@ impl Hardware {
             waiting,
             armed: false,
             is_gone: false,
-            pieces: vec![Piece::default(); work::CHUNK * work::SGES],
+            pieces: Box::new([[Piece::default(); work::SGES]; work::CHUNK]),
             completions: vec![Completion::EMPTY; BATCH],
         })
     }

@@ -4,7 +4,7 @@ use ferroce_driver::rnic::Completion;
 use ferroce_wire::{Qpn, RKey};
 
 use super::Hardware;
-use super::work::{QueueKind, WindowWork, WorkId};
+use super::work::{QueueKind, WorkId};
 use crate::engine::cq::Pushed;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{Cq, Event, Qp, QpState, QpType, WcOpcode, WcStatus, WorkCompletion};
@@ -23,12 +23,15 @@ impl Hardware {
         if !id.is_of(handle) {
             return;
         }
-        let is_send = id.queue == QueueKind::Send;
-        let queue = if is_send { &mut queue_pair.sq } else { &mut queue_pair.rq };
-        if queue.has_windows_before(id.position) {
-            return self.complete_with_windows(cq, completion, id);
+        if id.queue == QueueKind::Receive {
+            let Some(work) = queue_pair.rq.complete(id.position) else { return };
+            if completion.status != OK {
+                queue_pair.state = QpState::Error;
+            }
+            let (qp, qpn) = (Qp(handle), queue_pair.qpn);
+            return self.complete_receive(cq, completion, work.wr_id, (qp, qpn));
         }
-        let Some(work) = queue.complete(id.position) else { return };
+        let Some(work) = queue_pair.sq.complete(id.position) else { return };
         let mut told = WorkCompletion {
             wr_id: work.wr_id,
             status: WcStatus::Success,
@@ -39,18 +42,34 @@ impl Hardware {
             ..WorkCompletion::EMPTY
         };
         if completion.status != OK {
-            told.status = status_of(completion.status);
-            let state =
-                if is_send { failed_send(queue_pair.qp_type, queue_pair.state) } else { QpState::Error };
-            queue_pair.state = state;
-        } else if !work.signaled {
-            return self.complete_window(work.window, true);
+            (told.status, told.byte_len) = (status_of(completion.status), 0);
+            queue_pair.state = failed_send(queue_pair.qp_type, queue_pair.state);
         }
-        if work.window != WindowWork::None {
-            self.complete_window(work.window, completion.status == OK);
+        if queue_pair.sq.has_windows() {
+            self.complete_windows(id, completion.status == OK);
         }
-        if !is_send {
-            self.fill_receive(&mut told, completion);
+        if completion.status != OK || work.signaled {
+            self.tell(cq, told);
+        }
+    }
+
+    /// A receive has ended, of a queue pair or for it.
+    #[inline(always)]
+    fn complete_receive(&mut self, cq: u32, completion: &Completion, wr_id: u64, (qp, qpn): (Qp, Qpn)) {
+        let mut told = WorkCompletion {
+            wr_id,
+            status: WcStatus::Success,
+            opcode: WcOpcode::Recv,
+            byte_len: completion.byte_len,
+            qp,
+            qpn,
+            src_qpn: Qpn::new(completion.src_qp & 0xff_ffff),
+            ..WorkCompletion::EMPTY
+        };
+        if completion.status != OK {
+            (told.status, told.byte_len, told.src_qpn) = (status_of(completion.status), 0, Qpn::new(0));
+        } else if completion.wc_flags != 0 {
+            self.fill_flags(&mut told, completion);
         }
         self.tell(cq, told);
     }
@@ -60,43 +79,22 @@ impl Hardware {
         let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
         let Some(wr_id) = queue.slots.complete(id.position) else { return };
         let Some(handle) = self.qp_of(completion.qp_num) else { return self.unknown(completion) };
-        let mut told = WorkCompletion {
-            wr_id,
-            status: WcStatus::Success,
-            qp: Qp(handle),
-            qpn: Qpn::new(completion.qp_num & 0xff_ffff),
-            ..WorkCompletion::EMPTY
-        };
-        if completion.status != OK {
-            told.status = status_of(completion.status);
-            if let Some(queue_pair) = self.qps.get_mut(handle) {
-                queue_pair.state = QpState::Error;
-            }
+        if completion.status != OK
+            && let Some(queue_pair) = self.qps.get_mut(handle)
+        {
+            queue_pair.state = QpState::Error;
         }
-        self.fill_receive(&mut told, completion);
-        self.tell(cq, told);
+        let qpn = Qpn::new(completion.qp_num & 0xff_ffff);
+        self.complete_receive(cq, completion, wr_id, (Qp(handle), qpn));
     }
 
-    /// The same where work requests on windows end with it, whose success nobody asked for.
+    /// What it ends about windows: all before it have succeeded.
     #[cold]
-    fn complete_with_windows(&mut self, cq: u32, completion: &Completion, id: WorkId) {
-        let Some((_, queue_pair)) = self.qps.at_with_handle(id.index) else { return };
-        let windows: Vec<WindowWork> = queue_pair.sq.until(id.position).map(|work| work.window).collect();
-        for _ in &windows {
-            queue_pair.sq.pop_oldest();
-        }
-        windows.into_iter().for_each(|work| self.complete_window(work, true));
-        self.complete(cq, completion);
-    }
-
-    #[inline(always)]
-    fn fill_receive(&mut self, told: &mut WorkCompletion, completion: &Completion) {
-        told.opcode =
-            if completion.opcode == RECV_RDMA_WITH_IMM { WcOpcode::RecvRdmaWithImm } else { WcOpcode::Recv };
-        told.byte_len = completion.byte_len;
-        told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
-        if completion.wc_flags != 0 && told.status == WcStatus::Success {
-            self.fill_flags(told, completion);
+    fn complete_windows(&mut self, id: WorkId, has_succeeded: bool) {
+        while let Some((window, is_last)) =
+            self.qps.at_mut(id.index).and_then(|queue_pair| queue_pair.sq.pop_window(id.position))
+        {
+            self.complete_window(window, has_succeeded || !is_last);
         }
     }
 
@@ -106,6 +104,9 @@ impl Hardware {
         // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
         let is_datagram = self.qps.get(told.qp.0).is_some_and(|qp| qp.qp_type == QpType::Ud);
         told.grh = is_datagram && flags & Completion::GRH != 0;
+        if completion.opcode == RECV_RDMA_WITH_IMM {
+            told.opcode = WcOpcode::RecvRdmaWithImm;
+        }
         if flags & Completion::WITH_IMM != 0 {
             told.immediate = Some(u32::from_be(completion.imm_or_key));
         }

@@ -16,6 +16,7 @@ pub(super) struct HardwareRegion {
     pub(super) card: Option<Region>,
     pd: Pd,
     pub(super) iova: u64,
+    pub(super) lkey: u32,
 }
 
 pub(super) struct HardwareWindow {
@@ -86,7 +87,8 @@ impl Hardware {
         };
         let card = Region::new(&domain, memory, rights, iova)
             .map_err(|(memory, source)| RegisterError { memory, source: source.into() })?;
-        let inserted = self.mrs.insert_with(|_| HardwareRegion { card: Some(card), pd, iova });
+        let lkey = card.lkey();
+        let inserted = self.mrs.insert_with(|_| HardwareRegion { card: Some(card), pd, iova, lkey });
         // There is room, as was just seen.
         inserted.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
     }
@@ -151,7 +153,6 @@ impl Hardware {
     #[cold]
     pub(super) fn complete_window(&mut self, work: WindowWork, has_succeeded: bool) {
         match work {
-            WindowWork::None => {}
             WindowWork::Bind { index } => {
                 if let Some(window) = self.mws.at_mut(index)
                     && let Some(posted) = window.posted.take()

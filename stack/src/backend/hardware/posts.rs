@@ -8,7 +8,7 @@ use ferroce_wire::RKey;
 
 use super::memory::{HardwareRegion, HardwareWindow, WindowBinding, remote_rights};
 use super::queue_pairs::HardwareQp;
-use super::work::{CHUNK, SGES, WindowWork, Work};
+use super::work::{CHUNK, Pieces, Regions, SGES, WindowWork, Work};
 use super::{Hardware, HardwareAh, HardwareSrq};
 use crate::engine::mr::invalid;
 use crate::engine::mw::check_rights;
@@ -23,9 +23,9 @@ use crate::verbs::{
 impl Hardware {
     #[inline]
     pub(crate) fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
-        let (queue_pair, named, pieces) = self.send_queue(qp)?;
+        let (queue_pair, named, [room, ..]) = self.send_queue(qp)?;
         let mut request = SendRequest::EMPTY;
-        named.keep(queue_pair, wr, pieces, &mut request)?;
+        named.keep(queue_pair, wr, room, &mut request)?;
         if let Err(error) = queue_pair.card.post_send(&mut request) {
             queue_pair.sq.pop_newest();
             return Err(error.into());
@@ -57,7 +57,7 @@ impl Hardware {
         let (queue_pair, named, pieces) = self.send_queue(qp).map_err(first)?;
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        for (wr, room) in wrs.iter().zip(pieces.chunks_exact_mut(SGES)) {
+        for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
             requests.push(SendRequest::EMPTY);
             let Some(request) = requests.last_mut() else { break };
             if let Err(error) = named.keep(queue_pair, wr, room, request) {
@@ -77,7 +77,7 @@ impl Hardware {
 
     /// A queue pair that takes sends, what they name, and room for their pieces.
     #[inline(always)]
-    fn send_queue(&mut self, qp: Qp) -> Result<(&mut HardwareQp, Named<'_>, &mut [Piece]), Error> {
+    fn send_queue(&mut self, qp: Qp) -> Result<(&mut HardwareQp, Named<'_>, &mut Pieces), Error> {
         if self.is_gone {
             return Err(self.gone());
         }
@@ -159,7 +159,7 @@ impl<'a> Named<'a> {
         &self,
         queue_pair: &mut HardwareQp,
         wr: &SendWorkRequest<'a>,
-        room: &'a mut [Piece],
+        room: &'a mut [Piece; SGES],
         request: &mut SendRequest<'a>,
     ) -> Result<(), Error> {
         let kind = wr.op.kind();
@@ -177,20 +177,21 @@ impl<'a> Named<'a> {
         if queue_pair.sq.is_full() {
             return Err(Error::QueueFull { queue: "send", depth: queue_pair.sq.depth });
         }
-        let mut regions = match wr.data {
+        let mut regions = Regions::default();
+        match wr.data {
             Data::Inline(bytes) => {
                 check_inline(kind, bytes, queue_pair.max_inline)?;
                 request.set_data(SendData::Inline(bytes));
-                0
             }
             Data::Sges(sges) => {
-                let (pieces, length) = translate(self.mrs, sges, room, queue_pair.sq.next_regions())?;
-                check_length(kind, length, queue_pair.max_message)?;
-                request.set_data(SendData::Pieces(pieces));
-                sges.len()
+                let length;
+                (regions, length) = translate(self.mrs, sges, room, || queue_pair.sq.next_regions())?;
+                if kind.length.is_some() || length > queue_pair.max_message {
+                    check_length(kind, length, queue_pair.max_message)?;
+                }
+                request.set_data(SendData::Pieces(&room[..regions.count.into()]));
             }
-        };
-        let mut window = WindowWork::None;
+        }
         match wr.op {
             SendOp::Send => request.set_operation(SendOperation::Send),
             SendOp::SendWithImm(immediate) => request.set_operation(SendOperation::SendWithImm(immediate)),
@@ -213,7 +214,7 @@ impl<'a> Named<'a> {
                 request.set_operation(SendOperation::FetchAdd { remote: remote(at), add });
             }
             SendOp::LocalInvalidate(key) => {
-                window = WindowWork::Invalidate { rkey: key.value() };
+                queue_pair.sq.next_is_of(WindowWork::Invalidate { rkey: key.value() });
                 request.set_operation(SendOperation::LocalInvalidate(key.value()));
             }
             SendOp::BindMw { mw, mr, offset, length, access } => {
@@ -221,9 +222,8 @@ impl<'a> Named<'a> {
                 let bound = self.mws.get(mw.0).ok_or_else(|| Error::invalid_handle("MW", mw.0))?;
                 let named = self.mrs.get(mr.0).ok_or_else(|| invalid(mr))?;
                 let Some(card) = &named.card else { return Err(invalid(mr)) };
-                window = WindowWork::Bind { index: mw.0.index };
-                queue_pair.sq.next_regions()[0] = mr.0.index;
-                regions = 1;
+                queue_pair.sq.next_is_of(WindowWork::Bind { index: mw.0.index });
+                regions = Regions { first: mr.0.index, count: 1 };
                 request.set_operation(SendOperation::Bind(Bind {
                     window: &bound.card,
                     rkey: bound.next_rkey(),
@@ -238,7 +238,7 @@ impl<'a> Named<'a> {
             SendOp::AtomicWrite(_) => return Err(Error::Unsupported(Feature::AtomicWrite)),
         }
         let signaled = wr.flags.signaled || queue_pair.signal_all;
-        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions).about(window);
+        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions);
         let (wr_id, tells) = queue_pair.sq.push_send(work);
         let flags = if tells { SendRequest::SIGNALED } else { 0 }
             | if wr.flags.fence { SendRequest::FENCE } else { 0 }
@@ -247,6 +247,7 @@ impl<'a> Named<'a> {
         Ok(())
     }
 
+    #[inline(always)]
     fn target(&self, to: Destination) -> Result<Target<'a>, Error> {
         let ah = self.ahs.get(to.ah.0).ok_or_else(|| Error::invalid_handle("AH", to.ah.0))?;
         Ok(Target { ah: &ah.card, qpn: to.qpn.value(), qkey: to.qkey })
@@ -260,7 +261,7 @@ trait ReceiveQueue {
     /// The places for the regions of the next one, if there is room for it.
     fn next_regions(&mut self) -> &mut [u32];
     /// Keeps one, for which there is room and whose regions are in their places, and returns the card's number of it.
-    fn keep(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64;
+    fn keep(&mut self, wr_id: u64, regions: Regions) -> u64;
     /// Forgets the last one that was kept, by that number.
     fn give_back(&mut self, number: u64);
     fn post(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused>;
@@ -272,14 +273,13 @@ impl ReceiveQueue for HardwareQp {
         self.rq.is_full().then_some(self.rq.depth)
     }
 
-    #[inline(always)]
     fn next_regions(&mut self) -> &mut [u32] {
         self.rq.next_regions()
     }
 
     #[inline(always)]
-    fn keep(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64 {
-        self.rq.push(Work::new(wr.wr_id, WcOpcode::Recv, true, wr.sges.len()))
+    fn keep(&mut self, wr_id: u64, regions: Regions) -> u64 {
+        self.rq.push(Work::new(wr_id, WcOpcode::Recv, true, regions))
     }
 
     fn give_back(&mut self, _: u64) {
@@ -298,14 +298,13 @@ impl ReceiveQueue for HardwareSrq {
         self.slots.is_full().then(|| self.slots.depth())
     }
 
-    #[inline(always)]
     fn next_regions(&mut self) -> &mut [u32] {
         self.slots.next_regions()
     }
 
     #[inline(always)]
-    fn keep(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64 {
-        self.slots.push(wr)
+    fn keep(&mut self, wr_id: u64, regions: Regions) -> u64 {
+        self.slots.push(wr_id, regions)
     }
 
     fn give_back(&mut self, number: u64) {
@@ -322,19 +321,22 @@ impl ReceiveQueue for HardwareSrq {
 fn post_receives(
     queue: &mut impl ReceiveQueue,
     mrs: &Slab<HardwareRegion>,
-    pieces: &mut [Piece],
+    pieces: &mut Pieces,
     wrs: &[ReceiveWorkRequest<'_>],
 ) -> Result<(), PostError> {
     for (chunk, wrs) in wrs.chunks(CHUNK).enumerate() {
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        for (wr, room) in wrs.iter().zip(pieces.chunks_exact_mut(SGES)) {
+        for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
             let checked = match queue.full() {
-                None => translate(mrs, wr.sges, room, queue.next_regions()),
+                None => translate(mrs, wr.sges, room, || queue.next_regions()),
                 Some(depth) => Err(Error::QueueFull { queue: "receive", depth }),
             };
             match checked {
-                Ok((pieces, _)) => requests.push(ReceiveRequest::new(queue.keep(wr), pieces)),
+                Ok((regions, _)) => {
+                    let pieces = &room[..regions.count.into()];
+                    requests.push(ReceiveRequest::new(queue.keep(wr.wr_id, regions), pieces));
+                }
                 Err(error) => {
                     wrong = Some(error);
                     break;
@@ -351,32 +353,34 @@ fn post_receives(
     Ok(())
 }
 
-/// The pieces of a work request as the card takes them, and their length. `regions` has a place for each piece that may be.
+/// Writes the pieces of a work request as the card takes them. Returns the regions, whose places but the first's are
+/// `places`, and the length.
 #[inline(always)]
 fn translate<'a>(
     mrs: &Slab<HardwareRegion>,
     sges: &[Sge],
-    room: &'a mut [Piece],
-    regions: &mut [u32],
-) -> Result<(&'a [Piece], u32), Error> {
-    let most = regions.len();
-    let (Some(pieces), Some(regions)) = (room.get_mut(..sges.len()), regions.get_mut(..sges.len())) else {
-        // It says what is wrong.
-        return total_length(sges, most).map(|length| (&[][..], length));
+    room: &mut [Piece; SGES],
+    places: impl FnOnce() -> &'a mut [u32],
+) -> Result<(Regions, u32), Error> {
+    let piece = |sge: &Sge| -> Result<Piece, Error> {
+        let region = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
+        Ok(Piece { addr: region.iova.wrapping_add(sge.offset), length: sge.length, lkey: region.lkey })
     };
-    let mut length = 0;
-    for ((sge, piece), region) in sges.iter().zip(&mut *pieces).zip(regions) {
-        let found = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
-        let Some(card) = &found.card else { return Err(invalid(sge.mr)) };
-        let addr = found.iova.wrapping_add(sge.offset);
-        *piece = Piece { addr, length: sge.length, lkey: card.lkey() };
-        *region = sge.mr.0.index;
-        length += u64::from(sge.length);
+    // Every queue takes one piece.
+    if let [sge] = sges
+        && sge.length <= MAX_MESSAGE
+    {
+        room[0] = piece(sge)?;
+        return Ok((Regions { first: sge.mr.0.index, count: 1 }, sge.length));
     }
-    if length > u64::from(MAX_MESSAGE) {
-        total_length(sges, most)?;
+    let places = places();
+    let length = total_length(sges, places.len())?;
+    for ((sge, room), place) in sges.iter().zip(room).zip(places) {
+        *room = piece(sge)?;
+        *place = sge.mr.0.index;
     }
-    Ok((pieces, length as u32))
+    let first = sges.first().map_or(0, |sge| sge.mr.0.index);
+    Ok((Regions { first, count: sges.len() as u8 }, length))
 }
 
 fn remote(to: RemoteAddress) -> Remote {

@@ -4,11 +4,9 @@ use std::task::Waker;
 
 use ferroce_driver::rnic::{CompletionQueue, SharedReceiveQueue};
 
-use super::work::{QueueKind, WorkId};
+use super::work::{QueueKind, Regions, WorkId};
 use super::{Completions, Hardware, HardwareCq, HardwareSrq};
-use crate::verbs::{
-    Cq, Error, Handle, MAX_CQE, Mr, Notify, ReceiveWorkRequest, Srq, SrqAttributes, SrqConfig, WorkCompletion,
-};
+use crate::verbs::{Cq, Error, Handle, MAX_CQE, Mr, Notify, Srq, SrqAttributes, SrqConfig, WorkCompletion};
 
 /// Completions that a card's queue has room for beside those that were asked for: those of work requests whose success is not
 /// told, which make room in a send queue.
@@ -57,9 +55,14 @@ impl ReceiveSlots {
 
     /// Keeps one, for which there is room, and whose regions are in their places. Returns the card's number of it.
     #[inline(always)]
-    pub(super) fn push(&mut self, wr: &ReceiveWorkRequest<'_>) -> u64 {
+    pub(super) fn push(&mut self, wr_id: u64, regions: Regions) -> u64 {
+        if regions.count > 0
+            && let Some(place) = self.next_regions().first_mut()
+        {
+            *place = regions.first;
+        }
         let slot = self.free.pop().unwrap_or_default();
-        self.slots[slot as usize] = (wr.wr_id, wr.sges.len() as u8);
+        self.slots[slot as usize] = (wr_id, regions.count);
         self.first_id | u64::from(slot)
     }
 

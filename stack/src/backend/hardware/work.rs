@@ -1,10 +1,17 @@
 //! The card's numbers of work requests, and what is kept of each until it completes.
 
+use std::collections::VecDeque;
+
+use ferroce_driver::rnic::Piece;
+
 use crate::verbs::{Handle, WcOpcode};
 
 /// Work requests that go to the card at once, and pieces of each at most.
 pub(super) const CHUNK: usize = 16;
 pub(super) const SGES: usize = 32;
+
+/// Room for the pieces of so many work requests.
+pub(super) type Pieces = [[Piece; SGES]; CHUNK];
 
 /// Where a work request is kept: what the card has as its `wr_id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,93 +75,94 @@ impl WorkId {
     }
 }
 
-/// What is kept of a work request.
+/// What is kept of a work request: of 16 bytes, for each is written once and read once.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     /// The application's number.
     pub(super) wr_id: u64,
+    /// The slot of the first region.
+    region: u32,
     pub(super) opcode: WcOpcode,
     /// Its success is told.
     pub(super) signaled: bool,
-    /// The window that it binds, or the key that it invalidates.
-    pub(super) window: WindowWork,
-    /// Regions.
+    /// How many regions it names.
     regions: u8,
 }
 
+/// What becomes of a window when a work request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WindowWork {
-    None,
     Bind { index: u32 },
     Invalidate { rkey: u32 },
 }
 
-impl Work {
-    /// One that names so many regions.
-    #[inline(always)]
-    pub(super) fn new(wr_id: u64, opcode: WcOpcode, signaled: bool, regions: usize) -> Work {
-        Work { wr_id, opcode, signaled, window: WindowWork::None, regions: regions as u8 }
-    }
+/// The regions that a work request names: how many, and the slot of the first; the others are where
+/// [`WorkQueue::next_regions`] says.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Regions {
+    pub(super) first: u32,
+    pub(super) count: u8,
+}
 
+impl Work {
     #[inline(always)]
-    pub(super) fn about(self, window: WindowWork) -> Work {
-        Work { window, ..self }
+    pub(super) fn new(wr_id: u64, opcode: WcOpcode, signaled: bool, regions: Regions) -> Work {
+        Work { wr_id, region: regions.first, opcode, signaled, regions: regions.count }
     }
 }
 
 /// Work requests in the order in which they complete, and the regions of each.
 pub(super) struct WorkQueue {
     ring: Box<[Work]>,
-    /// The slots of regions: [`max_sge`](WorkQueue::max_sge) places for each work request.
-    regions: Box<[u32]>,
-    /// The card's number of the one at position 0.
-    first_id: u64,
-    pub(super) max_sge: u32,
-    pub(super) depth: u32,
     /// The positions of the oldest and of the next one.
     tail: u32,
     head: u32,
-    /// Those at the end that the card does not tell of.
-    silent: u32,
-    /// Those that are about windows.
-    windows: u32,
+    pub(super) depth: u32,
+    /// The position of the last one that the card tells of.
+    told: u32,
+    /// The card's number of the one at position 0.
+    first_id: u64,
+    /// Those that are about windows, by their positions.
+    windows: VecDeque<(u32, WindowWork)>,
+    pub(super) max_sge: u32,
+    /// The slots of regions but the first: [`max_sge`](WorkQueue::max_sge) places for each work request.
+    regions: Box<[u32]>,
 }
 
 impl WorkQueue {
     /// For `depth` work requests of `max_sge` pieces; `first_id` is of [`WorkId::first`].
     pub(super) fn new(first_id: u64, depth: u32, max_sge: u32) -> WorkQueue {
         let places = depth.next_power_of_two() as usize;
-        let empty = Work::new(0, WcOpcode::Send, false, 0);
+        let empty = Work::new(0, WcOpcode::Send, false, Regions::default());
         WorkQueue {
             ring: vec![empty; places].into(),
-            regions: vec![0; places * max_sge as usize].into(),
-            first_id,
-            max_sge,
-            depth,
             tail: 0,
             head: 0,
-            silent: 0,
-            windows: 0,
+            depth,
+            told: 0,
+            first_id,
+            windows: VecDeque::new(),
+            max_sge,
+            regions: vec![0; places * max_sge as usize].into(),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn len(&self) -> u32 {
         self.head.wrapping_sub(self.tail)
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn is_full(&self) -> bool {
         self.len() >= self.depth
     }
 
-    #[inline]
+    #[inline(always)]
     fn place(&self, position: u32) -> usize {
         position as usize & (self.ring.len() - 1)
     }
 
-    /// The places for the regions of the next one.
-    #[inline(always)]
+    /// The places for the regions of the next one: that of the first is not looked at.
     pub(super) fn next_regions(&mut self) -> &mut [u32] {
         let (first, count) = (self.place(self.head) * self.max_sge as usize, self.max_sge as usize);
         self.regions.get_mut(first..first + count).unwrap_or_default()
@@ -164,7 +172,6 @@ impl WorkQueue {
     #[inline(always)]
     pub(super) fn push(&mut self, work: Work) -> u64 {
         let place = self.place(self.head);
-        self.windows += u32::from(work.window != WindowWork::None);
         self.ring[place] = work;
         let id = self.first_id | u64::from(self.head);
         self.head = self.head.wrapping_add(1);
@@ -175,9 +182,17 @@ impl WorkQueue {
     /// tells of one in so many that are not signaled.
     #[inline(always)]
     pub(super) fn push_send(&mut self, work: Work) -> (u64, bool) {
-        let tells = work.signaled || self.silent >= self.depth / 2;
-        self.silent = if tells { 0 } else { self.silent + 1 };
+        let tells = work.signaled || self.head.wrapping_sub(self.told) >= self.depth / 2;
+        if tells {
+            self.told = self.head;
+        }
         (self.push(work), tells)
+    }
+
+    /// The next one that is pushed is about a window.
+    #[cold]
+    pub(super) fn next_is_of(&mut self, window: WindowWork) {
+        self.windows.push_back((self.head, window));
     }
 
     /// Takes back the last one, which the card has refused.
@@ -185,27 +200,20 @@ impl WorkQueue {
     pub(super) fn pop_newest(&mut self) {
         if self.len() > 0 {
             self.head = self.head.wrapping_sub(1);
-            self.windows -= u32::from(self.ring[self.place(self.head)].window != WindowWork::None);
-            // How many silent ones there are now is not known, so the card tells of the next.
-            self.silent = self.depth;
+            self.windows.pop_back_if(|(position, _)| *position == self.head);
+            // What was told before is not known any more, so the card tells of the next.
+            self.told = self.head.wrapping_sub(self.depth);
         }
     }
 
     /// Takes the one at `position` and all before it, which are done too. `None` if it is not outstanding.
-    #[inline]
+    #[inline(always)]
     pub(super) fn complete(&mut self, position: u32) -> Option<Work> {
         if position.wrapping_sub(self.tail) >= self.len() {
             return None;
         }
-        let work = self.ring[self.place(position)];
-        if self.windows > 0 {
-            let is_window = |work: &Work| work.window != WindowWork::None;
-            let done = self.until(position).filter(|work| is_window(work)).count() as u32;
-            self.windows -= done + u32::from(is_window(&work));
-        }
         self.tail = position.wrapping_add(1);
-        self.silent = self.silent.min(self.len());
-        Some(work)
+        self.ring.get(self.place(position)).copied()
     }
 
     /// The next one that completes.
@@ -213,30 +221,36 @@ impl WorkQueue {
         self.complete(self.tail)
     }
 
-    /// The work requests before `position` that are still kept: they are done when that one is.
-    pub(super) fn until(&self, position: u32) -> impl Iterator<Item = &Work> {
-        let count = position.wrapping_sub(self.tail);
-        let count = if count < self.len() { count } else { 0 };
-        (0..count).map(|n| &self.ring[self.place(self.tail.wrapping_add(n))])
+    /// Whether there are any about windows.
+    #[inline(always)]
+    pub(super) fn has_windows(&self) -> bool {
+        !self.windows.is_empty()
     }
 
-    /// Whether one of them is about a window.
-    #[inline]
-    pub(super) fn has_windows_before(&self, position: u32) -> bool {
-        self.windows > 0 && self.until(position).any(|work| work.window != WindowWork::None)
+    /// Takes the oldest of those about windows that is at `position` or before, and whether it is at it.
+    pub(super) fn pop_window(&mut self, position: u32) -> Option<(WindowWork, bool)> {
+        let (at, window) = self.windows.pop_front_if(|(at, _)| position.wrapping_sub(*at) < self.depth)?;
+        Some((window, at == position))
     }
 
     pub(super) fn clear(&mut self) {
-        self.tail = self.head;
-        (self.silent, self.windows) = (0, 0);
+        (self.tail, self.told) = (self.head, self.head);
+        self.windows.clear();
     }
 
     /// How many of the work requests name a region.
     pub(super) fn users_of(&self, region: u32) -> u32 {
         let uses = |n: &u32| {
             let place = self.place(self.tail.wrapping_add(*n));
+            let work = &self.ring[place];
             let first = place * self.max_sge as usize;
-            self.regions[first..first + usize::from(self.ring[place].regions)].contains(&region)
+            match work.regions {
+                0 => false,
+                count => {
+                    let others = &self.regions[first..first + usize::from(count)];
+                    work.region == region || others.iter().skip(1).any(|other| *other == region)
+                }
+            }
         };
         (0..self.len()).filter(uses).count() as u32
     }
@@ -267,7 +281,8 @@ mod tests {
             for n in 0..4 {
                 assert!(!queue.is_full());
                 queue.next_regions().copy_from_slice(&[n as u32, 7]);
-                queue.push(Work::new(10 * round + n, WcOpcode::Send, true, 2));
+                let regions = Regions { first: n as u32, count: 2 };
+                queue.push(Work::new(10 * round + n, WcOpcode::Send, true, regions));
             }
             assert!(queue.is_full());
             assert_eq!((queue.users_of(7), queue.users_of(2), queue.users_of(9)), (4, 1, 0));
@@ -283,5 +298,36 @@ mod tests {
             queue.clear();
             assert!(queue.pop_oldest().is_none() && queue.users_of(7) == 0);
         }
+    }
+
+    #[test]
+    fn the_card_tells_of_one_send_in_so_many() {
+        let mut queue = WorkQueue::new(7 << 32, 8, 1);
+        let silent = Work::new(0, WcOpcode::Send, false, Regions::default());
+        let told: Vec<bool> = (0..8).map(|_| queue.push_send(silent).1).collect();
+        assert_eq!(told, [false, false, false, false, true, false, false, false]);
+        assert!(queue.is_full());
+        assert_eq!((queue.complete(4).is_some(), queue.len()), (true, 3));
+        // One that is refused may have been the one that was to be told of.
+        queue.pop_newest();
+        assert_eq!(queue.push_send(silent), (7 << 32 | 7, true));
+        assert!(!queue.push_send(silent).1 && queue.push_send(Work { signaled: true, ..silent }).1);
+    }
+
+    #[test]
+    fn windows_end_with_what_is_behind_them() {
+        let mut queue = WorkQueue::new(0, 8, 1);
+        queue.head = u32::MAX - 1;
+        queue.clear();
+        let work = Work::new(0, WcOpcode::BindMw, false, Regions::default());
+        for index in 0..3 {
+            queue.next_is_of(WindowWork::Bind { index });
+            queue.push(work);
+        }
+        queue.pop_newest();
+        assert!(queue.has_windows() && queue.complete(u32::MAX).is_some());
+        let windows: Vec<_> = std::iter::from_fn(|| queue.pop_window(u32::MAX)).collect();
+        assert_eq!(windows, [(WindowWork::Bind { index: 0 }, false), (WindowWork::Bind { index: 1 }, true)]);
+        assert!(!queue.has_windows());
     }
 }
