@@ -171,7 +171,12 @@ pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn Packet
 impl Endpoint {
     /// Whether packets are counted here. Those of a card are its own, and what it tells of them is no full account.
     pub(crate) fn counts_packets(&self) -> bool {
-        self.context.capabilities().driver != "ibverbs"
+        !self.is_card()
+    }
+
+    /// Whether the packets are a card's.
+    pub(crate) fn is_card(&self) -> bool {
+        self.context.capabilities().driver == "ibverbs"
     }
 
     /// Sets up a context on `device`, recording if the options say so, and pins the calling thread.
