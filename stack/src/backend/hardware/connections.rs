@@ -392,8 +392,10 @@ impl Hardware {
     /// What was asked for by a request that can be answered.
     fn asked_for(&mut self, id: CmId) -> Result<(QpType, ConnectionTerms), Error> {
         let cm = self.connections.as_ref().ok_or_else(|| gone(id))?;
-        let exchange = cm.exchanges.get(id.0).filter(|exchange| exchange.stage == Stage::Requested);
-        let exchange = exchange.ok_or_else(|| gone(id))?;
+        let exchange = cm.exchanges.get(id.0).ok_or_else(|| gone(id))?;
+        if exchange.stage != Stage::Requested {
+            return Err(Error::invalid("id", format!("{id:?}"), "a request that is not answered yet"));
+        }
         let Terms { responder_resources, initiator_depth, retry_count, .. } = exchange.terms;
         let terms = ConnectionTerms { responder_resources, initiator_depth, retry_count, rnr_retry: 0 };
         Ok((exchange.qp_type, terms))
