@@ -7,6 +7,7 @@ use ferroce::{
 };
 
 use crate::guest::{GUEST, Guest, OURS, report};
+use crate::write;
 
 /// What `ferroce` does in the guest on the card; outside is software, over AF_XDP.
 const COMMANDS: [&str; 10] = [
@@ -23,6 +24,8 @@ const COMMANDS: [&str; 10] = [
 ];
 /// The TCP port of pingpong, perf and perftest.
 const PORT: u16 = 18515;
+/// That of the example.
+const EXAMPLE: u16 = 7010;
 /// Unmodified programs against `ferroce` on a card: what runs here, and there.
 const PERFTEST: [(&str, &str); 3] = [
     ("perf write bw -n 200", "ib_write_bw -d rxe0 -x 1 -n 200 -F"),
@@ -53,8 +56,9 @@ pub(crate) fn run(guest: &Guest) -> u32 {
         report(theirs, "ibverbs:rxe0", "server");
     }
     let connections = connections(guest);
+    examples(guest);
     removed(guest);
-    connections + (2 * COMMANDS.len() + PERFTEST.len() + 1) as u32
+    connections + (2 * COMMANDS.len() + PERFTEST.len() + 3) as u32
 }
 
 /// `devinfo` tells of the card, and the card of its addresses.
@@ -115,6 +119,42 @@ fn connections(guest: &Guest) -> u32 {
         cases += 2;
     }
     cases
+}
+
+/// `stack/examples/write.rs`, as it is: on the card, and on the software stack outside.
+fn examples(guest: &Guest) {
+    let (here, there) = (format!("{}:{EXAMPLE}", OURS[0]), format!("{}:{EXAMPLE}", GUEST[0]));
+    let start = |role: &str, address: &str| {
+        let environment = format!("cd /tmp; FERROCE_EXAMPLE='ibverbs:rxe0 {role} {address}'");
+        guest.start_inside(&environment, "test", "--nocapture")
+    };
+    let server = start("listen", &there);
+    guest.wait_for_listener(EXAMPLE);
+    guest.inside(|| example(&format!("af_xdp:fe0 connect {there}")));
+    let said = server.succeed();
+    assert!(said.contains(&format!("hello from {}", OURS[0])), "{said}");
+    report("stack/examples/write.rs", "ibverbs:rxe0", "server");
+    let client = start("connect", &here);
+    guest.inside(|| example(&format!("af_xdp:fe0 listen {here}")));
+    client.succeed();
+    report("stack/examples/write.rs", "ibverbs:rxe0", "client");
+}
+
+/// Runs the example with these arguments.
+pub(crate) fn example(arguments: &str) {
+    let [device, role, address] = arguments.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("FERROCE_EXAMPLE: DEVICE listen|connect ADDRESS:PORT")
+    };
+    // The other end may not listen yet.
+    for _ in 0..400 {
+        match write::run(device, role == "connect", address) {
+            Err(error) if error.to_string().contains("refused") => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            end => return end.unwrap_or_else(|error| panic!("{arguments}: {error}")),
+        }
+    }
+    panic!("nobody listens at {address}");
 }
 
 /// A card that is removed under a context.

@@ -22,6 +22,9 @@ mod share;
 mod switch;
 mod verbs;
 mod work;
+#[allow(dead_code, reason = "the example has a main of its own")]
+#[path = "../../../stack/examples/write.rs"]
+mod write;
 
 use std::path::Path;
 
@@ -35,6 +38,9 @@ fn the_kernels_rdma_rxe() {
     }
     if let Ok(device) = std::env::var("FERROCE_REMOVED") {
         return hardware::inside(&device);
+    }
+    if let Ok(arguments) = std::env::var("FERROCE_EXAMPLE") {
+        return hardware::example(&arguments);
     }
     let Some(guest) = Guest::boot() else { return };
     Peer::start(&guest);
