@@ -14,6 +14,8 @@ use ferroce_test_support::semantics::{self, Kind, Pair};
 fn run(contexts: [Context; 2], kinds: [Kind; 2]) {
     let only = std::env::var("FERROCE_CASE").ok();
     let mut pair = Pair::new(contexts).unwrap();
+    // The stub has one address.
+    assert!(pair.has_ipv6() || kinds.contains(&Kind::Stub));
     let (table, wrong) = semantics::run(&mut pair, kinds, only.as_deref());
     println!("{kinds:?}\n{table}");
     assert_eq!(wrong, 0, "{table}");
@@ -21,7 +23,10 @@ fn run(contexts: [Context; 2], kinds: [Kind; 2]) {
 
 #[test]
 fn software_to_software() {
-    let (a, b) = loopback::pair(&[[10, 0, 0, 1].into()], &[[10, 0, 0, 2].into()]);
+    let (a, b) = loopback::pair(
+        &[[10, 0, 0, 1].into(), [0xfd77, 0, 0, 0, 0, 0, 0, 1].into()],
+        &[[10, 0, 0, 2].into(), [0xfd77, 0, 0, 0, 0, 0, 0, 2].into()],
+    );
     let contexts = [a, b].map(|port| Context::open(Box::new(port), &Config::default()).unwrap());
     run(contexts, [Kind::Software; 2]);
 }

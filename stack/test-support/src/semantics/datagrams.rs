@@ -19,7 +19,7 @@ pub(super) const CASES: &[Entry] = &[
 
 const QKEY: u32 = 0x1111_1111;
 
-fn ready(pair: &mut Pair) -> Result<[Qp; 2], Box<dyn std::error::Error>> {
+pub(super) fn ready(pair: &mut Pair) -> Result<[Qp; 2], Box<dyn std::error::Error>> {
     let [a, b] = &mut pair.ends;
     let qps = [a.qp(QpType::Ud, |config| config)?, b.qp(QpType::Ud, |config| config)?];
     for (end, qp) in pair.ends.iter_mut().zip(qps) {
@@ -35,7 +35,7 @@ fn make_ready(context: &mut Context, qp: Qp) -> Result<(), Error> {
 }
 
 /// The way from the first end to the queue pair at the second.
-fn destination(pair: &mut Pair, qp: Qp) -> Result<Destination, Box<dyn std::error::Error>> {
+pub(super) fn destination(pair: &mut Pair, qp: Qp) -> Result<Destination, Box<dyn std::error::Error>> {
     let there = pair.ends[1].gid();
     let end = &mut pair.ends[0];
     let address = AddressVector::new(there, end.sgid_index());
@@ -43,7 +43,7 @@ fn destination(pair: &mut Pair, qp: Qp) -> Result<Destination, Box<dyn std::erro
     Ok(Destination { ah, qpn: pair.ends[1].context.query_qp(qp)?.qpn, qkey: QKEY })
 }
 
-fn datagram(pair: &mut Pair) -> Outcome {
+pub(super) fn datagram(pair: &mut Pair) -> Outcome {
     let qps = ready(pair)?;
     let to = destination(pair, qps[1])?;
     let from = pair.ends[0].region(100, &[])?;

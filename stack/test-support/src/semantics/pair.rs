@@ -35,6 +35,8 @@ pub struct Pair {
     /// The requester and the responder.
     pub ends: [End; 2],
     pub(super) patience: Duration,
+    /// The rows of IPv6 addresses by which they reach each other.
+    ipv6: Option<[usize; 2]>,
 }
 
 /// Both rights of regions, and all remote ones that every backend has.
@@ -162,8 +164,12 @@ impl End {
         self.context.post_recv(qp, &ReceiveWorkRequest { wr_id, sges })
     }
 
-    fn poll(&mut self) -> Result<(), ferroce::Error> {
-        let now = self.clock.now();
+    /// Polls once.
+    ///
+    /// # Errors
+    /// Of the poll.
+    pub fn poll(&mut self) -> Result<(), ferroce::Error> {
+        let now = self.clock.catch_up_with(self.context.now());
         self.context.poll(now).map(drop)
     }
 
@@ -193,15 +199,34 @@ impl Pair {
     /// They have none, or no room.
     pub fn new([a, b]: [Context; 2]) -> Result<Pair, Box<dyn Error>> {
         let rows = a.port().gids.iter().enumerate();
-        let mut both = rows.filter_map(|(index, entry)| {
+        let both = rows.filter_map(|(index, entry)| {
             let there = b.port().gid_index_for(entry.gid)?;
             let gid = b.port().gids[there].gid;
             let is_alike =
                 gid.is_ipv6() == entry.gid.is_ipv6() && gid.is_link_local() == entry.gid.is_link_local();
-            (is_alike && !entry.gid.is_link_local()).then_some((index, there))
+            (is_alike && !entry.gid.is_link_local()).then_some([index, there])
         });
-        let (here, there) = both.next().ok_or("the two have no addresses of one kind")?;
-        Ok(Pair { ends: [End::new(a, here)?, End::new(b, there)?], patience: super::LONG })
+        let both: Vec<[usize; 2]> = both.collect();
+        let [here, there] = *both.first().ok_or("the two have no addresses of one kind")?;
+        let ipv6 = both.into_iter().find(|[index, _]| a.port().gids[*index].gid.is_ipv6());
+        Ok(Pair { ends: [End::new(a, here)?, End::new(b, there)?], patience: super::LONG, ipv6 })
+    }
+
+    /// Whether they reach each other by IPv6.
+    pub fn has_ipv6(&self) -> bool {
+        self.ipv6.is_some()
+    }
+
+    /// Runs a case from IPv6 addresses to IPv6 addresses.
+    pub(super) fn over_ipv6(&mut self, case: impl FnOnce(&mut Pair) -> Outcome) -> Outcome {
+        let own = self.ends.each_ref().map(|end| end.sgid_index);
+        let choose = |ends: &mut [End; 2], rows: [usize; 2]| {
+            ends.iter_mut().zip(rows).for_each(|(end, row)| end.sgid_index = row);
+        };
+        choose(&mut self.ends, self.ipv6.ok_or("the two have no IPv6 addresses")?);
+        let outcome = case(self);
+        choose(&mut self.ends, own);
+        outcome
     }
 
     /// Both poll once.

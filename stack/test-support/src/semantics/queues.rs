@@ -1,10 +1,10 @@
 //! Completion queues, their events, and shared receive queues.
 
-use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use ferroce::*;
 
+use super::events::is_readable;
 use super::{Entry, Outcome, Pair, refused, same};
 
 pub(super) const CASES: &[Entry] = &[
@@ -167,15 +167,6 @@ fn descriptor(pair: &mut Pair) -> Outcome {
     pair.completes(1, 1, WcStatus::Success)?;
     pair.completes(0, 2, WcStatus::Success)?;
     Ok(())
-}
-
-fn is_readable(context: &Context) -> Result<bool, Box<dyn std::error::Error>> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let (mut fds, soon) = (
-        [PollFd::from_borrowed_fd(context.as_fd(), PollFlags::IN)],
-        Timespec { tv_sec: 0, tv_nsec: 1_000_000 },
-    );
-    Ok(poll(&mut fds, Some(&soon))? > 0)
 }
 
 fn srq(pair: &mut Pair) -> Outcome {
