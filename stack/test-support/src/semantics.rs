@@ -95,6 +95,11 @@ const DIFFERENCES: &[Difference] = &[
         At::Either,
         "the kernel keeps the tables: Unsupported",
     ),
+    card(
+        "UD: a datagram that is longer than the path MTU",
+        At::Requester,
+        "cards treat it each in its own way: Invalid at the call",
+    ),
     card("selective repeat", At::Either, "Unsupported"),
     card("CM: UC", At::Requester, "the kernel's connection manager connects RC alone: Unsupported"),
     card("CM: UC", At::Responder, "the kernel rejects a request for UC"),
@@ -105,6 +110,13 @@ const DIFFERENCES: &[Difference] = &[
         At::Either,
         "the stub has no timers: a message waits for its receive",
     ),
+    of(
+        Kind::Stub,
+        "a queue pair whose completion queue has overflowed",
+        At::Responder,
+        "the stub loses the completion, and the queue pair goes on",
+    ),
+    of(Kind::Rxe, "COMM_EST: the first packet in RTR", At::Responder, "rdma_rxe raises none"),
     of(Kind::Stub, "UD: multicast", At::Either, "the stub has no interface on which the kernel could join"),
     of(Kind::Rxe, "ATOMIC WRITE", At::Responder, "rdma_rxe has it since Linux 6.2, and drops it before"),
     of(
