@@ -51,8 +51,9 @@ pub(crate) struct Hardware {
     cqs: Slab<HardwareCq>,
     srqs: Slab<HardwareSrq>,
     ahs: Slab<HardwareAh>,
-    mrs: Slab<HardwareRegion>,
+    /// They go before the regions, which are busy while a window is bound to them.
     mws: Slab<HardwareWindow>,
+    mrs: Slab<HardwareRegion>,
     pds: Slab<ProtectionDomain>,
     /// Queue pairs by their numbers.
     numbers: HashMap<u32, Handle>,

@@ -103,6 +103,16 @@ const DIFFERENCES: &[Difference] = &[
     card("selective repeat", At::Either, "Unsupported"),
     card("CM: UC", At::Requester, "the kernel's connection manager connects RC alone: Unsupported"),
     card("CM: UC", At::Responder, "the kernel rejects a request for UC"),
+    card(
+        "CM: an attempt that is ended before its answer",
+        At::Responder,
+        "rdma_ucm tells nothing of a request that was not accepted: accepting it fails",
+    ),
+    card(
+        "CM: an attempt that nobody answers in its time",
+        At::Responder,
+        "the same; and the kernel asks the other end to wait 69 s more (MRA)",
+    ),
     card("the next hop by its hardware address", At::Either, "the kernel resolves it: Unsupported"),
     of(
         Kind::Stub,
