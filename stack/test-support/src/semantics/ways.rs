@@ -121,7 +121,7 @@ fn pkey(pair: &mut Pair) -> Outcome {
         let update = |index| Transition::Update(QpUpdate::default().pkey_index(index));
         end.context.modify_qp(qp, update(0))?;
         same!(end.context.query_qp(qp)?.pkey_index, 0);
-        refused!(end.context.modify_qp(qp, update(PkeyTable::MAX as usize)), Error::Invalid { .. });
+        refused!(end.context.modify_qp(qp, update(PkeyTable::MAX)), Error::Invalid { .. });
         same!(end.context.query_qp(qp)?.state, QpState::Init);
     }
     Ok(())
