@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use ferroce::{Context, Mr, Nanos, Poller, RemoteAddress, Sge};
 
 use crate::reduce::reduce;
-use crate::ring::{Call, Ring, Side};
+use crate::ring::{Call, Ring, Scratch, Side};
 use crate::{Chunk, DataType, Error, Phase, ReduceOp, Schedule};
 
 /// One all-reduce under way.
@@ -131,14 +131,23 @@ impl AllReduce {
     }
 
     /// All-gather chunks are in place already.
-    fn take(&self, context: &mut Context, ring: &Ring, chunk: &Chunk) -> Result<(), Error> {
+    fn take(&self, context: &mut Context, ring: &mut Ring, chunk: &Chunk) -> Result<(), Error> {
         if chunk.phase == Phase::AllGather {
             return Ok(());
         }
         let (offset, length) = self.bytes(chunk);
-        let (elements, staging) = context.bytes_pair_mut(self.buffer, ring.staging)?;
-        let staged = ring.arrival_offset();
-        reduce(self.data_type, self.op, &mut elements[offset..][..length], &staging[staged..][..length]);
+        let (staging, staged) = (ring.staging, ring.arrival_offset());
+        let Scratch { elements, arrived } = &mut ring.scratch;
+        // By copies, which work on all memory: a card may write the rest of either region meanwhile.
+        for done in (0..length).step_by(Scratch::BYTES) {
+            let bytes = (length - done).min(Scratch::BYTES);
+            let (elements, arrived) = (&mut elements[..bytes], &mut arrived[..bytes]);
+            let place = (offset + done) as u64;
+            context.read(staging, (staged + done) as u64, arrived)?;
+            context.read(self.buffer, place, elements)?;
+            reduce(self.data_type, self.op, elements, arrived);
+            context.write(self.buffer, place, elements)?;
+        }
         Ok(())
     }
 

@@ -117,10 +117,27 @@ impl Communicator {
         Ok(memory)
     }
 
-    /// The bytes of a buffer.
+    /// Copies bytes of a buffer to `to`: those from `offset` on. Works on every context and every kind of memory.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here.
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for bytes outside it.
+    pub fn read(&self, buffer: Buffer, offset: u64, to: &mut [u8]) -> Result<(), Error> {
+        Ok(self.context.read(buffer.mr, offset, to)?)
+    }
+
+    /// Copies `from` to the bytes of a buffer from `offset` on. Works on every context and every kind of memory.
+    ///
+    /// # Errors
+    /// As [`read`](Communicator::read).
+    pub fn write(&mut self, buffer: Buffer, offset: u64, from: &[u8]) -> Result<(), Error> {
+        Ok(self.context.write(buffer.mr, offset, from)?)
+    }
+
+    /// The bytes of a buffer of owned memory, without a copy; not on an RNIC, which may write them at any time.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for memory that has no slices: use
+    /// [`read`](Communicator::read).
     pub fn bytes(&self, buffer: Buffer) -> Result<&[u8], Error> {
         Ok(self.context.bytes(buffer.mr)?)
     }
@@ -128,7 +145,7 @@ impl Communicator {
     /// As [`bytes`](Communicator::bytes), to write.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here.
+    /// As [`bytes`](Communicator::bytes).
     pub fn bytes_mut(&mut self, buffer: Buffer) -> Result<&mut [u8], Error> {
         Ok(self.context.bytes_mut(buffer.mr)?)
     }
@@ -149,7 +166,7 @@ impl Communicator {
         data_type: DataType,
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let length = self.bytes(buffer)?.len();
+        let length = self.context.remote(buffer.mr)?.length as usize;
         if count > length / data_type.size() {
             let expected = format!("at most {} {data_type} in {length} bytes", length / data_type.size());
             return Err(Error::invalid("count", count, expected));
