@@ -52,8 +52,9 @@ pub(crate) fn run(guest: &Guest) -> u32 {
         server.succeed();
         report(theirs, "ibverbs:rxe0", "server");
     }
+    shows_itself(guest);
     removed(guest);
-    (2 * COMMANDS.len() + PERFTEST.len() + 1) as u32
+    (2 * COMMANDS.len() + PERFTEST.len() + 2) as u32
 }
 
 /// `devinfo` tells of the card, and the card of its addresses.
@@ -62,6 +63,25 @@ fn lists(guest: &Guest) {
     for expected in ["device ibverbs: port 1 of rxe0", GUEST[0], GUEST[1]] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
     }
+}
+
+/// `stat` sees a context on a card: what is in use there, and what the kernel counts of the port.
+fn shows_itself(guest: &Guest) {
+    let server = guest.start_inside("", "ferroce", "perf write bw -d ibverbs:rxe0 -D 8");
+    guest.wait_for_listener(PORT);
+    let client = guest.start_ferroce(&format!("perf write bw -d af_xdp:fe0 -D 8 {}", GUEST[0]));
+    std::thread::sleep(Duration::from_secs(4));
+    let said = guest.start_inside("", "ferroce", "stat rxe0 --json").succeed();
+    let start = said.find('[').unwrap_or_else(|| panic!("no contexts:\n{said}"));
+    let told: serde_json::Value =
+        serde_json::from_str(&said[start..]).unwrap_or_else(|error| panic!("{error}:\n{said}"));
+    let context = &told[0];
+    assert_eq!(context["labels"]["driver"], "ibverbs", "{said}");
+    assert_eq!(context["gauges"]["qps"]["RTS"], 1, "{said}");
+    assert!(context["counters"]["rcvd_pkts"].as_u64() > Some(0), "{said}");
+    client.succeed();
+    server.succeed();
+    report("stat of a running perf", "ibverbs:rxe0", "server");
 }
 
 /// A card that is removed under a context.
