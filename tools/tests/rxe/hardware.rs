@@ -60,7 +60,23 @@ pub(crate) fn run(guest: &Guest) -> u32 {
 /// `devinfo` tells of the card, and the card of its addresses.
 fn lists(guest: &Guest) {
     let said = guest.start_inside("", "ferroce", "devinfo -d ibverbs:rxe0").succeed();
-    for expected in ["device ibverbs: port 1 of rxe0", GUEST[0], GUEST[1]] {
+    for expected in [
+        "device ibverbs: port 1 of rxe0",
+        GUEST[0],
+        GUEST[1],
+        "-d ibverbs:rxe0 takes ibverbs: the name says so",
+        "keys: guessable",
+        "events that it does not raise: QP_ACCESS_ERR",
+        "congestion control of the card: not told",
+    ] {
+        assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
+    }
+    // The interface's name takes a packet driver, and says that the other is there.
+    let said = guest.start_inside("", "ferroce", "devinfo -d eth0").succeed();
+    for expected in [
+        "-d eth0 takes af_xdp: the fastest packet driver",
+        "rdma_rxe, the kernel's software, is on this interface too: -d ibverbs:rxe0",
+    ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
     }
 }
@@ -77,7 +93,7 @@ fn shows_itself(guest: &Guest) {
         serde_json::from_str(&said[start..]).unwrap_or_else(|error| panic!("{error}:\n{said}"));
     let context = &told[0];
     assert_eq!(context["labels"]["driver"], "ibverbs", "{said}");
-    assert_eq!(context["gauges"]["qps"]["RTS"], 1, "{said}");
+    assert_eq!(context["gauges"]["qps"]["rts"], 1, "{said}");
     assert!(context["counters"]["rcvd_pkts"].as_u64() > Some(0), "{said}");
     client.succeed();
     server.succeed();
