@@ -54,7 +54,7 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     }
     shows_itself(guest);
     removed(guest);
-    (2 * COMMANDS.len() + PERFTEST.len() + 2) as u32
+    (2 * COMMANDS.len() + PERFTEST.len() + 3) as u32
 }
 
 /// `devinfo` tells of the card, and the card of its addresses.
@@ -71,13 +71,54 @@ fn lists(guest: &Guest) {
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
     }
-    // The interface's name takes a packet driver, and says that the other is there.
+    // The interface's name takes a packet driver, and says that the other is there. AF_XDP of this kernel wants a frame in a
+    // page.
+    guest.start("ip link set eth0 mtu 3000").succeed();
     let said = guest.start_inside("", "ferroce", "devinfo -d eth0").succeed();
+    compares(guest);
+    guest.start("ip link set eth0 mtu 9000").succeed();
     for expected in [
         "-d eth0 takes af_xdp: the fastest packet driver",
         "rdma_rxe, the kernel's software, is on this interface too: -d ibverbs:rxe0",
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
+    }
+}
+
+/// AF_XDP and rdma_rxe on one interface, in turn; outside is AF_XDP all the time.
+fn compares(guest: &Guest) {
+    let test = "perf write bw -n 100 -s 4096 -m 1024";
+    for (inside, devices) in [
+        ("-d af_xdp:eth0 --compare", "af_xdp:eth0 and 3 over ibverbs:rxe0"),
+        ("-d af_xdp:eth0 --compare=ibverbs:rxe0:1", "af_xdp:eth0 and 3 over ibverbs:rxe0:1"),
+    ] {
+        let server = guest.start_inside("", "ferroce", &format!("{test} {inside}"));
+        guest.wait_for_listener(PORT);
+        let client = format!("{test} -d af_xdp:fe0 --compare=af_xdp:fe0 --json {}", GUEST[0]);
+        let said = guest.start_ferroce(&client).succeed();
+        assert!(said.contains("\"unit\": \"Gb/s\""), "{said}");
+        let said = server.succeed();
+        assert!(said.contains(&format!("served 3 runs over {devices}, in turn")), "{said}");
+    }
+    let server = guest.start_server(&format!("{test} -d af_xdp:fe0 --compare=af_xdp:fe0"));
+    let client = format!("{test} -d af_xdp:eth0 --compare {}", OURS[0]);
+    let said = guest.start_inside("", "ferroce", &client).succeed();
+    print!("{said}");
+    assert!(said.contains("ratio: how many times as fast ibverbs:rxe0 is as af_xdp:eth0"), "{said}");
+    server.succeed();
+    report("perf --compare", "ibverbs:rxe0", "both");
+
+    // rdma_rxe has UDP port 4791 of all addresses, and on the other interface there is no RNIC.
+    for (devices, reason) in [
+        (
+            "-d udp:eth0 --compare=ibverbs:rxe0",
+            "'udp:eth0' can't be had: UDP port 4791 of 10.77.0.11 is in use",
+        ),
+        ("-d af_xdp:eth1 --compare", "no RNIC is on 'eth1'"),
+        ("-d af_xdp:eth0 --compare=ibverbs:rxe9", "'ibverbs:rxe9' can't be had"),
+    ] {
+        let refused = guest.start_inside("", "ferroce", &format!("{test} {devices}")).finish();
+        assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{devices}: {refused:?}");
     }
 }
 
