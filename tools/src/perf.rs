@@ -123,15 +123,15 @@ pub struct Args {
     rdma_cm: bool,
     /// Measure over this device too, in turn with -d, three times each, and print one table of both with ratio and spread:
     /// --compare=ibverbs:mlx5_0, or --compare for the RNIC on the interface of -d. Both ends want it; an end that has but
-    /// one device names that again. Each device is closed before the other is opened, so AF_XDP and an RNIC may share an
-    /// interface; a UDP socket and rdma_rxe want the same UDP port and can't be on one machine.
+    /// one device names that again; a GID is chosen by DEVICE (ibverbs:mlx5_0:1:3), not by -x. Each device is closed before the other is opened, so AF_XDP and an RNIC may share an
+    /// interface; a UDP socket and rdma_rxe want the same UDP port of one network namespace.
     #[arg(
         long,
         value_name = "DEVICE",
         num_args = 0..=1,
         require_equals = true,
         default_missing_value = compare::FOUND,
-        conflicts_with_all = ["pcap", "perftest"]
+        conflicts_with_all = ["pcap", "perftest", "gid_index"]
     )]
     compare: Option<Comparison>,
     /// Print the report as JSON.

@@ -420,5 +420,6 @@ fn two_devices_in_turn() {
         ("perf write bw -d loopback --compare=udp:127.0.0.1", &["'loopback'"]),
         ("perf write bw -d udp:127.0.0.1 --compare=a/b", &["'a/b'"]),
         ("perf write bw -d udp:127.0.0.1 --compare --perftest h", &["--perftest"]),
+        ("perf write bw -d udp:127.0.0.1 --compare -x 0 h", &["--gid-index"]),
     ]);
 }

@@ -15,6 +15,9 @@ use crate::output::say;
 pub(super) struct Rnics {
     /// Why none can be looked for; null if libibverbs is there.
     unavailable: Option<String>,
+    /// The only interface whose RNICs these are.
+    #[serde(skip)]
+    interface: Option<String>,
     devices: Vec<RnicInfo>,
 }
 
@@ -61,10 +64,12 @@ impl Rnics {
     /// All there are; `interfaces` have the names of their GIDs' interfaces.
     pub(super) fn find(interfaces: &[Interface]) -> Rnics {
         match Verbs::load().and_then(|verbs| verbs.rnics()) {
-            Err(reason) => Rnics { unavailable: Some(reason.to_string()), devices: Vec::new() },
+            Err(reason) => {
+                Rnics { unavailable: Some(reason.to_string()), interface: None, devices: Vec::new() }
+            }
             Ok(rnics) => {
                 let devices = rnics.into_iter().map(|rnic| RnicInfo::new(rnic, interfaces));
-                Rnics { unavailable: None, devices: devices.collect() }
+                Rnics { unavailable: None, interface: None, devices: devices.collect() }
             }
         }
     }
@@ -77,6 +82,7 @@ impl Rnics {
     /// Forgets all that are not on an interface.
     pub(super) fn keep_on(&mut self, interface: &str) {
         self.devices.retain(|rnic| rnic.is_on(interface));
+        self.interface = Some(interface.to_owned());
     }
 
     /// Whether there is one of this name.
@@ -93,7 +99,10 @@ impl Rnics {
     pub(super) fn print(&self) -> Result<(), Failure> {
         match &self.unavailable {
             Some(reason) => say!("RNICs: none can be looked for: {}", legible(reason))?,
-            None if self.devices.is_empty() => say!("RNICs: none")?,
+            None if self.devices.is_empty() => match &self.interface {
+                Some(interface) => say!("RNICs on {interface}: none")?,
+                None => say!("RNICs: none")?,
+            },
             None => {}
         }
         self.devices.iter().try_for_each(RnicInfo::print)

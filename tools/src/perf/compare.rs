@@ -73,14 +73,13 @@ pub(super) fn run(args: &Args, with: &Comparison) -> Result<(), Failure> {
             })?;
         reports[run % 2].push(report);
     }
-    if listener.is_some() {
-        let [first, second] = &devices;
-        return say!("served {ROUNDS} runs over {first} and {ROUNDS} over {second}, in turn");
-    }
     let compared = Compared::new(&devices, reports);
     if args.json {
         let text = serde_json::to_string_pretty(&compared);
         say!("{}", text.map_err(|error| Failure::run(format!("report: {error}")))?)
+    } else if listener.is_some() {
+        let [first, second] = &devices;
+        say!("served {ROUNDS} runs over {first} and {ROUNDS} over {second}, in turn")
     } else {
         say!("{compared}")
     }
@@ -160,6 +159,7 @@ struct Compared {
     rounds: usize,
     /// `Gb/s`, of which more is better, or `µs`, the median latency, of which less is.
     unit: &'static str,
+    /// Empty at the server.
     sizes: Vec<Row>,
     /// All reports, in the order of the devices.
     runs: [Vec<PerfReport>; 2],
