@@ -2,16 +2,16 @@
 
 use std::time::{Duration, Instant};
 
-use ferroce::{Context, Mr, Nanos, Poller, RemoteAddress, Sge};
+use ferroce::{Context, Nanos, Poller, RemoteAddress, Sge};
 
 use crate::reduce::reduce;
 use crate::ring::{Call, Ring, Scratch, Side};
-use crate::{Chunk, DataType, Error, Phase, ReduceOp, Schedule};
+use crate::{Buffer, Chunk, DataType, Error, Phase, ReduceOp, Schedule};
 
 /// One all-reduce under way.
 pub(crate) struct AllReduce {
     call: Call,
-    buffer: Mr,
+    buffer: Buffer,
     data_type: DataType,
     op: ReduceOp,
     schedule: Schedule,
@@ -28,13 +28,13 @@ impl AllReduce {
     pub(crate) fn new(
         context: &Context,
         number: u32,
-        buffer: Mr,
+        buffer: Buffer,
         count: usize,
         data_type: DataType,
         op: ReduceOp,
         schedule: Schedule,
     ) -> Result<AllReduce, Error> {
-        let own = context.remote(buffer)?;
+        let own = context.remote(buffer.mr)?;
         let target = RemoteAddress { addr: own.addr, rkey: own.rkey };
         let call = Call::new(number, count, data_type, op, target);
         Ok(AllReduce {
@@ -124,7 +124,7 @@ impl AllReduce {
             }
             _ => None,
         };
-        let sge = Sge { mr: self.buffer, offset: offset as u64, length: length as u32 };
+        let sge = Sge { mr: self.buffer.mr, offset: offset as u64, length: length as u32 };
         ring.send_chunk(context, sge, self.number(self.sent), target)?;
         self.sent += 1;
         Ok(())
@@ -137,16 +137,22 @@ impl AllReduce {
         }
         let (offset, length) = self.bytes(chunk);
         let (staging, staged) = (ring.staging, ring.arrival_offset());
+        if self.buffer.has_slices {
+            // So has staging, which this context owns as well.
+            let (elements, arrived) = context.bytes_pair_mut(self.buffer.mr, staging)?;
+            reduce(self.data_type, self.op, &mut elements[offset..][..length], &arrived[staged..][..length]);
+            return Ok(());
+        }
         let Scratch { elements, arrived } = &mut ring.scratch;
-        // By copies, which work on all memory: a card may write the rest of either region meanwhile.
+        // By copies: a card may write the rest of either region meanwhile, or another thread.
         for done in (0..length).step_by(Scratch::BYTES) {
             let bytes = (length - done).min(Scratch::BYTES);
             let (elements, arrived) = (&mut elements[..bytes], &mut arrived[..bytes]);
             let place = (offset + done) as u64;
             context.read(staging, (staged + done) as u64, arrived)?;
-            context.read(self.buffer, place, elements)?;
+            context.read(self.buffer.mr, place, elements)?;
             reduce(self.data_type, self.op, elements, arrived);
-            context.write(self.buffer, place, elements)?;
+            context.write(self.buffer.mr, place, elements)?;
         }
         Ok(())
     }

@@ -13,6 +13,8 @@ use crate::{Bootstrap, DataType, Error, Options, ReduceOp, Schedule};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Buffer {
     pub(crate) mr: Mr,
+    /// Nobody but this context reaches the bytes, which may be computed with where they are.
+    pub(crate) has_slices: bool,
 }
 
 /// One rank's part in a group of ranks that compute together.
@@ -178,7 +180,7 @@ impl Communicator {
         }
         let chunk = ring.options.chunk_bytes as usize / data_type.size();
         let schedule = Schedule::new(self.rank as usize, self.size as usize, count, chunk);
-        let call = AllReduce::new(&self.context, self.calls, buffer.mr, count, data_type, op, schedule)?;
+        let call = AllReduce::new(&self.context, self.calls, buffer, count, data_type, op, schedule)?;
         self.calls = self.calls.wrapping_add(1);
         let result = call.run(&mut self.context, &mut self.poller, ring);
         self.note(result)
@@ -279,7 +281,7 @@ fn progress(context: &mut Context, poller: &mut Poller, ring: &mut Ring) -> Resu
 fn register(context: &mut Context, pd: Pd, memory: Memory) -> Result<Buffer, Error> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let mr = context.register(pd, memory, access).map_err(ferroce::Error::from)?;
-    Ok(Buffer { mr })
+    Ok(Buffer { mr, has_slices: context.bytes(mr).is_ok() })
 }
 
 fn zeroed(bytes: usize) -> Result<Memory, Error> {

@@ -48,8 +48,8 @@
 //! Reduce-scatter, then all-gather, on a ring ([`Schedule`]): each rank sends to the next one
 //! 2 (n − 1) / n of the buffer, which is the least that any all-reduce can do. Chunks are WRITEs
 //! with immediate. In the reduce-scatter they go to staging slots of the next rank, which reduces
-//! them from there into the buffer, a few KiB at a time by copies in the first cache, as memory wants it that a card or
-//! another thread may write; in the all-gather they go into its buffer. Nothing else is copied. A chunk is sent on as soon as it was reduced, while the next one is under way.
+//! them from there into the buffer: in place, or by copies of a few KiB where a card or another thread may write the
+//! memory. In the all-gather they go into its buffer. Nothing else is copied. A chunk is sent on as soon as it was reduced, while the next one is under way.
 //!
 //! # Bit-exactness
 //!
