@@ -1,5 +1,6 @@
 //! The ring all-reduce: the schedule, carried out.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use ferroce::{Context, Nanos, Poller, RemoteAddress, Sge};
@@ -143,12 +144,23 @@ impl AllReduce {
             reduce(self.data_type, self.op, &mut elements[offset..][..length], &arrived[staged..][..length]);
             return Ok(());
         }
+        self.take_by_copies(context, ring, offset..offset + length)
+    }
+
+    /// As `take`, of memory that a card or another thread may write meanwhile.
+    #[inline(never)]
+    fn take_by_copies(
+        &self,
+        context: &mut Context,
+        ring: &mut Ring,
+        bytes: Range<usize>,
+    ) -> Result<(), Error> {
+        let (staging, staged, length) = (ring.staging, ring.arrival_offset(), bytes.len());
         let Scratch { elements, arrived } = &mut ring.scratch;
-        // By copies: a card may write the rest of either region meanwhile, or another thread.
         for done in (0..length).step_by(Scratch::BYTES) {
-            let bytes = (length - done).min(Scratch::BYTES);
-            let (elements, arrived) = (&mut elements[..bytes], &mut arrived[..bytes]);
-            let place = (offset + done) as u64;
+            let piece = (length - done).min(Scratch::BYTES);
+            let (elements, arrived) = (&mut elements[..piece], &mut arrived[..piece]);
+            let place = (bytes.start + done) as u64;
             context.read(staging, (staged + done) as u64, arrived)?;
             context.read(self.buffer.mr, place, elements)?;
             reduce(self.data_type, self.op, elements, arrived);
