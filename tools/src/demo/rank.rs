@@ -18,7 +18,7 @@ use ferroce_driver::Stats;
 use ferroce_driver::pcap::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 
-use super::shapes::Tensor;
+use super::shapes::{ELEMENT, Tensor};
 use super::stoppable::Stoppable;
 use super::values::{self, Wrong};
 use crate::congestion::CongestionArgs;
@@ -262,6 +262,8 @@ enum Error {
     Options(#[from] Failure),
 }
 
+/// Elements that are filled or compared at once, in the first cache.
+const PIECE: usize = 2048;
 /// How long a rank waits for the others to start.
 const RENDEZVOUS: Duration = Duration::from_secs(20);
 
@@ -308,14 +310,17 @@ fn fill(
     round: u32,
 ) -> Result<(), ferroce_collectives::Error> {
     let rank = communicator.rank();
-    let mut bytes = Vec::new();
+    let mut room = [0; PIECE * ELEMENT];
     for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
-        bytes.resize(tensor.bytes(), 0);
-        values::fill(&mut bytes, round, rank, number);
-        if let Some(fault) = plan.fault.filter(|fault| (fault.rank, fault.tensor) == (rank, number)) {
-            values::negate(&mut bytes, fault.index);
+        let fault = plan.fault.filter(|fault| (fault.rank, fault.tensor) == (rank, number));
+        for first in (0..tensor.len()).step_by(PIECE) {
+            let piece = &mut room[..(tensor.len() - first).min(PIECE) * ELEMENT];
+            values::fill(piece, first, round, rank, number);
+            if let Some(index) = fault.and_then(|fault| fault.index.checked_sub(first)) {
+                values::negate(piece, index);
+            }
+            communicator.write(*buffer, (first * ELEMENT) as u64, piece)?;
         }
-        communicator.write(*buffer, 0, &bytes)?;
         communicator.progress()?;
     }
     Ok(())
@@ -328,11 +333,18 @@ fn check(
     buffers: &[Buffer],
     round: u32,
 ) -> Result<(u64, Vec<Wrong>), ferroce_collectives::Error> {
-    let (mut elements, mut wrong, mut bytes) = (0, Vec::new(), Vec::new());
+    let (mut elements, mut wrong) = (0, Vec::new());
+    let (ranks, mut room) = (communicator.size(), [0; PIECE * ELEMENT]);
     for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
-        bytes.resize(tensor.bytes(), 0);
-        communicator.read(*buffer, 0, &mut bytes)?;
-        wrong.extend(values::check(&bytes, round, communicator.size(), number, tensor).err());
+        let mut found = None;
+        for first in (0..tensor.len()).step_by(PIECE) {
+            let piece = &mut room[..(tensor.len() - first).min(PIECE) * ELEMENT];
+            communicator.read(*buffer, (first * ELEMENT) as u64, piece)?;
+            if let Err(later) = values::check(piece, first, round, ranks, number, tensor) {
+                Wrong::add(&mut found, later);
+            }
+        }
+        wrong.extend(found);
         elements += tensor.len() as u64;
         communicator.progress()?;
     }
