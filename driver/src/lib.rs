@@ -479,6 +479,14 @@ pub enum Error {
         /// What the loader says, or what the library lacks.
         reason: String,
     },
+    /// There is no librdmacm that serves, so an RNIC has no connection manager.
+    #[error("the connection manager of an RNIC needs {library}, which can't be loaded: {reason}")]
+    NoRdmaCm {
+        /// The library asked for.
+        library: String,
+        /// What the loader says, or what the library lacks.
+        reason: String,
+    },
     /// There is no RNIC of that name.
     #[error(
         "there is no RNIC '{}'{}", name.escape_debug(),

@@ -26,6 +26,11 @@ impl Membership {
         Membership { interface, address, v4, v6 }
     }
 
+    /// The interface's number.
+    pub fn interface(&self) -> u32 {
+        self.interface
+    }
+
     /// Joins a group.
     ///
     /// # Errors

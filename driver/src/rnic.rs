@@ -19,9 +19,12 @@
 //! ```
 
 mod abi;
+mod cm_abi;
 mod completion;
+mod connection;
 mod counters;
 mod device;
+mod functions;
 mod memory;
 mod queue_pair;
 mod verbs;
@@ -32,6 +35,9 @@ use crate::Error;
 use abi::DeviceAttr;
 
 pub use completion::{Completion, CompletionChannel, CompletionQueue};
+pub use connection::{
+    CmFunctions, ConnectionEvent, ConnectionId, ConnectionRequest, ConnectionTerms, EventChannel, Peer,
+};
 pub use counters::PortCounters;
 pub use device::{AsyncEvent, Device};
 pub use memory::{Address, AddressHandle, ProtectionDomain, Region, Window, access};

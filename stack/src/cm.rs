@@ -31,7 +31,7 @@ use crate::engine::timer::TimerWheel;
 use crate::telemetry::counters::Counter;
 use crate::verbs::{AddressVector, Error, Handle, Port, Qp, Unreachable, time_of};
 pub use channel::CmChannel;
-use channel::CmEvents;
+pub(crate) use channel::CmEvents;
 use communication::{Communication, State};
 pub use event::{CmEvent, ConnectionRequest, PrivateData};
 pub(crate) use gsi::Gsi;
@@ -461,7 +461,7 @@ fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
     }
 }
 
-fn gone(id: CmId) -> Error {
+pub(crate) fn gone(id: CmId) -> Error {
     Error::invalid_handle("connection", id.0)
 }
 /// Bytes of a request's private data that are the application's.

@@ -124,13 +124,14 @@ impl Role for Rping<'_> {
         let id = self.end.call(qp, to, &parameters)?;
         for ping in 0..self.args.count {
             let text = message(ping, self.args.size as usize);
-            self.end.context.bytes_mut(self.source)?.copy_from_slice(&text);
-            self.end.context.bytes_mut(self.sink)?.fill(0);
+            let mut back = vec![0; text.len()];
+            self.end.context.write(self.source, 0, &text)?;
+            self.end.context.write(self.sink, 0, &back)?;
             self.advertise(self.source)?;
             self.expect_go_ahead(ping)?;
             self.advertise(self.sink)?;
             self.expect_go_ahead(ping)?;
-            let back = self.end.context.bytes(self.sink)?;
+            self.end.context.read(self.sink, 0, &mut back)?;
             if let Some(at) = (0..text.len()).find(|&at| back[at] != text[at]) {
                 return Err(Failure::run(format!(
                     "ping {ping}: byte {at} came back as {:#04x} instead of {:#04x}",
@@ -206,7 +207,9 @@ impl<'a> Rping<'a> {
         if !self.complete(RECEIVE)? {
             return Ok(None);
         }
-        let advertisement = Advertisement::parse(self.end.context.bytes(self.incoming)?);
+        let mut message = [0; Advertisement::LEN];
+        self.end.context.read(self.incoming, 0, &mut message)?;
+        let advertisement = Advertisement::parse(&message);
         let qp = self.connected()?;
         post_receive(&mut self.end, qp, self.incoming)?;
         Ok(advertisement)
@@ -243,7 +246,8 @@ impl<'a> Rping<'a> {
 
     fn print(&self, mr: Mr) -> Result<(), Failure> {
         if self.args.verbose {
-            let text = self.end.context.bytes(mr)?;
+            let mut text = vec![0; self.args.size as usize];
+            self.end.context.read(mr, 0, &mut text)?;
             let text = text.split(|byte| *byte == 0).next().unwrap_or_default();
             say!("ping data: {}", text.escape_ascii())?;
         }

@@ -77,7 +77,7 @@ impl Role for Udaddy<'_> {
         self.receive()?;
         if let Some(last) = self.last {
             let mut grh = [0; GRH as usize];
-            grh.copy_from_slice(&self.end.context.bytes(self.incoming)?[..GRH as usize]);
+            self.end.context.read(self.incoming, 0, &mut grh)?;
             let back = self.end.context.address_from_wc(&last, &grh)?;
             self.send(&back, Qpn::new(last.immediate.unwrap_or_default()), QKEY)?;
         }

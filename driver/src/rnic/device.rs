@@ -69,6 +69,11 @@ impl Device {
         &self.0.name
     }
 
+    /// The name of another device.
+    pub(super) fn name_of(&self, device: NonNull<RawDevice>) -> String {
+        super::verbs::name(&self.0.loaded.functions, device)
+    }
+
     pub(super) fn functions(&self) -> &Functions {
         &self.0.loaded.functions
     }

@@ -77,6 +77,66 @@ pub struct QueuePairChange {
     pub sqd_event: bool,
 }
 
+/// Each attribute: its name here, in `struct ibv_qp_attr`, and its bit.
+macro_rules! attributes {
+    ($each:ident) => {
+        $each! {
+            state => qp_state, STATE;
+            current_state => cur_qp_state, CUR_STATE;
+            access => qp_access_flags, ACCESS_FLAGS;
+            pkey_index => pkey_index, PKEY_INDEX;
+            port => port_num, PORT;
+            qkey => qkey, QKEY;
+            path_mtu => path_mtu, PATH_MTU;
+            dest_qpn => dest_qp_num, DEST_QPN;
+            rq_psn => rq_psn, RQ_PSN;
+            sq_psn => sq_psn, SQ_PSN;
+            max_rd_atomic => max_rd_atomic, MAX_QP_RD_ATOMIC;
+            max_dest_rd_atomic => max_dest_rd_atomic, MAX_DEST_RD_ATOMIC;
+            min_rnr_timer => min_rnr_timer, MIN_RNR_TIMER;
+            timeout => timeout, TIMEOUT;
+            retry_count => retry_cnt, RETRY_CNT;
+            rnr_retry => rnr_retry, RNR_RETRY;
+        }
+    };
+}
+
+impl QueuePairChange {
+    fn raw(&self) -> (QpAttr, c_int) {
+        let (mut raw, mut bits) = (QpAttr::default(), 0);
+        macro_rules! set {
+            ($($own:ident => $raw:ident, $bit:ident;)*) => {
+                $(if let Some(value) = self.$own {
+                    raw.$raw = value;
+                    bits |= mask::$bit;
+                })*
+            };
+        }
+        attributes!(set);
+        if let Some(address) = self.address {
+            raw.ah_attr = address.raw();
+            bits |= mask::AV;
+        }
+        if self.sqd_event {
+            raw.en_sqd_async_notify = 1;
+            bits |= mask::EN_SQD_ASYNC_NOTIFY;
+        }
+        (raw, bits)
+    }
+
+    pub(super) fn from_raw(raw: &QpAttr, bits: c_int) -> QueuePairChange {
+        let mut change = QueuePairChange::default();
+        macro_rules! set {
+            ($($own:ident => $raw:ident, $bit:ident;)*) => {
+                $(change.$own = (bits & mask::$bit != 0).then_some(raw.$raw);)*
+            };
+        }
+        attributes!(set);
+        change.address = (bits & mask::AV != 0).then(|| Address::from_raw(&raw.ah_attr));
+        change
+    }
+}
+
 /// What is told of a queue pair. Numbers as the verbs have them.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the verbs' names")]
@@ -159,42 +219,7 @@ impl QueuePair {
     /// # Errors
     /// [`Error::Verbs`].
     pub fn modify(&self, change: &QueuePairChange) -> Result<(), Error> {
-        let mut raw = QpAttr::default();
-        let mut mask = 0;
-        macro_rules! set {
-            ($($from:ident => $to:ident, $bit:ident;)*) => {
-                $(if let Some(value) = change.$from {
-                    raw.$to = value;
-                    mask |= mask::$bit;
-                })*
-            };
-        }
-        set! {
-            state => qp_state, STATE;
-            current_state => cur_qp_state, CUR_STATE;
-            access => qp_access_flags, ACCESS_FLAGS;
-            pkey_index => pkey_index, PKEY_INDEX;
-            port => port_num, PORT;
-            qkey => qkey, QKEY;
-            path_mtu => path_mtu, PATH_MTU;
-            dest_qpn => dest_qp_num, DEST_QPN;
-            rq_psn => rq_psn, RQ_PSN;
-            sq_psn => sq_psn, SQ_PSN;
-            max_rd_atomic => max_rd_atomic, MAX_QP_RD_ATOMIC;
-            max_dest_rd_atomic => max_dest_rd_atomic, MAX_DEST_RD_ATOMIC;
-            min_rnr_timer => min_rnr_timer, MIN_RNR_TIMER;
-            timeout => timeout, TIMEOUT;
-            retry_count => retry_cnt, RETRY_CNT;
-            rnr_retry => rnr_retry, RNR_RETRY;
-        }
-        if let Some(address) = change.address {
-            raw.ah_attr = address.raw();
-            mask |= mask::AV;
-        }
-        if change.sqd_event {
-            raw.en_sqd_async_notify = 1;
-            mask |= mask::EN_SQD_ASYNC_NOTIFY;
-        }
+        let (mut raw, mask) = change.raw();
         // SAFETY: the queue pair exists, and the attributes have the size that the ABI fixes.
         let returned = unsafe { (self.device().functions().modify_qp)(self.qp.as_ptr(), &mut raw, mask) };
         self.device().check("ibv_modify_qp", returned)

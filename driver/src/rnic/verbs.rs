@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
 
-use libloading::{Library, Symbol};
+use libloading::Library;
 
 use super::Rnic;
 use super::abi::{
@@ -14,6 +14,7 @@ use super::abi::{
     PortAttr, Qp, QpAttr, QpInitAttr, Srq, SrqAttr, SrqInitAttr,
 };
 use super::device::Device;
+use super::functions::functions;
 use crate::Error;
 
 /// The library by the name that its ABI has kept since 2006. The loader finds it where it finds others
@@ -37,32 +38,9 @@ pub(super) struct Loaded {
     _library: Library,
 }
 
-/// The functions that are called by name.
-macro_rules! functions {
-    ($($field:ident, $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        #[derive(Debug)]
-        pub(super) struct Functions {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-        }
-
-        impl Functions {
-            fn find(library: &Library) -> Result<Functions, String> {
-                Ok(Functions {
-                    // SAFETY: the types are those of the functions in infiniband/verbs.h, whose ABI the library's name
-                    // stands for.
-                    $($field: match unsafe { library.get(concat!($symbol, "\0").as_bytes()) } {
-                        Ok::<Symbol<'_, _>, _>(found) => *found,
-                        Err(_) => {
-                            return Err(format!("it has no function {}; rdma-core 33 or later has it", $symbol));
-                        }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
 functions! {
+    /// Those of libibverbs.
+    "rdma-core 33";
     get_device_list, "ibv_get_device_list": fn(*mut c_int) -> *mut *mut RawDevice;
     free_device_list, "ibv_free_device_list": fn(*mut *mut RawDevice);
     get_device_name, "ibv_get_device_name": fn(*mut RawDevice) -> *const c_char;
@@ -155,17 +133,21 @@ impl Verbs {
     }
 
     fn name(&self, device: NonNull<RawDevice>) -> String {
-        // SAFETY: the device is of a list that was not freed yet.
-        let name = unsafe { (self.0.functions.get_device_name)(device.as_ptr()) };
-        if name.is_null() {
-            return String::new();
-        }
-        // SAFETY: the name is an array of IBV_SYSFS_NAME_MAX bytes in the device, which ends with a zero; no more of it is
-        // read, should there be none.
-        let len = unsafe { libc::strnlen(name, NAME_MAX) };
-        // SAFETY: as above; that many bytes were just read.
-        String::from_utf8_lossy(unsafe { slice::from_raw_parts(name.cast(), len) }).into_owned()
+        name(&self.0.functions, device)
     }
+}
+
+pub(super) fn name(functions: &Functions, device: NonNull<RawDevice>) -> String {
+    // SAFETY: the device is of a list that was not freed yet, or is open.
+    let name = unsafe { (functions.get_device_name)(device.as_ptr()) };
+    if name.is_null() {
+        return String::new();
+    }
+    // SAFETY: the name is an array of IBV_SYSFS_NAME_MAX bytes in the device, which ends with a zero; no more of it is read,
+    // should there be none.
+    let len = unsafe { libc::strnlen(name, NAME_MAX) };
+    // SAFETY: as above; that many bytes were just read.
+    String::from_utf8_lossy(unsafe { slice::from_raw_parts(name.cast(), len) }).into_owned()
 }
 
 /// A list of devices, until it is dropped.

@@ -5,6 +5,7 @@ use std::task::Waker;
 use std::time::Duration;
 
 use super::completion::CompletionChannel;
+use super::connection::EventChannel;
 use super::device::Device;
 use crate::waker::Doorbell;
 use crate::{Armed, Error};
@@ -15,6 +16,7 @@ pub struct Waiting {
     doorbell: Doorbell,
     device: Device,
     channel: CompletionChannel,
+    connections: Option<EventChannel>,
 }
 
 impl Waiting {
@@ -24,13 +26,20 @@ impl Waiting {
     /// [`Error::Verbs`], [`Error::Os`].
     pub fn new(device: &Device, channel: &CompletionChannel) -> Result<Waiting, Error> {
         let doorbell = Doorbell::new().map_err(|source| os(device, source))?;
-        let waiting = Waiting { doorbell, device: device.clone(), channel: channel.clone() };
-        waiting.descriptors()?;
+        let waiting =
+            Waiting { doorbell, device: device.clone(), channel: channel.clone(), connections: None };
+        descriptors(device, channel, None)?;
         Ok(waiting)
     }
 
-    fn descriptors(&self) -> Result<[BorrowedFd<'_>; 2], Error> {
-        Ok([self.channel.fd()?, self.device.event_fd()?])
+    /// For the events of connections too.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`], [`Error::Os`].
+    pub fn add(&mut self, connections: &EventChannel) -> Result<(), Error> {
+        self.doorbell.widen(connections.fd()?).map_err(|source| os(&self.device, source))?;
+        self.connections = Some(connections.clone());
+        Ok(())
     }
 
     /// Readies it for a wait from outside.
@@ -38,8 +47,8 @@ impl Waiting {
     /// # Errors
     /// [`Error::Verbs`], [`Error::Os`].
     pub fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        let Waiting { doorbell, device, channel } = self;
-        let descriptors = [channel.fd()?, device.event_fd()?];
+        let Waiting { doorbell, device, channel, connections } = self;
+        let descriptors = descriptors(device, channel, connections.as_ref())?;
         doorbell.arm(descriptors.into_iter()).map_err(|source| os(device, source))?;
         Ok(Armed { fd: Some(std::os::fd::AsFd::as_fd(&*doorbell)), longest: Duration::MAX })
     }
@@ -54,8 +63,8 @@ impl Waiting {
     /// # Errors
     /// [`Error::Verbs`], [`Error::Os`].
     pub fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        let Waiting { doorbell, device, channel } = self;
-        let descriptors = [channel.fd()?, device.event_fd()?];
+        let Waiting { doorbell, device, channel, connections } = self;
+        let descriptors = descriptors(device, channel, connections.as_ref())?;
         doorbell.wait_with(descriptors.into_iter(), timeout).map_err(|source| os(device, source))
     }
 
@@ -63,6 +72,16 @@ impl Waiting {
     pub fn waker(&self) -> Waker {
         self.doorbell.waker()
     }
+}
+
+fn descriptors<'a>(
+    device: &'a Device,
+    channel: &'a CompletionChannel,
+    connections: Option<&'a EventChannel>,
+) -> Result<Vec<BorrowedFd<'a>>, Error> {
+    let mut descriptors = vec![channel.fd()?, device.event_fd()?];
+    descriptors.extend(connections.map(EventChannel::fd).transpose()?);
+    Ok(descriptors)
 }
 
 fn os(device: &Device, source: std::io::Error) -> Error {

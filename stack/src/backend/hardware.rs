@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ferroce_driver::rnic::{
-    AddressHandle, Completion, CompletionChannel, CompletionQueue, Device, Piece, PortCounters,
+    AddressHandle, CmFunctions, Completion, CompletionChannel, CompletionQueue, Device, Piece, PortCounters,
     ProtectionDomain, SharedReceiveQueue, Waiting,
 };
 use ferroce_driver::{Capabilities, Membership, Nanos, Readiness};
@@ -37,6 +37,7 @@ use crate::telemetry::exporter::Exporter;
 use crate::verbs::{
     Ah, Config, CongestionControl, Cq, DeviceAttributes, Error, Feature, Handle, Pd, Port, Qp,
 };
+use connections::{ConnectionLimits, Connections};
 use memory::{HardwareRegion, HardwareWindow};
 use port::GidRows;
 pub use port::RnicPort;
@@ -50,8 +51,9 @@ pub(crate) struct Hardware {
     cqs: Slab<HardwareCq>,
     srqs: Slab<HardwareSrq>,
     ahs: Slab<HardwareAh>,
-    mrs: Slab<HardwareRegion>,
+    /// They go before the regions, which are busy while a window is bound to them.
     mws: Slab<HardwareWindow>,
+    mrs: Slab<HardwareRegion>,
     pds: Slab<ProtectionDomain>,
     /// Queue pairs by their numbers.
     numbers: HashMap<u32, Handle>,
@@ -79,6 +81,10 @@ pub(crate) struct Hardware {
     counted_before: Counters,
     next_count: Nanos,
     exporter: Option<Exporter>,
+    /// librdmacm that was loaded already.
+    cm_functions: Option<CmFunctions>,
+    connections: Option<Box<Connections>>,
+    connection_limits: ConnectionLimits,
     rng: ChaCha20Rng,
     now: Nanos,
     /// When asynchronous events are looked for again, in time and in polls: a look is a system call.
@@ -130,8 +136,17 @@ impl Hardware {
             let expected = format!("at most {} with an RNIC", WorkId::OBJECTS);
             return Err(Error::invalid("max_srqs", config.max_srqs, expected));
         }
-        let RnicPort { device, number, limits, port, gid_rows, membership, is_rxe, capabilities } =
-            opened.for_config(config);
+        let RnicPort {
+            device,
+            number,
+            limits,
+            port,
+            gid_rows,
+            membership,
+            is_rxe,
+            capabilities,
+            cm_functions,
+        } = opened.for_config(config);
         device.set_nonblocking()?;
         let channel = CompletionChannel::new(&device)?;
         let waiting = Waiting::new(&device, &channel)?;
@@ -174,6 +189,9 @@ impl Hardware {
             counted_before,
             next_count: Nanos(0),
             exporter: None,
+            cm_functions,
+            connections: None,
+            connection_limits: ConnectionLimits::new(config, generation),
             rng,
             now: Nanos(0),
             next_look: Nanos(0),

@@ -64,12 +64,12 @@ impl ConnectionManager {
 }
 
 /// The queues of all channels, and the first one, of whoever names none.
-pub(super) struct CmEvents {
+pub(crate) struct CmEvents {
     first: VecDeque<CmEvent>,
     channels: Slab<VecDeque<CmEvent>>,
     connections: usize,
     /// One has come since this was last asked for, or was taken: there may be more.
-    has_news: bool,
+    pub(crate) has_news: bool,
 }
 
 /// Of one connection: request, established, disconnected, the end of timewait.
@@ -80,7 +80,7 @@ const UNREAD_EACH: usize = 3;
 const EVENTS: usize = UNREAD_EACH + EVENTS_EACH;
 
 impl CmEvents {
-    pub(super) fn new(connections: u32, channels: u32, generation: u32) -> CmEvents {
+    pub(crate) fn new(connections: u32, channels: u32, generation: u32) -> CmEvents {
         let connections = connections as usize;
         CmEvents {
             first: VecDeque::with_capacity(EVENTS * connections),
@@ -90,7 +90,7 @@ impl CmEvents {
         }
     }
 
-    pub(super) fn create(&mut self) -> Result<CmChannel, Error> {
+    pub(crate) fn create(&mut self) -> Result<CmChannel, Error> {
         let limit = self.channels.capacity();
         let queue = queue(self.connections)?;
         let handle = self.channels.insert_with(|_| queue);
@@ -99,17 +99,17 @@ impl CmEvents {
     }
 
     /// Discards what waits there.
-    pub(super) fn destroy(&mut self, channel: CmChannel) {
+    pub(crate) fn destroy(&mut self, channel: CmChannel) {
         self.channels.remove(channel.0);
     }
 
-    pub(super) fn check(&self, channel: CmChannel) -> Result<(), Error> {
+    pub(crate) fn check(&self, channel: CmChannel) -> Result<(), Error> {
         let gone = || Error::invalid_handle("CM channel", channel.0);
         self.channels.get(channel.0).map(drop).ok_or_else(gone)
     }
 
     /// Whether all events of one more connection will find room.
-    pub(super) fn check_room(&mut self, channel: Option<CmChannel>) -> Result<(), Error> {
+    pub(crate) fn check_room(&mut self, channel: Option<CmChannel>) -> Result<(), Error> {
         if self.queue(channel).len() < UNREAD_EACH * self.connections {
             return Ok(());
         }
@@ -120,19 +120,19 @@ impl CmEvents {
         Err(Error::Busy { kind, handle, users: "events that the application does not read".to_owned() })
     }
 
-    pub(super) fn push(&mut self, channel: Option<CmChannel>, event: CmEvent) {
+    pub(crate) fn push(&mut self, channel: Option<CmChannel>, event: CmEvent) {
         self.has_news = true;
         self.queue(channel).push_back(event);
     }
 
-    pub(super) fn pop(&mut self, channel: Option<CmChannel>) -> Option<CmEvent> {
+    pub(crate) fn pop(&mut self, channel: Option<CmChannel>) -> Option<CmEvent> {
         let event = self.queue(channel).pop_front();
         self.has_news |= event.is_some();
         event
     }
 
     /// Takes the oldest of a connection, which may be over: then nothing tells its channel any more.
-    pub(super) fn take(&mut self, id: CmId) -> Option<CmEvent> {
+    pub(crate) fn take(&mut self, id: CmId) -> Option<CmEvent> {
         let CmEvents { first, channels, .. } = self;
         let mut queues = std::iter::once(first).chain(channels.iter_mut());
         queues.find_map(|queue| {
@@ -142,7 +142,7 @@ impl CmEvents {
     }
 
     /// Forgets those that `is_over` names. Returns whether there was one.
-    pub(super) fn forget(&mut self, channel: Option<CmChannel>, is_over: impl Fn(&CmEvent) -> bool) -> bool {
+    pub(crate) fn forget(&mut self, channel: Option<CmChannel>, is_over: impl Fn(&CmEvent) -> bool) -> bool {
         let queue = self.queue(channel);
         let unread = queue.len();
         queue.retain(|event| !is_over(event));
@@ -150,7 +150,7 @@ impl CmEvents {
     }
 
     /// What waits of a connection goes from one channel to another.
-    pub(super) fn migrate(&mut self, id: CmId, from: Option<CmChannel>, to: Option<CmChannel>) {
+    pub(crate) fn migrate(&mut self, id: CmId, from: Option<CmChannel>, to: Option<CmChannel>) {
         for _ in 0..self.queue(from).len() {
             if let Some(event) = self.pop(from) {
                 self.push(if event.id() == id { to } else { from }, event);

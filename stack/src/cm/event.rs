@@ -23,7 +23,7 @@ impl PrivateData {
     /// The longest, of a reply.
     pub const MAX: usize = 196;
 
-    pub(super) fn new(data: &[u8]) -> PrivateData {
+    pub(crate) fn new(data: &[u8]) -> PrivateData {
         let len = data.len().min(PrivateData::MAX);
         let mut bytes = [0; PrivateData::MAX];
         bytes[..len].copy_from_slice(&data[..len]);

@@ -87,6 +87,12 @@ impl<T> Slab<T> {
         value.as_mut().map(|value| (handle, value))
     }
 
+    /// The handle of the object in a slot.
+    pub(crate) fn handle_at(&self, index: u32) -> Option<Handle> {
+        let Slot { generation, value } = self.slots.get(index as usize)?;
+        value.is_some().then_some(Handle { index, generation: *generation })
+    }
+
     /// The slot of the next object; `None` when all are taken.
     pub(crate) fn next_index(&self) -> Option<u32> {
         self.free.last().copied()
@@ -115,6 +121,14 @@ impl<T> Slab<T> {
         slots.filter_map(|(index, Slot { generation, value })| {
             let handle = Handle { index, generation: *generation };
             value.as_ref().map(|value| (handle, value))
+        })
+    }
+
+    pub(crate) fn iter_mut_with_handles(&mut self) -> impl Iterator<Item = (Handle, &mut T)> {
+        let slots = (0..).zip(&mut self.slots);
+        slots.filter_map(|(index, Slot { generation, value })| {
+            let handle = Handle { index, generation: *generation };
+            value.as_mut().map(|value| (handle, value))
         })
     }
 

@@ -16,8 +16,12 @@ pub enum Feature {
     SecondAddress,
     /// The connection manager, on a socket of a group that gets no messages for QP1.
     ConnectionManager,
-    /// The connection manager, with an RNIC.
-    ConnectionManagerOfCard,
+    /// A connection of UC queue pairs by the connection manager, with an RNIC.
+    UnreliableConnectionOfCard,
+    /// A connection in another partition than the first, with an RNIC.
+    PartitionOfCard,
+    /// A connection with another path MTU than the largest, with an RNIC.
+    PathMtuOfCard,
     /// Another address or P_Key, with an RNIC.
     TablesOfCard,
     /// A SEND that invalidates a region, with an RNIC.
@@ -50,8 +54,15 @@ impl fmt::Display for Feature {
             Feature::ConnectionManager => {
                 "connections on this context of a group: messages for QP1 come to another one"
             }
-            Feature::ConnectionManagerOfCard => {
-                "connections by the connection manager over an RNIC; Context::handshake connects queue pairs"
+            Feature::UnreliableConnectionOfCard => {
+                "UC connections by the connection manager, with an RNIC: the kernel's makes RC connections; \
+                 Context::handshake connects UC queue pairs"
+            }
+            Feature::PartitionOfCard => {
+                "connections in another partition than the first, with an RNIC: the kernel chooses"
+            }
+            Feature::PathMtuOfCard => {
+                "connections of another path MTU than the largest, with an RNIC: the kernel chooses"
             }
             Feature::TablesOfCard => {
                 "changes of an RNIC's GID and P_Key tables, which are the kernel's: add an address with `ip`"

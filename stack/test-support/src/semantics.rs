@@ -4,6 +4,7 @@
 //! backend does otherwise is in `DIFFERENCES`, with the reason; one that is not there, and one that is there and does not
 //! show, fail.
 
+mod connections;
 mod datagrams;
 mod errors;
 mod memory;
@@ -88,6 +89,18 @@ const DIFFERENCES: &[Difference] = &[
     card("memory of a region exchanged", At::Either, "a card's region keeps its pages: Unsupported"),
     card("SEND with invalidate of a region", At::Responder, "libibverbs registers none: Unsupported"),
     card("selective repeat", At::Either, "Unsupported"),
+    card("CM: UC", At::Requester, "the kernel's connection manager connects RC alone: Unsupported"),
+    card("CM: UC", At::Responder, "the kernel rejects a request for UC"),
+    card(
+        "CM: an attempt that is ended before its answer",
+        At::Responder,
+        "rdma_ucm tells nothing of a request that was not accepted: accepting it fails",
+    ),
+    card(
+        "CM: an attempt that nobody answers in its time",
+        At::Responder,
+        "the same; and the kernel asks the other end to wait 69 s more (MRA)",
+    ),
     card("the next hop by its hardware address", At::Either, "the kernel resolves it: Unsupported"),
     of(
         Kind::Stub,
@@ -153,17 +166,26 @@ const SHORT: Duration = Duration::from_secs(2);
 
 /// Every case there is.
 pub fn cases() -> Vec<Case> {
-    [operations::CASES, errors::CASES, memory::CASES, queues::CASES, states::CASES, datagrams::CASES]
-        .into_iter()
-        .flatten()
-        .map(|(name, run)| Case { name, run: *run })
-        .collect()
+    let rooms = [
+        operations::CASES,
+        errors::CASES,
+        memory::CASES,
+        queues::CASES,
+        states::CASES,
+        datagrams::CASES,
+        connections::CASES,
+    ];
+    rooms.into_iter().flatten().map(|(name, run)| Case { name, run: *run }).collect()
 }
 
 /// Runs all cases, those whose name contains `only`, over contexts of these kinds. Returns a table, and how many were wrong.
 pub fn run(pair: &mut Pair, kinds: [Kind; 2], only: Option<&str>) -> (String, usize) {
     let (mut table, mut wrong) = (String::new(), 0);
     for case in cases().iter().filter(|case| only.is_none_or(|only| case.name.contains(only))) {
+        if kinds.contains(&Kind::Stub) && case.name.starts_with("CM: ") {
+            let _ = writeln!(table, "{:<58} not run: the stub has no connection manager", case.name);
+            continue;
+        }
         let known = DIFFERENCES.iter().find(|difference| difference.shows(case, kinds));
         // What will not come is not waited for long.
         pair.patience = if known.is_some() { SHORT } else { LONG };

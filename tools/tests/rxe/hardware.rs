@@ -52,9 +52,10 @@ pub(crate) fn run(guest: &Guest) -> u32 {
         server.succeed();
         report(theirs, "ibverbs:rxe0", "server");
     }
+    let connections = connections(guest);
     shows_itself(guest);
     removed(guest);
-    (2 * COMMANDS.len() + PERFTEST.len() + 3) as u32
+    connections + (2 * COMMANDS.len() + PERFTEST.len() + 3) as u32
 }
 
 /// `devinfo` tells of the card, and the card of its addresses.
@@ -139,6 +140,58 @@ fn shows_itself(guest: &Guest) {
     client.succeed();
     server.succeed();
     report("stat of a running perf", "ibverbs:rxe0", "server");
+}
+
+/// rdma_cm's programs by `ferroce` on a card, by the kernel's connection manager, against those by `ferroce` on the software
+/// stack and against the unmodified ones.
+fn connections(guest: &Guest) -> u32 {
+    let programs = [
+        ("rping", 7174, "5 pings", ["DISCONNECT EVENT", "rdma-ping-4:"]),
+        ("ucmatose", 7471, "disconnected", ["return status 0"; 2]),
+        ("udaddy", 7174, "5 received", ["return status 0"; 2]),
+    ];
+    let mut cases = 0;
+    for (name, port, good, [as_server, as_client]) in programs {
+        let options = "-C 5 -S 300";
+        for (version, device) in [(0, "af_xdp:fe0"), (1, "udp:fd77::1")] {
+            let case = format!("{name}, IPv{}, to {device}", if version == 0 { 4 } else { 6 });
+            let (theirs, ours) = (GUEST[version], OURS[version]);
+            let server = guest.start_inside("", "ferroce", &format!("{name} -d ibverbs:rxe0 {options}"));
+            guest.wait_for_cm_listener(port);
+            let here = guest.start_ferroce(&format!("{name} -d {device} {options} {theirs}")).succeed();
+            let there = server.succeed();
+            assert!(here.contains(good) && there.contains(good), "{case}: {here}\n{there}");
+            report(&case, "ibverbs:rxe0", "server");
+
+            let server = guest.start_server(&format!("{name} -d {device} {options}"));
+            let client = format!("{name} -d ibverbs:rxe0 {options} {ours}");
+            let there = guest.start_inside("", "ferroce", &client).succeed();
+            let here = server.succeed();
+            assert!(here.contains(good) && there.contains(good), "{case}: {here}\n{there}");
+            report(&case, "ibverbs:rxe0", "client");
+            cases += 2;
+        }
+        // Both ends in the guest, where the kernel's connection manager leads to itself.
+        let (server, client) = match name {
+            "rping" => (format!("rping -s -v -a {}", GUEST[0]), format!("rping -c -v -a {}", GUEST[0])),
+            _ => (name.to_owned(), format!("{name} -s {}", GUEST[0])),
+        };
+        let running = guest.start(&format!("{server} {options}"));
+        guest.wait_for_cm_listener(port);
+        let client_here = format!("{name} -d ibverbs:rxe0 {options} {}", GUEST[0]);
+        let here = guest.start_inside("", "ferroce", &client_here).succeed();
+        let there = running.succeed();
+        assert!(here.contains(good) && there.contains(as_server), "{name}: {here}\n{there}");
+        report(&format!("{name}, unmodified"), "ibverbs:rxe0", "client");
+        let running = guest.start_inside("", "ferroce", &format!("{name} -d ibverbs:rxe0 {options}"));
+        guest.wait_for_cm_listener(port);
+        let there = guest.start(&format!("{client} {options}")).succeed();
+        let here = running.succeed();
+        assert!(here.contains(good) && there.contains(as_client), "{name}: {here}\n{there}");
+        report(&format!("{name}, unmodified"), "ibverbs:rxe0", "server");
+        cases += 2;
+    }
+    cases
 }
 
 /// A card that is removed under a context.

@@ -43,6 +43,7 @@ impl Hardware {
             }
         }
         self.take_channel_events()?;
+        self.look_for_connections()?;
         if self.now >= self.next_count {
             self.next_count = self.now + COUNT_INTERVAL;
             self.count();
@@ -80,7 +81,10 @@ impl Hardware {
             1 => self.raise_of_qp(event.element, Event::QpFatal, true),
             2 => self.raise_of_qp(event.element, Event::QpReqErr, true),
             3 => self.raise_of_qp(event.element, Event::QpAccessErr, true),
-            4 => self.raise_of_qp(event.element, Event::CommEst, false),
+            4 => {
+                self.raise_of_qp(event.element, Event::CommEst, false);
+                self.notify_connection(event.element);
+            }
             5 => self.raise_of_qp(event.element, Event::SqDrained, false),
             8 => self.fail(),
             9..=13 | 17 | 18 => self.refresh_port()?,

@@ -3,7 +3,9 @@
 use std::net::IpAddr;
 
 use ferroce_driver::netlink::{Interface, Netlink};
-use ferroce_driver::rnic::{Device, RnicGid, RnicGidKind, RnicLimits, RnicPort as CardPort, Verbs};
+use ferroce_driver::rnic::{
+    CmFunctions, Device, RnicGid, RnicGidKind, RnicLimits, RnicPort as CardPort, Verbs,
+};
 use ferroce_driver::{Capabilities, Membership};
 use ferroce_wire::{Gid, PKey};
 
@@ -21,6 +23,7 @@ pub struct RnicPort {
     pub(super) membership: Membership,
     pub(super) is_rxe: bool,
     pub(super) capabilities: Capabilities,
+    pub(super) cm_functions: Option<CmFunctions>,
 }
 
 /// The rows of the card's GID table that are ours.
@@ -83,7 +86,24 @@ impl RnicPort {
         let interface = found.gids.iter().find_map(|gid| gid.interface).unwrap_or(0);
         let membership = Membership::new(interface, &capabilities.addresses);
         let (number, limits, is_rxe) = (found.number, details.limits, details.vendor == VENDOR_RXE);
-        Ok(RnicPort { device, number, limits, port, gid_rows, membership, is_rxe, capabilities })
+        Ok(RnicPort {
+            device,
+            number,
+            limits,
+            port,
+            gid_rows,
+            membership,
+            is_rxe,
+            capabilities,
+            cm_functions: None,
+        })
+    }
+
+    /// Connects by a librdmacm that is loaded already, in place of the system's.
+    #[must_use]
+    pub fn connections_by(mut self, functions: &CmFunctions) -> RnicPort {
+        self.cm_functions = Some(functions.clone());
+        self
     }
 
     /// What the card says of itself.

@@ -151,6 +151,7 @@ impl Hardware {
             let users = format!("{groups} multicast groups; detach it first");
             return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
         }
+        self.release_connection(qp);
         let Some(removed) = self.qps.remove(qp.0) else { return Err(Error::invalid_handle("QP", qp.0)) };
         let HardwareQp { card, qpn, send_cq, recv_cq, srq, .. } = removed;
         drop(card);

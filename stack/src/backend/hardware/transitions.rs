@@ -170,7 +170,7 @@ impl Hardware {
         })
     }
 
-    fn change(&mut self, qp: Qp, state: QpState, change: QueuePairChange) -> Result<(), Error> {
+    pub(super) fn change(&mut self, qp: Qp, state: QpState, change: QueuePairChange) -> Result<(), Error> {
         let queue_pair = self.qp(qp)?;
         queue_pair.card.modify(&QueuePairChange { state: Some(state as u32), ..change })?;
         queue_pair.state = state;

@@ -11,14 +11,15 @@ use crate::telemetry::exporter::Exporter;
 use crate::verbs::{Error, EventSource, Unreachable};
 
 impl Hardware {
-    /// A card has timers of its own.
+    /// A card has timers of its own; those of connections that are given up are here.
     pub(crate) fn next_timeout(&self) -> Option<Nanos> {
-        None
+        self.next_connection_deadline()
     }
 
     pub(crate) fn quiet_for(&self, now: Nanos) -> Option<Duration> {
         let now = now.max(self.now);
-        self.exporter.as_ref().map(|exporter| Exporter::next_look(exporter).since(now))
+        let exporter = self.exporter.as_ref().map(Exporter::next_look);
+        exporter.into_iter().chain(self.next_connection_deadline()).min().map(|next| next.since(now))
     }
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
@@ -48,7 +49,8 @@ impl Hardware {
     }
 
     pub(crate) fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.has_news)
+        let connections = self.connections.as_mut().is_some_and(|cm| std::mem::take(&mut cm.events.has_news));
+        std::mem::take(&mut self.has_news) | connections
     }
 
     pub(crate) fn has_completions(&self) -> bool {

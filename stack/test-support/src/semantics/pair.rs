@@ -176,6 +176,7 @@ impl End {
         self.mrs.drain(..).try_for_each(|mr| context.deregister(mr).map(drop))?;
         self.cqs.drain(..).try_for_each(|cq| context.destroy_cq(cq))?;
         while context.poll_cq(self.cq)?.is_some() || context.next_event().is_some() {}
+        while context.next_cm_event().is_some() {}
         Ok(())
     }
 

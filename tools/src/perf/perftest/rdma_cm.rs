@@ -6,11 +6,10 @@ use std::time::{Duration, Instant};
 
 use ferroce::wire::cm::RejectReason;
 use ferroce::{
-    Access, CmEvent, ConnectionParameters, Error, Feature, ListenConfig, Listener, PortSpace, QpConfig,
-    Transition,
+    Access, CmEvent, ConnectionParameters, Error, ListenConfig, Listener, PortSpace, QpConfig, Transition,
 };
 
-use tracing::warn;
+use tracing::{debug, warn};
 
 use crate::endpoint::Endpoint;
 use crate::failure::Failure;
@@ -36,8 +35,12 @@ impl Ear {
         let any = SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
         let mut listen = |space| end.context.listen(space, any, &ListenConfig::default());
         let listeners = match PORT_SPACES.into_iter().map(&mut listen).collect::<Result<_, _>>() {
-            // Over an RNIC nobody is heard who comes so, and it is the kernel that refuses him.
-            Err(Error::Unsupported(Feature::ConnectionManagerOfCard)) => Vec::new(),
+            // Over an RNIC nobody is heard who comes so where there is no librdmacm, or the kernel gives the port to another
+            // program: then it is the kernel that refuses him.
+            Err(Error::Driver(error)) if end.is_card() => {
+                debug!("clients that come by rdma_cm are not heard: {error}");
+                Vec::new()
+            }
             listening => listening?,
         };
         Ok(Ear { listeners, named: Vec::new() })

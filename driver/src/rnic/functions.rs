@@ -1,0 +1,27 @@
+//! Functions of a library that is loaded at run time.
+
+/// A table of functions that are called by name, and how they are found.
+macro_rules! functions {
+    ($(#[$meta:meta])* $since:literal; $($field:ident, $symbol:literal: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
+        $(#[$meta])*
+        #[derive(Debug)]
+        pub(super) struct Functions {
+            $(pub(super) $field: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Functions {
+            /// Fails with what the library lacks.
+            fn find(library: &libloading::Library) -> Result<Functions, String> {
+                Ok(Functions {
+                    // SAFETY: the types are those of the functions in rdma-core's headers, whose ABI the library's name
+                    // stands for.
+                    $($field: match unsafe { library.get(concat!($symbol, "\0").as_bytes()) } {
+                        Ok::<libloading::Symbol<'_, _>, _>(found) => *found,
+                        Err(_) => return Err(format!("it has no function {}; {} or later has it", $symbol, $since)),
+                    },)*
+                })
+            }
+        }
+    };
+}
+pub(super) use functions;

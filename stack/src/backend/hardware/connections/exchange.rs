@@ -1,0 +1,84 @@
+//! A connection that is being set up, lives or ends, or the search for a datagram service.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use ferroce_driver::Nanos;
+use ferroce_driver::rnic::ConnectionId;
+
+use super::KERNEL_PATIENCE;
+use crate::cm::{CmChannel, ConnectionParameters, Listener, PrivateData};
+use crate::verbs::{Qp, QpType};
+
+pub(super) struct Exchange {
+    /// What the kernel has of it; dropped, it ends there.
+    pub(super) card: Option<ConnectionId>,
+    pub(super) stage: Stage,
+    pub(super) qp: Option<Qp>,
+    pub(super) qp_type: QpType,
+    pub(super) peer: SocketAddr,
+    pub(super) listener: Option<Listener>,
+    pub(super) channel: Option<CmChannel>,
+    pub(super) terms: Terms,
+    /// How long the peer is asked; `None` as long as the kernel does.
+    pub(super) patience: Option<Duration>,
+    /// When that is over, once its time has begun.
+    pub(super) deadline: Option<Nanos>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The kernel looks for the next hop.
+    FindingAddress,
+    FindingRoute,
+    /// The peer has the request.
+    Asked,
+    /// The application has the request.
+    Requested,
+    /// The peer has the acceptance.
+    Accepted,
+    Established,
+    /// The peer is told of the end.
+    Ending,
+    Timewait,
+}
+
+/// What is asked for, with a request's private data until it leaves.
+#[derive(Clone, Copy)]
+pub(super) struct Terms {
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+    pub(super) retry_count: u8,
+    pub(super) rnr_retry: u8,
+    pub(super) private_data: PrivateData,
+}
+
+impl Exchange {
+    /// One that begins here: a search without a queue pair.
+    pub(super) fn asking(
+        qp: Option<Qp>,
+        peer: SocketAddr,
+        parameters: &ConnectionParameters<'_>,
+    ) -> Exchange {
+        let ConnectionParameters { responder_resources, initiator_depth, retry_count, rnr_retry, .. } =
+            *parameters;
+        let private_data = PrivateData::new(parameters.private_data);
+        Exchange {
+            card: None,
+            stage: Stage::FindingAddress,
+            qp,
+            qp_type: if qp.is_some() { QpType::Rc } else { QpType::Ud },
+            peer,
+            listener: None,
+            channel: parameters.channel,
+            terms: Terms { responder_resources, initiator_depth, retry_count, rnr_retry, private_data },
+            patience: Some(parameters.patience()).filter(|patience| *patience < KERNEL_PATIENCE),
+            deadline: None,
+        }
+    }
+
+    /// Whether the application waits for its end.
+    pub(super) fn is_attempt(&self) -> bool {
+        matches!(self.stage, Stage::FindingAddress | Stage::FindingRoute | Stage::Asked)
+    }
+}
