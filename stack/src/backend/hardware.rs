@@ -97,7 +97,7 @@ pub(crate) struct Hardware {
     /// The device has failed or was removed.
     is_gone: bool,
     /// Room for the pieces of work requests.
-    pieces: Box<work::Pieces>,
+    pieces: Box<work::PieceRoom>,
     /// Room for completions.
     completions: Vec<Completion>,
 }

@@ -18,13 +18,13 @@ use crate::cm::{
 };
 use crate::engine::slab::Slab;
 use crate::verbs::{Config, Error, Feature, Handle, Qp, QpState, QpType, Transition};
-use exchange::{Exchange, Stage, Terms};
+use exchange::{Exchange, Proposal, Stage};
 
 /// All connections of a context, once there was one.
 pub(super) struct Connections {
     pub(super) channel: EventChannel,
     exchanges: Slab<Exchange>,
-    listeners: Slab<Listening>,
+    listeners: Slab<CardListener>,
     pub(super) events: CmEvents,
     /// When the first attempt is given up.
     next_deadline: Option<Nanos>,
@@ -50,7 +50,7 @@ impl ConnectionLimits {
 }
 
 /// Somebody who waits for requests.
-struct Listening {
+struct CardListener {
     space: PortSpace,
     address: SocketAddr,
     config: ListenConfig,
@@ -127,7 +127,7 @@ impl Hardware {
                 cards = Err(error);
                 Vec::new()
             });
-            Listening { space, address, config: *config, _cards }
+            CardListener { space, address, config: *config, _cards }
         });
         let handle = handle.ok_or(full)?;
         if let Err(error) = cards {
@@ -396,7 +396,7 @@ impl Hardware {
         if exchange.stage != Stage::Requested {
             return Err(Error::invalid("id", format!("{id:?}"), "a request that is not answered yet"));
         }
-        let Terms { responder_resources, initiator_depth, retry_count, .. } = exchange.terms;
+        let Proposal { responder_resources, initiator_depth, retry_count, .. } = exchange.terms;
         let terms = ConnectionTerms { responder_resources, initiator_depth, retry_count, rnr_retry: 0 };
         Ok((exchange.qp_type, terms))
     }

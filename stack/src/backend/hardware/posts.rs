@@ -8,7 +8,7 @@ use ferroce_wire::RKey;
 
 use super::memory::{HardwareRegion, HardwareWindow, WindowBinding, remote_rights};
 use super::queue_pairs::HardwareQp;
-use super::work::{CHUNK, Pieces, Regions, SGES, WindowWork, Work};
+use super::work::{CHUNK, PieceRoom, Regions, SGES, WindowWork, Work};
 use super::{Hardware, HardwareAh, HardwareSrq};
 use crate::engine::mr::invalid;
 use crate::engine::mw::check_rights;
@@ -77,7 +77,7 @@ impl Hardware {
 
     /// A queue pair that takes sends, what they name, and room for their pieces.
     #[inline(always)]
-    fn send_queue(&mut self, qp: Qp) -> Result<(&mut HardwareQp, Named<'_>, &mut Pieces), Error> {
+    fn send_queue(&mut self, qp: Qp) -> Result<(&mut HardwareQp, SendTables<'_>, &mut PieceRoom), Error> {
         if self.is_gone {
             return Err(self.gone());
         }
@@ -87,7 +87,7 @@ impl Hardware {
             let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
             queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
         }
-        Ok((queue_pair, Named { mrs, mws, ahs, attributes }, pieces))
+        Ok((queue_pair, SendTables { mrs, mws, ahs, attributes }, pieces))
     }
 
     /// A bind is posted.
@@ -145,14 +145,14 @@ fn first(source: Error) -> PostError {
 }
 
 /// What send work requests name.
-struct Named<'a> {
+struct SendTables<'a> {
     mrs: &'a Slab<HardwareRegion>,
     mws: &'a Slab<HardwareWindow>,
     ahs: &'a Slab<HardwareAh>,
     attributes: &'a DeviceAttributes,
 }
 
-impl<'a> Named<'a> {
+impl<'a> SendTables<'a> {
     /// Checks a work request, keeps it in the send queue, and writes it as the card takes it.
     #[inline(always)]
     fn keep(
@@ -255,7 +255,7 @@ impl<'a> Named<'a> {
 }
 
 /// Where receives are posted: to a queue pair, or to a shared receive queue.
-trait ReceiveQueue {
+trait TakesReceives {
     /// `None` if there is room for one more, otherwise how many it has room for.
     fn full(&self) -> Option<u32>;
     /// The places for the regions of the next one, if there is room for it.
@@ -267,7 +267,7 @@ trait ReceiveQueue {
     fn post(&self, requests: &mut [ReceiveRequest<'_>]) -> Result<(), PostRefused>;
 }
 
-impl ReceiveQueue for HardwareQp {
+impl TakesReceives for HardwareQp {
     #[inline(always)]
     fn full(&self) -> Option<u32> {
         self.rq.is_full().then_some(self.rq.depth)
@@ -292,7 +292,7 @@ impl ReceiveQueue for HardwareQp {
     }
 }
 
-impl ReceiveQueue for HardwareSrq {
+impl TakesReceives for HardwareSrq {
     #[inline(always)]
     fn full(&self) -> Option<u32> {
         self.slots.is_full().then(|| self.slots.depth())
@@ -319,9 +319,9 @@ impl ReceiveQueue for HardwareSrq {
 }
 
 fn post_receives(
-    queue: &mut impl ReceiveQueue,
+    queue: &mut impl TakesReceives,
     mrs: &Slab<HardwareRegion>,
-    pieces: &mut Pieces,
+    pieces: &mut PieceRoom,
     wrs: &[ReceiveWorkRequest<'_>],
 ) -> Result<(), PostError> {
     for (chunk, wrs) in wrs.chunks(CHUNK).enumerate() {

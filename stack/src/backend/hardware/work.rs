@@ -11,7 +11,7 @@ pub(super) const CHUNK: usize = 16;
 pub(super) const SGES: usize = 32;
 
 /// Room for the pieces of so many work requests.
-pub(super) type Pieces = [[Piece; SGES]; CHUNK];
+pub(super) type PieceRoom = [[Piece; SGES]; CHUNK];
 
 /// Where a work request is kept: what the card has as its `wr_id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -19,7 +19,7 @@ pub(super) struct Exchange {
     pub(super) peer: SocketAddr,
     pub(super) listener: Option<Listener>,
     pub(super) channel: Option<CmChannel>,
-    pub(super) terms: Terms,
+    pub(super) terms: Proposal,
     /// How long the peer is asked; `None` as long as the kernel does.
     pub(super) patience: Option<Duration>,
     /// When that is over, once its time has begun.
@@ -45,7 +45,7 @@ pub(super) enum Stage {
 
 /// What is asked for, with a request's private data until it leaves.
 #[derive(Clone, Copy)]
-pub(super) struct Terms {
+pub(super) struct Proposal {
     pub(super) responder_resources: u8,
     pub(super) initiator_depth: u8,
     pub(super) retry_count: u8,
@@ -71,7 +71,7 @@ impl Exchange {
             peer,
             listener: None,
             channel: parameters.channel,
-            terms: Terms { responder_resources, initiator_depth, retry_count, rnr_retry, private_data },
+            terms: Proposal { responder_resources, initiator_depth, retry_count, rnr_retry, private_data },
             patience: Some(parameters.patience()).filter(|patience| *patience < KERNEL_PATIENCE),
             deadline: None,
         }

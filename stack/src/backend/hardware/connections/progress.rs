@@ -8,7 +8,7 @@ use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer};
 use rustix::io::Errno;
 
-use super::exchange::{Exchange, Stage, Terms};
+use super::exchange::{Exchange, Proposal, Stage};
 use super::{Connections, Hardware, LISTENER, RESOLVE_MS, tag};
 use crate::cm::{CmEvent, CmId, ConnectionRequest, Listener, PortSpace, PrivateData};
 use crate::verbs::{AddressVector, Error, Handle, Qp, QpState, QpType, ReadyToSend, Unreachable};
@@ -150,7 +150,7 @@ impl Hardware {
             }
             Stage::FindingRoute => {
                 exchange.stage = Stage::Asked;
-                let Terms { responder_resources, initiator_depth, retry_count, rnr_retry, private_data } =
+                let Proposal { responder_resources, initiator_depth, retry_count, rnr_retry, private_data } =
                     exchange.terms;
                 let terms = ConnectionTerms { responder_resources, initiator_depth, retry_count, rnr_retry };
                 Ok(card.connect(&Request { qpn, has_srq, terms, private_data: &private_data })?)
@@ -331,7 +331,7 @@ impl Hardware {
             peer,
             listener: Some(listener),
             channel: config.channel,
-            terms: Terms { responder_resources, initiator_depth, retry_count, rnr_retry, private_data },
+            terms: Proposal { responder_resources, initiator_depth, retry_count, rnr_retry, private_data },
             patience: None,
             deadline: None,
         };
