@@ -1,17 +1,18 @@
 //! The ring all-reduce: the schedule, carried out.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use ferroce::{Context, Mr, Nanos, Poller, RemoteAddress, Sge};
+use ferroce::{Context, Nanos, Poller, RemoteAddress, Sge};
 
 use crate::reduce::reduce;
-use crate::ring::{Call, Ring, Side};
-use crate::{Chunk, DataType, Error, Phase, ReduceOp, Schedule};
+use crate::ring::{Call, Ring, Scratch, Side};
+use crate::{Buffer, Chunk, DataType, Error, Phase, ReduceOp, Schedule};
 
 /// One all-reduce under way.
 pub(crate) struct AllReduce {
     call: Call,
-    buffer: Mr,
+    buffer: Buffer,
     data_type: DataType,
     op: ReduceOp,
     schedule: Schedule,
@@ -28,13 +29,13 @@ impl AllReduce {
     pub(crate) fn new(
         context: &Context,
         number: u32,
-        buffer: Mr,
+        buffer: Buffer,
         count: usize,
         data_type: DataType,
         op: ReduceOp,
         schedule: Schedule,
     ) -> Result<AllReduce, Error> {
-        let own = context.remote(buffer)?;
+        let own = context.remote(buffer.mr)?;
         let target = RemoteAddress { addr: own.addr, rkey: own.rkey };
         let call = Call::new(number, count, data_type, op, target);
         Ok(AllReduce {
@@ -124,21 +125,47 @@ impl AllReduce {
             }
             _ => None,
         };
-        let sge = Sge { mr: self.buffer, offset: offset as u64, length: length as u32 };
+        let sge = Sge { mr: self.buffer.mr, offset: offset as u64, length: length as u32 };
         ring.send_chunk(context, sge, self.number(self.sent), target)?;
         self.sent += 1;
         Ok(())
     }
 
     /// All-gather chunks are in place already.
-    fn take(&self, context: &mut Context, ring: &Ring, chunk: &Chunk) -> Result<(), Error> {
+    fn take(&self, context: &mut Context, ring: &mut Ring, chunk: &Chunk) -> Result<(), Error> {
         if chunk.phase == Phase::AllGather {
             return Ok(());
         }
         let (offset, length) = self.bytes(chunk);
-        let (elements, staging) = context.bytes_pair_mut(self.buffer, ring.staging)?;
-        let staged = ring.arrival_offset();
-        reduce(self.data_type, self.op, &mut elements[offset..][..length], &staging[staged..][..length]);
+        let (staging, staged) = (ring.staging, ring.arrival_offset());
+        if self.buffer.has_slices {
+            // So has staging, which this context owns as well.
+            let (elements, arrived) = context.bytes_pair_mut(self.buffer.mr, staging)?;
+            reduce(self.data_type, self.op, &mut elements[offset..][..length], &arrived[staged..][..length]);
+            return Ok(());
+        }
+        self.take_by_copies(context, ring, offset..offset + length)
+    }
+
+    /// As `take`, of memory that a card or another thread may write meanwhile.
+    #[inline(never)]
+    fn take_by_copies(
+        &self,
+        context: &mut Context,
+        ring: &mut Ring,
+        bytes: Range<usize>,
+    ) -> Result<(), Error> {
+        let (staging, staged, length) = (ring.staging, ring.arrival_offset(), bytes.len());
+        let Scratch { elements, arrived } = &mut ring.scratch;
+        for done in (0..length).step_by(Scratch::BYTES) {
+            let piece = (length - done).min(Scratch::BYTES);
+            let (elements, arrived) = (&mut elements[..piece], &mut arrived[..piece]);
+            let place = (bytes.start + done) as u64;
+            context.read(staging, (staged + done) as u64, arrived)?;
+            context.read(self.buffer.mr, place, elements)?;
+            reduce(self.data_type, self.op, elements, arrived);
+            context.write(self.buffer.mr, place, elements)?;
+        }
         Ok(())
     }
 

@@ -13,6 +13,8 @@ use crate::{Bootstrap, DataType, Error, Options, ReduceOp, Schedule};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Buffer {
     pub(crate) mr: Mr,
+    /// Nobody but this context reaches the bytes, which may be computed with where they are.
+    pub(crate) has_slices: bool,
 }
 
 /// One rank's part in a group of ranks that compute together.
@@ -117,10 +119,27 @@ impl Communicator {
         Ok(memory)
     }
 
-    /// The bytes of a buffer.
+    /// Copies bytes of a buffer to `to`: those from `offset` on. Works on every context and every kind of memory.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here.
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for bytes outside it.
+    pub fn read(&self, buffer: Buffer, offset: u64, to: &mut [u8]) -> Result<(), Error> {
+        Ok(self.context.read(buffer.mr, offset, to)?)
+    }
+
+    /// Copies `from` to the bytes of a buffer from `offset` on. Works on every context and every kind of memory.
+    ///
+    /// # Errors
+    /// As [`read`](Communicator::read).
+    pub fn write(&mut self, buffer: Buffer, offset: u64, from: &[u8]) -> Result<(), Error> {
+        Ok(self.context.write(buffer.mr, offset, from)?)
+    }
+
+    /// The bytes of a buffer of owned memory, without a copy; not on an RNIC, which may write them at any time.
+    ///
+    /// # Errors
+    /// [`Error::Verbs`] for a buffer that is not registered here, and for memory that has no slices: use
+    /// [`read`](Communicator::read).
     pub fn bytes(&self, buffer: Buffer) -> Result<&[u8], Error> {
         Ok(self.context.bytes(buffer.mr)?)
     }
@@ -128,7 +147,7 @@ impl Communicator {
     /// As [`bytes`](Communicator::bytes), to write.
     ///
     /// # Errors
-    /// [`Error::Verbs`] for a buffer that is not registered here.
+    /// As [`bytes`](Communicator::bytes).
     pub fn bytes_mut(&mut self, buffer: Buffer) -> Result<&mut [u8], Error> {
         Ok(self.context.bytes_mut(buffer.mr)?)
     }
@@ -149,7 +168,7 @@ impl Communicator {
         data_type: DataType,
         op: ReduceOp,
     ) -> Result<(), Error> {
-        let length = self.bytes(buffer)?.len();
+        let length = self.context.remote(buffer.mr)?.length as usize;
         if count > length / data_type.size() {
             let expected = format!("at most {} {data_type} in {length} bytes", length / data_type.size());
             return Err(Error::invalid("count", count, expected));
@@ -161,7 +180,7 @@ impl Communicator {
         }
         let chunk = ring.options.chunk_bytes as usize / data_type.size();
         let schedule = Schedule::new(self.rank as usize, self.size as usize, count, chunk);
-        let call = AllReduce::new(&self.context, self.calls, buffer.mr, count, data_type, op, schedule)?;
+        let call = AllReduce::new(&self.context, self.calls, buffer, count, data_type, op, schedule)?;
         self.calls = self.calls.wrapping_add(1);
         let result = call.run(&mut self.context, &mut self.poller, ring);
         self.note(result)
@@ -262,7 +281,7 @@ fn progress(context: &mut Context, poller: &mut Poller, ring: &mut Ring) -> Resu
 fn register(context: &mut Context, pd: Pd, memory: Memory) -> Result<Buffer, Error> {
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let mr = context.register(pd, memory, access).map_err(ferroce::Error::from)?;
-    Ok(Buffer { mr })
+    Ok(Buffer { mr, has_slices: context.bytes(mr).is_ok() })
 }
 
 fn zeroed(bytes: usize) -> Result<Memory, Error> {

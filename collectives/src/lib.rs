@@ -27,9 +27,10 @@
 //!         let context = Context::open(Box::new(port), &Config::default())?;
 //!         let mut communicator = Communicator::new(context, bootstrap, &Options::default())?;
 //!         let buffer = communicator.allocate(8)?;
-//!         communicator.bytes_mut(buffer)?[..4].copy_from_slice(&1.5_f32.to_ne_bytes());
+//!         communicator.write(buffer, 0, &1.5_f32.to_ne_bytes())?;
 //!         communicator.all_reduce(buffer, 2, DataType::F32, ReduceOp::Sum)?;
-//!         let sum = communicator.bytes(buffer)?[..4].to_vec();
+//!         let mut sum = [0; 4];
+//!         communicator.read(buffer, 0, &mut sum)?;
 //!         communicator.finish()?;
 //!         Ok::<_, ferroce_collectives::Error>(sum)
 //!     }))
@@ -47,8 +48,8 @@
 //! Reduce-scatter, then all-gather, on a ring ([`Schedule`]): each rank sends to the next one
 //! 2 (n − 1) / n of the buffer, which is the least that any all-reduce can do. Chunks are WRITEs
 //! with immediate. In the reduce-scatter they go to staging slots of the next rank, which reduces
-//! them from there into the buffer; in the all-gather they go into its buffer. Nothing else is
-//! copied. A chunk is sent on as soon as it was reduced, while the next one is under way.
+//! them from there into the buffer: in place, or by copies of a few KiB where a card or another thread may write the
+//! memory. In the all-gather they go into its buffer. Nothing else is copied. A chunk is sent on as soon as it was reduced, while the next one is under way.
 //!
 //! # Bit-exactness
 //!

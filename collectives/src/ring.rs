@@ -21,7 +21,7 @@ use ferroce::{
 };
 use tracing::info;
 use zerocopy::byteorder::big_endian::{U32, U64};
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::rendezvous::Endpoint;
 use crate::{DataType, Error, Options, ReduceOp};
@@ -50,6 +50,18 @@ pub(crate) struct Ring {
     arrivals: VecDeque<Arrival>,
     /// Calls of the right neighbour that are not taken up.
     calls: VecDeque<Call>,
+    pub(crate) scratch: Scratch,
+}
+
+/// Room to reduce in, of a size that stays in the first cache.
+pub(crate) struct Scratch {
+    pub(crate) elements: Box<[u8; Scratch::BYTES]>,
+    pub(crate) arrived: Box<[u8; Scratch::BYTES]>,
+}
+
+impl Scratch {
+    /// Of each operand: whole elements.
+    pub(crate) const BYTES: usize = 4096;
 }
 
 struct Neighbour {
@@ -157,6 +169,7 @@ impl Ring {
             unacknowledged: 0,
             arrivals: VecDeque::with_capacity(options.chunks_in_flight as usize),
             calls: VecDeque::with_capacity(MAX_CALLS),
+            scratch: Scratch { elements: Box::new([0; _]), arrived: Box::new([0; _]) },
         };
         for (side, qp) in [(Side::Left, left), (Side::Right, right)] {
             context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
@@ -411,11 +424,14 @@ impl Ring {
     }
 
     fn read_message(&self, context: &Context, wc: &WorkCompletion) -> Result<Message, Error> {
+        if wc.byte_len as usize != size_of::<Message>() {
+            let peer = self.neighbour(self.side(wc.qp)).rank;
+            return Err(self.protocol(peer, format!("a message of {} bytes", wc.byte_len)));
+        }
+        let mut message = Message::new_zeroed();
         let start = mailbox_offset(wc.wr_id, queue_depth(&self.options));
-        let bytes = context.bytes(self.mailbox)?.get(start..start + wc.byte_len as usize);
-        let message = bytes.and_then(|bytes| Message::read_from_bytes(bytes).ok());
-        let peer = self.neighbour(self.side(wc.qp)).rank;
-        message.ok_or_else(|| self.protocol(peer, format!("a message of {} bytes", wc.byte_len)))
+        context.read(self.mailbox, start as u64, message.as_mut_bytes())?;
+        Ok(message)
     }
 
     fn take_message(&mut self, side: Side, message: &Message) -> Result<(), Error> {

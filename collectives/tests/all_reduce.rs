@@ -7,9 +7,11 @@ mod group;
 
 use std::time::{Duration, Instant};
 
-use ferroce::{Counter, WcStatus};
+use ferroce::driver::rnic::Verbs;
+use ferroce::{Counter, Memory, RnicPort, WcStatus};
 use ferroce_collectives::{Communicator, DataType, Error, Options, ReduceOp};
-use group::{element, fill, options, run};
+use ferroce_driver_test_support::rnic_stub::Stub;
+use group::{element, fill, options, run, run_on};
 
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -28,8 +30,9 @@ fn check_sums(mut communicator: Communicator, counts: &[usize]) -> Communicator 
         for (data_type, encode) in types {
             fill(&mut communicator, buffer, (0..=count).map(|i| encode(element(rank, call, i)))).unwrap();
             communicator.all_reduce(buffer, count, data_type, ReduceOp::Sum).unwrap();
-            let bytes = communicator.bytes(buffer).unwrap();
-            for (index, got) in bytes.as_chunks::<4>().0[..=count].iter().enumerate() {
+            let mut bytes = vec![0; (count + 1) * 4];
+            communicator.read(buffer, 0, &mut bytes).unwrap();
+            for (index, got) in bytes.as_chunks::<4>().0.iter().enumerate() {
                 let expected = match index {
                     _ if index == count => element(rank, call, index),
                     _ => (0..size).map(|other| element(other, call, index)).sum(),
@@ -63,6 +66,44 @@ fn sums_with_the_default_options() {
     run(4, Options::default(), None, LIMIT, |communicator| {
         let mut communicator = check_sums(communicator, &[1 << 20, 3, 25_557_032 / 16]);
         communicator.barrier().unwrap();
+        communicator.finish().unwrap();
+    });
+}
+
+/// The libibverbs of the tests in the place of a card, which refuses slices.
+#[test]
+fn sums_over_a_card() {
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    let verbs = Verbs::load_from(stub.path()).unwrap();
+    let open =
+        |rank| RnicPort::open_by(&verbs, ["stub0", "stub1"][rank as usize % 2], None, None).unwrap().into();
+    for size in [2, 3, 4] {
+        run_on(size, options(), LIMIT, open, |communicator| {
+            let mut communicator = check_sums(communicator, &[0, 1, 2, 7, 1000, 100_000, 300_000]);
+            let buffer = communicator.allocate(8).unwrap();
+            let refused = communicator.bytes_mut(buffer).unwrap_err().to_string();
+            assert!(refused.contains("an RNIC has no slices"), "{refused}");
+            communicator.finish().unwrap();
+        });
+    }
+    assert_eq!(stub.live_objects(), 0);
+}
+
+/// Memory that other threads may write has no slices either.
+#[test]
+fn sums_of_shared_memory() {
+    run(3, options(), None, LIMIT, |mut communicator| {
+        let memory = Memory::shared(40_000).unwrap();
+        let (here, rank) = (memory.share().unwrap(), communicator.rank());
+        let buffer = communicator.register(memory).unwrap();
+        fill(&mut communicator, buffer, (0..10_000).map(|i| element(rank, 0, i).to_ne_bytes())).unwrap();
+        communicator.all_reduce(buffer, 10_000, DataType::I32, ReduceOp::Sum).unwrap();
+        let mut bytes = vec![0; 40_000];
+        here.read(0, &mut bytes).unwrap();
+        for (index, got) in bytes.as_chunks::<4>().0.iter().enumerate() {
+            let sum: i32 = (0..3).map(|rank| element(rank, 0, index)).sum();
+            assert_eq!(i32::from_ne_bytes(*got), sum, "element {index}");
+        }
         communicator.finish().unwrap();
     });
 }

@@ -13,11 +13,12 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
+use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use ferroce::PathMtu;
+use ferroce::{DeviceSpec, PathMtu};
 use ferroce_collectives::Bootstrap;
 use ferroce_driver::loopback::{Switch, SwitchConfig};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -38,13 +39,18 @@ use supervisor::{RankNotice, Supervisor};
 /// they are processes with UDP sockets on the loopback interface. Where those can't be had either,
 /// they are threads that speak the same packets over an in-process switch.
 ///
+/// With -d ibverbs:DEVICE they are processes that share a port of an RNIC.
+///
 /// Exit status: 0 if every element is right, 1 if one is not or a rank failed, 2 for wrong usage,
 /// 130 if it is interrupted.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// What joins the ranks [default: af_xdp where possible, else udp, else loopback].
-    #[arg(short, long, value_enum)]
-    device: Option<Device>,
+    /// What joins the ranks: af_xdp (a namespace and a process for each rank), udp (sockets on addresses of the
+    /// loopback interface, a process for each rank; no privilege), loopback (a switch inside this process, a thread for
+    /// each rank), or an RNIC, as ibverbs:DEVICE[:PORT[:GID]] (a process for each rank) [default: af_xdp where
+    /// possible, else udp, else loopback].
+    #[arg(short, long)]
+    device: Option<Joint>,
     /// Ranks.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(2..=i64::from(values::MAX_RANKS)))]
     ranks: u32,
@@ -69,20 +75,35 @@ pub struct Args {
     /// RANK:TENSOR:INDEX of an element that a rank gets wrong on purpose, for tests.
     #[arg(long, hide = true)]
     fault: Option<Fault>,
-    /// This process is a rank that a demo started.
-    #[arg(long, hide = true)]
-    as_rank: bool,
+    /// This process is a rank that a demo started, on this device.
+    #[arg(long, hide = true, value_name = "DEVICE")]
+    as_rank: Option<DeviceSpec>,
 }
 
-#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-enum Device {
-    /// Kernel-bypass sockets on veth interfaces, a namespace and a process for each rank.
-    #[value(name = "af_xdp")]
+/// What joins the ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Joint {
     AfXdp,
-    /// UDP sockets on addresses of the loopback interface, a process for each rank; no privilege.
     Udp,
-    /// A switch inside this process, a thread for each rank.
     Loopback,
+    /// A port of a card, which all ranks share.
+    Rnic(DeviceSpec),
+}
+
+impl FromStr for Joint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Joint, String> {
+        match text {
+            "af_xdp" => Ok(Joint::AfXdp),
+            "udp" => Ok(Joint::Udp),
+            "loopback" => Ok(Joint::Loopback),
+            _ if text.starts_with("ibverbs") => {
+                text.parse().map(Joint::Rnic).map_err(|error: ferroce::Error| error.to_string())
+            }
+            _ => Err("af_xdp, udp, loopback or ibverbs:DEVICE, such as ibverbs:mlx5_0".to_owned()),
+        }
+    }
 }
 
 /// Runs the ranks and prints the report; see [`Args`] for the exit status.
@@ -90,8 +111,8 @@ enum Device {
 /// # Errors
 /// A rank can't be started or fails, the report can't be written, or somebody interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    if args.as_rank {
-        return Ok(rank::main(&args.plan(), args.device == Some(Device::Udp), args.pcap.as_deref()));
+    if let Some(device) = &args.as_rank {
+        return Ok(rank::main(&args.plan(), device, args.pcap.as_deref()));
     }
     let result = interruption().and_then(|interrupted| {
         let result = demo(&args, &interrupted);
@@ -142,6 +163,7 @@ const PATIENCE: Duration = Duration::from_secs(40);
 const TICK: Duration = Duration::from_millis(50);
 const AF_XDP: &str = "AF_XDP";
 const UDP: &str = "udp";
+const IBVERBS: &str = "ibverbs";
 /// The rendezvous of the ranks, as torchrun's default; rank 0 has its namespace for itself.
 const MASTER_PORT: u16 = 29500;
 
@@ -176,10 +198,11 @@ fn interruption() -> Result<Arc<AtomicBool>, Error> {
 }
 
 fn demo(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
-    match args.device {
-        Some(Device::AfXdp) => over_af_xdp(args, interrupted),
-        Some(Device::Udp) => over_udp(args, interrupted),
-        Some(Device::Loopback) => over_loopback(args, interrupted),
+    match &args.device {
+        Some(Joint::AfXdp) => over_af_xdp(args, interrupted),
+        Some(Joint::Udp) => over_udp(args, interrupted),
+        Some(Joint::Loopback) => over_loopback(args, interrupted),
+        Some(Joint::Rnic(card)) => over_card(args, card, interrupted),
         None => {
             let result = or_else(over_af_xdp(args, interrupted), interrupted, "processes, over udp", || {
                 over_udp(args, interrupted)
@@ -216,7 +239,8 @@ fn over_af_xdp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Erro
     let program = own_program()?;
     for rank in 0..args.ranks {
         let command = lab.command(rank, &program);
-        start_rank(args, &mut ranks, rank, command, "af_xdp", netns::address(0))?;
+        let device = DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: None };
+        start_rank(args, &mut ranks, rank, command, &device, netns::address(0))?;
     }
     supervise(&args.plan(), AF_XDP, &mut ranks, interrupted)
 }
@@ -230,9 +254,26 @@ fn over_udp(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> 
     let mut ranks = Supervisor::new();
     let program = own_program()?;
     for rank in 0..args.ranks {
-        start_rank(args, &mut ranks, rank, Command::new(&program), "udp", rank::udp_address(0))?;
+        let device = DeviceSpec::Udp(host_address(rank));
+        start_rank(args, &mut ranks, rank, Command::new(&program), &device, host_address(0))?;
     }
     supervise(&args.plan(), UDP, &mut ranks, interrupted)
+}
+
+/// Ranks as processes that share a port of a card.
+fn over_card(args: &Args, card: &DeviceSpec, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
+    let mut ranks = Supervisor::new();
+    let program = own_program()?;
+    for rank in 0..args.ranks {
+        start_rank(args, &mut ranks, rank, Command::new(&program), card, host_address(0))?;
+    }
+    supervise(&args.plan(), IBVERBS, &mut ranks, interrupted)
+}
+
+/// The address of a rank on the loopback interface, which has all that start with 127; not one that
+/// others are likely to use.
+fn host_address(rank: u32) -> IpAddr {
+    Ipv4Addr::new(127, 77, 0, rank as u8 + 1).into()
 }
 
 /// Starts a rank by a command that runs this program, with the rendezvous at rank 0's address.
@@ -241,11 +282,11 @@ fn start_rank(
     ranks: &mut Supervisor,
     rank: u32,
     mut command: Command,
-    device: &str,
+    device: &DeviceSpec,
     master: IpAddr,
 ) -> Result<(), Error> {
     let plan = args.plan();
-    command.args(["demo", "--as-rank", "--device", device]);
+    command.args(["demo", "--as-rank", &device.to_string()]);
     command.args(["--rounds", &plan.rounds.to_string(), "--tensors", &plan.tensors.len().to_string()]);
     command.args(["--path-mtu", &plan.path_mtu.to_string()]);
     command.args(args.congestion.to_arguments());
@@ -292,7 +333,7 @@ fn over_loopback(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Er
             bootstrap = bootstrap.listener(listener);
         }
         ranks.start_thread(move |stop, tell| {
-            rank::run(&plan, bootstrap, Box::new(port), stop, pcap.as_deref(), tell);
+            rank::run(&plan, bootstrap, Box::new(port).into(), stop, pcap.as_deref(), tell);
         });
     }
     supervise(&plan, "loopback", &mut ranks, interrupted)

@@ -1,5 +1,7 @@
 //! `ferroce devinfo`: what there is to work with, and what is missing for the faster modes.
 
+mod card_congestion;
+mod choice;
 mod rnics;
 
 use std::collections::BTreeSet;
@@ -15,12 +17,15 @@ use serde::Serialize;
 use crate::dscp::{DscpClass, cnp_dscp};
 use crate::failure::Failure;
 use crate::output::say;
+use choice::Choice;
 use rnics::Rnics;
 
 /// Shows interfaces with their GID tables and path MTUs, and what keeps them from the faster modes; and RNICs, where there is a
 /// libibverbs.
 ///
-/// With -d the device is opened, and what it says of itself is shown too.
+/// With -d the device is opened, and what it says of itself is shown too: with the driver that the name takes, why, and the
+/// RNICs that are on the same interface. Of an RNIC it says whether its keys are easy to guess, which events it does not raise, and
+/// what it does against congestion, where that is known.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// Only this device: an interface (eth0), or a driver with its argument (af_xdp:eth0, loopback).
@@ -44,8 +49,10 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 #[derive(Debug, Serialize)]
 struct DevInfo {
     interfaces: Vec<InterfaceInfo>,
-    /// Null with -d.
+    /// All without -d; those that the device is, or that are on its interface; null where it has neither.
     rnics: Option<Rnics>,
+    /// Null without -d, or if the device can't be opened.
+    choice: Option<Choice>,
     /// What the opened device says; null without -d, or if it can't be opened.
     device: Option<DeviceInfo>,
     /// Drivers in this build, as -d names them.
@@ -145,15 +152,29 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
             DeviceSpec::Interface(name)
             | DeviceSpec::AfXdp { interface: name, .. }
             | DeviceSpec::UdpInterface(name),
-        ) => vec![netlink.interface(name)?],
+        ) => {
+            let all = rnics.insert(Rnics::find(&netlink.interfaces()?));
+            let interface = netlink.interface(name).map_err(|error| choice::explain(name, error, all))?;
+            all.keep_on(name);
+            vec![interface]
+        }
+        Some(DeviceSpec::Ibverbs { name, .. }) => {
+            rnics.insert(Rnics::find(&netlink.interfaces()?)).keep(name);
+            Vec::new()
+        }
         Some(_) => Vec::new(),
     };
-    let (device, opened) = match device.map(|device| device.open()).transpose() {
-        Ok(driver) => (driver.map(|driver| DeviceInfo::new(driver.capabilities())), Ok(())),
+    let opened = device.map(|device| device.open()).transpose();
+    let (capabilities, opened) = match opened {
+        Ok(opened) => (opened.map(|opened| opened.capabilities().clone()), Ok(())),
         Err(error) => (None, Err(Failure::from(error))),
     };
+    let choice = device.zip(capabilities.as_ref());
+    let choice = choice.map(|(device, opened)| Choice::new(device, opened, rnics.as_ref()));
+    let device = capabilities.as_ref().map(DeviceInfo::new);
     let info = DevInfo {
         rnics,
+        choice,
         interfaces: interfaces.iter().map(InterfaceInfo::new).collect::<Result<_, _>>()?,
         device,
         drivers: drivers(),
@@ -314,6 +335,7 @@ impl DevInfo {
     fn print(&self) -> Result<(), Failure> {
         self.interfaces.iter().try_for_each(InterfaceInfo::print)?;
         self.rnics.iter().try_for_each(Rnics::print)?;
+        self.choice.iter().try_for_each(Choice::print)?;
         if let Some(device) = &self.device {
             say!("device {}: {} on {}", device.driver, device.description, device.interface)?;
             say!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu)?;

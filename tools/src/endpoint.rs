@@ -169,14 +169,14 @@ pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn Packet
 }
 
 impl Endpoint {
-    /// Whether packets are counted here. Those of a card are its own, and what it tells of them is no full account.
+    /// As the function of the same name says.
     pub(crate) fn counts_packets(&self) -> bool {
         !self.is_card()
     }
 
     /// Whether the packets are a card's.
     pub(crate) fn is_card(&self) -> bool {
-        self.context.capabilities().driver == "ibverbs"
+        !counts_packets(&self.context)
     }
 
     /// Sets up a context on `device`, recording if the options say so, and pins the calling thread.
@@ -433,6 +433,11 @@ impl Endpoint {
         }
         Ok(())
     }
+}
+
+/// Whether packets are counted here. Those of a card are its own, and what it tells of them is no full account.
+pub(crate) fn counts_packets(context: &Context) -> bool {
+    context.capabilities().driver != "ibverbs"
 }
 
 /// Puts a new context into a partition.

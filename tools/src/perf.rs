@@ -1,6 +1,7 @@
 //! `ferroce perf`: bandwidth and latency of each operation, in the manner of perftest.
 
 mod client;
+mod compare;
 mod control;
 pub mod message;
 mod pattern;
@@ -12,7 +13,7 @@ mod session;
 
 use std::net::TcpStream;
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ferroce::{Device, Gid, PathMtu};
 use tracing::info;
@@ -24,6 +25,7 @@ use crate::tcp::Listener;
 use crate::visitors::{Heard, await_client};
 use crate::{selftest, tcp};
 use client::Stop;
+use compare::Comparison;
 use control::PerfControl;
 use pattern::Origin;
 use perftest::PerftestExchange;
@@ -119,9 +121,29 @@ pub struct Args {
     /// Refused: ferroce perf does not connect by rdma_cm, as perftest does with -R and -z.
     #[arg(short = 'R', long = "rdma_cm", visible_short_alias = 'z', visible_alias = "comm_rdma_cm")]
     rdma_cm: bool,
+    /// Measure over this device too, in turn with -d, three times each, and print one table of both with ratio and spread:
+    /// --compare=ibverbs:mlx5_0, or --compare for the RNIC on the interface of -d. Both ends want it; an end that has but
+    /// one device names that again; a GID is chosen by DEVICE (ibverbs:mlx5_0:1:3), not by -x. Each device is closed before the other is opened, so AF_XDP and an RNIC may share an
+    /// interface; a UDP socket and rdma_rxe want the same UDP port of one network namespace.
+    #[arg(
+        long,
+        value_name = "DEVICE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = compare::FOUND,
+        conflicts_with_all = ["pcap", "perftest", "gid_index"]
+    )]
+    compare: Option<Comparison>,
     /// Print the report as JSON.
     #[arg(long)]
     json: bool,
+}
+
+/// How long a server waits for a client.
+#[derive(Clone, Copy)]
+enum Patience {
+    Endless,
+    Until(Instant),
 }
 
 /// Measures as a client, or serves one, and prints the report.
@@ -130,27 +152,18 @@ pub struct Args {
 /// It can't be begun as it was given, an end fails, a byte is wrong or missing, the report or the recording can't be
 /// written, or somebody interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    if let Some(with) = &args.compare {
+        args.check()?;
+        compare::run(&args, with)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     start(&args)?.print(args.json)?;
     args.port.check_recording()?;
     Ok(ExitCode::SUCCESS)
 }
 
 fn start(args: &Args) -> Result<PerfReport, Failure> {
-    if args.rdma_cm {
-        return Err(Failure::usage(
-            "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and `ucmatose` \
-             connect so)",
-        ));
-    }
-    let plan = args.plan();
-    plan.check_limits()?;
-    if args.all && args.service == Service::Ud {
-        return Err(Failure::usage("--all: UD has messages of one packet; give sizes one by one with -s"));
-    }
-    args.sizes(args.perftest).iter().try_for_each(|(size, _)| plan.check_size(*size))?;
-    if args.perftest {
-        args.check_perftest()?;
-    }
+    args.check()?;
     let interrupt = Interrupt::install()?;
     let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
         if args.perftest && args.host.is_none() {
@@ -161,7 +174,7 @@ fn start(args: &Args) -> Result<PerfReport, Failure> {
         let driver = args.port.open()?;
         let end = args.endpoint(driver, &args.port, &interrupt)?;
         return match &args.host {
-            None => args.serve(end, &Listener::any(args.tcp_port)?),
+            None => args.serve(end, &Listener::any(args.tcp_port)?, Patience::Endless),
             Some(host) => args.measure(end, host, args.tcp_port),
         };
     };
@@ -169,13 +182,32 @@ fn start(args: &Args) -> Result<PerfReport, Failure> {
     let tcp_port = listener.port()?;
     let serve = || {
         let end = args.endpoint(server, &args.port.for_server(), &interrupt)?;
-        args.serve(end, &listener).map(drop)
+        args.serve(end, &listener, Patience::Endless).map(drop)
     };
     let measure = || args.measure(args.endpoint(client, &args.port, &interrupt)?, "127.0.0.1", tcp_port);
     selftest::run(&interrupt, serve, measure)
 }
 
 impl Args {
+    /// What can't be carried out, whatever the devices are.
+    fn check(&self) -> Result<(), Failure> {
+        if self.rdma_cm {
+            return Err(Failure::usage(
+                "-R, -z: `ferroce perf` does not connect by rdma_cm; leave them out at both ends (`rping` and `ucmatose` \
+                 connect so)",
+            ));
+        }
+        let plan = self.plan();
+        plan.check_limits()?;
+        if self.all && self.service == Service::Ud {
+            return Err(Failure::usage(
+                "--all: UD has messages of one packet; give sizes one by one with -s",
+            ));
+        }
+        self.sizes(self.perftest).iter().try_for_each(|(size, _)| plan.check_size(*size))?;
+        if self.perftest { self.check_perftest() } else { Ok(()) }
+    }
+
     fn plan(&self) -> Plan {
         Plan {
             operation: self.operation,
@@ -250,10 +282,20 @@ impl Args {
         Ok(end)
     }
 
-    fn serve(&self, mut end: Endpoint, listener: &Listener) -> Result<PerfReport, Failure> {
+    fn serve(
+        &self,
+        mut end: Endpoint,
+        listener: &Listener,
+        patience: Patience,
+    ) -> Result<PerfReport, Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
         let mut ear = Ear::open(&mut end, listener.port()?)?;
-        let meanwhile = || end.poll().and_then(|_| ear.check(&mut end));
+        let meanwhile = || {
+            if matches!(patience, Patience::Until(end) if Instant::now() > end) {
+                return Err(Failure::run("the client has not come back; does it have --compare too?"));
+            }
+            end.poll().and_then(|_| ear.check(&mut end))
+        };
         let (stream, client) = await_client(listener, meanwhile, control::GREETING, FirstWords::of)?;
         ear.close(&mut end)?;
         let interrupt = end.interrupt.clone();

@@ -16,6 +16,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use ferroce_driver_test_support::rnic_stub::Stub;
 use serde_json::Value;
 
 const FERROCE: &str = env!("CARGO_BIN_EXE_ferroce");
@@ -63,12 +64,28 @@ fn wrong_usage_is_told_apart_from_failure() {
         (["--ranks", "1"], "'1'"),
         (["--ranks", "65"], "'65'"),
         (["--device", "eth0"], "'eth0'"),
+        (["--device", "ibverbs:"], "'ibverbs:'"),
         (["--rounds", "0"], "'0'"),
     ] {
         let output = demo(&args);
         let text = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{text}");
         assert!(text.contains(value), "{text}");
+    }
+}
+
+/// Ranks on a card are processes; the one of the tests has no other that it reaches, so only the refusals are seen here, and
+/// the rest in the guest with rdma_rxe.
+#[test]
+fn a_card_that_is_not_there_is_named() {
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    for (device, reason) in [("ibverbs:stub7", "stub7"), ("ibverbs:stub0:9", "port = 9")] {
+        let mut command = Command::new(FERROCE);
+        command.args(["demo", "--tensors", "1", "-d", device]).env("LD_LIBRARY_PATH", stub.folder());
+        let output = run(&mut command);
+        let why = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{why}");
+        assert!(why.contains("ibverbs can't be used: ") && why.contains(reason), "{why}");
     }
 }
 

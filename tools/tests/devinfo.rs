@@ -41,7 +41,37 @@ fn rnics_are_listed_beside_interfaces() {
     assert_eq!(port["gids"][1], gid);
     let text = run(&["devinfo"]);
     assert!(text.contains("stub0 (RNIC), firmware 16.35.2000"), "{text}");
+    // Of a card that is not known nothing is claimed.
+    let stub0 = &rnics["devices"][0];
+    assert_eq!((&stub0["rxe"], &stub0["keys"]), (&false.into(), &"unknown".into()));
+    assert!(stub0["absent_events"].is_null() && stub0.get("absent_events").is_some(), "{stub0}");
+    assert!(port["congestion"].is_null() && port.get("congestion").is_some(), "{port}");
+    for line in [
+        "  keys: unknown whether they can be guessed\n",
+        "  events that it does not raise: unknown\n",
+        "  congestion control of the card: not told\n",
+    ] {
+        assert!(text.contains(line), "'{line}' is not in {text}");
+    }
     assert!(text.contains("  GID  1  ::ffff:10.0.0.2"), "{text}");
+
+    // A name takes the driver that it says, and never the card that is on the same interface; the stub's are on lo.
+    let text = run(&["devinfo", "-d", "udp:lo"]);
+    assert!(text.contains("-d udp:lo takes udp: the name says so\n"), "{text}");
+    assert!(text.contains("  an RNIC is on this interface too, and faster: -d ibverbs:stub0\n"), "{text}");
+    let card: serde_json::Value =
+        serde_json::from_str(&run(&["devinfo", "-d", "ibverbs:stub1", "--json"])).unwrap();
+    assert_eq!(card["choice"]["driver"], "ibverbs");
+    assert_eq!(card["rnics"]["devices"].as_array().unwrap().len(), 1);
+    assert_eq!(card["rnics"]["devices"][0]["name"], "stub1");
+
+    // A card's name alone is none of an interface.
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
+    command.args(["devinfo", "-d", "stub0"]).env("LD_LIBRARY_PATH", stub.folder());
+    let output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("'stub0' is an RNIC, and no interface: -d ibverbs:stub0"), "{text}");
 }
 
 #[test]
@@ -67,6 +97,9 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
     let opened = Ferroce::start(Some(&pair.a), &format!("devinfo -d {VETH} --json")).end().json();
     assert_eq!(opened["device"]["driver"], "af_xdp");
     assert_eq!(opened["device"]["mtu"], 4170);
+    assert_eq!(opened["choice"]["driver"], "af_xdp");
+    assert_eq!(opened["choice"]["reason"], "the fastest packet driver for an interface in this build");
+    assert_eq!(opened["choice"]["rnics"], serde_json::json!([]));
 
     // Packets of path MTU 1024 would fit, and there is no IPv6.
     let least = Namespaces::new(1400).unwrap();

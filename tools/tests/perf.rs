@@ -368,3 +368,58 @@ fn kill_one(pair: &Namespaces, test: &str, server_dies: bool) -> Outcome {
         server.end()
     }
 }
+
+#[test]
+fn two_devices_in_turn() {
+    let _alone = alone();
+    let Some(pair) = ends::pair(9000) else { return };
+    let test = "perf write bw -n 200 -s 4096";
+    let server = Ferroce::server(&pair.a, &format!("{test} -d {VETH} --compare=udp:{VETH}"));
+    let client = format!("{test} -d {VETH} --compare=udp:{VETH} --json {SERVER}");
+    let report = Ferroce::start(Some(&pair.b), &client).end().json();
+    let server = server.end();
+    assert!(
+        server.stdout.contains(&format!("served 3 runs over {VETH} and 3 over udp:{VETH}")),
+        "{server:#?}"
+    );
+    assert_eq!(report["devices"], serde_json::json!([VETH, format!("udp:{VETH}")]));
+    assert_eq!((&report["rounds"], &report["unit"]), (&3.into(), &"Gb/s".into()));
+    for (runs, driver) in report["runs"].as_array().unwrap().iter().zip(["af_xdp", "udp"]) {
+        let runs = runs.as_array().unwrap();
+        assert_eq!(runs.len(), 3, "{report}");
+        assert!(runs.iter().all(|run| run["driver"] == driver), "{report}");
+    }
+    let row = &report["sizes"][0];
+    let value = |device: usize, name: &str| row["values"][device][name].as_f64().unwrap();
+    assert_eq!(row["size"], 4096);
+    for device in 0..2 {
+        assert!(0.0 < value(device, "min") && value(device, "median") <= value(device, "max"), "{row}");
+    }
+    let ratio = value(1, "median") / value(0, "median");
+    assert!((row["ratio"].as_f64().unwrap() - ratio).abs() < 1e-9, "{row}");
+
+    // A server that serves once is missed at the second run.
+    let server = Ferroce::server(&pair.a, &format!("{test} -d {VETH}"));
+    let client = format!("{test} -d {VETH} --compare=udp:{VETH} {SERVER}");
+    let outcome = Ferroce::start(Some(&pair.b), &client).end();
+    assert_eq!(outcome.code, Some(1), "{outcome:#?}");
+    assert!(outcome.stderr.contains(&format!("run 2 of 6, over udp:{VETH}: ")), "{outcome:#?}");
+    assert_eq!(server.end().code, Some(0));
+
+    // What is missing is said before anything is measured.
+    for (devices, reason) in [
+        (format!("-d {VETH} --compare"), "RNIC"),
+        (format!("-d {VETH} --compare=ibverbs:no_such0"), "'ibverbs:no_such0' can't be had: "),
+        ("-d udp:192.0.2.9 --compare".to_owned(), "no interface of 'udp:192.0.2.9'"),
+    ] {
+        let outcome = Ferroce::start(Some(&pair.b), &format!("{test} {devices} {SERVER}")).end();
+        assert!(matches!(outcome.code, Some(1 | 2)), "{outcome:#?}");
+        assert!(outcome.stderr.contains(reason), "{outcome:#?}");
+    }
+    refused(&[
+        ("perf write bw -d loopback --compare=udp:127.0.0.1", &["'loopback'"]),
+        ("perf write bw -d udp:127.0.0.1 --compare=a/b", &["'a/b'"]),
+        ("perf write bw -d udp:127.0.0.1 --compare --perftest h", &["--perftest"]),
+        ("perf write bw -d udp:127.0.0.1 --compare -x 0 h", &["--gid-index"]),
+    ]);
+}

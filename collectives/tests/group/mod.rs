@@ -8,7 +8,7 @@ use std::time::Duration;
 use ferroce::driver::loopback::{Switch, SwitchConfig};
 use ferroce::driver::{self, Error as DriverError};
 use ferroce::driver::{FilteredSource, FrameSource, Sent};
-use ferroce::{Config, Context, Nanos, PacketDriver};
+use ferroce::{Config, Context, Device, Nanos, PacketDriver};
 use ferroce_collectives::{Bootstrap, Communicator, Error, Options};
 
 /// Options for tests: a peer that is gone is noticed in 1 s, and small chunks make many.
@@ -28,24 +28,43 @@ where
     T: Send + 'static,
     F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
 {
-    let (sender, receiver) = mpsc::channel();
     let switch = Switch::new(SwitchConfig::default()).unwrap();
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let master = listener.local_addr().unwrap();
-    let mut listener = Some(listener);
-    for rank in 0..size {
+    let open = |rank: u32| {
         let port = switch.port(&[[10, 0, 0, rank as u8 + 1].into()]);
         let driver: Box<dyn PacketDriver> = match loss {
             Some(every) => Box::new(Lossy { inner: Box::new(port), every, left: every }),
             None => Box::new(port),
         };
+        driver.into()
+    };
+    run_on(size, options, limit, open, body)
+}
+
+/// As [`run`], each rank on the device that `open` makes for it.
+pub(crate) fn run_on<T, F>(
+    size: u32,
+    options: Options,
+    limit: Duration,
+    open: impl Fn(u32) -> Device,
+    body: F,
+) -> Vec<T>
+where
+    T: Send + 'static,
+    F: Fn(Communicator) -> T + Send + Sync + Clone + 'static,
+{
+    let (sender, receiver) = mpsc::channel();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let master = listener.local_addr().unwrap();
+    let mut listener = Some(listener);
+    for rank in 0..size {
+        let device = open(rank);
         let mut bootstrap = Bootstrap::new(rank, size, master).unwrap();
         if let Some(listener) = listener.take() {
             bootstrap = bootstrap.listener(listener);
         }
         let (sender, body) = (sender.clone(), body.clone());
         thread::spawn(move || {
-            let context = Context::open(driver, &Config::default()).unwrap();
+            let context = Context::open(device, &Config::default()).unwrap();
             let communicator = Communicator::new(context, bootstrap, &options).unwrap();
             // The receiver is gone if another rank has failed the test.
             let _ = sender.send((rank, body(communicator)));
@@ -110,9 +129,6 @@ pub(crate) fn fill(
     buffer: ferroce_collectives::Buffer,
     elements: impl Iterator<Item = [u8; 4]>,
 ) -> Result<(), Error> {
-    let bytes = communicator.bytes_mut(buffer)?;
-    for (to, from) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(elements) {
-        *to = from;
-    }
-    Ok(())
+    let bytes: Vec<u8> = elements.flatten().collect();
+    communicator.write(buffer, 0, &bytes)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
@@ -12,20 +12,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ferroce::{Context, Counter, Device, DeviceSpec, PacketDriver, PathMtu};
+use ferroce::{Context, Counter, Device, DeviceSpec, PathMtu};
 use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
 use ferroce_driver::Stats;
 use ferroce_driver::pcap::{Recorder, Recording};
 use serde::{Deserialize, Serialize};
 
-use super::shapes::Tensor;
+use super::shapes::{ELEMENT, Tensor};
 use super::stoppable::Stoppable;
 use super::values::{self, Wrong};
 use crate::congestion::CongestionArgs;
-use crate::endpoint::export;
-use crate::endpoint::packet_driver;
+use crate::endpoint::{counts_packets, export, packet_driver};
 use crate::failure::Failure;
-use crate::netns;
 
 /// What all ranks of a demo agree on.
 #[derive(Clone, Debug)]
@@ -111,9 +109,15 @@ impl fmt::Display for Opened {
     }
 }
 
-/// What a rank counted.
+/// What a rank counted; `None` on a card, which counts for all that use its port.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Totals {
+    #[serde(flatten)]
+    pub(super) packets: Option<PacketTotals>,
+}
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct PacketTotals {
     /// Packets sent.
     pub(super) sent: u64,
     /// Packets received with a right ICRC.
@@ -130,6 +134,13 @@ pub(super) struct Totals {
 
 impl Totals {
     fn of(context: &Context) -> Totals {
+        let packets = counts_packets(context).then(|| PacketTotals::of(context));
+        Totals { packets }
+    }
+}
+
+impl PacketTotals {
+    fn of(context: &Context) -> PacketTotals {
         let counters = context.counters();
         let Stats { rx_dropped, tx_dropped, .. } = context.driver_stats();
         let mut dropped: BTreeMap<String, u64> =
@@ -137,7 +148,7 @@ impl Totals {
         dropped.insert("no buffer at the receiving port".to_owned(), rx_dropped);
         dropped.insert("not taken by the sending port".to_owned(), tx_dropped);
         dropped.retain(|_, count| *count > 0);
-        Totals {
+        PacketTotals {
             sent: counters.value(Counter::SentPkts),
             received: counters.value(Counter::RcvdPkts),
             retransmitted: counters.value(Counter::RetransmittedPkts),
@@ -177,7 +188,7 @@ impl FromStr for Fault {
 /// A rank as a process of its own, which finds the others by its environment. It tells its events
 /// on standard output, and stops when its standard input ends, which it does when the demo wants so
 /// or is gone.
-pub(super) fn main(plan: &RankPlan, udp: bool, pcap: Option<&Path>) -> ExitCode {
+pub(super) fn main(plan: &RankPlan, device: &DeviceSpec, pcap: Option<&Path>) -> ExitCode {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     thread::spawn(move || {
@@ -193,50 +204,36 @@ pub(super) fn main(plan: &RankPlan, udp: bool, pcap: Option<&Path>) -> ExitCode 
         }
     };
     match Bootstrap::from_env() {
-        Ok(bootstrap) => {
-            let device = match udp {
-                true => DeviceSpec::Udp(udp_address(bootstrap.rank())),
-                false => DeviceSpec::AfXdp { interface: netns::INTERFACE.to_owned(), queue: None },
-            };
-            match device.open() {
-                Ok(device) => match packet_driver(device, "demo") {
-                    Ok(driver) => run(plan, bootstrap, driver, stop, pcap, &mut tell),
-                    Err(failure) => tell(RankEvent::Unopened { reason: failure.to_string() }),
-                },
-                Err(error) => tell(RankEvent::Unopened { reason: error.to_string() }),
-            }
-        }
+        Ok(bootstrap) => match device.open() {
+            Ok(device) => run(plan, bootstrap, device, stop, pcap, &mut tell),
+            Err(error) => tell(RankEvent::Unopened { reason: error.to_string() }),
+        },
         Err(error) => tell(RankEvent::Failed { reason: error.to_string() }),
     }
     ExitCode::from(u8::from(failed))
-}
-
-/// The address of a rank on the loopback interface, which has all that start with 127; not one that
-/// others are likely to use.
-pub(super) fn udp_address(rank: u32) -> IpAddr {
-    Ipv4Addr::new(127, 77, 0, rank as u8 + 1).into()
 }
 
 /// A rank on its port.
 pub(super) fn run(
     plan: &RankPlan,
     bootstrap: Bootstrap,
-    driver: Box<dyn PacketDriver>,
+    device: Device,
     stop: Arc<AtomicBool>,
     pcap: Option<&Path>,
     tell: &mut dyn FnMut(RankEvent),
 ) {
     let mut recording = Recording::default();
     let recorded = match pcap {
-        Some(file) => Recorder::create(driver, file).map(|recorder| {
-            recording = recorder.recording();
-            Box::new(recorder) as _
-        }),
-        None => Ok(driver),
+        Some(file) => record(device, file, &mut recording),
+        None => Ok(device),
     };
-    let result = recorded
-        .map_err(Error::from)
-        .and_then(|driver| all_reduce_all(plan, bootstrap, Box::new(Stoppable { driver, stop }), tell));
+    let result = recorded.and_then(|device| {
+        let device = match device.into_driver() {
+            Ok(driver) => Box::new(Stoppable { driver, stop: stop.clone() }).into(),
+            Err(card) => (*card).into(),
+        };
+        all_reduce_all(plan, bootstrap, device, &stop, tell)
+    });
     // The last frames are written when the driver goes.
     tell(match (result, recording.failure()) {
         (Err(error), _) => RankEvent::Failed { reason: error.to_string() },
@@ -245,8 +242,16 @@ pub(super) fn run(
     });
 }
 
+fn record(device: Device, file: &Path, recording: &mut Recording) -> Result<Device, Error> {
+    let recorder = Recorder::create(packet_driver(device, "--pcap")?, file)?;
+    *recording = recorder.recording();
+    Ok(Box::new(recorder).into())
+}
+
 #[derive(Debug, thiserror::Error)]
 enum Error {
+    #[error("told to stop")]
+    Stopped,
     #[error(transparent)]
     Driver(#[from] ferroce_driver::Error),
     #[error(transparent)]
@@ -257,16 +262,18 @@ enum Error {
     Options(#[from] Failure),
 }
 
+/// Elements that are filled or compared at once, in the first cache.
+const PIECE: usize = 2048;
 /// How long a rank waits for the others to start.
 const RENDEZVOUS: Duration = Duration::from_secs(20);
 
 fn all_reduce_all(
     plan: &RankPlan,
     bootstrap: Bootstrap,
-    driver: Box<dyn PacketDriver>,
+    device: Device,
+    stop: &AtomicBool,
     tell: &mut dyn FnMut(RankEvent),
 ) -> Result<Totals, Error> {
-    let device = Device::Driver(driver);
     let config = plan.congestion.config(&device)?;
     let mut context = Context::open(device, &config)?;
     export(&mut context);
@@ -281,6 +288,10 @@ fn all_reduce_all(
         communicator.barrier()?;
         let mut times = Vec::with_capacity(buffers.len());
         for (tensor, buffer) in plan.tensors.iter().zip(&buffers) {
+            // A driver that is told to stop does so at once; a card is asked between two tensors.
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Stopped);
+            }
             let start = Instant::now();
             communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?;
             times.push(start.elapsed().as_nanos() as u64);
@@ -299,11 +310,16 @@ fn fill(
     round: u32,
 ) -> Result<(), ferroce_collectives::Error> {
     let rank = communicator.rank();
-    for (number, buffer) in buffers.iter().enumerate() {
-        let bytes = communicator.bytes_mut(*buffer)?;
-        values::fill(bytes, round, rank, number);
-        if let Some(fault) = plan.fault.filter(|fault| (fault.rank, fault.tensor) == (rank, number)) {
-            values::negate(bytes, fault.index);
+    let mut room = [0; PIECE * ELEMENT];
+    for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
+        let fault = plan.fault.filter(|fault| (fault.rank, fault.tensor) == (rank, number));
+        for first in (0..tensor.len()).step_by(PIECE) {
+            let piece = &mut room[..(tensor.len() - first).min(PIECE) * ELEMENT];
+            values::fill(piece, first, round, rank, number);
+            if let Some(index) = fault.and_then(|fault| fault.index.checked_sub(first)) {
+                values::negate(piece, index);
+            }
+            communicator.write(*buffer, (first * ELEMENT) as u64, piece)?;
         }
         communicator.progress()?;
     }
@@ -318,9 +334,17 @@ fn check(
     round: u32,
 ) -> Result<(u64, Vec<Wrong>), ferroce_collectives::Error> {
     let (mut elements, mut wrong) = (0, Vec::new());
+    let (ranks, mut room) = (communicator.size(), [0; PIECE * ELEMENT]);
     for (number, (tensor, buffer)) in plan.tensors.iter().zip(buffers).enumerate() {
-        let bytes = communicator.bytes(*buffer)?;
-        wrong.extend(values::check(bytes, round, communicator.size(), number, tensor).err());
+        let mut found = None;
+        for first in (0..tensor.len()).step_by(PIECE) {
+            let piece = &mut room[..(tensor.len() - first).min(PIECE) * ELEMENT];
+            communicator.read(*buffer, (first * ELEMENT) as u64, piece)?;
+            if let Err(later) = values::check(piece, first, round, ranks, number, tensor) {
+                Wrong::add(&mut found, later);
+            }
+        }
+        wrong.extend(found);
         elements += tensor.len() as u64;
         communicator.progress()?;
     }

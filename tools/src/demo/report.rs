@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::rank::{Opened, Totals};
+use super::rank::{Opened, PacketTotals, Totals};
 use super::shapes::Tensor;
 use super::values::Wrong;
 
@@ -153,7 +153,11 @@ impl fmt::Display for DemoReport {
             "rank", "sent", "received", "retransmitted", "timeouts", "seq. NAKs", "dropped"
         )?;
         for RankPort { rank, totals, .. } in ports {
-            let Totals { sent, received, retransmitted, timeouts, sequence_naks, dropped } = totals;
+            let Some(packets) = &totals.packets else {
+                writeln!(f, "{rank:>4} the card counts its packets with those of all that use its port")?;
+                continue;
+            };
+            let PacketTotals { sent, received, retransmitted, timeouts, sequence_naks, dropped } = packets;
             writeln!(
                 f,
                 "{rank:>4} {sent:>10} {received:>10} {retransmitted:>14} {timeouts:>9} {sequence_naks:>9} {:>9}",
@@ -161,7 +165,7 @@ impl fmt::Display for DemoReport {
             )?;
         }
         for RankPort { rank, totals, .. } in ports {
-            for (reason, count) in &totals.dropped {
+            for (reason, count) in totals.packets.iter().flat_map(|packets| &packets.dropped) {
                 writeln!(f, "rank {rank} dropped {count} packets: {reason}")?;
             }
         }

@@ -29,15 +29,15 @@ impl Values {
     }
 }
 
-/// Writes the values of a rank into its tensor. `bytes` are those of the tensor.
-pub(super) fn fill(bytes: &mut [u8], round: u32, rank: u32, tensor: usize) {
+/// Writes the values of a rank into a piece of its tensor, whose first element has the index `first`.
+pub(super) fn fill(bytes: &mut [u8], first: usize, round: u32, rank: u32, tensor: usize) {
     let values = Values::new(round, rank, tensor);
-    for (index, element) in bytes.chunks_exact_mut(ELEMENT).enumerate() {
+    for (index, element) in (first..).zip(bytes.chunks_exact_mut(ELEMENT)) {
         element.copy_from_slice(&(values.at(index) as f32).to_ne_bytes());
     }
 }
 
-/// Changes the sign of an element, as a rank that is to be caught does.
+/// Changes the sign of an element of a piece, as a rank that is to be caught does.
 pub(super) fn negate(bytes: &mut [u8], index: usize) {
     if let Some(element) = bytes.chunks_exact_mut(ELEMENT).nth(index) {
         let value = -value_of(element);
@@ -71,9 +71,21 @@ impl std::fmt::Display for Wrong {
     }
 }
 
-/// Compares each element of an all-reduced tensor with the reference, bit for bit.
+impl Wrong {
+    /// Takes up what is wrong with a later piece of the tensor.
+    pub(super) fn add(found: &mut Option<Wrong>, later: Wrong) {
+        match found {
+            Some(found) => found.count += later.count,
+            None => *found = Some(later),
+        }
+    }
+}
+
+/// Compares each element of a piece of an all-reduced tensor with the reference, bit for bit. The piece's first element has
+/// the index `first`.
 pub(super) fn check(
     bytes: &[u8],
+    first: usize,
     round: u32,
     ranks: u32,
     number: usize,
@@ -81,13 +93,13 @@ pub(super) fn check(
 ) -> Result<(), Wrong> {
     let all: Vec<Values> = (0..ranks).map(|rank| Values::new(round, rank, number)).collect();
     let mut wrong: Option<Wrong> = None;
-    for (index, element) in bytes.chunks_exact(ELEMENT).enumerate() {
+    for (index, element) in (first..).zip(bytes.chunks_exact(ELEMENT)) {
         let sum: i64 = all.iter().map(|values| i64::from(values.at(index))).sum();
         let expected = sum as f32;
         let got_bits = value_of(element).to_bits();
         if got_bits != expected.to_bits() {
-            let first = Wrong { tensor: tensor.name.clone(), index, expected, got_bits, count: 0 };
-            wrong.get_or_insert(first).count += 1;
+            let this = Wrong { tensor: tensor.name.clone(), index, expected, got_bits, count: 0 };
+            wrong.get_or_insert(this).count += 1;
         }
     }
     wrong.map_or(Ok(()), Err)
@@ -118,7 +130,10 @@ mod tests {
         let mut sum = vec![0f32; len];
         for rank in (start..ranks).chain(0..start) {
             let mut bytes = vec![0; len * ELEMENT];
-            fill(&mut bytes, round, rank, number);
+            // In two pieces, as a rank fills it.
+            let (start, end) = bytes.split_at_mut(len / 3 * ELEMENT);
+            fill(start, 0, round, rank, number);
+            fill(end, len / 3, round, rank, number);
             for (sum, element) in sum.iter_mut().zip(bytes.chunks_exact(ELEMENT)) {
                 *sum += f32::from_ne_bytes(element.try_into().unwrap());
             }
@@ -130,7 +145,7 @@ mod tests {
     fn the_sum_over_the_ranks_is_exact_in_any_order() {
         for (ranks, start) in [(1, 0), (2, 1), (4, 0), (4, 3), (MAX_RANKS, 17)] {
             let bytes = reduced(1000, 2, ranks, 5, start);
-            assert_eq!(check(&bytes, 2, ranks, 5, &tensor(1000)), Ok(()), "{ranks} ranks from {start}");
+            assert_eq!(check(&bytes, 0, 2, ranks, 5, &tensor(1000)), Ok(()), "{ranks} ranks from {start}");
         }
     }
 
@@ -150,16 +165,23 @@ mod tests {
         let mut bytes = good.clone();
         bytes[40 * ELEMENT] ^= 1;
         bytes[90 * ELEMENT] ^= 1;
-        let wrong = check(&bytes, 1, 4, 7, &tensor(100)).unwrap_err();
+        let wrong = check(&bytes, 0, 1, 4, 7, &tensor(100)).unwrap_err();
         assert_eq!((wrong.index, wrong.count, wrong.tensor.as_str()), (40, 2, "t"));
         assert_eq!(wrong.got_bits, wrong.expected.to_bits() ^ 1);
         assert!(wrong.to_string().starts_with("t[40] is "), "{wrong}");
+        // Piece by piece it is the same.
+        let (start, end) = bytes.split_at(50 * ELEMENT);
+        let mut found = None;
+        for (first, piece) in [(0, start), (50, end)] {
+            Wrong::add(&mut found, check(piece, first, 1, 4, 7, &tensor(100)).unwrap_err());
+        }
+        assert_eq!(found, Some(wrong));
         for (round, ranks, number) in [(2, 4, 7), (1, 3, 7), (1, 4, 8)] {
-            let wrong = check(&good, round, ranks, number, &tensor(100)).unwrap_err();
+            let wrong = check(&good, 0, round, ranks, number, &tensor(100)).unwrap_err();
             assert!(wrong.count > 90, "{round} {ranks} {number}: {wrong}");
         }
         let zero = (0..).find(|number| reduced(1, 0, 2, *number, 0) == 0f32.to_ne_bytes()).unwrap();
         let negative = (-0f32).to_ne_bytes();
-        assert!(check(&negative, 0, 2, zero, &tensor(1)).is_err());
+        assert!(check(&negative, 0, 0, 2, zero, &tensor(1)).is_err());
     }
 }

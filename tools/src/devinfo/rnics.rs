@@ -1,10 +1,13 @@
 //! RNICs, as libibverbs has them.
 
+use std::path::Path;
+
 use ferroce::Gid;
 use ferroce::driver::netlink::Interface;
 use ferroce::driver::rnic::{Rnic, RnicGidKind, Verbs};
 use serde::Serialize;
 
+use super::card_congestion::CardCongestion;
 use crate::failure::{Failure, legible};
 use crate::output::say;
 
@@ -12,6 +15,9 @@ use crate::output::say;
 pub(super) struct Rnics {
     /// Why none can be looked for; null if libibverbs is there.
     unavailable: Option<String>,
+    /// The only interface whose RNICs these are.
+    #[serde(skip)]
+    interface: Option<String>,
     devices: Vec<RnicInfo>,
 }
 
@@ -23,6 +29,12 @@ struct RnicInfo {
     firmware: Option<String>,
     max_qps: Option<u32>,
     max_qp_wr: Option<u32>,
+    /// Whether it is rdma_rxe; null if it says nothing of itself.
+    rxe: Option<bool>,
+    /// `guessable`, or `unknown`: no card tells.
+    keys: &'static str,
+    /// Asynchronous events that it does not raise; null where that is unknown.
+    absent_events: Option<Vec<&'static str>>,
     ports: Vec<PortInfo>,
 }
 
@@ -34,6 +46,8 @@ struct PortInfo {
     ethernet: bool,
     /// Bytes.
     path_mtu: Option<u32>,
+    /// Null where the kernel does not tell.
+    congestion: Option<CardCongestion>,
     gids: Vec<GidInfo>,
 }
 
@@ -50,18 +64,45 @@ impl Rnics {
     /// All there are; `interfaces` have the names of their GIDs' interfaces.
     pub(super) fn find(interfaces: &[Interface]) -> Rnics {
         match Verbs::load().and_then(|verbs| verbs.rnics()) {
-            Err(reason) => Rnics { unavailable: Some(reason.to_string()), devices: Vec::new() },
+            Err(reason) => {
+                Rnics { unavailable: Some(reason.to_string()), interface: None, devices: Vec::new() }
+            }
             Ok(rnics) => {
                 let devices = rnics.into_iter().map(|rnic| RnicInfo::new(rnic, interfaces));
-                Rnics { unavailable: None, devices: devices.collect() }
+                Rnics { unavailable: None, interface: None, devices: devices.collect() }
             }
         }
+    }
+
+    /// Forgets all but one.
+    pub(super) fn keep(&mut self, name: &str) {
+        self.devices.retain(|rnic| rnic.name == name);
+    }
+
+    /// Forgets all that are not on an interface.
+    pub(super) fn keep_on(&mut self, interface: &str) {
+        self.devices.retain(|rnic| rnic.is_on(interface));
+        self.interface = Some(interface.to_owned());
+    }
+
+    /// Whether there is one of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.devices.iter().any(|rnic| rnic.name == name)
+    }
+
+    /// The names of those on an interface, and whether each is rdma_rxe.
+    pub(super) fn on(&self, interface: &str) -> impl Iterator<Item = (&str, bool)> {
+        let on = self.devices.iter().filter(move |rnic| rnic.is_on(interface));
+        on.map(|rnic| (rnic.name.as_str(), rnic.rxe == Some(true)))
     }
 
     pub(super) fn print(&self) -> Result<(), Failure> {
         match &self.unavailable {
             Some(reason) => say!("RNICs: none can be looked for: {}", legible(reason))?,
-            None if self.devices.is_empty() => say!("RNICs: none")?,
+            None if self.devices.is_empty() => match &self.interface {
+                Some(interface) => say!("RNICs on {interface}: none")?,
+                None => say!("RNICs: none")?,
+            },
             None => {}
         }
         self.devices.iter().try_for_each(RnicInfo::print)
@@ -81,10 +122,14 @@ impl RnicInfo {
                     firmware: None,
                     max_qps: None,
                     max_qp_wr: None,
+                    rxe: None,
+                    keys: UNKNOWN,
+                    absent_events: None,
                     ports: Vec::new(),
                 };
             }
         };
+        let is_rxe = details.vendor == VENDOR_RXE;
         let ports = details.ports.into_iter().map(|port| {
             let gids = port.gids.iter().map(|row| GidInfo {
                 index: row.index,
@@ -95,23 +140,34 @@ impl RnicInfo {
                     Some(interface.name.clone())
                 }),
             });
-            let gids = gids.collect();
+            let gids: Vec<GidInfo> = gids.collect();
+            let interface = gids.iter().find_map(|gid| gid.interface.as_deref());
             PortInfo {
                 number: port.number,
                 active: port.is_active,
                 ethernet: port.is_ethernet,
                 path_mtu: port.path_mtu,
+                congestion: CardCongestion::read(Path::new("/sys"), &name, interface),
                 gids,
             }
         });
+        let ports = ports.collect();
         RnicInfo {
             name,
             error: None,
             firmware: Some(legible(&details.firmware)).filter(|firmware| !firmware.is_empty()),
             max_qps: Some(details.limits.max_qp),
             max_qp_wr: Some(details.limits.max_qp_wr),
-            ports: ports.collect(),
+            rxe: Some(is_rxe),
+            keys: if is_rxe { GUESSABLE } else { UNKNOWN },
+            absent_events: is_rxe.then(|| RXE_ABSENT_EVENTS.to_vec()),
+            ports,
         }
+    }
+
+    fn is_on(&self, interface: &str) -> bool {
+        let mut gids = self.ports.iter().flat_map(|port| &port.gids);
+        gids.any(|gid| gid.interface.as_deref() == Some(interface))
     }
 
     fn print(&self) -> Result<(), Failure> {
@@ -123,11 +179,20 @@ impl RnicInfo {
         if let (Some(qps), Some(work)) = (self.max_qps, self.max_qp_wr) {
             say!("  at most {qps} queue pairs of {work} work requests")?;
         }
+        match self.keys {
+            GUESSABLE => say!("  keys: guessable (an R_Key is an index and 8 bits)")?,
+            other => say!("  keys: {other} whether they can be guessed")?,
+        }
+        match &self.absent_events {
+            Some(events) => say!("  events that it does not raise: {}", events.join("; "))?,
+            None => say!("  events that it does not raise: unknown")?,
+        }
         for port in &self.ports {
             let state = if port.active { "active" } else { "down" };
             let link = if port.ethernet { "Ethernet" } else { "InfiniBand" };
             let mtu = port.path_mtu.map_or("unknown".to_owned(), |mtu| mtu.to_string());
             say!("  port {}: {state}, {link}, path MTU {mtu}", port.number)?;
+            say!("  {}", CardCongestion::line(port.congestion.as_ref()))?;
             for GidInfo { index, gid, kind, interface } in &port.gids {
                 let interface = interface.as_deref().unwrap_or_default();
                 say!("{}", format!("  GID {index:>2}  {gid:<40} {kind:<10} {interface}").trim_end())?;
@@ -136,6 +201,16 @@ impl RnicInfo {
         Ok(())
     }
 }
+
+/// What rdma_rxe has in the place of a vendor.
+const VENDOR_RXE: u32 = 0xff_ffff;
+const GUESSABLE: &str = "guessable";
+const UNKNOWN: &str = "unknown";
+/// Seen with rdma_rxe of Linux 6.1.
+const RXE_ABSENT_EVENTS: [&str; 2] = [
+    "QP_ACCESS_ERR (after a bad R_Key only LAST_WQE_REACHED comes)",
+    "DEVICE_FATAL (a removal waits for the last user; Linux 6.1)",
+];
 
 fn kind(kind: RnicGidKind) -> String {
     match kind {

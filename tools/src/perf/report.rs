@@ -16,7 +16,7 @@ use crate::output::say;
 /// One end's account of a run.
 #[derive(Debug, Serialize)]
 pub(super) struct PerfReport {
-    test: String,
+    pub(super) test: String,
     role: &'static str,
     driver: &'static str,
     driver_description: String,
@@ -29,7 +29,7 @@ pub(super) struct PerfReport {
     selective_repeat: bool,
     congestion: CongestionReport,
     /// Empty at the server.
-    results: Vec<Measurement>,
+    pub(super) results: Vec<Measurement>,
     /// None where the card does not tell.
     retransmitted_packets: Option<u64>,
     dropped_packets: Option<u64>,
@@ -40,17 +40,17 @@ pub(super) struct PerfReport {
 /// Messages of one size.
 #[derive(Debug, Serialize)]
 pub(super) struct Measurement {
-    size: u32,
+    pub(super) size: u32,
     messages: u64,
     bytes: u64,
     seconds: f64,
-    gigabits_per_second: f64,
+    pub(super) gigabits_per_second: f64,
     messages_per_second: f64,
     /// Bytes that were compared with what they must be; null without --check.
     verified_bytes: Option<u64>,
     /// Messages that have not come, beside those that have; null where none can be lost.
     lost_messages: Option<u64>,
-    latency: Option<Latency>,
+    pub(super) latency: Option<Latency>,
 }
 
 /// In microseconds.
@@ -60,7 +60,7 @@ pub(super) struct Latency {
     of: &'static str,
     min: f64,
     mean: f64,
-    p50: f64,
+    pub(super) p50: f64,
     p99: f64,
     #[serde(rename = "p99.9")]
     p999: f64,

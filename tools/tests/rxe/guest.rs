@@ -85,6 +85,13 @@ impl Guest {
         Running::new(&format!("ferroce {arguments}"), command)
     }
 
+    /// Starts a line of the shell beside the guest.
+    pub(crate) fn start_beside(&self, line: &str) -> Running {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.netns, "sh", "-c", line]).env("NO_COLOR", "1");
+        Running::new(line, command)
+    }
+
     /// Starts a server of `ferroce`, and waits until clients may come.
     pub(crate) fn start_server(&self, arguments: &str) -> Running {
         let mut server = self.start_ferroce(arguments);

@@ -57,16 +57,93 @@ pub(crate) fn run(guest: &Guest) -> u32 {
     }
     let connections = connections(guest);
     examples(guest);
+    shows_itself(guest);
     removed(guest);
-    connections + (2 * COMMANDS.len() + PERFTEST.len() + 3) as u32
+    connections + (2 * COMMANDS.len() + PERFTEST.len() + 4) as u32
 }
 
 /// `devinfo` tells of the card, and the card of its addresses.
 fn lists(guest: &Guest) {
     let said = guest.start_inside("", "ferroce", "devinfo -d ibverbs:rxe0").succeed();
-    for expected in ["device ibverbs: port 1 of rxe0", GUEST[0], GUEST[1]] {
+    for expected in [
+        "device ibverbs: port 1 of rxe0",
+        GUEST[0],
+        GUEST[1],
+        "-d ibverbs:rxe0 takes ibverbs: the name says so",
+        "keys: guessable",
+        "events that it does not raise: QP_ACCESS_ERR",
+        "congestion control of the card: not told",
+    ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
     }
+    // The interface's name takes a packet driver, and says that the other is there. AF_XDP of this kernel wants a frame in a
+    // page.
+    guest.start("ip link set eth0 mtu 3000").succeed();
+    let said = guest.start_inside("", "ferroce", "devinfo -d eth0").succeed();
+    compares(guest);
+    guest.start("ip link set eth0 mtu 9000").succeed();
+    for expected in [
+        "-d eth0 takes af_xdp: the fastest packet driver",
+        "rdma_rxe, the kernel's software, is on this interface too: -d ibverbs:rxe0",
+    ] {
+        assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
+    }
+}
+
+/// AF_XDP and rdma_rxe on one interface, in turn; outside is AF_XDP all the time.
+fn compares(guest: &Guest) {
+    let test = "perf write bw -n 100 -s 4096 -m 1024";
+    for (inside, devices) in [
+        ("-d af_xdp:eth0 --compare", "af_xdp:eth0 and 3 over ibverbs:rxe0"),
+        ("-d af_xdp:eth0 --compare=ibverbs:rxe0:1", "af_xdp:eth0 and 3 over ibverbs:rxe0:1"),
+    ] {
+        let server = guest.start_inside("", "ferroce", &format!("{test} {inside}"));
+        guest.wait_for_listener(PORT);
+        let client = format!("{test} -d af_xdp:fe0 --compare=af_xdp:fe0 --json {}", GUEST[0]);
+        let said = guest.start_ferroce(&client).succeed();
+        assert!(said.contains("\"unit\": \"Gb/s\""), "{said}");
+        let said = server.succeed();
+        assert!(said.contains(&format!("served 3 runs over {devices}, in turn")), "{said}");
+    }
+    let server = guest.start_server(&format!("{test} -d af_xdp:fe0 --compare=af_xdp:fe0"));
+    let client = format!("{test} -d af_xdp:eth0 --compare {}", OURS[0]);
+    let said = guest.start_inside("", "ferroce", &client).succeed();
+    print!("{said}");
+    assert!(said.contains("ratio: how many times as fast ibverbs:rxe0 is as af_xdp:eth0"), "{said}");
+    server.succeed();
+    report("perf --compare", "ibverbs:rxe0", "both");
+
+    // rdma_rxe has UDP port 4791 of all addresses, and on the other interface there is no RNIC.
+    for (devices, reason) in [
+        (
+            "-d udp:eth0 --compare=ibverbs:rxe0",
+            "'udp:eth0' can't be had: UDP port 4791 of 10.77.0.11 is in use",
+        ),
+        ("-d af_xdp:eth1 --compare", "no RNIC is on 'eth1'"),
+        ("-d af_xdp:eth0 --compare=ibverbs:rxe9", "'ibverbs:rxe9' can't be had"),
+    ] {
+        let refused = guest.start_inside("", "ferroce", &format!("{test} {devices}")).finish();
+        assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{devices}: {refused:?}");
+    }
+}
+
+/// `stat` sees a context on a card: what is in use there, and what the kernel counts of the port.
+fn shows_itself(guest: &Guest) {
+    let server = guest.start_inside("", "ferroce", "perf write bw -d ibverbs:rxe0 -D 8");
+    guest.wait_for_listener(PORT);
+    let client = guest.start_ferroce(&format!("perf write bw -d af_xdp:fe0 -D 8 {}", GUEST[0]));
+    std::thread::sleep(Duration::from_secs(4));
+    let said = guest.start_inside("", "ferroce", "stat rxe0 --json").succeed();
+    let start = said.find('[').unwrap_or_else(|| panic!("no contexts:\n{said}"));
+    let told: serde_json::Value =
+        serde_json::from_str(&said[start..]).unwrap_or_else(|error| panic!("{error}:\n{said}"));
+    let context = &told[0];
+    assert_eq!(context["labels"]["driver"], "ibverbs", "{said}");
+    assert_eq!(context["gauges"]["qps"]["rts"], 1, "{said}");
+    assert!(context["counters"]["rcvd_pkts"].as_u64() > Some(0), "{said}");
+    client.succeed();
+    server.succeed();
+    report("stat of a running perf", "ibverbs:rxe0", "server");
 }
 
 /// rdma_cm's programs by `ferroce` on a card, by the kernel's connection manager, against those by `ferroce` on the software

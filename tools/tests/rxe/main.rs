@@ -3,7 +3,7 @@
 //! Runs where `FERROCE_RXE_CACHE` names the folder of a built guest (`./do test` sees to that as
 //! root); elsewhere it says why not. One boot serves all cases. Where `FERROCE_CAPTURES` names a folder it
 //! fills that with captures instead. `FERROCE_RXE_ONLY` names the parts that run, with commas between them: verbs, errors,
-//! outrun, impaired, marked, switch, semantics, hardware, programs, perftest, doctor, loss; of captures their names.
+//! outrun, impaired, marked, switch, semantics, hardware, ranks, programs, perftest, doctor, loss; of captures their names.
 
 mod captures;
 mod doctor;
@@ -17,6 +17,7 @@ mod outrun;
 mod peer;
 mod perftest;
 mod programs;
+mod ranks;
 mod semantics;
 mod share;
 mod switch;
@@ -65,6 +66,7 @@ fn the_kernels_rdma_rxe() {
         ("switch", switch::run),
         ("semantics", semantics::run),
         ("hardware", hardware::run),
+        ("ranks", ranks::run),
     ]);
     let programs = run(&[("programs", programs::run), ("perftest", perftest::run), ("doctor", doctor::run)]);
     let (mut lossy, mut lossy_programs) = (0, 0);

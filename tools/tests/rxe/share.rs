@@ -48,6 +48,15 @@ pub(crate) fn command(program: &str, arguments: &str) -> String {
     )
 }
 
+/// The line that runs a command of `ferroce` in the guest that starts its own program again: the kernel must know the
+/// program itself, not the loader, so the loader takes the place of the guest's own for this line.
+pub(crate) fn command_that_starts_itself(arguments: &str) -> String {
+    format!(
+        "unshare -m /bin/busybox sh -c 'mount --bind {THERE}/lib/{LOADER} /lib64/{LOADER} && \
+         NO_COLOR=1 LD_LIBRARY_PATH={THERE}/lib exec {THERE}/ferroce {arguments}'"
+    )
+}
+
 /// As the loader finds them. libibverbs is opened when it is wanted, and is the guest's own.
 fn libraries_of(program: &Path) -> Vec<PathBuf> {
     let output = Command::new("ldd").arg(program).output().expect("ldd runs");

@@ -1,0 +1,77 @@
+//! Which backend a device's name stands for, and why.
+
+use ferroce::driver::Capabilities;
+use ferroce::{DeviceSpec, Error};
+use serde::Serialize;
+
+use super::rnics::Rnics;
+use crate::failure::{Failure, legible};
+use crate::output::say;
+
+#[derive(Debug, Serialize)]
+pub(super) struct Choice {
+    /// As -d has it.
+    name: String,
+    driver: &'static str,
+    reason: String,
+    /// RNICs on the same interface, which its name never takes.
+    rnics: Vec<OtherCard>,
+}
+
+#[derive(Debug, Serialize)]
+struct OtherCard {
+    /// For -d.
+    device: String,
+    /// Whether it is rdma_rxe: the kernel's software, and no card.
+    software: bool,
+}
+
+impl Choice {
+    /// Of a device that is open. `rnics` are those that there are.
+    pub(super) fn new(device: &DeviceSpec, opened: &Capabilities, rnics: Option<&Rnics>) -> Choice {
+        let by_name = "the name says so".to_owned();
+        let reason = match (device, opened.driver) {
+            (DeviceSpec::Interface(_), "af_xdp") => {
+                "the fastest packet driver for an interface in this build".to_owned()
+            }
+            (DeviceSpec::Interface(interface), driver) => {
+                let faster = DeviceSpec::AfXdp { interface: interface.clone(), queue: None };
+                match faster.open() {
+                    Err(reason) => format!("af_xdp can't be had: {reason}"),
+                    Ok(_) => format!("af_xdp could not be had when {driver} was taken, and can now"),
+                }
+            }
+            _ => by_name,
+        };
+        let interface = match device {
+            DeviceSpec::Interface(name)
+            | DeviceSpec::AfXdp { interface: name, .. }
+            | DeviceSpec::UdpInterface(name) => Some(name),
+            _ => None,
+        };
+        let cards = interface.into_iter().flat_map(|name| rnics.map(|rnics| rnics.on(name))).flatten();
+        let rnics = cards.map(|(name, software)| OtherCard { device: format!("ibverbs:{name}"), software });
+        Choice { name: device.to_string(), driver: opened.driver, reason, rnics: rnics.collect() }
+    }
+
+    pub(super) fn print(&self) -> Result<(), Failure> {
+        say!("-d {} takes {}: {}", self.name, self.driver, legible(&self.reason))?;
+        for OtherCard { device, software } in &self.rnics {
+            let what = if *software {
+                "rdma_rxe, the kernel's software, is on this interface too"
+            } else {
+                "an RNIC is on this interface too, and faster"
+            };
+            say!("  {what}: -d {device}")?;
+        }
+        Ok(())
+    }
+}
+
+/// What is wrong with the name of an interface that there is not, if an RNIC has it.
+pub(super) fn explain(name: &str, error: ferroce::driver::Error, rnics: &Rnics) -> Failure {
+    match rnics.has(name) {
+        true => Failure::usage(format!("'{name}' is an RNIC, and no interface: -d ibverbs:{name}")),
+        false => Error::from(error).into(),
+    }
+}

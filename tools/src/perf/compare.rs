@@ -1,0 +1,285 @@
+//! One measurement over two devices in turn: first, second, first, second. So what else the machine does, and how warm
+//! it is, falls on both alike.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use ferroce::DeviceSpec;
+use ferroce::driver::netlink::Netlink;
+use ferroce::driver::rnic::Verbs;
+use serde::Serialize;
+use tracing::info;
+
+use super::report::{Measurement, PerfReport};
+use super::{Args, Patience};
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+use crate::output::say;
+use crate::tcp::Listener;
+
+/// What `-d` is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Comparison {
+    /// The RNIC on the interface of `-d`.
+    Found,
+    /// This device.
+    Named(DeviceSpec),
+}
+
+/// The value of `--compare` without a value.
+pub(super) const FOUND: &str = "auto";
+/// Runs over each device.
+const ROUNDS: usize = 3;
+/// How long a server waits for the client's next run.
+const NEXT: Duration = Duration::from_secs(30);
+
+impl FromStr for Comparison {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Comparison, String> {
+        match text {
+            FOUND => Ok(Comparison::Found),
+            _ => text.parse().map(Comparison::Named).map_err(|error: ferroce::Error| error.to_string()),
+        }
+    }
+}
+
+/// Runs one end, and prints what came of it.
+pub(super) fn run(args: &Args, with: &Comparison) -> Result<(), Failure> {
+    let first = args.port.device.clone();
+    let second = match with {
+        Comparison::Named(second) => second.clone(),
+        Comparison::Found => card_beside(&first)?,
+    };
+    let devices = [first, second];
+    if let Some(device) = devices.iter().find(|device| matches!(device, DeviceSpec::Loopback)) {
+        return Err(Failure::usage(format!("--compare: '{device}' reaches no other process")));
+    }
+    // Found out before there is a measurement to lose.
+    devices.iter().try_for_each(|device| device.open().map(drop).map_err(|error| absent(device, error)))?;
+    let interrupt = Interrupt::install()?;
+    let listener = args.host.is_none().then(|| Listener::any(args.tcp_port)).transpose()?;
+    let mut reports: [Vec<PerfReport>; 2] = [Vec::new(), Vec::new()];
+    for run in 0..2 * ROUNDS {
+        let device = &devices[run % 2];
+        let report =
+            one(args, device, listener.as_ref(), &interrupt, run).map_err(|failure| match failure {
+                Failure::Run(reason) => {
+                    Failure::Run(format!("run {} of {}, over {device}: {reason}", run + 1, 2 * ROUNDS))
+                }
+                other => other,
+            })?;
+        reports[run % 2].push(report);
+    }
+    let compared = Compared::new(&devices, reports);
+    if args.json {
+        let text = serde_json::to_string_pretty(&compared);
+        say!("{}", text.map_err(|error| Failure::run(format!("report: {error}")))?)
+    } else if listener.is_some() {
+        let [first, second] = &devices;
+        say!("served {ROUNDS} runs over {first} and {ROUNDS} over {second}, in turn")
+    } else {
+        say!("{compared}")
+    }
+}
+
+fn one(
+    args: &Args,
+    device: &DeviceSpec,
+    listener: Option<&Listener>,
+    interrupt: &Interrupt,
+    run: usize,
+) -> Result<PerfReport, Failure> {
+    let mut port = args.port.clone();
+    port.device = device.clone();
+    let opened = device.open().map_err(|error| absent(device, error))?;
+    let end = args.endpoint(opened, &port, interrupt)?;
+    match (listener, &args.host) {
+        (Some(listener), _) => {
+            // The first is waited for without end, as any client is.
+            let patience = if run == 0 { Patience::Endless } else { Patience::Until(Instant::now() + NEXT) };
+            args.serve(end, listener, patience)
+        }
+        (None, Some(host)) => {
+            info!("run {} of {}: {device}", run + 1, 2 * ROUNDS);
+            args.measure(end, host, args.tcp_port)
+        }
+        (None, None) => Err(Failure::usage("--compare: a client needs a HOST")),
+    }
+}
+
+/// The RNIC on the interface that a device is on.
+fn card_beside(device: &DeviceSpec) -> Result<DeviceSpec, Failure> {
+    let named = |what: &str| {
+        Failure::usage(format!(
+            "--compare: {what}; name the device to compare with, as --compare=ibverbs:mlx5_0"
+        ))
+    };
+    let interfaces = Netlink::open()?.interfaces()?;
+    let has = |address: &IpAddr| {
+        interfaces.iter().find(|interface| interface.addresses.iter().any(|(own, _)| own == address))
+    };
+    let interface = match device {
+        DeviceSpec::Interface(name)
+        | DeviceSpec::AfXdp { interface: name, .. }
+        | DeviceSpec::UdpInterface(name) => interfaces.iter().find(|interface| interface.name == *name),
+        DeviceSpec::Udp(address) => has(address),
+        _ => return Err(named(&format!("'{device}' is on no interface of the kernel"))),
+    };
+    let interface = interface.ok_or_else(|| named(&format!("there is no interface of '{device}'")))?;
+    let cards = Verbs::load().and_then(|verbs| verbs.rnics());
+    let cards = cards.map_err(|reason| {
+        Failure::run(format!("--compare: no RNIC can be looked for on '{}': {reason}", interface.name))
+    })?;
+    for card in cards {
+        for port in card.details.iter().flat_map(|details| &details.ports) {
+            if port.is_ethernet && port.gids.iter().any(|gid| gid.interface == Some(interface.index)) {
+                let number = (port.number != 1).then_some(port.number);
+                return Ok(DeviceSpec::Ibverbs { name: card.name.clone(), port: number, gid: None });
+            }
+        }
+    }
+    Err(Failure::run(format!(
+        "--compare: no RNIC is on '{}'; `ferroce devinfo` lists those that there are",
+        interface.name
+    )))
+}
+
+fn absent(device: &DeviceSpec, error: ferroce::Error) -> Failure {
+    Failure::run(format!("--compare: '{device}' can't be had: {}", Failure::from(error)))
+}
+
+/// What both devices did.
+#[derive(Debug, Serialize)]
+struct Compared {
+    test: String,
+    devices: [String; 2],
+    rounds: usize,
+    /// `Gb/s`, of which more is better, or `µs`, the median latency, of which less is.
+    unit: &'static str,
+    /// Empty at the server.
+    sizes: Vec<Row>,
+    /// All reports, in the order of the devices.
+    runs: [Vec<PerfReport>; 2],
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct Row {
+    size: u32,
+    /// Of the two devices.
+    values: [Values; 2],
+    /// How many times as fast the second device is as the first.
+    ratio: f64,
+}
+
+/// Of the runs over one device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+struct Values {
+    median: f64,
+    min: f64,
+    max: f64,
+    /// From the least to the most, by the median.
+    spread: f64,
+}
+
+impl Values {
+    fn new(mut values: Vec<f64>) -> Values {
+        values.sort_by(f64::total_cmp);
+        let at = |index: usize| values.get(index).copied().unwrap_or_default();
+        let (median, min, max) = (at(values.len() / 2), at(0), at(values.len().saturating_sub(1)));
+        let spread = if median > 0.0 { (max - min) / median } else { 0.0 };
+        Values { median, min, max, spread }
+    }
+}
+
+impl Row {
+    fn new(size: u32, values: [Values; 2], less_is_better: bool) -> Row {
+        let [first, second] = values.map(|values| values.median);
+        let (above, below) = if less_is_better { (first, second) } else { (second, first) };
+        Row { size, values, ratio: if below > 0.0 { above / below } else { 0.0 } }
+    }
+}
+
+impl Compared {
+    fn new(devices: &[DeviceSpec; 2], runs: [Vec<PerfReport>; 2]) -> Compared {
+        let is_latency = |runs: &[PerfReport]| {
+            runs.iter().flat_map(|run| &run.results).any(|measured| measured.latency.is_some())
+        };
+        let less_is_better = runs.iter().any(|runs| is_latency(runs));
+        let value = |measured: &Measurement| match &measured.latency {
+            Some(latency) => latency.p50,
+            None => measured.gigabits_per_second,
+        };
+        let first = runs[0].first();
+        let sizes = first.iter().flat_map(|run| &run.results).enumerate().map(|(index, measured)| {
+            let of = |runs: &Vec<PerfReport>| {
+                Values::new(runs.iter().filter_map(|run| run.results.get(index)).map(value).collect())
+            };
+            Row::new(measured.size, [of(&runs[0]), of(&runs[1])], less_is_better)
+        });
+        Compared {
+            test: first.map(|run| run.test.clone()).unwrap_or_default(),
+            devices: [devices[0].to_string(), devices[1].to_string()],
+            rounds: ROUNDS,
+            unit: if less_is_better { "µs" } else { "Gb/s" },
+            sizes: sizes.collect(),
+            runs,
+        }
+    }
+}
+
+impl fmt::Display for Compared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Compared { test, devices: [first, second], rounds, unit, sizes, .. } = self;
+        let what = if *unit == "µs" { "median latency in µs" } else { "Gb/s" };
+        writeln!(
+            f,
+            "{test}, {what}: medians of {rounds} runs over each device, in turn; spread from the least to the most"
+        )?;
+        let width = first.len().max(second.len()).max(12);
+        write!(
+            f,
+            "{:>10} {first:>width$} {:>8} {second:>width$} {:>8} {:>8}",
+            "bytes", "spread", "spread", "ratio"
+        )?;
+        for Row { size, values: [first, second], ratio } in sizes {
+            let percent = |values: &Values| format!("{:.1} %", values.spread * 100.0);
+            write!(
+                f,
+                "\n{size:>10} {:>width$.3} {:>8} {:>width$.3} {:>8} {ratio:>8.3}",
+                first.median,
+                percent(first),
+                second.median,
+                percent(second)
+            )?;
+        }
+        write!(f, "\nratio: how many times as fast {second} is as {first}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn medians_spreads_and_ratios() {
+        let [a, b] = [vec![2.0, 1.0, 3.0], vec![8.0, 8.0, 10.0]].map(Values::new);
+        assert_eq!(a, Values { median: 2.0, min: 1.0, max: 3.0, spread: 1.0 });
+        assert_eq!(b.spread, 0.25);
+        assert_eq!(Row::new(1, [a, b], false).ratio, 4.0);
+        assert_eq!(Row::new(1, [a, b], true).ratio, 0.25);
+        // A run in which nothing came.
+        let none = Values::new(vec![0.0; 3]);
+        assert_eq!((none.spread, Row::new(1, [none, none], false).ratio), (0.0, 0.0));
+    }
+
+    #[test]
+    fn the_other_device_is_found_or_named() {
+        assert_eq!("auto".parse(), Ok(Comparison::Found));
+        let card = DeviceSpec::Ibverbs { name: "mlx5_0".into(), port: None, gid: None };
+        assert_eq!("ibverbs:mlx5_0".parse(), Ok(Comparison::Named(card)));
+        assert!("ibverbs:".parse::<Comparison>().is_err());
+    }
+}
