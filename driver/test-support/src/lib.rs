@@ -10,6 +10,7 @@
 //! - [`patience`]: waiting for what the kernel does a moment later.
 //! - [`random`]: numbers that a test draws again by its seed.
 //! - [`rnic_stub`]: a libibverbs with two RNICs in memory.
+//! - [`rdmacm_stub`]: a librdmacm whose peers answer at once.
 //! - [`waited`]: a port that counts how often it is waited for.
 //!
 //! The unit tests of `ferroce-driver` can't use [`exchange`], [`keep`], [`mortal`], [`readiness`] and [`waited`]: these are about the
@@ -22,6 +23,7 @@ pub mod mortal;
 pub mod namespaces;
 pub mod patience;
 pub mod random;
+pub mod rdmacm_stub;
 pub mod readiness;
 pub mod rnic_stub;
 pub mod waited;

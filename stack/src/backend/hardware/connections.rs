@@ -259,8 +259,10 @@ impl Hardware {
         let Some(exchange) = cm.exchanges.get_mut(id.0) else { return Err(gone(id)) };
         let Some(card) = &exchange.card else { return Err(gone(id)) };
         if let Err(error) = card.accept(&request) {
-            // The request can be accepted with another queue pair.
+            // As it was, but for its receives.
+            let access = self.qp(qp)?.told.access;
             self.modify_qp(qp, Transition::Reset)?;
+            self.modify_qp(qp, Transition::Init { access })?;
             return Err(error.into());
         }
         exchange.qp = Some(qp);
@@ -311,6 +313,11 @@ impl Hardware {
                 let qp = exchange.qp.take();
                 exchange.stage = Stage::Ending;
                 let told = exchange.card.as_ref().map_or(Ok(()), ConnectionId::disconnect);
+                if told.is_err() {
+                    // No event would come; the kernel ends it with the identifier.
+                    cm.tell(id, CmEvent::Disconnected { id });
+                    cm.exchanges.remove(id.0);
+                }
                 self.fail_qp(qp);
                 told?;
             }

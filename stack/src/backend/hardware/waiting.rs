@@ -24,7 +24,8 @@ impl Hardware {
 
     pub(crate) fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
         if self.request_events()? {
-            self.waiting.wait(timeout)?;
+            let given_up = self.next_connection_deadline().map_or(timeout, |at| at.since(self.now));
+            self.waiting.wait(timeout.min(given_up))?;
         }
         self.polls_to_look = 0;
         Ok(())

@@ -413,7 +413,7 @@ impl Connections {
         (tag == LISTENER | super::tag(handle)).then_some(Listener(handle))
     }
 
-    fn tell(&mut self, id: CmId, event: CmEvent) {
+    pub(super) fn tell(&mut self, id: CmId, event: CmEvent) {
         let channel = self.exchanges.get(id.0).and_then(|exchange| exchange.channel);
         self.events.push(channel, event);
     }
