@@ -43,6 +43,7 @@ pub struct QueuePairConfig<'a> {
 pub struct QueuePair {
     qp: NonNull<Qp>,
     domain: ProtectionDomain,
+    is_datagram: bool,
     _queues: [CompletionQueue; 2],
     _srq: Option<SharedReceiveQueue>,
     /// The multicast groups that it is in: the kernel destroys none that is in one.
@@ -159,6 +160,9 @@ pub struct QueuePairState {
     pub rnr_retry: u8,
 }
 
+/// `IBV_QPT_UD`
+const UD: u32 = 4;
+
 impl QueuePair {
     /// In a protection domain. Its queues are of the same [`Device`].
     ///
@@ -193,6 +197,7 @@ impl QueuePair {
         Ok(QueuePair {
             qp: device.object("ibv_create_qp", qp)?,
             domain: domain.clone(),
+            is_datagram: config.kind == UD,
             _queues: [config.send_cq.clone(), config.recv_cq.clone()],
             _srq: config.srq.cloned(),
             groups: Mutex::new(Vec::new()),
@@ -276,7 +281,12 @@ impl QueuePair {
         let Some(function) = device.ops().post_send else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        // SAFETY: the queue pair exists, and so does the list; what its pieces name is registered memory, or no memory that
+        if self.is_datagram && requests.iter().any(|request| !request.has_target) {
+            // The provider would take the destination from where other operations have something else.
+            let source = io::Error::other("a datagram queue pair takes sends with a destination alone");
+            return Err(PostRefused { posted: 0, error: device.error(call, source) });
+        }
+        // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is registered memory, or no memory that
         // the card finds a key for; inline data, address handles, windows and regions live as long as the
         // requests, and inline data is read before the call ends.
         post(device, call, requests, |first, bad| unsafe { function(self.qp.as_ptr(), first, bad) })

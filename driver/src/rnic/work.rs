@@ -92,6 +92,8 @@ pub struct SendRequest<'a> {
     raw: SendWr,
     /// The piece of data that is inline.
     inline: Piece,
+    /// It has a destination: without one, no datagram is to be posted.
+    pub(super) has_target: bool,
     named: PhantomData<&'a ()>,
 }
 
@@ -128,6 +130,7 @@ impl<'a> SendRequest<'a> {
             },
         },
         inline: Piece { addr: 0, length: 0, lkey: 0 },
+        has_target: false,
         named: PhantomData,
     };
 
@@ -169,6 +172,7 @@ impl<'a> SendRequest<'a> {
     /// What is done. In a caller that knows the operation it is a few stores.
     #[inline(always)]
     pub fn set_operation(&mut self, operation: SendOperation<'a>) {
+        self.has_target = matches!(operation, SendOperation::SendTo(_) | SendOperation::SendToWithImm(..));
         let raw = &mut self.raw;
         let rdma = |remote: Remote| SendTarget { rdma: Rdma { remote_addr: remote.addr, rkey: remote.rkey } };
         let ud = |to: Target<'_>| SendTarget {

@@ -1,7 +1,7 @@
 //! UD, and multicast.
 
 use ferroce_driver::rnic::{
-    AddressHandle, Completion, QueuePair, SendData, SendOperation, SendRequest, Target,
+    AddressHandle, Completion, QueuePair, Remote, SendData, SendOperation, SendRequest, Target,
 };
 
 use crate::ends::{End, Kind, RTS, SQE, UD, address, config, errno, good, ipv4, pair, polled, warnings};
@@ -143,4 +143,17 @@ fn inline_datagrams() {
     assert_eq!((polled(&b.receives)[0].byte_len, b.bytes(40, 5)), (45, b"short".into()));
     let mut request = SendRequest::new(1, SendOperation::SendTo(to(&ah, &b)), SendData::Inline(&[0; 65]), 0);
     assert_eq!(errno(&a.qp.post_send(&mut request).unwrap_err()), libc::EINVAL);
+}
+
+/// A provider takes the destination from where other operations have an address: it would follow a number.
+#[test]
+fn what_is_no_datagram_never_gets_to_the_provider() {
+    let Some(stub) = good() else { return };
+    let (a, _b) = pair(&stub, Kind::of(UD));
+    let remote = Remote { addr: 0x10, rkey: 0 };
+    for operation in [SendOperation::Write(remote), SendOperation::Read(remote), SendOperation::Send] {
+        let mut request = SendRequest::new(1, operation, SendData::Pieces(&[]), 0);
+        let told = a.qp.post_send(&mut request).unwrap_err().to_string();
+        assert!(told.contains("ibv_post_send") && told.contains("datagram"), "{told}");
+    }
 }

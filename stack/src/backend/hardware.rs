@@ -105,6 +105,8 @@ pub(crate) struct Hardware {
 struct HardwareCq {
     card: CompletionQueue,
     queue: Completions,
+    /// The most completions that are taken at once: a card that never stops does not stop a poll.
+    most: usize,
     /// Asked for solicited completions alone, which the card alone tells apart.
     solicited_only: bool,
 }
@@ -253,7 +255,7 @@ impl Hardware {
         let mut taken = 0;
         loop {
             let Some(cq) = self.cqs.at(index) else { return Ok(taken) };
-            let most = cq.queue.room().min(room.len());
+            let most = cq.queue.room().min(room.len()).min(cq.most.saturating_sub(taken));
             if most == 0 {
                 return Ok(taken);
             }

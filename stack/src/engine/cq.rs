@@ -102,6 +102,10 @@ impl CompletionQueue {
         }
     }
 
+    pub(crate) fn is_armed_for_solicited(&self) -> bool {
+        self.armed == Some(Notify::Solicited)
+    }
+
     /// How many more it takes.
     pub(crate) fn room(&self) -> usize {
         self.capacity - self.ring.len()

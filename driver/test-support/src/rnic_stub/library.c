@@ -8,6 +8,7 @@
 //   GARBAGE                   names, limits and counts that can't be
 //   GARBAGE_FD                descriptors of -1
 //   GARBAGE_POLL              counts and completions that can't be
+//   FLOOD_POLL                as many completions as have room, at each call, of nothing that was posted
 //   GARBAGE_EVENT             events that can't be
 //   STATUS=<n>                every send completes with that status
 //   LEAN                      what is posted to queue pairs completes at once and is not carried out

@@ -24,8 +24,6 @@ pub(super) struct HardwareWindow {
     pd: Pd,
     /// The low bits of the key of the last bind.
     pub(super) key: u8,
-    /// What the last bind opens that was posted, until it completes.
-    pub(super) posted: Option<WindowBinding>,
     bound: Option<WindowBinding>,
 }
 
@@ -36,7 +34,8 @@ impl HardwareWindow {
     }
 }
 
-#[derive(Clone, Copy)]
+/// What a bind opens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WindowBinding {
     pub(super) region: Mr,
     pub(super) remote: RemoteMemory,
@@ -136,7 +135,7 @@ impl Hardware {
         }
         let card = Window::new(domain)?;
         let key = card.rkey() as u8;
-        let window = HardwareWindow { card, pd, key, posted: None, bound: None };
+        let window = HardwareWindow { card, pd, key, bound: None };
         self.mws.insert_with(|_| window).map(Mw).ok_or(full)
     }
 
@@ -153,16 +152,13 @@ impl Hardware {
     #[cold]
     pub(super) fn complete_window(&mut self, work: WindowWork, has_succeeded: bool) {
         match work {
-            WindowWork::Bind { index } => {
-                if let Some(window) = self.mws.at_mut(index)
-                    && let Some(posted) = window.posted.take()
-                    && has_succeeded
-                {
-                    window.bound = Some(posted);
+            WindowWork::Bind { window, binding } if has_succeeded => {
+                if let Some(window) = self.mws.get_mut(window.0) {
+                    window.bound = Some(binding);
                 }
             }
             WindowWork::Invalidate { rkey } if has_succeeded => self.revoke(rkey),
-            WindowWork::Invalidate { .. } => {}
+            WindowWork::Bind { .. } | WindowWork::Invalidate { .. } => {}
         }
     }
 

@@ -16,7 +16,7 @@ use crate::engine::rq::total_length;
 use crate::engine::slab::Slab;
 use crate::engine::sq::{check_inline, check_length};
 use crate::verbs::{
-    Data, Destination, DeviceAttributes, Error, Feature, MAX_MESSAGE, Mr, Mw, PostError, Qp, QpState,
+    Data, Destination, DeviceAttributes, Error, Feature, MAX_MESSAGE, Mw, PostError, Qp, QpState,
     ReceiveWorkRequest, RemoteAddress, RemoteMemory, SendOp, SendWorkRequest, Sge, Srq, WcOpcode,
 };
 
@@ -30,8 +30,8 @@ impl Hardware {
             queue_pair.sq.pop_newest();
             return Err(error.into());
         }
-        if let SendOp::BindMw { mw, mr, offset, length, .. } = wr.op {
-            self.bound(mw, mr, offset, length);
+        if let SendOp::BindMw { mw, .. } = wr.op {
+            self.bound(mw);
         }
         Ok(())
     }
@@ -92,14 +92,9 @@ impl Hardware {
 
     /// A bind is posted.
     #[cold]
-    fn bound(&mut self, mw: Mw, mr: Mr, offset: u64, length: u64) {
-        let Hardware { mrs, mws, .. } = self;
-        if let (Some(window), Some(region)) = (mws.get_mut(mw.0), mrs.get(mr.0)) {
-            let rkey = window.next_rkey();
-            window.key = rkey as u8;
-            let remote =
-                RemoteMemory { addr: region.iova.wrapping_add(offset), rkey: RKey::new(rkey), length };
-            window.posted = Some(WindowBinding { region: mr, remote });
+    fn bound(&mut self, mw: Mw) {
+        if let Some(window) = self.mws.get_mut(mw.0) {
+            window.key = window.next_rkey() as u8;
         }
     }
 
@@ -222,13 +217,16 @@ impl<'a> SendTables<'a> {
                 let bound = self.mws.get(mw.0).ok_or_else(|| Error::invalid_handle("MW", mw.0))?;
                 let named = self.mrs.get(mr.0).ok_or_else(|| invalid(mr))?;
                 let Some(card) = &named.card else { return Err(invalid(mr)) };
-                queue_pair.sq.next_is_of(WindowWork::Bind { index: mw.0.index });
+                let (addr, rkey) = (named.iova.wrapping_add(offset), bound.next_rkey());
+                let remote = RemoteMemory { addr, rkey: RKey::new(rkey), length };
+                let binding = WindowBinding { region: mr, remote };
+                queue_pair.sq.next_is_of(WindowWork::Bind { window: mw, binding });
                 regions = Regions { first: mr.0.index, count: 1 };
                 request.set_operation(SendOperation::Bind(Bind {
                     window: &bound.card,
-                    rkey: bound.next_rkey(),
+                    rkey,
                     region: card,
-                    addr: named.iova.wrapping_add(offset),
+                    addr,
                     length,
                     access: remote_rights(access),
                 }));

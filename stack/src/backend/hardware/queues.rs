@@ -99,8 +99,9 @@ impl Hardware {
         let Some(index) = self.cqs.next_index() else { return Err(full) };
         let on_card = capacity.saturating_add(SPARE).min(self.limits.max_cqe);
         let card = CompletionQueue::new(on_card, &self.channel, index as usize)?;
-        let queue = Completions::new(capacity);
-        let cq = self.cqs.insert_with(|_| HardwareCq { card, queue, solicited_only: false }).ok_or(full)?;
+        let (queue, most) = (Completions::new(capacity), on_card as usize);
+        let cq =
+            self.cqs.insert_with(|_| HardwareCq { card, queue, most, solicited_only: false }).ok_or(full)?;
         self.live_cqs.push(index);
         Ok(Cq(cq))
     }
@@ -144,9 +145,9 @@ impl Hardware {
         let cq = self.cq(cq)?;
         if notify == Notify::Solicited {
             cq.card.request_event(true)?;
-            cq.solicited_only = true;
         }
         cq.queue.arm(notify);
+        cq.solicited_only = cq.queue.is_armed_for_solicited();
         Ok(())
     }
 

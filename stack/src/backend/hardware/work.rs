@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 
 use ferroce_driver::rnic::Piece;
 
-use crate::verbs::{Handle, WcOpcode};
+use super::memory::WindowBinding;
+use crate::verbs::{Handle, Mw, WcOpcode};
 
 /// Work requests that go to the card at once, and pieces of each at most.
 pub(super) const CHUNK: usize = 16;
@@ -92,7 +93,7 @@ pub(super) struct Work {
 /// What becomes of a window when a work request ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WindowWork {
-    Bind { index: u32 },
+    Bind { window: Mw, binding: WindowBinding },
     Invalidate { rkey: u32 },
 }
 
@@ -321,13 +322,16 @@ mod tests {
         queue.clear();
         let work = Work::new(0, WcOpcode::BindMw, false, Regions::default());
         for index in 0..3 {
-            queue.next_is_of(WindowWork::Bind { index });
+            queue.next_is_of(WindowWork::Invalidate { rkey: index });
             queue.push(work);
         }
         queue.pop_newest();
         assert!(queue.has_windows() && queue.complete(u32::MAX).is_some());
         let windows: Vec<_> = std::iter::from_fn(|| queue.pop_window(u32::MAX)).collect();
-        assert_eq!(windows, [(WindowWork::Bind { index: 0 }, false), (WindowWork::Bind { index: 1 }, true)]);
+        assert_eq!(
+            windows,
+            [(WindowWork::Invalidate { rkey: 0 }, false), (WindowWork::Invalidate { rkey: 1 }, true)]
+        );
         assert!(!queue.has_windows());
     }
 }
