@@ -286,8 +286,8 @@ impl QueuePair {
             let source = io::Error::other("a datagram queue pair takes sends with a destination alone");
             return Err(PostRefused { posted: 0, error: device.error(call, source) });
         }
-        // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is registered memory, or no memory that
-        // the card finds a key for; inline data, address handles, windows and regions live as long as the
+        // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is
+        // registered memory, or no memory that the card finds a key for; inline data, address handles, windows and regions live as long as the
         // requests, and inline data is read before the call ends.
         post(device, call, requests, |first, bad| unsafe { function(self.qp.as_ptr(), first, bad) })
     }

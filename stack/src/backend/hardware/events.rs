@@ -32,9 +32,14 @@ impl Hardware {
     pub(super) fn look_for_events(&mut self) -> Result<(), Error> {
         self.polls_to_look = LOOK_POLLS;
         self.next_look = self.now + LOOK_INTERVAL;
-        for _ in 0..EVENTS_AT_ONCE {
+        for taken in 1..=EVENTS_AT_ONCE {
             match self.device.event() {
-                Ok(Some(event)) => self.take_event(event)?,
+                Ok(Some(event)) => {
+                    self.take_event(event)?;
+                    if taken == EVENTS_AT_ONCE {
+                        self.polls_to_look = 0;
+                    }
+                }
                 Ok(None) => break,
                 Err(error) => {
                     self.fail();
