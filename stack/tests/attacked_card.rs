@@ -135,3 +135,36 @@ fn a_bind_of_a_window_that_is_gone_is_not_of_the_one_in_its_place() {
     }
     context.deregister(mr).unwrap();
 }
+
+/// Sends that nobody wants to hear of make room in their queues by completions that the application has not counted.
+#[test]
+fn many_silent_queue_pairs_do_not_overflow_a_small_queue() {
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    let mut context = open(&stub);
+    let (pd, cq) = (context.alloc_pd().unwrap(), context.create_cq(16).unwrap());
+    let mr = context
+        .register(pd, Memory::zeroed(64).unwrap(), Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+        .unwrap();
+    let op = SendOp::Write(context.remote(mr).unwrap().at(0));
+    let wr = SendWorkRequest { wr_id: 1, op, data: Data::Sges(&[mr.sge(0..8)]), flags: SendFlags::default() };
+    let config = QpConfig::rc(pd, cq).max_send_wr(8);
+    let senders: Vec<Qp> = (0..120)
+        .map(|_| {
+            let qps = [(); 2].map(|()| context.create_qp(&config).unwrap());
+            let ends = qps.map(|qp| context.endpoint(qp, 0).unwrap());
+            context.handshake(qps[0], &ends[0], &ends[1]).unwrap();
+            context.handshake(qps[1], &ends[1], &ends[0]).unwrap();
+            qps[0]
+        })
+        .collect();
+    for round in 1..=3 {
+        for qp in &senders {
+            while context.post_send(*qp, &wr).is_ok() {}
+            assert_eq!(context.query_qp(*qp).unwrap().outstanding_sends, 8);
+        }
+        context.poll(Nanos(round)).unwrap();
+        assert_eq!(context.next_event(), None);
+        assert!(senders.iter().all(|qp| context.query_qp(*qp).unwrap().outstanding_sends < 8));
+    }
+    assert_eq!(context.poll_cq(cq).unwrap(), None);
+}

@@ -8,9 +8,9 @@ use super::work::{QueueKind, Regions, WorkId};
 use super::{Completions, Hardware, HardwareCq, HardwareSrq};
 use crate::verbs::{Cq, Error, Handle, MAX_CQE, Mr, Notify, Srq, SrqAttributes, SrqConfig, WorkCompletion};
 
-/// Completions that a card's queue has room for beside those that were asked for: those of work requests whose success is not
-/// told, which make room in a send queue.
-const SPARE: u32 = 64;
+/// Completions of work requests whose success is not told, which make room in a send queue: so many of each at most are on
+/// the way, for one in half a queue is told of.
+const SILENT_OF_EACH: u32 = 3;
 
 /// The receives of a shared receive queue, which complete in any order.
 pub(super) struct ReceiveSlots {
@@ -97,7 +97,9 @@ impl Hardware {
         }
         let full = Error::Exhausted { kind: "CQ", limit: self.cqs.capacity(), setting: "max_cqs" };
         let Some(index) = self.cqs.next_index() else { return Err(full) };
-        let on_card = capacity.saturating_add(SPARE).min(self.limits.max_cqe);
+        // Room beside what was asked for, whichever queue pairs complete here.
+        let silent = SILENT_OF_EACH.saturating_mul(self.qps.capacity() as u32);
+        let on_card = capacity.saturating_add(silent).min(self.limits.max_cqe);
         let card = CompletionQueue::new(on_card, &self.channel, index as usize)?;
         let (queue, most) = (Completions::new(capacity), on_card as usize);
         let cq =

@@ -19,7 +19,7 @@ pub(super) const CASES: &[Entry] = &[
 ];
 
 /// More completions than a queue for 4 has room for on any card, with what it rounds up.
-const MANY: u64 = 400;
+const MANY: u64 = 1200;
 
 fn established(pair: &mut Pair) -> Outcome {
     let [a, b] = &mut pair.ends;
