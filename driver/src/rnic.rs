@@ -74,6 +74,13 @@ pub struct RnicDetails {
     pub ports: Vec<RnicPort>,
 }
 
+impl RnicDetails {
+    /// Whether it is rdma_rxe, the kernel's software: what that has in the place of a vendor.
+    pub fn is_rxe(&self) -> bool {
+        self.vendor == 0xff_ffff
+    }
+}
+
 /// How much there can be of each kind, as `ibv_query_device` tells it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the verbs' names")]

@@ -461,6 +461,12 @@ fn guid(mac: MacAddr, shared: &mut Shared) -> u64 {
     }
 }
 
+/// A queue pair that has its connection.
+pub(crate) fn being_set_up(qp: Qp, id: CmId) -> Error {
+    let users = format!("connection {:?}, which is being set up", id.0);
+    Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users }
+}
+
 pub(crate) fn gone(id: CmId) -> Error {
     Error::invalid_handle("connection", id.0)
 }

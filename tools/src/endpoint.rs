@@ -171,12 +171,7 @@ pub(crate) fn packet_driver(device: Device, what: &str) -> Result<Box<dyn Packet
 impl Endpoint {
     /// As the function of the same name says.
     pub(crate) fn counts_packets(&self) -> bool {
-        !self.is_card()
-    }
-
-    /// Whether the packets are a card's.
-    pub(crate) fn is_card(&self) -> bool {
-        !counts_packets(&self.context)
+        counts_packets(&self.context)
     }
 
     /// Sets up a context on `device`, recording if the options say so, and pins the calling thread.

@@ -37,15 +37,9 @@ impl ConnectionManager {
     }
 
     pub(crate) fn destroy_channel(&mut self, channel: CmChannel) -> Result<(), Error> {
-        self.events.check(channel)?;
         let listeners = self.listeners.iter().filter(|l| l.config.channel == Some(channel)).count();
         let connections = self.communications.iter().filter(|c| c.channel == Some(channel)).count();
-        if listeners + connections > 0 {
-            let users = format!("{listeners} listeners and {connections} connections");
-            return Err(Error::Busy { kind: "CM channel", handle: format!("{:?}", channel.0), users });
-        }
-        self.events.destroy(channel);
-        Ok(())
+        self.events.destroy_unused(channel, listeners, connections)
     }
 
     /// Tells what happened, where its connection says.
@@ -98,9 +92,20 @@ impl CmEvents {
         handle.map(CmChannel).ok_or(full)
     }
 
-    /// Discards what waits there.
-    pub(crate) fn destroy(&mut self, channel: CmChannel) {
+    /// Discards what waits there, unless so many still name it.
+    pub(crate) fn destroy_unused(
+        &mut self,
+        channel: CmChannel,
+        listeners: usize,
+        connections: usize,
+    ) -> Result<(), Error> {
+        self.check(channel)?;
+        if listeners + connections > 0 {
+            let users = format!("{listeners} listeners and {connections} connections");
+            return Err(Error::Busy { kind: "CM channel", handle: format!("{:?}", channel.0), users });
+        }
         self.channels.remove(channel.0);
+        Ok(())
     }
 
     pub(crate) fn check(&self, channel: CmChannel) -> Result<(), Error> {

@@ -1,3 +1,5 @@
+use std::net::SocketAddr;
+
 use ferroce_driver::{Capabilities, Layer, SocketTerms};
 use ferroce_wire::{
     Encapsulation, Gid, MacAddr, NetworkHeader, Packet, PathAddress, PathHeader, PathMtu, Qpn, VlanTag,
@@ -95,6 +97,20 @@ impl Port {
     /// IPv6. Where the port has no IPv6 address of that kind, it is one of the other.
     pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
         self.index_of_kind(peer, false)
+    }
+
+    /// The GID that a peer is asked from by the connection manager.
+    pub(crate) fn source_for(&self, to: SocketAddr) -> Result<usize, Error> {
+        let gid = Gid::from(to.ip().to_canonical());
+        if gid.is_multicast() || to.ip().is_unspecified() {
+            return Err(Error::invalid("address", to, "the address of one peer"));
+        }
+        self.gid_index_for(gid).ok_or_else(|| {
+            let kind = if gid.is_ipv6() { "IPv6" } else { "IPv4" };
+            let expected =
+                format!("a peer of the IP version of '{}', which has no {kind} address", self.interface);
+            Error::invalid("address", to, expected)
+        })
     }
 
     /// The indices that the GID table has, for an error.

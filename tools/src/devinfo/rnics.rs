@@ -129,7 +129,7 @@ impl RnicInfo {
                 };
             }
         };
-        let is_rxe = details.vendor == VENDOR_RXE;
+        let is_rxe = details.is_rxe();
         let ports = details.ports.into_iter().map(|port| {
             let gids = port.gids.iter().map(|row| GidInfo {
                 index: row.index,
@@ -202,8 +202,6 @@ impl RnicInfo {
     }
 }
 
-/// What rdma_rxe has in the place of a vendor.
-const VENDOR_RXE: u32 = 0xff_ffff;
 const GUESSABLE: &str = "guessable";
 const UNKNOWN: &str = "unknown";
 /// Seen with rdma_rxe of Linux 6.1.

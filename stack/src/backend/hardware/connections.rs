@@ -14,7 +14,7 @@ use ferroce_wire::{Gid, PathMtu};
 use super::Hardware;
 use crate::cm::{
     CmChannel, CmEvent, CmEvents, CmId, ConnectionParameters, ListenConfig, Listener, PortSpace, REJ_PRIVATE,
-    REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, check_private_data, gone,
+    REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, being_set_up, check_private_data, gone,
 };
 use crate::engine::slab::Slab;
 use crate::verbs::{Config, Error, Feature, Handle, Qp, QpState, QpType, Transition};
@@ -54,8 +54,8 @@ struct CardListener {
     space: PortSpace,
     address: SocketAddr,
     config: ListenConfig,
-    /// One for each address of the port.
-    _cards: Vec<ConnectionId>,
+    /// One for each address of the port, which listens as long as it is there.
+    cards: Vec<ConnectionId>,
 }
 
 /// The highest bit of a tag: it is a listener's.
@@ -111,28 +111,24 @@ impl Hardware {
         config.channel.map_or(Ok(()), |channel| cm.events.check(channel))?;
         let full =
             Error::Exhausted { kind: "listener", limit: cm.listeners.capacity(), setting: "max_listeners" };
-        if cm.listeners.is_full() {
-            return Err(full);
-        }
-        let channel = &cm.channel;
-        let mut cards = Ok(Vec::new());
-        let handle = cm.listeners.insert_with(|handle| {
-            let listen = |ip: &IpAddr| {
-                let id = ConnectionId::new(channel, LISTENER | tag(handle), space == PortSpace::Udp)?;
-                id.listen(SocketAddr::new(*ip, address.port()), scope, config.backlog.max(1))?;
-                Ok(id)
-            };
-            cards = addresses.iter().map(listen).collect::<Result<Vec<_>, Error>>();
-            let _cards = std::mem::replace(&mut cards, Ok(Vec::new())).unwrap_or_else(|error| {
-                cards = Err(error);
-                Vec::new()
-            });
-            CardListener { space, address, config: *config, _cards }
-        });
-        let handle = handle.ok_or(full)?;
-        if let Err(error) = cards {
-            cm.listeners.remove(handle);
-            return Err(error);
+        let cards = Vec::new();
+        let listener = CardListener { space, address, config: *config, cards };
+        let handle = cm.listeners.insert_with(|_| listener).ok_or(full)?;
+        let listen = |ip: &IpAddr| {
+            let id = ConnectionId::new(&cm.channel, LISTENER | tag(handle), space == PortSpace::Udp)?;
+            id.listen(SocketAddr::new(*ip, address.port()), scope, config.backlog.max(1))?;
+            Ok(id)
+        };
+        match addresses.iter().map(listen).collect::<Result<Vec<_>, Error>>() {
+            Ok(cards) => {
+                if let Some(listener) = cm.listeners.get_mut(handle) {
+                    listener.cards = cards;
+                }
+            }
+            Err(error) => {
+                cm.listeners.remove(handle);
+                return Err(error);
+            }
         }
         Ok(Listener(handle))
     }
@@ -178,7 +174,7 @@ impl Hardware {
         parameters: &ConnectionParameters<'_>,
         qp: Option<Qp>,
     ) -> Result<CmId, Error> {
-        let source = self.source_for(to)?;
+        let source = self.port.gids[self.port.source_for(to)?].gid.to_ip().to_canonical();
         if let Some(index) = parameters.pkey_index {
             self.only_partition(index)?;
         }
@@ -345,15 +341,9 @@ impl Hardware {
 
     pub(crate) fn destroy_cm_channel(&mut self, channel: CmChannel) -> Result<(), Error> {
         let cm = self.cm()?;
-        cm.events.check(channel)?;
         let listeners = cm.listeners.iter().filter(|l| l.config.channel == Some(channel)).count();
         let connections = cm.exchanges.iter().filter(|e| e.channel == Some(channel)).count();
-        if listeners + connections > 0 {
-            let users = format!("{listeners} listeners and {connections} connections");
-            return Err(Error::Busy { kind: "CM channel", handle: format!("{:?}", channel.0), users });
-        }
-        cm.events.destroy(channel);
-        Ok(())
+        cm.events.destroy_unused(channel, listeners, connections)
     }
 
     pub(crate) fn next_cm_event_of(&mut self, channel: CmChannel) -> Result<Option<CmEvent>, Error> {
@@ -421,8 +411,7 @@ impl Hardware {
         }
         queue_pair.require("connecting", "INIT", &[QpState::Init])?;
         if let Some(id) = self.connection_of(qp) {
-            let users = format!("connection {:?}, which is being set up", id.0);
-            return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
+            return Err(being_set_up(qp, id));
         }
         Ok(())
     }
@@ -439,21 +428,6 @@ impl Hardware {
         {
             tracing::debug!("the connection of a queue pair that is destroyed: {error}");
         }
-    }
-
-    /// The address that a peer is asked from.
-    fn source_for(&self, to: SocketAddr) -> Result<IpAddr, Error> {
-        let gid = Gid::from(to.ip().to_canonical());
-        if gid.is_multicast() || to.ip().is_unspecified() {
-            return Err(Error::invalid("address", to, "the address of one peer"));
-        }
-        let Some(index) = self.port.gid_index_for(gid) else {
-            let kind = if gid.is_ipv6() { "IPv6" } else { "IPv4" };
-            let expected =
-                format!("a peer of the IP version of '{}', which has no {kind} address", self.port.interface);
-            return Err(Error::invalid("address", to, expected));
-        };
-        Ok(self.port.gids[index].gid.to_ip().to_canonical())
     }
 
     /// The kernel's connection manager takes the first partition.

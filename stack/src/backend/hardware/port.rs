@@ -85,7 +85,7 @@ impl RnicPort {
         );
         let interface = found.gids.iter().find_map(|gid| gid.interface).unwrap_or(0);
         let membership = Membership::new(interface, &capabilities.addresses);
-        let (number, limits, is_rxe) = (found.number, details.limits, details.vendor == VENDOR_RXE);
+        let (number, limits, is_rxe) = (found.number, details.limits, details.is_rxe());
         Ok(RnicPort {
             device,
             number,
@@ -178,8 +178,6 @@ fn interface_of<'a>(gid: &RnicGid, interfaces: &'a [Interface]) -> Option<&'a In
     interfaces.iter().find(|interface| Some(interface.index) == gid.interface)
 }
 
-/// What rdma_rxe has in the place of a vendor.
-const VENDOR_RXE: u32 = 0xff_ffff;
 /// Bytes of the headers of a packet with IPv6.
 const MAX_HEADERS: u32 = 40 + 8 + 12 + 16 + 4 + 4;
 

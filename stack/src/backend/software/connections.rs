@@ -8,7 +8,8 @@ use super::Software;
 use super::next_hops::Seeker;
 use crate::cm::{
     CmChannel, CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace,
-    REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs, check_private_data,
+    REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs, being_set_up,
+    check_private_data,
 };
 use crate::engine::ah::Hop;
 use crate::verbs::{AddressVector, Error, Qp, QpState, QpType};
@@ -173,8 +174,7 @@ impl Software {
         if let Some((cm, _)) = self.engine.cm_if_used()
             && let Some(id) = cm.user_of(qp)
         {
-            let users = format!("connection {:?}, which is being set up", id.0);
-            return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
+            return Err(being_set_up(qp, id));
         }
         Ok((qp, qpn, qp_type))
     }
@@ -186,16 +186,7 @@ impl Software {
         parameters: &ConnectionParameters<'_>,
     ) -> Result<(AddressVector, Hop), Error> {
         let gid = Gid::from(to.ip().to_canonical());
-        if gid.is_multicast() || to.ip().is_unspecified() {
-            return Err(Error::invalid("address", to, "the address of one peer"));
-        }
-        let port = &self.engine.port;
-        let Some(index) = port.gid_index_for(gid) else {
-            let kind = if gid.is_ipv6() { "IPv6" } else { "IPv4" };
-            let expected =
-                format!("a peer of the IP version of '{}', which has no {kind} address", port.interface);
-            return Err(Error::invalid("address", to, expected));
-        };
+        let index = self.engine.port.source_for(to)?;
         let hop = self.engine.next_hop(&mut *self.driver, gid.to_ip())?;
         let mac = if let Hop::Found(mac) = hop { Some(mac) } else { None };
         let traffic_class = parameters.traffic_class.unwrap_or(0);

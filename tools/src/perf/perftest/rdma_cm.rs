@@ -37,7 +37,7 @@ impl Ear {
         let listeners = match PORT_SPACES.into_iter().map(&mut listen).collect::<Result<_, _>>() {
             // Over an RNIC nobody is heard who comes so where there is no librdmacm, or the kernel gives the port to another
             // program: then it is the kernel that refuses him.
-            Err(Error::Driver(error)) if end.is_card() => {
+            Err(Error::Driver(error)) if !end.counts_packets() => {
                 debug!("clients that come by rdma_cm are not heard: {error}");
                 Vec::new()
             }
