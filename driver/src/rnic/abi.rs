@@ -2,7 +2,7 @@
 //! rdma-core 44).
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::mem::{offset_of, size_of};
+use std::mem::{MaybeUninit, offset_of, size_of};
 
 /// `struct ibv_device`: only its address is used.
 #[repr(C)]
@@ -302,8 +302,8 @@ pub(super) struct SendWr {
     /// An immediate in network order, or a key to invalidate.
     pub(super) imm_or_key: u32,
     pub(super) wr: SendTarget,
-    pub(super) qp_type: u64,
-    pub(super) bind_mw: BindMw,
+    pub(super) qp_type: MaybeUninit<u64>,
+    pub(super) bind_mw: MaybeUninit<BindMw>,
 }
 
 /// What `struct ibv_send_wr` calls `wr`.

@@ -2,6 +2,7 @@
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
+use std::mem::MaybeUninit;
 use std::ptr::null_mut;
 use std::{fmt, io};
 
@@ -91,7 +92,7 @@ pub enum SendData<'a> {
 pub struct SendRequest<'a> {
     raw: SendWr,
     /// The piece of data that is inline.
-    inline: Piece,
+    inline: MaybeUninit<Piece>,
     /// It has a destination: without one, no datagram is to be posted.
     pub(super) has_target: bool,
     named: PhantomData<&'a ()>,
@@ -108,63 +109,53 @@ impl<'a> SendRequest<'a> {
     /// `IBV_SEND_SOLICITED`
     pub const SOLICITED: u32 = 4;
 
-    /// One to be changed; all of its bytes are zero.
-    pub const EMPTY: SendRequest<'static> = SendRequest {
-        raw: SendWr {
-            wr_id: 0,
-            next: null_mut(),
-            sg_list: null_mut(),
-            num_sge: 0,
-            opcode: 0,
-            send_flags: 0,
-            imm_or_key: 0,
-            wr: SendTarget { atomic: Atomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
-            qp_type: 0,
-            bind_mw: BindMw {
-                mw: null_mut(),
-                rkey: 0,
-                mr: null_mut(),
-                addr: 0,
-                length: 0,
-                mw_access_flags: 0,
+    /// A SEND of nothing, to be changed. What only other operations have is not initialised: it is written with them.
+    #[inline(always)]
+    pub fn empty() -> SendRequest<'a> {
+        SendRequest {
+            raw: SendWr {
+                wr_id: 0,
+                next: null_mut(),
+                sg_list: null_mut(),
+                num_sge: 0,
+                opcode: SEND,
+                send_flags: 0,
+                imm_or_key: 0,
+                wr: SendTarget { rdma: Rdma { remote_addr: 0, rkey: 0 } },
+                qp_type: MaybeUninit::uninit(),
+                bind_mw: MaybeUninit::uninit(),
             },
-        },
-        inline: Piece { addr: 0, length: 0, lkey: 0 },
-        has_target: false,
-        named: PhantomData,
-    };
+            inline: MaybeUninit::uninit(),
+            has_target: false,
+            named: PhantomData,
+        }
+    }
 
     /// `wr_id` comes back in the completion; `flags` are [`FENCE`](SendRequest::FENCE),
     /// [`SIGNALED`](SendRequest::SIGNALED), [`SOLICITED`](SendRequest::SOLICITED).
+    #[inline(always)]
     pub fn new(wr_id: u64, operation: SendOperation<'a>, data: SendData<'a>, flags: u32) -> SendRequest<'a> {
-        let mut request = SendRequest::EMPTY;
+        let mut request = SendRequest::empty();
         request.set_operation(operation);
-        request.set_data(data);
-        request.set_number(wr_id, flags);
+        request.set_data(wr_id, data, flags);
         request
     }
 
-    /// What comes back in the completion, and the flags, beside the inline flag.
+    /// The local memory, what comes back in the completion, and the flags beside that of inline data.
     #[inline(always)]
-    pub fn set_number(&mut self, wr_id: u64, flags: u32) {
+    pub fn set_data(&mut self, wr_id: u64, data: SendData<'a>, flags: u32) {
         self.raw.wr_id = wr_id;
-        self.raw.send_flags = self.raw.send_flags & INLINE | flags;
-    }
-
-    /// The local memory.
-    #[inline(always)]
-    pub fn set_data(&mut self, data: SendData<'a>) {
         match data {
             SendData::Pieces(pieces) => {
-                self.raw.send_flags &= !INLINE;
+                self.raw.send_flags = flags & !INLINE;
                 self.raw.sg_list = pieces.as_ptr().cast_mut();
                 self.raw.num_sge = pieces.len() as c_int;
             }
             SendData::Inline(bytes) => {
-                self.raw.send_flags |= INLINE;
+                self.raw.send_flags = flags | INLINE;
                 self.raw.num_sge = 1;
-                self.inline.addr = bytes.as_ptr().expose_provenance() as u64;
-                self.inline.length = bytes.len() as u32;
+                let (addr, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len() as u32);
+                self.inline.write(Piece { addr, length, lkey: 0 });
             }
         }
     }
@@ -211,14 +202,14 @@ impl<'a> SendRequest<'a> {
                 7
             }
             SendOperation::Bind(bind) => {
-                raw.bind_mw = BindMw {
+                raw.bind_mw.write(BindMw {
                     mw: bind.window.as_ptr(),
                     rkey: bind.rkey,
                     mr: bind.region.as_ptr(),
                     addr: bind.addr,
                     length: bind.length,
                     mw_access_flags: bind.access,
-                };
+                });
                 8
             }
             SendOperation::SendWithInvalidate(key) => {
@@ -298,7 +289,7 @@ impl Linked for SendRequest<'_> {
     #[inline(always)]
     fn link(&mut self, next: *mut SendWr) -> *mut SendWr {
         if self.raw.send_flags & INLINE != 0 {
-            self.raw.sg_list = &mut self.inline;
+            self.raw.sg_list = self.inline.as_mut_ptr();
         }
         self.raw.next = next;
         &mut self.raw

@@ -185,7 +185,7 @@ fn a_list_stops_at_what_is_refused() {
     a.qp.post_sends(&mut requests).unwrap();
     assert_eq!(a.sent().iter().map(|sent| sent.wr_id).collect::<Vec<_>>(), (0..40).collect::<Vec<_>>());
     assert_eq!(b.bytes(0, 40), bytes);
-    requests[35].set_data(SendData::Pieces(&too_many));
+    requests[35].set_data(35, SendData::Pieces(&too_many), SendRequest::SIGNALED);
     let refused = a.qp.post_sends(&mut requests).unwrap_err();
     assert_eq!((refused.posted, errno(&refused.error)), (35, libc::EINVAL));
     assert_eq!(a.sent().len(), 35);

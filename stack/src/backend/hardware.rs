@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use ferroce_driver::rnic::{
-    AddressHandle, CmFunctions, Completion, CompletionChannel, CompletionQueue, Device, Piece, PortCounters,
+    AddressHandle, CmFunctions, CompletionChannel, CompletionQueue, Device, Piece, PortCounters,
     ProtectionDomain, SharedReceiveQueue, Waiting,
 };
 use ferroce_driver::{Capabilities, Membership, Nanos, Readiness};
@@ -37,6 +37,7 @@ use crate::telemetry::exporter::Exporter;
 use crate::verbs::{
     Ah, Config, CongestionControl, Cq, DeviceAttributes, Error, Feature, Handle, Pd, Port, Qp,
 };
+use completions::Batch;
 use connections::{ConnectionLimits, Connections};
 use memory::{HardwareRegion, HardwareWindow};
 use port::GidRows;
@@ -50,10 +51,7 @@ pub(crate) struct Hardware {
     qps: Slab<HardwareQp>,
     cqs: Slab<HardwareCq>,
     srqs: Slab<HardwareSrq>,
-    ahs: Slab<HardwareAh>,
-    /// They go before the regions, which are busy while a window is bound to them.
-    mws: Slab<HardwareWindow>,
-    mrs: Slab<HardwareRegion>,
+    named: Named,
     pds: Slab<ProtectionDomain>,
     /// Queue pairs by their numbers.
     numbers: HashMap<u32, Handle>,
@@ -98,8 +96,16 @@ pub(crate) struct Hardware {
     is_gone: bool,
     /// Room for the pieces of work requests.
     pieces: Box<work::PieceRoom>,
-    /// Room for completions.
-    completions: Vec<Completion>,
+    /// Room for completions; `None` while it is in use.
+    batch: Option<Box<Batch>>,
+}
+
+/// What work requests name.
+struct Named {
+    ahs: Slab<HardwareAh>,
+    /// They go before the regions, which are busy while a window is bound to them.
+    mws: Slab<HardwareWindow>,
+    mrs: Slab<HardwareRegion>,
 }
 
 struct HardwareCq {
@@ -107,6 +113,8 @@ struct HardwareCq {
     queue: Completions,
     /// The most completions that are taken at once: a card that never stops does not stop a poll.
     most: usize,
+    /// Polls of the context that leave the completions on the card, for the application takes them from there.
+    polls_to_drain: u8,
     /// Asked for solicited completions alone, which the card alone tells apart.
     solicited_only: bool,
 }
@@ -168,9 +176,11 @@ impl Hardware {
             qps: Slab::new(config.max_qps, generation),
             cqs: Slab::new(config.max_cqs, generation),
             srqs: Slab::new(config.max_srqs, generation),
-            ahs: Slab::new(config.max_ahs, generation),
-            mrs: Slab::new(config.max_mrs, generation),
-            mws: Slab::new(config.max_mws, generation),
+            named: Named {
+                ahs: Slab::new(config.max_ahs, generation),
+                mws: Slab::new(config.max_mws, generation),
+                mrs: Slab::new(config.max_mrs, generation),
+            },
             pds: Slab::new(config.max_pds, generation),
             numbers: HashMap::new(),
             live_cqs: Vec::with_capacity(config.max_cqs as usize),
@@ -203,7 +213,7 @@ impl Hardware {
             armed: false,
             is_gone: false,
             pieces: Box::new([[Piece::default(); work::SGES]; work::CHUNK]),
-            completions: vec![Completion::EMPTY; BATCH],
+            batch: Some(Box::new(Batch::EMPTY)),
         })
     }
 
@@ -230,7 +240,13 @@ impl Hardware {
         }
         let mut taken = 0;
         for place in 0..self.live_cqs.len() {
-            taken += self.drain(self.live_cqs[place])?;
+            let index = self.live_cqs[place];
+            let Some(cq) = self.cqs.at_mut(index) else { continue };
+            if cq.polls_to_drain > 0 && !cq.queue.is_armed() {
+                cq.polls_to_drain -= 1;
+            } else {
+                taken += self.drain(index)?;
+            }
         }
         if self.exporter.as_ref().is_some_and(|exporter| exporter.is_due(self.now))
             && let Some(mut exporter) = self.exporter.take()
@@ -239,35 +255,6 @@ impl Hardware {
             self.exporter = Some(exporter);
         }
         Ok(taken)
-    }
-
-    /// Takes what the card has completed, as much as the queue here has room for.
-    fn drain(&mut self, index: u32) -> Result<usize, Error> {
-        // Taken out, for what completes changes all else.
-        let mut room = std::mem::take(&mut self.completions);
-        let taken = self.drain_into(index, &mut room);
-        self.completions = room;
-        taken
-    }
-
-    #[inline]
-    fn drain_into(&mut self, index: u32, room: &mut [Completion]) -> Result<usize, Error> {
-        let mut taken = 0;
-        loop {
-            let Some(cq) = self.cqs.at(index) else { return Ok(taken) };
-            let most = cq.queue.room().min(room.len()).min(cq.most.saturating_sub(taken));
-            if most == 0 {
-                return Ok(taken);
-            }
-            let count = cq.card.poll(&mut room[..most])?;
-            for completion in &room[..count] {
-                self.complete(index, completion);
-            }
-            taken += count;
-            if count < most {
-                return Ok(taken);
-            }
-        }
     }
 
     fn pd(&self, pd: Pd) -> Result<&ProtectionDomain, Error> {
@@ -284,12 +271,10 @@ impl Hardware {
     }
 
     fn ah(&self, ah: Ah) -> Result<&HardwareAh, Error> {
-        self.ahs.get(ah.0).ok_or_else(|| Error::invalid_handle("AH", ah.0))
+        self.named.ahs.get(ah.0).ok_or_else(|| Error::invalid_handle("AH", ah.0))
     }
 }
 
-/// Completions that are taken at once.
-const BATCH: usize = 16;
 /// How often the kernel's counters are read.
 const COUNT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often asynchronous events are looked for, whichever comes first.

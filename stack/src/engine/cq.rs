@@ -102,6 +102,11 @@ impl CompletionQueue {
         }
     }
 
+    #[inline]
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.is_some()
+    }
+
     pub(crate) fn is_armed_for_solicited(&self) -> bool {
         self.armed == Some(Notify::Solicited)
     }

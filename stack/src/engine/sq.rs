@@ -228,7 +228,17 @@ impl SendQueue {
 }
 
 /// Whether an operation can have these bytes inline.
+#[inline]
 pub(crate) fn check_inline(kind: &Kind, bytes: &[u8], max_inline: u32) -> Result<(), Error> {
+    let is_free = kind.has_payload && kind.length.is_none();
+    if is_free && bytes.len() <= max_inline as usize {
+        Ok(())
+    } else {
+        check_inline_of(kind, bytes, max_inline)
+    }
+}
+
+fn check_inline_of(kind: &Kind, bytes: &[u8], max_inline: u32) -> Result<(), Error> {
     if bytes.len() > max_inline as usize {
         let expected = format!("at most {max_inline} bytes, as the QP was created");
         return Err(Error::invalid("inline data", bytes.len(), expected));

@@ -4,121 +4,197 @@ use ferroce_driver::rnic::Completion;
 use ferroce_wire::{Qpn, RKey};
 
 use super::Hardware;
+use super::queue_pairs::HardwareQp;
 use super::work::{QueueKind, WorkId};
 use crate::engine::cq::Pushed;
 use crate::telemetry::counters::Counter;
-use crate::verbs::{Cq, Event, Qp, QpState, QpType, WcOpcode, WcStatus, WorkCompletion};
+use crate::verbs::{Cq, Error, Event, QpState, QpType, WcOpcode, WcStatus, WorkCompletion};
+
+/// Room for a batch of completions: as the card tells of them, and as the application is told.
+pub(super) struct Batch {
+    card: [Completion; BATCH],
+    told: [WorkCompletion; BATCH],
+}
+
+/// Completions that are taken at once.
+const BATCH: usize = 16;
+
+/// Places for what the application is told.
+type Places<'a> = std::slice::IterMut<'a, WorkCompletion>;
+
+impl Batch {
+    pub(super) const EMPTY: Batch =
+        Batch { card: [Completion::EMPTY; BATCH], told: [WorkCompletion::EMPTY; BATCH] };
+}
 
 impl Hardware {
-    /// A work request has ended on the card, says the completion queue at `cq`.
-    #[inline]
-    pub(super) fn complete(&mut self, cq: u32, completion: &Completion) {
-        let Some(id) = WorkId::from_card(completion.wr_id) else { return self.unknown(completion) };
-        if id.queue == QueueKind::Shared {
-            return self.complete_shared(cq, completion, id);
+    /// Takes what the card has completed into the queue here, as much as that has room for. Returns how many there were.
+    pub(super) fn drain(&mut self, index: u32) -> Result<usize, Error> {
+        // Taken out, for what completes changes all else.
+        let Some(mut batch) = self.batch.take() else { return Ok(0) };
+        let taken = self.drain_by(index, &mut batch);
+        self.batch = Some(batch);
+        taken
+    }
+
+    fn drain_by(&mut self, index: u32, Batch { card, told }: &mut Batch) -> Result<usize, Error> {
+        let mut taken = 0;
+        loop {
+            let Some(cq) = self.cqs.at(index) else { return Ok(taken) };
+            let most = cq.queue.room().min(BATCH).min(cq.most.saturating_sub(taken));
+            if most == 0 {
+                return Ok(taken);
+            }
+            let count = cq.card.poll(&mut card[..most])?;
+            let filled = self.complete(&card[..count], told);
+            told[..filled].iter().for_each(|told| self.tell(index, *told));
+            taken += count;
+            if count < most {
+                return Ok(taken);
+            }
         }
+    }
+
+    /// Takes what the card has completed into `room`, past the queue here, which is empty. Returns how many are told.
+    pub(super) fn take(&mut self, index: u32, room: &mut [WorkCompletion]) -> Result<usize, Error> {
+        let Some(mut batch) = self.batch.take() else { return Ok(0) };
+        let filled = self.take_by(index, &mut batch, room);
+        self.batch = Some(batch);
+        filled
+    }
+
+    fn take_by(
+        &mut self,
+        index: u32,
+        Batch { card, .. }: &mut Batch,
+        room: &mut [WorkCompletion],
+    ) -> Result<usize, Error> {
+        let (mut taken, mut filled) = (0, 0);
+        loop {
+            let Some(cq) = self.cqs.at(index) else { return Ok(filled) };
+            let most = (room.len() - filled).min(BATCH).min(cq.most.saturating_sub(taken));
+            if most == 0 {
+                return Ok(filled);
+            }
+            let count = match cq.card.poll(&mut card[..most]) {
+                Ok(count) => count,
+                Err(error) if filled == 0 => return Err(error.into()),
+                // The next call says it again; what was taken is not lost.
+                Err(_) => return Ok(filled),
+            };
+            filled += self.complete(&card[..count], &mut room[filled..]);
+            taken += count;
+            if count < most {
+                return Ok(filled);
+            }
+        }
+    }
+
+    /// Work requests have ended on the card. Returns of how many the application is told, in `room`, which has places for all.
+    #[inline]
+    fn complete(&mut self, completions: &[Completion], room: &mut [WorkCompletion]) -> usize {
+        let (mut rest, places, mut free) = (completions, room.len(), room.iter_mut());
+        while let [first, others @ ..] = rest {
+            let count = match WorkId::from_card(first.wr_id) {
+                Some(id) if id.queue == QueueKind::Send => self.complete_sends(id, rest, &mut free),
+                Some(id) if id.queue == QueueKind::Receive => self.complete_receives(id, rest, &mut free),
+                Some(id) => self.complete_shared(id, first, &mut free),
+                None => self.unknown(first),
+            };
+            rest = rest.get(count..).unwrap_or(others);
+        }
+        places - free.len()
+    }
+
+    /// Those in a row at the front that are of the send queue of `id`. Returns how many they are.
+    #[inline(always)]
+    fn complete_sends(&mut self, id: WorkId, completions: &[Completion], free: &mut Places<'_>) -> usize {
         let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
-            return self.unknown(completion);
+            return self.unknown(&completions[0]);
         };
         if !id.is_of(handle) {
-            return;
+            return 1;
         }
-        if id.queue == QueueKind::Receive {
-            let Some(work) = queue_pair.rq.complete(id.position) else { return };
-            if completion.status != OK {
-                queue_pair.state = QpState::Error;
+        let has_windows = queue_pair.sq.has_windows();
+        let row = if has_windows { &completions[..1] } else { completions };
+        let mut count = 0;
+        for completion in row {
+            let Some(position) = id.position_of(completion.wr_id) else { break };
+            count += 1;
+            let Some(work) = queue_pair.sq.complete(position) else { continue };
+            if work.signaled || completion.status != OK {
+                let Some(told) = free.next() else { break };
+                *told = queue_pair.completed;
+                told.wr_id = work.wr_id;
+                told.opcode = work.opcode;
+                told.byte_len = completion.byte_len;
+                if completion.status != OK {
+                    queue_pair.fail_send(told, completion);
+                }
             }
-            let (qp, qpn) = (Qp(handle), queue_pair.qpn);
-            return self.complete_receive(cq, completion, work.wr_id, (qp, qpn));
         }
-        let Some(work) = queue_pair.sq.complete(id.position) else { return };
-        let mut told = WorkCompletion {
-            wr_id: work.wr_id,
-            status: WcStatus::Success,
-            opcode: work.opcode,
-            byte_len: completion.byte_len,
-            qp: Qp(handle),
-            qpn: queue_pair.qpn,
-            ..WorkCompletion::EMPTY
-        };
-        if completion.status != OK {
-            (told.status, told.byte_len) = (status_of(completion.status), 0);
-            queue_pair.state = failed_send(queue_pair.qp_type, queue_pair.state);
+        if has_windows {
+            self.complete_windows(id.index, id.position, completions[0].status == OK);
         }
-        if queue_pair.sq.has_windows() {
-            self.complete_windows(id, completion.status == OK);
-        }
-        if completion.status != OK || work.signaled {
-            self.tell(cq, told);
-        }
+        count
     }
 
-    /// A receive has ended, of a queue pair or for it.
+    /// The same of a receive queue.
     #[inline(always)]
-    fn complete_receive(&mut self, cq: u32, completion: &Completion, wr_id: u64, (qp, qpn): (Qp, Qpn)) {
-        let mut told = WorkCompletion {
-            wr_id,
-            status: WcStatus::Success,
-            opcode: WcOpcode::Recv,
-            byte_len: completion.byte_len,
-            qp,
-            qpn,
-            src_qpn: Qpn::new(completion.src_qp & 0xff_ffff),
-            ..WorkCompletion::EMPTY
+    fn complete_receives(&mut self, id: WorkId, completions: &[Completion], free: &mut Places<'_>) -> usize {
+        let is_rxe = self.is_rxe;
+        let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
+            return self.unknown(&completions[0]);
         };
-        if completion.status != OK {
-            (told.status, told.byte_len, told.src_qpn) = (status_of(completion.status), 0, Qpn::new(0));
-        } else if completion.wc_flags != 0 {
-            self.fill_flags(&mut told, completion);
+        if !id.is_of(handle) {
+            return 1;
         }
-        self.tell(cq, told);
+        let mut count = 0;
+        for completion in completions {
+            let Some(position) = id.position_of(completion.wr_id) else { break };
+            count += 1;
+            let Some(work) = queue_pair.rq.complete(position) else { continue };
+            let Some(told) = free.next() else { break };
+            fill_receive(told, &queue_pair.completed, work.wr_id, completion);
+            if (completion.status | completion.wc_flags) != 0 {
+                queue_pair.fill_other(told, completion, is_rxe);
+                if let Some(key) = told.invalidated {
+                    self.revoke(key.value());
+                    break;
+                }
+            }
+        }
+        count
     }
 
-    /// The same of a receive of a shared receive queue.
-    fn complete_shared(&mut self, cq: u32, completion: &Completion, id: WorkId) {
+    /// A receive of a shared receive queue has ended.
+    fn complete_shared(&mut self, id: WorkId, completion: &Completion, free: &mut Places<'_>) -> usize {
         let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
-        let Some(wr_id) = queue.slots.complete(id.position) else { return };
-        let Some(handle) = self.qp_of(completion.qp_num) else { return self.unknown(completion) };
-        if completion.status != OK
-            && let Some(queue_pair) = self.qps.get_mut(handle)
-        {
-            queue_pair.state = QpState::Error;
+        let Some(wr_id) = queue.slots.complete(id.position) else { return 1 };
+        let Some(handle) = self.numbers.get(&completion.qp_num).copied() else {
+            return self.unknown(completion);
+        };
+        let Some(queue_pair) = self.qps.get_mut(handle) else { return self.unknown(completion) };
+        let Some(told) = free.next() else { return 1 };
+        fill_receive(told, &queue_pair.completed, wr_id, completion);
+        queue_pair.fill_other(told, completion, self.is_rxe);
+        if let Some(key) = told.invalidated {
+            self.revoke(key.value());
         }
-        let qpn = Qpn::new(completion.qp_num & 0xff_ffff);
-        self.complete_receive(cq, completion, wr_id, (Qp(handle), qpn));
+        1
     }
 
     /// What it ends about windows: all before it have succeeded.
     #[cold]
-    fn complete_windows(&mut self, id: WorkId, has_succeeded: bool) {
+    fn complete_windows(&mut self, index: u32, position: u32, has_succeeded: bool) {
         while let Some((window, is_last)) =
-            self.qps.at_mut(id.index).and_then(|queue_pair| queue_pair.sq.pop_window(id.position))
+            self.qps.at_mut(index).and_then(|queue_pair| queue_pair.sq.pop_window(position))
         {
             self.complete_window(window, has_succeeded || !is_last);
         }
     }
 
-    /// What a receive has beside its bytes.
-    fn fill_flags(&mut self, told: &mut WorkCompletion, completion: &Completion) {
-        let flags = completion.wc_flags;
-        // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
-        let is_datagram = self.qps.get(told.qp.0).is_some_and(|qp| qp.qp_type == QpType::Ud);
-        told.grh = is_datagram && flags & Completion::GRH != 0;
-        if completion.opcode == RECV_RDMA_WITH_IMM {
-            told.opcode = WcOpcode::RecvRdmaWithImm;
-        }
-        if flags & Completion::WITH_IMM != 0 {
-            told.immediate = Some(u32::from_be(completion.imm_or_key));
-        }
-        // rdma_rxe has the number of the kernel's flag there, which is that of IBV_WC_IP_CSUM_OK for applications.
-        let invalidated = Completion::WITH_INV | if self.is_rxe { KERNEL_WITH_INV } else { 0 };
-        if flags & invalidated != 0 {
-            told.invalidated = Some(RKey::new(completion.imm_or_key));
-            self.revoke(completion.imm_or_key);
-        }
-    }
-
-    #[inline(always)]
+    /// Puts a completion into the queue here.
     pub(super) fn tell(&mut self, cq: u32, told: WorkCompletion) {
         self.has_news = true;
         let Hardware { cqs, events, counters, .. } = self;
@@ -138,10 +214,11 @@ impl Hardware {
         }
     }
 
-    /// A completion of no work request that was posted.
+    /// A completion of no work request that was posted: one that nobody is told of.
     #[cold]
-    fn unknown(&mut self, completion: &Completion) {
+    fn unknown(&self, completion: &Completion) -> usize {
         tracing::warn!(device = self.device.name(), "a completion of no work request: {completion:?}");
+        1
     }
 }
 
@@ -152,9 +229,49 @@ const RECV_RDMA_WITH_IMM: u32 = 129;
 /// `IB_WC_WITH_INVALIDATE`
 const KERNEL_WITH_INV: u32 = 4;
 
-/// Where the state leads when a send fails: UC and UD go on receiving.
-fn failed_send(qp_type: QpType, state: QpState) -> QpState {
-    if qp_type == QpType::Rc || state == QpState::Error { QpState::Error } else { QpState::Sqe }
+/// A receive has ended, of a queue pair or for it, whose completions are like `completed`.
+#[inline(always)]
+fn fill_receive(told: &mut WorkCompletion, completed: &WorkCompletion, wr_id: u64, completion: &Completion) {
+    *told = *completed;
+    told.wr_id = wr_id;
+    told.opcode = WcOpcode::Recv;
+    told.byte_len = completion.byte_len;
+    told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
+}
+
+impl HardwareQp {
+    /// A send has failed.
+    #[cold]
+    fn fail_send(&mut self, told: &mut WorkCompletion, completion: &Completion) {
+        (told.status, told.byte_len) = (status_of(completion.status), 0);
+        // UC and UD go on receiving.
+        let is_over = self.qp_type == QpType::Rc || self.state == QpState::Error;
+        self.state = if is_over { QpState::Error } else { QpState::Sqe };
+    }
+
+    /// A receive has failed, or has more than its bytes.
+    #[inline(never)]
+    fn fill_other(&mut self, told: &mut WorkCompletion, completion: &Completion, is_rxe: bool) {
+        if completion.status != OK {
+            (told.status, told.byte_len, told.src_qpn) = (status_of(completion.status), 0, Qpn::new(0));
+            self.state = QpState::Error;
+            return;
+        }
+        let flags = completion.wc_flags;
+        // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
+        told.grh = self.qp_type == QpType::Ud && flags & Completion::GRH != 0;
+        if completion.opcode == RECV_RDMA_WITH_IMM {
+            told.opcode = WcOpcode::RecvRdmaWithImm;
+        }
+        if flags & Completion::WITH_IMM != 0 {
+            told.immediate = Some(u32::from_be(completion.imm_or_key));
+        }
+        // rdma_rxe has the number of the kernel's flag there, which is that of IBV_WC_IP_CSUM_OK for applications.
+        let invalidated = Completion::WITH_INV | if is_rxe { KERNEL_WITH_INV } else { 0 };
+        if flags & invalidated != 0 {
+            told.invalidated = Some(RKey::new(completion.imm_or_key));
+        }
+    }
 }
 
 /// `enum ibv_wc_status` but success; those that RoCE does not have are general errors.

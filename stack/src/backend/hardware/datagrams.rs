@@ -12,12 +12,12 @@ impl Hardware {
     pub(crate) fn create_ah(&mut self, pd: Pd, address: &AddressVector) -> Result<Ah, Error> {
         let domain = self.pd(pd)?;
         let way = self.way(address)?;
-        let full = Error::Exhausted { kind: "AH", limit: self.ahs.capacity(), setting: "max_ahs" };
-        if self.ahs.is_full() {
+        let full = Error::Exhausted { kind: "AH", limit: self.named.ahs.capacity(), setting: "max_ahs" };
+        if self.named.ahs.is_full() {
             return Err(full);
         }
         let card = AddressHandle::new(domain, &way)?;
-        self.ahs.insert_with(|_| HardwareAh { card, pd }).map(Ah).ok_or(full)
+        self.named.ahs.insert_with(|_| HardwareAh { card, pd }).map(Ah).ok_or(full)
     }
 
     pub(crate) fn address_from_wc(&self, _: &WorkCompletion, grh: &[u8; 40]) -> Result<AddressVector, Error> {
@@ -25,7 +25,7 @@ impl Hardware {
     }
 
     pub(crate) fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {
-        self.ahs.remove(ah.0).ok_or_else(|| Error::invalid_handle("AH", ah.0))?;
+        self.named.ahs.remove(ah.0).ok_or_else(|| Error::invalid_handle("AH", ah.0))?;
         self.events.forget(ah.into());
         Ok(())
     }

@@ -53,18 +53,19 @@ impl Hardware {
 
     pub(crate) fn dealloc_pd(&mut self, pd: Pd) -> Result<(), Error> {
         self.pd(pd)?;
-        let users = if self.mrs.iter().any(|mr| mr.pd == pd) || self.mws.iter().any(|mw| mw.pd == pd) {
-            "memory regions or windows"
-        } else if self.srqs.iter().any(|srq| srq.pd == pd) {
-            "shared receive queues"
-        } else if self.ahs.iter().any(|ah| ah.pd == pd) {
-            "address handles"
-        } else if self.qps.iter().any(|qp| qp.pd == pd) {
-            "queue pairs"
-        } else {
-            self.pds.remove(pd.0);
-            return Ok(());
-        };
+        let users =
+            if self.named.mrs.iter().any(|mr| mr.pd == pd) || self.named.mws.iter().any(|mw| mw.pd == pd) {
+                "memory regions or windows"
+            } else if self.srqs.iter().any(|srq| srq.pd == pd) {
+                "shared receive queues"
+            } else if self.named.ahs.iter().any(|ah| ah.pd == pd) {
+                "address handles"
+            } else if self.qps.iter().any(|qp| qp.pd == pd) {
+                "queue pairs"
+            } else {
+                self.pds.remove(pd.0);
+                return Ok(());
+            };
         Err(Error::Busy { kind: "PD", handle: format!("{:?}", pd.0), users: users.to_owned() })
     }
 
@@ -75,10 +76,10 @@ impl Hardware {
         access: Access,
         iova: u64,
     ) -> Result<Mr, RegisterError> {
-        let full = Error::Exhausted { kind: "MR", limit: self.mrs.capacity(), setting: "max_mrs" };
+        let full = Error::Exhausted { kind: "MR", limit: self.named.mrs.capacity(), setting: "max_mrs" };
         let checked = self.pd(pd).cloned().and_then(|domain| {
             access.check_region(memory.len(), iova)?;
-            if self.mrs.is_full() { Err(full) } else { Ok((domain, region_rights(access)?)) }
+            if self.named.mrs.is_full() { Err(full) } else { Ok((domain, region_rights(access)?)) }
         });
         let (domain, rights) = match checked {
             Ok(checked) => checked,
@@ -87,7 +88,7 @@ impl Hardware {
         let card = Region::new(&domain, memory, rights, iova)
             .map_err(|(memory, source)| RegisterError { memory, source: source.into() })?;
         let lkey = card.lkey();
-        let inserted = self.mrs.insert_with(|_| HardwareRegion { card: Some(card), pd, iova, lkey });
+        let inserted = self.named.mrs.insert_with(|_| HardwareRegion { card: Some(card), pd, iova, lkey });
         // There is room, as was just seen.
         inserted.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
     }
@@ -97,16 +98,16 @@ impl Hardware {
         let posted: u32 = self.qps.iter().map(|qp| qp.users_of(mr)).sum::<u32>()
             + self.srqs.iter().map(|srq| srq.slots.users_of(mr)).sum::<u32>();
         let is_bound = |mw: &&HardwareWindow| mw.bound.is_some_and(|bound| bound.region == mr);
-        let windows = self.mws.iter().filter(is_bound).count();
+        let windows = self.named.mws.iter().filter(is_bound).count();
         if posted > 0 || windows > 0 {
             let users = format!("{posted} outstanding work requests and {windows} bound memory windows");
             return Err(busy(mr, users));
         }
-        let Some(region) = self.mrs.get_mut(mr.0) else { return Err(invalid(mr)) };
+        let Some(region) = self.named.mrs.get_mut(mr.0) else { return Err(invalid(mr)) };
         let Some(card) = region.card.take() else { return Err(invalid(mr)) };
         match card.deregister() {
             Ok(memory) => {
-                self.mrs.remove(mr.0);
+                self.named.mrs.remove(mr.0);
                 Ok(memory)
             }
             Err((card, error)) => {
@@ -122,29 +123,29 @@ impl Hardware {
     }
 
     pub(crate) fn remote(&self, mr: Mr) -> Result<RemoteMemory, Error> {
-        let HardwareRegion { iova, .. } = *self.mrs.get(mr.0).ok_or_else(|| invalid(mr))?;
+        let HardwareRegion { iova, .. } = *self.named.mrs.get(mr.0).ok_or_else(|| invalid(mr))?;
         let region = self.region(mr)?;
         Ok(RemoteMemory { addr: iova, rkey: RKey::new(region.rkey()), length: region.len() as u64 })
     }
 
     pub(crate) fn alloc_mw(&mut self, pd: Pd) -> Result<Mw, Error> {
-        let full = Error::Exhausted { kind: "MW", limit: self.mws.capacity(), setting: "max_mws" };
+        let full = Error::Exhausted { kind: "MW", limit: self.named.mws.capacity(), setting: "max_mws" };
         let domain = self.pd(pd)?;
-        if self.mws.is_full() {
+        if self.named.mws.is_full() {
             return Err(full);
         }
         let card = Window::new(domain)?;
         let key = card.rkey() as u8;
         let window = HardwareWindow { card, pd, key, bound: None };
-        self.mws.insert_with(|_| window).map(Mw).ok_or(full)
+        self.named.mws.insert_with(|_| window).map(Mw).ok_or(full)
     }
 
     pub(crate) fn dealloc_mw(&mut self, mw: Mw) -> Result<(), Error> {
-        self.mws.remove(mw.0).map(drop).ok_or_else(|| Error::invalid_handle("MW", mw.0))
+        self.named.mws.remove(mw.0).map(drop).ok_or_else(|| Error::invalid_handle("MW", mw.0))
     }
 
     pub(crate) fn remote_window(&self, mw: Mw) -> Result<Option<RemoteMemory>, Error> {
-        let window = self.mws.get(mw.0).ok_or_else(|| Error::invalid_handle("MW", mw.0))?;
+        let window = self.named.mws.get(mw.0).ok_or_else(|| Error::invalid_handle("MW", mw.0))?;
         Ok(window.bound.map(|bound| bound.remote))
     }
 
@@ -153,7 +154,7 @@ impl Hardware {
     pub(super) fn complete_window(&mut self, work: WindowWork, has_succeeded: bool) {
         match work {
             WindowWork::Bind { window, binding } if has_succeeded => {
-                if let Some(window) = self.mws.get_mut(window.0) {
+                if let Some(window) = self.named.mws.get_mut(window.0) {
                     window.bound = Some(binding);
                 }
             }
@@ -168,7 +169,7 @@ impl Hardware {
         let has_key = |window: &&mut HardwareWindow| {
             window.bound.is_some_and(|bound| bound.remote.rkey.value() == rkey)
         };
-        if let Some(window) = self.mws.iter_mut().find(has_key) {
+        if let Some(window) = self.named.mws.iter_mut().find(has_key) {
             window.bound = None;
         }
     }
@@ -209,11 +210,11 @@ impl Hardware {
     }
 
     fn region(&self, mr: Mr) -> Result<&Region, Error> {
-        self.mrs.get(mr.0).and_then(|region| region.card.as_ref()).ok_or_else(|| invalid(mr))
+        self.named.mrs.get(mr.0).and_then(|region| region.card.as_ref()).ok_or_else(|| invalid(mr))
     }
 
     fn region_mut(&mut self, mr: Mr) -> Result<&mut Region, Error> {
-        self.mrs.get_mut(mr.0).and_then(|region| region.card.as_mut()).ok_or_else(|| invalid(mr))
+        self.named.mrs.get_mut(mr.0).and_then(|region| region.card.as_mut()).ok_or_else(|| invalid(mr))
     }
 }
 

@@ -45,11 +45,11 @@ impl Hardware {
         metrics.push_objects(
             &[
                 ("pd", self.pds.usage()),
-                ("mr", self.mrs.usage()),
-                ("mw", self.mws.usage()),
+                ("mr", self.named.mrs.usage()),
+                ("mw", self.named.mws.usage()),
                 ("cq", self.cqs.usage()),
                 ("srq", self.srqs.usage()),
-                ("ah", self.ahs.usage()),
+                ("ah", self.named.ahs.usage()),
                 ("qp", self.qps.usage()),
             ],
             states.map(|state| (state.name(), by_state[state as usize])),

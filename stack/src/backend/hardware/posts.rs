@@ -6,10 +6,11 @@ use ferroce_driver::rnic::{
 };
 use ferroce_wire::RKey;
 
-use super::memory::{HardwareRegion, HardwareWindow, WindowBinding, remote_rights};
+use super::memory::{HardwareRegion, WindowBinding, remote_rights};
 use super::queue_pairs::HardwareQp;
 use super::work::{CHUNK, PieceRoom, Regions, SGES, WindowWork, Work};
-use super::{Hardware, HardwareAh, HardwareSrq};
+use super::{Hardware, HardwareSrq, Named};
+use crate::engine::kind::Kind;
 use crate::engine::mr::invalid;
 use crate::engine::mw::check_rights;
 use crate::engine::rq::total_length;
@@ -23,10 +24,12 @@ use crate::verbs::{
 impl Hardware {
     #[inline]
     pub(crate) fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
-        let (queue_pair, named, [room, ..]) = self.send_queue(qp)?;
-        let mut request = SendRequest::EMPTY;
-        named.keep(queue_pair, wr, room, &mut request)?;
-        if let Err(error) = queue_pair.card.post_send(&mut request) {
+        let (queue_pair, named, attributes, [room, ..]) = self.send_queue(qp)?;
+        let mut kept = None;
+        named.keep(queue_pair, attributes, wr, room, |request| kept = Some(request))?;
+        if let Some(request) = &mut kept
+            && let Err(error) = queue_pair.card.post_send(request)
+        {
             queue_pair.sq.pop_newest();
             return Err(error.into());
         }
@@ -43,7 +46,7 @@ impl Hardware {
             let count = rest.iter().take(CHUNK).take_while(|wr| !is_bind(wr)).count();
             let result = match count {
                 // The key of a bind follows from that of the bind before it.
-                0 | 1 => self.post_send(qp, &rest[0]).map_err(first),
+                0 | 1 => self.post_send(qp, &rest[0]).map_err(not_one),
                 _ => self.post_chunk(qp, &rest[..count]),
             };
             result.map_err(|refused| PostError { posted: posted + refused.posted, ..refused })?;
@@ -54,14 +57,12 @@ impl Hardware {
 
     /// Posts up to [`CHUNK`] sends at once, none of which is a bind.
     fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<(), PostError> {
-        let (queue_pair, named, pieces) = self.send_queue(qp).map_err(first)?;
+        let (queue_pair, named, attributes, pieces) = self.send_queue(qp).map_err(not_one)?;
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
         for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
-            requests.push(SendRequest::EMPTY);
-            let Some(request) = requests.last_mut() else { break };
-            if let Err(error) = named.keep(queue_pair, wr, room, request) {
-                requests.pop();
+            let give = |request| requests.push(request);
+            if let Err(error) = named.keep(queue_pair, attributes, wr, room, give) {
                 wrong = Some(error);
                 break;
             }
@@ -75,25 +76,28 @@ impl Hardware {
         }
     }
 
-    /// A queue pair that takes sends, what they name, and room for their pieces.
+    /// A queue pair that takes sends, what they name, what the device can do, and room for the pieces.
     #[inline(always)]
-    fn send_queue(&mut self, qp: Qp) -> Result<(&mut HardwareQp, SendTables<'_>, &mut PieceRoom), Error> {
+    fn send_queue(
+        &mut self,
+        qp: Qp,
+    ) -> Result<(&mut HardwareQp, &Named, &DeviceAttributes, &mut PieceRoom), Error> {
         if self.is_gone {
             return Err(self.gone());
         }
-        let Hardware { qps, mrs, mws, ahs, pieces, attributes, .. } = self;
+        let Hardware { qps, named, pieces, attributes, .. } = self;
         let queue_pair = qps.get_mut(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
         if queue_pair.state != QpState::Rts {
             let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
             queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
         }
-        Ok((queue_pair, SendTables { mrs, mws, ahs, attributes }, pieces))
+        Ok((queue_pair, named, attributes, pieces))
     }
 
     /// A bind is posted.
     #[cold]
     fn bound(&mut self, mw: Mw) {
-        if let Some(window) = self.mws.get_mut(mw.0) {
+        if let Some(window) = self.named.mws.get_mut(mw.0) {
             window.key = window.next_rkey() as u8;
         }
     }
@@ -104,16 +108,16 @@ impl Hardware {
 
     pub(crate) fn post_recvs(&mut self, qp: Qp, wrs: &[ReceiveWorkRequest<'_>]) -> Result<(), PostError> {
         if self.is_gone {
-            return Err(first(self.gone()));
+            return Err(not_one(self.gone()));
         }
-        let Hardware { qps, mrs, pieces, .. } = self;
-        let queue_pair = qps.get_mut(qp.0).ok_or_else(|| first(Error::invalid_handle("QP", qp.0)))?;
-        queue_pair.require("post_recv", "any state but RESET", &QpState::ALL_BUT_RESET).map_err(first)?;
+        let Hardware { qps, named, pieces, .. } = self;
+        let queue_pair = qps.get_mut(qp.0).ok_or_else(|| not_one(Error::invalid_handle("QP", qp.0)))?;
+        queue_pair.require("post_recv", "any state but RESET", &QpState::ALL_BUT_RESET).map_err(not_one)?;
         if queue_pair.srq.is_some() {
             let expected = "post receives to the SRQ with post_srq_recv";
-            return Err(first(Error::invalid("qp", "attached to an SRQ", expected)));
+            return Err(not_one(Error::invalid("qp", "attached to an SRQ", expected)));
         }
-        post_receives(queue_pair, mrs, pieces, wrs)
+        post_receives(queue_pair, &named.mrs, pieces, wrs)
     }
 
     pub(crate) fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
@@ -126,91 +130,114 @@ impl Hardware {
         wrs: &[ReceiveWorkRequest<'_>],
     ) -> Result<(), PostError> {
         if self.is_gone {
-            return Err(first(self.gone()));
+            return Err(not_one(self.gone()));
         }
-        let Hardware { srqs, mrs, pieces, .. } = self;
-        let queue = srqs.get_mut(srq.0).ok_or_else(|| first(Error::invalid_handle("SRQ", srq.0)))?;
-        post_receives(queue, mrs, pieces, wrs)
+        let Hardware { srqs, named, pieces, .. } = self;
+        let queue = srqs.get_mut(srq.0).ok_or_else(|| not_one(Error::invalid_handle("SRQ", srq.0)))?;
+        post_receives(queue, &named.mrs, pieces, wrs)
     }
 }
 
 /// Nothing of a list is posted.
-fn first(source: Error) -> PostError {
+fn not_one(source: Error) -> PostError {
     PostError { posted: 0, source }
 }
 
-/// What send work requests name.
-struct SendTables<'a> {
-    mrs: &'a Slab<HardwareRegion>,
-    mws: &'a Slab<HardwareWindow>,
-    ahs: &'a Slab<HardwareAh>,
-    attributes: &'a DeviceAttributes,
-}
-
-impl<'a> SendTables<'a> {
-    /// Checks a work request, keeps it in the send queue, and writes it as the card takes it.
+impl Named {
+    /// Checks a work request, keeps it in the send queue, and gives it on as the card takes it.
     #[inline(always)]
-    fn keep(
-        &self,
+    fn keep<'a>(
+        &'a self,
         queue_pair: &mut HardwareQp,
+        attributes: &DeviceAttributes,
         wr: &SendWorkRequest<'a>,
         room: &'a mut [Piece; SGES],
-        request: &mut SendRequest<'a>,
+        give: impl FnOnce(SendRequest<'a>),
     ) -> Result<(), Error> {
         let kind = wr.op.kind();
         if !kind.is_on(queue_pair.service) {
             return Err(wr.op.not_on(queue_pair.service));
         }
         if kind.is_read_or_atomic {
-            if queue_pair.state != QpState::Error
-                && queue_pair.told.send.is_some_and(|send| send.max_rd_atomic == 0)
-            {
-                return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ, atomics and FLUSH"));
-            }
-            wr.op.check(self.attributes)?;
+            queue_pair.check_read_or_atomic()?;
+            wr.op.check(attributes)?;
         }
         if queue_pair.sq.is_full() {
             return Err(Error::QueueFull { queue: "send", depth: queue_pair.sq.depth });
         }
-        let mut regions = Regions::default();
+        // What of the local memory is known in each arm, the compiler knows in the rest too.
         match wr.data {
-            Data::Inline(bytes) => {
-                check_inline(kind, bytes, queue_pair.max_inline)?;
-                request.set_data(SendData::Inline(bytes));
+            Data::Sges([sge]) if is_plain(sge) => {
+                room[0] = piece(&self.mrs, sge)?;
+                check_pieces(kind, sge.length, queue_pair)?;
+                let regions = Regions { first: sge.mr.0.index, count: 1 };
+                self.add(queue_pair, wr, kind, regions, SendData::Pieces(&room[..1]), give)
             }
             Data::Sges(sges) => {
-                let length;
-                (regions, length) = translate(self.mrs, sges, room, || queue_pair.sq.next_regions())?;
-                if kind.length.is_some() || length > queue_pair.max_message {
-                    check_length(kind, length, queue_pair.max_message)?;
-                }
-                request.set_data(SendData::Pieces(&room[..regions.count.into()]));
+                let (regions, length) = translate(&self.mrs, sges, room, queue_pair.sq.next_regions())?;
+                check_pieces(kind, length, queue_pair)?;
+                let pieces = &room[..regions.count.into()];
+                self.add(queue_pair, wr, kind, regions, SendData::Pieces(pieces), give)
+            }
+            Data::Inline(bytes) => {
+                check_inline(kind, bytes, queue_pair.max_inline)?;
+                self.add(queue_pair, wr, kind, Regions::default(), SendData::Inline(bytes), give)
             }
         }
+    }
+
+    /// Adds what was checked to the send queue, and gives it on.
+    #[inline(always)]
+    fn add<'a>(
+        &'a self,
+        queue_pair: &mut HardwareQp,
+        wr: &SendWorkRequest<'a>,
+        kind: &Kind,
+        regions: Regions,
+        data: SendData<'a>,
+        give: impl FnOnce(SendRequest<'a>),
+    ) -> Result<(), Error> {
+        let signaled = wr.flags.signaled || queue_pair.signal_all;
+        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions);
+        let (wr_id, tells) = queue_pair.sq.push_send(work);
+        let flags = if tells { SendRequest::SIGNALED } else { 0 }
+            | if wr.flags.fence { SendRequest::FENCE } else { 0 }
+            | if wr.flags.solicited { SendRequest::SOLICITED } else { 0 };
         match wr.op {
-            SendOp::Send => request.set_operation(SendOperation::Send),
-            SendOp::SendWithImm(immediate) => request.set_operation(SendOperation::SendWithImm(immediate)),
-            SendOp::SendWithInvalidate(key) => {
-                request.set_operation(SendOperation::SendWithInvalidate(key.value()));
+            SendOp::Write(to) => {
+                give(SendRequest::new(wr_id, SendOperation::Write(remote(to)), data, flags));
             }
-            SendOp::SendTo(to) => request.set_operation(SendOperation::SendTo(self.target(to)?)),
-            SendOp::SendToWithImm(to, immediate) => {
-                request.set_operation(SendOperation::SendToWithImm(self.target(to)?, immediate));
-            }
-            SendOp::Write(to) => request.set_operation(SendOperation::Write(remote(to))),
-            SendOp::WriteWithImm(to, immediate) => {
-                request.set_operation(SendOperation::WriteWithImm(remote(to), immediate));
-            }
-            SendOp::Read(from) => request.set_operation(SendOperation::Read(remote(from))),
+            SendOp::Send => give(SendRequest::new(wr_id, SendOperation::Send, data, flags)),
+            other => match self.operation(queue_pair, other) {
+                Ok(operation) => give(SendRequest::new(wr_id, operation, data, flags)),
+                Err(error) => {
+                    queue_pair.sq.pop_newest();
+                    return Err(error);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// What the work request does that was kept last.
+    #[inline(never)]
+    fn operation(&self, queue_pair: &mut HardwareQp, op: SendOp) -> Result<SendOperation<'_>, Error> {
+        Ok(match op {
+            SendOp::Send => SendOperation::Send,
+            SendOp::SendWithImm(immediate) => SendOperation::SendWithImm(immediate),
+            SendOp::SendWithInvalidate(key) => SendOperation::SendWithInvalidate(key.value()),
+            SendOp::SendTo(to) => SendOperation::SendTo(self.target(to)?),
+            SendOp::SendToWithImm(to, immediate) => SendOperation::SendToWithImm(self.target(to)?, immediate),
+            SendOp::Write(to) => SendOperation::Write(remote(to)),
+            SendOp::WriteWithImm(to, immediate) => SendOperation::WriteWithImm(remote(to), immediate),
+            SendOp::Read(from) => SendOperation::Read(remote(from)),
             SendOp::CompareSwap { remote: at, compare, swap } => {
-                request.set_operation(SendOperation::CompareSwap { remote: remote(at), compare, swap });
+                SendOperation::CompareSwap { remote: remote(at), compare, swap }
             }
-            SendOp::FetchAdd { remote: at, add } => {
-                request.set_operation(SendOperation::FetchAdd { remote: remote(at), add });
-            }
+            SendOp::FetchAdd { remote: at, add } => SendOperation::FetchAdd { remote: remote(at), add },
             SendOp::LocalInvalidate(key) => {
-                queue_pair.sq.next_is_of(WindowWork::Invalidate { rkey: key.value() });
-                request.set_operation(SendOperation::LocalInvalidate(key.value()));
+                queue_pair.sq.newest_is_of(WindowWork::Invalidate { rkey: key.value() });
+                SendOperation::LocalInvalidate(key.value())
             }
             SendOp::BindMw { mw, mr, offset, length, access } => {
                 check_rights(access, length)?;
@@ -220,35 +247,37 @@ impl<'a> SendTables<'a> {
                 let (addr, rkey) = (named.iova.wrapping_add(offset), bound.next_rkey());
                 let remote = RemoteMemory { addr, rkey: RKey::new(rkey), length };
                 let binding = WindowBinding { region: mr, remote };
-                queue_pair.sq.next_is_of(WindowWork::Bind { window: mw, binding });
-                regions = Regions { first: mr.0.index, count: 1 };
-                request.set_operation(SendOperation::Bind(Bind {
+                queue_pair.sq.newest_is_of(WindowWork::Bind { window: mw, binding });
+                SendOperation::Bind(Bind {
                     window: &bound.card,
                     rkey,
                     region: card,
                     addr,
                     length,
                     access: remote_rights(access),
-                }));
+                })
             }
             // `check` has refused them, for the device has neither.
             SendOp::Flush { .. } => return Err(Error::Unsupported(Feature::Flush)),
             SendOp::AtomicWrite(_) => return Err(Error::Unsupported(Feature::AtomicWrite)),
-        }
-        let signaled = wr.flags.signaled || queue_pair.signal_all;
-        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions);
-        let (wr_id, tells) = queue_pair.sq.push_send(work);
-        let flags = if tells { SendRequest::SIGNALED } else { 0 }
-            | if wr.flags.fence { SendRequest::FENCE } else { 0 }
-            | if wr.flags.solicited { SendRequest::SOLICITED } else { 0 };
-        request.set_number(wr_id, flags);
-        Ok(())
+        })
     }
 
     #[inline(always)]
-    fn target(&self, to: Destination) -> Result<Target<'a>, Error> {
+    fn target(&self, to: Destination) -> Result<Target<'_>, Error> {
         let ah = self.ahs.get(to.ah.0).ok_or_else(|| Error::invalid_handle("AH", to.ah.0))?;
         Ok(Target { ah: &ah.card, qpn: to.qpn.value(), qkey: to.qkey })
+    }
+}
+
+impl HardwareQp {
+    #[inline(never)]
+    fn check_read_or_atomic(&self) -> Result<(), Error> {
+        let has_none = self.told.send.is_some_and(|send| send.max_rd_atomic == 0);
+        if has_none && self.state != QpState::Error {
+            return Err(Error::invalid("max_rd_atomic", 0, "at least 1 for READ, atomics and FLUSH"));
+        }
+        Ok(())
     }
 }
 
@@ -326,15 +355,8 @@ fn post_receives(
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
         for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
-            let checked = match queue.full() {
-                None => translate(mrs, wr.sges, room, || queue.next_regions()),
-                Some(depth) => Err(Error::QueueFull { queue: "receive", depth }),
-            };
-            match checked {
-                Ok((regions, _)) => {
-                    let pieces = &room[..regions.count.into()];
-                    requests.push(ReceiveRequest::new(queue.keep(wr.wr_id, regions), pieces));
-                }
+            match keep_receive(queue, mrs, wr, room) {
+                Ok(request) => requests.push(request),
                 Err(error) => {
                     wrong = Some(error);
                     break;
@@ -351,34 +373,65 @@ fn post_receives(
     Ok(())
 }
 
+/// Checks a receive, keeps it, and returns it as the card takes it.
+#[inline(always)]
+fn keep_receive<'a>(
+    queue: &mut impl TakesReceives,
+    mrs: &Slab<HardwareRegion>,
+    wr: &ReceiveWorkRequest<'_>,
+    room: &'a mut [Piece; SGES],
+) -> Result<ReceiveRequest<'a>, Error> {
+    if let Some(depth) = queue.full() {
+        return Err(Error::QueueFull { queue: "receive", depth });
+    }
+    if let [sge] = wr.sges
+        && is_plain(sge)
+    {
+        room[0] = piece(mrs, sge)?;
+        let number = queue.keep(wr.wr_id, Regions { first: sge.mr.0.index, count: 1 });
+        return Ok(ReceiveRequest::new(number, &room[..1]));
+    }
+    let (regions, _) = translate(mrs, wr.sges, room, queue.next_regions())?;
+    Ok(ReceiveRequest::new(queue.keep(wr.wr_id, regions), &room[..regions.count.into()]))
+}
+
+/// Every queue takes one piece of at most so many bytes.
+#[inline(always)]
+fn is_plain(sge: &Sge) -> bool {
+    sge.length <= MAX_MESSAGE
+}
+
+/// Whether an operation can have pieces of this length together.
+#[inline(always)]
+fn check_pieces(kind: &Kind, length: u32, queue_pair: &HardwareQp) -> Result<(), Error> {
+    if kind.length.is_none() && length <= queue_pair.max_message {
+        return Ok(());
+    }
+    check_length(kind, length, queue_pair.max_message)
+}
+
 /// Writes the pieces of a work request as the card takes them. Returns the regions, whose places but the first's are
 /// `places`, and the length.
-#[inline(always)]
-fn translate<'a>(
+#[inline(never)]
+fn translate(
     mrs: &Slab<HardwareRegion>,
     sges: &[Sge],
     room: &mut [Piece; SGES],
-    places: impl FnOnce() -> &'a mut [u32],
+    places: &mut [u32],
 ) -> Result<(Regions, u32), Error> {
-    let piece = |sge: &Sge| -> Result<Piece, Error> {
-        let region = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
-        Ok(Piece { addr: region.iova.wrapping_add(sge.offset), length: sge.length, lkey: region.lkey })
-    };
-    // Every queue takes one piece.
-    if let [sge] = sges
-        && sge.length <= MAX_MESSAGE
-    {
-        room[0] = piece(sge)?;
-        return Ok((Regions { first: sge.mr.0.index, count: 1 }, sge.length));
-    }
-    let places = places();
     let length = total_length(sges, places.len())?;
     for ((sge, room), place) in sges.iter().zip(room).zip(places) {
-        *room = piece(sge)?;
+        *room = piece(mrs, sge)?;
         *place = sge.mr.0.index;
     }
     let first = sges.first().map_or(0, |sge| sge.mr.0.index);
     Ok((Regions { first, count: sges.len() as u8 }, length))
+}
+
+#[inline(always)]
+fn piece(mrs: &Slab<HardwareRegion>, sge: &Sge) -> Result<Piece, Error> {
+    let region = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
+    Ok(Piece { addr: region.iova.wrapping_add(sge.offset), length: sge.length, lkey: region.lkey })
 }
 
 fn remote(to: RemoteAddress) -> Remote {

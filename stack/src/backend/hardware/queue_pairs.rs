@@ -7,7 +7,7 @@ use super::Hardware;
 use super::work::{QueueKind, WorkId, WorkQueue};
 use crate::verbs::{
     Access, AddressVector, CongestionControl, Cq, Error, Feature, Handle, MAX_MESSAGE, Mismatch, Mr, Pd, Qp,
-    QpAttributes, QpConfig, QpState, QpType, ReadyToSend, Srq,
+    QpAttributes, QpConfig, QpState, QpType, ReadyToSend, Srq, WcStatus, WorkCompletion,
 };
 
 pub(super) struct HardwareQp {
@@ -23,6 +23,8 @@ pub(super) struct HardwareQp {
     pub(super) state: QpState,
     pub(super) sq: WorkQueue,
     pub(super) rq: WorkQueue,
+    /// What all its completions have in common.
+    pub(super) completed: WorkCompletion,
     pub(super) signal_all: bool,
     pub(super) max_inline: u32,
     /// The longest message: one packet of a datagram.
@@ -129,6 +131,12 @@ impl Hardware {
                 receives,
                 config.max_recv_sge.into(),
             ),
+            completed: WorkCompletion {
+                status: WcStatus::Success,
+                qp: Qp(handle),
+                qpn: Qpn::new(number & 0xff_ffff),
+                ..WorkCompletion::EMPTY
+            },
             signal_all: config.signal_all,
             max_inline: config.max_inline_data,
             max_message: if config.qp_type == QpType::Ud { path_mtu } else { MAX_MESSAGE },

@@ -11,6 +11,9 @@ use crate::verbs::{Cq, Error, Handle, MAX_CQE, Mr, Notify, Srq, SrqAttributes, S
 /// Completions of work requests whose success is not told, which make room in a send queue: so many of each at most are on
 /// the way, for one in half a queue is told of.
 const SILENT_OF_EACH: u32 = 3;
+/// Polls of a context that leave it to the application to take the completions of a queue where it has just looked: two, for
+/// it may look at its queues in turn.
+const POLLS_TO_DRAIN: u8 = 2;
 
 /// The receives of a shared receive queue, which complete in any order.
 pub(super) struct ReceiveSlots {
@@ -102,8 +105,10 @@ impl Hardware {
         let on_card = capacity.saturating_add(silent).min(self.limits.max_cqe);
         let card = CompletionQueue::new(on_card, &self.channel, index as usize)?;
         let (queue, most) = (Completions::new(capacity), on_card as usize);
-        let cq =
-            self.cqs.insert_with(|_| HardwareCq { card, queue, most, solicited_only: false }).ok_or(full)?;
+        let cq = self
+            .cqs
+            .insert_with(|_| HardwareCq { card, queue, most, polls_to_drain: 0, solicited_only: false })
+            .ok_or(full)?;
         self.live_cqs.push(index);
         Ok(Cq(cq))
     }
@@ -140,7 +145,14 @@ impl Hardware {
 
     #[inline]
     pub(crate) fn poll_cq_into(&mut self, cq: Cq, room: &mut [WorkCompletion]) -> Result<usize, Error> {
-        Ok(self.cq(cq)?.queue.pop_into(room))
+        let is_gone = self.is_gone;
+        let queue = self.cq(cq)?;
+        queue.polls_to_drain = POLLS_TO_DRAIN;
+        let count = queue.queue.pop_into(room);
+        if count > 0 || queue.queue.is_armed() || is_gone {
+            return Ok(count);
+        }
+        self.take(cq.0.index, room)
     }
 
     pub(crate) fn req_notify_cq(&mut self, cq: Cq, notify: Notify) -> Result<(), Error> {
@@ -198,10 +210,5 @@ impl Hardware {
 
     pub(super) fn srq(&mut self, srq: Srq) -> Result<&mut HardwareSrq, Error> {
         self.srqs.get_mut(srq.0).ok_or_else(|| Error::invalid_handle("SRQ", srq.0))
-    }
-
-    /// The handle of a queue pair by its number, for completions of shared receive queues.
-    pub(super) fn qp_of(&self, qpn: u32) -> Option<Handle> {
-        self.numbers.get(&qpn).copied()
     }
 }

@@ -70,6 +70,13 @@ impl WorkId {
         Some(WorkId { queue, index, generation: object >> INDEX_BITS & GENERATIONS, position })
     }
 
+    /// The position of another number, if it is of the same queue.
+    #[inline(always)]
+    pub(super) fn position_of(self, number: u64) -> Option<u32> {
+        let of_queue = WorkId { position: 0, ..self }.to_card();
+        (number >> 32 == of_queue >> 32).then_some(number as u32)
+    }
+
     #[inline]
     pub(super) fn is_of(self, handle: Handle) -> bool {
         self.generation == handle.generation & GENERATIONS
@@ -190,10 +197,15 @@ impl WorkQueue {
         (self.push(work), tells)
     }
 
-    /// The next one that is pushed is about a window.
+    /// The last one is about a window.
     #[cold]
-    pub(super) fn next_is_of(&mut self, window: WindowWork) {
-        self.windows.push_back((self.head, window));
+    pub(super) fn newest_is_of(&mut self, window: WindowWork) {
+        let position = self.head.wrapping_sub(1);
+        let place = self.place(position);
+        if let WindowWork::Bind { binding, .. } = window {
+            (self.ring[place].region, self.ring[place].regions) = (binding.region.0.index, 1);
+        }
+        self.windows.push_back((position, window));
     }
 
     /// Takes back the last one, which the card has refused.
@@ -209,16 +221,16 @@ impl WorkQueue {
 
     /// Takes the one at `position` and all before it, which are done too. `None` if it is not outstanding.
     #[inline(always)]
-    pub(super) fn complete(&mut self, position: u32) -> Option<Work> {
+    pub(super) fn complete(&mut self, position: u32) -> Option<&Work> {
         if position.wrapping_sub(self.tail) >= self.len() {
             return None;
         }
         self.tail = position.wrapping_add(1);
-        self.ring.get(self.place(position)).copied()
+        self.ring.get(self.place(position))
     }
 
     /// The next one that completes.
-    pub(super) fn pop_oldest(&mut self) -> Option<Work> {
+    pub(super) fn pop_oldest(&mut self) -> Option<&Work> {
         self.complete(self.tail)
     }
 
@@ -228,9 +240,10 @@ impl WorkQueue {
         !self.windows.is_empty()
     }
 
-    /// Takes the oldest of those about windows that is at `position` or before, and whether it is at it.
+    /// Takes the oldest of those about windows that have completed, and whether it was at `position`.
     pub(super) fn pop_window(&mut self, position: u32) -> Option<(WindowWork, bool)> {
-        let (at, window) = self.windows.pop_front_if(|(at, _)| position.wrapping_sub(*at) < self.depth)?;
+        let (tail, len) = (self.tail, self.len());
+        let (at, window) = self.windows.pop_front_if(|(at, _)| at.wrapping_sub(tail) >= len)?;
         Some((window, at == position))
     }
 
@@ -322,8 +335,8 @@ mod tests {
         queue.clear();
         let work = Work::new(0, WcOpcode::BindMw, false, Regions::default());
         for index in 0..3 {
-            queue.next_is_of(WindowWork::Invalidate { rkey: index });
             queue.push(work);
+            queue.newest_is_of(WindowWork::Invalidate { rkey: index });
         }
         queue.pop_newest();
         assert!(queue.has_windows() && queue.complete(u32::MAX).is_some());
