@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
 
+use ferroce::wire::cm::RDMA_UDP_QKEY;
 use ferroce::{
     Access, AddressVector, CmEvent, Data, Destination, Device, Gid, Memory, Mr, PortSpace, Qp, QpConfig, Qpn,
     ReceiveWorkRequest, SendFlags, SendOp, SendWorkRequest, Sge, Transition, WcOpcode, WcStatus,
@@ -47,8 +48,6 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     role::play(&args.port, args.host, |port, driver, interrupt| Udaddy::new(&args, port, driver, interrupt))
 }
 
-/// `RDMA_UDP_QKEY`: what librdmacm gives every datagram queue pair.
-const QKEY: u32 = 0x0123_4567;
 /// The network header in front of what is received.
 const GRH: u32 = 40;
 
@@ -79,7 +78,7 @@ impl Role for Udaddy<'_> {
             let mut grh = [0; GRH as usize];
             self.end.context.read(self.incoming, 0, &mut grh)?;
             let back = self.end.context.address_from_wc(&last, &grh)?;
-            self.send(&back, Qpn::new(last.immediate.unwrap_or_default()), QKEY)?;
+            self.send(&back, Qpn::new(last.immediate.unwrap_or_default()), RDMA_UDP_QKEY)?;
         }
         self.report()
     }
@@ -116,7 +115,7 @@ impl<'a> Udaddy<'a> {
         let context = &mut end.context;
         let qp = context.create_qp(&config)?;
         let sq_psn = context.random_psn();
-        context.modify_qp(qp, Transition::InitDatagram { qkey: QKEY })?;
+        context.modify_qp(qp, Transition::InitDatagram { qkey: RDMA_UDP_QKEY })?;
         context.modify_qp(qp, Transition::ReadyToReceiveDatagrams)?;
         context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn })?;
         let sges = [Sge { mr: incoming, offset: 0, length: args.size + GRH }];

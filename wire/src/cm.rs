@@ -22,7 +22,7 @@ mod req;
 mod sidr;
 
 pub use disconnect::{Drep, Dreq};
-pub use ip_cm::{IpCm, IpCmError, SERVICE_ID_TCP, SERVICE_ID_UDP};
+pub use ip_cm::{IpCm, IpCmError, RDMA_UDP_QKEY, SERVICE_ID_TCP, SERVICE_ID_UDP};
 pub use path::{Apr, Lap, PathRecord};
 pub use rej::{Mra, Rej, RejectReason, Stage};
 pub use rep::{Rep, Rtu};

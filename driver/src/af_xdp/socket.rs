@@ -62,6 +62,15 @@ pub(super) fn bind(
 
 type Rings = (TxQueue, RxQueue, Option<(FillQueue, CompQueue)>);
 
+/// The usual cause, where frames are longer than a chunk.
+fn no_multi_buffer(interface: &Interface, source: &io::Error) -> io::Error {
+    io::Error::other(format!(
+        "{source}; an MTU of {} needs frames of several buffers, which Linux has since 6.6 and not in every driver: set the \
+         MTU of {} to 3400 or less",
+        interface.mtu, interface.name
+    ))
+}
+
 /// Binds; waits for a queue that is about to be free.
 fn bind_patiently(
     queue: u32,
@@ -90,8 +99,12 @@ fn bind_patiently(
             Ok(rings) => return Ok(rings),
             Err(error) => {
                 let source = os_cause(&error);
-                if source.raw_os_error() != Some(libc::EBUSY) {
-                    return Err(os(source));
+                match source.raw_os_error() {
+                    Some(libc::EBUSY) => {}
+                    Some(libc::EINVAL) if layout.multi_buffer() && copy.contains(BindFlags::XDP_COPY) => {
+                        return Err(os(no_multi_buffer(interface, &source)));
+                    }
+                    _ => return Err(os(source)),
                 }
             }
         }

@@ -118,6 +118,10 @@ impl Region {
         unsafe { (*self.mr.as_ptr()).rkey }
     }
 
+    pub(super) fn device(&self) -> &Device {
+        self.domain.device()
+    }
+
     pub(super) fn as_ptr(&self) -> *mut Mr {
         self.mr.as_ptr()
     }
@@ -235,6 +239,10 @@ impl Window {
         unsafe { (*self.mw.as_ptr()).rkey }
     }
 
+    pub(super) fn device(&self) -> &Device {
+        self.domain.device()
+    }
+
     pub(super) fn as_ptr(&self) -> *mut Mw {
         self.mw.as_ptr()
     }
@@ -309,6 +317,10 @@ impl AddressHandle {
         // SAFETY: the protection domain exists, and the attributes have the size that the ABI fixes.
         let ah = unsafe { (device.functions().create_ah)(domain.as_ptr(), &mut raw) };
         Ok(AddressHandle { ah: device.object("ibv_create_ah", ah)?, domain: domain.clone() })
+    }
+
+    pub(super) fn device(&self) -> &Device {
+        self.domain.device()
     }
 
     pub(super) fn as_ptr(&self) -> *mut Ah {

@@ -204,6 +204,15 @@ impl QueuePair {
         })
     }
 
+    #[cold]
+    fn refuse(&self, call: &'static str, at: usize, is_lacking: bool) -> Error {
+        let source = io::Error::other(match is_lacking {
+            true => format!("request {at} has no destination, which each send of a datagram queue pair has"),
+            false => format!("request {at} names an address handle, a window or a region of another device"),
+        });
+        self.device().error(call, source)
+    }
+
     /// Its number.
     pub fn qpn(&self) -> u32 {
         // SAFETY: the queue pair exists.
@@ -281,10 +290,14 @@ impl QueuePair {
         let Some(function) = device.ops().post_send else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        if self.is_datagram && requests.iter().any(|request| !request.has_target) {
+        for (posted, request) in requests.iter().enumerate() {
             // The provider would take the destination from where other operations have something else.
-            let source = io::Error::other("a datagram queue pair takes sends with a destination alone");
-            return Err(PostRefused { posted: 0, error: device.error(call, source) });
+            let is_lacking = self.is_datagram && request.named_of.is_null();
+            // It would take what another device has for its own.
+            let is_foreign = !request.named_of.is_null() && request.named_of != device.context().cast_const();
+            if is_lacking || is_foreign {
+                return Err(PostRefused { posted: 0, error: self.refuse(call, posted, is_lacking) });
+            }
         }
         // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is
         // registered memory, or no memory that the card finds a key for; inline data, address handles, windows and regions live as long as the

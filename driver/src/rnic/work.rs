@@ -3,10 +3,10 @@
 use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::ptr::null_mut;
+use std::ptr::{dangling, null, null_mut};
 use std::{fmt, io};
 
-use super::abi::{Atomic, BindMw, Rdma, RecvWr, SendTarget, SendWr, Ud};
+use super::abi::{Atomic, BindMw, Context, Rdma, RecvWr, SendTarget, SendWr, Ud};
 use super::device::Device;
 use super::memory::{AddressHandle, Region, Window};
 use crate::Error;
@@ -93,8 +93,8 @@ pub struct SendRequest<'a> {
     raw: SendWr,
     /// The piece of data that is inline.
     inline: MaybeUninit<Piece>,
-    /// It has a destination: without one, no datagram is to be posted.
-    pub(super) has_target: bool,
+    /// The device of the address handle, or of the window and the region, that it names; null if it names none.
+    pub(super) named_of: *const Context,
     named: PhantomData<&'a ()>,
 }
 
@@ -126,7 +126,7 @@ impl<'a> SendRequest<'a> {
                 bind_mw: MaybeUninit::uninit(),
             },
             inline: MaybeUninit::uninit(),
-            has_target: false,
+            named_of: null(),
             named: PhantomData,
         }
     }
@@ -163,7 +163,14 @@ impl<'a> SendRequest<'a> {
     /// What is done. In a caller that knows the operation it is a few stores.
     #[inline(always)]
     pub fn set_operation(&mut self, operation: SendOperation<'a>) {
-        self.has_target = matches!(operation, SendOperation::SendTo(_) | SendOperation::SendToWithImm(..));
+        self.named_of = match operation {
+            SendOperation::SendTo(to) | SendOperation::SendToWithImm(to, _) => to.ah.device().context(),
+            SendOperation::Bind(Bind { window, region, .. }) => {
+                let devices = [window.device().context(), region.device().context()];
+                if devices[0] == devices[1] { devices[0] } else { dangling() }
+            }
+            _ => null(),
+        };
         let raw = &mut self.raw;
         let rdma = |remote: Remote| SendTarget { rdma: Rdma { remote_addr: remote.addr, rkey: remote.rkey } };
         let ud = |to: Target<'_>| SendTarget {

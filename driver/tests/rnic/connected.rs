@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use ferroce_driver::Error;
 use ferroce_driver::rnic::{
-    Completion, Piece, QueuePair, QueuePairChange, ReceiveRequest, Remote, SendData, SendOperation,
-    SendRequest,
+    AddressHandle, Bind, Completion, Piece, QueuePair, QueuePairChange, ReceiveRequest, Remote, SendData,
+    SendOperation, SendRequest, Target, Window, access,
 };
 use ferroce_driver_test_support::readiness::is_readable;
 
-use crate::ends::{End, INIT, IOVA, Kind, RC, RESET, RTS, SQD, UC, address, config, errno, good, pair};
+use crate::ends::{End, INIT, IOVA, Kind, RC, RESET, RTS, SQD, UC, UD, address, config, errno, good, pair};
 
 #[test]
 fn messages_with_all_that_they_may_carry() {
@@ -308,6 +308,31 @@ fn queues_of_another_device_are_refused() {
             "ibv_create_qp of stub0: its queues are of another device that is open"
         );
     }
+}
+
+/// The provider would take it for its own.
+#[test]
+fn what_is_named_of_another_device_is_refused() {
+    const SAYS: &str = "names an address handle, a window or a region of another device";
+    let Some(stub) = good() else { return };
+    let (a, b) = pair(&stub, Kind::of(RC));
+    let windows = [&a, &b].map(|end| Window::new(&end.domain).unwrap());
+    for (window, region) in [(&windows[1], &a.region), (&windows[0], &b.region), (&windows[1], &b.region)] {
+        let (rkey, access) = (window.rkey() | 1, access::REMOTE_READ);
+        let bind = SendOperation::Bind(Bind { window, rkey, region, addr: IOVA, length: 8, access });
+        let request = |operation| SendRequest::new(0, operation, SendData::Pieces(&[]), 0);
+        let mut requests = [request(SendOperation::LocalInvalidate(1)), request(bind)];
+        let refused = a.qp.post_sends(&mut requests).unwrap_err();
+        assert_eq!(refused.posted, 0, "nothing of the list is posted");
+        let told = refused.error.to_string();
+        assert_eq!(told, format!("ibv_post_send of {}: request 1 {SAYS}", a.device.name()));
+    }
+    let (c, d) = pair(&stub, Kind::of(UD));
+    let ah = AddressHandle::new(&d.domain, &address(d.gid)).unwrap();
+    let to = SendOperation::SendTo(Target { ah: &ah, qpn: d.qp.qpn(), qkey: 1 });
+    let mut request = SendRequest::new(0, to, SendData::Pieces(&[]), 0);
+    let told = c.qp.post_send(&mut request).unwrap_err().to_string();
+    assert_eq!(told, format!("ibv_post_send of {}: request 0 {SAYS}", c.device.name()));
 }
 
 /// Each end by a thread of its own, which sleeps until its channel tells.

@@ -1,7 +1,8 @@
 //! UD, and multicast.
 
 use ferroce_driver::rnic::{
-    AddressHandle, Completion, QueuePair, Remote, SendData, SendOperation, SendRequest, Target,
+    AddressHandle, Completion, ProtectionDomain, QueuePair, Remote, SendData, SendOperation, SendRequest,
+    Target,
 };
 
 use crate::ends::{End, Kind, RTS, SQE, UD, address, config, errno, good, ipv4, pair, polled, warnings};
@@ -89,7 +90,9 @@ fn an_error_of_the_sender_stops_its_sends_alone() {
     a.move_to(RTS);
     assert_eq!(a.carry_out(SendOperation::SendTo(to(&ah, &b)), &[]).status, 0);
     // An address of another protection domain.
-    assert_eq!(a.carry_out(SendOperation::SendTo(to(&back, &b)), &[]).status, 2);
+    let other = ProtectionDomain::new(&a.device).unwrap();
+    let ah = AddressHandle::new(&other, &address(b.gid)).unwrap();
+    assert_eq!(a.carry_out(SendOperation::SendTo(to(&ah, &b)), &[]).status, 2);
 }
 
 #[test]

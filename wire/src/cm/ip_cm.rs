@@ -4,6 +4,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 pub const SERVICE_ID_TCP: u64 = 0x0000_0000_0106_0000;
 /// Service ids of the UDP port space: this plus the port.
 pub const SERVICE_ID_UDP: u64 = 0x0000_0000_0111_0000;
+/// The Q_Key of rdma_cm's datagram services, which librdmacm gives every datagram queue pair: `RDMA_UDP_QKEY`.
+pub const RDMA_UDP_QKEY: u32 = 0x0123_4567;
 
 /// What the first 36 bytes of private data of a REQ or SIDR_REQ say when both sides talk in IP
 /// addresses and ports, as rdma_cm's do. The port asked for is in the service id.

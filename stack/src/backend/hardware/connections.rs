@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use ferroce_driver::Nanos;
 use ferroce_driver::rnic::{CmFunctions, ConnectionId, ConnectionRequest, ConnectionTerms, EventChannel};
+use ferroce_wire::cm::RDMA_UDP_QKEY;
 use ferroce_wire::{Gid, PathMtu};
 
 use super::Hardware;
@@ -62,8 +63,6 @@ struct CardListener {
 const LISTENER: u64 = 1 << 63;
 /// The longest that the kernel looks for a next hop or a route.
 const RESOLVE_MS: u32 = 4000;
-/// The Q_Key of rdma_cm's datagram services: `RDMA_UDP_QKEY`.
-const UDP_QKEY: u32 = 0x0123_4567;
 /// The interval of the kernel's resends of requests, and how many there are.
 const KERNEL_PATIENCE: Duration = Duration::from_micros(4_294_967 * 16);
 
@@ -281,8 +280,9 @@ impl Hardware {
         if asked != QpType::Ud || qp_type != asked {
             return Err(Error::invalid("qp", format_args!("{qp_type:?}"), format!("a {asked:?} QP")));
         }
-        if qkey != UDP_QKEY {
-            let expected = format!("{UDP_QKEY:#x}, which the kernel's connection manager tells every seeker");
+        if qkey != RDMA_UDP_QKEY {
+            let expected =
+                format!("{RDMA_UDP_QKEY:#x}, which the kernel's connection manager tells every seeker");
             return Err(Error::invalid("qkey", format_args!("{qkey:#x}"), expected));
         }
         let cm = self.cm()?;
