@@ -14,7 +14,7 @@ use tracing::info;
 
 use super::report::{Measurement, PerfReport};
 use super::{Args, Patience};
-use crate::endpoint::Interrupt;
+use crate::endpoint::{Endpoint, Interrupt};
 use crate::failure::Failure;
 use crate::output::say;
 use crate::tcp::Listener;
@@ -57,9 +57,9 @@ pub(super) fn run(args: &Args, with: &Comparison) -> Result<(), Failure> {
     if let Some(device) = devices.iter().find(|device| matches!(device, DeviceSpec::Loopback)) {
         return Err(Failure::usage(format!("--compare: '{device}' reaches no other process")));
     }
-    // Found out before there is a measurement to lose.
-    devices.iter().try_for_each(|device| device.open().map(drop).map_err(|error| absent(device, error)))?;
     let interrupt = Interrupt::install()?;
+    // What is absent, or lacks what the options ask for, is found out before there is a measurement to lose.
+    devices.iter().try_for_each(|device| open(args, device, &interrupt).map(drop))?;
     let listener = args.host.is_none().then(|| Listener::any(args.tcp_port)).transpose()?;
     let mut reports: [Vec<PerfReport>; 2] = [Vec::new(), Vec::new()];
     for run in 0..2 * ROUNDS {
@@ -92,10 +92,7 @@ fn one(
     interrupt: &Interrupt,
     run: usize,
 ) -> Result<PerfReport, Failure> {
-    let mut port = args.port.clone();
-    port.device = device.clone();
-    let opened = device.open().map_err(|error| absent(device, error))?;
-    let end = args.endpoint(opened, &port, interrupt)?;
+    let end = open(args, device, interrupt)?;
     match (listener, &args.host) {
         (Some(listener), _) => {
             // The first is waited for without end, as any client is.
@@ -108,6 +105,13 @@ fn one(
         }
         (None, None) => Err(Failure::usage("--compare: a client needs a HOST")),
     }
+}
+
+fn open(args: &Args, device: &DeviceSpec, interrupt: &Interrupt) -> Result<Endpoint, Failure> {
+    let mut port = args.port.clone();
+    port.device = device.clone();
+    let opened = device.open().map_err(|error| absent(device, Failure::from(error)))?;
+    args.endpoint(opened, &port, interrupt).map_err(|failure| absent(device, failure))
 }
 
 /// The RNIC on the interface that a device is on.
@@ -147,8 +151,13 @@ fn card_beside(device: &DeviceSpec) -> Result<DeviceSpec, Failure> {
     )))
 }
 
-fn absent(device: &DeviceSpec, error: ferroce::Error) -> Failure {
-    Failure::run(format!("--compare: '{device}' can't be had: {}", Failure::from(error)))
+fn absent(device: &DeviceSpec, failure: Failure) -> Failure {
+    let told = |reason| format!("--compare: '{device}' can't be had: {reason}");
+    match failure {
+        Failure::Run(reason) => Failure::Run(told(reason)),
+        Failure::Usage(reason) => Failure::Usage(told(reason)),
+        Failure::Interrupted => Failure::Interrupted,
+    }
 }
 
 /// What both devices did.

@@ -82,6 +82,9 @@ fn lists(guest: &Guest) {
     let said = guest.start_inside("", "ferroce", "devinfo -d eth0").succeed();
     compares(guest);
     guest.start("ip link set eth0 mtu 9000").succeed();
+    let refused = guest.start_inside("", "ferroce", "pingpong -d af_xdp:eth0").finish();
+    let reason = "set the MTU of eth0 to 3400 or less";
+    assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{refused:?}");
     for expected in [
         "-d eth0 takes af_xdp: the fastest packet driver",
         "rdma_rxe, the kernel's software, is on this interface too: -d ibverbs:rxe0",
@@ -121,6 +124,7 @@ fn compares(guest: &Guest) {
         ),
         ("-d af_xdp:eth1 --compare", "no RNIC is on 'eth1'"),
         ("-d af_xdp:eth0 --compare=ibverbs:rxe9", "'ibverbs:rxe9' can't be had"),
+        ("-d af_xdp:eth0 --congestion mlx5 --line-rate 10 --compare=ibverbs:rxe0", "'ibverbs:rxe0' can't be had"),
     ] {
         let refused = guest.start_inside("", "ferroce", &format!("{test} {devices}")).finish();
         assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{devices}: {refused:?}");
