@@ -124,7 +124,10 @@ fn compares(guest: &Guest) {
         ),
         ("-d af_xdp:eth1 --compare", "no RNIC is on 'eth1'"),
         ("-d af_xdp:eth0 --compare=ibverbs:rxe9", "'ibverbs:rxe9' can't be had"),
-        ("-d af_xdp:eth0 --congestion mlx5 --line-rate 10 --compare=ibverbs:rxe0", "'ibverbs:rxe0' can't be had"),
+        (
+            "-d af_xdp:eth0 --congestion mlx5 --line-rate 10 --compare=ibverbs:rxe0",
+            "'ibverbs:rxe0' can't be had",
+        ),
     ] {
         let refused = guest.start_inside("", "ferroce", &format!("{test} {devices}")).finish();
         assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{devices}: {refused:?}");

@@ -82,12 +82,14 @@ impl Hardware {
         &mut self,
         qp: Qp,
     ) -> Result<(&mut HardwareQp, &Named, &DeviceAttributes, &mut PieceRoom), Error> {
-        if self.is_gone {
+        // A device that is gone has no queue pair in RTS.
+        let is_ready = self.qps.get(qp.0).is_some_and(|queue_pair| queue_pair.state == QpState::Rts);
+        if !is_ready && self.is_gone {
             return Err(self.gone());
         }
         let Hardware { qps, named, pieces, attributes, .. } = self;
         let queue_pair = qps.get_mut(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
-        if queue_pair.state != QpState::Rts {
+        if !is_ready {
             let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
             queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
         }
@@ -165,17 +167,16 @@ impl Named {
         if queue_pair.sq.is_full() {
             return Err(Error::QueueFull { queue: "send", depth: queue_pair.sq.depth });
         }
-        // What of the local memory is known in each arm, the compiler knows in the rest too.
+        // What of the local memory is known in each arm, the compiler knows in the rest too. Every queue takes one piece.
         match wr.data {
-            Data::Sges([sge]) if is_plain(sge) => {
+            Data::Sges([sge]) if kind.length.is_none() && sge.length <= queue_pair.max_message => {
                 room[0] = piece(&self.mrs, sge)?;
-                check_pieces(kind, sge.length, queue_pair)?;
                 let regions = Regions { first: sge.mr.0.index, count: 1 };
                 self.add(queue_pair, wr, kind, regions, SendData::Pieces(&room[..1]), give)
             }
             Data::Sges(sges) => {
                 let (regions, length) = translate(&self.mrs, sges, room, queue_pair.sq.next_regions())?;
-                check_pieces(kind, length, queue_pair)?;
+                check_length(kind, length, queue_pair.max_message)?;
                 let pieces = &room[..regions.count.into()];
                 self.add(queue_pair, wr, kind, regions, SendData::Pieces(pieces), give)
             }
@@ -385,7 +386,7 @@ fn keep_receive<'a>(
         return Err(Error::QueueFull { queue: "receive", depth });
     }
     if let [sge] = wr.sges
-        && is_plain(sge)
+        && sge.length <= MAX_MESSAGE
     {
         room[0] = piece(mrs, sge)?;
         let number = queue.keep(wr.wr_id, Regions { first: sge.mr.0.index, count: 1 });
@@ -393,21 +394,6 @@ fn keep_receive<'a>(
     }
     let (regions, _) = translate(mrs, wr.sges, room, queue.next_regions())?;
     Ok(ReceiveRequest::new(queue.keep(wr.wr_id, regions), &room[..regions.count.into()]))
-}
-
-/// Every queue takes one piece of at most so many bytes.
-#[inline(always)]
-fn is_plain(sge: &Sge) -> bool {
-    sge.length <= MAX_MESSAGE
-}
-
-/// Whether an operation can have pieces of this length together.
-#[inline(always)]
-fn check_pieces(kind: &Kind, length: u32, queue_pair: &HardwareQp) -> Result<(), Error> {
-    if kind.length.is_none() && length <= queue_pair.max_message {
-        return Ok(());
-    }
-    check_length(kind, length, queue_pair.max_message)
 }
 
 /// Writes the pieces of a work request as the card takes them. Returns the regions, whose places but the first's are
