@@ -48,7 +48,7 @@ static struct end make(struct context *context, struct pd *pd) {
     struct qp *(*create_qp)(struct pd *, struct qp_init_attr *) = function("ibv_create_qp");
     struct mr *(*reg_mr)(struct pd *, void *, size_t, uint64_t, unsigned) = function("ibv_reg_mr_iova2");
     end.memory = made("calloc", calloc(1, 4096));
-    end.mr = made("ibv_reg_mr_iova2", reg_mr(pd, end.memory, 4096, 0, LOCAL_WRITE | REMOTE_WRITE));
+    end.mr = made("ibv_reg_mr_iova2", reg_mr(pd, end.memory, 4096, (uint64_t)end.memory, LOCAL_WRITE | REMOTE_WRITE));
     end.cq = made("ibv_create_cq", create_cq(context, 256, NULL, NULL, 0));
     struct qp_init_attr init = { .send_cq = end.cq, .recv_cq = end.cq, .qp_type = RC };
     init.cap = (struct qp_cap){ .max_send_wr = 64, .max_recv_wr = 64, .max_send_sge = 4, .max_recv_sge = 4, .max_inline_data = 64 };
@@ -105,7 +105,7 @@ static void poll_cq(struct cq *cq, struct context *context, int expected) {
 static struct send_wr send(uint64_t wr_id, struct sge *sge, unsigned opcode, unsigned flags, struct end *peer) {
     struct send_wr wr = { .wr_id = wr_id, .sg_list = sge, .num_sge = 1, .opcode = opcode, .flags = flags };
     if (opcode == WRITE) {
-        wr.wr.rdma.addr = 0;
+        wr.wr.rdma.addr = (uint64_t)peer->memory;
         wr.wr.rdma.rkey = peer->mr->rkey;
     }
     return wr;
@@ -136,7 +136,7 @@ int main(int argc, char **argv) {
     bool is_send = !strcmp(workload, "send-list");
     if (!is_list && !is_inline && !is_send && strcmp(workload, "write"))
         return 2;
-    struct sge here = { 0, LENGTH, a.mr->lkey }, there = { 0, LENGTH, b.mr->lkey };
+    struct sge here = { (uint64_t)a.memory, LENGTH, a.mr->lkey }, there = { (uint64_t)b.memory, LENGTH, b.mr->lkey };
     if (is_inline)
         here = (struct sge){ (uint64_t)a.memory, LENGTH, 0 };
     struct send_wr *bad;

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::abi::{Ah, AhAttr, GlobalRoute, MW_TYPE_2, Mr, Mw, Pd};
 use super::device::Device;
+use super::work::Piece;
 use crate::{Error, Memory, MemoryError};
 
 /// A protection domain. Clones are the same one; it goes with the last of them and of what was made in it.
@@ -68,9 +69,17 @@ impl Drop for Domain {
 }
 
 /// Memory that the card may reach by keys, until this is dropped.
+///
+/// Work requests of this side name it by its addresses in this process: providers of ConnectX and of HiSilicon's cards copy
+/// what came with a completion to the address that the work request has. Peers name it by the addresses that it was given,
+/// so it is registered twice, unless these are the same or it is not for peers.
 #[derive(Debug)]
 pub struct Region {
+    /// Its addresses are those of this process.
     mr: NonNull<Mr>,
+    for_peers: Option<NonNull<Mr>>,
+    addr: u64,
+    lkey: u32,
     domain: ProtectionDomain,
     memory: ManuallyDrop<Memory>,
 }
@@ -79,7 +88,7 @@ pub struct Region {
 unsafe impl Send for Region {}
 
 impl Region {
-    /// Registers memory, whose first byte has the address `iova` for work requests and peers.
+    /// Registers memory, whose first byte has the address `iova` for peers.
     ///
     /// # Errors
     /// [`Error::Verbs`], with the memory.
@@ -89,41 +98,61 @@ impl Region {
         access: u32,
         iova: u64,
     ) -> Result<Region, (Memory, Error)> {
-        let device = domain.device();
-        // SAFETY: the bytes are the memory's, which stays where it is and is kept until the region is deregistered.
-        let mr = unsafe {
-            (device.functions().reg_mr)(
-                domain.as_ptr(),
-                memory.address().as_ptr().cast(),
-                memory.len(),
-                iova,
-                access,
-            )
+        let addr = memory.address().as_ptr().expose_provenance() as u64;
+        let is_for_peers = access & !access::LOCAL_WRITE != 0;
+        let is_twice = is_for_peers && addr != iova;
+        let own_access = if is_twice { access & access::LOCAL_WRITE } else { access };
+        let mr = match register(domain, &memory, own_access, addr) {
+            Ok(mr) => mr,
+            Err(error) => return Err((memory, error)),
         };
-        match device.object("ibv_reg_mr_iova2", mr) {
-            Ok(mr) => Ok(Region { mr, domain: domain.clone(), memory: ManuallyDrop::new(memory) }),
-            Err(error) => Err((memory, error)),
+        // SAFETY: the region exists.
+        let lkey = unsafe { mr.as_ref() }.lkey;
+        let (domain, memory) = (domain.clone(), ManuallyDrop::new(memory));
+        let mut this = Region { mr, for_peers: None, addr, lkey, domain, memory };
+        if is_twice {
+            match register(&this.domain, &this.memory, access, iova) {
+                Ok(mr) => this.for_peers = Some(mr),
+                Err(error) => {
+                    if let Err(kept) = this.release() {
+                        tracing::warn!("{kept}");
+                    }
+                    // A registration that is left has a key that nobody knows, and no rights for peers.
+                    return Err((this.into_memory(), error));
+                }
+            }
         }
+        Ok(this)
+    }
+
+    /// Bytes from `offset` on, for a work request. The card ends one that names others than the region has with a local
+    /// protection error.
+    #[inline(always)]
+    pub fn piece(&self, offset: u64, length: u32) -> Piece {
+        if offset <= self.len() as u64 && u64::from(length) <= self.len() as u64 - offset {
+            return Piece { addr: self.addr + offset, length, lkey: self.lkey };
+        }
+        Piece::outside(length)
     }
 
     /// The key for work requests of this side.
     pub fn lkey(&self) -> u32 {
-        // SAFETY: the region exists.
-        unsafe { (*self.mr.as_ptr()).lkey }
+        self.lkey
     }
 
     /// The key for peers.
     pub fn rkey(&self) -> u32 {
         // SAFETY: the region exists.
-        unsafe { (*self.mr.as_ptr()).rkey }
+        unsafe { (*self.as_ptr()).rkey }
     }
 
     pub(super) fn device(&self) -> &Device {
         self.domain.device()
     }
 
+    /// What peers reach, and windows are bound to.
     pub(super) fn as_ptr(&self) -> *mut Mr {
-        self.mr.as_ptr()
+        self.for_peers.unwrap_or(self.mr).as_ptr()
     }
 
     /// How many bytes.
@@ -180,34 +209,60 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::Verbs`], with the region as before: a window is bound to it.
-    pub fn deregister(self) -> Result<Memory, (Region, Error)> {
-        // SAFETY: it came from `ibv_reg_mr_iova2`. Nothing is done with it behind this unless the call fails.
-        let returned = unsafe { (self.domain.device().functions().dereg_mr)(self.mr.as_ptr()) };
-        if let Err(error) = self.domain.device().check("ibv_dereg_mr", returned) {
-            return Err((self, error));
+    pub fn deregister(mut self) -> Result<Memory, (Region, Error)> {
+        match self.release() {
+            Ok(()) => Ok(self.into_memory()),
+            Err(error) => Err((self, error)),
         }
+    }
+
+    /// The memory of what is released.
+    fn into_memory(self) -> Memory {
         let mut this = ManuallyDrop::new(self);
         // SAFETY: `this` is not used any more, nor dropped: each field is taken or dropped once.
         unsafe {
             let memory = ManuallyDrop::take(&mut this.memory);
             std::ptr::drop_in_place(&mut this.domain);
-            Ok(memory)
+            memory
         }
+    }
+
+    /// Ends what there is of the registration. Not to be called again when it succeeds.
+    fn release(&mut self) -> Result<(), Error> {
+        let device = self.domain.device();
+        let dereg_mr = device.functions().dereg_mr;
+        if let Some(mr) = self.for_peers {
+            // SAFETY: it came from `ibv_reg_mr_iova2`; it is forgotten unless the call fails.
+            device.check("ibv_dereg_mr", unsafe { dereg_mr(mr.as_ptr()) })?;
+            self.for_peers = None;
+        }
+        // SAFETY: it came from `ibv_reg_mr_iova2`. Nothing is done with it behind this unless the call fails.
+        device.check("ibv_dereg_mr", unsafe { dereg_mr(self.mr.as_ptr()) })
     }
 }
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: it came from `ibv_reg_mr_iova2`, and is deregistered once.
-        let returned = unsafe { (self.domain.device().functions().dereg_mr)(self.mr.as_ptr()) };
-        if returned == 0 {
+        match self.release() {
             // SAFETY: the card does not reach it any more, and it is dropped once.
-            unsafe { ManuallyDrop::drop(&mut self.memory) };
-        } else {
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.memory) },
             // The card may still write it: the memory is never given back.
-            self.domain.device().warn("ibv_dereg_mr", returned);
+            Err(error) => tracing::warn!("{error}"),
         }
     }
+}
+
+/// The bytes of a memory, by addresses from `iova` on.
+fn register(
+    domain: &ProtectionDomain,
+    memory: &Memory,
+    access: u32,
+    iova: u64,
+) -> Result<NonNull<Mr>, Error> {
+    let (device, first) = (domain.device(), memory.address().as_ptr().cast());
+    // SAFETY: the bytes are the memory's, which stays where it is and is kept until the region is deregistered.
+    let mr = unsafe { (device.functions().reg_mr)(domain.as_ptr(), first, memory.len(), iova, access) };
+    device.object("ibv_reg_mr_iova2", mr)
 }
 
 /// A memory window of type 2.

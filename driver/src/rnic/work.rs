@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ptr::{dangling, null, null_mut};
+use std::sync::atomic::AtomicU64;
 use std::{fmt, io};
 
 use super::abi::{Atomic, BindMw, Context, Rdma, RecvWr, SendTarget, SendWr, Ud};
@@ -11,16 +12,33 @@ use super::device::Device;
 use super::memory::{AddressHandle, Region, Window};
 use crate::Error;
 
-/// A piece of registered memory: `struct ibv_sge`.
+/// Registered memory, by [`Region::piece`]: `struct ibv_sge`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// The first byte, counted as the region's `iova` has it.
-    pub addr: u64,
-    /// Bytes.
-    pub length: u32,
-    /// The region's [`lkey`](Region::lkey).
-    pub lkey: u32,
+    pub(super) addr: u64,
+    pub(super) length: u32,
+    pub(super) lkey: u32,
+}
+
+/// Where a provider that looks at no key would put what comes for a piece that is of no region: no more than a completion
+/// brings along.
+static NOWHERE: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
+
+impl Piece {
+    /// Of any address and key.
+    ///
+    /// # Safety
+    /// The bytes are memory that a provider may write: some copy there what came with a completion.
+    pub const unsafe fn new(addr: u64, length: u32, lkey: u32) -> Piece {
+        Piece { addr, length, lkey }
+    }
+
+    /// One by a key that no region has.
+    #[cold]
+    pub(super) fn outside(length: u32) -> Piece {
+        Piece { addr: NOWHERE.as_ptr().expose_provenance() as u64, length, lkey: 0 }
+    }
 }
 
 /// An address in a peer's memory, and its key.

@@ -79,9 +79,8 @@ fn an_error_of_the_sender_stops_its_sends_alone() {
     let (a, b) = pair(&stub, Kind::of(UD));
     let ah = AddressHandle::new(&a.domain, &address(b.gid)).unwrap();
     let back = AddressHandle::new(&b.domain, &address(a.gid)).unwrap();
-    let mut piece = a.piece(0, 8);
-    piece.lkey ^= 1;
-    assert_eq!(a.carry_out(SendOperation::SendTo(to(&ah, &b)), &[piece]).status, 4);
+    let outside = a.piece(u64::MAX, 8);
+    assert_eq!(a.carry_out(SendOperation::SendTo(to(&ah, &b)), &[outside]).status, 4);
     assert_eq!(a.state(), SQE);
     assert_eq!(a.carry_out(SendOperation::SendTo(to(&ah, &b)), &[]).status, 5);
     a.receive(1, &[a.piece(0, 40)]);

@@ -102,7 +102,7 @@ impl End {
 
     /// `len` bytes at an offset of the region.
     pub(crate) fn piece(&self, offset: u64, length: u32) -> Piece {
-        Piece { addr: IOVA + offset, length, lkey: self.region.lkey() }
+        self.region.piece(offset, length)
     }
 
     pub(crate) fn remote(&self, offset: u64) -> Remote {

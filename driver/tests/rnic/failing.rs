@@ -197,20 +197,30 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
     drop(memory);
     assert!(given_back.load(Ordering::Relaxed));
 
-    let (memory, given_back) = owned();
-    let region = Region::new(&domain, memory, REMOTE, IOVA).unwrap();
-    stub.fail("ibv_dereg_mr", 1);
-    let warned = warnings(|| drop(region));
-    assert!(warned.len() == 1 && warned[0].contains("ibv_dereg_mr: Device or resource busy"), "{warned:?}");
-    assert!(!given_back.load(Ordering::Relaxed));
+    // The registration for peers, or that for this side.
+    for nth in [1, 2] {
+        let (memory, given_back) = owned();
+        let region = Region::new(&domain, memory, REMOTE, IOVA).unwrap();
+        stub.fail("ibv_dereg_mr", nth);
+        let warned = warnings(|| drop(region));
+        assert!(
+            warned.len() == 1 && warned[0].contains("ibv_dereg_mr of stub0: Device or resource busy"),
+            "{warned:?}"
+        );
+        assert!(!given_back.load(Ordering::Relaxed));
+    }
 
     // What can't be registered comes back.
-    let (memory, given_back) = owned();
-    stub.fail("ibv_reg_mr_iova2", 1);
-    let (memory, error) = Region::new(&domain, memory, REMOTE, IOVA).unwrap_err();
-    assert!(error.to_string().starts_with("ibv_reg_mr_iova2 of stub0: Bad address"), "{error}");
-    drop(memory);
-    assert!(given_back.load(Ordering::Relaxed));
+    for nth in [1, 2] {
+        let (memory, given_back) = owned();
+        let live = stub.live_objects();
+        stub.fail("ibv_reg_mr_iova2", nth);
+        let (memory, error) = Region::new(&domain, memory, REMOTE, IOVA).unwrap_err();
+        assert!(error.to_string().starts_with("ibv_reg_mr_iova2 of stub0: Bad address"), "{error}");
+        assert_eq!(stub.live_objects(), live);
+        drop(memory);
+        assert!(given_back.load(Ordering::Relaxed));
+    }
 }
 
 #[test]

@@ -15,17 +15,23 @@ fn statuses(completions: &[Completion]) -> Vec<u32> {
     completions.iter().map(|completion| completion.status).collect()
 }
 
+/// What the stub refuses before it looks there.
+fn nowhere(addr: u64, length: u32, lkey: u32) -> Piece {
+    // SAFETY: the stub goes by the key first, and no region has these.
+    unsafe { Piece::new(addr, length, lkey) }
+}
+
 #[test]
 fn keys_of_this_side() {
     let Some(stub) = good() else { return };
     type Wrong = fn(&End) -> Piece;
     let wrong: [Wrong; 6] = [
-        |a| Piece { lkey: 0, ..a.piece(0, 8) },
-        |a| Piece { lkey: a.region.rkey(), ..a.piece(0, 8) },
-        |a| Piece { lkey: a.region.lkey() ^ 1, ..a.piece(0, 8) },
-        |a| Piece { addr: IOVA - 1, ..a.piece(0, 8) },
+        |_| nowhere(0, 8, 0),
+        |a| nowhere(0, 8, a.region.rkey()),
+        |a| nowhere(0, 8, a.region.lkey() ^ 1),
+        |a| nowhere(IOVA, 8, a.region.lkey()),
+        |a| nowhere(u64::MAX - 3, 8, a.region.lkey()),
         |a| a.piece(LEN as u64 - 7, 8),
-        |a| Piece { addr: u64::MAX - 3, ..a.piece(0, 8) },
     ];
     for piece in wrong {
         let (a, b) = pair(&stub, Kind::of(RC));
@@ -38,7 +44,7 @@ fn keys_of_this_side() {
     let (a, b) = pair(&stub, Kind::of(RC));
     let other = ProtectionDomain::new(&a.device).unwrap();
     let region = Region::new(&other, Memory::zeroed(64).unwrap(), REMOTE, 0).unwrap();
-    let piece = Piece { addr: 0, length: 8, lkey: region.lkey() };
+    let piece = region.piece(0, 8);
     assert_eq!(a.carry_out(SendOperation::Write(b.remote(0)), &[piece]).status, 4);
     let (a, b) = pair(&stub, Kind { access: 0, ..Kind::of(RC) });
     assert_eq!(a.carry_out(SendOperation::Read(b.remote(0)), &[a.piece(0, 8)]).status, 4);
@@ -130,7 +136,7 @@ fn messages_that_do_not_fit() {
         assert_eq!((statuses(&received), received[0].wr_id, b.events()), (behind, 1, events));
 
         let (a, b) = pair(&stub, kind);
-        b.receive(1, &[Piece { lkey: 5, ..b.piece(0, 8) }]);
+        b.receive(1, &[nowhere(0, 8, 5)]);
         assert_eq!(a.carry_out(SendOperation::Send, &[a.piece(0, 8)]).status, 11);
         assert_eq!((statuses(&b.received()), b.state()), (vec![4], ERR));
     }

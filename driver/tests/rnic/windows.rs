@@ -1,6 +1,6 @@
 //! Memory windows.
 
-use ferroce_driver::rnic::{Bind, Completion, Piece, Remote, SendOperation, Window, access};
+use ferroce_driver::rnic::{Bind, Completion, Remote, SendOperation, Window, access};
 
 use crate::ends::{ERR, IOVA, Kind, RC, RTS, errno, good, pair};
 
@@ -68,7 +68,7 @@ fn a_window_is_for_its_bytes_its_queue_pair_and_its_rights() {
             _ => (&a, SendOperation::FetchAdd { remote: Remote { addr: remote.addr + 4, ..remote }, add: 1 }),
         };
         let len = if place == 4 { 8 } else { 4 };
-        let piece = Piece { addr: IOVA, length: len, lkey: end.region.lkey() };
+        let piece = end.region.piece(0, len);
         assert_eq!(end.carry_out(operation, &[piece]).status, 10, "{operation:?}");
     }
 }

@@ -37,7 +37,10 @@ static int resolve(const struct pd *pd, const struct sge *sges, int count, unsig
         if (!region || region->mr.lkey != sge->lkey || region->mr.pd != pd || (region->access & access) != access ||
             sge->addr < region->iova || offset > region->mr.length || sge->length > region->mr.length - offset)
             return LOC_PROT;
-        spans->span[spans->count++] = (struct span){ (uint8_t *)region->mr.addr + offset, sge->length };
+        // As mlx5 does with what came in a completion: by the processor, to the address that was posted.
+        bool by_address = sge->length <= 64;
+        uint8_t *at = by_address ? (uint8_t *)sge->addr : (uint8_t *)region->mr.addr + offset;
+        spans->span[spans->count++] = (struct span){ at, sge->length };
         spans->len += sge->length;
     }
     return OK;

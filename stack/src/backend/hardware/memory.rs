@@ -15,8 +15,8 @@ pub(super) struct HardwareRegion {
     /// There but in the middle of a deregistration.
     pub(super) card: Option<Region>,
     pd: Pd,
+    /// Its address for peers.
     pub(super) iova: u64,
-    pub(super) lkey: u32,
 }
 
 pub(super) struct HardwareWindow {
@@ -87,8 +87,7 @@ impl Hardware {
         };
         let card = Region::new(&domain, memory, rights, iova)
             .map_err(|(memory, source)| RegisterError { memory, source: source.into() })?;
-        let lkey = card.lkey();
-        let inserted = self.named.mrs.insert_with(|_| HardwareRegion { card: Some(card), pd, iova, lkey });
+        let inserted = self.named.mrs.insert_with(|_| HardwareRegion { card: Some(card), pd, iova });
         // There is room, as was just seen.
         inserted.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
     }

@@ -416,8 +416,8 @@ fn translate(
 
 #[inline(always)]
 fn piece(mrs: &Slab<HardwareRegion>, sge: &Sge) -> Result<Piece, Error> {
-    let region = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
-    Ok(Piece { addr: region.iova.wrapping_add(sge.offset), length: sge.length, lkey: region.lkey })
+    let card = mrs.get(sge.mr.0).and_then(|region| region.card.as_ref()).ok_or_else(|| invalid(sge.mr))?;
+    Ok(card.piece(sge.offset, sge.length))
 }
 
 fn remote(to: RemoteAddress) -> Remote {
