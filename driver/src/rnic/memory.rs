@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::abi::{Ah, AhAttr, GlobalRoute, MW_TYPE_2, Mr, Mw, Pd};
 use super::device::Device;
+use super::remedy;
 use crate::{Error, Memory, MemoryError};
 
 /// A protection domain. Clones are the same one; it goes with the last of them and of what was made in it.
@@ -102,7 +103,10 @@ impl Region {
         };
         match device.object("ibv_reg_mr_iova2", mr) {
             Ok(mr) => Ok(Region { mr, domain: domain.clone(), memory: ManuallyDrop::new(memory) }),
-            Err(error) => Err((memory, error)),
+            Err(error) => {
+                let error = error.remedied(|source| remedy::of_registration(memory.len(), source));
+                Err((memory, error))
+            }
         }
     }
 
