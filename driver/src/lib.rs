@@ -356,15 +356,33 @@ impl Stats {
     }
 }
 
+/// The RNICs in place of one that there is not.
+fn rnics_there(there: &[String], unlisted: &[String]) -> String {
+    match (there, unlisted) {
+        ([], []) => ", nor any other".into(),
+        ([], unlisted) => format!(
+            ": libibverbs lists none; the kernel has {}, of which it lacks the provider (Debian: ibverbs-providers) \
+             or /dev/infiniband/uverbs* (`modprobe ib_uverbs`)",
+            unlisted.join(", ")
+        ),
+        (there, _) => format!("; there are {}", there.join(", ")),
+    }
+}
+
 /// Why a driver could not be opened, or why it stopped.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The interface does not exist in this network namespace.
-    #[error("no interface named '{name}' in this network namespace; there are: {present}")]
+    #[error(
+        "no interface named '{name}' in this network namespace; there are: {present}{}",
+        if *is_rnic { format!("; '{name}' is an RNIC: ibverbs:{name}") } else { String::new() }
+    )]
     NoInterface {
         /// The name asked for.
         name: String,
+        /// Whether it is the name of an RNIC.
+        is_rnic: bool,
         /// The names that exist, comma-separated.
         present: String,
     },
@@ -490,16 +508,22 @@ pub enum Error {
     /// There is no RNIC of that name.
     #[error(
         "there is no RNIC '{}'{}", name.escape_debug(),
-        if there.is_empty() { ", nor any other".into() } else { format!("; there are {}", there.join(", ")) }
+        rnics_there(there, unlisted)
     )]
     NoRnic {
         /// The name asked for.
         name: String,
         /// Those that there are.
         there: Vec<String>,
+        /// Those that the kernel has beside them, and libibverbs does not list.
+        unlisted: Vec<String>,
     },
     /// A function of libibverbs failed.
-    #[error("{call}{}{device}: {source}", if device.is_empty() { "" } else { " of " })]
+    #[error(
+        "{call}{}{device}: {source}{}{remedy}",
+        if device.is_empty() { "" } else { " of " },
+        if remedy.is_empty() { "" } else { "; " }
+    )]
     Verbs {
         /// The function.
         call: &'static str,
@@ -507,6 +531,8 @@ pub enum Error {
         device: String,
         /// What it said.
         source: io::Error,
+        /// What it was asked for, and what would be right; empty where that is not known.
+        remedy: String,
     },
     /// A capture file can't be read or written.
     #[error("capture '{path}': {reason}")]
@@ -526,6 +552,17 @@ impl fmt::Debug for Error {
 }
 
 impl Error {
+    /// Says, of a function of libibverbs or librdmacm that failed, what it was asked for and what would be right.
+    #[must_use]
+    pub fn remedied(mut self, words: impl FnOnce(&io::Error) -> String) -> Error {
+        if let Error::Verbs { source, remedy, .. } = &mut self
+            && remedy.is_empty()
+        {
+            *remedy = words(source);
+        }
+        self
+    }
+
     /// Nobody answers for `peer`, which is the next hop.
     pub(crate) fn no_neighbour(peer: IpAddr, interface: &str) -> Error {
         let protocol = if peer.is_ipv4() { "ARP" } else { "neighbour discovery" };

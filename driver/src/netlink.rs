@@ -178,7 +178,8 @@ impl Netlink {
             Some(at) => Ok(all.swap_remove(at)),
             None => {
                 let present: Vec<_> = all.into_iter().map(|i| i.name).collect();
-                Err(Error::NoInterface { name: name.to_owned(), present: present.join(", ") })
+                let is_rnic = crate::rnic::remedy::is_device(name);
+                Err(Error::NoInterface { name: name.to_owned(), is_rnic, present: present.join(", ") })
             }
         }
     }

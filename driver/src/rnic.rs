@@ -27,6 +27,7 @@ mod device;
 mod functions;
 mod memory;
 mod queue_pair;
+pub(crate) mod remedy;
 mod verbs;
 mod waiting;
 mod work;

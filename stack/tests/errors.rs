@@ -74,7 +74,8 @@ fn of_a_work_request() {
     end.context.post_send(qp, &one).expect("room for one");
     says(
         end.context.post_send(qp, &one),
-        "send queue is full: all 1 entries are in use; Context::poll frees an entry when its work request ends",
+        "send queue is full: all 1 entries are in use; Context::poll frees an entry when its work request ends and its CQ has room \
+         (poll_cq)",
     );
     let ud = end.context.create_qp(&QpConfig::ud(end.pd, end.cq)).expect("as set up");
     for transition in [

@@ -28,6 +28,12 @@ impl CongestionArgs {
     pub(crate) fn config(&self, device: &Device) -> Result<Config, Failure> {
         let line_rate = self.line_rate.map(Gigabits::bits);
         let is_on = self.congestion != CongestionControl::Off;
+        if is_on && matches!(device, Device::Rnic(_)) {
+            let name = &device.capabilities().interface;
+            return Err(Failure::usage(format!(
+                "--congestion: '{name}' is an RNIC, which has its own (`ferroce devinfo -d ibverbs:{name}`): leave it out"
+            )));
+        }
         if is_on && line_rate.is_none() && device.line_rate().is_none() {
             return Err(Failure::usage(format!(
                 "--congestion: '{}' does not tell its line rate, where congestion control starts; give it by --line-rate GBPS",

@@ -28,7 +28,7 @@ use rnics::Rnics;
 /// what it does against congestion, where that is known.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
-    /// Only this device: an interface (eth0), or a driver with its argument (af_xdp:eth0, loopback).
+    /// Only this device: an interface (eth0), or a driver with its argument (af_xdp:eth0, ibverbs:mlx5_0, loopback).
     #[arg(short, long)]
     device: Option<DeviceSpec>,
     /// Print one JSON object.
@@ -49,7 +49,8 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 #[derive(Debug, Serialize)]
 struct DevInfo {
     interfaces: Vec<InterfaceInfo>,
-    /// All without -d; those that the device is, or that are on its interface; null where it has neither.
+    /// All without -d, or if -d names an RNIC that there is not; those that the device is, or that are on its interface; null
+    /// where it has neither.
     rnics: Option<Rnics>,
     /// Null without -d, or if the device can't be opened.
     choice: Option<Choice>,

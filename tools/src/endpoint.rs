@@ -10,8 +10,8 @@ use std::time::Duration;
 use ferroce::driver::pcap::{Recorder, Recording};
 use ferroce::{
     AddressVector, CmEvent, CmId, CongestionControl, ConnectionParameters, Context, Cq, Device, DeviceSpec,
-    Event, Gid, Idle, Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp, Qpn,
-    ReadyToReceive, ReadyToSend, Transition, Unreachable, WorkCompletion, pin_to_core,
+    Error, Event, Gid, Idle, Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp,
+    Qpn, ReadyToReceive, ReadyToSend, Transition, Unreachable, WorkCompletion, pin_to_core,
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -23,7 +23,7 @@ use crate::failure::{Failure, OrFail};
 /// Options of every command that drives a port.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct PortArgs {
-    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, loopback).
+    /// An interface (eth0), or a driver with its argument (af_xdp:eth0:QUEUE, ibverbs:mlx5_0 for an RNIC, loopback).
     #[arg(short, long)]
     pub(crate) device: DeviceSpec,
     /// Pin the poll loop to this core.
@@ -301,7 +301,7 @@ impl Endpoint {
         match may_send.map(|(_, row)| path_mtu.required_l3_mtu(row.gid.is_ipv6())).min() {
             Some(needed) if needed > port.mtu => {
                 let (interface, mtu) = (port.interface.clone(), port.mtu);
-                Err(ferroce::Error::PathMtu { path_mtu, needed, interface, mtu }.into())
+                Err(Error::PathMtu { path_mtu, needed, interface, mtu }.into())
             }
             _ => Ok(()),
         }
@@ -439,7 +439,10 @@ pub(crate) fn counts_packets(context: &Context) -> bool {
 pub(crate) fn take_pkey(context: &mut Context, pkey: PKey) -> Result<(), Failure> {
     if pkey != PKEY_DEFAULT {
         // Everything is under the first key unless it asks for another.
-        context.remove_pkey(0)?;
+        context.remove_pkey(0).map_err(|error| match error {
+            Error::Unsupported(what) => Failure::usage(format!("--pkey {pkey}: {what}")),
+            error => error.into(),
+        })?;
         context.add_pkey(pkey)?;
     }
     Ok(())

@@ -87,7 +87,8 @@ pub struct Args {
     /// Path MTU: 256, 512, 1024, 2048 or 4096; by default the largest that both interfaces allow.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
-    /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
+    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; the peer's kind of address by default. A
+    /// row of an RNIC's own table, which has those of RoCE v1 too, is named by the device: ibverbs:mlx5_0:1:3.
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<usize>,
     /// Server: send messages and answers to READs also to a GID that is another address than the client comes from

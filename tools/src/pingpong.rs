@@ -55,7 +55,8 @@ pub struct Args {
     /// Sleep on completion events instead of polling.
     #[arg(short, long, conflicts_with = "spin")]
     events: bool,
-    /// Index in the GID table (`ferroce devinfo` shows it); the peer's kind of address by default.
+    /// Index in the GID table that `ferroce devinfo -d DEVICE` shows below `device`; the peer's kind of address by default. A
+    /// row of an RNIC's own table, which has those of RoCE v1 too, is named by the device: ibverbs:mlx5_0:1:3.
     #[arg(short, long, value_name = "INDEX")]
     gid_idx: Option<usize>,
     /// Check every message that arrives; give it at both ends.

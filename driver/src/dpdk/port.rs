@@ -510,7 +510,8 @@ fn names() -> Vec<String> {
 pub(super) fn kernel_interface(netlink: &Netlink, index: u32) -> Result<Interface, Error> {
     let all = netlink.interfaces()?;
     let present: Vec<_> = all.iter().map(|interface| interface.name.as_str()).collect();
-    let missing = Error::NoInterface { name: format!("number {index}"), present: present.join(", ") };
+    let missing =
+        Error::NoInterface { name: format!("number {index}"), is_rnic: false, present: present.join(", ") };
     all.into_iter().find(|interface| interface.index == index).ok_or(missing)
 }
 

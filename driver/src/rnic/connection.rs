@@ -21,6 +21,7 @@ use super::device::{Device, nothing_yet, set_nonblocking};
 use super::functions::functions;
 use super::memory::Address;
 use super::queue_pair::QueuePairChange;
+use super::remedy;
 use crate::Error;
 
 /// The library, by the name that its ABI has kept.
@@ -78,7 +79,8 @@ impl CmFunctions {
         let absent = |reason: String| Error::NoRdmaCm { library: path.display().to_string(), reason };
         // SAFETY: librdmacm has no constructors with conditions, and none of its destructors runs before `Loaded` is dropped,
         // after everything that was made by it.
-        let library = unsafe { Library::new(path) }.map_err(|error| absent(error.to_string()))?;
+        let library = unsafe { Library::new(path) }
+            .map_err(|error| absent(remedy::of_library(&error, "librdmacm1")))?;
         let functions = Functions::find(&library).map_err(absent)?;
         Ok(CmFunctions(Arc::new(Loaded { functions, _library: library })))
     }
@@ -164,7 +166,8 @@ impl EventChannel {
     pub fn new(functions: &CmFunctions, device: &Device) -> Result<EventChannel, Error> {
         // SAFETY: it takes nothing.
         let channel = unsafe { (functions.0.functions.create_event_channel)() };
-        let channel = device.object("rdma_create_event_channel", channel)?;
+        let channel = device.object("rdma_create_event_channel", channel);
+        let channel = channel.map_err(|error| error.remedied(|_| remedy::of_rdma_cm()))?;
         let this =
             EventChannel(Arc::new(Channel { functions: functions.clone(), device: device.clone(), channel }));
         set_nonblocking(this.fd()?)
@@ -345,7 +348,8 @@ impl ConnectionId {
         let resolve = self.functions().resolve_addr;
         // SAFETY: the identifier and the addresses exist.
         let returned = unsafe { resolve(self.id.as_ptr(), &mut from, &mut to, timeout) };
-        self.check("rdma_resolve_addr", returned)
+        let checked = self.check("rdma_resolve_addr", returned);
+        checked.map_err(|error| error.remedied(|_| format!("the peer is {peer}, and this end {source}")))
     }
 
     /// The next step of it; event 2 or 3 tells the end.

@@ -12,6 +12,7 @@ use super::abi::{
     AsyncEvent as RawEvent, Context, ContextOps, Device as RawDevice, DeviceAttr, GidEntry,
     LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr,
 };
+use super::remedy;
 use super::verbs::{Functions, Loaded};
 use super::{RnicDetails, RnicGid, RnicGidKind, RnicLimits, RnicPort};
 use crate::Error;
@@ -60,7 +61,10 @@ impl Device {
             Some(context) => {
                 Ok(Device(Arc::new(Opened { loaded: loaded.clone(), context, name: name.to_owned() })))
             }
-            None => Err(Error::Verbs { call: "ibv_open_device", device: name.to_owned(), source }),
+            None => {
+                let (call, device) = ("ibv_open_device", name.to_owned());
+                Err(Error::Verbs { call, device, source, remedy: remedy::of_open(name) })
+            }
         }
     }
 
@@ -103,7 +107,7 @@ impl Device {
     }
 
     pub(super) fn error(&self, call: &'static str, source: io::Error) -> Error {
-        Error::Verbs { call, device: self.0.name.clone(), source }
+        Error::Verbs { call, device: self.0.name.clone(), source, remedy: String::new() }
     }
 
     /// A provider that has no such function.

@@ -7,6 +7,7 @@ use std::sync::atomic::AtomicU64;
 
 use super::abi::{Ah, AhAttr, GlobalRoute, MW_TYPE_2, Mr, Mw, Pd};
 use super::device::Device;
+use super::remedy;
 use super::work::Piece;
 use crate::{Error, Memory, MemoryError};
 
@@ -262,7 +263,8 @@ fn register(
     let (device, first) = (domain.device(), memory.address().as_ptr().cast());
     // SAFETY: the bytes are the memory's, which stays where it is and is kept until the region is deregistered.
     let mr = unsafe { (device.functions().reg_mr)(domain.as_ptr(), first, memory.len(), iova, access) };
-    device.object("ibv_reg_mr_iova2", mr)
+    let registered = device.object("ibv_reg_mr_iova2", mr);
+    registered.map_err(|error| error.remedied(|source| remedy::of_registration(memory.len(), source)))
 }
 
 /// A memory window of type 2.

@@ -195,7 +195,7 @@ impl QueuePair {
         // SAFETY: protection domain and queues exist, and the attributes have the size that the ABI fixes.
         let qp = unsafe { (device.functions().create_qp)(domain.as_ptr(), &mut attributes) };
         Ok(QueuePair {
-            qp: device.object("ibv_create_qp", qp)?,
+            qp: device.object("ibv_create_qp", qp).map_err(|error| error.remedied(|_| wanted(config)))?,
             domain: domain.clone(),
             is_datagram: config.kind == UD,
             _queues: [config.send_cq.clone(), config.recv_cq.clone()],
@@ -360,6 +360,18 @@ impl Drop for QueuePair {
         // SAFETY: it came from `ibv_create_qp`, its events are acknowledged, and it is destroyed once.
         device.warn("ibv_destroy_qp", unsafe { (device.functions().destroy_qp)(self.qp.as_ptr()) });
     }
+}
+
+/// What a refused queue pair was to have.
+fn wanted(config: &QueuePairConfig<'_>) -> String {
+    format!(
+        "asked for {} sends of {} pieces and {} bytes inline, and {} receives of {} pieces; the card has less of one",
+        config.max_send_wr,
+        config.max_send_sge,
+        config.max_inline_data,
+        config.max_recv_wr,
+        config.max_recv_sge
+    )
 }
 
 /// A shared receive queue. Clones are the same one; it goes with the last of them and of the queue pairs that take from it.

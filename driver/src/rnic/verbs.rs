@@ -15,6 +15,7 @@ use super::abi::{
 };
 use super::device::Device;
 use super::functions::functions;
+use super::remedy;
 use crate::Error;
 
 /// The library by the name that its ABI has kept since 2006. The loader finds it where it finds others
@@ -94,7 +95,9 @@ impl Verbs {
         let no_verbs = |reason: String| Error::NoVerbs { library: path.display().to_string(), reason };
         // SAFETY: libibverbs has no constructors with conditions, and none of its destructors runs before `Loaded` is dropped,
         // after everything that was opened by it.
-        let library = unsafe { Library::new(path) }.map_err(|error| no_verbs(error.to_string()))?;
+        let library = unsafe { Library::new(path) }.map_err(|error| {
+            no_verbs(remedy::of_library(&error, "libibverbs1, and ibverbs-providers for the card"))
+        })?;
         let functions = Functions::find(&library).map_err(no_verbs)?;
         Ok(Verbs(Arc::new(Loaded { functions, _library: library })))
     }
@@ -126,8 +129,9 @@ impl Verbs {
             // SAFETY: the device is of a list that was not freed yet.
             Some(device) => unsafe { Device::open(&self.0, *device, name) },
             None => {
-                let there = devices.iter().map(|device| self.name(*device)).collect();
-                Err(Error::NoRnic { name: name.to_owned(), there })
+                let there: Vec<String> = devices.iter().map(|device| self.name(*device)).collect();
+                let unlisted = remedy::unlisted(&there);
+                Err(Error::NoRnic { name: name.to_owned(), there, unlisted })
             }
         }
     }
@@ -167,7 +171,12 @@ impl<'a> List<'a> {
             None => match io::Error::last_os_error() {
                 // A kernel without RDMA.
                 error if error.raw_os_error() == Some(libc::ENOSYS) => Ok(None),
-                source => Err(Error::Verbs { call: "ibv_get_device_list", device: String::new(), source }),
+                source => Err(Error::Verbs {
+                    call: "ibv_get_device_list",
+                    device: String::new(),
+                    source,
+                    remedy: String::new(),
+                }),
             },
         }
     }

@@ -156,7 +156,7 @@ impl Hardware {
             is_rxe,
             capabilities,
             cm_functions,
-        } = opened.for_config(config);
+        } = opened.for_config(config)?;
         device.set_nonblocking()?;
         let channel = CompletionChannel::new(&device)?;
         let waiting = Waiting::new(&device, &channel)?;

@@ -185,7 +185,7 @@ pub enum Error {
 /// What makes room in a queue.
 fn room(queue: &str) -> &'static str {
     match queue {
-        "send" => "Context::poll frees an entry when its work request ends",
+        "send" => "Context::poll frees an entry when its work request ends and its CQ has room (poll_cq)",
         "receive" => "Context::poll frees an entry when a message takes its receive",
         _ => "the runner frees an entry when it takes the command",
     }

@@ -65,7 +65,8 @@ impl fmt::Display for Feature {
                 "connections of another path MTU than the largest, with an RNIC: the kernel chooses"
             }
             Feature::TablesOfCard => {
-                "changes of an RNIC's GID and P_Key tables, which are the kernel's: add an address with `ip`"
+                "changes of an RNIC's GID and P_Key tables, which are the kernel's: `ip addr add` adds a GID, \
+                 and the P_Key of RoCE is 0xffff"
             }
             Feature::RemoteInvalidate => {
                 "a region that a peer's SEND invalidates, with an RNIC; memory windows can be"

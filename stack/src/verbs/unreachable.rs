@@ -2,6 +2,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ferroce_driver::RefusalReason;
+use rustix::io::Errno;
 
 /// Why packets do not get to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +88,10 @@ impl fmt::Display for Unreachable {
                 write!(f, "packets to {peer} come back: {reason} (ICMP, from {from})")
             }
             Unreachable::NotResolved { peer, errno: Some(errno) } => {
-                write!(f, "the next hop to {peer}: {}", std::io::Error::from_raw_os_error(*errno))
+                let is_silent = *errno == Errno::TIMEDOUT.raw_os_error();
+                let hint =
+                    if is_silent { "; it, or the router to it, does not answer ARP or ND" } else { "" };
+                write!(f, "the next hop to {peer}: {}{hint}", std::io::Error::from_raw_os_error(*errno))
             }
             Unreachable::NotResolved { peer, errno: None } => {
                 write!(f, "the next hop to {peer} can't be found")

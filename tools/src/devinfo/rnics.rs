@@ -74,9 +74,11 @@ impl Rnics {
         }
     }
 
-    /// Forgets all but one.
+    /// Forgets all but the one of this name, if there is one.
     pub(super) fn keep(&mut self, name: &str) {
-        self.devices.retain(|rnic| rnic.name == name);
+        if self.has(name) {
+            self.devices.retain(|rnic| rnic.name == name);
+        }
     }
 
     /// Forgets all that are not on an interface.

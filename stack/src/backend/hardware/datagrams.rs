@@ -16,7 +16,8 @@ impl Hardware {
         if self.named.ahs.is_full() {
             return Err(full);
         }
-        let card = AddressHandle::new(domain, &way)?;
+        let card = AddressHandle::new(domain, &way);
+        let card = card.map_err(|error| self.unreached(address.gid, error.into()))?;
         self.named.ahs.insert_with(|_| HardwareAh { card, pd }).map(Ah).ok_or(full)
     }
 

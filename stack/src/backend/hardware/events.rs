@@ -161,7 +161,9 @@ impl Hardware {
     pub(super) fn gone(&self) -> Error {
         let source = std::io::Error::from_raw_os_error(rustix::io::Errno::NODEV.raw_os_error());
         let (call, device) = ("polling", self.device.name().to_owned());
-        ferroce_driver::Error::Verbs { call, device, source }.into()
+        let remedy =
+            "it has failed or was removed: drop the context, and open the device when it is back".to_owned();
+        ferroce_driver::Error::Verbs { call, device, source, remedy }.into()
     }
 }
 

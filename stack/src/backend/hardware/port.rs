@@ -7,7 +7,7 @@ use ferroce_driver::rnic::{
     CmFunctions, Device, RnicGid, RnicGidKind, RnicLimits, RnicPort as CardPort, Verbs,
 };
 use ferroce_driver::{Capabilities, Membership};
-use ferroce_wire::{Gid, PKey};
+use ferroce_wire::{Gid, PKey, PathMtu};
 
 use super::Hardware;
 use crate::verbs::{Config, DeviceAttributes, Error, Feature, GidEntry, MAX_RD_ATOMIC, PkeyTable, Port};
@@ -112,14 +112,20 @@ impl RnicPort {
     }
 
     /// Without the rows of RoCE v1, unless they are wanted.
-    pub(super) fn for_config(mut self, config: &Config) -> RnicPort {
+    pub(super) fn for_config(mut self, config: &Config) -> Result<RnicPort, Error> {
         self.gid_rows.roce_v1 = config.roce_v1;
         if !config.roce_v1 {
             let mut entries = self.port.gids.iter();
             self.gid_rows.rows.retain(|_| entries.next().is_some_and(|entry| !entry.roce_v1));
             self.port.gids.retain(|entry| !entry.roce_v1);
         }
-        self
+        match self.gid_rows.only {
+            Some(only) if self.port.gids.is_empty() => {
+                let expected = "a row of RoCE v2; this one is of v1, which Config::roce_v1 turns on";
+                Err(Error::invalid("GID", only, expected))
+            }
+            _ => Ok(self),
+        }
     }
 }
 
@@ -134,8 +140,11 @@ fn table(
     if let Some(only) = only
         && found.is_empty()
     {
-        let there: Vec<String> =
-            port.gids.iter().map(|gid| format!("{}: {}", gid.index, Gid(gid.gid).to_ip())).collect();
+        let row = |gid: &RnicGid| {
+            let kind = if gid.kind == RnicGidKind::RoceV1 { " of RoCE v1" } else { "" };
+            format!("{}: {}{kind}", gid.index, Gid(gid.gid).to_ip())
+        };
+        let there: Vec<String> = port.gids.iter().map(row).collect();
         let expected = format!(
             "a row of the GID table of port {} of {name}, which has {}",
             port.number,
@@ -149,6 +158,12 @@ fn table(
         (capabilities.mac, capabilities.mtu) = (interface.mac, interface.mtu);
     } else if let Some(path_mtu) = port.path_mtu {
         // The interface is in another namespace, or there is no address on it.
+        capabilities.mtu = path_mtu + MAX_HEADERS;
+    }
+    if let Some(path_mtu) = port.path_mtu
+        && PathMtu::largest_for(capabilities.mtu, false).is_some_and(|largest| largest.bytes() > path_mtu)
+    {
+        // The card wants more room for headers than a packet here has.
         capabilities.mtu = path_mtu + MAX_HEADERS;
     }
     let mut table = Port::new(&capabilities, false);

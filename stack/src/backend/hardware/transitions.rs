@@ -4,7 +4,8 @@
 //! if the kernel's neighbour table does not have the answer.
 
 use ferroce_driver::rnic::{Address, QueuePairChange};
-use ferroce_wire::{PathMtu, Psn, Qpn};
+use ferroce_wire::{Gid, PathMtu, Psn, Qpn};
+use rustix::io::Errno;
 
 use super::Hardware;
 use super::memory::remote_rights;
@@ -142,7 +143,7 @@ impl Hardware {
             rq_psn: Some(rq_psn.value()),
             ..change
         };
-        self.change(qp, QpState::Rtr, change)?;
+        self.change(qp, QpState::Rtr, change).map_err(|error| self.unreached(address.gid, error))?;
         let told = &mut self.qp(qp)?.told;
         told.address = Some(address);
         told.path_mtu = Some(path_mtu);
@@ -168,6 +169,28 @@ impl Hardware {
             service_level: address.service_level,
             port: self.port_number,
         })
+    }
+
+    /// Names the peer whose next hop the kernel has looked for in vain.
+    pub(super) fn unreached(&self, peer: Gid, error: Error) -> Error {
+        let Error::Driver(error) = error else { return error };
+        Error::Driver(error.remedied(|source| {
+            let (peer, number, name) = (peer.to_ip(), self.port_number, self.device.name());
+            let Some(errno) = Errno::from_io_error(source) else { return String::new() };
+            match errno {
+                Errno::TIMEDOUT => format!("{peer}, or the router to it, does not answer ARP or ND"),
+                Errno::NETUNREACH | Errno::HOSTUNREACH => {
+                    let ports = self.device.details().map(|details| details.ports).unwrap_or_default();
+                    match ports.iter().find(|port| port.number == number) {
+                        Some(port) if !port.is_active => {
+                            format!("the link of port {number} of {name} is down")
+                        }
+                        _ => format!("there is no route to {peer} from port {number} of {name}"),
+                    }
+                }
+                _ => format!("the peer is {peer}"),
+            }
+        }))
     }
 
     pub(super) fn change(&mut self, qp: Qp, state: QpState, change: QueuePairChange) -> Result<(), Error> {

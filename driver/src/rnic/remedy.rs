@@ -1,0 +1,78 @@
+//! What can be done where the kernel, or libibverbs, refuses. It is looked for after the refusal, and is in the error's text.
+
+use std::error::Error as _;
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::path::Path;
+
+/// The kernel's devices: directories of their names.
+const KERNEL: &str = "/sys/class/infiniband";
+/// What it has for programs: directories of their names, with the device's in the file `ibdev`.
+const VERBS: &str = "/sys/class/infiniband_verbs";
+/// Where those are opened.
+const NODES: &str = "/dev/infiniband";
+/// Devices of the kernel that are looked at.
+const DEVICES_MAX: usize = 256;
+
+/// Why a library was not loaded: the loader's own words, and which packages have it.
+pub(super) fn of_library(error: &libloading::Error, packages: &str) -> String {
+    let loader = error.source().map_or_else(|| error.to_string(), ToString::to_string);
+    format!("{loader}; it comes with rdma-core 33 or later (Debian: {packages})")
+}
+
+/// Why a device could not be opened.
+pub(super) fn of_open(device: &str) -> String {
+    let nodes = fs::read_dir(VERBS).into_iter().flatten().flatten().take(DEVICES_MAX);
+    let is_its = |name: &String| {
+        let of = fs::read_to_string(Path::new(VERBS).join(name).join("ibdev"));
+        of.is_ok_and(|of| of.trim_end() == device)
+    };
+    let node = nodes.filter_map(|entry| entry.file_name().into_string().ok()).find(is_its);
+    node.map(|node| of_node(&format!("{NODES}/{node}"), "ib_uverbs")).unwrap_or_default()
+}
+
+/// Why there is no channel of rdma_cm.
+pub(super) fn of_rdma_cm() -> String {
+    of_node(&format!("{NODES}/rdma_cm"), "rdma_ucm")
+}
+
+/// Empty if this process may use it.
+fn of_node(node: &str, module: &str) -> String {
+    match OpenOptions::new().read(true).write(true).open(node) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            format!("there is no {node}; `modprobe {module}` makes it")
+        }
+        Err(error) => format!("{node}: {error}; this user must be able to read and write it"),
+        Ok(_) => String::new(),
+    }
+}
+
+/// Why memory could not be registered.
+pub(super) fn of_registration(bytes: usize, error: &io::Error) -> String {
+    let limit = match error.raw_os_error() {
+        Some(libc::ENOMEM | libc::EAGAIN | libc::EPERM) => locked_memory(),
+        _ => None,
+    };
+    let limit =
+        limit.map(|bytes| format!("; this process may lock {} KiB in all (`ulimit -l`)", bytes >> 10));
+    format!("the memory has {bytes} bytes{}", limit.unwrap_or_default())
+}
+
+/// Bytes; `None` for no limit.
+fn locked_memory() -> Option<u64> {
+    rustix::process::getrlimit(rustix::process::Resource::Memlock).current
+}
+
+/// The kernel's devices that libibverbs does not list.
+pub(super) fn unlisted(listed: &[String]) -> Vec<String> {
+    let names = fs::read_dir(KERNEL).into_iter().flatten().flatten().take(DEVICES_MAX);
+    let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.retain(|name| !listed.contains(name));
+    names.sort();
+    names
+}
+
+/// Whether the kernel has a device of that name.
+pub(crate) fn is_device(name: &str) -> bool {
+    Path::new(KERNEL).join(name).exists()
+}
