@@ -148,6 +148,8 @@ pub struct RnicPort {
     pub is_ethernet: bool,
     /// The largest path MTU of the link now, in bytes; `None` for a code that the specification does not have.
     pub path_mtu: Option<u32>,
+    /// The longest message, in bytes.
+    pub max_message: u32,
     /// Its P_Key table; 0 for a row without a key.
     pub pkeys: Vec<u16>,
     /// The rows of its GID table that are in use.

@@ -166,9 +166,14 @@ impl CompletionQueue {
     pub fn new(capacity: u32, channel: &CompletionChannel, tag: usize) -> Result<CompletionQueue, Error> {
         let Channel { device, channel: raw } = &*channel.0;
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
+        // Queues share the interrupts of the card.
+        // SAFETY: the context is open.
+        let vectors = unsafe { (*device.context()).num_comp_vectors }.max(1);
+        let vector = c_int::try_from(tag % vectors as usize).unwrap_or(0);
         let tag = std::ptr::without_provenance_mut::<c_void>(tag);
         // SAFETY: the context is open and the channel exists; the tag is never looked into.
-        let cq = unsafe { (device.functions().create_cq)(device.context(), capacity, tag, raw.as_ptr(), 0) };
+        let cq =
+            unsafe { (device.functions().create_cq)(device.context(), capacity, tag, raw.as_ptr(), vector) };
         let cq = device.object("ibv_create_cq", cq)?;
         Ok(CompletionQueue(Arc::new(Queue { device: device.clone(), cq, _channel: channel.clone() })))
     }

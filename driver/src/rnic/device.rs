@@ -176,6 +176,7 @@ impl Device {
             is_active: port.state == PORT_ACTIVE,
             is_ethernet: port.link_layer == LINK_LAYER_ETHERNET,
             path_mtu: mtu(port.active_mtu),
+            max_message: port.max_msg_sz,
             pkeys: pkeys.collect::<Result<_, _>>()?,
             gids: Vec::new(),
         };
@@ -186,7 +187,10 @@ impl Device {
         let mut pkey = 0;
         // SAFETY: the context is open, and the function writes one P_Key, in network order.
         let returned = unsafe { (self.functions().query_pkey)(self.context(), port, index, &mut pkey) };
-        self.check("ibv_query_pkey", returned).map(|()| u16::from_be(pkey))
+        match returned {
+            0 => Ok(u16::from_be(pkey)),
+            _ => Err(self.error("ibv_query_pkey", io::Error::last_os_error())),
+        }
     }
 
     /// All rows that are in use, `most` of them at most, each with the number of its port.

@@ -162,6 +162,8 @@ pub struct QueuePairState {
 
 /// `IBV_QPT_UD`
 const UD: u32 = 4;
+/// `IBV_QPT_RC`, `IBV_QPT_UC` and that.
+const KINDS: [u32; 3] = [2, 3, UD];
 
 impl QueuePair {
     /// In a protection domain. Its queues are of the same [`Device`].
@@ -176,6 +178,10 @@ impl QueuePair {
             // The provider and the kernel would take them for others of their own.
             let source = io::Error::other("its queues are of another device that is open");
             return Err(device.error("ibv_create_qp", source));
+        }
+        if !KINDS.contains(&config.kind) {
+            // Others have fields of work requests that are not written here.
+            return Err(device.error("ibv_create_qp", io::Error::from_raw_os_error(libc::EINVAL)));
         }
         let mut attributes = QpInitAttr {
             qp_context: null_mut(),
@@ -292,7 +298,7 @@ impl QueuePair {
         };
         for (posted, request) in requests.iter().enumerate() {
             // The provider would take the destination from where other operations have something else.
-            let is_lacking = self.is_datagram && request.named_of.is_null();
+            let is_lacking = self.is_datagram && !request.has_target();
             // It would take what another device has for its own.
             let is_foreign = !request.named_of.is_null() && request.named_of != device.context().cast_const();
             if is_lacking || is_foreign {

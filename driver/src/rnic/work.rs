@@ -149,6 +149,11 @@ impl<'a> SendRequest<'a> {
         }
     }
 
+    /// Whether it is a send with a destination.
+    pub(super) fn has_target(&self) -> bool {
+        !self.named_of.is_null() && matches!(self.raw.opcode, SEND | SEND_WITH_IMM)
+    }
+
     /// `wr_id` comes back in the completion; `flags` are [`FENCE`](SendRequest::FENCE),
     /// [`SIGNALED`](SendRequest::SIGNALED), [`SOLICITED`](SendRequest::SOLICITED).
     #[inline(always)]
@@ -207,7 +212,7 @@ impl<'a> SendRequest<'a> {
             SendOperation::Send => SEND,
             SendOperation::SendWithImm(immediate) => {
                 raw.imm_or_key = immediate.to_be();
-                3
+                SEND_WITH_IMM
             }
             SendOperation::Read(remote) => {
                 raw.wr = rdma(remote);
@@ -248,14 +253,15 @@ impl<'a> SendRequest<'a> {
             SendOperation::SendToWithImm(target, immediate) => {
                 raw.wr = ud(target);
                 raw.imm_or_key = immediate.to_be();
-                3
+                SEND_WITH_IMM
             }
         };
     }
 }
 
-/// `IBV_WR_SEND`; the others are where they are used.
+/// `IBV_WR_SEND`, `IBV_WR_SEND_WITH_IMM`; the others are where they are used.
 const SEND: u32 = 2;
+const SEND_WITH_IMM: u32 = 3;
 
 impl fmt::Debug for SendRequest<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

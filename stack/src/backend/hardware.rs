@@ -70,6 +70,7 @@ pub(crate) struct Hardware {
     membership: Membership,
     /// It is rdma_rxe, which has some numbers of its own.
     is_rxe: bool,
+    max_message: u32,
     attributes: DeviceAttributes,
     limits: ferroce_driver::rnic::RnicLimits,
     capabilities: Capabilities,
@@ -154,6 +155,7 @@ impl Hardware {
             gid_rows,
             membership,
             is_rxe,
+            max_message,
             capabilities,
             cm_functions,
         } = opened.for_config(config)?;
@@ -193,6 +195,7 @@ impl Hardware {
             gid_rows,
             membership,
             is_rxe,
+            max_message,
             attributes: port::attributes(config, &limits),
             limits,
             capabilities,

@@ -32,7 +32,8 @@ impl Hardware {
     pub(super) fn drain(&mut self, index: u32) -> Result<usize, Error> {
         // Taken out, for what completes changes all else.
         let Some(mut batch) = self.batch.take() else { return Ok(0) };
-        let taken = self.drain_by(index, &mut batch);
+        // A device that is gone has told all, and its work is over: memory that it names may be somebody else's.
+        let taken = if self.is_gone { Ok(0) } else { self.drain_by(index, &mut batch) };
         self.batch = Some(batch);
         taken
     }
@@ -127,7 +128,8 @@ impl Hardware {
                 *told = queue_pair.completed;
                 told.wr_id = work.wr_id;
                 told.opcode = work.opcode;
-                told.byte_len = completion.byte_len;
+                // Not every card tells the length of a send.
+                told.byte_len = work.length;
                 if completion.status != OK {
                     queue_pair.fail_send(told, completion);
                 }
@@ -154,9 +156,9 @@ impl Hardware {
             let Some(position) = id.position_of(completion.wr_id) else { break };
             count += 1;
             let Some(work) = queue_pair.rq.complete(position) else { continue };
-            let Some(told) = free.next() else { break };
-            fill_receive(told, &queue_pair.completed, work.wr_id, completion);
-            if (completion.status | completion.wc_flags) != 0 {
+            let (wr_id, Some(told)) = (work.wr_id, free.next()) else { break };
+            queue_pair.fill_receive(told, wr_id, completion);
+            if completion.status | completion.wc_flags | queue_pair.is_ud != 0 {
                 queue_pair.fill_other(told, completion, is_rxe);
                 if let Some(key) = told.invalidated {
                     self.revoke(key.value());
@@ -176,7 +178,7 @@ impl Hardware {
         };
         let Some(queue_pair) = self.qps.get_mut(handle) else { return self.unknown(completion) };
         let Some(told) = free.next() else { return 1 };
-        fill_receive(told, &queue_pair.completed, wr_id, completion);
+        queue_pair.fill_receive(told, wr_id, completion);
         queue_pair.fill_other(told, completion, self.is_rxe);
         if let Some(key) = told.invalidated {
             self.revoke(key.value());
@@ -229,20 +231,21 @@ const RECV_RDMA_WITH_IMM: u32 = 129;
 /// `IB_WC_WITH_INVALIDATE`
 const KERNEL_WITH_INV: u32 = 4;
 
-/// A receive has ended, of a queue pair or for it, whose completions are like `completed`.
-#[inline(always)]
-fn fill_receive(told: &mut WorkCompletion, completed: &WorkCompletion, wr_id: u64, completion: &Completion) {
-    *told = *completed;
-    told.wr_id = wr_id;
-    told.opcode = WcOpcode::Recv;
-    told.byte_len = completion.byte_len;
-    told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
-}
-
 impl HardwareQp {
+    /// A receive has ended, of its own or of its shared receive queue.
+    #[inline(always)]
+    fn fill_receive(&self, told: &mut WorkCompletion, wr_id: u64, completion: &Completion) {
+        *told = self.completed;
+        told.wr_id = wr_id;
+        told.opcode = WcOpcode::Recv;
+        told.byte_len = completion.byte_len;
+        told.src_qpn = self.peer;
+    }
+
     /// A send has failed.
     #[cold]
     fn fail_send(&mut self, told: &mut WorkCompletion, completion: &Completion) {
+        tracing::debug!(qpn = %self.qpn, "a send has failed: {completion:?}");
         (told.status, told.byte_len) = (status_of(completion.status), 0);
         // UC and UD go on receiving.
         let is_over = self.qp_type == QpType::Rc || self.state == QpState::Error;
@@ -253,13 +256,17 @@ impl HardwareQp {
     #[inline(never)]
     fn fill_other(&mut self, told: &mut WorkCompletion, completion: &Completion, is_rxe: bool) {
         if completion.status != OK {
+            tracing::debug!(qpn = %self.qpn, "a receive has failed: {completion:?}");
             (told.status, told.byte_len, told.src_qpn) = (status_of(completion.status), 0, Qpn::new(0));
             self.state = QpState::Error;
             return;
         }
+        if self.is_ud != 0 {
+            told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
+        }
         let flags = completion.wc_flags;
         // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
-        told.grh = self.qp_type == QpType::Ud && flags & Completion::GRH != 0;
+        told.grh = self.is_ud != 0 && flags & Completion::GRH != 0;
         if completion.opcode == RECV_RDMA_WITH_IMM {
             told.opcode = WcOpcode::RecvRdmaWithImm;
         }

@@ -93,6 +93,7 @@ impl Hardware {
             5 => self.raise_of_qp(event.element, Event::SqDrained, false),
             8 => self.fail(),
             9..=13 | 17 | 18 => self.refresh_port()?,
+            14 => self.fail_srq(event.element),
             15 => {
                 let srq = self.srqs.iter_with_handles().find(|(_, srq)| srq.card.id() == event.element);
                 if let Some(srq) = srq.map(|(handle, _)| Srq(handle)) {
@@ -106,6 +107,17 @@ impl Hardware {
             _ => {}
         }
         Ok(())
+    }
+
+    /// A shared receive queue takes nothing more: its queue pairs are at their end.
+    fn fail_srq(&mut self, element: u64) {
+        tracing::warn!(device = self.device.name(), "a shared receive queue has failed");
+        let srq = self.srqs.iter_with_handles().find(|(_, srq)| srq.card.id() == element);
+        let srq = srq.map(|(handle, _)| Srq(handle));
+        let of_it = self.qps.iter().filter(|qp| srq.is_some() && qp.srq == srq).map(|qp| qp.card.id());
+        for element in of_it.collect::<Vec<_>>() {
+            self.raise_of_qp(element, Event::QpFatal, true);
+        }
     }
 
     fn raise(&mut self, event: Event) {
@@ -125,7 +137,7 @@ impl Hardware {
     /// The device is gone: nothing that is posted completes any more but here.
     #[cold]
     fn fail(&mut self) {
-        if std::mem::replace(&mut self.is_gone, true) {
+        if self.is_gone {
             return;
         }
         tracing::warn!(device = self.device.name(), "the device has failed, or was removed");
@@ -136,6 +148,7 @@ impl Hardware {
                 tracing::debug!("completions of a device that is gone: {error}");
             }
         }
+        self.is_gone = true;
         let handles: Vec<Handle> = self.qps.iter_with_handles().map(|(handle, _)| handle).collect();
         for handle in handles {
             self.flush(Qp(handle));

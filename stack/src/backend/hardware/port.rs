@@ -10,7 +10,9 @@ use ferroce_driver::{Capabilities, Membership};
 use ferroce_wire::{Gid, PKey, PathMtu};
 
 use super::Hardware;
-use crate::verbs::{Config, DeviceAttributes, Error, Feature, GidEntry, MAX_RD_ATOMIC, PkeyTable, Port};
+use crate::verbs::{
+    Config, DeviceAttributes, Error, Feature, GidEntry, MAX_MESSAGE, MAX_RD_ATOMIC, PkeyTable, Port,
+};
 
 /// A port of an RNIC that is open.
 #[derive(Debug)]
@@ -22,6 +24,8 @@ pub struct RnicPort {
     pub(super) gid_rows: GidRows,
     pub(super) membership: Membership,
     pub(super) is_rxe: bool,
+    /// The longest message, in bytes.
+    pub(super) max_message: u32,
     pub(super) capabilities: Capabilities,
     pub(super) cm_functions: Option<CmFunctions>,
 }
@@ -86,6 +90,11 @@ impl RnicPort {
         let interface = found.gids.iter().find_map(|gid| gid.interface).unwrap_or(0);
         let membership = Membership::new(interface, &capabilities.addresses);
         let (number, limits, is_rxe) = (found.number, details.limits, details.is_rxe());
+        // rdma_rxe says 8 MiB, and carries longer ones.
+        let max_message = match found.max_message {
+            most if !is_rxe && most > 0 => most.min(MAX_MESSAGE),
+            _ => MAX_MESSAGE,
+        };
         Ok(RnicPort {
             device,
             number,
@@ -94,6 +103,7 @@ impl RnicPort {
             gid_rows,
             membership,
             is_rxe,
+            max_message,
             capabilities,
             cm_functions: None,
         })

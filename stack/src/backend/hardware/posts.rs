@@ -172,17 +172,18 @@ impl Named {
             Data::Sges([sge]) if kind.length.is_none() && sge.length <= queue_pair.max_message => {
                 room[0] = piece(&self.mrs, sge)?;
                 let regions = Regions { first: sge.mr.0.index, count: 1 };
-                self.add(queue_pair, wr, kind, regions, SendData::Pieces(&room[..1]), give)
+                self.add(queue_pair, wr, kind, (regions, sge.length), SendData::Pieces(&room[..1]), give)
             }
             Data::Sges(sges) => {
                 let (regions, length) = translate(&self.mrs, sges, room, queue_pair.sq.next_regions())?;
                 check_length(kind, length, queue_pair.max_message)?;
                 let pieces = &room[..regions.count.into()];
-                self.add(queue_pair, wr, kind, regions, SendData::Pieces(pieces), give)
+                self.add(queue_pair, wr, kind, (regions, length), SendData::Pieces(pieces), give)
             }
             Data::Inline(bytes) => {
                 check_inline(kind, bytes, queue_pair.max_inline)?;
-                self.add(queue_pair, wr, kind, Regions::default(), SendData::Inline(bytes), give)
+                let named = (Regions::default(), bytes.len() as u32);
+                self.add(queue_pair, wr, kind, named, SendData::Inline(bytes), give)
             }
         }
     }
@@ -194,12 +195,12 @@ impl Named {
         queue_pair: &mut HardwareQp,
         wr: &SendWorkRequest<'a>,
         kind: &Kind,
-        regions: Regions,
+        (regions, length): (Regions, u32),
         data: SendData<'a>,
         give: impl FnOnce(SendRequest<'a>),
     ) -> Result<(), Error> {
         let signaled = wr.flags.signaled || queue_pair.signal_all;
-        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions);
+        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions, length);
         let (wr_id, tells) = queue_pair.sq.push_send(work);
         let flags = if tells { SendRequest::SIGNALED } else { 0 }
             | if wr.flags.fence { SendRequest::FENCE } else { 0 }
@@ -307,7 +308,7 @@ impl TakesReceives for HardwareQp {
 
     #[inline(always)]
     fn keep(&mut self, wr_id: u64, regions: Regions) -> u64 {
-        self.rq.push(Work::new(wr_id, WcOpcode::Recv, true, regions))
+        self.rq.push(Work::new(wr_id, WcOpcode::Recv, true, regions, 0))
     }
 
     fn give_back(&mut self, _: u64) {

@@ -25,6 +25,10 @@ pub(super) struct HardwareQp {
     pub(super) rq: WorkQueue,
     /// What all its completions have in common.
     pub(super) completed: WorkCompletion,
+    /// The peer's number, once it has one: cards tell that of a datagram's sender alone.
+    pub(super) peer: Qpn,
+    /// 1 for UD, 0 for others.
+    pub(super) is_ud: u32,
     pub(super) signal_all: bool,
     pub(super) max_inline: u32,
     /// The longest message: one packet of a datagram.
@@ -72,6 +76,7 @@ impl HardwareQp {
         self.sq.clear();
         self.rq.clear();
         self.told = Told::default();
+        self.peer = Qpn::new(0);
     }
 }
 
@@ -92,8 +97,8 @@ impl Hardware {
         if self.qps.is_full() {
             return Err(full);
         }
-        let depth = |asked: u32| asked.next_power_of_two().min(self.limits.max_qp_wr.max(asked));
-        let (sends, receives) = (depth(config.max_send_wr), depth(config.max_recv_wr));
+        // No more than asked for: what a card has room for depends on more than the limit that it tells.
+        let (sends, receives) = (config.max_send_wr, config.max_recv_wr);
         let card = QueuePair::new(
             &domain,
             &QueuePairConfig {
@@ -137,9 +142,11 @@ impl Hardware {
                 qpn: Qpn::new(number & 0xff_ffff),
                 ..WorkCompletion::EMPTY
             },
+            peer: Qpn::new(0),
+            is_ud: (config.qp_type == QpType::Ud).into(),
             signal_all: config.signal_all,
             max_inline: config.max_inline_data,
-            max_message: if config.qp_type == QpType::Ud { path_mtu } else { MAX_MESSAGE },
+            max_message: if config.qp_type == QpType::Ud { path_mtu } else { self.max_message },
             groups: Vec::new(),
             told: Told::default(),
         };
@@ -160,8 +167,11 @@ impl Hardware {
             return Err(Error::Busy { kind: "QP", handle: format!("{:?}", qp.0), users });
         }
         self.release_connection(qp);
+        let (send_cq, recv_cq) = self.qp(qp).map(|qp| (qp.send_cq, qp.recv_cq))?;
+        // With the card's queue pair goes what it has completed, and the receives that were taken from a shared queue.
+        self.purge(qp, send_cq, recv_cq);
         let Some(removed) = self.qps.remove(qp.0) else { return Err(Error::invalid_handle("QP", qp.0)) };
-        let HardwareQp { card, qpn, send_cq, recv_cq, srq, .. } = removed;
+        let HardwareQp { card, qpn, srq, .. } = removed;
         drop(card);
         self.numbers.remove(&qpn.value());
         self.purge(qp, send_cq, recv_cq);

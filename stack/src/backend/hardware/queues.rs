@@ -172,7 +172,7 @@ impl Hardware {
         if self.srqs.is_full() {
             return Err(full);
         }
-        let depth = config.max_wr.next_power_of_two().min(self.limits.max_srq_wr.max(config.max_wr));
+        let depth = config.max_wr;
         let card = SharedReceiveQueue::new(domain, depth, config.max_sge.into())?;
         let make = |handle: Handle| {
             let slots = ReceiveSlots::new(WorkId::first(QueueKind::Shared, handle), depth, config.max_sge);

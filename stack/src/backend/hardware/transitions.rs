@@ -93,8 +93,10 @@ impl Hardware {
                 self.change(qp, QpState::Error, change)
             }
             Transition::Reset => {
-                self.change(qp, QpState::Reset, change)?;
                 let (send_cq, recv_cq) = self.qp(qp).map(|qp| (qp.send_cq, qp.recv_cq))?;
+                // As when it is destroyed.
+                self.purge(qp, send_cq, recv_cq);
+                self.change(qp, QpState::Reset, change)?;
                 self.purge(qp, send_cq, recv_cq);
                 self.qp(qp)?.forget();
                 self.events.forget(qp.into());
@@ -148,6 +150,7 @@ impl Hardware {
         told.address = Some(address);
         told.path_mtu = Some(path_mtu);
         told.dest_qpn = Some(dest_qpn);
+        self.qp(qp)?.peer = dest_qpn;
         Ok(())
     }
 

@@ -83,13 +83,15 @@ impl WorkId {
     }
 }
 
-/// What is kept of a work request: of 16 bytes, for each is written once and read once.
+/// What is kept of a work request, and no more, for each is written once and read once.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
     /// The application's number.
     pub(super) wr_id: u64,
     /// The slot of the first region.
     region: u32,
+    /// Of a send, in bytes.
+    pub(super) length: u32,
     pub(super) opcode: WcOpcode,
     /// Its success is told.
     pub(super) signaled: bool,
@@ -114,8 +116,8 @@ pub(super) struct Regions {
 
 impl Work {
     #[inline(always)]
-    pub(super) fn new(wr_id: u64, opcode: WcOpcode, signaled: bool, regions: Regions) -> Work {
-        Work { wr_id, region: regions.first, opcode, signaled, regions: regions.count }
+    pub(super) fn new(wr_id: u64, opcode: WcOpcode, signaled: bool, regions: Regions, length: u32) -> Work {
+        Work { wr_id, region: regions.first, length, opcode, signaled, regions: regions.count }
     }
 }
 
@@ -141,7 +143,7 @@ impl WorkQueue {
     /// For `depth` work requests of `max_sge` pieces; `first_id` is of [`WorkId::first`].
     pub(super) fn new(first_id: u64, depth: u32, max_sge: u32) -> WorkQueue {
         let places = depth.next_power_of_two() as usize;
-        let empty = Work::new(0, WcOpcode::Send, false, Regions::default());
+        let empty = Work::new(0, WcOpcode::Send, false, Regions::default(), 0);
         WorkQueue {
             ring: vec![empty; places].into(),
             tail: 0,
@@ -296,7 +298,7 @@ mod tests {
                 assert!(!queue.is_full());
                 queue.next_regions().copy_from_slice(&[n as u32, 7]);
                 let regions = Regions { first: n as u32, count: 2 };
-                queue.push(Work::new(10 * round + n, WcOpcode::Send, true, regions));
+                queue.push(Work::new(10 * round + n, WcOpcode::Send, true, regions, 0));
             }
             assert!(queue.is_full());
             assert_eq!((queue.users_of(7), queue.users_of(2), queue.users_of(9)), (4, 1, 0));
@@ -317,7 +319,7 @@ mod tests {
     #[test]
     fn the_card_tells_of_one_send_in_so_many() {
         let mut queue = WorkQueue::new(7 << 32, 8, 1);
-        let silent = Work::new(0, WcOpcode::Send, false, Regions::default());
+        let silent = Work::new(0, WcOpcode::Send, false, Regions::default(), 0);
         let told: Vec<bool> = (0..8).map(|_| queue.push_send(silent).1).collect();
         assert_eq!(told, [false, false, false, false, true, false, false, false]);
         assert!(queue.is_full());
@@ -333,7 +335,7 @@ mod tests {
         let mut queue = WorkQueue::new(0, 8, 1);
         queue.head = u32::MAX - 1;
         queue.clear();
-        let work = Work::new(0, WcOpcode::BindMw, false, Regions::default());
+        let work = Work::new(0, WcOpcode::BindMw, false, Regions::default(), 0);
         for index in 0..3 {
             queue.push(work);
             queue.newest_is_of(WindowWork::Invalidate { rkey: index });
