@@ -304,6 +304,11 @@ fn events_that_cannot_be_taken_hold_up_nothing_else() {
         told = told.or(host.context.next_cm_event());
     }
     assert!(matches!(told, Some(CmEvent::Unreachable { id: own, .. }) if own == id), "{told:?}");
+    cm.fail("no event", 1);
+    host.now += 2_000_000;
+    let error = host.context.poll(Nanos(host.now)).unwrap_err().to_string();
+    assert!(error.contains("rdma_get_cm_event of stub0") && error.contains("null"), "{error}");
+    assert_eq!(host.poll(), []);
 }
 
 #[test]

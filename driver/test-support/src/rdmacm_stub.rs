@@ -77,7 +77,8 @@ impl RdmaCmStub {
         unsafe { live() }
     }
 
-    /// Lets the n-th call from now on of one of [`FUNCTIONS`] fail; 0: none.
+    /// Lets the n-th call from now on of one of [`FUNCTIONS`] fail; 0: none. `no event`: `rdma_get_cm_event` returns 0
+    /// and a null pointer.
     pub fn fail(&self, function: &str, nth: i32) {
         type Fail = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
         let name = CString::new(function).unwrap();
