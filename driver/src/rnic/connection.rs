@@ -203,8 +203,11 @@ impl EventChannel {
         // SAFETY: the channel exists.
         let returned = unsafe { (self.functions().get_cm_event)(self.0.channel.as_ptr(), &mut raw) };
         let Some(event) = NonNull::new(raw).filter(|_| returned == 0) else {
-            return nothing_yet(io::Error::last_os_error())
-                .map_err(|source| self.0.device.error("rdma_get_cm_event", source));
+            let source = match returned {
+                0 => io::Error::other("it returned 0 and a null pointer"),
+                _ => io::Error::last_os_error(),
+            };
+            return nothing_yet(source).map_err(|source| self.0.device.error("rdma_get_cm_event", source));
         };
         // SAFETY: the event exists until it is acknowledged, and so do what it points to and the identifiers that it names,
         // for none of them can be destroyed before.

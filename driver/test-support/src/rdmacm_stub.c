@@ -1,5 +1,6 @@
 // A librdmacm for tests: each step that the kernel would take ends well at once, with an event, and peers answer as they
-// should. What it does wrong is chosen by `stub_cm_fail`. Written without the headers of rdma-core, after its ABI.
+// should. What it does wrong is chosen by `stub_cm_fail`, `stub_cm_raise` and the like. What the real one would wait for without
+// end, and what it would crash of, ends the process. Written without the headers of rdma-core, after its ABI.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -8,6 +9,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -28,6 +30,8 @@ struct cm_id {
     uint64_t rest[8];
     // From here on its own.
     bool is_ended;
+    int taken; // Events that are not acknowledged yet.
+    struct cm_id *next;
 };
 _Static_assert(offsetof(struct cm_id, port_space) == 344, "port space");
 _Static_assert(offsetof(struct cm_id, is_ended) == 416, "size");
@@ -52,6 +56,7 @@ struct cm_event {
     union { struct conn_param conn; struct ud_param ud; } param;
     // From here on its own.
     struct cm_event *next;
+    struct cm_channel *channel;
 };
 _Static_assert(offsetof(struct cm_event, next) == 80, "size");
 
@@ -62,11 +67,16 @@ static const char *const names[] = {
     "rdma_create_event_channel", "rdma_create_id", "rdma_bind_addr", "rdma_resolve_addr", "rdma_resolve_route",
     "rdma_connect", "rdma_listen", "rdma_accept", "rdma_reject", "rdma_establish", "rdma_disconnect", "rdma_notify",
     "rdma_get_cm_event", "rdma_ack_cm_event", "rdma_init_qp_attr", "rdma_set_option", "rdma_destroy_id",
+    // What fails is not said.
+    "no event",
 };
 enum { NAMES = sizeof names / sizeof *names };
 static int failing[NAMES];
 static int live;
+static bool is_silent, takes_nothing;
+static int private_data_len = -1;
 static struct cm_event *first, **last = &first;
+static struct cm_id *ids; // The newest first.
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 int stub_cm_live(void) { return live; }
@@ -88,16 +98,32 @@ static bool fails(const char *name) {
         }
     return false;
 }
+
+// Only what exists is given to the library.
+static void known(const struct cm_id *id, const char *call) {
+    pthread_mutex_lock(&lock);
+    const struct cm_id *at = ids;
+    while (at && at != id)
+        at = at->next;
+    pthread_mutex_unlock(&lock);
+    if (!at) {
+        fprintf(stderr, "%s of an identifier that does not exist\n", call);
+        abort();
+    }
+}
+#define KNOWN(id)                                                                                                      \
+    known(id, __func__);                                                                                               \
+    CHECK()
 #define CHECK()                                                                                                        \
     if (fails(__func__))                                                                                               \
     return -1
 
-static void put(struct cm_id *id, struct cm_id *listener, unsigned kind) {
-    static const uint8_t answer[196] = "answer";
+static void put_with(struct cm_id *id, struct cm_id *listener, struct cm_channel *channel, unsigned kind, int status) {
+    static const uint8_t answer[256] = "answer";
     pthread_mutex_lock(&lock);
     struct cm_event *event = calloc(1, sizeof *event);
-    *event = (struct cm_event){ .id = id, .listen_id = listener, .event = kind };
-    if (id->port_space == PS_UDP) {
+    *event = (struct cm_event){ .id = id, .listen_id = listener, .event = kind, .status = status, .channel = channel };
+    if (id && id->port_space == PS_UDP) {
         struct ah_attr ah = { .is_global = 1, .port_num = 1 };
         ah.grh = (struct global_route){ .sgid_index = 1, .hop_limit = 64 };
         memcpy(ah.grh.dgid + 10, "\xff\xff\x0a\0\0\x02", 6);
@@ -106,13 +132,68 @@ static void put(struct cm_id *id, struct cm_id *listener, unsigned kind) {
         event->param.conn = (struct conn_param){ .private_data = answer, .private_data_len = 56, .responder_resources = 4,
             .initiator_depth = 4, .retry_count = 7, .rnr_retry_count = 7, .qp_num = 99 };
     }
+    if (private_data_len >= 0)
+        event->param.conn.private_data_len = private_data_len;
+    if (takes_nothing)
+        event->param.conn.private_data = NULL;
     *last = event;
     last = &event->next;
     live++;
     uint64_t one = 1;
-    if (write(id->channel->fd, &one, sizeof one) < 0)
+    if (write(channel->fd, &one, sizeof one) < 0)
         abort();
     pthread_mutex_unlock(&lock);
+}
+
+static void put(struct cm_id *id, struct cm_id *listener, unsigned kind) {
+    if (!is_silent || kind == CONNECT_REQUEST)
+        put_with(id, listener, id->channel, kind, 0);
+}
+
+static struct cm_id *new_id(struct cm_channel *channel, void *context, unsigned space) {
+    struct cm_id *id = calloc(1, sizeof *id);
+    *id = (struct cm_id){ .channel = channel, .context = context, .port_space = space, .port = 1 };
+    pthread_mutex_lock(&lock);
+    id->next = ids;
+    ids = id;
+    live++;
+    pthread_mutex_unlock(&lock);
+    return id;
+}
+
+// Somebody asks who listens.
+static void ask(struct cm_id *listener) {
+    struct cm_id *id = new_id(listener->channel, listener->context, listener->port_space);
+    memcpy(id->source, listener->source, sizeof id->source);
+    struct sockaddr_in peer = { .sin_family = AF_INET, .sin_port = htons(5), .sin_addr.s_addr = htonl(0x0a000009) };
+    memcpy(id->destination, &peer, sizeof peer);
+    put(id, listener, CONNECT_REQUEST);
+}
+
+// What is asked for never ends.
+void stub_cm_silent(int yes) { is_silent = yes; }
+
+// How much private data events have from now on, at most 255 bytes, -1: as it should be; with a null pointer to it.
+void stub_cm_private_data(int length, int is_null) {
+    private_data_len = length;
+    takes_nothing = is_null;
+}
+
+// An event of any number and status of the newest identifier but `nth`; a request comes to it. Below 0: of none, in the channel
+// of the newest.
+int stub_cm_raise(int nth, unsigned kind, int status) {
+    struct cm_id *id = ids;
+    for (int n = 0; n < nth && id; n++)
+        id = id->next;
+    if (!id)
+        return -1;
+    if (nth < 0)
+        put_with(NULL, NULL, id->channel, kind, status);
+    else if (kind == CONNECT_REQUEST)
+        ask(id);
+    else
+        put_with(id, NULL, id->channel, kind, status);
+    return 0;
 }
 
 struct cm_channel *rdma_create_event_channel(void) {
@@ -132,23 +213,39 @@ void rdma_destroy_event_channel(struct cm_channel *channel) {
 
 int rdma_create_id(struct cm_channel *channel, struct cm_id **id, void *context, unsigned space) {
     CHECK();
-    *id = calloc(1, sizeof **id);
-    (*id)->channel = channel;
-    (*id)->context = context;
-    (*id)->port_space = space;
-    (*id)->port = 1;
-    live++;
+    *id = new_id(channel, context, space);
     return 0;
 }
 
 int rdma_destroy_id(struct cm_id *id) {
+    known(id, __func__);
+    if (id->taken) {
+        fprintf(stderr, "rdma_destroy_id waits for %d events to be acknowledged\n", id->taken);
+        abort();
+    }
     pthread_mutex_lock(&lock);
+    for (struct cm_id **at = &ids; *at; at = &(*at)->next)
+        if (*at == id) {
+            *at = id->next;
+            break;
+        }
+    struct cm_id *asking = NULL;
     // Events of it go with it.
     for (struct cm_event **at = &first; *at;) {
         struct cm_event *event = *at;
-        if (event->id != id) {
+        if (event->id != id && event->listen_id != id) {
             at = &event->next;
             continue;
+        }
+        if (event->listen_id == id) {
+            // A request that nobody has seen goes with the listener.
+            for (struct cm_id **old = &ids; *old; old = &(*old)->next)
+                if (*old == event->id) {
+                    *old = event->id->next;
+                    break;
+                }
+            event->id->next = asking;
+            asking = event->id;
         }
         uint64_t one;
         *at = event->next;
@@ -159,22 +256,28 @@ int rdma_destroy_id(struct cm_id *id) {
         free(event);
         live--;
     }
+    while (asking) {
+        struct cm_id *next = asking->next;
+        free(asking);
+        live--;
+        asking = next;
+    }
+    live--;
     pthread_mutex_unlock(&lock);
     free(id);
-    live--;
     CHECK();
     return 0;
 }
 
 int rdma_bind_addr(struct cm_id *id, void *address) {
-    CHECK();
+    KNOWN(id);
     memcpy(id->source, address, 28);
     return 0;
 }
 
 int rdma_resolve_addr(struct cm_id *id, void *source, void *destination, int timeout) {
     (void)timeout;
-    CHECK();
+    KNOWN(id);
     memcpy(id->source, source, 28);
     memcpy(id->destination, destination, 28);
     put(id, NULL, ADDR_RESOLVED);
@@ -183,14 +286,14 @@ int rdma_resolve_addr(struct cm_id *id, void *source, void *destination, int tim
 
 int rdma_resolve_route(struct cm_id *id, int timeout) {
     (void)timeout;
-    CHECK();
+    KNOWN(id);
     put(id, NULL, ROUTE_RESOLVED);
     return 0;
 }
 
 int rdma_connect(struct cm_id *id, struct conn_param *param) {
     (void)param;
-    CHECK();
+    KNOWN(id);
     put(id, NULL, id->port_space == PS_UDP ? ESTABLISHED : CONNECT_RESPONSE);
     return 0;
 }
@@ -198,40 +301,32 @@ int rdma_connect(struct cm_id *id, struct conn_param *param) {
 // Somebody asks at once.
 int rdma_listen(struct cm_id *listener, int backlog) {
     (void)backlog;
-    CHECK();
-    struct cm_id *id = calloc(1, sizeof *id);
-    *id = (struct cm_id){ .channel = listener->channel, .context = listener->context,
-        .port_space = listener->port_space, .port = 1 };
-    memcpy(id->source, listener->source, sizeof id->source);
-    struct sockaddr_in peer = { .sin_family = AF_INET, .sin_port = htons(5), .sin_addr.s_addr = htonl(0x0a000009) };
-    memcpy(id->destination, &peer, sizeof peer);
-    live++;
-    put(id, listener, CONNECT_REQUEST);
+    KNOWN(listener);
+    ask(listener);
     return 0;
 }
 
 int rdma_accept(struct cm_id *id, struct conn_param *param) {
     (void)param;
-    CHECK();
+    KNOWN(id);
     if (id->port_space != PS_UDP)
         put(id, NULL, ESTABLISHED);
     return 0;
 }
 
 int rdma_reject(struct cm_id *id, const void *data, uint8_t length) {
-    (void)id, (void)data, (void)length;
-    CHECK();
+    (void)data, (void)length;
+    KNOWN(id);
     return 0;
 }
 
 int rdma_establish(struct cm_id *id) {
-    (void)id;
-    CHECK();
+    KNOWN(id);
     return 0;
 }
 
 int rdma_disconnect(struct cm_id *id) {
-    CHECK();
+    KNOWN(id);
     if (!id->is_ended) {
         id->is_ended = true;
         put(id, NULL, DISCONNECTED);
@@ -241,26 +336,42 @@ int rdma_disconnect(struct cm_id *id) {
 }
 
 int rdma_notify(struct cm_id *id, unsigned event) {
-    (void)id, (void)event;
-    CHECK();
+    (void)event;
+    KNOWN(id);
     return 0;
 }
 
 int rdma_get_cm_event(struct cm_channel *channel, struct cm_event **event) {
     CHECK();
+    if (fails("no event")) {
+        *event = NULL;
+        errno = EAGAIN;
+        return 0;
+    }
     uint64_t one;
     if (read(channel->fd, &one, sizeof one) < 0)
         return -1;
     pthread_mutex_lock(&lock);
-    *event = first;
-    first = first->next;
-    if (!first)
-        last = &first;
+    struct cm_event **at = &first;
+    while ((*at)->channel != channel)
+        at = &(*at)->next;
+    *event = *at;
+    *at = (*at)->next;
+    if (!*at)
+        last = at;
+    struct cm_id *of = (*event)->listen_id ? (*event)->listen_id : (*event)->id;
+    if (of)
+        of->taken++;
     pthread_mutex_unlock(&lock);
     return 0;
 }
 
 int rdma_ack_cm_event(struct cm_event *event) {
+    struct cm_id *of = event->listen_id ? event->listen_id : event->id;
+    if (of) {
+        known(of, __func__);
+        of->taken--;
+    }
     free(event);
     live--;
     CHECK();
@@ -268,8 +379,7 @@ int rdma_ack_cm_event(struct cm_event *event) {
 }
 
 int rdma_init_qp_attr(struct cm_id *id, struct qp_attr *attr, int *mask) {
-    (void)id;
-    CHECK();
+    KNOWN(id);
     if (attr->qp_state == RTR) {
         attr->path_mtu = 3;
         attr->dest_qp_num = 99;
@@ -286,7 +396,7 @@ int rdma_init_qp_attr(struct cm_id *id, struct qp_attr *attr, int *mask) {
 }
 
 int rdma_set_option(struct cm_id *id, int level, int option, void *value, size_t length) {
-    (void)id, (void)level, (void)option, (void)value, (void)length;
-    CHECK();
+    (void)level, (void)option, (void)value, (void)length;
+    KNOWN(id);
     return 0;
 }

@@ -1,7 +1,8 @@
 //! A librdmacm that is built when a test asks for it: every step ends well at once, peers answer as they should, and somebody
-//! asks as soon as somebody listens. Each function can be let fail.
+//! asks as soon as somebody listens. Each function can be let fail, and any event be raised. A call with an identifier that does
+//! not exist, or that the real library would never return from, ends the process.
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_uint};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -76,7 +77,8 @@ impl RdmaCmStub {
         unsafe { live() }
     }
 
-    /// Lets the n-th call from now on of one of [`FUNCTIONS`] fail; 0: none.
+    /// Lets the n-th call from now on of one of [`FUNCTIONS`] fail; 0: none. `no event`: `rdma_get_cm_event` returns 0
+    /// and a null pointer.
     pub fn fail(&self, function: &str, nth: i32) {
         type Fail = unsafe extern "C" fn(*const c_char, c_int) -> c_int;
         let name = CString::new(function).unwrap();
@@ -84,6 +86,33 @@ impl RdmaCmStub {
         let fail = unsafe { self.library.get::<Fail>(b"stub_cm_fail") }.unwrap();
         // SAFETY: the name lives as long as the call.
         assert_eq!(unsafe { fail(name.as_ptr(), nth) }, 0, "there is no {function}");
+    }
+
+    /// Raises an event of any number and status, of the newest identifier but `nth`; below 0: of none. A request comes to a
+    /// listener.
+    pub fn raise(&self, nth: i32, kind: u32, status: i32) {
+        type Raise = unsafe extern "C" fn(c_int, c_uint, c_int) -> c_int;
+        // SAFETY: it has this type in `rdmacm_stub.c`.
+        let raise = unsafe { self.library.get::<Raise>(b"stub_cm_raise") }.unwrap();
+        // SAFETY: it takes numbers.
+        assert_eq!(unsafe { raise(nth, kind, status) }, 0, "there are no {nth} identifiers");
+    }
+
+    /// From now on no step that is asked for ends.
+    pub fn silence(&self, yes: bool) {
+        // SAFETY: it has this type in `rdmacm_stub.c`.
+        let silent = unsafe { self.library.get::<unsafe extern "C" fn(c_int)>(b"stub_cm_silent") }.unwrap();
+        // SAFETY: it takes a number.
+        unsafe { silent(yes.into()) };
+    }
+
+    /// How long the private data of events are from now on, and whether the pointer to them is null.
+    pub fn private_data(&self, length: Option<u8>, is_null: bool) {
+        type Set = unsafe extern "C" fn(c_int, c_int);
+        // SAFETY: it has this type in `rdmacm_stub.c`.
+        let set = unsafe { self.library.get::<Set>(b"stub_cm_private_data") }.unwrap();
+        // SAFETY: it takes numbers.
+        unsafe { set(length.map_or(-1, c_int::from), is_null.into()) };
     }
 }
 

@@ -324,6 +324,8 @@ impl Hardware {
             }
             Stage::Accepted => {
                 let qp = exchange.qp;
+                // The kernel rejects with the identifier what the peer may call established already.
+                cm.tell(id, CmEvent::Disconnected { id });
                 cm.exchanges.remove(id.0);
                 self.fail_qp(qp);
             }

@@ -37,15 +37,20 @@ impl Hardware {
     /// Takes the events of the connection manager, and gives up what nobody answers.
     #[cold]
     pub(in super::super) fn look_for_connections(&mut self) -> Result<(), Error> {
+        let taken = self.take_connection_events();
+        let now = self.now;
+        if let Some(cm) = &mut self.connections {
+            cm.give_up(now);
+        }
+        taken
+    }
+
+    fn take_connection_events(&mut self) -> Result<(), Error> {
         for _ in 0..EVENTS_AT_ONCE {
             let Some(cm) = &self.connections else { return Ok(()) };
             let Some(event) = cm.channel.event()? else { break };
             tracing::debug!(device = self.device.name(), "event of rdma_cm: {event:?}");
             self.take_connection_event(event);
-        }
-        let now = self.now;
-        if let Some(cm) = &mut self.connections {
-            cm.give_up(now);
         }
         Ok(())
     }
@@ -56,16 +61,18 @@ impl Hardware {
         }
         let Some(cm) = &mut self.connections else { return };
         let Some(id) = cm.id_of(event.tag) else { return };
-        let Some(exchange) = cm.exchanges.get_mut(id.0) else { return };
+        let Some(exchange) = cm.exchanges.get(id.0) else { return };
         let (stage, qp, peer) = (exchange.stage, exchange.qp, exchange.peer.ip());
+        let is_connected = matches!(stage, Stage::Established | Stage::Ending);
         match event.kind {
-            kind::ADDR_RESOLVED | kind::ROUTE_RESOLVED => {
-                if let Err(error) = self.go_on(id, stage) {
-                    tracing::warn!(device = self.device.name(), "connecting to {peer}: {error}");
-                    let errno = errno_of(&error);
-                    self.end_unreachable(id, Unreachable::NotResolved { peer, errno });
-                }
+            // Nothing but the end of timewait is new to a connection that is over.
+            kind::TIMEWAIT_EXIT | kind::DEVICE_REMOVAL if stage == Stage::Timewait => {
+                cm.tell(id, CmEvent::TimewaitExit { id });
+                cm.exchanges.remove(id.0);
             }
+            _ if stage == Stage::Timewait => {}
+            kind::ADDR_RESOLVED if stage == Stage::FindingAddress => self.go_on_or_end(id, stage),
+            kind::ROUTE_RESOLVED if stage == Stage::FindingRoute => self.go_on_or_end(id, stage),
             kind::CONNECT_RESPONSE => {
                 if let Err(error) = self.complete_connection(id, &event) {
                     tracing::warn!(device = self.device.name(), "connecting to {peer}: {error}");
@@ -75,51 +82,85 @@ impl Hardware {
                 }
             }
             kind::ESTABLISHED => match event.peer {
-                Some(found) => self.tell_service(id, found, &event.private_data),
+                Some(found) if stage == Stage::Asked => self.tell_service(id, found, &event.private_data),
+                Some(_) => {}
                 None => self.establish(id, qp),
             },
+            // The peer has given up before it heard that the connection is ready: the kernel goes on to timewait.
+            kind::REJECTED if is_connected => self.end_connection(id, qp),
             kind::REJECTED => self.end_refused(id, stage, qp, &event),
+            kind::ADDR_ERROR | kind::ROUTE_ERROR | kind::CONNECT_ERROR | kind::UNREACHABLE
+                if is_connected =>
+            {
+                self.end_connection(id, qp);
+                self.connections.as_mut().and_then(|cm| cm.exchanges.remove(id.0));
+            }
             // The status of a SIDR reply.
             kind::UNREACHABLE if event.status > 0 => self.end_refused(id, stage, qp, &event),
             kind::ADDR_ERROR | kind::ROUTE_ERROR | kind::CONNECT_ERROR | kind::UNREACHABLE => {
-                let unseen = stage == Stage::Requested && cm.forget_request(id);
-                if stage == Stage::Accepted {
-                    self.fail_qp(qp);
-                }
-                if unseen {
-                    self.connections.as_mut().and_then(|cm| cm.exchanges.remove(id.0));
-                } else {
-                    self.end_unreachable(id, unreachable(peer, &event));
-                }
+                self.end_attempt(id, stage, qp, unreachable(peer, &event));
             }
             kind::DISCONNECTED => {
-                exchange.stage = Stage::Timewait;
-                exchange.qp = None;
                 // Where the peer ends it, it waits for an answer.
                 if stage != Stage::Ending
                     && let Some(Err(error)) = exchange.card.as_ref().map(|card| card.disconnect())
                 {
                     tracing::debug!(device = self.device.name(), "the end of a connection: {error}");
                 }
-                cm.tell(id, CmEvent::Disconnected { id });
-                self.fail_qp(qp);
+                self.end_connection(id, qp);
             }
-            kind::TIMEWAIT_EXIT => {
-                cm.tell(id, CmEvent::TimewaitExit { id });
-                cm.exchanges.remove(id.0);
+            kind::TIMEWAIT_EXIT if is_connected || stage == Stage::Accepted => {
+                self.end_connection(id, qp);
+                if let Some(cm) = &mut self.connections {
+                    cm.tell(id, CmEvent::TimewaitExit { id });
+                    cm.exchanges.remove(id.0);
+                }
+            }
+            kind::DEVICE_REMOVAL if is_connected || stage == Stage::Accepted => {
+                self.end_connection(id, qp);
+                self.connections.as_mut().and_then(|cm| cm.exchanges.remove(id.0));
             }
             kind::DEVICE_REMOVAL => {
-                if matches!(stage, Stage::Established | Stage::Accepted | Stage::Ending) {
-                    cm.tell(id, CmEvent::Disconnected { id });
-                    cm.exchanges.remove(id.0);
-                    self.fail_qp(qp);
-                } else {
-                    self.end_unreachable(id, Unreachable::NotResolved { peer, errno: None });
-                }
+                self.end_attempt(id, stage, qp, Unreachable::NotResolved { peer, errno: None });
             }
             _ => {}
         }
         self.has_news = true;
+    }
+
+    /// The connection is over, and waits for the end of timewait.
+    fn end_connection(&mut self, id: CmId, qp: Option<Qp>) {
+        if let Some(cm) = &mut self.connections {
+            if let Some(exchange) = cm.exchanges.get_mut(id.0) {
+                exchange.stage = Stage::Timewait;
+                exchange.qp = None;
+            }
+            cm.tell(id, CmEvent::Disconnected { id });
+        }
+        self.fail_qp(qp);
+    }
+
+    /// An attempt of either end comes to nothing. Of a request that the application has not seen nothing is told.
+    fn end_attempt(&mut self, id: CmId, stage: Stage, qp: Option<Qp>, reason: Unreachable) {
+        if stage == Stage::Accepted {
+            self.fail_qp(qp);
+        }
+        let Some(cm) = &mut self.connections else { return };
+        if stage == Stage::Requested && cm.forget_request(id) {
+            cm.exchanges.remove(id.0);
+        } else {
+            self.end_unreachable(id, reason);
+        }
+    }
+
+    fn go_on_or_end(&mut self, id: CmId, stage: Stage) {
+        if let Err(error) = self.go_on(id, stage) {
+            let exchange = self.connections.as_ref().and_then(|cm| cm.exchanges.get(id.0));
+            let Some(peer) = exchange.map(|exchange| exchange.peer.ip()) else { return };
+            tracing::warn!(device = self.device.name(), "connecting to {peer}: {error}");
+            let errno = errno_of(&error);
+            self.end_unreachable(id, Unreachable::NotResolved { peer, errno });
+        }
     }
 
     /// The next step of an attempt or a search.
@@ -388,7 +429,7 @@ fn unreachable(peer: IpAddr, event: &ConnectionEvent) -> Unreachable {
     match event.kind {
         kind::UNREACHABLE => Unreachable::Silent { peer },
         _ if no_route.contains(&event.status) => Unreachable::NoRoute { peer },
-        _ => Unreachable::NotResolved { peer, errno: event.status.checked_neg() },
+        _ => Unreachable::NotResolved { peer, errno: event.status.checked_neg().filter(|errno| *errno > 0) },
     }
 }
 
