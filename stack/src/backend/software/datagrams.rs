@@ -30,7 +30,7 @@ impl Software {
         wc: &WorkCompletion,
         grh: &[u8; 40],
     ) -> Result<AddressVector, Error> {
-        let back = crate::engine::ah::reverse(&self.engine.port, grh)?;
+        let back = crate::engine::ah::reverse(&self.engine.port, grh, wc.vlan)?;
         Ok(AddressVector { mac: wc.source_mac, ..back })
     }
 
