@@ -384,6 +384,10 @@ impl PacketDriver for AfXdp {
         self.netlink.resolve(&interface, peer)
     }
 
+    fn resolve_in_vlan(&mut self, vlan: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        self.netlink.resolve_in_vlan(self.interface, vlan, peer)
+    }
+
     fn next_refusal(&mut self) -> Option<Refusal> {
         self.icmp.hear(self.now)
     }

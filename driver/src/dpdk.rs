@@ -440,6 +440,13 @@ impl PacketDriver for Dpdk {
         }
     }
 
+    fn resolve_in_vlan(&mut self, vlan: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        match &self.port.link {
+            NeighbourSource::Kernel { netlink, index } => lock(netlink).resolve_in_vlan(*index, vlan, peer),
+            NeighbourSource::Own(_) => Err(Error::no_vlans(self.capabilities())),
+        }
+    }
+
     fn next_refusal(&mut self) -> Option<Refusal> {
         self.refusals.pop_front()
     }

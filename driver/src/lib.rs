@@ -143,6 +143,16 @@ pub trait PacketDriver: Send {
     /// [`Error::NoRoute`] at once; [`Error::NoNeighbour`] as soon as it is known that nobody answers.
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error>;
 
+    /// As [`resolve`](PacketDriver::resolve), in a VLAN on the interface: whoever is asked is in it too.
+    ///
+    /// # Errors
+    /// As [`resolve`](PacketDriver::resolve); [`Error::NoVlan`] where the kernel is asked and has no interface of the
+    /// VLAN; [`Error::Unsupported`] for a driver that asks by itself, without a tag.
+    fn resolve_in_vlan(&mut self, vlan: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        let _ = (vlan, peer);
+        Err(Error::no_vlans(self.capabilities()))
+    }
+
     /// As [`resolve`](PacketDriver::resolve), for programs that have nothing else to do meanwhile: blocks until
     /// the next hop is found, for `timeout` at most.
     ///
@@ -445,6 +455,17 @@ pub enum Error {
         /// The interface.
         interface: String,
     },
+    /// The kernel has no interface of the VLAN, so nobody can be asked for a next hop in it.
+    #[error(
+        "'{interface}' has no VLAN {vlan}: `ip link add link {interface} name {interface}.{vlan} type vlan id {vlan}`, \
+         set it up and give it an address, or give the address vector the hardware address of the next hop"
+    )]
+    NoVlan {
+        /// The interface that the VLAN should be on.
+        interface: String,
+        /// The VLAN.
+        vlan: u16,
+    },
     /// The peer (or its gateway) does not answer ARP or neighbour discovery.
     #[error("{peer} does not answer {protocol} on '{interface}'")]
     NoNeighbour {
@@ -561,6 +582,12 @@ impl Error {
             *remedy = words(source);
         }
         self
+    }
+
+    /// The driver asks for next hops without a tag alone.
+    pub(crate) fn no_vlans(capabilities: &Capabilities) -> Error {
+        let what = "looking for a next hop in a VLAN (give the address vector its hardware address)";
+        Error::Unsupported { driver: capabilities.driver, what }
     }
 
     /// Nobody answers for `peer`, which is the next hop.

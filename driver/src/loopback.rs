@@ -229,6 +229,11 @@ impl PacketDriver for Loopback {
             .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
     }
 
+    /// All VLANs lead to the same ports.
+    fn resolve_in_vlan(&mut self, _: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        self.resolve(peer)
+    }
+
     fn stats(&self) -> Stats {
         Stats { rx_dropped: self.inbox.dropped.load(Ordering::Relaxed), ..self.stats }
     }

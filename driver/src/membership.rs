@@ -26,11 +26,6 @@ impl Membership {
         Membership { interface, address, v4, v6 }
     }
 
-    /// The interface's number.
-    pub fn interface(&self) -> u32 {
-        self.interface
-    }
-
     /// Joins a group.
     ///
     /// # Errors

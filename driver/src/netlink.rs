@@ -65,6 +65,8 @@ pub struct Interface {
     pub kind: Option<String>,
     /// The VLAN that it is the interface of.
     pub vlan: Option<u16>,
+    /// The index of the interface that it is made on: a VLAN's port, the peer of a veth.
+    pub link: Option<u32>,
     /// Its addresses with their prefix lengths, in the kernel's order.
     pub addresses: Vec<(IpAddr, u8)>,
     /// Receive queues in use.
@@ -239,12 +241,37 @@ impl Netlink {
         Ok(NextHop::Pending)
     }
 
+    /// As [`resolve`](Netlink::resolve), by the interface of a VLAN on the one of this index.
+    ///
+    /// # Errors
+    /// [`Error::NoVlan`]; as [`resolve`](Netlink::resolve).
+    pub fn resolve_in_vlan(&self, port: u32, vlan: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        let is_it = |own: &Interface| own.vlan == Some(vlan) && own.link == Some(port);
+        if let Some(looked) = self.look_again_on(is_it, peer) {
+            return looked;
+        }
+        let all = self.interfaces()?;
+        if let Some(interface) = all.iter().find(|own| is_it(own)) {
+            return self.resolve(interface, peer);
+        }
+        let name = all.into_iter().find(|own| own.index == port).map(|own| own.name);
+        Err(Error::NoVlan { interface: name.unwrap_or_else(|| format!("interface {port}")), vlan })
+    }
+
     /// What [`resolve`](Netlink::resolve) says of a peer that it has said to be pending; `None` of others. Reads
     /// one entry of the neighbour table, and neither routes nor interfaces.
     pub(crate) fn look_again(&self, interface: u32, peer: IpAddr) -> Option<Result<NextHop, Error>> {
+        self.look_again_on(|own| own.index == interface, peer)
+    }
+
+    fn look_again_on(
+        &self,
+        is_it: impl Fn(&Interface) -> bool,
+        peer: IpAddr,
+    ) -> Option<Result<NextHop, Error>> {
         let (mut sought, now) = (self.sought.borrow_mut(), Instant::now());
         sought.retain(|sought| now < sought.until + ABANDONED);
-        let at = sought.iter().position(|s| s.peer == peer && s.interface.index == interface)?;
+        let at = sought.iter().position(|s| s.peer == peer && is_it(&s.interface))?;
         let Sought { next_hop, interface, until, .. } = &sought[at];
         let looked = match self.neighbour(interface, *next_hop) {
             Ok(Neighbour::Fresh(mac) | Neighbour::Stale(mac)) => Ok(NextHop::Found(mac)),
@@ -388,6 +415,7 @@ fn parse_link(payload: &[u8]) -> Option<Interface> {
         loopback: flags & libc::IFF_LOOPBACK != 0,
         kind: None,
         vlan: None,
+        link: None,
         addresses: Vec::new(),
         rx_queues: 1,
         tx_queues: 1,
@@ -398,6 +426,7 @@ fn parse_link(payload: &[u8]) -> Option<Interface> {
         match kind {
             libc::IFLA_IFNAME => interface.name = string(value),
             libc::IFLA_ADDRESS => interface.mac = value.try_into().unwrap_or_default(),
+            libc::IFLA_LINK => interface.link = u32_at(value, 0),
             libc::IFLA_MTU => interface.mtu = u32_at(value, 0)?,
             libc::IFLA_NUM_RX_QUEUES => interface.rx_queues = u32_at(value, 0)?,
             libc::IFLA_NUM_TX_QUEUES => interface.tx_queues = u32_at(value, 0)?,

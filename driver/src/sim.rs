@@ -409,6 +409,11 @@ impl PacketDriver for SimPort {
             .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
     }
 
+    /// All VLANs lead to the same ports.
+    fn resolve_in_vlan(&mut self, _: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        self.resolve(peer)
+    }
+
     fn line_rate(&self) -> Option<u64> {
         lock(&self.network).rate()
     }

@@ -109,6 +109,7 @@ forwarded! {
         fn arm() -> Result<Armed<'_>, Error>;
         fn disarm() -> ();
         fn resolve(peer: IpAddr) -> Result<NextHop, Error>;
+        fn resolve_in_vlan(vlan: u16, peer: IpAddr) -> Result<NextHop, Error>;
         fn resolve_blocking(peer: IpAddr, timeout: Duration) -> Result<[u8; 6], Error>;
         fn next_refusal() -> Option<Refusal>;
         fn join(group: IpAddr) -> Result<(), Error>;

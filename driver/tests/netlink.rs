@@ -96,6 +96,10 @@ fn a_silent_or_unreachable_peer_is_named() {
         let error = a.resolve(peer.parse().unwrap()).unwrap_err();
         assert_eq!(error.to_string(), format!("no route to {peer} from 'veth0'"));
     }
+    // A peer of the link is not asked for without the tag (in a VLAN that there is: tools/tests/rxe/semantics.rs).
+    let error = a.resolve_in_vlan(7, "10.9.0.2".parse().unwrap()).unwrap_err();
+    assert!(matches!(&error, Error::NoVlan { interface, vlan: 7 } if interface == VETH), "{error}");
+    assert!(error.to_string().contains("ip link add link veth0 name veth0.7 type vlan id 7"), "{error}");
 }
 
 /// No call waits for a neighbour, whether it answers or not.

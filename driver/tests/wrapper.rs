@@ -82,6 +82,10 @@ impl PacketDriver for Noted {
         self.note("resolve");
         Ok(NextHop::Found([2, 0, 0, 0, 0, 2]))
     }
+    fn resolve_in_vlan(&mut self, vlan: u16, _: IpAddr) -> Result<NextHop, Error> {
+        self.note("resolve_in_vlan");
+        Ok(NextHop::Found([2, 0, 0, 0, 0, vlan as u8]))
+    }
     fn resolve_blocking(&mut self, _: IpAddr, _: Duration) -> Result<[u8; 6], Error> {
         self.note("resolve_blocking");
         Ok([2, 0, 0, 0, 0, 3])
@@ -142,6 +146,7 @@ fn call_everything(driver: &mut dyn PacketDriver, sink: &mut dyn FrameSink, sour
     assert!(driver.arm().unwrap().fd.is_none());
     driver.disarm();
     assert_eq!(driver.resolve(PEER).unwrap(), NextHop::Found([2, 0, 0, 0, 0, 2]));
+    assert_eq!(driver.resolve_in_vlan(7, PEER).unwrap(), NextHop::Found([2, 0, 0, 0, 0, 7]));
     assert_eq!(driver.resolve_blocking(PEER, Duration::ZERO).unwrap(), [2, 0, 0, 0, 0, 3]);
     assert!(driver.next_refusal().is_none());
     driver.join(PEER).unwrap();

@@ -25,8 +25,8 @@ mod unreachable;
 mod work_request;
 
 pub use access::Access;
-pub(crate) use address::may_be_on;
 pub use address::{AddressVector, GidEntry, Port};
+pub(crate) use address::{best_in_vlan, may_be_on};
 pub use attributes::{DeviceAttributes, QpAttributes, ReactionState, SrqAttributes};
 pub use completion::{Notify, WcOpcode, WcStatus, WorkCompletion};
 #[cfg(test)]

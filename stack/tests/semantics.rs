@@ -5,17 +5,20 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
-use ferroce::driver::loopback;
+use std::net::IpAddr;
+
+use ferroce::driver::loopback::{self, Loopback};
 use ferroce::driver::rnic::Verbs;
-use ferroce::{Config, Context, RnicPort};
+use ferroce::driver::{Error, NextHop, PacketDriver, Wrapper};
+use ferroce::{Config, Context, Gid, GidEntry, RnicPort};
 use ferroce_driver_test_support::rnic_stub::Stub;
-use ferroce_test_support::semantics::{self, Kind, Pair};
+use ferroce_test_support::semantics::{self, Kind, Pair, VLAN};
 
 fn run(contexts: [Context; 2], kinds: [Kind; 2]) {
     let only = std::env::var("FERROCE_CASE").ok();
     let mut pair = Pair::new(contexts).unwrap();
     // The stub has one address.
-    assert!(pair.has_ipv6() || kinds.contains(&Kind::Stub));
+    assert!(pair.has_ipv6() && pair.has_vlan() || kinds.contains(&Kind::Stub));
     let (table, wrong) = semantics::run(&mut pair, kinds, only.as_deref());
     println!("{kinds:?}\n{table}");
     assert_eq!(wrong, 0, "{table}");
@@ -27,8 +30,42 @@ fn software_to_software() {
         &[[10, 0, 0, 1].into(), [0xfd77, 0, 0, 0, 0, 0, 0, 1].into()],
         &[[10, 0, 0, 2].into(), [0xfd77, 0, 0, 0, 0, 0, 0, 2].into()],
     );
-    let contexts = [a, b].map(|port| Context::open(Box::new(port), &Config::default()).unwrap());
+    let macs = [&a, &b].map(|port| port.capabilities().mac);
+    let contexts = [(a, 1, macs[1]), (b, 2, macs[0])].map(|(port, host, peer)| {
+        let port = InVlan { port, peer };
+        let mut context = Context::open(Box::new(port), &Config::default()).unwrap();
+        context.add_gid(GidEntry::new(in_vlan(host)).vlan(VLAN)).unwrap();
+        context
+    });
     run(contexts, [Kind::Software; 2]);
+}
+
+/// A port that has a way to its peer in a VLAN.
+struct InVlan {
+    port: Loopback,
+    peer: [u8; 6],
+}
+
+impl Wrapper for InVlan {
+    type Inner = Loopback;
+
+    fn inner(&self) -> &Loopback {
+        &self.port
+    }
+
+    fn inner_mut(&mut self) -> &mut Loopback {
+        &mut self.port
+    }
+
+    fn resolve_in_vlan(&mut self, vlan: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        let is_there = vlan == VLAN && [1, 2].map(|host| in_vlan(host).to_ip()).contains(&peer);
+        let no_route = || Error::NoRoute { peer, interface: format!("VLAN {vlan}") };
+        is_there.then_some(NextHop::Found(self.peer)).ok_or_else(no_route)
+    }
+}
+
+fn in_vlan(host: u8) -> Gid {
+    Gid::from_ipv4([10, 0, 7, host].into())
 }
 
 /// The libibverbs of the tests: two contexts on one device, which carries out at once what is posted.

@@ -1,6 +1,7 @@
 //! UC, UD and what an update changes, by the scripted peer: beyond the conformance cases.
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use ferroce::wire::{Opcode, Packet, VlanTag};
@@ -52,6 +53,27 @@ fn packets_of_another_vlan_are_dropped() {
                 peer.expect_dropped(frame, Counter::RxWrongAddress);
             }
         }
+    }
+}
+
+/// A datagram to an address that several VLANs have is answered on the one that it came by; where none is told, without a
+/// tag.
+#[test]
+fn a_datagram_is_answered_on_its_vlan() {
+    let mut peer = Peer::with(Setup::of(QpType::Ud));
+    let gid = peer.address.destination;
+    let rows = [100, 200].map(|vlan| peer.context.add_gid(GidEntry::new(gid).vlan(vlan)).unwrap());
+    // A tag with VLAN 0 has a priority alone.
+    for (tag, row) in [(Some(200), rows[1]), (Some(100), rows[0]), (Some(0), 0), (None, 0)] {
+        let mr = peer.post_recv(1, 64);
+        peer.address.vlan = tag.map(|id| VlanTag { id, priority: 3 });
+        peer.inject(message(QpType::Ud, RQ));
+        let wc = peer.expect_wc(1, WcStatus::Success);
+        assert_eq!(wc.vlan.map(NonZeroU16::get), tag.filter(|id| *id != 0));
+        let mut header = [0; 40];
+        peer.context.read(mr, 0, &mut header).unwrap();
+        let back = peer.context.address_from_wc(&wc, &header).unwrap();
+        assert_eq!(back.sgid_index, row, "{tag:?}");
     }
 }
 

@@ -126,6 +126,7 @@ mod tests {
             loopback: false,
             kind: None,
             vlan: None,
+            link: None,
             addresses: Vec::new(),
             rx_queues: queues,
             tx_queues: queues,

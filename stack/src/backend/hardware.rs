@@ -51,7 +51,7 @@ pub(crate) struct Hardware {
     qps: Slab<HardwareQp>,
     cqs: Slab<HardwareCq>,
     srqs: Slab<HardwareSrq>,
-    named: Named,
+    named: NamedObjects,
     pds: Slab<ProtectionDomain>,
     /// Queue pairs by their numbers.
     numbers: HashMap<u32, Handle>,
@@ -102,7 +102,7 @@ pub(crate) struct Hardware {
 }
 
 /// What work requests name.
-struct Named {
+struct NamedObjects {
     ahs: Slab<HardwareAh>,
     /// They go before the regions, which are busy while a window is bound to them.
     mws: Slab<HardwareWindow>,
@@ -178,7 +178,7 @@ impl Hardware {
             qps: Slab::new(config.max_qps, generation),
             cqs: Slab::new(config.max_cqs, generation),
             srqs: Slab::new(config.max_srqs, generation),
-            named: Named {
+            named: NamedObjects {
                 ahs: Slab::new(config.max_ahs, generation),
                 mws: Slab::new(config.max_mws, generation),
                 mrs: Slab::new(config.max_mrs, generation),

@@ -24,7 +24,8 @@ impl Context {
     /// The way back to the sender of a datagram, from its completion and the first 40 bytes of its
     /// receive. The answer goes to the hardware address that the datagram came from, so an address handle
     /// for it is made without asking anybody. It has the DSCP of the datagram, and ECN 0: the mark of a switch is of the
-    /// packet that came.
+    /// packet that came. Of several rows of the GID table with one address it names that of the completion's
+    /// [`vlan`](WorkCompletion::vlan); where that is not told, one without a VLAN, or the first.
     ///
     /// # Errors
     /// [`Error::Invalid`] if they are no network header, or were sent to no GID of this port.

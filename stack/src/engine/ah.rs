@@ -1,7 +1,9 @@
+use std::num::NonZeroU16;
+
 use ferroce_wire::{Ecn, Gid, MacAddr, Network, NetworkHeader, PathHeader, Qpn, source_port};
 
 use crate::engine::scheduler::Ticket;
-use crate::verbs::{AddressVector, Error, Pd, Port, Unreachable};
+use crate::verbs::{AddressVector, Error, Pd, Port, Unreachable, best_in_vlan};
 
 /// What is known of a next hop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,17 +71,23 @@ impl AddressHandle {
 }
 
 /// The way back to where a datagram came from, by the first 40 bytes of its receive.
-pub(crate) fn reverse(port: &Port, area: &[u8; 40]) -> Result<AddressVector, Error> {
+pub(crate) fn reverse(
+    port: &Port,
+    area: &[u8; 40],
+    vlan: Option<NonZeroU16>,
+) -> Result<AddressVector, Error> {
     let Some(network) = Network::of_grh_area(area) else {
         let start = format_args!("{:02x?}...", &area[..4]);
         return Err(Error::invalid("grh", start, "40 bytes from the start of a UD receive"));
     };
     let roce_v1 = network.header == NetworkHeader::Grh;
     // A datagram to a group is answered from an address of the same kind as the sender's.
-    let own = match network.destination.is_multicast() {
-        true => port.index_of_kind(network.source, roce_v1),
-        false => port.gids.iter().position(|e| e.gid == network.destination && e.roce_v1 == roce_v1),
-    };
+    let own = best_in_vlan(vlan.map(NonZeroU16::get), |is_on| match network.destination.is_multicast() {
+        true => port.index_of_kind(network.source, |entry| entry.roce_v1 == roce_v1 && is_on(entry.vlan)),
+        false => port.gids.iter().position(|entry| {
+            entry.gid == network.destination && entry.roce_v1 == roce_v1 && is_on(entry.vlan)
+        }),
+    });
     let Some(sgid_index) = own else {
         let expected = format!("to a GID of '{}'", port.interface);
         return Err(Error::invalid("grh", network.destination, expected));

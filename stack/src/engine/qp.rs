@@ -474,6 +474,7 @@ impl QueuePair {
             qpn: self.qpn,
             src_qpn: self.connection.as_ref().map(|c| c.dest_qpn).unwrap_or_default(),
             source_mac: None,
+            vlan: None,
         }
     }
 

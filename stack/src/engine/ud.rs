@@ -1,5 +1,7 @@
 //! Unreliable datagrams (docs/protocol.md §6): messages of one packet, each with its own destination.
 
+use std::num::NonZeroU16;
+
 use ferroce_wire::{Bth, Deth, Ecn, ImmDt, NetworkHeader, Opcode, Packet};
 
 use crate::engine::ah::Hop;
@@ -119,7 +121,8 @@ impl QueuePair {
         let plain = self.completion(0, WcStatus::Success, WcOpcode::Recv);
         let (byte_len, src_qpn) = (length as u32, deth.source_qpn());
         let source_mac = packet.source_mac().and(Some(way_back));
-        let wc = WorkCompletion { byte_len, grh: true, src_qpn, source_mac, ..plain };
+        let vlan = packet.vlan().and_then(NonZeroU16::new);
+        let wc = WorkCompletion { byte_len, grh: true, src_qpn, source_mac, vlan, ..plain };
         self.complete_receive(shared, packet, wc);
         Ok(())
     }

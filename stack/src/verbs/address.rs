@@ -96,7 +96,7 @@ impl Port {
     /// The index of the first RoCE v2 GID of the same kind as `peer`: IPv4, link-local or other
     /// IPv6. Where the port has no IPv6 address of that kind, it is one of the other.
     pub fn gid_index_for(&self, peer: Gid) -> Option<usize> {
-        self.index_of_kind(peer, false)
+        self.index_of_kind(peer, |entry| !entry.roce_v1)
     }
 
     /// The GID that a peer is asked from by the connection manager.
@@ -121,10 +121,10 @@ impl Port {
         }
     }
 
-    /// As [`gid_index_for`](Port::gid_index_for), of RoCE v1 or v2.
-    pub(crate) fn index_of_kind(&self, peer: Gid, roce_v1: bool) -> Option<usize> {
+    /// As [`gid_index_for`](Port::gid_index_for), of these rows.
+    pub(crate) fn index_of_kind(&self, peer: Gid, is_one: impl Fn(&GidEntry) -> bool) -> Option<usize> {
         let kind = |gid: Gid| (gid.is_ipv6(), gid.is_link_local());
-        let fits = |of: &GidEntry| of.gid.is_ipv6() == peer.is_ipv6() && of.roce_v1 == roce_v1;
+        let fits = |of: &GidEntry| of.gid.is_ipv6() == peer.is_ipv6() && is_one(of);
         let fitting = || self.gids.iter().enumerate().filter(|(_, entry)| fits(entry));
         let best = fitting().find(|(_, entry)| kind(entry.gid) == kind(peer)).or_else(|| fitting().next());
         best.map(|(index, _)| index)
@@ -155,10 +155,9 @@ impl Port {
     /// The index of the RoCE v2 GID that a packet was sent to; of its VLAN, where several VLANs have it.
     pub(crate) fn index_of_destination(&self, packet: &Packet<'_>) -> Option<usize> {
         let (destination, vlan) = (packet.network().destination, packet.vlan());
-        let find = |is_on: &dyn Fn(Option<u16>) -> bool| {
+        best_in_vlan(vlan, |is_on| {
             self.gids.iter().position(|e| e.gid == destination && !e.roce_v1 && is_on(e.vlan))
-        };
-        find(&|own| own == vlan).or_else(|| find(&|own| may_be_on(packet, own)))
+        })
     }
 
     /// The largest path MTU over IPv6 (`true`) or IPv4.
@@ -172,6 +171,14 @@ impl Port {
 #[inline]
 pub(crate) fn may_be_on(packet: &Packet<'_>, vlan: Option<u16>) -> bool {
     vlan.zip(packet.vlan()).is_none_or(|(vlan, tag)| tag == vlan)
+}
+
+/// What is found for a frame with this tag: of its VLAN, or else what [may be on it](may_be_on).
+pub(crate) fn best_in_vlan(
+    tag: Option<u16>,
+    find: impl Fn(&dyn Fn(Option<u16>) -> bool) -> Option<usize>,
+) -> Option<usize> {
+    find(&|own| own == tag).or_else(|| find(&|own| own.zip(tag).is_none_or(|(own, tag)| own == tag)))
 }
 
 /// The way to a peer.

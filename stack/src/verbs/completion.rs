@@ -1,3 +1,5 @@
+use std::num::NonZeroU16;
+
 use ferroce_wire::{MacAddr, Qpn, RKey};
 
 use crate::verbs::Qp;
@@ -72,6 +74,9 @@ pub struct WorkCompletion {
     pub src_qpn: Qpn,
     /// The hardware address that a datagram came from; `None` for all else, and over a socket.
     pub source_mac: Option<MacAddr>,
+    /// The VLAN in the tag that a datagram came with. `None` for all else, and where the tag was taken off on the way:
+    /// by a card, which does not tell it, or by the interface of a packet driver.
+    pub vlan: Option<NonZeroU16>,
 }
 
 impl WorkCompletion {
@@ -88,6 +93,7 @@ impl WorkCompletion {
         qpn: Qpn::new(0),
         src_qpn: Qpn::new(0),
         source_mac: None,
+        vlan: None,
     };
 }
 

@@ -165,6 +165,10 @@ impl PacketDriver for CablePort {
         Ok(driver::NextHop::Found(PEER_MAC.0))
     }
 
+    fn resolve_in_vlan(&mut self, _: u16, peer: IpAddr) -> Result<driver::NextHop, driver::Error> {
+        self.resolve(peer)
+    }
+
     fn stats(&self) -> Stats {
         Stats::default()
     }

@@ -19,7 +19,7 @@ use std::error::Error;
 use std::fmt::Write;
 use std::time::Duration;
 
-pub use pair::{End, Pair};
+pub use pair::{End, Pair, VLAN};
 
 /// How a case ends: well, or with what was otherwise than it should be.
 pub type Outcome = Result<(), Box<dyn Error>>;
@@ -210,6 +210,10 @@ pub fn run(pair: &mut Pair, kinds: [Kind; 2], only: Option<&str>) -> (String, us
         let known = DIFFERENCES.iter().find(|difference| difference.shows(case, kinds));
         if !pair.has_ipv6() && case.name.starts_with("IPv6: ") {
             let _ = writeln!(table, "{:<58} not run: the two have no IPv6 addresses", case.name);
+            continue;
+        }
+        if !pair.has_vlan() && case.name.starts_with("VLAN: ") {
+            let _ = writeln!(table, "{:<58} not run: the two have no VLAN", case.name);
             continue;
         }
         // What will not come is not waited for long.

@@ -8,6 +8,7 @@
 mod effect;
 
 use std::collections::VecDeque;
+use std::num::NonZeroU16;
 use std::time::Duration;
 
 use ferroce::wire::{Extension, Nak, Opcode, Operation, Packet, Position, Syndrome};
@@ -392,6 +393,7 @@ impl Target {
             (wc.qp, wc.qpn) = (self.live.qp, self.live.qpn);
             wc.src_qpn = packet.deth().map_or(PEER_QPN, |deth| deth.source_qpn());
             wc.source_mac = packet.deth().and(packet.source_mac());
+            wc.vlan = packet.deth().and(packet.vlan()).and_then(NonZeroU16::new);
             self.completions.push_back(wc);
         }
         if let Some(answer) = effect.answer {

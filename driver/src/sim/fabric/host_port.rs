@@ -145,6 +145,11 @@ impl PacketDriver for HostPort {
             .ok_or_else(|| Error::NoRoute { peer, interface: self.capabilities.interface.clone() })
     }
 
+    /// All VLANs lead to the same ports.
+    fn resolve_in_vlan(&mut self, _: u16, peer: IpAddr) -> Result<NextHop, Error> {
+        self.resolve(peer)
+    }
+
     fn stats(&self) -> Stats {
         let rx_dropped = lock(&self.simulation).hosts[self.host as usize].rx_dropped;
         Stats { rx_dropped, ..self.stats }

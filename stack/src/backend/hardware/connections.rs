@@ -88,17 +88,11 @@ impl Hardware {
             self.only_partition(index)?;
         }
         let asked = address.ip().to_canonical();
-        let own = self.port.gids.iter().filter(|entry| !entry.roce_v1).map(|entry| entry.gid.to_ip());
-        let mut addresses: Vec<IpAddr> = own.map(|ip| ip.to_canonical()).collect();
-        addresses.dedup();
-        if !asked.is_unspecified() {
-            addresses.retain(|ip| *ip == asked);
-        }
+        let addresses = self.addresses(|ip| asked.is_unspecified() || ip == asked);
         if addresses.is_empty() {
             let expected = format!("an address of '{}', or 0.0.0.0 for all", self.capabilities.interface);
             return Err(Error::invalid("address", address, expected));
         }
-        let scope = self.membership.interface();
         let cm = self.cm()?;
         let address = SocketAddr::new(
             if asked.is_unspecified() { std::net::Ipv4Addr::UNSPECIFIED.into() } else { asked },
@@ -113,9 +107,9 @@ impl Hardware {
         let cards = Vec::new();
         let listener = CardListener { space, address, config: *config, cards };
         let handle = cm.listeners.insert_with(|_| listener).ok_or(full)?;
-        let listen = |ip: &IpAddr| {
+        let listen = |(ip, scope): &(IpAddr, u32)| {
             let id = ConnectionId::new(&cm.channel, LISTENER | tag(handle), space == PortSpace::Udp)?;
-            id.listen(SocketAddr::new(*ip, address.port()), scope, config.backlog.max(1))?;
+            id.listen(SocketAddr::new(*ip, address.port()), *scope, config.backlog.max(1))?;
             Ok(id)
         };
         match addresses.iter().map(listen).collect::<Result<Vec<_>, Error>>() {
@@ -130,6 +124,20 @@ impl Hardware {
             }
         }
         Ok(Listener(handle))
+    }
+
+    /// The addresses that the port has now and that are wanted, each with its interface if it is of a link alone: the interfaces of VLANs
+    /// have one link-local address, and others may be set on several.
+    fn addresses(&self, is_wanted: impl Fn(IpAddr) -> bool) -> Vec<(IpAddr, u32)> {
+        let mut addresses = Vec::new();
+        for (entry, row) in self.port.gids.iter().zip(&self.gid_rows.rows) {
+            let ip = entry.gid.to_ip().to_canonical();
+            let address = (ip, if entry.gid.is_link_local() { row.interface } else { 0 });
+            if row.is_there && !entry.roce_v1 && is_wanted(ip) && !addresses.contains(&address) {
+                addresses.push(address);
+            }
+        }
+        addresses
     }
 
     pub(crate) fn unlisten(&mut self, listener: Listener) -> Result<(), Error> {
@@ -173,14 +181,15 @@ impl Hardware {
         parameters: &ConnectionParameters<'_>,
         qp: Option<Qp>,
     ) -> Result<CmId, Error> {
-        let source = self.port.gids[self.port.source_for(to)?].gid.to_ip().to_canonical();
+        let index = self.port.source_for(to)?;
+        let source = self.port.gids[index].gid.to_ip().to_canonical();
+        let scope = self.gid_rows.rows.get(index).map_or(0, |row| row.interface);
         if let Some(index) = parameters.pkey_index {
             self.only_partition(index)?;
         }
         if let Some(path_mtu) = parameters.path_mtu {
             self.only_path_mtu(path_mtu, to.ip())?;
         }
-        let scope = self.membership.interface();
         let cm = self.cm()?;
         parameters.channel.map_or(Ok(()), |channel| cm.events.check(channel))?;
         cm.events.check_room(parameters.channel)?;

@@ -21,8 +21,12 @@ impl Hardware {
         self.named.ahs.insert_with(|_| HardwareAh { card, pd }).map(Ah).ok_or(full)
     }
 
-    pub(crate) fn address_from_wc(&self, _: &WorkCompletion, grh: &[u8; 40]) -> Result<AddressVector, Error> {
-        crate::engine::ah::reverse(&self.port, grh)
+    pub(crate) fn address_from_wc(
+        &self,
+        wc: &WorkCompletion,
+        grh: &[u8; 40],
+    ) -> Result<AddressVector, Error> {
+        crate::engine::ah::reverse(&self.port, grh, wc.vlan)
     }
 
     pub(crate) fn destroy_ah(&mut self, ah: Ah) -> Result<(), Error> {

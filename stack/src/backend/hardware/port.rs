@@ -34,10 +34,20 @@ pub struct RnicPort {
 #[derive(Debug)]
 pub(super) struct GidRows {
     /// The row of each entry of ours.
-    pub(super) rows: Vec<u8>,
+    pub(super) rows: Vec<GidRow>,
     /// The only one that is wanted.
     only: Option<u8>,
     roce_v1: bool,
+}
+
+/// A row of the card's GID table.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct GidRow {
+    pub(super) index: u8,
+    /// The interface that has the address: the card's, or that of a VLAN on it; 0 where the kernel tells none.
+    pub(super) interface: u32,
+    /// The kernel has not taken it out of the table.
+    pub(super) is_there: bool,
 }
 
 impl RnicPort {
@@ -184,15 +194,15 @@ fn table(
 }
 
 /// The GIDs of a port with their rows, or one alone: RoCE v2 first, as in software.
-fn gids(port: &CardPort, only: Option<u8>, interfaces: &[Interface]) -> Vec<(u8, GidEntry)> {
+fn gids(port: &CardPort, only: Option<u8>, interfaces: &[Interface]) -> Vec<(GidRow, GidEntry)> {
     let mut found = Vec::new();
     for kind in [RnicGidKind::RoceV2, RnicGidKind::RoceV1] {
         for gid in port.gids.iter().filter(|gid| gid.kind == kind) {
-            let Ok(row) = u8::try_from(gid.index) else { continue };
+            let Ok(index) = u8::try_from(gid.index) else { continue };
             let vlan = interface_of(gid, interfaces).and_then(|interface| interface.vlan);
-            if only.is_none_or(|only| only == row) {
-                found
-                    .push((row, GidEntry::new(Gid(gid.gid)).roce_v1(kind == RnicGidKind::RoceV1).vlan(vlan)));
+            if only.is_none_or(|only| only == index) {
+                let entry = GidEntry::new(Gid(gid.gid)).roce_v1(kind == RnicGidKind::RoceV1).vlan(vlan);
+                found.push((GidRow { index, interface: gid.interface.unwrap_or(0), is_there: true }, entry));
             }
         }
     }
@@ -258,9 +268,13 @@ impl Hardware {
         };
         let interfaces = Netlink::open()?.interfaces()?;
         let GidRows { rows, only, roce_v1 } = &mut self.gid_rows;
-        for (row, entry) in gids(port, *only, &interfaces) {
-            match rows.iter().position(|own| *own == row) {
-                Some(place) => self.port.gids[place] = entry,
+        let found = gids(port, *only, &interfaces);
+        for row in rows.iter_mut() {
+            row.is_there = found.iter().any(|(there, _)| there.index == row.index);
+        }
+        for (row, entry) in found {
+            match rows.iter().position(|own| own.index == row.index) {
+                Some(place) => (rows[place], self.port.gids[place]) = (row, entry),
                 None if entry.roce_v1 && !*roce_v1 => {}
                 None => {
                     rows.push(row);

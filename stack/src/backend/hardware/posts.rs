@@ -9,7 +9,7 @@ use ferroce_wire::RKey;
 use super::memory::{HardwareRegion, WindowBinding, remote_rights};
 use super::queue_pairs::HardwareQp;
 use super::work::{CHUNK, PieceRoom, Regions, SGES, WindowWork, Work};
-use super::{Hardware, HardwareSrq, Named};
+use super::{Hardware, HardwareSrq, NamedObjects};
 use crate::engine::kind::Kind;
 use crate::engine::mr::invalid;
 use crate::engine::mw::check_rights;
@@ -81,7 +81,7 @@ impl Hardware {
     fn send_queue(
         &mut self,
         qp: Qp,
-    ) -> Result<(&mut HardwareQp, &Named, &DeviceAttributes, &mut PieceRoom), Error> {
+    ) -> Result<(&mut HardwareQp, &NamedObjects, &DeviceAttributes, &mut PieceRoom), Error> {
         // A device that is gone has no queue pair in RTS.
         let is_ready = self.qps.get(qp.0).is_some_and(|queue_pair| queue_pair.state == QpState::Rts);
         if !is_ready && self.is_gone {
@@ -145,7 +145,7 @@ fn not_one(source: Error) -> PostError {
     PostError { posted: 0, source }
 }
 
-impl Named {
+impl NamedObjects {
     /// Checks a work request, keeps it in the send queue, and gives it on as the card takes it.
     #[inline(always)]
     fn keep<'a>(

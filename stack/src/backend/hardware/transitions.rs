@@ -165,7 +165,7 @@ impl Hardware {
         };
         Ok(Address {
             gid: address.gid.0,
-            sgid_index: *row,
+            sgid_index: row.index,
             flow_label: address.flow_label,
             hop_limit: address.hop_limit,
             traffic_class: address.traffic_class,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use ferroce_wire::{Gid, PKey, PathMtu, Qpn};
 
 use super::Software;
-use super::next_hops::Seeker;
+use super::next_hops::{Seeker, Wanted};
 use crate::cm::{
     CmChannel, CmEvent, CmId, ConnectionManager, ConnectionParameters, ListenConfig, Listener, PortSpace,
     REJ_PRIVATE, REP_PRIVATE, REQ_PRIVATE, SIDR_REP_PRIVATE, SIDR_REQ_PRIVATE, Verbs, being_set_up,
@@ -58,7 +58,8 @@ impl Software {
         };
         let (cm, mut verbs) = self.engine.cm()?;
         let id = cm.connect(named, to, (address, hop), path_mtu, parameters, &mut verbs)?;
-        self.engine.next_hops.tell(to.ip().to_canonical(), hop, Seeker::Connection(id));
+        let wanted = Wanted::of(&address, &self.engine.port);
+        self.engine.next_hops.tell(wanted, hop, Seeker::Connection(id));
         Ok(id)
     }
 
@@ -115,7 +116,8 @@ impl Software {
         let (address, hop) = self.way_to(to, parameters)?;
         let (cm, mut verbs) = self.engine.cm()?;
         let id = cm.resolve(to, (address, hop), parameters, &mut verbs)?;
-        self.engine.next_hops.tell(to.ip().to_canonical(), hop, Seeker::Connection(id));
+        let wanted = Wanted::of(&address, &self.engine.port);
+        self.engine.next_hops.tell(wanted, hop, Seeker::Connection(id));
         Ok(id)
     }
 
@@ -187,9 +189,10 @@ impl Software {
     ) -> Result<(AddressVector, Hop), Error> {
         let gid = Gid::from(to.ip().to_canonical());
         let index = self.engine.port.source_for(to)?;
-        let hop = self.engine.next_hop(&mut *self.driver, gid.to_ip())?;
+        let address = AddressVector::new(gid, index);
+        let wanted = Wanted::of(&address, &self.engine.port);
+        let hop = self.engine.next_hop(&mut *self.driver, wanted)?;
         let mac = if let Hop::Found(mac) = hop { Some(mac) } else { None };
-        let traffic_class = parameters.traffic_class.unwrap_or(0);
-        Ok((AddressVector { mac, traffic_class, ..AddressVector::new(gid, index) }, hop))
+        Ok((address.mac(mac).traffic_class(parameters.traffic_class.unwrap_or(0)), hop))
     }
 }

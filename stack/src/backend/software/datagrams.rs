@@ -3,7 +3,7 @@
 use ferroce_wire::{Encapsulation, Gid, PathMtu, Qpn, Service};
 
 use super::Software;
-use super::next_hops::Seeker;
+use super::next_hops::{Seeker, Wanted};
 use crate::engine::ah::AddressHandle;
 use crate::verbs::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
 
@@ -20,7 +20,8 @@ impl Software {
         let full = Error::Exhausted { kind: "AH", limit: ahs.capacity(), setting: "max_ahs" };
         let new = AddressHandle::new(pd, address, (header, hop), source_port, max_payload);
         let ah = ahs.insert_with(|_| new).map(Ah).ok_or(full)?;
-        self.engine.next_hops.tell(address.gid.to_ip(), hop, Seeker::Ah(ah));
+        let wanted = Wanted::of(address, &self.engine.port);
+        self.engine.next_hops.tell(wanted, hop, Seeker::Ah(ah));
         Ok(ah)
     }
 
@@ -29,7 +30,7 @@ impl Software {
         wc: &WorkCompletion,
         grh: &[u8; 40],
     ) -> Result<AddressVector, Error> {
-        let back = crate::engine::ah::reverse(&self.engine.port, grh)?;
+        let back = crate::engine::ah::reverse(&self.engine.port, grh, wc.vlan)?;
         Ok(AddressVector { mac: wc.source_mac, ..back })
     }
 

@@ -14,7 +14,7 @@ use super::engine::Engine;
 use crate::cm::CmId;
 use crate::engine::ah::Hop;
 use crate::engine::scheduler::Ticket;
-use crate::verbs::{Ah, Error, Event, EventSource, Qp, Unreachable};
+use crate::verbs::{AddressVector, Ah, Error, Event, EventSource, Port, Qp, Unreachable};
 
 /// How often a driver is asked for one next hop, while there are few.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
@@ -45,6 +45,28 @@ impl Seeker {
             Seeker::Qp(qp) => (0, qp.0.index),
             Seeker::Ah(ah) => (1, ah.0.index),
             Seeker::Connection(id) => (2, id.0.index),
+        }
+    }
+}
+
+/// A peer, and the VLAN in which the next hop to it is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Wanted {
+    peer: IpAddr,
+    vlan: Option<u16>,
+}
+
+impl Wanted {
+    /// The peer of an address vector, in the VLAN of its source.
+    pub(crate) fn of(address: &AddressVector, port: &Port) -> Wanted {
+        let vlan = port.gids.get(address.sgid_index).and_then(|source| source.vlan);
+        Wanted { peer: address.gid.to_ip(), vlan }
+    }
+
+    fn ask(self, driver: &mut dyn PacketDriver) -> Result<NextHop, ferroce_driver::Error> {
+        match self.vlan {
+            Some(vlan) => driver.resolve_in_vlan(vlan, self.peer),
+            None => driver.resolve(self.peer),
         }
     }
 }
@@ -103,14 +125,14 @@ impl Sought {
     }
 }
 
-/// All that are being looked for, by peer. A search for which nobody waits any more is noticed when its turn comes, when
+/// All that are being looked for, by peer and VLAN. A search for which nobody waits any more is noticed when its turn comes, when
 /// there are too many, or when somebody else begins to wait for the same peer. It costs the driver nothing.
 pub(crate) struct NextHops {
-    sought: BTreeMap<IpAddr, Sought>,
+    sought: BTreeMap<Wanted, Sought>,
     /// So many before those that nobody waits for are looked for.
     room: usize,
     /// Whose turn was the last.
-    last: IpAddr,
+    last: Wanted,
     next_look: Nanos,
 }
 
@@ -119,7 +141,7 @@ impl NextHops {
         NextHops {
             sought: BTreeMap::new(),
             room: ROOM,
-            last: Ipv4Addr::UNSPECIFIED.into(),
+            last: Wanted { peer: Ipv4Addr::UNSPECIFIED.into(), vlan: None },
             next_look: Nanos::NEVER,
         }
     }
@@ -134,17 +156,17 @@ impl NextHops {
         (!self.sought.is_empty()).then_some(self.next_look)
     }
 
-    /// Tells `seeker` too what comes of the search for `peer`, if that is what it waits for.
-    pub(crate) fn tell(&mut self, peer: IpAddr, hop: Hop, seeker: Seeker) {
+    /// Tells `seeker` too what comes of the search for `wanted`, if that is what it waits for.
+    pub(crate) fn tell(&mut self, wanted: Wanted, hop: Hop, seeker: Seeker) {
         if hop.ticket().is_some()
-            && let Some(sought) = self.sought.get_mut(&peer)
+            && let Some(sought) = self.sought.get_mut(&wanted)
         {
             sought.add(seeker);
         }
     }
 
     /// The search whose turn it is, taken out.
-    fn take_next(&mut self) -> Option<(IpAddr, Sought)> {
+    fn take_next(&mut self) -> Option<(Wanted, Sought)> {
         let behind = self.sought.range((Bound::Excluded(self.last), Bound::Unbounded));
         self.last = *behind.chain(&self.sought).next()?.0;
         self.sought.remove_entry(&self.last)
@@ -157,15 +179,15 @@ impl Engine {
     ///
     /// # Errors
     /// The driver's.
-    pub(crate) fn next_hop(&mut self, driver: &mut dyn PacketDriver, peer: IpAddr) -> Result<Hop, Error> {
-        if let Some(mut sought) = self.next_hops.sought.remove(&peer)
+    pub(crate) fn next_hop(&mut self, driver: &mut dyn PacketDriver, wanted: Wanted) -> Result<Hop, Error> {
+        if let Some(mut sought) = self.next_hops.sought.remove(&wanted)
             && sought.is_wanted(|seeker, ticket| self.seeks(seeker, ticket))
         {
             let ticket = sought.ticket;
-            self.next_hops.sought.insert(peer, sought);
+            self.next_hops.sought.insert(wanted, sought);
             return Ok(Hop::Sought(ticket));
         }
-        if let NextHop::Found(mac) = driver.resolve(peer)? {
+        if let NextHop::Found(mac) = wanted.ask(driver)? {
             return Ok(Hop::Found(MacAddr(mac)));
         }
         if self.next_hops.sought.len() >= self.next_hops.room {
@@ -173,7 +195,7 @@ impl Engine {
         }
         let ticket = self.shared.scheduler.ticket();
         let NextHops { sought, next_look, .. } = &mut self.next_hops;
-        sought.insert(peer, Sought::new(ticket));
+        sought.insert(wanted, Sought::new(ticket));
         // With the next poll, whose time is not known.
         *next_look = Nanos::ZERO;
         Ok(Hop::Sought(ticket))
@@ -203,18 +225,18 @@ impl Engine {
     #[cold]
     pub(crate) fn look_for_next_hop(&mut self, driver: &mut dyn PacketDriver) {
         let now = self.shared.now;
-        if let Some((peer, mut sought)) = self.next_hops.take_next()
+        if let Some((wanted, mut sought)) = self.next_hops.take_next()
             && sought.is_wanted(|seeker, ticket| self.seeks(seeker, ticket))
         {
             let ticket = sought.ticket;
-            let (told, word) = match look(driver, peer) {
+            let (told, word) = match look(driver, wanted) {
                 Some(found) => (sought.waiters, found),
                 None => {
                     let overdue = sought.take_overdue(now);
                     if !sought.waiters.is_empty() {
-                        self.next_hops.sought.insert(peer, sought);
+                        self.next_hops.sought.insert(wanted, sought);
                     }
-                    (overdue, Err(Unreachable::Silent { peer }))
+                    (overdue, Err(Unreachable::Silent { peer: wanted.peer }))
                 }
             };
             self.settle_next_hop(ticket, told, word);
@@ -275,11 +297,12 @@ impl Engine {
 }
 
 /// What the driver says of a next hop; nothing while it may still find out.
-fn look(driver: &mut dyn PacketDriver, peer: IpAddr) -> Option<Result<MacAddr, Unreachable>> {
-    match driver.resolve(peer) {
+fn look(driver: &mut dyn PacketDriver, wanted: Wanted) -> Option<Result<MacAddr, Unreachable>> {
+    match wanted.ask(driver) {
         Ok(NextHop::Found(mac)) => Some(Ok(MacAddr(mac))),
         Ok(NextHop::Pending) => None,
         Err(error) => {
+            let Wanted { peer, .. } = wanted;
             tracing::debug!("no next hop to {peer}: {error}");
             Some(Err(Unreachable::of(peer, &error)))
         }
@@ -315,9 +338,13 @@ mod tests {
     use crate::engine::scheduler::Scheduler;
     use crate::verbs::Handle;
 
+    fn wanted(host: u8) -> Wanted {
+        Wanted { peer: [10, 0, 0, host].into(), vlan: None }
+    }
+
     #[test]
     fn a_search_knows_each_place_once() {
-        let (ticket, peer) = (Scheduler::new(1).ticket(), IpAddr::from([10, 0, 0, 1]));
+        let (ticket, peer) = (Scheduler::new(1).ticket(), wanted(1));
         let mut next_hops = NextHops::new();
         next_hops.sought.insert(peer, Sought::new(ticket));
         // Queue pairs that come and go, and two that take turns.
@@ -362,12 +389,12 @@ mod tests {
         let mut next_hops = NextHops::new();
         assert!(next_hops.take_next().is_none());
         for host in [3, 1, 2] {
-            next_hops.sought.insert([10, 0, 0, host].into(), Sought::new(scheduler.ticket()));
+            next_hops.sought.insert(wanted(host), Sought::new(scheduler.ticket()));
         }
         let mut turn = || {
-            let (peer, sought) = next_hops.take_next().unwrap();
-            next_hops.sought.insert(peer, sought);
-            peer.to_string()
+            let (wanted, sought) = next_hops.take_next().unwrap();
+            next_hops.sought.insert(wanted, sought);
+            wanted.peer.to_string()
         };
         let turns: Vec<String> = (0..4).map(|_| turn()).collect();
         assert_eq!(turns, ["10.0.0.1", "10.0.0.2", "10.0.0.3", "10.0.0.1"]);

@@ -1,10 +1,10 @@
 //! How queue pairs move from state to state, and the ways to their peers.
 
-use ferroce_wire::{Gid, PathAddress, Qpn};
+use ferroce_wire::{PathAddress, Qpn};
 
 use super::Software;
 use super::engine::Engine;
-use super::next_hops::Seeker;
+use super::next_hops::{Seeker, Wanted};
 use crate::engine::ah::Hop;
 use crate::engine::qp::Connection;
 use crate::verbs::{AddressVector, Error, Qp, QpState, QpUpdate, Transition, UnreliablePath};
@@ -26,13 +26,13 @@ impl Software {
                 let (connection, hop) = self.connection(qp, &attributes.path())?;
                 let (queue_pair, shared) = self.qp(qp)?;
                 queue_pair.ready_to_receive(shared, &attributes, connection)?;
-                self.await_next_hop(qp, attributes.address.gid, hop)
+                self.await_next_hop(qp, &attributes.address, hop)
             }
             Transition::ReadyToReceiveUnreliable(path) => {
                 queue_pair.require_init()?;
                 let (connection, hop) = self.connection(qp, &path)?;
                 self.qp(qp)?.0.ready_to_receive_unreliable(&path, connection)?;
-                self.await_next_hop(qp, path.address.gid, hop)
+                self.await_next_hop(qp, &path.address, hop)
             }
             Transition::ReadyToReceiveDatagrams => queue_pair.ready_to_receive_datagrams(),
             Transition::ReadyToSend(attributes) => queue_pair.ready_to_send(attributes),
@@ -61,21 +61,22 @@ impl Software {
         let moved = match (update.address, queue_pair.connection, queue_pair.responder.expected_psn()) {
             (Some(address), Some(Connection { path_mtu, dest_qpn, .. }), rq_psn) => {
                 let path = UnreliablePath { address, path_mtu, dest_qpn, rq_psn };
-                Some((address.gid, self.connection(qp, &path)?))
+                Some((address, self.connection(qp, &path)?))
             }
             _ => None,
         };
         let (queue_pair, shared) = self.qp(qp)?;
         queue_pair.update(shared, update, moved.map(|(_, (connection, _))| connection), pkey);
-        moved.map_or(Ok(()), |(peer, (_, hop))| self.await_next_hop(qp, peer, hop))
+        moved.map_or(Ok(()), |(address, (_, hop))| self.await_next_hop(qp, &address, hop))
     }
 
     /// Nothing is sent on a new way before its next hop is found. Why there was none on an old one is over.
-    fn await_next_hop(&mut self, qp: Qp, peer: Gid, hop: Hop) -> Result<(), Error> {
+    fn await_next_hop(&mut self, qp: Qp, address: &AddressVector, hop: Hop) -> Result<(), Error> {
         let (queue_pair, shared) = self.qp(qp)?;
         queue_pair.await_next_hop(shared, hop.ticket());
         shared.events.take_unreachable(qp.into());
-        self.engine.next_hops.tell(peer.to_ip(), hop, Seeker::Qp(qp));
+        let wanted = Wanted::of(address, &self.engine.port);
+        self.engine.next_hops.tell(wanted, hop, Seeker::Qp(qp));
         Ok(())
     }
 
@@ -113,7 +114,8 @@ impl Software {
         if address.mac.is_some() || address.gid.is_multicast() {
             return Ok((path, Hop::Found(path.destination_mac)));
         }
-        let hop = self.engine.next_hop(&mut *self.driver, address.gid.to_ip())?;
+        let wanted = Wanted::of(address, &self.engine.port);
+        let hop = self.engine.next_hop(&mut *self.driver, wanted)?;
         if let Hop::Found(mac) = hop {
             path.destination_mac = mac;
         }

@@ -59,7 +59,7 @@ pub(super) fn datagram(pair: &mut Pair) -> Outcome {
     let mut header = [0; 40];
     pair.ends[1].context.read(there, 0, &mut header)?;
     let back = pair.ends[1].context.address_from_wc(&told, &header)?;
-    same!(back.gid, pair.ends[0].gid());
+    same!((back.gid, back.sgid_index), (pair.ends[0].gid(), pair.ends[1].sgid_index()));
     let ah = pair.ends[1].ah(&back)?;
     let here = pair.ends[0].zeros(64, &[Access::LOCAL_WRITE])?;
     pair.ends[0].receive(qps[0], 3, &[here.sge(0..64)])?;

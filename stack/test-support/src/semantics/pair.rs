@@ -12,6 +12,9 @@ const RESOLVE: Duration = Duration::from_secs(20);
 /// How long nothing may come.
 const SILENCE: Duration = Duration::from_millis(40);
 
+/// The VLAN of the cases in one.
+pub const VLAN: u16 = 7;
+
 /// One context, and what there is on it.
 pub struct End {
     /// The context.
@@ -37,6 +40,8 @@ pub struct Pair {
     pub(super) patience: Duration,
     /// The rows of IPv6 addresses by which they reach each other.
     ipv6: Option<[usize; 2]>,
+    /// Those of addresses in [`VLAN`].
+    vlan: Option<[usize; 2]>,
 }
 
 /// Both rights of regions, and all remote ones that every backend has.
@@ -193,23 +198,25 @@ impl End {
 }
 
 impl Pair {
-    /// Of contexts that reach each other by the first addresses of one kind that both have.
+    /// Of contexts that reach each other by the first addresses of one kind that both have without a VLAN.
     ///
     /// # Errors
     /// They have none, or no room.
     pub fn new([a, b]: [Context; 2]) -> Result<Pair, Box<dyn Error>> {
-        let rows = a.port().gids.iter().enumerate();
-        let both = rows.filter_map(|(index, entry)| {
-            let there = b.port().gid_index_for(entry.gid)?;
-            let gid = b.port().gids[there].gid;
+        let fits = |entry: &&GidEntry| !entry.roce_v1 && !entry.gid.is_link_local();
+        let alike = |entry: &GidEntry, vlan: Option<u16>| {
             let is_alike =
-                gid.is_ipv6() == entry.gid.is_ipv6() && gid.is_link_local() == entry.gid.is_link_local();
-            (is_alike && !entry.gid.is_link_local()).then_some([index, there])
-        });
-        let both: Vec<[usize; 2]> = both.collect();
-        let [here, there] = *both.first().ok_or("the two have no addresses of one kind")?;
-        let ipv6 = both.into_iter().find(|[index, _]| a.port().gids[*index].gid.is_ipv6());
-        Ok(Pair { ends: [End::new(a, here)?, End::new(b, there)?], patience: super::LONG, ipv6 })
+                |other: &GidEntry| other.vlan == vlan && other.gid.is_ipv6() == entry.gid.is_ipv6();
+            b.port().gids.iter().position(|other| fits(&other) && is_alike(other))
+        };
+        let rows = |vlan: Option<u16>| {
+            let own = a.port().gids.iter().enumerate().filter(|(_, entry)| fits(entry) && entry.vlan == vlan);
+            own.filter_map(|(index, entry)| Some([index, alike(entry, vlan)?])).collect::<Vec<_>>()
+        };
+        let (plain, vlan) = (rows(None), rows(Some(VLAN)).first().copied());
+        let [here, there] = *plain.first().ok_or("the two have no addresses of one kind")?;
+        let ipv6 = plain.into_iter().find(|[index, _]| a.port().gids[*index].gid.is_ipv6());
+        Ok(Pair { ends: [End::new(a, here)?, End::new(b, there)?], patience: super::LONG, ipv6, vlan })
     }
 
     /// Whether they reach each other by IPv6.
@@ -217,13 +224,27 @@ impl Pair {
         self.ipv6.is_some()
     }
 
+    /// Whether they reach each other in [`VLAN`].
+    pub fn has_vlan(&self) -> bool {
+        self.vlan.is_some()
+    }
+
     /// Runs a case from IPv6 addresses to IPv6 addresses.
     pub(super) fn over_ipv6(&mut self, case: impl FnOnce(&mut Pair) -> Outcome) -> Outcome {
+        self.over(self.ipv6.ok_or("the two have no IPv6 addresses")?, case)
+    }
+
+    /// Runs a case between addresses in a VLAN.
+    pub(super) fn over_vlan(&mut self, case: impl FnOnce(&mut Pair) -> Outcome) -> Outcome {
+        self.over(self.vlan.ok_or("the two have no VLAN")?, case)
+    }
+
+    fn over(&mut self, rows: [usize; 2], case: impl FnOnce(&mut Pair) -> Outcome) -> Outcome {
         let own = self.ends.each_ref().map(|end| end.sgid_index);
         let choose = |ends: &mut [End; 2], rows: [usize; 2]| {
             ends.iter_mut().zip(rows).for_each(|(end, row)| end.sgid_index = row);
         };
-        choose(&mut self.ends, self.ipv6.ok_or("the two have no IPv6 addresses")?);
+        choose(&mut self.ends, rows);
         let outcome = case(self);
         choose(&mut self.ends, own);
         outcome

@@ -1,15 +1,19 @@
-//! Ways to a peer: addresses of both IP versions, path MTUs, and the tables of the port.
+//! Ways to a peer: addresses of both IP versions and in a VLAN, path MTUs, and the tables of the port.
 
 use std::net::Ipv4Addr;
 
 use ferroce::*;
 
-use super::{Entry, Outcome, Pair, datagrams, refused, same};
+use super::{Entry, Outcome, Pair, VLAN, datagrams, refused, same};
 
 pub(super) const CASES: &[Entry] = &[
-    ("IPv6: RC", |pair| pair.over_ipv6(|pair| connected(pair, QpType::Rc))),
-    ("IPv6: UC", |pair| pair.over_ipv6(|pair| connected(pair, QpType::Uc))),
+    ("IPv6: RC", |pair| pair.over_ipv6(|pair| connected_by_ipv6(pair, QpType::Rc))),
+    ("IPv6: UC", |pair| pair.over_ipv6(|pair| connected_by_ipv6(pair, QpType::Uc))),
     ("IPv6: UD, its header, and one back", |pair| pair.over_ipv6(datagrams::datagram)),
+    ("VLAN: its row of the GID table", |pair| pair.over_vlan(row_of_vlan)),
+    ("VLAN: RC", |pair| pair.over_vlan(|pair| connected(pair, QpType::Rc))),
+    ("VLAN: UC", |pair| pair.over_vlan(|pair| connected(pair, QpType::Uc))),
+    ("VLAN: UD, its header, and one back", |pair| pair.over_vlan(datagrams::datagram)),
     ("every path MTU, and one that is too large", path_mtus),
     ("UD: the longest datagram", longest),
     ("UD: a datagram that is longer than the path MTU", too_long),
@@ -20,12 +24,33 @@ pub(super) const CASES: &[Entry] = &[
 const MTUS: [PathMtu; 5] =
     [PathMtu::Mtu256, PathMtu::Mtu512, PathMtu::Mtu1024, PathMtu::Mtu2048, PathMtu::Mtu4096];
 
+fn connected_by_ipv6(pair: &mut Pair, qp_type: QpType) -> Outcome {
+    same!(pair.ends[1].gid().is_ipv6(), true);
+    connected(pair, qp_type)
+}
+
 fn connected(pair: &mut Pair, qp_type: QpType) -> Outcome {
     let qps = pair.connected(qp_type, |config| config)?;
-    let there = pair.ends[1].gid();
-    same!(there.is_ipv6(), true);
-    same!(pair.ends[0].context.query_qp(qps[0])?.address.map(|way| way.gid), Some(there));
+    let way = pair.ends[0].context.query_qp(qps[0])?.address.map(|way| (way.gid, way.sgid_index));
+    same!(way, Some((pair.ends[1].gid(), pair.ends[0].sgid_index())));
     exchange(pair, qps, 9000)
+}
+
+/// A row has the VLAN of the interface that has the address; an endpoint names the address.
+fn row_of_vlan(pair: &mut Pair) -> Outcome {
+    for end in &mut pair.ends {
+        let index = end.sgid_index();
+        let rows = &end.context.port().gids;
+        same!((rows[index].vlan, rows[index].roce_v1), (Some(VLAN), false));
+        same!(rows.iter().any(|row| row.vlan.is_none()), true);
+        let gid = end.gid();
+        let qp = end.qp(QpType::Rc, |config| config)?;
+        same!(end.context.endpoint(qp, index)?.gid, gid);
+        // A way from a row that there is not.
+        let beyond = end.context.port().gids.len();
+        refused!(end.context.create_ah(end.pd, &AddressVector::new(gid, beyond)), Error::Invalid { .. });
+    }
+    Ok(())
 }
 
 /// A WRITE with immediate of so many bytes.

@@ -300,7 +300,7 @@ impl Hardware {
             service_level,
             ..
         } = *address;
-        let own = self.gid_rows.rows.iter().position(|row| *row == sgid_index).unwrap_or(0);
+        let own = self.gid_rows.rows.iter().position(|row| row.index == sgid_index).unwrap_or(0);
         let way = AddressVector::new(ferroce_wire::Gid(gid), own);
         AddressVector { flow_label, hop_limit, traffic_class, service_level, ..way }
     }
