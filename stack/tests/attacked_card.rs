@@ -52,6 +52,27 @@ fn a_poll_ends_while_completions_of_nothing_never_do() {
     attacked.join().unwrap();
 }
 
+/// Completions that come behind the end of a device name memory that may be somebody else's.
+#[test]
+fn a_device_that_is_gone_is_not_asked_for_completions() {
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    let verbs = Verbs::load_from(stub.path()).unwrap();
+    let port = RnicPort::open_by(&verbs, "stub1", None, None).unwrap();
+    let mut other = Context::open(port, &Config::default()).unwrap();
+    let its_cq = other.create_cq(16).unwrap();
+    let mut context = open(&stub);
+    let (cq, qps, ..) = connected(&mut context);
+    stub.remove_device();
+    (1..5000).find_map(|n| context.poll(Nanos(n)).err()).unwrap();
+    while context.poll_cq(cq).unwrap().is_some() {}
+    stub.fail("ibv_poll_cq", 1);
+    let mut room = [WorkCompletion::EMPTY; 4];
+    assert_eq!(context.poll_cq_into(cq, &mut room).unwrap(), 0);
+    qps.into_iter().for_each(|qp| context.destroy_qp(qp).unwrap());
+    // The first that asks is another.
+    assert!(other.poll_cq_into(its_cq, &mut room).is_err());
+}
+
 #[test]
 fn arming_for_any_completion_is_stronger_in_both_orders() {
     for order in [[Notify::Solicited, Notify::Next], [Notify::Next, Notify::Solicited]] {

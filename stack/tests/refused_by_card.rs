@@ -43,3 +43,17 @@ fn a_refusal_has_what_was_asked_for() {
     (1..5000).find_map(|n| context.poll(Nanos(n)).err()).unwrap();
     says(context.poll(Nanos(6000)), "drop the context, and open the device when it is back");
 }
+
+/// The kernel maps whole pages.
+#[test]
+fn a_region_for_peers_begins_as_far_behind_a_page_as_its_memory_does() {
+    let Some(stub) = Stub::build(&["NOTHING_WRONG"]) else { return };
+    let verbs = Verbs::load_from(stub.path()).unwrap();
+    let mut context = open(&verbs, None, &Config::default()).unwrap();
+    let (pd, rights) = (context.alloc_pd().unwrap(), Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let zeroed = || Memory::zeroed(64).unwrap();
+    says(context.register_at(pd, zeroed(), rights, 8), "iova = 0x8: 0 modulo 4096");
+    context.register_at(pd, zeroed(), rights, 0x7000).unwrap();
+    // Nobody else knows its addresses.
+    context.register_at(pd, zeroed(), Access::LOCAL_WRITE, 8).unwrap();
+}

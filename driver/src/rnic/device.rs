@@ -187,9 +187,11 @@ impl Device {
         let mut pkey = 0;
         // SAFETY: the context is open, and the function writes one P_Key, in network order.
         let returned = unsafe { (self.functions().query_pkey)(self.context(), port, index, &mut pkey) };
+        // It says -1 where others say an errno.
+        let source = io::Error::last_os_error();
         match returned {
-            0 => Ok(u16::from_be(pkey)),
-            _ => Err(self.error("ibv_query_pkey", io::Error::last_os_error())),
+            -1 => Err(self.error("ibv_query_pkey", source)),
+            _ => self.check("ibv_query_pkey", returned).map(|()| u16::from_be(pkey)),
         }
     }
 

@@ -45,7 +45,9 @@ fn send(pair: &mut Pair, qp_type: QpType) -> Outcome {
     pair.ends[0].send(qps[0], 8, SendOp::Send, &[from.sge(0..100)])?;
     let sent = pair.completes(0, 8, WcStatus::Success)?;
     same!((sent.opcode, sent.qp, sent.immediate), (WcOpcode::Send, qps[0], None));
+    same!(sent.byte_len, 100);
     let received = pair.completes(1, 7, WcStatus::Success)?;
+    same!(received.src_qpn, sent.qpn);
     same!((received.opcode, received.byte_len, received.qp), (WcOpcode::Recv, 100, qps[1]));
     same!((received.grh, received.immediate, received.invalidated), (false, None, None));
     let attributes = pair.ends[1].context.query_qp(qps[1])?;
