@@ -92,7 +92,8 @@ impl Region {
     /// Registers memory, whose first byte has the address `iova` for peers.
     ///
     /// # Errors
-    /// [`Error::Verbs`], with the memory.
+    /// With the memory: [`Error::Verbs`]; [`Error::Invalid`] for an `iova` that is not congruent to the memory's address modulo
+    /// the page size.
     pub fn new(
         domain: &ProtectionDomain,
         memory: Memory,
@@ -102,6 +103,9 @@ impl Region {
         let addr = memory.address().as_ptr().expose_provenance() as u64;
         let is_for_peers = access & !access::LOCAL_WRITE != 0;
         let is_twice = is_for_peers && addr != iova;
+        if is_twice && let Err(error) = check_page(addr, iova) {
+            return Err((memory, error));
+        }
         let own_access = if is_twice { access & access::LOCAL_WRITE } else { access };
         let mr = match register(domain, &memory, own_access, addr) {
             Ok(mr) => mr,
@@ -210,6 +214,10 @@ impl Region {
     ///
     /// # Errors
     /// [`Error::Verbs`], with the region as before: a window is bound to it.
+    #[expect(
+        clippy::result_large_err,
+        reason = "the region goes on, and a box would be one more thing that can fail"
+    )]
     pub fn deregister(mut self) -> Result<Memory, (Region, Error)> {
         match self.release() {
             Ok(()) => Ok(self.into_memory()),
@@ -251,6 +259,18 @@ impl Drop for Region {
             Err(error) => tracing::warn!("{error}"),
         }
     }
+}
+
+/// The kernel maps whole pages: a region begins as far behind the start of one as its memory does.
+fn check_page(addr: u64, iova: u64) -> Result<(), Error> {
+    // SAFETY: it takes a number and returns one.
+    let page = u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096).max(1);
+    if addr % page == iova % page {
+        return Ok(());
+    }
+    let expected =
+        format!("{} modulo {page}, as the memory's address is; register_at takes one", addr % page);
+    Err(Error::Invalid { parameter: "iova", value: format!("{iova:#x}"), expected })
 }
 
 /// The bytes of a memory, by addresses from `iova` on.

@@ -79,7 +79,6 @@ impl Hardware {
         let full = Error::Exhausted { kind: "MR", limit: self.named.mrs.capacity(), setting: "max_mrs" };
         let checked = self.pd(pd).cloned().and_then(|domain| {
             access.check_region(memory.len(), iova)?;
-            check_page(&memory, access, iova)?;
             if self.named.mrs.is_full() { Err(full) } else { Ok((domain, region_rights(access)?)) }
         });
         let (domain, rights) = match checked {
@@ -216,17 +215,6 @@ impl Hardware {
     fn region_mut(&mut self, mr: Mr) -> Result<&mut Region, Error> {
         self.named.mrs.get_mut(mr.0).and_then(|region| region.card.as_mut()).ok_or_else(|| invalid(mr))
     }
-}
-
-/// The kernel maps whole pages: for peers, a region begins as far behind the start of a page as it does in memory.
-fn check_page(memory: &Memory, access: Access, iova: u64) -> Result<(), Error> {
-    let page = rustix::param::page_size() as u64;
-    let [own, told] = [memory.address().as_ptr().addr() as u64, iova].map(|first| first % page);
-    if own == told || access == Access::NONE || access == Access::LOCAL_WRITE {
-        return Ok(());
-    }
-    let expected = format!("{own} modulo {page}, as the memory's address is; register_at takes one");
-    Err(Error::invalid("iova", format_args!("{iova:#x}"), expected))
 }
 
 /// The rights of a region as the card has them.

@@ -282,6 +282,7 @@ impl Hardware {
                 }
             }
         }
+        self.port.pkeys = PkeyTable::of(port.pkeys.iter().map(|pkey| PKey(*pkey)));
         Ok(())
     }
 }
