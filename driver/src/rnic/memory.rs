@@ -137,7 +137,7 @@ impl Region {
         if offset <= self.len() as u64 && u64::from(length) <= self.len() as u64 - offset {
             return Piece { addr: self.addr + offset, length, lkey: self.lkey };
         }
-        Piece::outside(length)
+        Piece::outside(length, self.lkey)
     }
 
     /// The key for work requests of this side.

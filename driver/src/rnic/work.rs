@@ -21,8 +21,8 @@ pub struct Piece {
     pub(super) lkey: u32,
 }
 
-/// Where a provider that looks at no key would put what comes for a piece that is of no region: no more than a completion
-/// brings along.
+/// The address of a piece that its region does not have: a provider that copies before it has looked at the key would put
+/// there what comes, no more than a completion brings along.
 static NOWHERE: [AtomicU64; 32] = [const { AtomicU64::new(0) }; 32];
 
 impl Piece {
@@ -34,10 +34,10 @@ impl Piece {
         Piece { addr, length, lkey }
     }
 
-    /// One by a key that no region has.
+    /// One that the region of `lkey` does not have.
     #[cold]
-    pub(super) fn outside(length: u32) -> Piece {
-        Piece { addr: NOWHERE.as_ptr().expose_provenance() as u64, length, lkey: 0 }
+    pub(super) fn outside(length: u32, lkey: u32) -> Piece {
+        Piece { addr: NOWHERE.as_ptr().expose_provenance() as u64, length, lkey }
     }
 }
 

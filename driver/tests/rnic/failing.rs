@@ -175,6 +175,11 @@ fn owned() -> (Memory, Arc<AtomicBool>) {
     (unsafe { Memory::from_raw(base, 4096, owner) }, given_back)
 }
 
+/// An address for peers that begins as far behind a page as the memory does.
+fn beside(memory: &Memory) -> u64 {
+    IOVA + memory.address().as_ptr().addr() as u64 % 4096
+}
+
 #[test]
 fn memory_that_the_card_may_still_write_is_never_given_back() {
     let Some(stub) = good() else { return };
@@ -182,7 +187,8 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
     let domain = ProtectionDomain::new(&device).unwrap();
 
     let (memory, given_back) = owned();
-    let region = Region::new(&domain, memory, REMOTE, IOVA).unwrap();
+    let iova = beside(&memory);
+    let region = Region::new(&domain, memory, REMOTE, iova).unwrap();
     let (lkey, rkey) = (region.lkey(), region.rkey());
     stub.fail("ibv_dereg_mr", 1);
     let (mut region, error) = region.deregister().unwrap_err();
@@ -200,7 +206,8 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
     // The registration for peers, or that for this side.
     for nth in [1, 2] {
         let (memory, given_back) = owned();
-        let region = Region::new(&domain, memory, REMOTE, IOVA).unwrap();
+        let iova = beside(&memory);
+        let region = Region::new(&domain, memory, REMOTE, iova).unwrap();
         stub.fail("ibv_dereg_mr", nth);
         let warned = warnings(|| drop(region));
         assert!(
@@ -215,7 +222,8 @@ fn memory_that_the_card_may_still_write_is_never_given_back() {
         let (memory, given_back) = owned();
         let live = stub.live_objects();
         stub.fail("ibv_reg_mr_iova2", nth);
-        let (memory, error) = Region::new(&domain, memory, REMOTE, IOVA).unwrap_err();
+        let iova = beside(&memory);
+        let (memory, error) = Region::new(&domain, memory, REMOTE, iova).unwrap_err();
         assert!(error.to_string().starts_with("ibv_reg_mr_iova2 of stub0: Bad address"), "{error}");
         assert_eq!(stub.live_objects(), live);
         drop(memory);
