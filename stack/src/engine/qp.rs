@@ -256,7 +256,7 @@ impl QueuePair {
     }
 
     /// As [`transmit`](QueuePair::transmit), as fast as the port takes frames.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn transmit_unpaced(
         &mut self,
         shared: &mut Shared,
@@ -320,7 +320,7 @@ impl QueuePair {
     /// reads all the time would keep them back for ever. An ACK comes last: what the application has
     /// to say is more urgent, and goes out alone, so that it is not sent with the ACK's time; `OwedAck`
     /// says for how long.
-    #[inline]
+    #[inline(always)]
     fn transmit_in_turn(&mut self, shared: &mut Shared, slot: &mut FrameSlot<'_>) -> Option<usize> {
         let request_first = std::mem::take(&mut self.responded);
         if !request_first {
