@@ -30,13 +30,10 @@ impl Batch {
 impl Hardware {
     /// Takes what the card has completed into the queue here, as much as that has room for. Returns how many there were.
     pub(super) fn drain(&mut self, index: u32) -> Result<usize, Error> {
-        // A device that is gone has told all, and its work is over: memory that it names may be somebody else's.
-        if self.is_gone {
-            return Ok(0);
-        }
         // Taken out, for what completes changes all else.
         let Some(mut batch) = self.batch.take() else { return Ok(0) };
-        let taken = self.drain_by(index, &mut batch);
+        // A device that is gone has told all, and its work is over: memory that it names may be somebody else's.
+        let taken = if self.is_gone { Ok(0) } else { self.drain_by(index, &mut batch) };
         self.batch = Some(batch);
         taken
     }
@@ -161,7 +158,7 @@ impl Hardware {
             let Some(work) = queue_pair.rq.complete(position) else { continue };
             let (wr_id, Some(told)) = (work.wr_id, free.next()) else { break };
             queue_pair.fill_receive(told, wr_id, completion);
-            if completion.status | completion.wc_flags != 0 || queue_pair.qp_type == QpType::Ud {
+            if completion.status | completion.wc_flags | queue_pair.is_ud != 0 {
                 queue_pair.fill_other(told, completion, is_rxe);
                 if let Some(key) = told.invalidated {
                     self.revoke(key.value());
@@ -242,8 +239,7 @@ impl HardwareQp {
         told.wr_id = wr_id;
         told.opcode = WcOpcode::Recv;
         told.byte_len = completion.byte_len;
-        // Cards tell that of a datagram's sender alone.
-        told.src_qpn = self.told.dest_qpn.unwrap_or_default();
+        told.src_qpn = self.peer;
     }
 
     /// A send has failed.
@@ -265,13 +261,12 @@ impl HardwareQp {
             self.state = QpState::Error;
             return;
         }
-        let is_datagram = self.qp_type == QpType::Ud;
-        if is_datagram {
+        if self.is_ud != 0 {
             told.src_qpn = Qpn::new(completion.src_qp & 0xff_ffff);
         }
         let flags = completion.wc_flags;
         // A card tells of a header of the network in front of every message; only a datagram's is in the receive.
-        told.grh = is_datagram && flags & Completion::GRH != 0;
+        told.grh = self.is_ud != 0 && flags & Completion::GRH != 0;
         if completion.opcode == RECV_RDMA_WITH_IMM {
             told.opcode = WcOpcode::RecvRdmaWithImm;
         }

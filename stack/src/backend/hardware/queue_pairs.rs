@@ -25,6 +25,10 @@ pub(super) struct HardwareQp {
     pub(super) rq: WorkQueue,
     /// What all its completions have in common.
     pub(super) completed: WorkCompletion,
+    /// The peer's number, once it has one: cards tell that of a datagram's sender alone.
+    pub(super) peer: Qpn,
+    /// 1 for UD, 0 for others.
+    pub(super) is_ud: u32,
     pub(super) signal_all: bool,
     pub(super) max_inline: u32,
     /// The longest message: one packet of a datagram.
@@ -72,6 +76,7 @@ impl HardwareQp {
         self.sq.clear();
         self.rq.clear();
         self.told = Told::default();
+        self.peer = Qpn::new(0);
     }
 }
 
@@ -137,6 +142,8 @@ impl Hardware {
                 qpn: Qpn::new(number & 0xff_ffff),
                 ..WorkCompletion::EMPTY
             },
+            peer: Qpn::new(0),
+            is_ud: (config.qp_type == QpType::Ud).into(),
             signal_all: config.signal_all,
             max_inline: config.max_inline_data,
             max_message: if config.qp_type == QpType::Ud { path_mtu } else { self.max_message },
