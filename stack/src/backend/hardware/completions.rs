@@ -30,10 +30,13 @@ impl Batch {
 impl Hardware {
     /// Takes what the card has completed into the queue here, as much as that has room for. Returns how many there were.
     pub(super) fn drain(&mut self, index: u32) -> Result<usize, Error> {
+        // A device that is gone has told all, and its work is over: memory that it names may be somebody else's.
+        if self.is_gone {
+            return Ok(0);
+        }
         // Taken out, for what completes changes all else.
         let Some(mut batch) = self.batch.take() else { return Ok(0) };
-        // A device that is gone has told all, and its work is over: memory that it names may be somebody else's.
-        let taken = if self.is_gone { Ok(0) } else { self.drain_by(index, &mut batch) };
+        let taken = self.drain_by(index, &mut batch);
         self.batch = Some(batch);
         taken
     }
