@@ -88,28 +88,28 @@ impl SendOp {
     }
 }
 
-static SEND: Kind = message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY);
-static SEND_WITH_IMM: Kind =
+pub(crate) const SEND: Kind = message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY);
+const SEND_WITH_IMM: Kind =
     message(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE);
-static SEND_WITH_INVALIDATE: Kind = Kind {
+const SEND_WITH_INVALIDATE: Kind = Kind {
     services: of(Service::Rc),
     ..message(Opcode::RC_SEND_LAST_WITH_INVALIDATE, Opcode::RC_SEND_ONLY_WITH_INVALIDATE)
 };
-static SEND_TO: Kind =
+const SEND_TO: Kind =
     Kind { opcodes: None, services: of(Service::Ud), ..message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY) };
-static WRITE: Kind = Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY) };
-static WRITE_WITH_IMM: Kind =
+pub(crate) const WRITE: Kind = Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY) };
+const WRITE_WITH_IMM: Kind =
     write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE);
-static READ: Kind = Kind { is_read: true, ..explicit(Opcode::RC_READ_REQUEST, WcOpcode::RdmaRead) };
-static COMPARE_SWAP: Kind =
+const READ: Kind = Kind { is_read: true, ..explicit(Opcode::RC_READ_REQUEST, WcOpcode::RdmaRead) };
+const COMPARE_SWAP: Kind =
     Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_COMPARE_SWAP, WcOpcode::CompSwap) };
-static FETCH_ADD: Kind =
+const FETCH_ADD: Kind =
     Kind { is_atomic: true, length: Some(8), ..explicit(Opcode::RC_FETCH_ADD, WcOpcode::FetchAdd) };
-static FLUSH: Kind = Kind { length: Some(0), ..explicit(Opcode::RC_FLUSH, WcOpcode::Flush) };
-static ATOMIC_WRITE: Kind =
+const FLUSH: Kind = Kind { length: Some(0), ..explicit(Opcode::RC_FLUSH, WcOpcode::Flush) };
+const ATOMIC_WRITE: Kind =
     Kind { has_payload: true, length: Some(8), ..explicit(Opcode::RC_ATOMIC_WRITE, WcOpcode::AtomicWrite) };
-static LOCAL_INVALIDATE: Kind = local(WcOpcode::LocalInv);
-static BIND_MW: Kind = local(WcOpcode::BindMw);
+const LOCAL_INVALIDATE: Kind = local(WcOpcode::LocalInv);
+const BIND_MW: Kind = local(WcOpcode::BindMw);
 
 const fn of(service: Service) -> u8 {
     1 << service as u8

@@ -10,7 +10,7 @@ use super::memory::{HardwareRegion, WindowBinding, remote_rights};
 use super::queue_pairs::HardwareQp;
 use super::work::{CHUNK, PieceRoom, Regions, SGES, WindowWork, Work};
 use super::{Hardware, HardwareSrq, NamedObjects};
-use crate::engine::kind::Kind;
+use crate::engine::kind::{self, Kind};
 use crate::engine::mr::invalid;
 use crate::engine::mw::check_rights;
 use crate::engine::rq::total_length;
@@ -18,21 +18,14 @@ use crate::engine::slab::Slab;
 use crate::engine::sq::{check_inline, check_length};
 use crate::verbs::{
     Data, Destination, DeviceAttributes, Error, Feature, MAX_MESSAGE, Mw, PostError, Qp, QpState,
-    ReceiveWorkRequest, RemoteAddress, RemoteMemory, SendOp, SendWorkRequest, Sge, Srq, WcOpcode,
+    ReceiveWorkRequest, RemoteAddress, RemoteMemory, SendFlags, SendOp, SendWorkRequest, Sge, Srq, WcOpcode,
 };
 
 impl Hardware {
     #[inline]
     pub(crate) fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, named, attributes, [room, ..]) = self.send_queue(qp)?;
-        let mut kept = None;
-        named.keep(queue_pair, attributes, wr, room, |request| kept = Some(request))?;
-        if let Some(request) = &mut kept
-            && let Err(error) = queue_pair.card.post_send(request)
-        {
-            queue_pair.sq.pop_newest();
-            return Err(error.into());
-        }
+        named.keep(queue_pair, attributes, wr, room, AtOnce)?;
         if let SendOp::BindMw { mw, .. } = wr.op {
             self.bound(mw);
         }
@@ -61,8 +54,7 @@ impl Hardware {
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
         for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
-            let give = |request| requests.push(request);
-            if let Err(error) = named.keep(queue_pair, attributes, wr, room, give) {
+            if let Err(error) = named.keep(queue_pair, attributes, wr, room, &mut requests) {
                 wrong = Some(error);
                 break;
             }
@@ -145,6 +137,33 @@ fn not_one(source: Error) -> PostError {
     PostError { posted: 0, source }
 }
 
+/// Where a request goes that was kept last.
+trait Give<'a> {
+    fn give(self, queue_pair: &mut HardwareQp, request: SendRequest<'a>) -> Result<(), Error>;
+}
+
+/// To the card.
+struct AtOnce;
+
+impl<'a> Give<'a> for AtOnce {
+    #[inline(always)]
+    fn give(self, queue_pair: &mut HardwareQp, mut request: SendRequest<'a>) -> Result<(), Error> {
+        queue_pair.card.post_send(&mut request).map_err(|error| {
+            queue_pair.sq.pop_newest();
+            error.into()
+        })
+    }
+}
+
+/// Into a list, which goes to the card as a whole.
+impl<'a> Give<'a> for &mut ArrayVec<SendRequest<'a>, CHUNK> {
+    #[inline(always)]
+    fn give(self, _: &mut HardwareQp, request: SendRequest<'a>) -> Result<(), Error> {
+        self.push(request);
+        Ok(())
+    }
+}
+
 impl NamedObjects {
     /// Checks a work request, keeps it in the send queue, and gives it on as the card takes it.
     #[inline(always)]
@@ -154,71 +173,76 @@ impl NamedObjects {
         attributes: &DeviceAttributes,
         wr: &SendWorkRequest<'a>,
         room: &'a mut [Piece; SGES],
-        give: impl FnOnce(SendRequest<'a>),
+        give: impl Give<'a>,
+    ) -> Result<(), Error> {
+        // The two that are posted most have code of their own, in which all that follows from the kind is known.
+        match wr.op {
+            SendOp::Write(to) => self.keep_of(&kind::WRITE, queue_pair, wr, room, give, |_| {
+                Ok(SendOperation::Write(remote(to)))
+            }),
+            SendOp::Send => {
+                self.keep_of(&kind::SEND, queue_pair, wr, room, give, |_| Ok(SendOperation::Send))
+            }
+            _ => self.keep_other(queue_pair, attributes, wr, room, give),
+        }
+    }
+
+    #[inline(never)]
+    fn keep_other<'a>(
+        &'a self,
+        queue_pair: &mut HardwareQp,
+        attributes: &DeviceAttributes,
+        wr: &SendWorkRequest<'a>,
+        room: &'a mut [Piece; SGES],
+        give: impl Give<'a>,
     ) -> Result<(), Error> {
         let kind = wr.op.kind();
-        if !kind.is_on(queue_pair.service) {
-            return Err(wr.op.not_on(queue_pair.service));
-        }
-        if kind.is_read_or_atomic {
+        if kind.is_read_or_atomic && kind.is_on(queue_pair.service) {
             queue_pair.check_read_or_atomic()?;
             wr.op.check(attributes)?;
+        }
+        self.keep_of(kind, queue_pair, wr, room, give, |queue_pair| self.operation(queue_pair, wr.op))
+    }
+
+    /// The same of a kind; `operation` says what it does, once it is kept.
+    #[inline(always)]
+    fn keep_of<'a>(
+        &'a self,
+        kind: &Kind,
+        queue_pair: &mut HardwareQp,
+        wr: &SendWorkRequest<'a>,
+        room: &'a mut [Piece; SGES],
+        give: impl Give<'a>,
+        operation: impl FnOnce(&mut HardwareQp) -> Result<SendOperation<'a>, Error>,
+    ) -> Result<(), Error> {
+        if !kind.is_on(queue_pair.service) {
+            return Err(wr.op.not_on(queue_pair.service));
         }
         if queue_pair.sq.is_full() {
             return Err(Error::QueueFull { queue: "send", depth: queue_pair.sq.depth });
         }
-        // What of the local memory is known in each arm, the compiler knows in the rest too. Every queue takes one piece.
+        let signaled = wr.flags.signaled || queue_pair.signal_all;
+        let add = |queue_pair: &mut HardwareQp, regions, length, data| {
+            queue_pair.add(Work::new(wr.wr_id, kind.wc_opcode, signaled, regions, length), &wr.flags, data, operation, give)
+        };
+        // What of the local memory is known in each arm, the compiler knows in the rest too.
         match wr.data {
+            // Every queue takes one piece.
             Data::Sges([sge]) if kind.length.is_none() && sge.length <= queue_pair.max_message => {
                 room[0] = piece(&self.mrs, sge)?;
                 let regions = Regions { first: sge.mr.0.index, count: 1 };
-                self.add(queue_pair, wr, kind, (regions, sge.length), SendData::Pieces(&room[..1]), give)
+                add(queue_pair, regions, sge.length, SendData::Pieces(&room[..1]))
             }
             Data::Sges(sges) => {
                 let (regions, length) = translate(&self.mrs, sges, room, queue_pair.sq.next_regions())?;
                 check_length(kind, length, queue_pair.max_message)?;
-                let pieces = &room[..regions.count.into()];
-                self.add(queue_pair, wr, kind, (regions, length), SendData::Pieces(pieces), give)
+                add(queue_pair, regions, length, SendData::Pieces(&room[..regions.count.into()]))
             }
             Data::Inline(bytes) => {
                 check_inline(kind, bytes, queue_pair.max_inline)?;
-                let named = (Regions::default(), bytes.len() as u32);
-                self.add(queue_pair, wr, kind, named, SendData::Inline(bytes), give)
+                add(queue_pair, Regions::default(), bytes.len() as u32, SendData::Inline(bytes))
             }
         }
-    }
-
-    /// Adds what was checked to the send queue, and gives it on.
-    #[inline(always)]
-    fn add<'a>(
-        &'a self,
-        queue_pair: &mut HardwareQp,
-        wr: &SendWorkRequest<'a>,
-        kind: &Kind,
-        (regions, length): (Regions, u32),
-        data: SendData<'a>,
-        give: impl FnOnce(SendRequest<'a>),
-    ) -> Result<(), Error> {
-        let signaled = wr.flags.signaled || queue_pair.signal_all;
-        let work = Work::new(wr.wr_id, kind.wc_opcode, signaled, regions, length);
-        let (wr_id, tells) = queue_pair.sq.push_send(work);
-        let flags = if tells { SendRequest::SIGNALED } else { 0 }
-            | if wr.flags.fence { SendRequest::FENCE } else { 0 }
-            | if wr.flags.solicited { SendRequest::SOLICITED } else { 0 };
-        match wr.op {
-            SendOp::Write(to) => {
-                give(SendRequest::new(wr_id, SendOperation::Write(remote(to)), data, flags));
-            }
-            SendOp::Send => give(SendRequest::new(wr_id, SendOperation::Send, data, flags)),
-            other => match self.operation(queue_pair, other) {
-                Ok(operation) => give(SendRequest::new(wr_id, operation, data, flags)),
-                Err(error) => {
-                    queue_pair.sq.pop_newest();
-                    return Err(error);
-                }
-            },
-        }
-        Ok(())
     }
 
     /// What the work request does that was kept last.
@@ -273,6 +297,29 @@ impl NamedObjects {
 }
 
 impl HardwareQp {
+    /// Adds what was checked to the send queue, and gives it on.
+    #[inline(always)]
+    fn add<'a>(
+        &mut self,
+        work: Work,
+        flags: &SendFlags,
+        data: SendData<'a>,
+        operation: impl FnOnce(&mut HardwareQp) -> Result<SendOperation<'a>, Error>,
+        give: impl Give<'a>,
+    ) -> Result<(), Error> {
+        let (wr_id, tells) = self.sq.push_send(work);
+        let flags = if tells { SendRequest::SIGNALED } else { 0 }
+            | if flags.fence { SendRequest::FENCE } else { 0 }
+            | if flags.solicited { SendRequest::SOLICITED } else { 0 };
+        match operation(self) {
+            Ok(operation) => give.give(self, SendRequest::new(wr_id, operation, data, flags)),
+            Err(error) => {
+                self.sq.pop_newest();
+                Err(error)
+            }
+        }
+    }
+
     #[inline(never)]
     fn check_read_or_atomic(&self) -> Result<(), Error> {
         let has_none = self.told.send.is_some_and(|send| send.max_rd_atomic == 0);
