@@ -36,6 +36,7 @@ impl Piece {
 
     /// One that the region of `lkey` does not have.
     #[cold]
+    #[inline(never)]
     pub(super) fn outside(length: u32, lkey: u32) -> Piece {
         Piece { addr: NOWHERE.as_ptr().expose_provenance() as u64, length, lkey }
     }

@@ -35,25 +35,27 @@ impl Hardware {
     pub(crate) fn post_sends(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<(), PostError> {
         let mut posted = 0;
         while let Some(rest) = wrs.get(posted..).filter(|rest| !rest.is_empty()) {
-            let is_bind = |wr: &SendWorkRequest<'_>| matches!(wr.op, SendOp::BindMw { .. });
-            let count = rest.iter().take(CHUNK).take_while(|wr| !is_bind(wr)).count();
-            let result = match count {
-                // The key of a bind follows from that of the bind before it.
-                0 | 1 => self.post_send(qp, &rest[0]).map_err(not_one),
-                _ => self.post_chunk(qp, &rest[..count]),
+            // The key of a bind follows from that of the bind before it.
+            let result = match rest {
+                [only] | [only @ SendWorkRequest { op: SendOp::BindMw { .. }, .. }, ..] => {
+                    self.post_send(qp, only).map(|()| 1).map_err(not_one)
+                }
+                _ => self.post_chunk(qp, rest),
             };
-            result.map_err(|refused| PostError { posted: posted + refused.posted, ..refused })?;
-            posted += count.max(1);
+            posted += result.map_err(|refused| PostError { posted: posted + refused.posted, ..refused })?;
         }
         Ok(())
     }
 
-    /// Posts up to [`CHUNK`] sends at once, none of which is a bind.
-    fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<(), PostError> {
+    /// Posts sends at once, up to [`CHUNK`] and up to the next bind. Returns how many.
+    fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<usize, PostError> {
         let (queue_pair, named, attributes, pieces) = self.send_queue(qp).map_err(not_one)?;
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
         for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
+            if let SendOp::BindMw { .. } = wr.op {
+                break;
+            }
             if let Err(error) = named.keep(queue_pair, attributes, wr, room, &mut requests) {
                 wrong = Some(error);
                 break;
@@ -64,7 +66,7 @@ impl Hardware {
         (posted..requests.len()).for_each(|_| queue_pair.sq.pop_newest());
         match refused.map(|refused| refused.error.into()).or(wrong) {
             Some(source) => Err(PostError { posted, source }),
-            None => Ok(()),
+            None => Ok(posted),
         }
     }
 
@@ -404,12 +406,9 @@ fn post_receives(
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
         for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
-            match keep_receive(queue, mrs, wr, room) {
-                Ok(request) => requests.push(request),
-                Err(error) => {
-                    wrong = Some(error);
-                    break;
-                }
+            if let Err(error) = keep_receive(queue, mrs, wr, room, &mut requests) {
+                wrong = Some(error);
+                break;
             }
         }
         let refused = queue.post(&mut requests).err();
@@ -422,14 +421,15 @@ fn post_receives(
     Ok(())
 }
 
-/// Checks a receive, keeps it, and returns it as the card takes it.
+/// Checks a receive, keeps it, and adds it to a list as the card takes it.
 #[inline(always)]
 fn keep_receive<'a>(
     queue: &mut impl TakesReceives,
     mrs: &Slab<HardwareRegion>,
     wr: &ReceiveWorkRequest<'_>,
     room: &'a mut [Piece; SGES],
-) -> Result<ReceiveRequest<'a>, Error> {
+    requests: &mut ArrayVec<ReceiveRequest<'a>, CHUNK>,
+) -> Result<(), Error> {
     if let Some(depth) = queue.full() {
         return Err(Error::QueueFull { queue: "receive", depth });
     }
@@ -438,10 +438,12 @@ fn keep_receive<'a>(
     {
         room[0] = piece(mrs, sge)?;
         let number = queue.keep(wr.wr_id, Regions { first: sge.mr.0.index, count: 1 });
-        return Ok(ReceiveRequest::new(number, &room[..1]));
+        requests.push(ReceiveRequest::new(number, &room[..1]));
+        return Ok(());
     }
     let (regions, _) = translate(mrs, wr.sges, room, queue.next_regions())?;
-    Ok(ReceiveRequest::new(queue.keep(wr.wr_id, regions), &room[..regions.count.into()]))
+    requests.push(ReceiveRequest::new(queue.keep(wr.wr_id, regions), &room[..regions.count.into()]));
+    Ok(())
 }
 
 /// Writes the pieces of a work request as the card takes them. Returns the regions, whose places but the first's are
