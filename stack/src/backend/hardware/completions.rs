@@ -99,34 +99,46 @@ impl Hardware {
     fn complete(&mut self, completions: &[Completion], room: &mut [WorkCompletion]) -> usize {
         let (mut rest, places, mut free) = (completions, room.len(), room.iter_mut());
         while let [first, others @ ..] = rest {
-            let count = match WorkId::from_card(first.wr_id) {
-                Some(id) if id.queue == QueueKind::Send => self.complete_sends(id, rest, &mut free),
-                Some(id) if id.queue == QueueKind::Receive => self.complete_receives(id, rest, &mut free),
-                Some(id) => self.complete_shared(id, first, &mut free),
-                None => self.unknown(first),
+            rest = match WorkId::from_card(first.wr_id) {
+                Some(id) if id.queue == QueueKind::Send => self.complete_sends(id, first, others, &mut free),
+                Some(id) if id.queue == QueueKind::Receive => {
+                    self.complete_receives(id, first, others, &mut free)
+                }
+                Some(id) => {
+                    self.complete_shared(id, first, &mut free);
+                    others
+                }
+                None => {
+                    self.unknown(first);
+                    others
+                }
             };
-            rest = rest.get(count..).unwrap_or(others);
         }
         places - free.len()
     }
 
-    /// Those in a row at the front that are of the send queue of `id`. Returns how many they are.
+    /// The first, which is of the send queue of `id`, and those behind it that are of it too. Returns the others.
     #[inline(always)]
-    fn complete_sends(&mut self, id: WorkId, completions: &[Completion], free: &mut Places<'_>) -> usize {
+    fn complete_sends<'a>(
+        &mut self,
+        id: WorkId,
+        first: &Completion,
+        mut others: &'a [Completion],
+        free: &mut Places<'_>,
+    ) -> &'a [Completion] {
         let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
-            return self.unknown(&completions[0]);
+            self.unknown(first);
+            return others;
         };
         if !id.is_of(handle) {
-            return 1;
+            return others;
         }
         let has_windows = queue_pair.sq.has_windows();
-        let row = if has_windows { &completions[..1] } else { completions };
-        let mut count = 0;
-        for completion in row {
-            let Some(position) = id.position_of(completion.wr_id) else { break };
-            count += 1;
-            let Some(work) = queue_pair.sq.complete(position) else { continue };
-            if work.signaled || completion.status != OK {
+        let (mut completion, mut position) = (first, id.position);
+        loop {
+            if let Some(work) = queue_pair.sq.complete(position)
+                && (work.signaled || completion.status != OK)
+            {
                 let Some(told) = free.next() else { break };
                 *told = queue_pair.completed;
                 told.wr_id = work.wr_id;
@@ -137,39 +149,54 @@ impl Hardware {
                     queue_pair.fail_send(told, completion);
                 }
             }
+            if has_windows {
+                break;
+            }
+            let [next, behind @ ..] = others else { break };
+            let Some(next_position) = id.position_of(next.wr_id) else { break };
+            (completion, position, others) = (next, next_position, behind);
         }
         if has_windows {
-            self.complete_windows(id.index, id.position, completions[0].status == OK);
+            self.complete_windows(id.index, id.position, first.status == OK);
         }
-        count
+        others
     }
 
     /// The same of a receive queue.
     #[inline(always)]
-    fn complete_receives(&mut self, id: WorkId, completions: &[Completion], free: &mut Places<'_>) -> usize {
+    fn complete_receives<'a>(
+        &mut self,
+        id: WorkId,
+        first: &Completion,
+        mut others: &'a [Completion],
+        free: &mut Places<'_>,
+    ) -> &'a [Completion] {
         let is_rxe = self.is_rxe;
         let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
-            return self.unknown(&completions[0]);
+            self.unknown(first);
+            return others;
         };
         if !id.is_of(handle) {
-            return 1;
+            return others;
         }
-        let mut count = 0;
-        for completion in completions {
-            let Some(position) = id.position_of(completion.wr_id) else { break };
-            count += 1;
-            let Some(work) = queue_pair.rq.complete(position) else { continue };
-            let (wr_id, Some(told)) = (work.wr_id, free.next()) else { break };
-            queue_pair.fill_receive(told, wr_id, completion);
-            if completion.status | completion.wc_flags | queue_pair.is_ud != 0 {
-                queue_pair.fill_other(told, completion, is_rxe);
-                if let Some(key) = told.invalidated {
-                    self.revoke(key.value());
-                    break;
+        let (mut completion, mut position) = (first, id.position);
+        loop {
+            if let Some(work) = queue_pair.rq.complete(position) {
+                let (wr_id, Some(told)) = (work.wr_id, free.next()) else { break };
+                queue_pair.fill_receive(told, wr_id, completion);
+                if completion.status | completion.wc_flags | queue_pair.is_ud != 0 {
+                    queue_pair.fill_other(told, completion, is_rxe);
+                    if let Some(key) = told.invalidated {
+                        self.revoke(key.value());
+                        break;
+                    }
                 }
             }
+            let [next, behind @ ..] = others else { break };
+            let Some(next_position) = id.position_of(next.wr_id) else { break };
+            (completion, position, others) = (next, next_position, behind);
         }
-        count
+        others
     }
 
     /// A receive of a shared receive queue has ended.
