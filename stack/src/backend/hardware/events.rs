@@ -1,6 +1,6 @@
 //! Asynchronous events.
 
-use ferroce_driver::rnic::AsyncEvent;
+use ferroce_driver::rnic::{AsyncEvent, Device};
 
 use super::{COUNT_INTERVAL, Hardware, LOOK_INTERVAL, LOOK_POLLS};
 use crate::telemetry::counters::Counter;
@@ -172,12 +172,18 @@ impl Hardware {
     }
 
     pub(super) fn gone(&self) -> Error {
-        let source = std::io::Error::from_raw_os_error(rustix::io::Errno::NODEV.raw_os_error());
-        let (call, device) = ("polling", self.device.name().to_owned());
-        let remedy =
-            "it has failed or was removed: drop the context, and open the device when it is back".to_owned();
-        ferroce_driver::Error::Verbs { call, device, source, remedy }.into()
+        gone(&self.device)
     }
+}
+
+/// Nothing goes on with this device.
+#[cold]
+pub(super) fn gone(device: &Device) -> Error {
+    let source = std::io::Error::from_raw_os_error(rustix::io::Errno::NODEV.raw_os_error());
+    let (call, device) = ("polling", device.name().to_owned());
+    let remedy =
+        "it has failed or was removed: drop the context, and open the device when it is back".to_owned();
+    ferroce_driver::Error::Verbs { call, device, source, remedy }.into()
 }
 
 /// A device that tells more in one look is looked at again in the next poll.

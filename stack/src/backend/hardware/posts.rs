@@ -9,6 +9,7 @@ use ferroce_wire::RKey;
 use super::memory::{HardwareRegion, WindowBinding, remote_rights};
 use super::queue_pairs::HardwareQp;
 use super::work::{CHUNK, PieceRoom, Regions, SGES, WindowWork, Work};
+use super::events::gone;
 use super::{Hardware, HardwareSrq, NamedObjects};
 use crate::engine::kind::{self, Kind};
 use crate::engine::mr::invalid;
@@ -76,18 +77,20 @@ impl Hardware {
         &mut self,
         qp: Qp,
     ) -> Result<(&mut HardwareQp, &NamedObjects, &DeviceAttributes, &mut PieceRoom), Error> {
-        // A device that is gone has no queue pair in RTS.
-        let is_ready = self.qps.get(qp.0).is_some_and(|queue_pair| queue_pair.state == QpState::Rts);
-        if !is_ready && self.is_gone {
-            return Err(self.gone());
+        let Hardware { qps, named, pieces, attributes, is_gone, device, .. } = self;
+        match qps.get_mut(qp.0) {
+            Some(queue_pair) if queue_pair.state == QpState::Rts => {
+                Ok((queue_pair, named, attributes, pieces))
+            }
+            // It has no queue pair in RTS.
+            _ if *is_gone => Err(gone(device)),
+            Some(queue_pair) => {
+                let states = [QpState::Sqd, QpState::Sqe, QpState::Error];
+                queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
+                Ok((queue_pair, named, attributes, pieces))
+            }
+            None => Err(Error::invalid_handle("QP", qp.0)),
         }
-        let Hardware { qps, named, pieces, attributes, .. } = self;
-        let queue_pair = qps.get_mut(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
-        if !is_ready {
-            let states = [QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
-            queue_pair.require("post_send", "RTS, SQD, SQE or ERR", &states)?;
-        }
-        Ok((queue_pair, named, attributes, pieces))
     }
 
     /// A bind is posted.
