@@ -6,11 +6,11 @@ use std::mem::zeroed;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::abi::{Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, mask};
+use super::abi::{PostSend, Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, mask};
 use super::completion::CompletionQueue;
 use super::device::Device;
 use super::memory::{Address, ProtectionDomain};
-use super::work::{PostRefused, ReceiveRequest, SendRequest, post};
+use super::work::{PostRefused, ReceiveRequest, SendRequest, Linked, link, post};
 use crate::Error;
 
 /// How a queue pair is created.
@@ -44,6 +44,8 @@ pub struct QueuePair {
     qp: NonNull<Qp>,
     domain: ProtectionDomain,
     is_datagram: bool,
+    /// The provider's, which is asked for each send.
+    post_send: Option<PostSend>,
     _queues: [CompletionQueue; 2],
     _srq: Option<SharedReceiveQueue>,
     /// The multicast groups that it is in: the kernel destroys none that is in one.
@@ -204,19 +206,11 @@ impl QueuePair {
             qp: device.object("ibv_create_qp", qp).map_err(|error| error.remedied(|_| wanted(config)))?,
             domain: domain.clone(),
             is_datagram: config.kind == UD,
+            post_send: device.ops().post_send,
             _queues: [config.send_cq.clone(), config.recv_cq.clone()],
             _srq: config.srq.cloned(),
             groups: Mutex::new(Vec::new()),
         })
-    }
-
-    #[cold]
-    fn refuse(&self, call: &'static str, at: usize, is_lacking: bool) -> Error {
-        let source = io::Error::other(match is_lacking {
-            true => format!("request {at} has no destination, which each send of a datagram queue pair has"),
-            false => format!("request {at} names an address handle, a window or a region of another device"),
-        });
-        self.device().error(call, source)
     }
 
     /// Its number.
@@ -293,22 +287,36 @@ impl QueuePair {
     #[inline(always)]
     pub fn post_sends(&self, requests: &mut [SendRequest<'_>]) -> Result<(), PostRefused> {
         let (device, call) = (self.device(), "ibv_post_send");
-        let Some(function) = device.ops().post_send else {
+        let Some(function) = self.post_send else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        for (posted, request) in requests.iter().enumerate() {
-            // The provider would take the destination from where other operations have something else.
-            let is_lacking = self.is_datagram && !request.has_target();
-            // It would take what another device has for its own.
-            let is_foreign = !request.named_of.is_null() && request.named_of != device.context().cast_const();
-            if is_lacking || is_foreign {
-                return Err(PostRefused { posted: 0, error: self.refuse(call, posted, is_lacking) });
+        let (count, mut first, mut wrong) = (requests.len(), null_mut(), None);
+        for (at, request) in requests.iter_mut().enumerate().rev() {
+            if self.is_datagram || !request.named_of.is_null() {
+                wrong = self.wrong(request).map(|what| (at, what)).or(wrong);
             }
+            first = request.link(first);
+        }
+        if let Some((at, what)) = wrong {
+            let source = io::Error::other(format!("request {at} {what}"));
+            return Err(PostRefused { posted: 0, error: device.error(call, source) });
         }
         // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is
         // registered memory, or no memory that the card finds a key for; inline data, address handles, windows and regions live as long as the
         // requests, and inline data is read before the call ends.
-        post(device, call, requests, |first, bad| unsafe { function(self.qp.as_ptr(), first, bad) })
+        post::<SendRequest<'_>>(device, call, first, count, |bad| unsafe { function(self.qp.as_ptr(), first, bad) })
+    }
+
+    /// What a provider would not find wrong with a request.
+    fn wrong(&self, request: &SendRequest<'_>) -> Option<&'static str> {
+        // It would take the destination from where other operations have something else.
+        if self.is_datagram && !request.has_target() {
+            return Some("has no destination, which each send of a datagram queue pair has");
+        }
+        // It would take what another device has for its own.
+        let is_foreign =
+            !request.named_of.is_null() && request.named_of != self.device().context().cast_const();
+        is_foreign.then_some("names an address handle, a window or a region of another device")
     }
 
     /// Posts receives as one list.
@@ -322,7 +330,8 @@ impl QueuePair {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
         // SAFETY: as in `post_sends`.
-        post(device, call, requests, |first, bad| unsafe { function(self.qp.as_ptr(), first, bad) })
+        let (count, first) = (requests.len(), link(requests));
+        post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe { function(self.qp.as_ptr(), first, bad) })
     }
 
     /// Joins a multicast group, until it leaves it or is dropped.
@@ -454,7 +463,8 @@ impl SharedReceiveQueue {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
         // SAFETY: as in `QueuePair::post_sends`.
-        post(device, call, requests, |first, bad| unsafe { function(self.as_ptr(), first, bad) })
+        let (count, first) = (requests.len(), link(requests));
+        post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe { function(self.as_ptr(), first, bad) })
     }
 }
 

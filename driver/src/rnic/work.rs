@@ -338,25 +338,31 @@ impl Linked for ReceiveRequest<'_> {
     }
 }
 
-/// Posts work requests as one list, by a function of the provider's.
+/// Makes a list of work requests. Returns its first.
+#[inline(always)]
+pub(super) fn link<Request: Linked>(requests: &mut [Request]) -> *mut Request::Raw {
+    requests.iter_mut().rev().fold(null_mut(), |next, request| request.link(next))
+}
+
+/// Posts a list of `count` work requests, which starts with `first`, by a function of the provider's.
 #[inline(always)]
 pub(super) fn post<Request: Linked>(
     device: &Device,
     call: &'static str,
-    requests: &mut [Request],
-    post: impl FnOnce(*mut Request::Raw, *mut *mut Request::Raw) -> c_int,
+    first: *mut Request::Raw,
+    count: usize,
+    post: impl FnOnce(*mut *mut Request::Raw) -> c_int,
 ) -> Result<(), PostRefused> {
-    let first = requests.iter_mut().rev().fold(null_mut(), |next, request| request.link(next));
     if first.is_null() {
         return Ok(());
     }
     let mut bad = null_mut();
-    match post(first, &mut bad) {
+    match post(&mut bad) {
         0 => Ok(()),
         returned => {
             let place = bad.addr().wrapping_sub(first.addr()) / size_of::<Request>();
             // Where the provider names none of them, none is posted, as far as can be told.
-            let posted = if place < requests.len() { place } else { 0 };
+            let posted = if place < count { place } else { 0 };
             Err(refused(device, call, posted, returned))
         }
     }
