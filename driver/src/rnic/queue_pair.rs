@@ -10,7 +10,7 @@ use super::abi::{PostSend, Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAtt
 use super::completion::CompletionQueue;
 use super::device::Device;
 use super::memory::{Address, ProtectionDomain};
-use super::work::{PostRefused, ReceiveRequest, SendRequest, Linked, link, post};
+use super::work::{Linked, PostRefused, ReceiveRequest, SendRequest, link, post};
 use crate::Error;
 
 /// How a queue pair is created.
@@ -304,7 +304,9 @@ impl QueuePair {
         // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is
         // registered memory, or no memory that the card finds a key for; inline data, address handles, windows and regions live as long as the
         // requests, and inline data is read before the call ends.
-        post::<SendRequest<'_>>(device, call, first, count, |bad| unsafe { function(self.qp.as_ptr(), first, bad) })
+        post::<SendRequest<'_>>(device, call, first, count, |bad| unsafe {
+            function(self.qp.as_ptr(), first, bad)
+        })
     }
 
     /// What a provider would not find wrong with a request.
@@ -331,7 +333,9 @@ impl QueuePair {
         };
         // SAFETY: as in `post_sends`.
         let (count, first) = (requests.len(), link(requests));
-        post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe { function(self.qp.as_ptr(), first, bad) })
+        post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe {
+            function(self.qp.as_ptr(), first, bad)
+        })
     }
 
     /// Joins a multicast group, until it leaves it or is dropped.
@@ -464,7 +468,9 @@ impl SharedReceiveQueue {
         };
         // SAFETY: as in `QueuePair::post_sends`.
         let (count, first) = (requests.len(), link(requests));
-        post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe { function(self.as_ptr(), first, bad) })
+        post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe {
+            function(self.as_ptr(), first, bad)
+        })
     }
 }
 

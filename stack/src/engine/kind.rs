@@ -89,15 +89,15 @@ impl SendOp {
 }
 
 pub(crate) const SEND: Kind = message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY);
-const SEND_WITH_IMM: Kind =
-    message(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE);
+const SEND_WITH_IMM: Kind = message(Opcode::RC_SEND_LAST_WITH_IMMEDIATE, Opcode::RC_SEND_ONLY_WITH_IMMEDIATE);
 const SEND_WITH_INVALIDATE: Kind = Kind {
     services: of(Service::Rc),
     ..message(Opcode::RC_SEND_LAST_WITH_INVALIDATE, Opcode::RC_SEND_ONLY_WITH_INVALIDATE)
 };
 const SEND_TO: Kind =
     Kind { opcodes: None, services: of(Service::Ud), ..message(Opcode::RC_SEND_LAST, Opcode::RC_SEND_ONLY) };
-pub(crate) const WRITE: Kind = Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY) };
+pub(crate) const WRITE: Kind =
+    Kind { notifies: false, ..write(Opcode::RC_WRITE_LAST, Opcode::RC_WRITE_ONLY) };
 const WRITE_WITH_IMM: Kind =
     write(Opcode::RC_WRITE_LAST_WITH_IMMEDIATE, Opcode::RC_WRITE_ONLY_WITH_IMMEDIATE);
 const READ: Kind = Kind { is_read: true, ..explicit(Opcode::RC_READ_REQUEST, WcOpcode::RdmaRead) };

@@ -1,5 +1,7 @@
 //! Where the objects are that handles name.
 
+use std::convert::Infallible;
+
 use ferroce_driver::prefetch;
 use rand_chacha::ChaCha20Rng;
 use rand_chacha::rand_core::RngCore;
@@ -106,14 +108,30 @@ impl<T> Slab<T> {
     }
 
     pub(crate) fn remove(&mut self, handle: Handle) -> Option<T> {
+        self.remove_by(handle, |value| Ok::<T, (T, Infallible)>(value))?.ok()
+    }
+
+    /// Removes what `end` can end; what it gives back stays.
+    pub(crate) fn remove_by<R, E>(
+        &mut self,
+        handle: Handle,
+        end: impl FnOnce(T) -> Result<R, (T, E)>,
+    ) -> Option<Result<R, E>> {
         let slot = self.slots.get_mut(handle.index as usize)?;
         if slot.generation != handle.generation {
             return None;
         }
-        let value = slot.value.take()?;
-        slot.generation = slot.generation.wrapping_add(1);
-        self.free.push(handle.index);
-        Some(value)
+        match end(slot.value.take()?) {
+            Ok(ended) => {
+                slot.generation = slot.generation.wrapping_add(1);
+                self.free.push(handle.index);
+                Some(Ok(ended))
+            }
+            Err((value, error)) => {
+                slot.value = Some(value);
+                Some(Err(error))
+            }
+        }
     }
 
     pub(crate) fn iter_with_handles(&self) -> impl Iterator<Item = (Handle, &T)> {
@@ -162,6 +180,17 @@ mod tests {
         assert_eq!((slab.get(a), slab.get(c)), (None, Some(&"c")));
         assert_eq!(slab.remove(a), None);
         assert_eq!(a.index, c.index);
+    }
+
+    #[test]
+    fn what_does_not_end_stays_under_its_handle() {
+        let mut slab = Slab::new(1, 9);
+        let a = slab.insert_with(|_| "a").unwrap();
+        assert_eq!(slab.remove_by(a, |value| Err::<(), _>((value, "busy"))), Some(Err("busy")));
+        assert_eq!((slab.get(a), slab.insert_with(|_| "b")), (Some(&"a"), None));
+        assert_eq!(slab.remove_by(a, |value| Ok::<_, (&str, ())>(value.len())), Some(Ok(1)));
+        assert_eq!(slab.remove_by(a, |value| Ok::<_, (&str, ())>(value.len())), None);
+        assert!(slab.insert_with(|_| "b").is_some());
     }
 
     #[test]

@@ -12,8 +12,7 @@ use crate::engine::mr::{busy, invalid, refused};
 use crate::verbs::{Access, Error, Feature, Mr, Mw, Pd, RegisterError, RemoteMemory};
 
 pub(super) struct HardwareRegion {
-    /// There but in the middle of a deregistration.
-    pub(super) card: Option<Region>,
+    pub(super) card: Region,
     pd: Pd,
     /// Its address for peers.
     pub(super) iova: u64,
@@ -87,7 +86,7 @@ impl Hardware {
         };
         let card = Region::new(&domain, memory, rights, iova)
             .map_err(|(memory, source)| RegisterError { memory, source: source.into() })?;
-        let inserted = self.named.mrs.insert_with(|_| HardwareRegion { card: Some(card), pd, iova });
+        let inserted = self.named.mrs.insert_with(|_| HardwareRegion { card, pd, iova });
         // There is room, as was just seen.
         inserted.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
     }
@@ -102,18 +101,10 @@ impl Hardware {
             let users = format!("{posted} outstanding work requests and {windows} bound memory windows");
             return Err(busy(mr, users));
         }
-        let Some(region) = self.named.mrs.get_mut(mr.0) else { return Err(invalid(mr)) };
-        let Some(card) = region.card.take() else { return Err(invalid(mr)) };
-        match card.deregister() {
-            Ok(memory) => {
-                self.named.mrs.remove(mr.0);
-                Ok(memory)
-            }
-            Err((card, error)) => {
-                region.card = Some(card);
-                Err(error.into())
-            }
-        }
+        let deregister = |HardwareRegion { card, pd, iova }| {
+            card.deregister().map_err(|(card, error)| (HardwareRegion { card, pd, iova }, error))
+        };
+        self.named.mrs.remove_by(mr.0, deregister).ok_or_else(|| invalid(mr))?.map_err(Error::from)
     }
 
     pub(crate) fn exchange(&mut self, mr: Mr, memory: Memory) -> Result<Memory, RegisterError> {
@@ -209,11 +200,11 @@ impl Hardware {
     }
 
     fn region(&self, mr: Mr) -> Result<&Region, Error> {
-        self.named.mrs.get(mr.0).and_then(|region| region.card.as_ref()).ok_or_else(|| invalid(mr))
+        self.named.mrs.get(mr.0).map(|region| &region.card).ok_or_else(|| invalid(mr))
     }
 
     fn region_mut(&mut self, mr: Mr) -> Result<&mut Region, Error> {
-        self.named.mrs.get_mut(mr.0).and_then(|region| region.card.as_mut()).ok_or_else(|| invalid(mr))
+        self.named.mrs.get_mut(mr.0).map(|region| &mut region.card).ok_or_else(|| invalid(mr))
     }
 }
 

@@ -6,10 +6,10 @@ use ferroce_driver::rnic::{
 };
 use ferroce_wire::RKey;
 
+use super::events::gone;
 use super::memory::{HardwareRegion, WindowBinding, remote_rights};
 use super::queue_pairs::HardwareQp;
 use super::work::{CHUNK, PieceRoom, Regions, SGES, WindowWork, Work};
-use super::events::gone;
 use super::{Hardware, HardwareSrq, NamedObjects};
 use crate::engine::kind::{self, Kind};
 use crate::engine::mr::invalid;
@@ -182,9 +182,8 @@ impl NamedObjects {
     ) -> Result<(), Error> {
         // The two that are posted most have code of their own, in which all that follows from the kind is known.
         match wr.op {
-            SendOp::Write(to) => self.keep_of(&kind::WRITE, queue_pair, wr, room, give, |_| {
-                Ok(SendOperation::Write(remote(to)))
-            }),
+            SendOp::Write(to) => self
+                .keep_of(&kind::WRITE, queue_pair, wr, room, give, |_| Ok(SendOperation::Write(remote(to)))),
             SendOp::Send => {
                 self.keep_of(&kind::SEND, queue_pair, wr, room, give, |_| Ok(SendOperation::Send))
             }
@@ -228,7 +227,13 @@ impl NamedObjects {
         }
         let signaled = wr.flags.signaled || queue_pair.signal_all;
         let add = |queue_pair: &mut HardwareQp, regions, length, data| {
-            queue_pair.add(Work::new(wr.wr_id, kind.wc_opcode, signaled, regions, length), &wr.flags, data, operation, give)
+            queue_pair.add(
+                Work::new(wr.wr_id, kind.wc_opcode, signaled, regions, length),
+                &wr.flags,
+                data,
+                operation,
+                give,
+            )
         };
         // What of the local memory is known in each arm, the compiler knows in the rest too.
         match wr.data {
@@ -274,7 +279,6 @@ impl NamedObjects {
                 check_rights(access, length)?;
                 let bound = self.mws.get(mw.0).ok_or_else(|| Error::invalid_handle("MW", mw.0))?;
                 let named = self.mrs.get(mr.0).ok_or_else(|| invalid(mr))?;
-                let Some(card) = &named.card else { return Err(invalid(mr)) };
                 let (addr, rkey) = (named.iova.wrapping_add(offset), bound.next_rkey());
                 let remote = RemoteMemory { addr, rkey: RKey::new(rkey), length };
                 let binding = WindowBinding { region: mr, remote };
@@ -282,7 +286,7 @@ impl NamedObjects {
                 SendOperation::Bind(Bind {
                     window: &bound.card,
                     rkey,
-                    region: card,
+                    region: &named.card,
                     addr,
                     length,
                     access: remote_rights(access),
@@ -469,8 +473,8 @@ fn translate(
 
 #[inline(always)]
 fn piece(mrs: &Slab<HardwareRegion>, sge: &Sge) -> Result<Piece, Error> {
-    let card = mrs.get(sge.mr.0).and_then(|region| region.card.as_ref()).ok_or_else(|| invalid(sge.mr))?;
-    Ok(card.piece(sge.offset, sge.length))
+    let region = mrs.get(sge.mr.0).ok_or_else(|| invalid(sge.mr))?;
+    Ok(region.card.piece(sge.offset, sge.length))
 }
 
 fn remote(to: RemoteAddress) -> Remote {
