@@ -26,6 +26,9 @@ impl Hardware {
     #[inline]
     pub(crate) fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, named, attributes, [room, ..]) = self.send_queue(qp)?;
+        if queue_pair.sq.free() == 0 {
+            return Err(queue_pair.sq.full("send"));
+        }
         named.keep(queue_pair, attributes, wr, room, AtOnce)?;
         if let SendOp::BindMw { mw, .. } = wr.op {
             self.bound(mw);
@@ -51,9 +54,13 @@ impl Hardware {
     /// Posts sends at once, up to [`CHUNK`] and up to the next bind. Returns how many.
     fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<usize, PostError> {
         let (queue_pair, named, attributes, pieces) = self.send_queue(qp).map_err(not_one)?;
+        let free = queue_pair.sq.free();
+        if free == 0 {
+            return Err(not_one(queue_pair.sq.full("send")));
+        }
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
+        for (wr, room) in wrs.iter().zip(pieces.iter_mut()).take(free as usize) {
             if let SendOp::BindMw { .. } = wr.op {
                 break;
             }
@@ -170,7 +177,7 @@ impl<'a> Give<'a> for &mut ArrayVec<SendRequest<'a>, CHUNK> {
 }
 
 impl NamedObjects {
-    /// Checks a work request, keeps it in the send queue, and gives it on as the card takes it.
+    /// Checks a work request, keeps it in the send queue, which has room for it, and gives it on as the card takes it.
     #[inline(always)]
     fn keep<'a>(
         &'a self,
@@ -221,9 +228,6 @@ impl NamedObjects {
     ) -> Result<(), Error> {
         if !kind.is_on(queue_pair.service) {
             return Err(wr.op.not_on(queue_pair.service));
-        }
-        if queue_pair.sq.is_full() {
-            return Err(Error::QueueFull { queue: "send", depth: queue_pair.sq.depth });
         }
         let signaled = wr.flags.signaled || queue_pair.signal_all;
         let add = |queue_pair: &mut HardwareQp, regions, length, data| {
@@ -341,8 +345,10 @@ impl HardwareQp {
 
 /// Where receives are posted: to a queue pair, or to a shared receive queue.
 trait TakesReceives {
-    /// `None` if there is room for one more, otherwise how many it has room for.
-    fn full(&self) -> Option<u32>;
+    /// For how many it has room.
+    fn free(&self) -> u32;
+    /// That it has none.
+    fn full(&self) -> Error;
     /// The places for the regions of the next one, if there is room for it.
     fn next_regions(&mut self) -> &mut [u32];
     /// Keeps one, for which there is room and whose regions are in their places, and returns the card's number of it.
@@ -354,8 +360,12 @@ trait TakesReceives {
 
 impl TakesReceives for HardwareQp {
     #[inline(always)]
-    fn full(&self) -> Option<u32> {
-        self.rq.is_full().then_some(self.rq.depth)
+    fn free(&self) -> u32 {
+        self.rq.free()
+    }
+
+    fn full(&self) -> Error {
+        self.rq.full("receive")
     }
 
     fn next_regions(&mut self) -> &mut [u32] {
@@ -379,8 +389,12 @@ impl TakesReceives for HardwareQp {
 
 impl TakesReceives for HardwareSrq {
     #[inline(always)]
-    fn full(&self) -> Option<u32> {
-        self.slots.is_full().then(|| self.slots.depth())
+    fn free(&self) -> u32 {
+        self.slots.free()
+    }
+
+    fn full(&self) -> Error {
+        Error::QueueFull { queue: "receive", depth: self.slots.depth() }
     }
 
     fn next_regions(&mut self) -> &mut [u32] {
@@ -409,10 +423,15 @@ fn post_receives(
     pieces: &mut PieceRoom,
     wrs: &[ReceiveWorkRequest<'_>],
 ) -> Result<(), PostError> {
-    for (chunk, wrs) in wrs.chunks(CHUNK).enumerate() {
+    let mut before = 0;
+    while let Some(rest) = wrs.get(before..).filter(|rest| !rest.is_empty()) {
+        let free = queue.free();
+        if free == 0 {
+            return Err(PostError { posted: before, source: queue.full() });
+        }
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        for (wr, room) in wrs.iter().zip(pieces.iter_mut()) {
+        for (wr, room) in rest.iter().zip(pieces.iter_mut()).take(free as usize) {
             if let Err(error) = keep_receive(queue, mrs, wr, room, &mut requests) {
                 wrong = Some(error);
                 break;
@@ -422,13 +441,14 @@ fn post_receives(
         let posted = refused.as_ref().map_or(requests.len(), |refused| refused.posted);
         requests[posted..].iter().rev().for_each(|request| queue.give_back(request.wr_id()));
         if let Some(source) = refused.map(|refused| refused.error.into()).or(wrong) {
-            return Err(PostError { posted: chunk * CHUNK + posted, source });
+            return Err(PostError { posted: before + posted, source });
         }
+        before += posted;
     }
     Ok(())
 }
 
-/// Checks a receive, keeps it, and adds it to a list as the card takes it.
+/// Checks a receive, for which there is room, keeps it, and adds it to a list as the card takes it.
 #[inline(always)]
 fn keep_receive<'a>(
     queue: &mut impl TakesReceives,
@@ -437,9 +457,6 @@ fn keep_receive<'a>(
     room: &'a mut [Piece; SGES],
     requests: &mut ArrayVec<ReceiveRequest<'a>, CHUNK>,
 ) -> Result<(), Error> {
-    if let Some(depth) = queue.full() {
-        return Err(Error::QueueFull { queue: "receive", depth });
-    }
     if let [sge] = wr.sges
         && sge.length <= MAX_MESSAGE
     {

@@ -44,8 +44,9 @@ impl ReceiveSlots {
         self.depth() - self.free.len() as u32
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.free.is_empty()
+    /// For how many it has room.
+    pub(super) fn free(&self) -> u32 {
+        self.free.len() as u32
     }
 
     /// The places for the regions of the next one, if there is room for it.

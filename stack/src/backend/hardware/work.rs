@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use ferroce_driver::rnic::Piece;
 
 use super::memory::WindowBinding;
-use crate::verbs::{Handle, Mw, WcOpcode};
+use crate::verbs::{Error, Handle, Mw, WcOpcode};
 
 /// Work requests that go to the card at once, and pieces of each at most.
 pub(super) const CHUNK: usize = 16;
@@ -162,9 +162,16 @@ impl WorkQueue {
         self.head.wrapping_sub(self.tail)
     }
 
+    /// For how many it has room.
     #[inline(always)]
-    pub(super) fn is_full(&self) -> bool {
-        self.len() >= self.depth
+    pub(super) fn free(&self) -> u32 {
+        self.depth.saturating_sub(self.len())
+    }
+
+    /// That it has none.
+    #[cold]
+    pub(super) fn full(&self, queue: &'static str) -> Error {
+        Error::QueueFull { queue, depth: self.depth }
     }
 
     #[inline(always)]
@@ -295,12 +302,12 @@ mod tests {
         let mut queue = WorkQueue::new(0, 4, 2);
         for round in 0..10u64 {
             for n in 0..4 {
-                assert!(!queue.is_full());
+                assert_eq!(u64::from(queue.free()), 4 - n);
                 queue.next_regions().copy_from_slice(&[n as u32, 7]);
                 let regions = Regions { first: n as u32, count: 2 };
                 queue.push(Work::new(10 * round + n, WcOpcode::Send, true, regions, 0));
             }
-            assert!(queue.is_full());
+            assert_eq!(queue.free(), 0);
             assert_eq!((queue.users_of(7), queue.users_of(2), queue.users_of(9)), (4, 1, 0));
             let first = queue.head.wrapping_sub(4);
             assert!(
@@ -322,7 +329,7 @@ mod tests {
         let silent = Work::new(0, WcOpcode::Send, false, Regions::default(), 0);
         let told: Vec<bool> = (0..8).map(|_| queue.push_send(silent).1).collect();
         assert_eq!(told, [false, false, false, false, true, false, false, false]);
-        assert!(queue.is_full());
+        assert_eq!(queue.free(), 0);
         assert_eq!((queue.complete(4).is_some(), queue.len()), (true, 3));
         // One that is refused may have been the one that was to be told of.
         queue.pop_newest();
