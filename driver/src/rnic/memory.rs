@@ -134,10 +134,9 @@ impl Region {
     /// protection error.
     #[inline(always)]
     pub fn piece(&self, offset: u64, length: u32) -> Piece {
-        if offset <= self.len() as u64 && u64::from(length) <= self.len() as u64 - offset {
-            return Piece { addr: self.addr + offset, length, lkey: self.lkey };
-        }
-        Piece::outside(length, self.lkey)
+        let is_inside = offset <= self.len() as u64 && u64::from(length) <= self.len() as u64 - offset;
+        let addr = if is_inside { self.addr + offset } else { Piece::nowhere() };
+        Piece { addr, length, lkey: self.lkey }
     }
 
     /// The key for work requests of this side.

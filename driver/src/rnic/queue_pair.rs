@@ -290,9 +290,10 @@ impl QueuePair {
         let Some(function) = self.post_send else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        let (count, mut first, mut wrong) = (requests.len(), null_mut(), None);
+        let (count, is_datagram) = (requests.len(), self.is_datagram);
+        let (mut first, mut wrong) = (null_mut(), None);
         for (at, request) in requests.iter_mut().enumerate().rev() {
-            if self.is_datagram || !request.named_of.is_null() {
+            if is_datagram || !request.named_of.is_null() {
                 wrong = self.wrong(request).map(|what| (at, what)).or(wrong);
             }
             first = request.link(first);

@@ -34,11 +34,11 @@ impl Piece {
         Piece { addr, length, lkey }
     }
 
-    /// One that the region of `lkey` does not have.
+    /// The address of one that its region does not have.
     #[cold]
     #[inline(never)]
-    pub(super) fn outside(length: u32, lkey: u32) -> Piece {
-        Piece { addr: NOWHERE.as_ptr().expose_provenance() as u64, length, lkey }
+    pub(super) fn nowhere() -> u64 {
+        NOWHERE.as_ptr().expose_provenance() as u64
     }
 }
 

@@ -54,13 +54,13 @@ impl Hardware {
     /// Posts sends at once, up to [`CHUNK`] and up to the next bind. Returns how many.
     fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<usize, PostError> {
         let (queue_pair, named, attributes, pieces) = self.send_queue(qp).map_err(not_one)?;
-        let free = queue_pair.sq.free();
-        if free == 0 {
+        let count = wrs.len().min(queue_pair.sq.free() as usize).min(CHUNK);
+        if count == 0 {
             return Err(not_one(queue_pair.sq.full("send")));
         }
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        for (wr, room) in wrs.iter().zip(pieces.iter_mut()).take(free as usize) {
+        for (wr, room) in wrs[..count].iter().zip(&mut pieces[..count]) {
             if let SendOp::BindMw { .. } = wr.op {
                 break;
             }
@@ -425,13 +425,13 @@ fn post_receives(
 ) -> Result<(), PostError> {
     let mut before = 0;
     while let Some(rest) = wrs.get(before..).filter(|rest| !rest.is_empty()) {
-        let free = queue.free();
-        if free == 0 {
+        let count = rest.len().min(queue.free() as usize).min(CHUNK);
+        if count == 0 {
             return Err(PostError { posted: before, source: queue.full() });
         }
         let mut requests = ArrayVec::<_, CHUNK>::new();
         let mut wrong = None;
-        for (wr, room) in rest.iter().zip(pieces.iter_mut()).take(free as usize) {
+        for (wr, room) in rest[..count].iter().zip(&mut pieces[..count]) {
             if let Err(error) = keep_receive(queue, mrs, wr, room, &mut requests) {
                 wrong = Some(error);
                 break;
