@@ -62,9 +62,14 @@ impl Hardware {
     /// Takes what the card has completed into `room`, past the queue here, which is empty. Returns how many are told.
     pub(super) fn take(&mut self, index: u32, room: &mut [WorkCompletion]) -> Result<usize, Error> {
         let Some(mut batch) = self.batch.take() else { return Ok(0) };
-        let filled = self.take_by(index, &mut batch, room);
+        let mut filled = 0;
+        let ended = self.take_by(index, &mut batch, room, &mut filled);
         self.batch = Some(batch);
-        filled
+        match ended {
+            // The next call says it again; what was taken is not lost.
+            Err(error) if filled == 0 => Err(error.into()),
+            _ => Ok(filled),
+        }
     }
 
     fn take_by(
@@ -72,24 +77,20 @@ impl Hardware {
         index: u32,
         Batch { card, .. }: &mut Batch,
         room: &mut [WorkCompletion],
-    ) -> Result<usize, Error> {
-        let (mut taken, mut filled) = (0, 0);
+        filled: &mut usize,
+    ) -> Result<(), ferroce_driver::Error> {
+        let mut taken = 0;
         loop {
-            let Some(cq) = self.cqs.at(index) else { return Ok(filled) };
-            let most = (room.len() - filled).min(BATCH).min(cq.most.saturating_sub(taken));
+            let Some(cq) = self.cqs.at(index) else { return Ok(()) };
+            let most = (room.len() - *filled).min(BATCH).min(cq.most.saturating_sub(taken));
             if most == 0 {
-                return Ok(filled);
+                return Ok(());
             }
-            let count = match cq.card.poll(&mut card[..most]) {
-                Ok(count) => count,
-                Err(error) if filled == 0 => return Err(error.into()),
-                // The next call says it again; what was taken is not lost.
-                Err(_) => return Ok(filled),
-            };
-            filled += self.complete(&card[..count], &mut room[filled..]);
+            let count = cq.card.poll(&mut card[..most])?;
+            *filled += self.complete(&card[..count], &mut room[*filled..]);
             taken += count;
-            if count < most {
-                return Ok(filled);
+            if count < most || *filled == room.len() {
+                return Ok(());
             }
         }
     }
@@ -200,6 +201,7 @@ impl Hardware {
     }
 
     /// A receive of a shared receive queue has ended.
+    #[inline(never)]
     fn complete_shared(&mut self, id: WorkId, completion: &Completion, free: &mut Places<'_>) -> usize {
         let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
         let Some(wr_id) = queue.slots.complete(id.position) else { return 1 };
