@@ -124,6 +124,8 @@ impl Work {
 /// Work requests in the order in which they complete, and the regions of each.
 pub(super) struct WorkQueue {
     ring: Box<[Work]>,
+    /// One less than the places of the ring, which are a power of two.
+    mask: u32,
     /// The positions of the oldest and of the next one.
     tail: u32,
     head: u32,
@@ -146,6 +148,7 @@ impl WorkQueue {
         let empty = Work::new(0, WcOpcode::Send, false, Regions::default(), 0);
         WorkQueue {
             ring: vec![empty; places].into(),
+            mask: places as u32 - 1,
             tail: 0,
             head: 0,
             depth,
@@ -176,7 +179,7 @@ impl WorkQueue {
 
     #[inline(always)]
     fn place(&self, position: u32) -> usize {
-        position as usize & (self.ring.len() - 1)
+        (position & self.mask) as usize
     }
 
     /// The places for the regions of the next one: that of the first is not looked at.
