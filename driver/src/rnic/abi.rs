@@ -304,7 +304,7 @@ pub(super) struct SendWr {
     pub(super) send_flags: c_uint,
     /// An immediate in network order, or a key to invalidate.
     pub(super) imm_or_key: u32,
-    pub(super) wr: MaybeUninit<SendTarget>,
+    pub(super) wr: SendTarget,
     pub(super) qp_type: MaybeUninit<u64>,
     pub(super) bind_mw: MaybeUninit<BindMw>,
 }

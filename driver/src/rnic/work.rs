@@ -140,7 +140,7 @@ impl<'a> SendRequest<'a> {
                 opcode: SEND,
                 send_flags: 0,
                 imm_or_key: 0,
-                wr: MaybeUninit::uninit(),
+                wr: SendTarget { rdma: Rdma { remote_addr: 0, rkey: 0 } },
                 qp_type: MaybeUninit::uninit(),
                 bind_mw: MaybeUninit::uninit(),
             },
@@ -202,11 +202,11 @@ impl<'a> SendRequest<'a> {
         };
         raw.opcode = match operation {
             SendOperation::Write(remote) => {
-                raw.wr.write(rdma(remote));
+                raw.wr = rdma(remote);
                 0
             }
             SendOperation::WriteWithImm(remote, immediate) => {
-                raw.wr.write(rdma(remote));
+                raw.wr = rdma(remote);
                 raw.imm_or_key = immediate.to_be();
                 1
             }
@@ -216,18 +216,16 @@ impl<'a> SendRequest<'a> {
                 SEND_WITH_IMM
             }
             SendOperation::Read(remote) => {
-                raw.wr.write(rdma(remote));
+                raw.wr = rdma(remote);
                 4
             }
             SendOperation::CompareSwap { remote: Remote { addr, rkey }, compare, swap } => {
                 let compare_add = compare;
-                raw.wr.write(SendTarget { atomic: Atomic { remote_addr: addr, compare_add, swap, rkey } });
+                raw.wr = SendTarget { atomic: Atomic { remote_addr: addr, compare_add, swap, rkey } };
                 5
             }
             SendOperation::FetchAdd { remote: Remote { addr, rkey }, add } => {
-                raw.wr.write(SendTarget {
-                    atomic: Atomic { remote_addr: addr, compare_add: add, swap: 0, rkey },
-                });
+                raw.wr = SendTarget { atomic: Atomic { remote_addr: addr, compare_add: add, swap: 0, rkey } };
                 6
             }
             SendOperation::LocalInvalidate(key) => {
@@ -250,11 +248,11 @@ impl<'a> SendRequest<'a> {
                 9
             }
             SendOperation::SendTo(target) => {
-                raw.wr.write(ud(target));
+                raw.wr = ud(target);
                 SEND
             }
             SendOperation::SendToWithImm(target, immediate) => {
-                raw.wr.write(ud(target));
+                raw.wr = ud(target);
                 raw.imm_or_key = immediate.to_be();
                 SEND_WITH_IMM
             }

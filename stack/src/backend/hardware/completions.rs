@@ -141,7 +141,7 @@ impl Hardware {
                 && (work.signaled || completion.status != OK)
             {
                 let Some(told) = free.next() else { break };
-                *told = queue_pair.completed;
+                *told = queue_pair.sent;
                 told.wr_id = work.wr_id;
                 told.opcode = work.opcode;
                 // Not every card tells the length of a send.
@@ -267,11 +267,9 @@ impl HardwareQp {
     /// A receive has ended, of its own or of its shared receive queue.
     #[inline(always)]
     fn fill_receive(&self, told: &mut WorkCompletion, wr_id: u64, completion: &Completion) {
-        *told = self.completed;
+        *told = self.received;
         told.wr_id = wr_id;
-        told.opcode = WcOpcode::Recv;
         told.byte_len = completion.byte_len;
-        told.src_qpn = self.peer;
     }
 
     /// A send has failed.

@@ -7,7 +7,7 @@ use super::Hardware;
 use super::work::{QueueKind, WorkId, WorkQueue};
 use crate::verbs::{
     Access, AddressVector, CongestionControl, Cq, Error, Feature, Handle, MAX_MESSAGE, Mismatch, Mr, Pd, Qp,
-    QpAttributes, QpConfig, QpState, QpType, ReadyToSend, Srq, WcStatus, WorkCompletion,
+    QpAttributes, QpConfig, QpState, QpType, ReadyToSend, Srq, WcOpcode, WcStatus, WorkCompletion,
 };
 
 pub(super) struct HardwareQp {
@@ -23,10 +23,10 @@ pub(super) struct HardwareQp {
     pub(super) state: QpState,
     pub(super) sq: WorkQueue,
     pub(super) rq: WorkQueue,
-    /// What all its completions have in common.
-    pub(super) completed: WorkCompletion,
-    /// The peer's number, once it has one: cards tell that of a datagram's sender alone.
-    pub(super) peer: Qpn,
+    /// What all completions of its sends have in common.
+    pub(super) sent: WorkCompletion,
+    /// The same of its receives: the peer's number too, once it has one, for cards tell that of a datagram's sender alone.
+    pub(super) received: WorkCompletion,
     /// 1 for UD, 0 for others.
     pub(super) is_ud: u32,
     pub(super) signal_all: bool,
@@ -76,7 +76,7 @@ impl HardwareQp {
         self.sq.clear();
         self.rq.clear();
         self.told = Told::default();
-        self.peer = Qpn::new(0);
+        self.received.src_qpn = Qpn::new(0);
     }
 }
 
@@ -120,6 +120,13 @@ impl Hardware {
         )?;
         let number = card.qpn();
         let path_mtu = self.port.path_mtu(false).map_or(MAX_MESSAGE, PathMtu::bytes);
+        let completed = |handle, opcode| WorkCompletion {
+            status: WcStatus::Success,
+            opcode,
+            qp: Qp(handle),
+            qpn: Qpn::new(number & 0xff_ffff),
+            ..WorkCompletion::EMPTY
+        };
         let make = |handle: Handle| HardwareQp {
             card,
             qpn: Qpn::new(number & 0xff_ffff),
@@ -136,13 +143,8 @@ impl Hardware {
                 receives,
                 config.max_recv_sge.into(),
             ),
-            completed: WorkCompletion {
-                status: WcStatus::Success,
-                qp: Qp(handle),
-                qpn: Qpn::new(number & 0xff_ffff),
-                ..WorkCompletion::EMPTY
-            },
-            peer: Qpn::new(0),
+            sent: completed(handle, WcOpcode::Send),
+            received: completed(handle, WcOpcode::Recv),
             is_ud: (config.qp_type == QpType::Ud).into(),
             signal_all: config.signal_all,
             max_inline: config.max_inline_data,

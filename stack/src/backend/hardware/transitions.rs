@@ -150,7 +150,7 @@ impl Hardware {
         told.address = Some(address);
         told.path_mtu = Some(path_mtu);
         told.dest_qpn = Some(dest_qpn);
-        self.qp(qp)?.peer = dest_qpn;
+        self.qp(qp)?.received.src_qpn = dest_qpn;
         Ok(())
     }
 

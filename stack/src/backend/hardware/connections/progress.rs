@@ -268,7 +268,7 @@ impl Hardware {
         told.dest_qpn = change.dest_qpn.map(Qpn::new);
         told.max_dest_rd_atomic = max_dest_rd_atomic;
         told.min_rnr_timer = Some(min_rnr_timer);
-        self.qp(qp)?.peer = Qpn::new(change.dest_qpn.unwrap_or(0));
+        self.qp(qp)?.received.src_qpn = Qpn::new(change.dest_qpn.unwrap_or(0));
         Ok(())
     }
 
