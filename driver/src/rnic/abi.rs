@@ -287,7 +287,7 @@ pub(super) struct SrqInitAttr {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RecvWr {
     pub(super) wr_id: u64,
-    pub(super) next: *mut RecvWr,
+    pub(super) next: MaybeUninit<*mut RecvWr>,
     pub(super) sg_list: *mut super::Piece,
     pub(super) num_sge: c_int,
 }
@@ -297,7 +297,7 @@ pub(super) struct RecvWr {
 #[derive(Clone, Copy)]
 pub(super) struct SendWr {
     pub(super) wr_id: u64,
-    pub(super) next: *mut SendWr,
+    pub(super) next: MaybeUninit<*mut SendWr>,
     pub(super) sg_list: *mut super::Piece,
     pub(super) num_sge: c_int,
     pub(super) opcode: c_uint,

@@ -134,7 +134,7 @@ impl<'a> SendRequest<'a> {
         SendRequest {
             raw: SendWr {
                 wr_id: 0,
-                next: null_mut(),
+                next: MaybeUninit::uninit(),
                 sg_list: null_mut(),
                 num_sge: 0,
                 opcode: SEND,
@@ -289,7 +289,8 @@ impl<'a> ReceiveRequest<'a> {
     #[inline]
     pub const fn new(wr_id: u64, pieces: &'a [Piece]) -> ReceiveRequest<'a> {
         let (sg_list, num_sge) = (pieces.as_ptr().cast_mut(), pieces.len() as c_int);
-        ReceiveRequest { raw: RecvWr { wr_id, next: null_mut(), sg_list, num_sge }, named: PhantomData }
+        let next = MaybeUninit::uninit();
+        ReceiveRequest { raw: RecvWr { wr_id, next, sg_list, num_sge }, named: PhantomData }
     }
 
     /// What comes back in the completion.
@@ -323,7 +324,7 @@ impl Linked for SendRequest<'_> {
         if self.raw.send_flags & INLINE != 0 {
             self.raw.sg_list = self.inline.as_mut_ptr();
         }
-        self.raw.next = next;
+        self.raw.next.write(next);
         &mut self.raw
     }
 }
@@ -333,7 +334,7 @@ impl Linked for ReceiveRequest<'_> {
 
     #[inline(always)]
     fn link(&mut self, next: *mut RecvWr) -> *mut RecvWr {
-        self.raw.next = next;
+        self.raw.next.write(next);
         &mut self.raw
     }
 }

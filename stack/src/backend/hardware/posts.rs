@@ -457,8 +457,9 @@ fn keep_receive<'a>(
     room: &'a mut [Piece; SGES],
     requests: &mut ArrayVec<ReceiveRequest<'a>, CHUNK>,
 ) -> Result<(), Error> {
+    // The longest one goes below, where all lengths are checked.
     if let [sge] = wr.sges
-        && sge.length <= MAX_MESSAGE
+        && sge.length < MAX_MESSAGE
     {
         room[0] = piece(mrs, sge)?;
         let number = queue.keep(wr.wr_id, Regions { first: sge.mr.0.index, count: 1 });
