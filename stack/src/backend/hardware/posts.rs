@@ -59,20 +59,12 @@ impl Hardware {
             return Err(not_one(queue_pair.sq.full("send")));
         }
         let mut requests = ArrayVec::<_, CHUNK>::new();
-        let mut wrong = None;
-        for (wr, room) in wrs[..count].iter().zip(&mut pieces[..count]) {
-            if let SendOp::BindMw { .. } = wr.op {
-                break;
-            }
-            if let Err(error) = named.keep(queue_pair, attributes, wr, room, &mut requests) {
-                wrong = Some(error);
-                break;
-            }
-        }
+        let (wrs, pieces) = (&wrs[..count], &mut pieces[..count]);
+        let kept = named.keep_all(queue_pair, attributes, wrs, pieces, &mut requests);
         let refused = queue_pair.card.post_sends(&mut requests).err();
         let posted = refused.as_ref().map_or(requests.len(), |refused| refused.posted);
         (posted..requests.len()).for_each(|_| queue_pair.sq.pop_newest());
-        match refused.map(|refused| refused.error.into()).or(wrong) {
+        match refused.map(|refused| refused.error.into()).or(kept.err()) {
             Some(source) => Err(PostError { posted, source }),
             None => Ok(posted),
         }
@@ -177,6 +169,25 @@ impl<'a> Give<'a> for &mut ArrayVec<SendRequest<'a>, CHUNK> {
 }
 
 impl NamedObjects {
+    /// Adds work requests to a list, up to the first that is wrong, or a bind.
+    #[inline(always)]
+    fn keep_all<'a>(
+        &'a self,
+        queue_pair: &mut HardwareQp,
+        attributes: &DeviceAttributes,
+        wrs: &[SendWorkRequest<'a>],
+        pieces: &'a mut [[Piece; SGES]],
+        requests: &mut ArrayVec<SendRequest<'a>, CHUNK>,
+    ) -> Result<(), Error> {
+        for (wr, room) in wrs.iter().zip(pieces) {
+            if let SendOp::BindMw { .. } = wr.op {
+                break;
+            }
+            self.keep(queue_pair, attributes, wr, room, &mut *requests)?;
+        }
+        Ok(())
+    }
+
     /// Checks a work request, keeps it in the send queue, which has room for it, and gives it on as the card takes it.
     #[inline(always)]
     fn keep<'a>(
@@ -430,22 +441,28 @@ fn post_receives(
             return Err(PostError { posted: before, source: queue.full() });
         }
         let mut requests = ArrayVec::<_, CHUNK>::new();
-        let mut wrong = None;
-        for (wr, room) in rest[..count].iter().zip(&mut pieces[..count]) {
-            if let Err(error) = keep_receive(queue, mrs, wr, room, &mut requests) {
-                wrong = Some(error);
-                break;
-            }
-        }
+        let kept = keep_receives(queue, mrs, &rest[..count], &mut pieces[..count], &mut requests);
         let refused = queue.post(&mut requests).err();
         let posted = refused.as_ref().map_or(requests.len(), |refused| refused.posted);
         requests[posted..].iter().rev().for_each(|request| queue.give_back(request.wr_id()));
-        if let Some(source) = refused.map(|refused| refused.error.into()).or(wrong) {
+        if let Some(source) = refused.map(|refused| refused.error.into()).or(kept.err()) {
             return Err(PostError { posted: before + posted, source });
         }
         before += posted;
     }
     Ok(())
+}
+
+/// Adds receives to a list, up to the first that is wrong.
+#[inline(always)]
+fn keep_receives<'a>(
+    queue: &mut impl TakesReceives,
+    mrs: &Slab<HardwareRegion>,
+    wrs: &[ReceiveWorkRequest<'_>],
+    pieces: &'a mut [[Piece; SGES]],
+    requests: &mut ArrayVec<ReceiveRequest<'a>, CHUNK>,
+) -> Result<(), Error> {
+    wrs.iter().zip(pieces).try_for_each(|(wr, room)| keep_receive(queue, mrs, wr, room, requests))
 }
 
 /// Checks a receive, for which there is room, keeps it, and adds it to a list as the card takes it.
