@@ -290,17 +290,14 @@ impl QueuePair {
         let Some(function) = self.post_send else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        let (count, is_datagram) = (requests.len(), self.is_datagram);
-        let (mut first, mut wrong) = (null_mut(), None);
-        for (at, request) in requests.iter_mut().enumerate().rev() {
-            if is_datagram || !request.named_of.is_null() {
-                wrong = self.wrong(request).map(|what| (at, what)).or(wrong);
-            }
+        let (count, mut first, mut named) = (requests.len(), null_mut(), 0);
+        for request in requests.iter_mut().rev() {
+            named |= request.named_of.addr();
             first = request.link(first);
         }
-        if let Some((at, what)) = wrong {
-            let source = io::Error::other(format!("request {at} {what}"));
-            return Err(PostRefused { posted: 0, error: device.error(call, source) });
+        if self.is_datagram || named != 0 {
+            self.check(call, requests)?;
+            first = link(requests);
         }
         // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is
         // registered memory, or no memory that the card finds a key for; inline data, address handles, windows and regions live as long as the
@@ -310,16 +307,23 @@ impl QueuePair {
         })
     }
 
-    /// What a provider would not find wrong with a request.
-    fn wrong(&self, request: &SendRequest<'_>) -> Option<&'static str> {
-        // It would take the destination from where other operations have something else.
-        if self.is_datagram && !request.has_target() {
-            return Some("has no destination, which each send of a datagram queue pair has");
+    /// That there is nothing wrong with what the requests name: a provider would not find it.
+    fn check(&self, call: &'static str, requests: &[SendRequest<'_>]) -> Result<(), PostRefused> {
+        let context = self.device().context().cast_const();
+        for (at, request) in requests.iter().enumerate() {
+            let wrong = if self.is_datagram && !request.has_target() {
+                // It would take the destination from where other operations have something else.
+                "has no destination, which each send of a datagram queue pair has"
+            } else if !request.named_of.is_null() && request.named_of != context {
+                // It would take what another device has for its own.
+                "names an address handle, a window or a region of another device"
+            } else {
+                continue;
+            };
+            let source = io::Error::other(format!("request {at} {wrong}"));
+            return Err(PostRefused { posted: 0, error: self.device().error(call, source) });
         }
-        // It would take what another device has for its own.
-        let is_foreign =
-            !request.named_of.is_null() && request.named_of != self.device().context().cast_const();
-        is_foreign.then_some("names an address handle, a window or a region of another device")
+        Ok(())
     }
 
     /// Posts receives as one list.
@@ -332,8 +336,8 @@ impl QueuePair {
         let Some(function) = device.ops().post_recv else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        // SAFETY: as in `post_sends`.
         let (count, first) = (requests.len(), link(requests));
+        // SAFETY: as in `post_sends`.
         post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe {
             function(self.qp.as_ptr(), first, bad)
         })
@@ -467,8 +471,8 @@ impl SharedReceiveQueue {
         let Some(function) = device.ops().post_srq_recv else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
-        // SAFETY: as in `QueuePair::post_sends`.
         let (count, first) = (requests.len(), link(requests));
+        // SAFETY: as in `QueuePair::post_sends`.
         post::<ReceiveRequest<'_>>(device, call, first, count, |bad| unsafe {
             function(self.as_ptr(), first, bad)
         })
