@@ -91,6 +91,7 @@ impl Hardware {
         inserted.map(Mr).ok_or_else(|| unreachable!("the slab was checked for room"))
     }
 
+    #[expect(clippy::result_large_err, reason = "what could not be ended goes back to its place")]
     pub(crate) fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
         self.region(mr)?;
         let posted: u32 = self.qps.iter().map(|qp| qp.users_of(mr)).sum::<u32>()
