@@ -202,20 +202,19 @@ impl Hardware {
 
     /// A receive of a shared receive queue has ended.
     #[inline(never)]
-    fn complete_shared(&mut self, id: WorkId, completion: &Completion, free: &mut Places<'_>) -> usize {
+    fn complete_shared(&mut self, id: WorkId, completion: &Completion, free: &mut Places<'_>) {
         let Some(queue) = self.srqs.at_mut(id.index) else { return self.unknown(completion) };
-        let Some(wr_id) = queue.slots.complete(id.position) else { return 1 };
+        let Some(wr_id) = queue.slots.complete(id.position) else { return };
         let Some(handle) = self.numbers.get(&completion.qp_num).copied() else {
             return self.unknown(completion);
         };
         let Some(queue_pair) = self.qps.get_mut(handle) else { return self.unknown(completion) };
-        let Some(told) = free.next() else { return 1 };
+        let Some(told) = free.next() else { return };
         queue_pair.fill_receive(told, wr_id, completion);
         queue_pair.fill_other(told, completion, self.is_rxe);
         if let Some(key) = told.invalidated {
             self.revoke(key.value());
         }
-        1
     }
 
     /// What it ends about windows: all before it have succeeded.
@@ -250,9 +249,8 @@ impl Hardware {
 
     /// A completion of no work request that was posted: one that nobody is told of.
     #[cold]
-    fn unknown(&self, completion: &Completion) -> usize {
+    fn unknown(&self, completion: &Completion) {
         tracing::warn!(device = self.device.name(), "a completion of no work request: {completion:?}");
-        1
     }
 }
 
