@@ -26,9 +26,6 @@ impl Hardware {
     #[inline]
     pub(crate) fn post_send(&mut self, qp: Qp, wr: &SendWorkRequest<'_>) -> Result<(), Error> {
         let (queue_pair, named, attributes, [room, ..]) = self.send_queue(qp)?;
-        if queue_pair.sq.free() == 0 {
-            return Err(queue_pair.sq.full("send"));
-        }
         named.keep(queue_pair, attributes, wr, room, AtOnce)?;
         if let SendOp::BindMw { mw, .. } = wr.op {
             self.bound(mw);
@@ -54,12 +51,7 @@ impl Hardware {
     /// Posts sends at once, up to [`CHUNK`] and up to the next bind. Returns how many.
     fn post_chunk(&mut self, qp: Qp, wrs: &[SendWorkRequest<'_>]) -> Result<usize, PostError> {
         let (queue_pair, named, attributes, pieces) = self.send_queue(qp).map_err(not_one)?;
-        let count = wrs.len().min(queue_pair.sq.free() as usize).min(CHUNK);
-        if count == 0 {
-            return Err(not_one(queue_pair.sq.full("send")));
-        }
         let mut requests = ArrayVec::<_, CHUNK>::new();
-        let (wrs, pieces) = (&wrs[..count], &mut pieces[..count]);
         let kept = named.keep_all(queue_pair, attributes, wrs, pieces, &mut requests);
         let refused = queue_pair.card.post_sends(&mut requests).err();
         let posted = refused.as_ref().map_or(requests.len(), |refused| refused.posted);
@@ -81,7 +73,7 @@ impl Hardware {
             Some(queue_pair) if queue_pair.state == QpState::Rts => {
                 Ok((queue_pair, named, attributes, pieces))
             }
-            // It has no queue pair in RTS.
+            // A device that is gone has no queue pair in RTS.
             _ if *is_gone => Err(gone(device)),
             Some(queue_pair) => {
                 let states = [QpState::Sqd, QpState::Sqe, QpState::Error];
@@ -176,7 +168,7 @@ impl NamedObjects {
         queue_pair: &mut HardwareQp,
         attributes: &DeviceAttributes,
         wrs: &[SendWorkRequest<'a>],
-        pieces: &'a mut [[Piece; SGES]],
+        pieces: &'a mut PieceRoom,
         requests: &mut ArrayVec<SendRequest<'a>, CHUNK>,
     ) -> Result<(), Error> {
         for (wr, room) in wrs.iter().zip(pieces) {
@@ -188,7 +180,7 @@ impl NamedObjects {
         Ok(())
     }
 
-    /// Checks a work request, keeps it in the send queue, which has room for it, and gives it on as the card takes it.
+    /// Checks a work request, keeps it in the send queue, and gives it on as the card takes it.
     #[inline(always)]
     fn keep<'a>(
         &'a self,
@@ -209,6 +201,7 @@ impl NamedObjects {
         }
     }
 
+    /// The same of any kind.
     #[inline(never)]
     fn keep_other<'a>(
         &'a self,
@@ -226,7 +219,7 @@ impl NamedObjects {
         self.keep_of(kind, queue_pair, wr, room, give, |queue_pair| self.operation(queue_pair, wr.op))
     }
 
-    /// The same of a kind; `operation` says what it does, once it is kept.
+    /// The same of one kind, which may be known when this is compiled; `operation` says what is done, once it is kept.
     #[inline(always)]
     fn keep_of<'a>(
         &'a self,
@@ -239,6 +232,9 @@ impl NamedObjects {
     ) -> Result<(), Error> {
         if !kind.is_on(queue_pair.service) {
             return Err(wr.op.not_on(queue_pair.service));
+        }
+        if queue_pair.sq.free() == 0 {
+            return Err(queue_pair.sq.full("send"));
         }
         let signaled = wr.flags.signaled || queue_pair.signal_all;
         let add = |queue_pair: &mut HardwareQp, regions, length, data| {

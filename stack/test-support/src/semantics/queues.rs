@@ -112,7 +112,18 @@ fn full(pair: &mut Pair) -> Outcome {
     (0..4).try_for_each(|n| pair.completes(0, n, WcStatus::Success).map(drop))?;
     (0..4).try_for_each(|n| pair.completes(1, 10 + n, WcStatus::Success).map(drop))?;
     same!(pair.ends[0].context.query_qp(qps[0])?.outstanding_sends, 0);
-    Ok(())
+    // What the service does not have is told of before a queue that is full.
+    let qps = pair.connected(QpType::Uc, |config| config.max_send_wr(4))?;
+    (0..4).try_for_each(|n| pair.ends[0].send(qps[0], n, SendOp::Send, &[]))?;
+    let there = pair.ends[1].zeros(8, &[Access::REMOTE_READ])?;
+    let read = SendOp::Read(pair.ends[1].context.remote(there)?.at(0));
+    refused!(pair.ends[0].send(qps[0], 4, read, &[]), Error::Invalid { attribute: "op", .. });
+    let wr = SendWorkRequest { wr_id: 5, op: read, data: Data::Sges(&[]), flags: SendFlags::SIGNALED };
+    refused!(
+        pair.ends[0].context.post_sends(qps[0], &[wr, wr]),
+        PostError { posted: 0, source: Error::Invalid { attribute: "op", .. }, .. }
+    );
+    (0..4).try_for_each(|n| pair.completes(0, n, WcStatus::Success).map(drop))
 }
 
 fn destroyed(pair: &mut Pair) -> Outcome {
