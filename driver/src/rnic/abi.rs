@@ -38,9 +38,6 @@ pub(super) struct Context {
     pub(super) num_comp_vectors: c_int,
 }
 
-/// `ibv_post_send`
-pub(super) type PostSend = unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int;
-
 /// `struct ibv_context_ops`: what is called through it. The others have places, and are called by name.
 #[repr(C)]
 pub(super) struct ContextOps {
@@ -54,7 +51,7 @@ pub(super) struct ContextOps {
     _cq_event_to_destroy_srq: [*const c_void; 7],
     pub(super) post_srq_recv: Option<unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
     _create_to_destroy_qp: [*const c_void; 4],
-    pub(super) post_send: Option<PostSend>,
+    pub(super) post_send: Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
     pub(super) post_recv: Option<unsafe extern "C" fn(*mut Qp, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
     _create_ah_to_async_event: [*const c_void; 5],
 }

@@ -6,7 +6,7 @@ use std::mem::zeroed;
 use std::ptr::{NonNull, null_mut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::abi::{PostSend, Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, mask};
+use super::abi::{Qp, QpAttr, QpCap, QpInitAttr, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, mask};
 use super::completion::CompletionQueue;
 use super::device::Device;
 use super::memory::{Address, ProtectionDomain};
@@ -44,8 +44,6 @@ pub struct QueuePair {
     qp: NonNull<Qp>,
     domain: ProtectionDomain,
     is_datagram: bool,
-    /// The provider's, which is asked for each send.
-    post_send: Option<PostSend>,
     _queues: [CompletionQueue; 2],
     _srq: Option<SharedReceiveQueue>,
     /// The multicast groups that it is in: the kernel destroys none that is in one.
@@ -206,7 +204,6 @@ impl QueuePair {
             qp: device.object("ibv_create_qp", qp).map_err(|error| error.remedied(|_| wanted(config)))?,
             domain: domain.clone(),
             is_datagram: config.kind == UD,
-            post_send: device.ops().post_send,
             _queues: [config.send_cq.clone(), config.recv_cq.clone()],
             _srq: config.srq.cloned(),
             groups: Mutex::new(Vec::new()),
@@ -287,7 +284,7 @@ impl QueuePair {
     #[inline(always)]
     pub fn post_sends(&self, requests: &mut [SendRequest<'_>]) -> Result<(), PostRefused> {
         let (device, call) = (self.device(), "ibv_post_send");
-        let Some(function) = self.post_send else {
+        let Some(function) = device.ops().post_send else {
             return Err(PostRefused { posted: 0, error: device.lacks(call) });
         };
         let (count, mut first, mut named) = (requests.len(), null_mut(), 0);
@@ -297,6 +294,7 @@ impl QueuePair {
         }
         if self.is_datagram || named != 0 {
             self.check(call, requests)?;
+            // Pointers from before the requests were read are not to be written through.
             first = link(requests);
         }
         // SAFETY: the queue pair exists, and so does the list; a datagram has a destination; what its pieces name is

@@ -128,7 +128,8 @@ impl<'a> SendRequest<'a> {
     /// `IBV_SEND_SOLICITED`
     pub const SOLICITED: u32 = 4;
 
-    /// A SEND of nothing, to be changed. What only other operations have is not initialised: it is written with them.
+    /// A SEND of nothing, to be changed. What only other operations have is not initialised: it is written with them, and the
+    /// link when it is posted.
     #[inline(always)]
     pub fn empty() -> SendRequest<'a> {
         SendRequest {

@@ -118,6 +118,16 @@ impl Hardware {
         places - free.len()
     }
 
+    /// The queue pair that a completion is of, unless it is gone.
+    #[inline(always)]
+    fn queue_pair_of(&mut self, id: WorkId, completion: &Completion) -> Option<&mut HardwareQp> {
+        let Some(handle) = self.qps.handle_at(id.index) else {
+            self.unknown(completion);
+            return None;
+        };
+        self.qps.get_mut(handle).filter(|_| id.is_of(handle))
+    }
+
     /// The first, which is of the send queue of `id`, and those behind it that are of it too. Returns the others.
     #[inline(always)]
     fn complete_sends<'a>(
@@ -127,13 +137,7 @@ impl Hardware {
         mut others: &'a [Completion],
         free: &mut Places<'_>,
     ) -> &'a [Completion] {
-        let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
-            self.unknown(first);
-            return others;
-        };
-        if !id.is_of(handle) {
-            return others;
-        }
+        let Some(queue_pair) = self.queue_pair_of(id, first) else { return others };
         let has_windows = queue_pair.sq.has_windows();
         let (mut completion, mut position) = (first, id.position);
         loop {
@@ -173,13 +177,7 @@ impl Hardware {
         free: &mut Places<'_>,
     ) -> &'a [Completion] {
         let is_rxe = self.is_rxe;
-        let Some((handle, queue_pair)) = self.qps.at_with_handle(id.index) else {
-            self.unknown(first);
-            return others;
-        };
-        if !id.is_of(handle) {
-            return others;
-        }
+        let Some(queue_pair) = self.queue_pair_of(id, first) else { return others };
         let (mut completion, mut position) = (first, id.position);
         loop {
             if let Some(work) = queue_pair.rq.complete(position) {
