@@ -32,16 +32,17 @@ usage: ./do JOB [ARGUMENT...]
   fuzz-coverage [TARGET...]
                      which lines of the sources the corpus reaches (after ./do fuzz)
   ferroce ARG...     the command itself
+  dpdk [FOLDER]      libferroce_dpdk.so, which the device dpdk:PORT needs, beside the command (or into FOLDER)
 TEXT
 }
 
 say() { echo "do: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# What the AF_XDP driver builds with, and what the commands call.
-build_packages="gcc make pkg-config m4 clang libclang1-14 libelf-dev zlib1g-dev"
-# What the DPDK driver builds with beside these, and the drivers of its devices.
-dpdk_packages="libdpdk-dev dpdk"
+# What the AF_XDP driver builds with: libxdp's own programs with clang, its bindings with libclang.
+build_packages="gcc make pkg-config m4 clang-14 libclang1-14 libelf-dev zlib1g-dev"
+# What the shim over DPDK builds with, and the drivers of DPDK's devices.
+dpdk_packages="gcc pkg-config libdpdk-dev dpdk"
 run_packages="iproute2"
 # tshark judges frames beside us, ethtool turns offloads on and off, nftables spoils packets on their
 # way; the others make the guest of tools/interop/rxe.
@@ -81,22 +82,39 @@ install_packages() { # "PACKAGE..."
 # Whether there is what libFuzzer is built with.
 has_cxx() { command -v g++ >/dev/null || need g++; }
 
-# Sets `features`: without the packages of a driver the rest is built all the same.
+# Sets `features`: without the packages of AF_XDP the rest is built all the same.
 choose_features() {
     features=()
     command -v cargo >/dev/null || die "no cargo; install Rust (rustup, or your distribution's rust of 1.95 or later)"
     # shellcheck disable=SC2086
-    if ! need $build_packages; then
-        # Its bindings are translated with clang too.
-        say "building without the drivers AF_XDP and DPDK"
-        features=(--no-default-features)
-        return
-    fi
-    # shellcheck disable=SC2086
-    if need $dpdk_packages; then
-        features=(--features dpdk)
+    if need $build_packages; then
+        features=(--features af_xdp)
+        # One LLVM: where there are several, bindgen takes the newest libclang and the headers of another.
+        export LIBCLANG_PATH=${LIBCLANG_PATH:-/usr/lib/llvm-14/lib} CLANG_PATH=${CLANG_PATH:-/usr/bin/clang-14}
+        export CLANG=${CLANG:-clang-14}
     else
-        say "building without the DPDK driver"
+        say "building without the driver AF_XDP"
+    fi
+}
+
+# Builds the shim over the system's DPDK, which the driver loads.
+dpdk_shim() { # FOLDER
+    # shellcheck disable=SC2086
+    need $dpdk_packages || return 1
+    mkdir -p "$1"
+    # shellcheck disable=SC2046
+    cc -O3 -Wall -Wextra -shared -fPIC -o "$1/libferroce_dpdk.so" driver/dpdk-sys/src/shim.c \
+        $(pkg-config --cflags libdpdk) $(pkg-config --libs-only-L libdpdk) \
+        -lrte_ethdev -lrte_mbuf -lrte_mempool -lrte_eal
+}
+
+# The same for programs of this checkout, wherever they lie.
+with_dpdk() {
+    local folder=${CARGO_TARGET_DIR:-$PWD/target}/dpdk
+    if dpdk_shim "$folder"; then
+        export LD_LIBRARY_PATH=$folder${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+    else
+        say "without DPDK"
     fi
 }
 
@@ -109,6 +127,7 @@ ferroce() {
 
 tests() {
     choose_features
+    with_dpdk
     # shellcheck disable=SC2086
     need $run_packages $test_packages || true
     if [ "$(id -u)" = 0 ] && [ "$(uname -m)" = x86_64 ]; then
@@ -139,6 +158,7 @@ tests() {
 
 bench() {
     choose_features
+    with_dpdk
     need $run_packages $bench_packages || true
     cargo bench -p ferroce-benches "${features[@]}" "$@"
 }
@@ -287,6 +307,7 @@ case $job in
 demo) ferroce demo "$@" ;;
 ferroce) ferroce "$@" ;;
 test) tests "$@" ;;
+dpdk) dpdk_shim "${1:-${CARGO_TARGET_DIR:-target}/release}" || die "no shim was built" ;;
 bench) bench "$@" ;;
 soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --no-default-features --test impairment -- --nocapture ;;
 model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --no-default-features --test model -- --nocapture ;;

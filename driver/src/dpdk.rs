@@ -1,4 +1,4 @@
-//! Ports of DPDK, on the system's libdpdk: network cards bound to user space, and virtual devices.
+//! Ports of DPDK, on the system's libdpdk, which is loaded with the first of them: network cards bound to user space, and virtual devices.
 //!
 //! The environment (EAL) starts once a process, with the application's arguments: which devices there
 //! are (`--vdev`, `-a`), where memory comes from (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of
@@ -18,7 +18,6 @@
 //! neighbour discovery itself.
 
 mod eal;
-mod flow;
 mod kept;
 mod kind;
 mod mbuf;
@@ -44,6 +43,14 @@ use crate::{
 use kept::{KEPT_MAX, Kept};
 use mbuf::{BURST, Buffer, HEAD_ROOM, Outbox, Spare, chain};
 use port::{BACKLOG, EthDevice, NeighbourSource};
+
+/// Loads DPDK and the shim over it, as the first open does.
+///
+/// # Errors
+/// [`Error::NoDpdk`] with what is missing.
+pub fn load() -> Result<(), Error> {
+    eal::load().map(drop)
+}
 
 /// What to open.
 #[derive(Clone, Debug)]
@@ -107,10 +114,10 @@ pub struct Dpdk {
     capabilities: Capabilities,
     /// A frame that came in several segments.
     scratch: Box<[u8]>,
-    received: [*mut sys::rte_mbuf; BURST],
-    frames: [sys::ferroce_frame; BURST],
+    received: [*mut sys::Mbuf; BURST],
+    frames: [sys::Frame; BURST],
     /// Frames that came while nobody could take them.
-    backlog: VecDeque<(*mut sys::rte_mbuf, sys::ferroce_frame)>,
+    backlog: VecDeque<(*mut sys::Mbuf, sys::Frame)>,
     outbox: Outbox,
     spare: Spare,
     heads: Spare,
@@ -132,7 +139,7 @@ impl Dpdk {
     /// Opens queue 0 of the port, which then is its only one.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for EAL arguments that DPDK refuses or that differ from the first ones, a
+    /// [`Error::NoDpdk`] if this system has no DPDK or no shim over it; [`Error::Invalid`] for EAL arguments that DPDK refuses or that differ from the first ones, a
     /// port that does not exist or is open already, an MTU that it can't have, missing addresses;
     /// [`Error::InterfaceDown`]; [`Error::Os`] with DPDK's error.
     pub fn open(config: &DpdkConfig) -> Result<Dpdk, Error> {
@@ -151,7 +158,7 @@ impl Dpdk {
     }
 
     fn on_queue(port: Arc<EthDevice>, queue: u16) -> Result<Dpdk, Error> {
-        eal::enter();
+        eal::enter(port.shim);
         let description = port.describe(queue);
         info!(port = port.name, "dpdk: {description}");
         let addresses = gid_order(&port.addresses);
@@ -163,12 +170,12 @@ impl Dpdk {
                 .max_frame(max_frame),
             scratch: vec![0; max_frame].into(),
             received: [ptr::null_mut(); BURST],
-            frames: [sys::ferroce_frame::default(); BURST],
+            frames: [sys::Frame::default(); BURST],
             backlog: VecDeque::with_capacity(BACKLOG),
-            outbox: Outbox::new(),
-            spare: Spare::new(),
-            heads: Spare::new(),
-            segments: Spare::new(),
+            outbox: Outbox::new(port.shim),
+            spare: Spare::new(port.shim),
+            heads: Spare::new(port.shim),
+            segments: Spare::new(port.shim),
             kept: Kept::new(port.clone()),
             refusals: VecDeque::with_capacity(Refusal::KEPT_MAX),
             stats: Stats::default(),
@@ -195,7 +202,7 @@ impl Dpdk {
     fn poll_port(&mut self) -> usize {
         let (mbufs, frames) = (self.received.as_mut_ptr(), self.frames.as_mut_ptr());
         // SAFETY: the port runs and has this queue, which is ours; there is room for a burst.
-        usize::from(unsafe { sys::ferroce_rx_burst(self.port.id, self.queue, mbufs, frames, BURST as u16) })
+        usize::from(unsafe { (self.port.shim.rx_burst)(self.port.id, self.queue, mbufs, frames, BURST as u16) })
     }
 
     /// Puts what has come behind the backlog, as far as there is room; ARP, ND and ICMP are dealt with.
@@ -215,7 +222,7 @@ impl Dpdk {
                 self.stats.rx_dropped += 1;
             }
             // SAFETY: nobody has the buffer any more.
-            unsafe { sys::rte_pktmbuf_free_bulk(&raw mut mbuf, 1) };
+            unsafe { (self.port.shim.give)(&raw mut mbuf, 1) };
         }
         n > 0
     }
@@ -252,7 +259,7 @@ impl Dpdk {
             // SAFETY: the room is ours, and every pool's is larger than such a frame.
             unsafe {
                 ptr::copy_nonoverlapping(frame.as_ptr(), room, frame.len());
-                sys::ferroce_set_length(mbuf, frame.len() as u16);
+                (self.port.shim.set_length)(mbuf, frame.len() as u16);
             }
             self.outbox.push(mbuf);
             self.outbox.flush(self.port.id, self.queue);
@@ -289,7 +296,7 @@ impl Dpdk {
                     // only ports that read with the processor have such pools.
                     unsafe {
                         ptr::copy_nonoverlapping(room.as_ptr(), head.room, head_len);
-                        chain(head.mbuf, head_len, payload.mbuf, pinned, tail.mbuf, tail_len);
+                        chain(self.port.shim, head.mbuf, head_len, payload.mbuf, pinned, tail.mbuf, tail_len);
                     }
                     self.count(head.mbuf, len);
                     return Some(());
@@ -300,13 +307,13 @@ impl Dpdk {
         assert!((1..=max_frame).contains(&len), "a frame of {len} bytes; at most {max_frame} fit");
         self.spare.used();
         // SAFETY: the buffer is in hand and that many bytes of it are written.
-        unsafe { sys::ferroce_set_length(buffer.mbuf, len as u16) };
+        unsafe { (self.port.shim.set_length)(buffer.mbuf, len as u16) };
         self.count(buffer.mbuf, len);
         Some(())
     }
 
     #[inline]
-    fn count(&mut self, mbuf: *mut sys::rte_mbuf, len: usize) {
+    fn count(&mut self, mbuf: *mut sys::Mbuf, len: usize) {
         self.outbox.push(mbuf);
         self.stats.tx_frames += 1;
         self.stats.tx_bytes += len as u64;
@@ -319,7 +326,7 @@ impl PacketDriver for Dpdk {
     }
 
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        eal::enter();
+        eal::enter(self.port.shim);
         let n = self.receive();
         if n == 0 {
             return Ok(0);
@@ -341,7 +348,7 @@ impl PacketDriver for Dpdk {
                 // SAFETY: there is room for the frame, and nobody changes the buffer until the next.
                 unsafe {
                     let whole =
-                        sys::ferroce_contiguous(self.received[at], frame.length, self.scratch.as_mut_ptr());
+                        (self.port.shim.contiguous)(self.received[at], frame.length, self.scratch.as_mut_ptr());
                     std::slice::from_raw_parts(whole, len)
                 }
             } else {
@@ -368,7 +375,7 @@ impl PacketDriver for Dpdk {
         }
         // SAFETY: these buffers were received, and nobody has them any more but those that were kept, in whose places
         // is nothing.
-        unsafe { sys::rte_pktmbuf_free_bulk(self.received.as_mut_ptr(), n as u32) };
+        unsafe { (self.port.shim.give)(self.received.as_mut_ptr(), n as u32) };
         Ok((self.stats.rx_frames - before) as usize)
     }
 
@@ -377,7 +384,7 @@ impl PacketDriver for Dpdk {
     }
 
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        eal::enter();
+        eal::enter(self.port.shim);
         let before = self.stats.tx_frames;
         while self.outbox.flush(self.port.id, self.queue) {
             while self.outbox.has_room() && self.load(source).is_some() {}
@@ -390,7 +397,7 @@ impl PacketDriver for Dpdk {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        eal::enter();
+        eal::enter(self.port.shim);
         self.outbox.flush(self.port.id, self.queue);
         // A time too far away to be told is none.
         let deadline = Instant::now().checked_add(timeout);
@@ -406,14 +413,14 @@ impl PacketDriver for Dpdk {
 
     /// No descriptor tells of frames: whoever waits looks again after a nap.
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        eal::enter();
+        eal::enter(self.port.shim);
         self.outbox.flush(self.port.id, self.queue);
         let is_idle = self.backlog.is_empty() && !self.set_aside();
         Ok(Armed { fd: None, longest: if is_idle { NAP } else { Duration::ZERO } })
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
-        eal::enter();
+        eal::enter(self.port.shim);
         let port = self.port.clone();
         let neighbours = match &port.link {
             NeighbourSource::Kernel { netlink, index } => {
@@ -475,7 +482,7 @@ impl Drop for Dpdk {
         self.segments.release();
         for (mut mbuf, _) in self.backlog.drain(..) {
             // SAFETY: what waits is ours.
-            unsafe { sys::rte_pktmbuf_free_bulk(&raw mut mbuf, 1) };
+            unsafe { (self.port.shim.give)(&raw mut mbuf, 1) };
         }
     }
 }

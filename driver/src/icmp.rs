@@ -12,7 +12,6 @@ use crate::{ROCE_PORT, Refusal, RefusalReason};
 pub(crate) use listener::IcmpListener;
 
 /// Whether the frame may be for [`of_frame`].
-#[cfg(any(feature = "dpdk", test))]
 #[inline]
 pub(crate) fn concerns(frame: &[u8]) -> bool {
     match frame.get(12..14) {
@@ -24,7 +23,6 @@ pub(crate) fn concerns(frame: &[u8]) -> bool {
 
 /// What an Ethernet frame says of a RoCE packet, if it says anything. Its checksum is not looked at: what it quotes has to
 /// be a packet that was sent.
-#[cfg(any(feature = "dpdk", test))]
 pub(crate) fn of_frame(frame: &[u8]) -> Option<Refusal> {
     let packet = frame.get(14..)?;
     if frame[12] == 0x08 {
@@ -70,9 +68,7 @@ fn header_len(packet: &[u8]) -> Option<usize> {
     packet.first().map(|first| usize::from(first & 15) * 4)
 }
 
-#[cfg(any(feature = "dpdk", test))]
 const ICMP: u8 = libc::IPPROTO_ICMP as u8;
-#[cfg(any(feature = "dpdk", test))]
 const ICMPV6: u8 = libc::IPPROTO_ICMPV6 as u8;
 const ICMP_UNREACHABLE: u8 = 3;
 const ICMPV6_UNREACHABLE: u8 = 1;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::ops::Deref;
-#[cfg(any(feature = "af_xdp", feature = "dpdk"))]
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,7 +89,6 @@ pub struct KeptFrame {
 
 enum KeptBytes {
     Copied(Box<[u8]>),
-    #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
     Lent(NonNull<[u8]>),
 }
 
@@ -109,7 +107,6 @@ impl KeptFrame {
     ///
     /// # Safety
     /// The bytes are valid and nobody writes them until `home` has `token` back, or is dropped.
-    #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
     pub(crate) unsafe fn lent(bytes: &[u8], token: usize, home: Arc<dyn Home>) -> KeptFrame {
         KeptFrame { bytes: KeptBytes::Lent(NonNull::from(bytes)), token, home }
     }
@@ -121,8 +118,7 @@ impl Deref for KeptFrame {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             KeptBytes::Copied(bytes) => bytes,
-            #[cfg(any(feature = "af_xdp", feature = "dpdk"))]
-            // SAFETY: valid and not written until `home` has the token back, says who made the value.
+                    // SAFETY: valid and not written until `home` has the token back, says who made the value.
             KeptBytes::Lent(bytes) => unsafe { bytes.as_ref() },
         }
     }

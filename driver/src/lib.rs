@@ -23,18 +23,15 @@ pub mod af_xdp;
 mod crc;
 pub mod credentials;
 pub mod cycles;
-#[cfg(feature = "dpdk")]
 pub mod dpdk;
 pub mod echo;
 mod frame;
 pub mod heap;
-#[cfg(any(feature = "af_xdp", feature = "dpdk"))]
 mod icmp;
 mod kept;
 pub mod loopback;
 mod membership;
 pub mod memory;
-#[cfg(feature = "dpdk")]
 mod neighbour;
 pub mod netlink;
 mod next_hop;
@@ -324,7 +321,6 @@ pub(crate) const ETHERNET_HEADER: usize = 14;
 const VLAN_TAG: usize = 4;
 
 /// The UDP port of RoCEv2.
-#[cfg(any(feature = "af_xdp", feature = "dpdk"))]
 pub(crate) const ROCE_PORT: u16 = 4791;
 
 /// Frames and bytes since the driver was opened.
@@ -509,6 +505,12 @@ pub enum Error {
         value: String,
         /// What would be right.
         expected: String,
+    },
+    /// This system has no DPDK, or no shim of ferroce over it, so a port of DPDK can't be opened.
+    #[error("DPDK can't be loaded: {reason}")]
+    NoDpdk {
+        /// What the loader says, and what to do.
+        reason: String,
     },
     /// There is no libibverbs that serves, so RNICs can't be reached.
     #[error("{library} can't be loaded: {reason}")]

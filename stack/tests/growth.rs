@@ -249,7 +249,6 @@ fn each_setter_of_a_driver_sets_its_field() {
             busy_poll: None => Some(micro));
         all(&AfXdpConfig::new("eth0"), &["interface"], &set);
     }
-    #[cfg(feature = "dpdk")]
     {
         use driver::dpdk::DpdkConfig;
         let set = fields!(DpdkConfig::new("net_null0", &[]);

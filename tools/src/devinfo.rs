@@ -187,7 +187,7 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
 fn drivers() -> Vec<&'static str> {
     let built = [
         ("af_xdp", cfg!(feature = "af_xdp")),
-        ("dpdk", cfg!(feature = "dpdk")),
+        ("dpdk", ferroce_driver::dpdk::load().is_ok()),
         ("udp", true),
         ("ibverbs", true),
         ("loopback", true),

@@ -1,5 +1,4 @@
 //! `ferroce perf` over ports of DPDK. EAL starts once a process, so each end is one.
-#![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod ends;
@@ -14,6 +13,9 @@ const EAL: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-le
 
 #[test]
 fn every_operation_over_memif() {
+    if !has_dpdk() {
+        return;
+    }
     let _alone = alone();
     for (number, operation) in ["write", "read", "send", "atomic"].into_iter().enumerate() {
         for (mode, zero_copy) in [("bw -n 300 -q 2", "no"), ("lat -n 200", "yes")] {
@@ -34,6 +36,9 @@ fn every_operation_over_memif() {
 /// one try.
 #[test]
 fn a_memif_client_gives_its_server_time_to_answer() {
+    if !has_dpdk() {
+        return;
+    }
     let _alone = alone();
     for zero_copy in ["no", "yes"] {
         let socket =
@@ -52,6 +57,9 @@ fn a_memif_client_gives_its_server_time_to_answer() {
 
 #[test]
 fn writes_over_af_packet() {
+    if !has_dpdk() {
+        return;
+    }
     let _alone = alone();
     let Some(pair) = Namespaces::new(4200) else { return };
     let device = format!(
@@ -102,4 +110,9 @@ fn judge(command: &str, server: Ferroce, client: &Outcome) {
     let report = client.json();
     assert_eq!(report["driver"], "dpdk", "{command}");
     assert!(report["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{command}: {report}");
+}
+
+/// Says why the test can't run, if it can't.
+fn has_dpdk() -> bool {
+    ferroce_driver::dpdk::load().map_err(|error| println!("skipped: {error}")).is_ok()
 }

@@ -1,11 +1,13 @@
-//! Bindings to the system's DPDK: the declarations that the driver uses, translated from the headers
-//! at build time, and a shim for the functions that are inline in C.
+//! DPDK at run time: a shim over the system's DPDK, which is loaded when a port is opened.
 //!
-//! Packet buffers stay opaque: their layout is a matter of the shim, which fills in and reads a burst
-//! of them at a time. The names are DPDK's, and so is the documentation (<https://doc.dpdk.org>).
+//! DPDK's functions for bursts are inline in C, and its structures differ between releases. So the shim is C
+//! (`shim.c`), a shared object of its own with an ABI of ours (`shim.h`), which [`abi`] declares by hand: ferroce is
+//! built without DPDK, and one program runs where there is none, and with any DPDK that the shim is built for.
+//!
+//! `./do dpdk` builds the shim, `libferroce_dpdk.so`, with a C compiler and Debian's libdpdk-dev.
 
-#![allow(missing_docs, non_camel_case_types, non_upper_case_globals, non_snake_case, unused_qualifications)]
-#![allow(clippy::all, clippy::undocumented_unsafe_blocks)]
+pub mod abi;
+mod shim;
 
-#[cfg(feature = "system")]
-include!(concat!(env!("OUT_DIR"), "/bindings.rs"));
+pub use abi::{Frame, Functions, Losses, Mbuf, Mempool, PortInfo, PortSettings, Shared};
+pub use shim::{LoadError, SHIM, load};

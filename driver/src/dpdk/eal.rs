@@ -1,5 +1,6 @@
 //! DPDK's environment (EAL): once a process, with the application's arguments.
 
+use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_char};
 use std::io;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -10,43 +11,48 @@ use ferroce_dpdk_sys as sys;
 
 use crate::Error;
 
-/// Starts EAL with `arguments`, or sees that it runs with them. No arguments are those it runs with.
-pub(super) fn start(arguments: &[String]) -> Result<(), Error> {
+/// The shim over this system's DPDK.
+pub(super) fn load() -> Result<&'static sys::Functions, Error> {
+    sys::load().map_err(|error| Error::NoDpdk { reason: error.to_string() })
+}
+
+/// Loads the shim and starts EAL with `arguments`, or sees that it runs with them. No arguments are those it runs with.
+pub(super) fn start(arguments: &[String]) -> Result<&'static sys::Functions, Error> {
+    let shim = load()?;
     let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
     match &*running {
         Some((first, result)) if arguments.is_empty() || arguments == first => {
-            result.as_ref().copied().map_err(|&code| refused(first, code))
+            (*result).map_err(|code| refused(shim, first, code))?;
         }
-        Some((first, _)) => Err(Error::Invalid {
-            parameter: PARAMETER,
-            value: quoted(arguments),
-            expected: format!("DPDK takes arguments once a process, and has had {}", quoted(first)),
-        }),
+        Some((first, _)) => {
+            return Err(Error::Invalid {
+                parameter: PARAMETER,
+                value: quoted(arguments),
+                expected: format!("DPDK takes arguments once a process, and has had {}", quoted(first)),
+            });
+        }
         None => {
-            let result = initialise(arguments)?;
+            let result = initialise(shim, arguments)?;
             *running = Some((arguments.to_vec(), result));
-            result.map_err(|code| refused(arguments, code))
+            result.map_err(|code| refused(shim, arguments, code))?;
         }
     }
+    Ok(shim)
 }
 
 /// Gives the calling thread a place in DPDK's per-thread caches of packet buffers, until it ends.
 /// Without one each burst takes its buffers from the shared part of a pool, and cold ones.
 #[inline]
-pub(super) fn enter() {
+pub(super) fn enter(shim: &'static sys::Functions) {
     // A thread that is ending does without.
-    let _ = REGISTRATION.try_with(|_| ());
+    let _ = REGISTRATION.try_with(|registration| {
+        registration.get_or_init(|| ThreadRegistration::take(shim));
+    });
 }
 
 /// DPDK's error numbers are the system's, negated, and a few of its own, which have no text there.
 pub(super) fn os_error(what: &'static str, port: &str, result: i32) -> Error {
     Error::Os { what, interface: port.to_owned(), source: io::Error::from_raw_os_error(result.abs()) }
-}
-
-/// What a call without a result left as its error.
-pub(super) fn last_error(what: &'static str, port: &str) -> Error {
-    // SAFETY: reads a variable of this thread.
-    os_error(what, port, unsafe { sys::ferroce_errno() })
 }
 
 const PARAMETER: &str = "EAL arguments";
@@ -61,33 +67,32 @@ static ARGUMENTS: AtomicPtr<*mut c_char> = AtomicPtr::new(std::ptr::null_mut());
 type Started = Result<(), i32>;
 
 thread_local! {
-    static REGISTRATION: ThreadRegistration = ThreadRegistration::take();
+    static REGISTRATION: OnceCell<ThreadRegistration> = const { OnceCell::new() };
 }
 
-struct ThreadRegistration {
-    taken: bool,
-}
+/// What gives the place back; `None` if there was none to be had.
+struct ThreadRegistration(Option<&'static sys::Functions>);
 
 impl ThreadRegistration {
-    fn take() -> ThreadRegistration {
+    fn take(shim: &'static sys::Functions) -> ThreadRegistration {
         // SAFETY: EAL runs, for a port is open; the thread is none of EAL's, for those run no code
         // of ours but `initialise`.
-        ThreadRegistration { taken: unsafe { sys::rte_thread_register() } == 0 }
+        ThreadRegistration((unsafe { (shim.thread_register)() } == 0).then_some(shim))
     }
 }
 
 impl Drop for ThreadRegistration {
     fn drop(&mut self) {
-        if self.taken {
+        if let Some(shim) = self.0 {
             // SAFETY: this thread registered itself.
-            unsafe { sys::rte_thread_unregister() };
+            unsafe { (shim.thread_unregister)() };
         }
     }
 }
 
-/// Runs `rte_eal_init` on a thread of its own: it ties its caller to a core, and makes it the "main
+/// Runs DPDK's `rte_eal_init` on a thread of its own: it ties its caller to a core, and makes it the "main
 /// lcore", of which there is one, while ports here move between threads.
-fn initialise(arguments: &[String]) -> Result<Started, Error> {
+fn initialise(shim: &'static sys::Functions, arguments: &[String]) -> Result<Started, Error> {
     let mut owned = vec![CString::from(c"ferroce")];
     for argument in arguments {
         owned.push(CString::new(argument.as_str()).map_err(|_| Error::Invalid {
@@ -103,9 +108,10 @@ fn initialise(arguments: &[String]) -> Result<Started, Error> {
         let pointers = Vec::leak(pointers).as_mut_ptr();
         ARGUMENTS.store(pointers, Ordering::Relaxed);
         // SAFETY: an argument vector as main() gets it, never freed; the first and only call.
-        let result = unsafe { sys::rte_eal_init(count, pointers) };
-        // SAFETY: reads a variable of this thread.
-        if result < 0 { Err(unsafe { sys::ferroce_errno() }) } else { Ok(()) }
+        match unsafe { (shim.eal_start)(count, pointers) } {
+            0 => Ok(()),
+            code => Err(code.abs()),
+        }
     };
     match thread::Builder::new().name("dpdk-start".into()).spawn(start).map(thread::JoinHandle::join) {
         Ok(Ok(result)) => Ok(result),
@@ -114,9 +120,9 @@ fn initialise(arguments: &[String]) -> Result<Started, Error> {
     }
 }
 
-fn refused(arguments: &[String], code: i32) -> Error {
+fn refused(shim: &sys::Functions, arguments: &[String], code: i32) -> Error {
     // SAFETY: always a string, static or this thread's.
-    let reason = unsafe { CStr::from_ptr(sys::rte_strerror(code)) }.to_string_lossy();
+    let reason = unsafe { CStr::from_ptr((shim.error_text)(code)) }.to_string_lossy();
     Error::Invalid {
         parameter: PARAMETER,
         value: quoted(arguments),

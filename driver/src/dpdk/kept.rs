@@ -19,17 +19,17 @@ pub(super) struct Kept(Arc<Mbufs>);
 struct Mbufs {
     kept: AtomicUsize,
     /// Has the pool of the buffers.
-    _port: Arc<EthDevice>,
+    port: Arc<EthDevice>,
 }
 
 impl Kept {
     pub(super) fn new(port: Arc<EthDevice>) -> Kept {
-        Kept(Arc::new(Mbufs { kept: AtomicUsize::new(0), _port: port }))
+        Kept(Arc::new(Mbufs { kept: AtomicUsize::new(0), port }))
     }
 
     /// For the frame that lies in `mbuf` alone, or for one that does not.
     #[inline]
-    pub(super) fn keeper(&mut self, mbuf: Option<*mut sys::rte_mbuf>) -> MbufKeeper<'_> {
+    pub(super) fn keeper(&mut self, mbuf: Option<*mut sys::Mbuf>) -> MbufKeeper<'_> {
         MbufKeeper { kept: self, mbuf, lent: false }
     }
 }
@@ -37,7 +37,7 @@ impl Kept {
 /// Keeps one frame.
 pub(super) struct MbufKeeper<'a> {
     kept: &'a mut Kept,
-    mbuf: Option<*mut sys::rte_mbuf>,
+    mbuf: Option<*mut sys::Mbuf>,
     /// Whether the buffer is the holder's now.
     pub(super) lent: bool,
 }
@@ -64,9 +64,9 @@ const COPY: usize = 0;
 impl Home for Mbufs {
     fn give_back(&self, mbuf: usize) {
         if mbuf != COPY {
-            let mut mbuf = std::ptr::with_exposed_provenance_mut::<sys::rte_mbuf>(mbuf);
+            let mut mbuf = std::ptr::with_exposed_provenance_mut::<sys::Mbuf>(mbuf);
             // SAFETY: a buffer that was lent, and comes back once. Its pool takes it from any thread.
-            unsafe { sys::rte_pktmbuf_free_bulk(&raw mut mbuf, 1) };
+            unsafe { (self.port.shim.give)(&raw mut mbuf, 1) };
         }
         self.kept.fetch_sub(1, Ordering::Release);
     }

@@ -1,10 +1,8 @@
 //! What a port's driver is like, where DPDK itself does not tell.
 
-use ferroce_dpdk_sys as sys;
-
 use crate::Error;
 
-/// What there is to know of a port beyond `rte_eth_dev_info`.
+/// What there is to know of a port beyond [`PortInfo`](ferroce_dpdk_sys::PortInfo).
 #[derive(Debug)]
 pub(super) struct Kind {
     /// There is no link that has an MTU; what the two ends agree on passes.
@@ -93,19 +91,6 @@ impl Kind {
             kind.copies = Some("the port sends no frames of several segments");
         }
         Ok(kind)
-    }
-}
-
-/// What DPDK says of the port's making; empty if it has none.
-pub(super) fn arguments(port: u16) -> String {
-    // SAFETY: the port exists; the string lives as long as its device and is copied.
-    unsafe {
-        let text = sys::ferroce_port_arguments(port);
-        if text.is_null() {
-            String::new()
-        } else {
-            std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
-        }
     }
 }
 

@@ -20,7 +20,8 @@ const CACHE: u32 = 256;
 /// A pool of buffers, each with `room` bytes for a frame.
 #[derive(Debug)]
 pub(super) struct Pool {
-    pool: NonNull<sys::rte_mempool>,
+    shim: &'static sys::Functions,
+    pool: NonNull<sys::Mempool>,
     count: u32,
 }
 
@@ -31,23 +32,34 @@ unsafe impl Sync for Pool {}
 
 impl Pool {
     /// `frames` buffers that are in use at once at most, and what the threads' caches keep back.
-    pub(super) fn new(port: &str, frames: u32, room: u16, private: u16, socket: i32) -> Result<Pool, Error> {
+    pub(super) fn new(
+        shim: &'static sys::Functions,
+        port: &str,
+        frames: u32,
+        room: u16,
+        private: u16,
+        node: i32,
+    ) -> Result<Pool, Error> {
         static NAMES: AtomicU32 = AtomicU32::new(0);
         let name = format!("ferroce{}", NAMES.fetch_add(1, Ordering::Relaxed));
         let name = CString::new(name).unwrap_or_default();
         // A thread that returns what another took has half as much again in its cache.
         let count = frames + 3 * CACHE + 4 * BURST as u32;
-        let data_room = room + sys::RTE_PKTMBUF_HEADROOM as u16;
-        // SAFETY: the name is a string, which is copied; EAL runs.
-        let pool =
-            unsafe { sys::rte_pktmbuf_pool_create(name.as_ptr(), count, CACHE, private, data_room, socket) };
+        let mut error = 0;
+        // SAFETY: the name is a string, which is copied; EAL runs; `error` outlives the call.
+        let pool = unsafe {
+            (shim.pool_create)(name.as_ptr(), count, CACHE, private, room, node, &raw mut error)
+        };
         match NonNull::new(pool) {
-            Some(pool) => Ok(Pool { pool, count }),
-            None => Err(eal::last_error("making a pool of packet buffers (is there memory? EAL's -m)", port)),
+            Some(pool) => Ok(Pool { shim, pool, count }),
+            None => {
+                let what = "making a pool of packet buffers (is there memory? EAL's -m)";
+                Err(eal::os_error(what, port, error))
+            }
         }
     }
 
-    pub(super) fn as_ptr(&self) -> *mut sys::rte_mempool {
+    pub(super) fn as_ptr(&self) -> *mut sys::Mempool {
         self.pool.as_ptr()
     }
 }
@@ -55,10 +67,10 @@ impl Pool {
 impl Drop for Pool {
     fn drop(&mut self) {
         // SAFETY: the pool exists.
-        let free = unsafe { sys::rte_mempool_avail_count(self.as_ptr()) };
+        let free = unsafe { (self.shim.pool_available)(self.as_ptr()) };
         if free == self.count {
             // SAFETY: every buffer is back, so nobody knows one.
-            unsafe { sys::rte_mempool_free(self.as_ptr()) };
+            unsafe { (self.shim.pool_free)(self.as_ptr()) };
         } else {
             // As with net_ring, whose other end has what was sent.
             warn!("{} packet buffers are still in use, so their pool stays", self.count - free);
@@ -69,7 +81,8 @@ impl Drop for Pool {
 /// Buffers that were taken from a pool and not used yet: taking one is costly, 32 hardly more.
 #[derive(Debug)]
 pub(super) struct Spare {
-    mbufs: [*mut sys::rte_mbuf; BURST],
+    shim: &'static sys::Functions,
+    mbufs: [*mut sys::Mbuf; BURST],
     rooms: [*mut u8; BURST],
     left: usize,
 }
@@ -77,13 +90,13 @@ pub(super) struct Spare {
 /// A buffer in hand, and where its data go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Buffer {
-    pub(super) mbuf: *mut sys::rte_mbuf,
+    pub(super) mbuf: *mut sys::Mbuf,
     pub(super) room: *mut u8,
 }
 
 impl Spare {
-    pub(super) fn new() -> Spare {
-        Spare { mbufs: [ptr::null_mut(); BURST], rooms: [ptr::null_mut(); BURST], left: 0 }
+    pub(super) fn new(shim: &'static sys::Functions) -> Spare {
+        Spare { shim, mbufs: [ptr::null_mut(); BURST], rooms: [ptr::null_mut(); BURST], left: 0 }
     }
 
     /// The next buffer, which stays here until [`used`](Spare::used); `None` if the pool is empty.
@@ -92,7 +105,7 @@ impl Spare {
         if self.left == 0 {
             // SAFETY: room for as many pointers of either kind as are asked for.
             let result = unsafe {
-                sys::ferroce_take(
+                (self.shim.take)(
                     pool.as_ptr(),
                     self.mbufs.as_mut_ptr(),
                     self.rooms.as_mut_ptr(),
@@ -124,7 +137,7 @@ impl Spare {
     /// Gives all back to their pool.
     pub(super) fn release(&mut self) {
         // SAFETY: `left` buffers, ours until now.
-        unsafe { sys::rte_pktmbuf_free_bulk(self.mbufs.as_mut_ptr(), self.left as u32) };
+        unsafe { (self.shim.give)(self.mbufs.as_mut_ptr(), self.left as u32) };
         self.left = 0;
     }
 }
@@ -132,13 +145,14 @@ impl Spare {
 /// Frames that were made and not taken by the port yet.
 #[derive(Debug)]
 pub(super) struct Outbox {
-    mbufs: [*mut sys::rte_mbuf; BURST],
+    shim: &'static sys::Functions,
+    mbufs: [*mut sys::Mbuf; BURST],
     len: usize,
 }
 
 impl Outbox {
-    pub(super) fn new() -> Outbox {
-        Outbox { mbufs: [ptr::null_mut(); BURST], len: 0 }
+    pub(super) fn new(shim: &'static sys::Functions) -> Outbox {
+        Outbox { shim, mbufs: [ptr::null_mut(); BURST], len: 0 }
     }
 
     #[inline]
@@ -148,7 +162,7 @@ impl Outbox {
 
     /// Takes a frame over. There is [room](Outbox::has_room).
     #[inline]
-    pub(super) fn push(&mut self, mbuf: *mut sys::rte_mbuf) {
+    pub(super) fn push(&mut self, mbuf: *mut sys::Mbuf) {
         self.mbufs[self.len] = mbuf;
         self.len += 1;
     }
@@ -159,7 +173,7 @@ impl Outbox {
         if self.len > 0 {
             // SAFETY: the frames are ours and complete; those that are sent are the port's.
             let sent =
-                unsafe { sys::ferroce_tx_burst(port, queue, self.mbufs.as_mut_ptr(), self.len as u16) };
+                unsafe { (self.shim.tx_burst)(port, queue, self.mbufs.as_mut_ptr(), self.len as u16) };
             let sent = usize::from(sent).min(self.len);
             self.mbufs.copy_within(sent..self.len, 0);
             self.len -= sent;
@@ -170,7 +184,7 @@ impl Outbox {
     /// Gives all back to their pools.
     pub(super) fn release(&mut self) {
         // SAFETY: the frames are ours.
-        unsafe { sys::rte_pktmbuf_free_bulk(self.mbufs.as_mut_ptr(), self.len as u32) };
+        unsafe { (self.shim.give)(self.mbufs.as_mut_ptr(), self.len as u32) };
         self.len = 0;
     }
 }
@@ -178,7 +192,7 @@ impl Outbox {
 /// What a payload's buffer has in its private data.
 #[repr(C)]
 struct Private {
-    shared: sys::rte_mbuf_ext_shared_info,
+    shared: sys::Shared,
     pinned: MaybeUninit<Pinned>,
 }
 
@@ -197,28 +211,29 @@ pub(super) const SEGMENT_ROOM: u16 = TAIL_MAX as u16;
 /// that sends the frame reads it with the processor: the payload has no address for a device.
 #[inline]
 pub(super) unsafe fn chain(
-    head: *mut sys::rte_mbuf,
+    shim: &sys::Functions,
+    head: *mut sys::Mbuf,
     head_len: usize,
-    payload: *mut sys::rte_mbuf,
+    payload: *mut sys::Mbuf,
     pinned: Pinned,
-    tail: *mut sys::rte_mbuf,
+    tail: *mut sys::Mbuf,
     tail_len: usize,
 ) {
     let (address, len) = (pinned.address().as_ptr(), pinned.len());
     // SAFETY: the buffer is ours and has `PRIVATE` bytes of private data, aligned to 8, in which the
     // pin stays until `released`; DPDK calls that once, when nobody needs the payload any more.
     unsafe {
-        let private = sys::ferroce_private(payload).cast::<Private>();
+        let private = (shim.private_data)(payload).cast::<Private>();
         let place = (&raw mut (*private).pinned).cast::<Pinned>();
         place.write(pinned);
-        sys::ferroce_chain(
+        (shim.chain)(
             head,
             head_len as u16,
             payload,
             address.cast(),
             len as u16,
             &raw mut (*private).shared,
-            Some(released),
+            released,
             place.cast(),
             tail,
             tail_len as u16,

@@ -12,16 +12,17 @@ use ferroce_dpdk_sys as sys;
 use tracing::warn;
 
 use super::kept::KEPT_MAX;
-use super::kind::{self, Kind, Tries};
+use super::kind::{Kind, Tries};
 use super::mbuf::{BURST, HEAD_ROOM, PRIVATE, Pool, SEGMENT_ROOM};
-use super::{DpdkConfig, FRAME_OVERHEAD, eal, flow, lock};
-use crate::Error;
+use super::{DpdkConfig, FRAME_OVERHEAD, eal, lock};
+use crate::{Error, ROCE_PORT};
 use crate::neighbour::Neighbours;
 use crate::netlink::{Interface, Netlink};
 
 /// An Ethernet device of EAL that runs: what the queues of a port share. Stopped and taken off when its last queue is dropped.
 #[derive(Debug)]
 pub(super) struct EthDevice {
+    pub(super) shim: &'static sys::Functions,
     pub(super) id: u16,
     pub(super) name: String,
     pub(super) driver: String,
@@ -73,16 +74,17 @@ pub(super) struct GatherPools {
 impl EthDevice {
     /// Configures and starts the port with as many queues.
     pub(super) fn start(config: &DpdkConfig, queues: u16) -> Result<EthDevice, Error> {
-        eal::start(&config.eal)?;
-        let claim = Claim::new(find(&config.port)?, &config.port)?;
+        let shim = eal::start(&config.eal)?;
+        let claim = Claim::new(find(shim, &config.port)?, &config.port)?;
         let id = claim.0;
-        let info = info(id, &config.port)?;
+        let info = info(shim, id, &config.port)?;
         // SAFETY: a string of the driver's, static.
-        let driver = unsafe { CStr::from_ptr(info.driver_name) }.to_string_lossy().into_owned();
-        let arguments = kind::arguments(id);
-        let multi_segment = info.tx_offload_capa & sys::ferroce_tx_multi_segs != 0;
-        let kind = Kind::of(&driver, &arguments, multi_segment)?;
+        let driver = unsafe { text(info.driver) };
+        // SAFETY: a string that lives as long as the port's device.
+        let arguments = unsafe { text(info.arguments) };
+        let kind = Kind::of(&driver, &arguments, info.multi_segment != 0)?;
         let mut port = EthDevice {
+            shim,
             id,
             name: config.port.clone(),
             driver,
@@ -103,7 +105,7 @@ impl EthDevice {
             Some(tries) => port.call_peer(tries)?,
             None => {
                 // SAFETY: the port is configured and its queues are set up.
-                port.check("starting the port", unsafe { sys::rte_eth_dev_start(id) })?;
+                port.check("starting the port", unsafe { (shim.port_start)(id) })?;
                 port.started = true;
             }
         }
@@ -123,11 +125,11 @@ impl EthDevice {
         };
         loop {
             // SAFETY: the port is configured, its queues are set up, and it is stopped.
-            self.started = unsafe { sys::rte_eth_dev_start(self.id) } == 0;
+            self.started = unsafe { (self.shim.port_start)(self.id) } == 0;
             let try_ends = deadline.min(Instant::now() + if self.started { patience } else { PEER_PAUSE });
             while Instant::now() < try_ends {
                 // SAFETY: the port is there.
-                if self.started && unsafe { sys::ferroce_link_is_up(self.id) } != 0 {
+                if self.started && unsafe { (self.shim.link_is_up)(self.id) } != 0 {
                     return Ok(());
                 }
                 thread::sleep(Duration::from_millis(1));
@@ -148,7 +150,7 @@ impl EthDevice {
             if self.started {
                 patience *= 2;
                 // SAFETY: the port is started, and nobody but this function has it.
-                unsafe { sys::rte_eth_dev_stop(self.id) };
+                unsafe { (self.shim.port_stop)(self.id) };
             }
         }
     }
@@ -171,7 +173,7 @@ impl EthDevice {
     /// The speed of its link in bit/s, if that is known.
     pub(super) fn speed(&self) -> Option<u64> {
         // SAFETY: the port is there.
-        match unsafe { sys::ferroce_link_speed(self.id) } {
+        match unsafe { (self.shim.link_speed)(self.id) } {
             0 => None,
             megabits => Some(u64::from(megabits) * 1_000_000),
         }
@@ -179,10 +181,10 @@ impl EthDevice {
 
     /// Frames lost before they were received, and those that were not sent.
     pub(super) fn losses(&self) -> (u64, u64) {
-        let mut stats = sys::rte_eth_stats::default();
-        // SAFETY: `stats` outlives the call.
-        match unsafe { sys::rte_eth_stats_get(self.id, &raw mut stats) } {
-            0 => (stats.imissed + stats.rx_nombuf, stats.oerrors),
+        let mut losses = sys::Losses::default();
+        // SAFETY: `losses` outlives the call.
+        match unsafe { (self.shim.port_losses)(self.id, &raw mut losses) } {
+            0 => (losses.received, losses.sent),
             _ => (0, 0),
         }
     }
@@ -195,31 +197,28 @@ impl EthDevice {
     fn configure(
         &mut self,
         config: &DpdkConfig,
-        info: &sys::rte_eth_dev_info,
+        info: &sys::PortInfo,
         queues: u16,
     ) -> Result<(), Error> {
-        let most = info.max_rx_queues.min(info.max_tx_queues);
+        let most = info.max_queues;
         if queues == 0 || queues > most {
             let expected = format!("'{}' has 1 to {most}", self.name);
             return Err(Error::Invalid { parameter: "queues", value: queues.to_string(), expected });
         }
-        let mut conf = sys::rte_eth_conf::default();
-        let rss = info.flow_type_rss_offloads & sys::ferroce_rss_udp;
-        if queues > 1 && rss != 0 {
-            conf.rxmode.mq_mode = sys::rte_eth_rx_mq_mode_RTE_ETH_MQ_RX_RSS;
-            conf.rx_adv_conf.rss_conf.rss_hf = rss;
-        }
-        if self.kind.copies.is_none() {
-            conf.txmode.offloads = sys::ferroce_tx_multi_segs;
-        }
+        let mut settings = sys::PortSettings {
+            rss: if queues > 1 { info.rss_udp } else { 0 },
+            mtu: 0,
+            queues,
+            multi_segment: self.kind.copies.is_none().into(),
+        };
         if let (Some(mtu), false) = (config.mtu, self.kind.any_mtu) {
             self.check_mtu(mtu, info.min_mtu.into(), info.max_mtu.into(), "its driver allows")?;
-            conf.rxmode.mtu = mtu;
+            settings.mtu = mtu;
         }
-        // SAFETY: the configuration outlives the call; the port is ours and stopped.
-        let result = unsafe { sys::rte_eth_dev_configure(self.id, queues, queues, &conf) };
+        // SAFETY: the settings outlive the call; the port is ours and stopped.
+        let result = unsafe { (self.shim.port_configure)(self.id, &raw const settings) };
         self.check("configuring the port", result)?;
-        self.steering = match (queues, rss != 0) {
+        self.steering = match (queues, info.rss_udp != 0) {
             (1, _) => String::new(),
             (_, true) => ", spread over the queues by UDP ports (RSS)".to_owned(),
             (_, false) => ", no RSS: what comes to a queue is the sender's or the device's choice".to_owned(),
@@ -227,7 +226,7 @@ impl EthDevice {
         self.choose_mtu(config, info)
     }
 
-    fn choose_mtu(&mut self, config: &DpdkConfig, info: &sys::rte_eth_dev_info) -> Result<(), Error> {
+    fn choose_mtu(&mut self, config: &DpdkConfig, info: &sys::PortInfo) -> Result<(), Error> {
         let frame_limit = self.kind.largest.map_or(usize::from(u16::MAX), |(largest, _)| largest);
         let limit = frame_limit.saturating_sub(FRAME_OVERHEAD).min(MAX_MTU) as u32;
         let what = match self.kind.largest {
@@ -240,7 +239,7 @@ impl EthDevice {
             (wanted, false) => {
                 if let Some(mtu) = wanted {
                     // SAFETY: the port is configured.
-                    let result = unsafe { sys::rte_eth_dev_set_mtu(self.id, mtu as u16) };
+                    let result = unsafe { (self.shim.port_set_mtu)(self.id, mtu as u16) };
                     if result != 0 {
                         let now = self.current_mtu()?;
                         let why = eal::os_error("setting the MTU", &self.name, result);
@@ -254,7 +253,7 @@ impl EthDevice {
                 match wanted {
                     // What DPDK takes for the MTU until somebody sets it is 1500.
                     None if self.has_kernel(info) => {
-                        let interface = kernel_interface(&Netlink::open()?, info.if_index)?;
+                        let interface = kernel_interface(&Netlink::open()?, info.interface)?;
                         interface.mtu.min(limit).min(info.max_mtu.into())
                     }
                     None => self.current_mtu()?.min(limit),
@@ -276,23 +275,24 @@ impl EthDevice {
     fn current_mtu(&self) -> Result<u32, Error> {
         let mut mtu = 0;
         // SAFETY: `mtu` outlives the call.
-        self.check("reading the MTU", unsafe { sys::rte_eth_dev_get_mtu(self.id, &raw mut mtu) })?;
+        self.check("reading the MTU", unsafe { (self.shim.port_mtu)(self.id, &raw mut mtu) })?;
         Ok(mtu.into())
     }
 
     fn set_up_queues(&mut self, config: &DpdkConfig, queues: u16) -> Result<(), Error> {
         let (mut rx, mut tx) = (config.rx_descriptors, config.tx_descriptors);
         // SAFETY: both numbers outlive the call.
-        let result = unsafe { sys::rte_eth_dev_adjust_nb_rx_tx_desc(self.id, &raw mut rx, &raw mut tx) };
+        let result = unsafe { (self.shim.port_fit)(self.id, &raw mut rx, &raw mut tx) };
         self.check("fitting the numbers of descriptors", result)?;
         // SAFETY: the port exists.
-        let socket = unsafe { sys::rte_eth_dev_socket_id(self.id) };
+        let node = unsafe { (self.shim.port_node)(self.id) };
         let max_frame = self.max_frame();
         for queue in 0..queues {
             let rx_frames = u32::from(rx).max(self.kind.ring) + BACKLOG as u32 + KEPT_MAX;
             let tx_frames = u32::from(tx).max(self.kind.ring);
             let pool = |frames, room: usize, private| {
-                Pool::new(&self.name, frames, room.min(MAX_ROOM) as u16, private, socket)
+                let room = room.min(self.shim.max_room as usize).min(u16::MAX.into());
+                Pool::new(self.shim, &self.name, frames, room as u16, private, node)
             };
             let gather = self.kind.copies.is_none().then(|| {
                 let heads = pool(tx_frames, HEAD_ROOM, 0)?;
@@ -303,61 +303,50 @@ impl EthDevice {
                 tx: pool(tx_frames, max_frame, 0)?,
                 gather: gather.transpose()?,
             };
-            // SAFETY: the port is configured and stopped; null stands for its default configuration;
-            // the pool lives until the port is closed.
-            let result = unsafe {
-                sys::rte_eth_rx_queue_setup(
-                    self.id,
-                    queue,
-                    rx,
-                    socket as u32,
-                    std::ptr::null(),
-                    pools.rx.as_ptr(),
-                )
-            };
+            // SAFETY: the port is configured and stopped; the pool lives until the port is closed.
+            let result = unsafe { (self.shim.rx_queue)(self.id, queue, rx, node, pools.rx.as_ptr()) };
             self.queues.push(pools);
             self.check("setting up a receive queue", result)?;
             // SAFETY: as above.
-            let result =
-                unsafe { sys::rte_eth_tx_queue_setup(self.id, queue, tx, socket as u32, std::ptr::null()) };
+            let result = unsafe { (self.shim.tx_queue)(self.id, queue, tx, node) };
             self.check("setting up a transmit queue", result)?;
         }
         Ok(())
     }
 
     /// What can be asked of a port only when it runs.
-    fn finish(&mut self, queues: u16, info: &sys::rte_eth_dev_info) -> Result<(), Error> {
-        let mut mac = sys::rte_ether_addr::default();
+    fn finish(&mut self, queues: u16, info: &sys::PortInfo) -> Result<(), Error> {
+        let mut mac = [0; 6];
         // SAFETY: `mac` outlives the call.
-        self.check("reading the hardware address", unsafe {
-            sys::rte_eth_macaddr_get(self.id, &raw mut mac)
-        })?;
-        self.mac = mac.addr_bytes;
+        let result = unsafe { (self.shim.port_mac)(self.id, &raw mut mac) };
+        self.check("reading the hardware address", result)?;
+        self.mac = mac;
         // Neighbour discovery and multicast datagrams. A port that can't filter hears all of them.
         // SAFETY: the port runs.
-        let result = unsafe { sys::rte_eth_allmulticast_enable(self.id) };
+        let result = unsafe { (self.shim.port_hear_multicast)(self.id) };
         if result != 0 && result != -libc::ENOTSUP {
             let why = eal::os_error("hearing multicast frames", &self.name, result);
             warn!(port = self.name, "{why}");
         }
-        let rss = info.flow_type_rss_offloads & sys::ferroce_rss_udp;
-        if flow::steer(self.id, queues, rss) {
+        // Without such a rule everything comes, and the engine leaves aside what is not for it.
+        // SAFETY: the port runs with as many queues.
+        if unsafe { (self.shim.port_steer)(self.id, ROCE_PORT, queues, info.rss_udp) } != 0 {
             self.steering.push_str(", UDP port 4791 by a flow rule");
         }
         Ok(())
     }
 
     /// The port's own addresses, or those of the kernel's interface behind it, and who answers for them.
-    fn find_addresses(&mut self, info: &sys::rte_eth_dev_info) -> Result<(), Error> {
+    fn find_addresses(&mut self, info: &sys::PortInfo) -> Result<(), Error> {
         if self.addresses.is_empty() && self.has_kernel(info) {
             let netlink = Netlink::open()?;
-            let interface = kernel_interface(&netlink, info.if_index)?;
+            let interface = kernel_interface(&netlink, info.interface)?;
             if !interface.up {
                 return Err(Error::InterfaceDown { name: interface.name });
             }
             self.addresses = interface.addresses;
             if self.kind.kernel_answers {
-                self.link = NeighbourSource::Kernel { netlink: Mutex::new(netlink), index: info.if_index };
+                self.link = NeighbourSource::Kernel { netlink: Mutex::new(netlink), index: info.interface };
                 return Ok(());
             }
         }
@@ -377,8 +366,8 @@ impl EthDevice {
     }
 
     /// Whether an interface of the kernel is this port.
-    fn has_kernel(&self, info: &sys::rte_eth_dev_info) -> bool {
-        info.if_index != 0 && !self.kind.kernel_is_peer
+    fn has_kernel(&self, info: &sys::PortInfo) -> bool {
+        info.interface != 0 && !self.kind.kernel_is_peer
     }
 
     fn check(&self, what: &'static str, result: i32) -> Result<(), Error> {
@@ -388,16 +377,20 @@ impl EthDevice {
 
 impl Drop for EthDevice {
     fn drop(&mut self) {
-        let device = format!("{},{}", self.name, kind::arguments(self.id));
+        let arguments = info(self.shim, self.id, &self.name).map(|info| {
+            // SAFETY: a string that lives as long as the port's device.
+            unsafe { text(info.arguments) }
+        });
+        let device = format!("{},{}", self.name, arguments.unwrap_or_default());
         // SAFETY: the port is ours, and none of its queues is in use any more. Taking its device off
         // closes it, and what it held of the pools comes back before they go.
         let removed = unsafe {
             // DPDK's own thread may be at the same work, for the other end has gone.
-            sys::ferroce_await_control();
+            (self.shim.await_control)();
             if self.started {
-                sys::rte_eth_dev_stop(self.id);
+                (self.shim.port_stop)(self.id);
             }
-            sys::ferroce_port_remove(self.id)
+            (self.shim.port_remove)(self.id)
         };
         if removed == 0 {
             lock(&REMOVED).insert(self.name.clone(), device);
@@ -422,8 +415,6 @@ const DEFAULT_MTU: u32 = 9000;
 /// IPv4's (RFC 791), so that everything can be told of.
 const MIN_MTU: u32 = 68;
 const MAX_MTU: usize = 9702;
-/// What the length of a buffer of a pool, its headroom included, can be.
-const MAX_ROOM: usize = u16::MAX as usize - sys::RTE_PKTMBUF_HEADROOM as usize;
 
 /// The ports that are open in this process.
 static OPEN: Mutex<Vec<u16>> = Mutex::new(Vec::new());
@@ -461,11 +452,11 @@ fn release(id: u16) {
 }
 
 /// The number of the port of that name. One that was closed here is made again.
-fn find(name: &str) -> Result<u16, Error> {
+fn find(shim: &sys::Functions, name: &str) -> Result<u16, Error> {
     if let Some(device) = lock(&REMOVED).remove(name) {
         let device = CString::new(device).unwrap_or_default();
         // SAFETY: a string that outlives the call.
-        match unsafe { sys::rte_dev_probe(device.as_ptr()) } {
+        match unsafe { (shim.device_probe)(device.as_ptr()) } {
             0 => {}
             result => return Err(eal::os_error("making the port's device again", name, result)),
         }
@@ -473,10 +464,10 @@ fn find(name: &str) -> Result<u16, Error> {
     let mut id = 0;
     let text = CString::new(name).unwrap_or_default();
     // SAFETY: a string and a number that outlive the call.
-    if unsafe { sys::rte_eth_dev_get_port_by_name(text.as_ptr(), &raw mut id) } == 0 {
+    if unsafe { (shim.port_find)(text.as_ptr(), &raw mut id) } == 0 {
         return Ok(id);
     }
-    let present = names();
+    let present = names(shim);
     let present = if present.is_empty() {
         "there is none: name a device with --vdev=, or bind one to vfio-pci and allow it with -a".to_owned()
     } else {
@@ -486,24 +477,31 @@ fn find(name: &str) -> Result<u16, Error> {
     Err(Error::Invalid { parameter: "port", value: format!("'{name}'"), expected })
 }
 
-fn names() -> Vec<String> {
+fn names(shim: &sys::Functions) -> Vec<String> {
     let mut names = Vec::new();
     let mut next = 0;
     loop {
-        // SAFETY: goes by numbers; owner 0 is nobody.
-        let found = unsafe { sys::rte_eth_find_next_owned_by(next, 0) };
-        let Some(port) = u16::try_from(found).ok().filter(|port| u32::from(*port) < sys::RTE_MAX_ETHPORTS)
-        else {
+        let mut name: [c_char; sys::abi::NAME_SIZE] = [0; _];
+        // SAFETY: room for the longest name, with its NUL.
+        let Ok(port) = u16::try_from(unsafe { (shim.port_next)(next, &raw mut name) }) else {
             return names;
         };
-        let mut name: [c_char; sys::RTE_ETH_NAME_MAX_LEN as usize] = [0; _];
-        // SAFETY: room for the longest name, with its NUL.
-        if unsafe { sys::rte_eth_dev_get_name_by_port(port, name.as_mut_ptr()) } == 0 {
-            // SAFETY: DPDK has ended it with NUL.
-            names.push(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned());
-        }
+        // SAFETY: DPDK has ended it with NUL.
+        names.push(unsafe { text(name.as_ptr()) });
         next = port + 1;
     }
+}
+
+/// A string of DPDK's; empty if there is none.
+///
+/// # Safety
+/// It is null, or ends with NUL and stays while this runs.
+unsafe fn text(pointer: *const c_char) -> String {
+    if pointer.is_null() {
+        return String::new();
+    }
+    // SAFETY: not null, and the caller says the rest.
+    unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned()
 }
 
 /// The kernel's interface of that index.
@@ -515,10 +513,10 @@ pub(super) fn kernel_interface(netlink: &Netlink, index: u32) -> Result<Interfac
     all.into_iter().find(|interface| interface.index == index).ok_or(missing)
 }
 
-fn info(id: u16, name: &str) -> Result<sys::rte_eth_dev_info, Error> {
-    let mut info = sys::rte_eth_dev_info::default();
+fn info(shim: &sys::Functions, id: u16, name: &str) -> Result<sys::PortInfo, Error> {
+    let mut info = sys::PortInfo::default();
     // SAFETY: `info` outlives the call.
-    match unsafe { sys::rte_eth_dev_info_get(id, &raw mut info) } {
+    match unsafe { (shim.port_info)(id, &raw mut info) } {
         0 => Ok(info),
         result => Err(eal::os_error("asking what the port can do", name, result)),
     }

@@ -1,6 +1,5 @@
 //! Ports of DPDK on its virtual devices. EAL starts once a process, so each port is opened by a process
 //! of its own: this program again, with what it is to do in its environment.
-#![cfg(feature = "dpdk")]
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 mod frames;
@@ -27,18 +26,27 @@ use frames::{Numbered, frame, gathered, ours};
 
 #[test]
 fn memif_carries_every_size_both_ways() {
+    if !has_dpdk() {
+        return;
+    }
     let device = |role| format!("net_memif0,role={role},bsize=9100,rsize=9");
     memif(&device("server"), &device("client"), &[60, 64, 1082, 2106, 4154, 9000]);
 }
 
 #[test]
 fn memif_carries_frames_of_a_small_buffer() {
+    if !has_dpdk() {
+        return;
+    }
     let device = |role| format!("net_memif0,role={role},rsize=5");
     memif(&device("server"), &device("client"), &[60, 1082, 2048]);
 }
 
 #[test]
 fn a_zero_copy_client_sends_and_receives() {
+    if !has_dpdk() {
+        return;
+    }
     let device = |role| format!("net_memif0,role={role},bsize=4352,rsize=8,zero-copy=yes");
     let both = memif(&device("server"), &device("client"), &[60, 1082, 4154]);
     assert!(both.iter().all(|said| said.contains("payloads copied (a memif copies as well")), "{both:?}");
@@ -46,22 +54,34 @@ fn a_zero_copy_client_sends_and_receives() {
 
 #[test]
 fn a_ring_returns_what_it_is_given() {
+    if !has_dpdk() {
+        return;
+    }
     let said = Role::new("echo", "net_ring0@10.0.0.1", "--vdev=net_ring0").sizes(&[60, 4154, 9000]).run();
     assert!(said.contains("payloads copied (the other end of a ring"), "{said}");
 }
 
 #[test]
 fn buffers_of_kept_frames_come_back() {
+    if !has_dpdk() {
+        return;
+    }
     Role::new("keep", "net_ring0@10.0.0.1", "--vdev=net_ring0").run();
 }
 
 #[test]
 fn null_takes_everything() {
+    if !has_dpdk() {
+        return;
+    }
     Role::new("null", "net_null0@10.0.0.1", "--vdev=net_null0").run();
 }
 
 #[test]
 fn what_a_capture_is_written_with_is_read_from_it() {
+    if !has_dpdk() {
+        return;
+    }
     let file = scratch("pcap");
     let device = format!("--vdev=net_pcap0,tx_pcap={}", file.display());
     Role::new("write", "net_pcap0@10.0.0.1", &device).sizes(&SIZES).run();
@@ -78,11 +98,17 @@ fn what_a_capture_is_written_with_is_read_from_it() {
 
 #[test]
 fn ports_of_one_process_are_opened_and_opened_again() {
+    if !has_dpdk() {
+        return;
+    }
     Role::new("ports", "", "--vdev=net_ring0 --vdev=net_null0 --vdev=net_null1").run();
 }
 
 #[test]
 fn af_packet_on_a_veth_has_the_kernels_addresses() {
+    if !has_dpdk() {
+        return;
+    }
     let Some(pair) = Namespaces::new(1500) else { return };
     let said = between(&pair, "net_af_packet0", &format!("--vdev=net_af_packet0,iface={VETH},blocksz=65536"));
     let gathers = "payloads sent from registered memory, the kernel's ARP and ND";
@@ -91,6 +117,9 @@ fn af_packet_on_a_veth_has_the_kernels_addresses() {
 
 #[test]
 fn af_packet_has_large_frames_where_its_argument_allows() {
+    if !has_dpdk() {
+        return;
+    }
     let Some(pair) = Namespaces::new(4200) else { return };
     let device = format!("--vdev=net_af_packet0,iface={VETH},blocksz=65536,framesz=8192");
     let role = |name, namespace: &str| {
@@ -101,6 +130,9 @@ fn af_packet_has_large_frames_where_its_argument_allows() {
 
 #[test]
 fn af_xdp_by_dpdk_on_a_veth_answers_arp_itself() {
+    if !has_dpdk() {
+        return;
+    }
     let Some(pair) = Namespaces::new(1500) else { return };
     let said = between(&pair, "net_af_xdp0", &format!("--vdev=net_af_xdp0,iface={VETH},busy_budget=0"));
     assert!(said.contains("own ARP and ND"), "{said}");
@@ -108,6 +140,9 @@ fn af_xdp_by_dpdk_on_a_veth_answers_arp_itself() {
 
 #[test]
 fn tap_and_the_kernel_find_each_other() {
+    if !has_dpdk() {
+        return;
+    }
     let Some(pair) = Namespaces::new(1500) else { return };
     if !std::path::Path::new("/dev/net/tun").exists() {
         println!("skipped: no /dev/net/tun");
@@ -119,6 +154,9 @@ fn tap_and_the_kernel_find_each_other() {
 
 #[test]
 fn what_cannot_be_opened_is_named() {
+    if !has_dpdk() {
+        return;
+    }
     Role::new("refusals", "", "--vdev=net_memif0,role=server,socket=ferroce-unused --vdev=net_null0").run();
 }
 
@@ -140,6 +178,11 @@ fn role() {
         other => panic!("no role {other}"),
     }
     println!("{DONE}");
+}
+
+/// Says why the test can't run, if it can't.
+fn has_dpdk() -> bool {
+    ferroce_driver::dpdk::load().map_err(|error| println!("skipped: {error}")).is_ok()
 }
 
 // ---------------------------------------------------------------- roles

@@ -3,6 +3,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use ferroce_driver::PacketDriver;
+use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
 
 use crate::verbs::Error;
 use crate::verbs::number::decimal;
@@ -27,18 +28,12 @@ pub struct DpdkSpec {
 }
 
 impl DpdkSpec {
-    #[cfg(feature = "dpdk")]
     pub(super) fn open(&self) -> Result<Box<dyn PacketDriver>, Error> {
-        use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
         Ok(Box::new(Dpdk::open(
             &DpdkConfig::new(&self.port, &self.addresses).eal(self.eal.clone()).mtu(self.mtu),
         )?))
     }
 
-    #[cfg(not(feature = "dpdk"))]
-    pub(super) fn open(&self) -> Result<Box<dyn PacketDriver>, Error> {
-        Err(Error::Unsupported(crate::verbs::Feature::Dpdk))
-    }
 }
 
 impl FromStr for DpdkSpec {

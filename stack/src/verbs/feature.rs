@@ -38,8 +38,6 @@ pub enum Feature {
     DropAccessErrors,
     /// A next hop that the application chooses, with an RNIC.
     ChosenNextHop,
-    /// Ports of DPDK: left out of this build.
-    Dpdk,
     /// AF_XDP: left out of this build.
     AfXdp,
 }
@@ -79,7 +77,6 @@ impl fmt::Display for Feature {
             Feature::ChosenNextHop => {
                 "a next hop that the application names, with an RNIC: the kernel finds it"
             }
-            Feature::Dpdk => "ports of DPDK, in a build without the feature 'dpdk'",
             Feature::AfXdp => "interfaces, in a build without the feature 'af_xdp'",
         })
     }
