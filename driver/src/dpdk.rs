@@ -202,7 +202,9 @@ impl Dpdk {
     fn poll_port(&mut self) -> usize {
         let (mbufs, frames) = (self.received.as_mut_ptr(), self.frames.as_mut_ptr());
         // SAFETY: the port runs and has this queue, which is ours; there is room for a burst.
-        usize::from(unsafe { (self.port.shim.rx_burst)(self.port.id, self.queue, mbufs, frames, BURST as u16) })
+        usize::from(unsafe {
+            (self.port.shim.rx_burst)(self.port.id, self.queue, mbufs, frames, BURST as u16)
+        })
     }
 
     /// Puts what has come behind the backlog, as far as there is room; ARP, ND and ICMP are dealt with.
@@ -347,8 +349,11 @@ impl PacketDriver for Dpdk {
             } else if len <= self.scratch.len() {
                 // SAFETY: there is room for the frame, and nobody changes the buffer until the next.
                 unsafe {
-                    let whole =
-                        (self.port.shim.contiguous)(self.received[at], frame.length, self.scratch.as_mut_ptr());
+                    let whole = (self.port.shim.contiguous)(
+                        self.received[at],
+                        frame.length,
+                        self.scratch.as_mut_ptr(),
+                    );
                     std::slice::from_raw_parts(whole, len)
                 }
             } else {

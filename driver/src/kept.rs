@@ -118,7 +118,7 @@ impl Deref for KeptFrame {
     fn deref(&self) -> &[u8] {
         match &self.bytes {
             KeptBytes::Copied(bytes) => bytes,
-                    // SAFETY: valid and not written until `home` has the token back, says who made the value.
+            // SAFETY: valid and not written until `home` has the token back, says who made the value.
             KeptBytes::Lent(bytes) => unsafe { bytes.as_ref() },
         }
     }

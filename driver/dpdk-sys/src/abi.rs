@@ -120,7 +120,8 @@ pub struct Functions {
     pub port_configure: unsafe extern "C" fn(port: u16, settings: *const PortSettings) -> c_int,
     pub port_mtu: unsafe extern "C" fn(port: u16, mtu: *mut u16) -> c_int,
     pub port_set_mtu: unsafe extern "C" fn(port: u16, mtu: u16) -> c_int,
-    pub port_fit: unsafe extern "C" fn(port: u16, rx_descriptors: *mut u16, tx_descriptors: *mut u16) -> c_int,
+    pub port_fit:
+        unsafe extern "C" fn(port: u16, rx_descriptors: *mut u16, tx_descriptors: *mut u16) -> c_int,
     pub port_node: unsafe extern "C" fn(port: u16) -> c_int,
     pub rx_queue: unsafe extern "C" fn(
         port: u16,
@@ -152,20 +153,11 @@ pub struct Functions {
     pub pool_free: unsafe extern "C" fn(pool: *mut Mempool),
     pub pool_available: unsafe extern "C" fn(pool: *const Mempool) -> u32,
 
-    pub rx_burst: unsafe extern "C" fn(
-        port: u16,
-        queue: u16,
-        mbufs: *mut *mut Mbuf,
-        frames: *mut Frame,
-        n: u16,
-    ) -> u16,
+    pub rx_burst:
+        unsafe extern "C" fn(port: u16, queue: u16, mbufs: *mut *mut Mbuf, frames: *mut Frame, n: u16) -> u16,
     pub contiguous: unsafe extern "C" fn(mbuf: *const Mbuf, length: u32, buffer: *mut u8) -> *const u8,
-    pub take: unsafe extern "C" fn(
-        pool: *mut Mempool,
-        mbufs: *mut *mut Mbuf,
-        rooms: *mut *mut u8,
-        n: u16,
-    ) -> c_int,
+    pub take:
+        unsafe extern "C" fn(pool: *mut Mempool, mbufs: *mut *mut Mbuf, rooms: *mut *mut u8, n: u16) -> c_int,
     pub give: unsafe extern "C" fn(mbufs: *mut *mut Mbuf, n: u32),
     pub set_length: unsafe extern "C" fn(mbuf: *mut Mbuf, length: u16),
     pub private_data: unsafe extern "C" fn(mbuf: *mut Mbuf) -> *mut c_void,

@@ -50,11 +50,14 @@ fn every_field_is_where_c_has_it() {
     fs::create_dir(&scratch).unwrap();
     let (source, binary) = (scratch.join("abi.c"), scratch.join("abi"));
     let numbers = "printf(\"%d %d %d\\n\", FERROCE_DPDK_ABI, FERROCE_NAME_SIZE, FERROCE_SHARED_SIZE);";
-    let text = format!("#include <stdio.h>\n#include \"shim.h\"\nint main(void) {{\n{program}{numbers}\nreturn 0; }}\n");
+    let text = format!(
+        "#include <stdio.h>\n#include \"shim.h\"\nint main(void) {{\n{program}{numbers}\nreturn 0; }}\n"
+    );
     fs::write(&source, text).unwrap();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     // Whoever links Rust has a C compiler.
-    let built = Command::new("cc").arg("-I").arg(folder).arg("-o").arg(&binary).arg(&source).status().unwrap();
+    let built =
+        Command::new("cc").arg("-I").arg(folder).arg("-o").arg(&binary).arg(&source).status().unwrap();
     assert!(built.success());
     let printed = Command::new(&binary).output().unwrap();
     fs::remove_dir_all(&scratch).unwrap();

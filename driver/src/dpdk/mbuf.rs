@@ -47,9 +47,8 @@ impl Pool {
         let count = frames + 3 * CACHE + 4 * BURST as u32;
         let mut error = 0;
         // SAFETY: the name is a string, which is copied; EAL runs; `error` outlives the call.
-        let pool = unsafe {
-            (shim.pool_create)(name.as_ptr(), count, CACHE, private, room, node, &raw mut error)
-        };
+        let pool =
+            unsafe { (shim.pool_create)(name.as_ptr(), count, CACHE, private, room, node, &raw mut error) };
         match NonNull::new(pool) {
             Some(pool) => Ok(Pool { shim, pool, count }),
             None => {
@@ -172,8 +171,7 @@ impl Outbox {
     pub(super) fn flush(&mut self, port: u16, queue: u16) -> bool {
         if self.len > 0 {
             // SAFETY: the frames are ours and complete; those that are sent are the port's.
-            let sent =
-                unsafe { (self.shim.tx_burst)(port, queue, self.mbufs.as_mut_ptr(), self.len as u16) };
+            let sent = unsafe { (self.shim.tx_burst)(port, queue, self.mbufs.as_mut_ptr(), self.len as u16) };
             let sent = usize::from(sent).min(self.len);
             self.mbufs.copy_within(sent..self.len, 0);
             self.len -= sent;

@@ -15,9 +15,9 @@ use super::kept::KEPT_MAX;
 use super::kind::{Kind, Tries};
 use super::mbuf::{BURST, HEAD_ROOM, PRIVATE, Pool, SEGMENT_ROOM};
 use super::{DpdkConfig, FRAME_OVERHEAD, eal, lock};
-use crate::{Error, ROCE_PORT};
 use crate::neighbour::Neighbours;
 use crate::netlink::{Interface, Netlink};
+use crate::{Error, ROCE_PORT};
 
 /// An Ethernet device of EAL that runs: what the queues of a port share. Stopped and taken off when its last queue is dropped.
 #[derive(Debug)]
@@ -194,12 +194,7 @@ impl EthDevice {
         self.mtu as usize + FRAME_OVERHEAD
     }
 
-    fn configure(
-        &mut self,
-        config: &DpdkConfig,
-        info: &sys::PortInfo,
-        queues: u16,
-    ) -> Result<(), Error> {
+    fn configure(&mut self, config: &DpdkConfig, info: &sys::PortInfo, queues: u16) -> Result<(), Error> {
         let most = info.max_queues;
         if queues == 0 || queues > most {
             let expected = format!("'{}' has 1 to {most}", self.name);
@@ -212,7 +207,7 @@ impl EthDevice {
             multi_segment: self.kind.copies.is_none().into(),
         };
         if let (Some(mtu), false) = (config.mtu, self.kind.any_mtu) {
-            self.check_mtu(mtu, info.min_mtu.into(), info.max_mtu.into(), "its driver allows")?;
+            self.check_mtu(mtu, info.min_mtu, info.max_mtu, "its driver allows")?;
             settings.mtu = mtu;
         }
         // SAFETY: the settings outlive the call; the port is ours and stopped.
@@ -254,7 +249,7 @@ impl EthDevice {
                     // What DPDK takes for the MTU until somebody sets it is 1500.
                     None if self.has_kernel(info) => {
                         let interface = kernel_interface(&Netlink::open()?, info.interface)?;
-                        interface.mtu.min(limit).min(info.max_mtu.into())
+                        interface.mtu.min(limit).min(info.max_mtu)
                     }
                     None => self.current_mtu()?.min(limit),
                     Some(_) => self.current_mtu()?,

@@ -33,7 +33,6 @@ impl DpdkSpec {
             &DpdkConfig::new(&self.port, &self.addresses).eal(self.eal.clone()).mtu(self.mtu),
         )?))
     }
-
 }
 
 impl FromStr for DpdkSpec {

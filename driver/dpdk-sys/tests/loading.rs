@@ -1,0 +1,105 @@
+//! What is said where there is no shim, none that serves, or no DPDK behind it. A program loads once, so each case is
+//! a process of its own: this program again, as a copy with the shim beside it.
+#![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::{env, fs, process};
+
+use ferroce_dpdk_sys::{SHIM, load};
+
+const ROLE: &str = "FERROCE_TEST_LOADS";
+
+#[test]
+fn no_shim() {
+    let scratch = Scratch::new("none");
+    let said = scratch.load();
+    assert!(said.starts_with("libferroce_dpdk.so: cannot open shared object file"), "{said}");
+    assert!(said.contains("Debian: dpdk") && said.contains("`./do dpdk`"), "{said}");
+}
+
+#[test]
+fn a_library_that_is_no_shim() {
+    let scratch = Scratch::new("other");
+    scratch.compile("int something_else;", &[]);
+    let said = scratch.load();
+    assert!(said.contains("is not of this release of ferroce") && said.contains("ferroce_dpdk"), "{said}");
+}
+
+#[test]
+fn a_shim_of_another_release() {
+    let scratch = Scratch::new("release");
+    scratch.compile("struct { unsigned abi, size; } ferroce_dpdk = { 77, 8 };", &[]);
+    let said = scratch.load();
+    assert!(said.contains("it has ABI 77 with 8 bytes, and it should have ABI"), "{said}");
+    assert!(said.contains(&*scratch.0.join(SHIM).to_string_lossy()), "{said}");
+}
+
+#[test]
+fn no_dpdk_behind_the_shim() {
+    let scratch = Scratch::new("behind");
+    // A library that goes again once the shim has been linked with it.
+    let librte = scratch.0.join("librte_of_tests.so.1");
+    scratch.compile_to(&librte, "int rte_of_tests;", &["-Wl,-soname,librte_of_tests.so.1"]);
+    scratch
+        .compile("extern int rte_of_tests; int *ferroce_dpdk = &rte_of_tests;", &[librte.to_str().unwrap()]);
+    fs::remove_file(librte).unwrap();
+    let said = scratch.load();
+    assert!(said.starts_with("librte_of_tests.so.1: cannot open shared object file"), "{said}");
+    assert!(said.contains("needs DPDK 22.11 or later on this system"), "{said}");
+}
+
+/// Not a test: what the process of one does.
+#[test]
+fn role() {
+    if env::var_os(ROLE).is_some() {
+        println!("said: {}", load().expect_err("this shim can't serve"));
+    }
+}
+
+/// A folder with a copy of this program.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(name: &str) -> Scratch {
+        let folder = env::temp_dir().join(format!("ferroce-loading-{name}-{}", process::id()));
+        fs::create_dir(&folder).unwrap();
+        fs::copy(env::current_exe().unwrap(), folder.join("program")).unwrap();
+        Scratch(folder)
+    }
+
+    fn compile(&self, source: &str, arguments: &[&str]) {
+        self.compile_to(&self.0.join(SHIM), source, arguments);
+    }
+
+    fn compile_to(&self, output: &Path, source: &str, arguments: &[&str]) {
+        let file = self.0.join("source.c");
+        fs::write(&file, source).unwrap();
+        let compiler = Command::new("cc")
+            .args(["-shared", "-fPIC", "-o"])
+            .arg(output)
+            .arg(&file)
+            .args(arguments)
+            .status();
+        assert!(compiler.unwrap().success());
+    }
+
+    /// What the program says there, without what the system's loader would find elsewhere.
+    fn load(&self) -> String {
+        let output = Command::new(self.0.join("program"))
+            .args(["--exact", "role", "--nocapture"])
+            .env(ROLE, "1")
+            .env_remove("LD_LIBRARY_PATH")
+            .output()
+            .unwrap();
+        let output = String::from_utf8(output.stdout).unwrap();
+        let said = output.lines().find_map(|line| line.split_once("said: "));
+        said.unwrap_or_else(|| panic!("{output}")).1.to_owned()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
