@@ -57,12 +57,14 @@ missing() { # PACKAGE...
     done
 }
 
+install_command=(apt-get install --yes --no-install-recommends)
+
 # Installs what is missing. Where it can't, less is built and tested, but in CI (CI=true) nothing.
 need() { # PACKAGE...
     local lacking; lacking=$(missing "$@")
     [ -n "$lacking" ] || return 0
     if [ "$(id -u)" != 0 ]; then
-        say "not root, so these packages stay missing: $lacking"
+        say "not root, so these packages stay missing; as root: ${install_command[*]} $lacking"
     elif install_packages "$lacking"; then
         return 0
     fi
@@ -74,9 +76,9 @@ install_packages() { # "PACKAGE..."
     local lacking=$1
     command -v apt-get >/dev/null || die "needs the packages $lacking and knows only apt-get to install them"
     say "installing $lacking"
-    [ -n "$(find /var/lib/apt/lists -name '*_Packages*' -mmin -1440 -print -quit 2>/dev/null)" ] || apt-get -qq update
+    [ -n "$(find /var/lib/apt/lists -name '*_Packages*' -mmin -1440 -print -quit 2>/dev/null)" ] || apt-get update >&2
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive apt-get -qq -y --no-install-recommends install $lacking >/dev/null
+    DEBIAN_FRONTEND=noninteractive "${install_command[@]}" $lacking >&2
 }
 
 # Whether there is what libFuzzer is built with.
@@ -94,6 +96,7 @@ choose_features() {
         export CLANG=${CLANG:-clang-14}
     else
         say "building without the driver AF_XDP"
+        command -v cc >/dev/null || die "no C compiler, which Rust links with; as root: ${install_command[*]} gcc libc6-dev"
     fi
 }
 
@@ -121,7 +124,7 @@ with_dpdk() {
 ferroce() {
     choose_features
     need $run_packages || true
-    cargo build --release --quiet -p ferroce-tools "${features[@]}"
+    cargo build --release -p ferroce-tools "${features[@]}"
     exec "${CARGO_TARGET_DIR:-target}/release/ferroce" "$@"
 }
 
@@ -136,6 +139,8 @@ tests() {
     else
         say "not root on x86-64: no rdma_rxe guest, no network namespaces; the tests that need them say so"
     fi
+    # By itself, so that cargo shows how far it is.
+    cargo test --workspace "${features[@]}" --no-run "$@"
     local log status=0; log=$(mktemp)
     # --show-output: a test that can't run here says why in its output.
     cargo test --workspace --no-fail-fast "${features[@]}" "$@" -- --show-output 2>&1 | tee "$log" || status=$?
@@ -195,7 +200,7 @@ asan() {
 loom_cargo() { # SUBCOMMAND [ARGUMENT...]
     local subcommand=$1
     shift
-    cargo "$subcommand" --quiet --locked --release --manifest-path stack/loom/Cargo.toml --target-dir target/loom "$@"
+    cargo "$subcommand" --locked --release --manifest-path stack/loom/Cargo.toml --target-dir target/loom "$@"
 }
 
 # cargo in the fuzzer's workspace, with the flags that libFuzzer wants of what it drives: those of
@@ -208,7 +213,7 @@ fuzz_cargo() { # SUBCOMMAND [ARGUMENT...]
     done
     [ "${SANITIZER:-none}" = none ] || flags+=" -Zsanitizer=$SANITIZER"
     shift
-    RUSTFLAGS="$flags ${FUZZ_FLAGS:-}" unstable cargo "$subcommand" --quiet --locked --release \
+    RUSTFLAGS="$flags ${FUZZ_FLAGS:-}" unstable cargo "$subcommand" --locked --release \
         --manifest-path tools/fuzz/Cargo.toml --target "$(host)" --target-dir "${FUZZ_DIR:-target/fuzz}" "$@"
 }
 
