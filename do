@@ -105,6 +105,7 @@ dpdk_shim() { # FOLDER
     # shellcheck disable=SC2086
     need $dpdk_packages || return 1
     mkdir -p "$1"
+    say "building $1/libferroce_dpdk.so"
     # shellcheck disable=SC2046
     cc -O3 -Wall -Wextra -shared -fPIC -o "$1/libferroce_dpdk.so" driver/dpdk-sys/src/shim.c \
         $(pkg-config --cflags libdpdk) $(pkg-config --libs-only-L libdpdk) \
@@ -188,6 +189,7 @@ unstable() { RUSTC_BOOTSTRAP=1 "$@"; }
 
 asan() {
     choose_features
+    with_dpdk
     # The suppressions are by function, so somebody must know the functions.
     need llvm-14 || true
     export ASAN_OPTIONS=suppressions=$PWD/driver/asan.supp ASAN_SYMBOLIZER_PATH=/usr/bin/llvm-symbolizer-14
@@ -314,8 +316,8 @@ ferroce) ferroce "$@" ;;
 test) tests "$@" ;;
 dpdk) dpdk_shim "${1:-${CARGO_TARGET_DIR:-target}/release}" || die "no shim was built" ;;
 bench) bench "$@" ;;
-soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --no-default-features --test impairment -- --nocapture ;;
-model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --no-default-features --test model -- --nocapture ;;
+soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --test impairment -- --nocapture ;;
+model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --test model -- --nocapture ;;
 lint) lint ;;
 asan) asan --lib --bins --tests "$@" ;;
 loom) loom_cargo test -- --show-output "$@" ;;

@@ -8,6 +8,7 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+#[cfg(feature = "af_xdp")]
 use std::time::Duration;
 
 use ferroce::driver::{self, EitherSource, FilteredSource, FrameSource};

@@ -1,4 +1,5 @@
-//! Ports of DPDK, on the system's libdpdk, which is loaded with the first of them: network cards bound to user space, and virtual devices.
+//! Ports of DPDK, on the system's libdpdk, which is loaded with the first of them: network cards bound to user space,
+//! and virtual devices.
 //!
 //! The environment (EAL) starts once a process, with the application's arguments: which devices there
 //! are (`--vdev`, `-a`), where memory comes from (`--no-huge`, `-m`). A [`Dpdk`] is one queue pair of
@@ -139,9 +140,9 @@ impl Dpdk {
     /// Opens queue 0 of the port, which then is its only one.
     ///
     /// # Errors
-    /// [`Error::NoDpdk`] if this system has no DPDK or no shim over it; [`Error::Invalid`] for EAL arguments that DPDK refuses or that differ from the first ones, a
-    /// port that does not exist or is open already, an MTU that it can't have, missing addresses;
-    /// [`Error::InterfaceDown`]; [`Error::Os`] with DPDK's error.
+    /// [`Error::NoDpdk`] if this system has no DPDK or no shim over it; [`Error::Invalid`] for EAL arguments that DPDK
+    /// refuses or that differ from the first ones, a port that does not exist or is open already, an MTU that it can't
+    /// have, missing addresses; [`Error::InterfaceDown`]; [`Error::Os`] with DPDK's error.
     pub fn open(config: &DpdkConfig) -> Result<Dpdk, Error> {
         let port = Arc::new(EthDevice::start(config, 1)?);
         Dpdk::on_queue(port, 0)
@@ -158,7 +159,7 @@ impl Dpdk {
     }
 
     fn on_queue(port: Arc<EthDevice>, queue: u16) -> Result<Dpdk, Error> {
-        eal::enter(port.shim);
+        eal::enter();
         let description = port.describe(queue);
         info!(port = port.name, "dpdk: {description}");
         let addresses = gid_order(&port.addresses);
@@ -328,7 +329,7 @@ impl PacketDriver for Dpdk {
     }
 
     fn rx_burst(&mut self, _now: Nanos, sink: &mut dyn FrameSink) -> Result<usize, Error> {
-        eal::enter(self.port.shim);
+        eal::enter();
         let n = self.receive();
         if n == 0 {
             return Ok(0);
@@ -389,7 +390,7 @@ impl PacketDriver for Dpdk {
     }
 
     fn tx_burst(&mut self, _now: Nanos, source: &mut dyn FrameSource) -> Result<usize, Error> {
-        eal::enter(self.port.shim);
+        eal::enter();
         let before = self.stats.tx_frames;
         while self.outbox.flush(self.port.id, self.queue) {
             while self.outbox.has_room() && self.load(source).is_some() {}
@@ -402,7 +403,7 @@ impl PacketDriver for Dpdk {
     }
 
     fn wait(&mut self, timeout: Duration) -> Result<(), Error> {
-        eal::enter(self.port.shim);
+        eal::enter();
         self.outbox.flush(self.port.id, self.queue);
         // A time too far away to be told is none.
         let deadline = Instant::now().checked_add(timeout);
@@ -418,14 +419,14 @@ impl PacketDriver for Dpdk {
 
     /// No descriptor tells of frames: whoever waits looks again after a nap.
     fn arm(&mut self) -> Result<Armed<'_>, Error> {
-        eal::enter(self.port.shim);
+        eal::enter();
         self.outbox.flush(self.port.id, self.queue);
         let is_idle = self.backlog.is_empty() && !self.set_aside();
         Ok(Armed { fd: None, longest: if is_idle { NAP } else { Duration::ZERO } })
     }
 
     fn resolve(&mut self, peer: IpAddr) -> Result<NextHop, Error> {
-        eal::enter(self.port.shim);
+        eal::enter();
         let port = self.port.clone();
         let neighbours = match &port.link {
             NeighbourSource::Kernel { netlink, index } => {

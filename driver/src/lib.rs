@@ -10,7 +10,7 @@
 //! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN |
 //! | [`af_xdp`] | kernel-bypass sockets on a real interface |
 //! | [`udp`] | a plain UDP socket, which needs no privilege |
-//! | `dpdk` | ports of DPDK: cards bound to user space, virtual devices (feature `dpdk`) |
+//! | `dpdk` | ports of DPDK: cards bound to user space, virtual devices |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
 //! [`rnic`] is no driver: it finds cards that speak RoCE themselves.

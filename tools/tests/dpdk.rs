@@ -8,12 +8,13 @@ use std::thread;
 use std::time::Duration;
 
 use ends::{Ferroce, Namespaces, Outcome, SERVER, VETH, alone};
+use ferroce_driver_test_support::dpdk;
 
 const EAL: &str = "--no-huge -m 384 --no-shconf --no-pci --no-telemetry --log-level=lib.eal:warning";
 
 #[test]
 fn every_operation_over_memif() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let _alone = alone();
@@ -36,7 +37,7 @@ fn every_operation_over_memif() {
 /// one try.
 #[test]
 fn a_memif_client_gives_its_server_time_to_answer() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let _alone = alone();
@@ -57,7 +58,7 @@ fn a_memif_client_gives_its_server_time_to_answer() {
 
 #[test]
 fn writes_over_af_packet() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let _alone = alone();
@@ -110,9 +111,4 @@ fn judge(command: &str, server: Ferroce, client: &Outcome) {
     let report = client.json();
     assert_eq!(report["driver"], "dpdk", "{command}");
     assert!(report["results"][0]["verified_bytes"].as_u64().unwrap() > 0, "{command}: {report}");
-}
-
-/// Says why the test can't run, if it can't.
-fn has_dpdk() -> bool {
-    ferroce_driver::dpdk::load().map_err(|error| println!("skipped: {error}")).is_ok()
 }

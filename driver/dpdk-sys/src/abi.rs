@@ -104,8 +104,7 @@ pub type Released = unsafe extern "C" fn(address: *mut c_void, pinned: *mut c_vo
 pub struct Functions {
     pub abi: u32,
     pub size: u32,
-    pub version: *const c_char,
-    pub max_room: u32,
+    pub max_room: u16,
 
     pub eal_start: unsafe extern "C" fn(argc: c_int, argv: *mut *mut c_char) -> c_int,
     pub error_text: unsafe extern "C" fn(code: c_int) -> *const c_char,

@@ -77,13 +77,11 @@ static int port_find(const char *name, uint16_t *port)
 
 static int port_next(uint16_t from, char name[FERROCE_NAME_SIZE])
 {
-	uint64_t found = rte_eth_find_next_owned_by(from, RTE_ETH_DEV_NO_OWNER);
+	uint64_t port = rte_eth_find_next_owned_by(from, RTE_ETH_DEV_NO_OWNER);
 
-	if (found >= RTE_MAX_ETHPORTS)
-		return -1;
-	if (rte_eth_dev_get_name_by_port(found, name) != 0)
-		name[0] = '\0';
-	return found;
+	while (port < RTE_MAX_ETHPORTS && rte_eth_dev_get_name_by_port(port, name) != 0)
+		port = rte_eth_find_next_owned_by(port + 1, RTE_ETH_DEV_NO_OWNER);
+	return port < RTE_MAX_ETHPORTS ? (int)port : -1;
 }
 
 static int port_info(uint16_t port, struct ferroce_port_info *info)
@@ -347,7 +345,6 @@ static uint16_t tx_burst(uint16_t port, uint16_t queue, struct rte_mbuf **mbufs,
 const struct ferroce_dpdk ferroce_dpdk = {
 	.abi = FERROCE_DPDK_ABI,
 	.size = sizeof(struct ferroce_dpdk),
-	.version = RTE_VER_PREFIX " " RTE_STR(RTE_VER_YEAR) "." RTE_STR(RTE_VER_MONTH) "." RTE_STR(RTE_VER_MINOR),
 	.max_room = UINT16_MAX - RTE_PKTMBUF_HEADROOM,
 	.eal_start = eal_start,
 	.error_text = error_text,

@@ -70,10 +70,8 @@ struct ferroce_dpdk {
 	/* First, whatever else changes: FERROCE_DPDK_ABI, and the size of this table. */
 	uint32_t abi;
 	uint32_t size;
-	/* The DPDK that the shim was built with. */
-	const char *version;
 	/* Largest number of bytes for a frame in a buffer of a pool. */
-	uint32_t max_room;
+	uint16_t max_room;
 
 	/* Starts EAL, once a process. */
 	int (*eal_start)(int argc, char **argv);
@@ -86,7 +84,7 @@ struct ferroce_dpdk {
 	/* Makes a device by its name and arguments. */
 	int (*device_probe)(const char *device);
 	int (*port_find)(const char *name, uint16_t *port);
-	/* The name of the first port from this number on; returns the port's number, or -1 if there is none. */
+	/* The name of the first port from this number on that has one; returns its number, or -1 if there is none. */
 	int (*port_next)(uint16_t from, char name[FERROCE_NAME_SIZE]);
 	int (*port_info)(uint16_t port, struct ferroce_port_info *info);
 	int (*port_configure)(uint16_t port, const struct ferroce_port_settings *settings);

@@ -38,7 +38,7 @@ fn every_field_is_where_c_has_it() {
         Losses, "ferroce_losses": received, sent;
         Shared, "ferroce_shared": opaque;
         Functions, "ferroce_dpdk":
-            abi, size, version, max_room, eal_start, error_text, thread_register, thread_unregister, await_control,
+            abi, size, max_room, eal_start, error_text, thread_register, thread_unregister, await_control,
             device_probe, port_find, port_next, port_info, port_configure, port_mtu, port_set_mtu, port_fit, port_node,
             rx_queue, tx_queue, port_start, port_stop, port_remove, port_mac, port_hear_multicast, port_steer,
             link_is_up, link_speed, port_losses, pool_create, pool_free, pool_available, rx_burst, contiguous, take,

@@ -1,6 +1,5 @@
 //! DPDK's environment (EAL): once a process, with the application's arguments.
 
-use std::cell::OnceCell;
 use std::ffi::{CStr, CString, c_char};
 use std::io;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -16,7 +15,8 @@ pub(super) fn load() -> Result<&'static sys::Functions, Error> {
     sys::load().map_err(|error| Error::NoDpdk { reason: error.to_string() })
 }
 
-/// Loads the shim and starts EAL with `arguments`, or sees that it runs with them. No arguments are those it runs with.
+/// Loads the shim and starts EAL with `arguments`, or sees that it runs with them. No arguments are those it runs
+/// with.
 pub(super) fn start(arguments: &[String]) -> Result<&'static sys::Functions, Error> {
     let shim = load()?;
     let mut running = RUNNING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -43,11 +43,9 @@ pub(super) fn start(arguments: &[String]) -> Result<&'static sys::Functions, Err
 /// Gives the calling thread a place in DPDK's per-thread caches of packet buffers, until it ends.
 /// Without one each burst takes its buffers from the shared part of a pool, and cold ones.
 #[inline]
-pub(super) fn enter(shim: &'static sys::Functions) {
+pub(super) fn enter() {
     // A thread that is ending does without.
-    let _ = REGISTRATION.try_with(|registration| {
-        registration.get_or_init(|| ThreadRegistration::take(shim));
-    });
+    let _ = REGISTRATION.try_with(|_| ());
 }
 
 /// DPDK's error numbers are the system's, negated, and a few of its own, which have no text there.
@@ -67,17 +65,17 @@ static ARGUMENTS: AtomicPtr<*mut c_char> = AtomicPtr::new(std::ptr::null_mut());
 type Started = Result<(), i32>;
 
 thread_local! {
-    static REGISTRATION: OnceCell<ThreadRegistration> = const { OnceCell::new() };
+    static REGISTRATION: ThreadRegistration = ThreadRegistration::take();
 }
 
 /// What gives the place back; `None` if there was none to be had.
 struct ThreadRegistration(Option<&'static sys::Functions>);
 
 impl ThreadRegistration {
-    fn take(shim: &'static sys::Functions) -> ThreadRegistration {
+    fn take() -> ThreadRegistration {
         // SAFETY: EAL runs, for a port is open; the thread is none of EAL's, for those run no code
         // of ours but `initialise`.
-        ThreadRegistration((unsafe { (shim.thread_register)() } == 0).then_some(shim))
+        ThreadRegistration(sys::load().ok().filter(|shim| unsafe { (shim.thread_register)() } == 0))
     }
 }
 

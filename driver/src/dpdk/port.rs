@@ -286,8 +286,8 @@ impl EthDevice {
             let rx_frames = u32::from(rx).max(self.kind.ring) + BACKLOG as u32 + KEPT_MAX;
             let tx_frames = u32::from(tx).max(self.kind.ring);
             let pool = |frames, room: usize, private| {
-                let room = room.min(self.shim.max_room as usize).min(u16::MAX.into());
-                Pool::new(self.shim, &self.name, frames, room as u16, private, node)
+                let room = room.min(self.shim.max_room.into()) as u16;
+                Pool::new(self.shim, &self.name, frames, room, private, node)
             };
             let gather = self.kind.copies.is_none().then(|| {
                 let heads = pool(tx_frames, HEAD_ROOM, 0)?;

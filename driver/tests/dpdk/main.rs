@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use ferroce_driver::dpdk::{Dpdk, DpdkConfig};
 use ferroce_driver::pcap::Reader;
 use ferroce_driver::{Error, Memory, Nanos, PacketDriver, Refusal, RefusalReason};
+use ferroce_driver_test_support::dpdk;
 use ferroce_driver_test_support::exchange::send;
 use ferroce_driver_test_support::keep;
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
@@ -26,7 +27,7 @@ use frames::{Numbered, frame, gathered, ours};
 
 #[test]
 fn memif_carries_every_size_both_ways() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let device = |role| format!("net_memif0,role={role},bsize=9100,rsize=9");
@@ -35,7 +36,7 @@ fn memif_carries_every_size_both_ways() {
 
 #[test]
 fn memif_carries_frames_of_a_small_buffer() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let device = |role| format!("net_memif0,role={role},rsize=5");
@@ -44,7 +45,7 @@ fn memif_carries_frames_of_a_small_buffer() {
 
 #[test]
 fn a_zero_copy_client_sends_and_receives() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let device = |role| format!("net_memif0,role={role},bsize=4352,rsize=8,zero-copy=yes");
@@ -54,7 +55,7 @@ fn a_zero_copy_client_sends_and_receives() {
 
 #[test]
 fn a_ring_returns_what_it_is_given() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let said = Role::new("echo", "net_ring0@10.0.0.1", "--vdev=net_ring0").sizes(&[60, 4154, 9000]).run();
@@ -63,7 +64,7 @@ fn a_ring_returns_what_it_is_given() {
 
 #[test]
 fn buffers_of_kept_frames_come_back() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     Role::new("keep", "net_ring0@10.0.0.1", "--vdev=net_ring0").run();
@@ -71,7 +72,7 @@ fn buffers_of_kept_frames_come_back() {
 
 #[test]
 fn null_takes_everything() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     Role::new("null", "net_null0@10.0.0.1", "--vdev=net_null0").run();
@@ -79,7 +80,7 @@ fn null_takes_everything() {
 
 #[test]
 fn what_a_capture_is_written_with_is_read_from_it() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let file = scratch("pcap");
@@ -98,7 +99,7 @@ fn what_a_capture_is_written_with_is_read_from_it() {
 
 #[test]
 fn ports_of_one_process_are_opened_and_opened_again() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     Role::new("ports", "", "--vdev=net_ring0 --vdev=net_null0 --vdev=net_null1").run();
@@ -106,7 +107,7 @@ fn ports_of_one_process_are_opened_and_opened_again() {
 
 #[test]
 fn af_packet_on_a_veth_has_the_kernels_addresses() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let Some(pair) = Namespaces::new(1500) else { return };
@@ -117,7 +118,7 @@ fn af_packet_on_a_veth_has_the_kernels_addresses() {
 
 #[test]
 fn af_packet_has_large_frames_where_its_argument_allows() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let Some(pair) = Namespaces::new(4200) else { return };
@@ -130,7 +131,7 @@ fn af_packet_has_large_frames_where_its_argument_allows() {
 
 #[test]
 fn af_xdp_by_dpdk_on_a_veth_answers_arp_itself() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let Some(pair) = Namespaces::new(1500) else { return };
@@ -140,7 +141,7 @@ fn af_xdp_by_dpdk_on_a_veth_answers_arp_itself() {
 
 #[test]
 fn tap_and_the_kernel_find_each_other() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     let Some(pair) = Namespaces::new(1500) else { return };
@@ -154,7 +155,7 @@ fn tap_and_the_kernel_find_each_other() {
 
 #[test]
 fn what_cannot_be_opened_is_named() {
-    if !has_dpdk() {
+    if !dpdk::is_there() {
         return;
     }
     Role::new("refusals", "", "--vdev=net_memif0,role=server,socket=ferroce-unused --vdev=net_null0").run();
@@ -178,11 +179,6 @@ fn role() {
         other => panic!("no role {other}"),
     }
     println!("{DONE}");
-}
-
-/// Says why the test can't run, if it can't.
-fn has_dpdk() -> bool {
-    ferroce_driver::dpdk::load().map_err(|error| println!("skipped: {error}")).is_ok()
 }
 
 // ---------------------------------------------------------------- roles
