@@ -210,11 +210,14 @@ impl Judge<'_> {
         let Some(message) = self.theirs.at(psn).filter(|message| message.frame <= packet.frame) else {
             return;
         };
-        // Where the right answer was recorded, too, this one is to a repeat that the capture does not have. Of the
-        // engine all is known.
+        // Where the right answer was recorded, too, this one is to a repeat that the capture does not have. So it may be
+        // where its MSN counts messages from before the capture. Of the engine all is known.
         let answers = &self.of.answers[self.side];
         let is_answered = answers.original(psn).is_some() || answers.reads(psn..psn + 1).next().is_some();
-        if !self.strict && is_answered && packet.opcode.operation() == Operation::Acknowledge {
+        let recorded = self.theirs.ended_by(psn);
+        let begins_late = packet.extensions.aeth.is_some_and(|aeth| aeth.msn() as usize > recorded);
+        if !self.strict && (is_answered || begins_late) && packet.opcode.operation() == Operation::Acknowledge
+        {
             return;
         }
         if let Some(request) = message.operation().filter(|request| !packet.may_answer(*request)) {
