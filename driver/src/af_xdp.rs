@@ -56,6 +56,7 @@ mod filter;
 mod frames;
 mod layout;
 mod queue;
+mod reservation;
 mod returns;
 mod rx_chunks;
 mod socket;
@@ -63,7 +64,7 @@ mod socket;
 use std::io;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -81,6 +82,7 @@ use attachment::Attachment;
 use frames::{Frames, Pages, TxSlots};
 use layout::{FRAME_OVERHEAD, Layout, check};
 use queue::Queue;
+use reservation::reserve;
 use socket::{bind, enlarge_send_buffer, prefer_busy_poll, socket_error};
 
 /// What to open.
@@ -155,7 +157,8 @@ pub struct AfXdp {
     /// The time of the last burst.
     now: Nanos,
     // Goes first on drop, so that frames which come later go to the kernel.
-    _attachment: Attachment,
+    attachment: Attachment,
+    _reservation: Vec<OwnedFd>,
     queues: Box<[Queue]>,
     /// The queue that the next burst begins at.
     turn: usize,
@@ -177,14 +180,16 @@ impl AfXdp {
     ///
     /// # Errors
     /// [`Error::NoInterface`], [`Error::InterfaceDown`], [`Error::Permission`] (also for the limit
-    /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::Invalid`] for a
-    /// parameter out of its range and for more than 256 queues, [`Error::Os`].
+    /// of locked memory), [`Error::QueueBusy`], [`Error::ForeignProgram`], [`Error::PortInUse`] while somebody has a
+    /// socket on UDP port 4791 of one of the interface's addresses, [`Error::Invalid`] for a parameter out of its range
+    /// and for more than 256 queues, [`Error::Os`].
     pub fn open(config: &AfXdpConfig) -> Result<AfXdp, Error> {
         let netlink = Netlink::open()?;
         let interface = netlink.interface(&config.interface)?;
         check(config, &interface)?;
         let layout = Layout::new(config, &interface)?;
         raise_memlock_limit();
+        let reservation = reserve(&interface)?;
         let attachment = Attachment::new(&netlink, &interface, config.roce_v1)?;
         let (frames, chunks) = register(&layout, &interface)?;
         let (tx_chunks, rx_chunks) = chunks.split_at(layout.tx_chunks as usize);
@@ -203,6 +208,11 @@ impl AfXdp {
             enlarge_send_buffer(fd, &interface);
             if let Some(time) = config.busy_poll {
                 prefer_busy_poll(fd, time).map_err(os("asking for busy polling"))?;
+            }
+            for address in interface.gid_order() {
+                attachment
+                    .admit(address, queue.number)
+                    .map_err(os("putting an address into the XDP program's map"))?;
             }
             attachment
                 .direct(queue.number, fd)
@@ -242,7 +252,8 @@ impl AfXdp {
             interface: interface.index,
             icmp: IcmpListener::new(&interface.name),
             now: Nanos::ZERO,
-            _attachment: attachment,
+            attachment,
+            _reservation: reservation,
             queues: queues.into(),
             turn: 0,
             sending: layout.queues.len().min(interface.tx_queues.max(1) as usize),
@@ -393,12 +404,17 @@ impl PacketDriver for AfXdp {
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), Error> {
-        let joined = self.membership.join(group);
+        let joined = self.membership.join(group).and_then(|()| {
+            self.queues.iter().try_for_each(|queue| self.attachment.admit(group, queue.number))
+        });
         joined.map_err(|source| os_error("joining a multicast group", &self.capabilities.interface, source))
     }
 
     fn leave(&mut self, group: IpAddr) -> Result<(), Error> {
         let left = self.membership.leave(group);
+        let left = left.and_then(|()| {
+            self.queues.iter().try_for_each(|queue| self.attachment.dismiss(group, queue.number))
+        });
         left.map_err(|source| os_error("leaving a multicast group", &self.capabilities.interface, source))
     }
 

@@ -27,6 +27,7 @@ pub mod dpdk;
 pub mod echo;
 mod frame;
 pub mod heap;
+pub mod holder;
 mod icmp;
 mod kept;
 pub mod loopback;
@@ -478,15 +479,19 @@ pub enum Error {
         /// The interface.
         interface: String,
     },
-    /// Another socket has the UDP port.
+    /// Somebody else hears the RoCE packets to the address.
     #[error(
-        "UDP port {port} of {address} is in use, by another ferroce or by rdma_rxe; stop it or take another address"
+        "UDP port {port} of {address} is in use by {}, and one program alone can hear the packets to an address; stop it \
+         or take another address",
+        holder.as_ref().map_or("somebody who can't be told".to_owned(), ToString::to_string)
     )]
     PortInUse {
         /// The address.
         address: IpAddr,
         /// The port.
         port: u16,
+        /// Who has it, as far as this process may know.
+        holder: Option<holder::Holder>,
     },
     /// The driver can't do this.
     #[error("the {driver} driver has no means of {what}")]

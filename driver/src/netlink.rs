@@ -9,6 +9,7 @@ mod dcb;
 mod ethtool;
 mod pause;
 mod socket;
+pub(crate) mod sockets;
 
 use std::cell::RefCell;
 use std::io;

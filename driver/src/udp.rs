@@ -35,7 +35,7 @@ use crate::{
 };
 use receive::{Receiver, place};
 use socket::Sharing;
-pub(crate) use socket::set_option;
+pub(crate) use socket::{reserve, set_option};
 use transmit::{Refused, Transmitter};
 
 /// RoCEv2's UDP port, to and from which all packets go.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::Netlink;
-use ferroce_driver::{FrameSink, Nanos, PacketDriver, RxFrame};
+use ferroce_driver::{Capabilities, FrameSink, Nanos, PacketDriver, RxFrame};
 use ferroce_driver_test_support::exchange::{Roce, cross, drain, one, receive, send};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
 use ferroce_driver_test_support::readiness;
@@ -52,34 +52,34 @@ fn frames_cross_bit_exact_at_smaller_mtus() {
 fn both_directions_at_once_from_two_threads() {
     let Some(pair) = Namespaces::new(9000) else { return };
     let (mut a, mut b) = pair.in_both(open);
-    let exchange = |port: &mut AfXdp, to: [u8; 6], seed: usize, expect: usize| {
+    let exchange = |port: &mut AfXdp, to: &Capabilities, seed: usize, expect: usize| {
+        let own = port.capabilities().clone();
         let (mut sent, mut received) = (0, 0);
         let deadline = Instant::now() + Duration::from_secs(30);
         while (sent < 20_000 || received < 20_000) && Instant::now() < deadline {
             // No more under way than the other side has buffers for.
             let limit = (received + 512).min(20_000).max(sent);
-            let mac = port.capabilities().mac;
             let mut next = sent..limit;
             sent += port
                 .tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
                     let n = next.next()?;
-                    let frame = Roce::v4(to, mac).build(4154, n + seed);
+                    let frame = Roce::to(to, own.mac).build(4154, n + seed);
                     buffer[..frame.len()].copy_from_slice(&frame);
                     Some(frame.len())
                 })
                 .unwrap();
             port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
-                assert!(frame == Roce::v4(mac, to).build(4154, received + expect), "frame {received}");
+                assert!(frame == Roce::to(&own, to.mac).build(4154, received + expect), "frame {received}");
                 received += 1;
             })
             .unwrap();
         }
         (sent, received)
     };
-    let (mac_a, mac_b) = (a.capabilities().mac, b.capabilities().mac);
+    let [of_a, of_b] = [&a, &b].map(|port| port.capabilities().clone());
     thread::scope(|scope| {
-        let other = scope.spawn(|| exchange(&mut b, mac_a, 7, 3));
-        assert_eq!(exchange(&mut a, mac_b, 3, 7), (20_000, 20_000));
+        let other = scope.spawn(|| exchange(&mut b, &of_a, 7, 3));
+        assert_eq!(exchange(&mut a, &of_b, 3, 7), (20_000, 20_000));
         assert_eq!(other.join().unwrap(), (20_000, 20_000));
     });
 }
@@ -147,14 +147,15 @@ fn only_roce_is_redirected() {
     let (mut a, mut b) = pair.in_both(open);
     let (to, from) = (b.capabilities().mac, a.capabilities().mac);
     let roce = || Roce::v4(to, from);
+    let v6: IpAddr = "fd09::2".parse().unwrap();
     let mut long_header = roce().build(200, 1);
     long_header[14] = 0x47; // IHL 7: 8 bytes of options before the UDP header
     long_header.splice(34..34, [1u8; 8]);
     let redirected = [
         ("IPv4", roce().build(64, 1)),
-        ("IPv6", Roce { v6: true, ..roce() }.build(90, 2)),
+        ("IPv6", Roce { ip: v6, ..roce() }.build(90, 2)),
         ("IPv4 in a VLAN", Roce { vlan: Some(5), ..roce() }.build(100, 3)),
-        ("IPv6 in a VLAN", Roce { vlan: Some(5), v6: true, ..roce() }.build(100, 4)),
+        ("IPv6 in a VLAN", Roce { vlan: Some(5), ip: v6, ..roce() }.build(100, 4)),
         ("broadcast", Roce { to: [0xff; 6], ..roce() }.build(64, 5)),
     ];
     let fragment = |bits: u16| {
@@ -172,7 +173,10 @@ fn only_roce_is_redirected() {
     double_tag[16..18].copy_from_slice(&0x8100u16.to_be_bytes());
     let passed = [
         ("another UDP port", Roce { port: 4792, ..roce() }.build(64, 11)),
-        ("another UDP port, IPv6", Roce { port: 4790, v6: true, ..roce() }.build(90, 11)),
+        ("another address", Roce { ip: [10, 9, 0, 3].into(), ..roce() }.build(64, 11)),
+        ("another address, IPv6", Roce { ip: "fd09::12".parse().unwrap(), ..roce() }.build(90, 11)),
+        ("a group that it is not in", Roce { ip: [239, 9, 0, 2].into(), ..roce() }.build(64, 11)),
+        ("another UDP port, IPv6", Roce { port: 4790, ip: v6, ..roce() }.build(90, 11)),
         ("TCP", tcp),
         ("a first fragment", fragment(0x2000)),
         ("a later fragment", fragment(0x0010)),
@@ -249,12 +253,18 @@ fn the_interface_joins_multicast_groups() {
         b.leave(group).unwrap();
         assert!(!member(), "{group}");
     }
-    // Frames to a group come through the ring.
-    b.join("239.9.1.2".parse().unwrap()).unwrap();
-    let mac = a.capabilities().mac;
-    let frame = Roce::v4([0x01, 0x00, 0x5e, 9, 1, 2], mac).build(100, 1);
-    send(&mut a, &frame);
-    assert_eq!(receive(&mut b, 1), [frame]);
+    // Frames to a group come through the ring, as long as it is one of the port's.
+    let group = "239.9.1.2".parse().unwrap();
+    let roce = Roce::v4([0x01, 0x00, 0x5e, 9, 1, 2], a.capabilities().mac);
+    let frame = Roce { ip: group, ..roce }.build(100, 1);
+    let marker = Roce::to(b.capabilities(), a.capabilities().mac).build(64, 99);
+    for is_member in [false, true, false] {
+        if is_member { b.join(group) } else { b.leave(group).or(Ok(())) }.unwrap();
+        send(&mut a, &frame);
+        send(&mut a, &marker);
+        let expected: Vec<_> = is_member.then(|| frame.clone()).into_iter().chain([marker.clone()]).collect();
+        assert_eq!(receive(&mut b, expected.len()), expected);
+    }
 }
 
 #[test]
@@ -263,6 +273,8 @@ fn generic_mode_where_the_interface_has_no_native_one() {
     ip(&format!("-n {} link add br0 mtu 9000 type bridge", pair.b));
     ip(&format!("-n {} link set {VETH} master br0", pair.b));
     ip(&format!("-n {} link set br0 up", pair.b));
+    ip(&format!("-n {} addr flush dev {VETH}", pair.b));
+    ip(&format!("-n {} addr add 10.9.0.2/24 dev br0", pair.b));
     // A bridge forwards nothing until it has noticed that its port is up.
     let ready = || Netlink::open().unwrap().interface("br0").unwrap().carrier;
     while !pair.in_b(ready) {

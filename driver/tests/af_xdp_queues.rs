@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
 use ferroce_driver::netlink::Netlink;
-use ferroce_driver::{Error, Nanos, PacketDriver};
+use ferroce_driver::{Capabilities, Error, Nanos, PacketDriver};
 use ferroce_driver_test_support::exchange::{Roce, drain, send};
 use ferroce_driver_test_support::namespaces::{Namespaces, VETH};
 
@@ -20,10 +20,10 @@ fn ports_on_several_queues_exchange_everything_once() {
     let open = |queue| AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
     let mut a = [0, 1].map(|queue| pair.in_a(|| open(queue)));
     let mut b = [0, 1].map(|queue| pair.in_b(|| open(queue)));
-    let (mac_a, mac_b) = (a[0].capabilities().mac, b[0].capabilities().mac);
+    let [of_a, of_b] = [&a[0], &b[0]].map(|port| port.capabilities().clone());
     // All four at once; each finds what its opposite number has sent, in order, and nothing else.
-    let exchange = |port: &mut AfXdp, to: [u8; 6], send: usize, expect: usize| {
-        let mac = port.capabilities().mac;
+    let exchange = |port: &mut AfXdp, to: &Capabilities, send: usize, expect: usize| {
+        let own = port.capabilities().clone();
         let (mut sent, mut received) = (0, 0);
         let deadline = Instant::now() + Duration::from_secs(60);
         while (sent < FRAMES || received < FRAMES) && Instant::now() < deadline {
@@ -31,13 +31,13 @@ fn ports_on_several_queues_exchange_everything_once() {
             let mut next = sent..(received + 512).min(FRAMES).max(sent);
             sent += port
                 .tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
-                    let frame = Roce::v4(to, mac).build(200, next.next()? + send * FRAMES);
+                    let frame = Roce::to(to, own.mac).build(200, next.next()? + send * FRAMES);
                     buffer[..frame.len()].copy_from_slice(&frame);
                     Some(frame.len())
                 })
                 .unwrap();
             port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
-                let expected = Roce::v4(mac, to).build(200, received + expect * FRAMES);
+                let expected = Roce::to(&own, to.mac).build(200, received + expect * FRAMES);
                 assert!(frame == expected, "frame {received} for {expect}");
                 received += 1;
             })
@@ -45,10 +45,11 @@ fn ports_on_several_queues_exchange_everything_once() {
         }
         assert_eq!((sent, received), (FRAMES, FRAMES), "port {send}");
     };
+    let (of_a, of_b) = (&of_a, &of_b);
     thread::scope(|scope| {
         for (queue, (a, b)) in a.iter_mut().zip(&mut b).enumerate() {
-            scope.spawn(move || exchange(a, mac_b, queue, queue + 2));
-            scope.spawn(move || exchange(b, mac_a, queue + 2, queue));
+            scope.spawn(move || exchange(a, of_b, queue, queue + 2));
+            scope.spawn(move || exchange(b, of_a, queue + 2, queue));
         }
     });
     for port in a.iter_mut().chain(&mut b) {
@@ -92,8 +93,8 @@ fn open_one(queue: u32) -> AfXdp {
 }
 
 /// The frame `n` of a flow; the number is in its last bytes.
-fn of_flow(to: [u8; 6], from: [u8; 6], flow: u16, n: u32, length: usize) -> Vec<u8> {
-    let mut frame = Roce::v4(to, from).build(length, usize::from(flow));
+fn of_flow(to: &Capabilities, from: [u8; 6], flow: u16, n: u32, length: usize) -> Vec<u8> {
+    let mut frame = Roce::to(to, from).build(length, usize::from(flow));
     frame[34..36].copy_from_slice(&(0xc000 | (flow * 37)).to_be_bytes());
     frame[length - 6..length - 4].copy_from_slice(&flow.to_be_bytes());
     frame[length - 4..].copy_from_slice(&n.to_be_bytes());
@@ -105,8 +106,8 @@ fn of_flow(to: [u8; 6], from: [u8; 6], flow: u16, n: u32, length: usize) -> Vec<
 fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec<u64> {
     const FLOWS: u16 = 64;
     let all = u32::from(FLOWS) * each;
-    let run = |port: &mut AfXdp, to: [u8; 6]| {
-        let mac = port.capabilities().mac;
+    let run = |port: &mut AfXdp, to: &Capabilities| {
+        let own = port.capabilities().clone();
         let (mut sent, mut received, mut next) = (0, 0, [0; FLOWS as usize]);
         let deadline = Instant::now() + Duration::from_secs(60);
         while (sent < all || received < all) && Instant::now() < deadline {
@@ -114,7 +115,8 @@ fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec
             sent += port
                 .tx_burst(Nanos::ZERO, &mut |buffer: &mut [u8]| {
                     let n = numbers.next()?;
-                    let frame = of_flow(to, mac, (n % u32::from(FLOWS)) as u16, n / u32::from(FLOWS), length);
+                    let frame =
+                        of_flow(to, own.mac, (n % u32::from(FLOWS)) as u16, n / u32::from(FLOWS), length);
                     buffer[..length].copy_from_slice(&frame);
                     Some(length)
                 })
@@ -122,7 +124,10 @@ fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec
             port.rx_burst(Nanos::ZERO, &mut |frame: &[u8]| {
                 let flow = u16::from_be_bytes([frame[length - 6], frame[length - 5]]);
                 let expected = &mut next[usize::from(flow)];
-                assert!(frame == of_flow(mac, to, flow, *expected, length), "flow {flow}, frame {expected}");
+                assert!(
+                    frame == of_flow(&own, to.mac, flow, *expected, length),
+                    "flow {flow}, frame {expected}"
+                );
                 *expected += 1;
                 received += 1;
             })
@@ -130,10 +135,10 @@ fn exchange_flows(a: &mut AfXdp, b: &mut AfXdp, each: u32, length: usize) -> Vec
         }
         assert_eq!((sent, received), (all, all));
     };
-    let (mac_a, mac_b) = (a.capabilities().mac, b.capabilities().mac);
+    let [of_a, of_b] = [&*a, b].map(|port| port.capabilities().clone());
     thread::scope(|scope| {
-        scope.spawn(|| run(a, mac_b));
-        scope.spawn(|| run(b, mac_a));
+        scope.spawn(|| run(a, &of_b));
+        scope.spawn(|| run(b, &of_a));
     });
     for port in [&*a, b] {
         assert_eq!((port.stats().rx_frames, port.stats().rx_dropped), (u64::from(all), 0));
@@ -170,12 +175,12 @@ fn queues_have_their_turns() {
     let mut flood = pair.in_a(|| open_one(0));
     let mut others = [1, 2, 3].map(|queue| pair.in_a(|| open_one(queue)));
     let mut b = pair.in_b(open_all);
-    let (to, from) = (b.capabilities().mac, flood.capabilities().mac);
+    let (to, from) = (b.capabilities().clone(), flood.capabilities().mac);
     for n in 0..600 {
-        send(&mut flood, &of_flow(to, from, 0, n, 100));
+        send(&mut flood, &of_flow(&to, from, 0, n, 100));
     }
     for (flow, port) in (1..).zip(&mut others) {
-        send(port, &of_flow(to, from, flow, 0, 100));
+        send(port, &of_flow(&to, from, flow, 0, 100));
     }
     let mut seen = Vec::new();
     for _ in 0..2 {
@@ -195,9 +200,9 @@ fn a_wait_ends_with_a_frame_on_any_queue() {
     let Some(pair) = Namespaces::with_queues(1500, QUEUES) else { return };
     let mut a = [0, 1, 2, 3].map(|queue| pair.in_a(|| open_one(queue)));
     let mut b = pair.in_b(open_all);
-    let (to, from) = (b.capabilities().mac, a[0].capabilities().mac);
+    let (to, from) = (b.capabilities().clone(), a[0].capabilities().mac);
     for port in &mut a {
-        let frame = of_flow(to, from, 1, 0, 100);
+        let frame = of_flow(&to, from, 1, 0, 100);
         thread::scope(|scope| {
             scope.spawn(|| {
                 thread::sleep(Duration::from_millis(20));
@@ -223,7 +228,7 @@ fn a_queue_of_somebody_else_is_named() {
     let mut owner = pair.in_b(|| open_one(2));
     let refused = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap_err();
     assert!(matches!(&refused, Error::QueueBusy { interface, queue: 2 } if interface == VETH), "{refused}");
-    let frame = of_flow(owner.capabilities().mac, a.capabilities().mac, 1, 0, 100);
+    let frame = of_flow(owner.capabilities(), a.capabilities().mac, 1, 0, 100);
     send(&mut a, &frame);
     assert_eq!(drain(&mut owner, Duration::from_millis(20)), [frame]);
     // Nothing was left of the queues before it.

@@ -2,16 +2,17 @@
 //!
 //! It hangs on a bpf link, which lives as long as some process has it open. So it goes with the
 //! last of its users, however that one ends, and several sockets (the queues of one interface, also
-//! of several processes) share one program and one XSKMAP.
+//! of several processes) share one program and its maps.
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use tracing::info;
 
 use super::bpf;
-use super::filter::roce_filter;
+use super::filter::{DESTINATION, destination, roce_filter};
 use super::{os_error, permission};
 use crate::Error;
 use crate::netlink::{AttachedXdp, Interface, Netlink, XdpMode};
@@ -20,6 +21,8 @@ use crate::netlink::{AttachedXdp, Interface, Netlink, XdpMode};
 #[derive(Debug)]
 pub(super) struct Attachment {
     _link: OwnedFd,
+    /// Where each queue's packets may go to, in the order in which the program names its maps.
+    destinations: OwnedFd,
     xskmap: OwnedFd,
     pub(super) mode: XdpMode,
     /// Why the mode is not native, if it is not.
@@ -46,7 +49,17 @@ impl Attachment {
 
     /// Directs the frames of `queue` to an AF_XDP socket, until the socket closes.
     pub(super) fn direct(&self, queue: u32, socket: RawFd) -> io::Result<()> {
-        bpf::update_map(&self.xskmap, queue, socket as u32)
+        bpf::direct(&self.xskmap, queue, socket)
+    }
+
+    /// Takes what comes on the queue for an address or a group.
+    pub(super) fn admit(&self, to: IpAddr, queue: u32) -> io::Result<()> {
+        bpf::insert(&self.destinations, &destination(to, queue))
+    }
+
+    /// Leaves it to the kernel from now on.
+    pub(super) fn dismiss(&self, to: IpAddr, queue: u32) -> io::Result<()> {
+        bpf::remove(&self.destinations, &destination(to, queue))
     }
 
     /// `None` when another program got there first.
@@ -54,12 +67,14 @@ impl Attachment {
         let os = |what| move |source| refused(what, interface, source);
         let xskmap = bpf::create_xskmap("ferroce_xsks", interface.rx_queues.max(MAP_ENTRIES))
             .map_err(os("creating an XSKMAP"))?;
-        let filter = roce_filter(xskmap.as_raw_fd(), roce_v1);
+        let destinations = bpf::create_set::<DESTINATION>("ferroce_dest", DESTINATIONS_MAX)
+            .map_err(os("creating a map of addresses"))?;
+        let filter = roce_filter(destinations.as_raw_fd(), xskmap.as_raw_fd(), roce_v1);
         let program = bpf::load_xdp(program_name(roce_v1), &filter).map_err(os("loading the XDP program"))?;
         let native = match bpf::attach_xdp(&program, interface.index, XDP_FLAGS_DRV_MODE) {
             Ok(link) => {
                 let mode = XdpMode::Native;
-                return Ok(Some(Attachment { _link: link, xskmap, mode, why_generic: None }));
+                return Ok(Some(Attachment { _link: link, destinations, xskmap, mode, why_generic: None }));
             }
             Err(e) if is(&e, &[libc::EBUSY, libc::EEXIST]) => return Ok(None),
             Err(e) if is(&e, &[libc::EPERM]) => {
@@ -70,6 +85,7 @@ impl Attachment {
         match bpf::attach_xdp(&program, interface.index, XDP_FLAGS_SKB_MODE) {
             Ok(link) => Ok(Some(Attachment {
                 _link: link,
+                destinations,
                 xskmap,
                 mode: XdpMode::Generic,
                 why_generic: Some(format!("native XDP refused: {native}")),
@@ -140,11 +156,12 @@ impl Attachment {
                 ),
             });
         }
-        let Some(map) = info.maps.first() else { return Ok(None) };
-        let xskmap = bpf::map_by_id(*map).map_err(os)?;
+        let [destinations, xskmap] = info.maps[..] else { return Ok(None) };
+        let [destinations, xskmap] =
+            [bpf::map_by_id(destinations).map_err(os)?, bpf::map_by_id(xskmap).map_err(os)?];
         let why_generic = (xdp.mode != XdpMode::Native)
             .then(|| "shares the generic XDP program of another ferroce socket".to_owned());
-        Ok(Some(Attachment { _link: link, xskmap, mode: xdp.mode, why_generic }))
+        Ok(Some(Attachment { _link: link, destinations, xskmap, mode: xdp.mode, why_generic }))
     }
 }
 
@@ -152,6 +169,8 @@ impl Attachment {
 const ATTEMPTS: u32 = 10;
 /// At least this many queues, so that a queue count raised later still fits.
 const MAP_ENTRIES: u32 = 64;
+/// Addresses and groups of all queues.
+const DESTINATIONS_MAX: u32 = 1 << 16;
 const XDP_FLAGS_SKB_MODE: u32 = 1 << 1;
 const XDP_FLAGS_DRV_MODE: u32 = 1 << 2;
 

@@ -27,6 +27,22 @@ pub(super) struct ProgramInfo {
 
 /// An XSKMAP: from receive queue to AF_XDP socket.
 pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
+    create_map(BPF_MAP_TYPE_XSKMAP, name, (4, 4), entries, 0)
+}
+
+/// A set of keys of `N` bytes, with room for as many; memory is taken as they come.
+pub(super) fn create_set<const N: usize>(name: &str, entries: u32) -> io::Result<OwnedFd> {
+    create_map(BPF_MAP_TYPE_HASH, name, (N as u32, 1), entries, BPF_F_NO_PREALLOC)
+}
+
+/// `sizes` are those of keys and values.
+fn create_map(
+    map_type: u32,
+    name: &str,
+    sizes: (u32, u32),
+    max_entries: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
     #[repr(C)]
     struct MapCreate {
         map_type: u32,
@@ -39,11 +55,11 @@ pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
         name: [u8; NAME + 1],
     }
     let attr = MapCreate {
-        map_type: BPF_MAP_TYPE_XSKMAP,
-        key_size: 4,
-        value_size: 4,
-        max_entries: entries,
-        flags: 0,
+        map_type,
+        key_size: sizes.0,
+        value_size: sizes.1,
+        max_entries,
+        flags,
         inner_map_fd: 0,
         numa_node: 0,
         name: padded(name),
@@ -53,25 +69,44 @@ pub(super) fn create_xskmap(name: &str, entries: u32) -> io::Result<OwnedFd> {
     Ok(owned(fd))
 }
 
-/// Puts `value` at `key`.
-pub(super) fn update_map(map: &OwnedFd, key: u32, value: u32) -> io::Result<()> {
+/// Directs a receive queue to a socket, in a map that [`create_xskmap`] made.
+pub(super) fn direct(xskmap: &OwnedFd, queue: u32, socket: RawFd) -> io::Result<()> {
+    let socket = socket as u32;
+    // SAFETY: both pointers are to four bytes, the sizes that XSKMAPs have, and outlive the call.
+    unsafe { change(BPF_MAP_UPDATE_ELEM, xskmap, (&raw const queue).cast(), (&raw const socket).cast()) }
+}
+
+/// Puts a key into a set that [`create_set`] made with the same `N`.
+pub(super) fn insert<const N: usize>(set: &OwnedFd, key: &[u8; N]) -> io::Result<()> {
+    let value = 1u8;
+    // SAFETY: the pointers are to as many bytes as the set's keys and values have, and outlive the call.
+    unsafe { change(BPF_MAP_UPDATE_ELEM, set, key.as_ptr(), &raw const value) }
+}
+
+/// Takes a key out of a set that [`create_set`] made with the same `N`, if it is there.
+pub(super) fn remove<const N: usize>(set: &OwnedFd, key: &[u8; N]) -> io::Result<()> {
+    // SAFETY: the pointer is to as many bytes as the set's keys have, and outlives the call; no value is read.
+    match unsafe { change(BPF_MAP_DELETE_ELEM, set, key.as_ptr(), std::ptr::null()) } {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        other => other,
+    }
+}
+
+/// # Safety
+/// The pointers must be valid for as many bytes as the map's keys and values have; a deletion reads no value.
+unsafe fn change(command: i32, map: &OwnedFd, key: *const u8, value: *const u8) -> io::Result<()> {
     #[repr(C)]
-    struct MapUpdate {
+    struct MapElement {
         map: u32,
         _pad: u32,
         key: u64,
         value: u64,
         flags: u64,
     }
-    let attr = MapUpdate {
-        map: map.as_raw_fd() as u32,
-        _pad: 0,
-        key: (&raw const key) as u64,
-        value: (&raw const value) as u64,
-        flags: 0,
-    };
-    // SAFETY: both pointers are to four bytes, the sizes that XSKMAPs have, and outlive the call.
-    unsafe { bpf(BPF_MAP_UPDATE_ELEM, attr) }.map(drop)
+    let attr =
+        MapElement { map: map.as_raw_fd() as u32, _pad: 0, key: key as u64, value: value as u64, flags: 0 };
+    // SAFETY: the caller's promise.
+    unsafe { bpf(command, attr) }.map(drop)
 }
 
 /// Loads an XDP program that takes frames in several buffers (jumbo frames).
@@ -194,6 +229,7 @@ pub(super) fn link_of(program: u32, ifindex: u32) -> io::Result<Option<OwnedFd>>
 
 const BPF_MAP_CREATE: i32 = 0;
 const BPF_MAP_UPDATE_ELEM: i32 = 2;
+const BPF_MAP_DELETE_ELEM: i32 = 3;
 const BPF_PROG_LOAD: i32 = 5;
 const BPF_PROG_GET_FD_BY_ID: i32 = 13;
 const BPF_MAP_GET_FD_BY_ID: i32 = 14;
@@ -202,7 +238,9 @@ const BPF_LINK_CREATE: i32 = 28;
 const BPF_LINK_GET_FD_BY_ID: i32 = 30;
 const BPF_LINK_GET_NEXT_ID: i32 = 31;
 
+const BPF_MAP_TYPE_HASH: u32 = 1;
 const BPF_MAP_TYPE_XSKMAP: u32 = 17;
+const BPF_F_NO_PREALLOC: u32 = 1;
 const BPF_PROG_TYPE_XDP: u32 = 6;
 const BPF_LINK_TYPE_XDP: u32 = 6;
 /// The attach type.

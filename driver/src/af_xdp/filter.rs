@@ -1,4 +1,5 @@
-//! The XDP program: RoCE goes to the socket of its receive queue, everything else to the kernel.
+//! The XDP program: RoCE to the port's own addresses and groups goes to the socket of its receive queue, everything
+//! else to the kernel.
 //!
 //! Assembled here, instruction by instruction, so that no compiler for eBPF is needed, neither at
 //! build nor at run time. Redirected are
@@ -8,16 +9,36 @@
 //! - UDP to port 4791 over IPv6, where the UDP header comes first,
 //! - EtherType 0x8915 (RoCE v1), when asked for,
 //!
-//! each with or without one 802.1Q tag. Following IPv4 options would take arithmetic with packet
+//! each with or without one 802.1Q tag. UDP goes there only if the map of destinations has the address for that queue:
+//! other addresses (of a bridge's guests, a container's) have other programs. Following IPv4 options would take arithmetic with packet
 //! pointers that the verifier allows to CAP_PERFMON only.
+
+use std::net::IpAddr;
 
 use super::bpf::Instruction;
 use crate::ROCE_PORT;
 
-/// Builds the program around an XSKMAP.
-pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
+/// Bytes of a key in the map of destinations: an IPv6 address or an IPv4-mapped one, and a queue as the program
+/// has it.
+pub(super) const DESTINATION: usize = 20;
+
+/// The key of an address or a group at a queue.
+pub(super) fn destination(to: IpAddr, queue: u32) -> [u8; DESTINATION] {
+    let address = match to {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    let mut key = [0; DESTINATION];
+    key[..16].copy_from_slice(&address.octets());
+    key[16..].copy_from_slice(&queue.to_ne_bytes());
+    key
+}
+
+/// Builds the program around a map of [`destination`]s and an XSKMAP. Whoever joins a program finds its maps in the
+/// order in which they stand here.
+pub(super) fn roce_filter(destinations: i32, xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
     let mut a = Assembler::default();
-    let [tagged, ethertype, ipv4, ipv6, redirect, pass] = a.labels();
+    let [tagged, ethertype, ipv4, ipv6, look, redirect, pass] = a.labels();
 
     // R6 context, R2 start of the frame (moved on by a tag), R3 its end.
     a.move_register(R6, R1);
@@ -52,7 +73,11 @@ pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
     a.jump_if(NOT_EQUAL, R0, 0, pass);
     a.load(HALF, R0, R2, ETHERNET + 20 + 2); // destination port
     a.jump_if(NOT_EQUAL, R0, be16(ROCE_PORT), pass);
-    a.jump(redirect);
+    a.load(WORD, R5, R2, ETHERNET + 16); // destination address
+    a.store_immediate(DOUBLE_WORD, KEY, 0);
+    a.store_immediate(WORD, KEY + 8, i32::from_ne_bytes([0, 0, 0xff, 0xff]));
+    a.store(WORD, KEY + 12, R5);
+    a.jump(look);
 
     a.place(ipv6);
     a.require_bytes(ETHERNET + 40 + 8, pass);
@@ -60,6 +85,19 @@ pub(super) fn roce_filter(xskmap: i32, roce_v1: bool) -> Vec<Instruction> {
     a.jump_if(NOT_EQUAL, R0, UDP, pass);
     a.load(HALF, R0, R2, ETHERNET + 40 + 2); // destination port
     a.jump_if(NOT_EQUAL, R0, be16(ROCE_PORT), pass);
+    for word in [0, 4, 8, 12] {
+        a.load(WORD, R5, R2, ETHERNET + 24 + word); // destination address
+        a.store(WORD, KEY + word, R5);
+    }
+
+    a.place(look);
+    a.load(WORD, R5, R6, XDP_MD_RX_QUEUE_INDEX);
+    a.store(WORD, KEY + 16, R5);
+    a.load_map(R1, destinations);
+    a.move_register(R2, R10);
+    a.add(R2, KEY.into());
+    a.call(BPF_FUNC_MAP_LOOKUP_ELEM);
+    a.jump_if(EQUAL, R0, 0, pass);
 
     a.place(redirect);
     a.load_map(R1, xskmap);
@@ -79,7 +117,10 @@ const ETHERNET: i16 = 14;
 const UDP: i32 = 17;
 
 const XDP_PASS: i32 = 2;
+const BPF_FUNC_MAP_LOOKUP_ELEM: i32 = 1;
 const BPF_FUNC_REDIRECT_MAP: i32 = 51;
+/// Where the stack has the destination: its end is R10, and 8 bytes are stored at once.
+const KEY: i16 = -(DESTINATION.next_multiple_of(8) as i16);
 // Offsets in `struct xdp_md`.
 const XDP_MD_DATA: i16 = 0;
 const XDP_MD_DATA_END: i16 = 4;
@@ -92,11 +133,13 @@ const R3: u8 = 3;
 const R4: u8 = 4;
 const R5: u8 = 5;
 const R6: u8 = 6;
+const R10: u8 = 10;
 
 // Sizes of loads and conditions of jumps, as opcode bits (RFC 9669, sections 4.3 and 5).
 const WORD: u8 = 0x00;
 const HALF: u8 = 0x08;
 const BYTE: u8 = 0x10;
+const DOUBLE_WORD: u8 = 0x18;
 const EQUAL: u8 = 0x10;
 const NOT_EQUAL: u8 = 0x50;
 
@@ -144,6 +187,15 @@ impl Assembler {
 
     fn load(&mut self, size: u8, destination: u8, source: u8, offset: i16) {
         self.push(0x61 | size, destination, source, offset, 0);
+    }
+
+    /// Into the stack.
+    fn store(&mut self, size: u8, offset: i16, source: u8) {
+        self.push(0x63 | size, R10, source, offset, 0);
+    }
+
+    fn store_immediate(&mut self, size: u8, offset: i16, value: i32) {
+        self.push(0x62 | size, R10, 0, offset, value);
     }
 
     fn load_map(&mut self, destination: u8, fd: i32) {

@@ -76,3 +76,14 @@ pub(super) fn unlisted(listed: &[String]) -> Vec<String> {
 pub(crate) fn is_device(name: &str) -> bool {
     Path::new(KERNEL).join(name).exists()
 }
+
+/// The device of rdma_rxe on that network interface, if it has one. Others have no socket of the kernel's.
+pub(crate) fn rxe_on(interface: &str) -> Option<String> {
+    let names = fs::read_dir(KERNEL).ok()?.flatten().take(DEVICES_MAX);
+    // Only soft devices have this file.
+    let is_on = |name: &String| {
+        let parent = fs::read_to_string(Path::new(KERNEL).join(name).join("parent"));
+        parent.is_ok_and(|parent| parent.trim_end() == interface)
+    };
+    names.filter_map(|entry| entry.file_name().into_string().ok()).find(is_on)
+}

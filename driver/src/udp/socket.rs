@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, LocalAddress, PORT, UdpConfig, os_error};
 use crate::Error;
+use crate::holder::Holder;
+use crate::netlink::Interface;
 
 /// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
 const BUFFER: i32 = 8 << 20;
@@ -88,7 +90,7 @@ fn open(config: &UdpConfig, place: &LocalAddress, sharing: Option<Sharing>) -> R
     }
     bind(socket.as_fd(), address(config.address, PORT, place.scope)).map_err(|source| {
         match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => Error::PortInUse { address: config.address, port: PORT },
+            Some(libc::EADDRINUSE) => Holder::in_the_way(config.address, &place.interface),
             _ => os_error("binding UDP port 4791", place, source),
         }
     })?;
@@ -104,6 +106,29 @@ pub(super) fn close_to_others<'a>(
         set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEADDR, 0)
             .map_err(|source| os_error("keeping UDP port 4791 to itself", place, source))
     })
+}
+
+/// A socket on port 4791 of an address, for the packets of one interface, that hears nothing: it is there so that nobody
+/// else is. Others like it can be beside it, of the same user, but none that hears.
+pub(crate) fn reserve(own: IpAddr, interface: &Interface) -> io::Result<OwnedFd> {
+    let socket = create(own)?;
+    let mut name = [0u8; libc::IFNAMSIZ];
+    let longest = name.len() - 1;
+    name.iter_mut().zip(interface.name.bytes().take(longest)).for_each(|(to, byte)| *to = byte);
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name)?;
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
+    // What goes past the port (a fragment, a packet with IPv4 options) does not pile up in it.
+    let mut nothing = [libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 }];
+    let program = libc::sock_fprog { len: nothing.len() as u16, filter: nothing.as_mut_ptr() };
+    set_option(socket.as_fd(), libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, program)?;
+    // An IPv6 address that has just been given is the interface's, but not yet its sockets'.
+    let (level, option) = match own {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_FREEBIND),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_FREEBIND),
+    };
+    set_option(socket.as_fd(), level, option, 1)?;
+    bind(socket.as_fd(), address(own, PORT, interface.index))?;
+    Ok(socket)
 }
 
 /// A member of a multicast group, with a socket that hears what is sent to it.

@@ -1,8 +1,9 @@
 //! Ports that exchange frames which the XDP program knows as RoCE.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use ferroce_driver::{Nanos, PacketDriver};
+use ferroce_driver::{Capabilities, Nanos, PacketDriver};
 
 /// A frame that the XDP program should know as RoCE.
 #[derive(Clone, Copy, Debug)]
@@ -13,16 +14,23 @@ pub struct Roce {
     pub from: [u8; 6],
     /// The tag of a VLAN: priority and number.
     pub vlan: Option<u16>,
-    /// IPv6, or IPv4 otherwise.
-    pub v6: bool,
+    /// The receiver's IP address.
+    pub ip: IpAddr,
     /// The destination port of UDP; RoCEv2 has 4791.
     pub port: u16,
 }
 
 impl Roce {
-    /// RoCEv2 over IPv4, untagged.
+    /// RoCEv2 over IPv4, untagged, to the address of the second of two [`Namespaces`](crate::namespaces::Namespaces).
     pub fn v4(to: [u8; 6], from: [u8; 6]) -> Roce {
-        Roce { to, from, vlan: None, v6: false, port: 4791 }
+        Roce { to, from, vlan: None, ip: [10, 9, 0, 2].into(), port: 4791 }
+    }
+
+    /// The same to a port's own address, if it has one of IPv4.
+    pub fn to(port: &Capabilities, from: [u8; 6]) -> Roce {
+        let roce = Roce::v4(port.mac, from);
+        let ip = port.addresses.iter().copied().find(IpAddr::is_ipv4);
+        Roce { ip: ip.unwrap_or(roce.ip), ..roce }
     }
 
     /// `len` bytes in all, the payload's derived from `seed`.
@@ -34,15 +42,17 @@ impl Roce {
             f.extend_from_slice(&[0x81, 0x00]);
             f.extend_from_slice(&tag.to_be_bytes());
         }
-        if self.v6 {
+        if let IpAddr::V6(ip) = self.ip {
             f.extend_from_slice(&[0x86, 0xdd, 0x60, 0, 0, 0]);
             f.extend_from_slice(&((len - f.len() - 36) as u16).to_be_bytes());
             f.extend_from_slice(&[17, 64]);
-            f.extend_from_slice(&[0xfd; 32]);
-        } else {
+            f.extend_from_slice(&[0xfd; 16]);
+            f.extend_from_slice(&ip.octets());
+        } else if let IpAddr::V4(ip) = self.ip {
             f.extend_from_slice(&[0x08, 0x00, 0x45, 0]);
             f.extend_from_slice(&((len - f.len() + 2) as u16).to_be_bytes());
-            f.extend_from_slice(&[0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1, 10, 9, 0, 2]);
+            f.extend_from_slice(&[0, 0, 0x40, 0, 64, 17, 0, 0, 10, 9, 0, 1]);
+            f.extend_from_slice(&ip.octets());
             // A bridge drops packets with a wrong header checksum.
             let header = f.len() - 20;
             let sum: u32 = f[header..].chunks(2).map(|w| u32::from(u16::from_be_bytes([w[0], w[1]]))).sum();
@@ -104,7 +114,7 @@ pub fn drain(port: &mut dyn PacketDriver, quiet: Duration) -> Vec<Vec<u8>> {
 
 /// Sends `count` different frames of `size` bytes and checks every byte of every one, in order.
 pub fn cross(from: &mut dyn PacketDriver, to: &mut dyn PacketDriver, size: usize, count: usize) {
-    let kind = Roce::v4(to.capabilities().mac, from.capabilities().mac);
+    let kind = Roce::to(to.capabilities(), from.capabilities().mac);
     let (mut sent, mut received) = (0, 0);
     let deadline = Instant::now() + Duration::from_secs(20);
     while received < count {

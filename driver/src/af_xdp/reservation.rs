@@ -1,0 +1,53 @@
+//! Keeping others from the addresses whose packets an AF_XDP port takes.
+//!
+//! The XDP program takes them before any socket. So nobody may have a socket there that would go deaf, and nobody may
+//! open one later that hears nothing: see [`holder`](crate::holder).
+
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use super::os_error;
+use crate::holder::{Holder, sockets_on};
+use crate::netlink::Interface;
+use crate::netlink::sockets::BoundSocket;
+use crate::rnic::remedy::rxe_on;
+use crate::{Error, ROCE_PORT, udp};
+
+/// Holds UDP port 4791 of each of the interface's addresses as long as the sockets are open.
+pub(super) fn reserve(interface: &Interface) -> Result<Vec<OwnedFd>, Error> {
+    let sockets = interface.gid_order().into_iter().map(|address| reserve_address(address, interface));
+    sockets.filter_map(Result::transpose).collect()
+}
+
+/// Nothing where rdma_rxe is on another interface: its socket has the port of all addresses, and nobody else can.
+fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<OwnedFd>, Error> {
+    let own = udp::reserve(address, interface);
+    // Only now, for who comes from now on is refused.
+    let others = sockets_on(address, interface)?;
+    let is_refused = matches!(&own, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
+    let in_the_way = others.iter().find(|other| hears(other, interface));
+    let unexplained = || others.first().filter(|_| is_refused && !others.iter().any(is_kernels));
+    if let Some(other) = in_the_way.or_else(unexplained) {
+        return Err(Error::PortInUse { address, port: ROCE_PORT, holder: Some(Holder::of(other)) });
+    }
+    match own {
+        Ok(socket) => Ok(Some(socket)),
+        Err(_) if is_refused => Ok(None),
+        Err(source) => Err(os_error("reserving UDP port 4791", &interface.name, source)),
+    }
+}
+
+/// Whether it would miss the packets that the XDP program takes on this interface.
+fn hears(other: &BoundSocket, interface: &Interface) -> bool {
+    match other.interface {
+        0 if is_kernels(other) => rxe_on(&interface.name).is_some(),
+        0 => true,
+        // Another AF_XDP port on the interface, for other queues.
+        _ => false,
+    }
+}
+
+fn is_kernels(other: &BoundSocket) -> bool {
+    other.inode == 0
+}

@@ -1,0 +1,106 @@
+//! Who has UDP port 4791 of an address.
+//!
+//! Of the programs on a host one can hear the RoCE packets to an address: a UDP socket by being bound there, an AF_XDP
+//! port by taking them before any socket. So every driver that takes packets from a kernel's interface is bound to the
+//! port, even where nothing comes by the socket: then whoever comes second is refused, and told who was first.
+
+use std::fmt;
+use std::fs;
+use std::net::IpAddr;
+
+use crate::netlink::Interface;
+use crate::netlink::sockets::{self, BoundSocket};
+use crate::{Error, ROCE_PORT};
+
+/// Somebody with a socket on UDP port 4791.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The address that it has; unspecified for all of its IP version.
+    pub address: IpAddr,
+    /// The index of the interface whose packets alone it has, as an AF_XDP port does.
+    pub interface: Option<u32>,
+    /// The user whose socket it is.
+    pub user: u32,
+    /// The process, if this one may know it: root sees all of its PID namespace, others see their own.
+    pub process: Option<Process>,
+    /// It is the kernel's own: rdma_rxe has all addresses as soon as it has one device.
+    pub is_kernel: bool,
+}
+
+/// A process of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// Its command, as `ps -o comm` shows it.
+    pub name: String,
+}
+
+impl Holder {
+    /// Everybody who is bound to port 4791 of `address`, one of the interface's.
+    ///
+    /// # Errors
+    /// [`Error::Os`] where the kernel does not list sockets.
+    pub fn all(address: IpAddr, interface: &Interface) -> Result<Vec<Holder>, Error> {
+        let mut all: Vec<Holder> = Vec::new();
+        for socket in sockets_on(address, interface)? {
+            let holder = Holder::of(&socket);
+            if !all.contains(&holder) {
+                all.push(holder);
+            }
+        }
+        Ok(all)
+    }
+
+    /// The refusal of a socket that could not be bound to the address.
+    pub(crate) fn in_the_way(address: IpAddr, interface: &Interface) -> Error {
+        let first = sockets_on(address, interface).ok().and_then(|all| all.into_iter().next());
+        Error::PortInUse { address, port: ROCE_PORT, holder: first.as_ref().map(Holder::of) }
+    }
+
+    pub(crate) fn of(socket: &BoundSocket) -> Holder {
+        Holder {
+            address: socket.address,
+            interface: Some(socket.interface).filter(|index| *index != 0),
+            user: socket.user,
+            process: if socket.inode == 0 { None } else { process_with(socket.inode) },
+            is_kernel: socket.inode == 0,
+        }
+    }
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let port = if self.interface.is_some() { ", an AF_XDP port" } else { "" };
+        match &self.process {
+            Some(Process { pid, name }) => write!(f, "'{name}' (pid {pid}{port})"),
+            None if self.is_kernel => f.write_str("the kernel (rdma_rxe, see `rdma link`)"),
+            None => write!(f, "a process of user {}{port}", self.user),
+        }
+    }
+}
+
+/// The sockets on port 4791 to which packets to `address`, one of the interface's, may go.
+pub(crate) fn sockets_on(address: IpAddr, interface: &Interface) -> Result<Vec<BoundSocket>, Error> {
+    let mut bound = sockets::bound_to(ROCE_PORT)?;
+    bound.retain(|socket| socket.covers(address, interface.index));
+    Ok(bound)
+}
+
+/// The process that has the socket open. One that has been started by another may have it too; the oldest counts.
+fn process_with(inode: u32) -> Option<Process> {
+    let link = format!("socket:[{inode}]");
+    let has_it = |pid: &u32| {
+        let Ok(open) = fs::read_dir(format!("/proc/{pid}/fd")) else { return false };
+        open.flatten()
+            .any(|fd| fs::read_link(fd.path()).is_ok_and(|target| target.as_os_str() == link.as_str()))
+    };
+    let processes = fs::read_dir("/proc").ok()?.flatten();
+    let mut pids: Vec<u32> = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
+    pids.sort_unstable();
+    let pid = pids.into_iter().find(has_it)?;
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    Some(Process { pid, name: name.trim_end().to_owned() })
+}

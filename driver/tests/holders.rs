@@ -1,0 +1,113 @@
+//! Of the programs on a host one hears the RoCE packets to an address, and whoever comes second is told who was first.
+#![cfg(feature = "af_xdp")]
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::process;
+
+use ferroce_driver::af_xdp::{AfXdp, AfXdpConfig};
+use ferroce_driver::holder::Holder;
+use ferroce_driver::netlink::Netlink;
+use ferroce_driver::udp::{Udp, UdpConfig};
+use ferroce_driver::{Error, PacketDriver};
+use ferroce_driver_test_support::exchange::{Roce, receive, send};
+use ferroce_driver_test_support::namespaces::{Namespaces, VETH, ip};
+
+fn open_af_xdp() -> Result<AfXdp, Error> {
+    AfXdp::open(&AfXdpConfig::new(VETH))
+}
+
+fn open_udp(address: &str) -> Result<Udp, Error> {
+    Udp::open(&UdpConfig::new(address.parse().unwrap()))
+}
+
+/// What a refusal says, which must name this process.
+fn refusal<T>(refused: Result<T, Error>, of: &str, port: &str) {
+    let Err(error @ Error::PortInUse { .. }) = refused else { panic!("not refused for {of}") };
+    let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let expected = format!(
+        "UDP port 4791 of {of} is in use by '{}' (pid {}{port}), and one program alone can hear the packets to an \
+         address; stop it or take another address",
+        own.trim_end(),
+        process::id()
+    );
+    assert_eq!(error.to_string(), expected);
+}
+
+#[test]
+fn af_xdp_takes_no_packets_from_a_socket() {
+    let Some(pair) = Namespaces::new(1500) else { return };
+    for address in ["10.9.0.2", "fd09::2"] {
+        let socket = pair.in_b(|| open_udp(address)).unwrap();
+        refusal(pair.in_b(open_af_xdp), address, "");
+        drop(socket);
+        let config = UdpConfig::new(address.parse().unwrap());
+        // Sockets of a group let others of the same user in; not this one.
+        let group = pair.in_b(|| Udp::open_group(&config, 2)).unwrap();
+        refusal(pair.in_b(open_af_xdp), address, "");
+        drop(group);
+        drop(pair.in_b(open_af_xdp).unwrap());
+    }
+    // Somebody else's program, on all addresses, of both versions.
+    let any: SocketAddr = "[::]:4791".parse().unwrap();
+    let socket = pair.in_b(|| UdpSocket::bind(any)).unwrap();
+    let Err(error) = pair.in_b(open_af_xdp) else { panic!("not refused") };
+    assert!(
+        matches!(&error, Error::PortInUse { holder: Some(holder), .. } if holder.process.is_some()),
+        "{error}"
+    );
+    drop(socket);
+    let link = pair.in_b(|| Netlink::open().unwrap().interface(VETH).unwrap().xdp);
+    assert!(link.is_none(), "what was refused has left a program");
+}
+
+#[test]
+fn a_socket_is_not_opened_where_af_xdp_takes_the_packets() {
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let port = pair.in_b(open_af_xdp).unwrap();
+    for address in ["10.9.0.2", "fd09::2"] {
+        refusal(pair.in_b(|| open_udp(address)), address, ", an AF_XDP port");
+        let config = UdpConfig::new(address.parse().unwrap());
+        refusal(pair.in_b(|| Udp::open_group(&config, 2)), address, ", an AF_XDP port");
+        let [holder] = &pair.in_b(|| holders(address))[..] else { panic!("one holder") };
+        assert_eq!(holder.process.as_ref().map(|process| process.pid), Some(process::id()));
+        assert_eq!((holder.address.to_string().as_str(), holder.is_kernel), (address, false));
+        let index = pair.in_b(|| Netlink::open().unwrap().interface(VETH).unwrap().index);
+        assert_eq!(holder.interface, Some(index));
+    }
+    drop(port);
+    assert!(pair.in_b(|| holders("10.9.0.2")).is_empty());
+    drop(pair.in_b(|| open_udp("10.9.0.2")).unwrap());
+}
+
+/// An address that was not the port's when it was opened stays the kernel's, and who has a socket there hears.
+#[test]
+fn packets_to_other_addresses_go_to_their_sockets() {
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(|| open_af_xdp().unwrap());
+    ip(&format!("-n {} addr add 10.9.0.22/24 dev {VETH}", pair.b));
+    let mut beside = pair.in_b(|| open_udp("10.9.0.22")).unwrap();
+    let roce = Roce::to(b.capabilities(), a.capabilities().mac);
+    let to_other = Roce { ip: [10, 9, 0, 22].into(), ..roce };
+    send(&mut a, &to_other.build(100, 1));
+    send(&mut a, &roce.build(100, 2));
+    assert_eq!(receive(&mut b, 1), [roce.build(100, 2)]);
+    let [packet] = &receive(&mut beside, 1)[..] else { panic!("one packet") };
+    assert!(packet.ends_with(&to_other.build(100, 1)[42..]));
+}
+
+/// Queues of one interface are shared by those who use AF_XDP, and end with the last of them.
+#[test]
+fn ports_on_different_queues_are_beside_each_other() {
+    let Some(pair) = Namespaces::with_queues(1500, 2) else { return };
+    let open = |queue| move || AfXdp::open(&AfXdpConfig::new(VETH).queue(queue)).unwrap();
+    let [first, second] = [pair.in_b(open(0)), pair.in_b(open(1))];
+    drop(first);
+    refusal(pair.in_b(|| open_udp("10.9.0.2")), "10.9.0.2", ", an AF_XDP port");
+    drop(second);
+    drop(pair.in_b(|| open_udp("10.9.0.2")).unwrap());
+}
+
+fn holders(address: &str) -> Vec<Holder> {
+    let interface = Netlink::open().unwrap().interface(VETH).unwrap();
+    Holder::all(address.parse::<IpAddr>().unwrap(), &interface).unwrap()
+}
