@@ -17,13 +17,13 @@ fn open_af_xdp() -> Result<AfXdp, Error> {
 }
 
 fn open_udp(address: &str) -> Result<Udp, Error> {
-    Udp::open(&UdpConfig::new(address.parse().unwrap()))
+    Udp::open(&UdpConfig::new(address.parse().expect("an address")))
 }
 
 /// What a refusal says, which must name this process.
 fn refusal<T>(refused: Result<T, Error>, of: &str, port: &str) {
     let Err(error @ Error::PortInUse { .. }) = refused else { panic!("not refused for {of}") };
-    let own = std::fs::read_to_string("/proc/self/comm").unwrap();
+    let own = std::fs::read_to_string("/proc/self/comm").expect("its name");
     let expected = format!(
         "UDP port 4791 of {of} is in use by '{}' (pid {}{port}), and one program alone can hear the packets to an \
          address; stop it or take another address",
@@ -108,6 +108,6 @@ fn ports_on_different_queues_are_beside_each_other() {
 }
 
 fn holders(address: &str) -> Vec<Holder> {
-    let interface = Netlink::open().unwrap().interface(VETH).unwrap();
-    Holder::all(address.parse::<IpAddr>().unwrap(), &interface).unwrap()
+    let interface = Netlink::open().and_then(|netlink| netlink.interface(VETH)).expect("veth0");
+    Holder::all(address.parse::<IpAddr>().expect("an address"), &interface).expect("a list")
 }
