@@ -39,8 +39,8 @@ TEXT
 say() { echo "do: $*" >&2; }
 die() { say "$*"; exit 1; }
 
-# What the AF_XDP driver builds with: libxdp's own programs with clang, its bindings with libclang.
-build_packages="gcc make pkg-config m4 clang-14 libclang1-14 libelf-dev zlib1g-dev"
+# What the AF_XDP driver is built with.
+build_packages="gcc libc6-dev libxdp-dev"
 # What the shim over DPDK builds with, and the drivers of DPDK's devices.
 dpdk_packages="gcc pkg-config libdpdk-dev dpdk"
 run_packages="iproute2"
@@ -91,9 +91,6 @@ choose_features() {
     # shellcheck disable=SC2086
     if need $build_packages; then
         features=(--features af_xdp)
-        # One LLVM: where there are several, bindgen takes the newest libclang and the headers of another.
-        export LIBCLANG_PATH=${LIBCLANG_PATH:-/usr/lib/llvm-14/lib} CLANG_PATH=${CLANG_PATH:-/usr/bin/clang-14}
-        export CLANG=${CLANG:-clang-14}
     else
         say "building without the driver AF_XDP"
         command -v cc >/dev/null || die "no C compiler, which Rust links with; as root: ${install_command[*]} gcc libc6-dev"

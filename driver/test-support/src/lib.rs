@@ -3,6 +3,7 @@
 //! A dev-dependency: no application is built with it. It builds no more of the project than the drivers.
 //!
 //! - [`namespaces`]: two hosts on one machine, network namespaces joined by a veth pair.
+//! - [`c_layout`]: whether declarations by hand are those of a C header.
 //! - [`dpdk`]: whether ports of DPDK can be tested here.
 //! - [`exchange`]: RoCE frames, and ports that send them to each other.
 //! - [`keep`]: the test that every port passes whose frames may be kept.
@@ -18,6 +19,7 @@
 //! types of another instance of that crate, which is compiled without its tests.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that can't go on fails")]
 
+pub mod c_layout;
 pub mod dpdk;
 pub mod exchange;
 pub mod keep;
