@@ -39,6 +39,30 @@ TEXT
 say() { echo "do: $*" >&2; }
 die() { say "$*"; exit 1; }
 
+# Runs a command whose output goes to standard error, and says every 10 s that it is still at work when it says nothing.
+# On a terminal cargo and apt show that themselves.
+aloud() { # WHAT COMMAND...
+    if [ -t 2 ]; then "${@:2}" >&2; else "${@:2}" 2>&1 | narrate "$1" >&2; fi
+}
+
+# Passes lines on; where none comes for 10 s, says so.
+narrate() { # WHAT
+    local line='' part started=$SECONDS status
+    while :; do
+        status=0
+        IFS= read -r -t 10 part || status=$?
+        line+=$part
+        if [ "$status" -gt 128 ]; then
+            say "$1: at work for $((SECONDS - started)) s"
+        else
+            [ "$status" = 0 ] || [ -z "$line" ] || printf '%s' "$line"
+            [ "$status" = 0 ] || return 0
+            printf '%s\n' "$line"
+            line=''
+        fi
+    done
+}
+
 # What the AF_XDP driver is built with.
 build_packages="gcc libc6-dev libxdp-dev"
 # What the shim over DPDK builds with, and the drivers of DPDK's devices.
@@ -76,9 +100,10 @@ install_packages() { # "PACKAGE..."
     local lacking=$1
     command -v apt-get >/dev/null || die "needs the packages $lacking and knows only apt-get to install them"
     say "installing $lacking"
-    [ -n "$(find /var/lib/apt/lists -name '*_Packages*' -mmin -1440 -print -quit 2>/dev/null)" ] || apt-get update >&2
+    [ -n "$(find /var/lib/apt/lists -name '*_Packages*' -mmin -1440 -print -quit 2>/dev/null)" ] ||
+        aloud "apt-get update" apt-get update
     # shellcheck disable=SC2086
-    DEBIAN_FRONTEND=noninteractive "${install_command[@]}" $lacking >&2
+    DEBIAN_FRONTEND=noninteractive aloud "installing packages" "${install_command[@]}" $lacking
 }
 
 # Whether there is what libFuzzer is built with.
@@ -122,7 +147,7 @@ with_dpdk() {
 ferroce() {
     choose_features
     need $run_packages || true
-    cargo build --release -p ferroce-tools "${features[@]}"
+    aloud "building ferroce" cargo build --release -p ferroce-tools "${features[@]}"
     exec "${CARGO_TARGET_DIR:-target}/release/ferroce" "$@"
 }
 
@@ -133,15 +158,15 @@ tests() {
     need $run_packages $test_packages || true
     if [ "$(id -u)" = 0 ] && [ "$(uname -m)" = x86_64 ]; then
         export FERROCE_RXE_CACHE=${FERROCE_RXE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/ferroce/rxe}
-        RXE_CACHE=$FERROCE_RXE_CACHE tools/interop/rxe build || die "the rdma_rxe guest can't be built"
+        RXE_CACHE=$FERROCE_RXE_CACHE aloud "making the guest" tools/interop/rxe build || die "the rdma_rxe guest can't be built"
     else
         say "not root on x86-64: no rdma_rxe guest, no network namespaces; the tests that need them say so"
     fi
     # By itself, so that cargo shows how far it is.
-    cargo test --workspace "${features[@]}" --no-run "$@"
+    aloud "building the tests" cargo test --workspace "${features[@]}" --no-run "$@"
     local log status=0; log=$(mktemp)
     # --show-output: a test that can't run here says why in its output.
-    cargo test --workspace --no-fail-fast "${features[@]}" "$@" -- --show-output 2>&1 | tee "$log" || status=$?
+    cargo test --workspace --no-fail-fast "${features[@]}" "$@" -- --show-output 2>&1 | narrate "testing" | tee "$log" || status=$?
     # The end of what each failed test printed once more, where nobody has to look for it.
     awk '/^failures:$/ {in_failures = !in_failures; next}
          /^test result:/ {in_failures = 0}
