@@ -112,7 +112,7 @@ has_cxx() { command -v g++ >/dev/null || need g++; }
 # Sets `features`: without the packages of AF_XDP the rest is built all the same.
 choose_features() {
     features=()
-    command -v cargo >/dev/null || die "no cargo; install Rust (rustup, or your distribution's rust of 1.95 or later)"
+    command -v cargo >/dev/null || die "no cargo; install Rust (rustup, or your distribution's rust of 1.89 or later)"
     # shellcheck disable=SC2086
     if need $build_packages; then
         features=(--features af_xdp)
@@ -191,10 +191,22 @@ bench() {
     cargo bench -p ferroce-benches "${features[@]}" "$@"
 }
 
+# The least version of Rust that Cargo.toml promises. clippy (incompatible_msrv) knows what std had then; where rustup
+# has that toolchain, it compiles everything too.
+msrv() {
+    local version; version=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+    if rustup run "$version" rustc --version >/dev/null 2>&1; then
+        cargo "+$version" check --workspace --target-dir target/msrv "${features[@]}"
+    else
+        say "Rust $version is not installed (rustup toolchain install $version): what std had then is checked by clippy alone"
+    fi
+}
+
 lint() {
     choose_features
     cargo fmt --all --check
     cargo clippy --workspace --all-targets "${features[@]}" -- -D warnings
+    msrv
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps "${features[@]}"
     cargo fmt --manifest-path tools/fuzz/Cargo.toml --check
     cargo fmt --manifest-path stack/loom/Cargo.toml --check

@@ -243,7 +243,8 @@ const VALUE_MAX: usize = 200;
 /// A value may be anybody's text: control characters are escaped, and of a long one the start is told.
 fn printable(value: &str) -> String {
     let escape = |c: char| if c.is_control() { c.escape_debug().to_string() } else { c.into() };
-    let start = &value[..value.floor_char_boundary(VALUE_MAX)];
+    let fits = value.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= VALUE_MAX);
+    let start = &value[..fits.last().unwrap_or(0)];
     let rest = if start.len() < value.len() { format!("… ({} bytes)", value.len()) } else { String::new() };
     start.chars().map(escape).chain([rest]).collect()
 }

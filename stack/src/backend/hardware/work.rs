@@ -225,7 +225,9 @@ impl WorkQueue {
     pub(super) fn pop_newest(&mut self) {
         if self.len() > 0 {
             self.head = self.head.wrapping_sub(1);
-            self.windows.pop_back_if(|(position, _)| *position == self.head);
+            if self.windows.back().is_some_and(|(position, _)| *position == self.head) {
+                self.windows.pop_back();
+            }
             // What was told before is not known any more, so the card tells of the next.
             self.told = self.head.wrapping_sub(self.depth);
         }
@@ -254,8 +256,11 @@ impl WorkQueue {
 
     /// Takes the oldest of those about windows that have completed, and whether it was at `position`.
     pub(super) fn pop_window(&mut self, position: u32) -> Option<(WindowWork, bool)> {
-        let (tail, len) = (self.tail, self.len());
-        let (at, window) = self.windows.pop_front_if(|(at, _)| at.wrapping_sub(tail) >= len)?;
+        let (at, _) = self.windows.front()?;
+        if at.wrapping_sub(self.tail) < self.len() {
+            return None;
+        }
+        let (at, window) = self.windows.pop_front()?;
         Some((window, at == position))
     }
 
