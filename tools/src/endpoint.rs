@@ -18,7 +18,7 @@ use signal_hook::flag;
 use tracing::{info, warn};
 
 use crate::congestion::CongestionArgs;
-use crate::failure::{Failure, OrFail};
+use crate::failure::{Failure, INTERRUPTED, OrFail};
 
 /// Options of every command that drives a port.
 #[derive(clap::Args, Clone, Debug)]
@@ -93,7 +93,7 @@ impl Interrupt {
     pub(crate) fn install() -> Result<Interrupt, Failure> {
         let interrupt = Interrupt::default();
         let register = |signal| -> io::Result<()> {
-            flag::register_conditional_shutdown(signal, 130, interrupt.0.clone())?;
+            flag::register_conditional_shutdown(signal, INTERRUPTED.into(), interrupt.0.clone())?;
             flag::register(signal, interrupt.0.clone())?;
             Ok(())
         };
@@ -111,10 +111,10 @@ impl Interrupt {
     }
 }
 
-/// For a command that leaves nothing behind: SIGINT and SIGTERM end the process at once, with status 130.
-pub(crate) fn end_at_once_on_signals() -> Result<(), Failure> {
+/// For a command that leaves nothing behind: SIGINT and SIGTERM end the process at once, with this status.
+pub(crate) fn end_at_once_on_signals(status: u8) -> Result<(), Failure> {
     for signal in [SIGINT, SIGTERM] {
-        flag::register_conditional_shutdown(signal, 130, Arc::new(AtomicBool::new(true)))
+        flag::register_conditional_shutdown(signal, status.into(), Arc::new(AtomicBool::new(true)))
             .or_fail(|| "handling signals".into())?;
     }
     Ok(())
