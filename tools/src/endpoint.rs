@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferroce::driver::pcap::{Recorder, Recording};
+use ferroce::wire::cm::RejectReason;
 use ferroce::{
     AddressVector, CmEvent, CmId, CongestionControl, ConnectionParameters, Context, Cq, Device, DeviceSpec,
     Error, Event, Gid, Idle, Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp,
@@ -381,6 +382,11 @@ impl Endpoint {
     /// What came in place of what an end waits for.
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
+            CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. } => {
+                "the peer refuses: no server listens on this port (-p); one that serves another client listens again when \
+                 that is done"
+                    .to_owned()
+            }
             CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
             CmEvent::Unreachable { reason: Unreachable::Silent { .. }, .. } => format!(
                 "the peer does not answer; is its UDP port 4791 open, does something listen there, and is it in the \

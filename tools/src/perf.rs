@@ -16,7 +16,7 @@ use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ferroce::{Device, Gid, PathMtu};
+use ferroce::{Device, DeviceSpec, Gid, PathMtu};
 use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
@@ -46,8 +46,8 @@ use session::{Beside, Session};
 /// If either end is killed, the other one says so and ends with exit status 1. A run that lasts says how far it is: each
 /// second with -D, else each 5 s.
 ///
-/// A run that ends early, by Ctrl-C (SIGINT), SIGTERM or a failure, prints what was measured until then, at both ends. The exit
-/// status is 130 at an end that a signal came to, and 1 at the other.
+/// A run that ends early, by Ctrl-C (SIGINT), SIGTERM or a failure, prints what was measured until then, at both ends (with
+/// perftest, at the client). The exit status is 130 at an end that a signal came to, and 1 at the other.
 ///
 /// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server finds
 /// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q, -a, -b and -c, for perftest
@@ -61,8 +61,6 @@ pub struct Args {
     mode: Mode,
     /// The server, by name or IP address.
     host: Option<String>,
-    #[command(flatten)]
-    serving: ServingArgs,
     #[command(flatten)]
     port: PortArgs,
     /// TCP port of the control connection.
@@ -105,6 +103,8 @@ pub struct Args {
     /// over TCP.
     #[arg(long, conflicts_with = "host")]
     any_gid: bool,
+    #[command(flatten)]
+    serving: ServingArgs,
     /// Operations outstanding on a queue pair.
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
     tx_depth: u32,
@@ -410,7 +410,12 @@ impl Args {
     }
 
     fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Session<C> {
-        let interval = if self.duration.is_some() { progress::EACH_SECOND } else { progress::SELDOM };
+        let interval = match self.duration {
+            // The client here says it.
+            _ if role == Origin::Server && self.port.device == DeviceSpec::Loopback => Duration::MAX,
+            Some(_) => progress::EACH_SECOND,
+            None => progress::SELDOM,
+        };
         Session::new(end, control, self.plan(), role, interval)
     }
 }

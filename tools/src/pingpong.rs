@@ -170,6 +170,10 @@ struct PingPong<'a> {
 /// What a run took.
 struct Outcome {
     seconds: f64,
+    /// Exchanges that were completed.
+    iters: u64,
+    /// By a signal, before the last one.
+    interrupted: bool,
 }
 
 impl<'a> PingPong<'a> {
@@ -295,7 +299,15 @@ impl<'a> PingPong<'a> {
         let mut heard = self.end.now();
         let mut progress = Progress::start(SELDOM, heard);
         while sent < iters || received < iters {
-            let Some(wc) = self.next_completion()? else {
+            let next = match self.next_completion() {
+                // What came until then is told.
+                Err(Failure::Interrupted) if received > 0 => {
+                    let seconds = started.elapsed().as_secs_f64();
+                    return Ok(Outcome { seconds, iters: received, interrupted: true });
+                }
+                next => next?,
+            };
+            let Some(wc) = next else {
                 if !sending && self.end.now().since(heard) > LONGEST_SILENCE {
                     return Err(Failure::run(format!(
                         "the peer has sent nothing for {} s, after {received} of {iters} messages; are service (-t), size \
@@ -332,7 +344,7 @@ impl<'a> PingPong<'a> {
         }
         let seconds = started.elapsed().as_secs_f64();
         self.linger()?;
-        Ok(Outcome { seconds })
+        Ok(Outcome { seconds, iters, interrupted: false })
     }
 
     /// The next completion, or `None` after a turn of the poll loop.
@@ -398,11 +410,12 @@ impl<'a> PingPong<'a> {
 
 impl Outcome {
     fn print(&self, args: &Args) -> Result<(), Failure> {
-        let Outcome { seconds } = self;
-        let (bytes, iters) = (2 * args.iters * u64::from(args.size()), args.iters);
+        let Outcome { seconds, iters, interrupted } = *self;
+        let bytes = 2 * iters * u64::from(args.size());
         let (rate, time) = (bytes as f64 * 8.0 / seconds / 1e6, seconds * 1e6 / iters as f64);
         say!("{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec")?;
-        say!("{iters} iters in {seconds:.2} seconds = {time:.2} usec/iter")
+        say!("{iters} iters in {seconds:.2} seconds = {time:.2} usec/iter")?;
+        if interrupted { Err(Failure::Interrupted) } else { Ok(()) }
     }
 }
 

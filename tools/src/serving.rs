@@ -8,10 +8,13 @@ use tracing::{info, warn};
 use crate::failure::Failure;
 
 /// What every server of one client at a time can be told.
+//
+// A client that comes while another one is served finds no listener, and is refused without waiting.
 #[derive(clap::Args, Clone, Debug)]
 pub(crate) struct ServingArgs {
     /// Server: serve one client after another until SIGINT or SIGTERM, which end it with status 0 unless a client is being
-    /// served. A client that fails does not end it. Who comes while another one is served is refused at once.
+    /// served. A client that fails does not end it. A client that comes while another one is served is refused, and can try
+    /// again later.
     #[arg(short = 'P', long, conflicts_with_all = ["host", "pcap"])]
     persistent: bool,
 }

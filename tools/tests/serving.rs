@@ -52,8 +52,7 @@ fn a_persistent_server_serves_one_after_another_until_a_signal() {
 fn a_persistent_server_outlives_a_client_that_fails() {
     let _alone = alone();
     let port = 18543;
-    let mut server =
-        Ferroce::start(None, &format!("perf write bw -n 20 -p {port} -P -d udp:{}", address(0)));
+    let mut server = Ferroce::start(None, &format!("perf write bw -n 20 -p {port} -P -d udp:{}", address(0)));
     server.ready();
     let outcome = client("perf read bw -n 20", port, "127.0.0.1");
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
@@ -74,7 +73,8 @@ fn a_second_client_is_refused_at_once() {
     server.ready();
     let first = Ferroce::start(None, &format!("{endless} -p 18544 -d udp:{} 127.0.0.1", address(1)));
     server.says("connected", || {});
-    let second = client(endless, 18544, "127.0.0.1");
+    let second = format!("{endless} -p 18544 -d udp:{} 127.0.0.1", address(2));
+    let second = Ferroce::start(None, &second).end();
     assert_eq!(second.code, Some(1), "{second:#?}");
     assert!(second.stderr.contains("serves another client"), "{second:#?}");
     assert!(second.took < Duration::from_secs(5), "{second:#?}");
@@ -113,7 +113,10 @@ fn a_measurement_that_ends_early_prints_what_it_has_at_both_ends() {
             client.says(" Gb/s ", || {});
             let (interrupted, other) = if interrupt_client { (client, server) } else { (server, client) };
             interrupted.interrupt();
-            let ends = [(interrupted.end(), 130, "interrupted"), (other.end(), 1, "the other end failed: interrupted")];
+            let ends = [
+                (interrupted.end(), 130, "interrupted"),
+                (other.end(), 1, "the other end failed: interrupted"),
+            ];
             for (end, status, why) in ends {
                 assert_eq!(end.code, Some(status), "{command}: {end:#?}");
                 assert!(end.stdout.contains(why), "{command}: no '{why}' in {end:#?}");
@@ -129,15 +132,31 @@ fn a_measurement_that_ends_early_prints_what_it_has_at_both_ends() {
 }
 
 #[test]
+fn a_pingpong_that_is_interrupted_prints_what_came() {
+    let _alone = alone();
+    let command = "pingpong -n 100000000 -p 18548";
+    let mut server = Ferroce::start(None, &format!("{command} -d udp:{}", address(0)));
+    server.ready();
+    let mut client = Ferroce::start(None, &format!("{command} -d udp:{} 127.0.0.1", address(1)));
+    client.says(" messages", || {});
+    client.interrupt();
+    let client = client.end();
+    assert_eq!(client.code, Some(130), "{client:#?}");
+    assert!(client.stdout.contains(" usec/iter"), "{client:#?}");
+}
+
+#[test]
 fn a_host_is_found_by_its_name() {
     let _alone = alone();
     let Some(pair) = Namespaces::new(1500) else { return };
     // The kernel's resolver of a namespace has this file in place of /etc/hosts.
     let folder = format!("/etc/netns/{}", pair.b);
     fs::create_dir_all(&folder).unwrap();
-    fs::write(format!("{folder}/hosts"), format!("fd99::1 peer.test six.test\n{SERVER} peer.test\n")).unwrap();
+    fs::write(format!("{folder}/hosts"), format!("fd99::1 peer.test six.test\n{SERVER} peer.test\n"))
+        .unwrap();
     let result = std::panic::catch_unwind(|| {
-        for command in ["perf write bw -n 20", "pingpong -n 20", "rping -C 3", "ucmatose -C 3", "udaddy -C 3"] {
+        for command in ["perf write bw -n 20", "pingpong -n 20", "rping -C 3", "ucmatose -C 3", "udaddy -C 3"]
+        {
             let server = Ferroce::server(&pair.a, &format!("{command} -d udp:{SERVER}"));
             let client = Ferroce::start(Some(&pair.b), &format!("{command} -d udp:10.9.0.2 peer.test")).end();
             assert_eq!(client.code, Some(0), "{command}: {client:#?}");
@@ -150,7 +169,9 @@ fn a_host_is_found_by_its_name() {
         ] {
             let outcome = Ferroce::start(Some(&pair.b), &format!("rping -d udp:10.9.0.2 {host}")).end();
             assert_eq!(outcome.code, Some(2), "{outcome:#?}");
-            words.iter().for_each(|word| assert!(outcome.stderr.contains(word), "no '{word}' in {outcome:#?}"));
+            words
+                .iter()
+                .for_each(|word| assert!(outcome.stderr.contains(word), "no '{word}' in {outcome:#?}"));
         }
     });
     fs::remove_dir_all(&folder).unwrap();
