@@ -27,7 +27,7 @@ use tracing::info;
 use crate::congestion::CongestionArgs;
 use crate::failure::Failure;
 use crate::netns::{self, Lab};
-use crate::output::say;
+use crate::output::{JsonArg, note, say};
 use rank::{Fault, RankEvent, RankPlan};
 use report::{DemoReport, RankLog};
 use supervisor::{RankNotice, Supervisor};
@@ -66,9 +66,8 @@ pub struct Args {
     /// Records what rank 0 sends and receives (about 310 MB a round), as pcapng.
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
-    /// Prints the outcome as one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
     /// Only the first tensors of the network, for tests.
     #[arg(long, hide = true, value_parser = clap::value_parser!(u32).range(1..))]
     tensors: Option<u32>,
@@ -124,8 +123,9 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         result
     });
     let report = result?;
-    let text = if args.json { serde_json::json!(report).to_string() } else { report.to_string() };
-    say!("{text}")?;
+    if !args.json.write(&report)? {
+        say!("{report}")?;
+    }
     Ok(ExitCode::from(u8::from(!report.wrong.is_empty())))
 }
 
@@ -221,8 +221,8 @@ fn or_else(
 ) -> Result<DemoReport, Error> {
     match result {
         Err(unavailable @ Error::Unavailable { .. }) if !interrupted.load(Ordering::Relaxed) => {
-            eprintln!("{unavailable}");
-            eprintln!("so the ranks are {instead}");
+            note!("{unavailable}");
+            note!("so the ranks are {instead}");
             next()
         }
         result => result,
@@ -413,7 +413,7 @@ fn tell_progress(plan: &RankPlan, logs: &[RankLog], rank: u32) {
     let round = logs[rank as usize].rounds.len();
     if logs.iter().all(|log| log.rounds.len() >= round) {
         let seconds = report::round_time(logs, round - 1) as f64 / 1e9;
-        eprintln!("round {round} of {}: all-reduced in {seconds:.2} s and checked", plan.rounds);
+        note!("round {round} of {}: all-reduced in {seconds:.2} s and checked", plan.rounds);
     }
 }
 

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::dscp::{DscpClass, cnp_dscp};
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{JsonArg, say};
 use choice::Choice;
 use rnics::Rnics;
 
@@ -31,9 +31,8 @@ pub struct Args {
     /// Only this device: an interface (eth0), or a driver with its argument (af_xdp:eth0, ibverbs:mlx5_0, loopback).
     #[arg(short, long)]
     device: Option<DeviceSpec>,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 /// Prints what there is.
@@ -42,7 +41,9 @@ pub struct Args {
 /// The device that is named can't be opened, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let (info, opened) = gather(args.device.as_ref())?;
-    if args.json { info.print_json() } else { info.print() }?;
+    if !args.json.write(&info)? {
+        info.print()?;
+    }
     opened.map(|()| ExitCode::SUCCESS)
 }
 
@@ -328,11 +329,6 @@ impl DeviceInfo {
 }
 
 impl DevInfo {
-    fn print_json(&self) -> Result<(), Failure> {
-        let text = serde_json::to_string_pretty(self);
-        say!("{}", text.map_err(|error| Failure::run(error.to_string()))?)
-    }
-
     fn print(&self) -> Result<(), Failure> {
         self.interfaces.iter().try_for_each(InterfaceInfo::print)?;
         self.rnics.iter().try_for_each(Rnics::print)?;

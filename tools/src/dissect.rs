@@ -9,7 +9,7 @@ mod summary;
 mod tunnel;
 pub(crate) mod unopened;
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -21,6 +21,7 @@ use zerocopy::FromBytes;
 
 use crate::diagnosis::{Cause, Diagnosis};
 use crate::failure::Failure;
+use crate::output::JsonArg;
 use cm::CmFields;
 use layers::Contents;
 use record::{IcrcVerdict, Record};
@@ -28,16 +29,16 @@ use summary::Summary;
 
 /// Decodes the RoCE packets of a capture and checks their ICRCs.
 ///
+/// The JSON is one object a line for each RoCE packet, then one with the summary; its timestamps are nanoseconds since 1970.
+///
 /// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the file
 /// can't be read to its end (what is there is shown), or the output can't be written.
 #[derive(clap::Args)]
 pub struct Args {
     /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
     file: PathBuf,
-    /// One JSON object a line for each RoCE packet, then one with the summary. Timestamps are
-    /// nanoseconds since 1970.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 /// Prints the packets of a capture; see [`Args`] for the exit status.
@@ -46,13 +47,14 @@ pub struct Args {
 /// The file can't be read to its end, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let mut summary = Summary::default();
-    let mut output = BufWriter::new(io::stdout().lock());
-    let result = dissect(&args, &mut summary, &mut output).and_then(|()| Ok(output.flush()?));
+    let mut output = args.json.open()?;
+    let result = dissect(&args, &mut summary, &mut output.to);
     match result {
         Ok(()) => {}
         // Whoever reads has enough.
         Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         // 1 is for a wrong ICRC, and this is none.
+        Err(Error::Output(error)) => return Err(Failure::usage(format!("{}: {error}", output.name))),
         Err(error) => return Err(Failure::usage(error.to_string())),
     }
     Ok(ExitCode::from(u8::from(summary.icrc_bad > 0)))
@@ -85,14 +87,14 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
             continue;
         }
         let Some(record) = dissector.packet(summary, &captured) else { continue };
-        if args.json {
+        if args.json.is_asked() {
             serde_json::to_writer(&mut *output, &record).map_err(io::Error::from)?;
             writeln!(output)?;
         } else {
             writeln!(output, "{record}")?;
         }
     };
-    if args.json {
+    if args.json.is_asked() {
         serde_json::to_writer(&mut *output, &LastLine { summary }).map_err(io::Error::from)?;
         writeln!(output)?;
     } else {

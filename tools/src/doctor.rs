@@ -21,6 +21,7 @@ use ferroce::{DeviceSpec, PKey, PathMtu};
 
 use crate::endpoint::{Interrupt, packet_driver, parse_pkey};
 use crate::failure::Failure;
+use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
 use crate::{selftest, tcp};
@@ -61,9 +62,8 @@ pub struct Args {
     /// DSCP of the data that the work of this end sends, 0 to 63, to see in which class of the port it is.
     #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..64), default_value_t = 0)]
     dscp: u8,
-    /// Print one JSON object.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 /// Checks the way to a peer and prints the report, or answers the checks of others; see [`Args`] for the exit status.
@@ -72,7 +72,7 @@ pub struct Args {
 /// The check can't be begun, the report can't be written, or somebody interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     match start(&args)? {
-        Some(report) => report.print(args.json),
+        Some(report) => report.print(&args.json),
         None => Ok(ExitCode::SUCCESS),
     }
 }

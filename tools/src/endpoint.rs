@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ferroce::driver::pcap::{Recorder, Recording};
+use ferroce::wire::cm::RejectReason;
 use ferroce::{
     AddressVector, CmEvent, CmId, CongestionControl, ConnectionParameters, Context, Cq, Device, DeviceSpec,
     Error, Event, Gid, Idle, Nanos, Notify, PKEY_DEFAULT, PKey, PacketDriver, PathMtu, Pd, Poller, Psn, Qp,
@@ -18,7 +19,7 @@ use signal_hook::flag;
 use tracing::{info, warn};
 
 use crate::congestion::CongestionArgs;
-use crate::failure::{Failure, OrFail};
+use crate::failure::{Failure, INTERRUPTED, OrFail};
 
 /// Options of every command that drives a port.
 #[derive(clap::Args, Clone, Debug)]
@@ -93,7 +94,7 @@ impl Interrupt {
     pub(crate) fn install() -> Result<Interrupt, Failure> {
         let interrupt = Interrupt::default();
         let register = |signal| -> io::Result<()> {
-            flag::register_conditional_shutdown(signal, 130, interrupt.0.clone())?;
+            flag::register_conditional_shutdown(signal, INTERRUPTED.into(), interrupt.0.clone())?;
             flag::register(signal, interrupt.0.clone())?;
             Ok(())
         };
@@ -111,10 +112,10 @@ impl Interrupt {
     }
 }
 
-/// For a command that leaves nothing behind: SIGINT and SIGTERM end the process at once, with status 130.
-pub(crate) fn end_at_once_on_signals() -> Result<(), Failure> {
+/// For a command that leaves nothing behind: SIGINT and SIGTERM end the process at once, with this status.
+pub(crate) fn end_at_once_on_signals(status: u8) -> Result<(), Failure> {
     for signal in [SIGINT, SIGTERM] {
-        flag::register_conditional_shutdown(signal, 130, Arc::new(AtomicBool::new(true)))
+        flag::register_conditional_shutdown(signal, status.into(), Arc::new(AtomicBool::new(true)))
             .or_fail(|| "handling signals".into())?;
     }
     Ok(())
@@ -381,6 +382,11 @@ impl Endpoint {
     /// What came in place of what an end waits for.
     pub(crate) fn no_connection(&self, event: &CmEvent) -> Failure {
         Failure::run(match event {
+            CmEvent::Rejected { reason: RejectReason::INVALID_SERVICE_ID, .. } => {
+                "the peer refuses: no server listens on this port (-p); one that serves another client listens again when \
+                 that is done"
+                    .to_owned()
+            }
             CmEvent::Rejected { reason, .. } => format!("the peer refuses: {reason}"),
             CmEvent::Unreachable { reason: Unreachable::Silent { .. }, .. } => format!(
                 "the peer does not answer; is its UDP port 4791 open, does something listen there, and is it in the \

@@ -18,7 +18,6 @@ mod options;
 mod outcome;
 mod plan;
 mod plot;
-mod quantity;
 mod report;
 mod scenario;
 mod sizes;
@@ -41,7 +40,7 @@ use ferroce_driver::sim::fabric::Built;
 
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, legible};
-use crate::output::{self, say};
+use crate::output::{self, JsonArg, say};
 use capture::PortFile;
 use compare::{Compared, compared};
 use compile::Compiled;
@@ -71,7 +70,8 @@ use wrong::Wrong;
 ///   websearch    N hosts (32), messages of web search by chance, at 30 % load for 20 ms
 ///
 /// What comes out: goodput, flow completion times (FCT: posted to completed) and slowdown (FCT by what it takes alone),
-/// Jain's index of fairness, queues, marks, CNPs, pauses, drops, retransmissions.
+/// Jain's index of fairness, queues, marks, CNPs, pauses, drops, retransmissions. The JSON has each run, flow, message, queue
+/// and link.
 #[derive(clap::Args, Clone, Debug)]
 #[command(verbatim_doc_comment, after_long_help = EXAMPLES, mut_args = options::with_hyphens)]
 pub struct Args {
@@ -103,9 +103,8 @@ pub struct Args {
     /// several times, for a single run.
     #[arg(long, value_name = "PORT=FILE", help_heading = "What is run and printed")]
     pcap: Vec<PortFile>,
-    /// The report as JSON: each run, flow, message, queue and link.
-    #[arg(long, help_heading = "What is run and printed")]
-    json: bool,
+    #[command(flatten, next_help_heading = "What is run and printed")]
+    json: JsonArg,
     /// In the JSON also goodput, rates and queues of each sample.
     #[arg(long, requires = "json", help_heading = "What is run and printed")]
     series: bool,
@@ -353,8 +352,8 @@ impl<'a> Campaign<'a> {
         let keep = |number: usize, outcome: Outcome| {
             let (compiled, base) = (&self.plans[number], &self.bases[number / self.seeds as usize]);
             let is_first = number.is_multiple_of(self.seeds as usize);
-            let series = args.json && args.series || args.svg.is_some() && is_first;
-            let keeping = Keeping { series, details: args.json || is_first };
+            let series = args.json.is_asked() && args.series || args.svg.is_some() && is_first;
+            let keeping = Keeping { series, details: args.json.is_asked() || is_first };
             let command = args.command(&base.settings, &[format!("--seed={}", compiled.plan.seed)]);
             Run::new(compiled, outcome, command, keeping)
         };
@@ -402,7 +401,7 @@ impl<'a> Campaign<'a> {
         let first = &self.bases[0];
         let mut notes = effect::notes(&self.bases.iter().map(Base::effect).collect::<Vec<_>>());
         notes.extend(cases.iter().filter_map(Case::note));
-        if args.json {
+        if args.json.is_asked() {
             let report = json::Report::new(
                 &first.description,
                 &self.command,
@@ -411,7 +410,7 @@ impl<'a> Campaign<'a> {
                 cases,
                 args.series,
             );
-            return say!("{:#}", serde_json::json!(report));
+            return args.json.write(&report).map(drop);
         }
         let names: Vec<String> = self.groups.iter().map(|group| group.name.clone()).collect();
         output::write(format_args!("{}\n", report::heading(&first.description, &first.memory, cases)))?;

@@ -5,6 +5,9 @@ use std::process::ExitCode;
 
 use ferroce::{driver, is_unprintable};
 
+/// The exit status of a command that a signal ended, as shells have it.
+pub(crate) const INTERRUPTED: u8 = 130;
+
 /// Why a command failed; decides its exit status.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -15,7 +18,7 @@ pub enum Failure {
     /// It was begun and did not end well. Exit status 1.
     #[error("{0}")]
     Run(String),
-    /// SIGINT or SIGTERM. Exit status 130, as shells have it.
+    /// SIGINT or SIGTERM. Exit status 130.
     #[error("interrupted")]
     Interrupted,
 }
@@ -34,7 +37,7 @@ impl Failure {
         match self {
             Failure::Usage(_) => ExitCode::from(2),
             Failure::Run(_) => ExitCode::from(1),
-            Failure::Interrupted => ExitCode::from(130),
+            Failure::Interrupted => ExitCode::from(INTERRUPTED),
         }
     }
 }

@@ -38,14 +38,18 @@ pub mod fabric;
 mod failure;
 #[cfg(test)]
 mod groups;
+mod host;
 mod netns;
 mod output;
 pub mod perf;
 pub mod pingpong;
+mod progress;
+mod quantity;
 pub mod replay;
 mod role;
 pub mod rping;
 mod selftest;
+mod serving;
 pub mod stat;
 mod tcp;
 pub mod ucmatose;

@@ -1,7 +1,16 @@
-//! Standard output, which can be a full disk or a pipe that nobody reads any more.
+//! Standard output and standard error, either of which can be a full disk or a pipe that nobody reads any more.
+//!
+//! A report that can't be written is a failure. A reader that closes its pipe has had enough: the rest is not written,
+//! and the exit status is that of the work. What goes to standard error is help for people, so a failure to write it
+//! changes nothing.
 
 use std::fmt::Arguments;
+use std::fs::File;
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use tracing::Level;
 
 use crate::failure::{Failure, OrFail};
 
@@ -10,19 +19,132 @@ macro_rules! say {
     ($($what:tt)*) => { $crate::output::line(format_args!($($what)*)) };
 }
 
-pub(crate) use say;
+/// Writes a line about progress to standard error, unless `--quiet` or RUST_LOG silences it.
+macro_rules! note {
+    ($($what:tt)*) => { $crate::output::note_line(format_args!($($what)*)) };
+}
 
-/// See [`say`]. Where a reader has gone, it has had enough.
+pub(crate) use {note, say};
+
+/// See [`say`].
 pub(crate) fn line(text: Arguments<'_>) -> Result<(), Failure> {
     write(format_args!("{text}\n")).map(drop)
 }
 
 /// Writes to standard output. Returns whether somebody still reads it.
 pub(crate) fn write(text: Arguments<'_>) -> Result<bool, Failure> {
-    // Standard output by itself writes line by line, and a report can have 200,000 lines.
-    let mut stdout = BufWriter::new(io::stdout().lock());
-    match stdout.write_fmt(text).and_then(|()| stdout.flush()) {
-        Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
-        written => written.or_fail(|| "standard output".into()).map(|()| true),
+    // A lock, so that threads do not mix their lines. Standard output by itself writes line by line, and a report can
+    // have 200,000 lines.
+    let stdout = io::stdout().lock();
+    Output { name: STDOUT.into(), to: BufWriter::new(Box::new(stdout)) }.write(text)
+}
+
+/// See [`note`].
+pub(crate) fn note_line(text: Arguments<'_>) {
+    if is_verbose() {
+        let _ = writeln!(io::stderr(), "{text}");
+    }
+}
+
+/// Whether progress is shown on standard error.
+pub(crate) fn is_verbose() -> bool {
+    tracing::enabled!(Level::INFO)
+}
+
+const STDOUT: &str = "standard output";
+
+/// Where a report goes: standard output or a file.
+pub(crate) struct Output {
+    /// What it is called in an error.
+    pub(crate) name: String,
+    pub(crate) to: BufWriter<Box<dyn Write>>,
+}
+
+impl Output {
+    pub(crate) fn stdout() -> Output {
+        Output { name: STDOUT.into(), to: BufWriter::new(Box::new(io::stdout())) }
+    }
+
+    fn file(path: &Path) -> Result<Output, Failure> {
+        let name = format!("'{}'", path.display());
+        let file = File::create(path).or_fail(|| name.clone())?;
+        Ok(Output { name, to: BufWriter::new(Box::new(file)) })
+    }
+
+    /// Writes all of it now. Returns whether somebody still reads it.
+    pub(crate) fn write(&mut self, text: Arguments<'_>) -> Result<bool, Failure> {
+        match self.to.write_fmt(text).and_then(|()| self.to.flush()) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),
+            written => written.or_fail(|| self.name.clone()).map(|()| true),
+        }
+    }
+}
+
+/// `--json`, of every command that has a report.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub(crate) struct JsonArg {
+    /// Print the report as JSON in place of text: to standard output, with nothing else there, or into FILE
+    /// (--json=FILE; --json=- is standard output).
+    #[arg(
+        id = "json",
+        long = "json",
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "-",
+        value_parser = json_target
+    )]
+    to: Option<PathBuf>,
+}
+
+impl JsonArg {
+    pub(crate) fn is_asked(&self) -> bool {
+        self.to.is_some()
+    }
+
+    /// Where the report goes, of either kind.
+    pub(crate) fn open(&self) -> Result<Output, Failure> {
+        match &self.to {
+            Some(path) if path.as_os_str() != "-" => Output::file(path),
+            _ => Ok(Output::stdout()),
+        }
+    }
+
+    /// Writes the report if it is asked for as JSON. Returns whether it is.
+    pub(crate) fn write(&self, report: &impl Serialize) -> Result<bool, Failure> {
+        if self.is_asked() {
+            let text = serde_json::to_string_pretty(report);
+            let text = text.map_err(|error| Failure::run(format!("report: {error}")))?;
+            self.open()?.write(format_args!("{text}\n"))?;
+        }
+        Ok(self.is_asked())
+    }
+}
+
+/// Refuses early what can't become a file, for some reports take hours.
+fn json_target(text: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(text);
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder {
+        _ if text.is_empty() => Err("a file, as --json=report.json, or --json alone".into()),
+        Some(folder) if !folder.is_dir() => Err(format!("there is no directory '{}'", folder.display())),
+        _ if path.is_dir() => Err("it is a directory; name a file in it".into()),
+        _ => Ok(path),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_that_can_not_be_are_refused_early() {
+        assert_eq!(json_target("-"), Ok("-".into()));
+        assert_eq!(json_target("report.json"), Ok("report.json".into()));
+        for (wrong, why) in
+            [("", "--json=report.json"), ("/", "directory"), ("/no/such/x.json", "'/no/such'")]
+        {
+            assert!(json_target(wrong).is_err_and(|said| said.contains(why)), "{wrong}");
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! `ferroce perf`: bandwidth and latency of each operation, in the manner of perftest.
 
+mod account;
 mod client;
 mod compare;
 mod control;
@@ -15,15 +16,18 @@ use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ferroce::{Device, Gid, PathMtu};
+use ferroce::{Device, DeviceSpec, Gid, PathMtu};
 use tracing::info;
 
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
+use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
+use crate::serving::{ServingArgs, until_signal};
 use crate::tcp::Listener;
 use crate::visitors::{Heard, await_client};
-use crate::{selftest, tcp};
+use crate::{host, progress, quantity, selftest, tcp};
+use account::Measured;
 use client::Stop;
 use compare::Comparison;
 use control::PerfControl;
@@ -39,7 +43,11 @@ use session::{Beside, Session};
 ///
 /// Without HOST it is the server and waits for one client; with HOST the client, which decides
 /// sizes, counts and depths for both. With `-d loopback` and no HOST, both ends run in this process.
-/// If either end is killed, the other one says so and ends with exit status 1.
+/// If either end is killed, the other one says so and ends with exit status 1. A run that lasts says how far it is: each
+/// second with -D, else each 5 s.
+///
+/// A run that ends early, by Ctrl-C (SIGINT), SIGTERM or a failure, prints what was measured until then, at both ends (with
+/// perftest, at the client). The exit status is 130 at an end that a signal came to, and 1 at the other.
 ///
 /// Either end can be a program of perftest, 5.5 to 6.x: ib_write_bw, ib_read_lat and so on. A server finds
 /// that out, a client is told with --perftest. Both ends then want the same -s, -n, -q, -a, -b and -c, for perftest
@@ -51,16 +59,16 @@ pub struct Args {
     operation: Operation,
     /// Bandwidth or latency.
     mode: Mode,
-    /// The server.
+    /// The server, by name or IP address.
     host: Option<String>,
     #[command(flatten)]
     port: PortArgs,
     /// TCP port of the control connection.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
     tcp_port: u16,
-    /// Bytes of a message, as 65536, 64KiB or 1MiB; 65536 for bandwidth by default (1024 of UD), 2 for
+    /// Bytes of a message, as 65536, 64K or 1M (K is 1024, KB is 1000); 65536 for bandwidth by default (1024 of UD), 2 for
     /// latency, always 8 for atomics.
-    #[arg(short, long, value_parser = message_size)]
+    #[arg(short, long, value_name = "BYTES", value_parser = quantity::length::<1, MAX_SIZE>)]
     size: Option<u32>,
     /// All sizes from 2 B to 8 MiB, each for 5000 messages or 256 MiB, whichever is less.
     #[arg(short, long, conflicts_with = "size")]
@@ -72,8 +80,8 @@ pub struct Args {
     /// Seconds for each size, instead of -n.
     #[arg(short = 'D', long, value_name = "SECONDS", value_parser = seconds, conflicts_with_all = ["iters", "bytes"])]
     duration: Option<Duration>,
-    /// Bytes of each size in all, as 1GiB, instead of -n.
-    #[arg(long, value_name = "BYTES", value_parser = byte_count, conflicts_with = "iters")]
+    /// Bytes of each size in all, as 1G, instead of -n.
+    #[arg(long, value_name = "BYTES", value_parser = quantity::total, conflicts_with = "iters")]
     bytes: Option<u64>,
     /// Queue pairs.
     #[arg(short, long = "qp", value_name = "QPS", default_value_t = 1)]
@@ -95,6 +103,8 @@ pub struct Args {
     /// over TCP.
     #[arg(long, conflicts_with = "host")]
     any_gid: bool,
+    #[command(flatten)]
+    serving: ServingArgs,
     /// Operations outstanding on a queue pair.
     #[arg(short, long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=MAX_DEPTH as i64))]
     tx_depth: u32,
@@ -135,9 +145,12 @@ pub struct Args {
         conflicts_with_all = ["pcap", "perftest", "gid_index"]
     )]
     compare: Option<Comparison>,
-    /// Print the report as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
+    /// Print only errors and warnings to standard error, no progress; the report stays. (-q is --qp here, as in perftest.)
+    // In place of the option of all commands, which has -q.
+    #[arg(long, global = true)]
+    quiet: bool,
 }
 
 /// How long a server waits for a client.
@@ -147,46 +160,65 @@ enum Patience {
     Until(Instant),
 }
 
-/// Measures as a client, or serves one, and prints the report.
+/// Measures as a client, or serves one, and prints the report, also of a run that ends early.
 ///
 /// # Errors
 /// It can't be begun as it was given, an end fails, a byte is wrong or missing, the report or the recording can't be
 /// written, or somebody interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    if let Some(with) = &args.compare {
-        args.check()?;
-        compare::run(&args, with)?;
-        return Ok(ExitCode::SUCCESS);
+    args.check()?;
+    match &args.compare {
+        Some(with) => compare::run(&args, with)?,
+        None => start(&args)?,
     }
-    start(&args)?.print(args.json)?;
     args.port.check_recording()?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn start(args: &Args) -> Result<PerfReport, Failure> {
-    args.check()?;
+fn start(args: &Args) -> Result<(), Failure> {
     let interrupt = Interrupt::install()?;
-    let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
-        if args.perftest && args.host.is_none() {
-            return Err(Failure::usage(
-                "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
-            ));
-        }
-        let driver = args.port.open()?;
-        let end = args.endpoint(driver, &args.port, &interrupt)?;
-        return match &args.host {
-            None => args.serve(end, &Listener::any(args.tcp_port)?, Patience::Endless),
-            Some(host) => args.measure(end, host, args.tcp_port),
+    let mut report = None;
+    if let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? {
+        let listener = Listener::local()?;
+        let tcp_port = listener.port()?;
+        let serve = || {
+            let mut end = args.endpoint(server, &args.port.for_server(), &interrupt)?;
+            let client = args.await_client(&mut end, &listener, Patience::Endless)?;
+            args.serve(end, client, &mut None)
         };
+        let measure = || {
+            let end = args.endpoint(client, &args.port, &interrupt)?;
+            args.measure(end, "127.0.0.1", tcp_port, &mut report)
+        };
+        let result = selftest::run(&interrupt, serve, measure);
+        return args.print(report, result);
+    }
+    if let Some(host) = &args.host {
+        let end = args.endpoint(args.port.open()?, &args.port, &interrupt)?;
+        let result = args.measure(end, host, args.tcp_port, &mut report);
+        return args.print(report, result);
+    }
+    if args.perftest {
+        return Err(Failure::usage(
+            "--perftest is for a client, with a HOST; a server finds out by itself whether its client is perftest",
+        ));
+    }
+    let mut tcp_port = args.tcp_port;
+    let open = || {
+        let end = args.endpoint(args.port.open()?, &args.port, &interrupt)?;
+        let listener = Listener::any(tcp_port)?;
+        tcp_port = listener.port()?;
+        Ok((end, listener))
     };
-    let listener = Listener::local()?;
-    let tcp_port = listener.port()?;
-    let serve = || {
-        let end = args.endpoint(server, &args.port.for_server(), &interrupt)?;
-        args.serve(end, &listener, Patience::Endless).map(drop)
-    };
-    let measure = || args.measure(args.endpoint(client, &args.port, &interrupt)?, "127.0.0.1", tcp_port);
-    selftest::run(&interrupt, serve, measure)
+    args.serving.run(open, |(mut end, listener)| {
+        let client = until_signal(args.await_client(&mut end, &listener, Patience::Endless))?;
+        let Some(client) = client else { return Ok(false) };
+        // Others are refused, instead of waiting without a word.
+        drop(listener);
+        let mut report = None;
+        let result = args.serve(end, client, &mut report);
+        args.print(report, result).map(|()| true)
+    })
 }
 
 impl Args {
@@ -283,44 +315,67 @@ impl Args {
         Ok(end)
     }
 
-    fn serve(
+    /// Waits for a client of either kind.
+    fn await_client(
         &self,
-        mut end: Endpoint,
+        end: &mut Endpoint,
         listener: &Listener,
         patience: Patience,
-    ) -> Result<PerfReport, Failure> {
+    ) -> Result<(TcpStream, FirstWords), Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
-        let mut ear = Ear::open(&mut end, listener.port()?)?;
+        let mut ear = Ear::open(end, listener.port()?)?;
         let meanwhile = || {
             if matches!(patience, Patience::Until(end) if Instant::now() > end) {
                 return Err(Failure::run("the client has not come back; does it have --compare too?"));
             }
-            end.poll().and_then(|_| ear.check(&mut end))
+            end.poll().and_then(|_| ear.check(end))
         };
-        let (stream, client) = await_client(listener, meanwhile, control::GREETING, FirstWords::of)?;
-        ear.close(&mut end)?;
+        let client = await_client(listener, meanwhile, control::GREETING, FirstWords::of)?;
+        ear.close(end)?;
+        Ok(client)
+    }
+
+    /// Serves a client to its end, and reports, also of a run that ends early.
+    fn serve(
+        &self,
+        end: Endpoint,
+        (stream, client): (TcpStream, FirstWords),
+        report: &mut Option<PerfReport>,
+    ) -> Result<(), Failure> {
         let interrupt = end.interrupt.clone();
         let from = stream.peer_addr().or_fail(|| "the client's address".into())?.ip().to_canonical();
         // What runs here could send by itself.
         let home = (!self.any_gid && !from.is_loopback()).then(|| Gid::from(from));
         let wishes = Wishes { gid_index: self.gid_index, path_mtu: self.mtu, home };
-        let plan = match client {
-            FirstWords::Ferroce(plan) => plan,
+        let mut measured = Measured::nothing();
+        let result;
+        match client {
+            FirstWords::Ferroce(plan) => {
+                let mut session = self.session(end, PerfControl::new(stream, &interrupt)?, Origin::Server);
+                result = server::run(&mut session, plan, wishes, &mut measured);
+                *report = PerfReport::new("server", &session, measured, &result);
+            }
             FirstWords::Perftest(version) => {
                 self.check_perftest()?;
-                let mut session =
-                    self.session(end, PerftestExchange::new(stream, &version, &interrupt)?, Origin::Server);
-                let path_mtu = perftest::serve(&mut session, &self.sizes(true), wishes)?;
-                return Ok(PerfReport::new("server", &session.end, &session.plan, path_mtu, Vec::new()));
+                let control = PerftestExchange::new(stream, &version, &interrupt)?;
+                let mut session = self.session(end, control, Origin::Server);
+                result = perftest::serve(&mut session, &self.sizes(true), wishes, &mut measured);
+                *report = PerfReport::new("server", &session, measured, &result);
             }
-        };
-        let mut session = self.session(end, PerfControl::new(stream, &interrupt)?, Origin::Server);
-        let path_mtu = server::run(&mut session, plan, wishes)?;
-        Ok(PerfReport::new("server", &session.end, &session.plan, path_mtu, Vec::new()))
+        }
+        result
     }
 
-    fn measure(&self, mut end: Endpoint, host: &str, tcp_port: u16) -> Result<PerfReport, Failure> {
-        let stream = tcp::connect(host, tcp_port, &end.interrupt).map_err(|failure| match failure {
+    /// Measures as a client, and reports, also of a run that ends early.
+    fn measure(
+        &self,
+        mut end: Endpoint,
+        host: &str,
+        tcp_port: u16,
+        report: &mut Option<PerfReport>,
+    ) -> Result<(), Failure> {
+        let addresses = host::look_up(&end, host, tcp_port)?;
+        let stream = tcp::connect(addresses, &end.interrupt).map_err(|failure| match failure {
             Failure::Run(_) if self.perftest => rdma_cm::explain(&mut end, host, tcp_port, failure),
             other => other,
         })?;
@@ -331,21 +386,37 @@ impl Args {
         let wanted = self.gid_index.or(known);
         let gid_index = end.gid_index(wanted, Some(Gid::from(peer.ip().to_canonical())))?;
         let interrupt = end.interrupt.clone();
+        let mut measured = Measured::nothing();
+        let result;
         if self.perftest {
-            let mut session =
-                self.session(end, PerftestExchange::new(stream, &[], &interrupt)?, Origin::Client);
+            let control = PerftestExchange::new(stream, &[], &interrupt)?;
+            let mut session = self.session(end, control, Origin::Client);
             let wishes = Wishes { gid_index: Some(gid_index), path_mtu: self.mtu, home: None };
-            let (path_mtu, results) = perftest::measure(&mut session, &self.sizes(true), wishes)?;
-            return Ok(PerfReport::new("client", &session.end, &session.plan, path_mtu, results));
+            result = perftest::measure(&mut session, &self.sizes(true), wishes, &mut measured);
+            *report = PerfReport::new("client", &session, measured, &result);
+        } else {
+            let control = PerfControl::greet(stream, &interrupt)?;
+            let mut session = self.session(end, control, Origin::Client);
+            result = client::run(&mut session, &self.sizes(false), gid_index, self.mtu, &mut measured);
+            *report = PerfReport::new("client", &session, measured, &result);
         }
-        let control = PerfControl::greet(stream, &interrupt)?;
-        let mut session = self.session(end, control, Origin::Client);
-        let (path_mtu, results) = client::run(&mut session, &self.sizes(false), gid_index, self.mtu)?;
-        Ok(PerfReport::new("client", &session.end, &session.plan, path_mtu, results))
+        result
+    }
+
+    /// Prints a report, if there is one, before the failure that ended the run.
+    fn print(&self, report: Option<PerfReport>, result: Result<(), Failure>) -> Result<(), Failure> {
+        let printed = report.map_or(Ok(()), |report| report.print(&self.json));
+        result.and(printed)
     }
 
     fn session<C: Beside>(&self, end: Endpoint, control: C, role: Origin) -> Session<C> {
-        Session::new(end, control, self.plan(), role)
+        let interval = match self.duration {
+            // The client here says it.
+            _ if role == Origin::Server && self.port.device == DeviceSpec::Loopback => Duration::MAX,
+            Some(_) => progress::EACH_SECOND,
+            None => progress::SELDOM,
+        };
+        Session::new(end, control, self.plan(), role, interval)
     }
 }
 
@@ -375,48 +446,9 @@ impl FirstWords {
 /// How much `--all` moves of each size.
 const ALL_SIZES_BYTES: u32 = 256 << 20;
 
-fn message_size(text: &str) -> Result<u32, String> {
-    let bytes = byte_count(text)?;
-    u32::try_from(bytes)
-        .ok()
-        .filter(|size| (1..=MAX_SIZE).contains(size))
-        .ok_or_else(|| format!("{bytes} bytes: 1 to {MAX_SIZE}, the longest message here"))
-}
-
-/// Reads 65536, 64KiB, 1MiB, 1GiB.
-fn byte_count(text: &str) -> Result<u64, String> {
-    let digits = text.len() - text.trim_start_matches(|c: char| c.is_ascii_digit()).len();
-    let (number, unit) = text.split_at(digits);
-    let shift = match unit {
-        "" | "B" => Some(0),
-        "KiB" => Some(10),
-        "MiB" => Some(20),
-        "GiB" => Some(30),
-        _ => None,
-    };
-    let bytes = number.parse::<u64>().ok().zip(shift).and_then(|(n, shift)| n.checked_mul(1 << shift));
-    bytes.filter(|bytes| *bytes > 0).ok_or_else(|| format!("'{text}': bytes as 65536, 64KiB, 1MiB or 1GiB"))
-}
-
 fn seconds(text: &str) -> Result<Duration, String> {
     let seconds = text.parse().ok().filter(|seconds: &f64| *seconds > 0.0 && *seconds <= 1e6);
     seconds
         .map(Duration::from_secs_f64)
         .ok_or_else(|| format!("'{text}': seconds, more than 0 and at most a million"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn byte_counts() {
-        assert_eq!(byte_count("65536"), Ok(65536));
-        assert_eq!(byte_count("64KiB"), Ok(65536));
-        assert_eq!(byte_count("1GiB"), Ok(1 << 30));
-        for bad in ["", "0", "KiB", "1GB", "-1", "1.5MiB", "99999999999GiB", "1 GiB"] {
-            assert!(byte_count(bad).is_err_and(|e| e.contains(&format!("'{bad}'"))), "{bad}");
-        }
-        assert!(message_size("2GiB").is_err());
-    }
 }

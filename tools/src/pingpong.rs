@@ -4,6 +4,7 @@
 pub mod destination;
 mod exchange;
 
+use std::net::TcpStream;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,11 @@ use tracing::{info, warn};
 use crate::endpoint::{Endpoint, Interrupt, Path, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
+use crate::progress::{Progress, SELDOM};
+use crate::serving::{ServingArgs, until_signal};
 use crate::tcp::Listener;
 use crate::visitors::await_client;
-use crate::{selftest, tcp};
+use crate::{host, quantity, selftest, tcp};
 use destination::Destination;
 
 /// SENDs back and forth, as ibv_rc_pingpong, ibv_uc_pingpong and ibv_ud_pingpong do.
@@ -29,16 +32,19 @@ use destination::Destination;
 pub struct Args {
     #[command(flatten)]
     port: PortArgs,
-    /// The server.
+    /// The server, by name or IP address.
     host: Option<String>,
+    #[command(flatten)]
+    serving: ServingArgs,
     /// TCP port of the exchange of addresses.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 18515)]
     tcp_port: u16,
     /// Transport service; the unreliable ones do not survive a loss.
     #[arg(short = 't', long, default_value = "rc")]
     service: ServiceArg,
-    /// Bytes of a message; 4096 by default, 1024 for ud, where it is a packet's payload at most.
-    #[arg(short, long, value_parser = clap::value_parser!(u32).range(0..=1 << 30))]
+    /// Bytes of a message, as 4096 or 64K (K is 1024, KB is 1000); 4096 by default, 1024 for ud, where it is a packet's
+    /// payload at most.
+    #[arg(short, long, value_name = "BYTES", value_parser = quantity::length::<0, { 1 << 30 }>)]
     size: Option<u32>,
     /// Path MTU: 256, 512, 1024, 2048 or 4096; the same at both ends.
     #[arg(short, long, default_value = "1024", value_parser = path_mtu)]
@@ -104,21 +110,31 @@ fn start(args: &Args) -> Result<(), Failure> {
     if args.sl != 0 {
         warn!("-l {}: frames carry no VLAN tag here, so the service level goes nowhere", args.sl);
     }
-    let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? else {
-        let mut end = PingPong::new(args, &args.port, args.port.open()?, interrupt)?;
-        return match &args.host {
-            None => end.serve(&Listener::any(args.tcp_port)?)?.print(args),
-            Some(host) => end.call(host, args.tcp_port)?.print(args),
+    if let Some([server, client]) = selftest::ports(&args.port.device, args.host.as_deref())? {
+        let listener = Listener::local()?;
+        let tcp_port = listener.port()?;
+        let serve = || {
+            let mut end = PingPong::new(args, &args.port.for_server(), server, interrupt.clone())?;
+            let client = end.await_client(&listener)?;
+            end.serve(client).map(drop)
         };
-    };
-    let listener = Listener::local()?;
-    let tcp_port = listener.port()?;
-    let serve = || {
-        PingPong::new(args, &args.port.for_server(), server, interrupt.clone())?.serve(&listener)?;
-        Ok(())
-    };
-    let call = || PingPong::new(args, &args.port, client, interrupt.clone())?.call("127.0.0.1", tcp_port);
-    selftest::run(&interrupt, serve, call)?.print(args)
+        let call = || PingPong::new(args, &args.port, client, interrupt.clone())?.call("127.0.0.1", tcp_port);
+        return selftest::run(&interrupt, serve, call)?.print(args);
+    }
+    let open = || PingPong::new(args, &args.port, args.port.open()?, interrupt.clone());
+    if let Some(host) = &args.host {
+        return open()?.call(host, args.tcp_port)?.print(args);
+    }
+    let mut tcp_port = args.tcp_port;
+    args.serving.run(open, |mut end| {
+        let listener = Listener::any(tcp_port)?;
+        tcp_port = listener.port()?;
+        let Some(client) = until_signal(end.await_client(&listener))? else { return Ok(false) };
+        // Others are refused, instead of waiting without a word.
+        drop(listener);
+        end.serve(client)?.print(args)?;
+        Ok(true)
+    })
 }
 
 const RECEIVE: u64 = 1;
@@ -154,6 +170,10 @@ struct PingPong<'a> {
 /// What a run took.
 struct Outcome {
     seconds: f64,
+    /// Exchanges that were completed.
+    iters: u64,
+    /// By a signal, before the last one.
+    interrupted: bool,
 }
 
 impl<'a> PingPong<'a> {
@@ -200,11 +220,14 @@ impl<'a> PingPong<'a> {
         Ok(ping_pong)
     }
 
-    fn serve(&mut self, listener: &Listener) -> Result<Outcome, Failure> {
+    fn await_client(&mut self, listener: &Listener) -> Result<(TcpStream, Destination), Failure> {
         info!("waiting for a client on TCP port {}", listener.port()?);
-        let interrupt = self.end.interrupt.clone();
         let meanwhile = || self.end.poll().map(drop);
-        let (mut stream, remote) = await_client(listener, meanwhile, exchange::FIRST, exchange::judge)?;
+        await_client(listener, meanwhile, exchange::FIRST, exchange::judge)
+    }
+
+    fn serve(&mut self, (mut stream, remote): (TcpStream, Destination)) -> Result<Outcome, Failure> {
+        let interrupt = self.end.interrupt.clone();
         let index = self.end.gid_index(self.args.gid_idx, Some(remote.gid))?;
         let local = self.destination(index)?;
         self.connect(index, remote)?;
@@ -214,7 +237,7 @@ impl<'a> PingPong<'a> {
     }
 
     fn call(&mut self, host: &str, tcp_port: u16) -> Result<Outcome, Failure> {
-        let mut stream = tcp::connect(host, tcp_port, &self.end.interrupt)?;
+        let mut stream = tcp::connect(host::look_up(&self.end, host, tcp_port)?, &self.end.interrupt)?;
         let server = stream.peer_addr().or_fail(|| format!("the address of {host}"))?;
         let index = self.end.gid_index(self.args.gid_idx, Some(Gid::from(server.ip().to_canonical())))?;
         let local = self.destination(index)?;
@@ -274,8 +297,17 @@ impl<'a> PingPong<'a> {
             sending = true;
         }
         let mut heard = self.end.now();
+        let mut progress = Progress::start(SELDOM, heard);
         while sent < iters || received < iters {
-            let Some(wc) = self.next_completion()? else {
+            let next = match self.next_completion() {
+                // What came until then is told.
+                Err(Failure::Interrupted) if received > 0 => {
+                    let seconds = started.elapsed().as_secs_f64();
+                    return Ok(Outcome { seconds, iters: received, interrupted: true });
+                }
+                next => next?,
+            };
+            let Some(wc) = next else {
                 if !sending && self.end.now().since(heard) > LONGEST_SILENCE {
                     return Err(Failure::run(format!(
                         "the peer has sent nothing for {} s, after {received} of {iters} messages; are service (-t), size \
@@ -287,6 +319,7 @@ impl<'a> PingPong<'a> {
                 continue;
             };
             heard = self.end.now();
+            progress.tell(heard, sent + received, self.args.size());
             let number = if wc.wr_id == SEND { sent } else { received };
             if wc.status != WcStatus::Success {
                 let what = if wc.wr_id == SEND { "SEND" } else { "receive" };
@@ -311,7 +344,7 @@ impl<'a> PingPong<'a> {
         }
         let seconds = started.elapsed().as_secs_f64();
         self.linger()?;
-        Ok(Outcome { seconds })
+        Ok(Outcome { seconds, iters, interrupted: false })
     }
 
     /// The next completion, or `None` after a turn of the poll loop.
@@ -377,11 +410,12 @@ impl<'a> PingPong<'a> {
 
 impl Outcome {
     fn print(&self, args: &Args) -> Result<(), Failure> {
-        let Outcome { seconds } = self;
-        let (bytes, iters) = (2 * args.iters * u64::from(args.size()), args.iters);
+        let Outcome { seconds, iters, interrupted } = *self;
+        let bytes = 2 * iters * u64::from(args.size());
         let (rate, time) = (bytes as f64 * 8.0 / seconds / 1e6, seconds * 1e6 / iters as f64);
         say!("{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec")?;
-        say!("{iters} iters in {seconds:.2} seconds = {time:.2} usec/iter")
+        say!("{iters} iters in {seconds:.2} seconds = {time:.2} usec/iter")?;
+        if interrupted { Err(Failure::Interrupted) } else { Ok(()) }
     }
 }
 

@@ -32,6 +32,7 @@ use std::process::ExitCode;
 use ferroce::{Gid, PathMtu, Qpn};
 
 use crate::failure::Failure;
+use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
 use capture::Capture;
 use congestion::{Congestion, CongestionOptions};
@@ -70,9 +71,8 @@ pub struct Args {
     pairs: Vec<(Qpn, Qpn)>,
     #[command(flatten)]
     congestion: CongestionOptions,
-    /// The report as JSON.
-    #[arg(long)]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
 }
 
 /// Judges and plays a capture and prints the report; see [`Args`] for the exit status.
@@ -80,7 +80,7 @@ pub struct Args {
 /// # Errors
 /// The file can't be read, an option does not fit it, or the report can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    let printed = replay(&args).and_then(|mut report| report.print(args.json).map(|()| report));
+    let printed = replay(&args).and_then(|mut report| report.print(&args.json).map(|()| report));
     // 1 is for a rule that is broken, and this is none.
     printed.map(|report| report.exit_code()).map_err(|failure| Failure::usage(failure.to_string()))
 }

@@ -1,43 +1,59 @@
 //! The two roles of a program of rdma_cm, of which this process plays one, or both over the loopback driver.
 
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use ferroce::Device;
 
-use crate::endpoint::{Interrupt, PortArgs};
+use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::Failure;
-use crate::selftest;
+use crate::serving::ServingArgs;
+use crate::{host, selftest};
 
 /// One end of such a program.
 pub(crate) trait Role {
-    /// Waits for a client, and serves it.
-    fn serve(&mut self) -> Result<(), Failure>;
+    /// Its port.
+    fn end(&self) -> &Endpoint;
+
+    /// Waits for a client, and serves it. Returns whether one has come before a signal.
+    fn serve(&mut self) -> Result<bool, Failure>;
 
     /// Connects to the server there, and does the client's part.
-    fn call(&mut self, host: IpAddr) -> Result<(), Failure>;
+    fn call(&mut self, to: SocketAddr) -> Result<(), Failure>;
+}
+
+/// What both roles are told.
+pub(crate) struct RoleArgs<'a> {
+    pub(crate) port: &'a PortArgs,
+    /// The server, by name or address. Without it, this is the server.
+    pub(crate) host: Option<&'a str>,
+    /// Port of the connection manager.
+    pub(crate) cm_port: u16,
+    pub(crate) serving: &'a ServingArgs,
 }
 
 /// Plays the server without a host, the client with one; both on a device that reaches no other process.
 pub(crate) fn play<E: Role>(
-    port: &PortArgs,
-    host: Option<IpAddr>,
+    args: &RoleArgs<'_>,
     new: impl Fn(&PortArgs, Device, Interrupt) -> Result<E, Failure> + Sync,
 ) -> Result<ExitCode, Failure> {
+    let RoleArgs { port, host, cm_port, serving } = *args;
     let interrupt = Interrupt::install()?;
-    let name = host.map(|host| host.to_string());
-    let Some([server, client]) = selftest::ports(&port.device, name.as_deref())? else {
-        let mut end = new(port, port.open()?, interrupt)?;
+    if let Some([server, client]) = selftest::ports(&port.device, host)? {
+        let to = SocketAddr::new(server.capabilities().addresses[0], cm_port);
+        let serve = || new(&port.for_server(), server, interrupt.clone())?.serve().map(drop);
+        let call = || new(port, client, interrupt.clone())?.call(to);
+        selftest::run(&interrupt, serve, call)?;
+    } else {
+        let open = || new(port, port.open()?, interrupt.clone());
         match host {
-            None => end.serve()?,
-            Some(host) => end.call(host)?,
+            None => serving.run(open, |mut end| end.serve())?,
+            Some(host) => {
+                let mut end = open()?;
+                let to = host::reachable(end.end(), host, cm_port)?;
+                end.call(to)?;
+            }
         }
-        drop(end);
-        return port.check_recording().map(|()| ExitCode::SUCCESS);
-    };
-    let to = server.capabilities().addresses[0];
-    let serve = || new(&port.for_server(), server, interrupt.clone())?.serve();
-    let call = || new(port, client, interrupt.clone())?.call(to);
-    selftest::run(&interrupt, serve, call)?;
+    }
     port.check_recording().map(|()| ExitCode::SUCCESS)
 }

@@ -2,7 +2,7 @@
 
 mod advertisement;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use ferroce::{
@@ -16,25 +16,30 @@ use crate::cause::Patience;
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail, quote};
 use crate::output::say;
-use crate::role::{self, Role};
+use crate::progress::{Progress, SELDOM};
+use crate::quantity;
+use crate::role::{self, Role, RoleArgs};
+use crate::serving::{ServingArgs, until_signal};
 use advertisement::Advertisement;
 
 /// Connects by the connection manager and reads, writes and sends there and back, as rping does.
 ///
-/// Without HOST it is the server (`rping -s`) and serves one client; with HOST, an IP address, the client
+/// Without HOST it is the server (`rping -s`) and serves one client; with HOST the client
 /// (`rping -c`). The other end can be an unmodified rping. With `-d loopback` and no HOST, both ends run in
 /// this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
     port: PortArgs,
-    /// The server.
-    host: Option<IpAddr>,
+    /// The server, by name or IP address.
+    host: Option<String>,
+    #[command(flatten)]
+    serving: ServingArgs,
     /// Port of the connection manager.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7174)]
     cm_port: u16,
-    /// Bytes of a ping; the same at both ends, or more at the server.
-    #[arg(short = 'S', long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(17..=1 << 20))]
+    /// Bytes of a ping, as 4096 or 64K (K is 1024, KB is 1000); the same at both ends, or more at the server.
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64, value_parser = quantity::length::<17, { 1 << 20 }>)]
     size: u32,
     /// Pings; the client decides.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
@@ -50,7 +55,9 @@ pub struct Args {
 /// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
 /// interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    role::play(&args.port, args.host, |port, driver, interrupt| Rping::new(&args, port, driver, interrupt))
+    let Args { port, host, cm_port, serving, .. } = &args;
+    let role = RoleArgs { port, host: host.as_deref(), cm_port: *cm_port, serving };
+    role::play(&role, |port, driver, interrupt| Rping::new(&args, port, driver, interrupt))
 }
 
 const RECEIVE: u64 = 1;
@@ -75,18 +82,24 @@ struct Rping<'a> {
 }
 
 impl Role for Rping<'_> {
+    fn end(&self) -> &Endpoint {
+        &self.end
+    }
+
     /// Reads what the client advertises, and writes it to where the client wants it.
-    fn serve(&mut self) -> Result<(), Failure> {
+    fn serve(&mut self) -> Result<bool, Failure> {
         let parameters = self.parameters();
         let Rping { args, end, incoming, .. } = self;
         info!("waiting for a client on port {}", args.cm_port);
-        let callers = end.await_callers(args.cm_port, 1, &parameters, |end| queue_pair(end, *incoming))?;
+        let callers = end.await_callers(args.cm_port, 1, &parameters, |end| queue_pair(end, *incoming));
+        let Some(callers) = until_signal(callers)? else { return Ok(false) };
         let [Caller { request, qp }] = callers[..] else {
             return Err(Failure::run(format!("{} clients in place of one", callers.len())));
         };
         self.qp = Some(qp);
         let brought = request.private_data;
         let mut pings = 0;
+        let mut progress = Progress::start(SELDOM, self.end.now());
         while let Some(from) = self.wait_advertisement()? {
             let length = from.length.min(self.args.size);
             if from.length > self.args.size {
@@ -101,6 +114,7 @@ impl Role for Rping<'_> {
             self.move_data(SendOp::Write(to.remote()), self.source, to.length.min(length))?;
             self.send(Advertisement::default())?;
             pings += 1;
+            progress.tell(self.end.now(), pings, length);
             self.print(self.source)?;
         }
         if pings == 0 {
@@ -113,16 +127,18 @@ impl Role for Rping<'_> {
             }
             return Err(Failure::run(why + &self.end.evidence()));
         }
-        say!("served {pings} pings")
+        say!("served {pings} pings")?;
+        Ok(true)
     }
 
-    fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
-        let to = SocketAddr::new(host, self.args.cm_port);
+    fn call(&mut self, to: SocketAddr) -> Result<(), Failure> {
         let qp = queue_pair(&mut self.end, self.incoming)?;
         self.qp = Some(qp);
         let parameters = self.parameters();
         let id = self.end.call(qp, to, &parameters)?;
+        let mut progress = Progress::start(SELDOM, self.end.now());
         for ping in 0..self.args.count {
+            progress.tell(self.end.now(), ping.into(), self.args.size);
             let text = message(ping, self.args.size as usize);
             let mut back = vec![0; text.len()];
             self.end.context.write(self.source, 0, &text)?;

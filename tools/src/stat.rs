@@ -5,7 +5,6 @@ mod table;
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::thread;
@@ -16,8 +15,9 @@ use serde::Serialize;
 use tracing::{info, warn};
 
 use crate::endpoint::end_at_once_on_signals;
-use crate::failure::Failure;
-use crate::output;
+use crate::failure::{Failure, INTERRUPTED};
+use crate::output::JsonArg;
+use crate::tcp::ListenAddress;
 use table::Table;
 
 /// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
@@ -25,6 +25,8 @@ use table::Table;
 /// `ferroce perf`, `pingpong` and `demo` show themselves while they run, and so does every program
 /// that calls `Context::export`. Root sees the processes of all users, others their own. Counters
 /// have the names of the hw_counters of mlx5_ib and rdma_rxe where those count the same.
+///
+/// The JSON is an array of contexts; with --watch one array in each line.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// Only this process, or this device: an interface's name.
@@ -33,15 +35,15 @@ pub struct Args {
     /// Also what is 0.
     #[arg(long, conflicts_with_all = ["json", "prometheus", "listen"])]
     all: bool,
-    /// As a JSON array of contexts; with --watch one in each line.
-    #[arg(long, conflicts_with_all = ["prometheus", "listen"])]
-    json: bool,
+    #[command(flatten)]
+    json: JsonArg,
     /// As Prometheus' text, exposition format 0.0.4.
-    #[arg(long, conflicts_with_all = ["watch", "listen"])]
+    #[arg(long, conflicts_with_all = ["watch", "listen", "json"])]
     prometheus: bool,
-    /// Serves Prometheus' text at http://ADDRESS:PORT/metrics until it is interrupted.
-    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "watch")]
-    listen: Option<SocketAddr>,
+    /// Serve Prometheus' text at http://ADDRESS:PORT/metrics until SIGINT or SIGTERM, which end it with status 0. ADDRESS is an
+    /// IP address or a host name; PORT alone is 127.0.0.1:PORT, and :PORT all addresses of this machine.
+    #[arg(long, value_name = "[ADDRESS:]PORT", conflicts_with_all = ["watch", "json"])]
+    listen: Option<ListenAddress>,
     /// Again every so many seconds, with what came in a second.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86400))]
     watch: Option<u32>,
@@ -55,8 +57,8 @@ pub struct Args {
 /// # Errors
 /// The address can't be listened on, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    // It leaves nothing behind, whatever it is in the middle of.
-    end_at_once_on_signals()?;
+    // It leaves nothing behind, whatever it is in the middle of. A server has done its work by then.
+    end_at_once_on_signals(if args.listen.is_some() { 0 } else { INTERRUPTED })?;
     args.show()?;
     Ok(ExitCode::SUCCESS)
 }
@@ -64,9 +66,10 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 impl Args {
     fn show(&self) -> Result<(), Failure> {
         let mut said = HashSet::new();
-        if let Some(address) = self.listen {
-            return http::serve(address, || Exposition(&self.find(&mut said).chosen).to_string());
+        if let Some(address) = &self.listen {
+            return http::serve(&address.listen()?, || Exposition(&self.find(&mut said).chosen).to_string());
         }
+        let mut output = self.json.open()?;
         let mut table = Table::new(self.all);
         let mut turn = 0;
         loop {
@@ -78,14 +81,14 @@ impl Args {
                 }
                 contexts => contexts?,
             };
-            let text = if self.json {
+            let text = if self.json.is_asked() {
                 json(&contexts, self.watch.is_some())
             } else if self.prometheus {
                 Exposition(&contexts).to_string()
             } else {
                 table.draw(contexts, began)
             };
-            let is_read = output::write(format_args!("{text}"))?;
+            let is_read = output.write(format_args!("{text}"))?;
             turn += 1;
             match self.watch {
                 Some(seconds) if is_read && self.count.is_none_or(|count| turn < count) => {

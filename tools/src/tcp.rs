@@ -1,9 +1,9 @@
 //! The TCP connections beside a measurement, over which its ends find each other.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,13 @@ use tracing::warn;
 
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
+use crate::host::{self, in_background};
 
 /// How long the other end may leave what is sent to it.
 const SEND_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the other end may take to answer.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
-/// Between two looks whether a signal has come.
-const LOOK: Duration = Duration::from_millis(20);
-
 /// Pieces of what has come that are taken at a time: who talks without end does not hold up the rest.
 const PIECES: usize = 16;
 
@@ -33,6 +31,42 @@ pub(crate) struct Listener {
     is_troubled: AtomicBool,
 }
 
+/// Where a server of many clients listens: `8080` is 127.0.0.1:8080, `:8080` all addresses, or `HOST:8080`.
+#[derive(Clone, Debug)]
+pub(crate) struct ListenAddress {
+    /// Without one, on all addresses.
+    host: Option<String>,
+    port: u16,
+}
+
+impl FromStr for ListenAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ListenAddress, String> {
+        let wrong = || {
+            format!(
+                "'{text}': must be a port, as 8080 or :8080, or an address with a port, as 10.0.0.1:8080 or [::1]:8080"
+            )
+        };
+        let (host, port) = text.rsplit_once(':').unwrap_or(("127.0.0.1", text));
+        let port = port.parse().map_err(|_| wrong())?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        // An IPv6 address without brackets would lose its last group to the port.
+        if host.contains(':') && !text.starts_with('[') {
+            return Err(wrong());
+        }
+        Ok(ListenAddress { host: Some(host.to_owned()).filter(|host| !host.is_empty()), port })
+    }
+}
+
+impl ListenAddress {
+    pub(crate) fn listen(&self) -> Result<Listener, Failure> {
+        let Some(host) = &self.host else { return Listener::any(self.port) };
+        let listener = TcpListener::bind((&**host, self.port));
+        Listener::new(listener.or_fail(|| format!("listening on {host}:{}", self.port))?)
+    }
+}
+
 impl Listener {
     /// On all addresses of the machine.
     pub(crate) fn any(port: u16) -> Result<Listener, Failure> {
@@ -42,11 +76,6 @@ impl Listener {
         let listener =
             TcpListener::bind(&addresses[..]).or_fail(|| format!("listening on TCP port {port}"))?;
         Listener::new(listener)
-    }
-
-    /// On one address.
-    pub(crate) fn at(address: SocketAddr) -> Result<Listener, Failure> {
-        Listener::new(TcpListener::bind(address).or_fail(|| format!("listening on {address}"))?)
     }
 
     /// On a port of the kernel's choice that only this machine reaches.
@@ -163,9 +192,10 @@ impl Link {
     }
 }
 
-/// Connects to a server.
-pub(crate) fn connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<TcpStream, Failure> {
-    Ok(try_connect(host, port, interrupt)?)
+/// Connects to a server at one of these addresses.
+pub(crate) fn connect(to: Vec<SocketAddr>, interrupt: &Interrupt) -> Result<TcpStream, Failure> {
+    let name = to.first().map(|address| address.ip().to_string()).unwrap_or_default();
+    Ok(in_background(interrupt, &name, move || connect_to(&to))??)
 }
 
 /// Why there is no connection.
@@ -182,45 +212,34 @@ impl From<NoConnection> for Failure {
     }
 }
 
-/// As [`connect`], and tells what a failure says of the way. Looking up a name and connecting wait on through a signal,
-/// so a thread does it, which after a signal is left to itself.
-pub(crate) fn try_connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<TcpStream, NoConnection> {
-    let (name, (tell, told)) = (host.to_owned(), sync_channel(1));
-    thread::spawn(move || {
-        // Nobody listens any more after a signal.
-        let _ = tell.send(look_up_and_connect(&name, port));
-    });
-    loop {
-        match told.recv_timeout(LOOK) {
-            Ok(outcome) => return outcome,
-            Err(RecvTimeoutError::Timeout) => {
-                interrupt.check().map_err(|reason| NoConnection { reason, by_peer: false })?;
-            }
-            Err(RecvTimeoutError::Disconnected) => {
-                let reason = Failure::run(format!("connecting to {host}: the thread that should has ended"));
-                return Err(NoConnection { reason, by_peer: false });
-            }
-        }
+impl From<Failure> for NoConnection {
+    fn from(reason: Failure) -> NoConnection {
+        NoConnection { reason, by_peer: false }
     }
 }
 
-fn look_up_and_connect(host: &str, port: u16) -> Result<TcpStream, NoConnection> {
-    let unusable = |why: String| NoConnection { reason: Failure::usage(why), by_peer: false };
-    let addresses = (host, port)
-        .to_socket_addrs()
-        .map_err(|error| unusable(format!("host '{host}': {error}; a name or an IP address")))?;
-    let mut reason = format!("host '{host}' has no address");
-    let mut by_peer = false;
+/// Connects to a server, and tells what a failure says of the way.
+pub(crate) fn try_connect(host: &str, port: u16, interrupt: &Interrupt) -> Result<TcpStream, NoConnection> {
+    let name = host.to_owned();
+    in_background(interrupt, host, move || connect_to(&host::find(&name, port)?))?
+}
+
+fn connect_to(addresses: &[SocketAddr]) -> Result<TcpStream, NoConnection> {
+    let mut failed =
+        NoConnection { reason: Failure::run("there is no address to connect to"), by_peer: false };
     for address in addresses {
-        match TcpStream::connect_timeout(&address, CONNECT_PATIENCE) {
+        match TcpStream::connect_timeout(address, CONNECT_PATIENCE) {
             Ok(stream) => return Ok(stream),
             Err(error) => {
-                by_peer |= error.kind() == ErrorKind::ConnectionRefused;
-                reason = format!("connecting to {address}: {error}; is the server running?");
+                failed.by_peer |= error.kind() == ErrorKind::ConnectionRefused;
+                failed.reason = Failure::run(format!(
+                    "connecting to {address}: {error}; is the server running? One that serves another client \
+                     refuses connections until it is done"
+                ));
             }
         }
     }
-    Err(NoConnection { reason: Failure::Run(reason), by_peer })
+    Err(failed)
 }
 
 /// What either end of a control connection says first: the protocol and its version.
@@ -279,11 +298,28 @@ pub(crate) fn read_exact(
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_port_alone_is_of_this_machine() {
+        for (text, host) in [
+            ("8080", Some("127.0.0.1")),
+            (":8080", None),
+            ("example.org:8080", Some("example.org")),
+            ("[::1]:8080", Some("::1")),
+            ("0.0.0.0:8080", Some("0.0.0.0")),
+        ] {
+            let address: ListenAddress = text.parse().expect(text);
+            assert_eq!((address.host.as_deref(), address.port), (host, 8080), "{text}");
+        }
+        for wrong in ["", "host", "80800", "::1", "fe80::1:8080", "10.0.0.1:", "10.0.0.1:http"] {
+            assert!(wrong.parse::<ListenAddress>().is_err_and(|said| said.contains(":8080")), "{wrong}");
+        }
+    }
+
     /// What a peer does not take must not keep a signal waiting.
     #[test]
     fn a_send_that_waits_is_interrupted() {
         let listener = Listener::local().expect("a port");
-        let _deaf = connect("127.0.0.1", listener.port().expect("its port"), &Interrupt::default())
+        let _deaf = connect(vec![listener.address().expect("its address")], &Interrupt::default())
             .expect("a connection");
         let interrupt = Interrupt::default();
         let mut link = Link::new(accept(&listener), &interrupt).expect("a connection");
@@ -311,7 +347,7 @@ mod tests {
     #[test]
     fn a_peer_that_sends_byte_after_byte_has_its_time() {
         let listener = Listener::local().expect("a port");
-        let mut slow = connect("127.0.0.1", listener.port().expect("its port"), &Interrupt::default())
+        let mut slow = connect(vec![listener.address().expect("its address")], &Interrupt::default())
             .expect("a connection");
         let mut stream = accept(&listener);
         let started = Instant::now();

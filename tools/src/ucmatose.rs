@@ -1,6 +1,6 @@
 //! `ferroce ucmatose`: rdma_cm's `ucmatose` on ferroce's stack. Either end can be the real one.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use ferroce::{
@@ -9,24 +9,27 @@ use ferroce::{
 };
 use tracing::info;
 
-use crate::callers;
 use crate::cause::{Patience, of_messages};
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
-use crate::role::{self, Role};
+use crate::role::{self, Role, RoleArgs};
+use crate::serving::{ServingArgs, until_signal};
+use crate::{callers, quantity};
 
 /// Makes connections by the connection manager and moves SENDs over them, as ucmatose does.
 ///
-/// Without HOST it is the server and serves one client; with HOST, an IP address, the client
+/// Without HOST it is the server and serves one client; with HOST the client
 /// (`ucmatose -s HOST`). The other end can be an unmodified ucmatose. With `-d loopback` and no HOST, both
 /// ends run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
     port: PortArgs,
-    /// The server.
-    host: Option<IpAddr>,
+    /// The server, by name or IP address.
+    host: Option<String>,
+    #[command(flatten)]
+    serving: ServingArgs,
     /// Port of the connection manager.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7471)]
     cm_port: u16,
@@ -36,8 +39,8 @@ pub struct Args {
     /// Messages on each connection, each way; 0 connects and disconnects.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(0..=4096))]
     count: u32,
-    /// Bytes of a message.
-    #[arg(short = 'S', long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    /// Bytes of a message, as 4096 or 64K (K is 1024, KB is 1000).
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100, value_parser = quantity::length::<1, { 1 << 20 }>)]
     size: u32,
 }
 
@@ -47,7 +50,9 @@ pub struct Args {
 /// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
 /// interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    role::play(&args.port, args.host, |port, driver, interrupt| Ucmatose::new(&args, port, driver, interrupt))
+    let Args { port, host, cm_port, serving, .. } = &args;
+    let role = RoleArgs { port, host: host.as_deref(), cm_port: *cm_port, serving };
+    role::play(&role, |port, driver, interrupt| Ucmatose::new(&args, port, driver, interrupt))
 }
 
 struct Ucmatose<'a> {
@@ -61,14 +66,19 @@ struct Ucmatose<'a> {
 }
 
 impl Role for Ucmatose<'_> {
+    fn end(&self) -> &Endpoint {
+        &self.end
+    }
+
     /// Sends first, and ends the connections.
-    fn serve(&mut self) -> Result<(), Failure> {
+    fn serve(&mut self) -> Result<bool, Failure> {
         let Ucmatose { args, end, incoming, .. } = self;
         info!("waiting for {} connections on port {}", args.connections, args.cm_port);
         let parameters = end.connection_parameters();
         let callers = end.await_callers(args.cm_port, args.connections as usize, &parameters, |end| {
             queue_pair(end, args, *incoming)
-        })?;
+        });
+        let Some(callers) = until_signal(callers)? else { return Ok(false) };
         self.connections = callers.iter().map(|caller| (caller.request.id, caller.qp)).collect();
         self.send()?;
         self.receive()?;
@@ -76,11 +86,11 @@ impl Role for Ucmatose<'_> {
             self.end.context.disconnect(*id)?;
         }
         self.wait_disconnected()?;
-        self.report()
+        self.report()?;
+        Ok(true)
     }
 
-    fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
-        let to = SocketAddr::new(host, self.args.cm_port);
+    fn call(&mut self, to: SocketAddr) -> Result<(), Failure> {
         for _ in 0..self.args.connections {
             let qp = queue_pair(&mut self.end, self.args, self.incoming)?;
             let parameters = self.end.connection_parameters();

@@ -1,6 +1,6 @@
 //! `ferroce udaddy`: rdma_cm's `udaddy` on ferroce's stack. Either end can be the real one.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use ferroce::wire::cm::RDMA_UDP_QKEY;
@@ -15,27 +15,31 @@ use crate::cause::{Patience, of_messages};
 use crate::endpoint::{Endpoint, Interrupt, PortArgs};
 use crate::failure::{Failure, OrFail};
 use crate::output::say;
-use crate::role::{self, Role};
+use crate::quantity;
+use crate::role::{self, Role, RoleArgs};
+use crate::serving::{ServingArgs, until_signal};
 
 /// Finds a datagram service by the connection manager and moves datagrams there and back, as udaddy does.
 ///
-/// Without HOST it is the server and serves one client; with HOST, an IP address, the client
+/// Without HOST it is the server and serves one client; with HOST the client
 /// (`udaddy -s HOST`). The other end can be an unmodified udaddy. With `-d loopback` and no HOST, both ends
 /// run in this process.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     #[command(flatten)]
     port: PortArgs,
-    /// The server.
-    host: Option<IpAddr>,
+    /// The server, by name or IP address.
+    host: Option<String>,
+    #[command(flatten)]
+    serving: ServingArgs,
     /// Port of the connection manager.
     #[arg(short = 'p', long = "port", value_name = "PORT", default_value_t = 7174)]
     cm_port: u16,
     /// Datagrams each way; the same at both ends.
     #[arg(short = 'C', long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=4096))]
     count: u32,
-    /// Bytes of a datagram; the same at both ends.
-    #[arg(short = 'S', long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    /// Bytes of a datagram, as 1024 or 4K (K is 1024, KB is 1000); the same at both ends.
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100, value_parser = quantity::length::<1, 4096>)]
     size: u32,
 }
 
@@ -45,7 +49,9 @@ pub struct Args {
 /// It can't be begun as it was given, an end fails, a byte is wrong, the recording can't be written, or somebody
 /// interrupts it.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
-    role::play(&args.port, args.host, |port, driver, interrupt| Udaddy::new(&args, port, driver, interrupt))
+    let Args { port, host, cm_port, serving, .. } = &args;
+    let role = RoleArgs { port, host: host.as_deref(), cm_port: *cm_port, serving };
+    role::play(&role, |port, driver, interrupt| Udaddy::new(&args, port, driver, interrupt))
 }
 
 /// The network header in front of what is received.
@@ -64,14 +70,20 @@ struct Udaddy<'a> {
 }
 
 impl Role for Udaddy<'_> {
+    fn end(&self) -> &Endpoint {
+        &self.end
+    }
+
     /// Answers with as many as came.
-    fn serve(&mut self) -> Result<(), Failure> {
+    fn serve(&mut self) -> Result<bool, Failure> {
         self.end.listen(PortSpace::Udp, self.args.cm_port)?;
         info!("waiting for a client on port {}", self.args.cm_port);
         // Who asks where the service is need not come.
         while self.received == 0 {
             self.end.answer_seekers(self.qp);
-            self.take_completions()?;
+            if until_signal(self.take_completions())?.is_none() {
+                return Ok(false);
+            }
         }
         self.receive()?;
         if let Some(last) = self.last {
@@ -80,12 +92,12 @@ impl Role for Udaddy<'_> {
             let back = self.end.context.address_from_wc(&last, &grh)?;
             self.send(&back, Qpn::new(last.immediate.unwrap_or_default()), RDMA_UDP_QKEY)?;
         }
-        self.report()
+        self.report()?;
+        Ok(true)
     }
 
-    fn call(&mut self, host: IpAddr) -> Result<(), Failure> {
-        let to = SocketAddr::new(host, self.args.cm_port);
-        self.end.peer = Some(Gid::from(host));
+    fn call(&mut self, to: SocketAddr) -> Result<(), Failure> {
+        self.end.peer = Some(Gid::from(to.ip()));
         let parameters = self.end.connection_parameters();
         self.end.context.resolve(to, &parameters)?;
         match self.end.wait_cm_event()? {

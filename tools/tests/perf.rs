@@ -44,7 +44,7 @@ fn options_reach_the_other_end() {
     let sizes: Vec<_> =
         report["results"].as_array().unwrap().iter().map(|r| r["size"].as_u64().unwrap()).collect();
     assert_eq!(sizes, (1..=23).map(|power| 1 << power).collect::<Vec<u64>>());
-    let report = loopback("read bw -s 4KiB -D 0.3 --check");
+    let report = loopback("read bw -s 4K -D 0.3 --check");
     assert!(report["results"][0]["messages"].as_u64().unwrap() > 0, "{report}");
     let report = loopback("atomic bw -A CMP_AND_SWAP -n 1000 -o 1 --check");
     assert_eq!(report["results"][0]["verified_bytes"], 1001 * 8, "{report}");
@@ -249,7 +249,7 @@ fn an_interrupted_client_ends_cleanly_and_so_does_its_server() {
 
     let waiting = Ferroce::server(&pair.a, &command);
     waiting.interrupt();
-    assert_eq!(waiting.end().code, Some(130));
+    assert_eq!(waiting.end().code, Some(0));
 }
 
 /// Connecting waits for 5 s for a host that says nothing.
@@ -293,16 +293,6 @@ fn an_interface_that_goes_down_is_named() {
 }
 
 #[test]
-fn a_log_that_is_no_terminal_has_no_colors() {
-    let _alone = alone();
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_ferroce"));
-    let output =
-        command.args(["perf", "write", "bw", "-d", "loopback", "-n", "10"]).env_remove("NO_COLOR").output();
-    let said = String::from_utf8(output.unwrap().stderr).unwrap();
-    assert!(said.contains("waiting for a client") && !said.contains('\x1b'), "{said:?}");
-}
-
-#[test]
 fn ends_that_do_not_fit_say_so() {
     let _alone = alone();
     let Some(pair) = Namespaces::new(1500) else { return };
@@ -326,7 +316,7 @@ fn bad_input_is_named() {
     refused(&[
         ("perf", &["<OPERATION>"]),
         ("perf erase bw -d loopback", &["'erase'", "write, read, send, atomic"]),
-        ("perf write bw -d loopback -s 1GB", &["'1GB'", "1GiB"]),
+        ("perf write bw -d loopback -s 64Q", &["'64Q'", "64K", "1MiB"]),
         ("perf write bw -d loopback -s 2GiB", &["2147483648", "1073741824"]),
         ("perf write bw -d loopback -t 0", &["0", "16384"]),
         ("perf write bw -d loopback -q 65", &["-q", "65", "64"]),

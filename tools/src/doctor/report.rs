@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use serde::Serialize;
 
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{JsonArg, say};
 
 /// How a check ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -65,11 +65,8 @@ impl DoctorReport {
     }
 
     /// Returns the exit status: 0 if no check failed, otherwise 1.
-    pub(super) fn print(&self, json: bool) -> Result<ExitCode, Failure> {
-        if json {
-            let text = serde_json::to_string_pretty(self);
-            say!("{}", text.map_err(|error| Failure::run(error.to_string()))?)?;
-        } else {
+    pub(super) fn print(&self, json: &JsonArg) -> Result<ExitCode, Failure> {
+        if !json.write(self)? {
             self.print_table()?;
         }
         Ok(ExitCode::from(u8::from(!self.well)))

@@ -11,6 +11,7 @@ use super::outcome::Outcome;
 use super::world::{self, Progress};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
+use crate::output::{self, note};
 
 /// What one run needs beside its plan: something to observe the fabric with.
 pub(crate) type Observer<'a> =
@@ -88,7 +89,7 @@ impl Board {
 
     /// Says how far it is: on a terminal in one line, otherwise now and then.
     fn tell_while(&self, goes_on: impl Fn() -> bool) {
-        let is_terminal = stderr().is_terminal();
+        let is_terminal = stderr().is_terminal() && output::is_verbose();
         let interval = if is_terminal { Duration::from_millis(250) } else { Duration::from_secs(5) };
         let mut told = Instant::now();
         let mut shown = 0;
@@ -102,7 +103,7 @@ impl Board {
                     let _ = write!(stderr(), "\r{line:shown$}");
                     shown = line.len();
                 } else {
-                    let _ = writeln!(stderr(), "{line}");
+                    note!("{line}");
                 }
             }
         }

@@ -153,8 +153,8 @@ impl Compared {
 #[cfg(test)]
 mod tests {
     use super::super::description::Repeat;
-    use super::super::quantity::Bytes;
     use super::*;
+    use crate::quantity::Bytes;
 
     fn labels(lists: &[&str]) -> Vec<String> {
         let lists: Vec<String> = lists.iter().map(|list| (*list).to_owned()).collect();

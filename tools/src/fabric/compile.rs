@@ -11,9 +11,9 @@ use super::description::{
     Description, FailureEntry, LinkEntry, LinkSection, MarkingAt, Repeat, Shape, SwitchSection,
 };
 use super::plan::{Failing, Flow, Outage, Plan, Transport};
-use super::quantity::{Bytes, Rate, Time};
 use super::traffic::{Expanded, Group, Scene};
 use super::wrong::Wrong;
+use crate::quantity::{Bytes, Rate, Time};
 
 /// A plan, and what its flows and messages are called.
 #[derive(Clone, Debug)]

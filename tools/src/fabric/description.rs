@@ -6,8 +6,8 @@ use std::time::Duration;
 use ferroce::{CongestionControl, CongestionNotification, Dcqcn, PathMtu};
 use serde::{Deserialize, Serialize};
 
-use super::quantity::{Bytes, Rate, Time};
 use super::traffic::Traffic;
+use crate::quantity::{Bytes, Rate, Time};
 
 /// All of a run. What is `None` follows from the rest; [`Description::resolve`] says how.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

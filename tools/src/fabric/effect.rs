@@ -9,9 +9,9 @@ use super::description::{Control, Description, FailureEntry, SwitchSection};
 use super::heading::timeout;
 use super::memory::Memory;
 use super::options::{self, Settings};
-use super::quantity::Time;
 use super::traffic::{Hosts, Pattern};
 use super::wrong::Wrong;
+use crate::quantity::Time;
 
 /// A run, by what was asked for and what came of it.
 pub(crate) struct Effect<'a> {

@@ -7,7 +7,7 @@ use ferroce::CongestionControl;
 
 use super::description::{Control, Description, FailureEntry, MarkingAt, Repeat, Shape};
 use super::memory::Memory;
-use super::quantity::Time;
+use crate::quantity::Time;
 
 /// With all that follows from the rest.
 pub(crate) struct Heading<'a>(pub(crate) &'a Description, pub(crate) &'a Memory);

@@ -6,8 +6,8 @@ use ferroce_driver::sim::fabric::{Node, Threshold};
 
 use super::host::{PIECE, PIECES};
 use super::plan::Plan;
-use super::quantity::Bytes;
 use crate::failure::Failure;
+use crate::quantity::Bytes;
 
 /// Of the switch that has the most, and of all hosts together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,8 +8,8 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::description::{Control, Description, LinkSection, MarkingAt, Repeat};
-use super::quantity::{Bytes, Rate, Time};
 use crate::pingpong::path_mtu;
+use crate::quantity::{Bytes, Rate, Time};
 
 /// What a scenario with a name is made for; a file says it itself.
 #[derive(clap::Args, Clone, Debug, Default, PartialEq, Serialize)]

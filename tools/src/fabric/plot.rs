@@ -14,10 +14,10 @@ use plotters::style::{BLACK, Color, RGBColor, ShapeStyle, WHITE};
 
 use super::description::{Description, FailureEntry};
 use super::outcome::Outcome;
-use super::quantity::Time;
 use super::report::{Case, Run};
 use super::traffic::Group;
 use crate::failure::Failure;
+use crate::quantity::Time;
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
 

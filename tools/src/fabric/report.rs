@@ -11,8 +11,8 @@ use super::json::peak_memory_kb;
 use super::measure::{Measure, QUIET, deviation, mean, measures};
 use super::memory::Memory;
 use super::outcome::{LinkPauses, Outcome};
-use super::quantity::Time;
 use super::traffic::Group;
+use crate::quantity::Time;
 
 /// Runs of the same settings with different seeds.
 pub(crate) struct Case {

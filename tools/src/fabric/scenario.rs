@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use super::description::{ControlSection, Description, LinkSection, Shape, SwitchSection, TimeSection};
 use super::options::{self, SceneOptions, ShapeName};
-use super::quantity::{Bytes, Rate, Time};
 use super::sizes::Sizes;
 use super::traffic::{Hosts, Pattern, Traffic};
 use super::wrong::Wrong;
+use crate::quantity::{Bytes, Rate, Time};
 
 /// A scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

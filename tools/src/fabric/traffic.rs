@@ -12,10 +12,10 @@ use serde::{Deserialize, Serialize};
 use super::description::pair;
 use super::expansion::Expansion;
 use super::plan::{Flow, Message};
-use super::quantity::{Bytes, Rate, Time};
 use super::sizes::Sizes;
 use super::wrong::Wrong;
 use crate::failure::legible;
+use crate::quantity::{Bytes, Rate, Time};
 
 /// One entry of `[[traffic]]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

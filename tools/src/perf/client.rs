@@ -5,9 +5,9 @@ use std::time::Duration;
 use ferroce::{Nanos, PathMtu};
 use hdrhistogram::Histogram;
 
+use super::account::{Account, Measured};
 use super::message::{Offer, PerfMessage, Tally};
-use super::plan::{Layout, MAX_MESSAGES, Mode, Operation, Plan, shares};
-use super::report::{Latency, Measurement};
+use super::plan::{Layout, MAX_MESSAGES, Operation, Plan, shares};
 use super::session::{Beside, Session, unexpected};
 use crate::failure::{Failure, legible};
 
@@ -30,14 +30,15 @@ impl Stop {
     }
 }
 
-/// Measures messages of each of `sizes`. Returns the path MTU too, which the server decides.
+/// Measures messages of each of `sizes`. What is measured stays if it fails.
 pub(super) fn run(
     session: &mut Session,
     sizes: &[(u32, Stop)],
     gid_index: usize,
     path_mtu: Option<PathMtu>,
-) -> Result<(PathMtu, Vec<Measurement>), Failure> {
-    let result = measure_all(session, sizes, gid_index, path_mtu);
+    measured: &mut Measured,
+) -> Result<(), Failure> {
+    let result = measure_all(session, sizes, gid_index, path_mtu, measured);
     if let Err(failure) = &result {
         session.tell(failure)?;
     }
@@ -49,11 +50,10 @@ fn measure_all(
     sizes: &[(u32, Stop)],
     gid_index: usize,
     path_mtu: Option<PathMtu>,
-) -> Result<(PathMtu, Vec<Measurement>), Failure> {
+    measured: &mut Measured,
+) -> Result<(), Failure> {
     session.control.send(&PerfMessage::Plan(session.plan.clone()))?;
     session.expect(&PerfMessage::Ready)?;
-    let mut results = Vec::new();
-    let mut taken = PathMtu::Mtu256;
     for (size, stop) in sizes {
         let offer = session.open(*size, gid_index, path_mtu)?;
         session.control.send(&PerfMessage::Connect(offer))?;
@@ -61,9 +61,17 @@ fn measure_all(
             PerfMessage::Connect(answer) => answer,
             other => return Err(unexpected(&other)),
         };
-        taken = chosen(&answer)?;
-        session.connect(&answer, gid_index, taken)?;
-        results.push(measure(session, *size, *stop)?);
+        measured.path_mtu = chosen(&answer)?;
+        session.connect(&answer, gid_index, measured.path_mtu)?;
+        let mut account = Account::new(&session.plan, *size)?;
+        let result = measure(session, *size, *stop, &mut account);
+        if result.is_err() {
+            account.cut_lap(session.completed(), session.end.now());
+        }
+        if result.is_ok() || account.messages > 0 {
+            measured.results.push(account.measurement(&session.plan));
+        }
+        result?;
         session.control.send(&PerfMessage::Close)?;
         session.expect(&PerfMessage::Closed)?;
         session.close()?;
@@ -71,8 +79,7 @@ fn measure_all(
     session.control.send(&PerfMessage::Finish)?;
     // A memif goes with its first end, and must not be polled by the other one then. The server's goes
     // first, while nobody polls ours.
-    session.control.wait_closed(&session.end.interrupt)?;
-    Ok((taken, results))
+    session.control.wait_closed(&session.end.interrupt)
 }
 
 fn chosen(answer: &Offer) -> Result<PathMtu, Failure> {
@@ -81,44 +88,43 @@ fn chosen(answer: &Offer) -> Result<PathMtu, Failure> {
 }
 
 /// Laps, until `stop`. What is filled and compared in between is not measured.
-fn measure(session: &mut Session, size: u32, stop: Stop) -> Result<Measurement, Failure> {
+fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) -> Result<(), Failure> {
     let plan = session.plan.clone();
     let (total, until) = stop.limits(size, session.end.now());
     let per_lap =
         if plan.check { Layout::new(&plan, size).slots.saturating_mul(plan.qps.into()) } else { u64::MAX };
-    let mut latencies = (plan.mode == Mode::Lat).then(histogram).transpose()?;
-    let (mut messages, mut lost, mut time, mut verified) = (0, 0, Duration::ZERO, 0);
     let (mut number, mut sent) = (0, 0);
     while sent < total && until.is_none_or(|until| session.end.now() < until) {
         let targets = shares((total - sent).min(per_lap), plan.qps);
         session.prepare(number, &targets)?;
         session.control.send(&PerfMessage::Lap { number, messages: targets.clone() })?;
         session.expect(&PerfMessage::Ready)?;
-        let took = lap(session, &targets, until, latencies.as_mut())?;
+        account.begin_lap(session.end.now());
+        let took = lap(session, &targets, until, account.latencies.as_mut())?;
         let done = session.sent();
+        let moved = done.iter().sum::<u64>();
+        account.end_lap(moved, took);
+        sent += moved;
         session.control.send(&PerfMessage::LapDone { messages: done.clone() })?;
         let tally = match session.wait_message()? {
             PerfMessage::Verified(tally) => tally,
             other => return Err(unexpected(&other)),
         };
         check_tally(&tally, &plan, size, &targets)?;
-        verified += tally.verified;
-        lost += tally.lost;
-        sent += done.iter().sum::<u64>();
-        messages += done.iter().sum::<u64>();
+        account.verified += tally.verified;
+        account.lost += tally.lost;
         if plan.bidirectional {
-            lost += if plan.is_counted() { session.await_messages(&tally.sent, true)? } else { 0 };
-            messages += tally.sent.iter().sum::<u64>();
+            account.lost += if plan.is_counted() { session.await_messages(&tally.sent, true)? } else { 0 };
+            account.messages += tally.sent.iter().sum::<u64>();
         }
-        time += took.max(Duration::from_nanos(tally.nanoseconds));
+        // The end that took longer counts.
+        account.time += Duration::from_nanos(tally.nanoseconds).saturating_sub(took);
         let arrived =
             if plan.bidirectional && plan.operation != Operation::Read { &tally.sent } else { &done };
-        verified += session.verify(number, arrived)?;
+        account.verified += session.verify(number, arrived)?;
         number += 1;
     }
-    let lost = (!plan.is_reliable()).then_some(lost);
-    let latency = latencies.map(|histogram| Latency::new(&histogram, plan.echoes()));
-    Ok(Measurement::new(size, messages, time, plan.check.then_some(verified), lost, latency))
+    Ok(())
 }
 
 /// Fails if the server's numbers are of more than both ends agreed on.
@@ -156,12 +162,6 @@ pub(super) fn lap<C: Beside>(
         Some(latencies) => move_singly(session, targets[0], until, latencies)?,
     }
     Ok(session.end.now().since(started))
-}
-
-/// Nanoseconds, up to a minute, to three digits.
-pub(super) fn histogram() -> Result<Histogram<u64>, Failure> {
-    Histogram::new_with_bounds(1, 60_000_000_000, 3)
-        .map_err(|error| Failure::run(format!("histogram: {error}")))
 }
 
 /// Keeps all lanes busy.

@@ -74,9 +74,8 @@ pub(super) fn run(args: &Args, with: &Comparison) -> Result<(), Failure> {
         reports[run % 2].push(report);
     }
     let compared = Compared::new(&devices, reports);
-    if args.json {
-        let text = serde_json::to_string_pretty(&compared);
-        say!("{}", text.map_err(|error| Failure::run(format!("report: {error}")))?)
+    if args.json.write(&compared)? {
+        Ok(())
     } else if listener.is_some() {
         let [first, second] = &devices;
         say!("served {ROUNDS} runs over {first} and {ROUNDS} over {second}, in turn")
@@ -92,19 +91,22 @@ fn one(
     interrupt: &Interrupt,
     run: usize,
 ) -> Result<PerfReport, Failure> {
-    let end = open(args, device, interrupt)?;
+    let mut end = open(args, device, interrupt)?;
+    let mut report = None;
     match (listener, &args.host) {
         (Some(listener), _) => {
             // The first is waited for without end, as any client is.
             let patience = if run == 0 { Patience::Endless } else { Patience::Until(Instant::now() + NEXT) };
-            args.serve(end, listener, patience)
+            let client = args.await_client(&mut end, listener, patience)?;
+            args.serve(end, client, &mut report)?;
         }
         (None, Some(host)) => {
             info!("run {} of {}: {device}", run + 1, 2 * ROUNDS);
-            args.measure(end, host, args.tcp_port)
+            args.measure(end, host, args.tcp_port, &mut report)?;
         }
-        (None, None) => Err(Failure::usage("--compare: a client needs a HOST")),
+        (None, None) => return Err(Failure::usage("--compare: a client needs a HOST")),
     }
+    report.ok_or_else(|| Failure::run("nothing was measured"))
 }
 
 fn open(args: &Args, device: &DeviceSpec, interrupt: &Interrupt) -> Result<Endpoint, Failure> {

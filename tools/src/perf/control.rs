@@ -55,7 +55,9 @@ impl PerfControl {
         stream.write_all(PREAMBLE).or_fail(|| "greeting the other end".into())?;
         let mut greeting = [0; GREETING];
         read_exact(&mut stream, &mut greeting, PATIENCE, interrupt).map_err(|failure| match failure {
-            Failure::Run(reason) => Failure::Run(format!("{reason}; is it perftest's? Then give --perftest")),
+            Failure::Run(reason) => Failure::Run(format!(
+                "{reason}; it may serve another client: try again when that is done; or it is perftest's: give --perftest"
+            )),
             other => other,
         })?;
         check_greeting(&greeting, PREAMBLE, "perf")?;

@@ -11,10 +11,10 @@ use ferroce::{Counter, PathMtu, RKey, RemoteAddress};
 use hdrhistogram::Histogram;
 use tracing::{info, warn};
 
-use super::client::{Stop, histogram, lap};
+use super::account::{Account, Measured};
+use super::client::{Stop, lap};
 use super::pattern::Origin;
 use super::plan::{Layout, MAX_MESSAGES, Mode, Operation, Plan};
-use super::report::{Latency, Measurement};
 use super::server::Wishes;
 use super::session::{Beside, Session};
 use crate::failure::Failure;
@@ -34,16 +34,17 @@ pub(super) fn judge(said: &[u8]) -> Result<Option<Heard<()>>, Failure> {
     Ok(Some(Heard::Client(())))
 }
 
-/// Measures messages of each of `sizes`, of each queue pair so many. Returns the path MTU too, the smaller
-/// of both ends'.
+/// Measures messages of each of `sizes`, of each queue pair so many. What is measured stays if it fails. The path MTU is
+/// the smaller of both ends'.
 pub(super) fn measure(
     session: &mut Session<PerftestExchange>,
     sizes: &[(u32, Stop)],
     wishes: Wishes,
-) -> Result<(PathMtu, Vec<Measurement>), Failure> {
+    measured: &mut Measured,
+) -> Result<(), Failure> {
     let connection = Connection::establish(session, sizes, wishes)?;
+    measured.path_mtu = connection.path_mtu;
     let Plan { operation, mode, bidirectional, .. } = session.plan;
-    let mut results = Vec::new();
     let mut report = BandwidthReport { size: 0, messages: 0, peak: 0.0, average: 0.0, rate: 0.0 };
     for (size, stop) in sizes {
         session.resize(*size)?;
@@ -53,36 +54,47 @@ pub(super) fn measure(
         if operation == Operation::Send || bidirectional {
             connection.wait(session, 0, Wait::Measurement)?;
         }
-        let mut latencies = (mode == Mode::Lat).then(histogram).transpose()?;
-        let time = if session.plan.doorbell() {
-            bounce(session, count, latencies.as_mut())?
+        let mut account = Account::new(&session.plan, *size)?;
+        account.begin_lap(session.end.now());
+        let moved = if session.plan.doorbell() {
+            bounce(session, count, account.latencies.as_mut())
         } else {
-            lap(session, &targets, until, latencies.as_mut())?
+            lap(session, &targets, until, account.latencies.as_mut())
         };
-        let mut messages = session.sent().iter().sum();
-        report = bandwidth(*size, messages, time);
-        if bidirectional {
-            messages += both_ways(&connection, session, sizes, report)?.messages;
+        let result = moved.and_then(|time| {
+            let messages = session.sent().iter().sum();
+            account.end_lap(messages, time);
+            report = bandwidth(*size, messages, time);
+            if bidirectional {
+                account.messages += both_ways(&connection, session, sizes, report)?.messages;
+            }
+            Ok(())
+        });
+        if result.is_err() {
+            account.cut_lap(session.completed(), session.end.now());
         }
-        let latency = latencies.map(|histogram| Latency::new(&histogram, session.plan.echoes()));
-        results.push(Measurement::new(*size, messages, time, None, None, latency));
+        if result.is_ok() || account.messages > 0 {
+            measured.results.push(account.measurement(&session.plan));
+        }
+        result?;
         connection.end_size(session, sizes)?;
     }
     if mode == Mode::Bw && operation != Operation::Send && !bidirectional {
         connection.wait(session, 0, Wait::Measurement)?;
         swap_report(session, report)?;
     }
-    connection.close(session)?;
-    Ok((connection.path_mtu, results))
+    connection.close(session)
 }
 
-/// Serves one client to its end. Returns the path MTU.
+/// Serves one client to its end.
 pub(super) fn serve(
     session: &mut Session<PerftestExchange>,
     sizes: &[(u32, Stop)],
     wishes: Wishes,
-) -> Result<PathMtu, Failure> {
+    measured: &mut Measured,
+) -> Result<(), Failure> {
     let connection = Connection::establish(session, sizes, wishes)?;
+    measured.path_mtu = connection.path_mtu;
     let Plan { operation, mode, bidirectional, .. } = session.plan;
     // Of READs, atomics and WRITEs for bandwidth a server hears nothing before they are done.
     let takes_part = operation == Operation::Send || session.plan.goes_both_ways();
@@ -132,7 +144,7 @@ pub(super) fn serve(
     if !takes_part {
         check_requests(session, made)?;
     }
-    Ok(connection.path_mtu)
+    Ok(())
 }
 
 /// The end of a size that both ends have sent: what it came to here and there. Returns the other end's report.

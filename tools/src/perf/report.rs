@@ -3,15 +3,16 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ferroce::{Counter, PathMtu};
+use ferroce::Counter;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::plan::{Plan, Service};
+use super::account::Measured;
+use super::plan::Service;
+use super::session::{Beside, Session};
 use crate::congestion::CongestionReport;
-use crate::endpoint::Endpoint;
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{JsonArg, say};
 
 /// One end's account of a run.
 #[derive(Debug, Serialize)]
@@ -28,7 +29,9 @@ pub(super) struct PerfReport {
     tx_depth: u32,
     selective_repeat: bool,
     congestion: CongestionReport,
-    /// Empty at the server.
+    /// Why the run ended early: then the results are what was measured until then.
+    ended_early: Option<String>,
+    /// Empty at the server, unless the run ended early.
     pub(super) results: Vec<Measurement>,
     /// None where the card does not tell.
     retransmitted_packets: Option<u64>,
@@ -115,42 +118,46 @@ impl Measurement {
 }
 
 impl PerfReport {
-    pub(super) fn new(
+    /// `None` if the run failed before anything was measured.
+    pub(super) fn new<C: Beside>(
         role: &'static str,
-        end: &Endpoint,
-        plan: &Plan,
-        path_mtu: PathMtu,
-        results: Vec<Measurement>,
-    ) -> PerfReport {
+        session: &Session<C>,
+        measured: Measured,
+        result: &Result<(), Failure>,
+    ) -> Option<PerfReport> {
+        if result.is_err() && measured.results.is_empty() {
+            return None;
+        }
+        let Session { end, plan, .. } = session;
         let capabilities = end.context.capabilities();
         let counters = end.context.counters();
         let driver = end.context.driver_stats();
         let tells = end.counts_packets();
         let dropped = counters.drops().map(|(_, count)| count).sum::<u64>();
-        PerfReport {
+        Some(PerfReport {
             test: plan.name(),
             role,
             driver: capabilities.driver,
             driver_description: capabilities.description.clone(),
             interface: capabilities.interface.clone(),
-            path_mtu: path_mtu.bytes(),
+            path_mtu: measured.path_mtu.bytes(),
             service: plan.service,
             bidirectional: plan.bidirectional,
             qps: plan.qps,
             tx_depth: plan.tx_depth,
             selective_repeat: plan.selective_repeat,
             congestion: CongestionReport::new(end.congestion, &end.context),
-            results,
+            ended_early: result.as_ref().err().map(|failure| failure.to_string()),
+            results: measured.results,
             retransmitted_packets: tells.then(|| counters.value(Counter::RetransmittedPkts)),
             dropped_packets: tells.then_some(dropped + driver.rx_dropped + driver.tx_dropped),
             counters: counters.iter().filter(|(_, count)| *count > 0).collect(),
-        }
+        })
     }
 
-    pub(super) fn print(&self, json: bool) -> Result<(), Failure> {
-        if json {
-            let text = serde_json::to_string_pretty(self);
-            return say!("{}", text.map_err(|error| Failure::run(format!("report: {error}")))?);
+    pub(super) fn print(&self, json: &JsonArg) -> Result<(), Failure> {
+        if json.write(self)? {
+            return Ok(());
         }
         let ways = if self.bidirectional { ", both ways" } else { "" };
         say!(
@@ -165,6 +172,9 @@ impl PerfReport {
             self.tx_depth
         )?;
         say!("driver: {}", self.driver_description)?;
+        if let Some(reason) = &self.ended_early {
+            say!("ended early, what was measured until then: {reason}")?;
+        }
         if self.results.iter().any(|result| result.latency.is_some()) {
             self.print_latencies()?;
         } else if !self.results.is_empty() {

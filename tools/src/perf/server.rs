@@ -1,8 +1,11 @@
 //! The end that follows.
 
+use std::time::Duration;
+
 use ferroce::{Gid, PKey, PathMtu};
 use tracing::info;
 
+use super::account::{Account, Measured};
 use super::message::{Offer, PerfMessage, Tally};
 use super::plan::{Operation, Plan};
 use super::session::{Session, unexpected};
@@ -32,25 +35,29 @@ impl Wishes {
     }
 }
 
-/// Serves one client to its end. `session.plan` is what the command line asks for. Returns the
-/// path MTU of the last measurement.
-pub(super) fn run(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
-    let result = serve(session, plan, wishes);
+/// Serves one client to its end. `session.plan` is what the command line asks for. The results are of a measurement that
+/// ends early.
+pub(super) fn run(
+    session: &mut Session,
+    plan: Plan,
+    wishes: Wishes,
+    measured: &mut Measured,
+) -> Result<(), Failure> {
+    let result = serve(session, plan, wishes, measured);
     if let Err(failure) = &result {
         session.tell(failure)?;
     }
     result
 }
 
-fn serve(session: &mut Session, plan: Plan, wishes: Wishes) -> Result<PathMtu, Failure> {
+fn serve(session: &mut Session, plan: Plan, wishes: Wishes, measured: &mut Measured) -> Result<(), Failure> {
     agree(&session.plan, &plan)?;
     session.plan = plan;
     session.control.send(&PerfMessage::Ready)?;
-    let mut path_mtu = PathMtu::Mtu256;
     loop {
         match session.wait_message()? {
-            PerfMessage::Connect(offer) => path_mtu = serve_size(session, &offer, wishes)?,
-            PerfMessage::Finish => return Ok(path_mtu),
+            PerfMessage::Connect(offer) => serve_size(session, &offer, wishes, measured)?,
+            PerfMessage::Finish => return Ok(()),
             other => return Err(unexpected(&other)),
         }
     }
@@ -68,7 +75,12 @@ fn agree(ours: &Plan, theirs: &Plan) -> Result<(), Failure> {
     theirs.check_limits()
 }
 
-fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<PathMtu, Failure> {
+fn serve_size(
+    session: &mut Session,
+    offer: &Offer,
+    wishes: Wishes,
+    measured: &mut Measured,
+) -> Result<(), Failure> {
     wishes.check_address(&session.plan, offer.size, Gid(offer.gid.octets()))?;
     check_partition(session.end.pkey(), PKey(offer.pkey))?;
     let gid_index = session.end.gid_index(wishes.gid_index, Some(Gid(offer.gid.octets())))?;
@@ -76,23 +88,33 @@ fn serve_size(session: &mut Session, offer: &Offer, wishes: Wishes) -> Result<Pa
     let path_mtu = negotiate(&answer, offer)?;
     session.plan.check_datagram(offer.size, path_mtu)?;
     answer.path_mtu = Some(path_mtu.bytes());
+    measured.path_mtu = path_mtu;
     session.connect(offer, gid_index, path_mtu)?;
     info!(size = offer.size, %path_mtu, "connected");
     session.control.send(&PerfMessage::Connect(answer))?;
+    let mut account = Account::new(&session.plan, offer.size)?;
+    let result = serve_laps(session, offer.size, &mut account);
+    if result.is_err() {
+        account.cut_lap(session.arrived(), session.end.now());
+        measured.results.extend((account.messages > 0).then(|| account.measurement(&session.plan)));
+    }
+    result?;
+    session.settle()?;
+    session.control.send(&PerfMessage::Closed)?;
+    session.close()
+}
+
+fn serve_laps(session: &mut Session, size: u32, account: &mut Account) -> Result<(), Failure> {
     loop {
         match session.wait_message()? {
             PerfMessage::Lap { number, messages } => {
-                session.plan.check_lap(offer.size, &messages)?;
-                serve_lap(session, number, &messages)?;
+                session.plan.check_lap(size, &messages)?;
+                serve_lap(session, number, &messages, account)?;
             }
-            PerfMessage::Close => break,
+            PerfMessage::Close => return Ok(()),
             other => return Err(unexpected(&other)),
         }
     }
-    session.settle()?;
-    session.control.send(&PerfMessage::Closed)?;
-    session.close()?;
-    Ok(path_mtu)
 }
 
 /// Fails if each end would drop all packets of the other.
@@ -127,7 +149,12 @@ fn negotiate(ours: &Offer, theirs: &Offer) -> Result<PathMtu, Failure> {
     PathMtu::try_from(bytes).map_err(|error| Failure::usage(error.to_string()))
 }
 
-fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(), Failure> {
+fn serve_lap(
+    session: &mut Session,
+    number: u64,
+    messages: &[u64],
+    account: &mut Account,
+) -> Result<(), Failure> {
     if messages.len() != session.lanes.len() {
         let (theirs, ours) = (messages.len(), session.lanes.len());
         return Err(Failure::run(format!("the client counts messages of {theirs} queue pairs for {ours}")));
@@ -136,6 +163,7 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
     session.prepare(number, messages)?;
     session.control.send(&PerfMessage::Ready)?;
     let started = session.end.now();
+    account.begin_lap(started);
     let mut sent_by = None;
     let done = loop {
         match session.control.take() {
@@ -164,6 +192,9 @@ fn serve_lap(session: &mut Session, number: u64, messages: &[u64]) -> Result<(),
     let arrived = if session.plan.operation == Operation::Read { &sent } else { &done };
     let verified = session.verify(number, arrived)?;
     let nanoseconds = u64::try_from(nanoseconds).unwrap_or(u64::MAX);
+    account.end_lap(done.iter().sum(), Duration::from_nanos(nanoseconds));
+    account.lost += lost;
+    account.verified += verified;
     session.control.send(&PerfMessage::Verified(Tally { verified, lost, sent, nanoseconds }))
 }
 

@@ -18,6 +18,7 @@ use super::pattern::Origin;
 use super::plan::{Layout, Operation, Plan};
 use crate::endpoint::{Endpoint, RETRY_COUNT};
 use crate::failure::{Failure, legible};
+use crate::progress::Progress;
 
 /// One end of a measurement, with the TCP connection beside it.
 pub(super) struct Session<C = PerfControl> {
@@ -40,6 +41,9 @@ pub(super) struct Session<C = PerfControl> {
     over: bool,
     /// Requests of the operation that had come before the lap.
     earlier: u64,
+    /// Messages that this end has sent, and the line about them now and then.
+    moved: u64,
+    progress: Progress,
     /// The other end is gone, as its control connection tells; what is under way has until then to end by itself.
     lost: Option<(Nanos, &'static str)>,
 }
@@ -115,7 +119,14 @@ const RECEIVED: u64 = 1;
 const SENTINEL: u64 = 2;
 
 impl<C: Beside> Session<C> {
-    pub(super) fn new(mut end: Endpoint, control: C, plan: Plan, role: Origin) -> Session<C> {
+    /// `interval` is that of lines about progress.
+    pub(super) fn new(
+        mut end: Endpoint,
+        control: C,
+        plan: Plan,
+        role: Origin,
+        interval: Duration,
+    ) -> Session<C> {
         let now = end.now();
         Session {
             end,
@@ -131,6 +142,8 @@ impl<C: Beside> Session<C> {
             quiet: now,
             over: false,
             earlier: 0,
+            moved: 0,
+            progress: Progress::start(interval, now),
             lost: None,
         }
     }
@@ -164,6 +177,11 @@ impl<C: Beside> Session<C> {
     /// What this end has sent in the lap.
     pub(super) fn sent(&self) -> Vec<u64> {
         self.lanes.iter().map(|lane| lane.posted).collect()
+    }
+
+    /// How much of what this end has sent in the lap is complete.
+    pub(super) fn completed(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.completed).sum()
     }
 
     /// How long no packet has come.
@@ -217,7 +235,7 @@ impl<C: Beside> Session<C> {
     }
 
     /// Messages of the lap that have come, as far as anything tells.
-    fn arrived(&self) -> u64 {
+    pub(super) fn arrived(&self) -> u64 {
         match self.plan.operation {
             Operation::Send => self.lanes.iter().map(|lane| lane.received).sum(),
             _ => self.requests(),
@@ -286,7 +304,10 @@ impl<C: Beside> Session<C> {
             return Err(Failure::Run(reason));
         }
         match kind {
-            SENT => lane.completed += 1,
+            SENT => {
+                lane.completed += 1;
+                self.moved += 1;
+            }
             RECEIVED => {
                 self.check_length(wc.byte_len)?;
                 let lane = &mut self.lanes[index];
@@ -318,7 +339,15 @@ impl<C: Beside> Session<C> {
         )))
     }
 
+    /// What this end has sent, and what has come to it; an echo is no message of its own.
+    pub(super) fn traffic(&self) -> u64 {
+        if self.plan.echoes() { self.moved } else { self.moved + self.all_requests() }
+    }
+
     fn look(&mut self, now: Nanos) -> Result<(), Failure> {
+        if let Some(regions) = self.regions {
+            self.progress.tell(now, self.traffic(), regions.source_layout.size);
+        }
         self.end.check_service()?;
         let packets = self.end.context.counters().value(Counter::RcvdPkts);
         if packets != self.packets {

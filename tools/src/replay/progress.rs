@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::output::note;
+
 /// When something was said last.
 pub(super) struct Progress(Instant);
 
@@ -15,7 +17,7 @@ impl Progress {
     /// Says how far it is, at most every few seconds.
     pub(super) fn tell(&mut self, how_far: impl FnOnce() -> String) {
         if self.0.elapsed() >= INTERVAL {
-            eprintln!("ferroce replay: {}", how_far());
+            note!("ferroce replay: {}", how_far());
             self.0 = Instant::now();
         }
     }

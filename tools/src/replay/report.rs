@@ -19,7 +19,7 @@ use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
 use crate::dissect::unopened::Unopened;
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{JsonArg, say};
 
 /// The whole report. Field names are stable: scripts read them.
 #[derive(Serialize)]
@@ -300,11 +300,10 @@ impl ReplayReport {
         })
     }
 
-    pub(super) fn print(&mut self, json: bool) -> Result<(), Failure> {
+    pub(super) fn print(&mut self, json: &JsonArg) -> Result<(), Failure> {
         self.verdict = self.verdict();
-        if json {
-            let text = serde_json::to_string_pretty(self);
-            return say!("{}", text.map_err(|error| Failure::run(error.to_string()))?);
+        if json.write(self)? {
+            return Ok(());
         }
         say!("{}", self.text().trim_end_matches('\n'))
     }

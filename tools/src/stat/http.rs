@@ -1,7 +1,7 @@
 //! `GET /metrics` for Prometheus servers: several clients at once, each with little time and memory.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::rc::Rc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -27,8 +27,7 @@ const PIECES: usize = 16;
 const PAUSE: Duration = Duration::from_millis(5);
 
 /// Answers until a signal ends the process. Those who ask at the same time get the same `text`.
-pub(super) fn serve(address: SocketAddr, mut text: impl FnMut() -> String) -> Result<(), Failure> {
-    let listener = Listener::at(address)?;
+pub(super) fn serve(listener: &Listener, mut text: impl FnMut() -> String) -> Result<(), Failure> {
     info!("waiting for a client of http://{}/metrics", listener.address()?);
     // The oldest first.
     let mut clients: Vec<Client> = Vec::with_capacity(MAX_CLIENTS);

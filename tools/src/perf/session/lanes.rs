@@ -28,6 +28,8 @@ impl<C: Beside> Session<C> {
         self.end.replace_cq(qps * (tx_depth.next_power_of_two() + rx_depth.next_power_of_two()))?;
         let regions = self.register(layout, counters)?;
         self.regions = Some(regions);
+        let now = self.end.now();
+        self.progress.restart(now, self.traffic());
         let qp_type = match self.plan.service {
             Service::Rc => QpType::Rc,
             Service::Uc => QpType::Uc,

@@ -1,4 +1,6 @@
-//! Sizes, times and rates as people type them.
+//! Sizes, times and rates as people type them, on the command line and in files.
+//!
+//! The units of sizes are those of GNU's dd: KB is 1000 bytes; K, k and KiB are 1024, as in perftest and iperf.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +9,7 @@ use std::time::Duration;
 use serde::de::{self, Deserialize, Deserializer, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-/// A number of bytes: `4096`, `100KB`, `1MiB`.
+/// A number of bytes: `4096`, `64K`, `100KB`, `1MiB`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Bytes(pub(crate) u64);
 
@@ -32,10 +34,10 @@ const BYTES: Units = &[
     ("B", 1),
     ("", 1),
     ("kB", 1000),
-    ("k", 1000),
-    ("K", 1000),
-    ("M", 1_000_000),
-    ("G", 1_000_000_000),
+    ("k", 1 << 10),
+    ("K", 1 << 10),
+    ("M", 1 << 20),
+    ("G", 1 << 30),
 ];
 const NANOSECONDS: Units = &[("s", 1_000_000_000), ("ms", 1_000_000), ("us", 1000), ("ns", 1), ("µs", 1000)];
 const BITS: Units = &[
@@ -126,8 +128,13 @@ macro_rules! quantity {
     };
 }
 
-quantity!(Bytes, BYTES, "bytes, as 4096, 100KB (100,000) or 1MiB (1,048,576)", Bytes, |bytes: &Bytes| bytes
-    .0);
+quantity!(
+    Bytes,
+    BYTES,
+    "bytes, as 4096, 64K or 64KiB (65,536), 100KB (100,000) or 1MiB (1,048,576)",
+    Bytes,
+    |bytes: &Bytes| bytes.0
+);
 quantity!(
     Time,
     NANOSECONDS,
@@ -136,6 +143,21 @@ quantity!(
     |time: &Time| time.0.as_nanos() as u64
 );
 quantity!(Rate, BITS, "a rate with its unit, as 100G, 25Gb/s or 500M", Rate, |rate: &Rate| rate.0);
+
+/// Reads the length of a message, for clap.
+pub(crate) fn length<const LEAST: u32, const MOST: u32>(text: &str) -> Result<u32, String> {
+    let bytes: Bytes = text.parse()?;
+    let length = u32::try_from(bytes.0).ok().filter(|length| (LEAST..=MOST).contains(length));
+    length.ok_or_else(|| format!("{} bytes: must be {LEAST} to {MOST}", bytes.0))
+}
+
+/// Reads how many bytes there are in all, for clap.
+pub(crate) fn total(text: &str) -> Result<u64, String> {
+    match text.parse()? {
+        Bytes(0) => Err("must be at least 1 byte".into()),
+        Bytes(bytes) => Ok(bytes),
+    }
+}
 
 /// Takes a text, or a number without a unit.
 struct Text(&'static str);
@@ -168,6 +190,10 @@ mod tests {
             ("1MiB", 1 << 20, "1MiB"),
             ("1.5MB", 1_500_000, "1500KB"),
             ("32 MiB", 32 << 20, "32MiB"),
+            ("64K", 65536, "64KiB"),
+            ("64k", 65536, "64KiB"),
+            ("1M", 1 << 20, "1MiB"),
+            ("1.5G", 3 << 29, "1536MiB"),
             ("1", 1, "1B"),
             ("0", 0, "0B"),
         ] {
@@ -191,6 +217,14 @@ mod tests {
             let error = wrong.parse::<Bytes>().unwrap_err();
             assert!(error.starts_with(&format!("'{wrong}': must be bytes, as 4096")), "{error}");
         }
+        assert_eq!(length::<1, 65536>("64K"), Ok(65536));
+        for wrong in ["64.1K", "0", "4G"] {
+            assert!(
+                length::<1, 65536>(wrong).is_err_and(|said| said.contains("must be 1 to 65536")),
+                "{wrong}"
+            );
+        }
+        assert!(total("0").is_err() && total("4G") == Ok(1 << 32));
         assert!("10".parse::<Time>().is_err() && "100".parse::<Rate>().is_err());
     }
 }

@@ -1,0 +1,77 @@
+//! What is measured of one size, also where it ends before its time.
+
+use std::time::Duration;
+
+use ferroce::{Nanos, PathMtu};
+use hdrhistogram::Histogram;
+
+use super::plan::{Mode, Plan};
+use super::report::{Latency, Measurement};
+use crate::failure::Failure;
+
+/// The results of a run until now.
+#[derive(Debug)]
+pub(super) struct Measured {
+    /// What the server decided.
+    pub(super) path_mtu: PathMtu,
+    pub(super) results: Vec<Measurement>,
+}
+
+impl Measured {
+    pub(super) fn nothing() -> Measured {
+        Measured { path_mtu: PathMtu::Mtu256, results: Vec::new() }
+    }
+}
+
+/// What one end counts while messages of one size are moved, in laps.
+pub(super) struct Account {
+    size: u32,
+    pub(super) messages: u64,
+    pub(super) lost: u64,
+    pub(super) verified: u64,
+    pub(super) time: Duration,
+    pub(super) latencies: Option<Histogram<u64>>,
+    /// Since when a lap is under way.
+    lap: Option<Nanos>,
+}
+
+impl Account {
+    pub(super) fn new(plan: &Plan, size: u32) -> Result<Account, Failure> {
+        let latencies = (plan.mode == Mode::Lat).then(histogram).transpose()?;
+        let (messages, lost, verified) = (0, 0, 0);
+        Ok(Account { size, messages, lost, verified, time: Duration::ZERO, latencies, lap: None })
+    }
+
+    pub(super) fn begin_lap(&mut self, now: Nanos) {
+        self.lap = Some(now);
+    }
+
+    /// A lap is over, with so many messages.
+    pub(super) fn end_lap(&mut self, messages: u64, time: Duration) {
+        self.messages += messages;
+        self.time += time;
+        self.lap = None;
+    }
+
+    /// The lap that is under way, if there is one, is not ended.
+    pub(super) fn cut_lap(&mut self, messages: u64, now: Nanos) {
+        if let Some(began) = self.lap {
+            self.end_lap(messages, now.since(began));
+        }
+    }
+
+    /// What came of it. The server of a latency test times nothing.
+    pub(super) fn measurement(self, plan: &Plan) -> Measurement {
+        let lost = (!plan.is_reliable()).then_some(self.lost);
+        let timed = self.latencies.filter(|histogram| !histogram.is_empty());
+        let latency = timed.map(|histogram| Latency::new(&histogram, plan.echoes()));
+        let verified = plan.check.then_some(self.verified);
+        Measurement::new(self.size, self.messages, self.time, verified, lost, latency)
+    }
+}
+
+/// Nanoseconds, up to a minute, to three digits.
+fn histogram() -> Result<Histogram<u64>, Failure> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3)
+        .map_err(|error| Failure::run(format!("histogram: {error}")))
+}
