@@ -1,8 +1,33 @@
-//! Ring collectives over ferroce.
+//! Ring collectives over RDMA, by [`ferroce`]: each rank of a group has numbers, and all of them get the sums.
 //!
-//! A [`Communicator`] is one rank's part in a group of ranks: made from a [`ferroce::Context`], a
-//! [`Bootstrap`] (rank, size, and where to meet) and [`Options`]. It is written against the public
-//! verbs API alone.
+//! ```toml
+//! [dependencies]
+//! ferroce-collectives = "0.1"   # brings ferroce along: `ferroce_collectives::ferroce`; feature af_xdp as there
+//! ```
+//!
+//! A [`Communicator`] is one rank's part in a group: made from a [`ferroce::Context`], a [`Bootstrap`] (rank, size, and where to
+//! meet) and [`Options`]. Each rank is a process, or a thread. As a process it is so short:
+//!
+//! ```no_run
+//! use ferroce_collectives::ferroce::{Config, Context, Device};
+//! use ferroce_collectives::{Bootstrap, Communicator, DataType, Error, Options, ReduceOp};
+//!
+//! fn main() -> Result<(), Error> {
+//!     let context = Context::open(Device::open("eth0")?, &Config::default())?;
+//!     // RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets them.
+//!     let mut communicator = Communicator::new(context, Bootstrap::from_env()?, &Options::default())?;
+//!     let buffer = communicator.allocate(4 * 1000)?;
+//!     communicator.write(buffer, 0, &1.5_f32.to_ne_bytes())?;
+//!     communicator.all_reduce(buffer, 1000, DataType::F32, ReduceOp::Sum)?;
+//!     let mut sum = [0; 4];
+//!     communicator.read(buffer, 0, &mut sum)?;
+//!     println!("{}", f32::from_ne_bytes(sum));
+//!     communicator.finish()?; // the neighbours may still need an answer
+//!     Ok(())
+//! }
+//! ```
+//!
+//! `examples/all_reduce.rs` runs in two terminals, or alone. Three ranks as threads, over ports inside the process:
 //!
 //! ```
 //! use std::net::TcpListener;
@@ -17,7 +42,6 @@
 //! let master = listener.local_addr()?;
 //! let mut listener = Some(listener);
 //! let ranks = (0..3).map(|rank| {
-//!     // Elsewhere: a device opened by `DeviceSpec`, and `Bootstrap::from_env`.
 //!     let port = switch.port(&[[10, 0, 0, rank + 1].into()]);
 //!     let mut bootstrap = Bootstrap::new(rank.into(), 3, master)?;
 //!     if let Some(listener) = listener.take() {
@@ -49,7 +73,8 @@
 //! 2 (n − 1) / n of the buffer, which is the least that any all-reduce can do. Chunks are WRITEs
 //! with immediate. In the reduce-scatter they go to staging slots of the next rank, which reduces
 //! them from there into the buffer: in place, or by copies of a few KiB where a card or another thread may write the
-//! memory. In the all-gather they go into its buffer. Nothing else is copied. A chunk is sent on as soon as it was reduced, while the next one is under way.
+//! memory. In the all-gather they go into its buffer. Nothing else is copied. A chunk is sent on as soon as it is reduced,
+//! while the next one is under way.
 //!
 //! # Bit-exactness
 //!
@@ -61,11 +86,10 @@
 //!
 //! # When a rank fails
 //!
-//! Nothing hangs. A neighbour that does not answer is given up after
-//! [`Options::retry_budget`]; who waits for one without having anything under way to it probes it
-//! ([`Options::probe_interval`]); who fails tells both neighbours, and they theirs; and if all
-//! live and one just does not call, the others end after [`Options::stall_timeout`]. The
-//! communicator is of no use after that.
+//! Nothing hangs. A neighbour that does not answer is given up after [`Options::retry_budget`]. A rank that only waits for a
+//! neighbour probes it ([`Options::probe_interval`]). A rank that fails tells both neighbours, and they tell theirs. If all
+//! ranks live and one does not call, the others end after [`Options::stall_timeout`]. The [`Error`] names the rank and the
+//! reason, and the communicator is of no use after that: make another one.
 #![forbid(unsafe_code)]
 
 mod all_reduce;

@@ -1,22 +1,45 @@
-//! Packet drivers and memory of ferroce.
+//! Packet drivers and memory of [ferroce](https://docs.rs/ferroce), a RoCEv2 stack in user space.
 //!
-//! Every line of `unsafe` and FFI of the stack lives in this crate. A driver moves whole frames
-//! between the wire and the engine and knows nothing of RoCE beyond UDP port 4791; the engine
-//! (crate `ferroce`) knows nothing of sockets, rings and file descriptors.
+//! Applications use the crate `ferroce`, which has this one as `ferroce::driver`. It is of use by itself to move whole frames from
+//! user space: for a tool of your own, or to write another driver ([`PacketDriver`]) or one around a driver ([`Wrapper`]).
+//! Every line of `unsafe` and FFI of the stack is in this crate. A driver knows nothing of RoCE beyond UDP port 4791; the engine
+//! knows nothing of sockets, rings and file descriptors.
 //!
 //! | driver | what it is |
 //! |---|---|
 //! | [`loopback`] | pairs and small switches of ports inside one process, usable across threads |
-//! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN |
-//! | [`af_xdp`] | kernel-bypass sockets on a real interface |
+//! | [`sim`] | virtual time, seeded: loss, duplication, reorder, corruption, delay, rate, ECN; fabrics of switches |
+//! | `af_xdp` | AF_XDP sockets on a real interface; feature `af_xdp`, which needs clang, libclang, m4, libelf and zlib headers at build time |
 //! | [`udp`] | a plain UDP socket, which needs no privilege |
-//! | `dpdk` | ports of DPDK: cards bound to user space, virtual devices |
+//! | [`dpdk`] | ports of DPDK: cards bound to user space, virtual devices; loaded at run time |
 //! | [`pcap`] | a recorder that wraps any driver, and a reader of captures |
 //!
-//! [`rnic`] is no driver: it finds cards that speak RoCE themselves.
-//! Two modules are for benchmarks: [`shared`], a ring between two processes, and [`cycles`]; [`heap`] is for large
-//! simulations. [`netlink`],
-//! [`credentials`] and [`echo`] ask the kernel, and a peer's.
+//! A frame goes from one port to another:
+//!
+//! ```
+//! use ferroce_driver::loopback;
+//! use ferroce_driver::{Clock, PacketDriver};
+//!
+//! let (mut near, mut far) = loopback::pair(&[[192, 0, 2, 1].into()], &[[192, 0, 2, 2].into()]);
+//! let mut frame = vec![0; 64];
+//! frame[..6].copy_from_slice(&far.capabilities().mac);
+//! let mut to_send = Some(&frame);
+//! let mut clock = Clock::start();
+//! // A source writes each frame into the driver's buffer, and `None` ends the burst.
+//! let sent = near.tx_burst(clock.now(), &mut |buffer: &mut [u8]| {
+//!     let frame = to_send.take()?;
+//!     buffer[..frame.len()].copy_from_slice(frame);
+//!     Some(frame.len())
+//! })?;
+//! let mut received = Vec::new();
+//! far.rx_burst(clock.now(), &mut |frame: &[u8]| received.push(frame.to_vec()))?;
+//! assert_eq!((sent, received), (1, vec![frame]));
+//! # Ok::<(), ferroce_driver::Error>(())
+//! ```
+//!
+//! Beside the drivers: [`memory`], what is registered with a context; [`rnic`], which finds cards that speak RoCE themselves, and is no
+//! driver; [`netlink`], [`credentials`], [`echo`] and [`holder`], which ask the kernel, and a peer's. [`shared`] (a ring between
+//! two processes) and [`cycles`] are for benchmarks, [`heap`] for large simulations.
 
 #[cfg(feature = "af_xdp")]
 pub mod af_xdp;

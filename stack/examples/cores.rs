@@ -1,7 +1,7 @@
 //! Several contexts on several cores, each with its port and its runner; an application thread for each.
 //!
 //! Here the ports are of a switch in this process. Queues of an interface are opened in their place with
-//! `format!("af_xdp:eth0:{n}").parse::<DeviceSpec>()?.open()?`, a context for each queue. Each context
+//! `Device::open(&format!("af_xdp:eth0:{n}"))?`, a context for each queue. Each context
 //! writes to itself for a second.
 
 use std::error::Error;

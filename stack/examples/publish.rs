@@ -18,9 +18,7 @@ fn port(switch: &Switch, address: [u8; 4]) -> Result<(Context, Pd, Cq, Qp), Erro
     let mut context = Context::open(Box::new(switch.port(&[address.into()])), &Config::default())?;
     let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
     let qp = context.create_qp(&QpConfig::ud(pd, cq))?;
-    context.modify_qp(qp, Transition::InitDatagram { qkey: QKEY })?;
-    context.modify_qp(qp, Transition::ReadyToReceiveDatagrams)?;
-    context.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn: Psn::new(0) })?;
+    context.start_datagrams(qp, QKEY)?;
     Ok((context, pd, cq, qp))
 }
 

@@ -2,7 +2,7 @@
 //! whatever else its runtime has to do.
 //!
 //! Here the port is one inside this process, with the clients at its other end (`crowd`);
-//! `"eth0".parse::<DeviceSpec>()?.open()?` would be a real one.
+//! `Device::open("eth0")?` would be a real one.
 
 mod crowd;
 

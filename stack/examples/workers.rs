@@ -14,7 +14,7 @@ const REQUESTS: u32 = 1000;
 const LONG: Duration = Duration::from_secs(20);
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut context = Context::open("loopback".parse::<DeviceSpec>()?.open()?, &Config::default())?;
+    let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
     let (pd, sent) = (context.alloc_pd()?, context.create_cq(256)?);
     let mut ends = Vec::new();
     for _ in 0..WORKERS {

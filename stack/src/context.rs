@@ -25,7 +25,8 @@ use crate::verbs::{Config, DeviceAttributes, Error, Event, EventSource, GidEntry
 ///
 /// One thread owns it and calls [`poll`](Context::poll) again and again. Packets are sent, received, acknowledged and
 /// retransmitted only there, so the passive side must poll too: the target of a READ or WRITE polls until its peers are
-/// done. See the [crate's documentation](crate) for an example.
+/// done ([`manual::threads`](crate::manual::threads)). The front page of the [crate] has an example and a table of the verbs
+/// by task; [`manual::errors`](crate::manual::errors) says what to do about each error.
 ///
 /// Dropping a context sends the ACKs that it owes, and disconnects every connection of the connection manager (a DREQ is
 /// sent once, and its answer is not awaited). Work that is posted and not yet sent is discarded without a completion. The
@@ -38,21 +39,43 @@ pub struct Context {
 impl Context {
     /// Opens a context on a packet driver, or on a port of an RNIC.
     ///
+    /// ```
+    /// # use ferroce::*;
+    /// // By name; or a driver of your choice, such as one end of a cable inside this process.
+    /// let context = Context::open(Device::open("loopback")?, &Config::default().max_qps(1024))?;
+    /// let (near, _far) = driver::loopback::pair(&[[192, 0, 2, 1].into()], &[[192, 0, 2, 2].into()]);
+    /// let other = Context::open(Box::new(near), &Config::default())?;
+    /// assert_eq!((context.port().gids.len(), other.port().gids.len()), (1, 1));
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Invalid`] for a setting out of range, [`Error::Unsupported`] for RoCE v1 over a driver
-    /// that starts above Ethernet, and for what an RNIC can't do (congestion control of ours, `drop_access_errors`),
-    /// [`Error::Driver`] when this process may have no more file descriptors.
+    /// [`Error::Invalid`] for a setting out of range. [`Error::Unsupported`] for RoCE v1 over a driver
+    /// that starts above Ethernet, and for what an RNIC can't do (congestion control of ours, `drop_access_errors`): leave the
+    /// setting at its default there. [`Error::Driver`] when this process may have no more file descriptors (`ulimit -n`): a
+    /// context takes three beside the driver's.
     pub fn open(device: impl Into<Device>, config: &Config) -> Result<Context, Error> {
         Ok(Context { backend: Backend::open(device.into(), config)? })
     }
 
-    /// The port: addresses, GID table, MTU.
+    /// The port: addresses, GID table, MTU. The index of a GID that fits a peer is
+    /// [`Port::gid_index_for`].
     pub fn port(&self) -> &Port {
         dispatch!(&self.backend, port())
     }
 
     /// Adds a row to the GID table and returns its index: an address of a VLAN on this port, or one
     /// that the driver does not know of.
+    ///
+    /// ```
+    /// # use std::net::IpAddr;
+    /// # use ferroce::*;
+    /// let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// let address = IpAddr::from([192, 0, 2, 1]);
+    /// let index = context.add_gid(GidEntry::new(address.into()).vlan(5))?;
+    /// assert_eq!(context.port().gids[index].vlan, Some(5));
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::Invalid`] for a VLAN that does not exist, for RoCE v1 while that is off, and for a
@@ -66,7 +89,8 @@ impl Context {
     /// ([`ConnectionParameters`](crate::ConnectionParameters)) name. Two limited members of a partition do not hear each other; a full member hears all.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for partition 0, and for a key that is there; [`Error::Exhausted`].
+    /// [`Error::Invalid`] for partition 0, and for a key that is there; [`Error::Exhausted`] when the table is full:
+    /// [remove](Context::remove_pkey) one.
     pub fn add_pkey(&mut self, pkey: PKey) -> Result<usize, Error> {
         dispatch!(&mut self.backend, add_pkey(pkey))
     }
@@ -97,7 +121,8 @@ impl Context {
         dispatch!(&self.backend, driver_stats())
     }
 
-    /// What has been counted since the context was opened.
+    /// What has been counted since the context was opened. [`manual::operating`](crate::manual::operating) has an example, and
+    /// says what it means when a counter grows.
     pub fn counters(&self) -> &Counters {
         dispatch!(&self.backend, counters())
     }
@@ -113,7 +138,7 @@ impl Context {
     /// [`poll`](Context::poll), which looks every few milliseconds whether somebody asks.
     ///
     /// # Errors
-    /// [`Error::Export`] if there is no place for the socket; all else goes on without.
+    /// [`Error::Export`] if there is no place for the socket: it names the directory. All else goes on without.
     pub fn export(&mut self) -> Result<(), Error> {
         dispatch!(&mut self.backend, export())
     }
@@ -122,6 +147,7 @@ impl Context {
     /// come in their order; the events of different objects may not.
     ///
     /// With a [`Runner`](crate::Runner), use `handle.call(|context| context.next_event())`: handles do not deliver events.
+    /// [`manual::errors`](crate::manual::errors) says what to do about each.
     pub fn next_event(&mut self) -> Option<Event> {
         dispatch!(&mut self.backend, next_event())
     }
@@ -147,11 +173,21 @@ impl Context {
     ///
     /// A context's time never goes back: told an earlier one than before, it stands still until that has come. A
     /// [`Clock`](crate::Clock) goes on where others stopped; an application with a time of its own tells that, or lets
-    /// clocks [catch up](crate::Clock::catch_up_with) with [`now`](Context::now).
+    /// clocks [catch up](crate::Clock::catch_up_with) with [`now`](Context::now). A [`Poller`](crate::Poller) does both, and
+    /// rests when there is nothing to do.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// let mut clock = Clock::start();
+    /// let frames = context.poll(clock.now())?;
+    /// assert_eq!(frames, 0); // nothing is connected
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::Driver`] when the port is gone. [`Error::Invalid`] for a time from 2⁶³ ns on, [`Nanos::NEVER`] too: the context
-    /// would stand still for ever. Nothing has happened then.
+    /// [`Error::Driver`] when the port is gone: open it anew. [`Error::Invalid`] for a time from 2⁶³ ns on, [`Nanos::NEVER`] too:
+    /// the context would stand still for ever. Nothing has happened then.
     pub fn poll(&mut self, now: Nanos) -> Result<usize, Error> {
         dispatch!(&mut self.backend, poll(now))
     }

@@ -97,6 +97,24 @@ impl DeviceSpec {
     }
 }
 
+impl Device {
+    /// Opens a device by its name: an interface (`eth0`), or a driver with its argument (`udp:192.0.2.1`, `loopback`).
+    /// [`DeviceSpec`] lists the names.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// let context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// assert_eq!(context.port().gids[0].gid.to_string(), "::ffff:127.0.0.1");
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for what is no name of a device; those of [`DeviceSpec::open`].
+    pub fn open(name: &str) -> Result<Device, Error> {
+        name.parse::<DeviceSpec>()?.open()
+    }
+}
+
 impl FromStr for DeviceSpec {
     type Err = Error;
 

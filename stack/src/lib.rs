@@ -1,12 +1,77 @@
-//! RDMA over Converged Ethernet v2 in user space.
+//! RDMA over Converged Ethernet v2 (RoCEv2) in user space: an API like the verbs of libibverbs, and the protocol beneath it in
+//! software.
 //!
-//! A [`Context`] is one port of one driver with the objects of the verbs: protection domains, memory regions and windows,
-//! completion queues, queue pairs. One thread owns it and drives it with [`Context::poll`]. Objects are named by small
-//! `Copy` handles, so there are no locks and no lifetimes.
+//! A program needs no RDMA card and no kernel module. Packets leave through AF_XDP, a UDP socket or a port of DPDK, or stay
+//! inside the process. The peer is another ferroce, the kernel's `rdma_rxe`, or whatever else speaks RoCEv2 as the standard has it.
+//! Where there is an RDMA card, the same program runs on it by another device name.
 //!
-//! The verbs are methods of [`Context`]. Work requests are [`SendWorkRequest`] and [`ReceiveWorkRequest`]. Queue pairs are
-//! connected by [`Context::handshake`], when the ends exchange their [`Endpoint`]s themselves, or by [`Context::connect`] and
-//! [`Context::accept`], with the connection manager; [`Transition`] has the single steps. The README has a whole example.
+//! ```toml
+//! [dependencies]
+//! ferroce = "0.1"
+//! ```
+//!
+//! | feature | what it adds | what it needs |
+//! |---|---|---|
+//! | none (the default) | UDP sockets, ports inside the process, DPDK and RNICs where their libraries are found at run time | – |
+//! | `af_xdp` | AF_XDP sockets: the fastest on an ordinary interface | clang, libclang, m4, libelf and zlib headers at build time; root or capabilities at run time |
+//! | `serde` | `Serialize` and `Deserialize` for what two ends tell each other: [`Endpoint`], [`RemoteMemory`] | – |
+//!
+//! # A first program
+//!
+//! ```
+//! use std::time::Duration;
+//! use ferroce::*;
+//!
+//! fn main() -> Result<(), Error> {
+//!     // A port inside this process. "eth0" or "udp:192.0.2.1" would be one on a network.
+//!     let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+//!     let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+//!     let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+//!     let mr = context.register(pd, Memory::zeroed(4096)?, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
+//!
+//!     // Each end tells the other its endpoint and its memory. This queue pair is its own peer.
+//!     let (endpoint, memory) = (context.endpoint(qp, 0)?, context.remote(mr)?);
+//!     context.handshake(qp, &endpoint, &endpoint)?;
+//!
+//!     context.write(mr, 0, b"hello")?;
+//!     let (op, data) = (SendOp::Write(memory.at(100)), Data::Sges(&[mr.sge(0..5)]));
+//!     context.post_send(qp, &SendWorkRequest { wr_id: 1, op, data, flags: SendFlags::SIGNALED })?;
+//!     context.wait_cq(cq, Duration::from_secs(5))?.expect("a completion within 5 s").ok()?;
+//!     assert_eq!(&context.bytes(mr)?[100..105], b"hello");
+//!     Ok(())
+//! }
+//! ```
+//!
+//! [`manual::first_program`] has it with two ends, and `examples/write.rs` between two hosts.
+//!
+//! # Where to find what
+//!
+//! | to | |
+//! |---|---|
+//! | open a port | [`Device::open`], [`DeviceSpec`]; [`Context::open`], [`Config`]; [`driver::loopback`] for tests |
+//! | have memory | [`Memory`]; [`Context::register`], [`Access`]; [`read`](Context::read), [`write`](Context::write), [`bytes`](Context::bytes) |
+//! | create queues | [`create_cq`](Context::create_cq), [`create_qp`](Context::create_qp) with [`QpConfig`], [`create_srq`](Context::create_srq) |
+//! | connect | [`endpoint`](Context::endpoint_for) and [`handshake`](Context::handshake); [`connect`](Context::connect) and [`listen`](Context::listen); [`resolve`](Context::resolve) and [`create_ah`](Context::create_ah) for datagrams |
+//! | send, write, read | [`post_send`](Context::post_send) with [`SendOp`], [`post_recv`](Context::post_recv) |
+//! | learn how it ended | [`wait_cq`](Context::wait_cq), [`poll_cq`](Context::poll_cq); [`WorkCompletion`], [`WcStatus`]; [`next_event`](Context::next_event) |
+//! | let time pass | [`Context::poll`], [`Poller`], [`Runner`]; by file descriptor [`prepare_wait`](Context::prepare_wait), [`CompChannel`] |
+//! | see what happens | [`counters`](Context::counters), [`metrics`](Context::metrics), [`export`](Context::export) |
+//!
+//! # The manual
+//!
+//! - [First program](manual::first_program): the steps, with two ends
+//! - [Memory and ordering](manual::memory): who may touch what and when, and what is seen in which order
+//! - [Connecting](manual::connecting): by handshake, by the connection manager, datagrams; GIDs
+//! - [Threads and waiting](manual::threads): who polls, how to sleep, tokio
+//! - [Errors](manual::errors): every completion status and error, with cause and remedy
+//! - [Performance](manual::performance): what makes it fast, and what to tune
+//! - [Operating](manual::operating): counters, `ferroce stat`, `ferroce doctor`, the log, captures
+//!
+//! # Conventions
+//!
+//! A [`Context`] is one port with its objects. One thread owns it, and packets are sent and received only while it is polled.
+//! Objects are named by small `Copy` handles ([`Pd`], [`Mr`], [`Cq`], [`Qp`], …), so there are no locks and no lifetimes. The
+//! handle of a destroyed object is refused.
 //!
 //! Settings are made by a constructor, which takes what has no default, and a setter for each other field. The setter of
 //! an `Option` takes a value, an `Option` or `None`. A value out of its range is refused where it is used.
@@ -19,6 +84,10 @@
 //! let runner = RunnerConfig::default().idle(Idle::Block).core(core);
 //! # }
 //! ```
+//!
+//! A verb that is refused changes nothing, and its [`Error`] names the value and what would be right.
+//!
+//! RDMA has no encryption and no authentication on the wire: it belongs on a network whose hosts are trusted.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -26,6 +95,7 @@ mod cm;
 mod context;
 mod device;
 mod engine;
+pub mod manual;
 mod runtime;
 mod telemetry;
 mod verbs;

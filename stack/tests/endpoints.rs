@@ -56,6 +56,50 @@ fn a_handshake_connects() {
     }
 }
 
+/// Each kind of peer is reached from the address of its kind; where there is none, the error names the peer and the port.
+#[test]
+fn an_endpoint_for_a_peer_has_the_address_that_reaches_it() {
+    let [mut end, _] = pair();
+    let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
+    let qp = end.create_qp(&QpConfig::rc(pd, cq)).expect("as set up");
+    let mut endpoint = |peer: &str| end.endpoint_for(qp, peer.parse().expect("an address"));
+    for (peer, own) in [("192.0.2.2", "192.0.2.1"), ("::ffff:192.0.2.2", "192.0.2.1"), ("fe80::2", "fe80::1")]
+    {
+        assert_eq!(endpoint(peer).expect(peer).gid.to_ip().to_string(), own, "for {peer}");
+    }
+    for peer in ["0.0.0.0", "::", "239.1.1.1", "ff02::1"] {
+        let refusal = endpoint(peer).expect_err(peer).to_string();
+        assert!(refusal.contains(&format!("address = {peer}: the address of one peer")), "{refusal}");
+    }
+    let (port, _) = loopback::pair(&[[192, 0, 2, 1].into()], &[[192, 0, 2, 2].into()]);
+    let mut end = Context::open(Box::new(port), &Config::default()).expect("as set up");
+    let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
+    let qp = end.create_qp(&QpConfig::rc(pd, cq)).expect("as set up");
+    let refusal = end.endpoint_for(qp, "fe80::2".parse().expect("an address")).expect_err("no IPv6 address");
+    assert!(refusal.to_string().contains("which has no IPv6 address"), "{refusal}");
+}
+
+#[test]
+fn datagrams_start_in_one_call() {
+    let [mut end, _] = pair();
+    let (pd, cq) = (end.alloc_pd().expect("as set up"), end.create_cq(16).expect("as set up"));
+    let [datagrams, connected] =
+        [QpConfig::ud(pd, cq), QpConfig::rc(pd, cq)].map(|config| end.create_qp(&config).expect("as set up"));
+    end.start_datagrams(datagrams, 7).expect("from RESET");
+    assert_eq!(end.query_qp(datagrams).expect("as set up").state, QpState::Rts);
+    end.modify_qp(datagrams, Transition::Reset).expect("as set up");
+    end.modify_qp(datagrams, Transition::InitDatagram { qkey: 8 }).expect("as set up");
+    end.start_datagrams(datagrams, 7).expect("from INIT");
+    let attributes = end.query_qp(datagrams).expect("as set up");
+    assert_eq!((attributes.state, attributes.qkey), (QpState::Rts, Some(7)));
+    for (qp, said) in [(datagrams, "is in Rts"), (connected, "InitDatagram: a UD QP")] {
+        let state = end.query_qp(qp).expect("as set up").state;
+        let refusal = end.start_datagrams(qp, 7).expect_err(said).to_string();
+        assert!(refusal.contains(said), "{refusal}");
+        assert_eq!(end.query_qp(qp).expect("as set up").state, state, "{refusal}");
+    }
+}
+
 /// A GID alone names the row; one that it does not name would be connected as another one.
 #[test]
 fn an_endpoint_is_of_a_row_that_its_gid_names() {

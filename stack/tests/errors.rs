@@ -172,3 +172,18 @@ fn of_a_connection() {
     );
     drop(server.stop());
 }
+
+#[test]
+fn of_a_completion() {
+    let (success, failure) = (WcStatus::Success, WcStatus::LocLenErr);
+    let mut completion = WorkCompletion::EMPTY;
+    (completion.wr_id, completion.opcode, completion.status) = (7, WcOpcode::Recv, failure);
+    says(
+        completion.ok(),
+        "Recv 7 completed with LocLenErr: refused here: the message is longer than the receive",
+    );
+    completion.opcode = WcOpcode::RdmaRead;
+    says(completion.ok(), "RdmaRead 7 completed with LocLenErr: refused here: the answer is not as long");
+    completion.status = success;
+    assert_eq!(completion.ok().expect("it has succeeded"), completion);
+}

@@ -12,14 +12,11 @@ impl Endpoint {
     /// A work completion in error.
     pub(crate) fn failed(&self, wc: &WorkCompletion, work: &str) -> Failure {
         let is_receive = matches!(wc.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
-        let mut reason = format!(
-            "QP {}: {work} completed with {:?}: {}",
-            wc.qpn,
-            wc.status,
-            meaning(wc.status, is_receive)
-        );
+        let mut reason =
+            format!("QP {}: {work} completed with {:?}: {}", wc.qpn, wc.status, wc.status.meaning(wc.opcode));
         reason += &self.evidence();
         match wc.status {
+            WcStatus::LocLenErr if is_receive => reason += "; is the size (-s) the same at both ends?",
             WcStatus::RetryExcErr => reason += &self.own_fault().unwrap_or_else(|| self.referral()),
             WcStatus::RemInvReqErr | WcStatus::RemAccessErr | WcStatus::RemOpErr
                 if !is_receive && !self.has_mismatch() =>
@@ -141,27 +138,6 @@ impl Patience {
         // Damaged packets have referred to it.
         let referral = if evidence.contains("ferroce doctor") { String::new() } else { end.referral() };
         Err(Failure::run(format!("the peer has sent nothing for {seconds} s, {detail}{evidence}{referral}")))
-    }
-}
-
-/// What a status means, and which end refused.
-fn meaning(status: WcStatus, is_receive: bool) -> &'static str {
-    match (status, is_receive) {
-        (WcStatus::RetryExcErr, _) => "the peer does not answer any more, and the retries are used up",
-        (WcStatus::RnrRetryExcErr, _) => "the peer has no receive posted, and the retries are used up",
-        (WcStatus::WrFlushErr, _) => "flushed, because the queue pair is in the error state",
-        (WcStatus::RemAccessErr, false) => "refused by the peer: it does not allow this access to its memory",
-        (WcStatus::RemInvReqErr, false) => "refused by the peer as invalid",
-        (WcStatus::RemOpErr, false) => "refused by the peer: it could not carry out the request",
-        (WcStatus::RemAccessErr, true) => "refused here: the peer named memory that it may not reach",
-        (WcStatus::RemInvReqErr, true) => "refused here: the peer's request is invalid",
-        (WcStatus::LocLenErr, true) => {
-            "refused here: the message is longer than the receive; is the size (-s) the same at both ends?"
-        }
-        (WcStatus::LocLenErr, false) => "refused here: the answer is not as long as what was asked for",
-        (WcStatus::LocProtErr, _) => "refused here: the memory of the work request is not there for it",
-        (WcStatus::LocQpOpErr, false) => "refused here: the answer is not one to this request",
-        _ => "see the verbs' ibv_poll_cq for this status",
     }
 }
 

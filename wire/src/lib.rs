@@ -1,9 +1,17 @@
 //! RoCEv2 on the wire: every header, the opcode table, the ICRC, and the types that carry the
 //! rules (24-bit PSNs that wrap, opcodes that exist, path MTUs that are one of five).
 //!
-//! No IO, no clock, no allocation on the packet path, no `unsafe`. [`Packet::parse`] takes a frame
-//! apart and says by name why it will not; [`FrameBuilder`] writes one into the caller's buffer.
-//! [`OwnedPacket`] is a parsed packet as values, for those who keep packets or make them by hand; it allocates.
+//! It is a part of [ferroce](https://docs.rs/ferroce), a RoCEv2 stack in user space, and needs nothing else of it: take it for a dissector,
+//! a traffic generator or a test. No IO, no clock, no allocation on the packet path, no `unsafe`.
+//!
+//! | to | take |
+//! |---|---|
+//! | parse a frame, from Ethernet or from IP on | [`Packet::parse`]; [`ParseError`] names what is wrong |
+//! | write a frame into a buffer | [`FrameBuilder`], with the headers of a path in [`PathHeader`] |
+//! | keep a packet, or make one by hand | [`OwnedPacket`]: values, and it allocates |
+//! | one header | [`Bth`], [`Aeth`], [`Deth`], [`Extensions`] and the others |
+//! | the CRC over invariant fields | [`icrc`] |
+//! | messages of the connection manager | [`cm`], [`MadHeader`] |
 //!
 //! ```
 //! use ferroce_wire::*;

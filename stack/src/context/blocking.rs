@@ -44,6 +44,8 @@ impl Context {
     /// # }
     /// ```
     ///
+    /// [`manual::connecting`](crate::manual::connecting) has both ends.
+    ///
     /// # Errors
     /// Those of [`connect`](Context::connect) and [`poll`](Context::poll); [`Error::Unreachable`],
     /// [`Error::Rejected`]; [`Error::TimedOut`] after `timeout`, which ends the attempt. The queue pair is as
@@ -145,7 +147,25 @@ impl Context {
     }
 
     /// Takes the oldest completion of `cq`, and waits for one if there is none. Returns `None` after `timeout`; with
-    /// none, after one poll.
+    /// a timeout of zero, after one poll. It polls the context meanwhile, and sleeps when nothing comes.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ferroce::*;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+    /// # let own = context.endpoint(qp, 0)?;
+    /// # context.handshake(qp, &own, &own)?;
+    /// # context.post_recv(qp, &ReceiveWorkRequest { wr_id: 1, sges: &[] })?;
+    /// # let (op, data) = (SendOp::Send, Data::Inline(&[]));
+    /// # context.post_send(qp, &SendWorkRequest { wr_id: 2, op, data, flags: SendFlags::default() })?;
+    /// match context.wait_cq(cq, Duration::from_secs(5))? {
+    ///     Some(completion) => println!("{} is done", completion.ok()?.wr_id),
+    ///     None => println!("nothing within 5 s"),
+    /// }
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; those of [`poll`](Context::poll).

@@ -11,11 +11,12 @@ impl Context {
     /// Takes requests for connections ([`PortSpace::Tcp`]) or for a datagram service
     /// ([`PortSpace::Udp`]) to a port of one of this port's addresses, or of all (`0.0.0.0` or `::`, which
     /// are the same here). They come as [`CmEvent::ConnectionRequest`]. Port 0 is the port with the number 0; no free port is
-    /// chosen.
+    /// chosen. [`manual::connecting`](crate::manual::connecting) has an example of both.
     ///
     /// # Errors
-    /// [`Error::Invalid`] for an address that is not the port's or has its listener,
-    /// [`Error::Exhausted`]; [`Error::Unsupported`] on a socket that is not the one for QP1.
+    /// [`Error::Invalid`] for an address that is not the port's or has its listener;
+    /// [`Error::Exhausted`]: raise [`Config::max_listeners`](crate::Config::max_listeners); [`Error::Unsupported`] on a socket of
+    /// a group that is not the one for QP1.
     pub fn listen(
         &mut self,
         space: PortSpace,
@@ -40,11 +41,13 @@ impl Context {
     /// Never blocks: the request leaves as soon as the next hop is found, and [`CmEvent::Unreachable`] says who
     /// can't be reached and why, as soon as it is known: a neighbour that does not answer, or a word of the
     /// network that the request was not delivered (ICMP, heard by the UDP socket driver).
+    /// [`connect_blocking`](Context::connect_blocking) waits for the outcome.
     ///
     /// # Errors
-    /// [`Error::State`], [`Error::Invalid`], [`Error::PathMtu`], [`Error::Exhausted`],
-    /// [`Error::Unsupported`] on a socket that is not the one for QP1, or the driver's word, as that there is no
-    /// route.
+    /// [`Error::State`] for a queue pair that is not in INIT; [`Error::Invalid`] for a parameter, or an address that is not one
+    /// peer's; [`Error::PathMtu`]; [`Error::Exhausted`]: raise [`Config::max_connections`](crate::Config::max_connections);
+    /// [`Error::Busy`] when events are not taken ([`next_cm_event`](Context::next_cm_event)); [`Error::Unsupported`] on a socket of
+    /// a group that is not the one for QP1; or the driver's word, as that there is no route.
     pub fn connect(
         &mut self,
         qp: Qp,
@@ -60,8 +63,9 @@ impl Context {
     /// Never blocks: the connection goes to the hardware address that the request came from.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`] for a request that is over, [`Error::State`], [`Error::Invalid`]. The
-    /// request can still be accepted or rejected then.
+    /// [`Error::InvalidHandle`] for a request that is over: the peer has given up. [`Error::State`] for a queue pair that is not
+    /// in INIT, [`Error::Invalid`] for a parameter or a queue pair of another service: the request can still be accepted or
+    /// rejected then.
     pub fn accept(&mut self, id: CmId, qp: Qp, parameters: &ConnectionParameters<'_>) -> Result<(), Error> {
         dispatch!(&mut self.backend, accept(id, qp, parameters))
     }

@@ -8,6 +8,8 @@ use crate::verbs::{AddressVector, Ah, Error, Pd, Qp, WorkCompletion};
 
 impl Context {
     /// Creates an address handle: the way of datagrams to a port, or to a multicast group.
+    /// [`manual::connecting`](crate::manual::connecting) has an example, and
+    /// [`create_ah_blocking`](Context::create_ah_blocking) waits for the next hop.
     ///
     /// Never blocks. It asks the driver for the next hop if the address vector has no hardware address. Datagrams
     /// that are posted before it answers (ARP, ND) wait in their queue pair's send queue, and those behind them with
@@ -15,8 +17,9 @@ impl Context {
     /// [`Event::AhUnreachable`](crate::Event::AhUnreachable) says why.
     ///
     /// # Errors
-    /// [`Error::InvalidHandle`], [`Error::Invalid`], [`Error::AddressFamily`],
-    /// [`Error::Exhausted`], or the driver's word.
+    /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a value out of its range; [`Error::AddressFamily`]: take another
+    /// `sgid_index` ([`Port::gid_index_for`](crate::Port::gid_index_for)); [`Error::Exhausted`]: raise
+    /// [`Config::max_ahs`](crate::Config::max_ahs); or the driver's word, as that there is no route.
     pub fn create_ah(&mut self, pd: Pd, address: &AddressVector) -> Result<Ah, Error> {
         dispatch!(&mut self.backend, create_ah(pd, address))
     }
@@ -42,7 +45,8 @@ impl Context {
         dispatch!(&mut self.backend, destroy_ah(ah))
     }
 
-    /// Lets a UD queue pair hear a multicast group. Once is enough; more change nothing.
+    /// Lets a UD queue pair hear a multicast group. Once is enough; more change nothing. `examples/publish.rs` has a publisher and
+    /// its subscribers.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`]; [`Error::Invalid`] for a queue pair that is not UD, or a GID that

@@ -1,4 +1,6 @@
-//! Connecting two queue pairs whose ends have told each other who they are.
+//! From RESET to RTS in one call: two queue pairs whose ends have told each other who they are, and one for datagrams.
+
+use std::net::IpAddr;
 
 use ferroce_wire::PathMtu;
 
@@ -39,6 +41,17 @@ impl Context {
         let (gid, path_mtu) = (entry.gid, port.path_mtu(entry.gid.is_ipv6()).unwrap_or(PathMtu::Mtu256));
         let psn = self.random_psn();
         Ok(Endpoint::new(gid, qpn, psn).path_mtu(path_mtu))
+    }
+
+    /// As [`endpoint`](Context::endpoint), with the GID that a peer with the address `peer` is reached from: the first of RoCE
+    /// v2 of the same kind (IPv4, link-local or other IPv6).
+    ///
+    /// # Errors
+    /// Those of [`endpoint`](Context::endpoint); [`Error::Invalid`] for a `peer` that is not one host's address or whose IP
+    /// version the port has no address of.
+    pub fn endpoint_for(&mut self, qp: Qp, peer: IpAddr) -> Result<Endpoint, Error> {
+        let sgid_index = self.port().source_for(peer)?;
+        self.endpoint(qp, sgid_index)
     }
 
     /// Connects an RC or UC queue pair, from RESET or INIT to RTS. `local` is what [`endpoint`](Context::endpoint) said
@@ -109,5 +122,28 @@ impl Context {
             self.modify_qp(qp, Transition::Reset)?;
         }
         moved
+    }
+
+    /// Makes a UD queue pair ready to send and receive, from RESET or INIT to RTS. `qkey` is what datagrams to it must carry.
+    /// Its first PSN is random.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = context.create_qp(&QpConfig::ud(pd, cq))?;
+    /// context.start_datagrams(qp, 0x1234)?;
+    /// assert_eq!(context.query_qp(qp)?.state, QpState::Rts);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::State`] in any other state; [`Error::Invalid`] for an RC or UC queue pair, which
+    /// [`handshake`](Context::handshake) connects.
+    pub fn start_datagrams(&mut self, qp: Qp, qkey: u32) -> Result<(), Error> {
+        let sq_psn = self.random_psn();
+        self.modify_qp(qp, Transition::InitDatagram { qkey })?;
+        self.modify_qp(qp, Transition::ReadyToReceiveDatagrams)?;
+        self.modify_qp(qp, Transition::ReadyToSendUnreliable { sq_psn })
     }
 }

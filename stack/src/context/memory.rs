@@ -9,10 +9,10 @@ use crate::backend::dispatch;
 use crate::verbs::{Access, Error, Mr, Mw, Pd, RegisterError, RemoteMemory};
 
 impl Context {
-    /// Allocates a protection domain: queue pairs reach only memory of their own.
+    /// Allocates a protection domain: queue pairs reach only memory of their own. Most programs need one.
     ///
     /// # Errors
-    /// [`Error::Exhausted`].
+    /// [`Error::Exhausted`]: raise [`Config::max_pds`](crate::Config::max_pds).
     pub fn alloc_pd(&mut self) -> Result<Pd, Error> {
         dispatch!(&mut self.backend, alloc_pd())
     }
@@ -26,12 +26,26 @@ impl Context {
     }
 
     /// Registers memory of any [kind](crate::MemoryKind): local work requests may name it, and peers as far as `access`
-    /// goes. The peers' addresses start at 0. The handle is the context's from now on:
+    /// goes. The peers' addresses start at 0. [`manual::memory`](crate::manual::memory) says who may touch it when.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// let pd = context.alloc_pd()?;
+    /// let mr = context.register(pd, Memory::copy_of(b"hello")?, Access::REMOTE_READ)?;
+    /// let memory = context.remote(mr)?; // for the peer: address, key and length
+    /// assert_eq!((memory.addr, memory.length), (0, 5));
+    /// let block = context.deregister(mr)?; // the key is of no use any more
+    /// assert_eq!(block.bytes()?, b"hello");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// The handle is the context's from now on:
     ///
     /// ```compile_fail,E0382
     /// # use ferroce::*;
     /// # fn main() -> Result<(), Error> {
-    /// # let mut context = Context::open("loopback".parse::<DeviceSpec>()?.open()?, &Config::default())?;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
     /// # let pd = context.alloc_pd()?;
     /// let mut memory = Memory::zeroed(64)?;
     /// let mr = context.register(pd, memory, Access::LOCAL_WRITE | Access::REMOTE_WRITE)?;
@@ -41,7 +55,9 @@ impl Context {
     /// ```
     ///
     /// # Errors
-    /// [`RegisterError`], with the memory.
+    /// [`RegisterError`], with the memory: [`Error::Access`] for rights that do not go together (peers that write need
+    /// [`LOCAL_WRITE`](Access::LOCAL_WRITE)), [`Error::Exhausted`] ([`Config::max_mrs`](crate::Config::max_mrs)),
+    /// [`Error::InvalidHandle`]; with an RNIC what the card says, mostly too little memory that may be locked (`ulimit -l`).
     pub fn register(&mut self, pd: Pd, memory: Memory, access: Access) -> Result<Mr, RegisterError> {
         self.register_at(pd, memory, access, 0)
     }
@@ -49,7 +65,8 @@ impl Context {
     /// As [`register`](Context::register), with the address `iova` for its first byte.
     ///
     /// # Errors
-    /// [`RegisterError`], with the memory.
+    /// As [`register`](Context::register); [`Error::Invalid`] for an `iova` from which the region would pass 2⁶⁴, or one that
+    /// is not congruent to the memory's address modulo 8 where peers may do atomics.
     pub fn register_at(
         &mut self,
         pd: Pd,
@@ -65,8 +82,8 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::Busy`] while a posted work request names it, a window is bound to it, or the port still sends from it
-    /// (DPDK sends long payloads from where they are). (A posted bind does not count: it ends as
-    /// [`MwBindErr`](crate::WcStatus::MwBindErr).)
+    /// (DPDK sends long payloads from where they are): poll and take completions, invalidate the window, or destroy the queue
+    /// pair, and try again. (A posted bind does not count: it ends as [`MwBindErr`](crate::WcStatus::MwBindErr).)
     pub fn deregister(&mut self, mr: Mr) -> Result<Memory, Error> {
         dispatch!(&mut self.backend, deregister(mr))
     }
@@ -75,6 +92,7 @@ impl Context {
     /// address and keys stay as they are, and peers reach the new bytes from now on. No bytes are copied. The new memory may
     /// be of another [kind](crate::MemoryKind): after shared or foreign memory is put into a region,
     /// [`bytes`](Context::bytes) fails, and [`read`](Context::read) and [`write`](Context::write) work.
+    /// [`manual::memory`](crate::manual::memory) has an example.
     ///
     /// # Errors
     /// [`Error::Busy`] while a posted work request names the region or the port still sends from it,
@@ -84,7 +102,7 @@ impl Context {
         dispatch!(&mut self.backend, exchange(mr, memory))
     }
 
-    /// What to tell a peer about a region.
+    /// What to tell a peer about a region, as text or bytes; [`RemoteMemory::at`] is the address of one byte there.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -94,6 +112,26 @@ impl Context {
 
     /// Allocates a memory window of type 2B, unbound: [`SendOp::BindMw`](crate::SendOp::BindMw)
     /// gives it a range and a key.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ferroce::*;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+    /// # let own = context.endpoint(qp, 0)?;
+    /// # context.handshake(qp, &own, &own)?;
+    /// // Opens bytes 100 to 163 of a region to the peer of a connected queue pair.
+    /// let mr = context.register(pd, Memory::zeroed(4096)?, Access::MW_BIND)?;
+    /// let mw = context.alloc_mw(pd)?;
+    /// let op = SendOp::BindMw { mw, mr, offset: 100, length: 64, access: Access::REMOTE_READ };
+    /// let (data, flags) = (Data::Sges(&[]), SendFlags::SIGNALED);
+    /// context.post_send(qp, &SendWorkRequest { wr_id: 1, op, data, flags })?;
+    /// context.wait_cq(cq, Duration::from_secs(5))?.expect("a completion within 5 s").ok()?;
+    /// let window = context.remote_window(mw)?.expect("it is bound"); // for the peer
+    /// assert_eq!(window.length, 64);
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`Error::InvalidHandle`], [`Error::Exhausted`].
@@ -168,7 +206,7 @@ impl Context {
     /// ```compile_fail,E0502
     /// # use ferroce::*;
     /// # fn main() -> Result<(), Error> {
-    /// # let mut context = Context::open("loopback".parse::<DeviceSpec>()?.open()?, &Config::default())?;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
     /// # let pd = context.alloc_pd()?;
     /// let mr = context.register(pd, Memory::zeroed(64)?, Access::LOCAL_WRITE)?;
     /// let bytes = context.bytes(mr)?;

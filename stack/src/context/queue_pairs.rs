@@ -9,10 +9,12 @@ use crate::verbs::{
 };
 
 impl Context {
-    /// Creates a queue pair, in RESET.
+    /// Creates a queue pair, in RESET. [`QpConfig`] has an example; [`manual::connecting`](crate::manual::connecting) says how it gets
+    /// to RTS.
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`].
+    /// [`Error::Invalid`] for a size out of its range, [`Error::InvalidHandle`], [`Error::Exhausted`]: raise
+    /// [`Config::max_qps`](crate::Config::max_qps).
     pub fn create_qp(&mut self, config: &QpConfig) -> Result<Qp, Error> {
         dispatch!(&mut self.backend, create_qp(config))
     }
@@ -39,11 +41,39 @@ impl Context {
         dispatch!(&self.backend, mismatches()).into_iter()
     }
 
-    /// Posts a send. It leaves with the next polls.
+    /// Posts a send: a SEND, a WRITE, a READ, an atomic, whatever [`SendOp`](crate::SendOp) has. It leaves with the next polls, and
+    /// its end is told in the completion queue.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ferroce::*;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+    /// # let own = context.endpoint(qp, 0)?;
+    /// # context.handshake(qp, &own, &own)?;
+    /// # let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+    /// # let mr = context.register(pd, Memory::zeroed(64)?, access)?;
+    /// # let memory = context.remote(mr)?;
+    /// // `memory` is what the peer has told of its memory. This adds 7 to a word of it.
+    /// let op = SendOp::FetchAdd { remote: memory.at(8), add: 7 };
+    /// let (data, flags) = (Data::Sges(&[mr.sge(32..40)]), SendFlags::SIGNALED); // for the old value
+    /// context.post_send(qp, &SendWorkRequest { wr_id: 1, op, data, flags })?;
+    /// // A READ of that word.
+    /// let (op, data) = (SendOp::Read(memory.at(8)), Data::Sges(&[mr.sge(40..48)]));
+    /// context.post_send(qp, &SendWorkRequest { wr_id: 2, op, data, flags })?;
+    /// for wr_id in [1, 2] {
+    ///     let completion = context.wait_cq(cq, Duration::from_secs(5))?.expect("a completion within 5 s").ok()?;
+    ///     assert_eq!(completion.wr_id, wr_id);
+    /// }
+    /// assert_eq!((context.load_u64(mr, 32)?, context.load_u64(mr, 40)?), (0, 7));
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::State`] before RTS, [`Error::QueueFull`], [`Error::Invalid`], [`Error::Access`],
-    /// [`Error::Unsupported`] for FLUSH and ATOMIC WRITE where the device lacks them,
+    /// [`Error::State`] before RTS: connect it first. [`Error::QueueFull`]: poll, take completions and post again.
+    /// [`Error::Invalid`] for an operation that the service does not have, too many pieces or too many bytes inline.
+    /// [`Error::Access`]; [`Error::Unsupported`] for FLUSH and ATOMIC WRITE where the device lacks them;
     /// [`Error::InvalidHandle`] for memory that is not registered. Memory that is registered but
     /// may not be used this way is told by the completion, as verbs do.
     #[inline]
@@ -51,16 +81,30 @@ impl Context {
         dispatch!(&mut self.backend, post_send(qp, wr))
     }
 
-    /// Posts a receive.
+    /// Posts a receive: room for one message of the peer, SEND or WRITE with immediate. From INIT on, and best before the peer can
+    /// send: a message without a receive waits for the RNR timer (RC) or is lost (UC, UD).
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+    /// context.modify_qp(qp, Transition::Init { access: Access::NONE })?;
+    /// let mr = context.register(pd, Memory::zeroed(4096)?, Access::LOCAL_WRITE)?;
+    /// context.post_recv(qp, &ReceiveWorkRequest { wr_id: 1, sges: &[mr.sge(0..1024)] })?;
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Errors
-    /// [`Error::State`] in RESET, [`Error::QueueFull`], [`Error::Invalid`] (also for a queue pair
-    /// with an SRQ), [`Error::InvalidHandle`].
+    /// [`Error::State`] in RESET: move it to INIT. [`Error::QueueFull`]: messages have to take receives before more are posted.
+    /// [`Error::Invalid`] for too many pieces, and for a queue pair with an SRQ ([`post_srq_recv`](Context::post_srq_recv)).
+    /// [`Error::InvalidHandle`].
     pub fn post_recv(&mut self, qp: Qp, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
         dispatch!(&mut self.backend, post_recv(qp, wr))
     }
 
-    /// Posts several sends, in this order.
+    /// Posts several sends, in this order, for less than one at a time costs. [`manual::performance`](crate::manual::performance)
+    /// has an example.
     ///
     /// # Errors
     /// At the first that [`post_send`](Context::post_send) refuses: those before it are posted, it and those behind it

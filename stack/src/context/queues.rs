@@ -11,10 +11,11 @@ use crate::verbs::{
 };
 
 impl Context {
-    /// Creates a completion queue for `capacity` completions, 1 to 2²².
+    /// Creates a completion queue for `capacity` completions, 1 to 2²². Make it as large as all that may complete there and was
+    /// not taken yet: a completion that finds no room ends its queue pair ([`Event::CqErr`]).
     ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::Exhausted`].
+    /// [`Error::Invalid`] for the capacity; [`Error::Exhausted`]: raise [`Config::max_cqs`](crate::Config::max_cqs).
     pub fn create_cq(&mut self, capacity: u32) -> Result<Cq, Error> {
         dispatch!(&mut self.backend, create_cq(capacity))
     }
@@ -22,7 +23,7 @@ impl Context {
     /// Destroys a completion queue.
     ///
     /// # Errors
-    /// [`Error::Busy`] while a queue pair completes there.
+    /// [`Error::Busy`] while a queue pair completes there: destroy it first.
     pub fn destroy_cq(&mut self, cq: Cq) -> Result<(), Error> {
         dispatch!(&mut self.backend, destroy_cq(cq))
     }
@@ -41,7 +42,8 @@ impl Context {
         dispatch!(&mut self.backend, check_cq(cq))
     }
 
-    /// Takes the oldest completion.
+    /// Takes the oldest completion, if there is one. It does not poll the context ([`wait_cq`](Context::wait_cq) does): completions
+    /// come with [`poll`](Context::poll). [`WorkCompletion`] has an example.
     ///
     /// # Errors
     /// [`Error::InvalidHandle`].
@@ -91,8 +93,26 @@ impl Context {
 
     /// Creates a shared receive queue, for RC and UD queue pairs.
     ///
+    /// ```
+    /// # use ferroce::*;
+    /// let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// let mr = context.register(pd, Memory::zeroed(4096)?, Access::LOCAL_WRITE)?;
+    /// let srq = context.create_srq(&SrqConfig::new(pd))?;
+    /// for wr_id in 0..4 {
+    ///     let sges = [mr.sge(1024 * wr_id..1024 * (wr_id + 1))];
+    ///     context.post_srq_recv(srq, &ReceiveWorkRequest { wr_id, sges: &sges })?;
+    /// }
+    /// context.arm_srq(srq, 2)?; // an event when fewer than 2 are left
+    /// let first = context.create_qp(&QpConfig::rc(pd, cq).srq(srq))?;
+    /// let second = context.create_qp(&QpConfig::rc(pd, cq).srq(srq))?;
+    /// # let _ = (first, second);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
     /// # Errors
-    /// [`Error::Invalid`], [`Error::InvalidHandle`], [`Error::Exhausted`].
+    /// [`Error::Invalid`] for a size out of range, [`Error::InvalidHandle`], [`Error::Exhausted`]: raise
+    /// [`Config::max_srqs`](crate::Config::max_srqs).
     pub fn create_srq(&mut self, config: &SrqConfig) -> Result<Srq, Error> {
         dispatch!(&mut self.backend, create_srq(config))
     }
@@ -100,7 +120,8 @@ impl Context {
     /// Posts a receive for any of the queue pairs that share the queue.
     ///
     /// # Errors
-    /// [`Error::QueueFull`], [`Error::Invalid`], [`Error::InvalidHandle`].
+    /// [`Error::QueueFull`]: messages have to take receives before more are posted; [`Error::Invalid`] for more pieces than the
+    /// queue takes; [`Error::InvalidHandle`].
     pub fn post_srq_recv(&mut self, srq: Srq, wr: &ReceiveWorkRequest<'_>) -> Result<(), Error> {
         dispatch!(&mut self.backend, post_srq_recv(srq, wr))
     }

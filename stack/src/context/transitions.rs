@@ -14,10 +14,33 @@ impl Context {
     /// it has to send waits, and no ACK timer runs. If nobody answers it goes to ERR, its oldest send completes
     /// with `RetryExcErr`, and [`Event::QpUnreachable`] says why.
     ///
+    /// [`handshake`](Context::handshake), [`start_datagrams`](Context::start_datagrams) and the connection manager make these
+    /// moves with default values. With others, for an RC queue pair:
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use ferroce::*;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+    /// # let local = context.endpoint(qp, 0)?;
+    /// # let remote = local;
+    /// // `local` is this end's endpoint, which the peer was told; `remote` is the peer's.
+    /// let way = AddressVector::new(remote.gid, 0).traffic_class(26 << 2);
+    /// let receive = ReadyToReceive::new(way, remote.qpn, remote.psn).path_mtu(PathMtu::Mtu1024).selective_repeat(true);
+    /// let send = ReadyToSend::new(local.psn).timeout_at_least(Duration::from_millis(20)).retry_count(3);
+    /// context.modify_qp(qp, Transition::Init { access: Access::REMOTE_WRITE })?;
+    /// context.modify_qp(qp, Transition::ReadyToReceive(receive))?;
+    /// context.modify_qp(qp, Transition::ReadyToSend(send))?;
+    /// # assert_eq!(context.query_qp(qp)?.state, QpState::Rts);
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
     /// # Errors
     /// [`Error::State`] if the move does not start from the QP's state, [`Error::Invalid`] for what
-    /// its service or state does not admit, [`Error::PathMtu`], [`Error::AddressFamily`], or the
-    /// driver's word, as that there is no route. The queue pair is as it was then.
+    /// its service or state does not admit; [`Error::PathMtu`]: a smaller one, or a larger MTU of the interface;
+    /// [`Error::AddressFamily`]: another `sgid_index`; or the driver's word, as that there is no route. The queue pair is as it
+    /// was then.
     pub fn modify_qp(&mut self, qp: Qp, transition: Transition) -> Result<(), Error> {
         dispatch!(&mut self.backend, modify_qp(qp, transition))
     }

@@ -1,4 +1,4 @@
-use std::net::SocketAddr;
+use std::net::IpAddr;
 
 use ferroce_driver::{Capabilities, Layer, SocketTerms};
 use ferroce_wire::{
@@ -99,17 +99,17 @@ impl Port {
         self.index_of_kind(peer, |entry| !entry.roce_v1)
     }
 
-    /// The GID that a peer is asked from by the connection manager.
-    pub(crate) fn source_for(&self, to: SocketAddr) -> Result<usize, Error> {
-        let gid = Gid::from(to.ip().to_canonical());
-        if gid.is_multicast() || to.ip().is_unspecified() {
-            return Err(Error::invalid("address", to, "the address of one peer"));
+    /// The index of the GID from which a peer is reached.
+    pub(crate) fn source_for(&self, peer: IpAddr) -> Result<usize, Error> {
+        let gid = Gid::from(peer.to_canonical());
+        if gid.is_multicast() || peer.is_unspecified() {
+            return Err(Error::invalid("address", peer, "the address of one peer"));
         }
         self.gid_index_for(gid).ok_or_else(|| {
             let kind = if gid.is_ipv6() { "IPv6" } else { "IPv4" };
             let expected =
                 format!("a peer of the IP version of '{}', which has no {kind} address", self.interface);
-            Error::invalid("address", to, expected)
+            Error::invalid("address", peer, expected)
         })
     }
 

@@ -1,32 +1,88 @@
+use std::fmt;
 use std::num::NonZeroU16;
 
 use ferroce_wire::{MacAddr, Qpn, RKey};
 
-use crate::verbs::Qp;
+use crate::verbs::{Error, Qp};
 
-/// How a work request ended; numbers and names as in verbs.
+/// How a work request ended; numbers and names as in verbs (IBA 11.6.2, docs/protocol.md §6).
+///
+/// [`Display`](fmt::Display) is the name. [`meaning`](WcStatus::meaning) is a sentence on the cause, and
+/// [`manual::errors`](crate::manual::errors) says what to do about each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[expect(missing_docs, reason = "the verbs' names")]
 #[repr(u8)]
 #[non_exhaustive]
 pub enum WcStatus {
+    /// It was carried out.
     Success = 0,
+    /// Of a receive: the message is longer than the buffers. Of a READ or atomic: the response has another length than
+    /// what was asked for.
     LocLenErr = 1,
+    /// The response is not one to this request; of a datagram: its address handle was destroyed before it left.
     LocQpOpErr = 2,
+    /// The local memory of the work request is not registered, not in the queue pair's protection domain, too short, or
+    /// lacks [`LOCAL_WRITE`](crate::Access::LOCAL_WRITE).
     LocProtErr = 4,
+    /// The queue pair is in the error state, and this work request was not carried out, or its end is not known. The
+    /// cause is in the first completion that is not flushed.
     WrFlushErr = 5,
+    /// A memory window can't be bound so ([`SendOp::BindMw`](crate::SendOp::BindMw)).
     MwBindErr = 6,
+    /// The response makes no sense. RNICs only.
     BadRespErr = 7,
+    /// The local memory of an incoming request is not accessible. RNICs only.
     LocAccessErr = 8,
+    /// The request is invalid or not supported there; of a receive: the peer's request was.
     RemInvReqErr = 9,
+    /// The remote key, the range or the rights do not fit; of a receive: the peer's request named such memory.
     RemAccessErr = 10,
+    /// The peer could not carry out the request: the memory of its own receive is wrong.
     RemOpErr = 11,
+    /// The peer does not answer, and the retries are used up.
     RetryExcErr = 12,
+    /// The peer has no receive posted, and the retries for that are used up.
     RnrRetryExcErr = 13,
+    /// The peer ended the request. RNICs only.
     RemAbortErr = 16,
+    /// The device has failed. RNICs only.
     FatalErr = 19,
+    /// No response in time. RNICs only.
     RespTimeoutErr = 20,
+    /// Anything else, and a number of a card that is not in this list.
     GeneralErr = 21,
+}
+
+impl WcStatus {
+    /// What the status says of a work request of this kind, and which end refused it.
+    pub fn meaning(self, opcode: WcOpcode) -> &'static str {
+        let is_receive = matches!(opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImm);
+        match (self, is_receive) {
+            (WcStatus::Success, _) => "carried out",
+            (WcStatus::RetryExcErr, _) => "the peer does not answer any more, and the retries are used up",
+            (WcStatus::RnrRetryExcErr, _) => "the peer has no receive posted, and the retries are used up",
+            (WcStatus::WrFlushErr, _) => "flushed, because the queue pair is in the error state",
+            (WcStatus::RemAccessErr, false) => {
+                "refused by the peer: it does not allow this access to its memory"
+            }
+            (WcStatus::RemInvReqErr, false) => "refused by the peer as invalid",
+            (WcStatus::RemOpErr, false) => "refused by the peer: it could not carry out the request",
+            (WcStatus::RemAccessErr, true) => "refused here: the peer named memory that it may not reach",
+            (WcStatus::RemInvReqErr, true) => "refused here: the peer's request is invalid",
+            (WcStatus::LocLenErr, true) => "refused here: the message is longer than the receive",
+            (WcStatus::LocLenErr, false) => "refused here: the answer is not as long as what was asked for",
+            (WcStatus::LocProtErr, _) => "refused here: the memory of the work request is not there for it",
+            (WcStatus::LocQpOpErr, false) => "refused here: the answer is not one to this request",
+            (WcStatus::MwBindErr, _) => "refused here: the memory window can't be bound so",
+            _ => "see the verbs' ibv_poll_cq for this status",
+        }
+    }
+}
+
+/// The name, as in verbs.
+impl fmt::Display for WcStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
 }
 
 /// What a completed work request was.
@@ -48,7 +104,19 @@ pub enum WcOpcode {
     RecvRdmaWithImm = 129,
 }
 
-/// The end of a work request. On an error only `wr_id`, `status`, `qp` and `qpn` mean anything.
+/// The end of a work request. On an error only `wr_id`, `status`, `opcode`, `qp` and `qpn` mean anything; the `opcode` of a
+/// receive is [`Recv`](WcOpcode::Recv) then.
+///
+/// ```
+/// # use ferroce::*;
+/// # fn run(context: &mut Context, cq: Cq) -> Result<(), Error> {
+/// while let Some(completion) = context.poll_cq(cq)? {
+///     let completion = completion.ok()?; // `QP 0x000011: RdmaWrite 7 completed with RetryExcErr: ...`
+///     println!("{} is done: {} bytes", completion.wr_id, completion.byte_len);
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WorkCompletion {
@@ -80,6 +148,20 @@ pub struct WorkCompletion {
 }
 
 impl WorkCompletion {
+    /// The completion itself if the work request succeeded.
+    ///
+    /// # Errors
+    /// [`Error::Completion`], which names the work request, its status and what the status means.
+    /// [`manual::errors`](crate::manual::errors) says what to do then.
+    pub fn ok(self) -> Result<WorkCompletion, Error> {
+        match self {
+            WorkCompletion { status: WcStatus::Success, .. } => Ok(self),
+            WorkCompletion { qpn, wr_id, opcode, status, .. } => {
+                Err(Error::Completion { qpn, wr_id, opcode, status })
+            }
+        }
+    }
+
     /// A placeholder, to fill the array that [`Context::poll_cq_into`](crate::Context::poll_cq_into) writes to.
     pub const EMPTY: WorkCompletion = WorkCompletion {
         wr_id: 0,

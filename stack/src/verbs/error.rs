@@ -9,7 +9,7 @@ use ferroce_driver::{Memory, MemoryError};
 use ferroce_wire::cm::RejectReason;
 use ferroce_wire::{Gid, PathMtu, Qpn};
 
-use crate::verbs::{Access, Feature, GidEntry, Handle, QpState, Unreachable};
+use crate::verbs::{Access, Feature, GidEntry, Handle, QpState, Unreachable, WcOpcode, WcStatus};
 
 /// Why a verb was refused. A refused verb changes nothing.
 #[derive(thiserror::Error)]
@@ -176,6 +176,18 @@ pub enum Error {
         what: String,
         /// How long.
         timeout: Duration,
+    },
+    /// A work request did not succeed ([`WorkCompletion::ok`](crate::WorkCompletion::ok)). Verbs do not return it.
+    #[error("QP {qpn}: {opcode:?} {wr_id} completed with {status}: {}", status.meaning(*opcode))]
+    Completion {
+        /// The number of the queue pair.
+        qpn: Qpn,
+        /// What the work request was posted with.
+        wr_id: u64,
+        /// What it was.
+        opcode: WcOpcode,
+        /// How it ended.
+        status: WcStatus,
     },
     /// The driver failed or refused.
     #[error(transparent)]

@@ -181,7 +181,7 @@ impl Hardware {
         parameters: &ConnectionParameters<'_>,
         qp: Option<Qp>,
     ) -> Result<CmId, Error> {
-        let index = self.port.source_for(to)?;
+        let index = self.port.source_for(to.ip())?;
         let source = self.port.gids[index].gid.to_ip().to_canonical();
         let scope = self.gid_rows.rows.get(index).map_or(0, |row| row.interface);
         if let Some(index) = parameters.pkey_index {

@@ -188,7 +188,7 @@ impl Software {
         parameters: &ConnectionParameters<'_>,
     ) -> Result<(AddressVector, Hop), Error> {
         let gid = Gid::from(to.ip().to_canonical());
-        let index = self.engine.port.source_for(to)?;
+        let index = self.engine.port.source_for(to.ip())?;
         let address = AddressVector::new(gid, index);
         let wanted = Wanted::of(&address, &self.engine.port);
         let hop = self.engine.next_hop(&mut *self.driver, wanted)?;

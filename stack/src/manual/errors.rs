@@ -1,0 +1,121 @@
+//! What can go wrong, and what to do about it.
+//!
+//! | where it is told | what it means |
+//! |---|---|
+//! | [`Error`] from a verb | the verb was refused and has changed nothing; the text names the value and what would be right |
+//! | a [`WorkCompletion`] whose status is not `Success` | that work request failed, and its queue pair with it |
+//! | an [`Event`] ([`next_event`](Context::next_event)) | a queue pair, a queue or the device failed outside any work request |
+//! | a [`CmEvent`] | how a connection came about, or why not |
+//! | a [`Counter`] | a packet was dropped, or sent again. That is normal on a network and no error |
+//!
+//! # When a work request fails
+//!
+//! An RC queue pair goes to ERR with its first failure. The failed work request completes first, with the cause. Everything else of
+//! its send queue and its receive queue completes with [`WrFlushErr`](WcStatus::WrFlushErr), in the order of posting, also what was
+//! not signaled (docs/protocol.md §6). **The first completion that is not flushed is the one to look at.** On UC and UD a failed
+//! send leads to SQE: receiving goes on, and [`Transition::Resume`] ends it.
+//!
+//! To go on, take what is left in the completion queue, and then either destroy the queue pair or bring it back:
+//! [`Transition::Reset`], a new [`endpoint`](Context::endpoint), and a new handshake at both ends.
+//!
+//! ```
+//! use std::time::Duration;
+//! use ferroce::*;
+//!
+//! fn main() -> Result<(), Error> {
+//!     # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+//!     # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+//!     # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+//!     # let peer = context.create_qp(&QpConfig::rc(pd, cq))?;
+//!     # let (here, there) = (context.endpoint(qp, 0)?, context.endpoint(peer, 0)?);
+//!     # context.handshake(qp, &here, &there)?;
+//!     # context.handshake(peer, &there, &here)?;
+//!     // `qp` and `peer` are connected to each other. The peer's region lets nobody write.
+//!     let mr = context.register(pd, Memory::zeroed(64)?, Access::REMOTE_READ)?;
+//!     let (op, data) = (SendOp::Write(context.remote(mr)?.at(0)), Data::Inline(b"hello"));
+//!     context.post_recv(peer, &ReceiveWorkRequest { wr_id: 1, sges: &[] })?;
+//!     context.post_send(qp, &SendWorkRequest { wr_id: 2, op, data, flags: SendFlags::default() })?;
+//!     context.post_send(qp, &SendWorkRequest { wr_id: 3, op, data, flags: SendFlags::default() })?;
+//!
+//!     let mut failed = Vec::new();
+//!     while let Some(completion) = context.wait_cq(cq, Duration::from_millis(100))? {
+//!         failed.push((completion.wr_id, completion.status));
+//!         if let Err(error @ Error::Completion { status: WcStatus::RemAccessErr, .. }) = completion.ok() {
+//!             // QP 0x...: RdmaWrite 2 completed with RemAccessErr: refused by the peer: it does not allow this access to
+//!             // its memory
+//!             println!("{error}");
+//!         }
+//!     }
+//!     // The cause, and then what was flushed; of the queues of two queue pairs none is first.
+//!     failed.sort_by_key(|(wr_id, _)| *wr_id);
+//!     assert_eq!(failed, [(1, WcStatus::WrFlushErr), (2, WcStatus::RemAccessErr), (3, WcStatus::WrFlushErr)]);
+//!     // The other end has an event, for no receive could tell it.
+//!     assert_eq!(context.next_event_of(peer)?, Some(Event::QpAccessErr(peer)));
+//!
+//!     // Connected anew, they work again.
+//!     context.modify_qp(qp, Transition::Reset)?;
+//!     context.modify_qp(peer, Transition::Reset)?;
+//!     let (here, there) = (context.endpoint(qp, 0)?, context.endpoint(peer, 0)?);
+//!     context.handshake(qp, &here, &there)?;
+//!     context.handshake(peer, &there, &here)?;
+//!     assert_eq!(context.query_qp(qp)?.state, QpState::Rts);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # Completion statuses
+//!
+//! | status | cause | remedy |
+//! |---|---|---|
+//! | [`LocLenErr`](WcStatus::LocLenErr) | of a receive: the message is longer than its buffers. The sender gets `RemInvReqErr` | longer receives; the same message size at both ends. UD receives need 40 bytes more |
+//! | | of a READ or atomic: the response is not as long as what was asked for | the peer's implementation is at fault: record it (`--pcap`) and run `ferroce replay` |
+//! | [`LocQpOpErr`](WcStatus::LocQpOpErr) | of a datagram: its address handle was destroyed before it left | destroy handles after the completion |
+//! | | the response has an opcode that does not fit the request | as above: record it |
+//! | [`LocProtErr`](WcStatus::LocProtErr) | the local memory: bytes outside the region, another protection domain, or a result into a region without `LOCAL_WRITE` | offsets and lengths of the [`Sge`]s; register with [`Access::LOCAL_WRITE`]; one protection domain for queue pair and region |
+//! | [`WrFlushErr`](WcStatus::WrFlushErr) | the queue pair is in ERR, by an earlier failure, `disconnect`, or [`Transition::Error`] | look at the first other completion and at the events. Whether a flushed send reached the peer is not known |
+//! | [`MwBindErr`](WcStatus::MwBindErr) | a memory window can't be bound so | [`SendOp::BindMw`] lists what it needs, `MW_BIND` first |
+//! | [`RemInvReqErr`](WcStatus::RemInvReqErr) | the peer finds the request invalid: longer than its receive, an operation that its queue pair does not allow or does not know, an atomic at an address that is no multiple of 8, more READs than it takes | the peer's `Transition::Init` access; its receives; `max_rd_atomic` no more than its `max_dest_rd_atomic`; FLUSH and ATOMIC WRITE only where the peer has them; the same path MTU at both ends |
+//! | [`RemAccessErr`](WcStatus::RemAccessErr) | the peer's memory: a wrong or revoked key, bytes outside the region, or a right that the region does not have | tell the [`RemoteMemory`] anew after each registration; the region's [`Access`]; keep it registered until the last peer is done |
+//! | [`RemOpErr`](WcStatus::RemOpErr) | the peer can't carry it out: the memory of its receive is wrong (`LocProtErr` there) | mend the receives of the peer |
+//! | [`RetryExcErr`](WcStatus::RetryExcErr) | no acknowledgement after all retries: the peer is gone, does not poll, is in ERR or another partition, or packets are lost on the way (MTU, firewall, NAT) | the peer's program first; `ferroce doctor PEER` examines the way; [`Context::mismatches`] and the counters of both ends; a longer timeout where the peer is off its core for long ([`timeout_at_least`](ReadyToSend::timeout_at_least)) |
+//! | | with [`Event::QpUnreachable`] or [`Event::AhUnreachable`]: no next hop | the reason is in the event: route, ARP, neighbour discovery |
+//! | [`RnrRetryExcErr`](WcStatus::RnrRetryExcErr) | the peer has no receive posted, and `rnr_retry` is used up | post receives before the peer sends, and enough of them; `rnr_retry` 7 (the default) waits for ever; a longer [`min_rnr_timer`](ReadyToReceive::min_rnr_timer) at the receiver |
+//! | [`BadRespErr`](WcStatus::BadRespErr), [`LocAccessErr`](WcStatus::LocAccessErr), [`RemAbortErr`](WcStatus::RemAbortErr), [`FatalErr`](WcStatus::FatalErr), [`RespTimeoutErr`](WcStatus::RespTimeoutErr), [`GeneralErr`](WcStatus::GeneralErr) | from an RNIC alone | the card's manual; the kernel's log |
+//!
+//! `RemInvReqErr` and `RemAccessErr` of a receive are the same, seen by the other end: a request of the peer was refused here while
+//! the receive was in its hand. [`WcStatus::meaning`] says in a sentence which end refused.
+//!
+//! # Errors of verbs
+//!
+//! | [`Error`] | cause | remedy |
+//! |---|---|---|
+//! | [`Invalid`](Error::Invalid), [`Access`](Error::Access) | a value out of its range, rights that do not go together | the text says what would be right |
+//! | [`InvalidHandle`](Error::InvalidHandle) | the object was destroyed, or is of another context | – |
+//! | [`State`](Error::State) | the queue pair is in a state that does not allow this; `ERR` mostly means that work has failed before | the text names the states; look at the completions |
+//! | [`QueueFull`](Error::QueueFull) | all entries of a send, receive or command queue are in use | poll the context, take completions, post again; a larger [`max_send_wr`](QpConfig::max_send_wr). Signal some sends: entries of unsignaled ones are freed by acknowledgements too, but you do not see when |
+//! | [`Exhausted`](Error::Exhausted) | as many objects as the [`Config`] has | the text names the setting |
+//! | [`Busy`](Error::Busy) | others depend on the object | complete the work, or destroy the users first |
+//! | [`PathMtu`](Error::PathMtu) | the interface is too small for the path MTU | a smaller path MTU, or `ip link set eth0 mtu 4200` on every hop |
+//! | [`AddressFamily`](Error::AddressFamily) | the GID index is of the other IP version | [`endpoint_for`](Context::endpoint_for), [`Port::gid_index_for`] |
+//! | [`Unsupported`](Error::Unsupported) | this backend, port or build lacks the [`Feature`] | another device; the cargo feature `af_xdp` |
+//! | [`Region`](Error::Region) | bytes outside the region, or slices of memory that others may write | [`read`](Context::read) and [`write`](Context::write) |
+//! | [`Unreachable`](Error::Unreachable), [`Rejected`](Error::Rejected), [`TimedOut`](Error::TimedOut) | a verb that waits did not get what it waited for | the text names the peer and the reason. After `connect` the queue pair is as before and can try again; after `accept` it is in ERR |
+//! | [`Memory`](Error::Memory), [`Thread`](Error::Thread), [`Wait`](Error::Wait), [`Export`](Error::Export) | the operating system has refused | `ulimit`, permissions |
+//! | [`RunnerEnded`](Error::RunnerEnded), [`OwnThread`](Error::OwnThread), [`NoQueue`](Error::NoQueue) | a runner or channel that can't bring anything | [`threads`](super::threads) |
+//! | [`Driver`](Error::Driver) | from opening: rights, a missing interface, UDP port 4791 in use, libraries. From [`poll`](Context::poll): the port is gone | the text names the remedy; after `poll` has failed, open the device anew |
+//!
+//! # Events
+//!
+//! | [`Event`] | what to do |
+//! |---|---|
+//! | [`QpReqErr`](Event::QpReqErr), [`QpAccessErr`](Event::QpAccessErr) | a request of the peer was refused, and no receive could tell it. The queue pair is in ERR: rights and lengths, as above |
+//! | [`QpFatal`](Event::QpFatal), [`CqErr`](Event::CqErr) | a completion found no room. Make the completion queue as large as all that may complete in it, or take completions more often |
+//! | [`QpUnreachable`](Event::QpUnreachable), [`AhUnreachable`](Event::AhUnreachable) | no next hop; the reason is in the event |
+//! | [`PkeyViolation`](Event::PkeyViolation) | a packet of another partition: the same P_Key at both ends |
+//! | [`DeviceFatal`](Event::DeviceFatal) | the card has failed; open it anew |
+//! | [`CommEst`](Event::CommEst), [`SqDrained`](Event::SqDrained), [`QpLastWqeReached`](Event::QpLastWqeReached), [`SrqLimitReached`](Event::SrqLimitReached), [`Completion`](Event::Completion) | no failures: what an application has asked to be told |
+//!
+//! Sources: IBA 10.10.3 and 11.6 (errors and completion statuses), docs/protocol.md §4 to §6.
+
+#[cfg(doc)]
+use crate::*;

@@ -1,0 +1,135 @@
+//! Who polls, and how a thread waits.
+//!
+//! A [`Context`] sends, receives, acknowledges and retransmits only inside [`Context::poll`]. So some thread must poll as long as
+//! a peer may want something: also the target of a WRITE or READ, and an end that waits for nothing. A context that is not polled
+//! for longer than its peer's ACK timeouts looks dead to it ([`connecting`](super::connecting), "A peer that is gone").
+//!
+//! | your program | take |
+//! |---|---|
+//! | waits for one thing at a time | the verbs that wait: [`wait_cq`](Context::wait_cq), [`wait_cm_event`](Context::wait_cm_event), [`connect_blocking`](Context::connect_blocking) and its like |
+//! | has a loop of its own | a [`Poller`] |
+//! | has threads that compute, or several that send and receive | a [`Runner`], with a [`RunnerHandle`] for each thread |
+//! | is asynchronous | a [`Runner`] and [`RunnerHandle::next`] with any executor, or the descriptor in tokio's `AsyncFd` |
+//! | waits for sockets and timers too (epoll) | the context's descriptor: [`Context::prepare_wait`] |
+//! | one thread polls, another waits for completions | a [`CompChannel`] |
+//!
+//! A context can be moved to another thread and is never shared: it is `Send`, and every verb that changes something takes
+//! `&mut self`.
+//!
+//! # What a loop does when there is nothing to do
+//!
+//! [`Idle`] is the same choice for [`Poller`], [`Runner`] and the waits of a [`RunnerHandle`]:
+//!
+//! | | costs at rest | answers after |
+//! |---|---|---|
+//! | [`Idle::Spin`] | a whole core | the time of a poll; for a core of its own |
+//! | [`Idle::Yield`] | a whole core, less what others on it want | a poll, and the time slices of others |
+//! | [`Idle::Adaptive`], the default | nothing, after some 10 µs without work | as `Spin` at first, then as `Block` |
+//! | [`Idle::Block`] | nothing | a wake-up by the kernel, microseconds to tens of them |
+//!
+//! On a machine with fewer cores than polling threads `Spin` makes everything slower.
+//!
+//! # A loop of its own
+//!
+//! ```
+//! use ferroce::*;
+//!
+//! fn main() -> Result<(), Error> {
+//!     # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+//!     # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+//!     # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+//!     # let own = context.endpoint(qp, 0)?;
+//!     # context.handshake(qp, &own, &own)?;
+//!     # context.post_recv(qp, &ReceiveWorkRequest { wr_id: 1, sges: &[] })?;
+//!     # let (op, data) = (SendOp::SendWithImm(7), Data::Inline(&[]));
+//!     # context.post_send(qp, &SendWorkRequest { wr_id: 2, op, data, flags: SendFlags::default() })?;
+//!     // `context` has a connected queue pair with a receive posted, and its completions go to `cq`.
+//!     let mut poller = Poller::idling(Idle::default());
+//!     let message = loop {
+//!         poller.poll(&mut context)?;
+//!         while let Some(event) = context.next_event() {
+//!             println!("{event:?}");
+//!         }
+//!         if let Some(completion) = context.poll_cq(cq)? {
+//!             break completion.ok()?;
+//!         }
+//!     };
+//!     assert_eq!(message.immediate, Some(7));
+//!     Ok(())
+//! }
+//! ```
+//!
+//! # A runner
+//!
+//! The context lives on a thread of its own. Work requests go there through a ring and completions come back through another, without
+//! locks. Everything else is a closure that is called on that thread ([`RunnerHandle::call`]). A handle belongs to one thread or task.
+//!
+//! ```
+//! use std::time::Duration;
+//! use ferroce::*;
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+//!     let (pd, cq) = (context.alloc_pd()?, context.create_cq(64)?);
+//!     let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+//!     let own = context.endpoint(qp, 0)?;
+//!     context.handshake(qp, &own, &own)?;
+//!
+//!     // `.core(3)` would keep it on core 3.
+//!     let runner = Runner::start(context, &RunnerConfig::default().idle(Idle::Block))?;
+//!     let mut handle = runner.handle(&HandleConfig::default())?;
+//!     handle.deliver(cq)?; // the completions of this queue come to this handle
+//!
+//!     handle.post_recv(qp, &ReceiveWorkRequest { wr_id: 1, sges: &[] })?;
+//!     let (op, data) = (SendOp::SendWithImm(7), Data::Inline(&[]));
+//!     handle.post_send(qp, &SendWorkRequest { wr_id: 2, op, data, flags: SendFlags::default() })?;
+//!     match handle.wait(Duration::from_secs(5))? {
+//!         Some(Delivery::Completed { completion, .. }) => assert_eq!(completion.ok()?.immediate, Some(7)),
+//!         other => panic!("{other:?}"),
+//!     }
+//!
+//!     // The same in a task, with any executor; this is tokio's.
+//!     let task = async move {
+//!         handle.post_recv(qp, &ReceiveWorkRequest { wr_id: 3, sges: &[] })?;
+//!         handle.post_send(qp, &SendWorkRequest { wr_id: 4, op, data, flags: SendFlags::default() })?;
+//!         let Delivery::Completed { completion, .. } = handle.next().await? else { panic!("no completion") };
+//!         let events = handle.call_async(|context| context.next_event()).await?;
+//!         Ok::<_, Error>((completion.ok()?.immediate, events))
+//!     };
+//!     let received = tokio::runtime::Builder::new_current_thread().build()?.block_on(task)?;
+//!     assert_eq!(received, (Some(7), None));
+//!
+//!     let Stopped { context, error, .. } = runner.stop();
+//!     assert!(error.is_none() && context.query_qp(qp)?.state == QpState::Rts);
+//!     Ok(())
+//! }
+//! ```
+//!
+//! - A handle delivers completions. Take events by `handle.call(|context| context.next_cm_event())` and
+//!   [`next_event`](Context::next_event).
+//! - The ring of commands has no wait for room: on [`Error::QueueFull`] take deliveries and post again.
+//! - What the context refuses comes as [`Delivery::Refused`], in the order of posting.
+//! - Bytes get to the thread of a handle by [`RunnerHandle::exchange`] (no copy), or by a closure that copies.
+//! - A runner whose context fails, or in whose closure a panic happens, ends. Handles return [`Error::RunnerEnded`] then and bring back
+//!   what was not carried out; [`Runner::stop`] returns the context and the reason.
+//!
+//! # A descriptor
+//!
+//! [`Context::prepare_wait`] arms the context's descriptor and returns whether to wait; its documentation has the loop. The order is:
+//! poll, take completions and events until there are none, post, poll again if you have posted, `prepare_wait`, wait. A work request
+//! that is posted after `prepare_wait` leaves only with the next poll. `examples/tokio_server.rs` serves 100 connections so in
+//! one task.
+//!
+//! A [`CompChannel`] is the counterpart of `ibv_comp_channel`: completion queues that another thread waits for by a descriptor of its
+//! own ([`create_cq_on`](Context::create_cq_on), [`req_notify_cq`](Context::req_notify_cq)).
+//!
+//! # Several cores
+//!
+//! A context has one thread. For more cores open several: one for each queue of the interface (`af_xdp:eth0:0`, `af_xdp:eth0:1`),
+//! each with a runner and its share of the queue pairs (`examples/cores.rs`). Contexts share no state, so frames have to come
+//! to the right queue: by `ethtool -N` rules on a card, and by equal queue numbers at both ends of a veth.
+//!
+//! The reasons are in docs/decisions/02-nothing-blocks.md and docs/decisions/04-waiting-from-outside.md.
+
+#[cfg(doc)]
+use crate::*;
