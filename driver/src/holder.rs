@@ -54,6 +54,24 @@ impl Holder {
         Ok(all)
     }
 
+    /// The other processes that have AF_XDP ports on the interface.
+    #[cfg(feature = "af_xdp")]
+    pub(crate) fn of_af_xdp(interface: &Interface) -> Vec<Holder> {
+        let own = std::process::id();
+        let is_other = |holder: &Holder| holder.process.as_ref().is_none_or(|process| process.pid != own);
+        let mut others: Vec<Holder> = Vec::new();
+        for address in interface.gid_order() {
+            for holder in Holder::all(address, interface).unwrap_or_default() {
+                let is_named =
+                    |other: &Holder| (other.user, &other.process) == (holder.user, &holder.process);
+                if holder.interface.is_some() && is_other(&holder) && !others.iter().any(is_named) {
+                    others.push(holder);
+                }
+            }
+        }
+        others
+    }
+
     /// The refusal of a socket that could not be bound to the address.
     pub(crate) fn in_the_way(address: IpAddr, interface: &Interface) -> Error {
         let first = sockets_on(address, interface).ok().and_then(|all| all.into_iter().next());
@@ -80,6 +98,12 @@ impl fmt::Display for Holder {
             None => write!(f, "a process of user {}{port}", self.user),
         }
     }
+}
+
+/// What an error says of the AF_XDP ports that are on an interface.
+pub(crate) fn there(holders: &[Holder]) -> String {
+    let named: Vec<_> = holders.iter().map(ToString::to_string).collect();
+    if named.is_empty() { String::new() } else { format!("; on the interface: {}", named.join(", ")) }
 }
 
 /// The sockets on port 4791 to which packets to `address`, one of the interface's, may go.

@@ -436,13 +436,16 @@ pub enum Error {
     },
     /// Somebody else holds the queue.
     #[error(
-        "queue {queue} of '{interface}' is in use by another AF_XDP socket; stop that process or take another queue"
+        "queue {queue} of '{interface}' is in use by another AF_XDP socket{}; stop that process or take another queue",
+        holder::there(holders)
     )]
     QueueBusy {
         /// The interface.
         interface: String,
         /// The queue.
         queue: u32,
+        /// The other processes with AF_XDP ports on the interface, as far as this one may know.
+        holders: Vec<holder::Holder>,
     },
     /// The interface has an XDP program of somebody else, which is not replaced.
     #[error(

@@ -349,6 +349,17 @@ impl Interface {
     pub fn gid_order(&self) -> Vec<IpAddr> {
         gid_order(&self.addresses)
     }
+
+    /// Whether an address is the interface's. All of 127.0.0.0/8 is the loopback interface's.
+    pub fn owns(&self, address: IpAddr) -> bool {
+        self.addresses.iter().any(|(own, prefix)| match (own, address) {
+            (IpAddr::V4(own), IpAddr::V4(address)) if self.loopback => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
+                (u32::from(*own) ^ u32::from(address)) & mask == 0
+            }
+            _ => *own == address,
+        })
+    }
 }
 
 /// Addresses in the order of a RoCE GID table, as [`Interface::gid_order`] has them.

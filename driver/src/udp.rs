@@ -433,7 +433,7 @@ impl LocalAddress {
             let all = interfaces.iter().flat_map(|interface| &interface.addresses);
             all.map(|(address, _)| address.to_string()).collect::<Vec<_>>().join(", ")
         };
-        match interfaces.iter().find(|interface| owns(interface, address)) {
+        match interfaces.iter().find(|interface| interface.owns(address)) {
             Some(interface) => {
                 check_up(interface)?;
                 let scope = if is_link_local(address) { interface.index } else { 0 };
@@ -446,17 +446,6 @@ impl LocalAddress {
             }),
         }
     }
-}
-
-/// Whether an interface has an address. All of 127.0.0.0/8 is the loopback interface's.
-fn owns(interface: &Interface, address: IpAddr) -> bool {
-    interface.addresses.iter().any(|(own, prefix)| match (own, address) {
-        (IpAddr::V4(own), IpAddr::V4(address)) if interface.loopback => {
-            let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
-            (u32::from(*own) ^ u32::from(address)) & mask == 0
-        }
-        _ => *own == address,
-    })
 }
 
 fn check_up(interface: &Interface) -> Result<(), Error> {

@@ -103,7 +103,7 @@ fn a_busy_queue_is_named_and_its_owner_undisturbed() {
     let (mut a, mut b) = pair.in_both(open);
     let start = Instant::now();
     let error = pair.in_a(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap_err();
-    assert!(matches!(&error, Error::QueueBusy { queue: 0, interface } if interface == VETH), "{error}");
+    assert!(matches!(&error, Error::QueueBusy { queue: 0, interface, .. } if interface == VETH), "{error}");
     assert!(start.elapsed() < Duration::from_secs(5));
     cross(&mut a, &mut b, 1082, 100);
     cross(&mut b, &mut a, 1082, 100);

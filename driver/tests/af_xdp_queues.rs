@@ -227,7 +227,10 @@ fn a_queue_of_somebody_else_is_named() {
     let mut a = pair.in_a(|| open_one(2));
     let mut owner = pair.in_b(|| open_one(2));
     let refused = pair.in_b(|| AfXdp::open(&AfXdpConfig::new(VETH))).unwrap_err();
-    assert!(matches!(&refused, Error::QueueBusy { interface, queue: 2 } if interface == VETH), "{refused}");
+    assert!(
+        matches!(&refused, Error::QueueBusy { interface, queue: 2, .. } if interface == VETH),
+        "{refused}"
+    );
     let frame = of_flow(owner.capabilities(), a.capabilities().mac, 1, 0, 100);
     send(&mut a, &frame);
     assert_eq!(drain(&mut owner, Duration::from_millis(20)), [frame]);

@@ -81,8 +81,9 @@ impl DeviceSpec {
                     open_udp(&UdpConfig::of_interface(interface)?)?
                 }
                 opened => {
+                    let opened = opened?;
                     info!(interface, "taking the driver af_xdp, the fastest for an interface in this build");
-                    opened?
+                    opened
                 }
             },
             DeviceSpec::AfXdp { interface, queue } => open_af_xdp(interface, *queue)?,

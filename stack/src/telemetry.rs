@@ -3,3 +3,4 @@
 pub(crate) mod counters;
 pub(crate) mod exporter;
 pub(crate) mod metrics;
+mod port;

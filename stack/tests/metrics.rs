@@ -63,6 +63,13 @@ fn requests_are_counted_by_kind_at_both_ends() {
     let by_state = metrics.iter().find(|metric| metric.name == "qps").unwrap();
     let qps: u64 = by_state.samples.iter().map(|sample| sample.value).sum();
     assert_eq!(qps, value(&metrics, "resource_in_use", Some("qp")));
+    let [near, far] = [0, 1].map(|end: usize| pair.ends[end].context.port().clone());
+    assert_eq!(value(&metrics, "port_mtu", None), u64::from(far.mtu));
+    assert_eq!(value(&metrics, "port_gid", Some(&far.gids[0].gid.to_string())), 1);
+    assert_eq!(value(&metrics, "port_pkey", Some("0xffff")), 1);
+    assert_eq!(value(&metrics, "peer_qps", Some(&near.gids[0].gid.to_string())), 1);
+    let path_mtus = metrics.iter().find(|metric| metric.name == "path_mtu_qps").unwrap();
+    assert_eq!(path_mtus.samples.iter().map(|sample| sample.value).sum::<u64>(), 1);
 }
 
 /// The rates of queue pairs that a CNP has slowed down, the slowest first, and 16 at most.

@@ -2,22 +2,28 @@
 
 mod alone;
 mod control;
+mod echo;
 mod far;
+mod live;
 mod local;
 pub mod message;
+mod occupants;
+mod passive;
 mod path;
 mod port;
 mod probe;
 mod probe_port;
+mod question;
 mod report;
+mod symptom;
 
 use std::convert::Infallible;
 use std::net::{IpAddr, ToSocketAddrs};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::PacketDriver;
-use ferroce::{DeviceSpec, PKey, PathMtu};
+use ferroce::driver::{Error as DriverError, PacketDriver};
+use ferroce::{DeviceSpec, Error, PKey, PathMtu};
 
 use crate::endpoint::{Interrupt, packet_driver, parse_pkey};
 use crate::failure::Failure;
@@ -28,17 +34,24 @@ use crate::{selftest, tcp};
 use control::{DoctorControl, Limits, unexpected};
 use far::MAX_ROUNDS;
 use message::{DoctorMessage, Hello, Probe, Sighting};
+use occupants::{Occupants, Place};
 use path::{Arrivals, Way};
 use probe::Lookout;
 use probe_port::{ProbePort, RESOLVE_TIME};
-use report::{Check, DoctorReport};
+use report::{Check, DoctorReport, Mode};
 
 /// Checks the way to a peer: MTU, GID, UDP port 4791, ICRC, DSCP and ECN, each way; pause frames, PFC and traffic
 /// classes of the port; and says the cure.
 ///
 /// Without PEER it is the far end, which answers until it is interrupted. A PEER that runs no `ferroce
 /// doctor` is checked as far as its connection manager and ICMP tell. With `-d loopback` and no PEER,
-/// both ends run in this process. Exit status: 0 if no check failed, 1 if one did.
+/// both ends run in this process.
+///
+/// While another program has UDP port 4791 of the device, the check is passive: it leaves the port alone and examines that
+/// program by its counters (those of `ferroce stat`), and the way by ICMP, TCP and what the kernel tells. Without PEER it then
+/// examines the program alone. The second line of the report says which it was, and why.
+///
+/// Exit status: 0 if no check failed, 1 if one did.
 #[derive(clap::Args, Clone, Debug)]
 pub struct Args {
     /// The other end, a name or an IP address.
@@ -62,6 +75,12 @@ pub struct Args {
     /// DSCP of the data that the work of this end sends, 0 to 63, to see in which class of the port it is.
     #[arg(long, value_name = "DSCP", value_parser = clap::value_parser!(u8).range(..64), default_value_t = 0)]
     dscp: u8,
+    /// Leaves UDP port 4791 alone even if it is free.
+    #[arg(long, conflicts_with = "active")]
+    passive: bool,
+    /// Takes UDP port 4791, and fails while another program has it.
+    #[arg(long)]
+    active: bool,
     #[command(flatten)]
     json: JsonArg,
 }
@@ -89,46 +108,92 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
             ));
         }
     };
+    let place = Place::of(&device)?;
+    if args.passive && place.is_none() {
+        return Err(Failure::usage(format!("--passive: '{device}' is on none of the kernel's interfaces")));
+    }
     if let Some([far, near]) = selftest::ports(&device, peer)? {
         let listener = Listener::local()?;
         let tcp_port = listener.port()?;
         let [far, near] = [packet_driver(far, "doctor")?, packet_driver(near, "doctor")?];
         let to = far.capabilities().addresses[0];
         let serve = || far::serve(ProbePort::new(far, args.pkey), &listener, &interrupt, true);
-        let ask = || args.check(near, &to.to_string(), to, tcp_port, &interrupt);
+        let why = "both ends are in this process".to_owned();
+        let ask = || args.check(near, why.clone(), (&to.to_string(), to), tcp_port, &interrupt);
         return selftest::run(&interrupt, serve, ask).map(Some);
     }
-    let driver = packet_driver(device.open()?, "doctor")?;
+    let occupants = place.as_ref().map(Occupants::find).transpose()?.unwrap_or_default();
+    let opened = match (&place, args.reason_to_be_passive(&occupants)) {
+        (Some(_), Some(why)) => Err(why),
+        (place, _) => match device.open() {
+            // Somebody was quicker, or the kernel has it.
+            Err(error) if place.is_some() && !args.active && is_taken(&error) => Err(error.to_string()),
+            opened => Ok(opened?),
+        },
+    };
+    let device = match (opened, &place) {
+        (Ok(device), _) => device,
+        (Err(why), Some(place)) => {
+            let to = peer.map(|peer| address(peer, Some(&place.addresses))).transpose()?;
+            return passive::check(args, place, peer.zip(to), occupants, why, &interrupt).map(Some);
+        }
+        (Err(why), None) => return Err(Failure::run(why)),
+    };
+    let driver = packet_driver(device, "doctor")?;
     let Some(peer) = peer else {
         let port = ProbePort::new(driver, args.pkey);
         return far::serve(port, &Listener::any(args.tcp_port)?, &interrupt, false).map(|()| None);
     };
-    let to = address(peer, Some(&driver.capabilities().addresses))?;
-    args.check(driver, peer, to, args.tcp_port, &interrupt).map(Some)
+    let addresses = &driver.capabilities().addresses;
+    let to = address(peer, Some(addresses))?;
+    let why = match (args.active, occupants.describe()) {
+        (true, Some(others)) => format!("--active, though {others}"),
+        _ => "nobody else has UDP port 4791 here".to_owned(),
+    };
+    args.check(driver, why, (peer, to), args.tcp_port, &interrupt).map(Some)
+}
+
+/// Whether a device can't be opened because others have it.
+fn is_taken(error: &Error) -> bool {
+    matches!(error, Error::Driver(DriverError::PortInUse { .. } | DriverError::QueueBusy { .. }))
 }
 
 impl Args {
+    /// Why UDP port 4791 is left alone, if it is.
+    fn reason_to_be_passive(&self, occupants: &Occupants) -> Option<String> {
+        match (self.active, self.passive) {
+            (true, _) => None,
+            (_, true) => Some(format!(
+                "--passive{}",
+                occupants.describe().map_or(String::new(), |who| format!("; {who}"))
+            )),
+            (false, false) => occupants.describe(),
+        }
+    }
+
+    /// Checks the way with UDP port 4791 of this end; `why` says why.
     fn check(
         &self,
         driver: Box<dyn PacketDriver>,
-        peer: &str,
-        to: IpAddr,
+        why: String,
+        (peer, to): (&str, IpAddr),
         tcp_port: u16,
         interrupt: &Interrupt,
     ) -> Result<DoctorReport, Failure> {
         let mut port = ProbePort::new(driver, self.pkey);
         let capabilities = port.driver.capabilities().clone();
         let device = format!("{}:{}", capabilities.driver, capabilities.interface);
+        let report = |checks| DoctorReport::new(Some(peer), device, (Mode::Active, why), checks);
         let (source, gid) = local::gid(&capabilities, self.gid_index, to);
         let mut checks = vec![gid];
-        let Some(source) = source else { return Ok(DoctorReport::new(peer, device, checks)) };
+        let Some(source) = source else { return Ok(report(checks)) };
         checks.extend(local::checks(&capabilities, source, to));
         let resolved = port.driver.resolve_blocking(to, RESOLVE_TIME);
         let is_reached = resolved.is_ok();
         checks.push(local::neighbour_check(resolved, to, port.is_socket()));
         checks.extend(port::checks(&capabilities, self.dscp));
         if !is_reached {
-            return Ok(DoctorReport::new(peer, device, checks));
+            return Ok(report(checks));
         }
         let wanted = self.mtu.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
         // Over loopback, packets and control connection have different addresses.
@@ -166,7 +231,7 @@ impl Args {
                 )?);
             }
         }
-        Ok(DoctorReport::new(peer, device, checks))
+        Ok(report(checks))
     }
 
     /// With a doctor at either end.

@@ -19,6 +19,7 @@ use crate::failure::{Failure, INTERRUPTED};
 use crate::output::JsonArg;
 use crate::tcp::ListenAddress;
 use table::Table;
+pub(crate) use table::title;
 
 /// Shows what running ferroce processes count: packets, losses, errors, events, objects in use.
 ///
@@ -156,7 +157,7 @@ impl Contexts {
         }
         let mut reason = match &self.wanted {
             Some(wanted) if !self.others.is_empty() => {
-                let others: Vec<_> = self.others.iter().take(MAX_NAMED).map(table::title).collect();
+                let others: Vec<_> = self.others.iter().take(MAX_NAMED).map(title).collect();
                 let more = match self.others.len() - others.len() {
                     0 => String::new(),
                     more => format!("; and {more} more"),

@@ -12,6 +12,7 @@ use xsk_rs::{CompQueue, FillQueue, RxQueue, Socket, TxQueue};
 use super::frames::Frames;
 use super::{BURST, Layout, os_cause, os_error};
 use crate::Error;
+use crate::holder::Holder;
 use crate::netlink::{Interface, XdpMode};
 
 /// A socket that was just closed holds its queue for some milliseconds.
@@ -109,7 +110,8 @@ fn bind_patiently(
             }
         }
         if Instant::now() > deadline {
-            return Err(Error::QueueBusy { interface: interface.name.clone(), queue });
+            let holders = Holder::of_af_xdp(interface);
+            return Err(Error::QueueBusy { interface: interface.name.clone(), queue, holders });
         }
         thread::sleep(BIND_RETRY);
     }

@@ -124,6 +124,11 @@ impl Metrics {
         self.push_gauges("qps", "Queue pairs by state.", "state", states);
     }
 
+    /// A gauge with one value.
+    pub(crate) fn push_gauge(&mut self, name: &'static str, help: &'static str, value: u64) {
+        self.push(name, help, MetricKind::Gauge, None, value);
+    }
+
     /// A gauge with a value for each of its labels `key`.
     pub(crate) fn push_gauges(
         &mut self,

@@ -92,13 +92,15 @@ pub(super) fn checks(capabilities: &Capabilities, source: IpAddr, peer: IpAddr) 
         }
         Err(error) => return NAMES.map(|check| Check::not_checked(check, error.to_string())).into(),
     };
-    vec![interface_check(capabilities, &interface, peer), route_check(&netlink, &interface, source, peer)]
+    vec![
+        interface_check(capabilities, &interface, peer.is_ipv6()),
+        route_check(&netlink, &interface, source, peer),
+    ]
 }
 
-fn interface_check(capabilities: &Capabilities, interface: &Interface, peer: IpAddr) -> Check {
+pub(super) fn interface_check(capabilities: &Capabilities, interface: &Interface, ipv6: bool) -> Check {
     const NAME: &str = "interface";
     let Interface { name, mtu, .. } = interface;
-    let ipv6 = peer.is_ipv6();
     let path_mtu = PathMtu::largest_for(*mtu, ipv6);
     let largest = path_mtu.map_or("none".to_owned(), |path_mtu| path_mtu.bytes().to_string());
     let row = format!("'{name}', {}, MTU {mtu}: path MTU {largest}", capabilities.driver);
@@ -171,9 +173,11 @@ pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<String> {
     socket.send(&[0]).ok()?;
     let error = socket.recv(&mut [0; 64]).err()?;
     match error.kind() {
-        std::io::ErrorKind::ConnectionRefused => {
-            Some(format!("{peer} says by ICMP that nothing has its UDP port 4791"))
-        }
+        // From the peer or from a firewall before it; and some ports take their packets before the kernel sees them.
+        std::io::ErrorKind::ConnectionRefused => Some(format!(
+            "a plain packet there comes back as ICMP port unreachable: no socket at {peer} has UDP port 4791, which AF_XDP, \
+             DPDK and cards can do without, or a firewall rejects it"
+        )),
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => None,
         _ => Some(format!("a plain packet there gets the answer: {error}")),
     }

@@ -47,21 +47,39 @@ impl Check {
     }
 }
 
+/// Whether UDP port 4791 is taken for the checks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Mode {
+    /// Packets leave from it and come to it.
+    Active,
+    /// It is left to the program that has it.
+    Passive,
+}
+
 /// All of them.
 #[derive(Debug, Serialize)]
 pub(super) struct DoctorReport {
-    /// As it was given.
-    pub(super) peer: String,
+    /// As it was given, if one was.
+    pub(super) peer: Option<String>,
     pub(super) device: String,
+    pub(super) mode: Mode,
+    /// Why it is this one.
+    pub(super) why: String,
     /// No check failed.
     pub(super) well: bool,
     pub(super) checks: Vec<Check>,
 }
 
 impl DoctorReport {
-    pub(super) fn new(peer: &str, device: String, checks: Vec<Check>) -> DoctorReport {
+    pub(super) fn new(
+        peer: Option<&str>,
+        device: String,
+        (mode, why): (Mode, String),
+        checks: Vec<Check>,
+    ) -> DoctorReport {
         let well = checks.iter().all(|check| check.result != CheckVerdict::Failed);
-        DoctorReport { peer: peer.to_owned(), device, well, checks }
+        DoctorReport { peer: peer.map(str::to_owned), device, mode, why, well, checks }
     }
 
     /// Returns the exit status: 0 if no check failed, otherwise 1.
@@ -74,7 +92,15 @@ impl DoctorReport {
 
     fn print_table(&self) -> Result<(), Failure> {
         let width = self.checks.iter().map(|check| check.check.chars().count()).max().unwrap_or(0);
-        say!("{} seen from {}", self.peer, self.device)?;
+        match &self.peer {
+            Some(peer) => say!("{peer} seen from {}", self.device)?,
+            None => say!("{} by itself", self.device)?,
+        }
+        let mode = match self.mode {
+            Mode::Active => "active",
+            Mode::Passive => "passive",
+        };
+        say!("{mode}: {}", self.why)?;
         say!("{:<width$} | result      | what was seen, and the cure", "check")?;
         for Check { check, result, seen, cure } in &self.checks {
             // The other end has a say in it, but none in how a terminal behaves.

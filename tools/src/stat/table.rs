@@ -75,7 +75,7 @@ fn counts(metrics: &Metrics) -> HashMap<Key<'_>, u64> {
 }
 
 /// The name of a context: `veth0 (af_xdp), pid 1234`.
-pub(super) fn title(metrics: &Metrics) -> String {
+pub(crate) fn title(metrics: &Metrics) -> String {
     let label = |name| metrics.label(name).unwrap_or("?");
     format!("{} ({}), pid {}", label("device"), label("driver"), label("pid"))
 }

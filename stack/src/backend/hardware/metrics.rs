@@ -54,6 +54,8 @@ impl Hardware {
             ],
             states.map(|state| (state.name(), by_state[state as usize])),
         );
+        let peers = self.qps.iter().filter_map(|qp| Some((qp.told.address?.gid, qp.told.path_mtu?)));
+        metrics.push_port(&self.port, peers);
         metrics
     }
 

@@ -20,7 +20,7 @@ impl Software {
     }
 
     pub(crate) fn metrics(&self) -> Metrics {
-        let Engine { qps, shared, .. } = &self.engine;
+        let Engine { qps, shared, port, .. } = &self.engine;
         let capabilities = self.driver.capabilities();
         let mut metrics = Metrics::new(capabilities.driver, &capabilities.interface);
         metrics.push_counters(&shared.counters);
@@ -39,6 +39,8 @@ impl Software {
         qps.iter().for_each(|qp| by_state[qp.state as usize] += 1);
         let states = [QpState::Reset].into_iter().chain(QpState::ALL_BUT_RESET);
         metrics.push_objects(&resources, states.map(|state| (state.name(), by_state[state as usize])));
+        let peers = qps.iter().filter_map(|qp| Some((qp.address.as_ref()?.gid, qp.path_mtu()?)));
+        metrics.push_port(port, peers);
         self.push_reactions(&mut metrics);
         metrics
     }

@@ -1,0 +1,235 @@
+//! A context of another process, examined by what it counts: its port, its peers, and what its counters say is wrong.
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use ferroce::{Counter, Exported, Gid, Metrics, PathMtu};
+
+use super::occupants::gauge;
+use super::report::Check;
+use super::symptom::{SYMPTOMS, Symptom};
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+use crate::stat::title;
+
+/// Between the two looks at what it counts.
+const LOOK: Duration = Duration::from_secs(1);
+/// Contexts that are examined, and peers of one that are named.
+const MAX_CONTEXTS: usize = 16;
+const MAX_NAMED: usize = 8;
+
+/// A context, as it was at two times.
+pub(super) struct LiveContext {
+    before: Metrics,
+    now: Metrics,
+}
+
+/// What a counter says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Count {
+    /// Since the context was opened.
+    pub(super) total: u64,
+    /// Between the two times.
+    pub(super) lately: u64,
+}
+
+impl LiveContext {
+    /// Looks at contexts once more, a second after `before`; and says which are left out.
+    pub(super) fn watch(
+        before: &[Metrics],
+        interrupt: &Interrupt,
+    ) -> Result<(Vec<LiveContext>, Vec<Check>), Failure> {
+        if before.is_empty() {
+            return Ok((Vec::new(), Vec::new()));
+        }
+        let until = Instant::now() + LOOK;
+        while Instant::now() < until {
+            interrupt.check()?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let now: Vec<Metrics> =
+            Exported::find().read().into_iter().filter_map(|(_, metrics)| metrics.ok()).collect();
+        let (mut live, mut left_out) = (Vec::new(), Vec::new());
+        for before in before.iter().take(MAX_CONTEXTS) {
+            match now.iter().find(|now| now.labels() == before.labels()) {
+                Some(now) => live.push(LiveContext { before: before.clone(), now: now.clone() }),
+                None => left_out.push(Check::not_checked(
+                    "context",
+                    format!("{}: it has ended, or does not answer any more", title(before)),
+                )),
+            }
+        }
+        if let Some(more) = before.len().checked_sub(MAX_CONTEXTS).filter(|more| *more > 0) {
+            let why = format!("{more} more contexts, which `ferroce stat` shows");
+            left_out.push(Check::not_checked("context", why));
+        }
+        Ok((live, left_out))
+    }
+
+    pub(super) fn count(&self, name: &str) -> Count {
+        let value = |metrics: &Metrics| {
+            let found = metrics.iter().find(|metric| metric.name == name);
+            found.into_iter().flat_map(|metric| &metric.samples).map(|sample| sample.value).sum::<u64>()
+        };
+        let total = value(&self.now);
+        Count { total, lately: total.saturating_sub(value(&self.before)) }
+    }
+
+    /// The largest path MTU of its queue pairs.
+    pub(super) fn path_mtu(&self) -> Option<PathMtu> {
+        let largest =
+            gauge(&self.now, "path_mtu_qps").filter_map(|(bytes, _)| bytes.parse::<u32>().ok()).max()?;
+        PathMtu::ALL.into_iter().find(|path_mtu| path_mtu.bytes() == largest)
+    }
+
+    /// What it tells of itself, and of its way to `peer`.
+    pub(super) fn checks(&self, peer: Option<IpAddr>) -> Vec<Check> {
+        let mut checks = vec![self.context()];
+        checks.extend(peer.map(|peer| self.peer(peer)));
+        checks.push(self.traffic());
+        checks.extend(SYMPTOMS.iter().filter_map(|symptom: &Symptom| symptom.check(self)));
+        checks
+    }
+
+    /// Before what is said of it, for there may be several.
+    pub(super) fn named(&self, said: &str) -> String {
+        format!("{}: {said}", title(&self.now))
+    }
+
+    fn context(&self) -> Check {
+        const NAME: &str = "context";
+        let listed = |name| {
+            let all: Vec<&str> = gauge(&self.now, name).map(|(label, _)| label).collect();
+            if all.is_empty() { "not told".to_owned() } else { all.join(", ") }
+        };
+        let numbered = |name: &'static str| {
+            gauge(&self.now, name).filter(|(_, qps)| *qps > 0).map(|(label, qps)| format!("{qps} {label}"))
+        };
+        let none_or = |mut rows: Vec<String>| {
+            let more = rows.len().saturating_sub(MAX_NAMED);
+            rows.truncate(MAX_NAMED);
+            if more > 0 {
+                rows.push(format!("{more} more"));
+            }
+            if rows.is_empty() { "none".to_owned() } else { rows.join(", ") }
+        };
+        let mtu =
+            gauge(&self.now, "port_mtu").next().map_or("not told".to_owned(), |(_, mtu)| mtu.to_string());
+        let peers = gauge(&self.now, "peer_qps").map(|(peer, qps)| format!("{peer} ({qps})")).collect();
+        let seen = self.named(&format!(
+            "MTU {mtu}; GIDs {}; P_Keys {}; queue pairs: {}; peers: {}; path MTUs: {}",
+            listed("port_gid"),
+            listed("port_pkey"),
+            none_or(numbered("qps").collect()),
+            none_or(peers),
+            none_or(gauge(&self.now, "path_mtu_qps").map(|(mtu, qps)| format!("{mtu} ({qps})")).collect()),
+        ));
+        let failed: u64 = gauge(&self.now, "qps")
+            .filter(|(state, _)| ["error", "sqe"].contains(state))
+            .map(|(_, qps)| qps)
+            .sum();
+        if failed > 0 {
+            return Check::note(
+                NAME,
+                format!("{seen}; {failed} queue pair(s) in an error state"),
+                "the program has a completion or an event in error that says why; a queue pair works again only after it \
+                 was reset and connected anew",
+            );
+        }
+        Check::ok(NAME, seen)
+    }
+
+    fn peer(&self, peer: IpAddr) -> Check {
+        const NAME: &str = "peer";
+        let gid = Gid::from(peer).to_string();
+        match gauge(&self.now, "peer_qps").find(|(label, _)| *label == gid) {
+            Some((_, qps)) => {
+                Check::ok(NAME, self.named(&format!("{qps} queue pair(s) connected to {peer}")))
+            }
+            None => Check::not_checked(
+                NAME,
+                self.named(&format!(
+                    "no queue pair is connected to {peer}, so what it counts is of the ways to others"
+                )),
+            ),
+        }
+    }
+
+    /// Whether packets come and go.
+    fn traffic(&self) -> Check {
+        const NAME: &str = "UDP 4791";
+        let (sent, received) = (self.count(Counter::SentPkts.name()), self.count(Counter::RcvdPkts.name()));
+        let seen = self.named(&format!(
+            "{} packets sent and {} received, {} and {} of them in the last second",
+            sent.total, received.total, sent.lately, received.lately
+        ));
+        if self.now.label("driver") == Some("ibverbs") {
+            return Check::not_checked(
+                NAME,
+                self.named("a card counts its packets for itself (`ethtool -S`)"),
+            );
+        }
+        match (sent.total > 0, received.total > 0) {
+            (true, false) => Check::failed(
+                NAME,
+                seen,
+                "nothing has ever come back: a firewall for UDP port 4791, a NAT (the ICRC covers addresses and ports), \
+                 another partition, or nobody there; `ferroce doctor` at the other end, or with this program stopped, tells \
+                 them apart",
+            ),
+            (_, true) => Check::ok(NAME, seen),
+            (false, false) => Check::not_checked(NAME, seen),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::super::report::CheckVerdict;
+    use super::*;
+
+    /// A context with these counters, as it was and as it is.
+    pub(in super::super) fn context(counters: &[(&str, u64, u64)], gauges: &str) -> LiveContext {
+        let text = |value: fn(&(&str, u64, u64)) -> u64| {
+            let labels = "device=\"eth0\",driver=\"udp\",pid=\"7\"";
+            let counters = counters.iter().map(|row| {
+                let name = format!("ferroce_{}_total", row.0);
+                format!("# TYPE {name} counter\n{name}{{{labels}}} {}\n", value(row))
+            });
+            let gauges = gauges.lines().map(|line| {
+                let (name, label, value) = match line.split_whitespace().collect::<Vec<_>>()[..] {
+                    [name, label, value] => (name, format!(",{label}"), value),
+                    [name, value] => (name, String::new(), value),
+                    _ => panic!("{line}"),
+                };
+                format!("# TYPE ferroce_{name} gauge\nferroce_{name}{{{labels}{label}}} {value}\n")
+            });
+            counters.chain(gauges).collect::<String>()
+        };
+        let read = |value| Metrics::parse(&text(value)).expect("it is well-formed");
+        LiveContext { before: read(|row| row.1), now: read(|row| row.2) }
+    }
+
+    #[test]
+    fn a_context_says_what_it_has() {
+        let gauges = "port_mtu 4200\nport_gid gid=\"::ffff:10.0.0.1\" 1\nport_pkey pkey=\"0xffff\" 1\nqps state=\"rts\" 3\n\
+                      qps state=\"error\" 0\npeer_qps peer=\"::ffff:10.0.0.2\" 3\npath_mtu_qps path_mtu=\"1024\" 3";
+        let live = context(&[("sent_pkts", 10, 30), ("rcvd_pkts", 10, 25)], gauges);
+        let [own, peer, traffic, ..] = &live.checks(Some([10, 0, 0, 2].into()))[..] else {
+            panic!("too few")
+        };
+        let seen = "eth0 (udp), pid 7: MTU 4200; GIDs ::ffff:10.0.0.1; P_Keys 0xffff; queue pairs: 3 rts; peers: \
+                    ::ffff:10.0.0.2 (3); path MTUs: 1024 (3)";
+        assert_eq!((own.result, own.seen.as_str()), (CheckVerdict::Ok, seen));
+        assert_eq!(peer.seen, "eth0 (udp), pid 7: 3 queue pair(s) connected to 10.0.0.2");
+        let seen = "eth0 (udp), pid 7: 30 packets sent and 25 received, 20 and 15 of them in the last second";
+        assert_eq!((traffic.result, traffic.seen.as_str()), (CheckVerdict::Ok, seen));
+        assert_eq!(live.path_mtu(), Some(PathMtu::Mtu1024));
+        assert_eq!(live.peer([10, 0, 0, 3].into()).result, CheckVerdict::NotChecked);
+        let deaf = context(&[("sent_pkts", 10, 30), ("rcvd_pkts", 0, 0)], "qps state=\"error\" 1");
+        assert_eq!(
+            (deaf.traffic().result, deaf.context().result),
+            (CheckVerdict::Failed, CheckVerdict::Note)
+        );
+    }
+}

@@ -1,0 +1,150 @@
+//! Who has the addresses that a check would begin at: sockets on UDP port 4791, and contexts that show themselves.
+
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use ferroce::driver::holder::Holder;
+use ferroce::driver::netlink::{Interface, Netlink};
+use ferroce::driver::udp::UdpConfig;
+use ferroce::{DeviceSpec, Exported, Gid, Metrics};
+
+use crate::failure::Failure;
+use crate::stat::title;
+
+/// Of the kernel's interfaces the one that a device is on, and its addresses that the device takes packets to.
+pub(super) struct Place {
+    pub(super) interface: Interface,
+    pub(super) addresses: Vec<IpAddr>,
+    /// The driver that the device's name says, if it says one.
+    pub(super) driver: Option<&'static str>,
+}
+
+impl Place {
+    /// `None` for a device that is on none of the kernel's interfaces.
+    pub(super) fn of(device: &DeviceSpec) -> Result<Option<Place>, Failure> {
+        let netlink = Netlink::open()?;
+        let whole = |name: &str, driver| -> Result<_, Failure> {
+            let interface = netlink.interface(name)?;
+            let addresses = interface.gid_order();
+            Ok(Some(Place { interface, addresses, driver }))
+        };
+        let one = |address: IpAddr| -> Result<_, Failure> {
+            let interface = netlink.interfaces()?.into_iter().find(|interface| interface.owns(address));
+            let place = |interface| Place { interface, addresses: vec![address], driver: Some("udp") };
+            Ok(interface.map(place))
+        };
+        match device {
+            DeviceSpec::Interface(name) => whole(name, None),
+            DeviceSpec::AfXdp { interface, .. } => whole(interface, Some("af_xdp")),
+            DeviceSpec::Udp(address) => one(*address),
+            DeviceSpec::UdpInterface(name) => one(UdpConfig::of_interface(name)?.address),
+            _ => Ok(None),
+        }
+    }
+
+    /// Whether a context of that process is on one of the addresses. One of an earlier version does not tell them.
+    fn has(&self, metrics: &Metrics, pid: u32, holders: &[Holder]) -> bool {
+        let mut gids = gauge(metrics, "port_gid").map(|(gid, _)| gid).peekable();
+        let own: Vec<String> = self.addresses.iter().map(|address| Gid::from(*address).to_string()).collect();
+        let is_on_address = gids.peek().is_none() || gids.any(|gid| own.iter().any(|own| own == gid));
+        metrics.label("device") == Some(&self.interface.name) && is_on_address && is_here(pid, holders)
+    }
+}
+
+/// Whether a process is in this network namespace: those of others have interfaces of the same names.
+fn is_here(pid: u32, holders: &[Holder]) -> bool {
+    let namespace = |process: &str| fs::read_link(format!("/proc/{process}/ns/net")).ok();
+    let is_holder = |holder: &Holder| holder.process.as_ref().is_some_and(|process| process.pid == pid);
+    match (namespace("self"), namespace(&pid.to_string())) {
+        (Some(own), Some(other)) => own == other,
+        _ => holders.iter().any(is_holder),
+    }
+}
+
+/// A gauge's values with their labels.
+pub(super) fn gauge<'a>(metrics: &'a Metrics, name: &str) -> impl Iterator<Item = (&'a str, u64)> {
+    let found = metrics.iter().find(|metric| metric.name == name);
+    let samples = found.into_iter().flat_map(|metric| &metric.samples);
+    samples.map(|sample| (sample.label.as_ref().map_or("", |label| &*label.value), sample.value))
+}
+
+/// A context that does not say what it counts.
+pub(super) struct Mute {
+    pub(super) pid: u32,
+    pub(super) why: String,
+}
+
+/// Those who have a place.
+#[derive(Default)]
+pub(super) struct Occupants {
+    /// Who has a socket on UDP port 4791. The kernel's own is left out: only opening the port tells if it is in the way.
+    pub(super) holders: Vec<Holder>,
+    /// Contexts that show themselves.
+    pub(super) contexts: Vec<Metrics>,
+    /// Contexts of these that do not answer.
+    pub(super) mute: Vec<Mute>,
+}
+
+impl Occupants {
+    pub(super) fn find(place: &Place) -> Result<Occupants, Failure> {
+        let mut occupants = Occupants::default();
+        for address in &place.addresses {
+            let all = Holder::all(*address, &place.interface)?;
+            let new: Vec<Holder> = all
+                .into_iter()
+                .filter(|holder| !holder.is_kernel && !occupants.holders.contains(holder))
+                .collect();
+            occupants.holders.extend(new);
+        }
+        for (path, metrics) in Exported::find().read() {
+            match metrics {
+                Ok(metrics) => {
+                    let pid = metrics.label("pid").and_then(|pid| pid.parse().ok());
+                    if pid.is_some_and(|pid| place.has(&metrics, pid, &occupants.holders)) {
+                        occupants.contexts.push(metrics);
+                    }
+                }
+                Err(error) => {
+                    if let Some(pid) = pid_of(&path, &place.interface.name)
+                        && is_here(pid, &occupants.holders)
+                    {
+                        occupants.mute.push(Mute { pid, why: error.to_string() });
+                    }
+                }
+            }
+        }
+        Ok(occupants)
+    }
+
+    /// Who is there, for people; `None` if nobody is.
+    pub(super) fn describe(&self) -> Option<String> {
+        let mut held: Vec<String> = Vec::new();
+        for holder in &self.holders {
+            let text = format!("UDP port 4791 of {} is in use by {holder}", holder.address);
+            // A process on several addresses is named once.
+            if !held.iter().any(|held| held.ends_with(&format!("by {holder}"))) {
+                held.push(text);
+            }
+        }
+        if held.is_empty() {
+            held.extend(self.contexts.iter().map(|metrics| format!("{} is there", title(metrics))));
+        }
+        if held.is_empty() {
+            held.extend(self.mute.iter().map(|mute| format!("a context of pid {} is there", mute.pid)));
+        }
+        held.truncate(MAX_NAMED);
+        (!held.is_empty()).then(|| held.join("; "))
+    }
+}
+
+/// Occupants that are named.
+const MAX_NAMED: usize = 8;
+
+/// The process of a socket of a context on that device, from its path: `PID.NUMBER.DEVICE`.
+fn pid_of(socket: &Path, device: &str) -> Option<u32> {
+    let name = PathBuf::from(socket.file_name()?);
+    let mut parts = name.to_str()?.splitn(3, '.');
+    let pid = parts.next()?.parse().ok()?;
+    (parts.nth(1) == Some(device)).then_some(pid)
+}

@@ -1,0 +1,158 @@
+//! The checks that need no UDP port 4791: what the kernel tells, ICMP, TCP, and the counters of the contexts that are there.
+
+use std::net::IpAddr;
+
+use ferroce::driver::netlink::{Neighbour, Netlink};
+use ferroce::driver::{Capabilities, Error};
+use ferroce::{Metrics, PathMtu};
+
+use super::live::LiveContext;
+use super::occupants::{Mute, Occupants, Place};
+use super::report::{Check, DoctorReport, Mode};
+use super::{Args, FAR_END, echo, local, port};
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+use crate::tcp;
+
+/// Examines the contexts at a place and, as far as it goes without their port, the way to a peer. `why` says why the port is
+/// left alone.
+pub(super) fn check(
+    args: &Args,
+    place: &Place,
+    peer: Option<(&str, IpAddr)>,
+    occupants: Occupants,
+    why: String,
+    interrupt: &Interrupt,
+) -> Result<DoctorReport, Failure> {
+    let capabilities = capabilities(place, &occupants);
+    let device = format!("{}:{}", capabilities.driver, capabilities.interface);
+    let report = |checks| DoctorReport::new(peer.map(|(name, _)| name), device, (Mode::Passive, why), checks);
+    let is_held = occupants.describe().is_some();
+    let (live, left_out) = LiveContext::watch(&occupants.contexts, interrupt)?;
+    let mut checks = Vec::new();
+    match peer {
+        None => checks.push(local::interface_check(&capabilities, &place.interface, false)),
+        Some((name, to)) => {
+            let (source, gid) = local::gid(&capabilities, args.gid_index, to);
+            checks.push(gid);
+            let Some(source) = source else { return Ok(report(checks)) };
+            checks.extend(local::checks(&capabilities, source, to));
+            let wanted = args.mtu.or(live.iter().filter_map(LiveContext::path_mtu).max());
+            let wanted = wanted.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
+            // It also lets the kernel look for the next hop.
+            let (echo, _) = echo::check(&capabilities, to, wanted, interrupt)?;
+            checks.push(next_hop(place, to));
+            checks.push(echo);
+            checks.push(far_end(name, args.tcp_port, interrupt)?);
+        }
+    }
+    checks.extend(port::checks(&capabilities, args.dscp));
+    checks.extend(live.iter().flat_map(|live| live.checks(peer.map(|(_, to)| to))));
+    checks.extend(left_out);
+    checks.extend(occupants.mute.iter().map(mute));
+    checks.extend(unseen(&occupants));
+    checks.push(unchecked(is_held));
+    Ok(report(checks))
+}
+
+/// As of the device, if it were opened.
+fn capabilities(place: &Place, occupants: &Occupants) -> Capabilities {
+    let is_af_xdp = |metrics: &Metrics| metrics.label("driver") == Some("af_xdp");
+    let has_af_xdp = occupants.contexts.iter().any(is_af_xdp)
+        || occupants.holders.iter().any(|holder| holder.interface.is_some());
+    let driver = place.driver.unwrap_or(if has_af_xdp { "af_xdp" } else { "udp" });
+    let interface = &place.interface;
+    Capabilities::new(driver, &interface.name, interface.mac, interface.mtu)
+        .addresses(place.addresses.clone())
+}
+
+/// What the kernel knows of the next hop, without being asked to look for it.
+fn next_hop(place: &Place, peer: IpAddr) -> Check {
+    const NAME: &str = "next hop";
+    let interface = &place.interface;
+    if interface.owns(peer) {
+        return Check::not_checked(NAME, format!("{peer} is this host itself"));
+    }
+    let known = Netlink::open().and_then(|netlink| {
+        let next_hop = netlink.route(interface, peer)?.gateway.unwrap_or(peer);
+        Ok((next_hop, netlink.neighbour(interface, next_hop)?))
+    });
+    match known {
+        Ok((_, Neighbour::Fresh(mac) | Neighbour::Stale(mac))) => {
+            local::neighbour_check(Ok(mac), peer, false)
+        }
+        Ok((next_hop, Neighbour::Failed)) => {
+            let protocol = if next_hop.is_ipv4() { "ARP" } else { "ND" };
+            let failed = Error::NoNeighbour { peer: next_hop, protocol, interface: interface.name.clone() };
+            local::neighbour_check(Err(failed), peer, false)
+        }
+        Ok(_) => Check::not_checked(NAME, "the kernel has not looked for it"),
+        Err(error) => local::neighbour_check(Err(error), peer, false),
+    }
+}
+
+/// Whether TCP gets there and back.
+fn far_end(peer: &str, tcp_port: u16, interrupt: &Interrupt) -> Result<Check, Failure> {
+    let passes = match tcp::try_connect(peer, tcp_port, interrupt) {
+        Ok(_) => true,
+        Err(refused) => {
+            interrupt.check()?;
+            refused.by_peer
+        }
+    };
+    Ok(match passes {
+        true => Check::ok(FAR_END, format!("TCP port {tcp_port} answers: TCP passes both ways")),
+        false => Check::not_checked(
+            FAR_END,
+            format!("no answer from TCP port {tcp_port}: a firewall, or no such host"),
+        ),
+    })
+}
+
+/// A program that answers nobody works for nobody.
+fn mute(Mute { pid, why }: &Mute) -> Check {
+    Check::failed(
+        "context",
+        format!("the context of pid {pid} does not say what it counts: {why}"),
+        format!(
+            "a context works only while its program polls it: see if that is stopped or stuck (`ps -o stat,wchan,cmd -p \
+             {pid}`); its peers get no acknowledges meanwhile"
+        ),
+    )
+}
+
+/// Those who have the port and show nothing.
+fn unseen(occupants: &Occupants) -> Vec<Check> {
+    let is_shown = |pid: u32| {
+        let pids = occupants.contexts.iter().filter_map(|metrics| metrics.label("pid"));
+        pids.into_iter().any(|shown| shown == pid.to_string())
+            || occupants.mute.iter().any(|mute| mute.pid == pid)
+    };
+    let mut seen: Vec<String> = Vec::new();
+    for holder in &occupants.holders {
+        let text = holder.to_string();
+        if !seen.contains(&text) && !holder.process.as_ref().is_some_and(|process| is_shown(process.pid)) {
+            seen.push(text);
+        }
+    }
+    let check = |holder: String| {
+        let why = format!("{holder} has UDP port 4791 and shows no counters");
+        let cure =
+            "a program of ferroce shows them after Context::export, to its own user and to root".to_owned();
+        Check { cure: Some(cure), ..Check::not_checked("context", why) }
+    };
+    seen.into_iter().map(check).collect()
+}
+
+/// What only packets of UDP port 4791 tell.
+fn unchecked(is_held: bool) -> Check {
+    let why = "whether a packet of each size, DSCP and ECN codepoint gets there and back with a right ICRC: only packets from \
+               UDP port 4791 tell";
+    let cure = match is_held {
+        true => {
+            "stop the program that has the port, or check from another address of this host by `-d udp:ADDRESS`, and check again"
+        }
+        false => "the same without --passive",
+    };
+    Check { cure: Some(cure.to_owned()), ..Check::not_checked("each way by itself", why) }
+}

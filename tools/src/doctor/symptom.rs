@@ -1,0 +1,235 @@
+//! What the counters of a context say is wrong, and what to do about it.
+
+use ferroce::Counter;
+
+use super::live::{Count, LiveContext};
+use super::report::Check;
+
+/// Counters of one cause.
+pub(super) struct Symptom {
+    check: &'static str,
+    counters: &'static [&'static str],
+    /// What it is, in words.
+    what: &'static str,
+    cure: &'static str,
+    severity: Severity,
+}
+
+/// What it means that the counters grow while one looks.
+enum Severity {
+    /// Work fails, or will.
+    Fails,
+    /// More than one of a hundred packets is sent again.
+    FailsAboveShare,
+    /// It costs time or is somebody else's fault.
+    Note,
+}
+
+/// The share of packets sent again that go-back-N does not live with, in percent.
+const SHARE: u64 = 1;
+
+/// The likeliest first, for one leads to others.
+pub(super) const SYMPTOMS: [Symptom; 11] = [
+    Symptom {
+        check: "ICRC",
+        counters: &["rx_icrc_encapsulated"],
+        what: "packets come in with a wrong ICRC",
+        cure: "they were rewritten or damaged on the way: leave UDP port 4791 out of NAT and of what rewrites IP headers; \
+               `--pcap` and `ferroce dissect` name the field",
+        severity: Severity::Fails,
+    },
+    Symptom {
+        check: "partition",
+        counters: &["rx_pkey_mismatch"],
+        what: "packets of other partitions come in",
+        cure: "give both ends the same P_Key (--pkey), at one of them with 0x8000 in it",
+        severity: Severity::Fails,
+    },
+    Symptom {
+        check: "retries",
+        counters: &["req_transport_retries_exceeded", "req_rnr_retries_exceeded"],
+        what: "work requests have run out of retries",
+        cure: "the peer has ended or stopped, or no packet of that length gets there: see `path MTU` and `next hop` here, \
+               and `ferroce stat` at the peer",
+        severity: Severity::Fails,
+    },
+    Symptom {
+        check: "retransmission",
+        counters: &[
+            "retransmitted_pkts",
+            "local_ack_timeout_err",
+            "packet_seq_err",
+            "implied_nak_seq_err",
+            "out_of_sequence",
+            "duplicate_request",
+        ],
+        what: "packets are lost, late or out of order",
+        cure: "see the drops of both interfaces (`ip -s link`, `ethtool -S`) and of the switches between; PFC and ECN are in \
+               docs/congestion.md; timeouts alone are a peer that does not poll, or an ACK timeout that is too short",
+        severity: Severity::FailsAboveShare,
+    },
+    Symptom {
+        check: "receives",
+        counters: &["rnr_nak_retry_err", "send_rnr_err", "out_of_buffer"],
+        what: "messages come before a receive is posted for them",
+        cure: "the receiver has to post more receives, or sooner",
+        severity: Severity::Note,
+    },
+    Symptom {
+        check: "drops",
+        counters: &["rx_dropped", "tx_dropped", "bad_descriptors"],
+        what: "the port loses packets",
+        cure: "this end is too slow for what comes: a core of its own (--core), fewer bytes outstanding at the peer, PFC; for \
+               a socket `sysctl -w net.core.rmem_max=8388608`",
+        severity: Severity::Note,
+    },
+    Symptom {
+        check: "refusals",
+        counters: &[
+            "resp_remote_invalid_request",
+            "resp_remote_access_errors",
+            "resp_remote_operation_errors",
+            "resp_local_length_error",
+            "req_remote_invalid_request",
+            "req_remote_access_errors",
+            "req_remote_operation_errors",
+            "rx_access_errors",
+            "rx_invalid_request",
+            "rx_qkey_mismatch",
+        ],
+        what: "requests are refused: by this end (resp_*, rx_*) or by the peer (req_*)",
+        cure: "key, address, access rights, length or path MTU differ between the programs; nothing of the network",
+        severity: Severity::Note,
+    },
+    Symptom {
+        check: "strangers",
+        counters: &["rx_unknown_qp", "rx_wrong_address", "rx_wrong_state", "rx_wrong_service"],
+        what: "packets come for queue pairs that are not there, or not the sender's",
+        cure: "they are of an earlier connection, or the peer names another GID or queue pair; harmless if they cease",
+        severity: Severity::Note,
+    },
+    Symptom {
+        check: "malformed packets",
+        counters: &[
+            "rx_not_roce",
+            "rx_length_errors",
+            "rx_ip_errors",
+            "rx_unknown_opcode",
+            "rx_transport_version",
+            "rx_roce_v1_off",
+            "rx_mad_errors",
+        ],
+        what: "packets come in that are cut, fragmented or none of RoCE v2",
+        cure: "see the MTU of every link on the way, and what else sends to UDP port 4791 (`tcpdump -ni DEV udp port 4791`)",
+        severity: Severity::Note,
+    },
+    Symptom {
+        check: "congestion",
+        counters: &["np_ecn_marked_roce_packets", "rp_cnp_ignored"],
+        what: "switches mark packets, or ask this end to slow down in vain",
+        cure: "`--congestion` at both ends, see docs/congestion.md",
+        severity: Severity::Note,
+    },
+    Symptom {
+        check: "next hops",
+        counters: &["event_unreachable"],
+        what: "peers had no next hop",
+        cure: "see `ip route get` and `ip neigh` for the peers",
+        severity: Severity::Note,
+    },
+];
+
+impl Symptom {
+    /// What a context shows of it. Of what is looked for in vain, only the first four are told.
+    pub(super) fn check(&self, live: &LiveContext) -> Option<Check> {
+        const ALWAYS_TOLD: [&str; 4] = ["ICRC", "partition", "retries", "retransmission"];
+        let counts = || self.counters.iter().map(|name| (*name, live.count(name)));
+        let shown: Vec<String> = counts().filter(|(_, count)| count.total > 0).map(row).collect();
+        if shown.is_empty() {
+            if !ALWAYS_TOLD.contains(&self.check) {
+                return None;
+            }
+            // No counter grows where nothing comes.
+            return Some(match live.count(Counter::RcvdPkts.name()).total {
+                0 => Check::not_checked(self.check, live.named("no packet has come in that would show it")),
+                _ => Check::ok(
+                    self.check,
+                    live.named(&format!("no sign of it ({})", self.counters.join(", "))),
+                ),
+            });
+        }
+        let grows = counts().any(|(_, count)| count.lately > 0);
+        let fails = match self.severity {
+            Severity::Fails => grows,
+            Severity::FailsAboveShare => {
+                let lately = |counter: Counter| live.count(counter.name()).lately;
+                lately(Counter::RetransmittedPkts) * 100 > lately(Counter::SentPkts) * SHARE
+            }
+            Severity::Note => false,
+        };
+        let verdict = if fails { Check::failed } else { Check::note };
+        let since = if grows { "" } else { ", none in the last second" };
+        let seen = live.named(&format!("{}: {}{since}", self.what, shown.join(", ")));
+        Some(verdict(self.check, seen, self.cure.to_owned()))
+    }
+}
+
+fn row((name, Count { total, lately }): (&str, Count)) -> String {
+    match lately {
+        0 => format!("{name} {total}"),
+        _ => format!("{name} {total} ({lately} in the last second)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::live::tests::context;
+    use super::super::report::CheckVerdict;
+    use super::*;
+
+    /// Those that are not `Ok`, with what is said.
+    fn found(counters: &[(&str, u64, u64)]) -> Vec<(&'static str, CheckVerdict, String)> {
+        let live = context(counters, "");
+        let checks = SYMPTOMS.iter().filter_map(|symptom| symptom.check(&live));
+        let bad = checks.filter(|check| check.result != CheckVerdict::Ok);
+        bad.map(|check| (check.check, check.result, check.seen)).collect()
+    }
+
+    #[test]
+    fn what_grows_fails_and_what_has_passed_is_noted() {
+        use CheckVerdict::{Failed, Note};
+        assert!(found(&[("rcvd_pkts", 1, 1000), ("rx_icrc_encapsulated", 0, 0)]).is_empty());
+        let idle = found(&[("sent_pkts", 1, 1000), ("rx_icrc_encapsulated", 0, 0)]);
+        assert!(idle.len() == 4 && idle.iter().all(|row| row.1 == CheckVerdict::NotChecked), "{idle:?}");
+        let [(check, result, seen)] = &found(&[("rcvd_pkts", 1, 1), ("rx_icrc_encapsulated", 3, 5)])[..]
+        else {
+            panic!("one")
+        };
+        assert_eq!((*check, *result), ("ICRC", Failed));
+        assert!(seen.ends_with("wrong ICRC: rx_icrc_encapsulated 5 (2 in the last second)"), "{seen}");
+        let [(check, result, seen)] = &found(&[("rcvd_pkts", 1, 1), ("rx_pkey_mismatch", 5, 5)])[..] else {
+            panic!("one")
+        };
+        assert_eq!((*check, *result), ("partition", Note));
+        assert!(seen.ends_with("rx_pkey_mismatch 5, none in the last second"), "{seen}");
+    }
+
+    #[test]
+    fn a_few_packets_sent_again_are_no_fault() {
+        use CheckVerdict::{Failed, Note};
+        let traffic = [("rcvd_pkts", 0, 1000), ("sent_pkts", 0, 1000)];
+        let again = |again| found(&[&traffic[..], &[("retransmitted_pkts", 0, again)]].concat())[0].1;
+        assert_eq!([again(10), again(11)], [Note, Failed]);
+    }
+
+    #[test]
+    fn every_counter_exists_and_is_of_one_symptom() {
+        let driver = ferroce::driver::Stats::default();
+        let names: Vec<&str> =
+            Counter::all().map(Counter::name).chain(driver.named().map(|(name, ..)| name)).collect();
+        let all: Vec<&str> = SYMPTOMS.iter().flat_map(|symptom| symptom.counters).copied().collect();
+        for (place, name) in all.iter().enumerate() {
+            assert!(names.contains(name) && !all[..place].contains(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Beside a program that has UDP port 4791: it goes on undisturbed, and is examined.
+
+use std::net::UdpSocket;
+use std::time::Duration;
+
+use ferroce_driver_test_support::namespaces::inside;
+use ferroce_driver_test_support::patience::until;
+use serde_json::Value;
+
+use super::ends::{Ferroce, LIMIT, alone};
+use super::strangers::Flood;
+use super::way::{Found, PEER, Way, run};
+
+/// The near end's address.
+const OWN: &str = "10.1.1.2";
+
+/// The only context of a process, as it shows itself.
+fn context(process: &Ferroce) -> Option<Value> {
+    let shown = Ferroce::start(None, &format!("stat {} --json", process.pid())).end();
+    (shown.code == Some(0)).then(|| shown.json()[0].clone())
+}
+
+fn counter(context: &Value, name: &str) -> u64 {
+    context["counters"][name].as_u64().unwrap_or_else(|| panic!("no '{name}' in {context:#}"))
+}
+
+/// Waits until the process has got so many packets.
+fn wait_for_packets(process: &Ferroce, most: u64) -> Value {
+    let enough = || context(process).filter(|context| counter(context, "rcvd_pkts") > most);
+    until(LIMIT, enough, || format!("{:#?}", context(process)))
+}
+
+fn is_passive(found: &Found, why: &str) {
+    assert_eq!(found.report["mode"], "passive", "{:#?}", found.report);
+    let said = found.report["why"].as_str().unwrap();
+    assert!(said.contains(why), "no '{why}' in {said}");
+}
+
+/// Whatever the driver of the application and of those that come later.
+#[test]
+fn an_application_lives_through_everything_else() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    for driver in ["udp:veth0", "af_xdp:veth0"] {
+        let _server = Ferroce::server(&way.b, &format!("perf write bw -D 600 -d {driver}"));
+        let app = Ferroce::start(Some(&way.a), &format!("perf write bw -D 600 -d {driver} {}", PEER[0]));
+        wait_for_packets(&app, 100);
+        let holder = format!("'ferroce' (pid {}", app.pid());
+        for device in ["veth0", "udp:veth0", "af_xdp:veth0"] {
+            let found = way.check(&format!("-d {device} {}", PEER[0]));
+            is_passive(&found, &holder);
+            found.is_well();
+            for ok in ["UDP 4791", "ICRC", "partition", "retries", "path MTU", "next hop", "peer"] {
+                assert!(found.with("ok").contains(&ok), "{ok} of {device}: {:#?}", found.report);
+            }
+            let seen = found.text("context");
+            assert!(seen.contains(&format!("pid {}: MTU 4200; GIDs ", app.pid())), "{seen}");
+            assert!(seen.contains("1 rts") && seen.contains("peers: ::ffff:10.1.2.2 (1)"), "{seen}");
+            assert!(found.with("not_checked").contains(&"each way by itself"), "{:#?}", found.report);
+            for command in [format!("perf write bw -d {device} {}", PEER[0]), format!("devinfo -d {device}")]
+            {
+                let refused = Ferroce::start(Some(&way.a), &command).end();
+                assert_eq!(refused.code, Some(1), "{command}: {refused:#?}");
+                assert!(refused.stderr.contains(&holder), "{command}: {refused:#?}");
+            }
+        }
+        let before = wait_for_packets(&app, 0);
+        let after = wait_for_packets(&app, counter(&before, "rcvd_pkts"));
+        assert_eq!(after["gauges"]["qps"]["rts"], 1, "{after:#}");
+        for errors in ["req_cqe_error", "req_transport_retries_exceeded", "rx_icrc_encapsulated"] {
+            assert_eq!(counter(&after, errors), 0, "{errors}");
+        }
+        app.interrupt();
+        let app = app.end();
+        assert_eq!(app.code, Some(130), "{app:#?}");
+        assert!(!app.stderr.contains("completed with"), "{app:#?}");
+    }
+}
+
+#[test]
+fn a_sick_application_is_examined() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    let app = Ferroce::start(Some(&way.a), "rping -d udp:veth0");
+    until(LIMIT, || context(&app), || "a context of rping".to_owned());
+    let check = || way.check(PEER[0]);
+    {
+        let _flood = Flood::start(&way);
+        wait_for_icrc(&app);
+        let found = check();
+        is_passive(&found, "in use by 'ferroce'");
+        found.fails(&["ICRC"], &["wrong ICRC: rx_icrc_encapsulated", "in the last second", "NAT"]);
+    }
+    let found = check();
+    found.is_well();
+    assert!(found.with("note").contains(&"ICRC"), "what has passed is noted: {:#?}", found.report);
+    // Alone, without anybody at the other end.
+    let itself = Found::new(Ferroce::start(Some(&way.a), "doctor --json -d veth0").end());
+    is_passive(&itself, "in use by 'ferroce'");
+    itself.is_well();
+    assert!(
+        itself.report["peer"].is_null() && itself.with("ok").contains(&"context"),
+        "{:#?}",
+        itself.report
+    );
+    app.signal("STOP");
+    check().fails(&["context"], &["does not say what it counts", "stopped or stuck"]);
+    app.signal("CONT");
+    // Another address of the host is free.
+    run("ip", &format!("-n {} addr add 10.1.1.3/24 dev veth0", way.a));
+    let found = way.check(&format!("-d udp:10.1.1.3 {}", PEER[0]));
+    assert_eq!(found.report["mode"], "active", "{:#?}", found.report);
+    app.interrupt();
+    assert_eq!(app.end().code, Some(130));
+}
+
+fn wait_for_icrc(process: &Ferroce) {
+    let counted = || context(process).filter(|context| counter(context, "rx_icrc_encapsulated") > 0);
+    until(LIMIT, counted, || format!("{:#?}", context(process)));
+}
+
+/// A program that knows nothing of ferroce, on all addresses.
+#[test]
+fn a_port_that_somebody_else_has() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    let _far = Ferroce::start(Some(&way.b), "rping -d veth0");
+    let passive = way.check(&format!("--passive {}", PEER[0]));
+    is_passive(&passive, "--passive");
+    passive.is_well();
+    assert!(passive.text("each way by itself").contains("without --passive"), "{:#?}", passive.report);
+    let socket = inside(&way.a, || UdpSocket::bind("0.0.0.0:4791").unwrap());
+    socket.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+    let own = format!("(pid {})", std::process::id());
+    for device in ["veth0", "udp:veth0"] {
+        let found = way.check(&format!("-d {device} {}", PEER[0]));
+        is_passive(&found, &own);
+        found.is_well();
+        let seen = found.text("context");
+        assert!(seen.contains(&own) && seen.contains("shows no counters"), "{seen}");
+        let active = format!("doctor -d {device} --active {}", PEER[0]);
+        let refused = Ferroce::start(Some(&way.a), &active).end();
+        assert_eq!(refused.code, Some(1), "{refused:#?}");
+        assert!(refused.stderr.contains(&own) && refused.stderr.contains(OWN), "{refused:#?}");
+    }
+    drop(socket);
+    let found = way.check(PEER[0]);
+    assert_eq!(found.report["mode"], "active");
+    assert!(found.report["why"].as_str().unwrap().contains("nobody else"), "{:#?}", found.report);
+}
