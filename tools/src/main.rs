@@ -4,16 +4,8 @@ use std::io::{self, ErrorKind, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use ferroce_tools::{Command, Failure};
+use ferroce_tools::{Cli, Failure};
 use tracing_subscriber::EnvFilter;
-
-/// RoCEv2 in user space.
-#[derive(Parser)]
-#[command(version)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-}
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
