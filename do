@@ -32,6 +32,7 @@ usage: ./do JOB [ARGUMENT...]
   fuzz-coverage [TARGET...]
                      which lines of the sources the corpus reaches (after ./do fuzz)
   ferroce ARG...     the command itself
+  man                the command's man pages into target/man, its shell completions into target/completions
   dpdk [FOLDER]      libferroce_dpdk.so, which the device dpdk:PORT needs, beside the command (or into FOLDER)
 TEXT
 }
@@ -342,11 +343,20 @@ fuzz_coverage() {
     rm -r "$profiles"
 }
 
+# What `ferroce --help` says, for man and for shells. No driver is needed to say it.
+man_pages() {
+    local folder=${CARGO_TARGET_DIR:-$PWD/target}
+    cargo run --quiet -p ferroce-tools --example manual -- "$folder/man/man1" "$folder/completions"
+    say "man pages: MANPATH=$folder/man: man ferroce, man ferroce-perf, ..."
+    say "completions: source $folder/completions/ferroce.bash; or _ferroce for zsh, ferroce.fish for fish"
+}
+
 job=${1:-}
 shift || true
 case $job in
 demo) ferroce demo "$@" ;;
 ferroce) ferroce "$@" ;;
+man) man_pages ;;
 test) tests "$@" ;;
 dpdk) dpdk_shim "${1:-${CARGO_TARGET_DIR:-target}/release}" || die "no shim was built" ;;
 bench) bench "$@" ;;

@@ -53,8 +53,10 @@ impl<D: PacketDriver> Recorder<D> {
                 parameter: "pcap",
                 value: path.display().to_string(),
                 expected: format!(
-                    "a driver of Ethernet frames; those of '{}' on '{}' start at {:?}",
-                    capabilities.driver, capabilities.interface, capabilities.layer
+                    "a driver of Ethernet frames, such as af_xdp; {driver} on '{interface}' has none, so record its \
+                     packets with `tcpdump -i {interface} -w FILE udp port 4791`",
+                    driver = capabilities.driver,
+                    interface = capabilities.interface
                 ),
             });
         }

@@ -20,13 +20,17 @@ use crate::output::{JsonArg, say};
 use choice::Choice;
 use rnics::Rnics;
 
-/// Shows interfaces with their GID tables and path MTUs, and what keeps them from the faster modes; and RNICs, where there is a
-/// libibverbs.
+/// Shows network interfaces with their GIDs and path MTUs, what they lack for the faster drivers, and RNICs.
 ///
-/// With -d the device is opened, and what it says of itself is shown too: with the driver that the name takes, why, and the
-/// RNICs that are on the same interface. Of an RNIC it says whether its keys are easy to guess, which events it does not raise, and
-/// what it does against congestion, where that is known.
+/// With -d the device is opened, and what it says of itself is shown too: which driver the name stands for and why, and the
+/// RNICs on the same interface. Of an RNIC it shows whether its keys are easy to guess, which events it does not raise, and
+/// its congestion control, as far as they are known. RNICs are found by libibverbs.
 #[derive(clap::Args, Clone, Debug)]
+#[command(after_help = "\
+Examples:
+  ferroce devinfo
+  ferroce devinfo -d eth0
+  ferroce devinfo --json | jq '.interfaces[] | {name, gids}'")]
 pub struct Args {
     /// Only this device: an interface (eth0), or a driver with its argument (af_xdp:eth0, ibverbs:mlx5_0, loopback).
     #[arg(short, long)]
@@ -59,8 +63,10 @@ struct DevInfo {
     device: Option<DeviceInfo>,
     /// Drivers in this build, as -d names them.
     drivers: Vec<&'static str>,
-    /// What this process lacks, wherever it opens a device.
+    /// What this process lacks for AF_XDP, wherever it opens a device.
     missing: Vec<String>,
+    /// What it could do without.
+    optional: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -81,8 +87,10 @@ struct InterfaceInfo {
     path_mtu_ipv6: Option<u32>,
     gids: Vec<GidInfo>,
     xdp_program: Option<String>,
-    /// What keeps this interface from more.
+    /// What keeps this interface from being used.
     missing: Vec<String>,
+    /// What would make it faster.
+    optional: Vec<String>,
 }
 
 /// Null is what its driver does not tell.
@@ -174,13 +182,15 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
     let choice = device.zip(capabilities.as_ref());
     let choice = choice.map(|(device, opened)| Choice::new(device, opened, rnics.as_ref()));
     let device = capabilities.as_ref().map(DeviceInfo::new);
+    let process = Process::read();
     let info = DevInfo {
         rnics,
         choice,
         interfaces: interfaces.iter().map(InterfaceInfo::new).collect::<Result<_, _>>()?,
         device,
         drivers: drivers(),
-        missing: missing(&Process::read()),
+        missing: missing(&process),
+        optional: optional(&process),
     };
     Ok((info, opened))
 }
@@ -222,6 +232,7 @@ impl InterfaceInfo {
             gids: gid_table(&interface.gid_order()),
             xdp_program: interface.xdp.map(|xdp| format!("id {} ({})", xdp.program, mode(xdp.mode))),
             missing: interface_missing(interface),
+            optional: longer_packets(interface).into_iter().collect(),
         })
     }
 
@@ -235,7 +246,7 @@ impl InterfaceInfo {
         say!("{}{kind}: {state}, MAC {}, {} receive queue(s)", self.name, self.mac, self.rx_queues)?;
         match self.line_rate {
             Some(rate) => say!("  line rate {} Gb/s", rate as f64 / 1e9)?,
-            None => say!("  line rate unknown; congestion control needs --line-rate")?,
+            None => say!("  line rate {UNKNOWN}; congestion control needs --line-rate")?,
         }
         self.port.lines().iter().try_for_each(|line| say!("  {line}"))?;
         let bytes = |mtu: Option<u32>| mtu.map_or("none".to_owned(), |bytes| bytes.to_string());
@@ -245,7 +256,8 @@ impl InterfaceInfo {
         if let Some(program) = &self.xdp_program {
             say!("  XDP program {program}")?;
         }
-        self.missing.iter().try_for_each(|missing| say!("  missing: {missing}"))
+        self.missing.iter().try_for_each(|missing| say!("  missing: {missing}"))?;
+        self.optional.iter().try_for_each(|optional| say!("  optional: {optional}"))
     }
 }
 
@@ -276,7 +288,9 @@ impl PortInfo {
     }
 
     fn lines(&self) -> Vec<String> {
-        const UNKNOWN: &str = "unknown (the kernel's driver does not tell)";
+        if self.pause.is_none() && self.pfc.is_none() && self.dscp.is_none() {
+            return vec![format!("pause frames, PFC and classes of DSCPs {UNKNOWN}")];
+        }
         let pause = self.pause.as_ref().map_or(UNKNOWN.to_owned(), |pause| {
             let on = |is_on| if is_on { "on" } else { "off" };
             let count =
@@ -340,12 +354,18 @@ impl DevInfo {
             let mut pkeys = device.pkeys.iter().enumerate();
             pkeys.try_for_each(|(index, pkey)| say!("  P_Key {index}  {pkey}"))?;
         }
-        say!("drivers in this build: {}", self.drivers.join(", "))?;
-        self.missing.iter().try_for_each(|missing| say!("missing: {missing}"))?;
-        if self.missing.is_empty() {
-            say!("nothing is missing for AF_XDP in this process")?;
+        if self.interfaces.is_empty() && self.device.is_none() {
+            say!("no network interface but lo; `-d loopback` and `-d udp:127.0.0.1` need no other")?;
         }
-        Ok(())
+        say!("drivers in this build: {}", self.drivers.join(", "))?;
+        match &self.missing[..] {
+            [] => say!("AF_XDP: nothing is missing")?,
+            missing => {
+                missing.iter().try_for_each(|missing| say!("AF_XDP lacks {missing}"))?;
+                say!("without AF_XDP, `-d INTERFACE` takes udp, which is slower and needs no rights")?;
+            }
+        }
+        self.optional.iter().try_for_each(|optional| say!("optional: {optional}"))
     }
 }
 
@@ -373,14 +393,26 @@ fn interface_missing(interface: &Interface) -> Vec<String> {
     if interface.addresses.is_empty() {
         missing.push(format!("no IP address, so no GID: `ip addr add 10.0.0.1/24 dev {name}`"));
     }
-    if PathMtu::largest_for(interface.mtu, false) < Some(PathMtu::Mtu4096) {
-        let [v4, v6] = [false, true].map(|ipv6| PathMtu::Mtu4096.required_l3_mtu(ipv6));
-        missing.push(format!(
-            "path MTU 4096 needs an MTU of {v4} over IPv4 and {v6} over IPv6: `ip link set {name} mtu {v6}`"
-        ));
-    }
     missing
 }
+
+/// What the largest path MTU needs.
+fn longer_packets(interface: &Interface) -> Option<String> {
+    let name = &interface.name;
+    // That of an interface that nobody uses is nobody's concern.
+    let is_used = interface.up && !interface.addresses.is_empty();
+    let is_short = is_used && PathMtu::largest_for(interface.mtu, false) < Some(PathMtu::Mtu4096);
+    let [v4, v6] = [false, true].map(|ipv6| PathMtu::Mtu4096.required_l3_mtu(ipv6));
+    is_short.then(|| {
+        format!(
+            "path MTU 4096 needs an MTU of {v4} over IPv4 and {v6} over IPv6, at both ends and all switches between \
+             them: `ip link set {name} mtu {v6}`"
+        )
+    })
+}
+
+/// What it says of what it can't find out.
+const UNKNOWN: &str = "unknown (the kernel's driver does not tell)";
 
 /// What the kernel grants this process.
 #[derive(Clone, Copy, Debug)]
@@ -389,10 +421,15 @@ struct Process {
     capabilities: u64,
     /// Bytes that may be locked; `None` without limit.
     locked_memory: Option<u64>,
+    /// Whether this kernel has it.
     af_xdp: bool,
     hugepages: u64,
+    /// Whether its rights are those of a user namespace, such as a rootless container's.
+    is_in_user_namespace: bool,
 }
 
+/// Of /proc/self/uid_map where all users are who they are.
+const ALL_USERS: [&str; 3] = ["0", "0", "4294967295"];
 /// Of what the commands send, unless they are told another.
 const DATA_DSCP: u8 = 0;
 /// RFC 8200.
@@ -421,6 +458,10 @@ impl Process {
             locked_memory: limit.split_whitespace().next().and_then(|soft| soft.parse().ok()),
             af_xdp: read("/proc/net/protocols").lines().any(|l| l.starts_with("XDP")),
             hugepages: read("/proc/sys/vm/nr_hugepages").trim().parse().unwrap_or_default(),
+            is_in_user_namespace: {
+                let map = read("/proc/self/uid_map");
+                !map.is_empty() && map.split_whitespace().ne(ALL_USERS)
+            },
         }
     }
 
@@ -429,38 +470,55 @@ impl Process {
     }
 }
 
+/// What AF_XDP needs and this process has not.
 fn missing(process: &Process) -> Vec<String> {
+    if cfg!(not(feature = "af_xdp")) {
+        return vec![
+            "its driver, which this build leaves out: `./do ferroce` builds it, or prints what it needs"
+                .into(),
+        ];
+    }
     let mut missing = Vec::new();
     if !process.af_xdp {
-        missing.push("this kernel has no AF_XDP (CONFIG_XDP_SOCKETS)".to_owned());
+        missing.push("a kernel that has it (CONFIG_XDP_SOCKETS)".to_owned());
     }
-    for (capability, name) in
-        [(CAP_NET_RAW, "CAP_NET_RAW"), (CAP_NET_ADMIN, "CAP_NET_ADMIN"), (CAP_BPF, "CAP_BPF")]
-    {
-        let implied = capability == CAP_BPF && process.may(CAP_SYS_ADMIN);
-        if !process.may(capability) && !implied {
+    if process.is_in_user_namespace {
+        // Root of the namespace has all capabilities, and yet may not load a BPF program.
+        missing.push(
+            "rights outside of this user namespace (a rootless container, `unshare -U`): run it as root of the host"
+                .to_owned(),
+        );
+    } else {
+        let needed = [(CAP_NET_RAW, "CAP_NET_RAW"), (CAP_NET_ADMIN, "CAP_NET_ADMIN"), (CAP_BPF, "CAP_BPF")];
+        let is_missing = |(capability, _): &&(u32, &str)| {
+            let implied = *capability == CAP_BPF && process.may(CAP_SYS_ADMIN);
+            !process.may(*capability) && !implied
+        };
+        let names: Vec<&str> = needed.iter().filter(is_missing).map(|(_, name)| *name).collect();
+        if !names.is_empty() {
+            let program = std::env::current_exe().map_or("PROGRAM".into(), |path| path.display().to_string());
+            // setcap replaces what a program has, so all are named.
             missing.push(format!(
-                "{name}, which AF_XDP needs: run as root, or `setcap {}+ep` on the program",
-                name.to_lowercase()
+                "{}: run as root, or `setcap cap_net_raw,cap_net_admin,cap_bpf+ep {program}`",
+                names.join(", ")
+            ));
+        }
+        let unlimited = process.may(CAP_IPC_LOCK) || process.may(CAP_SYS_RESOURCE);
+        if let Some(bytes) = process.locked_memory.filter(|bytes| *bytes < LOCKED_BYTES && !unlimited) {
+            let kib = LOCKED_BYTES >> 10;
+            missing.push(format!(
+                "locked memory, of which a socket takes {kib} KiB and {} are allowed: `ulimit -l {kib}`, or CAP_IPC_LOCK",
+                bytes >> 10
             ));
         }
     }
-    let unlimited = process.may(CAP_IPC_LOCK) || process.may(CAP_SYS_RESOURCE);
-    if let Some(bytes) = process.locked_memory.filter(|bytes| *bytes < LOCKED_BYTES && !unlimited) {
-        missing.push(format!(
-            "locked memory: {} KiB allowed, an AF_XDP socket takes {} KiB: `ulimit -l`, or CAP_IPC_LOCK",
-            bytes >> 10,
-            LOCKED_BYTES >> 10
-        ));
-    }
-    if process.hugepages == 0 {
-        missing.push(
-            "hugepages (vm.nr_hugepages is 0): AF_XDP does with ordinary pages then, and DPDK needs them for real \
-             cards: `sysctl vm.nr_hugepages=1024`"
-                .to_owned(),
-        );
-    }
     missing
+}
+
+fn optional(process: &Process) -> Vec<String> {
+    let hugepages = "hugepages (vm.nr_hugepages is 0): AF_XDP uses ordinary pages then, and DPDK needs them for real cards: \
+                     `sysctl vm.nr_hugepages=1024`";
+    Vec::from_iter((process.hugepages == 0).then(|| hugepages.to_owned()))
 }
 
 #[cfg(test)]
@@ -469,8 +527,13 @@ mod tests {
 
     use super::*;
 
-    const ROOT: Process =
-        Process { capabilities: u64::MAX, locked_memory: Some(8 << 20), af_xdp: true, hugepages: 8 };
+    const ROOT: Process = Process {
+        capabilities: u64::MAX,
+        locked_memory: Some(8 << 20),
+        af_xdp: true,
+        hugepages: 8,
+        is_in_user_namespace: false,
+    };
 
     #[test]
     fn a_port_is_shown_with_its_classes() {
@@ -498,22 +561,39 @@ mod tests {
     }
 
     #[test]
-    fn root_lacks_nothing() {
+    #[cfg(feature = "af_xdp")]
+    fn what_af_xdp_lacks_is_named() {
         assert_eq!(missing(&ROOT), Vec::<String>::new());
+        let nobody = Process { capabilities: 0, af_xdp: false, ..ROOT };
+        let all = missing(&nobody);
+        let [kernel, rights, memory] = &all[..] else { panic!("{all:?}") };
+        assert!(kernel.contains("CONFIG_XDP_SOCKETS"), "{kernel}");
+        // One command, for setcap takes away what it does not name.
+        assert!(
+            rights.starts_with("CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF: run as root, or `setcap "),
+            "{rights}"
+        );
+        assert!(rights.contains("`setcap cap_net_raw,cap_net_admin,cap_bpf+ep /"), "{rights}");
+        assert!(memory.contains("8192 are allowed: `ulimit -l 40960`"), "{memory}");
+        // CAP_SYS_ADMIN includes CAP_BPF; without a limit there is none to raise.
+        let admin = Process { capabilities: 1 << CAP_SYS_ADMIN, locked_memory: None, af_xdp: true, ..nobody };
+        let all = missing(&admin);
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].starts_with("CAP_NET_RAW, CAP_NET_ADMIN: "), "{all:?}");
+    }
+
+    /// Its root has all capabilities, and no right to what AF_XDP needs.
+    #[test]
+    #[cfg(feature = "af_xdp")]
+    fn root_of_a_user_namespace_is_not_root() {
+        let all = missing(&Process { is_in_user_namespace: true, ..ROOT });
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].contains("user namespace") && !all[0].contains("setcap"), "{all:?}");
     }
 
     #[test]
-    fn each_thing_missing_is_named() {
-        let nobody = Process { capabilities: 0, locked_memory: Some(8 << 20), af_xdp: false, hugepages: 0 };
-        let all = missing(&nobody).join("\n");
-        for word in
-            ["CONFIG_XDP_SOCKETS", "CAP_NET_RAW", "CAP_NET_ADMIN", "CAP_BPF", "8192 KiB", "nr_hugepages"]
-        {
-            assert!(all.contains(word), "{word} in {all}");
-        }
-        // CAP_SYS_ADMIN includes CAP_BPF; without a limit there is none to raise.
-        let admin = Process { capabilities: 1 << CAP_SYS_ADMIN, locked_memory: None, ..nobody };
-        let all = missing(&admin).join("\n");
-        assert!(!all.contains("CAP_BPF") && !all.contains("locked"), "{all}");
+    fn hugepages_are_optional() {
+        assert_eq!(optional(&ROOT), Vec::<String>::new());
+        assert!(optional(&Process { hugepages: 0, ..ROOT })[0].contains("nr_hugepages"));
     }
 }

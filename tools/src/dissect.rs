@@ -4,6 +4,7 @@ mod cm;
 mod json;
 pub(crate) mod layers;
 mod psn;
+mod queue_pairs;
 mod record;
 mod summary;
 mod tunnel;
@@ -12,6 +13,7 @@ pub(crate) mod unopened;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ferroce_driver::pcap::{LinkType, Reader};
 use ferroce_wire::cm::CmMessage;
@@ -19,60 +21,122 @@ use ferroce_wire::{Bth, ICRC_LEN, Opcode, Packet, ParseError, PathMtu, Qpn};
 use serde::Serialize;
 use zerocopy::FromBytes;
 
+use crate::capture_input::{self, CaptureInput};
 use crate::diagnosis::{Cause, Diagnosis};
+use crate::endpoint::Interrupt;
 use crate::failure::Failure;
-use crate::output::JsonArg;
+use crate::output::{JsonArg, Output};
 use cm::CmFields;
 use layers::Contents;
+use queue_pairs::QueuePairs;
 use record::{IcrcVerdict, Record};
 use summary::Summary;
+use unopened::Name;
 
-/// Decodes the RoCE packets of a capture and checks their ICRCs.
+/// Decodes the RoCE packets of a capture, checks their ICRCs, and sums up each flow.
+///
+/// A capture that is being written is shown as it comes. Ctrl-C ends it and prints the summary.
 ///
 /// The JSON is one object a line for each RoCE packet, then one with the summary; its timestamps are nanoseconds since 1970.
 ///
-/// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the file
-/// can't be read to its end (what is there is shown), or the output can't be written.
+/// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the capture can't be read to its
+/// end (what is there is shown) or the output can't be written, 130 if it was interrupted before its end.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  ferroce dissect trace.pcapng
+  ferroce dissect --bad-only trace.pcap.gz
+  tcpdump -U -i eth0 -w - udp port 4791 | ferroce dissect -
+  zstd -dc trace.pcap.zst | ferroce dissect --json --qp 0x11,0x12 -")]
 pub struct Args {
-    /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
+    /// The capture: a pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets, compressed by gzip or not; - for
+    /// standard input.
     file: PathBuf,
     #[command(flatten)]
     json: JsonArg,
+    /// Print only packets with a wrong ICRC and malformed ones (those with a remark after the ICRC, or "error" in JSON).
+    /// NAKs, packets that the capture cut short and opcodes of manufacturers are not among them. The summary is of all
+    /// packets.
+    #[arg(long)]
+    bad_only: bool,
+    /// Only packets of these queue pairs, in the summary and the exit status too. A packet names only the queue pair that
+    /// it goes to (a datagram also its sender's): the other direction of a connection is shown if the capture has the
+    /// connection manager's REQ and REP before it. Else name the queue pairs of both ends, as 0x11,0x12.
+    #[arg(long = "qp", value_name = "QPN", value_delimiter = ',', value_parser = parse_qpn)]
+    qps: Vec<Qpn>,
+    /// Print only the summary.
+    #[arg(long, conflicts_with = "bad_only")]
+    summary: bool,
+}
+
+/// Reads a queue pair number.
+pub(crate) fn parse_qpn(text: &str) -> Result<Qpn, String> {
+    let number = match text.strip_prefix("0x") {
+        Some(digits) => u32::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    let qpn = number.ok().filter(|number| *number < 1 << 24 && !text.contains('+')).map(Qpn::new);
+    qpn.ok_or_else(|| "a queue pair number is one of 24 bits, as 17 or 0x000011".to_owned())
 }
 
 /// Prints the packets of a capture; see [`Args`] for the exit status.
 ///
 /// # Errors
-/// The file can't be read to its end, or the output can't be written.
+/// The capture can't be read to its end, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    let input = CaptureInput::open(&args.file)?;
+    let interrupt = Interrupt::install()?;
+    let output = SharedOutput(Arc::new(Mutex::new(args.json.open()?)));
+    let pausing = output.clone();
+    // If nobody reads any more, the next packet shows it.
+    let flush = move || drop(pausing.lock().to.flush());
     let mut summary = Summary::default();
-    let mut output = args.json.open()?;
-    let result = dissect(&args, &mut summary, &mut output.to);
+    let result = match input.read(interrupt.clone(), flush) {
+        Ok((reader, amount)) => {
+            let result = dissect(&args, reader, &mut summary, &output);
+            // A damaged end is no news where a signal has cut it off.
+            if amount.is_cut() && !matches!(result, Err(Error::Output(_))) {
+                return Err(Failure::Interrupted);
+            }
+            result
+        }
+        Err(_) if interrupt.is_set() => return Err(Failure::Interrupted),
+        Err(failure) => return Err(failure),
+    };
     match result {
         Ok(()) => {}
         // Whoever reads has enough.
         Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         // 1 is for a wrong ICRC, and this is none.
-        Err(Error::Output(error)) => return Err(Failure::usage(format!("{}: {error}", output.name))),
+        Err(Error::Output(error)) => return Err(Failure::usage(format!("{}: {error}", output.lock().name))),
         Err(error) => return Err(Failure::usage(error.to_string())),
     }
     Ok(ExitCode::from(u8::from(summary.icrc_bad > 0)))
+}
+
+/// Where the report goes. It is flushed when the input pauses.
+#[derive(Clone)]
+struct SharedOutput(Arc<Mutex<Output>>);
+
+impl SharedOutput {
+    fn lock(&self) -> MutexGuard<'_, Output> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(transparent)]
     Capture(#[from] ferroce_driver::Error),
-    #[error("{file}: link type {number} is not supported; Ethernet, raw IP and Linux cooked are")]
-    LinkType { file: String, number: u16 },
+    #[error("{capture}: link type {number} is not supported; Ethernet, raw IP and Linux cooked are")]
+    LinkType { capture: String, number: u16 },
     #[error("output: {0}")]
     Output(#[from] io::Error),
 }
 
-fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Result<(), Error> {
-    let mut reader = Reader::open(&args.file)?;
+fn dissect(args: &Args, mut reader: Reader, summary: &mut Summary, output: &SharedOutput) -> Result<(), Error> {
     let mut dissector = Dissector::default();
+    let mut queue_pairs = QueuePairs::new(&args.qps);
     let mut unsupported = None;
     // A file that is damaged somewhere is still summed up to there.
     let end = loop {
@@ -86,7 +150,22 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
             unsupported = Some(number);
             continue;
         }
-        let Some(record) = dissector.packet(summary, &captured) else { continue };
+        let record = match dissector.packet(summary.frames, &captured) {
+            Ok(record) => record,
+            Err(name) => {
+                summary.count_unopened(name);
+                continue;
+            }
+        };
+        if !queue_pairs.select(&record) {
+            continue;
+        }
+        summary.count(&record);
+        let is_bad = record.icrc == IcrcVerdict::Bad || record.is_malformed();
+        if args.summary || args.bad_only && !is_bad {
+            continue;
+        }
+        let output = &mut output.lock().to;
         if args.json.is_asked() {
             serde_json::to_writer(&mut *output, &record).map_err(io::Error::from)?;
             writeln!(output)?;
@@ -94,6 +173,7 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
             writeln!(output, "{record}")?;
         }
     };
+    let output = &mut output.lock().to;
     if args.json.is_asked() {
         serde_json::to_writer(&mut *output, &LastLine { summary }).map_err(io::Error::from)?;
         writeln!(output)?;
@@ -103,7 +183,7 @@ fn dissect(args: &Args, summary: &mut Summary, output: &mut impl Write) -> Resul
     output.flush()?;
     end?;
     match unsupported {
-        Some(number) => Err(Error::LinkType { file: args.file.display().to_string(), number }),
+        Some(number) => Err(Error::LinkType { capture: capture_input::name(&args.file), number }),
         None => Ok(()),
     }
 }
@@ -114,7 +194,7 @@ struct LastLine<'a> {
     summary: &'a Summary,
 }
 
-/// What goes from packet to packet apart from the [`Summary`].
+/// What goes from packet to packet.
 #[derive(Default)]
 struct Dissector {
     diagnosis: Diagnosis,
@@ -124,21 +204,14 @@ struct Dissector {
 }
 
 impl Dissector {
-    /// Decodes a frame and counts it; `None` if it is not RoCE.
-    fn packet(
-        &mut self,
-        summary: &mut Summary,
-        captured: &ferroce_driver::pcap::Record<'_>,
-    ) -> Option<Record> {
+    /// Decodes a frame; fails with the name of what it is if it is not RoCE.
+    fn packet(&mut self, number: u64, captured: &ferroce_driver::pcap::Record<'_>) -> Result<Record, Name> {
         let start = *self.start.get_or_insert(captured.timestamp);
         let (layers, transport) = match Contents::of(captured.link_type, captured.captured) {
             Contents::Roce(layers, transport) => (layers, transport),
-            Contents::Unopened(name) => {
-                summary.count_unopened(name);
-                return None;
-            }
+            Contents::Unopened(name) => return Err(name),
         };
-        let mut record = Record::new(summary.frames, start, captured, &layers, &transport);
+        let mut record = Record::new(number, start, captured, &layers, &transport);
 
         let link_len = captured.captured.len() - layers.network.len();
         let present = layers.network.len();
@@ -164,7 +237,7 @@ impl Dissector {
         match decoded {
             // Until the BTH is there, an opcode would be one that nobody sent.
             Ok(packet) if record.bth.is_some() => {
-                self.decoded(summary, &mut record, &packet, bth_start, present);
+                self.decoded(&mut record, &packet, bth_start, present);
             }
             Ok(_) => record.icrc = IcrcVerdict::Truncated,
             Err(error) => {
@@ -172,7 +245,6 @@ impl Dissector {
                 record.has_options = matches!(error, ParseError::IpOptions(_));
                 if matches!(error, ParseError::Opcode(_)) && record.icrc == IcrcVerdict::Ok {
                     record.unknown_opcode = true;
-                    summary.count_unknown(&record);
                 }
                 if record.icrc != IcrcVerdict::Truncated || record.bth.is_some() {
                     record.error = Some(error.to_string());
@@ -180,19 +252,11 @@ impl Dissector {
             }
         }
         self.whole = whole;
-        summary.count(&record);
-        Some(record)
+        Ok(record)
     }
 
     /// `present` bytes of the packet are real.
-    fn decoded(
-        &mut self,
-        summary: &mut Summary,
-        record: &mut Record,
-        packet: &Packet<'_>,
-        bth_start: usize,
-        present: usize,
-    ) {
+    fn decoded(&mut self, record: &mut Record, packet: &Packet<'_>, bth_start: usize, present: usize) {
         record.extensions = packet.extensions();
         let mut extensions_end = bth_start + Bth::LEN;
         for extension in packet.opcode.extensions() {
@@ -232,9 +296,7 @@ impl Dissector {
                     record.icrc = IcrcVerdict::Bad;
                     record.icrc_expected = Some(expected);
                     let found = self.diagnosis.explain(packet);
-                    if let Some(cause) = found.also_explains_previous {
-                        summary.reassign(cause);
-                    }
+                    record.previous_cause = found.also_explains_previous;
                     record.set_cause(&found.cause);
                 }
                 Err(error) => {
@@ -243,7 +305,6 @@ impl Dissector {
                 }
             }
         }
-        summary.count_flow(record, packet, extensions_end <= present);
     }
 }
 

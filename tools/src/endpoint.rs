@@ -107,8 +107,17 @@ impl Interrupt {
         self.0.store(true, Ordering::Relaxed);
     }
 
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Whether a signal has come; the next one is the first again.
+    pub(crate) fn take(&self) -> bool {
+        self.0.swap(false, Ordering::Relaxed)
+    }
+
     pub(crate) fn check(&self) -> Result<(), Failure> {
-        if self.0.load(Ordering::Relaxed) { Err(Failure::Interrupted) } else { Ok(()) }
+        if self.is_set() { Err(Failure::Interrupted) } else { Ok(()) }
     }
 }
 

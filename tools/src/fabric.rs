@@ -54,26 +54,9 @@ use scenario::Scenario;
 use traffic::Group;
 use wrong::Wrong;
 
-/// Shows what congestion control, ECN, PFC and repeat modes do in a fabric of switches.
-///
-/// Hosts run the engine of ferroce, unchanged, over switches with shared buffers, ECN marking, PFC and ECMP, in virtual
-/// time: nothing is sent, no root and no network are needed, and the same seed gives the same run on any machine.
-///
-/// SCENARIO is one of those below, or a TOML file (`--describe` prints one to start from; docs/fabric.md has all of it):
-///   incast       N senders (16), each with 10 messages of 1 MB, to one receiver
-///   fairness     N senders (4) without end to one receiver; one begins each 2 ms
-///   burst        N senders (16), 256 KB each at once every 5 ms, beside two senders without end
-///   victim       a flow that shares only a paused link with an incast of N senders (16)
-///   permutation  N hosts (32), each with 10 messages of 1 MB for another one, over leaves and spines 2:1
-///   allreduce    N hosts (16) in a ring that reduce 16 MB, step after step
-///   alltoall     N hosts (16), each with 1 MB for each other one, step after step
-///   websearch    N hosts (32), messages of web search by chance, at 30 % load for 20 ms
-///
-/// What comes out: goodput, flow completion times (FCT: posted to completed) and slowdown (FCT by what it takes alone),
-/// Jain's index of fairness, queues, marks, CNPs, pauses, drops, retransmissions. The JSON has each run, flow, message, queue
-/// and link.
+/// Simulates a fabric of switches and shows what congestion control, ECN, PFC and repeat modes do in it.
 #[derive(clap::Args, Clone, Debug)]
-#[command(verbatim_doc_comment, after_long_help = EXAMPLES, mut_args = options::with_hyphens)]
+#[command(long_about = ABOUT, after_long_help = EXAMPLES, mut_args = options::with_hyphens)]
 pub struct Args {
     /// incast, fairness, burst, victim, permutation, allreduce, alltoall, websearch, or a TOML file.
     #[arg(value_name = "SCENARIO|FILE")]
@@ -82,33 +65,33 @@ pub struct Args {
     scene: SceneOptions,
     #[command(flatten)]
     settings: Settings,
-    /// Runs it with each of these settings and prints them side by side: controls, as off,dcqcn, or values of any option of
-    /// the three groups above, as kmin=50KB,100KB or pfc=on,off; a plus joins options (kmin=50KB+pmax=1). Given several
+    /// Run with each of these settings and print them side by side: controls, as off,dcqcn, or values of any option of the
+    /// groups above, as kmin=50KB,100KB or pfc=on,off; a plus joins options (kmin=50KB+pmax=1). Given several
     /// times, each is combined with each.
     #[arg(long, value_name = "LIST", help_heading = "What is run and printed")]
     compare: Vec<String>,
-    /// Decides all that chance decides; 1 by default.
+    /// Seed of all random decisions; 1 by default.
     #[arg(long, value_name = "SEED", help_heading = "What is run and printed", value_parser = options::whole::<u64>)]
     seed: Option<u64>,
-    /// Runs it with so many seeds, the first and those after it; prints mean and standard deviation.
+    /// Run with so many seeds, --seed and those after it, and print mean and standard deviation.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What is run and printed", value_parser = options::between::<1, 10_000>)]
     seeds: u64,
-    /// Runs at a time; as many as there are cores by default.
+    /// Simulations at a time; by default as many as there are cores.
     #[arg(long, value_name = "N", help_heading = "What is run and printed", value_parser = options::between::<1, 1024>)]
     jobs: Option<u64>,
-    /// Plots of rates and queues over time, of the first seed of each setting.
+    /// Write plots of rates and queues over time, of the first seed of each setting.
     #[arg(long, value_name = "FILE", help_heading = "What is run and printed")]
     svg: Option<PathBuf>,
-    /// Records what passes a port, named as the report does (switch0:3, host2), as pcapng with virtual time; can be given
-    /// several times, for a single run.
+    /// Record what passes a port, named as in the report (switch0:3, host2), as pcapng with virtual time; can be given several
+    /// times, for a single run.
     #[arg(long, value_name = "PORT=FILE", help_heading = "What is run and printed")]
     pcap: Vec<PortFile>,
     #[command(flatten, next_help_heading = "What is run and printed")]
     json: JsonArg,
-    /// In the JSON also goodput, rates and queues of each sample.
+    /// Add goodput, rates and queues of each sample to the JSON.
     #[arg(long, requires = "json", help_heading = "What is run and printed")]
     series: bool,
-    /// Prints the scenario with all options as a TOML file, and runs nothing.
+    /// Print the scenario with all options as a TOML file, and run nothing.
     #[arg(long, conflicts_with_all = ["compare", "svg", "pcap", "json"], help_heading = "What is run and printed")]
     describe: bool,
 }
@@ -117,21 +100,45 @@ pub struct Args {
 const LARGE: usize = 256;
 const HEAP_PER_HOST: usize = 512 << 10;
 
+// Paragraphs are one line each, which clap wraps.
+const ABOUT: &str = "\
+Simulates a fabric of switches and shows what congestion control, ECN, PFC and repeat modes do in it.
+
+Hosts run the engine of ferroce, unchanged, over switches with shared buffers, ECN marking, PFC and ECMP, in virtual time: \
+nothing is sent, neither root nor a network is needed, and the same seed gives the same run on any machine.
+
+SCENARIO is one of these, or a TOML file (--describe prints one to start from; docs/fabric.md describes it):
+  incast       N senders (16), 10 messages of 1 MB each, to one receiver
+  fairness     N senders (4) without end to one receiver; one starts each 2 ms
+  burst        N senders (16), 256 KB each at once every 5 ms, and two senders
+               without end
+  victim       a flow that shares only a paused link with an incast of N
+               senders (16)
+  permutation  N hosts (32), each with 10 messages of 1 MB for another one, over
+               leaves and spines 2:1
+  allreduce    N hosts (16) in a ring that reduce 16 MB, step after step
+  alltoall     N hosts (16), each with 1 MB for each other one, step after step
+  websearch    N hosts (32), random messages of a web search workload, at 30 %
+               load for 20 ms
+
+The report has goodput, flow completion times (FCT: from posted to completed) and slowdown (FCT divided by that of the flow \
+alone), Jain's fairness index, queues, marks, CNPs, pauses, drops and retransmissions.";
+
 const EXAMPLES: &str = "\
 Examples:
   ferroce fabric incast --hosts 32
       32 senders to one receiver, with DCQCN, ECN and PFC.
   ferroce fabric incast --hosts 32 --kmin 100KB --pfc off
       The same, marked from 100 KB of queue on, and without PFC.
-  ferroce fabric incast --hosts 32 --compare off,dcqcn --compare pfc=on,off --seeds 5 --svg incast.svg
-      Four settings side by side, mean and standard deviation of 5 seeds, with plots.
+  ferroce fabric incast --compare off,dcqcn --compare pfc=on,off --seeds 5
+      Four settings side by side, mean and standard deviation of 5 seeds.
   ferroce fabric permutation --topology fat-tree --hosts 128 --rate 400G
   ferroce fabric victim --describe > victim.toml; ferroce fabric victim.toml
       A file to change.
 
-Exit status: 0 if every message was completed, or the scenario has no end and went on until its limit; 1 if a queue pair has
-failed or a message was not completed (the report is printed); 2 if a value makes no sense or changes nothing; 130 if it was interrupted (what is
-known until then is printed).";
+Exit status: 0 if every message was completed, or the scenario has no end and ran until its limit; 1 if a queue pair failed \
+or a message was not completed (the report is printed); 2 if a value makes no sense or changes nothing; 130 if it was \
+interrupted (what is known until then is printed).";
 
 /// Runs it and prints the report.
 ///

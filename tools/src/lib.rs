@@ -23,7 +23,9 @@
 //! ```
 
 mod callers;
+mod capture_input;
 mod cause;
+mod cli;
 mod command;
 mod congestion;
 pub mod control_message;
@@ -56,5 +58,6 @@ pub mod ucmatose;
 pub mod udaddy;
 mod visitors;
 
+pub use cli::Cli;
 pub use command::Command;
 pub use failure::Failure;

@@ -5,41 +5,10 @@ use std::io::{self, IsTerminal, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
-use ferroce_tools::{Command, Failure};
+use ferroce_tools::{Cli, Failure};
 use tracing::warn;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
-
-/// RoCEv2 in user space.
-#[derive(Parser)]
-#[command(version, after_help = CONVENTIONS)]
-struct Cli {
-    #[command(subcommand)]
-    command: Command,
-    /// Print only errors and warnings to standard error, no progress; the report stays.
-    // `perf` has -q for its queue pairs, as perftest has.
-    #[arg(short, long, global = true)]
-    quiet: bool,
-}
-
-/// What holds for every sub-command.
-const CONVENTIONS: &str = "\
-Results go to standard output; progress, warnings and errors to standard error.
-
-Environment:
-  RUST_LOG  what is logged to standard error: a level (error, warn, info, debug, trace, off), or TARGET=LEVEL for a part of
-            ferroce, with commas between them, as RUST_LOG=warn,ferroce_driver=debug. What it does not name is logged at
-            info. --quiet stands for RUST_LOG=warn.
-  NO_COLOR  if it is set, there are no ANSI codes. There are none either with TERM=dumb, or if standard error is no
-            terminal.
-
-Exit status:
-  0    the work was done
-  1    it failed, or a check found something
-  2    the command line can't be carried out as it is
-  130  a signal (SIGINT, SIGTERM) ended it before the work was done
-If the reader of standard output closes it (`| head -1`), the rest is not printed, and the exit status is that of the work. If
-standard output can't be written, that is an error.";
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

@@ -33,10 +33,9 @@ pub(crate) fn line(text: Arguments<'_>) -> Result<(), Failure> {
 
 /// Writes to standard output. Returns whether somebody still reads it.
 pub(crate) fn write(text: Arguments<'_>) -> Result<bool, Failure> {
-    // A lock, so that threads do not mix their lines. Standard output by itself writes line by line, and a report can
-    // have 200,000 lines.
-    let stdout = io::stdout().lock();
-    Output { name: STDOUT.into(), to: BufWriter::new(Box::new(stdout)) }.write(text)
+    // So that threads do not mix their lines; the same thread may lock it once more.
+    let _held = io::stdout().lock();
+    Output::stdout().write(text)
 }
 
 /// See [`note`].
@@ -53,11 +52,12 @@ pub(crate) fn is_verbose() -> bool {
 
 const STDOUT: &str = "standard output";
 
-/// Where a report goes: standard output or a file.
+/// Where a report goes: standard output or a file. It is written in large pieces: standard output by itself writes line by
+/// line, and a report can have 200,000 lines.
 pub(crate) struct Output {
     /// What it is called in an error.
     pub(crate) name: String,
-    pub(crate) to: BufWriter<Box<dyn Write>>,
+    pub(crate) to: BufWriter<Box<dyn Write + Send>>,
 }
 
 impl Output {

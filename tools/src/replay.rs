@@ -31,6 +31,9 @@ use std::process::ExitCode;
 
 use ferroce::{Gid, PathMtu, Qpn};
 
+use crate::capture_input::{self, CaptureInput};
+use crate::dissect::parse_qpn;
+use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
@@ -43,30 +46,40 @@ use play::PlayOutcome;
 use progress::Progress;
 use report::{EndReport, ReplayReport};
 
-/// Judges both ends of the conversations in a capture, and plays each against the engine.
+/// Checks both ends of the conversations in a capture against the rules, and runs the engine in the place of either.
 ///
-/// The engine takes the place of a recorded end, under virtual time: what that end's application
-/// posted is told from its packets, the other end's packets reach the engine at their recorded times,
-/// and what the engine sends is compared with what was recorded. A capture may begin and end
-/// anywhere; what it does not tell is not judged.
+/// The engine runs under virtual time: what the application of the recorded end posted follows from its packets, the
+/// other end's packets reach the engine at their recorded times, and what the engine sends is compared with what was
+/// recorded. A capture may begin and end anywhere; what it does not show is not judged.
 ///
-/// Exit status: 0 if everything conforms or differs lawfully, 1 if a rule is broken, 2 if the file can't be read to
-/// its end (what is there is judged), an option does not fit it, or the report can't be written, 3 if there is
-/// nothing in it to judge: no request whose ICRC is right, or only some whose pairing would be a guess.
+/// The capture is held in memory, which takes two to six times its size. Ctrl-C ends reading, and what was read is
+/// judged; Ctrl-C after that ends the judging, and what was judged is printed.
+///
+/// Exit status: 0 if everything conforms or differs lawfully, 1 if a rule is broken, 2 if the capture can't be read to
+/// its end (what is there is judged), an option does not fit it, or the report can't be written, 3 if there is nothing in
+/// it to judge: no request whose ICRC is right, or only some whose pairing would be a guess; 130 if it was interrupted
+/// before its end and no rule is broken until there.
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  ferroce replay trace.pcap.gz
+  ferroce replay --role 10.0.0.2 --json trace.pcapng
+  tcpdump -U -i eth0 -w - udp port 4791 | ferroce replay -")]
 pub struct Args {
-    /// A pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets.
+    /// The capture: a pcap or pcapng file of Ethernet, raw IP or Linux "cooked" packets, compressed by gzip or not; - for
+    /// standard input.
     file: PathBuf,
     /// Put the engine only in the place of this address; can be given several times.
     #[arg(short, long = "role", value_name = "ADDRESS")]
     roles: Vec<IpAddr>,
-    /// Path MTU, where the packets do not tell: 256, 512, 1024, 2048 or 4096.
+    /// Path MTU, where the packets do not show it: 256, 512, 1024, 2048 or 4096.
     #[arg(short, long, value_parser = path_mtu)]
     mtu: Option<PathMtu>,
     /// The engine's ACK timeout, 4.096 µs · 2^N, in place of the recorded end's; 0 is none.
     #[arg(short = 'u', long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=31))]
     qp_timeout: Option<u8>,
-    /// Two queue pair numbers that belong together, as 0x11:0x22, where the packets do not tell.
+    /// Two queue pairs that are connected with each other, as 0x11:0x22, where the packets do not show it; can be given
+    /// several times.
     #[arg(long = "pair", value_name = "QPN:QPN", value_parser = pair)]
     pairs: Vec<(Qpn, Qpn)>,
     #[command(flatten)]
@@ -82,13 +95,18 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
     let printed = replay(&args).and_then(|mut report| report.print(&args.json).map(|()| report));
     // 1 is for a rule that is broken, and this is none.
-    printed.map(|report| report.exit_code()).map_err(|failure| Failure::usage(failure.to_string()))
+    printed.map(|report| report.exit_code()).map_err(|failure| match failure {
+        Failure::Interrupted => Failure::Interrupted,
+        other => Failure::usage(other.to_string()),
+    })
 }
 
 fn replay(args: &Args) -> Result<ReplayReport, Failure> {
-    let capture = Capture::read(&args.file)?;
+    let input = CaptureInput::open(&args.file)?;
+    let interrupt = Interrupt::install()?;
+    let mut progress = Progress::start(interrupt.clone());
+    let capture = Capture::read(input, &args.file, &interrupt, &mut progress)?;
     let given = Given { path_mtu: args.mtu, pairs: args.pairs.clone() };
-    let mut progress = Progress::start();
     let conversations = Conversation::find(&capture.packets, &capture.foreign, &given, &mut progress)?;
     let addresses: Vec<Gid> = conversations.iter().flat_map(|c| c.ends.map(|end| end.gid)).collect();
     if let Some(role) = args.roles.iter().find(|role| !addresses.contains(&Gid::from(**role))) {
@@ -97,7 +115,7 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
         known.dedup();
         return Err(Failure::usage(format!(
             "--role {role}: nobody has this address in {}; {}",
-            args.file.display(),
+            capture_input::name(&args.file),
             if known.is_empty() {
                 "there is no conversation".to_owned()
             } else {
@@ -107,9 +125,30 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
     }
     let congestion = Congestion::of(&capture, &conversations, &args.pairs, &args.congestion)?;
     let mut report = ReplayReport::new(&capture, &conversations, congestion);
+    if capture.is_cut {
+        report.interrupted(format!("read up to frame {}", capture.frames));
+    }
+    match judge_and_play(args, &capture, &conversations, &mut report, &mut progress) {
+        // What was judged is printed.
+        Err(Failure::Interrupted) => {}
+        judged => judged?,
+    }
+    Ok(report)
+}
+
+fn judge_and_play(
+    args: &Args,
+    capture: &Capture,
+    conversations: &[Conversation],
+    report: &mut ReplayReport,
+    progress: &mut Progress,
+) -> Result<(), Failure> {
+    let count = conversations.len();
     for (index, conversation) in conversations.iter().enumerate().filter(|(_, c)| !c.is_guessed) {
-        progress.tell(|| format!("{index} of {} conversations are judged", conversations.len()));
         for end in [0, 1] {
+            progress.step(|| format!("{index} of {count} conversations are judged")).inspect_err(|_| {
+                report.interrupted(format!("{index} of {count} conversations judged, and none played"));
+            })?;
             let (findings, measured) = judge::judge(conversation, &conversation.events, end, None);
             let tells_nothing = report.coverage(index).tells_nothing_of(end);
             report
@@ -119,14 +158,17 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
     for exchange in Exchange::find(&capture.packets) {
         report.exchange(&exchange);
     }
-    let Cast { plays, left_out, unwanted } = plays(&conversations, &args.roles);
-    report.left_out(&conversations, left_out);
+    let Cast { plays, left_out, unwanted } = plays(conversations, &args.roles);
+    report.left_out(conversations, left_out);
     report.unwanted(unwanted);
     let mut taken: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-    for Play { role, places, areas, .. } in plays {
-        let PlayOutcome { played, broken_off, counts } =
-            play::play(&conversations, &places, &areas, args.qp_timeout, &mut progress)?;
-        report.broken_off(&conversations, broken_off);
+    let count = plays.len();
+    for (number, Play { role, places, areas, .. }) in plays.into_iter().enumerate() {
+        let played = play::play(conversations, &places, &areas, args.qp_timeout, progress);
+        let PlayOutcome { played, broken_off, counts } = played.inspect_err(|_| {
+            report.interrupted(format!("ferroce in {number} of {count} places"));
+        })?;
+        report.broken_off(conversations, broken_off);
         for played in played {
             let Place { conversation: index, end } = played.place;
             let conversation = &conversations[index];
@@ -142,17 +184,50 @@ fn replay(args: &Args) -> Result<ReplayReport, Failure> {
     for (index, ends) in taken {
         report.packets_not_played(coverage::not_played(&conversations[index], &ends));
     }
-    Ok(report)
+    Ok(())
 }
 
 fn pair(text: &str) -> Result<(Qpn, Qpn), String> {
-    let number = |text: &str| {
-        let parsed = match text.strip_prefix("0x") {
-            Some(hex) => u32::from_str_radix(hex, 16),
-            None => text.parse(),
-        };
-        parsed.ok().filter(|number| *number < 1 << 24).map(Qpn::new)
-    };
+    let number = |text| parse_qpn(text).ok();
     let numbers = text.split_once(':').and_then(|(a, b)| number(a).zip(number(b)));
     numbers.ok_or_else(|| format!("'{text}': two queue pair numbers, as 0x11:0x22"))
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    /// What was judged before a signal is reported, and what was not is named.
+    #[test]
+    fn a_signal_ends_the_judging() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../pcap-fixtures/rc_write.pcap");
+        let args = Cli::try_parse_from(["replay", file]).unwrap().args;
+        let interrupt = Interrupt::default();
+        let mut progress = Progress::start(interrupt.clone());
+        let input = CaptureInput::open(&args.file).unwrap();
+        let capture = Capture::read(input, &args.file, &interrupt, &mut progress).unwrap();
+        let find = |progress: &mut Progress| {
+            Conversation::find(&capture.packets, &capture.foreign, &Given::default(), progress)
+        };
+        let conversations = find(&mut progress).unwrap();
+        let congestion = Congestion::of(&capture, &conversations, &[], &args.congestion).unwrap();
+        let mut report = ReplayReport::new(&capture, &conversations, congestion);
+        interrupt.set();
+        assert!(matches!(find(&mut progress), Err(Failure::Interrupted)));
+        let judged = judge_and_play(&args, &capture, &conversations, &mut report, &mut progress);
+        assert!(matches!(judged, Err(Failure::Interrupted)));
+        assert_eq!(format!("{:?}", report.exit_code()), format!("{:?}", ExitCode::from(130)));
+        let report = serde_json::to_value(&report).unwrap();
+        assert_eq!(report["interrupted"], "0 of 1 conversations judged, and none played");
+        // It counts once: the next signal ends something else.
+        assert!(interrupt.take() && !interrupt.is_set());
+    }
 }

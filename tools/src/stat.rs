@@ -33,7 +33,7 @@ pub struct Args {
     /// Only this process, or this device: an interface's name.
     #[arg(value_name = "PID|DEVICE")]
     which: Option<String>,
-    /// Also what is 0.
+    /// Also what is 0, and limits, which do not change.
     #[arg(long, conflicts_with_all = ["json", "prometheus", "listen"])]
     all: bool,
     #[command(flatten)]

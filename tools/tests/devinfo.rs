@@ -115,10 +115,30 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
         text.stdout.contains("path MTU 4096 needs an MTU of 4160 over IPv4 and 4180 over IPv6"),
         "{text:#?}"
     );
-    for what in ["pause frames", "PFC", "DSCP 0 and 48 (CNPs): class"] {
-        let line = format!("  {what} unknown (the kernel's driver does not tell)\n");
-        assert!(text.stdout.contains(&line), "{text:#?}");
+    let line = "  pause frames, PFC and classes of DSCPs unknown (the kernel's driver does not tell)\n";
+    assert!(text.stdout.contains(line), "{text:#?}");
+}
+
+/// As an ordinary user, and as what `unshare -U` makes of one, it says which driver there is all the same.
+#[test]
+fn who_has_no_rights_is_told_what_goes_without() {
+    if !ends::is_root() {
+        return println!("skipped: only root can become another user");
     }
+    let run = |wrapper: &str| {
+        let command = format!("cd / && exec {wrapper} '{}' devinfo", env!("CARGO_BIN_EXE_ferroce"));
+        let output = std::process::Command::new("sh").args(["-c", &command]).output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all";
+    let text = run(nobody);
+    assert!(text.contains("AF_XDP lacks CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF: run as root"), "{text}");
+    assert!(text.contains("`-d INTERFACE` takes udp, which is slower and needs no rights\n"), "{text}");
+    let text = run("unshare --map-root-user --net");
+    assert!(text.contains("AF_XDP lacks rights outside of this user namespace"), "{text}");
+    assert!(!text.contains("setcap"), "{text}");
+    assert!(text.contains("no network interface but lo; `-d loopback`"), "{text}");
 }
 
 #[test]

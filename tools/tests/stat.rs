@@ -517,3 +517,29 @@ fn bad_input_is_named() {
     assert_eq!(outcome.code, Some(1), "{outcome:#?}");
     assert!(outcome.stderr.contains(&address), "{outcome:#?}");
 }
+
+/// Root of a user namespace has the sockets of the user that it is outside, where that user finds them too, and
+/// nothing to do with those of root.
+#[test]
+fn root_of_a_user_namespace_has_its_own_sockets() {
+    if !ends::is_root() {
+        return println!("skipped: only root can become another user");
+    }
+    // A user of no other test, and of no session.
+    const UID: u32 = 64_999;
+    let user = format!("setpriv --reuid {UID} --regid {UID} --clear-groups env -u XDG_RUNTIME_DIR");
+    let ferroce = env!("CARGO_BIN_EXE_ferroce");
+    let run = |what: &str| {
+        let command = format!("cd / && {user} unshare --map-root-user '{ferroce}' {what}");
+        let output = Command::new("sh").args(["-c", &command]).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let (status, stderr) = run("pingpong -d loopback -n 10");
+    let folder = format!("/tmp/ferroce-{UID}");
+    let is_there = fs::remove_dir(&folder);
+    assert_eq!(status, Some(0), "{stderr}");
+    assert!(!stderr.contains("will not see this") && !stderr.contains("/run/ferroce"), "{stderr}");
+    assert!(is_there.is_ok(), "{folder}: {is_there:?}");
+    let (_, stderr) = run("stat");
+    assert!(stderr.contains("no running ferroce process") && !stderr.contains("WARN"), "{stderr}");
+}

@@ -57,7 +57,7 @@ impl Reader {
     pub fn open(path: impl AsRef<Path>) -> Result<Reader, Error> {
         let path = path.as_ref().display().to_string();
         match File::open(&path) {
-            Ok(file) => Reader::start(Box::new(file), path),
+            Ok(file) => Reader::new(Box::new(file), path),
             Err(error) => Err(Error::Capture { path, reason: error.to_string() }),
         }
     }
@@ -86,10 +86,11 @@ impl Reader {
         }
     }
 
-    /// As [`open`](Reader::open), of a capture that is not in a file; errors call it `path`. For the
-    /// tests and the fuzzer: a file for each input would cost them most of their time.
-    #[doc(hidden)]
-    pub fn start(input: Box<dyn Read + Send>, path: String) -> Result<Reader, Error> {
+    /// Reads a capture from `input`, such as a pipe, and its first header at once. Errors call it `path`.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] if it can't be read or is no capture.
+    pub fn new(input: Box<dyn Read + Send>, path: String) -> Result<Reader, Error> {
         let mut reader = Reader {
             input: BufReader::with_capacity(1 << 16, input),
             path,
@@ -109,6 +110,8 @@ impl Reader {
 const MAX_PACKET: u32 = 262_144;
 /// Longest block that is believed, Wireshark's own limit.
 const MAX_BLOCK: u32 = 16 << 20;
+/// Interfaces of a section that are believed: a small compressed file can have any number of them.
+const MAX_INTERFACES: usize = 1 << 16;
 
 #[derive(Clone, Copy)]
 enum Order {
@@ -192,12 +195,7 @@ impl Reader {
             0xd4c3_b2a1 => (Order::Big, 1000),
             0xa1b2_3c4d => (Order::Little, 1),
             0x4d3c_b2a1 => (Order::Big, 1),
-            _ => {
-                let [a, b, c, d] = magic.to_le_bytes();
-                return Err(format!(
-                    "starts with {a:02x} {b:02x} {c:02x} {d:02x}, as neither pcap nor pcapng does"
-                ));
-            }
+            _ => return Err(unknown(magic.to_le_bytes())),
         };
         self.need(20, "file header", 0)?;
         let major = order.u16(&self.buffer, 0);
@@ -271,6 +269,11 @@ impl Reader {
                 let interface = interface(order, &self.buffer[..body])
                     .ok_or_else(|| format!("the interface description at byte {start} is damaged"))?;
                 if let Format::PcapNg { interfaces, .. } = &mut self.format {
+                    if interfaces.len() == MAX_INTERFACES {
+                        return Err(format!(
+                            "the section has more than {MAX_INTERFACES} interfaces at byte {start}"
+                        ));
+                    }
                     interfaces.push(interface);
                 }
                 Ok(None)
@@ -380,6 +383,27 @@ impl Reader {
         self.offset += got as u64;
         Ok(got)
     }
+}
+
+/// Why a file with this magic can't be read.
+fn unknown(magic: [u8; 4]) -> String {
+    let [a, b, c, d] = magic;
+    let known = match magic {
+        [0x1f, 0x8b, ..] => ": gzip",
+        [0x28, 0xb5, 0x2f, 0xfd] => ": zstd",
+        [0xfd, b'7', b'z', b'X'] => ": xz",
+        [b'B', b'Z', b'h', _] => ": bzip2",
+        [0x04, 0x22, 0x4d, 0x18] => ": lz4",
+        [b'P', b'K', 3, 4] => ": zip",
+        [b's', b'n', b'o', b'o'] => ": snoop",
+        // Both byte orders of a format that some old Linux distributions had.
+        [0x34, 0xcd, 0xb2, 0xa1] | [0xa1, 0xb2, 0xcd, 0x34] => ": modified pcap",
+        _ => "",
+    };
+    format!(
+        "starts with {a:02x} {b:02x} {c:02x} {d:02x}{known}; pcap (a1 b2 c3 d4 or a1 b2 3c 4d, in either byte order) \
+         and pcapng (0a 0d 0d 0a) can be read"
+    )
 }
 
 fn truncated(what: &str, start: u64, expected: usize, got: usize) -> String {

@@ -66,7 +66,7 @@ fn read_all(reader: &mut Reader) -> All {
 }
 
 fn read_bytes(bytes: Vec<u8>) -> All {
-    match Reader::start(Box::new(io::Cursor::new(bytes)), "x".into()) {
+    match Reader::new(Box::new(io::Cursor::new(bytes)), "x".into()) {
         Ok(mut reader) => read_all(&mut reader),
         Err(error) => (Vec::new(), Some(error.to_string())),
     }
@@ -369,7 +369,15 @@ fn damage_is_named_with_its_place() {
     let last = bad_end.len() - 4;
     bad_end[last] = 99;
     for (bytes, message) in [
-        (b"#!/bin/sh".to_vec(), "starts with 23 21 2f 62, as neither pcap nor pcapng does"),
+        (
+            b"#!/bin/sh".to_vec(),
+            "starts with 23 21 2f 62; pcap (a1 b2 c3 d4 or a1 b2 3c 4d, in either byte order)",
+        ),
+        (b"\x28\xb5\x2f\xfd".to_vec(), "starts with 28 b5 2f fd: zstd; pcap"),
+        (
+            [little.section(), little.interface(1, 0, &[]).repeat((1 << 16) + 1)].concat(),
+            "the section has more than 65536 interfaces at byte 1310748",
+        ),
         (
             [little.pcap(0xa1b2_c3d4, 1), little.words(&[0, 0, 300_000, 0])].concat(),
             "the record at byte 24 claims 300000 bytes, over 262144",

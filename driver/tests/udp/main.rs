@@ -7,6 +7,7 @@ mod namespaces;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
+use ferroce_driver::pcap::Recorder;
 use ferroce_driver::udp::{Udp, UdpConfig};
 use ferroce_driver::{Error, FrameSource, Layer, Nanos, NextHop, PacketDriver, RefusalReason};
 use ferroce_driver_test_support::patience::until;
@@ -338,6 +339,16 @@ fn refusals_name_what_is_wrong() {
 }
 
 /// Nobody listens, or the packet is too large: that is a loss, and nothing more.
+#[test]
+fn a_recorder_refuses_it_in_words() {
+    let error = Recorder::create(open(loopback(40)), "x.pcapng").err().unwrap().to_string();
+    assert!(
+        error.contains("udp on 'lo' has none, so record its packets with `tcpdump -i lo -w FILE"),
+        "{error}"
+    );
+    assert!(!error.contains('{'), "Debug output: {error}");
+}
+
 #[test]
 fn what_the_kernel_refuses_is_counted_and_the_port_lives() {
     let [mut a, mut b] = [10, 11].map(|last| open(loopback(last)));

@@ -3,6 +3,7 @@
 
 mod directory;
 mod exported;
+mod user_ids;
 
 use std::fs::{self, DirBuilder};
 use std::io::{self, ErrorKind, Write};
@@ -16,6 +17,7 @@ use directory::Directory;
 pub use exported::Exported;
 use ferroce_driver::Nanos;
 use rustix::process::geteuid;
+use user_ids::UserIds;
 
 use crate::telemetry::metrics::Metrics;
 use crate::verbs::Error;
@@ -134,14 +136,18 @@ const OTHERS_PREFIX: &str = "ferroce-";
 
 /// Where this user's sockets are.
 fn own_directory() -> PathBuf {
-    let uid = geteuid();
-    if uid.is_root() {
+    let (ids, uid) = (UserIds::read(), geteuid());
+    // Root of a user namespace is an ordinary user to whom /run does not belong.
+    if uid.is_root() && ids.are_the_same() {
         return OF_ROOT.into();
     }
     let session = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
     match session {
         Some(session) => session.join("ferroce"),
-        None => Path::new(OF_OTHERS).join(format!("{OTHERS_PREFIX}{uid}")),
+        None => {
+            let uid = ids.outside(uid.as_raw()).unwrap_or(uid.as_raw());
+            Path::new(OF_OTHERS).join(format!("{OTHERS_PREFIX}{uid}"))
+        }
     }
 }
 

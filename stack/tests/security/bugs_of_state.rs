@@ -359,7 +359,7 @@ fn cve_2024_42145_cve_2026_68425_received_lists_are_bounded() {
     peer.inject_all(std::iter::repeat_n(datagram.clone(), 10_000));
     peer.expect_counted(Counter::OutOfBuffer, 9_999);
     peer.expect_wc(1, WcStatus::Success);
-    // There is no agent behind queue pairs 0 and 1, so nothing is put together there.
+    // Nobody listens for connections here, so queue pairs 0 and 1 take nothing.
     for qpn in [Qpn::new(0), Qpn::new(1)] {
         peer.inject_all(std::iter::repeat_n(datagram.clone().dest_qpn(qpn), 1000));
         peer.expect_counted(Counter::RxUnknownQp, 1000);

@@ -6,7 +6,7 @@ use ferroce::driver::pcap::Reader;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|file: &[u8]| {
-    let Ok(mut reader) = Reader::start(Box::new(Cursor::new(file.to_vec())), "input".to_owned()) else {
+    let Ok(mut reader) = Reader::new(Box::new(Cursor::new(file.to_vec())), "input".to_owned()) else {
         return;
     };
     // The smallest record has a header of 12 bytes (a simple packet's), and none shares its bytes.

@@ -12,15 +12,15 @@ pub(super) struct CmFields {
     message: &'static str,
     transaction_id: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    local_comm_id: Option<u32>,
+    pub(super) local_comm_id: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    remote_comm_id: Option<u32>,
+    pub(super) remote_comm_id: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     request_id: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     service_id: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    qpn: Option<u32>,
+    pub(super) qpn: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     starting_psn: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -110,6 +110,11 @@ impl CmFields {
                 CmFields { status: Some(apr.status()), ..ids(apr.local_comm_id(), apr.remote_comm_id()) }
             }
         }
+    }
+
+    /// The sender's queue pair: a REQ and a REP name it, and the PSN that it starts with.
+    pub(super) fn own_qpn(&self) -> Option<u32> {
+        self.qpn.filter(|_| self.starting_psn.is_some())
     }
 
     fn with_ip_cm(mut self, private_data: &[u8]) -> CmFields {

@@ -55,6 +55,8 @@ pub(super) struct Record {
     pub(super) icrc_expected: Option<u32>,
     pub(super) cause: Option<&'static str>,
     pub(super) cause_text: Option<String>,
+    /// The packet before of the same flow, held to be corrupted, has this cause too.
+    pub(super) previous_cause: Option<&'static str>,
     /// Whether the PSN can be believed although the ICRC is wrong.
     pub(super) systematic: bool,
     /// Whether all that is wrong with it is an opcode that the standard does not have.
@@ -94,11 +96,17 @@ impl Record {
             icrc_expected: None,
             cause: None,
             cause_text: None,
+            previous_cause: None,
             systematic: false,
             unknown_opcode: false,
             has_options: false,
             error: None,
         }
+    }
+
+    /// Whether it contradicts itself or the standard, whatever its ICRC.
+    pub(super) fn is_malformed(&self) -> bool {
+        self.error.is_some() && !self.unknown_opcode && !self.has_options
     }
 
     /// Why the ICRC is wrong.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use ferroce_wire::{Gid, Opcode, Operation, Packet, PayloadRule, Position, Service};
+use ferroce_wire::{Bth, Gid, Opcode, Operation, PayloadRule, Position, Psn, Service};
 use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
@@ -33,11 +33,18 @@ pub(super) struct Summary {
     /// Of bad ICRCs, by name.
     causes: BTreeMap<&'static str, u64>,
     flows: Vec<FlowSummary>,
+    /// Packets of flows that are not listed, for there are too many.
+    #[serde(skip_serializing_if = "is_zero")]
+    unlisted_packets: u64,
     #[serde(skip)]
     by_key: HashMap<FlowKey, usize>,
     /// By the two hosts, smaller address first.
     #[serde(skip)]
     mtus: HashMap<(Gid, Gid), SeenMtus>,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 type FlowKey = (Gid, Gid, u32, Option<u32>);
@@ -61,14 +68,21 @@ struct FlowSummary {
     read_responses: PsnTracker,
 }
 
+/// Flows that are listed: a small compressed file can have any number of them.
+const MAX_FLOWS: usize = 1 << 16;
+/// Reasons that are told apart.
+const MAX_REASONS: usize = 1 << 10;
+
 impl Summary {
-    /// Counts a RoCE packet by its verdict.
+    /// Counts a RoCE packet.
     pub(super) fn count(&mut self, record: &Record) {
         self.roce_packets += 1;
         self.unknown_opcodes += u64::from(record.unknown_opcode);
-        self.malformed += u64::from(record.error.is_some() && !record.unknown_opcode && !record.has_options);
+        self.malformed += u64::from(record.is_malformed());
         if let (IcrcVerdict::Unchecked, Some(reason)) = (record.icrc, &record.error) {
-            *self.unchecked.entry(reason.clone()).or_default() += 1;
+            let is_listed = self.unchecked.len() < MAX_REASONS || self.unchecked.contains_key(reason);
+            let reason = if is_listed { reason.as_str() } else { "other reasons" };
+            *self.unchecked.entry(reason.to_owned()).or_default() += 1;
         }
         *match record.icrc {
             IcrcVerdict::Ok => &mut self.icrc_ok,
@@ -76,9 +90,13 @@ impl Summary {
             IcrcVerdict::Truncated => &mut self.icrc_truncated,
             IcrcVerdict::Unchecked => &mut self.icrc_unchecked,
         } += 1;
+        if let Some(cause) = record.previous_cause {
+            self.reassign(cause);
+        }
         if let Some(cause) = record.cause {
             *self.causes.entry(cause).or_default() += 1;
         }
+        self.count_in_flow(record);
     }
 
     /// Counts a frame that was not looked into.
@@ -87,28 +105,21 @@ impl Summary {
     }
 
     /// A packet held to be corrupted turned out to have this cause.
-    pub(super) fn reassign(&mut self, cause: &'static str) {
-        if let Some(count) = self.causes.get_mut("corrupted") {
-            *count -= 1;
-            if *count == 0 {
-                self.causes.remove("corrupted");
-            }
+    fn reassign(&mut self, cause: &'static str) {
+        // It is not counted if --qp leaves it out.
+        let Some(count) = self.causes.get_mut("corrupted") else { return };
+        *count -= 1;
+        if *count == 0 {
+            self.causes.remove("corrupted");
         }
         *self.causes.entry(cause).or_default() += 1;
     }
 
-    /// Counts a packet with an opcode that the standard does not have in its flow. Whatever it is, it has a PSN.
-    pub(super) fn count_unknown(&mut self, record: &Record) {
-        let Some(bth) = &record.bth else { return };
-        let (source, destination) = (record.network.source, record.network.destination);
-        let flow = self.flow((source, destination, bth.dest_qpn().value(), None));
-        flow.packets += 1;
-        *flow.opcodes.entry("UNKNOWN").or_default() += 1;
-        flow.requests.observe(bth.psn(), Span::ONE, true);
-    }
-
-    fn flow(&mut self, key: FlowKey) -> &mut FlowSummary {
+    fn flow(&mut self, key: FlowKey) -> Option<&mut FlowSummary> {
         let flows = &mut self.flows;
+        if flows.len() >= MAX_FLOWS && !self.by_key.contains_key(&key) {
+            return None;
+        }
         let index = *self.by_key.entry(key).or_insert_with(|| {
             flows.push(FlowSummary {
                 source: key.0.to_ip().to_string(),
@@ -119,45 +130,71 @@ impl Summary {
             });
             flows.len() - 1
         });
-        &mut self.flows[index]
+        flows.get_mut(index)
     }
 
-    /// Counts a packet in its flow. `extensions`: the capture has all its extension headers.
-    pub(super) fn count_flow(&mut self, record: &Record, packet: &Packet<'_>, extensions: bool) {
-        let network = &packet.network();
-        let deth = packet.deth().filter(|_| extensions);
-        let source_qp = deth.map(|deth| deth.source_qpn().value());
-        let key = (network.source, network.destination, packet.bth.dest_qpn().value(), source_qp);
-        let flow = self.flow(key);
-        flow.packets += 1;
-        flow.payload_bytes += packet.payload.len() as u64;
-        flow.icrc_bad += u64::from(record.icrc == IcrcVerdict::Bad);
-        flow.congestion_experienced += u64::from(packet.congestion_experienced());
-        *flow.opcodes.entry(packet.opcode.name()).or_default() += 1;
-        if let Some(name) = record.extensions.aeth.as_ref().map(name).filter(|name| name.contains("NAK")) {
-            *flow.naks.entry(name).or_default() += 1;
-        }
-        if record.icrc == IcrcVerdict::Bad && !record.systematic {
+    fn count_in_flow(&mut self, record: &Record) {
+        let Some(bth) = &record.bth else { return };
+        let (source, destination) = (record.network.source, record.network.destination);
+        let source_qp = record.extensions.deth.map(|deth| deth.source_qpn().value());
+        let key = (source, destination, bth.dest_qpn().value(), source_qp);
+        let hosts = if source.0 <= destination.0 { (source, destination) } else { (destination, source) };
+        let opcode = Opcode::from_byte(bth.opcode_byte());
+        let (Some(opcode), Some(payload_len)) = (opcode, record.payload_len) else {
+            // Whatever an opcode is that the standard does not have, the packet has a PSN.
+            if record.unknown_opcode {
+                match self.flow(key) {
+                    Some(flow) => flow.count_unknown(bth),
+                    None => self.unlisted_packets += 1,
+                }
+            }
             return;
+        };
+        let is_credible = record.icrc != IcrcVerdict::Bad || record.systematic;
+        let Some(flow) = self.flow(key) else {
+            self.unlisted_packets += 1;
+            return;
+        };
+        flow.count(record, opcode, payload_len);
+        if is_credible {
+            let mtus = self.mtus.entry(hosts).or_default();
+            if opcode.payload() == PayloadRule::Full {
+                mtus.learn(payload_len);
+            }
+            let mtus = *mtus;
+            if let Some(flow) = self.flow(key) {
+                flow.follow(record, opcode, bth.psn(), mtus);
+            }
         }
-        let (a, b) = (network.source, network.destination);
-        let mtus = self.mtus.entry(if a.0 <= b.0 { (a, b) } else { (b, a) }).or_default();
-        if packet.opcode.payload() == PayloadRule::Full {
-            mtus.learn(packet.payload.len());
-        }
-        let mtus = *mtus;
-        self.flow(key).follow(packet, mtus, extensions);
     }
 }
 
 impl FlowSummary {
-    fn follow(&mut self, packet: &Packet<'_>, mtus: SeenMtus, extensions: bool) {
-        let (opcode, psn) = (packet.opcode, packet.bth.psn());
+    /// Counts a packet with an opcode that the standard does not have.
+    fn count_unknown(&mut self, bth: &Bth) {
+        self.packets += 1;
+        *self.opcodes.entry("UNKNOWN").or_default() += 1;
+        self.requests.observe(bth.psn(), Span::ONE, true);
+    }
+
+    fn count(&mut self, record: &Record, opcode: Opcode, payload_len: usize) {
+        self.packets += 1;
+        self.payload_bytes += payload_len as u64;
+        self.icrc_bad += u64::from(record.icrc == IcrcVerdict::Bad);
+        self.congestion_experienced += u64::from(record.network.traffic_class & 3 == 3);
+        *self.opcodes.entry(opcode.name()).or_default() += 1;
+        if let Some(name) = record.extensions.aeth.as_ref().map(name).filter(|name| name.contains("NAK")) {
+            *self.naks.entry(name).or_default() += 1;
+        }
+    }
+
+    /// Takes note of its PSN.
+    fn follow(&mut self, record: &Record, opcode: Opcode, psn: Psn, mtus: SeenMtus) {
         if opcode.operation() == Operation::ReadResponse {
             let begins = matches!(opcode.position(), Position::First | Position::Only);
             self.read_responses.observe(psn, Span::ONE, begins);
         } else if opcode.is_request() {
-            let reth = packet.reth().filter(|_| extensions && opcode == Opcode::RC_READ_REQUEST);
+            let reth = record.extensions.reth.filter(|_| opcode == Opcode::RC_READ_REQUEST);
             let span = reth.map_or(Span::ONE, |reth| Span::of_read(reth.length(), mtus));
             // A datagram queue pair numbers its packets for all its peers together.
             self.requests.observe(psn, span, opcode.service() == Service::Ud);
@@ -184,7 +221,11 @@ impl fmt::Display for Summary {
         for (name, count) in self.unopened.most() {
             writeln!(f, "  not opened: {name} x{count}")?;
         }
-        self.flows.iter().try_for_each(|flow| write!(f, "{flow}"))
+        self.flows.iter().try_for_each(|flow| write!(f, "{flow}"))?;
+        match self.unlisted_packets {
+            0 => Ok(()),
+            packets => writeln!(f, "{packets} packets of more flows; {MAX_FLOWS} are listed"),
+        }
     }
 }
 

@@ -25,20 +25,19 @@ pub(crate) struct SceneOptions {
     /// Messages of each flow, one after the other; rounds of burst, allreduce and alltoall.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) count: Option<usize>,
-    /// Of websearch: what a host sends on average, as a part of the rate of its link, as 0.5 or 50%; 0.3 by
-    /// default.
+    /// Of websearch: what a host sends on average, as a part of its link's rate, 0.5 or 50%; 0.3 by default.
     #[arg(long, value_name = "PART", value_parser = number)]
     pub(crate) load: Option<f64>,
-    /// Of websearch: how long messages are posted; 20ms by default. More of them have better percentiles.
+    /// Of websearch: how long messages are posted; 20ms by default. More messages give better percentiles.
     #[arg(long, value_name = "TIME")]
     pub(crate) post_for: Option<Time>,
-    /// How the switches are linked; each has room for N hosts and its receivers at least.
+    /// How the switches are linked; each shape has room for N hosts and their receivers.
     #[arg(long, value_name = "SHAPE")]
     pub(crate) topology: Option<ShapeName>,
-    /// Of leaf-spine; 8 by default.
+    /// Of leaf-spine: hosts of each leaf; 8 by default.
     #[arg(long, value_name = "N", value_parser = whole::<usize>)]
     pub(crate) hosts_per_leaf: Option<usize>,
-    /// Of leaf-spine: the rate of a leaf's hosts by the rate of its uplinks; 2 by default.
+    /// Of leaf-spine: the rate of a leaf's hosts divided by that of its uplinks; 2 by default.
     #[arg(long, value_name = "RATIO", value_parser = number)]
     pub(crate) oversubscription: Option<f64>,
 }
@@ -60,7 +59,7 @@ pub(crate) struct Settings {
     /// Rate of the links, as 100G or 25G.
     #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
     pub(crate) rate: Option<Rate>,
-    /// Rate of the links between switches; as the others by default, twice of it for victim.
+    /// Rate of the links between switches; by default that of the other links, for victim twice that.
     #[arg(long, value_name = "RATE", help_heading = "Links and switches")]
     pub(crate) uplink_rate: Option<Rate>,
     /// Propagation delay of each link; 1us by default.
@@ -72,40 +71,40 @@ pub(crate) struct Settings {
     /// Whether switches mark (ECN); on by default.
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) ecn: Option<bool>,
-    /// Below so long a queue nothing is marked; 4 KB for each Gb/s by default.
+    /// Length of a queue up to which nothing is marked; 4 KB for each Gb/s by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmin: Option<Bytes>,
-    /// Above so long a queue all is marked; 16 KB for each Gb/s by default.
+    /// Length of a queue above which every packet is marked; 16 KB for each Gb/s by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) kmax: Option<Bytes>,
-    /// Probability of a mark at Kmax, from 0 at Kmin; 0.2 by default.
+    /// Probability of a mark at Kmax; it rises from 0 at Kmin; 0.2 by default.
     #[arg(long, value_name = "PART", help_heading = "Links and switches", value_parser = number)]
     pub(crate) pmax: Option<f64>,
-    /// Where the length of the queue is looked at; dequeue by default.
+    /// When the length of the queue is compared with Kmin and Kmax: as a packet enters it or leaves it; dequeue by default.
     #[arg(long, value_name = "WHERE", help_heading = "Links and switches")]
     pub(crate) marking: Option<MarkingAt>,
-    /// Whether switches pause the class of the data (PFC), and lose nothing, or drop what has no room; on by default.
+    /// Whether switches pause the priority of the data (PFC) and drop nothing, or drop what has no room; on by default.
     #[arg(long, value_name = "on|off", value_parser = on_off, help_heading = "Links and switches")]
     pub(crate) pfc: Option<bool>,
     /// Memory of a switch, for all its ports; 32MiB by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) buffer: Option<Bytes>,
-    /// A pause begins when a port has sent so much of what is free of the buffer into it; 0.125 by default.
+    /// A pause begins when what came from a port exceeds this factor times the free part of the buffer; 0.125 by default.
     #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
     pub(crate) alpha: Option<f64>,
-    /// A pause begins at so many bytes, in place of --alpha.
+    /// A pause begins at this many bytes, in place of --alpha.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xoff: Option<Bytes>,
-    /// A pause ends when so much less is stored; 18KiB by default.
+    /// A pause ends this many bytes below where it began; 18KiB by default.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) xon_offset: Option<Bytes>,
-    /// Memory of each port for what comes after a pause has begun; what the link needs by default.
+    /// Memory of each port for what arrives after a pause has begun; by default what the link needs.
     #[arg(long, value_name = "SIZE", help_heading = "Links and switches")]
     pub(crate) headroom: Option<Bytes>,
-    /// A queue that is paused for so long is dropped (PFC storm watchdog); never by default.
+    /// A queue that has been paused for this long is dropped (PFC storm watchdog); never by default.
     #[arg(long, value_name = "TIME", help_heading = "Links and switches")]
     pub(crate) watchdog: Option<Time>,
-    /// Without PFC: so much of what is free of the buffer may wait at one port; 1 by default.
+    /// Without PFC: the queue of a port may be this factor times the free part of the buffer; 1 by default.
     #[arg(long, value_name = "FACTOR", help_heading = "Links and switches", value_parser = number)]
     pub(crate) lossy_alpha: Option<f64>,
 
@@ -113,8 +112,8 @@ pub(crate) struct Settings {
     /// changes as the other commands take it: mlx5,rpg_ai_rate=20.
     #[arg(long, value_name = "CONTROL", help_heading = "Hosts")]
     pub(crate) congestion: Option<Control>,
-    /// The least time between two CNPs of a queue pair; by default the least time between two cuts of the control, 4us with
-    /// dcqcn, or 50us if it has none.
+    /// Least time between two CNPs of a queue pair; by default the least time between two rate cuts of the congestion control
+    /// (4us with dcqcn), or 50us without one.
     #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) cnp_interval: Option<Time>,
     /// What is sent again after a loss; go-back-n by default.
@@ -137,13 +136,13 @@ pub(crate) struct Settings {
     #[arg(long, value_name = "TIME", help_heading = "Hosts")]
     pub(crate) poll: Option<Time>,
 
-    /// The run ends then at the latest; 200ms by default, or as the scenario needs it.
+    /// The run ends at this time at the latest; 200ms by default, or as the scenario needs it.
     #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) limit: Option<Time>,
-    /// What comes before is left out of the rates of endless flows, and of means and percentiles of queues.
+    /// Time at the start that is left out of the rates of endless flows and of means and percentiles of queues.
     #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) warm_up: Option<Time>,
-    /// How often rates and queues are looked at; 10us by default.
+    /// How often rates and queues are sampled; 10us by default.
     #[arg(long, value_name = "TIME", help_heading = "Time")]
     pub(crate) sample: Option<Time>,
 }

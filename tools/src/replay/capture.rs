@@ -1,18 +1,23 @@
 //! The RoCE packets of a file, and what else is in it.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 use std::rc::Rc;
 
 use ferroce::wire::ParseError;
 use ferroce::{Nanos, Qpn};
-use ferroce_driver::pcap::{LinkType, Reader};
+use ferroce_driver::pcap::LinkType;
+use tracing::info;
 
 use super::conversation::Foreign;
 use super::packet::Seen;
+use super::progress::Progress;
 use super::sample::Sample;
+use crate::capture_input::{self, CaptureInput};
 use crate::dissect::layers::Contents;
 use crate::dissect::unopened::Unopened;
+use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 
 /// What a file has for a replay.
@@ -32,19 +37,31 @@ pub(super) struct Capture {
     pub(super) unchecked: BTreeMap<&'static str, u64>,
     /// Why the file could not be read to its end.
     pub(super) damage: Option<String>,
+    /// A signal came before its end.
+    pub(super) is_cut: bool,
     /// Frames without a RoCE packet that is known, by what they are.
     pub(super) unopened: Unopened,
 }
 
 impl Capture {
-    pub(super) fn read(path: &Path) -> Result<Capture, Failure> {
-        let mut reader = Reader::open(path)?;
+    /// Reads a capture, until a signal comes or memory runs short.
+    pub(super) fn read(
+        input: CaptureInput,
+        path: &Path,
+        interrupt: &Interrupt,
+        progress: &mut Progress,
+    ) -> Result<Capture, Failure> {
+        let (mut reader, amount) = input.read(interrupt.clone(), || ())?;
         let mut capture = Capture::default();
         let (mut start, mut unsupported) = (None, None);
+        let available = available_memory();
+        let mut needed = 0;
         loop {
             let record = match reader.next_record() {
                 Ok(Some(record)) => record,
                 Ok(None) => break,
+                // A damaged end is no news where a signal has cut it off.
+                Err(_) if amount.is_cut() => break,
                 // Whoever records may be killed: what is there is judged.
                 Err(error) if capture.frames > 0 => {
                     capture.damage = Some(error.to_string());
@@ -52,6 +69,26 @@ impl Capture {
                 }
                 Err(error) => return Err(error.into()),
             };
+            needed += FOR_A_PACKET + FOR_A_BYTE * record.captured.len() as u64;
+            if available.is_some_and(|available| needed > available) {
+                capture.damage = Some(format!(
+                    "a replay of more needs over {} MB of memory, and no more is available; `editcap -c 1000000` \
+                     splits a capture",
+                    needed / 1_000_000
+                ));
+                break;
+            }
+            progress.tell(|| {
+                let taken = amount.taken();
+                let share = amount.size().map_or(String::new(), |size| {
+                    format!(" of {} MB ({} %)", size / 1_000_000, taken * 100 / size.max(1))
+                });
+                let (read, packets) = (taken / 1_000_000, capture.packets.len());
+                format!(
+                    "read {read}{} with {packets} RoCE packets",
+                    if share.is_empty() { " MB" } else { &share }
+                )
+            });
             capture.frames += 1;
             if let LinkType::Other(number) = record.link_type {
                 unsupported = Some(number);
@@ -109,8 +146,17 @@ impl Capture {
         if let Some(number) = unsupported.filter(|_| capture.packets.is_empty()) {
             return Err(Failure::usage(format!(
                 "{}: link type {number} is not supported; Ethernet, raw IP and Linux cooked are",
-                path.display()
+                capture_input::name(path)
             )));
+        }
+        // From now on a signal ends the judging.
+        if interrupt.take() {
+            progress.clear();
+            info!(
+                "the capture is read up to frame {} and now judged; Ctrl-C again ends that",
+                capture.frames
+            );
+            capture.is_cut = amount.is_cut();
         }
         // Captures of several queues are not always in order.
         capture.packets.sort_by_key(|packet| packet.at);
@@ -124,6 +170,18 @@ impl Capture {
         let left_out = self.foreign.len() as u64 + self.damaged + self.unreadable;
         self.packets.len() as u64 + left_out + self.unchecked.values().sum::<u64>()
     }
+}
+
+/// What a replay takes, as measured: for each packet, and for each byte of it.
+const FOR_A_PACKET: u64 = 1024;
+const FOR_A_BYTE: u64 = 2;
+
+/// Memory that this machine can give without swapping, as the kernel estimates it.
+fn available_memory() -> Option<u64> {
+    let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes << 10)
 }
 
 const HOUR: u64 = 3_600_000_000_000;

@@ -123,7 +123,7 @@ impl Conversation {
         let mut renewed = setups.iter().peekable();
         let mut foreign = foreign.iter().peekable();
         for (number, packet) in packets.iter().enumerate() {
-            progress.tell(|| format!("{number} of {} packets are in their conversations", packets.len()));
+            progress.step(|| format!("{number} of {} packets are in their conversations", packets.len()))?;
             let (to, service) = (packet.bth.dest_qpn(), packet.service());
             while let Some(foreign) = foreign.next_if(|f| (f.at, f.frame) < (packet.at, packet.frame)) {
                 // In front of all that is known a connection is judged from behind it, as from where a capture begins.
@@ -541,6 +541,6 @@ fn pair_flows(
             pairing.tie(setup.ends[0], setup.ends[1], service);
         }
     }
-    pairing.find(packets, progress);
+    pairing.find(packets, progress)?;
     Ok(pairing)
 }

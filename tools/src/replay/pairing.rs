@@ -8,6 +8,7 @@ use ferroce::{Gid, PathMtu, Psn, Qpn};
 
 use super::packet::{Seen, answers};
 use super::progress::Progress;
+use crate::failure::Failure;
 
 /// A stream of packets to one queue pair: of a connection, or from one datagram queue pair.
 pub(super) type Flow = (Gid, Gid, Qpn, Service);
@@ -60,15 +61,15 @@ impl Pairing {
     }
 
     /// Pairs what is left, one to one, by how the responses answer the requests.
-    pub(super) fn find(&mut self, packets: &[Rc<Seen>], progress: &mut Progress) {
-        let streams = Streams::of(packets, self, progress);
+    pub(super) fn find(&mut self, packets: &[Rc<Seen>], progress: &mut Progress) -> Result<(), Failure> {
+        let streams = Streams::of(packets, self, progress)?;
         self.crowded = streams.crowded.iter().map(|number| streams.list[*number].flow).collect();
-        let mut rivals = streams.candidates(progress);
+        let mut rivals = streams.candidates(progress)?;
         let rejected = rivals.reject();
         // What is certain for one leaves fewer to the others.
         for tier in [Tier::Port, Tier::Alone, Tier::Count, Tier::Rest] {
             loop {
-                progress.tell(|| format!("{} flows are not paired yet", rivals.0.len()));
+                progress.step(|| format!("{} flows are not paired yet", rivals.0.len()))?;
                 let mut decided = rivals.decided(tier);
                 if matches!(tier, Tier::Count | Tier::Rest) {
                     // One that was not looked at may be as good.
@@ -88,6 +89,7 @@ impl Pairing {
         for (a, b) in rivals.ranked().into_iter().chain(rejected) {
             self.join(streams.list[a].flow, streams.list[b].flow, true);
         }
+        Ok(())
     }
 }
 
@@ -178,7 +180,7 @@ const OLD: i32 = 1 << 16;
 
 impl Streams {
     /// The flows of connections that are not paired yet.
-    fn of(packets: &[Rc<Seen>], known: &Pairing, progress: &mut Progress) -> Streams {
+    fn of(packets: &[Rc<Seen>], known: &Pairing, progress: &mut Progress) -> Result<Streams, Failure> {
         let mut streams = Streams {
             list: Vec::new(),
             path_mtu: PathMtu::Mtu1024,
@@ -192,7 +194,7 @@ impl Streams {
         let mut askers: HashMap<(Gid, Gid, Psn), Vec<usize>> = HashMap::new();
         let mut longest = 0;
         for (at, packet) in packets.iter().enumerate() {
-            progress.tell(|| format!("{at} of {} packets are in their flows", packets.len()));
+            progress.step(|| format!("{at} of {} packets are in their flows", packets.len()))?;
             let flow =
                 (packet.network.source, packet.network.destination, packet.bth.dest_qpn(), packet.service());
             if packet.service() != Service::Rc || !packet.icrc_is_right {
@@ -244,11 +246,11 @@ impl Streams {
         streams.path_mtu = fits.unwrap_or(PathMtu::Mtu4096);
         let path_mtu = streams.path_mtu;
         streams.list.iter_mut().for_each(|stream| stream.find_ends(path_mtu));
-        streams
+        Ok(streams)
     }
 
     /// The pairs that something speaks for, and how much.
-    fn candidates(&self, progress: &mut Progress) -> Rivals {
+    fn candidates(&self, progress: &mut Progress) -> Result<Rivals, Failure> {
         let mut pairs: HashMap<(usize, usize), Evidence> = HashMap::new();
         let sorted = |a: usize, b: usize| (a.min(b), a.max(b));
         for ((asker, answerer), count) in &self.alone {
@@ -277,7 +279,7 @@ impl Streams {
         pairs.sort_unstable_by_key(|(pair, evidence)| (std::cmp::Reverse(*evidence), *pair));
         let count = pairs.len();
         for (number, ((a, b), mut evidence)) in pairs.into_iter().enumerate() {
-            progress.tell(|| format!("{number} of {count} possible pairs are compared"));
+            progress.step(|| format!("{number} of {count} possible pairs are compared"))?;
             let (one, other) = (&self.list[a], &self.list[b]);
             let cost = one.len() + other.len();
             if left >= cost {
@@ -291,7 +293,7 @@ impl Streams {
             rivals.0.entry(a).or_default().insert(b, evidence);
             rivals.0.entry(b).or_default().insert(a, evidence);
         }
-        rivals
+        Ok(rivals)
     }
 }
 

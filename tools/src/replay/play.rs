@@ -65,7 +65,7 @@ pub(super) fn play(
     steps.sort_by_key(|step| (step.at, step.what.rank(), step.order));
     let count = steps.len();
     for (number, step) in steps.into_iter().enumerate() {
-        progress.tell(|| format!("the engine has taken {number} of {count} steps"));
+        progress.step(|| format!("the engine has taken {number} of {count} steps"))?;
         stage.run_until(step.at)?;
         if stage.lanes[step.lane].is_over() {
             continue;

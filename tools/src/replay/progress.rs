@@ -1,24 +1,65 @@
-//! A word on stderr now and then while a replay lasts.
+//! What a replay says on standard error while it lasts, and whether it goes on.
 
+use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use crate::output::note;
+
+use crate::endpoint::Interrupt;
+use crate::failure::Failure;
+use crate::output::is_verbose;
 
 /// When something was said last.
-pub(super) struct Progress(Instant);
+pub(super) struct Progress {
+    interrupt: Interrupt,
+    last: Instant,
+    /// A line is replaced by the next one; else each stays.
+    in_place: bool,
+    is_shown: bool,
+}
 
-const INTERVAL: Duration = Duration::from_secs(5);
+/// How often a line on a terminal changes, and how often there is one in a log.
+const IN_PLACE: Duration = Duration::from_millis(250);
+const IN_LOG: Duration = Duration::from_secs(5);
 
 impl Progress {
-    pub(super) fn start() -> Progress {
-        Progress(Instant::now())
+    pub(super) fn start(interrupt: Interrupt) -> Progress {
+        let is_dumb = std::env::var_os("TERM").is_none_or(|term| term == "dumb");
+        let in_place = io::stderr().is_terminal() && !is_dumb;
+        Progress { interrupt, last: Instant::now(), in_place, is_shown: false }
     }
 
-    /// Says how far it is, at most every few seconds.
+    /// Says how far it is, at most every few seconds, unless nobody wants to read it (RUST_LOG).
     pub(super) fn tell(&mut self, how_far: impl FnOnce() -> String) {
-        if self.0.elapsed() >= INTERVAL {
-            note!("ferroce replay: {}", how_far());
-            self.0 = Instant::now();
+        let interval = if self.in_place { IN_PLACE } else { IN_LOG };
+        if self.last.elapsed() < interval || !is_verbose() {
+            return;
         }
+        // The report does not depend on whether somebody sees this.
+        let _ = match self.in_place {
+            true => write!(io::stderr(), "\r\x1b[Kferroce replay: {}", how_far()),
+            false => writeln!(io::stderr(), "ferroce replay: {}", how_far()),
+        };
+        self.is_shown = self.in_place;
+        self.last = Instant::now();
+    }
+
+    /// As [`tell`](Progress::tell); fails when a signal has come.
+    pub(super) fn step(&mut self, how_far: impl FnOnce() -> String) -> Result<(), Failure> {
+        self.tell(how_far);
+        self.interrupt.check()
+    }
+
+    /// Takes the line away, for what is said next.
+    pub(super) fn clear(&mut self) {
+        if self.is_shown {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+            self.is_shown = false;
+        }
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        self.clear();
     }
 }

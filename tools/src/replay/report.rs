@@ -52,6 +52,8 @@ pub(super) struct ReplayReport {
     packets_not_played: u64,
     /// Why the file could not be read to its end.
     damage: Option<String>,
+    /// How far it came before a signal.
+    interrupted: Option<String>,
     conversations: Vec<ConversationReport>,
     /// What each engine counted, by the address that it had.
     counters: Vec<(IpAddr, BTreeMap<&'static str, u64>)>,
@@ -158,11 +160,18 @@ impl ReplayReport {
             not_played: 0,
             packets_not_played: 0,
             damage: capture.damage.clone(),
+            interrupted: None,
             conversations: reports.collect(),
             counters: Vec::new(),
             congestion,
             verdict: ReplayVerdict::NothingToJudge,
         }
+    }
+
+    /// Notes how far it came before a signal.
+    pub(super) fn interrupted(&mut self, how_far: String) {
+        let before = self.interrupted.take().map_or(String::new(), |before| before + ", ");
+        self.interrupted = Some(before + &how_far);
     }
 
     /// What is judged of a conversation.
@@ -295,6 +304,7 @@ impl ReplayReport {
         ExitCode::from(match self.verdict() {
             ReplayVerdict::Violates => 1,
             _ if self.damage.is_some() => 2,
+            _ if self.interrupted.is_some() => 130,
             ReplayVerdict::NothingToJudge => 3,
             ReplayVerdict::NotPlayed | ReplayVerdict::Conforms | ReplayVerdict::DiffersLawfully => 0,
         })
@@ -358,6 +368,9 @@ impl ReplayReport {
         }
         if let Some(damage) = &self.damage {
             let _ = write!(text, "; the file is judged up to frame {}: {damage}", self.frames);
+        }
+        if let Some(how_far) = &self.interrupted {
+            let _ = write!(text, "; interrupted: {how_far}");
         }
         text.push('\n');
         text

@@ -8,7 +8,7 @@ use ferroce::{Label, Metric, MetricKind, Metrics, Sample};
 
 /// Draws contexts again and again, from the second time on with what came in a second.
 pub(super) struct Table {
-    /// Also what is 0.
+    /// Also what is 0, and what never changes.
     all: bool,
     last: Option<(Instant, Vec<Metrics>)>,
 }
@@ -35,7 +35,7 @@ impl Table {
             let before = last
                 .as_ref()
                 .and_then(|(seconds, last)| Some((seconds, counts(last.get(metrics.labels())?))));
-            for metric in metrics.iter() {
+            for metric in metrics.iter().filter(|metric| self.all || metric.name != CONSTANT) {
                 for sample in metric.samples.iter().filter(|sample| self.all || sample.value > 0) {
                     let old = before
                         .as_ref()
@@ -60,6 +60,9 @@ fn row(text: &mut String, metric: &Metric, sample: &Sample, has_rates: bool, rat
     };
     let _ = writeln!(text, "  {name:32} {:>16}{rate}  {}", sample.value, metric.help);
 }
+
+/// How many objects there can be: settings, which a context keeps as long as it lives.
+const CONSTANT: &str = "resource_limit";
 
 /// What tells a value from the others of its context.
 type Key<'a> = (&'a str, MetricKind, Option<&'a Label>);
@@ -92,7 +95,9 @@ mod tests {
              ferroce_sent_pkts_total{{device=\"eth0\",driver=\"sim\",pid=\"7\"}} {packets}\n\
              # TYPE ferroce_qps gauge\n\
              ferroce_qps{{device=\"eth0\",driver=\"sim\",pid=\"7\",state=\"rts\"}} {qps}\n\
-             ferroce_qps{{device=\"eth0\",driver=\"sim\",pid=\"7\",state=\"sqd\"}} 0\n"
+             ferroce_qps{{device=\"eth0\",driver=\"sim\",pid=\"7\",state=\"sqd\"}} 0\n\
+             # TYPE ferroce_resource_limit gauge\n\
+             ferroce_resource_limit{{device=\"eth0\",driver=\"sim\",pid=\"7\",kind=\"qp\"}} 256\n"
         );
         Metrics::parse(&text).expect("it is well-formed")
     }
@@ -102,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn rates_are_of_a_second_and_zeroes_are_left_out() {
+    fn rates_are_of_a_second_and_zeroes_and_limits_are_left_out() {
         let mut table = Table::new(false);
         let start = Instant::now();
         let first = table.draw(vec![metrics(100, 1)], start);
@@ -116,6 +121,6 @@ mod tests {
         let expected: [&[&str]; 3] =
             [&[], &["eth0", "(sim),", "pid", "7"], &["sent_pkts", "300", "100/s", "Packets", "sent."]];
         assert_eq!(columns(&second), expected, "{second}");
-        assert_eq!(columns(&Table::new(true).draw(vec![metrics(0, 0)], start)).len(), 4);
+        assert_eq!(columns(&Table::new(true).draw(vec![metrics(0, 0)], start)).len(), 5);
     }
 }

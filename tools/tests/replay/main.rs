@@ -3,6 +3,7 @@
 
 mod congestion;
 mod impaired;
+mod input;
 mod limits;
 mod unopened;
 mod verdicts;

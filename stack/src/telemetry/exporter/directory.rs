@@ -15,7 +15,7 @@ use rustix::fs::{self, AtFlags, CWD, Dir, FileType, Mode, OFlags};
 use rustix::net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// In /tmp only its owner and root can remove it.
-const CURE: &str = "remove it, or, but for root, set XDG_RUNTIME_DIR to a directory of your own";
+const CURE: &str = "remove it, or (unless you are root) set XDG_RUNTIME_DIR to a directory of your own";
 
 /// Entries that are looked at.
 const MAX_ENTRIES: usize = 4096;

@@ -18,6 +18,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::geteuid;
 
 use super::directory::Directory;
+use super::user_ids::UserIds;
 use super::{OF_OTHERS, OF_ROOT, OF_SESSIONS, OTHERS_PREFIX, own_directory};
 use crate::telemetry::metrics::Metrics;
 
@@ -72,12 +73,13 @@ impl Exported {
             directory.remove_abandoned();
         }
         exported.look_into(own, uid);
-        exported.look_into(OF_ROOT.into(), 0);
+        let ids = UserIds::read();
+        exported.look_into_of(OF_ROOT.into(), 0, &ids);
         let in_session: fn(PathBuf) -> PathBuf = |session| session.join("ferroce");
         for (parent, prefix, within) in
             [(OF_SESSIONS, "", in_session), (OF_OTHERS, OTHERS_PREFIX, |directory| directory)]
         {
-            if let Err(error) = exported.search(parent, prefix, within, deadline) {
+            if let Err(error) = exported.search(parent, prefix, within, &ids, deadline) {
                 exported.skipped.push((parent.into(), error));
             }
         }
@@ -165,6 +167,7 @@ impl Exported {
         parent: &str,
         prefix: &str,
         within: fn(PathBuf) -> PathBuf,
+        ids: &UserIds,
         deadline: Instant,
     ) -> io::Result<()> {
         let entries = match fs::read_dir(parent) {
@@ -180,10 +183,20 @@ impl Exported {
                 return Err(io::Error::other(format!("has more than {MAX_USERS} users")));
             }
             if let Some(uid) = entry.file_name().to_str().and_then(|name| uid_of(name, prefix)) {
-                self.look_into(within(entry.path()), uid);
+                self.look_into_of(within(entry.path()), uid, ids);
             }
         }
         Ok(())
+    }
+
+    /// Looks into what should belong to a user who is called `uid` outside of this user namespace.
+    fn look_into_of(&mut self, path: PathBuf, uid: u32, ids: &UserIds) {
+        match ids.inside(uid) {
+            Some(owner) => self.look_into(path, owner),
+            // Nobody here may look into it.
+            None if path.is_dir() => self.forbidden.push(path),
+            None => {}
+        }
     }
 
     fn look_into(&mut self, path: PathBuf, owner: u32) {

@@ -1,0 +1,74 @@
+//! User IDs in a user namespace. In one that `unshare -Ur` or a rootless container makes, an ordinary user is called
+//! root, and directories are named by what the user is called outside.
+
+use std::fs;
+
+/// The user IDs of this process's user namespace, and what they are outside (user_namespaces(7)).
+pub(super) struct UserIds(Vec<Range>);
+
+struct Range {
+    inside: u32,
+    outside: u32,
+    count: u32,
+}
+
+impl UserIds {
+    /// Those of this process.
+    pub(super) fn read() -> UserIds {
+        UserIds::parse(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+    }
+
+    fn parse(map: &str) -> UserIds {
+        let range = |line: &str| {
+            let mut numbers = line.split_whitespace().map(|number| number.parse().ok());
+            let mut next = || numbers.next().flatten();
+            Some(Range { inside: next()?, outside: next()?, count: next()? })
+        };
+        UserIds(map.lines().filter_map(range).collect())
+    }
+
+    /// Whether IDs are the same on both sides: outside of all user namespaces, and without /proc.
+    pub(super) fn are_the_same(&self) -> bool {
+        matches!(self.0[..], [] | [Range { inside: 0, outside: 0, count: u32::MAX }])
+    }
+
+    /// What `uid` is outside.
+    pub(super) fn outside(&self, uid: u32) -> Option<u32> {
+        self.translate(uid, |range| (range.inside, range.outside))
+    }
+
+    /// What a `uid` of outside is here; `None` if there is no such user here.
+    pub(super) fn inside(&self, uid: u32) -> Option<u32> {
+        self.translate(uid, |range| (range.outside, range.inside))
+    }
+
+    fn translate(&self, uid: u32, ends: impl Fn(&Range) -> (u32, u32)) -> Option<u32> {
+        if self.are_the_same() {
+            return Some(uid);
+        }
+        self.0.iter().find_map(|range| {
+            let (from, to) = ends(range);
+            let offset = uid.checked_sub(from).filter(|offset| *offset < range.count)?;
+            to.checked_add(offset)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn users_are_known_by_what_they_are_called_outside() {
+        for map in ["", "         0          0 4294967295\n"] {
+            let ids = UserIds::parse(map);
+            assert!(ids.are_the_same());
+            assert_eq!((ids.outside(0), ids.inside(1000)), (Some(0), Some(1000)));
+        }
+        // A rootless container: root is user 1000, and the others are subordinate IDs.
+        let ids = UserIds::parse("0 1000 1\n1 100000 65536\n");
+        assert!(!ids.are_the_same());
+        assert_eq!((ids.outside(0), ids.outside(5), ids.outside(65_537)), (Some(1000), Some(100_004), None));
+        assert_eq!((ids.inside(1000), ids.inside(100_004), ids.inside(0)), (Some(0), Some(5), None));
+    }
+}

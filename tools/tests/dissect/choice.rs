@@ -1,0 +1,99 @@
+//! What `--bad-only`, `--qp` and `--summary` show.
+
+use serde_json::Value;
+
+use super::{ETHERNET, TempFile, ferroce, frame_with_pad, frames, icrc_at, json};
+
+#[test]
+fn only_bad_packets_are_shown() {
+    let good = frames("rc_send.pcap");
+    let mut bad = good[0].clone();
+    let at = icrc_at(&bad);
+    bad[at] ^= 4;
+    let mut malformed = frame_with_pad();
+    malformed[20] = 0x20; // a fragment
+    let nak = frames("rc_nak_access.pcap").into_iter().find(|frame| frame[54] == 0x62).unwrap();
+    let all = [good[0].clone(), bad, nak, malformed, good[1].clone()];
+    let file = TempFile::pcap(ETHERNET, &all);
+    let text = |arguments: &[&str]| {
+        let output = ferroce(arguments, &file.0);
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let numbers = |text: &str| -> Vec<u64> {
+        text.lines()
+            .take_while(|line| !line.is_empty())
+            .map(|line| line.split_whitespace().next().unwrap().parse().unwrap())
+            .collect()
+    };
+    let (whole, bad_only) = (text(&[]), text(&["--bad-only"]));
+    assert_eq!((numbers(&whole), numbers(&bad_only)), (vec![1, 2, 3, 4, 5], vec![2, 4]));
+    let summary = |text: &str| text[text.find("\n\n").unwrap()..].to_owned();
+    assert_eq!(summary(&whole), summary(&bad_only), "the summary is of all packets");
+    assert_eq!(text(&["--summary"]), summary(&whole)[1..]);
+    let json = text(&["--bad-only", "--json"]);
+    let json: Vec<Value> = json.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!((json.len(), &json[0]["frame"], &json[1]["frame"]), (3, &2.into(), &4.into()));
+    assert_eq!(json[2]["summary"]["frames"], 5);
+    assert_eq!(text(&["--summary", "--json"]).lines().count(), 1);
+
+    // What the recorder has cut is not bad, and neither is a manufacturer's opcode.
+    let cut = TempFile::cut(ETHERNET, &good, 60);
+    let output = ferroce(&["--bad-only"], &cut.0);
+    assert!(output.stdout.starts_with(b"\n"), "nothing but the summary");
+}
+
+#[test]
+fn queue_pairs_are_chosen_with_their_peers() {
+    // A connection that the connection manager set up, and one of which the capture has no set-up.
+    let (rping, send) = (frames("rping_ipv6.pcap"), frames("rc_send.pcap"));
+    let file = TempFile::pcap(ETHERNET, &[rping.clone(), send.clone()].concat());
+    let chosen = |qps: &str| {
+        let output = ferroce(&["--json", "--qp", qps], &file.0);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let summary = lines.pop().unwrap()["summary"].take();
+        assert_eq!(summary["roce_packets"], lines.len());
+        assert_eq!(summary["frames"], rping.len() + send.len());
+        (lines, summary)
+    };
+    let (packets, _, _) = json(&file.0);
+    let of = |message: &str| {
+        let packet = packets.iter().find(|packet| packet["cm"]["message"] == message).unwrap();
+        packet["cm"]["qpn"].as_u64().unwrap()
+    };
+    let (asking, asked) = (of("REQ"), of("REP"));
+    assert_ne!(asking, asked);
+    // All of it, both ways, with its messages.
+    let (lines, _) = chosen(&format!("{asking:#x}"));
+    let numbers: Vec<u64> = lines.iter().map(|line| line["frame"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (1..=rping.len() as u64).collect::<Vec<_>>());
+    // Of the other end the REQ says nothing.
+    assert_eq!(chosen(&asked.to_string()).0.len(), rping.len() - 1);
+
+    // Without the connection manager only what goes there, unless both ends are named.
+    let to = |frame: &Vec<u8>| u32::from_be_bytes([0, frame[47], frame[48], frame[49]]);
+    let there = to(&send[0]);
+    let back = send.iter().map(to).find(|qp| *qp != there).unwrap();
+    let count = send.iter().filter(|frame| to(frame) == there).count();
+    let (lines, summary) = chosen(&there.to_string());
+    assert!(lines.iter().all(|line| line["dest_qp"] == there));
+    assert_eq!((lines.len(), summary["flows"].as_array().unwrap().len()), (count, 1));
+    assert_eq!(chosen(&format!("{there},{back:#08x}")).0.len(), send.len());
+    assert_eq!(chosen("0xabcdef").0.len(), 0);
+
+    // A wrong ICRC of another queue pair does not count.
+    let mut broken = send[0].clone();
+    let at = icrc_at(&broken);
+    broken[at] ^= 1;
+    let file = TempFile::pcap(ETHERNET, &[broken]);
+    assert_eq!(ferroce(&["--qp", &back.to_string()], &file.0).status.code(), Some(0));
+    assert_eq!(ferroce(&["--qp", &there.to_string()], &file.0).status.code(), Some(1));
+
+    for wrong in ["", "x", "-1", "+1", "0x", "0x+1", "0x1000000", "16777216", "1,,2"] {
+        let output = ferroce(&[&format!("--qp={wrong}")], &file.0);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{wrong}: {stderr}");
+        assert!(stderr.contains("24 bits, as 17 or 0x000011"), "{wrong}: {stderr}");
+    }
+}
