@@ -19,6 +19,7 @@ usage: ./do JOB [ARGUMENT...]
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
   model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied
+  package            the crates as crates.io would have them, built with default features; their sizes
   asan               the tests under the address sanitizer
   loom               the runner's sleep and wake-ups in every order that the memory model allows
   mutations [NAME...]
@@ -32,7 +33,6 @@ usage: ./do JOB [ARGUMENT...]
   fuzz-coverage [TARGET...]
                      which lines of the sources the corpus reaches (after ./do fuzz)
   ferroce ARG...     the command itself
-  package            the crates as crates.io would have them, built with default features; their sizes
   dpdk [FOLDER]      libferroce_dpdk.so, which the device dpdk:PORT needs, beside the command (or into FOLDER)
 TEXT
 }
