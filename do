@@ -19,6 +19,7 @@ usage: ./do JOB [ARGUMENT...]
   soak [BYTES]       BYTES (10^8) through SEND, WRITE and READ, and 10^5 atomics, over a bad link
   model [BYTES]      random schedules against the reference model until BYTES (10^9) of payload are through
   lint               rustfmt, clippy and rustdoc, warnings denied
+  package            the crates as crates.io would have them, built with default features; their sizes
   asan               the tests under the address sanitizer
   loom               the runner's sleep and wake-ups in every order that the memory model allows
   mutations [NAME...]
@@ -127,12 +128,8 @@ choose_features() {
 dpdk_shim() { # FOLDER
     # shellcheck disable=SC2086
     need $dpdk_packages || return 1
-    mkdir -p "$1"
     say "building $1/libferroce_dpdk.so"
-    # shellcheck disable=SC2046
-    cc -O3 -Wall -Wextra -shared -fPIC -o "$1/libferroce_dpdk.so" driver/dpdk-sys/src/shim.c \
-        $(pkg-config --cflags libdpdk) $(pkg-config --libs-only-L libdpdk) \
-        -lrte_ethdev -lrte_mbuf -lrte_mempool -lrte_eal
+    driver/dpdk-sys/build-shim "$1"
 }
 
 # The same for programs of this checkout, wherever they lie.
@@ -221,6 +218,20 @@ lint() {
 
 # The sanitizers and the fuzzer are unstable features; this makes the stable toolchain take them.
 unstable() { RUSTC_BOOTSTRAP=1 "$@"; }
+
+# Each package is unpacked and built by itself, as users get it: without this workspace and what it patches.
+package() {
+    local packages=${CARGO_TARGET_DIR:-target}/package file
+    rm -f "$packages"/*.crate
+    # The tests stay in the repository, which cargo says of each of them.
+    cargo package --workspace --allow-dirty --exclude ferroce-benches --exclude ferroce-driver-test-support \
+        --exclude ferroce-test-support 2>&1 | grep --line-buffered -v '^warning: ignoring test ' >&2
+    printf '%-40s %6s %12s %12s\n' package files unpacked compressed
+    for file in "$packages"/*.crate; do
+        tar -tvzf "$file" | awk -v name="$(basename "$file")" -v compressed="$(stat -c %s "$file")" \
+            '{bytes += $3} END {printf "%-40s %6d %8d KiB %8d KiB\n", name, NR, bytes / 1024, compressed / 1024}'
+    done
+}
 
 asan() {
     choose_features
@@ -363,6 +374,7 @@ bench) bench "$@" ;;
 soak) FERROCE_SOAK_BYTES=${1:-100000000} cargo test --release -p ferroce --test impairment -- --nocapture ;;
 model) FERROCE_MODEL_BYTES=${1:-1000000000} cargo test --release -p ferroce --test model -- --nocapture ;;
 lint) lint ;;
+package) package ;;
 asan) asan --lib --bins --tests "$@" ;;
 loom) loom_cargo test -- --show-output "$@" ;;
 fuzz) fuzz "$@" ;;

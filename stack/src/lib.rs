@@ -134,8 +134,3 @@ pub use verbs::{
     Srq, SrqAttributes, SrqConfig, Transition, Unreachable, UnreliablePath, WcOpcode, WcStatus,
     WorkCompletion,
 };
-
-/// The README's example is a test.
-#[cfg(doctest)]
-#[doc = include_str!("../../README.md")]
-struct Readme;

@@ -6,8 +6,9 @@
 #![allow(clippy::unwrap_used, reason = "a test that can't go on fails")]
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+use ferroce_test_support::repository::files;
 
 /// Files that name the place of a module, how often, and why they may.
 const ALLOWED: [(&str, usize, &str); 3] = [
@@ -30,39 +31,16 @@ fn names_a_place(line: &str) -> bool {
     }) || line.starts_with("include!(")
 }
 
-/// The files of the project whose name ends so, by their path in it, with their text.
-fn files(end: &str) -> BTreeMap<String, String> {
-    fn gather(folder: &Path, root: &Path, end: &str, found: &mut BTreeMap<String, String>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            let name = path.file_name().unwrap().to_string_lossy().into_owned();
-            if path.is_symlink() || name.starts_with('.') || name == "target" {
-                continue;
-            }
-            if path.is_dir() {
-                gather(&path, root, end, found);
-            } else if name.ends_with(end) {
-                let place = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
-                found.insert(place, fs::read_to_string(&path).unwrap());
-            }
-        }
-    }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    let mut found = BTreeMap::new();
-    gather(root, root, end, &mut found);
-    found
-}
-
 #[test]
 fn modules_lie_where_the_compiler_looks_for_them() {
     let files = files(".rs");
     let counts =
         files.iter().map(|(file, text)| (file, text.lines().filter(|line| names_a_place(line)).count()));
     let found = counts.filter(|(_, count)| *count > 0).map(|(file, count)| (file.clone(), count));
-    let found: BTreeMap<String, usize> = found.collect();
+    let found: BTreeMap<PathBuf, usize> = found.collect();
     println!("{} source files, lines that name a place: {found:?}", files.len());
     assert!(files.len() > 400, "{} source files", files.len());
-    let allowed = ALLOWED.map(|(file, lines, _)| (file.to_owned(), lines));
+    let allowed = ALLOWED.map(|(file, lines, _)| (PathBuf::from(file), lines));
     assert_eq!(
         found,
         allowed.into(),
@@ -98,7 +76,8 @@ fn no_application_is_built_with_test_support() {
         }
     }
     println!("{users:?}");
-    let is_test = |file: &str| file.ends_with("test-support/Cargo.toml") || file == "tools/fuzz/Cargo.toml";
+    let is_test =
+        |file: &Path| file.ends_with("test-support/Cargo.toml") || file == Path::new("tools/fuzz/Cargo.toml");
     let (tests, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|(file, _)| is_test(file));
     assert!(!tests.is_empty() && others.len() > 3, "nothing was seen");
     assert!(others.iter().all(|(_, section)| section == "[dev-dependencies]"), "{others:?}");

@@ -4,7 +4,8 @@
 //! (`shim.c`), a shared object of its own with an ABI of ours (`shim.h`), which [`abi`] declares by hand: ferroce is
 //! built without DPDK, and one program runs where there is none, and with any DPDK that the shim is built for.
 //!
-//! `./do dpdk` builds the shim, `libferroce_dpdk.so`, with a C compiler and Debian's libdpdk-dev.
+//! `build-shim` in this package builds the shim, `libferroce_dpdk.so`, with a C compiler and Debian's libdpdk-dev; the
+//! README has the command. In a checkout of ferroce `./do dpdk` does it.
 
 pub mod abi;
 mod shim;

@@ -68,7 +68,8 @@ fn beside_the_program() -> Option<PathBuf> {
 fn missing(error: &libloading::Error) -> LoadError {
     LoadError(format!(
         "{}. It needs DPDK 22.11 or later on this system (Debian: dpdk), and ferroce's shim over it, {SHIM}, beside the \
-         program or where the system's loader looks: `./do dpdk` in ferroce's sources builds it",
+         program or where the system's loader looks. `./do dpdk` in a checkout of ferroce builds it, and `build-shim` in the \
+         sources of ferroce-dpdk-sys does after `cargo install`",
         said(error)
     ))
 }
@@ -76,7 +77,7 @@ fn missing(error: &libloading::Error) -> LoadError {
 fn foreign(file: &OsString, why: &str) -> LoadError {
     LoadError(format!(
         "{} is not of this release of ferroce: {why}, and it should have ABI {ABI} with {} bytes; build it again with \
-         `./do dpdk`",
+         `./do dpdk`, or `build-shim` in the sources of ferroce-dpdk-sys",
         file.display(),
         size_of::<Functions>()
     ))

@@ -8,6 +8,7 @@
 //! - [`pair`]: two connected contexts on a simulated link, in virtual time.
 //! - [`junk`]: frames that no receiver should heed, by the reason for which each is dropped.
 //! - [`semantics`]: the semantics of the verbs, as cases for two contexts of any backend.
+//! - [`repository`]: the files of this repository, for tests of its rules.
 //! - [`strangers`]: connections at work while hosts that are not there ask for more.
 //!
 //! Programs that use it count their allocations: `allocation_counter` is their allocator.
@@ -18,5 +19,6 @@ pub mod junk;
 pub mod packet;
 pub mod pair;
 pub mod peer;
+pub mod repository;
 pub mod semantics;
 pub mod strangers;
