@@ -15,7 +15,7 @@ use crate::verbs::Error;
 use crate::verbs::number::decimal;
 pub use dpdk::DpdkSpec;
 
-/// What `--device` names: an interface, or a driver with its argument.
+/// What `--device` names: an interface, or a driver with its argument. [`Device::open`] opens one by its name.
 ///
 /// | text | meaning |
 /// |---|---|

@@ -51,7 +51,7 @@
 //! | open a port | [`Device::open`], [`DeviceSpec`]; [`Context::open`], [`Config`]; [`driver::loopback`] for tests |
 //! | have memory | [`Memory`]; [`Context::register`], [`Access`]; [`read`](Context::read), [`write`](Context::write), [`bytes`](Context::bytes) |
 //! | create queues | [`create_cq`](Context::create_cq), [`create_qp`](Context::create_qp) with [`QpConfig`], [`create_srq`](Context::create_srq) |
-//! | connect | [`endpoint`](Context::endpoint_for) and [`handshake`](Context::handshake); [`connect`](Context::connect) and [`listen`](Context::listen); [`resolve`](Context::resolve) and [`create_ah`](Context::create_ah) for datagrams |
+//! | connect | [`endpoint_for`](Context::endpoint_for) and [`handshake`](Context::handshake); [`connect`](Context::connect) and [`listen`](Context::listen); [`resolve`](Context::resolve) and [`create_ah`](Context::create_ah) for datagrams |
 //! | send, write, read | [`post_send`](Context::post_send) with [`SendOp`], [`post_recv`](Context::post_recv) |
 //! | learn how it ended | [`wait_cq`](Context::wait_cq), [`poll_cq`](Context::poll_cq); [`WorkCompletion`], [`WcStatus`]; [`next_event`](Context::next_event) |
 //! | let time pass | [`Context::poll`], [`Poller`], [`Runner`]; by file descriptor [`prepare_wait`](Context::prepare_wait), [`CompChannel`] |

@@ -72,7 +72,7 @@ pub struct ConnectionRequest {
     pub pkey_index: usize,
 }
 
-/// What happened to a connection.
+/// What happened to a connection. [`manual::connecting`](crate::manual::connecting) has a server and a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CmEvent {

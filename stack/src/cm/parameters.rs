@@ -10,6 +10,14 @@ use super::CmEvent;
 use crate::verbs::{Error, MAX_RD_ATOMIC, exponent_of, time_of};
 
 /// The settings of a listener: how many requests may wait there, for which partition, and where their events go.
+/// [`manual::connecting`](crate::manual::connecting) has a server with one.
+///
+/// ```
+/// # use ferroce::*;
+/// // A server whose clients may all be behind one address.
+/// let config = ListenConfig::default().backlog(512).per_source(512);
+/// assert_eq!(config.per_source, 512);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]

@@ -9,10 +9,10 @@
 //!
 //! # By handshake
 //!
-//! [`first_program`](super::first_program) is the example. [`Context::endpoint_for`] says what the peer must know; draw it once for each
-//! connection, tell that one to the peer, and give that one to `handshake`. The ends may come in either order: whoever
-//! is not ready yet is asked again. To post receives before the peer can send, go to INIT first:
-//! `context.modify_qp(qp, Transition::Init { access })?`, `post_recv`, `handshake`.
+//! [`first_program`](super::first_program) is the example. [`Context::endpoint_for`] says what the peer must know. Call it once for each
+//! connection: it draws a new PSN, and the endpoint that the peer was told is the one that `handshake` needs. The ends may call
+//! `handshake` in any order: a request to an end that is not ready is sent again. To post receives before the peer can send, go to
+//! INIT first: `context.modify_qp(qp, Transition::Init { access })?`, `post_recv`, `handshake`.
 //!
 //! # By address and port
 //!

@@ -2,7 +2,7 @@ use std::str::FromStr;
 
 use crate::verbs::Error;
 
-/// What a loop does that finds nothing to do. The same rule for [`Poller`](crate::Poller),
+/// What a loop does when it finds nothing to do. The same rule for [`Poller`](crate::Poller),
 /// [`Runner`](crate::Runner) and the threads that wait for one.
 ///
 /// | | at rest | answers after |

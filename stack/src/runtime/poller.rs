@@ -11,7 +11,7 @@ const LONGEST_BLOCK: Duration = Duration::from_millis(2);
 
 /// Drives a context in the thread of its application, by default so that more contexts than cores get
 /// on with each other and an idle one costs next to nothing ([`Idle::Adaptive`]). Its time goes on from what the context
-/// was told before.
+/// was told before. [`manual::threads`](crate::manual::threads) has an example.
 ///
 /// One poller has one time. It may drive several contexts in turn, and then all of them have the time of the one that is
 /// furthest ahead. Contexts that were told different times (a simulation's, that of a program's own clock) need a poller

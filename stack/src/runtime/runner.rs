@@ -31,7 +31,7 @@ pub use command::Delivery;
 pub use handle::RunnerHandle;
 use wakeup::{Desk, End, Sleep, lock};
 
-/// How a [`Runner`] runs.
+/// How a [`Runner`] runs. [`manual::threads`](crate::manual::threads) has an example.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
@@ -55,6 +55,13 @@ impl RunnerConfig {
 }
 
 /// The rings of a [`RunnerHandle`], and how its thread waits.
+///
+/// ```
+/// # use ferroce::*;
+/// // For a thread that sleeps between messages and posts many at once.
+/// let config = HandleConfig::default().commands(4096).idle(Idle::Block);
+/// assert_eq!(config.deliveries, 1024);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]
@@ -91,7 +98,8 @@ impl HandleConfig {
     }
 }
 
-/// Drives a context on a thread of its own, until it is stopped or dropped.
+/// Drives a context on a thread of its own, until it is stopped or dropped. [`manual::threads`](crate::manual::threads) has an
+/// example, for threads and for asynchronous tasks.
 ///
 /// Other threads have a [`RunnerHandle`] each. A handle has a ring to the runner, for work requests and
 /// for closures that are given the context, and a ring back, to which the runner moves the completions

@@ -182,6 +182,15 @@ pub(crate) fn best_in_vlan(
 }
 
 /// The way to a peer.
+///
+/// ```
+/// # use std::net::IpAddr;
+/// # use ferroce::*;
+/// let peer = Gid::from(IpAddr::from([192, 0, 2, 7]));
+/// // From the GID at index 1 of the own table, with DSCP 26.
+/// let way = AddressVector::new(peer, 1).traffic_class(26 << 2);
+/// assert_eq!((way.hop_limit, way.mac), (64, None));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 #[non_exhaustive]

@@ -18,7 +18,8 @@ const MAX_CONNECTIONS: u32 = MAX_QPS;
 /// Of everything else that is counted in a [`Config`].
 const MAX_OBJECTS: u32 = 1 << 24;
 
-/// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop.
+/// How a context is set up. Everything is sized here, and nothing is allocated in the poll loop. The defaults are right to begin
+/// with; [`manual::performance`](crate::manual::performance) says what to tune.
 ///
 /// The numbers of objects are at most 2²⁴, unless they say otherwise.
 ///

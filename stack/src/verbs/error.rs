@@ -11,7 +11,8 @@ use ferroce_wire::{Gid, PathMtu, Qpn};
 
 use crate::verbs::{Access, Feature, GidEntry, Handle, QpState, Unreachable, WcOpcode, WcStatus};
 
-/// Why a verb was refused. A refused verb changes nothing.
+/// Why a verb was refused. A refused verb changes nothing. The text names the value and what would be right;
+/// [`manual::errors`](crate::manual::errors) has cause and remedy of each.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

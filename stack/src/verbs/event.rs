@@ -2,7 +2,7 @@ use ferroce_wire::{Gid, PKey};
 
 use crate::verbs::{Ah, Cq, Qp, Srq, Unreachable};
 
-/// Something that happened outside any work completion.
+/// Something that happened outside any work completion. [`manual::errors`](crate::manual::errors) says what to do about each.
 ///
 /// The verbs make an application acknowledge each event before it may destroy the object; here
 /// events name objects by handle, and a handle that outlives its object is refused, so there is

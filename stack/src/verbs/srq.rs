@@ -2,7 +2,7 @@
 
 use crate::verbs::{Error, Pd};
 
-/// How a shared receive queue is created.
+/// How a shared receive queue is created. [`Context::create_srq`](crate::Context::create_srq) has an example.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[non_exhaustive]

@@ -8,6 +8,7 @@ use ferroce_wire::{PathMtu, Psn, Qpn, RnrTimer, Service};
 use crate::verbs::{Access, AddressVector, Error, MAX_RD_ATOMIC, QpState, exponent_of, time_of};
 
 /// A move from state to state, with all that the move requires and nothing else.
+/// [`Context::modify_qp`](crate::Context::modify_qp) has an example.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Transition {
@@ -51,7 +52,7 @@ pub enum Transition {
     Reset,
 }
 
-/// What an RC queue pair must know to receive.
+/// What an RC queue pair must know to receive. [`Context::modify_qp`](crate::Context::modify_qp) has an example.
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 #[non_exhaustive]

@@ -33,7 +33,7 @@ pub struct Destination {
     pub qkey: u32,
 }
 
-/// What a send work request does.
+/// What a send work request does. [`Context::post_send`](crate::Context::post_send) has an example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SendOp {
@@ -196,7 +196,7 @@ pub struct SendWorkRequest<'a> {
     pub flags: SendFlags,
 }
 
-/// A buffer for an incoming message.
+/// A buffer for an incoming message. [`Context::post_recv`](crate::Context::post_recv) has an example.
 #[derive(Clone, Copy, Debug)]
 pub struct ReceiveWorkRequest<'a> {
     /// Comes back in the completion.

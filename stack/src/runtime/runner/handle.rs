@@ -13,7 +13,7 @@ use crate::runtime::idle::{Idle, Idler};
 use crate::verbs::{Cq, Data, Error, Mr, Qp, ReceiveWorkRequest, RegisterError, SendWorkRequest, Srq};
 use crate::{Context, Memory};
 
-/// One thread's way to a [`Runner`](crate::Runner).
+/// One thread's way to a [`Runner`](crate::Runner). [`manual::threads`](crate::manual::threads) has an example.
 ///
 /// Posting puts a command into a ring; it says whether there was room, and no more. What the context
 /// says to it comes with [`poll`](RunnerHandle::poll), in the order of posting, beside the completions.
