@@ -27,6 +27,10 @@ pub(crate) fn look_up(end: &Endpoint, host: &str, port: u16) -> Result<Vec<Socke
 /// The first address of a host that the device can reach.
 pub(crate) fn reachable(end: &Endpoint, host: &str, port: u16) -> Result<SocketAddr, Failure> {
     let found = look_up(end, host, port)?;
+    if let Ok(address) = host.parse() {
+        // Whether the device reaches it is the stack's to say.
+        return Ok(SocketAddr::new(address, port));
+    }
     let first = found.iter().find(|address| has_version(end, address.ip()));
     first.copied().ok_or_else(|| {
         let own: Vec<_> = end.context.port().gids.iter().map(|row| row.gid.to_ip().to_string()).collect();

@@ -63,7 +63,7 @@ fn what_goes_wrong_is_said() {
     for (arguments, code, said) in [
         ("rping -d udp:127.0.0.61 -C 1 127.0.0.62", 1, "127.0.0.62 has nothing on UDP port 4791"),
         ("rping -d udp:127.0.0.63 -C 1 ::1", 2, "which has no IPv6 address"),
-        ("udaddy -d loopback -S 5000", 2, "5000 is not in 1..=4096"),
+        ("udaddy -d loopback -S 5000", 2, "5000 bytes: must be 1 to 4096"),
         ("pingpong -d loopback -t ud -s 5000", 2, "-s 5000: a datagram on 'lo"),
     ] {
         let outcome = run(arguments);

@@ -15,13 +15,14 @@ fn address(last: u8) -> String {
 }
 
 /// A command of each protocol: what both ends want, the port of the server, and how a client names its server.
-fn protocols() -> [(String, u16, String); 4] {
+fn protocols() -> [(String, u16, String); 5] {
     let home = "127.0.0.1".to_owned();
     [
         ("perf write bw -n 20".into(), 18541, home.clone()),
         ("pingpong -n 20".into(), 18542, home),
         ("rping -C 3".into(), 7441, address(0)),
         ("ucmatose -C 3".into(), 7442, address(0)),
+        ("udaddy -C 3".into(), 7443, address(0)),
     ]
 }
 
@@ -86,10 +87,9 @@ fn a_second_client_is_refused_at_once() {
 #[test]
 fn a_signal_while_no_client_is_there_is_the_end_of_a_server() {
     let _alone = alone();
-    let servers = protocols().map(|(command, port, _)| format!("{command} -p {port}"));
-    for command in servers.into_iter().chain(["udaddy -p 7443".into()]) {
+    for (command, port, _) in protocols() {
         for signal in ["INT", "TERM"] {
-            let mut server = Ferroce::start(None, &format!("{command} -d udp:{}", address(0)));
+            let mut server = Ferroce::start(None, &format!("{command} -p {port} -d udp:{}", address(0)));
             server.ready();
             server.signal(signal);
             let outcome = server.end();

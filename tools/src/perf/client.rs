@@ -90,7 +90,7 @@ fn chosen(answer: &Offer) -> Result<PathMtu, Failure> {
 /// Laps, until `stop`. What is filled and compared in between is not measured.
 fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) -> Result<(), Failure> {
     let plan = session.plan.clone();
-    let (total, until) = stop.limits(size, session.end.now());
+    let (total, mut until) = (stop.limits(size, session.end.now()).0, None);
     let per_lap =
         if plan.check { Layout::new(&plan, size).slots.saturating_mul(plan.qps.into()) } else { u64::MAX };
     let (mut number, mut sent) = (0, 0);
@@ -100,6 +100,10 @@ fn measure(session: &mut Session, size: u32, stop: Stop, account: &mut Account) 
         session.control.send(&PerfMessage::Lap { number, messages: targets.clone() })?;
         session.expect(&PerfMessage::Ready)?;
         account.begin_lap(session.end.now());
+        if number == 0 {
+            // Memory has been filled by now, which is no part of the time.
+            until = stop.limits(size, session.end.now()).1;
+        }
         let took = lap(session, &targets, until, account.latencies.as_mut())?;
         let done = session.sent();
         let moved = done.iter().sum::<u64>();
