@@ -35,7 +35,9 @@ use crate::{
 };
 use receive::{Receiver, place};
 use socket::Sharing;
-pub(crate) use socket::{reserve, set_option};
+#[cfg(feature = "af_xdp")]
+pub(crate) use socket::reserve;
+pub(crate) use socket::set_option;
 use transmit::{Refused, Transmitter};
 
 /// RoCEv2's UDP port, to and from which all packets go.

@@ -78,6 +78,7 @@ pub(crate) fn is_device(name: &str) -> bool {
 }
 
 /// The device of rdma_rxe on that network interface, if it has one. Others have no socket of the kernel's.
+#[cfg(feature = "af_xdp")]
 pub(crate) fn rxe_on(interface: &str) -> Option<String> {
     let names = fs::read_dir(KERNEL).ok()?.flatten().take(DEVICES_MAX);
     // Only soft devices have this file.

@@ -110,6 +110,7 @@ pub(super) fn close_to_others<'a>(
 
 /// A socket on port 4791 of an address, for the packets of one interface, that hears nothing: it is there so that nobody
 /// else is. Others like it can be beside it, of the same user, but none that hears.
+#[cfg(feature = "af_xdp")]
 pub(crate) fn reserve(own: IpAddr, interface: &Interface) -> io::Result<OwnedFd> {
     let socket = create(own)?;
     let mut name = [0u8; libc::IFNAMSIZ];
