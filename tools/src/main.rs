@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use ferroce_tools::{Cli, Failure};
 use tracing::warn;
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::fmt;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -29,13 +31,10 @@ const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 fn start_log(quiet: bool) -> Result<(), Failure> {
     let given = std::env::var_os(LOG).unwrap_or_default();
     let (filter, strange) = read_filter(&given)?;
-    tracing_subscriber::fmt()
-        .with_env_filter(if quiet { EnvFilter::new("warn") } else { filter })
-        .with_writer(io::stderr)
-        .with_ansi(has_color())
-        // Standard error may be a pipe that nobody reads.
-        .log_internal_errors(false)
-        .init();
+    // Standard error may be a pipe that nobody reads.
+    let lines = fmt::layer().with_writer(io::stderr).with_ansi(has_color()).log_internal_errors(false);
+    let filter = if quiet { Targets::new().with_default(LevelFilter::WARN) } else { filter };
+    tracing_subscriber::registry().with(lines).with(filter).init();
     for word in strange {
         warn!("{LOG}: '{word}' is neither a level ({}) nor a part of ferroce", LEVELS.join(", "));
     }
@@ -44,7 +43,7 @@ fn start_log(quiet: bool) -> Result<(), Failure> {
 
 /// Reads the value of RUST_LOG. Returns also the words that select nothing here: this variable is often set for other
 /// programs, so they are no error.
-fn read_filter(given: &OsStr) -> Result<(EnvFilter, Vec<&str>), Failure> {
+fn read_filter(given: &OsStr) -> Result<(Targets, Vec<&str>), Failure> {
     let wrong = |part: &str| {
         Failure::Usage(format!(
             "{LOG}: '{part}' must be a level ({}) or TARGET=LEVEL, as warn or ferroce_driver=debug",
@@ -52,11 +51,19 @@ fn read_filter(given: &OsStr) -> Result<(EnvFilter, Vec<&str>), Failure> {
         ))
     };
     let text = given.to_str().ok_or_else(|| wrong(&given.to_string_lossy()))?;
-    let mut filter = EnvFilter::new("info");
+    let mut filter = Targets::new().with_default(LevelFilter::INFO);
     let mut strange = Vec::new();
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-        filter = filter.add_directive(part.parse().map_err(|_| wrong(part))?);
-        if part.parse::<LevelFilter>().is_err() && !part.contains('=') && !part.starts_with("ferroce") {
+        if let Ok(level) = part.parse::<LevelFilter>() {
+            filter = filter.with_default(level);
+            continue;
+        }
+        let (target, level) = part.split_once('=').unwrap_or((part, "trace"));
+        if target.is_empty() || !target.chars().all(|c| c.is_alphanumeric() || "_-:".contains(c)) {
+            return Err(wrong(part));
+        }
+        filter = filter.with_target(target, level.parse::<LevelFilter>().map_err(|_| wrong(part))?);
+        if target == part && !part.starts_with("ferroce") {
             strange.push(part);
         }
     }
