@@ -19,6 +19,14 @@
 //! let runner = RunnerConfig::default().idle(Idle::Block).core(core);
 //! # }
 //! ```
+//!
+//! # Logging
+//!
+//! ferroce logs through [`tracing`](https://docs.rs/tracing), under the targets `ferroce`, `ferroce_driver` and
+//! `ferroce_collectives`, and prints nothing itself: a program that installs no subscriber sees no log. With
+//! `tracing_subscriber::fmt::init()` and its `env-filter` feature, RUST_LOG says what is logged, as in
+//! `RUST_LOG=warn,ferroce_driver=debug`; the `ferroce` command does the same, at `info` by default. It is the only variable for
+//! logging.
 #![forbid(unsafe_code)]
 
 mod backend;
