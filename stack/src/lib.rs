@@ -88,6 +88,14 @@
 //! A verb that is refused changes nothing, and its [`Error`] names the value and what would be right.
 //!
 //! RDMA has no encryption and no authentication on the wire: it belongs on a network whose hosts are trusted.
+//!
+//! # Logging
+//!
+//! ferroce logs through [`tracing`](https://docs.rs/tracing), under the targets `ferroce`, `ferroce_driver` and
+//! `ferroce_collectives`, and prints nothing itself: a program that installs no subscriber sees no log. With
+//! `tracing_subscriber::fmt::init()` and its `env-filter` feature, RUST_LOG chooses what is logged, as in
+//! `RUST_LOG=warn,ferroce_driver=debug`. The `ferroce` command reads RUST_LOG too, at `info` by default, and no other
+//! variable for logging.
 #![forbid(unsafe_code)]
 
 mod backend;
