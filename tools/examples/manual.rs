@@ -14,7 +14,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: manual FOLDER-OF-MAN-PAGES FOLDER-OF-COMPLETIONS".into());
     };
     folders.iter().try_for_each(fs::create_dir_all)?;
-    clap_mangen::generate_to(Cli::command(), pages)?;
+    // Which drivers there are depends on the build.
+    clap_mangen::generate_to(Cli::command().long_version(None::<&'static str>), pages)?;
     for shell in Shell::value_variants() {
         clap_complete::generate_to(*shell, &mut Cli::command(), "ferroce", completions)?;
     }

@@ -108,18 +108,14 @@ Hosts run the engine of ferroce, unchanged, over switches with shared buffers, E
 nothing is sent, neither root nor a network is needed, and the same seed gives the same run on any machine.
 
 SCENARIO is one of these, or a TOML file (--describe prints one to start from; docs/fabric.md describes it):
-  incast       N senders (16), 10 messages of 1 MB each, to one receiver
-  fairness     N senders (4) without end to one receiver; one starts each 2 ms
-  burst        N senders (16), 256 KB each at once every 5 ms, and two senders
-               without end
-  victim       a flow that shares only a paused link with an incast of N
-               senders (16)
-  permutation  N hosts (32), each with 10 messages of 1 MB for another one, over
-               leaves and spines 2:1
-  allreduce    N hosts (16) in a ring that reduce 16 MB, step after step
-  alltoall     N hosts (16), each with 1 MB for each other one, step after step
-  websearch    N hosts (32), random messages of a web search workload, at 30 %
-               load for 20 ms
+  incast       N senders (16), 10 messages of 1 MB, to one receiver
+  fairness     N endless senders (4) to one receiver, one each 2 ms
+  burst        N senders (16), 256 KB every 5 ms; two endless senders
+  victim       a flow that shares a paused link with an incast (16)
+  permutation  N hosts (32), each with 10 messages of 1 MB for another
+  allreduce    N hosts (16) in a ring that reduce 16 MB
+  alltoall     N hosts (16), each with 1 MB for each other one
+  websearch    N hosts (32), a web search workload, 30 % load, 20 ms
 
 The report has goodput, flow completion times (FCT: from posted to completed) and slowdown (FCT divided by that of the flow \
 alone), Jain's fairness index, queues, marks, CNPs, pauses, drops and retransmissions.";
