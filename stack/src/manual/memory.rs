@@ -58,7 +58,7 @@
 //! | a WRITE not to be seen by an earlier READ | [`fence`](SendFlags::fence) on the WRITE: a READ whose response was lost is carried out again |
 //! | READs in order | nothing with go-back-N, the default; with selective repeat a fence on the later one |
 //! | several writers of one word | [`FetchAdd`](SendOp::FetchAdd), [`CompareSwap`](SendOp::CompareSwap): atomic against each other for all queue pairs of a context, at multiples of 8 |
-//! | a word stored in one piece | [`AtomicWrite`](SendOp::AtomicWrite) (IBA 1.6; between ferroce and recent rdma_rxe) |
+//! | a word stored in one piece | [`AtomicWrite`](SendOp::AtomicWrite) (IBA 1.6; ferroce, and rdma_rxe since Linux 6.2) |
 //!
 //! The bytes within one WRITE, READ or SEND have no order. A completion of your WRITE says that the peer's memory has the bytes, and
 //! not that its application has looked at them.
