@@ -1,6 +1,10 @@
-//! Charts as SVG: one x position for each case; lines of percents, or bars of anything.
+//! Charts as SVG: lines of percents by case, and sheets of figures on logarithmic axes.
+
+mod sheet;
 
 use std::fmt::Write;
+
+pub use sheet::{Curve, Interval, Sheet};
 
 /// A chart of percentages.
 pub struct Chart<'a> {
@@ -22,31 +26,6 @@ pub struct Line {
     pub dashed: bool,
 }
 
-/// A chart of bars, in groups.
-pub struct Bars<'a> {
-    /// Above it.
-    pub title: &'a str,
-    /// Under the x axis.
-    pub x_label: &'a str,
-    /// The groups, from left to right.
-    pub cases: &'a [String],
-    /// What is in each group: a name, and a height for each case that has one.
-    pub bars: &'a [(String, Vec<Option<f64>>)],
-    /// Heights to compare with, from end to end.
-    pub levels: &'a [(String, f64)],
-}
-
-/// Charts one below the other, in one document.
-pub fn column(charts: &[String]) -> String {
-    let height = HEIGHT * charts.len() as f64;
-    let mut svg = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\">\n");
-    for (n, chart) in charts.iter().enumerate() {
-        let place = format!("<svg y=\"{}\" width=\"{WIDTH}\" height=\"{HEIGHT}\"", HEIGHT * n as f64);
-        svg += &chart.replacen("<svg", &place, 1);
-    }
-    svg + "</svg>\n"
-}
-
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 420.0;
 /// The plot inside the margins.
@@ -55,12 +34,13 @@ const RIGHT: f64 = WIDTH - 190.0;
 const TOP: f64 = 40.0;
 const BOTTOM: f64 = HEIGHT - 50.0;
 /// Told apart by the colour-blind too.
-const COLOURS: [&str; 7] = ["#777777", "#0072b2", "#d55e00", "#56b4e9", "#e69f00", "#009e73", "#cc79a7"];
+pub(crate) const COLOURS: [&str; 7] =
+    ["#777777", "#0072b2", "#d55e00", "#56b4e9", "#e69f00", "#009e73", "#cc79a7"];
 
 impl Chart<'_> {
     /// The chart as an SVG document.
     pub fn svg(&self, lines: &[Line]) -> String {
-        let mut svg = start();
+        let mut svg = start(WIDTH, HEIGHT);
         let mut text = |x: f64, y: f64, anchor: &str, words: &str| text(&mut svg, x, y, anchor, words);
         text((LEFT + RIGHT) / 2.0, TOP - 16.0, "middle", self.title);
         text((LEFT + RIGHT) / 2.0, HEIGHT - 12.0, "middle", self.x_label);
@@ -100,67 +80,10 @@ impl Chart<'_> {
     }
 }
 
-impl Bars<'_> {
-    /// The chart as an SVG document.
-    pub fn svg(&self) -> String {
-        let mut svg = start();
-        let heights = self.bars.iter().flat_map(|(_, heights)| heights.iter().flatten());
-        let most = heights.chain(self.levels.iter().map(|(_, height)| height)).copied().fold(0.0, f64::max);
-        let step = round_up(most / 5.0);
-        let top = 5.0 * step;
-        text(&mut svg, (LEFT + RIGHT) / 2.0, TOP - 16.0, "middle", self.title);
-        text(&mut svg, (LEFT + RIGHT) / 2.0, HEIGHT - 12.0, "middle", self.x_label);
-        for n in 0..=5 {
-            let (value, y) = (step * f64::from(n), y(f64::from(n) / 5.0));
-            text(&mut svg, LEFT - 6.0, y + 4.0, "end", &format!("{value}"));
-            let _ = writeln!(svg, "<path d=\"M{LEFT} {y:.1}H{RIGHT}\" stroke=\"#dddddd\"/>");
-        }
-        let group = (RIGHT - LEFT) / self.cases.len().max(1) as f64;
-        let width = 0.8 * group / self.bars.len().max(1) as f64;
-        for (n, case) in self.cases.iter().enumerate() {
-            text(&mut svg, LEFT + group * (n as f64 + 0.5), BOTTOM + 18.0, "middle", case);
-        }
-        for (n, (name, heights)) in self.bars.iter().enumerate() {
-            let (colour, key) = (COLOURS[(n + 1) % COLOURS.len()], legend_y(n));
-            text(&mut svg, RIGHT + 34.0, key + 4.0, "start", name);
-            let mut bar = |x: f64, y: f64, width: f64, height: f64| {
-                let _ = writeln!(
-                    svg,
-                    "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"{colour}\"/>"
-                );
-            };
-            bar(RIGHT + 8.0, key - 5.0, 22.0, 10.0);
-            for (case, height) in heights.iter().enumerate() {
-                let Some(height) = height else { continue };
-                let x = LEFT + group * (case as f64 + 0.1) + width * n as f64;
-                bar(x, y(height / top), width, BOTTOM - y(height / top));
-            }
-        }
-        for (n, (name, height)) in self.levels.iter().enumerate() {
-            let key = legend_y(self.bars.len() + n);
-            text(&mut svg, RIGHT + 34.0, key + 4.0, "start", name);
-            let dash = format!("{} 3", 3 + 3 * n);
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{LEFT} {:.1}H{RIGHT}M{} {key}h22\" stroke=\"black\" stroke-dasharray=\"{dash}\"/>",
-                y(height / top),
-                RIGHT + 8.0
-            );
-        }
-        svg + "</svg>\n"
-    }
-}
-
-/// The next of 1, 2, 2.5, 5, 10, 20 ...
-fn round_up(value: f64) -> f64 {
-    let power = 10f64.powf(value.max(1e-9).log10().floor());
-    let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().find(|step| step * power >= value);
-    step.unwrap_or(10.0) * power
-}
-
-fn start() -> String {
+/// An empty white sheet: a page behind it may be dark.
+fn start(width: f64, height: f64) -> String {
     format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" \
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     )

@@ -57,6 +57,29 @@ impl Median {
     }
 }
 
+/// The middle of several runs, the least and the most.
+#[derive(Clone, Copy, Debug)]
+pub struct Spread {
+    /// The least.
+    pub least: f64,
+    /// The middle.
+    pub median: f64,
+    /// The most.
+    pub most: f64,
+}
+
+impl Spread {
+    /// `None` of no runs.
+    pub fn of(mut values: Vec<f64>) -> Option<Spread> {
+        values.sort_by(f64::total_cmp);
+        let (least, most) = (*values.first()?, *values.last()?);
+        let middle = values.len() / 2;
+        let median =
+            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
+        Some(Spread { least, median, most })
+    }
+}
+
 /// A stopwatch of the time that this thread has a core: what others take on a shared machine does not
 /// count.
 #[derive(Clone, Copy, Debug)]

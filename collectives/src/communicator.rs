@@ -70,7 +70,7 @@ impl Communicator {
             })?;
             links = Some(Links { ring, session });
         }
-        let poller = Poller::new();
+        let poller = Poller::idling(options.idle);
         let (buffers, calls, failed) = (Vec::new(), 0, None);
         Ok(Communicator { context, poller, rank, size, pd, buffers, token, links, calls, failed })
     }

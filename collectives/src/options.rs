@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use ferroce::{PathMtu, Psn, ReadyToSend};
+use ferroce::{Idle, PathMtu, Psn, ReadyToSend};
 
 use crate::Error;
 
@@ -32,6 +32,10 @@ pub struct Options {
     /// Retries after timeouts, 0 to 7. With the defaults a peer is given up after
     /// 8 · 0.54 s = 4.3 s without an answer.
     pub retry_count: u8,
+    /// What a rank does while it waits for its neighbours: [`Idle::Adaptive`] by default, which spins first. Where ranks share
+    /// cores, spinning keeps the core from the very rank that is waited for: `Idle::Adaptive { spins: 0, yields: 20 }` gives
+    /// way at once.
+    pub idle: Idle,
     /// When nothing has moved for so long, idle neighbours are asked for a sign of life (an empty
     /// WRITE), so that one that is gone is noticed by those who only wait for it, too.
     pub probe_interval: Duration,
@@ -49,6 +53,7 @@ impl Default for Options {
             chunks_in_flight: 32,
             ack_timeout: Duration::from_millis(500),
             retry_count: 7,
+            idle: Idle::default(),
             probe_interval: Duration::from_secs(1),
             stall_timeout: Duration::from_secs(60),
         }
@@ -89,6 +94,11 @@ impl Options {
     /// Retries after timeouts, 0 to 7; 7 by default.
     pub fn retry_count(self, retry_count: u8) -> Self {
         Options { retry_count, ..self }
+    }
+
+    /// What a rank does while it waits for its neighbours; [`Idle::Adaptive`] by default.
+    pub fn idle(self, idle: Idle) -> Self {
+        Options { idle, ..self }
     }
 
     /// After this time without progress neighbours are probed; 1 s by default.
@@ -134,8 +144,6 @@ impl Options {
 
 #[cfg(test)]
 mod tests {
-    use ferroce::PathMtu;
-
     use super::*;
 
     /// The refusal names the value and what would be right.
@@ -151,12 +159,13 @@ mod tests {
             .chunks_in_flight(2)
             .ack_timeout(ms(1))
             .retry_count(1)
+            .idle(Idle::Block)
             .probe_interval(ms(2))
             .stall_timeout(ms(3));
         let Options { path_mtu, gid_index, chunk_bytes, chunks_in_flight, .. } = set;
         assert_eq!((path_mtu, gid_index), (Some(PathMtu::Mtu256), Some(1)));
         assert_eq!((chunk_bytes, chunks_in_flight, set.ack_timeout, set.retry_count), (4, 2, ms(1), 1));
-        assert_eq!((set.probe_interval, set.stall_timeout), (ms(2), ms(3)));
+        assert_eq!((set.idle, set.probe_interval, set.stall_timeout), (Idle::Block, ms(2), ms(3)));
         assert_eq!(set.retry_budget().as_micros(), 2 * 1048 + 1);
         for (options, refusal) in [
             (default.chunk_bytes(6), "chunk_bytes = 6: a multiple of 4, 4 to 2^24"),

@@ -54,6 +54,7 @@ pub mod holder;
 mod icmp;
 mod kept;
 pub mod loopback;
+pub mod machine;
 mod membership;
 pub mod memory;
 mod neighbour;

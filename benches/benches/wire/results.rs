@@ -1,12 +1,15 @@
 //! What was measured, for people and for machines.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 
+use ferroce::driver::machine::Machine;
 use ferroce_benches::perftest;
-use ferroce_benches::plot::{Bars, column};
+use ferroce_benches::plot::{Curve, Interval, Sheet};
+use ferroce_benches::report::Spread;
 use serde_json::{Value, json};
 
-use crate::case::{Case, Contender, Figures, Op, bytes};
+use crate::case::{Case, Contender, Figures, Op, RoundTrip, bytes};
 use crate::plan::{Bound, Figure, Group, Line, Measure, Quantity, SIZES};
 
 /// Everything.
@@ -55,39 +58,60 @@ impl Measured {
         }
     }
 
-    /// The median of a figure of one case.
-    fn median(&self, case: Case, get: fn(&Figures) -> Option<f64>) -> Option<f64> {
+    /// A figure of one case.
+    fn spread(&self, case: Case, get: fn(&Figures) -> Option<f64>) -> Option<Spread> {
         let rounds = self.cases.get(&case)?.iter().flatten();
-        Spread::of(rounds.filter_map(get).collect()).map(|spread| spread.median)
+        Spread::of(rounds.filter_map(get).collect())
     }
 
-    /// Payload by message size, beside what does not depend on it.
-    fn chart(&self) -> String {
-        let Group { driver, path_mtu, .. } = self.group;
+    /// Payload by message size, beside the others' at their best.
+    fn curves(&self) -> Vec<Curve> {
+        let gbps = |figures: &Figures| figures.gbps;
         let shapes = [
-            ("WRITE", Op::Write, 1),
-            ("READ", Op::Read, 1),
-            ("SEND", Op::Send, 1),
-            ("WRITE, 16 QPs", Op::Write, 16),
+            ("ferroce WRITE", Op::Write, 1),
+            ("ferroce READ", Op::Read, 1),
+            ("ferroce SEND", Op::Send, 1),
+            ("ferroce WRITE, 16 QPs", Op::Write, 16),
         ];
-        let bars = shapes.map(|(name, op, qps)| {
-            let of = |size: &u32| self.median(Case::Rate { op, size: *size, qps }, |figures| figures.gbps);
-            (name.to_owned(), SIZES.iter().map(of).collect())
+        let curves = shapes.map(|(name, op, qps)| {
+            let of = |size: &u32| {
+                let case = Case::Rate { op, size: *size, qps };
+                Some((f64::from(*size), self.spread(case, gbps)?))
+            };
+            Curve { name: name.to_owned(), points: SIZES.iter().filter_map(of).collect() }
         });
-        let compared = self.cases.keys().filter(|case| {
-            matches!(case, Case::RawChecked { .. } | Case::TcpRate { .. } | Case::Ring { crc: true, .. })
+        let others = self.cases.keys().filter_map(|case| {
+            let name = match case {
+                Case::RawChecked { .. } => "driver alone, copy and CRC",
+                Case::TcpRate { write } => &format!("kernel TCP, writes of {}", bytes(*write)),
+                Case::UdpRate { .. } => "kernel UDP, full datagrams",
+                Case::Ring { crc: true, .. } => "shared memory, copy and CRC",
+                _ => return None,
+            };
+            let points = self.spread(*case, gbps).map(|spread| (case.payload() as f64, spread));
+            Some(Curve { name: name.to_owned(), points: points.into_iter().collect() })
         });
-        let levels = compared.filter_map(|case| {
-            Some((name(case.contender()).to_owned(), self.median(*case, |figures| figures.gbps)?))
-        });
-        Bars {
-            title: &format!("{}, path MTU {path_mtu}: Gb/s of payload", driver.name()),
-            x_label: "bytes of a message",
-            cases: &SIZES.map(|size| bytes(size as usize)),
-            bars: &bars,
-            levels: &levels.collect::<Vec<_>>(),
-        }
-        .svg()
+        curves.into_iter().chain(others).filter(|curve| !curve.points.is_empty()).collect()
+    }
+
+    /// Round trips.
+    fn intervals(&self) -> Vec<Interval> {
+        let micros = |case: Case, get: fn(&RoundTrip) -> u64| {
+            let times = self.cases.get(&case)?.iter().flatten().filter_map(|figures| figures.round_trip);
+            Spread::of(times.map(|times| get(&times) as f64 / 1e3).collect())
+        };
+        let cases = self.cases.keys().filter(|case| case.is_round_trip() && **case != Case::Idle);
+        let interval = |case: &Case| {
+            let name = match case {
+                Case::RoundTrip { size } => format!("ferroce WRITE, {}", bytes(*size as usize)),
+                Case::RawRoundTrip { frame } => format!("driver alone, {frame} B"),
+                Case::RingRoundTrip => "shared memory, 64 B".to_owned(),
+                case => format!("{}, {}", name(case.contender()), bytes(case.payload())),
+            };
+            let (p50, p99) = (micros(*case, |times| times.p50)?, micros(*case, |times| times.p99)?);
+            Some(Interval { name, p50, p99 })
+        };
+        cases.filter_map(interval).collect()
     }
 
     /// A line's figure in each round that has all that it needs.
@@ -95,25 +119,6 @@ impl Measured {
         let rounds = self.cases.values().map(Vec::len).max().unwrap_or(0);
         let of = |case: Case, round: usize| self.cases.get(&case)?.get(round)?.clone();
         (0..rounds).filter_map(|round| figure.value(|case| of(case, round))).collect()
-    }
-}
-
-/// The middle, the least and the most of several rounds.
-#[derive(Clone, Copy)]
-struct Spread {
-    median: f64,
-    least: f64,
-    most: f64,
-}
-
-impl Spread {
-    fn of(mut values: Vec<f64>) -> Option<Spread> {
-        values.sort_by(f64::total_cmp);
-        let (least, most) = (*values.first()?, *values.last()?);
-        let middle = values.len() / 2;
-        let median =
-            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
-        Some(Spread { median, least, most })
     }
 }
 
@@ -135,7 +140,7 @@ impl Results {
 
     pub(crate) fn print(&self, lines: &[&Line]) {
         let Results { rounds, millis, cores, .. } = self;
-        println!("{}", machine());
+        println!("{}", Machine::this());
         match cores {
             [Some(a), Some(b)] if a != b => println!("two processes, on core {a} and core {b}"),
             _ => println!("two processes on ONE core, which the figures are not meant for"),
@@ -179,18 +184,23 @@ impl Results {
         }
     }
 
-    /// Whoever spins and does not have its core all the time has been measured with others.
-    fn print_disturbance(&self) {
+    /// Whoever spins and does not have its core all the time has been measured with others. Whether it was so.
+    fn disturbance(&self) -> Option<(String, bool)> {
         let cases = self.groups.iter().flat_map(|measured| measured.cases.values());
         let shares = cases.flatten().flatten().filter_map(|figures| figures.on_core);
-        let Some(Spread { median, least, .. }) = Spread::of(shares.collect()) else { return };
-        println!();
-        println!(
-            "spinning processes had their cores for {:.0} % of the time, {:.0} % at worst",
-            median * 100.0,
-            least * 100.0
+        let Spread { median, least, .. } = Spread::of(shares.collect())?;
+        let [median_percent, least_percent] = [median, least].map(|share| share * 100.0);
+        let text = format!(
+            "spinning processes had their cores for {median_percent:.0} % of the time, {least_percent:.0} % at worst"
         );
-        if median < QUIET {
+        Some((text, median < QUIET))
+    }
+
+    fn print_disturbance(&self) {
+        let Some((text, is_busy)) = self.disturbance() else { return };
+        println!();
+        println!("{text}");
+        if is_busy {
             println!(
                 "BUSY MACHINE: others took the rest, so neither times nor ratios are what they could be"
             );
@@ -224,7 +234,28 @@ impl Results {
     }
 
     pub(crate) fn svg(&self) -> String {
-        column(&self.groups.iter().map(Measured::chart).collect::<Vec<_>>())
+        let Results { rounds, millis, cores, .. } = self;
+        let cores = match cores {
+            [Some(a), Some(b)] if a != b => "two processes with a core each",
+            _ => "two processes on ONE core",
+        };
+        let mut notes = vec![
+            format!("{}; {}", Machine::this(), today()),
+            format!(
+                "{cores}; lines are the median of {rounds} rounds of {millis} ms, bands and bars go from the least to the most of them"
+            ),
+        ];
+        if let Some((text, true)) = self.disturbance() {
+            notes.push(format!("BUSY MACHINE: {text}; others took the rest"));
+        }
+        let mut sheet =
+            Sheet::new("ferroce beside the driver alone and the kernel's sockets".to_owned(), notes);
+        for measured in &self.groups {
+            let Group { driver, path_mtu, .. } = measured.group;
+            let title = format!("{}, path MTU {path_mtu}: {}", driver.name(), measured.link);
+            sheet.row(title, measured.curves(), measured.intervals());
+        }
+        sheet.svg()
     }
 
     pub(crate) fn json(&self, lines: &[&Line]) -> Value {
@@ -260,7 +291,7 @@ impl Results {
             json!({ "driver": group.driver.name(), "path_mtu": group.path_mtu, "reason": reason })
         });
         json!({
-            "bench": "wire", "machine": machine(), "cores": self.cores,
+            "bench": "wire", "machine": Machine::this().to_string(), "date": today(), "cores": self.cores,
             "rounds": self.rounds, "millis": self.millis,
             "lines": lines.iter().map(line).collect::<Vec<_>>(),
             "groups": self.groups.iter().map(group).collect::<Vec<_>>(),
@@ -317,7 +348,7 @@ fn print_group(measured: &Measured) {
         "round trip, us (half of p50 behind it)", "p50", "p99", "p99.9", "half"
     );
     for (case, rounds) in measured.cases.iter().filter(|(case, _)| case.is_round_trip()) {
-        let median = |get: fn(&crate::case::RoundTrip) -> u64| {
+        let median = |get: fn(&RoundTrip) -> u64| {
             let values = rounds.iter().flatten().filter_map(|figures| figures.round_trip.as_ref().map(get));
             Spread::of(values.map(|nanos| nanos as f64 / 1e3).collect()).map_or(0.0, |spread| spread.median)
         };
@@ -327,11 +358,8 @@ fn print_group(measured: &Measured) {
     }
 }
 
-/// Processor and kernel.
-fn machine() -> String {
-    let cpuinfo = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = cpuinfo.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let model = model.map_or(std::env::consts::ARCH, |(_, model)| model);
-    format!("{model}, Linux {}", kernel.trim())
+/// The date, as `date` says it.
+fn today() -> String {
+    let date = Command::new("date").arg("+%Y-%m-%d").output();
+    date.map_or(String::new(), |date| String::from_utf8_lossy(&date.stdout).trim().to_owned())
 }
