@@ -107,7 +107,7 @@ pub use communicator::{Buffer, Communicator};
 pub use error::Error;
 pub use ferroce;
 pub use options::Options;
-pub use reduce::{DataType, ReduceOp};
+pub use reduce::{DataType, ReduceOp, reduce};
 #[cfg(fuzzing)]
 pub use rendezvous::fuzzing;
 pub use schedule::{Chunk, Phase, Schedule};

@@ -47,11 +47,11 @@ impl fmt::Display for ReduceOp {
     }
 }
 
-/// Reduces `source` into `target`, which are equally long and hold whole elements.
+/// Reduces `source` into `target`, which are equally long and hold whole elements: what an all-reduce does with a chunk.
 ///
 /// No alignment is asked for: memory that somebody else allocated may start anywhere, and on the
 /// machines of interest unaligned vector loads cost nothing.
-pub(crate) fn reduce(data_type: DataType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
+pub fn reduce(data_type: DataType, op: ReduceOp, target: &mut [u8], source: &[u8]) {
     debug_assert_eq!(target.len(), source.len());
     match (data_type, op) {
         (DataType::F32, ReduceOp::Sum) => {

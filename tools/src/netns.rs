@@ -9,10 +9,23 @@ use std::process::{Command, Output, Stdio};
 
 use tracing::{info, warn};
 
-/// The interface in each namespace.
+/// The interface in each namespace that ferroce has.
 pub(crate) const INTERFACE: &str = "veth0";
+/// The networks that join the namespaces: the interface in each, and the bridge of its peers. An XDP program on an interface
+/// takes segmentation offload from the kernel's TCP there, so TCP has a network of its own.
+const NETWORKS: [(&str, &str, Network); 2] =
+    [(INTERFACE, "br0", Network::Ferroce), ("veth1", "br1", Network::Tcp)];
 
-/// A namespace for each rank with one interface, and one more namespace with the bridge that joins
+/// One of the two networks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Network {
+    /// With the interfaces that ferroce has.
+    Ferroce = 0,
+    /// The kernel's alone.
+    Tcp = 1,
+}
+
+/// A namespace for each rank with an interface in each network, and one more namespace with the bridges that join
 /// them, so that nothing shows in the caller's own. They are removed on drop.
 #[derive(Debug)]
 pub(crate) struct Lab {
@@ -48,20 +61,24 @@ impl Lab {
         let prefix = format!("ferroce-{purpose}-{}", std::process::id());
         let mut lab = Lab { namespaces: Vec::new() };
         let switch = lab.namespace(format!("{prefix}-switch"))?;
-        // No spanning tree: a port forwards as soon as it is up.
-        ip(&format!("-n {switch} link add br0 mtu {mtu} type bridge stp_state 0 mcast_snooping 0"))?;
-        up(&switch, "br0")?;
+        for (_, bridge, _) in NETWORKS {
+            // No spanning tree: a port forwards as soon as it is up.
+            ip(&format!("-n {switch} link add {bridge} mtu {mtu} type bridge stp_state 0 mcast_snooping 0"))?;
+            up(&switch, bridge)?;
+        }
         for rank in 0..ranks {
             let namespace = lab.namespace(format!("{prefix}-{rank}"))?;
-            let port = format!("rank{rank}");
-            ip(&format!(
-                "-n {namespace} link add {INTERFACE} mtu {mtu} type veth peer name {port} mtu {mtu} netns {switch}"
-            ))?;
-            ip(&format!("-n {switch} link set {port} master br0"))?;
-            up(&switch, &port)?;
-            ip(&format!("-n {namespace} addr add {}/24 dev {INTERFACE}", address(rank)))?;
+            for (interface, bridge, network) in NETWORKS {
+                let port = format!("{bridge}-{rank}");
+                ip(&format!(
+                    "-n {namespace} link add {interface} mtu {mtu} type veth peer name {port} mtu {mtu} netns {switch}"
+                ))?;
+                ip(&format!("-n {switch} link set {port} master {bridge}"))?;
+                up(&switch, &port)?;
+                ip(&format!("-n {namespace} addr add {}/24 dev {interface}", address(network, rank)))?;
+                up(&namespace, interface)?;
+            }
             ip(&format!("-n {namespace} link set lo up"))?;
-            up(&namespace, INTERFACE)?;
         }
         Ok(lab)
     }
@@ -91,9 +108,9 @@ impl Drop for Lab {
     }
 }
 
-/// The address of a rank's interface, of at most 254.
-pub(crate) fn address(rank: u32) -> IpAddr {
-    Ipv4Addr::new(10, 77, 0, rank as u8 + 1).into()
+/// The address of a rank, of at most 254, in a network.
+pub(crate) fn address(network: Network, rank: u32) -> IpAddr {
+    Ipv4Addr::new(10, 77, network as u8, rank as u8 + 1).into()
 }
 
 /// Sets a link up. It has no IPv6 address of its own (the ranks speak IPv4), so no duplicate

@@ -38,11 +38,24 @@ fn over_loopback_every_element_is_right() {
     let table = demo(&["-d", "loopback", "--tensors", "20", "--ranks", "3", "--rounds", "1"]);
     let text = text(&table.stdout);
     assert!(table.status.success(), "{table:?}");
-    assert!(text.contains("all 413,952 elements right"), "{text}"); // 3 × 137,984
-    for expected in ["rank 2: loopback:loopback2 10.77.0.3", "busbw GB/s", "retransmitted", "       65,536 "]
-    {
-        assert!(text.contains(expected), "no '{expected}' in\n{text}");
+    for expected in [
+        "20 parameter tensors over 3 ranks",
+        "as --device says",
+        "loopback:loopback0 10.77.0.1, MTU 4160, path MTU 4096",
+        "0 retransmitted",
+        "413,952 elements, and 413,952 over TCP", // 3 × 137,984
+        "all elements right",
+        "exit status 0",
+    ] {
+        assert!(
+            text.split_whitespace().collect::<Vec<_>>().join(" ").contains(expected),
+            "no '{expected}' in\n{text}"
+        );
     }
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    let said = self::text(&table.stderr);
+    assert!(said.contains("round 1 of 1: all-reduced over ferroce in"), "{said}");
+    assert!(said.contains("round 1 of 1: all-reduced over TCP in"), "{said}");
 }
 
 #[test]
@@ -52,9 +65,13 @@ fn a_wrong_element_is_named_at_every_rank() {
     let text = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
     for rank in 0..4 {
-        assert!(text.contains(&format!("WRONG at rank {rank}: conv1.weight[5] is ")), "{text}");
+        for transport in ["ferroce", "TCP"] {
+            let wrong = format!("WRONG at rank {rank} over {transport}: conv1.weight[5] is ");
+            assert!(text.contains(&wrong), "{text}");
+        }
     }
-    assert!(text.contains("4 of 38,144 elements WRONG"), "{text}");
+    // 4 × 9,536 over each.
+    assert!(text.contains("8 of 76,288 elements WRONG; exit status 1"), "{text}");
 }
 
 #[test]
@@ -212,7 +229,10 @@ fn ranks_outlive_no_demo_and_the_next_one_removes_its_namespaces() {
 // --- what a report has to have
 
 fn check_report(report: &Value, driver: &str, ranks: u64, rounds: u64) {
-    assert_eq!(report["elements_checked"], ELEMENTS_OF_20 * ranks * rounds, "{report}");
+    for checked in ["elements_checked", "tcp_elements_checked"] {
+        assert_eq!(report[checked], ELEMENTS_OF_20 * ranks * rounds, "{report}");
+    }
+    assert!(report["machine"]["cores"].as_u64().unwrap() > 0 && report["why"] != "", "{report}");
     assert_eq!(report["wrong"], Value::Array(Vec::new()), "{report}");
     assert_eq!((&report["ranks"], &report["rounds"]), (&ranks.into(), &rounds.into()), "{report}");
     let ports = report["ports"].as_array().unwrap();
@@ -233,14 +253,23 @@ fn check_report(report: &Value, driver: &str, ranks: u64, rounds: u64) {
     let row = |bytes: u64| sizes.iter().find(|row| row["bytes"] == bytes).unwrap();
     assert_eq!(row(256)["tensors"], 9, "{report}");
     assert_eq!(report["total"]["bytes"], ELEMENTS_OF_20 * 4);
-    for row in sizes.iter().chain([&report["total"]]) {
-        let value = |name: &str| row[name].as_f64().unwrap();
-        assert!(value("median_us") > 1.0, "{row}");
-        let algbw = value("bytes") / value("median_us") / 1e3;
-        let busbw = algbw * 2.0 * (ranks as f64 - 1.0) / ranks as f64;
-        let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
-        assert!(near(value("algbw_gb_s"), algbw) && near(value("busbw_gb_s"), busbw), "{row}");
+    let near = |a: f64, b: f64| (a / b - 1.0).abs() < 1e-9;
+    let classes = report["classes"].as_array().unwrap();
+    for row in sizes.iter().chain(classes).chain([&report["total"]]) {
+        let bytes = row["bytes"].as_f64().unwrap();
+        for times in [row, &row["tcp"]] {
+            let value = |name: &str| times[name].as_f64().unwrap();
+            let median = value("median_us");
+            assert!(value("least_us") <= median && median <= value("most_us") && median > 1.0, "{row}");
+            let algbw = bytes / median / 1e3;
+            let busbw = algbw * 2.0 * (ranks as f64 - 1.0) / ranks as f64;
+            assert!(near(value("algbw_gb_s"), algbw) && near(value("busbw_gb_s"), busbw), "{row}");
+        }
+        let medians = [&row["tcp"], row].map(|times| times["median_us"].as_f64().unwrap());
+        assert!(near(row["tcp_ratio"].as_f64().unwrap(), medians[0] / medians[1]), "{row}");
     }
+    let tensors = |rows: &[Value]| rows.iter().map(|row| row["tensors"].as_u64().unwrap()).sum::<u64>();
+    assert_eq!((tensors(sizes), tensors(classes)), (20, 20), "{report}");
 }
 
 /// Every frame of the capture is RoCE, whole, with a right ICRC; others than ferroce say so too.

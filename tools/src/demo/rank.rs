@@ -3,23 +3,25 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use ferroce::{Context, Counter, Device, DeviceSpec, PathMtu};
+use ferroce::{Context, Counter, Device, DeviceSpec, Idle, PathMtu};
 use ferroce_collectives::{Bootstrap, Buffer, Communicator, DataType, Options, ReduceOp};
 use ferroce_driver::Stats;
 use ferroce_driver::pcap::{Recorder, Recording};
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use super::shapes::{ELEMENT, Tensor};
 use super::stoppable::Stoppable;
+use super::tcp_ring::{self, Listening, TcpRing};
 use super::values::{self, Wrong};
 use crate::congestion::CongestionArgs;
 use crate::endpoint::{counts_packets, export, packet_driver};
@@ -34,6 +36,8 @@ pub(super) struct RankPlan {
     pub(super) rounds: u32,
     /// Payload bytes of a full packet.
     pub(super) path_mtu: PathMtu,
+    /// What a rank does while it waits for others.
+    pub(super) idle: Idle,
     /// For tests: an element that one rank gets wrong.
     pub(super) fault: Option<Fault>,
     /// What the ranks obey as senders.
@@ -53,8 +57,10 @@ pub(super) enum RankEvent {
     },
     /// All tensors are all-reduced once more, and compared with the reference.
     Round {
-        /// Nanoseconds for each tensor.
-        times: Vec<u64>,
+        /// Over what.
+        transport: Transport,
+        /// When it began and ended each tensor, in nanoseconds of a clock that all ranks share.
+        times: Vec<[u64; 2]>,
         /// Elements compared.
         elements: u64,
         /// The tensors with wrong elements.
@@ -67,6 +73,25 @@ pub(super) enum RankEvent {
         /// Why.
         reason: String,
     },
+}
+
+/// What carries the chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Transport {
+    /// RoCEv2, by this stack.
+    Ferroce,
+    /// The kernel's TCP, on the same ring.
+    Tcp,
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Transport::Ferroce => "ferroce",
+            Transport::Tcp => "TCP",
+        })
+    }
 }
 
 /// A rank's port.
@@ -188,7 +213,12 @@ impl FromStr for Fault {
 /// A rank as a process of its own, which finds the others by its environment. It tells its events
 /// on standard output, and stops when its standard input ends, which it does when the demo wants so
 /// or is gone.
-pub(super) fn main(plan: &RankPlan, device: &DeviceSpec, pcap: Option<&Path>) -> ExitCode {
+pub(super) fn main(
+    plan: &RankPlan,
+    device: &DeviceSpec,
+    tcp: Option<IpAddr>,
+    pcap: Option<&Path>,
+) -> ExitCode {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     thread::spawn(move || {
@@ -205,7 +235,7 @@ pub(super) fn main(plan: &RankPlan, device: &DeviceSpec, pcap: Option<&Path>) ->
     };
     match Bootstrap::from_env() {
         Ok(bootstrap) => match device.open() {
-            Ok(device) => run(plan, bootstrap, device, stop, pcap, &mut tell),
+            Ok(device) => run(plan, bootstrap, device, tcp, stop, pcap, &mut tell),
             Err(error) => tell(RankEvent::Unopened { reason: error.to_string() }),
         },
         Err(error) => tell(RankEvent::Failed { reason: error.to_string() }),
@@ -213,11 +243,12 @@ pub(super) fn main(plan: &RankPlan, device: &DeviceSpec, pcap: Option<&Path>) ->
     ExitCode::from(u8::from(failed))
 }
 
-/// A rank on its port.
+/// A rank on its port, and at its address for TCP, if TCP is compared.
 pub(super) fn run(
     plan: &RankPlan,
     bootstrap: Bootstrap,
     device: Device,
+    tcp: Option<IpAddr>,
     stop: Arc<AtomicBool>,
     pcap: Option<&Path>,
     tell: &mut dyn FnMut(RankEvent),
@@ -232,7 +263,7 @@ pub(super) fn run(
             Ok(driver) => Box::new(Stoppable { driver, stop: stop.clone() }).into(),
             Err(card) => (*card).into(),
         };
-        all_reduce_all(plan, bootstrap, device, &stop, tell)
+        all_reduce_all(plan, bootstrap, device, tcp, &stop, tell)
     });
     // The last frames are written when the driver goes.
     tell(match (result, recording.failure()) {
@@ -259,7 +290,9 @@ enum Error {
     #[error(transparent)]
     Collective(#[from] ferroce_collectives::Error),
     #[error(transparent)]
-    Options(#[from] Failure),
+    Tcp(#[from] tcp_ring::Error),
+    #[error(transparent)]
+    Failure(#[from] Failure),
 }
 
 /// Elements that are filled or compared at once, in the first cache.
@@ -271,6 +304,7 @@ fn all_reduce_all(
     plan: &RankPlan,
     bootstrap: Bootstrap,
     device: Device,
+    tcp: Option<IpAddr>,
     stop: &AtomicBool,
     tell: &mut dyn FnMut(RankEvent),
 ) -> Result<Totals, Error> {
@@ -279,27 +313,87 @@ fn all_reduce_all(
     export(&mut context);
     tell(RankEvent::Opened(Opened::new(&context, plan.path_mtu)));
     let traffic_class = plan.congestion.traffic_class().unwrap_or_default();
-    let options = Options::default().path_mtu(plan.path_mtu).traffic_class(traffic_class);
+    let options = Options::default().path_mtu(plan.path_mtu).traffic_class(traffic_class).idle(plan.idle);
     let mut communicator = Communicator::new(context, bootstrap.timeout(RENDEZVOUS), &options)?;
+    let mut tcp = tcp.map(|address| tcp_ring(&mut communicator, address, stop)).transpose()?;
     let allocate = |tensor: &Tensor| communicator.allocate(tensor.bytes());
     let buffers: Vec<Buffer> = plan.tensors.iter().map(allocate).collect::<Result<_, _>>()?;
     for round in 0..plan.rounds {
-        fill(plan, &mut communicator, &buffers, round)?;
-        communicator.barrier()?;
-        let mut times = Vec::with_capacity(buffers.len());
-        for (tensor, buffer) in plan.tensors.iter().zip(&buffers) {
-            // A driver that is told to stop does so at once; a card is asked between two tensors.
-            if stop.load(Ordering::Relaxed) {
-                return Err(Error::Stopped);
-            }
-            let start = Instant::now();
-            communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?;
-            times.push(start.elapsed().as_nanos() as u64);
+        // They take turns, so that what changes slowly on the machine falls on both alike.
+        let mut turn = [Transport::Ferroce, Transport::Tcp];
+        if round % 2 == 1 {
+            turn.reverse();
         }
-        let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
-        tell(RankEvent::Round { times, elements, wrong });
+        for transport in turn {
+            if transport == Transport::Tcp && tcp.is_none() {
+                continue;
+            }
+            fill(plan, &mut communicator, &buffers, round)?;
+            let mut times = Vec::with_capacity(buffers.len());
+            for (tensor, buffer) in plan.tensors.iter().zip(&buffers) {
+                // A driver that is told to stop does so at once; a card is asked between two tensors.
+                if stop.load(Ordering::Relaxed) {
+                    return Err(Error::Stopped);
+                }
+                // A rank that is early would begin the next tensor, and take the core for it from one that is late with this.
+                barrier(transport, &mut communicator, tcp.as_mut(), stop)?;
+                let start = shared_clock();
+                match (transport, &mut tcp) {
+                    (Transport::Tcp, Some(ring)) => {
+                        ring.all_reduce(communicator.bytes_mut(*buffer)?, stop)?
+                    }
+                    _ => communicator.all_reduce(*buffer, tensor.len(), DataType::F32, ReduceOp::Sum)?,
+                }
+                times.push([start, shared_clock()]);
+            }
+            // The same, with the check in place of the next tensor.
+            barrier(transport, &mut communicator, tcp.as_mut(), stop)?;
+            let (elements, wrong) = check(plan, &mut communicator, &buffers, round)?;
+            tell(RankEvent::Round { transport, times, elements, wrong });
+        }
     }
     Ok(Totals::of(&communicator.finish()?))
+}
+
+/// Over the transport in use: a rank that waits in TCP does not poll, and would leave a neighbour's last packet without its ACK.
+fn barrier(
+    transport: Transport,
+    communicator: &mut Communicator,
+    tcp: Option<&mut TcpRing>,
+    stop: &AtomicBool,
+) -> Result<(), Error> {
+    match (transport, tcp) {
+        (Transport::Tcp, Some(ring)) => Ok(ring.all_reduce(&mut [0; ELEMENT], stop)?),
+        _ => Ok(communicator.barrier()?),
+    }
+}
+
+/// Connects the ranks over TCP. They tell each other where they listen by an all-reduce, in which each adds its own address
+/// and port to zeros.
+fn tcp_ring(communicator: &mut Communicator, address: IpAddr, stop: &AtomicBool) -> Result<TcpRing, Error> {
+    const ENTRY: usize = 2 * DataType::I32.size();
+    let IpAddr::V4(own) = address else {
+        return Err(Failure::run(format!("{address} is no IPv4 address for the TCP baseline")).into());
+    };
+    let (rank, size) = (communicator.rank(), communicator.size());
+    let listening = Listening::at(address)?;
+    let table = communicator.allocate(size as usize * ENTRY)?;
+    let port = u32::from(listening.port()?);
+    let entry = [own.to_bits().to_ne_bytes(), port.to_ne_bytes()].concat();
+    communicator.write(table, u64::from(rank) * ENTRY as u64, &entry)?;
+    communicator.all_reduce(table, size as usize * 2, DataType::I32, ReduceOp::Sum)?;
+    let mut right = [[0; 4]; 2];
+    communicator.read(table, u64::from((rank + 1) % size) * ENTRY as u64, right.as_flattened_mut())?;
+    communicator.deregister(table)?;
+    let [address, port] = right.map(u32::from_ne_bytes);
+    let right = SocketAddr::from((Ipv4Addr::from_bits(address), port as u16));
+    Ok(listening.join(rank, size, right, stop)?)
+}
+
+/// Nanoseconds that all processes of the machine count alike.
+fn shared_clock() -> u64 {
+    let time = clock_gettime(ClockId::Monotonic);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
 /// Fills the buffers with the rank's values of a round.

@@ -1,0 +1,200 @@
+//! The baseline: the same ring all-reduce over the kernel's TCP.
+//!
+//! It has the schedule, the chunks and the reduction of `ferroce_collectives`, and works in the same memory. Each rank has
+//! one connection to the next rank and one from the rank before. TCP gets what is best for it: TCP_NODELAY, sockets that
+//! do not block, and a thread that sleeps in poll(2) when neither can go on. Chunks of the all-gather are read
+//! into place, and nothing waits for the other end's acknowledgement, since the kernel has a copy.
+
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use ferroce_collectives::{DataType, Options, Phase, ReduceOp, Schedule, reduce};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
+/// A rank's place on the ring.
+pub(super) struct TcpRing {
+    rank: usize,
+    size: usize,
+    left: TcpStream,
+    right: TcpStream,
+    /// Bytes of a chunk, the unit of the pipeline.
+    chunk: usize,
+    /// Where a chunk arrives that is reduced.
+    staging: Vec<u8>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error("TCP baseline: {what}: {source}")]
+    Os { what: &'static str, source: io::Error },
+    #[error("TCP baseline: the rank before this one has closed its connection")]
+    Closed,
+    #[error("TCP baseline: nothing has moved for {} s", PATIENCE.as_secs())]
+    Stalled,
+    #[error("told to stop")]
+    Stopped,
+}
+
+/// How long neighbours may leave a rank waiting.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// How fast a rank notices that it is told to stop.
+const TICK: Duration = Duration::from_millis(50);
+
+/// A rank that listens for the rank before it.
+pub(super) struct Listening(TcpListener);
+
+impl Listening {
+    /// On a port of the kernel's choice.
+    pub(super) fn at(address: IpAddr) -> Result<Listening, Error> {
+        let listener = TcpListener::bind((address, 0)).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        });
+        Ok(Listening(listener.map_err(failed("listening"))?))
+    }
+
+    pub(super) fn port(&self) -> Result<u16, Error> {
+        Ok(self.0.local_addr().map_err(failed("listening"))?.port())
+    }
+
+    /// Connects to the rank behind `right`, which listens already, and takes the connection of the rank before.
+    pub(super) fn join(
+        self,
+        rank: u32,
+        size: u32,
+        right: SocketAddr,
+        stop: &AtomicBool,
+    ) -> Result<TcpRing, Error> {
+        let right = TcpStream::connect_timeout(&right, PATIENCE).map_err(failed("connecting"))?;
+        let mut watch = Watch::new(stop);
+        let left = loop {
+            match self.0.accept() {
+                Ok((left, _)) => break left,
+                Err(error) if is_temporary(&error) => {
+                    watch.wait(&mut [PollFd::new(&self.0, PollFlags::IN)])?;
+                }
+                Err(error) => return Err(failed("accepting")(error)),
+            }
+        };
+        for stream in [&left, &right] {
+            let prepared = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+            prepared.map_err(failed("preparing a connection"))?;
+        }
+        let chunk = Options::default().chunk_bytes as usize;
+        Ok(TcpRing { rank: rank as usize, size: size as usize, left, right, chunk, staging: vec![0; chunk] })
+    }
+}
+
+impl TcpRing {
+    /// Replaces the elements, on every rank, by their sums over all ranks. The same bits as `Communicator::all_reduce`
+    /// gives.
+    pub(super) fn all_reduce(&mut self, memory: &mut [u8], stop: &AtomicBool) -> Result<(), Error> {
+        const DATA_TYPE: DataType = DataType::F32;
+        let element = DATA_TYPE.size();
+        let schedule = Schedule::new(self.rank, self.size, memory.len() / element, self.chunk / element);
+        let bytes_of = |elements: Range<usize>| elements.start * element..elements.end * element;
+        let (mut sends, mut receives) = (schedule.sends(), schedule.receives());
+        let (mut sent, mut received) = (0, 0);
+        // What is left of the chunk that is being sent, and of the one that is being received.
+        let (mut outgoing, mut incoming) = (0..0, None);
+        let mut watch = Watch::new(stop);
+        loop {
+            let mut moved = false;
+            while !outgoing.is_empty() || sent < schedule.head_start() + received {
+                if outgoing.is_empty() {
+                    let Some(chunk) = sends.next() else { break };
+                    outgoing = bytes_of(chunk.elements);
+                    sent += 1;
+                }
+                match self.right.write(&memory[outgoing.clone()]) {
+                    Ok(written) => outgoing.start += written,
+                    Err(error) if is_temporary(&error) => break,
+                    Err(error) => return Err(failed("sending")(error)),
+                }
+                moved = true;
+            }
+            if incoming.is_none() {
+                incoming = receives.next().map(|chunk| (chunk.phase, bytes_of(chunk.elements), 0));
+            }
+            if let Some((phase, place, filled)) = &mut incoming {
+                let room = match *phase {
+                    Phase::AllGather => &mut memory[place.clone()],
+                    _ => &mut self.staging[..place.len()],
+                };
+                match self.left.read(&mut room[*filled..]) {
+                    Ok(0) => return Err(Error::Closed),
+                    Ok(came) => {
+                        *filled += came;
+                        moved = true;
+                    }
+                    Err(error) if is_temporary(&error) => {}
+                    Err(error) => return Err(failed("receiving")(error)),
+                }
+                if *filled == place.len() {
+                    if *phase == Phase::ReduceScatter {
+                        reduce(
+                            DATA_TYPE,
+                            ReduceOp::Sum,
+                            &mut memory[place.clone()],
+                            &self.staging[..*filled],
+                        );
+                    }
+                    received += 1;
+                    incoming = None;
+                }
+            } else if outgoing.is_empty() && sent == schedule.sent_chunks() {
+                return Ok(());
+            }
+            if moved {
+                watch.has_moved();
+                continue;
+            }
+            let reading = incoming.as_ref().map(|_| PollFd::new(&self.left, PollFlags::IN));
+            let writing = (!outgoing.is_empty()).then(|| PollFd::new(&self.right, PollFlags::OUT));
+            let mut waiting: Vec<PollFd<'_>> = reading.into_iter().chain(writing).collect();
+            watch.wait(&mut waiting)?;
+        }
+    }
+}
+
+/// Waits for sockets until it is told to stop, or until nothing has moved for too long.
+struct Watch<'a> {
+    stop: &'a AtomicBool,
+    last_move: Option<Instant>,
+}
+
+impl<'a> Watch<'a> {
+    fn new(stop: &'a AtomicBool) -> Watch<'a> {
+        Watch { stop, last_move: None }
+    }
+
+    fn has_moved(&mut self) {
+        self.last_move = None;
+    }
+
+    fn wait(&mut self, sockets: &mut [PollFd<'_>]) -> Result<(), Error> {
+        if self.stop.load(Ordering::Relaxed) {
+            return Err(Error::Stopped);
+        }
+        if self.last_move.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+            return Err(Error::Stalled);
+        }
+        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.as_nanos() as _ };
+        match poll(sockets, Some(&tick)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(failed("waiting")(error.into())),
+        }
+    }
+}
+
+fn is_temporary(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}
+
+fn failed(what: &'static str) -> impl Fn(io::Error) -> Error {
+    move |source| Error::Os { what, source }
+}
