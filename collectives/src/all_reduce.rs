@@ -95,9 +95,8 @@ impl AllReduce {
             // are read from it again.
             let sent = self.sent == all_sends && ring.unacknowledged == 0;
             if sent && self.received == all_receives && self.announced && self.target.is_some() {
-                // What the last packets are owed leaves with this poll.
                 context.poll(poller.now())?;
-                return Ok(());
+                return ring.acknowledge(context);
             }
             match patience.consider(poller.now(), moved, ring.options.probe_interval) {
                 Wait::Longer => {}

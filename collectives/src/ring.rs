@@ -338,6 +338,16 @@ impl Ring {
         Ok(true)
     }
 
+    /// Sends the neighbours the ACKs that they are owed: what they have sent is complete for them then, whatever this rank
+    /// does next.
+    pub(crate) fn acknowledge(&mut self, context: &mut Context) -> Result<(), Error> {
+        for side in [Side::Left, Side::Right] {
+            let qp = self.neighbour(side).qp;
+            context.acknowledge(qp)?;
+        }
+        Ok(())
+    }
+
     /// Asks the neighbours that nothing is under way to for a sign of life.
     pub(crate) fn probe(&mut self, context: &mut Context) -> Result<(), Error> {
         for side in [Side::Left, Side::Right] {

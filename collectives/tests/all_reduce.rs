@@ -5,6 +5,7 @@
 
 mod group;
 
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use ferroce::driver::rnic::Verbs;
@@ -58,6 +59,24 @@ fn sums_of_every_size_for_every_number_of_ranks() {
             check_sums(communicator, &counts).finish().unwrap();
         });
         println!("{size} ranks: {:?}", start.elapsed());
+    }
+}
+
+/// A rank that has returned may compute, or wait for something else, for as long as it likes.
+#[test]
+fn a_rank_that_has_returned_holds_up_nobody() {
+    for size in [2, 3] {
+        let all_returned = Arc::new(Barrier::new(size as usize));
+        run(size, options(), None, Duration::from_secs(30), move |mut communicator| {
+            let buffer = communicator.allocate(4 * 50_000).unwrap();
+            for call in 0..100 {
+                let count = [1, 1000, 50_000][call % 3];
+                communicator.all_reduce(buffer, count, DataType::F32, ReduceOp::Sum).unwrap();
+                // It polls nothing here.
+                all_returned.wait();
+            }
+            communicator.finish().unwrap();
+        });
     }
 }
 

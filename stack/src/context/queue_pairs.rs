@@ -27,6 +27,27 @@ impl Context {
         dispatch!(&mut self.backend, destroy_qp(qp))
     }
 
+    /// Sends the ACK that a queue pair owes its peer, if it owes one. Call it before the thread does something else for
+    /// longer than some microseconds: an ACK stays behind requests and answers for a few polls, up to 100 µs, and the peer's
+    /// work requests complete with it. Does nothing on an RNIC, which acknowledges by itself.
+    ///
+    /// ```
+    /// # use ferroce::*;
+    /// # let mut context = Context::open(Device::open("loopback")?, &Config::default())?;
+    /// # let (pd, cq) = (context.alloc_pd()?, context.create_cq(16)?);
+    /// # let qp = context.create_qp(&QpConfig::rc(pd, cq))?;
+    /// # fn compute() {}
+    /// context.acknowledge(qp)?;
+    /// compute();
+    /// # Ok::<(), Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::InvalidHandle`].
+    pub fn acknowledge(&mut self, qp: Qp) -> Result<(), Error> {
+        dispatch!(&mut self.backend, acknowledge(qp))
+    }
+
     /// What a queue pair is like now.
     ///
     /// # Errors

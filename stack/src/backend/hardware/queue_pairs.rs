@@ -200,6 +200,11 @@ impl Hardware {
         }
     }
 
+    /// A card acknowledges by itself.
+    pub(crate) fn acknowledge(&mut self, qp: Qp) -> Result<(), Error> {
+        self.qps.get(qp.0).map(drop).ok_or_else(|| Error::invalid_handle("QP", qp.0))
+    }
+
     pub(crate) fn query_qp(&self, qp: Qp) -> Result<QpAttributes, Error> {
         let queue_pair = self.qps.get(qp.0).ok_or_else(|| Error::invalid_handle("QP", qp.0))?;
         let card = queue_pair.card.query()?;

@@ -54,6 +54,12 @@ impl Software {
         Reaction::new(config.qp_type.service(), parameters, line_rate, link_header).map(Some)
     }
 
+    pub(crate) fn acknowledge(&mut self, qp: Qp) -> Result<(), Error> {
+        self.qp(qp)?;
+        self.send_owed(Some(qp));
+        Ok(())
+    }
+
     pub(crate) fn destroy_qp(&mut self, qp: Qp) -> Result<(), Error> {
         let (queue_pair, _) = self.qp(qp)?;
         let (send_cq, recv_cq, srq) = (queue_pair.send_cq, queue_pair.recv_cq, queue_pair.srq);
