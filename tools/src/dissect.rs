@@ -134,7 +134,12 @@ enum Error {
     Output(#[from] io::Error),
 }
 
-fn dissect(args: &Args, mut reader: Reader, summary: &mut Summary, output: &SharedOutput) -> Result<(), Error> {
+fn dissect(
+    args: &Args,
+    mut reader: Reader,
+    summary: &mut Summary,
+    output: &SharedOutput,
+) -> Result<(), Error> {
     let mut dissector = Dissector::default();
     let mut queue_pairs = QueuePairs::new(&args.qps);
     let mut unsupported = None;

@@ -61,11 +61,13 @@ macro_rules! both {
 #[test]
 fn functions_of_rings_do_what_those_of_libxdp_do() {
     let mut random = Random::from_env("FERROCE_SEED");
-    println!("replay: FERROCE_SEED={} cargo test -p libxdp-sys --features use_cc_build --test rings", random.seed());
+    println!(
+        "replay: FERROCE_SEED={} cargo test -p libxdp-sys --features use_cc_build --test rings",
+        random.seed()
+    );
     // Near the end of the numbers, so that they wrap around.
     let start = u32::MAX - SIZE * 3;
-    let mapped =
-        || Mapped { producer: Cell::new(start), consumer: Cell::new(start), flags: Cell::new(0) };
+    let mapped = || Mapped { producer: Cell::new(start), consumer: Cell::new(start), flags: Cell::new(0) };
     let (tx, c_tx, rx, c_rx) = (mapped(), mapped(), mapped(), mapped());
     let mut prod = ring!(xsk_ring_prod, tx, SIZE);
     let mut c_prod = ring!(xsk_ring_prod, c_tx, SIZE);

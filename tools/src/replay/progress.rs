@@ -3,7 +3,6 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::output::is_verbose;
