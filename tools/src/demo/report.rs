@@ -518,7 +518,7 @@ mod tests {
     fn the_table_says_which_is_faster_and_fits_80_columns() {
         let tensors = [Tensor { name: "a".into(), shape: vec![1 << 20] }];
         let slow: &[&[[u64; 2]]] = &[&[[0, 99_999_900_000]], &[[0, 19_999_900_000]], &[[0, 59_999_900_000]]];
-        let logs = vec![log(slow, &[&[[0, 1]]; 3]), log(slow, &[&[[0, 14_999_975_000]]; 3])];
+        let logs = vec![log(slow, &[&[[0, 1]][..]; 3]), log(slow, &[&[[0, 14_999_975_000]][..]; 3])];
         let text = DemoReport::new(&tensors, logs).because(&"because ".repeat(30)).to_string();
         assert!(text.contains("; TCP is 4.00 times as fast as ferroce; "), "{text}");
         assert!(text.contains(" 59999.9 (19999.9 - 99999.9) "), "{text}");
