@@ -204,6 +204,8 @@ lint() {
     choose_features
     cargo fmt --all --check
     cargo clippy --workspace --all-targets "${features[@]}" -- -D warnings
+    # As it is installed without any package.
+    cargo clippy -p ferroce-tools -- -D warnings
     msrv
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps "${features[@]}"
     cargo fmt --manifest-path tools/fuzz/Cargo.toml --check
