@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use super::{DEFAULT_HOP_LIMIT, DEFAULT_TOS, LocalAddress, PORT, UdpConfig, os_error};
 use crate::Error;
 use crate::holder::Holder;
+#[cfg(feature = "af_xdp")]
 use crate::netlink::Interface;
 
 /// Asked for on both sides; an ordinary user gets what net.core.rmem_max and wmem_max allow.
