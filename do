@@ -227,7 +227,7 @@ package() {
     rm -f "$packages"/*.crate
     # The tests stay in the repository, which cargo says of each of them.
     cargo package --workspace --allow-dirty --exclude ferroce-benches --exclude ferroce-driver-test-support \
-        --exclude ferroce-test-support 2>&1 | grep --line-buffered -v '^warning: ignoring test ' >&2
+        --exclude ferroce-test-support --exclude libxdp-sys 2>&1 | grep --line-buffered -v '^warning: ignoring test ' >&2
     printf '%-40s %6s %12s %12s\n' package files unpacked compressed
     for file in "$packages"/*.crate; do
         tar -tvzf "$file" | awk -v name="$(basename "$file")" -v compressed="$(stat -c %s "$file")" \

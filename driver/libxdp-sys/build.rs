@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::{Command, exit};
 
 /// In the order in which they need each other.
-const ARCHIVES: [&str; 4] = ["xdp", "bpf", "elf", "z"];
+const ARCHIVES: [&str; 5] = ["xdp", "bpf", "elf", ZSTD, "z"];
+/// libelf needs it from 0.189 on, and depends on its package then.
+const ZSTD: &str = "zstd";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -12,20 +14,29 @@ fn main() {
     if std::env::var_os("CARGO_FEATURE_USE_CC_BUILD").is_none() {
         return;
     }
-    for name in ARCHIVES {
-        let file = format!("lib{name}.a");
-        let found = Command::new("cc").arg(format!("-print-file-name={file}")).output();
-        let found = match &found {
-            Ok(output) => Path::new(str::from_utf8(&output.stdout).unwrap_or_default().trim_end()),
-            Err(error) => fail(&format!("no C compiler: {error}")),
-        };
-        // Without the file, the compiler answers with the bare name.
-        let Some(folder) = found.parent().filter(|_| found.is_absolute()) else {
-            fail(&format!("no {file}, which the driver AF_XDP is linked with"));
-        };
-        println!("cargo::rustc-link-search=native={}", folder.display());
-        println!("cargo::rustc-link-lib=static={name}");
+    let [host, target] = ["HOST", "TARGET"].map(std::env::var_os);
+    if host != target {
+        fail("the driver AF_XDP is built for the machine that it is built on");
     }
+    for name in ARCHIVES {
+        match folder_of(name) {
+            Some(folder) => {
+                println!("cargo::rustc-link-search=native={folder}");
+                println!("cargo::rustc-link-lib=static={name}");
+            }
+            None if name == ZSTD => {}
+            None => fail(&format!("no lib{name}.a, which the driver AF_XDP is linked with")),
+        }
+    }
+}
+
+/// Where the C compiler finds a library.
+fn folder_of(name: &str) -> Option<String> {
+    let output = Command::new("cc").arg(format!("-print-file-name=lib{name}.a")).output();
+    let output = output.unwrap_or_else(|error| fail(&format!("no C compiler: {error}")));
+    let found = Path::new(str::from_utf8(&output.stdout).ok()?.trim_end());
+    // Without the file, the compiler answers with the bare name.
+    Some(found.parent().filter(|_| found.is_absolute())?.to_str()?.to_owned())
 }
 
 fn fail(reason: &str) -> ! {

@@ -32,7 +32,8 @@ Exit status:
   0    the work was done
   1    it failed, or a check found something
   2    the command line can't be carried out as it is
-  130  a signal (SIGINT, SIGTERM) ended it before the work was done
+  130  a signal (SIGINT, SIGTERM) ended it before the work was done; a server whose clients are done, or that has none yet,
+       ends with 0
 If the reader of standard output closes it (`| head -1`), the rest is not printed, and the exit status is that of the work. If
 standard output can't be written, that is an error.";
 

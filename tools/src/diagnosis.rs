@@ -66,6 +66,8 @@ struct Unexplained {
     confirmed: bool,
 }
 
+/// Flows of which the last packet is kept; a hostile capture has a new one in each packet.
+const MAX_UNEXPLAINED: usize = 1 << 16;
 /// How many addresses are tried.
 const MAX_SEEN: usize = 32;
 
@@ -123,6 +125,9 @@ impl Diagnosis {
             let register = case.at(case.bth_start);
             let previous = self.unexplained.get(&key).filter(|previous| previous.register == register);
             let (confirmed, first) = (previous.is_some(), previous.is_some_and(|p| !p.confirmed));
+            if self.unexplained.len() == MAX_UNEXPLAINED {
+                self.unexplained.clear();
+            }
             self.unexplained.insert(key, Unexplained { register, confirmed });
             if !confirmed {
                 return None;

@@ -84,16 +84,19 @@ pub(crate) fn parse_qpn(text: &str) -> Result<Qpn, String> {
 /// # Errors
 /// The capture can't be read to its end, or the output can't be written.
 pub fn run(args: Args) -> Result<ExitCode, Failure> {
+    args.json.spare(&args.file)?;
     let input = CaptureInput::open(&args.file)?;
     let interrupt = Interrupt::install()?;
-    let output = SharedOutput(Arc::new(Mutex::new(args.json.open()?)));
+    // 1 is for a wrong ICRC, and this is none.
+    let opened = args.json.open().map_err(|failure| Failure::usage(failure.to_string()))?;
+    let output = SharedOutput(Arc::new(Mutex::new(opened)));
     let pausing = output.clone();
     // If nobody reads any more, the next packet shows it.
     let flush = move || drop(pausing.lock().to.flush());
     let mut summary = Summary::default();
     let result = match input.read(interrupt.clone(), flush) {
         Ok((reader, amount)) => {
-            let result = dissect(&args, reader, &mut summary, &output);
+            let result = dissect(&args, reader, amount.size().is_some(), &mut summary, &output);
             // A damaged end is no news where a signal has cut it off.
             if amount.is_cut() && !matches!(result, Err(Error::Output(_))) {
                 return Err(Failure::Interrupted);
@@ -105,7 +108,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
     };
     match result {
         Ok(()) => {}
-        // Whoever reads has enough.
+        // Whoever reads the live capture has enough.
         Err(Error::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {}
         // 1 is for a wrong ICRC, and this is none.
         Err(Error::Output(error)) => return Err(Failure::usage(format!("{}: {error}", output.lock().name))),
@@ -137,12 +140,13 @@ enum Error {
 fn dissect(
     args: &Args,
     mut reader: Reader,
+    is_file: bool,
     summary: &mut Summary,
     output: &SharedOutput,
 ) -> Result<(), Error> {
     let mut dissector = Dissector::default();
     let mut queue_pairs = QueuePairs::new(&args.qps);
-    let mut unsupported = None;
+    let (mut unsupported, mut has_reader) = (None, true);
     // A file that is damaged somewhere is still summed up to there.
     let end = loop {
         let captured = match reader.next_record() {
@@ -170,14 +174,18 @@ fn dissect(
         if args.summary || args.bad_only && !is_bad {
             continue;
         }
-        let output = &mut output.lock().to;
-        if args.json.is_asked() {
-            serde_json::to_writer(&mut *output, &record).map_err(io::Error::from)?;
-            writeln!(output)?;
-        } else {
-            writeln!(output, "{record}")?;
+        if !has_reader {
+            continue;
+        }
+        match write_record(args, &mut output.lock().to, &record) {
+            // The exit status is that of the whole file all the same.
+            Err(error) if is_file && error.kind() == io::ErrorKind::BrokenPipe => has_reader = false,
+            written => written?,
         }
     };
+    if !has_reader {
+        return Ok(end?);
+    }
     let output = &mut output.lock().to;
     if args.json.is_asked() {
         serde_json::to_writer(&mut *output, &LastLine { summary }).map_err(io::Error::from)?;
@@ -190,6 +198,15 @@ fn dissect(
     match unsupported {
         Some(number) => Err(Error::LinkType { capture: capture_input::name(&args.file), number }),
         None => Ok(()),
+    }
+}
+
+fn write_record(args: &Args, output: &mut impl Write, record: &Record) -> io::Result<()> {
+    if args.json.is_asked() {
+        serde_json::to_writer(&mut *output, record)?;
+        writeln!(output)
+    } else {
+        writeln!(output, "{record}")
     }
 }
 

@@ -18,7 +18,7 @@ mod report;
 mod symptom;
 
 use std::convert::Infallible;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -30,7 +30,7 @@ use crate::failure::Failure;
 use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
 use crate::tcp::Listener;
-use crate::{selftest, tcp};
+use crate::{host, selftest, tcp};
 use control::{DoctorControl, Limits, unexpected};
 use far::MAX_ROUNDS;
 use message::{DoctorMessage, Hello, Probe, Sighting};
@@ -101,7 +101,7 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let interrupt = Interrupt::install()?;
     let (device, peer) = match (&args.device, &args.peer) {
         (Some(device), peer) => (device.clone(), peer.as_deref()),
-        (None, Some(peer)) => (local::device_towards(address(peer, None)?)?, Some(peer.as_str())),
+        (None, Some(peer)) => (local::device_towards(address(peer, None, &interrupt)?)?, Some(peer.as_str())),
         (None, None) => {
             return Err(Failure::usage(
                 "name a peer to be checked, or with -d the device on which checks are answered",
@@ -134,7 +134,7 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     let device = match (opened, &place) {
         (Ok(device), _) => device,
         (Err(why), Some(place)) => {
-            let to = peer.map(|peer| address(peer, Some(&place.addresses))).transpose()?;
+            let to = peer.map(|peer| address(peer, Some(&place.addresses), &interrupt)).transpose()?;
             return passive::check(args, place, peer.zip(to), occupants, why, &interrupt).map(Some);
         }
         (Err(why), None) => return Err(Failure::run(why)),
@@ -145,7 +145,7 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
         return far::serve(port, &Listener::any(args.tcp_port)?, &interrupt, false).map(|()| None);
     };
     let addresses = &driver.capabilities().addresses;
-    let to = address(peer, Some(addresses))?;
+    let to = address(peer, Some(addresses), &interrupt)?;
     let why = match (args.active, occupants.describe()) {
         (true, Some(others)) => format!("--active, though {others}"),
         _ => "nobody else has UDP port 4791 here".to_owned(),
@@ -381,13 +381,11 @@ fn inward(
 }
 
 /// The address of a peer, of an IP version that the device has if there is a choice.
-fn address(peer: &str, own: Option<&[IpAddr]>) -> Result<IpAddr, Failure> {
-    let found = (peer, 0)
-        .to_socket_addrs()
-        .map_err(|error| Failure::usage(format!("peer '{peer}': {error}; a name or an IP address")))?;
-    let found: Vec<IpAddr> = found.map(|address| address.ip().to_canonical()).collect();
+fn address(peer: &str, own: Option<&[IpAddr]>, interrupt: &Interrupt) -> Result<IpAddr, Failure> {
+    let name = peer.to_owned();
+    let found = host::in_background(interrupt, peer, move || host::find(&name, 0))??;
+    let found: Vec<IpAddr> = found.iter().map(|address| address.ip().to_canonical()).collect();
     let suits =
         |address: &&IpAddr| own.is_none_or(|own| own.iter().any(|a| a.is_ipv4() == address.is_ipv4()));
-    let chosen = found.iter().find(suits).or(found.first());
-    chosen.copied().ok_or_else(|| Failure::usage(format!("peer '{peer}' has no address")))
+    Ok(*found.iter().find(suits).unwrap_or(&found[0]))
 }

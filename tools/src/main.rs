@@ -30,10 +30,13 @@ const LEVELS: [&str; 6] = ["error", "warn", "info", "debug", "trace", "off"];
 /// Logs to standard error what RUST_LOG says.
 fn start_log(quiet: bool) -> Result<(), Failure> {
     let given = std::env::var_os(LOG).unwrap_or_default();
-    let (filter, strange) = read_filter(&given)?;
+    let (filter, strange) = if quiet {
+        (Targets::new().with_default(LevelFilter::WARN), Vec::new())
+    } else {
+        read_filter(&given)?
+    };
     // Standard error may be a pipe that nobody reads.
     let lines = fmt::layer().with_writer(io::stderr).with_ansi(has_color()).log_internal_errors(false);
-    let filter = if quiet { Targets::new().with_default(LevelFilter::WARN) } else { filter };
     tracing_subscriber::registry().with(lines).with(filter).init();
     for word in strange {
         warn!("{LOG}: '{word}' is neither a level ({}) nor a part of ferroce", LEVELS.join(", "));
@@ -58,14 +61,15 @@ fn read_filter(given: &OsStr) -> Result<(Targets, Vec<&str>), Failure> {
             filter = filter.with_default(level);
             continue;
         }
+        if !part.starts_with("ferroce") {
+            strange.push(part);
+            continue;
+        }
         let (target, level) = part.split_once('=').unwrap_or((part, "trace"));
-        if target.is_empty() || !target.chars().all(|c| c.is_alphanumeric() || "_-:".contains(c)) {
+        if !target.chars().all(|c| c.is_alphanumeric() || "_-:".contains(c)) {
             return Err(wrong(part));
         }
         filter = filter.with_target(target, level.parse::<LevelFilter>().map_err(|_| wrong(part))?);
-        if target == part && !part.starts_with("ferroce") {
-            strange.push(part);
-        }
     }
     Ok((filter, strange))
 }
@@ -123,9 +127,10 @@ mod tests {
         assert_eq!(read("").unwrap(), "info");
         assert_eq!(read("debug").unwrap(), "debug");
         assert_eq!(read("ferroce_driver=trace").unwrap(), "ferroce_driver=trace,info");
-        let (_, strange) = read_filter("inof".as_ref()).unwrap();
-        assert_eq!(strange, ["inof"]);
-        for wrong in ["ferroce=verbose", "a=b=c", "warn,[x"] {
+        for strange in ["inof", "a=b=c", "[x", "myapp[conn{id=3}]=debug"] {
+            assert_eq!(read_filter(strange.as_ref()).unwrap().1, [strange]);
+        }
+        for wrong in ["ferroce=verbose", "warn,ferroce[x"] {
             let said = read(wrong).unwrap_err().to_string();
             let part = wrong.trim_start_matches("warn,");
             assert!(said.contains(&format!("'{part}'")) && said.contains("trace"), "{wrong}: {said}");

@@ -5,8 +5,9 @@
 //! changes nothing.
 
 use std::fmt::Arguments;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -107,6 +108,18 @@ impl JsonArg {
         match &self.to {
             Some(path) if path.as_os_str() != "-" => Output::file(path),
             _ => Ok(Output::stdout()),
+        }
+    }
+
+    /// Refuses to write the report over what it is about.
+    pub(crate) fn spare(&self, input: &Path) -> Result<(), Failure> {
+        let file =
+            |path: &Path| fs::metadata(path).ok().map(|about| (about.dev(), about.ino(), about.is_file()));
+        match &self.to {
+            Some(to) if file(to).is_some_and(|to| to.2 && file(input) == Some(to)) => Err(Failure::usage(
+                format!("--json={} would overwrite the capture; name another file", to.display()),
+            )),
+            _ => Ok(()),
         }
     }
 

@@ -102,6 +102,7 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
 }
 
 fn replay(args: &Args) -> Result<ReplayReport, Failure> {
+    args.json.spare(&args.file)?;
     let input = CaptureInput::open(&args.file)?;
     let interrupt = Interrupt::install()?;
     let mut progress = Progress::start(interrupt.clone());

@@ -10,7 +10,7 @@ use libxdp_sys::*;
 
 /// libxdp's, which it has beside the inline ones of its header.
 mod c {
-    use libxdp_sys::{xsk_ring_cons, xsk_ring_prod};
+    use libxdp_sys::{xdp_desc, xsk_ring_cons, xsk_ring_prod};
 
     unsafe extern "C" {
         pub(super) fn xsk_prod_nb_free(r: *mut xsk_ring_prod, nb: u32) -> u32;
@@ -21,6 +21,10 @@ mod c {
         pub(super) fn xsk_ring_cons__cancel(r: *mut xsk_ring_cons, nb: u32);
         pub(super) fn xsk_ring_cons__release(r: *mut xsk_ring_cons, nb: u32);
         pub(super) fn xsk_ring_prod__needs_wakeup(r: *const xsk_ring_prod) -> i32;
+        pub(super) fn xsk_ring_prod__fill_addr(r: *mut xsk_ring_prod, idx: u32) -> *mut u64;
+        pub(super) fn xsk_ring_cons__comp_addr(r: *const xsk_ring_cons, idx: u32) -> *const u64;
+        pub(super) fn xsk_ring_prod__tx_desc(r: *mut xsk_ring_prod, idx: u32) -> *mut xdp_desc;
+        pub(super) fn xsk_ring_cons__rx_desc(r: *const xsk_ring_cons, idx: u32) -> *const xdp_desc;
     }
 }
 
@@ -131,5 +135,22 @@ fn functions_of_rings_do_what_those_of_libxdp_do() {
         assert_eq!((state(&tx), state(&rx)), (state(&c_tx), state(&c_rx)), "indices");
         assert_eq!((prod.cached_prod, prod.cached_cons), (c_prod.cached_prod, c_prod.cached_cons));
         assert_eq!((cons.cached_prod, cons.cached_cons), (c_cons.cached_prod, c_cons.cached_cons));
+    }
+}
+
+#[test]
+fn entries_are_where_libxdp_has_them() {
+    let mapped = Mapped { producer: Cell::new(0), consumer: Cell::new(0), flags: Cell::new(0) };
+    // Room for the larger entries.
+    let mut entries = [xdp_desc { addr: 0, len: 0, options: 0 }; SIZE as usize];
+    let mut prod = ring!(xsk_ring_prod, mapped, SIZE);
+    let mut cons = ring!(xsk_ring_cons, mapped, 0);
+    (prod.ring, cons.ring) = (entries.as_mut_ptr().cast(), entries.as_mut_ptr().cast());
+    let prod = &raw mut prod;
+    for index in [0, 1, SIZE - 1, SIZE, SIZE + 3, u32::MAX] {
+        both!(xsk_ring_prod__fill_addr(prod, prod, index));
+        both!(xsk_ring_cons__comp_addr(&cons, &cons, index));
+        both!(xsk_ring_prod__tx_desc(prod, prod, index));
+        both!(xsk_ring_cons__rx_desc(&cons, &cons, index));
     }
 }

@@ -35,10 +35,9 @@ pub fn printed(folder: &Path, headers: &[&str], statements: &str) -> String {
     text += &format!("int main(void) {{\n{statements}return 0; }}\n");
     fs::write(&source, text).unwrap();
     // Whoever links Rust has a C compiler.
-    let built =
-        Command::new("cc").arg("-I").arg(folder).arg("-o").arg(&binary).arg(&source).status().unwrap();
-    assert!(built.success());
-    let output = Command::new(&binary).output().unwrap();
+    let built = Command::new("cc").arg("-I").arg(folder).arg("-o").arg(&binary).arg(&source).status();
+    let output = Command::new(&binary).output();
     fs::remove_dir_all(&scratch).unwrap();
-    String::from_utf8(output.stdout).unwrap()
+    assert!(built.unwrap().success());
+    String::from_utf8(output.unwrap().stdout).unwrap()
 }

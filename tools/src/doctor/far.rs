@@ -15,6 +15,7 @@ use super::probe::{CHALLENGE, Lookout};
 use super::probe_port::ProbePort;
 use crate::endpoint::Interrupt;
 use crate::failure::{Failure, OrFail};
+use crate::serving::until_signal;
 use crate::tcp::Listener;
 
 /// For whoever has not said yet what is to be checked.
@@ -39,7 +40,10 @@ pub(super) fn serve(
     let (told, greeted) = mpsc::channel();
     let mut door = Door { visitors: Vec::new(), next: 0, told, interrupt };
     loop {
-        interrupt.check()?;
+        // While nobody is checked, a signal is how it is meant to end.
+        if until_signal(interrupt.check())?.is_none() {
+            return Ok(());
+        }
         port.receive(&mut |_| {})?;
         for (stream, _) in listener.newcomers() {
             door.let_in(stream);

@@ -69,7 +69,9 @@ impl LiveContext {
     pub(super) fn count(&self, name: &str) -> Count {
         let value = |metrics: &Metrics| {
             let found = metrics.iter().find(|metric| metric.name == name);
-            found.into_iter().flat_map(|metric| &metric.samples).map(|sample| sample.value).sum::<u64>()
+            let samples = found.into_iter().flat_map(|metric| &metric.samples);
+            // The text is somebody else's.
+            samples.fold(0, |sum: u64, sample| sum.saturating_add(sample.value))
         };
         let total = value(&self.now);
         Count { total, lately: total.saturating_sub(value(&self.before)) }

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use ferroce::driver::holder::Holder;
@@ -10,7 +11,6 @@ use ferroce::driver::udp::UdpConfig;
 use ferroce::{DeviceSpec, Exported, Gid, Metrics};
 
 use crate::failure::Failure;
-use crate::stat::title;
 
 /// Of the kernel's interfaces the one that a device is on, and its addresses that the device takes packets to.
 pub(super) struct Place {
@@ -62,6 +62,12 @@ fn is_here(pid: u32, holders: &[Holder]) -> bool {
     }
 }
 
+/// Whether a socket belongs to the user of the process that it names. Whoever may make files there can write any number.
+fn is_of(socket: &Path, pid: u32) -> bool {
+    let owner = |path: &Path| fs::symlink_metadata(path).map(|metadata| metadata.uid()).ok();
+    owner(socket).is_some_and(|user| owner(Path::new(&format!("/proc/{pid}"))) == Some(user))
+}
+
 /// A gauge's values with their labels.
 pub(super) fn gauge<'a>(metrics: &'a Metrics, name: &str) -> impl Iterator<Item = (&'a str, u64)> {
     let found = metrics.iter().find(|metric| metric.name == name);
@@ -101,12 +107,14 @@ impl Occupants {
             match metrics {
                 Ok(metrics) => {
                     let pid = metrics.label("pid").and_then(|pid| pid.parse().ok());
-                    if pid.is_some_and(|pid| place.has(&metrics, pid, &occupants.holders)) {
+                    let is_real = |pid| is_of(&path, pid) && place.has(&metrics, pid, &occupants.holders);
+                    if pid.is_some_and(is_real) {
                         occupants.contexts.push(metrics);
                     }
                 }
                 Err(error) => {
                     if let Some(pid) = pid_of(&path, &place.interface.name)
+                        && is_of(&path, pid)
                         && is_here(pid, &occupants.holders)
                     {
                         occupants.mute.push(Mute { pid, why: error.to_string() });
@@ -117,7 +125,8 @@ impl Occupants {
         Ok(occupants)
     }
 
-    /// Who is there, for people; `None` if nobody is.
+    /// Who has the port, for people; `None` if nobody has. A context without it does not count: any user can say that there is
+    /// one.
     pub(super) fn describe(&self) -> Option<String> {
         let mut held: Vec<String> = Vec::new();
         for holder in &self.holders {
@@ -126,12 +135,6 @@ impl Occupants {
             if !held.iter().any(|held| held.ends_with(&format!("by {holder}"))) {
                 held.push(text);
             }
-        }
-        if held.is_empty() {
-            held.extend(self.contexts.iter().map(|metrics| format!("{} is there", title(metrics))));
-        }
-        if held.is_empty() {
-            held.extend(self.mute.iter().map(|mute| format!("a context of pid {} is there", mute.pid)));
         }
         held.truncate(MAX_NAMED);
         (!held.is_empty()).then(|| held.join("; "))

@@ -93,15 +93,16 @@ fn next_hop(place: &Place, peer: IpAddr) -> Check {
 
 /// Whether TCP gets there and back.
 fn far_end(peer: &str, tcp_port: u16, interrupt: &Interrupt) -> Result<Check, Failure> {
-    let passes = match tcp::try_connect(peer, tcp_port, interrupt) {
-        Ok(_) => true,
-        Err(refused) => {
-            interrupt.check()?;
-            refused.by_peer
-        }
+    let refused = match tcp::try_connect(peer, tcp_port, interrupt) {
+        Ok(_) => return Ok(Check::ok(FAR_END, format!("TCP port {tcp_port} answers: TCP passes both ways"))),
+        Err(refused) => refused,
     };
-    Ok(match passes {
-        true => Check::ok(FAR_END, format!("TCP port {tcp_port} answers: TCP passes both ways")),
+    interrupt.check()?;
+    Ok(match refused.by_peer {
+        true => Check::ok(
+            FAR_END,
+            format!("TCP port {tcp_port} is closed there: TCP passes both ways, no doctor listens"),
+        ),
         false => Check::not_checked(
             FAR_END,
             format!("no answer from TCP port {tcp_port}: a firewall, or no such host"),

@@ -163,7 +163,8 @@ impl Symptom {
             Severity::Fails => grows,
             Severity::FailsAboveShare => {
                 let lately = |counter: Counter| live.count(counter.name()).lately;
-                lately(Counter::RetransmittedPkts) * 100 > lately(Counter::SentPkts) * SHARE
+                lately(Counter::RetransmittedPkts).saturating_mul(100)
+                    > lately(Counter::SentPkts).saturating_mul(SHARE)
             }
             Severity::Note => false,
         };

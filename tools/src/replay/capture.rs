@@ -69,7 +69,6 @@ impl Capture {
                 }
                 Err(error) => return Err(error.into()),
             };
-            needed += FOR_A_PACKET + FOR_A_BYTE * record.captured.len() as u64;
             if available.is_some_and(|available| needed > available) {
                 capture.damage = Some(format!(
                     "a replay of more needs over {} MB of memory, and no more is available; `editcap -c 1000000` \
@@ -100,6 +99,7 @@ impl Capture {
                     continue;
                 }
             };
+            needed += FOR_A_PACKET + FOR_A_BYTE * record.captured.len() as u64;
             // Virtual time starts with an hour: captures of several queues are not in order.
             let start = *start.get_or_insert(record.timestamp);
             let at = Nanos(record.timestamp.saturating_add(HOUR).saturating_sub(start));

@@ -1,5 +1,8 @@
 //! What `--bad-only`, `--qp` and `--summary` show.
 
+use std::fs;
+use std::process::{Command, Stdio};
+
 use serde_json::Value;
 
 use super::{ETHERNET, TempFile, ferroce, frame_with_pad, frames, icrc_at, json};
@@ -96,4 +99,42 @@ fn queue_pairs_are_chosen_with_their_peers() {
         assert_eq!(output.status.code(), Some(2), "{wrong}: {stderr}");
         assert!(stderr.contains("24 bits, as 17 or 0x000011"), "{wrong}: {stderr}");
     }
+}
+
+#[test]
+fn a_reader_that_goes_does_not_hide_a_wrong_icrc() {
+    let good = frames("rc_send.pcap");
+    let mut all: Vec<Vec<u8>> = good.iter().cycle().take(5_000).cloned().collect();
+    let last = all.last_mut().unwrap();
+    let at = icrc_at(last);
+    last[at] ^= 4;
+    let file = TempFile::pcap(ETHERNET, &all);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_ferroce"))
+        .arg("dissect")
+        .arg(&file.0)
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(child.wait().unwrap().code(), Some(1));
+}
+
+#[test]
+fn a_report_never_overwrites_its_capture() {
+    let file = TempFile::pcap(ETHERNET, &frames("rc_send.pcap"));
+    let before = fs::read(&file.0).unwrap();
+    for command in ["dissect", "replay"] {
+        let output = Command::new(env!("CARGO_BIN_EXE_ferroce"))
+            .arg(command)
+            .arg(format!("--json={}", file.0.display()))
+            .arg(&file.0)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains("overwrite the capture"), "{said}");
+        assert!(fs::read(&file.0).unwrap() == before, "{command}");
+    }
+    // 1 would be a wrong ICRC.
+    let output = ferroce(&["--json=/proc/none.json"], &file.0);
+    assert_eq!(output.status.code(), Some(2));
 }
