@@ -420,8 +420,10 @@ impl DemoReport {
             }
         };
         let speed = match total.tcp_ratio {
+            // Wrong results are of no speed.
+            Some(_) if !wrong.is_empty() => String::new(),
             Some(ratio) if ratio >= 1.0 => format!("; ferroce is {ratio:.2} times as fast as TCP"),
-            Some(ratio) => format!("; TCP is {:.2} times as fast as ferroce", 1.0 / ratio),
+            Some(ratio) => format!("; TCP is {:.2} times as fast", 1.0 / ratio),
             None => String::new(),
         };
         write!(f, "{:<INDENT$}{outcome}{speed}; exit status {}", "result", self.exit_status())
@@ -520,7 +522,7 @@ mod tests {
         let slow: &[&[[u64; 2]]] = &[&[[0, 99_999_900_000]], &[[0, 19_999_900_000]], &[[0, 59_999_900_000]]];
         let logs = vec![log(slow, &[&[[0, 1]][..]; 3]), log(slow, &[&[[0, 14_999_975_000]][..]; 3])];
         let text = DemoReport::new(&tensors, logs).because(&"because ".repeat(30)).to_string();
-        assert!(text.contains("; TCP is 4.00 times as fast as ferroce; "), "{text}");
+        assert!(text.contains("; TCP is 4.00 times as fast; "), "{text}");
         assert!(text.contains(" 59999.9 (19999.9 - 99999.9) "), "{text}");
         assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
         // Without TCP there is one column less, and no verdict.
