@@ -80,7 +80,10 @@ fn every_sub_command_is_tested_here() {
     let help = run("--help", Stdio::piped(), Stdio::piped());
     let help = String::from_utf8(help.stdout).unwrap();
     let list = help.split("Commands:").nth(1).unwrap().split("\n\n").next().unwrap();
-    let names: Vec<&str> = list.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    // Descriptions go on in further lines, which begin with more spaces.
+    let starts =
+        list.lines().filter_map(|line| line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')));
+    let names: Vec<&str> = starts.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(names.len() > RUNS.len(), "{names:?}");
     for name in names.iter().filter(|name| **name != "help") {
         assert!(RUNS.iter().any(|(arguments, _)| arguments.split(' ').next() == Some(name)), "{name}");

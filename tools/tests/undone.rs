@@ -75,7 +75,7 @@ fn ci_without_its_packages_is_a_failure() {
     let said = String::from_utf8_lossy(&ci.stderr);
     assert_eq!(here.status.code(), Some(0), "{here:?}");
     assert_eq!(ci.status.code(), Some(1), "{ci:?}");
-    assert!(said.contains("libelf-dev") && said.contains("CI"), "{said}");
+    assert!(said.contains("libxdp-dev") && said.contains("CI"), "{said}");
     // Nor does a list of targets that is empty pass.
     let said = String::from_utf8_lossy(&fuzz.stderr);
     assert_eq!(fuzz.status.code(), Some(1), "{fuzz:?}");
