@@ -57,6 +57,9 @@ struct DevInfo {
     /// All without -d, or if -d names an RNIC that there is not; those that the device is, or that are on its interface; null
     /// where it has neither.
     rnics: Option<Rnics>,
+    /// Whether it is about all interfaces: without -d.
+    #[serde(skip)]
+    is_of_all: bool,
     /// Null without -d, or if the device can't be opened.
     choice: Option<Choice>,
     /// What the opened device says; null without -d, or if it can't be opened.
@@ -181,10 +184,12 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
     };
     let choice = device.zip(capabilities.as_ref());
     let choice = choice.map(|(device, opened)| Choice::new(device, opened, rnics.as_ref()));
+    let is_of_all = device.is_none();
     let device = capabilities.as_ref().map(DeviceInfo::new);
     let process = Process::read();
     let info = DevInfo {
         rnics,
+        is_of_all,
         choice,
         interfaces: interfaces.iter().map(InterfaceInfo::new).collect::<Result<_, _>>()?,
         device,
@@ -354,7 +359,7 @@ impl DevInfo {
             let mut pkeys = device.pkeys.iter().enumerate();
             pkeys.try_for_each(|(index, pkey)| say!("  P_Key {index}  {pkey}"))?;
         }
-        if self.interfaces.is_empty() && self.device.is_none() {
+        if self.interfaces.is_empty() && self.is_of_all {
             say!("no network interface but lo; `-d loopback` and `-d udp:127.0.0.1` need no other")?;
         }
         say!("drivers in this build: {}", self.drivers.join(", "))?;

@@ -6,6 +6,7 @@ pub(crate) mod layers;
 mod psn;
 mod queue_pairs;
 mod record;
+pub(crate) mod segments;
 mod summary;
 mod tunnel;
 pub(crate) mod unopened;
@@ -27,11 +28,11 @@ use crate::endpoint::Interrupt;
 use crate::failure::Failure;
 use crate::output::{JsonArg, Output};
 use cm::CmFields;
-use layers::Contents;
+use layers::{Contents, Layers, Transport};
 use queue_pairs::QueuePairs;
 use record::{IcrcVerdict, Record};
+use segments::Segments;
 use summary::Summary;
-use unopened::Name;
 
 /// Decodes the RoCE packets of a capture, checks their ICRCs, and sums up each flow.
 ///
@@ -40,7 +41,7 @@ use unopened::Name;
 /// The JSON is one object a line for each RoCE packet, then one with the summary; its timestamps are nanoseconds since 1970.
 ///
 /// Exit status: 0 if every ICRC that could be checked is right, 1 if one is not, 2 if the capture can't be read to its
-/// end (what is there is shown) or the output can't be written, 130 if it was interrupted before its end.
+/// end (what is there is shown), has no packet of --qp, or the output can't be written, 130 if it was interrupted before its end.
 #[derive(clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -114,6 +115,13 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         Err(Error::Output(error)) => return Err(Failure::usage(format!("{}: {error}", output.lock().name))),
         Err(error) => return Err(Failure::usage(error.to_string())),
     }
+    if !args.qps.is_empty() && summary.roce_packets == 0 {
+        let named: Vec<_> = args.qps.iter().map(|qpn| format!("{:#08x}", qpn.value())).collect();
+        return Err(Failure::usage(format!(
+            "--qp {}: no packet of it; `ferroce dissect --summary` without --qp lists the queue pairs of the capture",
+            named.join(",")
+        )));
+    }
     Ok(ExitCode::from(u8::from(summary.icrc_bad > 0)))
 }
 
@@ -155,32 +163,35 @@ fn dissect(
             Err(error) => break Err(error),
         };
         summary.frames += 1;
+        dissector.start.get_or_insert(captured.timestamp);
         if let LinkType::Other(number) = captured.link_type {
             unsupported = Some(number);
             continue;
         }
-        let record = match dissector.packet(summary.frames, &captured) {
-            Ok(record) => record,
-            Err(name) => {
+        let (layers, transport) = match Contents::of(captured.link_type, captured.captured) {
+            Contents::Roce(layers, transport) => (layers, transport),
+            Contents::Unopened(name) => {
                 summary.count_unopened(name);
                 continue;
             }
         };
-        if !queue_pairs.select(&record) {
-            continue;
-        }
-        summary.count(&record);
-        let is_bad = record.icrc == IcrcVerdict::Bad || record.is_malformed();
-        if args.summary || args.bad_only && !is_bad {
-            continue;
-        }
-        if !has_reader {
-            continue;
-        }
-        match write_record(args, &mut output.lock().to, &record) {
-            // The exit status is that of the whole file all the same.
-            Err(error) if is_file && error.kind() == io::ErrorKind::BrokenPipe => has_reader = false,
-            written => written?,
+        let segments = Segments::of(&layers, &transport);
+        summary.joined_frames += u64::from(!segments.is_empty());
+        for (layers, transport) in segments.packets((layers, transport)) {
+            let record = dissector.packet(summary.frames, &captured, &layers, &transport);
+            if !queue_pairs.select(&record) {
+                continue;
+            }
+            summary.count(&record);
+            let is_bad = record.icrc == IcrcVerdict::Bad || record.is_malformed();
+            if args.summary || args.bad_only && !is_bad || !has_reader {
+                continue;
+            }
+            match write_record(args, &mut output.lock().to, &record) {
+                // The exit status is that of the whole file all the same.
+                Err(error) if is_file && error.kind() == io::ErrorKind::BrokenPipe => has_reader = false,
+                written => written?,
+            }
         }
     };
     if !has_reader {
@@ -222,22 +233,26 @@ struct Dissector {
     diagnosis: Diagnosis,
     /// The packet from its network header on, with zeros for what the capture cut off.
     whole: Vec<u8>,
+    /// When the first frame was captured.
     start: Option<u64>,
 }
 
 impl Dissector {
-    /// Decodes a frame; fails with the name of what it is if it is not RoCE.
-    fn packet(&mut self, number: u64, captured: &ferroce_driver::pcap::Record<'_>) -> Result<Record, Name> {
-        let start = *self.start.get_or_insert(captured.timestamp);
-        let (layers, transport) = match Contents::of(captured.link_type, captured.captured) {
-            Contents::Roce(layers, transport) => (layers, transport),
-            Contents::Unopened(name) => return Err(name),
-        };
-        let mut record = Record::new(number, start, captured, &layers, &transport);
+    /// Decodes a packet of a frame.
+    fn packet(
+        &mut self,
+        number: u64,
+        captured: &ferroce_driver::pcap::Record<'_>,
+        layers: &Layers<'_>,
+        transport: &Transport,
+    ) -> Record {
+        let start = self.start.unwrap_or(captured.timestamp);
+        let mut record = Record::new(number, start, captured, layers, transport);
 
-        let link_len = captured.captured.len() - layers.network.len();
         let present = layers.network.len();
-        let original = (captured.original_len as usize).saturating_sub(link_len);
+        // What the recorder cut off.
+        let cut = (captured.original_len as usize).saturating_sub(captured.captured.len());
+        let original = present + cut;
         let whole_len = original.max(transport.length_before_cut(present).unwrap_or(0)).min(LONGEST);
         let mut whole = std::mem::take(&mut self.whole);
         whole.clear();
@@ -263,7 +278,7 @@ impl Dissector {
             }
             Ok(_) => record.icrc = IcrcVerdict::Truncated,
             Err(error) => {
-                record.icrc = verdict_without_opcode(error, &transport, &whole, present, &mut record);
+                record.icrc = verdict_without_opcode(error, transport, &whole, present, &mut record);
                 record.has_options = matches!(error, ParseError::IpOptions(_));
                 if matches!(error, ParseError::Opcode(_)) && record.icrc == IcrcVerdict::Ok {
                     record.unknown_opcode = true;
@@ -274,7 +289,7 @@ impl Dissector {
             }
         }
         self.whole = whole;
-        Ok(record)
+        record
     }
 
     /// `present` bytes of the packet are real.
@@ -347,7 +362,7 @@ fn wrong_payload(packet: &Packet<'_>) -> Option<String> {
 /// The ICRC can be checked without knowing the opcode, as long as the lengths are right.
 fn verdict_without_opcode(
     error: ParseError,
-    transport: &layers::Transport,
+    transport: &Transport,
     bytes: &[u8],
     present: usize,
     record: &mut Record,

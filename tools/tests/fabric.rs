@@ -328,7 +328,7 @@ fn values_that_make_no_sense_are_refused() {
             "fabric incast --kmin 2MB",
             &["--kmin 2MB: must be less than Kmax, 1600KB by default at 100G; or give a higher kmax too"],
         ),
-        ("fabric incast --kmin many", &["'many': must be bytes, as 4096, 100KB"]),
+        ("fabric incast --kmin many", &["'many': must be bytes, as 4096, 64K"]),
         ("fabric incast --rate 100", &["'100': must be a rate with its unit, as 100G"]),
         ("fabric incast --delay 1", &["'1': must be a time with its unit"]),
         ("fabric incast --delay 2s", &["--delay 2s: must be 0ns to 1s"]),

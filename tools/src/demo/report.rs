@@ -347,21 +347,21 @@ impl DemoReport {
         let DemoReport { classes, total, .. } = self;
         let compared = total.tcp.is_some();
         let spread = "(least - most)";
-        write!(f, "{:<12}{:>8}{:>9} {spread:<17}", "tensors", "number", "ferroce")?;
+        write!(f, "{:<12}{:>6}{:>8} {spread:<19}", "tensors", "number", "ferroce")?;
         if compared {
-            write!(f, "{:>9} {spread:<17}{:>6}", "TCP", "ratio")?;
+            write!(f, "{:>8} {spread:<19}{:>6}", "TCP", "ratio")?;
         }
         writeln!(f)?;
         for row in classes.iter().chain([total]) {
-            write!(f, "{:<12}{:>8}{}", row.name, row.tensors, row.ferroce)?;
+            write!(f, "{:<12}{:>6}{}", row.name, row.tensors, row.ferroce)?;
             if let (Some(tcp), Some(ratio)) = (&row.tcp, row.tcp_ratio) {
                 write!(f, "{tcp}{ratio:>6.2}")?;
             }
             writeln!(f)?;
         }
-        write!(f, "{:<12}{:>8}{:>9.3} {:<17}", "busbw GB/s", "", total.ferroce.busbw_gb_s, "")?;
+        write!(f, "{:<12}{:>6}{:>8.3} {:<19}", "busbw GB/s", "", total.ferroce.busbw_gb_s, "")?;
         if let Some(tcp) = &total.tcp {
-            write!(f, "{:>9.3}", tcp.busbw_gb_s)?;
+            write!(f, "{:>8.3}", tcp.busbw_gb_s)?;
         }
         writeln!(f)?;
         if compared {
@@ -434,7 +434,7 @@ impl fmt::Display for Times {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [median, least, most] = [self.median_us, self.least_us, self.most_us].map(|us| us / 1e3);
         let spread = format!("({least:.1} - {most:.1})");
-        write!(f, "{median:>9.1} {spread:<17}")
+        write!(f, "{median:>8.1} {spread:<19}")
     }
 }
 

@@ -19,6 +19,7 @@ pub(crate) enum Contents<'a> {
 }
 
 /// The link headers of a frame, and the rest.
+#[derive(Clone)]
 pub(crate) struct Layers<'a> {
     /// Source and destination of the innermost Ethernet header.
     pub(crate) ethernet: Option<(MacAddr, MacAddr)>,
@@ -120,6 +121,18 @@ impl Layers<'_> {
             self.network = &self.network[tag.slice().len()..];
         }
         Some(())
+    }
+
+    /// The same around another packet, one of those that this one holds.
+    pub(crate) fn around<'a>(&self, network: &'a [u8]) -> Option<(Layers<'a>, Transport)> {
+        let layers = Layers {
+            network,
+            vlans: self.vlans.clone(),
+            tunnels: self.tunnels.clone(),
+            ..*self
+        };
+        let transport = layers.transport()?;
+        Some((layers, transport))
     }
 
     /// Whether this is a packet that starts with a GRH.

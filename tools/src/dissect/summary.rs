@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::psn::{PsnTracker, SeenMtus, Span};
 use super::record::{IcrcVerdict, Record, name};
+use super::segments::JOINED;
 use super::unopened::{Name, Unopened};
 
 /// Counts over a capture. Field names are stable: scripts read them.
@@ -16,6 +17,9 @@ pub(super) struct Summary {
     /// All frames, RoCE or not.
     pub(super) frames: u64,
     pub(super) roce_packets: u64,
+    /// Frames that hold several packets, which are cut apart here.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub(super) joined_frames: u64,
     pub(super) icrc_ok: u64,
     pub(super) icrc_bad: u64,
     pub(super) icrc_truncated: u64,
@@ -212,6 +216,9 @@ impl fmt::Display for Summary {
             write!(f, ", {} with opcodes that the standard does not have", self.unknown_opcodes)?;
         }
         writeln!(f)?;
+        if self.joined_frames > 0 {
+            writeln!(f, "  {} frames with several packets each ({JOINED})", self.joined_frames)?;
+        }
         for (cause, count) in &self.causes {
             writeln!(f, "  bad ICRC: {cause} x{count}")?;
         }

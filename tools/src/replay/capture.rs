@@ -15,7 +15,8 @@ use super::packet::Seen;
 use super::progress::Progress;
 use super::sample::Sample;
 use crate::capture_input::{self, CaptureInput};
-use crate::dissect::layers::Contents;
+use crate::dissect::layers::{Contents, Layers, Transport};
+use crate::dissect::segments::Segments;
 use crate::dissect::unopened::Unopened;
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
@@ -27,6 +28,8 @@ pub(super) struct Capture {
     /// Those that are not damaged, whole or with their first bytes.
     pub(super) samples: Vec<Sample>,
     pub(super) frames: u64,
+    /// Those that hold several packets.
+    pub(super) joined_frames: u64,
     /// Packets with an opcode that is a manufacturer's.
     pub(super) foreign: Vec<Foreign>,
     /// Packets whose opcode is nobody's, for their ICRC is wrong.
@@ -99,48 +102,15 @@ impl Capture {
                     continue;
                 }
             };
-            needed += FOR_A_PACKET + FOR_A_BYTE * record.captured.len() as u64;
             // Virtual time starts with an hour: captures of several queues are not in order.
             let start = *start.get_or_insert(record.timestamp);
             let at = Nanos(record.timestamp.saturating_add(HOUR).saturating_sub(start));
-            let present = layers.network.len();
-            let is_cut = record.captured.len() < record.original_len as usize
-                || transport.length_before_cut(present).is_some();
-            let sample = || Sample::of(at, &layers, &transport);
-            match Seen::new(capture.frames, at, layers.network, layers.is_roce_v1()) {
-                Ok(packet) => {
-                    capture.samples.extend(sample().filter(|_| packet.icrc_is_right));
-                    capture.packets.push(Rc::new(packet));
-                }
-                Err(ParseError::Opcode(opcode)) if !is_cut => {
-                    match transport.icrc(layers.network) {
-                        Some((found, expected)) if found == expected => {}
-                        // What the opcode was nobody knows.
-                        Some(_) => {
-                            capture.damaged += 1;
-                            continue;
-                        }
-                        None => {
-                            capture.unreadable += 1;
-                            continue;
-                        }
-                    }
-                    let bth =
-                        layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
-                    let to = bth.map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
-                    let (source, destination) = (transport.network.source, transport.network.destination);
-                    let (frame, to) = (capture.frames, Qpn::new(to));
-                    capture.foreign.push(Foreign { frame, at, source, destination, to, opcode });
-                }
-                Err(ParseError::IpOptions(_)) => {
-                    *capture.unchecked.entry("with IPv4 options").or_default() += 1
-                }
-                Err(ParseError::Fragment) => *capture.unchecked.entry("in IPv4 fragments").or_default() += 1,
-                Err(_) if is_cut => {
-                    capture.samples.extend(sample());
-                    *capture.unchecked.entry(CUT_SHORT).or_default() += 1;
-                }
-                Err(_) => capture.unreadable += 1,
+            let is_cut = record.captured.len() < record.original_len as usize;
+            let segments = Segments::of(&layers, &transport);
+            capture.joined_frames += u64::from(!segments.is_empty());
+            for (layers, transport) in segments.packets((layers, transport)) {
+                needed += FOR_A_PACKET + FOR_A_BYTE * layers.network.len() as u64;
+                capture.take(at, &layers, &transport, is_cut);
             }
         }
         if let Some(number) = unsupported.filter(|_| capture.packets.is_empty()) {
@@ -163,6 +133,38 @@ impl Capture {
         capture.samples.sort_by_key(|sample| sample.at);
         capture.foreign.sort_by_key(|packet| packet.at);
         Ok(capture)
+    }
+
+    /// Takes a RoCE packet, of which the recorder may have cut the end off.
+    fn take(&mut self, at: Nanos, layers: &Layers<'_>, transport: &Transport, is_cut: bool) {
+        let is_cut = is_cut || transport.length_before_cut(layers.network.len()).is_some();
+        let sample = || Sample::of(at, layers, transport);
+        match Seen::new(self.frames, at, layers.network, layers.is_roce_v1()) {
+            Ok(packet) => {
+                self.samples.extend(sample().filter(|_| packet.icrc_is_right));
+                self.packets.push(Rc::new(packet));
+            }
+            Err(ParseError::Opcode(opcode)) if !is_cut => match transport.icrc(layers.network) {
+                Some((found, expected)) if found == expected => {
+                    let bth =
+                        layers.network.get(transport.bth_start..).and_then(|rest| rest.first_chunk::<12>());
+                    let to = bth.map_or(0, |bth| u32::from_be_bytes([0, bth[5], bth[6], bth[7]]));
+                    let (source, destination) = (transport.network.source, transport.network.destination);
+                    let (frame, to) = (self.frames, Qpn::new(to));
+                    self.foreign.push(Foreign { frame, at, source, destination, to, opcode });
+                }
+                // What the opcode was nobody knows.
+                Some(_) => self.damaged += 1,
+                None => self.unreadable += 1,
+            },
+            Err(ParseError::IpOptions(_)) => *self.unchecked.entry("with IPv4 options").or_default() += 1,
+            Err(ParseError::Fragment) => *self.unchecked.entry("in IPv4 fragments").or_default() += 1,
+            Err(_) if is_cut => {
+                self.samples.extend(sample());
+                *self.unchecked.entry(CUT_SHORT).or_default() += 1;
+            }
+            Err(_) => self.unreadable += 1,
+        }
     }
 
     /// RoCE packets of any kind.

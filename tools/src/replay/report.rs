@@ -17,6 +17,7 @@ use super::judge::{Measured, hex};
 use super::place::Place;
 use super::play::Played;
 use super::rule::{Finding, Rule, Weight};
+use crate::dissect::segments::JOINED;
 use crate::dissect::unopened::Unopened;
 use crate::failure::Failure;
 use crate::output::{JsonArg, say};
@@ -25,6 +26,8 @@ use crate::output::{JsonArg, say};
 #[derive(Serialize)]
 pub(super) struct ReplayReport {
     frames: u64,
+    /// Frames that hold several packets, which are cut apart here.
+    joined_frames: u64,
     roce_packets: usize,
     /// With an opcode that is a manufacturer's.
     foreign: usize,
@@ -145,6 +148,7 @@ impl ReplayReport {
         });
         ReplayReport {
             frames: capture.frames,
+            joined_frames: capture.joined_frames,
             roce_packets: capture.packets.len(),
             foreign: capture.foreign.len(),
             unreadable: capture.unreadable,
@@ -320,6 +324,9 @@ impl ReplayReport {
 
     fn text(&self) -> String {
         let mut text = format!("{} frames, {} RoCE packets", self.frames, self.packets);
+        if self.joined_frames > 0 {
+            let _ = write!(text, ", {} frames with several each ({JOINED})", self.joined_frames);
+        }
         if self.foreign > 0 {
             let _ = write!(text, ", {} with a manufacturer's opcode", self.foreign);
         }

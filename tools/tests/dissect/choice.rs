@@ -83,15 +83,22 @@ fn queue_pairs_are_chosen_with_their_peers() {
     assert!(lines.iter().all(|line| line["dest_qp"] == there));
     assert_eq!((lines.len(), summary["flows"].as_array().unwrap().len()), (count, 1));
     assert_eq!(chosen(&format!("{there},{back:#08x}")).0.len(), send.len());
-    assert_eq!(chosen("0xabcdef").0.len(), 0);
+    let (lines, summary) = chosen("0xabcdef");
+    assert_eq!((lines.len(), &summary["roce_packets"]), (0, &0.into()));
 
     // A wrong ICRC of another queue pair does not count.
     let mut broken = send[0].clone();
     let at = icrc_at(&broken);
     broken[at] ^= 1;
-    let file = TempFile::pcap(ETHERNET, &[broken]);
+    let answer = send.iter().find(|frame| to(frame) == back).unwrap().clone();
+    let file = TempFile::pcap(ETHERNET, &[broken, answer]);
     assert_eq!(ferroce(&["--qp", &back.to_string()], &file.0).status.code(), Some(0));
     assert_eq!(ferroce(&["--qp", &there.to_string()], &file.0).status.code(), Some(1));
+    // Nor does it do to ask for what is not there.
+    let output = ferroce(&["--qp", "0xabcdef"], &file.0);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("--qp 0xabcdef: no packet of it"), "{stderr}");
 
     for wrong in ["", "x", "-1", "+1", "0x", "0x+1", "0x1000000", "16777216", "1,,2"] {
         let output = ferroce(&[&format!("--qp={wrong}")], &file.0);

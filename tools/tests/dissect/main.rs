@@ -4,6 +4,7 @@
 
 mod choice;
 mod input;
+mod joined;
 #[path = "../judge/mod.rs"]
 mod judge;
 

@@ -1,0 +1,111 @@
+//! Frames that were captured before they were cut apart (UDP segmentation offload).
+
+use ferroce::wire::{Encapsulation, MacAddr, Opcode, OwnedPacket, PathAddress};
+use ferroce::{Gid, Psn, Qpn};
+use serde_json::Value;
+
+use super::{ETHERNET, TempFile, ferroce, json};
+
+/// Packets as a kernel sends them that cut them out of one datagram: identifications 0, 1, 2, …
+fn packets(addresses: [&str; 2], lengths: &[usize]) -> Vec<Vec<u8>> {
+    let [source, destination] = addresses.map(|address| Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
+    let packet = |(index, length): (usize, &usize)| {
+        let path = PathAddress {
+            source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
+            destination_mac: MacAddr([2, 0, 0, 0, 0, 2]),
+            vlan: None,
+            source,
+            destination,
+            encapsulation: Encapsulation::RoceV2 { source_port: 50_000 },
+            traffic_class: 0,
+            flow_label: 0,
+            hop_limit: 64,
+            identification: index as u16,
+        };
+        let opcode = if *length < 1024 { Opcode::RC_WRITE_LAST } else { Opcode::RC_WRITE_MIDDLE };
+        let mut packet = OwnedPacket::new(&path, opcode, Qpn::new(0x12), Psn::new(7 + index as u32));
+        packet.set_payload((0..*length).map(|at| (at * 7 + index) as u8).collect());
+        packet.emit()
+    };
+    lengths.iter().enumerate().map(packet).collect()
+}
+
+/// One frame that holds these packets.
+fn joined(packets: &[Vec<u8>]) -> Vec<u8> {
+    let is_ipv4 = packets[0][12..14] == [8, 0];
+    let bth = 14 + if is_ipv4 { 20 } else { 40 } + 8;
+    let mut frame = packets[0].clone();
+    for packet in &packets[1..] {
+        frame.extend(&packet[bth..]);
+    }
+    let mut put = |at: usize, length: usize| frame[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
+    let length = packets.iter().map(|packet| packet.len() - bth).sum::<usize>() + 8;
+    put(bth - 4, length);
+    if is_ipv4 { put(16, length + 20) } else { put(18, length) }
+    frame
+}
+
+/// What is told of each, but for what the frame was.
+fn told(mut packets: Vec<Value>) -> Vec<Value> {
+    for packet in &mut packets {
+        let packet = packet.as_object_mut().unwrap();
+        for of_the_frame in ["frame", "timestamp", "captured_len", "original_len", "udp_checksum"] {
+            packet.remove(of_the_frame);
+        }
+    }
+    packets
+}
+
+#[test]
+fn a_frame_with_several_packets_is_cut_apart() {
+    let lengths: [&[usize]; 4] =
+        [&[1024, 1024, 1024, 1024, 20], &[1024, 1024], &[8; 40], &[1024, 1024, 1024, 0]];
+    for addresses in [["10.0.0.1", "10.0.0.2"], ["fd00::1", "fd00::2"]] {
+        for lengths in lengths {
+            let packets = packets(addresses, lengths);
+            let apart = TempFile::pcap(ETHERNET, &packets);
+            // A packet by itself comes before and after it.
+            let together =
+                TempFile::pcap(ETHERNET, &[packets[0].clone(), joined(&packets), packets[0].clone()]);
+            let (expected, summary, status) = json(&apart.0);
+            assert_eq!((expected.len(), status), (lengths.len(), 0));
+            assert_eq!(summary.get("joined_frames"), None);
+            let (mut found, summary, status) = json(&together.0);
+            assert_eq!(status, 0, "{summary}");
+            assert_eq!((&summary["frames"], &summary["joined_frames"]), (&3.into(), &1.into()));
+            let numbers: Vec<u64> = found.iter().map(|packet| packet["frame"].as_u64().unwrap()).collect();
+            assert_eq!((numbers[0], numbers[1], numbers[lengths.len() + 1]), (1, 2, 3));
+            (_, _) = (found.pop(), found.remove(0));
+            assert_eq!(told(found), told(expected));
+            let text = String::from_utf8(ferroce(&[], &together.0).stdout).unwrap();
+            assert!(text.contains("1 frames with several packets each"), "{text}");
+        }
+    }
+}
+
+#[test]
+fn one_damaged_packet_in_a_frame_is_the_only_bad_one() {
+    let mut packets = packets(["10.0.0.1", "10.0.0.2"], &[1024, 1024, 1024, 1024]);
+    packets[2][300] ^= 1;
+    let file = TempFile::pcap(ETHERNET, &[joined(&packets)]);
+    let (found, summary, status) = json(&file.0);
+    assert_eq!((status, &summary["icrc_bad"], &summary["icrc_ok"]), (1, &1.into(), &3.into()));
+    assert_eq!(found[2]["icrc"], "bad");
+    // Without the end there is nothing to tell it by.
+    let cut = TempFile::cut(ETHERNET, &[joined(&packets)], 3000);
+    let (found, summary, _) = json(&cut.0);
+    assert_eq!((found.len(), &summary["icrc_truncated"]), (1, &1.into()));
+}
+
+/// What looks like a packet at every place takes no time worth mentioning, and stays one packet.
+#[test]
+fn what_only_looks_like_packets_is_one_damaged_packet() {
+    let mut frame = joined(&packets(["10.0.0.1", "10.0.0.2"], &[1024; 60]));
+    for at in 54..frame.len() {
+        frame[at] = [0x04, 0x00, 0xff, 0xff][(at - 42) % 4];
+    }
+    frame[42..46].copy_from_slice(&[0x04, 0x00, 0xff, 0xff]);
+    let file = TempFile::pcap(ETHERNET, &vec![frame; 20]);
+    let (found, summary, status) = json(&file.0);
+    assert_eq!((found.len(), status, &summary["icrc_bad"]), (20, 1, &20.into()));
+}
