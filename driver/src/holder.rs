@@ -18,7 +18,8 @@ use crate::{Error, ROCE_PORT};
 pub struct Holder {
     /// The address that it has; unspecified for all of its IP version.
     pub address: IpAddr,
-    /// The index of the interface whose packets alone it has, as an AF_XDP port does.
+    /// The index of the interface whose packets alone it has, as an AF_XDP port does; `None` too on a kernel without
+    /// `CONFIG_INET_UDP_DIAG`, which does not tell.
     pub interface: Option<u32>,
     /// The user whose socket it is.
     pub user: u32,
@@ -81,7 +82,7 @@ impl Holder {
     pub(crate) fn of(socket: &BoundSocket) -> Holder {
         Holder {
             address: socket.address,
-            interface: Some(socket.interface).filter(|index| *index != 0),
+            interface: socket.interface.filter(|index| *index != 0),
             user: socket.user,
             process: if socket.inode == 0 { None } else { process_with(socket.inode) },
             is_kernel: socket.inode == 0,

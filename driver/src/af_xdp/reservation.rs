@@ -41,10 +41,11 @@ fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<Owne
 /// Whether it would miss the packets that the XDP program takes on this interface.
 fn hears(other: &BoundSocket, interface: &Interface) -> bool {
     match other.interface {
-        0 if is_kernels(other) => rxe_on(&interface.name).is_some(),
-        0 => true,
-        // Another AF_XDP port on the interface, for other queues.
-        _ => false,
+        Some(0) | None if is_kernels(other) => rxe_on(&interface.name).is_some(),
+        Some(0) => true,
+        // Another AF_XDP port on the interface, for other queues. Where the kernel does not tell, that is what it is unless the
+        // kernel has refused the own socket, or the other one lets those of its user in beside it (SO_REUSEPORT).
+        Some(_) | None => false,
     }
 }
 

@@ -1,7 +1,8 @@
-//! UDP sockets, as the kernel lists them (`man 7 sock_diag`).
+//! UDP sockets, as the kernel lists them: by netlink (`man 7 sock_diag`), or in `/proc` where it has no socket monitoring.
 
+use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::codec::{Request, address, attributes, u32_at};
 use super::socket::NetlinkSocket;
@@ -15,8 +16,8 @@ pub(crate) struct BoundSocket {
     pub(crate) address: IpAddr,
     /// Whether it has IPv4 beside IPv6: all addresses of both.
     pub(crate) is_of_both: bool,
-    /// The index of the interface that alone it is bound to; 0 for all.
-    pub(crate) interface: u32,
+    /// The index of the interface that alone it is bound to, 0 for all; `None` where the kernel does not tell.
+    pub(crate) interface: Option<u32>,
     /// The user whose process made it.
     pub(crate) user: u32,
     /// Its number in the file system of sockets; 0 for the kernel's own sockets.
@@ -26,7 +27,7 @@ pub(crate) struct BoundSocket {
 impl BoundSocket {
     /// Whether packets to `own`, an address of the interface with that index, are its.
     pub(crate) fn covers(&self, own: IpAddr, interface: u32) -> bool {
-        let is_there = self.interface == 0 || self.interface == interface;
+        let is_there = self.interface.is_none_or(|index| index == 0 || index == interface);
         let is_all = self.address.is_unspecified()
             && (self.address.is_ipv4() == own.is_ipv4() || (self.is_of_both && own.is_ipv4()));
         is_there && (is_all || self.address == own)
@@ -36,9 +37,22 @@ impl BoundSocket {
 /// All UDP sockets of the calling thread's network namespace that are bound to a port. Needs no privilege.
 ///
 /// # Errors
-/// [`Error::Os`] where the kernel has no socket monitoring (`CONFIG_INET_UDP_DIAG`).
+/// [`Error::Os`] where the kernel lists sockets in neither way.
 pub(crate) fn bound_to(port: u16) -> Result<Vec<BoundSocket>, Error> {
-    let socket = NetlinkSocket::open(libc::NETLINK_SOCK_DIAG)?;
+    let listed = match NetlinkSocket::open(libc::NETLINK_SOCK_DIAG) {
+        Ok(socket) => by_netlink(&socket, port),
+        Err(Error::Os { source, .. }) => Err(source),
+        Err(error) => return Err(error),
+    };
+    // A kernel without its modules (CONFIG_INET_DIAG, CONFIG_INET_UDP_DIAG) knows no such protocol or request.
+    match listed {
+        Err(error) if is_unknown(&error) => in_proc(port),
+        listed => listed,
+    }
+    .map_err(|source| os_error("listing UDP sockets", "(any)", source))
+}
+
+fn by_netlink(socket: &NetlinkSocket, port: u16) -> io::Result<Vec<BoundSocket>> {
     let mut found = Vec::new();
     for family in [libc::AF_INET, libc::AF_INET6] {
         let asked =
@@ -46,14 +60,58 @@ pub(crate) fn bound_to(port: u16) -> Result<Vec<BoundSocket>, Error> {
         match asked {
             // A kernel without IPv6 has none of its sockets.
             Err(error) if family == libc::AF_INET6 && is_unknown(&error) => {}
-            other => other.map_err(|source| os_error("listing UDP sockets", "(any)", source))?,
+            other => other?,
         }
     }
     Ok(found)
 }
 
+/// The same without the interfaces, and with each socket of IPv6 on all addresses taken for one of both versions.
+fn in_proc(port: u16) -> io::Result<Vec<BoundSocket>> {
+    // Of the thread: its namespace may not be that of the process.
+    let mut table = fs::read_to_string("/proc/thread-self/net/udp")?;
+    match fs::read_to_string("/proc/thread-self/net/udp6") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        sockets => table += &sockets?,
+    }
+    Ok(table.lines().filter_map(|line| parse_line(line, port)).collect())
+}
+
+/// A line of `/proc/net/udp` or `/proc/net/udp6`: number, own address, peer's, state, queues, timer, retransmissions, user,
+/// timeout, inode. Addresses are words in the byte order of the machine.
+fn parse_line(line: &str, port: u16) -> Option<BoundSocket> {
+    let mut fields = line.split_whitespace().skip(1);
+    let (address, own_port) = fields.next()?.split_once(':')?;
+    if u16::from_str_radix(own_port, 16).ok()? != port {
+        return None;
+    }
+    let word = |at: usize| {
+        let digits = address.get(8 * at..8 * at + 8)?;
+        Some(u32::from_str_radix(digits, 16).ok()?.to_ne_bytes())
+    };
+    let source = match address.len() {
+        8 => IpAddr::from(Ipv4Addr::from(word(0)?)),
+        32 => {
+            let words = [word(0)?, word(1)?, word(2)?, word(3)?];
+            IpAddr::from(Ipv6Addr::from(<[u8; 16]>::try_from(words.as_flattened()).ok()?))
+        }
+        _ => return None,
+    };
+    let user = fields.nth(5)?.parse().ok()?;
+    Some(BoundSocket {
+        address: source.to_canonical(),
+        is_of_both: source.is_ipv6() && source.is_unspecified(),
+        interface: None,
+        user,
+        inode: fields.nth(1)?.parse().ok()?,
+    })
+}
+
 fn is_unknown(error: &io::Error) -> bool {
-    matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EAFNOSUPPORT | libc::EINVAL))
+    matches!(
+        error.raw_os_error(),
+        Some(libc::ENOENT | libc::EAFNOSUPPORT | libc::EPROTONOSUPPORT | libc::EINVAL)
+    )
 }
 
 /// `struct inet_diag_req_v2` (linux/inet_diag.h): the port in network byte order.
@@ -88,8 +146,59 @@ fn parse(payload: &[u8], port: u16) -> Option<BoundSocket> {
     Some(BoundSocket {
         address: source.to_canonical(),
         is_of_both: is_v6 && source.is_unspecified() && !is_v6_only(),
-        interface: u32_at(payload, INTERFACE)?,
+        interface: Some(u32_at(payload, INTERFACE)?),
         user: u32_at(payload, USER)?,
         inode: u32_at(payload, INODE)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+
+    use super::*;
+
+    /// Both ways list this process's sockets, and none of another port.
+    #[test]
+    fn proc_lists_what_netlink_lists() {
+        let own = ["127.77.3.1:0", "[::1]:0", "0.0.0.0:0"].map(|address| UdpSocket::bind(address).ok());
+        for socket in own.iter().flatten() {
+            let bound = socket.local_addr().unwrap();
+            let listed = in_proc(bound.port()).unwrap();
+            assert!(
+                listed.iter().any(|socket| socket.address == bound.ip() && socket.inode != 0),
+                "{listed:?}"
+            );
+            let monitoring = NetlinkSocket::open(libc::NETLINK_SOCK_DIAG).unwrap();
+            let Ok(told) = by_netlink(&monitoring, bound.port()) else {
+                println!("skipped: this kernel has no socket monitoring");
+                return;
+            };
+            let untold = |socket: &BoundSocket| BoundSocket { interface: None, ..*socket };
+            assert_eq!(told.iter().map(untold).collect::<Vec<_>>(), listed);
+        }
+    }
+
+    #[test]
+    fn a_line_of_both_tables_is_read() {
+        let line = "  123: 0100007F:12B7 00000000:0000 07 00000000:00000000 00:00000000 00000000  1000        0 5555 2 0000 0";
+        let all = "  9: 00000000000000000000000000000000:12B7 00000000000000000000000000000000:0000 07 0:0 00:0 0 0 0 0 2 00 0";
+        let socket = parse_line(line, 4791).unwrap();
+        let (user, inode) = (1000, 5555);
+        if cfg!(target_endian = "little") {
+            assert_eq!(socket.address, IpAddr::from([127, 0, 0, 1]));
+        }
+        assert_eq!(
+            (socket.user, socket.inode, socket.interface, socket.is_of_both),
+            (user, inode, None, false)
+        );
+        let socket = parse_line(all, 4791).unwrap();
+        assert!(socket.is_of_both && socket.inode == 0 && socket.covers([10, 0, 0, 1].into(), 7));
+        for wrong in
+            ["", "sl local_address", "1: 01:12B7", "1: 0100007F:12B7 0:0", "1: 0100007é:12B7 0 0 0 0 0 0 0 0"]
+        {
+            assert_eq!(parse_line(wrong, 4791), None, "{wrong}");
+        }
+        assert_eq!(parse_line(line, 4792), None);
+    }
 }

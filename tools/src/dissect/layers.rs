@@ -125,12 +125,7 @@ impl Layers<'_> {
 
     /// The same around another packet, one of those that this one holds.
     pub(crate) fn around<'a>(&self, network: &'a [u8]) -> Option<(Layers<'a>, Transport)> {
-        let layers = Layers {
-            network,
-            vlans: self.vlans.clone(),
-            tunnels: self.tunnels.clone(),
-            ..*self
-        };
+        let layers = Layers { network, vlans: self.vlans.clone(), tunnels: self.tunnels.clone(), ..*self };
         let transport = layers.transport()?;
         Some((layers, transport))
     }

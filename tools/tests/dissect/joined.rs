@@ -8,7 +8,8 @@ use super::{ETHERNET, TempFile, ferroce, json};
 
 /// Packets as a kernel sends them that cut them out of one datagram: identifications 0, 1, 2, …
 fn packets(addresses: [&str; 2], lengths: &[usize]) -> Vec<Vec<u8>> {
-    let [source, destination] = addresses.map(|address| Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
+    let [source, destination] =
+        addresses.map(|address| Gid::from(address.parse::<std::net::IpAddr>().unwrap()));
     let packet = |(index, length): (usize, &usize)| {
         let path = PathAddress {
             source_mac: MacAddr([2, 0, 0, 0, 0, 1]),
@@ -38,10 +39,15 @@ fn joined(packets: &[Vec<u8>]) -> Vec<u8> {
     for packet in &packets[1..] {
         frame.extend(&packet[bth..]);
     }
-    let mut put = |at: usize, length: usize| frame[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
+    let mut put =
+        |at: usize, length: usize| frame[at..at + 2].copy_from_slice(&(length as u16).to_be_bytes());
     let length = packets.iter().map(|packet| packet.len() - bth).sum::<usize>() + 8;
     put(bth - 4, length);
-    if is_ipv4 { put(16, length + 20) } else { put(18, length) }
+    if is_ipv4 {
+        put(16, length + 20)
+    } else {
+        put(18, length)
+    }
     frame
 }
 
