@@ -1,7 +1,9 @@
 //! Frames that were captured before they were cut apart (UDP segmentation offload).
 
-use ferroce::wire::{Encapsulation, MacAddr, Opcode, OwnedPacket, PathAddress};
-use ferroce::{Gid, Psn, Qpn};
+use std::process::Command;
+
+use ferroce::wire::{Aeth, Bth, Encapsulation, MacAddr, Opcode, OwnedPacket, PathAddress, Reth, Syndrome};
+use ferroce::{Gid, Psn, Qpn, RKey};
 use serde_json::Value;
 
 use super::{ETHERNET, TempFile, ferroce, json};
@@ -114,4 +116,35 @@ fn what_only_looks_like_packets_is_one_damaged_packet() {
     let file = TempFile::pcap(ETHERNET, &vec![frame; 20]);
     let (found, summary, status) = json(&file.0);
     assert_eq!((found.len(), status, &summary["icrc_bad"]), (20, 1, &20.into()));
+}
+
+/// A WRITE whose packets but the first are in one frame, and its acknowledge: `replay` finds each in its place.
+#[test]
+fn a_replay_judges_the_packets_of_a_frame() {
+    let packets = packets(["10.0.0.1", "10.0.0.2"], &[1024, 1024, 1024, 20]);
+    let mut first = OwnedPacket::parse(&packets[0]).unwrap();
+    first.opcode = Opcode::RC_WRITE_FIRST;
+    first.bth = Bth::new(first.opcode, Qpn::new(0x12), Psn::new(6));
+    first.extensions.reth = Some(Reth::new(0x10_0000, RKey::new(0x77), 4 * 1024 + 20));
+    let path = first.path();
+    let mut ack = OwnedPacket::new(
+        &PathAddress { source: path.destination, destination: path.source, ..path },
+        Opcode::RC_ACKNOWLEDGE,
+        Qpn::new(0x34),
+        Psn::new(10),
+    );
+    ack.extensions.aeth = Some(Aeth::new(Syndrome::Ack { credit_code: 31 }, 1));
+    let replay = |joined: Vec<u8>| {
+        let file = TempFile::pcap(ETHERNET, &[first.emit(), joined, ack.emit()]);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_ferroce"));
+        let output = command.args(["replay", "--json"]).arg(&file.0).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!((&report["frames"], &report["joined_frames"]), (&3.into(), &1.into()), "{report}");
+        (output.status.code(), report)
+    };
+    let (status, report) = replay(joined(&packets));
+    assert_eq!((status, &report["packets"], &report["judged"]), (Some(0), &6.into(), &6.into()), "{report}");
+    // The acknowledge is for a packet that is not there.
+    let (status, report) = replay(joined(&packets[..3]));
+    assert_eq!((status, &report["packets"], &report["judged"]), (Some(0), &5.into(), &4.into()), "{report}");
 }
