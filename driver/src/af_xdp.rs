@@ -403,6 +403,13 @@ impl PacketDriver for AfXdp {
         self.icmp.hear(self.now)
     }
 
+    fn admit(&mut self, address: IpAddr) -> Result<(), Error> {
+        let admitted = self.queues.iter().try_for_each(|queue| self.attachment.admit(address, queue.number));
+        admitted.map_err(|source| {
+            os_error("putting an address into the XDP program's map", &self.capabilities.interface, source)
+        })
+    }
+
     fn join(&mut self, group: IpAddr) -> Result<(), Error> {
         let joined = self.membership.join(group).and_then(|()| {
             self.queues.iter().try_for_each(|queue| self.attachment.admit(group, queue.number))

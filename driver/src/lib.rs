@@ -200,6 +200,16 @@ pub trait PacketDriver: Send {
         None
     }
 
+    /// Lets frames to another address of this port come in, beside those of its [`capabilities`](PacketDriver::capabilities).
+    /// A port that hears every address need do nothing.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the kernel refuses.
+    fn admit(&mut self, address: IpAddr) -> Result<(), Error> {
+        let _ = address;
+        Ok(())
+    }
+
     /// Lets frames to a multicast group come in. A port that hears every group need do nothing.
     ///
     /// # Errors

@@ -112,6 +112,7 @@ forwarded! {
         fn resolve_in_vlan(vlan: u16, peer: IpAddr) -> Result<NextHop, Error>;
         fn resolve_blocking(peer: IpAddr, timeout: Duration) -> Result<[u8; 6], Error>;
         fn next_refusal() -> Option<Refusal>;
+        fn admit(address: IpAddr) -> Result<(), Error>;
         fn join(group: IpAddr) -> Result<(), Error>;
         fn leave(group: IpAddr) -> Result<(), Error>;
 }

@@ -95,6 +95,21 @@ fn packets_to_other_addresses_go_to_their_sockets() {
     assert!(packet.ends_with(&to_other.build(100, 1)[42..]));
 }
 
+/// An address that only the port has, not the kernel's interface.
+#[test]
+fn an_address_can_be_added_to_a_port() {
+    let Some(pair) = Namespaces::new(1500) else { return };
+    let (mut a, mut b) = pair.in_both(|| open_af_xdp().unwrap());
+    let roce = Roce::to(b.capabilities(), a.capabilities().mac);
+    let to_added = Roce { ip: [10, 81, 0, 2].into(), ..roce };
+    send(&mut a, &to_added.build(100, 1));
+    send(&mut a, &roce.build(100, 2));
+    assert_eq!(receive(&mut b, 1), [roce.build(100, 2)], "before it is added");
+    b.admit(to_added.ip).unwrap();
+    send(&mut a, &to_added.build(100, 3));
+    assert_eq!(receive(&mut b, 1), [to_added.build(100, 3)]);
+}
+
 /// Queues of one interface are shared by those who use AF_XDP, and end with the last of them.
 #[test]
 fn ports_on_different_queues_are_beside_each_other() {

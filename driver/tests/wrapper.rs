@@ -94,6 +94,10 @@ impl PacketDriver for Noted {
         self.note("next_refusal");
         None
     }
+    fn admit(&mut self, _: IpAddr) -> Result<(), Error> {
+        self.note("admit");
+        Ok(())
+    }
     fn join(&mut self, _: IpAddr) -> Result<(), Error> {
         self.note("join");
         Ok(())
@@ -150,6 +154,7 @@ fn call_everything(driver: &mut dyn PacketDriver, sink: &mut dyn FrameSink, sour
     assert_eq!(driver.resolve_blocking(PEER, Duration::ZERO).unwrap(), [2, 0, 0, 0, 0, 3]);
     assert!(driver.next_refusal().is_none());
     driver.join(PEER).unwrap();
+    driver.admit(PEER).unwrap();
     driver.leave(PEER).unwrap();
     assert_eq!(driver.stats().rx_frames, 3);
     assert_eq!(driver.line_rate(), Some(9));

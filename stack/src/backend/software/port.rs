@@ -21,6 +21,10 @@ impl Software {
         if entry.gid.is_multicast() {
             return Err(Error::invalid("gid", entry.gid, "an address of this port, not a multicast group"));
         }
+        // RoCE v1 is not steered by addresses.
+        if !entry.roce_v1 {
+            self.driver.admit(entry.gid.to_ip())?;
+        }
         self.engine.add_gid(entry)
     }
 
