@@ -10,6 +10,7 @@ use std::net::IpAddr;
 
 use crate::netlink::Interface;
 use crate::netlink::sockets::{self, BoundSocket};
+use crate::rnic::remedy::has_rxe;
 use crate::{Error, ROCE_PORT};
 
 /// Somebody with a socket on UDP port 4791.
@@ -80,12 +81,13 @@ impl Holder {
     }
 
     pub(crate) fn of(socket: &BoundSocket) -> Holder {
+        let is_kernel = is_kernels(socket);
         Holder {
             address: socket.address,
             interface: socket.interface.filter(|index| *index != 0),
             user: socket.user,
-            process: if socket.inode == 0 { None } else { process_with(socket.inode) },
-            is_kernel: socket.inode == 0,
+            process: if is_kernel { None } else { process_with(socket.inode) },
+            is_kernel,
         }
     }
 }
@@ -112,6 +114,12 @@ pub(crate) fn sockets_on(address: IpAddr, interface: &Interface) -> Result<Vec<B
     let mut bound = sockets::bound_to(ROCE_PORT)?;
     bound.retain(|socket| socket.covers(address, interface.index));
     Ok(bound)
+}
+
+/// Whether a socket is rdma_rxe's. The kernel does not mark it: it is root's, on all addresses, and no process has it open.
+pub(crate) fn is_kernels(socket: &BoundSocket) -> bool {
+    let may_be = socket.user == 0 && socket.address.is_unspecified() && has_rxe();
+    socket.inode == 0 || (may_be && process_with(socket.inode).is_none())
 }
 
 /// The process that has the socket open. One that has been started by another may have it too; the oldest counts.

@@ -8,7 +8,9 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
 use super::os_error;
-use crate::holder::{Holder, sockets_on};
+use tracing::warn;
+
+use crate::holder::{Holder, is_kernels, sockets_on};
 use crate::netlink::Interface;
 use crate::netlink::sockets::BoundSocket;
 use crate::rnic::remedy::rxe_on;
@@ -16,17 +18,24 @@ use crate::{Error, ROCE_PORT, udp};
 
 /// Holds UDP port 4791 of each of the interface's addresses as long as the sockets are open.
 pub(super) fn reserve(interface: &Interface) -> Result<Vec<OwnedFd>, Error> {
+    if let Some(rxe) = rxe_on(&interface.name) {
+        warn!(
+            interface = interface.name,
+            "'{rxe}' (rdma_rxe) is on this interface too: it gets no RoCE packets to these addresses as long as this \
+             AF_XDP port is open"
+        );
+    }
     let sockets = interface.gid_order().into_iter().map(|address| reserve_address(address, interface));
     sockets.filter_map(Result::transpose).collect()
 }
 
-/// Nothing where rdma_rxe is on another interface: its socket has the port of all addresses, and nobody else can.
+/// Nothing where rdma_rxe is on any interface: its socket has the port of all addresses, and nobody else can.
 fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<OwnedFd>, Error> {
     let own = udp::reserve(address, interface);
     // Only now, for who comes from now on is refused.
     let others = sockets_on(address, interface)?;
     let is_refused = matches!(&own, Err(error) if error.kind() == io::ErrorKind::AddrInUse);
-    let in_the_way = others.iter().find(|other| hears(other, interface));
+    let in_the_way = others.iter().find(|other| hears(other));
     let unexplained = || others.first().filter(|_| is_refused && !others.iter().any(is_kernels));
     if let Some(other) = in_the_way.or_else(unexplained) {
         return Err(Error::PortInUse { address, port: ROCE_PORT, holder: Some(Holder::of(other)) });
@@ -38,17 +47,12 @@ fn reserve_address(address: IpAddr, interface: &Interface) -> Result<Option<Owne
     }
 }
 
-/// Whether it would miss the packets that the XDP program takes on this interface.
-fn hears(other: &BoundSocket, interface: &Interface) -> bool {
+/// Whether it is somebody's who would miss the packets that the XDP program takes.
+fn hears(other: &BoundSocket) -> bool {
     match other.interface {
-        Some(0) | None if is_kernels(other) => rxe_on(&interface.name).is_some(),
-        Some(0) => true,
+        Some(0) => !is_kernels(other),
         // Another AF_XDP port on the interface, for other queues. Where the kernel does not tell, that is what it is unless the
         // kernel has refused the own socket, or the other one lets those of its user in beside it (SO_REUSEPORT).
         Some(_) | None => false,
     }
-}
-
-fn is_kernels(other: &BoundSocket) -> bool {
-    other.inode == 0
 }

@@ -20,7 +20,7 @@ pub(crate) struct BoundSocket {
     pub(crate) interface: Option<u32>,
     /// The user whose process made it.
     pub(crate) user: u32,
-    /// Its number in the file system of sockets; 0 for the kernel's own sockets.
+    /// Its number in the file system of sockets; 0 where it has none.
     pub(crate) inode: u32,
 }
 

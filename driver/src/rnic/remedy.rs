@@ -77,6 +77,13 @@ pub(crate) fn is_device(name: &str) -> bool {
     Path::new(KERNEL).join(name).exists()
 }
 
+/// Whether there is a device of rdma_rxe.
+pub(crate) fn has_rxe() -> bool {
+    let devices = fs::read_dir(KERNEL).into_iter().flatten().flatten().take(DEVICES_MAX);
+    // Only soft devices have this file.
+    devices.map(|entry| entry.path().join("parent")).any(|parent| parent.exists())
+}
+
 /// The device of rdma_rxe on that network interface, if it has one. Others have no socket of the kernel's.
 #[cfg(feature = "af_xdp")]
 pub(crate) fn rxe_on(interface: &str) -> Option<String> {
