@@ -209,11 +209,6 @@ impl AfXdp {
             if let Some(time) = config.busy_poll {
                 prefer_busy_poll(fd, time).map_err(os("asking for busy polling"))?;
             }
-            for address in interface.gid_order() {
-                attachment
-                    .admit(address, queue.number)
-                    .map_err(os("putting an address into the XDP program's map"))?;
-            }
             attachment
                 .direct(queue.number, fd)
                 .map_err(os("putting the socket into the XDP program's map"))?;
@@ -237,7 +232,7 @@ impl AfXdp {
         if !interface.carrier {
             warn!(interface = interface.name, "the link has no carrier");
         }
-        Ok(AfXdp {
+        let mut port = AfXdp {
             capabilities: Capabilities {
                 driver: "af_xdp",
                 description,
@@ -263,12 +258,19 @@ impl AfXdp {
             doorbell,
             membership: Membership::new(interface.index, &interface.gid_order()),
             stats: Stats::default(),
-        })
+        };
+        interface.gid_order().into_iter().try_for_each(|address| port.admit(address))?;
+        Ok(port)
     }
 
     /// Frames that each queue has handed to the sink, by the queue's number.
     pub fn received_by_queue(&self) -> impl Iterator<Item = (u32, u64)> {
         self.queues.iter().map(|queue| (queue.number, queue.received))
+    }
+
+    /// Has the XDP program take packets to an address or a group.
+    fn let_in(&self, to: IpAddr) -> io::Result<()> {
+        self.queues.iter().try_for_each(|queue| self.attachment.admit(to, queue.number))
     }
 
     /// How long a wait that begins now may be at most; not at all if frames have arrived.
@@ -404,16 +406,12 @@ impl PacketDriver for AfXdp {
     }
 
     fn admit(&mut self, address: IpAddr) -> Result<(), Error> {
-        let admitted = self.queues.iter().try_for_each(|queue| self.attachment.admit(address, queue.number));
-        admitted.map_err(|source| {
-            os_error("putting an address into the XDP program's map", &self.capabilities.interface, source)
-        })
+        let what = "putting an address into the XDP program's map";
+        self.let_in(address).map_err(|source| os_error(what, &self.capabilities.interface, source))
     }
 
     fn join(&mut self, group: IpAddr) -> Result<(), Error> {
-        let joined = self.membership.join(group).and_then(|()| {
-            self.queues.iter().try_for_each(|queue| self.attachment.admit(group, queue.number))
-        });
+        let joined = self.membership.join(group).and_then(|()| self.let_in(group));
         joined.map_err(|source| os_error("joining a multicast group", &self.capabilities.interface, source))
     }
 

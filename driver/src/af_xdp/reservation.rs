@@ -7,9 +7,9 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 
-use super::os_error;
 use tracing::warn;
 
+use super::os_error;
 use crate::holder::{Holder, is_kernels, sockets_on};
 use crate::netlink::Interface;
 use crate::netlink::sockets::BoundSocket;

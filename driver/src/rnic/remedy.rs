@@ -77,21 +77,23 @@ pub(crate) fn is_device(name: &str) -> bool {
     Path::new(KERNEL).join(name).exists()
 }
 
-/// Whether there is a device of rdma_rxe.
-pub(crate) fn has_rxe() -> bool {
-    let devices = fs::read_dir(KERNEL).into_iter().flatten().flatten().take(DEVICES_MAX);
-    // Only soft devices have this file.
-    devices.map(|entry| entry.path().join("parent")).any(|parent| parent.exists())
+/// The names of the devices of rdma_rxe, each with its network interface. Others have no socket of the kernel's.
+fn soft_devices() -> impl Iterator<Item = (String, String)> {
+    let names = fs::read_dir(KERNEL).into_iter().flatten().flatten().take(DEVICES_MAX);
+    names.filter_map(|entry| {
+        // Only soft devices have this file.
+        let interface = fs::read_to_string(entry.path().join("parent")).ok()?;
+        Some((entry.file_name().into_string().ok()?, interface.trim_end().to_owned()))
+    })
 }
 
-/// The device of rdma_rxe on that network interface, if it has one. Others have no socket of the kernel's.
+/// Whether there is a device of rdma_rxe.
+pub(crate) fn has_rxe() -> bool {
+    soft_devices().next().is_some()
+}
+
+/// The device of rdma_rxe on that network interface, if it has one.
 #[cfg(feature = "af_xdp")]
 pub(crate) fn rxe_on(interface: &str) -> Option<String> {
-    let names = fs::read_dir(KERNEL).ok()?.flatten().take(DEVICES_MAX);
-    // Only soft devices have this file.
-    let is_on = |name: &String| {
-        let parent = fs::read_to_string(Path::new(KERNEL).join(name).join("parent"));
-        parent.is_ok_and(|parent| parent.trim_end() == interface)
-    };
-    names.filter_map(|entry| entry.file_name().into_string().ok()).find(is_on)
+    soft_devices().find(|(_, parent)| parent == interface).map(|(name, _)| name)
 }

@@ -79,13 +79,14 @@ impl Segments {
 
 /// Makes the headers of a datagram those of one of its packets, but for checksums, which nobody reads.
 fn write_headers(packet: &mut [u8], headers: usize, is_ipv4: bool, index: u16) {
-    let (length, udp) = (packet.len() as u16, headers - UDP_HEADER);
-    let mut put = |at: usize, value: u16| packet[at..at + 2].copy_from_slice(&value.to_be_bytes());
-    put(udp + 4, length - udp as u16);
+    let (length, udp) = (packet.len(), headers - UDP_HEADER);
+    // Each value is less than the datagram's own, which fitted.
+    let mut put = |at: usize, value: usize| packet[at..at + 2].copy_from_slice(&(value as u16).to_be_bytes());
+    put(udp + 4, length - udp);
     if is_ipv4 {
         put(2, length);
     } else {
-        put(4, length - Grh::LEN as u16);
+        put(4, length - Grh::LEN);
     }
     if is_ipv4 && let Some(identification) = packet[4..].first_chunk() {
         let identification = u16::from_be_bytes(*identification).wrapping_add(index);

@@ -148,3 +148,19 @@ fn a_replay_judges_the_packets_of_a_frame() {
     let (status, report) = replay(joined(&packets[..3]));
     assert_eq!((status, &report["packets"], &report["judged"]), (Some(0), &5.into(), &4.into()), "{report}");
 }
+
+/// The longest datagram of IPv6, in which another packet seems to follow where the first one would be longer than IPv4
+/// counts.
+#[test]
+fn the_longest_datagram_is_one_damaged_packet() {
+    let mut frame = packets(["fd00::1", "fd00::2"], &[1024])[0].clone();
+    let bth = 14 + 40 + 8;
+    frame.resize(bth + 65_524, 0);
+    for at in [18, bth - 4] {
+        frame[at..at + 2].copy_from_slice(&65_532u16.to_be_bytes());
+    }
+    frame[bth + 65_488..][..4].copy_from_slice(&[0x04, 0x00, 0xff, 0xff]);
+    let file = TempFile::pcap(ETHERNET, &[frame]);
+    let (found, summary, status) = json(&file.0);
+    assert_eq!((found.len(), status, &summary["icrc_bad"]), (1, 1, &1.into()), "{summary}");
+}
