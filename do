@@ -223,13 +223,15 @@ unstable() { RUSTC_BOOTSTRAP=1 "$@"; }
 
 # Each package is unpacked and built by itself, as users get it: without this workspace and what it patches.
 package() {
-    local packages=${CARGO_TARGET_DIR:-target}/package file
-    rm -f "$packages"/*.crate
+    local build=${CARGO_TARGET_DIR:-target}/packages file
+    # cargo takes what has a version for unchanged: what it unpacked and built of these crates before must go.
+    rm -rf "$build" "${CARGO_HOME:-$HOME/.cargo}"/registry/src/-*/ferroce{,-*}-[0-9]*
     # The tests stay in the repository, which cargo says of each of them.
-    cargo package --workspace --allow-dirty --exclude ferroce-benches --exclude ferroce-driver-test-support \
-        --exclude ferroce-test-support --exclude libxdp-sys 2>&1 | grep --line-buffered -v '^warning: ignoring test ' >&2
+    cargo package --workspace --allow-dirty --target-dir "$build" --exclude ferroce-benches \
+        --exclude ferroce-driver-test-support --exclude ferroce-test-support --exclude libxdp-sys 2>&1 |
+        grep --line-buffered -v '^warning: ignoring test ' >&2
     printf '%-40s %6s %12s %12s\n' package files unpacked compressed
-    for file in "$packages"/*.crate; do
+    for file in "$build"/package/*.crate; do
         tar -tvzf "$file" | awk -v name="$(basename "$file")" -v compressed="$(stat -c %s "$file")" \
             '{bytes += $3} END {printf "%-40s %6d %8d KiB %8d KiB\n", name, NR, bytes / 1024, compressed / 1024}'
     done
