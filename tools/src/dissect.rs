@@ -11,7 +11,7 @@ mod summary;
 mod tunnel;
 pub(crate) mod unopened;
 
-use std::io::{self, Write};
+use std::io::{self, Cursor, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -123,6 +123,23 @@ pub fn run(args: Args) -> Result<ExitCode, Failure> {
         )));
     }
     Ok(ExitCode::from(u8::from(summary.icrc_bad > 0)))
+}
+
+/// Shows a capture as text and as JSON, to nobody, and returns how many RoCE packets are in it; for a fuzz target.
+///
+/// # Errors
+/// It can't be read to its end.
+pub fn check(capture: &[u8]) -> Result<u64, String> {
+    let show = |json| {
+        let input = Cursor::new(capture.to_vec());
+        let reader = Reader::new(Box::new(input), "input".to_owned()).map_err(|error| error.to_string())?;
+        let args = Args { file: "-".into(), json, bad_only: false, qps: Vec::new(), summary: false };
+        let output = SharedOutput(Arc::new(Mutex::new(Output::nobody())));
+        let mut summary = Summary::default();
+        dissect(&args, reader, true, &mut summary, &output).map_err(|error| error.to_string())?;
+        Ok(summary.roce_packets)
+    };
+    show(JsonArg::default()).and_then(|_| show(JsonArg::to_stdout()))
 }
 
 /// Where the report goes. It is flushed when the input pauses.

@@ -66,6 +66,10 @@ impl Output {
         Output { name: STDOUT.into(), to: BufWriter::new(Box::new(io::stdout())) }
     }
 
+    pub(crate) fn nobody() -> Output {
+        Output { name: "nobody".into(), to: BufWriter::new(Box::new(io::sink())) }
+    }
+
     fn file(path: &Path) -> Result<Output, Failure> {
         let name = format!("'{}'", path.display());
         let file = File::create(path).or_fail(|| name.clone())?;
@@ -99,6 +103,10 @@ pub(crate) struct JsonArg {
 }
 
 impl JsonArg {
+    pub(crate) fn to_stdout() -> JsonArg {
+        JsonArg { to: Some("-".into()) }
+    }
+
     pub(crate) fn is_asked(&self) -> bool {
         self.to.is_some()
     }

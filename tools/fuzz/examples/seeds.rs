@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use ferroce::QpType;
 use ferroce::driver::pcap::Reader;
 use ferroce::wire::{Packet, Qpn, Service};
-use ferroce_fuzz::{requester, responder, selective};
+use ferroce_fuzz::{joined, requester, responder, selective};
 // It is built with the flags of the targets, and this has what they call.
 use libfuzzer_sys as _;
 
@@ -73,6 +73,15 @@ fn seed(corpus: &Corpus, path: &Path, name: &str) -> Result<(), Box<dyn Error>> 
             corpus.add("cm", &format!("{name}-{number}"), packet.payload)?;
         } else {
             packets.push(packet);
+        }
+    }
+    for (number, window) in frames.windows(2).enumerate() {
+        let pair: Vec<&[u8]> = window.iter().map(Vec::as_slice).collect();
+        let seeds = [("one", &pair[..1]), ("two", &pair)];
+        for (kind, packets) in seeds {
+            if let Some(input) = joined::input_of(packets) {
+                corpus.add("dissect", &format!("{name}-{number}-{kind}"), &input)?;
+            }
         }
     }
     conversations(corpus, name, &packets)

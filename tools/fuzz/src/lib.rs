@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 mod input;
+pub mod joined;
 mod live;
 mod packet;
 pub mod requester;
