@@ -422,7 +422,7 @@ impl DemoReport {
         let speed = match total.tcp_ratio {
             // Wrong results are of no speed.
             Some(_) if !wrong.is_empty() => String::new(),
-            Some(ratio) if ratio >= 1.0 => format!("; ferroce is {ratio:.2} times as fast as TCP"),
+            Some(ratio) if ratio >= 1.0 => format!("; ferroce is {ratio:.2} times as fast"),
             Some(ratio) => format!("; TCP is {:.2} times as fast", 1.0 / ratio),
             None => String::new(),
         };
@@ -511,8 +511,9 @@ mod tests {
         assert_eq!(report.classes, [row("up to 4 KiB", 6000, 2, 2.0)]);
         assert_eq!(report.total, row("all", 6000, 2, 2.0));
         let text = report.because("told so").to_string();
-        let last = "result    all elements right; ferroce is 2.00 times as fast as TCP; exit status 0";
+        let last = "result    all elements right; ferroce is 2.00 times as fast; exit status 0";
         assert!(text.ends_with(last) && text.contains("told so"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= WIDTH), "{text}");
     }
 
     /// Who loses is told.
