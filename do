@@ -73,8 +73,8 @@ run_packages="iproute2"
 # tshark judges frames beside us, ethtool turns offloads on and off, nftables spoils packets on their
 # way; the others make the guest of tools/interop/rxe.
 test_packages="tshark ethtool nftables util-linux procps perl cpio xz-utils binutils"
-# valgrind counts instructions.
-bench_packages="valgrind"
+# valgrind counts instructions; ucx-utils has ucx_perftest, beside which the wire is measured.
+bench_packages="valgrind ucx-utils"
 
 missing() { # PACKAGE...
     local p

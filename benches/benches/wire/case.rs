@@ -27,6 +27,10 @@ pub(crate) enum Case {
     UdpRate { datagram: usize },
     /// As with TCP.
     UdpRoundTrip,
+    /// Puts of UCX one way, over TCP.
+    UcxRate { size: u32 },
+    /// A put of UCX there and one back.
+    UcxRoundTrip { size: u32 },
     /// Slots of shared memory, copied in and out; checked by a CRC at both ends or not.
     Ring { slot: usize, crc: bool },
     /// A slot of one cache line there and one back: how far apart the two cores are.
@@ -48,6 +52,7 @@ pub(crate) enum Contender {
     Ferroce,
     Tcp,
     Udp,
+    Ucx,
     Ring,
 }
 
@@ -58,6 +63,7 @@ impl Case {
             Case::Rate { .. } | Case::RoundTrip { .. } | Case::Idle => Contender::Ferroce,
             Case::TcpRate { .. } | Case::TcpRoundTrip => Contender::Tcp,
             Case::UdpRate { .. } | Case::UdpRoundTrip => Contender::Udp,
+            Case::UcxRate { .. } | Case::UcxRoundTrip { .. } => Contender::Ucx,
             Case::Ring { .. } | Case::RingRoundTrip => Contender::Ring,
         }
     }
@@ -67,7 +73,10 @@ impl Case {
         match self {
             Case::RawRate { frame } | Case::RawRoundTrip { frame } => frame,
             Case::RawChecked { payload } => payload,
-            Case::Rate { size, .. } | Case::RoundTrip { size } => size as usize,
+            Case::Rate { size, .. }
+            | Case::RoundTrip { size }
+            | Case::UcxRate { size }
+            | Case::UcxRoundTrip { size } => size as usize,
             Case::TcpRate { write } => write,
             Case::UdpRate { datagram } => datagram,
             Case::Idle => 8,
@@ -76,9 +85,10 @@ impl Case {
         }
     }
 
-    /// Whether both ends want their cores all the time.
+    /// Whether the threads of both ends want their cores all the time. Those of UCX are other processes'.
     pub(crate) fn spins(self) -> bool {
-        !matches!(self, Case::Idle | Case::TcpRate { .. } | Case::UdpRate { .. })
+        let sleeps = matches!(self, Case::Idle | Case::TcpRate { .. } | Case::UdpRate { .. });
+        !sleeps && self.contender() != Contender::Ucx
     }
 
     pub(crate) fn is_round_trip(self) -> bool {
@@ -89,6 +99,7 @@ impl Case {
                 | Case::Idle
                 | Case::TcpRoundTrip
                 | Case::UdpRoundTrip
+                | Case::UcxRoundTrip { .. }
                 | Case::RingRoundTrip
         )
     }
@@ -117,6 +128,8 @@ impl std::fmt::Display for Case {
             Case::UdpRate { datagram } => write!(f, "UDP, datagrams of {datagram} B"),
             Case::RingRoundTrip => write!(f, "ring, a cache line there and back"),
             Case::UdpRoundTrip => write!(f, "UDP, 64 B there and back"),
+            Case::UcxRate { size } => write!(f, "UCX, put of {}", bytes(size as usize)),
+            Case::UcxRoundTrip { size } => write!(f, "UCX, {size} B there and back"),
             Case::Ring { slot, crc } => {
                 write!(f, "ring, slots of {}, copy{}", bytes(slot), if crc { " and CRC" } else { "" })
             }

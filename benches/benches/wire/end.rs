@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::case::{Case, Contender, Seen};
-use crate::{raw, ring, sockets, verbs};
+use crate::{raw, ring, sockets, ucx, verbs};
 
 pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -88,6 +88,7 @@ fn run(job: &Job) -> Outcome<Report> {
         Contender::Tcp => sockets::tcp(&mut stage)?,
         Contender::Udp => sockets::udp(&mut stage)?,
         Contender::Ring => ring::run(&mut stage)?,
+        Contender::Ucx => ucx::run(&mut stage)?,
     };
     // Neither port goes away while the other end still works on what came.
     stage.peer.meet()?;
@@ -159,7 +160,7 @@ pub(crate) struct Peer {
 }
 
 /// Everything that is waited for comes sooner than this, unless the other end has failed.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Peer {
     fn new() -> Peer {

@@ -1,5 +1,5 @@
 //! The whole system beside its ceiling and its rivals: the driver alone, ferroce, the kernel's TCP and
-//! UDP on the same link, and a ring in shared memory, round by round in turns, between two processes
+//! UDP and UCX over TCP on the same link, and a ring in shared memory, round by round in turns, between two processes
 //! on a core each.
 //!
 //! Every figure of a line comes from one round; the table has the median of the rounds and how far
@@ -16,6 +16,7 @@ mod raw;
 mod results;
 mod ring;
 mod sockets;
+mod ucx;
 mod verbs;
 
 use std::collections::BTreeSet;

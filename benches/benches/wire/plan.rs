@@ -315,6 +315,8 @@ impl Group {
             let datagram = self.mtu as usize - 28;
             cases.extend([Case::TcpRate { write: KIB_64 as usize }, Case::TcpRoundTrip]);
             cases.extend([Case::UdpRate { datagram }, Case::UdpRoundTrip]);
+            cases.extend(SIZES.map(|size| Case::UcxRate { size }));
+            cases.push(Case::UcxRoundTrip { size: 8 });
         }
         if self.driver == Driver::Memif {
             cases.extend([Case::Ring { slot: 64, crc: false }, Case::RingRoundTrip]);
@@ -328,5 +330,5 @@ impl Group {
 pub(crate) const SIZES: [u32; 6] = [8, 512, 4096, 32 << 10, 256 << 10, MIB];
 
 /// In the order in which they take their turns.
-pub(crate) const CONTENDERS: [Contender; 5] =
-    [Contender::Raw, Contender::Ferroce, Contender::Tcp, Contender::Udp, Contender::Ring];
+pub(crate) const CONTENDERS: [Contender; 6] =
+    [Contender::Raw, Contender::Ferroce, Contender::Tcp, Contender::Udp, Contender::Ucx, Contender::Ring];

@@ -42,6 +42,7 @@ pub(crate) fn name(contender: Contender) -> &'static str {
         Contender::Ferroce => "ferroce",
         Contender::Tcp => "kernel TCP",
         Contender::Udp => "kernel UDP",
+        Contender::Ucx => "UCX over TCP",
         Contender::Ring => "ring",
     }
 }
@@ -80,6 +81,9 @@ impl Measured {
             };
             Curve { name: name.to_owned(), points: SIZES.iter().filter_map(of).collect() }
         });
+        let of_ucx = |size: &u32| Some((f64::from(*size), self.spread(Case::UcxRate { size: *size }, gbps)?));
+        let name = "UCX over TCP, put".to_owned();
+        let ucx = Curve { name, points: SIZES.iter().filter_map(of_ucx).collect() };
         let others = self.cases.keys().filter_map(|case| {
             let name = match case {
                 Case::RawChecked { .. } => "driver alone, copy and CRC",
@@ -91,7 +95,7 @@ impl Measured {
             let points = self.spread(*case, gbps).map(|spread| (case.payload() as f64, spread));
             Some(Curve { name: name.to_owned(), points: points.into_iter().collect() })
         });
-        curves.into_iter().chain(others).filter(|curve| !curve.points.is_empty()).collect()
+        curves.into_iter().chain([ucx]).chain(others).filter(|curve| !curve.points.is_empty()).collect()
     }
 
     /// Round trips.
@@ -249,7 +253,7 @@ impl Results {
             notes.push(format!("BUSY MACHINE: {text}; others took the rest"));
         }
         let mut sheet =
-            Sheet::new("ferroce beside the driver alone and the kernel's sockets".to_owned(), notes);
+            Sheet::new("ferroce beside the driver alone, the kernel's sockets and UCX".to_owned(), notes);
         for measured in &self.groups {
             let Group { driver, path_mtu, .. } = measured.group;
             let title = format!("{}, path MTU {path_mtu}: {}", driver.name(), measured.link);
