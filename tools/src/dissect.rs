@@ -320,7 +320,12 @@ impl Dissector {
             }
         }
         record.payload_len = Some(packet.payload.len());
-        record.error = wrong_payload(packet);
+        let is_cut = packet.covered().len() + ICRC_LEN > present;
+        // Where the recorder cut several packets, nothing says where the second one begins.
+        record.is_joined = is_cut && packet.payload.len() >= LEAST_MTU && !fits_a_path_mtu(packet);
+        if !record.is_joined {
+            record.error = wrong_payload(packet);
+        }
         if extensions_end + packet.payload.len() <= present
             && packet.opcode == Opcode::UD_SEND_ONLY
             && packet.bth.dest_qpn() == Qpn::GSI
@@ -333,7 +338,7 @@ impl Dissector {
                 Err(error) => record.error = Some(error.to_string()),
             }
         }
-        if packet.covered().len() + ICRC_LEN > present {
+        if is_cut {
             record.icrc = IcrcVerdict::Truncated;
         } else {
             record.icrc_found = Some(packet.icrc);
@@ -365,11 +370,18 @@ impl Dissector {
 /// An IPv6 packet of the greatest length.
 const LONGEST: usize = 40 + 65_535;
 
+/// The smallest path MTU.
+const LEAST_MTU: usize = 256;
+
+fn fits_a_path_mtu(packet: &Packet<'_>) -> bool {
+    let fits = |mtu: PathMtu| packet.opcode.payload().admits(packet.payload.len(), mtu.bytes() as usize);
+    PathMtu::ALL.into_iter().any(fits)
+}
+
 /// What no path MTU makes right.
 fn wrong_payload(packet: &Packet<'_>) -> Option<String> {
     let (len, pad) = (packet.payload.len(), packet.bth.pad());
-    let fits = |mtu: PathMtu| packet.opcode.payload().admits(len, mtu.bytes() as usize);
-    if !PathMtu::ALL.into_iter().any(fits) {
+    if !fits_a_path_mtu(packet) {
         return Some(format!("{} with {len} bytes of payload", packet.opcode));
     }
     let right = len.wrapping_neg() & 3;

@@ -26,6 +26,7 @@ impl Serialize for Record {
         object.put_some("icrc_expected", self.icrc_expected)?;
         object.put_some("cause", self.cause)?;
         object.put_some("cause_text", self.cause_text.as_ref())?;
+        object.put_some("first_of_several", self.is_joined.then_some(true))?;
         object.put_some("error", self.error.as_ref())?;
         object.0.end()
     }

@@ -78,7 +78,7 @@ impl PsnTracker {
         let distance = psn.distance(last.psn);
         let due = last.span.max();
         if distance <= 0 {
-            if self.fill(psn) {
+            if self.fill(psn, span) {
                 self.late += 1;
             } else {
                 self.duplicates += 1;
@@ -110,8 +110,8 @@ impl PsnTracker {
         self.last_psn = Some(psn.value());
     }
 
-    /// Takes `psn` out of the hole that it is in.
-    fn fill(&mut self, psn: Psn) -> bool {
+    /// Takes what a packet takes up out of the hole that it begins in.
+    fn fill(&mut self, psn: Psn, span: Span) -> bool {
         let inside = |&(first, count): &(Psn, u32)| {
             let distance = psn.distance(first);
             distance >= 0 && (distance as u32) < count
@@ -119,10 +119,11 @@ impl PsnTracker {
         let Some(index) = self.holes.iter().position(inside) else { return false };
         let (first, count) = self.holes[index];
         let before = psn.distance(first) as u32;
-        let after = count - before - 1;
+        let filled = span.max().clamp(1, count - before);
+        let after = count - before - filled;
         self.holes.remove(index);
         if after > 0 {
-            self.holes.insert(index, (psn + 1, after));
+            self.holes.insert(index, (psn + filled, after));
         }
         if before > 0 {
             self.holes.insert(index, (first, before));
@@ -130,7 +131,7 @@ impl PsnTracker {
         while self.holes.len() > MAX_HOLES {
             self.holes.pop_front();
         }
-        self.missing -= 1;
+        self.missing -= u64::from(filled);
         true
     }
 }
@@ -172,6 +173,17 @@ mod tests {
         seen.learn(1000);
         seen.learn(1024);
         assert_eq!((next(seen, 15), next(seen, 16), next(seen, 12)), ((0, 0), (1, 0), (0, 1)));
+    }
+
+    #[test]
+    fn a_late_read_fills_all_that_it_takes_up() {
+        let mut seen = SeenMtus::default();
+        seen.learn(1024);
+        let mut tracker = PsnTracker::default();
+        for psn in [0, 16, 64, 32, 48] {
+            tracker.observe(Psn::new(psn), Span::of_read(16 << 10, seen), false);
+        }
+        assert_eq!((tracker.gaps, tracker.missing, tracker.late, tracker.duplicates), (1, 0, 2, 0));
     }
 
     #[test]

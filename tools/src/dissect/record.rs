@@ -63,6 +63,8 @@ pub(super) struct Record {
     pub(super) unknown_opcode: bool,
     /// Whether it has IPv4 options, with which nobody sends RoCE: what its ICRC would cover is not known.
     pub(super) has_options: bool,
+    /// Whether it is the beginning of several packets in one frame, which the recorder cut.
+    pub(super) is_joined: bool,
     /// Why a packet is malformed.
     pub(super) error: Option<String>,
 }
@@ -100,6 +102,7 @@ impl Record {
             systematic: false,
             unknown_opcode: false,
             has_options: false,
+            is_joined: false,
             error: None,
         }
     }
@@ -194,6 +197,9 @@ impl fmt::Display for Record {
         }
         if let Some(cause) = &self.cause_text {
             write!(f, ": {cause}")?;
+        }
+        if self.is_joined {
+            f.write_str(" | the first of several packets")?;
         }
         match &self.error {
             Some(error) => write!(f, " | {error}"),

@@ -20,6 +20,10 @@ pub(super) struct Summary {
     /// Frames that hold several packets, which are cut apart here.
     #[serde(skip_serializing_if = "is_zero")]
     pub(super) joined_frames: u64,
+    /// Frames that hold several packets and that the recorder cut. Each counts as one packet, with the payload and the headers
+    /// of all of them for its payload.
+    #[serde(skip_serializing_if = "is_zero")]
+    joined_frames_cut: u64,
     pub(super) icrc_ok: u64,
     pub(super) icrc_bad: u64,
     pub(super) icrc_truncated: u64,
@@ -70,6 +74,9 @@ struct FlowSummary {
     naks: BTreeMap<&'static str, u64>,
     requests: PsnTracker,
     read_responses: PsnTracker,
+    /// Whether the last packet was of a frame with nobody knows how many.
+    #[serde(skip)]
+    is_behind_joined: bool,
 }
 
 /// Flows that are listed: a small compressed file can have any number of them.
@@ -83,6 +90,7 @@ impl Summary {
         self.roce_packets += 1;
         self.unknown_opcodes += u64::from(record.unknown_opcode);
         self.malformed += u64::from(record.is_malformed());
+        self.joined_frames_cut += u64::from(record.is_joined);
         if let (IcrcVerdict::Unchecked, Some(reason)) = (record.icrc, &record.error) {
             let is_listed = self.unchecked.len() < MAX_REASONS || self.unchecked.contains_key(reason);
             let reason = if is_listed { reason.as_str() } else { "other reasons" };
@@ -196,13 +204,14 @@ impl FlowSummary {
     fn follow(&mut self, record: &Record, opcode: Opcode, psn: Psn, mtus: SeenMtus) {
         if opcode.operation() == Operation::ReadResponse {
             let begins = matches!(opcode.position(), Position::First | Position::Only);
-            self.read_responses.observe(psn, Span::ONE, begins);
+            self.read_responses.observe(psn, Span::ONE, begins || self.is_behind_joined);
         } else if opcode.is_request() {
             let reth = record.extensions.reth.filter(|_| opcode == Opcode::RC_READ_REQUEST);
             let span = reth.map_or(Span::ONE, |reth| Span::of_read(reth.length(), mtus));
             // A datagram queue pair numbers its packets for all its peers together.
-            self.requests.observe(psn, span, opcode.service() == Service::Ud);
+            self.requests.observe(psn, span, opcode.service() == Service::Ud || self.is_behind_joined);
         }
+        self.is_behind_joined = record.is_joined;
     }
 }
 
@@ -218,6 +227,14 @@ impl fmt::Display for Summary {
         writeln!(f)?;
         if self.joined_frames > 0 {
             writeln!(f, "  {} frames with several packets each ({JOINED})", self.joined_frames)?;
+        }
+        if self.joined_frames_cut > 0 {
+            writeln!(
+                f,
+                "  {} frames with several packets each, cut by the recorder: each counts as one packet, and gaps behind it \
+                 are not seen (record whole frames, or without segmentation offload)",
+                self.joined_frames_cut
+            )?;
         }
         for (cause, count) in &self.causes {
             writeln!(f, "  bad ICRC: {cause} x{count}")?;

@@ -105,6 +105,23 @@ fn one_damaged_packet_in_a_frame_is_the_only_bad_one() {
     assert_eq!((found.len(), &summary["icrc_truncated"]), (1, &1.into()));
 }
 
+/// Of frames that the recorder cut nobody knows where the second packet begins: they are no malformed packets, and there is
+/// no gap behind them. One behind a frame that is whole is seen as ever.
+#[test]
+fn frames_that_the_recorder_cut_are_said_and_no_gaps() {
+    let all = packets(["10.0.0.1", "10.0.0.2"], &[1024; 12]);
+    let frames = [joined(&all[..4]), joined(&all[4..8]), all[8].clone(), all[11].clone()];
+    let file = TempFile::cut(ETHERNET, &frames, 96);
+    let (found, summary, status) = json(&file.0);
+    assert_eq!((found.len(), status), (4, 0), "{summary}");
+    let counts = ["joined_frames_cut", "icrc_truncated", "malformed"].map(|name| summary[name].clone());
+    assert_eq!(counts, [2, 4, 0].map(Value::from), "{summary}");
+    let several: Vec<_> = found.iter().map(|packet| packet["first_of_several"] == true).collect();
+    assert_eq!(several, [true, true, false, false]);
+    let requests = &summary["flows"][0]["requests"];
+    assert_eq!((&requests["gaps"], &requests["missing"]), (&1.into(), &2.into()), "{summary}");
+}
+
 /// What looks like a packet at every place takes no time worth mentioning, and stays one packet.
 #[test]
 fn what_only_looks_like_packets_is_one_damaged_packet() {
