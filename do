@@ -361,7 +361,8 @@ fuzz_coverage() {
 # What `ferroce --help` says, for man and for shells. No driver is needed to say it.
 man_pages() {
     local folder=${CARGO_TARGET_DIR:-$PWD/target}
-    cargo run --quiet -p ferroce-tools --example manual -- "$folder/man/man1" "$folder/completions"
+    aloud "building the manual" cargo build -p ferroce-tools --example manual
+    "$folder/debug/examples/manual" "$folder/man/man1" "$folder/completions"
     say "man pages: MANPATH=$folder/man: man ferroce, man ferroce-perf, ..."
     say "completions: source $folder/completions/ferroce.bash; or _ferroce for zsh, ferroce.fish for fish"
 }

@@ -479,7 +479,8 @@ fn register(layout: &Layout, interface: &Interface) -> Result<(Frames, Vec<Frame
                     interface: interface.name.clone(),
                     capability: "more locked memory (RLIMIT_MEMLOCK) or CAP_IPC_LOCK",
                     cure: format!(
-                        "{kib} KiB are needed: `ulimit -l {kib}`, or lower rx_frames and tx_frames"
+                        "{kib} KiB are needed on top of what this user has locked already: CAP_IPC_LOCK, a higher `ulimit -l`, or \
+                         lower rx_frames and tx_frames"
                     ),
                 }
             }

@@ -235,7 +235,7 @@ fn over(joint: &Joint, args: &Args, interrupted: &AtomicBool) -> Result<DemoRepo
 
 /// Says why a driver can't be had, and takes the next one.
 fn over_the_first_available(args: &Args, interrupted: &AtomicBool) -> Result<DemoReport, Error> {
-    let mut why = "the fastest driver without an RNIC".to_owned();
+    let mut why = "the driver with the lowest latency without an RNIC".to_owned();
     for (joint, instead) in [(Joint::AfXdp, "processes, over udp"), (Joint::Udp, "threads, over loopback")] {
         match over(&joint, args, interrupted) {
             Err(unavailable @ Error::Unavailable { .. }) if !interrupted.load(Ordering::Relaxed) => {

@@ -15,6 +15,7 @@ use ferroce::{DeviceSpec, Gid, MacAddr, PKEY_DEFAULT, PathMtu};
 use serde::Serialize;
 
 use crate::dscp::{DscpClass, cnp_dscp};
+use crate::endpoint::is_taken;
 use crate::failure::Failure;
 use crate::output::{JsonArg, say};
 use choice::Choice;
@@ -64,6 +65,8 @@ struct DevInfo {
     choice: Option<Choice>,
     /// What the opened device says; null without -d, or if it can't be opened.
     device: Option<DeviceInfo>,
+    /// Who has the device, which then can't be opened.
+    in_use: Option<String>,
     /// Drivers in this build, as -d names them.
     drivers: Vec<&'static str>,
     /// What this process lacks for AF_XDP, wherever it opens a device.
@@ -178,8 +181,14 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
         Some(_) => Vec::new(),
     };
     let opened = device.map(|device| device.open()).transpose();
+    let mut in_use = None;
     let (capabilities, opened) = match opened {
         Ok(opened) => (opened.map(|opened| opened.capabilities().clone()), Ok(())),
+        // Whoever only looks has nothing to complain of.
+        Err(error) if is_taken(&error) => {
+            in_use = Some(error.to_string());
+            (None, Ok(()))
+        }
         Err(error) => (None, Err(Failure::from(error))),
     };
     let choice = device.zip(capabilities.as_ref());
@@ -193,6 +202,7 @@ fn gather(device: Option<&DeviceSpec>) -> Result<(DevInfo, Result<(), Failure>),
         choice,
         interfaces: interfaces.iter().map(InterfaceInfo::new).collect::<Result<_, _>>()?,
         device,
+        in_use,
         drivers: drivers(),
         missing: missing(&process),
         optional: optional(&process),
@@ -352,6 +362,7 @@ impl DevInfo {
         self.interfaces.iter().try_for_each(InterfaceInfo::print)?;
         self.rnics.iter().try_for_each(Rnics::print)?;
         self.choice.iter().try_for_each(Choice::print)?;
+        self.in_use.iter().try_for_each(|who| say!("not opened, for it is in use: {who}"))?;
         if let Some(device) = &self.device {
             say!("device {}: {} on {}", device.driver, device.description, device.interface)?;
             say!("  {} frames of at most {} bytes, MTU {}", device.layer, device.max_frame, device.mtu)?;
@@ -367,7 +378,9 @@ impl DevInfo {
             [] => say!("AF_XDP: nothing is missing")?,
             missing => {
                 missing.iter().try_for_each(|missing| say!("AF_XDP lacks {missing}"))?;
-                say!("without AF_XDP, `-d INTERFACE` takes udp, which is slower and needs no rights")?;
+                say!(
+                    "without AF_XDP, `-d INTERFACE` takes udp, which has a higher latency and needs no rights"
+                )?;
             }
         }
         self.optional.iter().try_for_each(|optional| say!("optional: {optional}"))
@@ -479,7 +492,8 @@ impl Process {
 fn missing(process: &Process) -> Vec<String> {
     if cfg!(not(feature = "af_xdp")) {
         return vec![
-            "its driver, which this build leaves out: `./do ferroce` builds it, or prints what it needs"
+            "its driver, which this build leaves out: `cargo install --locked --path tools --features af_xdp`, with Debian's gcc, \
+             libc6-dev and libxdp-dev, or `./do ferroce` in a checkout"
                 .into(),
         ];
     }
@@ -504,7 +518,7 @@ fn missing(process: &Process) -> Vec<String> {
             let program = std::env::current_exe().map_or("PROGRAM".into(), |path| path.display().to_string());
             // setcap replaces what a program has, so all are named.
             missing.push(format!(
-                "{}: run as root, or `setcap cap_net_raw,cap_net_admin,cap_bpf+ep {program}`",
+                "{}: run as root, or `setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep {program}`",
                 names.join(", ")
             ));
         }
@@ -578,7 +592,7 @@ mod tests {
             rights.starts_with("CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF: run as root, or `setcap "),
             "{rights}"
         );
-        assert!(rights.contains("`setcap cap_net_raw,cap_net_admin,cap_bpf+ep /"), "{rights}");
+        assert!(rights.contains("`setcap cap_net_raw,cap_net_admin,cap_bpf,cap_ipc_lock+ep /"), "{rights}");
         assert!(memory.contains("8192 are allowed: `ulimit -l 40960`"), "{memory}");
         // CAP_SYS_ADMIN includes CAP_BPF; without a limit there is none to raise.
         let admin = Process { capabilities: 1 << CAP_SYS_ADMIN, locked_memory: None, af_xdp: true, ..nobody };

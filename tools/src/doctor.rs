@@ -22,10 +22,10 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use ferroce::driver::{Error as DriverError, PacketDriver};
-use ferroce::{DeviceSpec, Error, PKey, PathMtu};
+use ferroce::driver::PacketDriver;
+use ferroce::{DeviceSpec, PKey, PathMtu};
 
-use crate::endpoint::{Interrupt, packet_driver, parse_pkey};
+use crate::endpoint::{Interrupt, is_taken, packet_driver, parse_pkey};
 use crate::failure::Failure;
 use crate::output::JsonArg;
 use crate::pingpong::path_mtu;
@@ -33,6 +33,7 @@ use crate::tcp::Listener;
 use crate::{host, selftest, tcp};
 use control::{DoctorControl, Limits, unexpected};
 use far::MAX_ROUNDS;
+use local::Plain;
 use message::{DoctorMessage, Hello, Probe, Sighting};
 use occupants::{Occupants, Place};
 use path::{Arrivals, Way};
@@ -153,11 +154,6 @@ fn start(args: &Args) -> Result<Option<DoctorReport>, Failure> {
     args.check(driver, why, (peer, to), args.tcp_port, &interrupt).map(Some)
 }
 
-/// Whether a device can't be opened because others have it.
-fn is_taken(error: &Error) -> bool {
-    matches!(error, Error::Driver(DriverError::PortInUse { .. } | DriverError::QueueBusy { .. }))
-}
-
 impl Args {
     /// Why UDP port 4791 is left alone, if it is.
     fn reason_to_be_passive(&self, occupants: &Occupants) -> Option<String> {
@@ -218,8 +214,8 @@ impl Args {
             Err(failure) => {
                 checks.push(Check::note(
                     FAR_END,
-                    format!("no doctor there ({failure}); what follows is seen from here alone"),
-                    "`ferroce doctor -d DEV` there, to check each way by itself",
+                    format!("no doctor answers ({failure}); what follows is seen from here alone"),
+                    format!("`ferroce doctor -d DEV` there, with TCP port {tcp_port} open to it, to check each way by itself"),
                 ));
                 checks.extend(alone::checks(
                     port.driver,
@@ -261,10 +257,19 @@ impl Args {
         let most = far.rounds.min(MAX_ROUNDS) / 2;
         let there = path::probes(own.mtu, own.address.is_ipv6());
         let seen = repeat(most, || outward(port, control, &own, &far, &there).map(Ok::<_, Infallible>))?;
-        let way = |is_outward, probes: &[Probe], seen: &Arrivals| {
+        let refused = match &seen {
+            Ok(seen) if seen.is_nothing() => local::ask_kernel(source, to),
+            _ => None,
+        };
+        let mut refused = refused.and_then(|plain| match plain {
+            Plain::RefusedHere(why) => Some(why),
+            Plain::Answered(_) => None,
+        });
+        let mut way = |is_outward, probes: &[Probe], seen: &Arrivals| {
+            let refused = refused.take();
             let (from, to) = if is_outward { (&own, &far) } else { (&far, &own) };
             let wanted = self.mtu.or(PathMtu::largest_for(from.mtu, own.address.is_ipv6()));
-            Way { from, to, probes, seen, wanted, is_outward }.checks()
+            Way { from, to, probes, seen, wanted, is_outward, refused }.checks()
         };
         checks.extend(seen.map(|seen| way(true, &there, &seen)).into_iter().flatten());
         let back = path::probes(far.mtu, to.is_ipv6());

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use ferroce::driver::Error as DriverError;
 use ferroce::driver::pcap::{Recorder, Recording};
 use ferroce::wire::cm::RejectReason;
 use ferroce::{
@@ -84,6 +85,11 @@ pub(crate) fn parse_pkey(text: &str) -> Result<PKey, String> {
     };
     let pkey = number.ok().map(PKey).filter(|pkey| pkey.is_valid());
     pkey.ok_or_else(|| "a P_Key is a number of 16 bits, as 0x8001, with a partition in the low 15".to_owned())
+}
+
+/// Whether a device can't be opened because others have it.
+pub(crate) fn is_taken(error: &Error) -> bool {
+    matches!(error, Error::Driver(DriverError::PortInUse { .. } | DriverError::QueueBusy { .. }))
 }
 
 /// Set by SIGINT and SIGTERM; a second signal ends the process at once.

@@ -98,7 +98,7 @@ fn an_interface_with_its_gids_and_what_it_lacks() {
     assert_eq!(opened["device"]["driver"], "af_xdp");
     assert_eq!(opened["device"]["mtu"], 4170);
     assert_eq!(opened["choice"]["driver"], "af_xdp");
-    assert_eq!(opened["choice"]["reason"], "the fastest packet driver for an interface in this build");
+    assert_eq!(opened["choice"]["reason"], "the lowest latency in this build");
     assert_eq!(opened["choice"]["rnics"], serde_json::json!([]));
 
     // Packets of path MTU 1024 would fit, and there is no IPv6.
@@ -134,7 +134,10 @@ fn who_has_no_rights_is_told_what_goes_without() {
     let nobody = "setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set -all";
     let text = run(nobody);
     assert!(text.contains("AF_XDP lacks CAP_NET_RAW, CAP_NET_ADMIN, CAP_BPF: run as root"), "{text}");
-    assert!(text.contains("`-d INTERFACE` takes udp, which is slower and needs no rights\n"), "{text}");
+    assert!(
+        text.contains("`-d INTERFACE` takes udp, which has a higher latency and needs no rights\n"),
+        "{text}"
+    );
     let text = run("unshare --map-root-user --net");
     assert!(text.contains("AF_XDP lacks rights outside of this user namespace"), "{text}");
     assert!(!text.contains("setcap"), "{text}");

@@ -31,9 +31,7 @@ impl Choice {
     pub(super) fn new(device: &DeviceSpec, opened: &Capabilities, rnics: Option<&Rnics>) -> Choice {
         let by_name = "the name says so".to_owned();
         let reason = match (device, opened.driver) {
-            (DeviceSpec::Interface(_), "af_xdp") => {
-                "the fastest packet driver for an interface in this build".to_owned()
-            }
+            (DeviceSpec::Interface(_), "af_xdp") => "the lowest latency in this build".to_owned(),
             (DeviceSpec::Interface(interface), driver) => {
                 let faster = DeviceSpec::AfXdp { interface: interface.clone(), queue: None };
                 match faster.open() {

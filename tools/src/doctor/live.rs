@@ -53,9 +53,11 @@ impl LiveContext {
         for before in before.iter().take(MAX_CONTEXTS) {
             match now.iter().find(|now| now.labels() == before.labels()) {
                 Some(now) => live.push(LiveContext { before: before.clone(), now: now.clone() }),
-                None => left_out.push(Check::not_checked(
+                None => left_out.push(Check::failed(
                     "context",
-                    format!("{}: it has ended, or does not answer any more", title(before)),
+                    format!("{}: it ended while it was examined, so nothing is known of it", title(before)),
+                    "what the program itself says, if it was not meant to end; and check again: where UDP port 4791 is free \
+                     now, packets are sent",
                 )),
             }
         }
@@ -141,13 +143,20 @@ impl LiveContext {
         Check::ok(NAME, seen)
     }
 
+    /// Queue pairs that are connected to `peer`.
+    fn queue_pairs_to(&self, peer: IpAddr) -> Option<u64> {
+        let gid = Gid::from(peer).to_string();
+        gauge(&self.now, "peer_qps").find(|(label, _)| *label == gid).map(|(_, qps)| qps)
+    }
+
+    pub(super) fn has_peer(&self, peer: IpAddr) -> bool {
+        self.queue_pairs_to(peer).is_some()
+    }
+
     fn peer(&self, peer: IpAddr) -> Check {
         const NAME: &str = "peer";
-        let gid = Gid::from(peer).to_string();
-        match gauge(&self.now, "peer_qps").find(|(label, _)| *label == gid) {
-            Some((_, qps)) => {
-                Check::ok(NAME, self.named(&format!("{qps} queue pair(s) connected to {peer}")))
-            }
+        match self.queue_pairs_to(peer) {
+            Some(qps) => Check::ok(NAME, self.named(&format!("{qps} queue pair(s) connected to {peer}"))),
             None => Check::not_checked(
                 NAME,
                 self.named(&format!(
@@ -171,7 +180,26 @@ impl LiveContext {
                 self.named("a card counts its packets for itself (`ethtool -S`)"),
             );
         }
+        // It sends, and again, and hears nothing.
+        let is_deaf = sent.lately > 0
+            && received.lately == 0
+            && [Counter::RetransmittedPkts, Counter::LocalAckTimeoutErr]
+                .into_iter()
+                .any(|counter| self.count(counter.name()).lately > 0);
         match (sent.total > 0, received.total > 0) {
+            (_, true) if is_deaf => Check::failed(
+                NAME,
+                seen,
+                "nothing comes back any more: a firewall for UDP port 4791 at either end or between (`nft list ruleset`), \
+                 the peer's program has ended or does not poll, or its address has gone; `ferroce doctor` at the other end \
+                 tells them apart",
+            ),
+            (_, true) if sent.lately + received.lately == 0 => Check::note(
+                NAME,
+                seen,
+                "nothing came or went now: the program is idle, or its peers' packets no longer get here; `ferroce doctor` at \
+                 the other end tells which",
+            ),
             (true, false) => Check::failed(
                 NAME,
                 seen,
@@ -213,6 +241,13 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn a_context_that_ends_meanwhile_is_no_good_news() {
+        let gone = context(&[("sent_pkts", 1, 1)], "").before;
+        let (live, left_out) = LiveContext::watch(&[gone], &Interrupt::default()).unwrap();
+        assert_eq!((live.len(), left_out[0].result), (0, CheckVerdict::Failed), "{left_out:?}");
+    }
+
+    #[test]
     fn a_context_says_what_it_has() {
         let gauges = "port_mtu 4200\nport_gid gid=\"::ffff:10.0.0.1\" 1\nport_pkey pkey=\"0xffff\" 1\nqps state=\"rts\" 3\n\
                       qps state=\"error\" 0\npeer_qps peer=\"::ffff:10.0.0.2\" 3\npath_mtu_qps path_mtu=\"1024\" 3";
@@ -228,6 +263,12 @@ pub(super) mod tests {
         assert_eq!((traffic.result, traffic.seen.as_str()), (CheckVerdict::Ok, seen));
         assert_eq!(live.path_mtu(), Some(PathMtu::Mtu1024));
         assert_eq!(live.peer([10, 0, 0, 3].into()).result, CheckVerdict::NotChecked);
+        let cut_off = [("sent_pkts", 10, 30), ("rcvd_pkts", 5, 5), ("retransmitted_pkts", 0, 20)];
+        assert_eq!(context(&cut_off, "").traffic().result, CheckVerdict::Failed);
+        let slow = [("sent_pkts", 10, 30), ("rcvd_pkts", 5, 5)];
+        assert_eq!(context(&slow, "").traffic().result, CheckVerdict::Ok);
+        let idle = context(&[("sent_pkts", 30, 30), ("rcvd_pkts", 5, 5)], "");
+        assert_eq!(idle.traffic().result, CheckVerdict::Note);
         let deaf = context(&[("sent_pkts", 10, 30), ("rcvd_pkts", 0, 0)], "qps state=\"error\" 1");
         assert_eq!(
             (deaf.traffic().result, deaf.context().result),

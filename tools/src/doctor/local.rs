@@ -44,6 +44,13 @@ pub(super) fn gid(
     let version = if peer.is_ipv4() { "IPv4" } else { "IPv6" };
     let take = match suitable {
         Some(index) => format!("`-x {index}`"),
+        // A socket has one address.
+        None if capabilities.driver == "udp" => {
+            format!(
+                "`-d udp:ADDRESS` with an {version} address of this host; `ip addr add ADDRESS/PREFIX dev {}` gives it one",
+                capabilities.interface
+            )
+        }
         None if Gid::from(peer).is_link_local() => {
             format!("`ip link set {} addrgenmode eui64`, for a link-local address", capabilities.interface)
         }
@@ -165,20 +172,34 @@ pub(super) fn neighbour_check(resolved: Result<[u8; 6], Error>, peer: IpAddr, is
     }
 }
 
+/// What lets packets out that this host's own packet filter holds back.
+pub(super) const OWN_FILTER: &str = "this host's own packet filter: `nft list ruleset`, `iptables -S OUTPUT`; `nft insert rule inet \
+                                     filter output udp dport 4791 accept`";
+
+/// What becomes of a plain UDP packet to port 4791.
+pub(super) enum Plain {
+    /// The kernel here does not let it out.
+    RefusedHere(String),
+    /// Something comes back.
+    Answered(String),
+}
+
 /// What a plain UDP packet to port 4791 gets back, if anything.
-pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<String> {
+pub(super) fn ask_kernel(source: IpAddr, peer: IpAddr) -> Option<Plain> {
     let socket = UdpSocket::bind((source, 0)).ok()?;
     socket.connect(SocketAddr::new(peer, ferroce::wire::ROCE_V2_PORT)).ok()?;
     socket.set_read_timeout(Some(std::time::Duration::from_millis(500))).ok()?;
-    socket.send(&[0]).ok()?;
+    if let Err(error) = socket.send(&[0]) {
+        return Some(Plain::RefusedHere(format!("this host itself refuses to send them: {error}")));
+    }
     let error = socket.recv(&mut [0; 64]).err()?;
     match error.kind() {
         // From the peer or from a firewall before it; and some ports take their packets before the kernel sees them.
-        std::io::ErrorKind::ConnectionRefused => Some(format!(
+        std::io::ErrorKind::ConnectionRefused => Some(Plain::Answered(format!(
             "a plain packet there comes back as ICMP port unreachable: no socket at {peer} has UDP port 4791, which AF_XDP, \
              DPDK and cards can do without, or a firewall rejects it"
-        )),
+        ))),
         std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => None,
-        _ => Some(format!("a plain packet there gets the answer: {error}")),
+        _ => Some(Plain::Answered(format!("a plain packet there gets the answer: {error}"))),
     }
 }

@@ -1,6 +1,7 @@
 //! The checks that need no UDP port 4791: what the kernel tells, ICMP, TCP, and the counters of the contexts that are there.
 
 use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use ferroce::driver::netlink::{Neighbour, Netlink};
 use ferroce::driver::{Capabilities, Error};
@@ -8,7 +9,7 @@ use ferroce::{Metrics, PathMtu};
 
 use super::live::LiveContext;
 use super::occupants::{Mute, Occupants, Place};
-use super::report::{Check, DoctorReport, Mode};
+use super::report::{Check, CheckVerdict, DoctorReport, Mode};
 use super::{Args, FAR_END, echo, local, port};
 use crate::endpoint::Interrupt;
 use crate::failure::Failure;
@@ -39,11 +40,16 @@ pub(super) fn check(
             checks.extend(local::checks(&capabilities, source, to));
             let wanted = args.mtu.or(live.iter().filter_map(LiveContext::path_mtu).max());
             let wanted = wanted.or(PathMtu::largest_for(capabilities.mtu, to.is_ipv6()));
-            // It also lets the kernel look for the next hop.
-            let (echo, _) = echo::check(&capabilities, to, wanted, interrupt)?;
-            checks.push(next_hop(place, to));
+            // Both also let the kernel look for the next hop.
+            let (echo, echoes) = echo::check(&capabilities, to, wanted, interrupt)?;
+            let far_end = far_end(name, args.tcp_port, interrupt)?;
+            checks.push(next_hop(place, to, interrupt)?);
             checks.push(echo);
-            checks.push(far_end(name, args.tcp_port, interrupt)?);
+            let is_known = echoes || live.iter().any(|live| live.has_peer(to));
+            checks.push(match far_end.result {
+                CheckVerdict::NotChecked if !is_known => no_sign_of_life(to, args.tcp_port),
+                _ => far_end,
+            });
         }
     }
     checks.extend(port::checks(&capabilities, args.dscp));
@@ -66,18 +72,29 @@ fn capabilities(place: &Place, occupants: &Occupants) -> Capabilities {
         .addresses(place.addresses.clone())
 }
 
-/// What the kernel knows of the next hop, without being asked to look for it.
-fn next_hop(place: &Place, peer: IpAddr) -> Check {
+/// How long the kernel looks for a next hop: three times, a second apart.
+const KERNEL_LOOKS: Duration = Duration::from_millis(3500);
+
+/// What the kernel knows of the next hop, once it has done looking for it.
+fn next_hop(place: &Place, peer: IpAddr, interrupt: &Interrupt) -> Result<Check, Failure> {
     const NAME: &str = "next hop";
     let interface = &place.interface;
     if interface.owns(peer) {
-        return Check::not_checked(NAME, format!("{peer} is this host itself"));
+        return Ok(Check::not_checked(NAME, format!("{peer} is this host itself")));
     }
-    let known = Netlink::open().and_then(|netlink| {
-        let next_hop = netlink.route(interface, peer)?.gateway.unwrap_or(peer);
-        Ok((next_hop, netlink.neighbour(interface, next_hop)?))
-    });
-    match known {
+    let look = || {
+        Netlink::open().and_then(|netlink| {
+            let next_hop = netlink.route(interface, peer)?.gateway.unwrap_or(peer);
+            Ok((next_hop, netlink.neighbour(interface, next_hop)?))
+        })
+    };
+    let (start, mut known) = (Instant::now(), look());
+    while matches!(known, Ok((_, Neighbour::Incomplete))) && start.elapsed() < KERNEL_LOOKS {
+        interrupt.check()?;
+        std::thread::sleep(Duration::from_millis(50));
+        known = look();
+    }
+    Ok(match known {
         Ok((_, Neighbour::Fresh(mac) | Neighbour::Stale(mac))) => {
             local::neighbour_check(Ok(mac), peer, false)
         }
@@ -88,7 +105,20 @@ fn next_hop(place: &Place, peer: IpAddr) -> Check {
         }
         Ok(_) => Check::not_checked(NAME, "the kernel has not looked for it"),
         Err(error) => local::neighbour_check(Err(error), peer, false),
-    }
+    })
+}
+
+/// Where not even ICMP and TCP answer, "not checked" would say too little.
+fn no_sign_of_life(peer: IpAddr, tcp_port: u16) -> Check {
+    Check::failed(
+        FAR_END,
+        format!(
+            "no sign of {peer}: it answers neither ICMP echo nor TCP port {tcp_port}, and no queue pair here is connected to it"
+        ),
+        format!(
+            "see that {peer} is up and that there is a way to it (`ip route get {peer}`), or a firewall holds all back"
+        ),
+    )
 }
 
 /// Whether TCP gets there and back.

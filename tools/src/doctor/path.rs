@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use ferroce::PathMtu;
 
+use super::local::OWN_FILTER;
 use super::message::{Headers, Hello, Probe, Sighting};
 use super::probe::{COPIES, HOP_LIMIT};
 use super::report::Check;
@@ -53,6 +54,10 @@ impl Arrivals {
         }
     }
 
+    pub(super) fn is_nothing(&self) -> bool {
+        self.sightings.is_empty()
+    }
+
     /// Copies of each probe.
     fn copies(&self) -> usize {
         usize::from(COPIES) * self.rounds as usize
@@ -90,6 +95,8 @@ pub(super) struct Way<'a> {
     pub(super) wanted: Option<PathMtu>,
     /// From the end that asks.
     pub(super) is_outward: bool,
+    /// Why the kernel of the sender lets none out, if it says so.
+    pub(super) refused: Option<String>,
 }
 
 impl Way<'_> {
@@ -102,6 +109,11 @@ impl Way<'_> {
             return [self.reachability()].into_iter().chain(rest).collect();
         }
         vec![self.reachability(), self.icrc(), self.path_mtu(), self.dscp(), self.ecn()]
+    }
+
+    /// Where to type a command.
+    fn place(&self, is_own: bool) -> &'static str {
+        if is_own { "here" } else { "there" }
     }
 
     fn names(&self) -> [&'static str; 5] {
@@ -123,6 +135,9 @@ impl Way<'_> {
             .filter(|s| short(s.number))
             .map(|s| usize::from(s.copies))
             .sum::<usize>();
+        if let Some(why) = &self.refused {
+            return Check::failed(name, format!("of {sent} packets to {to} none arrives: {why}"), OWN_FILTER);
+        }
         if self.seen.sightings.is_empty() {
             return Check::failed(
                 name,
@@ -220,7 +235,11 @@ impl Way<'_> {
                     self.from.address,
                     self.from.mtu
                 ),
-                format!("`ip link set {} mtu {needed}` there or more, 4200 for all", self.from.interface),
+                format!(
+                    "`ip link set {} mtu {needed}` {} or more, 4200 for all",
+                    self.from.interface,
+                    self.place(self.is_outward)
+                ),
             );
         }
         let largest = PathMtu::ALL.into_iter().take_while(|path_mtu| arrives(path_mtu)).last();
@@ -250,12 +269,13 @@ impl Way<'_> {
         };
         let cure = if self.to.mtu < needed {
             format!(
-                "'{}' of {} has an MTU of {}: `ip link set {} mtu {}` there{smaller}",
+                "'{}' of {} has an MTU of {}: `ip link set {} mtu {}` {}{smaller}",
                 self.to.interface,
                 self.to.address,
                 self.to.mtu,
                 self.to.interface,
-                needed.max(self.from.mtu)
+                needed.max(self.from.mtu),
+                self.place(!self.is_outward)
             )
         } else {
             format!(

@@ -57,12 +57,14 @@ fn an_application_lives_through_everything_else() {
             assert!(seen.contains(&format!("pid {}: MTU 4200; GIDs ", app.pid())), "{seen}");
             assert!(seen.contains("1 rts") && seen.contains("peers: ::ffff:10.1.2.2 (1)"), "{seen}");
             assert!(found.with("not_checked").contains(&"each way by itself"), "{:#?}", found.report);
-            for command in [format!("perf write bw -d {device} {}", PEER[0]), format!("devinfo -d {device}")]
-            {
-                let refused = Ferroce::start(Some(&way.a), &command).end();
-                assert_eq!(refused.code, Some(1), "{command}: {refused:#?}");
-                assert!(refused.stderr.contains(&holder), "{command}: {refused:#?}");
-            }
+            let refused =
+                Ferroce::start(Some(&way.a), &format!("perf write bw -d {device} {}", PEER[0])).end();
+            assert_eq!(refused.code, Some(1), "{refused:#?}");
+            assert!(refused.stderr.contains(&holder), "{refused:#?}");
+            // It only looks.
+            let shown = Ferroce::start(Some(&way.a), &format!("devinfo -d {device}")).end();
+            assert_eq!(shown.code, Some(0), "{shown:#?}");
+            assert!(shown.stdout.contains(&holder), "{shown:#?}");
         }
         let before = wait_for_packets(&app, 0);
         let after = wait_for_packets(&app, counter(&before, "rcvd_pkts"));
@@ -75,6 +77,50 @@ fn an_application_lives_through_everything_else() {
         assert_eq!(app.code, Some(130), "{app:#?}");
         assert!(!app.stderr.contains("completed with"), "{app:#?}");
     }
+}
+
+/// A host that nobody has is no better for it that an application works with another one.
+#[test]
+fn a_peer_that_is_not_there() {
+    let _alone = alone();
+    let Some(way) = Way::new() else { return };
+    let _server = Ferroce::server(&way.b, "perf write bw -D 600 -d udp:veth0");
+    let app = Ferroce::start(Some(&way.a), &format!("perf write bw -D 600 -d udp:veth0 {}", PEER[0]));
+    wait_for_packets(&app, 100);
+    let on_the_link = way.check("10.1.1.77");
+    is_passive(&on_the_link, "in use by 'ferroce'");
+    on_the_link.fails(&["next hop", "far end"], &["10.1.1.77"]);
+    way.check("10.1.2.77").fails(&["far end"], &["no sign of 10.1.2.77", "ip route get"]);
+}
+
+/// It sends, and again, and hears nothing.
+#[test]
+fn an_application_that_is_cut_off() {
+    let _alone = alone();
+    let Some(way) = Way::with_rules() else { return };
+    let _server = Ferroce::server(&way.b, "perf write bw -D 600 -u 18 -d udp:veth0");
+    let app = Ferroce::start(Some(&way.a), &format!("perf write bw -D 600 -u 18 -d udp:veth0 {}", PEER[0]));
+    wait_for_packets(&app, 100);
+    way.rule("forward oifname to-b udp dport 4791 drop");
+    // The first time-out is 1 s, so a check may begin before it.
+    let failing = || Some(way.check(PEER[0])).filter(|found| found.with("failed").contains(&"UDP 4791"));
+    let found = until(LIMIT, failing, || "a check that fails".to_owned());
+    let text = found.text("UDP 4791");
+    assert!(text.contains("and 0 of them in the last second") && text.contains("a firewall"), "{text}");
+}
+
+/// The kernel tells it to whoever sends.
+#[test]
+fn a_packet_filter_of_this_host() {
+    let _alone = alone();
+    let Some(way) = Way::with_rules() else { return };
+    let _far = way.far_end("udp:veth0");
+    let rule = |arguments: &str| run("ip", &format!("netns exec {} nft {arguments}", way.a));
+    rule("add table inet own");
+    rule("add chain inet own output { type filter hook output priority 0 ; }");
+    rule("add rule inet own output udp dport 4791 drop");
+    let found = way.check(&format!("-d udp:veth0 {}", PEER[0]));
+    found.fails(&["UDP 4791 there"], &["Operation not permitted", "output udp dport 4791 accept"]);
 }
 
 #[test]

@@ -210,7 +210,7 @@ fn a_way_that_is_closed() {
     // Without a doctor there, nobody answers at all.
     let found = way.check(PEER[0]);
     found.fails(&["UDP 4791"], &["does not answer", "`ferroce doctor -d DEV` there", "rdma_cm"]);
-    assert!(found.text("far end").contains("no doctor there"), "{:#?}", found.report);
+    assert!(found.text("far end").contains("no doctor answers"), "{:#?}", found.report);
 }
 
 #[test]

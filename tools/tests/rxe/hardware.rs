@@ -86,7 +86,7 @@ fn lists(guest: &Guest) {
     let reason = "set the MTU of eth0 to 3400 or less";
     assert!(refused.as_ref().is_err_and(|said| said.contains(reason)), "{refused:?}");
     for expected in [
-        "-d eth0 takes af_xdp: the fastest packet driver",
+        "-d eth0 takes af_xdp: the lowest latency",
         "rdma_rxe, the kernel's software, is on this interface too: -d ibverbs:rxe0",
     ] {
         assert!(said.contains(expected), "'{expected}' is not in:\n{said}");
