@@ -150,7 +150,7 @@ impl FromStr for DeviceSpec {
                 Ok(DeviceSpec::AfXdp { interface: interface.to_owned(), queue })
             }
             ("udp", None) => refused("udp needs an address or an interface: udp:192.0.2.1, udp:eth0"),
-            ("udp", Some(argument)) => match argument.parse() {
+            ("udp", Some(argument)) => match without_brackets(argument).parse() {
                 Ok(address) => Ok(DeviceSpec::Udp(address)),
                 Err(_) if is_interface_name(argument) => Ok(DeviceSpec::UdpInterface(argument.to_owned())),
                 Err(_) => refused("udp:ADDRESS, an address of this host, or udp:INTERFACE"),
@@ -180,6 +180,11 @@ impl FromStr for DeviceSpec {
             (_, Some(_)) => refused(&format!("no such driver; there are {DEVICES}")),
         }
     }
+}
+
+/// An IPv6 address may be in brackets, as in a URL.
+fn without_brackets(address: &str) -> &str {
+    address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(address)
 }
 
 impl fmt::Display for DeviceSpec {
@@ -272,6 +277,8 @@ mod tests {
         }
         let all = DeviceSpec::AfXdp { interface: "veth0".into(), queue: None };
         assert_eq!("af_xdp:veth0".parse::<DeviceSpec>().expect("all queues"), all);
+        let bare = DeviceSpec::Udp("fd09::1".parse().expect("an address"));
+        assert_eq!("udp:[fd09::1]".parse::<DeviceSpec>().expect("brackets"), bare);
     }
 
     #[test]
