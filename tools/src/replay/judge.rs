@@ -36,6 +36,8 @@ pub(super) struct Measured {
     pub(super) cnps: u64,
     /// Packets that came out of the network more often than it sent them.
     pub(super) copies: u64,
+    /// Those of the repeats that may be copies by the network.
+    pub(super) twins: u64,
     /// Packets that came marked by a switch.
     pub(super) marked: u64,
     pub(super) naks: u64,
@@ -143,6 +145,7 @@ impl Judge<'_> {
             self.measured.copies += 1;
             return;
         }
+        self.measured.twins += u64::from(event.twin);
         if !packet.icrc_is_right {
             if self.strict {
                 self.violation(Rule::Icrc, packet.frame, format!("{} with a wrong ICRC", packet.opcode));

@@ -474,6 +474,7 @@ fn counts(measured: &Measured) -> String {
     let mut text = format!("{} requests, {} responses", measured.requests, measured.responses);
     let others = [
         (measured.repeats, "repeated"),
+        (measured.twins, "of these may be copies by the network"),
         (measured.naks, "NAKs"),
         (measured.rnr_naks, "RNR NAKs"),
         (measured.cnps, "CNPs"),

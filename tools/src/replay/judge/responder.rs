@@ -261,7 +261,10 @@ impl Judge<'_> {
                 self.violation(Rule::NakOnce, packet.frame, format!("a second NAK for PSN {}", hex(psn)));
             }
         } else if self.responder.acked.as_ref().is_some_and(|(acked, by)| {
-            psn <= *acked && packet.at.since(by.at) > SLACK * 5 && packet.was_sent_behind(by)
+            psn <= *acked
+                && packet.at.since(by.at) > SLACK * 5
+                && self.of.numbers[self.side]
+                && packet.was_sent_behind(by)
         }) {
             let text = format!("a NAK for PSN {}, which was acknowledged before", hex(psn));
             self.violation(Rule::NakPsn, packet.frame, text);
