@@ -21,7 +21,7 @@ use responder::Responder;
 pub(super) struct Measured {
     /// From the packet that shows a gap to the NAK.
     pub(super) nak_generation: Vec<Duration>,
-    /// From the NAK to the first packet that is repeated.
+    /// From the NAK to the first packet that goes back.
     pub(super) nak_reaction: Vec<Duration>,
     /// From an RNR NAK to the repeat.
     pub(super) rnr_wait: Vec<Duration>,
@@ -29,6 +29,8 @@ pub(super) struct Measured {
     pub(super) cnp_interval: Vec<Duration>,
     /// Times that the end began again at the PSN of the NAK, of all times.
     pub(super) go_back_n: (u64, u64),
+    /// Times that the first packets of a restart were not recorded, maybe.
+    pub(super) restarts_unseen: u64,
     /// Request packets that were sent again.
     pub(super) repeats: u64,
     pub(super) requests: u64,

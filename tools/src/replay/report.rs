@@ -493,6 +493,10 @@ fn lines(measured: &Measured) -> Vec<String> {
     if all > 0 {
         lines.push(format!("go-back-N: {right} of {all} times from the PSN of the NAK"));
     }
+    if measured.restarts_unseen > 0 {
+        let times = measured.restarts_unseen;
+        lines.push(format!("go-back-N: {times} times from a PSN that may not have been recorded"));
+    }
     let spreads = [
         ("from gap to NAK", &measured.nak_generation),
         ("from NAK to repeat", &measured.nak_reaction),

@@ -70,3 +70,73 @@ fn what_can_not_be_told_apart_is_said() {
         "{said}"
     );
 }
+
+/// The first request behind a NAK that goes back is the restart: not what was on its way, be it of an earlier restart, and
+/// also what was lost before it was recorded.
+#[test]
+fn a_restart_is_told_from_what_was_on_its_way() {
+    let nak = |psn| answer(psn, SEQUENCE_ERROR, 0);
+    let some = |psns: std::ops::Range<u32>| psns.map(write);
+    let ack = || [answer(111, 0x1f, 3)];
+    // 10 us from one to the next.
+    let cases: [(&str, Vec<(bool, Vec<u8>)>, [&str; 2]); 3] = [
+        (
+            "lost behind the recorder",
+            some(100..106)
+                .chain([nak(102)])
+                .chain(some(106..108))
+                .chain(some(102..112))
+                .chain(ack())
+                .collect(),
+            ["1 of 1 times", "1 times, least 30.0 us"],
+        ),
+        (
+            "lost before it",
+            some(100..102)
+                .chain(some(103..106))
+                .chain([nak(102)])
+                .chain(some(106..108))
+                .chain(some(102..112))
+                .chain(ack())
+                .collect(),
+            ["1 of 1 times", "1 times, least 30.0 us"],
+        ),
+        (
+            "another NAK while it repeats",
+            some(100..108)
+                .chain([nak(102)])
+                .chain(some(102..104))
+                .chain([nak(103)])
+                .chain(some(104..108))
+                .chain(some(103..112))
+                .chain(ack())
+                .collect(),
+            ["2 of 2 times", "2 times, least 10.0 us, p50 50.0"],
+        ),
+    ];
+    for (what, talk, measured) in cases {
+        for counts in [true, false] {
+            let said = report(
+                "restart",
+                &frames(talk.clone(), |number| if counts { 500 + number as u16 } else { 0 }),
+            );
+            let [times, reaction] = measured;
+            assert!(said.contains(&format!("go-back-N: {times} from the PSN of the NAK")), "{what}:\n{said}");
+            assert!(said.contains(&format!("from NAK to repeat: {reaction}")), "{what}:\n{said}");
+        }
+    }
+    // From PSN 104 on: the identifications tell whether 102 and 103 came first.
+    let late = || -> Vec<(bool, Vec<u8>)> {
+        some(100..108).chain([nak(102)]).chain(some(104..108)).chain(some(102..112)).chain(ack()).collect()
+    };
+    let lost_before = |number: usize| 500 + number as u16 + if number > 8 { 2 } else { 0 };
+    let cases: [(&str, &dyn Fn(usize) -> u16, &str); 3] = [
+        ("they did not", &|number| 500 + number as u16, "0 of 1 times from the PSN of the NAK"),
+        ("they may have", &lost_before, "1 times from a PSN that may not have been recorded"),
+        ("nobody knows", &|_| 0, "1 times from a PSN that may not have been recorded"),
+    ];
+    for (what, identification, measured) in cases {
+        let said = report("restart", &frames(late(), identification));
+        assert!(said.contains(&format!("go-back-N: {measured}\n")), "{what}:\n{said}");
+    }
+}
