@@ -94,7 +94,7 @@ pub(super) struct Given {
     pub(super) pairs: Vec<(Qpn, Qpn)>,
 }
 
-/// A packet whose opcode is none of the standard's: nobody knows how it changes the numbering.
+/// A packet whose opcode is a manufacturer's: nobody knows how it changes the numbering.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Foreign {
     pub(super) frame: u64,
