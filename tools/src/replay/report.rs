@@ -449,11 +449,15 @@ impl EndReport {
         tells_nothing: bool,
     ) -> EndReport {
         let who = format!("{} as recorded", of.ends[end].gid.to_ip());
-        let mut report = EndReport::new(who, counts(measured), findings, lines(measured));
-        if tells_nothing && report.verdict < ReplayVerdict::Violates {
-            report.verdict = ReplayVerdict::NothingToJudge;
+        EndReport::new(who, counts(measured), findings, lines(measured)).of_nothing(tells_nothing)
+    }
+
+    /// An end that has shown nothing does not conform; what breaks a rule does so anyway.
+    fn of_nothing(mut self, is_nothing: bool) -> EndReport {
+        if is_nothing && self.verdict < ReplayVerdict::Violates {
+            self.verdict = ReplayVerdict::NothingToJudge;
         }
-        report
+        self
     }
 
     /// Of the engine in the place of an end.
