@@ -13,7 +13,7 @@ use super::rule::{Finding, Rule, Weight};
 
 /// What differs between the recorded end and the engine in its place.
 pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
-    let mut comparison = Comparison { of, findings: Vec::new() };
+    let mut comparison = Comparison { of, ports: BTreeMap::new(), findings: Vec::new() };
     fn side(events: &[Event], end: usize) -> Vec<&Event> {
         events.iter().filter(|event| event.from == end && !event.copy).collect()
     }
@@ -26,11 +26,17 @@ pub(super) fn compare(of: &Conversation, played: &Played) -> Vec<Finding> {
     let answered: Vec<&Event> =
         recorded.into_iter().filter(|e| e.packet.is_whole_response() && asked(e)).collect();
     comparison.responses(&answered, &engine);
+    // All packets of a queue pair have one, or all those of a socket.
+    for (port, frame) in std::mem::take(&mut comparison.ports) {
+        comparison.lawful(Rule::SourcePort, frame, format!("the UDP source port {port} is another here"));
+    }
     comparison.findings
 }
 
 struct Comparison<'a> {
     of: &'a Conversation,
+    /// Recorded UDP source ports that are others here, and the first frame of each.
+    ports: BTreeMap<u16, u64>,
     findings: Vec<Finding>,
 }
 
@@ -146,8 +152,11 @@ impl Comparison<'_> {
             let value = u8::from(there.bth.mig_req());
             self.lawful(Rule::MigrationRequest, there.frame, format!("MigReq was {value}"));
         }
-        if there.network.source_port != here.network.source_port {
-            self.lawful(Rule::SourcePort, there.frame, "the UDP source port is another");
+        if let Some(port) = there.network.source_port
+            && here.network.source_port != Some(port)
+        {
+            let first = self.ports.entry(port).or_insert(there.frame);
+            *first = there.frame.min(*first);
         }
     }
 
