@@ -3,6 +3,7 @@
 
 mod requester;
 mod responder;
+mod statements;
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use super::packet::Seen;
 use super::rule::{Finding, Rule, Weight};
 use requester::Requester;
 use responder::Responder;
+use statements::Statements;
 
 /// What was measured of an end, in the way of Lumina's analysers.
 #[derive(Clone, Debug, Default)]
@@ -72,6 +74,8 @@ pub(super) fn judge(
         theirs: Messages::among(of, events, 1 - side),
         requester: Requester::starting(strict.map(|strict| strict.starts[side])),
         responder: Responder::expecting(strict.map(|strict| strict.starts[1 - side])),
+        // Of the engine all is known, and held to more.
+        statements: Statements::of(of, events, side).filter(|_| strict.is_none()),
         oldest_ever: oldest(events, 1 - side),
         newest_ever: newest(of, events, 1 - side),
         findings: Vec::new(),
@@ -102,6 +106,7 @@ struct Judge<'a> {
     receives: usize,
     requester: Requester,
     responder: Responder,
+    statements: Option<Statements>,
     /// The first and the last PSN that the other end's requests take up in all the capture.
     oldest_ever: Option<i64>,
     newest_ever: Option<i64>,
@@ -130,6 +135,7 @@ impl Judge<'_> {
             self.measured.marked += u64::from(packet.is_marked());
             if packet.is_whole_request() {
                 self.responder.asked(event.psn + self.of.span(packet) - 1);
+                self.hear(event);
             }
             if event.lost {
                 return;

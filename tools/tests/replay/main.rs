@@ -2,6 +2,7 @@
 //! rule is found.
 
 mod congestion;
+mod contradictions;
 mod impaired;
 mod input;
 mod limits;

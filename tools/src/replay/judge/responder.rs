@@ -142,6 +142,7 @@ impl Judge<'_> {
         let is_again = self.responder.was_repeated
             || self.responder.acked.as_ref().is_some_and(|(acked, _)| psn <= *acked);
         let began = self.theirs.at(psn).map(|message| message.operation() == Some(Operation::ReadRequest));
+        self.contradicts(packet, psn);
         // What comes again may be acknowledged by the newest PSN, and the repeat may be missing in the capture.
         if !is_again && (self.strict || !self.asked_again) {
             self.kind(packet, psn);

@@ -1,0 +1,81 @@
+//! A responder that contradicts itself, in a capture that has each request once and in order.
+
+use crate::wild::{Frames, reth, transport};
+use crate::{Scratch, fixtures, replay, text};
+
+const ACK: u8 = 0x1f;
+const SEQUENCE_ERROR: u8 = 0x60;
+const REMOTE_ACCESS: u8 = 0x62;
+const RNR: u8 = 0x2e;
+
+type Talk = Vec<(bool, Vec<u8>)>;
+
+fn writes(psns: std::ops::Range<u32>) -> Talk {
+    let write = |psn: u32| transport(0x0a, 0x22, 1 << 31 | psn, &[reth(0x1000, 7, 8), vec![5; 8]].concat());
+    psns.map(|psn| (false, write(psn))).collect()
+}
+
+fn answer(psn: u32, syndrome: u8, msn: u8) -> Talk {
+    vec![(true, transport(0x11, 0x11, psn, &[syndrome, 0, 0, msn]))]
+}
+
+fn replayed(talk: Talk) -> (Option<i32>, String) {
+    let headers = Frames::read(&fixtures().join("rc_write.pcap")).expect("a pcap file");
+    let directory = Scratch::new("contradictions");
+    let file = directory.0.join("contradictions.pcap");
+    headers.talk(talk).write(&file);
+    let output = replay(&file, &[]);
+    (output.status.code(), text(&output))
+}
+
+/// What is said, the rule that it breaks, and the same where it is lawful: something may have been sent again, or nobody
+/// knows what was sent.
+#[test]
+fn what_was_said_is_not_taken_back() {
+    // From the middle of a connection, as its MSNs show, unless it begins with 1.
+    let cases: [(&str, Talk, &str, Talk); 5] = [
+        (
+            "an MSN that goes back",
+            [writes(100..110), answer(101, ACK, 52), answer(105, ACK, 62), answer(107, ACK, 58)].concat(),
+            "VIOLATION msn",
+            [writes(100..110), answer(101, ACK, 52), answer(105, ACK, 62), answer(102, ACK, 58)].concat(),
+        ),
+        (
+            "a NAK for what is still to be sent",
+            [writes(100..110), answer(200, SEQUENCE_ERROR, 9), writes(110..114), answer(113, ACK, 14)]
+                .concat(),
+            "VIOLATION nak-psn",
+            [writes(100..110), answer(112, SEQUENCE_ERROR, 9), writes(110..114), answer(109, ACK, 14)]
+                .concat(),
+        ),
+        (
+            "a NAK, and nothing comes again",
+            [writes(100..110), answer(104, SEQUENCE_ERROR, 4), writes(110..112), answer(111, ACK, 12)]
+                .concat(),
+            "VIOLATION nak-psn",
+            [writes(100..110), answer(104, SEQUENCE_ERROR, 4), writes(104..112), answer(111, ACK, 12)]
+                .concat(),
+        ),
+        (
+            "an RNR NAK, and nothing comes again",
+            [writes(100..110), answer(104, RNR, 4), writes(110..112), answer(111, ACK, 12)].concat(),
+            "VIOLATION nak-psn",
+            [writes(100..110), answer(104, RNR, 4), answer(103, ACK, 4)].concat(),
+        ),
+        (
+            "a refusal, and on as before",
+            [writes(100..110), answer(104, REMOTE_ACCESS, 4), answer(109, ACK, 10)].concat(),
+            "VIOLATION ack-psn",
+            [writes(100..110), answer(104, REMOTE_ACCESS, 4), answer(103, ACK, 4)].concat(),
+        ),
+    ];
+    for (what, broken, rule, lawful) in cases {
+        let (status, said) = replayed(broken);
+        let mut behind = said.lines().skip_while(|line| !line.contains("10.77.0.12 as recorded: VIOLATES"));
+        assert!(status == Some(1) && behind.next().is_some(), "{what}:\n{said}");
+        let mut findings = behind.take_while(|line| line.starts_with("    "));
+        assert!(findings.any(|line| line.contains(rule)), "{what}, {rule}:\n{said}");
+        let (_, said) = replayed(lawful);
+        assert!(!said.contains("as recorded: VIOLATES"), "{what}, lawful:\n{said}");
+    }
+}
