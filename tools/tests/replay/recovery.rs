@@ -140,3 +140,12 @@ fn a_restart_is_told_from_what_was_on_its_way() {
         assert!(said.contains(&format!("go-back-N: {measured}\n")), "{what}:\n{said}");
     }
 }
+
+/// An answer that comes again has the MSN of now, which counts messages that are known only in part.
+#[test]
+fn an_answer_that_comes_again_counts_what_was_not_recorded() {
+    let capture = fixtures().join("impaired/loss_verbs_8_behind.pcap");
+    // The first packet of a SEND is missing, and a READ from before it is answered again, with MSN 6.
+    let frames = Frames::read(&capture).expect("a pcap file").without(95);
+    report("again", &frames);
+}
